@@ -1,0 +1,3 @@
+//! The `dataplane` program.
+
+fn main() {}

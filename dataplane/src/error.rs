@@ -1,0 +1,78 @@
+//! The one error of everything that is set up. The data path has none: a bad packet is a drop with a reason, a bad
+//! completion a counter, a bad verb a fault that the worker handles.
+
+use std::path::PathBuf;
+
+/// The result of everything that is set up.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong before, or outside, the worker loop.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A verb failed on a device.
+    #[error("{device}: {source}")]
+    Verb {
+        /// The device, as the config names it.
+        device: String,
+        /// The verb and the reason.
+        source: VerbError,
+    },
+    /// A file could not be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The config has mistakes: the text shows every one with its place.
+    #[error("{0}")]
+    Config(String),
+    /// Memory for packets could not be had.
+    #[error("memory: {0}")]
+    Memory(String),
+    /// A core, a node or a thread is not to be had.
+    #[error("{0}")]
+    Topology(String),
+    /// The input of a run is damaged, or its output could not be written.
+    #[error("{0}")]
+    Wire(String),
+    /// A worker stopped before its time.
+    #[error("worker {worker}: {message}")]
+    Worker {
+        /// Which.
+        worker: usize,
+        /// Why.
+        message: String,
+    },
+}
+
+/// A verb that failed: which, and the `errno` that it left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VerbError {
+    /// The verb by its C name, such as `ibv_create_qp`.
+    pub verb: &'static str,
+    /// The positive `errno` value; 0 where the verb gave none.
+    pub errno: i32,
+}
+
+impl VerbError {
+    /// A verb and its `errno`.
+    pub const fn new(verb: &'static str, errno: i32) -> Self {
+        Self { verb, errno }
+    }
+
+    /// The same, as an [`Error`] that names the device.
+    pub fn on(self, device: &str) -> Error {
+        Error::Verb { device: device.to_owned(), source: self }
+    }
+}
+
+impl std::fmt::Display for VerbError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} failed: {}", self.verb, std::io::Error::from_raw_os_error(self.errno))
+    }
+}
+
+impl std::error::Error for VerbError {}

@@ -1,0 +1,31 @@
+//! A polling-mode packet data plane that speaks RDMA verbs.
+//!
+//! Worker cores run to completion. Each owns, alone, a queue pair and its completion queues on every port it
+//! serves, all on one huge-page-backed region of registered memory. It polls completions in batches, hands each
+//! batch to a graph of stages that a TOML file describes, and posts what comes out.
+//!
+//! # Map
+//!
+//! The modules, lowest first. Each may use only those named beside it; a test holds them to it.
+//!
+//! | module | does | uses |
+//! | --- | --- | --- |
+//! | [`units`] | newtypes for core, node, key, tick, nanosecond, byte | – |
+//! | [`error`] | the one error of everything that is set up | units |
+//! | [`topology`] | cores, caches, NUMA nodes, device locality; pinning | units |
+//! | [`mem`] | huge-page regions, the buffer pool, batches and packets | units, topology |
+//! | [`header`] | checked views of protocol headers | units |
+//! | [`clock`] | ticks of a device or of the processor, and what they are in nanoseconds | units |
+//! | [`provider`] | the verbs contract as traits; `soft` and `verbs` implement it | mem, clock |
+//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim | provider, mem |
+//! | [`pipeline`] | the `Stage` trait, the registry, graph compilation and the walk | mem, header, clock |
+//! | [`stages`] | one file per built-in stage | pipeline, header |
+//! | [`telemetry`] | the ledger, histograms, snapshots, the report | units |
+//! | [`config`] | TOML to a checked plan; touches no device | units, topology |
+//! | [`runtime`] | a plan becomes objects; the worker loop; control | all of the above |
+//! | [`testing`] | packets in, packets out, no device: for tests of stages and apps | all of the above |
+//!
+//! Not here: TCP termination, a control plane of its own, drivers that take the device from the kernel.
+
+pub mod error;
+pub mod units;
