@@ -27,5 +27,7 @@
 //!
 //! Not here: TCP termination, a control plane of its own, drivers that take the device from the kernel.
 
+pub mod clock;
 pub mod error;
+pub mod mem;
 pub mod units;

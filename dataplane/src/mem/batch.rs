@@ -1,0 +1,270 @@
+//! A batch: the descriptors of up to 256 packets, and what is known of each.
+
+use crate::mem::packet::{CONSUMED, DROPPED, NEXT};
+use crate::mem::pool::{SlotMemory, SlotState};
+use crate::mem::{Edge, Meta, Packet, Packets, Pool, Reason};
+use crate::units::Ticks;
+
+/// The most packets in a batch.
+pub const BATCH: usize = 256;
+
+/// Where a packet's bytes are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Desc {
+    /// The slot.
+    pub slot: u32,
+    /// From the start of the slot to the first byte of the packet.
+    pub offset: u16,
+    /// Bytes of the packet.
+    pub len: u16,
+}
+
+/// Up to [`BATCH`] packets on their way through the graph.
+///
+/// Each packet is a slot that this batch alone owns. There is no public way to make one: the worker does, and
+/// [`crate::testing`].
+#[derive(Debug)]
+pub struct Batch {
+    memory: SlotMemory,
+    len: usize,
+    descs: [Desc; BATCH],
+    stamps: [Ticks; BATCH],
+    metas: [Meta; BATCH],
+    labels: [u8; BATCH],
+    copies: [u8; BATCH],
+}
+
+impl Batch {
+    pub(crate) fn new(pool: &Pool) -> Box<Self> {
+        Box::new(Self {
+            memory: pool.memory().clone(),
+            len: 0,
+            descs: [Desc::default(); BATCH],
+            stamps: [Ticks::default(); BATCH],
+            metas: [Meta::default(); BATCH],
+            labels: [NEXT; BATCH],
+            copies: [NEXT; BATCH],
+        })
+    }
+
+    /// How many packets.
+    #[inline]
+    pub fn len(&self) -> usize {
+        // Never more; saying so here lets the compiler drop the checks in the loops.
+        self.len.min(BATCH)
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many more would fit.
+    #[inline]
+    pub(crate) fn space(&self) -> usize {
+        BATCH - self.len()
+    }
+
+    /// The packets, in order.
+    #[inline]
+    pub fn iter_mut(&mut self) -> Packets<'_> {
+        Packets::new(self)
+    }
+
+    /// One packet.
+    #[inline]
+    pub fn get_mut(&mut self, index: usize) -> Option<Packet<'_>> {
+        (index < self.len()).then(|| Packet::at(self, index))
+    }
+
+    /// All bytes of all packets.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.descs().iter().map(|desc| u64::from(desc.len)).sum()
+    }
+
+    /// What the packets of a batch borrow, cut to its length.
+    #[inline]
+    #[allow(clippy::type_complexity, reason = "named once, taken apart at once")]
+    pub(super) fn parts(&mut self) -> (&SlotMemory, &mut [Desc], &mut [Meta], &mut [u8], &mut [u8], &[Ticks]) {
+        let len = self.len();
+        (
+            &self.memory,
+            &mut self.descs[..len],
+            &mut self.metas[..len],
+            &mut self.labels[..len],
+            &mut self.copies[..len],
+            &self.stamps[..len],
+        )
+    }
+
+    #[inline]
+    pub(crate) fn memory(&self) -> &SlotMemory {
+        &self.memory
+    }
+
+    #[inline]
+    pub(crate) fn descs(&self) -> &[Desc] {
+        &self.descs[..self.len()]
+    }
+
+    #[inline]
+    pub(crate) fn stamps(&self) -> &[Ticks] {
+        &self.stamps[..self.len()]
+    }
+
+    /// Adds received packets. The descriptors, made by `desc`, must be in bounds: the first that is not ends the call.
+    ///
+    /// Returns how many were added; the slots of the others are still the caller's.
+    #[inline]
+    pub(crate) fn extend(&mut self, n: usize, desc: impl Fn(usize) -> Desc, stamps: &[Ticks]) -> usize {
+        let len = self.len();
+        let n = n.min(BATCH - len).min(stamps.len());
+        let layout = self.memory.layout;
+        let mut admitted = true;
+        for (i, into) in self.descs[len..len + n].iter_mut().enumerate() {
+            *into = desc(i);
+            admitted &= layout.admits(*into);
+        }
+        let n = match admitted {
+            true => n,
+            false => self.descs[len..len + n].iter().take_while(|desc| layout.admits(**desc)).count(),
+        };
+        self.stamps[len..len + n].copy_from_slice(&stamps[..n]);
+        self.labels[len..len + n].fill(NEXT);
+        self.copies[len..len + n].fill(NEXT);
+        self.len = len + n;
+        n
+    }
+
+    /// Takes everything from `from`, which must be of the same pool and fit.
+    #[inline]
+    pub(crate) fn append(&mut self, from: &mut Self) {
+        debug_assert!(self.memory.is(&from.memory) && self.space() >= from.len());
+        let (at, n) = (self.len(), from.len().min(self.space()));
+        self.descs[at..at + n].copy_from_slice(&from.descs[..n]);
+        self.stamps[at..at + n].copy_from_slice(&from.stamps[..n]);
+        self.metas[at..at + n].copy_from_slice(&from.metas[..n]);
+        self.labels[at..at + n].fill(NEXT);
+        self.copies[at..at + n].fill(NEXT);
+        self.len = at + n;
+        from.len -= n;
+    }
+
+    /// Takes one packet of `from`, which keeps its own entry: the caller forgets it there.
+    #[inline]
+    pub(crate) fn push_from(&mut self, from: &Self, index: usize) -> bool {
+        debug_assert!(self.memory.is(&from.memory));
+        let at = self.len();
+        if at == BATCH || index >= BATCH {
+            return false;
+        }
+        self.descs[at] = from.descs[index];
+        self.stamps[at] = from.stamps[index];
+        self.metas[at] = from.metas[index];
+        self.labels[at] = NEXT;
+        self.copies[at] = NEXT;
+        self.len = at + 1;
+        true
+    }
+
+    /// Adds a copy of a packet of `from` in a fresh slot. `false`: there was no slot, or no space.
+    #[inline]
+    pub(crate) fn push_copy(&mut self, from: &mut Self, index: usize, pool: &mut Pool) -> bool {
+        let mut slot = [0];
+        if self.space() == 0 || index >= from.len() || pool.take(&mut slot, SlotState::Batched) == 0 {
+            return false;
+        }
+        self.push_from(from, index);
+        let at = self.len() - 1;
+        self.descs[at].slot = slot[0];
+        Packet::at(self, at).data_mut().copy_from_slice(Packet::at(from, index).data());
+        true
+    }
+
+    /// Adds a packet with these bytes in a fresh slot. `false`: no slot, no space, or longer than a slot.
+    pub(crate) fn push_bytes(&mut self, bytes: &[u8], stamp: Ticks, pool: &mut Pool) -> bool {
+        let layout = self.memory.layout;
+        let mut slot = [0];
+        let Ok(len) = u16::try_from(bytes.len()) else { return false };
+        if self.space() == 0 || u32::from(len) > layout.room() || pool.take(&mut slot, SlotState::Batched) == 0 {
+            return false;
+        }
+        let at = self.len();
+        self.extend(1, |_| Desc { slot: slot[0], offset: layout.headroom, len }, &[stamp]);
+        self.metas[at] = Meta::default();
+        Packet::at(self, at).data_mut().copy_from_slice(bytes);
+        true
+    }
+
+    /// Whether any packet was labelled.
+    #[inline]
+    pub(crate) fn is_steered(&self) -> bool {
+        self.labels[..self.len()].iter().fold(0, |any, label| any | label) != NEXT
+    }
+
+    /// Whether a copy of any packet was asked for.
+    #[inline]
+    pub(crate) fn wants_copies(&self) -> bool {
+        self.copies[..self.len()].iter().fold(0, |any, edge| any | edge) != NEXT
+    }
+
+    /// Where a packet is to go.
+    #[inline]
+    pub(crate) fn fate(&self, index: usize) -> Fate {
+        match self.labels[index] {
+            NEXT => Fate::Next,
+            CONSUMED => Fate::Consumed,
+            label if label >= DROPPED => Fate::Dropped(Reason::from_code(label - DROPPED)),
+            edge => Fate::Edge(Edge::from_label(edge)),
+        }
+    }
+
+    /// The edge that a copy of this packet was asked for on.
+    #[inline]
+    pub(crate) fn copy_wanted(&self, index: usize) -> Option<Edge> {
+        (self.copies[index] != NEXT).then(|| Edge::from_label(self.copies[index]))
+    }
+
+    /// Forgets the labels: the packets are about to enter the next stage.
+    #[inline]
+    pub(crate) fn clear_labels(&mut self) {
+        let len = self.len();
+        self.labels[..len].fill(NEXT);
+        self.copies[..len].fill(NEXT);
+    }
+
+    /// Forgets all packets: their slots are the caller's now.
+    #[inline]
+    pub(crate) fn forget(&mut self) {
+        self.len = 0;
+    }
+
+    /// Gives all slots back to the pool that they came from.
+    #[inline]
+    pub(crate) fn free_into(&mut self, pool: &mut Pool) {
+        debug_assert!(self.memory.is(pool.memory()));
+        let len = self.len();
+        let mut slots = [0; BATCH];
+        for (slot, desc) in slots.iter_mut().zip(&self.descs[..len]) {
+            *slot = desc.slot;
+        }
+        pool.put(&slots[..len], SlotState::Batched);
+        self.len = 0;
+    }
+}
+
+/// What a stage decided for a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Nothing: it goes on to the next stage.
+    Next,
+    /// It leaves by this output.
+    Edge(Edge),
+    /// It is dropped.
+    Dropped(Reason),
+    /// The stage has taken what it needs; the packet ends here.
+    Consumed,
+}

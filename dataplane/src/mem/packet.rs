@@ -1,0 +1,354 @@
+//! One packet, borrowed from a batch.
+
+use std::slice;
+
+use bitflags::bitflags;
+
+use crate::mem::pool::SlotMemory;
+use crate::mem::{Batch, Desc, GUARD, Reason};
+use crate::units::Ticks;
+
+/// Labels: what a stage decided for a packet, one byte each.
+pub(super) const NEXT: u8 = 0;
+pub(super) const CONSUMED: u8 = 127;
+pub(super) const DROPPED: u8 = 128;
+
+/// An output of a stage: an index into what its `Stage::outputs` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Edge(u8);
+
+impl Edge {
+    /// The most outputs that a stage may have.
+    pub const MOST: usize = 32;
+
+    /// The output with this index.
+    ///
+    /// # Panics
+    /// The index is [`Edge::MOST`] or more; in a constant this is an error of compilation.
+    pub const fn new(index: u8) -> Self {
+        assert!((index as usize) < Self::MOST, "a stage has at most 32 outputs");
+        Self(index)
+    }
+
+    /// The index of the output.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    #[inline]
+    pub(super) const fn label(self) -> u8 {
+        self.0 + 1
+    }
+
+    #[inline]
+    pub(super) const fn from_label(label: u8) -> Self {
+        Self((label - 1) % Self::MOST as u8)
+    }
+}
+
+bitflags! {
+    /// What `parse` found in a packet.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct MetaFlags: u8 {
+        /// An IPv4 header at `l3`.
+        const IPV4 = 1;
+        /// An IPv6 header at `l3`.
+        const IPV6 = 1 << 1;
+        /// An ARP packet at `l3`.
+        const ARP = 1 << 2;
+        /// A fragment, the first included.
+        const FRAGMENT = 1 << 3;
+        /// The first fragment of several.
+        const FIRST_FRAGMENT = 1 << 4;
+        /// The whole header of TCP, UDP, ICMP or ICMPv6 is at `l4`.
+        const L4 = 1 << 5;
+        /// One VLAN tag or more.
+        const VLAN = 1 << 6;
+        /// Two VLAN tags.
+        const QINQ = 1 << 7;
+    }
+}
+
+/// The colour that a meter gave a packet (RFC 2697, RFC 2698).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Colour {
+    /// Within the committed rate.
+    #[default]
+    Green,
+    /// Above the committed rate, within the excess.
+    Yellow,
+    /// Above both.
+    Red,
+}
+
+/// What the stages know of a packet. A field means something only after a stage that sets it: see `Facts`, by which the
+/// graph is checked.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Meta {
+    /// From the start of the packet to its network header, in bytes.
+    pub l3: u16,
+    /// From the start of the packet to its transport header, in bytes; 0: none was found.
+    pub l4: u16,
+    /// From the start of the packet to the end of the datagram, in bytes: what follows is padding.
+    pub end: u16,
+    /// The EtherType after all VLAN tags.
+    pub ether_type: u16,
+    /// The tag control information of the outer VLAN tag, if [`MetaFlags::VLAN`].
+    pub vlan: u16,
+    /// What was found.
+    pub flags: MetaFlags,
+    /// The IP protocol after all extension headers.
+    pub protocol: u8,
+    /// The port to send it on, as an index.
+    pub egress: u8,
+    /// What a meter said.
+    pub colour: Colour,
+    /// Room for stages of an app.
+    pub user: u16,
+    /// The next hop: a number from `Setup::next_hop`; 0: the destination itself.
+    pub next_hop: u32,
+    /// A hash of addresses and ports, equal for all packets of a flow.
+    pub flow_hash: u32,
+    /// The tag of the flow rule that the device matched.
+    pub flow_tag: u32,
+}
+
+/// One packet of a batch.
+///
+/// Its bytes are `data()`. `headroom()` bytes before and `tailroom()` bytes after can be claimed with `prepend` and
+/// `append`. A packet that is not labelled goes on to the next stage.
+#[derive(Debug)]
+pub struct Packet<'b> {
+    memory: &'b SlotMemory,
+    desc: &'b mut Desc,
+    meta: &'b mut Meta,
+    label: &'b mut u8,
+    copy: &'b mut u8,
+    stamp: Ticks,
+}
+
+impl<'b> Packet<'b> {
+    /// The packet at an index below the batch's length.
+    #[inline]
+    pub(super) fn at(batch: &'b mut Batch, index: usize) -> Self {
+        let (memory, descs, metas, labels, copies, stamps) = batch.parts();
+        Self {
+            memory,
+            desc: &mut descs[index],
+            meta: &mut metas[index],
+            label: &mut labels[index],
+            copy: &mut copies[index],
+            stamp: stamps[index],
+        }
+    }
+
+    /// Bytes of the packet.
+    #[inline]
+    #[allow(clippy::len_without_is_empty, reason = "an empty packet is one of length 0, nothing special")]
+    pub fn len(&self) -> usize {
+        usize::from(self.desc.len)
+    }
+
+    /// The bytes.
+    #[inline]
+    pub fn data(&self) -> &[u8] {
+        // SAFETY: the descriptor lies in its slot (`SlotLayout::admits` when it entered the batch, and every change of
+        // it below keeps that), slots of a batch are distinct and owned by it, and the memory was zeroed by the kernel,
+        // so it is initialised. The borrow of the packet bounds the borrow of the bytes.
+        unsafe {
+            let start = self.memory.slot(self.desc.slot).add(usize::from(self.desc.offset));
+            slice::from_raw_parts(start.as_ptr(), self.len())
+        }
+    }
+
+    /// The bytes, to write.
+    #[inline]
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `data`; `&mut self` makes it the only borrow.
+        unsafe {
+            let start = self.memory.slot(self.desc.slot).add(usize::from(self.desc.offset));
+            slice::from_raw_parts_mut(start.as_ptr(), self.len())
+        }
+    }
+
+    /// Where the packet may end in its slot.
+    #[inline]
+    fn limit(&self) -> usize {
+        self.memory.layout.stride as usize - GUARD
+    }
+
+    /// Free bytes before the packet.
+    #[inline]
+    pub fn headroom(&self) -> usize {
+        usize::from(self.desc.offset)
+    }
+
+    /// Free bytes after the packet.
+    #[inline]
+    pub fn tailroom(&self) -> usize {
+        self.limit() - usize::from(self.desc.offset) - self.len()
+    }
+
+    /// Puts `bytes` in front, and moves what the metadata says of offsets. Returns the new front, to be written whole;
+    /// `None`: there is no such headroom, and nothing has changed.
+    #[inline]
+    pub fn prepend(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        let by = u16::try_from(bytes).ok().filter(|by| *by <= self.desc.offset)?;
+        let len = self.desc.len.checked_add(by)?;
+        self.desc.offset -= by;
+        self.desc.len = len;
+        self.shift_meta(i32::from(by));
+        self.data_mut().get_mut(..bytes)
+    }
+
+    /// Cuts `bytes` off the front. `false`: it has not so many, and nothing has changed.
+    #[inline]
+    pub fn trim_front(&mut self, bytes: usize) -> bool {
+        let Some(by) = u16::try_from(bytes).ok().filter(|by| *by <= self.desc.len) else { return false };
+        self.desc.offset += by;
+        self.desc.len -= by;
+        self.shift_meta(-i32::from(by));
+        true
+    }
+
+    /// Cuts the packet to its first `len` bytes, if it has more.
+    #[inline]
+    pub fn truncate(&mut self, len: usize) {
+        self.desc.len = self.len().min(len) as u16;
+        self.meta.end = self.meta.end.min(self.desc.len);
+    }
+
+    /// Adds `bytes` at the end. Returns them, to be written whole; `None`: there is no such tailroom.
+    #[inline]
+    pub fn append(&mut self, bytes: usize) -> Option<&mut [u8]> {
+        if bytes > self.tailroom() {
+            return None;
+        }
+        let len = self.len();
+        // It fits: the sum is at most the slot's size, which is below 64 KiB.
+        self.desc.len = (len + bytes) as u16;
+        self.data_mut().get_mut(len..)
+    }
+
+    /// The front moved by `by` bytes: offsets follow. Those cut away become 0.
+    #[inline]
+    fn shift_meta(&mut self, by: i32) {
+        let shift = |offset: u16| u16::try_from(i32::from(offset) + by).unwrap_or(0);
+        self.meta.l3 = shift(self.meta.l3);
+        self.meta.l4 = if self.meta.l4 == 0 { 0 } else { shift(self.meta.l4) };
+        self.meta.end = shift(self.meta.end);
+    }
+
+    /// The destination and the source address of the Ethernet header. Of a frame shorter than 12 bytes the missing ones
+    /// are zeros that the packet does not contain.
+    #[inline]
+    pub fn ethernet_addresses_mut(&mut self) -> (&mut [u8; 6], &mut [u8; 6]) {
+        const { assert!(GUARD >= 12) };
+        let len = self.len();
+        // SAFETY: a packet ends GUARD bytes before the end of its slot at the latest, so 12 bytes from its start are in
+        // the slot whatever its length; the rest as in `data_mut`.
+        let front: &mut [u8; 12] = unsafe {
+            let start = self.memory.slot(self.desc.slot).add(usize::from(self.desc.offset));
+            start.cast().as_mut()
+        };
+        if len < 12 {
+            front[len..].fill(0);
+        }
+        let (destination, source) = front.split_at_mut(6);
+        (destination.try_into().expect("half of 12 bytes is 6"), source.try_into().expect("half of 12 bytes is 6"))
+    }
+
+    /// What the stages before have found.
+    #[inline]
+    pub fn meta(&self) -> &Meta {
+        self.meta
+    }
+
+    /// The same, to write.
+    #[inline]
+    pub fn meta_mut(&mut self) -> &mut Meta {
+        self.meta
+    }
+
+    /// When it was received, in ticks of the run's clock (`Ctx::nanos` turns differences into nanoseconds).
+    #[inline]
+    pub fn stamp(&self) -> Ticks {
+        self.stamp
+    }
+
+    /// Sends it out by an output.
+    #[inline]
+    pub fn steer(&mut self, edge: Edge) {
+        *self.label = edge.label();
+    }
+
+    /// Drops it.
+    #[inline]
+    pub fn drop(&mut self, reason: Reason) {
+        *self.label = DROPPED + reason.code();
+    }
+
+    /// Ends it here: the stage has taken what it needs. The ledger counts it as consumed.
+    #[inline]
+    pub fn consume(&mut self) {
+        *self.label = CONSUMED;
+    }
+
+    /// Asks for a copy of it, as it is when the stage is done with the batch, on an output. At most one a stage.
+    #[inline]
+    pub fn copy_to(&mut self, edge: Edge) {
+        *self.copy = edge.label();
+    }
+}
+
+/// The packets of a batch, in order.
+#[derive(Debug)]
+pub struct Packets<'b> {
+    memory: &'b SlotMemory,
+    descs: slice::IterMut<'b, Desc>,
+    metas: slice::IterMut<'b, Meta>,
+    labels: slice::IterMut<'b, u8>,
+    copies: slice::IterMut<'b, u8>,
+    stamps: slice::Iter<'b, Ticks>,
+}
+
+impl<'b> Packets<'b> {
+    #[inline]
+    pub(super) fn new(batch: &'b mut Batch) -> Self {
+        let (memory, descs, metas, labels, copies, stamps) = batch.parts();
+        Self {
+            memory,
+            descs: descs.iter_mut(),
+            metas: metas.iter_mut(),
+            labels: labels.iter_mut(),
+            copies: copies.iter_mut(),
+            stamps: stamps.iter(),
+        }
+    }
+}
+
+impl<'b> Iterator for Packets<'b> {
+    type Item = Packet<'b>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Packet<'b>> {
+        Some(Packet {
+            memory: self.memory,
+            desc: self.descs.next()?,
+            meta: self.metas.next()?,
+            label: self.labels.next()?,
+            copy: self.copies.next()?,
+            stamp: *self.stamps.next()?,
+        })
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.descs.size_hint()
+    }
+}
+
+impl ExactSizeIterator for Packets<'_> {}
