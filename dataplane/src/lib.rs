@@ -30,4 +30,5 @@
 pub mod clock;
 pub mod error;
 pub mod mem;
+pub mod pipeline;
 pub mod units;

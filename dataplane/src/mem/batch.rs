@@ -242,6 +242,19 @@ impl Batch {
         self.len = 0;
     }
 
+    /// The port that a packet names.
+    #[inline]
+    pub(crate) fn egress(&self, index: usize) -> u8 {
+        self.metas[index].egress
+    }
+
+    /// Gives the slot of one packet back; the caller forgets its entry.
+    #[inline]
+    pub(crate) fn free_one(&self, index: usize, pool: &mut Pool) {
+        debug_assert!(self.memory.is(pool.memory()));
+        pool.put(&[self.descs[index].slot], SlotState::Batched);
+    }
+
     /// Gives all slots back to the pool that they came from.
     #[inline]
     pub(crate) fn free_into(&mut self, pool: &mut Pool) {

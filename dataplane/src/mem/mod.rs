@@ -15,6 +15,7 @@ mod pool;
 mod reason;
 mod region;
 
+pub(crate) use batch::Fate;
 pub use batch::{BATCH, Batch, Desc};
 pub use packet::{Colour, Edge, Meta, MetaFlags, Packet, Packets};
 pub use pool::{GUARD, Pool, SlotLayout, SlotState};

@@ -1,0 +1,286 @@
+//! The graph at work: batches walk from stage to stage.
+
+use crate::mem::{BATCH, Batch, Edge, Fate, Packet, Pool, Reason};
+use crate::pipeline::{Ctx, Program, Stage, Target};
+
+/// What a stage has done, in packets.
+#[derive(Clone, Debug)]
+pub struct NodeCounters {
+    /// Came in.
+    pub packets: u64,
+    /// Batches that they came in.
+    pub batches: u64,
+    /// Ended here, as the stage wished.
+    pub consumed: u64,
+    /// Copies made.
+    pub copied: u64,
+    /// Copies asked for and not made: no slot was free.
+    pub copies_missed: u64,
+    /// Left by each output, by index.
+    pub outputs: [u64; Edge::MOST],
+    /// Unlabelled, and dropped because that is where they go.
+    pub dropped_next: u64,
+    /// Dropped, by [`Reason::code`].
+    pub drops: [u64; Reason::CODES],
+}
+
+impl Default for NodeCounters {
+    fn default() -> Self {
+        Self {
+            packets: 0,
+            batches: 0,
+            consumed: 0,
+            copied: 0,
+            copies_missed: 0,
+            outputs: [0; Edge::MOST],
+            dropped_next: 0,
+            drops: [0; Reason::CODES],
+        }
+    }
+}
+
+/// Watches a walk. The worker's does nothing and costs nothing.
+pub trait Observer {
+    /// A batch is about to enter a stage.
+    fn before(&mut self, node: usize, stage: &mut dyn Stage, batch: &mut Batch) {
+        let _ = (node, stage, batch);
+    }
+
+    /// A packet has been through a stage and goes to `target`; of a drop by the stage `reason` says why.
+    fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {
+        let _ = (node, packet, fate);
+    }
+
+    /// Whether [`Observer::after`] wants to be called.
+    const WATCHES: bool = true;
+}
+
+/// What becomes of a packet after a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It goes there, unlabelled.
+    Next(Target),
+    /// It goes there, by the output with this index.
+    Output(usize, Target),
+    /// The stage dropped it.
+    Dropped(Reason),
+    /// The stage consumed it.
+    Consumed,
+    /// A copy of it goes there, by the output with this index.
+    Copied(usize, Target),
+}
+
+/// Watches nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct NoObserver;
+
+impl Observer for NoObserver {
+    const WATCHES: bool = false;
+}
+
+struct Node {
+    name: String,
+    stage: Box<dyn Stage>,
+    inbox: Box<Batch>,
+    next: Target,
+    outputs: Box<[Target]>,
+    counters: NodeCounters,
+}
+
+/// The stages of one worker, with an inbox each, and an outbox for every port.
+///
+/// No inbox can overflow: it is entered with at most [`Graph::burst`] packets, and by copies they become at most
+/// [`BATCH`].
+pub struct Graph {
+    nodes: Box<[Node]>,
+    outboxes: Box<[Box<Batch>]>,
+    burst: usize,
+}
+
+impl Graph {
+    /// Gives a program memory: batches of `pool`'s slots, for `ports` ports.
+    pub fn new(program: Program, ports: usize, pool: &Pool) -> Self {
+        let burst = BATCH / program.multiplicity();
+        let nodes = program.nodes.into_iter().map(|node| Node {
+            name: node.name,
+            stage: node.stage,
+            inbox: Batch::new(pool),
+            next: node.next,
+            outputs: node.outputs.into_iter().map(|(_, target)| target).collect(),
+            counters: NodeCounters::default(),
+        });
+        Self { nodes: nodes.collect(), outboxes: (0..ports).map(|_| Batch::new(pool)).collect(), burst }
+    }
+
+    /// The most packets that it may be entered with.
+    pub fn burst(&self) -> usize {
+        self.burst
+    }
+
+    /// Where received packets go.
+    #[inline]
+    pub(crate) fn entry(&mut self) -> &mut Batch {
+        // A program is never empty.
+        &mut self.nodes[0].inbox
+    }
+
+    /// What is to be sent on a port.
+    #[inline]
+    pub(crate) fn outbox(&mut self, port: usize) -> &mut Batch {
+        &mut self.outboxes[port]
+    }
+
+    /// Names and counters of the stages.
+    pub fn counters(&self) -> impl Iterator<Item = (&str, &NodeCounters)> {
+        self.nodes.iter().map(|node| (node.name.as_str(), &node.counters))
+    }
+
+    /// The stages, to ask for their own counters, or to finish them.
+    pub(crate) fn stages(&mut self) -> impl Iterator<Item = (&str, &mut Box<dyn Stage>)> {
+        self.nodes.iter_mut().map(|node| (node.name.as_str(), &mut node.stage))
+    }
+
+    /// Moves what is in the entry through all stages into the outboxes.
+    #[inline]
+    pub(crate) fn walk<O: Observer>(&mut self, ctx: &Ctx, pool: &mut Pool, observer: &mut O) {
+        let Self { nodes, outboxes, .. } = self;
+        for place in 0..nodes.len() {
+            let (nodes, later) = nodes.split_at_mut(place + 1);
+            let Some(node) = nodes.last_mut().filter(|node| !node.inbox.is_empty()) else { continue };
+            if O::WATCHES {
+                observer.before(place, &mut *node.stage, &mut node.inbox);
+            }
+            node.counters.packets += node.inbox.len() as u64;
+            node.counters.batches += 1;
+            node.stage.process(ctx, &mut node.inbox);
+            let mut moves = Moves { place, node, later, outboxes, pool };
+            if O::WATCHES || moves.node.inbox.wants_copies() || moves.node.inbox.is_steered() {
+                moves.one_by_one(observer);
+            } else {
+                moves.whole();
+            }
+        }
+    }
+}
+
+/// A batch that a stage is done with, and everywhere that it may go.
+struct Moves<'a> {
+    place: usize,
+    node: &'a mut Node,
+    later: &'a mut [Node],
+    outboxes: &'a mut [Box<Batch>],
+    pool: &'a mut Pool,
+}
+
+impl Moves<'_> {
+    /// Nothing was labelled: the batch is handed over as it is.
+    #[inline]
+    fn whole(&mut self) {
+        let Self { place, node, later, outboxes, pool } = self;
+        let inbox = match node.next {
+            Target::Node(to) => &mut later[to - *place - 1].inbox,
+            Target::Port(port) => &mut outboxes[port],
+            Target::Egress => return self.one_by_one(&mut NoObserver),
+            Target::Drop => {
+                node.counters.dropped_next += node.inbox.len() as u64;
+                return node.inbox.free_into(pool);
+            }
+        };
+        if inbox.is_empty() {
+            std::mem::swap(inbox, &mut node.inbox);
+        } else {
+            inbox.append(&mut node.inbox);
+        }
+    }
+
+    fn one_by_one<O: Observer>(&mut self, observer: &mut O) {
+        for index in 0..self.node.inbox.len() {
+            if let Some(edge) = self.node.inbox.copy_wanted(index) {
+                self.copy(index, edge, observer);
+            }
+            let step = self.step(index);
+            if O::WATCHES
+                && let Some(packet) = self.node.inbox.get_mut(index)
+            {
+                observer.after(self.place, &packet, &step);
+            }
+            let Self { place, node, later, outboxes, pool } = self;
+            let inbox = match step {
+                Step::Next(target) | Step::Output(_, target) => inbox_of(target, *place, later, outboxes),
+                Step::Dropped(_) | Step::Consumed | Step::Copied(..) => None,
+            };
+            if !inbox.is_some_and(|inbox| inbox.push_from(&node.inbox, index)) {
+                node.inbox.free_one(index, pool);
+            }
+        }
+        self.node.inbox.forget();
+    }
+
+    /// What becomes of a packet; it is counted here.
+    #[inline]
+    fn step(&mut self, index: usize) -> Step {
+        let node = &mut *self.node;
+        let step = match node.inbox.fate(index) {
+            Fate::Next => Step::Next(node.next),
+            Fate::Edge(edge) => {
+                node.counters.outputs[edge.index()] += 1;
+                Step::Output(edge.index(), node.output(edge))
+            }
+            Fate::Dropped(reason) => Step::Dropped(reason),
+            Fate::Consumed => Step::Consumed,
+        };
+        let step = match step {
+            Step::Next(Target::Egress) => match usize::from(node.inbox.egress(index)) {
+                port if port < self.outboxes.len() => Step::Next(Target::Port(port)),
+                _ => Step::Dropped(Reason::NoPort),
+            },
+            step => step,
+        };
+        match step {
+            Step::Dropped(reason) => node.counters.drops[usize::from(reason.code())] += 1,
+            Step::Consumed => node.counters.consumed += 1,
+            Step::Next(Target::Drop) => node.counters.dropped_next += 1,
+            _ => {}
+        }
+        step
+    }
+
+    fn copy<O: Observer>(&mut self, index: usize, edge: Edge, observer: &mut O) {
+        let Self { place, node, later, outboxes, pool } = self;
+        let target = node.output(edge);
+        // An output that is not wired is no place for a copy.
+        let Some(inbox) = inbox_of(target, *place, later, outboxes) else { return };
+        if !inbox.push_copy(&mut node.inbox, index, pool) {
+            node.counters.copies_missed += 1;
+            return;
+        }
+        node.counters.copied += 1;
+        if O::WATCHES
+            && let Some(packet) = node.inbox.get_mut(index)
+        {
+            observer.after(*place, &packet, &Step::Copied(edge.index(), target));
+        }
+    }
+}
+
+impl Node {
+    /// Where an output leads; one that the stage did not declare leads nowhere.
+    #[inline]
+    fn output(&self, edge: Edge) -> Target {
+        self.outputs.get(edge.index()).copied().unwrap_or(Target::Drop)
+    }
+}
+
+#[inline]
+fn inbox_of<'a>(
+    target: Target,
+    place: usize,
+    later: &'a mut [Node],
+    outboxes: &'a mut [Box<Batch>],
+) -> Option<&'a mut Batch> {
+    match target {
+        Target::Node(to) => later.get_mut(to - place - 1).map(|node| &mut *node.inbox),
+        Target::Port(port) => outboxes.get_mut(port).map(|outbox| &mut **outbox),
+        Target::Egress | Target::Drop => None,
+    }
+}

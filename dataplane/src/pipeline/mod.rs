@@ -1,0 +1,183 @@
+//! Stages, and the graph that they form.
+//!
+//! A [`Stage`] takes a batch and labels packets; the graph moves them. A packet that was not labelled goes on to the next
+//! stage, and where none was labelled the batch is handed over whole. A stage says what it needs to know of a packet and
+//! what it finds out ([`Facts`]); [`Program::check`] holds the graph to that.
+
+mod graph;
+mod problem;
+mod program;
+mod registry;
+mod setup;
+
+use bitflags::bitflags;
+
+pub use graph::{Graph, NoObserver, NodeCounters, Observer, Step};
+pub use problem::Problem;
+pub use program::{NodeSpec, Program, Target};
+pub use registry::{Kind, Registry};
+pub use setup::{NextHop, NextHops, PortInfo, Setup};
+
+use crate::clock::Timebase;
+use crate::mem::{Batch, Packet};
+use crate::units::Ticks;
+
+/// What is the same for all packets of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Ctx {
+    /// How stamps become nanoseconds.
+    pub timebase: Timebase,
+    /// When the run began.
+    pub start: Ticks,
+    /// Which worker this is, from 0.
+    pub worker: usize,
+}
+
+impl Ctx {
+    /// Nanoseconds from the start of the run to a stamp. Stamps that were not taken are 0.
+    #[inline]
+    pub fn nanos(&self, stamp: Ticks) -> u64 {
+        self.timebase.between(self.start, stamp).0
+    }
+}
+
+bitflags! {
+    /// What is known of a packet: the contract between stages.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct Facts: u16 {
+        /// The header offsets and protocol fields of `Meta`.
+        const HEADERS = 1;
+        /// `Meta::egress`: the port to send it on.
+        const EGRESS = 1 << 1;
+        /// `Meta::next_hop`.
+        const NEXT_HOP = 1 << 2;
+        /// `Meta::colour`.
+        const COLOUR = 1 << 3;
+        /// `Packet::stamp`: when it was received.
+        const STAMP = 1 << 4;
+        /// `Meta::flow_hash`.
+        const FLOW_HASH = 1 << 5;
+        /// `Meta::flow_tag`.
+        const FLOW_TAG = 1 << 6;
+    }
+}
+
+impl Facts {
+    /// What the facts are, in words.
+    pub fn describe(self) -> String {
+        let words: Vec<&str> = self
+            .iter()
+            .map(|fact| match fact {
+                Self::HEADERS => "parsed headers",
+                Self::EGRESS => "an egress port",
+                Self::NEXT_HOP => "a next hop",
+                Self::COLOUR => "a colour",
+                Self::STAMP => "a receive time stamp",
+                Self::FLOW_HASH => "a flow hash",
+                _ => "a flow tag",
+            })
+            .collect();
+        words.join(" and ")
+    }
+}
+
+/// Where unlabelled packets go when the stage is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// To the next stage.
+    Next,
+    /// Out by this port.
+    Port(u8),
+    /// Out by the port that `Meta::egress` names.
+    Egress,
+    /// Nowhere: they are dropped, as the config asks.
+    Drop,
+}
+
+/// A step of the pipeline. Every worker has its own.
+///
+/// A stage is made from its table of the config by `serde`, so its fields are its parameters; what it works out for
+/// itself it keeps in fields marked `#[serde(skip)]` and fills in [`Stage::prepare`].
+pub trait Stage: Send {
+    /// Handles a batch: reads and writes packets, and labels those that do not go on to the next stage.
+    ///
+    /// It runs on the worker: it must not allocate, lock, wait, or panic.
+    fn process(&mut self, ctx: &Ctx, batch: &mut Batch);
+
+    /// Its outputs beside the next stage: names and meanings. [`crate::mem::Edge`] is an index into these.
+    fn outputs() -> &'static [(&'static str, &'static str)]
+    where
+        Self: Sized,
+    {
+        &[]
+    }
+
+    /// Its own reasons to drop a packet: names and meanings. [`crate::mem::Reason::own`] is an index into these.
+    fn reasons() -> &'static [(&'static str, &'static str)]
+    where
+        Self: Sized,
+    {
+        &[]
+    }
+
+    /// Whether no packet goes on from it to a next stage.
+    fn is_terminal() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
+    /// What must be known of every packet that it gets.
+    fn needs(&self) -> Facts {
+        Facts::empty()
+    }
+
+    /// What is known of every packet that it has handled.
+    fn sets(&self) -> Facts {
+        Facts::empty()
+    }
+
+    /// What is no longer known of a packet that it has handled.
+    fn spoils(&self) -> Facts {
+        Facts::empty()
+    }
+
+    /// Whether it asks for copies of packets.
+    fn copies(&self) -> bool {
+        false
+    }
+
+    /// Where unlabelled packets go.
+    fn exit(&self) -> Exit {
+        Exit::Next
+    }
+
+    /// Loads tables, looks up ports: once, before the run, on the control thread. No device is touched.
+    ///
+    /// # Errors
+    /// A parameter that does not fit, with its place in the config.
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        let _ = setup;
+        Ok(())
+    }
+
+    /// Reports its own counters, such as the hits of each rule.
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        let _ = report;
+    }
+
+    /// Says what its tables hold for a packet that is about to be processed. Offline only, for `dataplane explain`.
+    fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
+        let _ = packet;
+        None
+    }
+
+    /// Writes out what it keeps: once, after the run, also after one that failed.
+    ///
+    /// # Errors
+    /// What could not be written.
+    fn finish(&mut self) -> crate::error::Result<()> {
+        Ok(())
+    }
+}

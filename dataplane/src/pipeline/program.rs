@@ -1,0 +1,128 @@
+//! A graph before it has memory: stages, where their packets go, and the check that every stage knows what it needs.
+
+use crate::pipeline::{Exit, Facts, Problem, Stage};
+
+/// Where packets go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// To the stage at this place.
+    Node(usize),
+    /// Out by this port.
+    Port(usize),
+    /// Out by the port that each packet names.
+    Egress,
+    /// Nowhere: a counted drop.
+    Drop,
+}
+
+/// A stage of a program.
+pub struct NodeSpec {
+    /// Its name in the config.
+    pub name: String,
+    /// The name of its kind.
+    pub kind: String,
+    /// The stage.
+    pub stage: Box<dyn Stage>,
+    /// Where unlabelled packets go, unless [`Stage::exit`] says so.
+    pub next: Target,
+    /// Its outputs by index: name and target.
+    pub outputs: Vec<(String, Target)>,
+    /// Its own reasons to drop a packet, by index.
+    pub reasons: Vec<&'static str>,
+}
+
+/// Stages in the order in which packets meet them. The first gets all packets that are received.
+pub struct Program {
+    pub(super) nodes: Vec<NodeSpec>,
+}
+
+impl Program {
+    /// Takes stages in an order in which every target is later than its source.
+    ///
+    /// # Panics
+    /// A target is not later, or there is no stage: the plan that the program was made from is wrong.
+    pub fn new(mut nodes: Vec<NodeSpec>) -> Self {
+        assert!(!nodes.is_empty(), "a program has at least one stage");
+        for (place, node) in nodes.iter_mut().enumerate() {
+            node.next = match node.stage.exit() {
+                Exit::Next => node.next,
+                Exit::Port(port) => Target::Port(usize::from(port)),
+                Exit::Egress => Target::Egress,
+                Exit::Drop => Target::Drop,
+            };
+            for target in node.targets() {
+                assert!(!matches!(target, Target::Node(to) if to <= place), "stages are in topological order");
+            }
+        }
+        Self { nodes }
+    }
+
+    /// The stages.
+    pub fn nodes(&self) -> &[NodeSpec] {
+        &self.nodes
+    }
+
+    /// How many packets there may be of one received, by copies.
+    pub fn multiplicity(&self) -> usize {
+        self.nodes.iter().filter(|node| node.stage.copies()).fold(1, |most, _| most * 2)
+    }
+
+    /// What the stages need that only the device can tell.
+    pub fn needs_of_device(&self) -> Facts {
+        let wanted = self.nodes.iter().fold(Facts::empty(), |all, node| all | node.stage.needs());
+        wanted & (Facts::STAMP | Facts::FLOW_TAG)
+    }
+
+    /// Checks that every stage gets what it needs to know, whichever way a packet comes. `source` is what the device
+    /// tells of every packet. Returns the place of each stage that does not, and why.
+    pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {
+        // For every stage what is known on all ways to it, and one way on which no more than that is known.
+        let mut known: Vec<Option<(Facts, Vec<usize>)>> = vec![None; self.nodes.len()];
+        known[0] = Some((source, Vec::new()));
+        let mut problems = Vec::new();
+        for (place, node) in self.nodes.iter().enumerate() {
+            let Some((facts, way)) = known[place].clone() else { continue };
+            let missing = node.stage.needs() - facts;
+            if !missing.is_empty() {
+                problems.push((place, self.missing(place, missing, &way)));
+            }
+            let after = (facts - node.stage.spoils()) | node.stage.sets();
+            for target in node.targets() {
+                let Target::Node(to) = target else { continue };
+                let way = || way.iter().copied().chain([place]).collect();
+                match &mut known[to] {
+                    Some((facts, _)) if facts.difference(after).is_empty() => {}
+                    Some((facts, from)) => {
+                        *facts &= after;
+                        *from = way();
+                    }
+                    unknown => *unknown = Some((after, way())),
+                }
+            }
+        }
+        problems
+    }
+
+    fn missing(&self, place: usize, missing: Facts, way: &[usize]) -> Problem {
+        let way: Vec<&str> = way.iter().chain([&place]).map(|&at| self.nodes[at].name.as_str()).collect();
+        let problem =
+            Problem::at("", format!("needs {}, which nothing sets on the way {}", missing.describe(), way.join(" → ")));
+        let remedy = if missing.contains(Facts::HEADERS) {
+            "put a stage with use = \"parse\" before it"
+        } else if missing.contains(Facts::STAMP) {
+            "set timestamps = \"device\" in [runtime]"
+        } else if missing.intersects(Facts::EGRESS | Facts::NEXT_HOP) {
+            "put a stage with use = \"route\" before it, or name the port"
+        } else {
+            "put a stage that sets it before it"
+        };
+        problem.help(remedy)
+    }
+}
+
+impl NodeSpec {
+    /// Everywhere that packets may go from here.
+    fn targets(&self) -> impl Iterator<Item = Target> + '_ {
+        self.outputs.iter().map(|(_, target)| *target).chain([self.next])
+    }
+}

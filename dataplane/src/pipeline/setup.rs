@@ -1,0 +1,152 @@
+//! What a stage can learn, and share, while it is prepared.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::pipeline::Problem;
+
+/// A port as stages know it. Its number is its place in [`Setup::ports`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Its name in the config.
+    pub name: String,
+    /// Its link address.
+    pub mac: [u8; 6],
+    /// The largest payload of a frame, in bytes.
+    pub mtu: u16,
+}
+
+/// A next hop: the address to resolve, on a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NextHop {
+    /// The address of the gateway.
+    pub address: IpAddr,
+    /// The port behind which it is.
+    pub port: u8,
+}
+
+/// Numbers for next hops, so that a packet carries four bytes and not an address. Stages that choose one and stages that
+/// resolve it share the numbers, over all workers.
+#[derive(Debug, Default)]
+pub struct NextHops {
+    numbers: HashMap<NextHop, u32>,
+    hops: Vec<NextHop>,
+}
+
+impl NextHops {
+    /// The number of a next hop, from 1: 0 stands for the destination itself.
+    pub fn number(&mut self, hop: NextHop) -> u32 {
+        *self.numbers.entry(hop).or_insert_with(|| {
+            self.hops.push(hop);
+            self.hops.len() as u32
+        })
+    }
+
+    /// All of them: that with number n is at n - 1.
+    pub fn all(&self) -> &[NextHop] {
+        &self.hops
+    }
+}
+
+/// What a stage can learn, and share, while it is prepared. Stages are prepared in the order of the pipeline, for one
+/// worker after the other.
+pub struct Setup<'a> {
+    ports: &'a [PortInfo],
+    folder: &'a Path,
+    next_hops: &'a mut NextHops,
+    shared: &'a mut HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
+    stage: String,
+    worker: usize,
+    workers: usize,
+}
+
+impl<'a> Setup<'a> {
+    /// For one stage on one of several workers.
+    pub(crate) fn new(resources: &'a mut Resources, stage: &str, worker: usize, workers: usize) -> Self {
+        Self {
+            ports: &resources.ports,
+            folder: &resources.folder,
+            next_hops: &mut resources.next_hops,
+            shared: &mut resources.shared,
+            stage: stage.to_owned(),
+            worker,
+            workers,
+        }
+    }
+
+    /// The ports of the config.
+    pub fn ports(&self) -> &[PortInfo] {
+        self.ports
+    }
+
+    /// The number of the port of that name.
+    ///
+    /// # Errors
+    /// There is none; the problem is at `key`.
+    pub fn port(&self, name: &str, key: &str) -> Result<u8, Problem> {
+        let place = self.ports.iter().position(|port| port.name == name);
+        place.and_then(|place| u8::try_from(place).ok()).ok_or_else(|| {
+            let names: Vec<&str> = self.ports.iter().map(|port| port.name.as_str()).collect();
+            let nearest = names.iter().max_by_key(|known| (strsim::jaro_winkler(known, name) * 1000.0) as u32);
+            let problem = Problem::at(key, format!("there is no port `{name}`"));
+            match nearest {
+                Some(nearest) => problem.help(format!("did you mean `{nearest}`? Ports: {}", names.join(", "))),
+                None => problem.help("add a [[port]]"),
+            }
+        })
+    }
+
+    /// A path of the config: relative ones start from the config's folder.
+    pub fn path(&self, path: &Path) -> PathBuf {
+        self.folder.join(path)
+    }
+
+    /// The numbers of next hops.
+    pub fn next_hops(&mut self) -> &mut NextHops {
+        self.next_hops
+    }
+
+    /// Something large and unchanging that the stages of this name share over all workers: made by the first.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub fn shared<T: Send + Sync + 'static>(
+        &mut self,
+        make: impl FnOnce(&mut Self) -> Result<T, Problem>,
+    ) -> Result<Arc<T>, Problem> {
+        let key = (self.stage.clone(), TypeId::of::<T>());
+        if let Some(known) = self.shared.get(&key).cloned().and_then(|known| known.downcast::<T>().ok()) {
+            return Ok(known);
+        }
+        let made = Arc::new(make(self)?);
+        self.shared.insert(key, made.clone());
+        Ok(made)
+    }
+
+    /// The name of the stage in the config.
+    pub fn stage(&self) -> &str {
+        &self.stage
+    }
+
+    /// Which worker the stage is for, from 0, and how many there are.
+    pub fn worker(&self) -> (usize, usize) {
+        (self.worker, self.workers)
+    }
+}
+
+/// What the stages of one run share while they are prepared.
+pub(crate) struct Resources {
+    pub(crate) ports: Vec<PortInfo>,
+    pub(crate) folder: PathBuf,
+    pub(crate) next_hops: NextHops,
+    pub(crate) shared: HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
+}
+
+impl Resources {
+    pub(crate) fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {
+        Self { ports, folder: folder.to_owned(), next_hops: NextHops::default(), shared: HashMap::new() }
+    }
+}
