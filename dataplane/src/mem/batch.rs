@@ -255,6 +255,14 @@ impl Batch {
         pool.put(&[self.descs[index].slot], SlotState::Batched);
     }
 
+    /// Gives the slots of the packets from an index on back; the caller forgets their entries.
+    #[inline]
+    pub(crate) fn free_from(&self, index: usize, pool: &mut Pool) {
+        for at in index..self.len() {
+            self.free_one(at, pool);
+        }
+    }
+
     /// Gives all slots back to the pool that they came from.
     #[inline]
     pub(crate) fn free_into(&mut self, pool: &mut Pool) {
