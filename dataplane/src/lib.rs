@@ -29,6 +29,7 @@
 
 pub mod clock;
 pub mod error;
+pub mod header;
 pub mod mem;
 pub mod pipeline;
 pub mod units;
