@@ -32,4 +32,5 @@ pub mod error;
 pub mod header;
 pub mod mem;
 pub mod pipeline;
+pub mod provider;
 pub mod units;

@@ -12,6 +12,7 @@
 //! in one call, a run of completions is polled into fixed arrays. Both may be mixed on one queue; order is kept.
 
 mod attributes;
+mod code;
 mod completion;
 mod event;
 mod flags;
@@ -25,9 +26,9 @@ mod wr_id;
 use std::fmt;
 use std::sync::Arc;
 
-pub use attributes::{AttributeMask, QpAttributes, QpState, QpType, check_transition};
+pub use attributes::{AttributeMask, Path, QpAttributes, QpState, QpType, TransitionError, check_transition};
 pub use completion::{Completion, Completions, Cursor, RUN};
-pub use event::{AsyncEvent, EventKind};
+pub use event::{AsyncEvent, EventKind, EventSubject};
 pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpcode};
 pub use spec::{Capabilities, Capability, CqGranted, CqSpec, DeviceInfo, PortAttributes, QpCaps, QpSpec};
 pub use status::WcStatus;
@@ -134,6 +135,9 @@ pub trait CompletionQueue: Send {
     where
         Self: 'cq;
 
+    /// Its number, by which asynchronous events name it.
+    fn number(&self) -> u32;
+
     /// How many entries it has; at least what was asked for.
     fn depth(&self) -> u32;
 
@@ -216,6 +220,7 @@ impl fmt::Display for PostError {
 impl std::error::Error for PostError {}
 
 /// A queue pair, posted to by one worker.
+#[allow(unsafe_code, reason = "what is posted is lent to the device, and who posts must keep to that")]
 pub trait QueuePair: Send {
     /// The memory that its requests name.
     type Mr: MemoryRegion;

@@ -1,0 +1,2 @@
+//! The software device: the verbs contract in process, without privilege and without hardware.
+#![allow(unsafe_code)]
