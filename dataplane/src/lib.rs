@@ -30,7 +30,11 @@
 pub mod clock;
 pub mod error;
 pub mod header;
+pub mod lane;
 pub mod mem;
 pub mod pipeline;
+pub mod prelude;
 pub mod provider;
+pub mod stages;
+pub mod testing;
 pub mod units;

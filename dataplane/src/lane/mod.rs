@@ -158,18 +158,13 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
         let named = |error: VerbError| error.on(device.name());
         let mut fields = PollFields::BYTE_LEN;
         if spec.stamps {
-            fields |= PollFields::COMPLETION_TIMESTAMP;
+            fields |= PollFields::TIMESTAMP;
         }
         let cq = |depth| device.create_cq(&CqSpec { depth, fields, flags: CqFlags::SINGLE_THREADED }).map_err(named);
         let (send_cq, _) = cq(spec.send_depth)?;
         let (recv_cq, granted) = cq(spec.recv_depth)?;
-        let caps = QpCaps {
-            send_depth: spec.send_depth,
-            recv_depth: spec.recv_depth,
-            send_sges: 1,
-            recv_sges: 1,
-            inline: 0,
-        };
+        let caps =
+            QpCaps { send_depth: spec.send_depth, recv_depth: spec.recv_depth, send_sges: 1, recv_sges: 1, inline: 0 };
         let qp_spec = QpSpec { kind: QpType::RawPacket, caps, signal_all: false, queue: spec.queue };
         let qp = pd.create_qp(&qp_spec, &send_cq, &recv_cq).map_err(named)?;
         let timebase = if spec.stamps { device.timebase() } else { Timebase::NONE };
@@ -199,7 +194,7 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
         self.qp.bind_slots(&self.mr, pool.layout(), self.tag(WrKind::Receive))?;
         let mut attributes = QpAttributes { state: QpState::Init, port: self.port, ..QpAttributes::default() };
         self.qp.modify(&attributes, AttributeMask::STATE | AttributeMask::PORT)?;
-        for state in [QpState::ReadyToReceive, QpState::ReadyToSend] {
+        for state in [QpState::Rtr, QpState::Rts] {
             attributes.state = state;
             self.qp.modify(&attributes, AttributeMask::STATE)?;
         }
@@ -271,7 +266,7 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
                 (status, _) => {
                     pool.put_one(slot, SlotState::Posted);
                     self.note(status);
-                    if status != WcStatus::WrFlushError {
+                    if status != WcStatus::WrFlushErr {
                         self.counters.rx_errors += 1;
                     }
                 }
@@ -295,7 +290,7 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
     }
 
     fn note(&mut self, status: WcStatus) {
-        if status != WcStatus::Success && !(self.stopping && status == WcStatus::WrFlushError) {
+        if status != WcStatus::Success && !(self.stopping && status == WcStatus::WrFlushErr) {
             self.counters.first_error.get_or_insert(status);
         }
     }
@@ -320,7 +315,7 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
             if status != WcStatus::Success {
                 self.in_flight.reclaim(1, pool, None, latency);
                 self.note(status);
-                match self.stopping && status == WcStatus::WrFlushError {
+                match self.stopping && status == WcStatus::WrFlushErr {
                     true => self.counters.stopped += 1,
                     false => self.counters.tx_errors += 1,
                 }
@@ -384,7 +379,7 @@ impl<Q: QueuePair, C: CompletionQueue> Lane for VerbsLane<Q, C> {
 
     #[inline]
     fn refill(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
-        if self.qp.state() == QpState::Error {
+        if self.qp.state() == QpState::Err {
             return self.recover(pool);
         }
         let mut slots = [0; RUN];
@@ -411,7 +406,7 @@ impl<Q: QueuePair, C: CompletionQueue> Lane for VerbsLane<Q, C> {
 
     fn stop(&mut self) -> Result<(), VerbError> {
         self.stopping = true;
-        let attributes = QpAttributes { state: QpState::Error, ..QpAttributes::default() };
+        let attributes = QpAttributes { state: QpState::Err, ..QpAttributes::default() };
         self.qp.modify(&attributes, AttributeMask::STATE)
     }
 

@@ -16,6 +16,7 @@ pub use graph::{Graph, NoObserver, NodeCounters, Observer, Step};
 pub use problem::Problem;
 pub use program::{NodeSpec, Program, Target};
 pub use registry::{Kind, Registry};
+pub(crate) use setup::Resources;
 pub use setup::{NextHop, NextHops, PortInfo, Setup};
 
 use crate::clock::Timebase;
