@@ -37,4 +37,5 @@ pub mod prelude;
 pub mod provider;
 pub mod stages;
 pub mod testing;
+pub mod topology;
 pub mod units;

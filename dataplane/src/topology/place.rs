@@ -1,0 +1,156 @@
+//! Which cores the workers run on.
+
+use std::collections::HashSet;
+
+use serde::Serialize;
+
+use super::Topology;
+use crate::error::{Error, Result};
+use crate::units::{CoreId, NumaNode};
+
+/// How many workers there are and where they run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Workers {
+    /// One worker on the core that suits it best.
+    #[default]
+    Auto,
+    /// So many workers on the cores that suit them best.
+    Count(usize),
+    /// One worker on each of these cores.
+    Cores(Vec<CoreId>),
+}
+
+impl Topology {
+    /// The cores that the workers run on, in the order of the workers.
+    ///
+    /// Where the cores are not given, those come first that are local to the devices, then those that are another
+    /// physical core, then those that are not core 0, on which the kernel does much of its own work. `devices` are
+    /// names of verbs devices or network interfaces; names that are unknown here count for nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Topology`] when there are more workers than allowed cores, or a given core doesn't exist, isn't allowed
+    /// or is there twice. The text names the cores that are allowed.
+    pub fn place(&self, workers: &Workers, devices: &[&str]) -> Result<Vec<CoreId>> {
+        let count = match workers {
+            Workers::Auto => 1,
+            Workers::Count(count) => *count,
+            Workers::Cores(cores) => return self.check(cores).map(|()| cores.clone()),
+        };
+        let nodes: HashSet<NumaNode> = devices.iter().filter_map(|name| self.node_of_device(name)).collect();
+        let ranked = self.ranked(&nodes);
+        if count == 0 || ranked.len() < count {
+            return Err(Error::Topology(format!(
+                "{count} workers cannot be placed: this process may use {} cores ({})",
+                ranked.len(),
+                self.allowed_list()
+            )));
+        }
+        Ok(ranked.into_iter().take(count).collect())
+    }
+
+    /// All allowed cores, best first.
+    fn ranked(&self, nodes: &HashSet<NumaNode>) -> Vec<CoreId> {
+        let mut taken = HashSet::new();
+        // Core 0 last among equals, so that its sibling thread is what a worker gets of that physical core.
+        let mut cores: Vec<_> = self.allowed().collect();
+        cores.sort_by_key(|core| (core.id == CoreId(0), core.id));
+        let mut ranked: Vec<_> = cores
+            .into_iter()
+            .map(|core| {
+                let remote = !nodes.is_empty() && !nodes.contains(&core.node);
+                let sibling = !taken.insert(core.physical);
+                (core.id == CoreId(0), remote, sibling, core.id)
+            })
+            .collect();
+        ranked.sort();
+        ranked.into_iter().map(|(.., id)| id).collect()
+    }
+
+    fn check(&self, cores: &[CoreId]) -> Result<()> {
+        let mut seen = HashSet::new();
+        for &id in cores {
+            let wrong = match self.core(id) {
+                None => "doesn't exist",
+                Some(core) if !core.allowed => "is outside the affinity mask of this process",
+                Some(_) if !seen.insert(id) => "is given to two workers",
+                Some(_) => continue,
+            };
+            return Err(Error::Topology(format!("core {id} {wrong}: this process may use {}", self.allowed_list())));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Core, Device, DeviceKind};
+    use super::*;
+
+    /// Two nodes of two physical cores with two threads each, numbered as Linux numbers them: threads of a core are
+    /// four apart.
+    fn two_nodes() -> Topology {
+        let core = |id: u32| Core {
+            id: CoreId(id),
+            physical: id % 4,
+            package: id % 4 / 2,
+            node: NumaNode(id % 4 / 2),
+            allowed: true,
+        };
+        let device =
+            |name: &str, node| Device { name: name.into(), kind: DeviceKind::Verbs, node: Some(NumaNode(node)) };
+        Topology::from_parts(
+            (0..8).map(core).collect(),
+            Vec::new(),
+            Vec::new(),
+            vec![device("mlx5_0", 0), device("mlx5_1", 1)],
+        )
+    }
+
+    fn placed(topology: &Topology, count: usize, devices: &[&str]) -> Vec<u32> {
+        topology.place(&Workers::Count(count), devices).unwrap().into_iter().map(|id| id.0).collect()
+    }
+
+    #[test]
+    fn local_cores_come_first_then_whole_cores_then_threads_and_core_0_last() {
+        let topology = two_nodes();
+        assert_eq!(placed(&topology, 8, &["mlx5_1"]), [2, 3, 6, 7, 1, 4, 5, 0]);
+        assert_eq!(placed(&topology, 8, &["mlx5_0"]), [1, 4, 5, 2, 3, 6, 7, 0]);
+        assert_eq!(placed(&topology, 8, &["soft"]), [1, 2, 3, 4, 5, 6, 7, 0]);
+        assert_eq!(topology.place(&Workers::Auto, &["mlx5_1"]).unwrap(), [CoreId(2)]);
+    }
+
+    #[test]
+    fn core_0_serves_where_there_is_no_other() {
+        assert_eq!(Topology::uniform(1).place(&Workers::Auto, &[]).unwrap(), [CoreId(0)]);
+        assert_eq!(Topology::uniform(2).place(&Workers::Auto, &[]).unwrap(), [CoreId(1)]);
+    }
+
+    #[test]
+    fn what_is_not_allowed_is_not_used() {
+        let mut cores = two_nodes().cores;
+        cores[2].allowed = false;
+        cores[3].allowed = false;
+        let topology = Topology { cores, ..two_nodes() };
+        assert_eq!(placed(&topology, 3, &["mlx5_1"]), [6, 7, 1]);
+        let error = topology.place(&Workers::Cores(vec![CoreId(2)]), &[]).unwrap_err().to_string();
+        assert_eq!(error, "core 2 is outside the affinity mask of this process: this process may use 0-1, 4-7");
+    }
+
+    #[test]
+    fn what_cannot_be_placed_is_named() {
+        let topology = Topology::uniform(2);
+        for (workers, part) in [
+            (Workers::Count(3), "3 workers cannot be placed: this process may use 2 cores (0-1)"),
+            (Workers::Count(0), "0 workers"),
+            (Workers::Cores(vec![CoreId(64)]), "core 64 doesn't exist: this process may use 0-1"),
+            (Workers::Cores(vec![CoreId(1), CoreId(1)]), "core 1 is given to two workers"),
+        ] {
+            let error = topology.place(&workers, &[]).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        let cores = vec![CoreId(1), CoreId(0)];
+        assert_eq!(topology.place(&Workers::Cores(cores.clone()), &[]).unwrap(), cores);
+    }
+}
