@@ -28,6 +28,7 @@
 //! Not here: TCP termination, a control plane of its own, drivers that take the device from the kernel.
 
 pub mod clock;
+pub mod config;
 pub mod error;
 pub mod header;
 pub mod lane;

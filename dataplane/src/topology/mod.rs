@@ -154,7 +154,12 @@ impl Topology {
 
     /// The allowed cores as a short list for messages, such as `0-3, 8`.
     pub fn allowed_list(&self) -> String {
-        ranges(self.allowed().map(|core| core.id.0))
+        Self::list(self.allowed().map(|core| core.id))
+    }
+
+    /// Cores in ascending order as a short list for messages, such as `0-3, 8`.
+    pub fn list(cores: impl IntoIterator<Item = CoreId>) -> String {
+        ranges(cores.into_iter().map(|core| core.0))
     }
 
     fn caches_of(&self, core: CoreId, level: u8) -> Option<&Cache> {

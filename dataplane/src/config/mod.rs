@@ -1,0 +1,50 @@
+//! TOML to a checked plan; touches no device.
+//!
+//! # The way of a config
+//!
+//! ```text
+//! Source (text) → load → Loaded (typed as far as right, with places) → plan → Plan (cross-checked)
+//! ```
+//!
+//! All mistakes of a config come to light in one go: they are collected in [`Diagnostics`], each with its place, and
+//! each step goes on past them. The parameters of a stage belong to the stage: [`Loaded::read_stage`] reads them as
+//! whatever type the stage has, with the same care.
+//!
+//! ```
+//! use dataplane::config::{self, Diagnostics, Source};
+//!
+//! let source = Source::new("x.toml", "[runtime]\nbrst = 32\n", &[]);
+//! let mut diagnostics = Diagnostics::new(&source);
+//! config::load(&source, &mut diagnostics);
+//! let mistake = &diagnostics.records()[0];
+//! assert_eq!((mistake.line, mistake.column), (2, 1));
+//! assert_eq!(mistake.help.as_deref(), Some("did you mean `burst`?"));
+//! ```
+
+mod check;
+mod diagnostics;
+mod explain;
+mod graph;
+mod load;
+mod plan;
+mod port;
+mod recover;
+mod runtime;
+mod schema;
+mod source;
+mod syntax;
+mod tree;
+mod types;
+
+pub use diagnostics::{Diagnostics, Level, Mistake, Record};
+pub use explain::{nearest, suggest};
+pub use load::{Loaded, load};
+pub use plan::{Catalog, NodePlan, Plan, PortPlan, StageShape, Target, plan};
+pub use port::{
+    Capability, Faults, Generator, Link, Loopback, Pace, Pcap, Port, Protocol, Qp, Rss, RssField, SOFT, Size,
+};
+pub use recover::{recover, recover_with};
+pub use runtime::{Hugepages, Idle, Runtime, Timestamps};
+pub use schema::{Row, markdown_table, reference_markdown, schema, schema_table};
+pub use source::{MAX_SIZE, Position, Source, Span};
+pub use types::{Mac, Period, Repeat, RssKey, probability, within, within_some};

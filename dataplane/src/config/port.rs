@@ -1,0 +1,377 @@
+//! `[[port]]`: devices, queues and the links of software devices.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::types::{Mac, Period, Repeat, RssKey, probability, within, within_some};
+
+/// The `device` of a port that is the software device.
+pub const SOFT: &str = "soft";
+
+/// The type of the queue pairs of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Qp {
+    /// Whole Ethernet frames.
+    #[default]
+    RawPacket,
+    /// Unreliable datagrams: a payload behind 40 bytes of global route header.
+    Ud,
+    /// A reliable connection. It cannot carry a pipeline yet.
+    Rc,
+    /// An unreliable connection. It cannot carry a pipeline yet.
+    Uc,
+}
+
+/// A field that RSS hashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RssField {
+    /// The addresses of an IPv4 packet.
+    Ipv4,
+    /// The addresses of an IPv6 packet.
+    Ipv6,
+    /// The ports of a TCP segment.
+    Tcp,
+    /// The ports of a UDP datagram.
+    Udp,
+}
+
+/// How packets are spread over workers. All packets of a flow go to one worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rss {
+    /// The key of the Toeplitz hash: `"default"`, `"symmetric"` (both directions of a flow go to one worker) or 80
+    /// hexadecimal digits.
+    #[schemars(with = "String")]
+    pub key: RssKey,
+    /// What is hashed.
+    pub fields: Vec<RssField>,
+}
+
+impl Default for Rss {
+    fn default() -> Self {
+        let fields = vec![RssField::Ipv4, RssField::Ipv6, RssField::Tcp, RssField::Udp];
+        Self { key: RssKey::default(), fields }
+    }
+}
+
+/// Faults of a software device. Those of one seed are the same in every run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Faults {
+    /// The seed of all random choices.
+    pub seed: u64,
+    /// The probability that a packet is lost on the wire.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub loss: f64,
+    /// The probability that a packet comes twice.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub duplicate: f64,
+    /// The probability that a packet changes places with the next.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub reorder: f64,
+    /// The probability that one bit of a packet is turned.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub corrupt: f64,
+    /// The probability that a packet is late.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub delay: f64,
+    /// How late a late packet is.
+    #[schemars(with = "String")]
+    pub delay_by: Period,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            loss: 0.0,
+            duplicate: 0.0,
+            reorder: 0.0,
+            corrupt: 0.0,
+            delay: 0.0,
+            delay_by: Period(std::time::Duration::from_millis(1)),
+        }
+    }
+}
+
+/// A capability that a software device can be made to lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Capability {
+    /// Completion timestamps in wall clock time.
+    WallclockTimestamps,
+    /// Completion timestamps in ticks of the device.
+    Timestamps,
+    /// Completion queues for one thread alone.
+    SingleThreaded,
+    /// Thread domains.
+    ThreadDomain,
+    /// Several receive queues on a port.
+    Rss,
+    /// Data within the work request.
+    Inline,
+}
+
+/// What the wire of a software device is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Link {
+    /// Joins two ports, or reflects what a port sends to itself.
+    Loopback(Loopback),
+    /// Makes frames and counts what is sent.
+    Generator(Generator),
+    /// Plays a capture file and writes one.
+    Pcap(Pcap),
+}
+
+impl Link {
+    /// The `kind` of the link.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Loopback(_) => "loopback",
+            Self::Generator(_) => "generator",
+            Self::Pcap(_) => "pcap",
+        }
+    }
+}
+
+/// A tree is read with `kind` outside of the rest, so that serde keeps the places of what is inside it.
+impl<'de> Deserialize<'de> for Link {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        enum Outside {
+            Loopback(Loopback),
+            Generator(Generator),
+            Pcap(Pcap),
+        }
+        Ok(match Outside::deserialize(deserializer)? {
+            Outside::Loopback(link) => Self::Loopback(link),
+            Outside::Generator(link) => Self::Generator(link),
+            Outside::Pcap(link) => Self::Pcap(link),
+        })
+    }
+}
+
+/// Joins two ports, or reflects what a port sends to itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Loopback {
+    /// The port at the other end, which names this one in turn. Absent: what is sent comes back to this port.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+}
+
+/// The packets of a generator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Protocol {
+    /// UDP on IPv4.
+    #[default]
+    Udp4,
+    /// TCP on IPv4.
+    Tcp4,
+    /// UDP on IPv6.
+    Udp6,
+}
+
+/// One size of a mix.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Size {
+    /// The size of the frame in bytes, without the checksum at its end.
+    #[serde(deserialize_with = "within::<_, u32, 14, 65536>")]
+    #[schemars(range(min = 14, max = 65536))]
+    pub size: u32,
+    /// How often it comes, in relation to the others.
+    #[serde(default = "one", deserialize_with = "within::<_, u32, 1, 1000000>")]
+    #[schemars(range(min = 1, max = 1000000))]
+    pub weight: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// Makes frames and counts what is sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Generator {
+    /// The size of a frame in bytes, without the checksum at its end.
+    #[serde(deserialize_with = "within::<_, u32, 14, 65536>")]
+    #[schemars(range(min = 14, max = 65536))]
+    pub size: u32,
+    /// Several sizes in turn, instead of `size`.
+    pub sizes: Vec<Size>,
+    /// How many flows the frames belong to, in turn. The source port and, past 65,536 flows, the source address count
+    /// them.
+    #[serde(deserialize_with = "within::<_, u32, 1, 16777216>")]
+    #[schemars(range(min = 1, max = 16777216))]
+    pub flows: u32,
+    /// Frames in a second. Absent: as many as are taken.
+    #[serde(deserialize_with = "within_some::<_, u64, 1, 1000000000000>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000000000000u64))]
+    pub rate: Option<u64>,
+    /// Frames in all. Absent: until the run ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<u64>,
+    /// What the frames carry.
+    pub protocol: Protocol,
+    /// Whether every frame is written whole into its buffer. Without, a buffer is written on its first use alone, as a
+    /// null device does, and a frame that comes back in it is what the pipeline made of it.
+    pub copy: bool,
+    /// The source MAC address.
+    #[schemars(with = "String")]
+    pub src_mac: Mac,
+    /// The destination MAC address.
+    #[schemars(with = "String")]
+    pub dst_mac: Mac,
+    /// The first source address. Absent: 198.18.0.1 or 2001:2::1 (RFC 2544, RFC 5180).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub src_ip: Option<IpAddr>,
+    /// The destination address. Absent: 198.19.0.1 or 2001:2:0:8000::1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dst_ip: Option<IpAddr>,
+    /// The first source port.
+    pub src_port: u16,
+    /// The destination port.
+    pub dst_port: u16,
+    /// The id of a VLAN that the frames are tagged with.
+    #[serde(deserialize_with = "within_some::<_, u16, 0, 4094>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4094))]
+    pub vlan: Option<u16>,
+    /// The seed of the payload.
+    pub seed: u64,
+}
+
+impl Default for Generator {
+    fn default() -> Self {
+        Self {
+            size: 64,
+            sizes: Vec::new(),
+            flows: 1,
+            rate: None,
+            count: None,
+            protocol: Protocol::default(),
+            copy: true,
+            src_mac: Mac([0x02, 0, 0, 0, 0, 0x01]),
+            dst_mac: Mac([0x02, 0, 0, 0, 0, 0x02]),
+            src_ip: None,
+            dst_ip: None,
+            src_port: 1024,
+            dst_port: 9,
+            vlan: None,
+            seed: 0,
+        }
+    }
+}
+
+/// When the packets of a capture come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Pace {
+    /// As fast as they are taken.
+    #[default]
+    Fast,
+    /// At the times that the file gives.
+    File,
+}
+
+/// Plays a capture file and writes one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pcap {
+    /// The capture that is received, in pcap or pcapng. A relative path starts from the folder of the config.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input: Option<PathBuf>,
+    /// The capture that what is sent is written to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<PathBuf>,
+    /// How often `input` is played: `false` once, `true` until the run ends, or a number.
+    #[serde(rename = "loop")]
+    #[schemars(schema_with = "repeat_schema")]
+    pub repeat: Repeat,
+    /// When the packets come.
+    pub pace: Pace,
+    /// The most bytes of a packet that `output` keeps.
+    #[serde(deserialize_with = "within::<_, u32, 1, 262144>")]
+    #[schemars(range(min = 1, max = 262144))]
+    pub snaplen: u32,
+}
+
+impl Default for Pcap {
+    fn default() -> Self {
+        Self { input: None, output: None, repeat: Repeat::default(), pace: Pace::default(), snaplen: 262_144 }
+    }
+}
+
+fn repeat_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({ "oneOf": [{ "type": "boolean" }, { "type": "integer", "minimum": 1 }] })
+}
+
+/// A port: one device, and how it is used.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Port {
+    /// What the config calls it.
+    pub name: String,
+    /// The name of a verbs device, or `"soft"` for the software device.
+    pub device: String,
+    /// The port of the verbs device.
+    #[serde(default = "first_port", deserialize_with = "within::<_, u8, 1, 255>")]
+    #[schemars(range(min = 1, max = 255))]
+    pub device_port: u8,
+    /// The type of its queue pairs.
+    #[serde(default)]
+    pub qp: Qp,
+    /// Buffers that wait for packets, for each worker.
+    #[serde(default = "depth", deserialize_with = "within::<_, u32, 1, 32768>")]
+    #[schemars(range(min = 1, max = 32768))]
+    pub rx_depth: u32,
+    /// Packets that are being sent, for each worker.
+    #[serde(default = "depth", deserialize_with = "within::<_, u32, 1, 32768>")]
+    #[schemars(range(min = 1, max = 32768))]
+    pub tx_depth: u32,
+    /// The largest packet in bytes, without its Ethernet header and VLAN tags.
+    #[serde(default = "mtu", deserialize_with = "within::<_, u32, 68, 65535>")]
+    #[schemars(range(min = 68, max = 65535))]
+    pub mtu: u32,
+    /// Its MAC address. Absent: the device's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub mac: Option<Mac>,
+    /// How packets are spread over workers.
+    #[serde(default)]
+    pub rss: Rss,
+    /// What the wire of a software device is made of; its other keys depend on its `kind`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
+    /// Faults of a software device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub faults: Option<Faults>,
+    /// Capabilities that a software device is made to lack.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refuse: Vec<Capability>,
+}
+
+fn first_port() -> u8 {
+    1
+}
+
+fn depth() -> u32 {
+    1024
+}
+
+fn mtu() -> u32 {
+    1500
+}

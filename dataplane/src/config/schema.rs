@@ -1,0 +1,270 @@
+//! The reference of the config, made of its types.
+
+use std::fmt::Write;
+
+use schemars::{JsonSchema, Schema, schema_for};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::port::{Faults, Generator, Loopback, Pcap, Port, Rss, Size};
+use super::runtime::Runtime;
+
+/// What a config file may hold, as far as the stages' own parameters leave it open.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used: a config is read section by section, to find all mistakes")]
+struct File {
+    /// Workers, memory and the loop.
+    runtime: Option<Runtime>,
+    /// The ports.
+    port: Vec<Port>,
+    /// The stages and what feeds them.
+    pipeline: Pipeline,
+}
+
+/// The stages and what feeds them.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct Pipeline {
+    /// The ports whose packets enter at the first stage.
+    input: Vec<String>,
+    /// The stages.
+    stage: Vec<Stage>,
+}
+
+/// A stage. All other keys are those of its kind.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "only its schema is used")]
+struct Stage {
+    /// What the config calls it. Absent: as its kind.
+    name: Option<String>,
+    /// Its kind.
+    #[schemars(rename = "use")]
+    kind: String,
+    /// Where the packets of each output go: to a stage, or to `"drop"`. Those of an output that isn't named here are
+    /// dropped and counted.
+    #[schemars(default)]
+    outputs: std::collections::BTreeMap<String, String>,
+    /// Where unlabelled packets go. Absent: to the stage that is listed next.
+    next: Option<String>,
+}
+
+/// One key of a table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Row {
+    /// The key.
+    pub key: String,
+    /// What it takes.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// What it is when it is absent, as TOML.
+    pub default: Option<String>,
+    /// What it means.
+    pub description: String,
+    /// Whether it must be there.
+    pub required: bool,
+}
+
+/// The JSON schema of a config file.
+pub fn schema() -> Value {
+    schema_for!(File).to_value()
+}
+
+/// The keys of a table by its schema, in the order of their names.
+pub fn schema_table(schema: &Schema) -> Vec<Row> {
+    let root = schema.as_value();
+    let required = root.get("required").and_then(Value::as_array);
+    let is_required = |key: &str| required.is_some_and(|keys| keys.iter().any(|known| known.as_str() == Some(key)));
+    let properties = root.get("properties").and_then(Value::as_object);
+    let row = |(key, value): (&String, &Value)| {
+        let default = value.get("default").filter(|default| !default.is_null()).map(toml);
+        Row {
+            key: key.clone(),
+            kind: kind(value, root),
+            default: default.filter(|default| default != "{}" && default != "[]"),
+            description: description(value),
+            required: is_required(key),
+        }
+    };
+    properties.map(|properties| properties.iter().map(row).collect()).unwrap_or_default()
+}
+
+/// A description on one line.
+fn description(value: &Value) -> String {
+    let text = value.get("description").and_then(Value::as_str).unwrap_or_default();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A value as TOML writes it in one line.
+fn toml(value: &Value) -> String {
+    match value {
+        Value::Array(values) => format!("[{}]", values.iter().map(toml).collect::<Vec<_>>().join(", ")),
+        Value::Object(entries) => {
+            let entries: Vec<String> = entries.iter().map(|(key, value)| format!("{key} = {}", toml(value))).collect();
+            if entries.is_empty() { "{}".to_owned() } else { format!("{{ {} }}", entries.join(", ")) }
+        }
+        // Of the rest, JSON and TOML write all alike.
+        other => other.to_string(),
+    }
+}
+
+/// The type of a value in words.
+fn kind(value: &Value, root: &Value) -> String {
+    if let Some(name) = value.get("$ref").and_then(Value::as_str) {
+        let name = name.rsplit('/').next().unwrap_or(name);
+        let found = root.get("$defs").and_then(|defs| defs.get(name));
+        return found.map_or_else(|| "table".to_owned(), |found| kind(found, root));
+    }
+    if let Some(constant) = value.get("const") {
+        return toml(constant);
+    }
+    if let Some(values) = value.get("enum").and_then(Value::as_array) {
+        return values.iter().filter(|value| !value.is_null()).map(toml).collect::<Vec<_>>().join(", ");
+    }
+    for key in ["oneOf", "anyOf", "allOf"] {
+        if let Some(choices) = value.get(key).and_then(Value::as_array) {
+            return one_of(choices, root);
+        }
+    }
+    let names: Vec<&str> = match value.get("type") {
+        Some(Value::String(name)) => vec![name.as_str()],
+        Some(Value::Array(names)) => names.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    };
+    let word = |name: &str| match name {
+        "integer" => format!("integer{}", range(value)),
+        "number" => format!("number{}", range(value)),
+        "boolean" => "boolean".to_owned(),
+        "array" => match value.get("items") {
+            Some(items) => format!("array of {}", kind(items, root)),
+            None => "array".to_owned(),
+        },
+        "object" => "table".to_owned(),
+        other => other.to_owned(),
+    };
+    let words: Vec<String> = names.into_iter().filter(|name| *name != "null").map(word).collect();
+    if words.is_empty() { "any".to_owned() } else { words.join(" or ") }
+}
+
+fn one_of(choices: &[Value], root: &Value) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for choice in choices.iter().filter(|choice| choice.get("type").and_then(Value::as_str) != Some("null")) {
+        let word = kind(choice, root);
+        if !words.contains(&word) {
+            words.push(word);
+        }
+    }
+    let constants = choices.iter().all(|choice| choice.get("const").is_some() || choice.get("enum").is_some());
+    words.join(if constants { ", " } else { " or " })
+}
+
+fn range(value: &Value) -> String {
+    // A float's bounds are shown as the whole numbers that they are.
+    let bound = |key| value.get(key).and_then(Value::as_f64).map(|bound| bound.to_string());
+    match (bound("minimum"), bound("maximum")) {
+        (Some(least), Some(most)) => format!(" {least} to {most}"),
+        (Some(least), None) if least != "0" => format!(" from {least}"),
+        (None, Some(most)) => format!(" up to {most}"),
+        _ => String::new(),
+    }
+}
+
+/// The keys of a table as Markdown, an empty string for none.
+pub fn markdown_table(rows: &[Row]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("| key | type | default | meaning |\n| --- | --- | --- | --- |\n");
+    let escape = |text: &str| text.replace('|', "\\|");
+    for row in rows {
+        let default = match (&row.default, row.required) {
+            (_, true) => "required".to_owned(),
+            (Some(default), false) => format!("`{default}`"),
+            (None, false) => "–".to_owned(),
+        };
+        let cells = (escape(&row.kind), escape(&default), escape(&row.description));
+        // A string takes any amount of writing.
+        let _ = writeln!(text, "| `{}` | {} | {} | {} |", row.key, cells.0, cells.1, cells.2);
+    }
+    text
+}
+
+/// The reference of all keys that aren't a stage's own, as Markdown.
+pub fn reference_markdown() -> String {
+    let link = "A `link` of this `kind` ";
+    let sections: [(&str, Schema, &str); 11] = [
+        ("`[runtime]`", schema_for!(Runtime), "Workers, memory and the loop. All of it may be left out."),
+        ("`[[port]]`", schema_for!(Port), "A port: one device, and how it is used."),
+        (
+            "`rss` of a port",
+            schema_for!(Rss),
+            "How packets are spread over workers. All packets of a flow go to one worker.",
+        ),
+        (
+            "`link` with `kind = \"loopback\"`",
+            schema_for!(Loopback),
+            "joins two ports, or reflects what a port sends to itself.",
+        ),
+        ("`link` with `kind = \"generator\"`", schema_for!(Generator), "makes frames and counts what is sent."),
+        (
+            "`sizes` of a generator",
+            schema_for!(Size),
+            "Frames of these sizes come in turn, each as often as its weight says.",
+        ),
+        ("`link` with `kind = \"pcap\"`", schema_for!(Pcap), "plays a capture file and writes one."),
+        (
+            "`faults` of a port",
+            schema_for!(Faults),
+            "Faults of a software device. Those of one seed are the same in every run.",
+        ),
+        ("`[pipeline]`", schema_for!(Pipeline), "What feeds the stages, and the stages."),
+        ("`[[pipeline.stage]]`", schema_for!(Stage), "A stage. All other keys are those of its kind."),
+        ("The whole file", schema_for!(File), "The sections of a config."),
+    ];
+    let mut text = String::new();
+    for (title, schema, about) in sections {
+        let lead = if about.starts_with(char::is_lowercase) { link } else { "" };
+        let _ = write!(text, "## {title}\n\n{lead}{about}\n\n{}\n", markdown_table(&schema_table(&schema)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(schema: &Schema, key: &str) -> Row {
+        schema_table(schema).into_iter().find(|row| row.key == key).unwrap()
+    }
+
+    #[test]
+    fn rows_say_type_default_and_meaning() {
+        let runtime = schema_for!(Runtime);
+        let burst = row(&runtime, "burst");
+        assert_eq!((burst.kind.as_str(), burst.default.as_deref()), ("integer 1 to 256", Some("64")));
+        assert_eq!(burst.description, "The most packets that are taken from a port at a time.");
+        assert_eq!(row(&runtime, "idle").kind, "\"spin\", \"pause\", \"sleep\"");
+        assert_eq!(row(&runtime, "workers").kind, "\"auto\" or integer 1 to 1024 or array of integer");
+        assert_eq!(row(&runtime, "drain_timeout").default.as_deref(), Some("\"5s\""));
+        assert_eq!(row(&runtime, "buffers").default, None);
+        let port = schema_for!(Port);
+        assert!(row(&port, "name").required && !row(&port, "mtu").required);
+        assert_eq!(row(&port, "link").kind, "table");
+        assert_eq!(row(&schema_for!(Pcap), "loop").kind, "boolean or integer from 1");
+        assert_eq!(row(&schema_for!(Stage), "use").kind, "string");
+    }
+
+    #[test]
+    fn the_reference_describes_every_key() {
+        let text = reference_markdown();
+        for line in text.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<&str> = line.split(" | ").collect();
+            assert_eq!(cells.len(), 4, "{line}");
+            assert!(cells[3].len() > 5, "no meaning: {line}");
+            assert_ne!(cells[1], "any", "no type: {line}");
+        }
+        for key in ["`burst`", "`rx_depth`", "`flows`", "`loop`", "`peer`", "`loss`", "`outputs`", "`weight`"] {
+            assert!(text.contains(&format!("| {key} |")), "{key}");
+        }
+        assert_eq!(schema()["properties"]["runtime"]["description"], "Workers, memory and the loop.");
+    }
+}

@@ -1,0 +1,170 @@
+//! Finds, changes and addresses entries of a spanned TOML tree.
+
+use std::collections::HashSet;
+
+use toml::de::{DeArray, DeValue};
+
+use super::source::Span;
+
+/// One step down the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// To the value of a key of a table.
+    Key(String),
+    /// To an element of an array.
+    Index(usize),
+}
+
+/// What an error complains of, where a span fits more than one entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prefer {
+    Key,
+    Value,
+    Table,
+}
+
+/// A path such as `table[3].via`. None when the brackets don't fit.
+pub(super) fn parse_path(text: &str) -> Option<Vec<Step>> {
+    let mut steps = Vec::new();
+    for part in text.split('.').filter(|part| !part.is_empty()) {
+        let (key, mut rest) = part.split_at(part.find('[').unwrap_or(part.len()));
+        if !key.is_empty() {
+            steps.push(Step::Key(key.to_owned()));
+        }
+        while !rest.is_empty() {
+            let (index, after) = rest.strip_prefix('[')?.split_once(']')?;
+            steps.push(Step::Index(index.parse().ok()?));
+            rest = after;
+        }
+    }
+    Some(steps)
+}
+
+pub(super) fn get<'t, 'i>(root: &'t DeValue<'i>, path: &[Step]) -> Option<&'t DeValue<'i>> {
+    path.iter().try_fold(root, |value, step| match (value, step) {
+        (DeValue::Table(table), Step::Key(key)) => table.get(key.as_str()).map(|value| value.get_ref()),
+        (DeValue::Array(array), Step::Index(index)) => array.get(*index).map(|value| value.get_ref()),
+        _ => None,
+    })
+}
+
+pub(super) fn get_mut<'t, 'i>(root: &'t mut DeValue<'i>, path: &[Step]) -> Option<&'t mut DeValue<'i>> {
+    path.iter().try_fold(root, |value, step| match (value, step) {
+        (DeValue::Table(table), Step::Key(key)) => table.get_mut(key.as_str()).map(|value| value.get_mut()),
+        (DeValue::Array(array), Step::Index(index)) => array.iter_mut().nth(*index).map(|value| value.get_mut()),
+        _ => None,
+    })
+}
+
+/// The span of the value at a path; none for the root, which doesn't know its own.
+pub(super) fn span(root: &DeValue<'_>, path: &[Step]) -> Option<Span> {
+    let (last, parents) = path.split_last()?;
+    match (get(root, parents)?, last) {
+        (DeValue::Table(table), Step::Key(key)) => table.get(key.as_str()).map(|value| value.span()),
+        (DeValue::Array(array), Step::Index(index)) => array.get(*index).map(|value| value.span()),
+        _ => None,
+    }
+}
+
+/// All strings of a tree, keys aside.
+pub(super) fn strings<'t>(value: &'t DeValue<'_>, into: &mut HashSet<&'t str>) {
+    match value {
+        DeValue::String(text) => {
+            into.insert(text);
+        }
+        DeValue::Array(array) => array.iter().for_each(|value| strings(value.get_ref(), into)),
+        DeValue::Table(table) => table.values().for_each(|value| strings(value.get_ref(), into)),
+        _ => {}
+    }
+}
+
+pub(super) fn remove(root: &mut DeValue<'_>, path: &[Step]) -> bool {
+    let Some((last, parents)) = path.split_last() else { return false };
+    match (get_mut(root, parents), last) {
+        (Some(DeValue::Table(table)), Step::Key(key)) => table.remove(key.as_str()).is_some(),
+        (Some(DeValue::Array(array)), Step::Index(index)) if *index < array.len() => {
+            let kept = std::mem::replace(array, DeArray::new()).into_iter().enumerate().filter(|(at, _)| at != index);
+            *array = kept.map(|(_, value)| value).collect();
+            true
+        }
+        _ => false,
+    }
+}
+
+/// The entry that a span belongs to: the one whose key or value has it, else the smallest one around it.
+pub(super) fn find(root: &DeValue<'_>, span: &Span, prefer: Prefer) -> Option<Vec<Step>> {
+    let mut search = Search { span, prefer, path: Vec::new(), best: None };
+    search.walk(root);
+    search.best.map(|(_, path)| path)
+}
+
+struct Search<'s> {
+    span: &'s Span,
+    prefer: Prefer,
+    path: Vec<Step>,
+    /// How well it fits (less is better), and where it is.
+    best: Option<((u8, usize), Vec<Step>)>,
+}
+
+impl Search<'_> {
+    fn walk(&mut self, value: &DeValue<'_>) {
+        match value {
+            DeValue::Table(table) => {
+                for (key, value) in table.iter() {
+                    self.path.push(Step::Key(key.get_ref().to_string()));
+                    self.weigh(Some(key.span()), value.span(), value.get_ref());
+                    self.walk(value.get_ref());
+                    self.path.pop();
+                }
+            }
+            DeValue::Array(array) => {
+                for (index, value) in array.iter().enumerate() {
+                    self.path.push(Step::Index(index));
+                    self.weigh(None, value.span(), value.get_ref());
+                    self.walk(value.get_ref());
+                    self.path.pop();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn weigh(&mut self, key: Option<Span>, at: Span, value: &DeValue<'_>) {
+        let span = self.span;
+        let in_key = key.is_some_and(|key| key == *span);
+        let in_value = at == *span && (self.prefer != Prefer::Table || value.is_table());
+        let fit = match self.prefer {
+            Prefer::Key if in_key => (0, 0),
+            Prefer::Value | Prefer::Table if in_value => (0, 0),
+            Prefer::Table => return,
+            _ if in_key || in_value => (1, 0),
+            _ if at.start <= span.start && span.end <= at.end => (2, at.len()),
+            _ => return,
+        };
+        // Among equals the deeper one, which comes later: an array of tables has the span of its first table.
+        if self.best.as_ref().is_none_or(|(best, _)| fit <= *best) {
+            self.best = Some((fit, self.path.clone()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use toml::de::DeTable;
+
+    use super::*;
+
+    #[test]
+    fn paths_are_read_and_followed() {
+        let tree = DeValue::Table(DeTable::parse("a = [1, { b = 'x' }]\n[[c]]\nd.e = 2\n").unwrap().into_inner());
+        for (path, span) in [("a[1].b", 14..17), ("a[0]", 5..6), ("c[0].d.e", 33..34), ("a[1]", 8..19)] {
+            let steps = parse_path(path).unwrap();
+            assert_eq!(super::span(&tree, &steps), Some(span.clone()), "{path}");
+            assert_eq!(find(&tree, &span, Prefer::Value), Some(steps), "{path}");
+        }
+        for path in ["a[x]", "a[1", "a]1["] {
+            assert_eq!(parse_path(path).and_then(|steps| span(&tree, &steps)), None, "{path}");
+        }
+        assert_eq!(find(&tree, &(15..16), Prefer::Value), parse_path("a[1].b"));
+    }
+}
