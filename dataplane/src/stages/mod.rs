@@ -1,1 +1,3 @@
-//! The built-in stages, a file each.
+//! The built-in stages, one file each, and the [tables](table) that they look packets up in.
+
+pub mod table;

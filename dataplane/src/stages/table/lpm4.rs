@@ -1,0 +1,222 @@
+//! Longest prefix match for IPv4: the DIR-24-8 scheme of Gupta, Lin and McKeown
+//! ("Routing lookups in hardware at memory access speeds", INFOCOM 1998).
+
+use super::TableError;
+use super::trie::Trie;
+
+/// A table of IPv4 prefixes. A lookup is one load for prefixes up to /24, two for longer ones.
+///
+/// ```
+/// use dataplane::stages::table::lpm4::Lpm4;
+///
+/// let mut table = Lpm4::new();
+/// let address = |text: &str| u32::from(text.parse::<std::net::Ipv4Addr>().unwrap());
+/// table.insert(address("10.0.0.0"), 8, 1)?;
+/// table.insert(address("10.1.0.0"), 16, 2)?;
+/// assert_eq!(table.lookup(address("10.1.2.3")), Some(2));
+/// assert_eq!(table.lookup(address("10.2.2.3")), Some(1));
+/// assert_eq!(table.lookup(address("192.0.2.1")), None);
+/// # Ok::<(), dataplane::stages::table::TableError>(())
+/// ```
+#[derive(Clone)]
+pub struct Lpm4(Trie<{ 1 << 24 }, 256>);
+
+impl Default for Lpm4 {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for Lpm4 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lpm4").field("prefixes", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl Lpm4 {
+    /// A table without prefixes.
+    pub fn new() -> Self {
+        Self(Trie::new())
+    }
+
+    /// A table of many prefixes: address, length, value. Of a prefix that comes twice the last counts. Bits behind
+    /// the length are ignored.
+    ///
+    /// # Errors
+    ///
+    /// The first that [`Lpm4::insert`] refuses.
+    pub fn build(prefixes: &[(u32, u8, u32)]) -> Result<Self, TableError> {
+        let mut table = Self::new();
+        table.0.reserve(prefixes.len());
+        for (address, len, value) in prefixes {
+            table.insert(*address, *len, *value)?;
+        }
+        Ok(table)
+    }
+
+    /// How many prefixes there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds a prefix, or changes its value, and gives the value it had. Bits behind the length are ignored.
+    ///
+    /// # Errors
+    ///
+    /// A length above 32, or a value above [`super::MAX_VALUE`]; the table is unchanged then.
+    pub fn insert(&mut self, address: u32, len: u8, value: u32) -> Result<Option<u32>, TableError> {
+        if len > 32 {
+            return Err(TableError::PrefixLength { len, max: 32 });
+        }
+        self.0.insert(left(address), len, value)
+    }
+
+    /// Takes a prefix out and gives its value; `None` when there was none.
+    pub fn remove(&mut self, address: u32, len: u8) -> Option<u32> {
+        if len > 32 { None } else { self.0.remove(left(address), len) }
+    }
+
+    /// The value of exactly this prefix, whatever longer or shorter ones there are.
+    pub fn get(&self, address: u32, len: u8) -> Option<u32> {
+        if len > 32 { None } else { self.0.get(left(address), len) }
+    }
+
+    /// The value of the longest prefix that covers the address.
+    #[inline]
+    pub fn lookup(&self, address: u32) -> Option<u32> {
+        self.0.lookup(left(address))
+    }
+
+    /// Looks up as many addresses as both slices have, [`super::MISS`] for none. Faster than one by one, as the
+    /// memory accesses of a batch overlap.
+    #[inline]
+    pub fn lookup_batch(&self, addresses: &[u32], values: &mut [u32]) {
+        self.0.lookup_batch(addresses, values, left);
+    }
+}
+
+/// The address at the left end of 128 bits.
+#[inline]
+fn left(address: u32) -> u128 {
+    u128::from(address) << 96
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::stages::table::{MAX_VALUE, MISS};
+
+    /// Every prefix is tried.
+    #[derive(Default)]
+    struct Model(Vec<(u32, u8, u32)>);
+
+    impl Model {
+        fn mask(len: u8) -> u32 {
+            u32::MAX.checked_shl(32 - u32::from(len)).unwrap_or(0)
+        }
+
+        fn insert(&mut self, address: u32, len: u8, value: u32) -> Option<u32> {
+            let old = self.remove(address, len);
+            self.0.push((address & Self::mask(len), len, value));
+            old
+        }
+
+        fn remove(&mut self, address: u32, len: u8) -> Option<u32> {
+            let at = self.0.iter().position(|p| (p.0, p.1) == (address & Self::mask(len), len))?;
+            Some(self.0.swap_remove(at).2)
+        }
+
+        fn lookup(&self, address: u32) -> Option<u32> {
+            let covers = |p: &&(u32, u8, u32)| address & Self::mask(p.1) == p.0;
+            self.0.iter().filter(covers).max_by_key(|p| p.1).map(|p| p.2)
+        }
+    }
+
+    /// Addresses that share their front, so that prefixes nest.
+    fn address() -> impl Strategy<Value = u32> {
+        prop_oneof![
+            any::<u32>(),
+            (0..32u32, 0..4u8).prop_map(|(shift, low)| u32::MAX / 5 ^ (u32::from(low) << shift.min(32 - 2))),
+        ]
+    }
+
+    fn changes() -> impl Strategy<Value = Vec<(bool, u32, u8, u32)>> {
+        let len = prop_oneof![3 => 8..=32u8, 1 => Just(0u8), 1 => Just(32)];
+        prop::collection::vec((prop::bool::weighted(0.7), address(), len, 0..=MAX_VALUE), 1..60)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn a_table_is_its_model(changes in changes(), probes in prop::collection::vec(address(), 70)) {
+            let (mut table, mut model) = (Lpm4::new(), Model::default());
+            for (add, address, len, value) in changes {
+                if add {
+                    prop_assert_eq!(table.insert(address, len, value), Ok(model.insert(address, len, value)));
+                } else if let Some((address, len, _)) = model.0.get(value as usize % model.0.len().max(1)).copied() {
+                    prop_assert_eq!(table.remove(address, len), model.remove(address, len));
+                } else {
+                    prop_assert_eq!(table.remove(address, len), None);
+                }
+                prop_assert_eq!(table.len(), model.0.len());
+                prop_assert_eq!(table.lookup(address), model.lookup(address));
+            }
+            // The last address of every prefix and the one behind it are where a wrong expansion shows.
+            let edges = model.0.iter().flat_map(|p| {
+                let last = p.0 | !Model::mask(p.1);
+                [p.0, last, last.wrapping_add(1), p.0.wrapping_sub(1)]
+            });
+            let probes: Vec<u32> = edges.chain(probes).collect();
+            let mut values = vec![7; probes.len()];
+            table.lookup_batch(&probes, &mut values);
+            for (probe, value) in probes.iter().zip(values) {
+                let expected = model.lookup(*probe);
+                prop_assert_eq!(table.lookup(*probe), expected);
+                prop_assert_eq!(value, expected.unwrap_or(MISS));
+            }
+            let built = Lpm4::build(&model.0).unwrap();
+            for probe in probes {
+                prop_assert_eq!(built.lookup(probe), model.lookup(probe));
+            }
+            for (address, len, value) in model.0 {
+                prop_assert_eq!(table.get(address, len), Some(value));
+                prop_assert_eq!(table.remove(address, len), Some(value));
+                prop_assert_eq!(table.get(address, len), None);
+            }
+            prop_assert!(table.is_empty() && table.0.is_clear());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_stored_is_refused() {
+        let mut table = Lpm4::new();
+        assert_eq!(table.insert(0, 32 + 1, 0), Err(TableError::PrefixLength { len: 32 + 1, max: 32 }));
+        assert_eq!(table.insert(0, 8, MAX_VALUE + 1), Err(TableError::Value(MAX_VALUE + 1)));
+        assert_eq!((table.remove(0, 32 + 1), table.get(0, 255), table.len()), (None, None, 0));
+        assert_eq!(table.insert(0, 0, MAX_VALUE), Ok(None));
+        assert_eq!(table.lookup(u32::MAX), Some(MAX_VALUE));
+    }
+
+    #[test]
+    fn a_million_prefixes() {
+        let million: Vec<(u32, u8, u32)> = (0..1_000_000u32)
+            .map(|i| (i.wrapping_mul(0x9e37_79b1), 16 + (i % 9) as u8 + (i % 50 == 0) as u8 * 4, i))
+            .collect();
+        let table = Lpm4::build(&million).unwrap();
+        assert!(table.len() > 900_000);
+        for (address, len, _) in million.iter().step_by(1009) {
+            // A longer one may cover the first address, but none can be missing.
+            let longer = (*len..=32).rev().find_map(|len| table.get(*address, len));
+            assert!(longer.is_some());
+            assert_eq!(table.lookup(*address), longer);
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The tables behind the stages: data structures alone, with no packet, no config and no clock in them.
+//!
+//! Changing a table may allocate and is for the control path. Looking up never allocates, locks or panics.
+
+pub mod bucket;
+pub mod classifier;
+pub mod lpm4;
+pub mod lpm6;
+mod trie;
+
+/// What a batch lookup writes where nothing matched.
+pub const MISS: u32 = u32::MAX;
+
+/// The greatest value that a prefix table stores.
+pub const MAX_VALUE: u32 = (1 << 31) - 2;
+
+/// Why a table refused an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// A prefix longer than the address.
+    #[error("a prefix length of {len} is above {max}, the bits of an address")]
+    PrefixLength {
+        /// The length given.
+        len: u8,
+        /// The greatest there is.
+        max: u8,
+    },
+    /// A value above [`MAX_VALUE`].
+    #[error("the value {0} is above {MAX_VALUE}, the greatest a table stores")]
+    Value(u32),
+}
