@@ -6,6 +6,8 @@ pub mod bucket;
 pub mod classifier;
 pub mod lpm4;
 pub mod lpm6;
+#[cfg(test)]
+mod lpm_tests;
 mod trie;
 
 /// What a batch lookup writes where nothing matched.
