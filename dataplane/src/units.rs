@@ -52,7 +52,7 @@ pub struct Bytes(pub u64);
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (shift, suffix) in [(30, "G"), (20, "M"), (10, "K")] {
-            if self.0 != 0 && self.0 % (1 << shift) == 0 {
+            if self.0 != 0 && self.0.is_multiple_of(1 << shift) {
                 return write!(f, "{}{suffix}", self.0 >> shift);
             }
         }

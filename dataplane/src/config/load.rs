@@ -215,6 +215,16 @@ impl<'s> Loaded<'s> {
         self.source
     }
 
+    /// The ports that could be read, in the order of the config.
+    pub fn ports(&self) -> impl Iterator<Item = &Port> {
+        self.ports.iter().filter_map(|entry| entry.port.as_ref())
+    }
+
+    /// The name of a stage. None past the last stage, and where the config doesn't say.
+    pub fn stage_name(&self, stage: usize) -> Option<&str> {
+        Some(self.stages.get(stage)?.head.as_ref()?.name().get_ref())
+    }
+
     /// How many stages the config lists.
     pub fn stage_count(&self) -> usize {
         self.stages.len()

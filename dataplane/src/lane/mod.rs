@@ -89,6 +89,9 @@ pub trait Lane: Send {
     /// As [`Lane::reap`].
     fn drain(&mut self, pool: &mut Pool) -> Result<usize, VerbError>;
 
+    /// Slots that wait to be received into.
+    fn posted(&self) -> usize;
+
     /// Packets that are being sent.
     fn sending(&self) -> usize;
 
@@ -420,6 +423,10 @@ impl<Q: QueuePair, C: CompletionQueue> Lane for VerbsLane<Q, C> {
             self.discard_receives(pool, n);
         }
         Ok(self.posted + self.in_flight.len())
+    }
+
+    fn posted(&self) -> usize {
+        self.posted
     }
 
     fn sending(&self) -> usize {

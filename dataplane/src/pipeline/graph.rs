@@ -135,6 +135,16 @@ impl Graph {
         self.nodes.iter().map(|node| (node.name.as_str(), &node.counters))
     }
 
+    /// How many packets the stages have dropped.
+    pub(crate) fn dropped(&self) -> u64 {
+        let of = |node: &Node| {
+            let wired = node.outputs.iter().zip(&node.counters.outputs);
+            let by_output: u64 = wired.filter(|(to, _)| **to == Target::Drop).map(|(_, packets)| packets).sum();
+            by_output + node.counters.dropped_next + node.counters.drops.iter().sum::<u64>()
+        };
+        self.nodes.iter().map(of).sum()
+    }
+
     /// The stages, to ask for their own counters, or to finish them.
     pub(crate) fn stages(&mut self) -> impl Iterator<Item = (&str, &mut Box<dyn Stage>)> {
         self.nodes.iter_mut().map(|node| (node.name.as_str(), &mut node.stage))

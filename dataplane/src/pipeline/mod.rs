@@ -32,6 +32,8 @@ pub struct Ctx {
     pub start: Ticks,
     /// Which worker this is, from 0.
     pub worker: usize,
+    /// The port that the packets were received on, as an index.
+    pub ingress: u8,
 }
 
 impl Ctx {

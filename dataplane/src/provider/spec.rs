@@ -149,6 +149,16 @@ pub struct CqGranted {
     pub refused: Vec<Capability>,
 }
 
+impl fmt::Display for CqGranted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "depth {}, stamps {}", self.depth, self.stamps)?;
+        for capability in &self.refused {
+            write!(f, ", no {capability}")?;
+        }
+        Ok(())
+    }
+}
+
 /// The sizes of a queue pair: `struct ibv_qp_cap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct QpCaps {

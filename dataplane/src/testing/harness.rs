@@ -79,7 +79,7 @@ impl Harness {
             assert!(fits, "a batch holds 256 packets of at most 9,216 bytes");
         }
         let timebase = Timebase::new(ClockSource::Virtual, 1_000_000, u64::MAX);
-        let ctx = Ctx { timebase, start: Ticks(0), worker: 0 };
+        let ctx = Ctx { timebase, start: Ticks(0), worker: 0, ingress: 0 };
         for stage in &mut self.before {
             stage.process(&ctx, &mut self.batch);
             self.batch.clear_labels();

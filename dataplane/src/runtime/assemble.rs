@@ -1,0 +1,148 @@
+//! Config and registry become programs: everything that can be checked without a device is checked here.
+
+use std::path::Path;
+
+use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
+use crate::pipeline::{Facts, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Setup, Stage, Target};
+use crate::topology::Topology;
+
+/// A config that has been checked in full: the plan, and a program for every worker.
+pub struct Assembly {
+    /// The plan.
+    pub plan: Plan,
+    /// The ports as stages know them.
+    pub ports: Vec<PortInfo>,
+    /// The machine that it was planned for.
+    pub topology: Topology,
+    pub(crate) programs: Vec<Program>,
+}
+
+impl Catalog for Registry {
+    fn names(&self) -> Vec<String> {
+        self.kinds().map(|kind| kind.name.clone()).collect()
+    }
+
+    fn shape(&self, kind: &str) -> Option<StageShape> {
+        let kind = self.get(kind)?;
+        let outputs = kind.outputs.iter().map(|(name, _)| (*name).to_owned()).collect();
+        Some(StageShape { outputs, terminal: kind.terminal })
+    }
+}
+
+/// Checks a config: syntax, names, parameters, tables, the graph and its contracts. All mistakes go to the diagnostics;
+/// `None` if there was one.
+pub fn assemble(
+    source: &Source,
+    registry: &Registry,
+    topology: Topology,
+    diagnostics: &mut Diagnostics,
+) -> Option<Assembly> {
+    let loaded = config::load(source, diagnostics);
+    let plan = config::plan(&loaded, registry, &topology, diagnostics);
+    let ports = ports(&loaded);
+    let folder = source.path().parent().unwrap_or(Path::new(""));
+    let mut resources = Resources::new(ports.clone(), folder);
+    let workers = plan.as_ref().map_or(1, |plan| plan.cores.len());
+    let order: Vec<usize> =
+        plan.as_ref().map_or_else(|| (0..loaded.stage_count()).collect(), |plan| plan.order.clone());
+    let mut programs = Vec::new();
+    for worker in 0..workers {
+        let stages = stages(&loaded, registry, &mut resources, &order, (worker, workers), diagnostics);
+        let (Some(plan), Some(stages)) = (&plan, stages) else { return None };
+        let program = program(plan, registry, &order, stages);
+        if worker == 0 {
+            check(&loaded, plan, &order, &program, diagnostics);
+        }
+        if diagnostics.has_errors() {
+            return None;
+        }
+        programs.push(program);
+    }
+    Some(Assembly { plan: plan?, ports, topology, programs })
+}
+
+fn ports(loaded: &Loaded<'_>) -> Vec<PortInfo> {
+    let info = |(index, port): (usize, &config::Port)| PortInfo {
+        name: port.name.clone(),
+        // Locally administered, and different for every port, where the config names none.
+        mac: port.mac.map_or([2, 0, 0, 0, 0, index as u8 + 1], |mac| mac.0),
+        mtu: port.mtu.min(u32::from(u16::MAX)) as u16,
+    };
+    loaded.ports().enumerate().map(info).collect()
+}
+
+/// Makes and prepares the stages of one worker. What does not fit goes to the diagnostics.
+fn stages(
+    loaded: &Loaded<'_>,
+    registry: &Registry,
+    resources: &mut Resources,
+    order: &[usize],
+    worker: (usize, usize),
+    diagnostics: &mut Diagnostics,
+) -> Option<Vec<Box<dyn Stage>>> {
+    let mut stages = Vec::new();
+    for &index in order {
+        let Some(kind) = loaded.stage_kind(index).and_then(|kind| registry.get(kind)) else { continue };
+        let made = loaded.read_stage(index, |table| kind.make(toml::de::Deserializer::from(table)), diagnostics);
+        let Some(mut stage) = made else { continue };
+        let name = loaded.stage_name(index).unwrap_or(&kind.name).to_owned();
+        match stage.prepare(&mut Setup::new(resources, &name, worker.0, worker.1)) {
+            Ok(()) => stages.push(stage),
+            Err(problem) => diagnostics.push(mistake(loaded, index, &name, problem)),
+        }
+    }
+    (stages.len() == order.len()).then_some(stages)
+}
+
+fn mistake(loaded: &Loaded<'_>, stage: usize, name: &str, problem: Problem) -> Mistake {
+    let span = loaded.locate_stage(stage, &problem.key);
+    let mistake = Mistake::error(span, format!("stage `{name}`: {}", problem.message));
+    match problem.help {
+        Some(help) => mistake.help(help),
+        None => mistake,
+    }
+}
+
+fn program(plan: &Plan, registry: &Registry, order: &[usize], stages: Vec<Box<dyn Stage>>) -> Program {
+    let target = |target: config::Target| match target {
+        // The order has every stage of the plan.
+        config::Target::Stage(index) => Target::Node(order.iter().position(|&at| at == index).unwrap_or(usize::MAX)),
+        config::Target::Drop => Target::Drop,
+    };
+    let nodes = order.iter().zip(stages).map(|(&index, stage)| {
+        let node = &plan.nodes[index];
+        let reasons = registry.get(&node.kind).map_or(&[][..], |kind| kind.reasons);
+        NodeSpec {
+            name: node.name.clone(),
+            kind: node.kind.clone(),
+            stage,
+            next: node.next.map_or(Target::Drop, target),
+            outputs: node.outputs.iter().map(|(name, to)| (name.clone(), target(*to))).collect(),
+            reasons: reasons.iter().map(|(name, _)| *name).collect(),
+        }
+    });
+    Program::new(nodes.collect())
+}
+
+fn check(loaded: &Loaded<'_>, plan: &Plan, order: &[usize], program: &Program, diagnostics: &mut Diagnostics) {
+    let stamps = match plan.runtime.timestamps {
+        config::Timestamps::Device => Facts::STAMP,
+        config::Timestamps::None => Facts::empty(),
+    };
+    for (place, problem) in program.check(stamps) {
+        let index = order[place];
+        diagnostics.push(mistake(loaded, index, &plan.nodes[index].name, problem));
+    }
+    let most = crate::mem::BATCH / program.multiplicity().min(crate::mem::BATCH);
+    if plan.runtime.burst as usize > most {
+        let copying = program.nodes().iter().filter(|node| node.stage.copies()).count();
+        let mistake = Mistake::error(
+            loaded.locate("runtime.burst"),
+            format!(
+                "a burst of {} and {copying} stages that copy may become more than a batch holds",
+                plan.runtime.burst
+            ),
+        );
+        diagnostics.push(mistake.help(format!("set burst = {most} or less in [runtime]")));
+    }
+}

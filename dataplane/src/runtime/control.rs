@@ -1,0 +1,75 @@
+//! How workers are told to stop, and what they let others see.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::telemetry::{Board, Progress};
+use crate::units::Ticks;
+
+/// Shared by the workers of a run and whoever watches them.
+#[derive(Debug)]
+pub(crate) struct Control {
+    stop: AtomicBool,
+    /// The tick after which workers stop.
+    deadline: AtomicU64,
+    /// Packets that may still be received; `None`: any number.
+    budget: Option<AtomicU64>,
+    boards: Box<[Board]>,
+}
+
+impl Control {
+    pub(crate) fn new(workers: usize, packets: Option<u64>) -> Self {
+        Self {
+            stop: AtomicBool::new(false),
+            deadline: AtomicU64::new(u64::MAX),
+            budget: packets.map(AtomicU64::new),
+            boards: (0..workers).map(|_| Board::default()).collect(),
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stop_at(&self, deadline: Ticks) {
+        self.deadline.store(deadline.0, Ordering::Relaxed);
+    }
+
+    /// Whether a worker is to stop now.
+    pub(crate) fn is_over(&self, now: Ticks) -> bool {
+        self.stop.load(Ordering::Relaxed)
+            || now.0 >= self.deadline.load(Ordering::Relaxed)
+            || self.budget.as_ref().is_some_and(|budget| budget.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Takes up to `wanted` packets out of the budget.
+    #[inline]
+    pub(crate) fn claim(&self, wanted: usize) -> usize {
+        let Some(budget) = &self.budget else { return wanted };
+        let take = |left: u64| Some(left.saturating_sub(wanted as u64));
+        // The closure never refuses.
+        let left = budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
+        (wanted as u64).min(left) as usize
+    }
+
+    /// Puts back what was claimed and not received.
+    #[inline]
+    pub(crate) fn unclaim(&self, unused: usize) {
+        if let Some(budget) = &self.budget {
+            budget.fetch_add(unused as u64, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn board(&self, worker: usize) -> &Board {
+        &self.boards[worker]
+    }
+
+    /// The sum over all workers.
+    pub(crate) fn progress(&self) -> Progress {
+        self.boards.iter().map(Board::read).fold(Progress::default(), |sum, one| Progress {
+            rx: sum.rx + one.rx,
+            tx: sum.tx + one.tx,
+            dropped: sum.dropped + one.dropped,
+            loops: sum.loops + one.loops,
+        })
+    }
+}

@@ -1,0 +1,162 @@
+//! What the workers leave behind becomes one report.
+
+use std::collections::BTreeMap;
+
+use crate::clock::{ClockSource, Timebase};
+use crate::error::Error;
+use crate::lane::LaneCounters;
+use crate::mem::Reason;
+use crate::pipeline::{NodeCounters, Target};
+use crate::telemetry::{Latency, Ledger, PortReport, Report, StageReport, Totals, WorkerReport};
+use crate::units::Ticks;
+
+/// What one worker leaves behind.
+pub(crate) struct Outcome {
+    pub(crate) report: WorkerReport,
+    pub(crate) lanes: Vec<LaneCounters>,
+    pub(crate) stages: Vec<StageReport>,
+    pub(crate) latency: Latency,
+    pub(crate) timebase: Timebase,
+    pub(crate) started: Ticks,
+    pub(crate) ended: Ticks,
+    pub(crate) errors: Vec<Error>,
+}
+
+/// A stage's counters in words. `outputs` are its outputs with their targets, `next` where unlabelled packets go.
+pub(crate) fn stage_report(
+    (name, kind): (&str, &str),
+    counters: &NodeCounters,
+    outputs: &[(String, Target)],
+    reasons: &[&'static str],
+) -> StageReport {
+    let mut report = StageReport {
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        packets: counters.packets,
+        batches: counters.batches,
+        consumed: counters.consumed,
+        copied: counters.copied,
+        copies_missed: counters.copies_missed,
+        ..StageReport::default()
+    };
+    let codes = counters.drops.iter().enumerate().filter(|(_, packets)| **packets > 0);
+    for (code, &packets) in codes {
+        report.drops.insert(Reason::from_code(code as u8).name(reasons), packets);
+    }
+    for ((output, target), &packets) in outputs.iter().zip(&counters.outputs).filter(|(_, packets)| **packets > 0) {
+        match target {
+            Target::Drop => *report.drops.entry(output.clone()).or_default() += packets,
+            _ => *report.outputs.entry(output.clone()).or_default() += packets,
+        }
+    }
+    if counters.dropped_next > 0 {
+        *report.drops.entry(Reason::Requested.name(&[])).or_default() += counters.dropped_next;
+    }
+    report
+}
+
+/// The ledger of one worker, from its stages and lanes and the slots that are still out.
+pub(crate) fn ledger(stages: &[StageReport], lanes: &[(&str, &LaneCounters)], held: u64) -> Ledger {
+    let mut ledger = Ledger { held, ..Ledger::default() };
+    for stage in stages {
+        ledger.copied += stage.copied;
+        ledger.consumed += stage.consumed;
+        for (reason, &packets) in &stage.drops {
+            ledger.drop(&stage.name, reason, packets);
+        }
+    }
+    for (port, counters) in lanes {
+        ledger.rx += counters.rx;
+        ledger.tx += counters.tx;
+        ledger.drop(port, &Reason::TxFull.name(&[]), counters.tx_full);
+        ledger.drop(port, &Reason::TxError.name(&[]), counters.tx_errors);
+        ledger.drop(port, &Reason::Stopped.name(&[]), counters.stopped);
+    }
+    ledger.balance();
+    ledger
+}
+
+/// The whole run. `ports` has name, device and the device's own counters.
+pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec<String>) -> Report {
+    let mut report = Report {
+        duration_s: 0.0,
+        packets: Totals::default(),
+        bytes: Totals::default(),
+        rate_mpps: 0.0,
+        rate_rx_mpps: 0.0,
+        ledger: Ledger::default(),
+        latency_ns: Latency::new().report(ClockSource::None),
+        ports,
+        stages: Vec::new(),
+        workers: Vec::new(),
+        errors,
+    };
+    let mut latency = Latency::new();
+    let mut source = ClockSource::None;
+    for outcome in outcomes {
+        for (port, lane) in report.ports.iter_mut().zip(&outcome.lanes) {
+            add_lane(port, lane);
+        }
+        if report.stages.is_empty() {
+            report.stages = outcome.stages;
+        } else {
+            report.stages.iter_mut().zip(&outcome.stages).for_each(|(sum, stage)| add_stage(sum, stage));
+        }
+        report.ledger.add(&outcome.report.ledger);
+        latency.add(&outcome.latency);
+        if outcome.timebase.source != ClockSource::None {
+            source = outcome.timebase.source;
+        }
+        report.errors.extend(outcome.errors.iter().map(Error::to_string));
+        report.errors.extend(outcome.report.error.clone());
+        report.workers.push(outcome.report);
+    }
+    for port in &report.ports {
+        report.packets.rx += port.packets.rx;
+        report.packets.tx += port.packets.tx;
+        report.bytes.rx += port.bytes.rx;
+        report.bytes.tx += port.bytes.tx;
+    }
+    report.latency_ns = latency.report(source);
+    report
+}
+
+/// Sets the duration of the longest worker and the rates that follow from it.
+pub(crate) fn set_duration(report: &mut Report, seconds: f64) {
+    let rate = |packets: u64| if seconds > 0.0 { packets as f64 / seconds / 1e6 } else { 0.0 };
+    report.duration_s = seconds;
+    report.rate_mpps = rate(report.packets.tx);
+    report.rate_rx_mpps = rate(report.packets.rx);
+}
+
+fn add_lane(port: &mut PortReport, lane: &LaneCounters) {
+    port.packets.rx += lane.rx;
+    port.packets.tx += lane.tx;
+    port.bytes.rx += lane.rx_bytes;
+    port.bytes.tx += lane.tx_bytes;
+    port.rx_errors += lane.rx_errors;
+    port.tx_full += lane.tx_full;
+    port.tx_errors += lane.tx_errors;
+    port.stale += lane.stale;
+    port.recoveries += lane.recoveries;
+    if let Some(status) = lane.first_error {
+        let text = || format!("{status} ({}): {}", status.description(), status.likely_cause());
+        port.first_error.get_or_insert_with(text);
+    }
+}
+
+fn add_stage(sum: &mut StageReport, stage: &StageReport) {
+    sum.packets += stage.packets;
+    sum.batches += stage.batches;
+    sum.consumed += stage.consumed;
+    sum.copied += stage.copied;
+    sum.copies_missed += stage.copies_missed;
+    let add = |sum: &mut BTreeMap<String, u64>, other: &BTreeMap<String, u64>| {
+        for (name, value) in other {
+            *sum.entry(name.clone()).or_default() += value;
+        }
+    };
+    add(&mut sum.outputs, &stage.outputs);
+    add(&mut sum.drops, &stage.drops);
+    add(&mut sum.counters, &stage.counters);
+}

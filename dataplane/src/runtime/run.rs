@@ -1,0 +1,322 @@
+//! A run: workers on their cores from start to report.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Barrier};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::clock::HostClock;
+use crate::config::{self, Timestamps};
+use crate::error::{Error, Result};
+use crate::lane::{Lane, LaneCounters, LaneSpec};
+use crate::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
+use crate::pipeline::{Graph, Program, Target};
+use crate::runtime::Assembly;
+use crate::runtime::control::Control;
+use crate::runtime::devices::{self, PortDevice};
+use crate::runtime::idle::Idle;
+use crate::runtime::report::{self, Outcome};
+use crate::runtime::worker::{Counts, Spans, Worker};
+use crate::telemetry::{PortReport, Progress, Report, WorkerReport};
+use crate::topology::pin_current_thread;
+use crate::units::{CoreId, Nanos, NumaNode};
+
+/// When a run ends, beside being told to.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// After this time.
+    pub duration: Option<Duration>,
+    /// After so many packets received, over all workers.
+    pub packets: Option<u64>,
+}
+
+/// A running data plane.
+pub struct Run {
+    control: Arc<Control>,
+    ports: Vec<Arc<dyn PortDevice>>,
+    names: Vec<String>,
+    workers: Vec<JoinHandle<Result<Outcome>>>,
+    clock: HostClock,
+}
+
+/// What a worker is made from, on its own thread.
+struct Seed {
+    number: usize,
+    workers: usize,
+    core: CoreId,
+    node: Option<NumaNode>,
+    program: Program,
+    plan: Arc<config::Plan>,
+    ports: Vec<Arc<dyn PortDevice>>,
+    control: Arc<Control>,
+    clock: HostClock,
+}
+
+impl Run {
+    /// Opens the devices and starts the workers, each on its core. It returns when all of them are about to enter their
+    /// loops, or when one could not.
+    ///
+    /// # Errors
+    /// A device, a core or memory is not to be had; nothing is left running.
+    pub fn start(assembly: Assembly, options: Options) -> Result<Self> {
+        let Assembly { plan, ports: infos, topology, programs } = assembly;
+        let clock = HostClock::new();
+        let ports = devices::open(&plan, &infos, &clock)?;
+        let control = Arc::new(Control::new(programs.len(), options.packets));
+        let plan = Arc::new(plan);
+        let workers = programs.len();
+        let (ready, readiness) = mpsc::channel();
+        let go = Arc::new(Barrier::new(workers + 1));
+        let mut threads = Vec::new();
+        for (number, program) in programs.into_iter().enumerate() {
+            let core = plan.cores[number];
+            let seed = Seed {
+                number,
+                workers,
+                core,
+                node: topology.core(core).map(|core| core.node),
+                program,
+                plan: plan.clone(),
+                ports: ports.clone(),
+                control: control.clone(),
+                clock: clock.clone(),
+            };
+            let (ready, go) = (ready.clone(), go.clone());
+            let thread = thread::Builder::new().name(format!("worker-{number}"));
+            threads.push(thread.spawn(move || seed.grow(&ready, &go)).map_err(|error| Error::Worker {
+                worker: number,
+                message: format!("its thread cannot be started: {error}"),
+            })?);
+        }
+        let failed = wait_ready(&readiness, workers);
+        if failed {
+            control.stop();
+        }
+        if let Some(duration) = options.duration {
+            let ticks = clock.timebase().ticks(Nanos(duration.as_nanos() as u64));
+            control.stop_at(crate::units::Ticks(clock.now().0.saturating_add(ticks.0)));
+        }
+        go.wait();
+        let names = plan.ports.iter().map(|port| port.config.name.clone()).collect();
+        let run = Self { control, ports, names, workers: threads, clock };
+        if failed {
+            return Err(run.first_error());
+        }
+        Ok(run)
+    }
+
+    /// The sums over all workers, as of a moment ago.
+    pub fn progress(&self) -> Progress {
+        self.control.progress()
+    }
+
+    /// Tells the workers to stop taking packets in, send what they have, and end.
+    pub fn stop(&self) {
+        self.control.stop();
+    }
+
+    /// A handle that tells the workers to stop, for a signal handler's thread.
+    pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {
+        let control = self.control.clone();
+        move || control.stop()
+    }
+
+    /// Whether every worker has ended.
+    pub fn is_finished(&self) -> bool {
+        self.workers.iter().all(JoinHandle::is_finished)
+    }
+
+    /// What devices have to say since the last call: links that went down, queues that failed.
+    pub fn events(&self) -> Vec<String> {
+        let named = self.names.iter().zip(&self.ports);
+        named.flat_map(|(name, port)| port.events().into_iter().map(move |event| format!("{name}: {event}"))).collect()
+    }
+
+    /// Waits for the workers and adds up what they did.
+    ///
+    /// # Errors
+    /// A worker panicked: that is a bug.
+    pub fn join(self) -> Result<Report> {
+        let mut outcomes = Vec::new();
+        let mut failure = None;
+        for (number, worker) in self.workers.into_iter().enumerate() {
+            match worker.join() {
+                Ok(Ok(outcome)) => outcomes.push(outcome),
+                Ok(Err(error)) => failure = failure.or(Some(error)),
+                Err(panic) => {
+                    let text = panic.downcast_ref::<String>().map(String::as_str);
+                    let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                    failure = Some(Error::Worker { worker: number, message: format!("panicked: {text}") });
+                    self.control.stop();
+                }
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let errors: Vec<String> = self.ports.iter().filter_map(|port| port.finish()).map(|e| e.to_string()).collect();
+        let ports = self.names.into_iter().zip(&self.ports).map(|(name, port)| PortReport {
+            name,
+            device: port.describe(),
+            device_counters: port.counters(),
+            ..PortReport::default()
+        });
+        let timebase = self.clock.timebase();
+        let first = outcomes.iter().map(|outcome| outcome.started).min();
+        let last = outcomes.iter().map(|outcome| outcome.ended).max();
+        let mut report = report::report(outcomes, ports.collect(), errors);
+        if let (Some(first), Some(last)) = (first, last) {
+            report::set_duration(&mut report, timebase.between(first, last).0 as f64 / 1e9);
+        }
+        Ok(report)
+    }
+
+    fn first_error(self) -> Error {
+        let mut error = None;
+        for worker in self.workers {
+            if let Ok(Err(failed)) = worker.join() {
+                error = error.or(Some(failed));
+            }
+        }
+        error.unwrap_or_else(|| Error::Worker { worker: 0, message: "could not be started".to_owned() })
+    }
+}
+
+/// Whether any worker could not be set up.
+fn wait_ready(readiness: &Receiver<bool>, workers: usize) -> bool {
+    // A worker that panics drops its sender and counts as failed.
+    (0..workers).map(|_| readiness.recv().unwrap_or(false)).fold(false, |failed, ready| failed | !ready)
+}
+
+impl Seed {
+    /// The life of a worker's thread.
+    fn grow(self, ready: &Sender<bool>, go: &Barrier) -> Result<Outcome> {
+        let (clock, core, plan) = (self.clock.clone(), self.core, self.plan.clone());
+        let shapes = Shape::of(&self.program);
+        let worker = self.set_up();
+        // The other side waits for exactly one word of every worker.
+        let _ = ready.send(worker.is_ok());
+        go.wait();
+        let (mut worker, pages) = worker?;
+        worker.run(&clock);
+        Ok(harvest(worker, core, &plan, &shapes, pages))
+    }
+
+    fn set_up(self) -> Result<(Worker, PageKind)> {
+        pin_current_thread(self.core)?;
+        let runtime = &self.plan.runtime;
+        let room = runtime.buffer_size.saturating_sub(runtime.headroom) as usize;
+        let layout = SlotLayout::new(runtime.headroom as usize, room, self.plan.buffers as usize)?;
+        let pages = match runtime.hugepages {
+            config::Hugepages::Gigabyte => PageKind::Huge1G,
+            config::Hugepages::Megabyte => PageKind::Huge2M,
+            config::Hugepages::Transparent => PageKind::Transparent,
+            config::Hugepages::None => PageKind::Normal,
+        };
+        let spec = RegionSpec { bytes: layout.bytes(), pages, strict: runtime.strict, node: self.node };
+        let (region, notices) = Region::allocate(spec)?;
+        for notice in notices {
+            tracing::warn!("worker {}: {notice}", self.number);
+        }
+        let pages = region.pages();
+        let pool = Pool::new(Arc::new(region), layout)?;
+        let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
+        for (port, device) in self.plan.ports.iter().zip(&self.ports) {
+            let spec = LaneSpec {
+                port: port.config.device_port,
+                queue: (self.number as u16, self.workers as u16),
+                recv_depth: if port.input { port.config.rx_depth } else { 0 },
+                send_depth: port.config.tx_depth,
+                stamps: runtime.timestamps == Timestamps::Device,
+            };
+            lanes.push(device.open_lane(&pool, spec)?);
+        }
+        let inputs = self.plan.ports.iter().enumerate().filter(|(_, port)| port.input).map(|(at, _)| at).collect();
+        let graph = Graph::new(self.program, lanes.len(), &pool);
+        let worker = Worker {
+            number: self.number,
+            latency: Spans::of(&lanes),
+            inputs,
+            burst: (runtime.burst as usize).min(graph.burst()),
+            lanes,
+            graph,
+            pool,
+            idle: match runtime.idle {
+                config::Idle::Spin => Idle::Spin,
+                config::Idle::Pause => Idle::Pause,
+                config::Idle::Sleep => Idle::Sleep { empty: 0 },
+            },
+            drain_timeout: runtime.drain_timeout.0,
+            control: self.control,
+            counts: Counts::default(),
+        };
+        Ok((worker, pages))
+    }
+}
+
+/// What the report needs to know of a stage, kept aside when the program gets its memory.
+struct Shape {
+    kind: String,
+    outputs: Vec<(String, Target)>,
+    reasons: Vec<&'static str>,
+}
+
+impl Shape {
+    fn of(program: &Program) -> Vec<Self> {
+        let nodes = program.nodes().iter();
+        nodes
+            .map(|node| Self { kind: node.kind.clone(), outputs: node.outputs.clone(), reasons: node.reasons.clone() })
+            .collect()
+    }
+}
+
+/// A worker has ended: its counters become its part of the report.
+fn harvest(mut worker: Worker, core: CoreId, plan: &config::Plan, shapes: &[Shape], pages: PageKind) -> Outcome {
+    let mut errors = Vec::new();
+    let mut own: Vec<BTreeMap<String, u64>> = Vec::new();
+    for (_, stage) in worker.graph.stages() {
+        errors.extend(stage.finish().err());
+        let mut counters = BTreeMap::new();
+        stage.counters(&mut |name, value| *counters.entry(name.to_owned()).or_default() += value);
+        own.push(counters);
+    }
+    let mut stages = Vec::new();
+    for (((name, counters), shape), own) in worker.graph.counters().zip(shapes).zip(own) {
+        let mut stage = report::stage_report((name, &shape.kind), counters, &shape.outputs, &shape.reasons);
+        stage.counters = own;
+        stages.push(stage);
+    }
+    let lanes: Vec<LaneCounters> = worker.lanes.iter().map(|lane| lane.counters().clone()).collect();
+    let names = plan.ports.iter().map(|port| port.config.name.as_str());
+    let posted: usize = worker.lanes.iter().map(|lane| lane.posted()).sum();
+    let out = worker.pool.layout().count as usize - worker.pool.available();
+    let named: Vec<(&str, &LaneCounters)> = names.clone().zip(&lanes).collect();
+    let ledger = report::ledger(&stages, &named, (out - posted.min(out)) as u64);
+    let granted = names.zip(&worker.lanes).map(|(name, lane)| (name.to_owned(), lane.granted().to_string()));
+    let error = worker.counts.fault.map(|(lane, error)| {
+        let name = plan.ports.get(lane).map_or("?", |port| port.config.name.as_str());
+        format!("worker {} stopped: port {name}: {error}", worker.number)
+    });
+    let report = WorkerReport {
+        core: core.0,
+        loops: worker.counts.loops,
+        idle_loops: worker.counts.idle_loops,
+        ledger,
+        slots: u64::from(worker.pool.layout().count),
+        slots_missing: out as u64,
+        pages: pages.to_string(),
+        granted: granted.collect(),
+        error,
+    };
+    Outcome {
+        report,
+        lanes,
+        stages,
+        timebase: worker.latency.timebase,
+        latency: worker.latency.histogram,
+        started: worker.counts.started,
+        ended: worker.counts.ended,
+        errors,
+    }
+}

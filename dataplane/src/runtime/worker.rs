@@ -1,0 +1,169 @@
+//! A worker: one core, its pool, its lanes and its graph, and the loop that runs them to completion.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock::{ClockSource, HostClock, Timebase};
+use crate::error::VerbError;
+use crate::lane::{Lane, LatencySink};
+use crate::mem::Pool;
+use crate::pipeline::{Ctx, Graph, NoObserver};
+use crate::runtime::control::Control;
+use crate::runtime::idle::Idle;
+use crate::telemetry::{Latency, Progress};
+use crate::units::Ticks;
+
+/// How often round the loop the slow things are done: stop, limits, publishing, draining decisions.
+const HOUSEKEEPING: u64 = 256;
+
+/// A worker, ready to run. Everything in it belongs to its thread alone.
+pub(crate) struct Worker {
+    pub(crate) number: usize,
+    // Lanes before the pool: a device lets go of memory before it is anyone else's.
+    pub(crate) lanes: Vec<Box<dyn Lane>>,
+    /// The lanes that packets are received from.
+    pub(crate) inputs: Vec<usize>,
+    pub(crate) graph: Graph,
+    pub(crate) pool: Pool,
+    pub(crate) burst: usize,
+    pub(crate) idle: Idle,
+    pub(crate) drain_timeout: Duration,
+    pub(crate) control: Arc<Control>,
+    pub(crate) latency: Spans,
+    pub(crate) counts: Counts,
+}
+
+/// What the loop itself counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) loops: u64,
+    pub(crate) idle_loops: u64,
+    pub(crate) started: Ticks,
+    pub(crate) ended: Ticks,
+    pub(crate) fault: Option<(usize, VerbError)>,
+}
+
+/// Spans between stamps of one clock become nanoseconds of a histogram.
+pub(crate) struct Spans {
+    pub(crate) timebase: Timebase,
+    pub(crate) histogram: Latency,
+}
+
+impl Spans {
+    /// For lanes whose stamps are all of one clock; of several clocks no span is a latency.
+    pub(crate) fn of(lanes: &[Box<dyn Lane>]) -> Self {
+        let first = lanes.first().map_or(Timebase::NONE, |lane| lane.timebase());
+        let same = lanes.iter().all(|lane| lane.timebase() == first);
+        Self { timebase: if same { first } else { Timebase::NONE }, histogram: Latency::new() }
+    }
+}
+
+impl LatencySink for Spans {
+    #[inline]
+    fn record(&mut self, from: Ticks, to: Ticks, packets: u64) {
+        if self.timebase.source != ClockSource::None {
+            self.histogram.record(self.timebase.between(from, to).0, packets);
+        }
+    }
+}
+
+impl Worker {
+    /// Runs until it is told to stop, its limits are reached, or its sources have ended; then drains.
+    pub(crate) fn run(&mut self, clock: &HostClock) {
+        self.counts.started = clock.now();
+        let result = self.run_loop(clock);
+        self.counts.ended = clock.now();
+        self.counts.fault = result.err();
+        self.drain();
+        self.publish();
+    }
+
+    /// The day of a packet.
+    fn run_loop(&mut self, clock: &HostClock) -> Result<(), (usize, VerbError)> {
+        let start = clock.now();
+        let at = |lane: usize| move |error: VerbError| (lane, error);
+        for lane in 0..self.lanes.len() {
+            self.lanes[lane].refill(&mut self.pool).map_err(at(lane))?;
+        }
+        loop {
+            for (place, lane) in self.lanes.iter_mut().enumerate() {
+                lane.reap(&mut self.pool, &mut self.latency).map_err(at(place))?;
+            }
+            let mut received = 0;
+            for input in 0..self.inputs.len() {
+                let place = self.inputs[input];
+                let limit = self.control.claim(self.burst);
+                let lane = &mut self.lanes[place];
+                let n = lane.receive(&mut self.pool, self.graph.entry(), limit).map_err(at(place))?;
+                self.control.unclaim(limit - n);
+                if n > 0 {
+                    received += n;
+                    let ctx = Ctx { timebase: lane.timebase(), start, worker: self.number, ingress: place as u8 };
+                    self.graph.walk(&ctx, &mut self.pool, &mut NoObserver);
+                    for (port, lane) in self.lanes.iter_mut().enumerate() {
+                        if !self.graph.outbox(port).is_empty() {
+                            lane.transmit(&mut self.pool, self.graph.outbox(port));
+                        }
+                    }
+                }
+                self.lanes[place].refill(&mut self.pool).map_err(at(place))?;
+            }
+            self.counts.loops += 1;
+            if received == 0 {
+                self.counts.idle_loops += 1;
+            }
+            self.idle.after(received);
+            if self.counts.loops.is_multiple_of(HOUSEKEEPING) {
+                self.publish();
+                if self.is_done(received, clock.now()) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn is_done(&mut self, received: usize, now: Ticks) -> bool {
+        if self.control.is_over(now) {
+            return true;
+        }
+        // An output alone may have stopped by an error: it is brought up again here.
+        for lane in &mut self.lanes {
+            // A lane that cannot be reset says so when it is next used.
+            let _ = lane.refill(&mut self.pool);
+        }
+        let mut inputs = self.inputs.iter().map(|&place| &self.lanes[place]);
+        received == 0 && inputs.all(|lane| lane.source_ended()) && self.lanes.iter().all(|lane| lane.sending() == 0)
+    }
+
+    /// Intake has stopped: lets what is being sent be sent, then takes everything back from the devices.
+    fn drain(&mut self) {
+        let deadline = Instant::now() + self.drain_timeout;
+        let before_deadline = |what: &mut dyn FnMut() -> bool| {
+            while !what() && Instant::now() < deadline {
+                std::hint::spin_loop();
+            }
+        };
+        let Self { lanes, pool, latency, .. } = self;
+        before_deadline(&mut || {
+            // A lane that cannot be polled any more has nothing left to wait for.
+            lanes.iter_mut().all(|lane| lane.reap(pool, latency).is_err() || lane.sending() == 0)
+        });
+        for lane in lanes.iter_mut() {
+            // Refused only where it is stopped already.
+            let _ = lane.stop();
+        }
+        before_deadline(&mut || lanes.iter_mut().all(|lane| lane.drain(pool).is_ok_and(|left| left == 0)));
+    }
+
+    fn publish(&self) {
+        let mut progress = Progress { loops: self.counts.loops, ..Progress::default() };
+        for lane in &self.lanes {
+            let counters = lane.counters();
+            progress.rx += counters.rx;
+            progress.tx += counters.tx;
+            progress.dropped += counters.tx_full + counters.tx_errors;
+        }
+        progress.dropped += self.graph.dropped();
+        self.control.board(self.number).publish(progress);
+    }
+}

@@ -1,0 +1,206 @@
+//! The report of a run: one object, for people and for machines.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::clock::ClockSource;
+use crate::telemetry::Ledger;
+
+/// Received and sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// Received.
+    pub rx: u64,
+    /// Sent.
+    pub tx: u64,
+}
+
+/// Percentiles of the time from receive stamp to send completion stamp, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LatencyReport {
+    /// How many packets were measured.
+    pub count: u64,
+    /// Half took no longer.
+    pub p50: u64,
+    /// Nine in ten took no longer.
+    pub p90: u64,
+    /// 99 in 100 took no longer.
+    pub p99: u64,
+    /// 999 in 1,000 took no longer.
+    pub p999: u64,
+    /// The longest.
+    pub max: u64,
+    /// The clock of both stamps.
+    pub source: ClockSource,
+}
+
+/// A port, over all workers.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct PortReport {
+    /// Its name in the config.
+    pub name: String,
+    /// Its device.
+    pub device: String,
+    /// Packets.
+    pub packets: Totals,
+    /// Bytes, without preamble and checksum of the frame.
+    pub bytes: Totals,
+    /// Receives that completed with an error.
+    pub rx_errors: u64,
+    /// Dropped because the send queue was full.
+    pub tx_full: u64,
+    /// Dropped because sending failed.
+    pub tx_errors: u64,
+    /// Completions of no request of its lanes.
+    pub stale: u64,
+    /// How often a queue pair was reset after an error.
+    pub recoveries: u64,
+    /// The first error status of a completion, with its likely cause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_error: Option<String>,
+    /// The device's own counters.
+    pub device_counters: BTreeMap<String, u64>,
+}
+
+/// A stage, over all workers.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StageReport {
+    /// Its name in the config.
+    pub name: String,
+    /// Its kind.
+    #[serde(rename = "use")]
+    pub kind: String,
+    /// Packets that came in.
+    pub packets: u64,
+    /// Batches that they came in.
+    pub batches: u64,
+    /// Packets that left by each output.
+    pub outputs: BTreeMap<String, u64>,
+    /// Packets that it dropped, by reason.
+    pub drops: BTreeMap<String, u64>,
+    /// Packets that ended here.
+    pub consumed: u64,
+    /// Copies made.
+    pub copied: u64,
+    /// Copies not made, for want of a free slot.
+    pub copies_missed: u64,
+    /// Its own counters.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// A worker.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkerReport {
+    /// The core it was pinned to.
+    pub core: u32,
+    /// Times round the loop.
+    pub loops: u64,
+    /// Times round the loop with nothing received.
+    pub idle_loops: u64,
+    /// Its ledger.
+    pub ledger: Ledger,
+    /// Slots of its pool.
+    pub slots: u64,
+    /// Slots that had not come back at the end.
+    pub slots_missing: u64,
+    /// What pages its memory has.
+    pub pages: String,
+    /// What its completion queues were granted, by port.
+    pub granted: BTreeMap<String, String>,
+    /// Why it stopped before its time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A whole run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Seconds from the start of the workers' loops to their end.
+    pub duration_s: f64,
+    /// Packets.
+    pub packets: Totals,
+    /// Bytes.
+    pub bytes: Totals,
+    /// Million packets sent a second.
+    pub rate_mpps: f64,
+    /// Million packets received a second.
+    pub rate_rx_mpps: f64,
+    /// Where all packets went.
+    pub ledger: Ledger,
+    /// How long those that were sent took.
+    pub latency_ns: LatencyReport,
+    /// By port.
+    pub ports: Vec<PortReport>,
+    /// By stage, in the order of the pipeline.
+    pub stages: Vec<StageReport>,
+    /// By worker.
+    pub workers: Vec<WorkerReport>,
+    /// Why the run is not a good one: damaged input, output that could not be written, a worker that stopped.
+    pub errors: Vec<String>,
+}
+
+impl Report {
+    /// Whether nothing failed and the ledger balances.
+    pub fn is_good(&self) -> bool {
+        self.errors.is_empty()
+            && self.ledger.unaccounted == 0
+            && self.ledger.held == 0
+            && self.workers.iter().all(|worker| worker.slots_missing == 0 && worker.ledger.unaccounted == 0)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:.3} s · received {} packets, {} bytes · sent {} packets, {} bytes · {:.3} Mpps",
+            self.duration_s, self.packets.rx, self.bytes.rx, self.packets.tx, self.bytes.tx, self.rate_mpps
+        )?;
+        writeln!(f, "\n{:<16}{:>14}{:>14}  device", "port", "received", "sent")?;
+        for port in &self.ports {
+            writeln!(f, "{:<16}{:>14}{:>14}  {}", port.name, port.packets.rx, port.packets.tx, port.device)?;
+            if let Some(error) = &port.first_error {
+                writeln!(f, "  first error: {error}")?;
+            }
+        }
+        writeln!(f, "\n{:<16}{:<12}{:>12}  where to", "stage", "use", "packets")?;
+        for stage in &self.stages {
+            let words = |counts: &BTreeMap<String, u64>, mark: &str| -> Vec<String> {
+                counts.iter().map(|(name, packets)| format!("{mark}{name} {packets}")).collect()
+            };
+            let mut ways = words(&stage.outputs, "");
+            ways.extend(words(&stage.drops, "drop:"));
+            for (name, packets) in [("consumed", stage.consumed), ("copied", stage.copied)] {
+                if packets > 0 {
+                    ways.push(format!("{name} {packets}"));
+                }
+            }
+            writeln!(f, "{:<16}{:<12}{:>12}  {}", stage.name, stage.kind, stage.packets, ways.join(", "))?;
+            for (name, value) in &stage.counters {
+                writeln!(f, "{:<40}  {name} {value}", "")?;
+            }
+        }
+        let latency = &self.latency_ns;
+        if latency.count > 0 {
+            writeln!(
+                f,
+                "\nlatency in ns (clock: {}): p50 {} · p90 {} · p99 {} · p99.9 {} · max {}",
+                latency.source, latency.p50, latency.p90, latency.p99, latency.p999, latency.max
+            )?;
+        }
+        for (at, worker) in self.workers.iter().enumerate() {
+            writeln!(
+                f,
+                "worker {at} on core {}: {} loops, {} idle; {} slots in {}",
+                worker.core, worker.loops, worker.idle_loops, worker.slots, worker.pages
+            )?;
+        }
+        write!(f, "\n{}", self.ledger)?;
+        for error in &self.errors {
+            writeln!(f, "error: {error}")?;
+        }
+        Ok(())
+    }
+}
