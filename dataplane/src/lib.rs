@@ -6,22 +6,23 @@
 //!
 //! # Map
 //!
-//! The modules, lowest first. Each may use only those named beside it; a test holds them to it.
+//! The modules, lowest first. Each may use only those named beside it, and `units` and `error`; a test holds them to
+//! it. `unsafe` is allowed in `mem`, `lane` and the two providers alone.
 //!
 //! | module | does | uses |
 //! | --- | --- | --- |
 //! | [`units`] | newtypes for core, node, key, tick, nanosecond, byte | – |
-//! | [`error`] | the one error of everything that is set up | units |
-//! | [`topology`] | cores, caches, NUMA nodes, device locality; pinning | units |
-//! | [`mem`] | huge-page regions, the buffer pool, batches and packets | units, topology |
-//! | [`header`] | checked views of protocol headers | units |
-//! | [`clock`] | ticks of a device or of the processor, and what they are in nanoseconds | units |
+//! | [`error`] | the one error of everything that is set up | – |
+//! | [`topology`] | cores, caches, NUMA nodes, device locality; pinning | – |
+//! | [`mem`] | huge-page regions, the buffer pool, batches and packets | topology |
+//! | [`header`] | checked views of protocol headers | – |
+//! | [`clock`] | ticks of a device or of the processor, and what they are in nanoseconds | – |
 //! | [`provider`] | the verbs contract as traits; `soft` and `verbs` implement it | mem, clock |
-//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim | provider, mem |
+//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim | provider, mem, clock |
 //! | [`pipeline`] | the `Stage` trait, the registry, graph compilation and the walk | mem, header, clock |
-//! | [`stages`] | one file per built-in stage | pipeline, header |
-//! | [`telemetry`] | the ledger, histograms, snapshots, the report | units |
-//! | [`config`] | TOML to a checked plan; touches no device | units, topology |
+//! | [`stages`] | one file per built-in stage | pipeline, header, mem, prelude |
+//! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |
+//! | [`config`] | TOML to a checked plan; touches no device | topology |
 //! | [`runtime`] | a plan becomes objects; the worker loop; control | all of the above |
 //! | [`testing`] | packets in, packets out, no device: for tests of stages and apps | all of the above |
 //!
