@@ -85,6 +85,12 @@ impl Batch {
         self.descs().iter().map(|desc| u64::from(desc.len)).sum()
     }
 
+    /// Bytes of the longest packet; 0 when there is none.
+    #[inline]
+    pub fn longest(&self) -> usize {
+        usize::from(self.descs().iter().fold(0, |longest, desc| longest.max(desc.len)))
+    }
+
     /// What the packets of a batch borrow, cut to its length.
     #[inline]
     #[allow(clippy::type_complexity, reason = "named once, taken apart at once")]

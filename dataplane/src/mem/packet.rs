@@ -114,6 +114,8 @@ pub struct Meta {
     pub flow_hash: u32,
     /// The tag of the flow rule that the device matched.
     pub flow_tag: u32,
+    /// The port that it came in by, as an index: set on receive, and known of every packet.
+    pub ingress: u8,
 }
 
 /// One packet of a batch.

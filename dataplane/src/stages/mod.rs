@@ -1,3 +1,17 @@
 //! The built-in stages, one file each, and the [tables](table) that they look packets up in.
 
+pub mod drop;
+pub mod mac_swap;
+pub mod parse;
 pub mod table;
+pub mod tx;
+
+use crate::pipeline::Registry;
+
+/// Adds every built-in stage.
+pub fn register(registry: &mut Registry) {
+    registry.add_described::<drop::Drop>("drop");
+    registry.add_described::<mac_swap::MacSwap>("mac_swap");
+    registry.add_described::<parse::Parse>("parse");
+    registry.add_described::<tx::Tx>("tx");
+}

@@ -1,0 +1,74 @@
+//! `mac_swap`: sends packets back to where they came from, on the link.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::header::Header;
+use crate::header::ethernet::Ethernet;
+use crate::mem::{Batch, Reason};
+use crate::pipeline::{Ctx, Stage};
+
+/// Swaps the source and the destination address of the Ethernet header.
+///
+/// Packets shorter than `min_len` are dropped as `runt`.
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name = "back"
+/// use = "mac_swap"
+/// min_len = 60
+/// ```
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MacSwap {
+    /// The shortest frame that is taken, in bytes; an Ethernet header has 14.
+    #[serde(default = "ethernet_header")]
+    pub min_len: u16,
+}
+
+const fn ethernet_header() -> u16 {
+    Ethernet::LEN as u16
+}
+
+impl Stage for MacSwap {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        let min_len = usize::from(self.min_len);
+        for mut packet in batch.iter_mut() {
+            if packet.len() < min_len {
+                packet.drop(Reason::Runt);
+                continue;
+            }
+            let (destination, source) = packet.ethernet_addresses_mut();
+            std::mem::swap(destination, source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{Fate, Harness};
+
+    proptest! {
+        #[test]
+        fn addresses_change_places(bytes in prop::collection::vec(any::<u8>(), 0..100), min_len in 12usize..64) {
+            let outcome = Harness::from_toml::<MacSwap>(&format!("min_len = {min_len}")).unwrap().run_one(&bytes);
+            if bytes.len() < min_len {
+                prop_assert_eq!(outcome.fate, Fate::Dropped("runt".to_owned()));
+                prop_assert_eq!(outcome.bytes, bytes);
+            } else {
+                prop_assert_eq!(outcome.fate, Fate::Next);
+                prop_assert_eq!(outcome.bytes, [&bytes[6..12], &bytes[..6], &bytes[12..]].concat());
+            }
+        }
+    }
+
+    #[test]
+    fn an_ethernet_header_is_enough_unless_told() {
+        let mut harness = Harness::from_toml::<MacSwap>("").unwrap();
+        assert_eq!(harness.run_one(&[7; 13]).fate, Fate::Dropped("runt".to_owned()));
+        assert_eq!(harness.run_one(&[7; 14]).fate, Fate::Next);
+    }
+}
