@@ -116,43 +116,421 @@ port = "lan"
 "#;
 
 #[test]
-fn x() {
-    let bad = r#"
-[runtime]
-brst = 64
-workers = "many"
-idle = "spn"
-strict = "yes"
-drain_timeout = "5 minutes"
+fn a_right_config_becomes_a_plan() {
+    let (plan, diagnostics) = check(GOOD, &[]);
+    assert_eq!(diagnostics.render(false), "");
+    let plan = plan.unwrap();
+    let cores: Vec<u32> = plan.cores.iter().map(|core| core.0).collect();
+    assert_eq!(cores, [1, 3]);
+    assert_eq!((plan.runtime.burst, plan.runtime.buffer_size), (32, 2048));
+    assert!(plan.buffers >= 256 + 128 + 1024 + 1024 + 32);
+    assert_eq!(plan.ports.iter().map(|port| port.input).collect::<Vec<_>>(), [true, true]);
+    let parse = &plan.nodes[plan.node("parse").unwrap()];
+    assert_eq!(parse.next, Some(Target::Stage(1)));
+    let outputs = [("arp", Target::Stage(3)), ("ipv4", Target::Drop), ("ipv6", Target::Drop), ("other", Target::Drop)];
+    assert_eq!(parse.outputs, outputs.map(|(label, target)| (label.to_owned(), target)));
+    let next: Vec<_> = plan.nodes.iter().map(|node| node.next).collect();
+    assert_eq!(next[1..], [Some(Target::Stage(2)), None, Some(Target::Stage(4)), None]);
+    assert_eq!(plan.nodes[1].parameters["table"][0]["via"].as_str(), Some("192.0.2.1"));
+    assert_eq!(plan.order, [0, 1, 2, 3, 4]);
+    let text = plan.to_string();
+    for part in ["cores 1, 3", "wan: soft generator", "late (count): → out", "arp → late"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let json = serde_json::to_value(&plan).unwrap();
+    assert_eq!(json["ports"][1]["link"]["kind"], "pcap");
+    assert_eq!(json["ports"][1]["link"]["input"], "etc/in.pcap");
+    assert_eq!(json["ports"][1]["link"]["output"], "/tmp/out.pcap");
+    assert_eq!(json["nodes"][0]["use"], "parse");
+}
 
-[[port]]
-nme = "wan"
-device = "soft"
-rx_depth = 0
-link = { kind = "genrator", size = "64" }
+#[test]
+fn a_mistake_is_shown_with_its_place_and_what_would_be_right() {
+    let text = GOOD.replace("burst = 32", "brst = 32");
+    assert_eq!(
+        rendered(&text),
+        r#"error: unknown key `brst`
+ --> etc/x.toml:4:1
+  |
+4 | brst = 32
+  | ^^^^
+  |
+  = help: did you mean `burst`?
 
-[[port]]
-name = "lan"
-device = "soft"
-link = { kind = "generator", siez = 64, src_ip = "1.2.3" }
-refuse = ["timestamp", "rss"]
+"#
+    );
+    let text = GOOD.replace("next = \"out\"", "next = \"parse\"");
+    assert_eq!(
+        rendered(&text),
+        r#"error: the stages form a loop: parse → late → parse
+  --> etc/x.toml:38:8
+   |
+38 | next = "parse"
+   |        ^^^^^^^
+   |
+   = help: a packet could go round for ever: send it from `late` to another stage or to `drop`
 
-[pipeline]
-input = ["wan", "lan"]
+error: no packet can reach the stage `out`
+  --> etc/x.toml:40:1
+   |
+40 | [[pipeline.stage]]
+   | ^^^^^^^^^^^^^^^^^^
+   |
+   = help: send packets to it by `outputs` or `next` of a stage that is reached, or take it out
 
-[[pipeline.stage]]
-use = "prase"
-ouputs = { arp = "x" }
+"#
+    );
+    let colour = check(&text, &[]).1.render(true);
+    assert!(colour.contains("\u{1b}["));
+}
 
-[[pipeline.stage]]
-use = "route"
-table = [{ prefix = "10.0.0.0/99", port = "wan" }, {}, { prefix = 3, via = 4, port = 5, x = 6 }]
-"#;
-    println!("{}", rendered(bad));
-    println!("{}", rendered("a=\n[runtime]\nburst=\nidle='x'\ny=\"abc\nz=08\nburst=4\n[[port]]\nname\nname=3\n"));
-    println!("{}", rendered("[runtime]\nburst=400\n[[port]]\nname='a'\nlink={ kind='x'\n[[port]]\nname='b'"));
-    let (plan, d) = check(GOOD, &[]);
-    println!("{}", d.render(false));
-    println!("{}", plan.unwrap());
-    println!("{}", dataplane::config::reference_markdown());
+/// Each replaces a part of the good config and makes the given mistakes, each by its line, message and help.
+#[test]
+fn typical_mistakes_get_exact_messages() {
+    let generator = "link = { kind = \"generator\", flows = 16, rate = 1000 }";
+    for (from, to, expected) in [
+        ("workers = [1, 3]", "workers = [1, 9]", &[(3, "core 9 doesn't exist", "this machine has the cores 0-3")][..]),
+        ("[1, 3]", "[1, 1]", &[(3, "core 1 is given to two workers", "give each worker a core of its own")]),
+        (
+            "[1, 3]",
+            "5",
+            &[(
+                3,
+                "5 workers cannot be placed: this process may use 4 cores (0-3)",
+                "ask for fewer workers, or widen the affinity mask of the process",
+            )],
+        ),
+        ("burst = 32", "burst = 257", &[(4, "expected a whole number from 1 to 256, found 257", "")]),
+        (
+            "burst = 32",
+            "burst = \"32\"",
+            &[(
+                4,
+                "expected a whole number from 1 to 256, found the string \"32\"",
+                "write the number without quotes: 32",
+            )],
+        ),
+        (
+            "rx_depth = 256",
+            "rx_depth = 16",
+            &[(
+                9,
+                "the rx_depth of `wan` is 16, less than a burst of 32",
+                "make it at least 32, or the burst of [runtime] smaller",
+            )],
+        ),
+        (
+            "burst = 32",
+            "buffers = 2000",
+            &[(
+                4,
+                "2000 buffers are fewer than rings and bursts of a worker hold, 2496",
+                "make it at least 2496, or take the key out",
+            )],
+        ),
+        (
+            "rx_depth = 256",
+            "mtu = 9000",
+            &[(
+                9,
+                "a packet of `wan` has up to 9022 bytes, and a buffer has room for 1920",
+                "make buffer_size of [runtime] at least 9150",
+            )],
+        ),
+        (
+            "device = \"soft\"\nrx_depth",
+            "device = \"soft\"\nqp = \"rc\"\nrx_depth",
+            &[(
+                9,
+                "rc and uc queue pairs cannot carry a pipeline yet",
+                "use qp = \"raw_packet\", or \"ud\" for datagrams",
+            )],
+        ),
+        (
+            generator,
+            "link = { kind = \"tap\" }",
+            &[(11, "unknown value `tap`", "the values are `generator`, `loopback`, `pcap`")],
+        ),
+        (
+            generator,
+            "link = { flows = 16 }",
+            &[(11, "the key `kind` is missing", "write kind = \"loopback\", \"generator\" or \"pcap\"")],
+        ),
+        (
+            generator,
+            "",
+            &[(
+                6,
+                "the software device of `wan` has no link",
+                "add link = { kind = \"loopback\" }, \"generator\" or \"pcap\"",
+            )],
+        ),
+        (
+            generator,
+            "link = { kind = \"generator\", size = 4000 }",
+            &[(
+                11,
+                "a frame of 4000 bytes doesn't fit into a buffer with room for 1920",
+                "make buffer_size of [runtime] at least 4128",
+            )],
+        ),
+        (
+            generator,
+            "link = { kind = \"loopback\", peer = \"lan\" }",
+            &[(
+                11,
+                "`wan` names `lan` as its peer, but `lan` doesn't name `wan`",
+                "give `lan` link = { kind = \"loopback\", peer = \"wan\" }",
+            )],
+        ),
+        (
+            generator,
+            "link = { kind = \"loopback\", peer = \"lam\" }",
+            &[(11, "there is no port `lam`", "did you mean `lan`?")],
+        ),
+        ("loss = 0.5", "loss = 1.5", &[(17, "expected a probability from 0.0 to 1.0, found 1.5", "")]),
+        ("\"timestamps\"", "\"time\"", &[(18, "unknown value `time`", "did you mean `timestamps`?")]),
+        (
+            "name = \"lan\"",
+            "name = \"wan\"",
+            &[
+                (14, "two ports have the name `wan`", "the other one is on line 6"),
+                (21, "there is no port `lan`", "did you mean `wan`?"),
+            ],
+        ),
+        (
+            "input = [\"wan\", \"lan\"]",
+            "input = [\"wan\", \"lann\"]",
+            &[(21, "there is no port `lann`", "did you mean `lan`?")],
+        ),
+        ("use = \"parse\"", "use = \"prase\"", &[(24, "there is no stage `prase`", "did you mean `parse`?")]),
+        ("arp = \"late\"", "apr = \"late\"", &[(25, "the stage `parse` has no output `apr`", "did you mean `arp`?")]),
+        (
+            "other = \"drop\"",
+            "other = \"lan\"",
+            &[(25, "no stage has the name `lan`", "`lan` is a port: send to a `tx` stage with port = \"lan\"")],
+        ),
+        ("other = \"drop\"", "other = \"routs\"", &[(25, "no stage has the name `routs`", "did you mean `routes`?")]),
+        (
+            "name = \"out\"",
+            "name = \"late\"",
+            &[
+                (
+                    38,
+                    "no stage has the name `out`",
+                    "the stages of this pipeline are `drop`, `late`, `parse`, `routes`, `tx`",
+                ),
+                (
+                    40,
+                    "no packet can reach the stage `late`",
+                    "send packets to it by `outputs` or `next` of a stage that is reached, or take it out",
+                ),
+                (41, "two stages have the name `late`", "the other one is on line 35: give this one another `name`"),
+            ],
+        ),
+        (
+            "name = \"out\"\nuse = \"tx\"",
+            "name = \"out\"\nuse = \"count\"",
+            &[(
+                40,
+                "`out` is the last stage, and its packets go nowhere",
+                "add a `tx` or `drop` stage after it, or next = \"…\" to it",
+            )],
+        ),
+        ("via = \"192.0.2.1\", ", "vai = \"192.0.2.1\", ", &[(30, "unknown key `vai`", "did you mean `via`?")]),
+        ("via = \"192.0.2.1\", ", "", &[(30, "the key `via` is missing", "add `via = …` to this table")]),
+        ("use = \"route\"", "use = \"route\"\nouputs = {}", &[(30, "unknown key `ouputs`", "did you mean `outputs`?")]),
+        ("[pipeline]\n", "[pipline]\n", &[(20, "unknown key `pipline`", "did you mean `pipeline`?")]),
+        ("burst = 32", "burst = 32\nburst = 33", &[(5, "the key `burst` is given twice", "keep one of them")]),
+        ("burst = 32", "burst =", &[(4, "there is no value after `=`", "write a value, or take the line out")]),
+        ("burst = 32", "idle = spin", &[(4, "a string must be in quotes", "quote it: \"spin\"")]),
+        ("burst = 32", "idle = \"spin", &[(4, "this string has no closing quote", "add the quote that it began with")]),
+        ("workers = [1, 3]", "workers = [1, 3", &[(3, "this `[` is never closed", "add the `]` that belongs to it")]),
+        ("rate = 1000 }", "rate = 1000", &[(11, "this `{` is never closed", "add the `}` that belongs to it")]),
+    ] {
+        let text = GOOD.replacen(from, to, 1);
+        assert_ne!(text, GOOD, "{from} is not in the config");
+        let found: Vec<_> = records(&text).into_iter().map(|(line, _, message, help)| (line, message, help)).collect();
+        let expected: Vec<_> =
+            expected.iter().map(|&(line, message, help)| (line, message.to_owned(), help.to_owned())).collect();
+        assert_eq!(found, expected, "{to}");
+    }
+}
+
+#[test]
+fn a_port_that_nothing_uses_is_a_warning_alone() {
+    let text =
+        GOOD.replace("input = [\"wan\", \"lan\"]", "input = [\"lan\"]").replace("port = \"wan\"", "port = \"lan\"");
+    let (plan, diagnostics) = check(&text, &[]);
+    assert!(plan.is_some() && !diagnostics.has_errors());
+    let records = diagnostics.records();
+    assert_eq!((records.len(), records[0].line), (1, 7));
+    assert_eq!(records[0].message, "the port `wan` is never used");
+    let json = serde_json::to_value(&records).unwrap();
+    assert_eq!(json[0]["level"], "warning");
+    assert_eq!(json[0]["column"], 8);
+}
+
+#[test]
+fn two_ports_cannot_share_a_verbs_device() {
+    let port = |name: &str, more: &str| format!("[[port]]\nname = \"{name}\"\ndevice = \"mlx5_0\"\n{more}\n");
+    let rest = "[pipeline]\ninput = [\"a\", \"b\"]\n[[pipeline.stage]]\nuse = \"tx\"\n";
+    let text = port("a", "") + &port("b", "") + rest;
+    assert_eq!(
+        records(&text),
+        [(7, 10, "`b` and `a` use port 1 of `mlx5_0`".into(), "give each its own `device` or `device_port`".into())]
+    );
+    let text = port("a", "") + &port("b", "device_port = 2") + rest;
+    assert!(records(&text).is_empty());
+    let text = port("a", "refuse = [\"rss\"]") + &port("b", "device_port = 2") + rest;
+    assert_eq!(records(&text)[0].2, "`refuse` is for software devices, and `mlx5_0` is none");
+}
+
+#[test]
+fn an_empty_config_lacks_ports_and_a_pipeline() {
+    let messages: Vec<String> = records("").into_iter().map(|record| record.2).collect();
+    assert_eq!(messages, ["the config has no port", "the config has no pipeline"]);
+    assert_eq!(records("[pipeline]\n").len(), 3);
+}
+
+#[test]
+fn a_setting_of_the_command_line_replaces_that_of_the_file() {
+    let overrides = [
+        ("runtime.burst", "16"),
+        ("runtime.idle", "\"sleep\""),
+        ("port.lan.mtu", "1400"),
+        ("port.0.rx_depth", "64"),
+        ("pipeline.stage.routes.next", "\"out\""),
+    ];
+    let (plan, diagnostics) = check(GOOD, &overrides);
+    // The stage that was next is not reached any more.
+    assert_eq!(diagnostics.records().len(), 1);
+    assert!(plan.is_none());
+    let (plan, diagnostics) = check(GOOD, &overrides[..4]);
+    assert_eq!(diagnostics.render(false), "");
+    let plan = plan.unwrap();
+    assert_eq!((plan.runtime.burst, plan.ports[1].config.mtu, plan.ports[0].config.rx_depth), (16, 1400, 64));
+}
+
+#[test]
+fn a_mistake_in_a_setting_of_the_command_line_names_the_flag() {
+    for (key, value, column, message) in [
+        ("runtime.burst", "400", 15, "expected a whole number from 1 to 256, found 400"),
+        ("runtime.brst", "40", 9, "unknown key `brst`"),
+        ("runtime.idle", "sleep", 14, "a string must be in quotes"),
+        ("port.wam.mtu", "1400", 6, "there is no `port` of the name or index `wam`"),
+        ("runtime.workers", "[7]", 18, "core 7 doesn't exist"),
+    ] {
+        let records = check(GOOD, &[("runtime.strict", "true"), (key, value)]).1.records();
+        assert_eq!(records.len(), 1, "{key}: {records:?}");
+        let record = &records[0];
+        assert_eq!(record.file, format!("--set {key}={value}"));
+        assert_eq!((record.line, record.column, record.message.as_str()), (1, column, message));
+    }
+}
+
+#[test]
+fn a_hundred_mistakes_get_a_hundred_messages() {
+    let mut text =
+        String::from("[runtime]\nbrst = 1\nworkers = \"x\"\nidle = 1\nstrict = \"no\"\nhugepages = \"3M\"\n");
+    let mut lines = vec![2, 3, 4, 5, 6];
+    let mut line = 6;
+    let mut add = |text: &mut String, part: &str, wrong: bool| {
+        text.push_str(part);
+        text.push('\n');
+        line += 1;
+        if wrong {
+            lines.push(line);
+        }
+    };
+    for port in 0..15 {
+        add(&mut text, "[[port]]", false);
+        add(&mut text, &format!("name = \"p{port}\""), false);
+        add(&mut text, "device = \"soft\"", false);
+        add(&mut text, "rx_depht = 5", true);
+        add(&mut text, "mtu = -1", true);
+        add(&mut text, "link = { kind = \"generator\", flows = 0 }", true);
+    }
+    add(&mut text, "[pipeline]", false);
+    add(&mut text, "input = [\"p0\"]", false);
+    add(&mut text, "inputs = 3", true);
+    for stage in 0..12 {
+        add(&mut text, "[[pipeline.stage]]", false);
+        add(&mut text, &format!("name = \"s{stage}\""), false);
+        add(&mut text, "use = \"route\"", false);
+        add(&mut text, "outputs = { mising = \"drop\" }", true);
+        add(&mut text, "table = [", false);
+        add(&mut text, "  { prefix = \"10.0.0.0/8\", via = \"192.0.2.1\" },", true);
+        add(&mut text, "  { prefix = \"10.0.0.0/33\", via = \"192.0.2.1\", port = \"p0\" },", true);
+        add(&mut text, "  { prefix = \"10.0.0.0/8\", via = \"192.0.2.1\", port = \"p0\" },", false);
+        add(&mut text, "]", false);
+        add(&mut text, "speed = 3", true);
+    }
+    add(&mut text, "[[pipeline.stage]]", true);
+    add(&mut text, "use = \"count\"", false);
+    let found: Vec<usize> = records(&text).into_iter().map(|record| record.0).collect();
+    lines.sort_unstable();
+    assert_eq!(found, lines);
+    assert_eq!(found.len(), 100);
+}
+
+#[test]
+fn a_later_mistake_of_a_stage_can_be_shown_at_its_place() {
+    let source = Source::new("x.toml", GOOD, &[]);
+    let mut diagnostics = Diagnostics::new(&source);
+    let loaded = config::load(&source, &mut diagnostics);
+    let text = |span: std::ops::Range<usize>| &GOOD[span];
+    assert_eq!(text(loaded.locate_stage(1, "table[0].via")), "\"192.0.2.1\"");
+    assert_eq!(text(loaded.locate_stage(1, "table[7].via")).get(..3), Some("[{ "));
+    assert_eq!(text(loaded.locate_stage(1, "file")), "[[pipeline.stage]]");
+    assert_eq!(text(loaded.locate("port[0].rx_depth")), "256");
+    assert_eq!(text(loaded.locate("port[1].link.input")), "\"in.pcap\"");
+    assert_eq!(loaded.stage_kind(1), Some("route"));
+    let keys: Vec<&str> =
+        loaded.stage_parameters(4).unwrap().get_ref().keys().map(|key| key.get_ref().as_ref()).collect();
+    assert_eq!(keys, ["port"]);
+    assert!(loaded.stage_parameters(5).is_none());
+}
+
+#[test]
+fn a_table_of_mistakes_ends() {
+    let entries = "{ prefix = 1 }, ".repeat(2000);
+    let text = GOOD.replace("table = [{ ", &format!("table = [{entries}{{ "));
+    let found = records(&text);
+    assert!(found.len() > 200 && found.len() < 300, "{}", found.len());
+    assert!(found.iter().any(|record| record.2 == "this table has more mistakes than are shown"));
+}
+
+#[test]
+fn every_loop_is_named_once() {
+    let stages = "[[port]]\nname = \"p\"\ndevice = \"m\"\n[pipeline]\ninput = [\"p\"]\n\
+        [[pipeline.stage]]\nname = \"a\"\nuse = \"parse\"\noutputs = { arp = \"a\", ipv4 = \"c\" }\n\
+        [[pipeline.stage]]\nname = \"b\"\nuse = \"route\"\noutputs = { missing = \"a\" }\n\
+        [[pipeline.stage]]\nname = \"c\"\nuse = \"drop\"\n";
+    let messages: Vec<String> = records(stages).into_iter().map(|record| record.2).collect();
+    assert_eq!(messages, ["the stages form a loop: a → a", "the stages form a loop: a → b → a"]);
+}
+
+proptest! {
+    /// No text makes reading, planning or showing panic, and every message has a place in the text.
+    #[test]
+    fn nothing_in_a_config_panics(
+        edits in prop::collection::vec((any::<prop::sample::Index>(), 0usize..12, "[\\PC\n\"'\\[\\]{}=,.#\\\\]{0,4}"), 1..8),
+    ) {
+        let mut text = GOOD.to_owned();
+        for (at, length, new) in edits {
+            let boundaries: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
+            let from = at.index(boundaries.len());
+            let to = (from + length).min(boundaries.len() - 1);
+            text.replace_range(boundaries[from]..boundaries[to], &new);
+        }
+        let (plan, diagnostics) = check(&text, &[("runtime.burst", "8"), ("port.0.mtu", "1400")]);
+        prop_assert_eq!(plan.is_none(), diagnostics.has_errors());
+        let lines = text.split('\n').count();
+        for record in diagnostics.records() {
+            prop_assert!(record.line >= 1 && record.line <= lines && record.column >= 1);
+            prop_assert!(!record.message.is_empty());
+        }
+        prop_assert_eq!(diagnostics.render(false).matches("-->").count() >= diagnostics.records().len(), true);
+    }
 }

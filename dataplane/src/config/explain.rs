@@ -75,6 +75,11 @@ pub(super) fn explain(text: &str, beside: &'static [&'static str]) -> (String, O
     {
         return (format!("expected {}, found {}", plain(wanted), plain(found)), None);
     }
+    // What std and ipnet say of any text that is no address, no prefix.
+    if text.starts_with("invalid IP") && text.ends_with("syntax") {
+        let help = "addresses are written 192.0.2.1 or 2001:db8::1, prefixes 10.0.0.0/8 or 2001:db8::/32";
+        return ("this is no IP address or prefix that fits here".to_owned(), Some(help.to_owned()));
+    }
     match text.split_once('\n') {
         Some((message, help)) => (message.to_owned(), Some(help.to_owned())),
         None => (text.to_owned(), None),

@@ -6,7 +6,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::diagnostics::{Diagnostics, Mistake};
-use super::explain::suggest;
+use super::explain::{nearest, suggest};
 use super::port::Port;
 use super::recover::{recover, recover_beside};
 use super::runtime::Runtime;
@@ -108,7 +108,7 @@ impl Reader<'_> {
             let mistake = Mistake::error(key.span(), format!("unknown key `{name}`"));
             self.diagnostics.push(mistake.help(suggest("keys", name, known)));
             // A section under a wrong name is missing under the right one.
-            self.damaged = true;
+            self.damaged |= nearest(name, known.iter().copied()).is_some_and(|near| !table.contains_key(near));
         }
     }
 

@@ -8,7 +8,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::diagnostics::{Diagnostics, Mistake};
-use super::explain::{explain, missing_key, variants};
+use super::explain::{explain, missing_key, nearest, variants};
 use super::source::Span;
 use super::tree::{self, Prefer, Step};
 
@@ -47,6 +47,9 @@ pub fn recover<'i, T: Deserialize<'i>>(table: &Spanned<DeTable<'i>>, diagnostics
 }
 
 /// Reads a table by a function, and notes all its mistakes. None when there was one.
+///
+/// A type that refuses a value with an error of its own says what would be right after the first line break of its
+/// message. Untagged enums and flattened structs lose the places of what is inside them: better not use them.
 ///
 /// `read` is called with ever different versions of the table, so it must have no effect but its result.
 pub fn recover_with<'i, T>(
@@ -127,14 +130,20 @@ impl<'i> Copy<'i> {
             diagnostics.push(Mistake::error(self.span.clone(), "this table has more mistakes than are shown"));
             return false;
         }
-        let (message, help) = explain(message, self.beside);
+        // What stands beside is in the outermost table, whose keys are one step away.
+        let path = tree::find(&self.root, &span, Prefer::Key);
+        let beside = if path.is_some_and(|path| path.len() == 1) { self.beside } else { &[] };
+        let (message, help) = explain(message, beside);
         diagnostics.push(Mistake { help, ..Mistake::error(span, message) });
         true
     }
 
     fn add(&mut self, table: Span, key: &str, message: &str, diagnostics: &mut Diagnostics) -> bool {
         let entry = (table.clone(), key.to_owned());
-        let known = self.removed.contains(&entry) || diagnostics.is_damaged(&table);
+        // A key under a wrong name was noted as that.
+        let misspelt = |(at, name): &(Span, String)| *at == table && nearest(name, [key]).is_some();
+        let known =
+            self.removed.contains(&entry) || self.removed.iter().any(misspelt) || diagnostics.is_damaged(&table);
         if !known && !self.note(table.clone(), message, diagnostics) {
             return false;
         }

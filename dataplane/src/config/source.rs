@@ -30,6 +30,16 @@ pub(super) struct Part {
     /// As many spaces as bytes come before this part, then the text: parsed as it is, every span of it is right.
     padded: String,
     start: usize,
+    /// Where its lines end, in bytes of the text without the spaces.
+    line_ends: Vec<usize>,
+}
+
+impl Part {
+    fn new(name: String, padded: String, start: usize) -> Self {
+        let bytes = padded.as_bytes()[start..].iter().enumerate();
+        let line_ends = bytes.filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect();
+        Self { name, padded, start, line_ends }
+    }
 }
 
 /// A place for people: lines and columns start at 1, columns count characters.
@@ -81,12 +91,12 @@ impl Source {
     /// A config that is in memory. Relative paths in it start from the folder of `path`, which need not exist.
     pub fn new(path: impl Into<PathBuf>, text: impl Into<String>, overrides: &[(String, String)]) -> Self {
         let path = path.into();
-        let mut parts = vec![Part { name: path.display().to_string(), padded: text.into(), start: 0 }];
+        let mut parts = vec![Part::new(path.display().to_string(), text.into(), 0)];
         for (key, value) in overrides {
             // One byte between the parts, so that the end of one is not the start of the next.
             let start = parts.last().map_or(0, |part| part.padded.len()) + 1;
             let text = format!("{key}={value}");
-            parts.push(Part { name: format!("--set {text}"), padded: " ".repeat(start) + &text, start });
+            parts.push(Part::new(format!("--set {text}"), " ".repeat(start) + &text, start));
         }
         Self(Arc::new(Inner { path, parts }))
     }
@@ -124,14 +134,12 @@ impl Source {
             (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
         };
         let start = boundary(span.start);
-        let line_start = text[..start].rfind('\n').map_or(0, |at| at + 1);
-        let line_end = text[start..].find('\n').map_or(text.len(), |at| start + at);
+        let line = part.line_ends.partition_point(|&end| end < start);
+        let line_start = if line == 0 { 0 } else { part.line_ends[line - 1] + 1 };
+        let line_end = part.line_ends.get(line).copied().unwrap_or(text.len());
         let end = boundary(span.end).clamp(start, line_end);
-        let position = Position {
-            name: part.name.clone(),
-            line: text[..line_start].bytes().filter(|&byte| byte == b'\n').count() + 1,
-            column: text[line_start..start].chars().count() + 1,
-        };
+        let position =
+            Position { name: part.name.clone(), line: line + 1, column: text[line_start..start].chars().count() + 1 };
         let line = text[line_start..line_end].trim_end_matches('\r');
         let clip = |at: usize| (at - line_start).min(line.len());
         Excerpt { position, line, span: clip(start)..clip(end) }

@@ -31,27 +31,29 @@ fn parse_text<'s>(text: &'s str, start: usize, diagnostics: &mut Diagnostics) ->
     }
     // Within brackets that are never closed, every line is misread: only the bracket is the mistake.
     let unclosed = errors.iter().any(|error| error.message().starts_with("unclosed"));
-    let cut = if unclosed { first_unclosed(&root, text.trim_end().len()) } else { None };
-    let mut spoilt: Vec<Span> = Vec::new();
-    if let Some(cut) = &cut {
-        let at = cut.start..cut.start + 1;
+    let cut = if unclosed { first_unclosed(text) } else { None };
+    if let Some(cut) = cut {
+        let at = cut..cut + 1;
         let bracket = &text[at.clone()];
         let closing = if bracket == "{" { "}" } else { "]" };
         let mistake = Mistake::error(at, format!("this `{bracket}` is never closed"));
         diagnostics.push(mistake.help(format!("add the `{closing}` that belongs to it")));
-        spoilt.push(cut.start..usize::MAX);
     }
     let mut errors: Vec<(Span, &str)> =
         errors.iter().map(|error| (error.span().unwrap_or(start..start), error.message())).collect();
     errors.sort_by_key(|(span, _)| (span.start, span.end));
+    let mut spoilt: Vec<Span> = Vec::new();
     for (span, message) in errors {
         // The parser reads on after a mistake, and what else it then says of the line follows from the first.
         let line = line_of(text, span.start, start);
-        if spoilt.iter().any(|spoilt| spoilt.contains(&span.start) || spoilt.contains(&line.start)) {
-            continue;
+        let follows = spoilt.last().is_some_and(|spoilt| line.start < spoilt.end);
+        if !follows && cut.is_none_or(|cut| span.start < cut && !line.contains(&cut)) {
+            diagnostics.push(explain(text, span, message));
+            spoilt.push(line);
         }
-        diagnostics.push(explain(text, span, message));
-        spoilt.push(line);
+    }
+    if let Some(cut) = cut {
+        spoilt.push(cut..usize::MAX);
     }
     prune_table(&mut root, &(0..0), &spoilt, diagnostics);
     (root, true)
@@ -78,33 +80,56 @@ fn explain(text: &str, span: Span, message: &str) -> Mistake {
     if message.starts_with("duplicate key") {
         return Mistake::error(span, format!("the key `{found}` is given twice")).help("keep one of them");
     }
+    if message.starts_with("invalid basic string, expected") || message.starts_with("invalid literal string, expected")
+    {
+        return Mistake::error(span, "this string has no closing quote").help("add the quote that it began with");
+    }
     Mistake::error(span, message)
 }
 
-/// The first array or inline table that goes on to the end of the text.
-fn first_unclosed(table: &DeTable<'_>, end: usize) -> Option<Span> {
-    fn walk(value: &Spanned<DeValue<'_>>, end: usize, first: &mut Option<Span>) {
-        let span = value.span();
-        let open = span.end >= end && span.start < end;
-        match value.get_ref() {
-            DeValue::Array(array) => {
-                if open && first.as_ref().is_none_or(|first| span.start < first.start) {
-                    *first = Some(span);
-                }
-                array.iter().for_each(|value| walk(value, end, first));
-            }
-            DeValue::Table(table) => {
-                if open && first.as_ref().is_none_or(|first| span.start < first.start) {
-                    *first = Some(span);
-                }
-                table.values().for_each(|value| walk(value, end, first));
+/// Where the first bracket is that is open at the end of the text.
+fn first_unclosed(text: &str) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let mut open: Vec<(usize, u8)> = Vec::new();
+    let mut at = 0;
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'#' => at += bytes[at..].iter().position(|&byte| byte == b'\n').unwrap_or(bytes.len() - at),
+            b'"' | b'\'' => at = string_end(bytes, at),
+            b'[' | b'{' => open.push((at, byte)),
+            // The opening brackets of ASCII are two before the closing ones.
+            b']' | b'}' if open.last().is_some_and(|(_, open)| open + 2 == byte) => {
+                open.pop();
             }
             _ => {}
         }
+        at += 1;
     }
-    let mut first = None;
-    table.values().for_each(|value| walk(value, end, &mut first));
-    first
+    open.first().map(|(at, _)| *at)
+}
+
+/// Where a string ends that starts at `at`: its last quote, or the end of its line or text when there is none.
+fn string_end(bytes: &[u8], at: usize) -> usize {
+    let quote = bytes[at];
+    let long = bytes[at..].starts_with(&[quote; 3]);
+    let mut end = if long { at + 3 } else { at + 1 };
+    while let Some(&byte) = bytes.get(end) {
+        match byte {
+            b'\\' if quote == b'"' => end += 1,
+            b'\n' if !long => return end,
+            _ if long && bytes[end..].starts_with(&[quote; 3]) => return end + 2,
+            _ if byte == quote && !long => return end,
+            _ => {}
+        }
+        end += 1;
+    }
+    bytes.len()
+}
+
+/// Whether one of the spans, which are in ascending order, has this byte.
+fn is_within(spans: &[Span], at: usize) -> bool {
+    let after = spans.partition_point(|span| span.start <= at);
+    after > 0 && spans[after - 1].contains(&at)
 }
 
 /// Takes out what is on a line with a mistake: it isn't what was meant.
@@ -127,13 +152,13 @@ fn prune_table(table: &mut DeTable<'_>, span: &Span, spoilt: &[Span], diagnostic
         }
     }
     // A mistake in a line of a table that left no entry behind.
-    if spoilt.iter().any(|spoilt| !span.is_empty() && spoilt.start > span.start) {
+    if !span.is_empty() && spoilt.last().is_some_and(|spoilt| spoilt.start > span.start) {
         diagnostics.damage(span.clone());
     }
 }
 
 fn prune_array(array: &mut DeArray<'_>, spoilt: &[Span], diagnostics: &mut Diagnostics) {
-    let hit = |span: &Span| spoilt.iter().any(|spoilt| spoilt.contains(&span.start));
+    let hit = |span: &Span| is_within(spoilt, span.start);
     *array = std::mem::replace(array, DeArray::new()).into_iter().filter(|value| !hit(&value.span())).collect();
     for value in array.iter_mut() {
         let span = value.span();
@@ -178,7 +203,7 @@ fn merge_array<'s>(what: &str, into: &mut DeArray<'s>, from: DeTable<'s>, diagno
             field("name").or_else(|| field("use")) == Some(name)
         };
         let index = into.iter().position(named).or_else(|| name.parse().ok());
-        let Some(old) = index.and_then(|index| into.iter_mut().nth(index)) else {
+        let Some(old) = index.and_then(|index| into.get_mut(index)) else {
             let message = format!("there is no `{what}` of the name or index `{name}`");
             let count = into.len();
             diagnostics.push(Mistake::error(key.span(), message).help(format!("there are {count}, counted from 0")));

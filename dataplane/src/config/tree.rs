@@ -51,7 +51,7 @@ pub(super) fn get<'t, 'i>(root: &'t DeValue<'i>, path: &[Step]) -> Option<&'t De
 pub(super) fn get_mut<'t, 'i>(root: &'t mut DeValue<'i>, path: &[Step]) -> Option<&'t mut DeValue<'i>> {
     path.iter().try_fold(root, |value, step| match (value, step) {
         (DeValue::Table(table), Step::Key(key)) => table.get_mut(key.as_str()).map(|value| value.get_mut()),
-        (DeValue::Array(array), Step::Index(index)) => array.iter_mut().nth(*index).map(|value| value.get_mut()),
+        (DeValue::Array(array), Step::Index(index)) => array.get_mut(*index).map(|value| value.get_mut()),
         _ => None,
     })
 }
