@@ -502,6 +502,16 @@ fn a_table_of_mistakes_ends() {
 }
 
 #[test]
+fn a_misspelt_section_is_read_on() {
+    let text = GOOD.replace("[pipeline]", "[pipline]").replace("\"lan\"]", "\"lam\"]");
+    let lines: Vec<usize> = records(&text).into_iter().map(|record| record.0).collect();
+    assert_eq!(lines, [20, 21]);
+    let text = GOOD.replacen("[[port]]", "[[prot]]", 1);
+    let lines: Vec<usize> = records(&text).into_iter().map(|record| record.0).collect();
+    assert_eq!(lines, [6]);
+}
+
+#[test]
 fn every_loop_is_named_once() {
     let stages = "[[port]]\nname = \"p\"\ndevice = \"m\"\n[pipeline]\ninput = [\"p\"]\n\
         [[pipeline.stage]]\nname = \"a\"\nuse = \"parse\"\noutputs = { arp = \"a\", ipv4 = \"c\" }\n\

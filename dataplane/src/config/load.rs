@@ -45,6 +45,21 @@ pub(super) struct StageEntry<'s> {
     pub(super) parameters: Spanned<DeTable<'s>>,
 }
 
+/// Adds to a section what was written under another name for it; what is there already stays.
+fn join<'s>(into: &mut DeValue<'s>, from: DeValue<'s>) {
+    match (into, from) {
+        (DeValue::Table(into), DeValue::Table(from)) => {
+            for (key, value) in from {
+                if !into.contains_key(key.get_ref().as_ref()) {
+                    into.insert(key, value);
+                }
+            }
+        }
+        (DeValue::Array(into), DeValue::Array(from)) => from.into_iter().for_each(|value| into.push(value)),
+        _ => {}
+    }
+}
+
 /// The keys that every stage has.
 const HEAD_KEYS: [&str; 4] = ["name", "use", "outputs", "next"];
 
@@ -70,23 +85,25 @@ pub fn load<'s>(source: &'s Source, diagnostics: &mut Diagnostics) -> Loaded<'s>
     let parsed = syntax::parse(source, diagnostics);
     let mut root = parsed.root;
     let mut reader = Reader { diagnostics, damaged: parsed.damaged };
-    reader.check_keys(&root, &["runtime", "port", "pipeline"]);
+    reader.check_keys(&mut root, &["runtime", "port", "pipeline"]);
+    if let Some(DeValue::Table(pipeline)) = root.get_mut("pipeline").map(|value| value.get_mut()) {
+        reader.check_keys(pipeline, &["input", "stage"]);
+    }
     let runtime = match root.get("runtime") {
         None => Some(Runtime::default()),
         Some(value) => {
             reader.table(value, "runtime", "[runtime]").and_then(|table| recover(&table, reader.diagnostics))
         }
     };
-    let ports = root.get_mut("port").map(|value| reader.tables(value, "port", "[[port]]")).unwrap_or_default();
+    let ports = root.get("port").map(|value| reader.tables(value, "port", "[[port]]")).unwrap_or_default();
     let ports = ports.into_iter().map(|table| reader.port(table)).collect();
     let mut input = None;
     let mut stages = Vec::new();
-    let pipeline = root.get_mut("pipeline").map(|value| value.span());
-    if let Some(value) = root.get_mut("pipeline")
-        && let Some(mut table) = reader.table(value, "pipeline", "[pipeline]")
+    let pipeline = root.get("pipeline").map(|value| value.span());
+    if let Some(value) = root.get("pipeline")
+        && let Some(table) = reader.table(value, "pipeline", "[pipeline]")
     {
-        reader.check_keys(table.get_ref(), &["input", "stage"]);
-        if let Some(value) = table.get_mut().get_mut("stage") {
+        if let Some(value) = table.get_ref().get("stage") {
             let tables = reader.tables(value, "stage", "[[pipeline.stage]]");
             stages = tables.into_iter().map(|table| reader.stage(table)).collect();
         }
@@ -102,13 +119,21 @@ struct Reader<'d> {
 }
 
 impl Reader<'_> {
-    fn check_keys(&mut self, table: &DeTable<'_>, known: &[&str]) {
-        for key in table.keys().filter(|key| !known.contains(&key.get_ref().as_ref())) {
-            let name = key.get_ref();
+    /// Notes the keys that a table doesn't have. What stands under a misspelt one is read as if it weren't.
+    fn check_keys(&mut self, table: &mut DeTable<'_>, known: &[&str]) {
+        let unknown = table.keys().filter(|key| !known.contains(&key.get_ref().as_ref()));
+        for key in unknown.cloned().collect::<Vec<_>>() {
+            let name = key.get_ref().as_ref();
             let mistake = Mistake::error(key.span(), format!("unknown key `{name}`"));
             self.diagnostics.push(mistake.help(suggest("keys", name, known)));
-            // A section under a wrong name is missing under the right one.
-            self.damaged |= nearest(name, known.iter().copied()).is_some_and(|near| !table.contains_key(near));
+            let Some(value) = table.remove(name) else { continue };
+            let Some(meant) = nearest(name, known.iter().copied()) else { continue };
+            match table.get_mut(meant).map(|there| there.get_mut()) {
+                None => {
+                    table.insert(Spanned::new(key.span(), meant.to_owned().into()), value);
+                }
+                Some(there) => join(there, value.into_inner()),
+            }
         }
     }
 

@@ -18,6 +18,9 @@ const SHOWN: usize = 250;
 /// How often a table is read at most.
 const ATTEMPTS: usize = SHOWN * 8;
 
+/// How many values are read at most for all attempts together, so that a huge table doesn't take minutes.
+const VALUES: usize = 20_000_000;
+
 /// Values that stand in for a missing one. Among them is one for nearly every type, found by trying.
 const STAND_INS: [&str; 16] = [
     "1",
@@ -76,7 +79,8 @@ pub(super) fn recover_beside<'i, T>(
         trial: None,
         noted: 0,
     };
-    for attempt in 0..ATTEMPTS {
+    let attempts = (VALUES / tree::count(&copy.root)).clamp(100, ATTEMPTS);
+    for attempt in 0..attempts {
         let DeValue::Table(root) = copy.root.clone() else { return None };
         match read(Spanned::new(copy.span.clone(), root)) {
             Ok(value) => return (attempt == 0).then_some(value),
@@ -84,6 +88,7 @@ pub(super) fn recover_beside<'i, T>(
             Err(_) => return None,
         }
     }
+    copy.too_many(diagnostics);
     None
 }
 
@@ -124,10 +129,15 @@ impl<'i> Copy<'i> {
         }
     }
 
+    fn too_many(&self, diagnostics: &mut Diagnostics) {
+        let mistake = Mistake::error(self.span.clone(), "this table has more mistakes than are shown");
+        diagnostics.push(mistake.help("correct those that are shown and check again"));
+    }
+
     fn note(&mut self, span: Span, message: &str, diagnostics: &mut Diagnostics) -> bool {
         self.noted += 1;
         if self.noted > SHOWN {
-            diagnostics.push(Mistake::error(self.span.clone(), "this table has more mistakes than are shown"));
+            self.too_many(diagnostics);
             return false;
         }
         // What stands beside is in the outermost table, whose keys are one step away.

@@ -66,6 +66,15 @@ pub(super) fn span(root: &DeValue<'_>, path: &[Step]) -> Option<Span> {
     }
 }
 
+/// How many values a tree has, itself included.
+pub(super) fn count(value: &DeValue<'_>) -> usize {
+    match value {
+        DeValue::Array(array) => 1 + array.iter().map(|value| count(value.get_ref())).sum::<usize>(),
+        DeValue::Table(table) => 1 + table.values().map(|value| count(value.get_ref())).sum::<usize>(),
+        _ => 1,
+    }
+}
+
 /// All strings of a tree, keys aside.
 pub(super) fn strings<'t>(value: &'t DeValue<'_>, into: &mut HashSet<&'t str>) {
     match value {
