@@ -125,6 +125,8 @@ impl<'a> Checker<'a, '_> {
             self.error(&at("device_port"), "a software device has one port", "take `device_port` out");
         }
         match &port.link {
+            // Its line may be one of those that could not be read.
+            None if self.loaded.damaged => None,
             None => {
                 let message = format!("the software device of `{}` has no link", port.name);
                 let help = "add link = { kind = \"loopback\" }, \"generator\" or \"pcap\"";
@@ -139,7 +141,7 @@ impl<'a> Checker<'a, '_> {
                 }
                 match link {
                     Link::Generator(generator) => self.generator(index, generator),
-                    Link::Pcap(pcap) if pcap.input.is_none() && pcap.output.is_none() => {
+                    Link::Pcap(pcap) if pcap.input.is_none() && pcap.output.is_none() && !self.loaded.damaged => {
                         let help = "add `input`, `output` or both: the files that are played and written";
                         self.error(&at("link"), "this pcap link has no file", help);
                     }
