@@ -1,0 +1,81 @@
+//! What the software device itself costs: frames from its generator are received and sent at once, with nothing between.
+//!
+//! `cargo run --release --example soft_rate --no-default-features`
+#![allow(unsafe_code, reason = "posting lends memory to the device")]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use dataplane::clock::HostClock;
+use dataplane::error::Result;
+use dataplane::mem::{Desc, PageKind, Region, RegionSpec, SlotLayout};
+use dataplane::provider::soft::{GeneratorSpec, LinkSpec, SoftDevice, SoftSpec};
+use dataplane::provider::{
+    Access, CompletionQueue, Completions, CqFlags, CqSpec, Device, PollFields, ProtectionDomain, QpAttributes, QpCaps,
+    QpSpec, QpType, QueuePair,
+};
+
+const DEPTH: u32 = 1024;
+const PACKETS: usize = 100_000_000;
+
+fn main() -> Result<()> {
+    for stamped in [false, true] {
+        for burst in [32, 64] {
+            println!("burst {burst}, stamps {stamped}: {:.3} ns a packet", measure(burst, stamped)?);
+        }
+    }
+    Ok(())
+}
+
+fn measure(burst: usize, stamped: bool) -> Result<f64> {
+    let generator = GeneratorSpec { copy: false, ..GeneratorSpec::default() };
+    let mut spec = SoftSpec::new("soft", LinkSpec::Generator(generator));
+    spec.clock = HostClock::new();
+    let device = SoftDevice::new(spec)?;
+    let fail = |error: dataplane::error::VerbError| error.on("soft");
+    let pd = device.alloc_pd().map_err(fail)?;
+    let stamps = if stamped { PollFields::TIMESTAMP } else { PollFields::empty() };
+    let cq = CqSpec { depth: DEPTH, fields: PollFields::BYTE_LEN | stamps, flags: CqFlags::empty() };
+    let (mut recv_cq, _) = device.create_cq(&cq).map_err(fail)?;
+    let (mut send_cq, _) = device.create_cq(&cq).map_err(fail)?;
+    let caps = QpCaps { send_depth: DEPTH, recv_depth: DEPTH, send_sges: 1, recv_sges: 1, inline: 0 };
+    let spec = QpSpec { kind: QpType::RawPacket, caps, signal_all: false, queue: (0, 1) };
+    let mut qp = pd.create_qp(&spec, &send_cq, &recv_cq).map_err(fail)?;
+
+    let layout = SlotLayout::new(128, 1536, 2 * DEPTH as usize)?;
+    let memory = RegionSpec { bytes: layout.bytes(), pages: PageKind::Transparent, strict: false, node: None };
+    let mr = pd.register(Arc::new(Region::allocate(memory)?.0), Access::LOCAL_WRITE).map_err(fail)?;
+    qp.bind_slots(&mr, layout, 0).map_err(fail)?;
+    for (attributes, mask) in
+        [QpAttributes::init(QpType::RawPacket, 1, 0), QpAttributes::rtr(), QpAttributes::rts(QpType::RawPacket)]
+    {
+        qp.modify(&attributes, mask).map_err(fail)?;
+    }
+    let slots: Vec<u32> = (0..DEPTH).collect();
+    // SAFETY: nothing else uses the slots.
+    unsafe { qp.post_recv_run(&slots) }.map_err(|refused| fail(refused.error))?;
+
+    let mut run = Completions::new();
+    let mut done = Completions::new();
+    let mut descs = [Desc::default(); 256];
+    let mut slots = [0; 256];
+    let mut count = 0;
+    let begin = Instant::now();
+    while count < PACKETS {
+        let n = recv_cq.poll_run(&mut run, burst).map_err(fail)?;
+        let arrived = run.wr_id[..n].iter().zip(&run.byte_len[..n]);
+        for (desc, (&slot, &len)) in descs[..n].iter_mut().zip(arrived) {
+            *desc = Desc { slot: slot as u32, offset: 128, len: len as u16 };
+        }
+        // SAFETY: the slots were received, and are posted again only after their sends are done.
+        unsafe { qp.post_send_run(&descs[..n], count as u64) }.map_err(|refused| fail(refused.error))?;
+        count += n;
+        send_cq.poll_run(&mut done, burst).map_err(fail)?;
+        for (slot, desc) in slots[..n].iter_mut().zip(&descs[..n]) {
+            *slot = desc.slot;
+        }
+        // SAFETY: as above.
+        unsafe { qp.post_recv_run(&slots[..n]) }.map_err(|refused| fail(refused.error))?;
+    }
+    Ok(begin.elapsed().as_nanos() as f64 / count as f64)
+}

@@ -1,0 +1,68 @@
+//! What a device counts, as hardware does.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts of a queue pair, or of all those of a device.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct SoftCounters {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl SoftCounters {
+            /// Adds those of another.
+            pub(super) fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
+        }
+
+        /// The same, counted by one thread and read by any.
+        #[derive(Debug, Default)]
+        pub(super) struct Counting {
+            $(pub(super) $name: Count,)*
+        }
+
+        impl Counting {
+            pub(super) fn read(&self) -> SoftCounters {
+                SoftCounters { $($name: self.$name.0.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Frames or datagrams received well.
+    rx_packets,
+    /// Their bytes; of datagrams without the GRH.
+    rx_bytes,
+    /// Lost because no receive was posted.
+    rx_out_of_buffer,
+    /// Longer than the posted receive.
+    rx_too_long,
+    /// Lost because nobody polled in time.
+    rx_missed,
+    /// Frames or datagrams sent.
+    tx_packets,
+    /// Their bytes.
+    tx_bytes,
+    /// Datagrams that did not carry the right key.
+    qkey_violations,
+    /// Faults that were injected.
+    faults,
+}
+
+/// A counter with one writer: no locked instruction is wanted.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    #[inline]
+    pub(super) fn add(&self, n: u64) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    pub(super) fn set(&self, to: u64) {
+        self.0.store(to, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,203 @@
+//! How a queue pair receives: frames off the wire into posted receives.
+
+use std::collections::VecDeque;
+
+use crate::provider::soft::cq::Cqe;
+use crate::provider::soft::engine::QpCore;
+use crate::provider::soft::fault::{Faults, Flap};
+use crate::provider::soft::link::{Frame, Wire};
+use crate::provider::soft::memory::{KeyCache, Slots};
+use crate::provider::soft::qp::QpShared;
+use crate::provider::soft::recv::{Posted, RecvQueue};
+use crate::provider::{Completion, Completions, EventKind, QpState, QpType, WcFlags, WcOpcode, WcStatus};
+use crate::units::{QpNum, Ticks};
+
+/// Bytes of the global routing header in front of every received datagram.
+pub(super) const GRH: usize = 40;
+
+impl QpCore {
+    /// Whether more has come in, for receives that are posted, than there is `room` for completions: on hardware it
+    /// would all have been received by now.
+    #[inline]
+    pub(super) fn overruns(&mut self, shared: &QpShared, room: usize) -> bool {
+        if self.recv.len() <= room {
+            return false;
+        }
+        match shared.state() {
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe => self.wire.backlog() > room as u64,
+            QpState::Err => true,
+            _ => false,
+        }
+    }
+
+    /// Receives straight into `run`, until it has `limit` entries. `false`: this needs [`QpCore::receive`].
+    #[inline]
+    pub(super) fn receive_run(&mut self, shared: &QpShared, run: &mut Completions, limit: usize, ticks: Ticks) -> bool {
+        let running = matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+        let (Wire::Generator(generator), Some(slots)) = (&mut self.wire, &self.slots) else { return false };
+        if !self.runs || !running || !self.recv.is_slots() || !shared.device.is_up() {
+            return false;
+        }
+        let lost = generator.skip_beyond(self.recv.len() as u64);
+        let (n, bytes) = generator.receive_run(&mut self.recv, slots, run, limit - run.len, ticks);
+        shared.counts.rx_packets.add(n as u64);
+        shared.counts.rx_bytes.add(bytes);
+        if lost > 0 {
+            shared.counts.rx_out_of_buffer.add(lost);
+        }
+        true
+    }
+
+    /// Receives up to `most` frames; in state ERR flushes as many receives.
+    pub(super) fn receive(&mut self, shared: &QpShared, ring: &mut VecDeque<Cqe>, most: usize, ticks: Ticks) {
+        let enough = ring.len().saturating_add(most);
+        let Self { recv, slots, keys, wire, faults, scratch, qkey, kind, .. } = self;
+        if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            shared.counts.rx_missed.add(wire.missed());
+            if !shared.device.is_up() {
+                while !wire.waits() && wire.take(|_| {}) {}
+                return;
+            }
+            let lost = wire.skip_beyond(recv.len() as u64);
+            shared.counts.rx_out_of_buffer.add(lost);
+            let mut receiver =
+                Receiver { recv, slots: slots.as_ref(), keys, scratch, qkey: *qkey, kind: *kind, shared, ticks };
+            while ring.len() < enough && (receiver.recv.len() > 0 || !wire.waits()) && shared.state() != QpState::Err {
+                let more = match faults {
+                    None => wire.take(|frame| ring.extend(receiver.deliver(frame, None))),
+                    Some(faults) => {
+                        let more = faults.take(wire, |faults, frame| {
+                            let fails = (receiver.recv.len() > 0).then(|| faults.receive_fails()).flatten();
+                            ring.extend(receiver.deliver(frame, fails));
+                        });
+                        report(faults, shared);
+                        more
+                    }
+                };
+                if !more {
+                    break;
+                }
+            }
+            if shared.state() == QpState::Err {
+                wire.close();
+            }
+        }
+        if shared.state() == QpState::Err {
+            while ring.len() < enough {
+                let Some(posted) = recv.pop() else { return };
+                let wr_id = wr_id(&posted, slots.as_ref());
+                ring.push_back(entry(shared, wr_id, WcStatus::WrFlushErr, Ticks(0)));
+            }
+        }
+    }
+}
+
+/// Counts faults, and tells of the link.
+fn report(faults: &mut Faults, shared: &QpShared) {
+    shared.counts.faults.set(faults.injected);
+    if let Some(flap) = faults.flapped() {
+        shared.device.raise(if flap == Flap::Down { EventKind::PortErr } else { EventKind::PortActive }, 1);
+    }
+}
+
+fn wr_id(posted: &Posted<'_>, slots: Option<&Slots>) -> u64 {
+    match posted {
+        Posted::Slot(slot) => slots.map_or(0, |slots| slots.recv_wr_id).wrapping_add(u64::from(*slot)),
+        Posted::General { wr_id, .. } => *wr_id,
+    }
+}
+
+/// The entry of a receive.
+fn entry(shared: &QpShared, wr_id: u64, status: WcStatus, ticks: Ticks) -> Cqe {
+    let completion = Completion {
+        wr_id,
+        status,
+        opcode: WcOpcode::Recv,
+        vendor_err: 0,
+        byte_len: 0,
+        imm: 0,
+        qp_num: shared.number,
+        src_qp: QpNum(0),
+        flags: WcFlags::empty(),
+        ticks,
+    };
+    Cqe { completion, release: 0 }
+}
+
+/// What it takes to receive a frame.
+struct Receiver<'a> {
+    recv: &'a mut RecvQueue,
+    slots: Option<&'a Slots>,
+    keys: &'a mut KeyCache,
+    scratch: &'a mut Vec<u8>,
+    qkey: u32,
+    kind: QpType,
+    shared: &'a QpShared,
+    ticks: Ticks,
+}
+
+impl Receiver<'_> {
+    /// Receives a frame, or loses it. With `fails` the receive ends so, whatever the frame.
+    fn deliver(&mut self, frame: Frame<'_>, fails: Option<WcStatus>) -> Option<Cqe> {
+        let counts = &self.shared.counts;
+        let bytes = match &frame.datagram {
+            None => frame.bytes,
+            Some(datagram) => {
+                if datagram.qkey != self.qkey {
+                    counts.qkey_violations.add(1);
+                    return None;
+                }
+                self.scratch.clear();
+                // RoCEv2: an IPv6 header (RFC 8200) with UDP inside, which has 8 bytes, 12 of the base transport header,
+                // 8 of the datagram's, 4 of immediate data and 4 of the check.
+                let length = frame.bytes.len() + 8 + 12 + 8 + 4 + if datagram.imm.is_some() { 4 } else { 0 };
+                self.scratch.extend([0x60, 0, 0, 0]);
+                self.scratch.extend((length as u16).to_be_bytes());
+                self.scratch.extend([17, 64]);
+                self.scratch.extend(datagram.from_gid);
+                self.scratch.extend(datagram.to_gid);
+                self.scratch.extend_from_slice(frame.bytes);
+                &self.scratch[..]
+            }
+        };
+        let Some(posted) = self.recv.pop() else {
+            counts.rx_out_of_buffer.add(1);
+            return None;
+        };
+        let wr_id = wr_id(&posted, self.slots);
+        let written = match (fails, posted) {
+            (Some(status), _) => Err(status),
+            (None, Posted::Slot(slot)) => {
+                self.slots.map_or(Err(WcStatus::LocProtErr), |slots| slots.write(slot, bytes))
+            }
+            (None, Posted::General { sges, .. }) => self.keys.scatter(sges, bytes),
+        };
+        let mut cqe = entry(self.shared, wr_id, WcStatus::Success, self.ticks);
+        let completion = &mut cqe.completion;
+        match written {
+            Ok(()) => {
+                counts.rx_packets.add(1);
+                counts.rx_bytes.add(frame.bytes.len() as u64);
+                completion.byte_len = bytes.len() as u32;
+                if let Some(datagram) = frame.datagram {
+                    completion.src_qp = datagram.from;
+                    completion.flags = WcFlags::GRH;
+                    if let Some(imm) = datagram.imm {
+                        completion.imm = imm;
+                        completion.flags |= WcFlags::WITH_IMM;
+                    }
+                }
+            }
+            Err(status) => {
+                completion.status = status;
+                let too_long = status == WcStatus::LocLenErr;
+                counts.rx_too_long.add(u64::from(too_long));
+                // A frame that is too long for its receive is the sender's doing: raw packets go on.
+                if !(too_long && self.kind == QpType::RawPacket) {
+                    self.shared.fail();
+                }
+            }
+        }
+        Some(cqe)
+    }
+}

@@ -1,0 +1,342 @@
+//! The device, its port, its protection domains and its events.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::clock::{ClockSource, Timebase};
+use crate::error::{Error, Result, VerbError};
+use crate::mem::Region;
+use crate::provider::soft::cq::{SoftCq, Stamps};
+use crate::provider::soft::fault::Random;
+use crate::provider::soft::link::Link;
+use crate::provider::soft::memory::{Keys, SoftMr};
+use crate::provider::soft::qp::{QpShared, SoftQp};
+use crate::provider::soft::rss::Rss;
+use crate::provider::soft::{SoftCounters, SoftSpec};
+use crate::provider::{
+    Access, AsyncEvent, Capabilities, Capability, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind,
+    PollFields, PortAttributes, ProtectionDomain, Provider, QpSpec, QpType,
+};
+use crate::units::{Nanos, QpNum};
+
+/// What everything of a device shares.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) spec: SoftSpec,
+    pub(super) link: Link,
+    pub(super) rss: Arc<Rss>,
+    pub(super) keys: Arc<Keys>,
+    capabilities: Capabilities,
+    link_up: AtomicBool,
+    gone: AtomicBool,
+    events: Mutex<VecDeque<AsyncEvent>>,
+    numbers: AtomicU32,
+    pub(super) cqs: AtomicU32,
+    pub(super) queues: Mutex<Queues>,
+    wall: (u64, crate::units::Ticks),
+}
+
+/// The queue pairs of a device, and what those counted that are gone.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    pub(super) live: Vec<Weak<QpShared>>,
+    pub(super) retired: SoftCounters,
+}
+
+impl Shared {
+    pub(super) fn has(&self, capability: Capability) -> bool {
+        self.capabilities.has.contains(&capability)
+    }
+
+    #[inline]
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn is_up(&self) -> bool {
+        self.link_up.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn raise(&self, kind: EventKind, element: u32) {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).push_back(AsyncEvent { kind, element });
+    }
+
+    /// A number that no other queue of this device has or had.
+    pub(super) fn number(&self) -> u32 {
+        self.numbers.fetch_add(1, Ordering::Relaxed) & 0xff_ffff
+    }
+
+    fn check(&self, verb: &'static str) -> Result<(), VerbError> {
+        if self.is_gone() { Err(VerbError::new(verb, libc::EIO)) } else { Ok(()) }
+    }
+}
+
+/// A software device. Clones are the same device.
+#[derive(Clone, Debug)]
+pub struct SoftDevice(pub(super) Arc<Shared>);
+
+impl SoftDevice {
+    /// Makes a device.
+    ///
+    /// # Errors
+    /// The generator cannot make such frames; a capture cannot be read or written.
+    pub fn new(spec: SoftSpec) -> Result<Self> {
+        let has: Vec<_> = Capability::ALL.into_iter().filter(|capability| !spec.refuse.contains(capability)).collect();
+        let stamped = has.contains(&Capability::Timestamps);
+        let timebase = spec.clock.timebase();
+        let limits = spec.limits;
+        let capabilities = Capabilities {
+            firmware: env!("CARGO_PKG_VERSION").to_owned(),
+            ports: 1,
+            max_qp: limits.max_qp,
+            max_qp_wr: limits.max_qp_wr,
+            max_sge: limits.max_sge,
+            max_cq: limits.max_cq,
+            max_cqe: limits.max_cqe,
+            max_mr: limits.max_mr,
+            max_mr_size: u64::MAX,
+            timestamp_mask: if stamped { spec.timestamp_mask } else { 0 },
+            clock_khz: if stamped { timebase.ticks(Nanos(1_000_000_000)).0 / 1_000 } else { 0 },
+            has,
+        };
+        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let nanos = if timebase.source == ClockSource::Virtual { 0 } else { nanos };
+        let link = Link::new(&spec.link, spec.mac, spec.max_frame() as usize)?;
+        Ok(Self(Arc::new(Shared {
+            link,
+            rss: Arc::new(Rss::new(&spec.rss)),
+            keys: Arc::new(Keys::new()),
+            capabilities,
+            link_up: AtomicBool::new(true),
+            gone: AtomicBool::new(false),
+            events: Mutex::default(),
+            numbers: AtomicU32::new(0x11),
+            cqs: AtomicU32::new(0),
+            queues: Mutex::default(),
+            wall: (nanos, spec.clock.now()),
+            spec,
+        })))
+    }
+
+    /// The address that datagrams to this device go to.
+    pub fn gid(&self) -> [u8; 16] {
+        self.0.spec.gid()
+    }
+
+    /// Takes the link down or up again: `PORT_ERR`, `PORT_ACTIVE`. While it is down what is sent is lost, and nothing is
+    /// received.
+    pub fn set_link(&self, up: bool) {
+        if self.0.link_up.swap(up, Ordering::Relaxed) != up {
+            self.0.raise(if up { EventKind::PortActive } else { EventKind::PortErr }, 1);
+        }
+    }
+
+    /// Takes the device away: `DEVICE_FATAL`, and every verb from now on fails with `EIO`.
+    pub fn remove(&self) {
+        if !self.0.gone.swap(true, Ordering::Relaxed) {
+            self.0.raise(EventKind::DeviceFatal, 0);
+        }
+    }
+
+    /// What the device has counted, over all queue pairs, those that are gone included.
+    pub fn counters(&self) -> SoftCounters {
+        let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sum = queues.retired;
+        queues.live.iter().filter_map(Weak::upgrade).for_each(|qp| sum.add(&qp.counts.read()));
+        sum
+    }
+
+    /// What each queue pair that there is has counted.
+    pub fn queue_counters(&self) -> Vec<(QpNum, SoftCounters)> {
+        let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.live.iter().filter_map(Weak::upgrade).map(|qp| (qp.number, qp.counts.read())).collect()
+    }
+
+    /// What went wrong on the wire: a capture that is damaged (its valid part was played), or one that could not be
+    /// written.
+    pub fn wire_error(&self) -> Option<Error> {
+        self.0.link.error()
+    }
+
+    /// Writes out what was sent into a capture file.
+    ///
+    /// # Errors
+    /// It could not be written, now or before.
+    pub fn finish(&self) -> Result<()> {
+        self.0.link.finish()
+    }
+}
+
+impl Device for SoftDevice {
+    type Pd = SoftPd;
+    type Cq = SoftCq;
+
+    fn name(&self) -> &str {
+        &self.0.spec.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.0.capabilities
+    }
+
+    fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {
+        self.0.check("ibv_query_port")?;
+        match port {
+            1 => Ok(PortAttributes { active: self.0.is_up(), mtu: self.0.spec.mtu, ethernet: true }),
+            _ => Err(VerbError::new("ibv_query_port", libc::EINVAL)),
+        }
+    }
+
+    fn timebase(&self) -> Timebase {
+        let mut timebase = self.0.spec.clock.timebase();
+        timebase.mask &= self.0.spec.timestamp_mask;
+        timebase
+    }
+
+    fn alloc_pd(&self) -> Result<SoftPd, VerbError> {
+        self.0.check("ibv_alloc_pd")?;
+        Ok(SoftPd(Arc::new((self.0.clone(), self.0.number()))))
+    }
+
+    fn create_cq(&self, spec: &CqSpec) -> Result<(SoftCq, CqGranted), VerbError> {
+        self.0.check("ibv_create_cq_ex")?;
+        let limits = self.0.spec.limits;
+        if spec.depth == 0 || spec.depth > limits.max_cqe {
+            return Err(VerbError::new("ibv_create_cq_ex", libc::EINVAL));
+        }
+        if self.0.cqs.load(Ordering::Relaxed) >= limits.max_cq {
+            return Err(VerbError::new("ibv_create_cq_ex", libc::ENOMEM));
+        }
+        let mut granted = CqGranted {
+            depth: spec.depth,
+            fields: spec.fields & (PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK),
+            flags: spec.flags,
+            stamps: ClockSource::None,
+            refused: Vec::new(),
+        };
+        // Stamps are among what is read by cursor.
+        let wishes = [
+            (Capability::ExtendedCq, PollFields::all() - PollFields::BYTE_LEN - PollFields::QP_NUM, CqFlags::all()),
+            (Capability::Timestamps, PollFields::TIMESTAMP, CqFlags::empty()),
+            (Capability::WallclockTimestamps, PollFields::WALLCLOCK, CqFlags::empty()),
+            (Capability::SingleThreaded, PollFields::empty(), CqFlags::SINGLE_THREADED),
+            (Capability::IgnoreOverrun, PollFields::empty(), CqFlags::IGNORE_OVERRUN),
+        ];
+        for (capability, fields, flags) in wishes {
+            let wanted = spec.fields.intersects(fields) || spec.flags.intersects(flags);
+            if wanted && !self.0.has(capability) {
+                granted.fields -= fields;
+                granted.flags -= flags;
+                granted.refused.push(capability);
+            }
+        }
+        let clock = &self.0.spec.clock;
+        let timebase = clock.timebase();
+        let stamps = if granted.fields.contains(PollFields::WALLCLOCK) {
+            granted.stamps = ClockSource::DeviceWallclock;
+            Stamps::Wallclock(clock.clone(), timebase, self.0.wall.0, self.0.wall.1)
+        } else if granted.fields.contains(PollFields::TIMESTAMP) {
+            granted.stamps = timebase.source;
+            Stamps::Ticks(clock.clone(), self.0.spec.timestamp_mask)
+        } else {
+            Stamps::None
+        };
+        let faults = self.0.spec.faults;
+        let busy = (faults.busy > 0.0 && granted.fields.contains(PollFields::WALLCLOCK))
+            .then(|| (Random::new(!faults.seed), faults.busy));
+        self.0.cqs.fetch_add(1, Ordering::Relaxed);
+        let ignore_overrun = granted.flags.contains(CqFlags::IGNORE_OVERRUN);
+        Ok((SoftCq::new(&self.0, spec.depth, ignore_overrun, stamps, busy), granted))
+    }
+
+    fn poll_async_event(&self) -> Option<AsyncEvent> {
+        self.0.events.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+}
+
+/// A protection domain of a software device.
+#[derive(Clone, Debug)]
+pub struct SoftPd(Arc<(Arc<Shared>, u32)>);
+
+impl ProtectionDomain for SoftPd {
+    type Mr = SoftMr;
+    type Qp = SoftQp;
+    type Cq = SoftCq;
+
+    fn register(&self, region: Arc<Region>, access: Access) -> Result<SoftMr, VerbError> {
+        let (device, pd) = &*self.0;
+        device.check("ibv_reg_mr")?;
+        let remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        if remote && !access.contains(Access::LOCAL_WRITE) {
+            return Err(VerbError::new("ibv_reg_mr", libc::EINVAL));
+        }
+        if device.keys.len() >= device.spec.limits.max_mr as usize {
+            return Err(VerbError::new("ibv_reg_mr", libc::ENOMEM));
+        }
+        Ok(device.keys.register(*pd, region, access))
+    }
+
+    fn create_qp(&self, spec: &QpSpec, send: &SoftCq, recv: &SoftCq) -> Result<SoftQp, VerbError> {
+        let (device, pd) = &*self.0;
+        let failed = |errno| Err(VerbError::new("ibv_create_qp", errno));
+        device.check("ibv_create_qp")?;
+        let wanted = match spec.kind {
+            QpType::RawPacket => Capability::RawPacket,
+            QpType::Ud => Capability::Datagram,
+            _ => return failed(libc::EOPNOTSUPP),
+        };
+        let (index, of) = spec.queue;
+        if !device.has(wanted) || !device.link.carries(spec.kind) || (of > 1 && !device.has(Capability::Rss)) {
+            return failed(libc::EOPNOTSUPP);
+        }
+        let (limits, caps) = (device.spec.limits, spec.caps);
+        let too_much = caps.send_depth.max(caps.recv_depth) > limits.max_qp_wr
+            || caps.send_sges.max(caps.recv_sges) > limits.max_sge.min(u32::from(u8::MAX))
+            || caps.inline > if device.has(Capability::Inline) { limits.max_inline } else { 0 };
+        let foreign = [send, recv].iter().any(|cq| !Arc::ptr_eq(&cq.0.device, device));
+        if too_much || foreign || of == 0 || index >= of {
+            return failed(libc::EINVAL);
+        }
+        let mut queues = device.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.live.retain(|qp| qp.strong_count() > 0);
+        if queues.live.len() >= limits.max_qp as usize {
+            return failed(libc::ENOMEM);
+        }
+        let qp = SoftQp::new(device, *pd, spec, send, recv);
+        queues.live.push(Arc::downgrade(&qp.shared));
+        Ok(qp)
+    }
+}
+
+/// Software devices under their names.
+#[derive(Clone, Debug, Default)]
+pub struct SoftProvider(Vec<SoftDevice>);
+
+impl SoftProvider {
+    /// Those devices.
+    pub fn new(devices: Vec<SoftDevice>) -> Self {
+        Self(devices)
+    }
+}
+
+impl Provider for SoftProvider {
+    type Device = SoftDevice;
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let info = |device: &SoftDevice| DeviceInfo {
+            name: device.name().to_owned(),
+            driver: "soft".to_owned(),
+            node: None,
+            capabilities: Ok(device.capabilities().clone()),
+        };
+        Ok(self.0.iter().map(info).collect())
+    }
+
+    fn open(&self, name: &str) -> Result<SoftDevice> {
+        let device = self.0.iter().find(|device| device.name() == name);
+        device.cloned().ok_or_else(|| VerbError::new("ibv_open_device", libc::ENODEV).on(name))
+    }
+}

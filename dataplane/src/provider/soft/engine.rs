@@ -1,0 +1,433 @@
+//! What a queue pair does: its states, its sends. Sends are carried out when they are posted.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::error::VerbError;
+use crate::mem::{Desc, GUARD, SlotLayout};
+use crate::provider::soft::cq::{CqCore, Cqe};
+use crate::provider::soft::device::Shared;
+use crate::provider::soft::fault::Faults;
+use crate::provider::soft::link::{Datagram, Frame, Identity, Wire};
+use crate::provider::soft::memory::{KeyCache, Slots, SoftMr, copy_inline};
+use crate::provider::soft::qp::QpShared;
+use crate::provider::soft::recv::RecvQueue;
+use crate::provider::{
+    Capability, Completion, Destination, PostError, QpSpec, QpState, QpType, RecvRequest, SendFlags, SendRequest, Sge,
+    WcFlags, WcOpcode, WcStatus, WrOpcode,
+};
+use crate::units::{QpNum, Ticks};
+
+/// The shortest frame: an Ethernet header.
+const LEAST_FRAME: usize = 14;
+
+/// The state of a queue pair that belongs to its worker.
+#[derive(Debug)]
+pub(super) struct QpCore {
+    pub(super) kind: QpType,
+    pub(super) identity: Identity,
+    pub(super) recv: RecvQueue,
+    pub(super) slots: Option<Slots>,
+    /// Whether receives into the slots can be carried out a run at a time.
+    pub(super) runs: bool,
+    pub(super) keys: KeyCache,
+    pub(super) wire: Wire,
+    pub(super) faults: Option<Faults>,
+    pub(super) qkey: u32,
+    /// A datagram with its GRH, on the way in; the gathered bytes of a request, on the way out.
+    pub(super) scratch: Vec<u8>,
+    pd: u32,
+    depth: u64,
+    /// Sends posted since RESET.
+    posted: u64,
+    /// Sends posted in SQD.
+    waiting: VecDeque<Waiting>,
+    signal_all: bool,
+    send_sges: usize,
+    recv_sges: usize,
+    inline: u64,
+    /// The longest frame, or datagram, that is sent.
+    longest: usize,
+}
+
+/// A send that waits for the queue to run again.
+#[derive(Debug)]
+struct Waiting {
+    wr_id: u64,
+    opcode: WrOpcode,
+    flags: SendFlags,
+    sges: Vec<Sge>,
+    /// What was inline: it was copied when it was posted.
+    bytes: Vec<u8>,
+    imm: u32,
+    to: Option<Destination>,
+    count: u64,
+}
+
+impl QpCore {
+    pub(super) fn new(device: &Arc<Shared>, pd: u32, number: QpNum, spec: &QpSpec) -> Self {
+        let identity = Identity { kind: spec.kind, number, queue: spec.queue, gid: device.spec.gid() };
+        let faults = device.spec.faults;
+        let (caps, clock) = (spec.caps, &device.spec.clock);
+        let inline = if device.has(Capability::Inline) { u64::from(caps.inline) } else { 0 };
+        let longest = if spec.kind == QpType::Ud { device.spec.mtu } else { device.spec.max_frame() } as usize;
+        Self {
+            kind: spec.kind,
+            identity,
+            recv: RecvQueue::new(caps.recv_depth, caps.recv_sges),
+            slots: None,
+            runs: false,
+            keys: KeyCache::new(device.keys.clone(), pd),
+            wire: device.link.wire(identity, &device.rss, clock),
+            faults: (!faults.is_none()).then(|| Faults::new(faults, spec.queue.0, clock.clone())),
+            qkey: 0,
+            scratch: Vec::with_capacity(longest + 64),
+            pd,
+            depth: u64::from(caps.send_depth),
+            posted: 0,
+            waiting: VecDeque::new(),
+            signal_all: spec.signal_all,
+            send_sges: caps.send_sges as usize,
+            recv_sges: caps.recv_sges as usize,
+            inline,
+            longest,
+        }
+    }
+
+    pub(super) fn set_qkey(&mut self, qkey: u32) {
+        self.qkey = qkey;
+    }
+
+    /// Forgets all requests.
+    pub(super) fn reset(&mut self) {
+        self.wire.close();
+        self.recv.clear();
+        self.waiting.clear();
+        self.posted = 0;
+        if let Some(faults) = &mut self.faults {
+            faults.clear();
+        }
+    }
+
+    /// Begins to receive.
+    pub(super) fn open(&mut self) {
+        self.wire.open();
+    }
+
+    /// Carries out what was posted while the queue was stopped.
+    pub(super) fn resume(&mut self, shared: &QpShared, cq: &mut CqCore) {
+        while let Some(it) = self.waiting.pop_front() {
+            let inline = it.flags.contains(SendFlags::INLINE).then_some(&*it.bytes);
+            let wr = request(&it);
+            self.carry_out(shared, cq, &wr, inline, it.count);
+        }
+    }
+
+    /// Flushes the sends that wait. Receives are flushed when their completions are polled.
+    pub(super) fn fail(&mut self, shared: &QpShared, cq: &mut CqCore) {
+        self.wire.close();
+        while let Some(it) = self.waiting.pop_front() {
+            self.complete(shared, cq, it.wr_id, WcStatus::WrFlushErr, it.count);
+        }
+    }
+
+    pub(super) fn bind(&mut self, mr: &SoftMr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), i32> {
+        if self.recv.len() > 0 {
+            return Err(libc::EBUSY);
+        }
+        let slots = Slots::new(mr.clone(), layout, recv_wr_id, self.pd).ok_or(libc::EINVAL)?;
+        self.runs = match &mut self.wire {
+            Wire::Generator(generator) => generator.bind(layout) && slots.writable && self.faults.is_none(),
+            Wire::Loopback(_) | Wire::Pcap(_) => false,
+        };
+        self.slots = Some(slots);
+        Ok(())
+    }
+
+    pub(super) fn ended(&self) -> bool {
+        self.wire.ended() && !self.faults.as_ref().is_some_and(Faults::holds_any)
+    }
+
+    pub(super) fn post_recv(&mut self, shared: &QpShared, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        for (accepted, request) in requests.iter().enumerate() {
+            let errno = if shared.state() == QpState::Reset || request.sges.len() > self.recv_sges {
+                libc::EINVAL
+            } else if self.recv.space() == 0 {
+                libc::ENOMEM
+            } else {
+                self.recv.push(request);
+                continue;
+            };
+            return Err(PostError { accepted, error: VerbError::new("ibv_post_recv", errno) });
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn post_recv_run(&mut self, shared: &QpShared, slots: &[u32]) -> Result<(), PostError> {
+        let count = match &self.slots {
+            Some(bound) if shared.state() != QpState::Reset => bound.layout.count,
+            _ => 0,
+        };
+        let most = slots.iter().fold(0, |most, &slot| most.max(slot));
+        let mut accepted = slots.len().min(self.recv.space());
+        let mut errno = libc::ENOMEM;
+        if most >= count {
+            let valid = slots.iter().take_while(|&&slot| slot < count).count();
+            if valid <= accepted && valid < slots.len() {
+                (accepted, errno) = (valid, libc::EINVAL);
+            }
+        }
+        self.recv.push_slots(&slots[..accepted]);
+        match accepted == slots.len() {
+            true => Ok(()),
+            false => Err(PostError { accepted, error: VerbError::new("ibv_post_recv", errno) }),
+        }
+    }
+
+    pub(super) fn post_send(
+        &mut self,
+        shared: &QpShared,
+        cq: &mut CqCore,
+        requests: &[SendRequest<'_>],
+    ) -> Result<(), PostError> {
+        for (accepted, wr) in requests.iter().enumerate() {
+            self.post_one(shared, cq, wr)
+                .map_err(|errno| PostError { accepted, error: VerbError::new("ibv_post_send", errno) })?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn space(&self, shared: &QpShared) -> u64 {
+        self.depth - (self.posted - shared.released.load(Ordering::Relaxed)).min(self.depth)
+    }
+
+    #[inline]
+    pub(super) fn post_send_run(
+        &mut self,
+        shared: &QpShared,
+        cq: &mut CqCore,
+        run: &[Desc],
+        first_wr_id: u64,
+    ) -> Result<(), PostError> {
+        let Some(slots) = &self.slots else {
+            return Err(PostError { accepted: 0, error: VerbError::new("ibv_post_send", libc::EINVAL) });
+        };
+        let n = (run.len() as u64).min(self.space(shared)) as usize;
+        let counted = matches!(self.wire, Wire::Generator(_)) && self.faults.is_none();
+        let now = &run[..n];
+        let (count, end) = (slots.layout.count, slots.layout.stride - GUARD as u32);
+        let (mut wrong, mut bytes) = (false, 0);
+        for desc in now {
+            let len = usize::from(desc.len);
+            wrong |= desc.slot >= count || u32::from(desc.offset) + u32::from(desc.len) > end;
+            wrong |= len < LEAST_FRAME || len > self.longest;
+            bytes += u32::from(desc.len);
+        }
+        if !counted || wrong || n == 0 || shared.state() != QpState::Rts {
+            return self.post_each(shared, cq, run, first_wr_id);
+        }
+        self.posted += n as u64;
+        if shared.device.is_up() {
+            shared.counts.tx_packets.add(n as u64);
+            shared.counts.tx_bytes.add(u64::from(bytes));
+        }
+        let per_packet = self.signal_all && n > 1;
+        let from = if per_packet { 0 } else { n - 1 };
+        for i in from..n {
+            let release = self.posted - (n - 1 - i) as u64;
+            self.complete(shared, cq, first_wr_id.wrapping_add(i as u64), WcStatus::Success, release);
+        }
+        match n == run.len() {
+            true => Ok(()),
+            false => Err(PostError { accepted: n, error: VerbError::new("ibv_post_send", libc::ENOMEM) }),
+        }
+    }
+
+    /// A run of sends that need to be looked at one by one.
+    fn post_each(
+        &mut self,
+        shared: &QpShared,
+        cq: &mut CqCore,
+        run: &[Desc],
+        first_wr_id: u64,
+    ) -> Result<(), PostError> {
+        let Some(slots) = &self.slots else { return Ok(()) };
+        let layout = slots.layout;
+        let valid = run.iter().take_while(|&&desc| layout.admits(desc)).count();
+        let n = (self.space(shared) as usize).min(valid);
+        let mut errno = if n < run.len() { Some(if n == valid { libc::EINVAL } else { libc::ENOMEM }) } else { None };
+        let mut accepted = 0;
+        for (i, &desc) in run[..n].iter().enumerate() {
+            let Some(slots) = &self.slots else { break };
+            let sges = [slots.sge(desc)];
+            let flags = if i + 1 == n { SendFlags::SIGNALED } else { SendFlags::empty() };
+            let wr_id = first_wr_id.wrapping_add(i as u64);
+            let wr = SendRequest { wr_id, opcode: WrOpcode::Send, flags, sges: &sges, imm: 0, to: None };
+            if let Err(refused) = self.post_one(shared, cq, &wr) {
+                errno = Some(refused);
+                break;
+            }
+            accepted += 1;
+        }
+        match errno {
+            None => Ok(()),
+            Some(errno) => Err(PostError { accepted, error: VerbError::new("ibv_post_send", errno) }),
+        }
+    }
+
+    fn post_one(&mut self, shared: &QpShared, cq: &mut CqCore, wr: &SendRequest<'_>) -> Result<(), i32> {
+        let state = shared.state();
+        let inline = wr.flags.contains(SendFlags::INLINE);
+        let bytes: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr)
+            || wr.sges.len() > self.send_sges
+            || wr.flags.contains(SendFlags::IP_CSUM)
+            || (inline && bytes > self.inline)
+        {
+            return Err(libc::EINVAL);
+        }
+        if self.space(shared) == 0 {
+            return Err(libc::ENOMEM);
+        }
+        self.posted += 1;
+        let count = self.posted;
+        let mut copied = Vec::new();
+        match state {
+            QpState::Sqd => {
+                if inline {
+                    copy_inline(wr.sges, &mut copied);
+                }
+                self.waiting.push_back(Waiting {
+                    wr_id: wr.wr_id,
+                    opcode: wr.opcode,
+                    flags: wr.flags,
+                    sges: wr.sges.to_vec(),
+                    bytes: copied,
+                    imm: wr.imm,
+                    to: wr.to,
+                    count,
+                });
+            }
+            _ => self.carry_out(shared, cq, wr, None, count),
+        }
+        Ok(())
+    }
+
+    /// Carries out a send, unless the queue pair has failed, and completes it. `inline` has its bytes where they were
+    /// copied before.
+    fn carry_out(
+        &mut self,
+        shared: &QpShared,
+        cq: &mut CqCore,
+        wr: &SendRequest<'_>,
+        inline: Option<&[u8]>,
+        count: u64,
+    ) {
+        if matches!(shared.state(), QpState::Sqe | QpState::Err) {
+            return self.complete(shared, cq, wr.wr_id, WcStatus::WrFlushErr, count);
+        }
+        match self.send(shared, cq, wr, inline) {
+            Ok(()) if wr.flags.contains(SendFlags::SIGNALED) || self.signal_all => {
+                self.complete(shared, cq, wr.wr_id, WcStatus::Success, count);
+            }
+            Ok(()) => {}
+            Err(Failure { status, of_wire }) => {
+                self.complete(shared, cq, wr.wr_id, status, count);
+                if of_wire {
+                    return;
+                }
+                if self.kind == QpType::Ud {
+                    shared.set_state(QpState::Sqe);
+                } else {
+                    shared.set_state(QpState::Err);
+                    self.wire.close();
+                }
+            }
+        }
+    }
+
+    fn send(
+        &mut self,
+        shared: &QpShared,
+        cq: &mut CqCore,
+        wr: &SendRequest<'_>,
+        inline: Option<&[u8]>,
+    ) -> Result<(), Failure> {
+        if let Some(faults) = &mut self.faults {
+            let failed = faults.send_fails();
+            shared.counts.faults.set(faults.injected);
+            failed.map_or(Ok(()), |status| Err(Failure::from(status)))?;
+        }
+        let datagram = match (self.kind, wr.opcode, wr.to) {
+            (QpType::RawPacket, WrOpcode::Send, _) => None,
+            (QpType::Ud, WrOpcode::Send | WrOpcode::SendWithImm, Some(to)) => Some(Datagram {
+                to: to.qp,
+                to_gid: to.gid,
+                from: self.identity.number,
+                from_gid: self.identity.gid,
+                // The top bit asks for the sender's own key.
+                qkey: if to.qkey >> 31 == 1 { self.qkey } else { to.qkey },
+                imm: (wr.opcode == WrOpcode::SendWithImm).then_some(wr.imm),
+            }),
+            _ => return Err(WcStatus::LocQpOpErr.into()),
+        };
+        self.scratch.clear();
+        if wr.sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>() > self.longest as u64 {
+            return Err(WcStatus::LocLenErr.into());
+        }
+        match inline {
+            Some(bytes) => self.scratch.extend_from_slice(bytes),
+            None if wr.flags.contains(SendFlags::INLINE) => copy_inline(wr.sges, &mut self.scratch),
+            None => self.keys.gather(wr.sges, &mut self.scratch)?,
+        }
+        if datagram.is_none() && self.scratch.len() < LEAST_FRAME {
+            return Err(WcStatus::LocLenErr.into());
+        }
+        if !shared.device.is_up() {
+            return Ok(());
+        }
+        let frame = Frame { bytes: &self.scratch, datagram };
+        self.wire.send(frame).map_err(|status| Failure { status, of_wire: true })?;
+        shared.counts.tx_packets.add(1);
+        shared.counts.tx_bytes.add(self.scratch.len() as u64);
+        Ok(())
+    }
+
+    /// Makes the entry of a send.
+    #[inline]
+    fn complete(&mut self, shared: &QpShared, cq: &mut CqCore, wr_id: u64, status: WcStatus, release: u64) {
+        let completion = Completion {
+            wr_id,
+            status,
+            opcode: WcOpcode::Send,
+            vendor_err: 0,
+            byte_len: 0,
+            imm: 0,
+            qp_num: shared.number,
+            src_qp: QpNum(0),
+            flags: WcFlags::empty(),
+            ticks: if status == WcStatus::Success { cq.stamps.now() } else { Ticks(0) },
+        };
+        cq.push(Cqe { completion, release });
+    }
+}
+
+fn request(it: &Waiting) -> SendRequest<'_> {
+    SendRequest { wr_id: it.wr_id, opcode: it.opcode, flags: it.flags, sges: &it.sges, imm: it.imm, to: it.to }
+}
+
+/// Why a send failed.
+struct Failure {
+    status: WcStatus,
+    /// The wire is at fault: the queue pair itself is well.
+    of_wire: bool,
+}
+
+impl From<WcStatus> for Failure {
+    fn from(status: WcStatus) -> Self {
+        Self { status, of_wire: false }
+    }
+}

@@ -1,0 +1,233 @@
+//! Capture files: reading one whole, and writing one.
+//!
+//! Formats: pcap (draft-ietf-opsawg-pcap) and pcapng (draft-ietf-opsawg-pcapng).
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use pcap_parser::pcapng::{Block, parse_block_be, parse_block_le};
+use pcap_parser::traits::PcapNGPacketBlock;
+use pcap_parser::{Linktype, nom, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_header};
+
+use crate::units::Nanos;
+
+/// The frames of a capture.
+#[derive(Debug, Default)]
+pub(super) struct Capture {
+    bytes: Vec<u8>,
+    records: Vec<Record>,
+    /// Where the capture is damaged, and how: what stands here comes from before.
+    pub(super) damage: Option<Damage>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    at: usize,
+    len: usize,
+    time: Nanos,
+}
+
+/// Where a capture makes no sense any more, and why.
+#[derive(Debug)]
+pub(super) struct Damage {
+    pub(super) offset: usize,
+    pub(super) reason: String,
+}
+
+/// Why nothing can be read.
+type Refusal = String;
+
+impl Capture {
+    pub(super) fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    pub(super) fn frame(&self, index: usize) -> &[u8] {
+        let record = self.records[index];
+        &self.bytes[record.at..record.at + record.len]
+    }
+
+    /// When a frame was captured, since the epoch.
+    pub(super) fn time(&self, index: usize) -> Nanos {
+        self.records[index].time
+    }
+
+    fn push(&mut self, frame: &[u8], time: Nanos) {
+        self.records.push(Record { at: self.bytes.len(), len: frame.len(), time });
+        self.bytes.extend_from_slice(frame);
+    }
+
+    /// Reads a whole file.
+    pub(super) fn read(file: &[u8]) -> Result<Self, Refusal> {
+        match file.first_chunk() {
+            Some([0x0a, 0x0d, 0x0d, 0x0a]) => Self::read_ng(file),
+            Some(_) => Self::read_classic(file),
+            None => Err("not a capture: shorter than any header".to_owned()),
+        }
+    }
+
+    fn read_classic(file: &[u8]) -> Result<Self, Refusal> {
+        let (mut rest, header) =
+            parse_pcap_header(file).map_err(|_| "not a capture: neither pcap nor pcapng".to_owned())?;
+        if header.network != Linktype::ETHERNET {
+            return Err(format!("its link type is {} and not Ethernet", header.network.0));
+        }
+        let unit = if header.is_nanosecond_precision() { 1 } else { 1_000 };
+        let parse = if header.is_bigendian() { parse_pcap_frame_be } else { parse_pcap_frame };
+        let mut capture = Self::default();
+        while !rest.is_empty() {
+            match parse(rest) {
+                Ok((after, record)) => {
+                    let nanos = u64::from(record.ts_sec) * 1_000_000_000 + u64::from(record.ts_usec) * unit;
+                    capture.push(record.data, Nanos(nanos));
+                    rest = after;
+                }
+                Err(error) => {
+                    capture.damage = Some(damage(file.len() - rest.len(), error));
+                    break;
+                }
+            }
+        }
+        Ok(capture)
+    }
+
+    fn read_ng(file: &[u8]) -> Result<Self, Refusal> {
+        let mut capture = Self::default();
+        let mut interfaces: Vec<(u8, i64)> = Vec::new();
+        let mut big_endian = false;
+        let mut rest = file;
+        while !rest.is_empty() {
+            let offset = file.len() - rest.len();
+            if let Some([0x0a, 0x0d, 0x0d, 0x0a, _, _, _, _, order, ..]) = rest.first_chunk::<12>() {
+                big_endian = *order == 0x1a;
+            }
+            let (after, block) = match if big_endian { parse_block_be(rest) } else { parse_block_le(rest) } {
+                Ok(parsed) => parsed,
+                Err(error) => {
+                    capture.damage = Some(damage(offset, error));
+                    break;
+                }
+            };
+            rest = after;
+            let interface = |number: u32| interfaces.get(number as usize).copied();
+            match block {
+                Block::SectionHeader(_) => interfaces.clear(),
+                Block::InterfaceDescription(it) if it.linktype == Linktype::ETHERNET => {
+                    interfaces.push((it.if_tsresol, it.if_tsoffset));
+                }
+                Block::InterfaceDescription(it) => {
+                    return Err(format!(
+                        "the link type of interface {} is {} and not Ethernet",
+                        interfaces.len(),
+                        it.linktype.0
+                    ));
+                }
+                Block::EnhancedPacket(it) => match interface(it.if_id) {
+                    Some((resolution, offset)) => {
+                        let time = nanos(u64::from(it.ts_high) << 32 | u64::from(it.ts_low), resolution, offset);
+                        capture.push(it.packet_data(), time);
+                    }
+                    None => {
+                        let reason = format!("a packet of interface {}, which is not described", it.if_id);
+                        capture.damage = Some(Damage { offset, reason });
+                        break;
+                    }
+                },
+                Block::SimplePacket(it) => {
+                    let len = it.data.len().min(it.origlen as usize);
+                    let time = capture.records.last().map_or(Nanos(0), |record| record.time);
+                    capture.push(&it.data[..len], time);
+                }
+                _ => {}
+            }
+        }
+        match (&capture.damage, interfaces.is_empty() && capture.len() == 0) {
+            (Some(damage), true) => Err(format!("at byte {}: {}", damage.offset, damage.reason)),
+            _ => Ok(capture),
+        }
+    }
+}
+
+fn damage<I>(offset: usize, error: nom::Err<pcap_parser::PcapError<I>>) -> Damage {
+    let reason = match error {
+        nom::Err::Incomplete(_) => "the file ends in the middle of a record".to_owned(),
+        nom::Err::Error(pcap_parser::PcapError::NomError(_, kind)) => format!("no valid record ({kind:?})"),
+        nom::Err::Error(_) | nom::Err::Failure(_) => "no valid record".to_owned(),
+    };
+    Damage { offset, reason }
+}
+
+/// The time of a pcapng stamp: `resolution` is a negative power of 10, or of 2 with the top bit set.
+fn nanos(ticks: u64, resolution: u8, offset: i64) -> Nanos {
+    let unit = match resolution & 0x80 {
+        0 => 10u128.checked_pow(u32::from(resolution)),
+        _ => 2u128.checked_pow(u32::from(resolution & 0x7f)),
+    };
+    let nanos = unit.map_or(0, |unit| u128::from(ticks) * 1_000_000_000 / unit) as u64;
+    Nanos(nanos.wrapping_add((offset as u64).wrapping_mul(1_000_000_000)))
+}
+
+/// A capture file that is being written: pcapng, or pcap with nanoseconds where the name ends so.
+#[derive(Debug)]
+pub(super) struct Writer {
+    file: BufWriter<File>,
+    classic: bool,
+}
+
+/// The most bytes of a frame; more is not expected of any wire.
+const SNAP: u32 = 262_144;
+
+impl Writer {
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
+        let classic = path.extension().is_some_and(|extension| extension == "pcap" || extension == "cap");
+        let mut file = BufWriter::with_capacity(1 << 18, File::create(path)?);
+        let header: &[u32] = match classic {
+            true => &[0xa1b2_3c4d, 4 << 16 | 2, 0, 0, SNAP, 1],
+            false => &[
+                0x0a0d_0d0a,
+                28,
+                0x1a2b_3c4d,
+                1,
+                u32::MAX,
+                u32::MAX,
+                28, // section header, version 1.0
+                1,
+                32,
+                1,
+                SNAP,
+                1 << 16 | 9,
+                9,
+                0,
+                32, // interface description: Ethernet, nanoseconds
+            ],
+        };
+        for word in header {
+            file.write_all(&word.to_le_bytes())?;
+        }
+        Ok(Self { file, classic })
+    }
+
+    pub(super) fn write(&mut self, frame: &[u8], time: Nanos) -> io::Result<()> {
+        let len = frame.len() as u32;
+        let padding = frame.len().next_multiple_of(4) - frame.len();
+        let block = 32 + len + padding as u32;
+        let header: &[u32] = match self.classic {
+            true => &[(time.0 / 1_000_000_000) as u32, (time.0 % 1_000_000_000) as u32, len, len],
+            false => &[6, block, 0, (time.0 >> 32) as u32, time.0 as u32, len, len],
+        };
+        for word in header {
+            self.file.write_all(&word.to_le_bytes())?;
+        }
+        self.file.write_all(frame)?;
+        if !self.classic {
+            self.file.write_all(&[0; 3][..padding])?;
+            self.file.write_all(&block.to_le_bytes())?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}

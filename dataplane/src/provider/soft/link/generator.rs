@@ -1,0 +1,403 @@
+//! Synthetic frames into posted receives; what is sent is counted and goes nowhere.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use crate::clock::{HostClock, Timebase};
+use crate::error::{Error, Result};
+use crate::mem::SlotLayout;
+use crate::provider::soft::link::Frame;
+use crate::provider::soft::memory::Slots;
+use crate::provider::soft::recv::RecvQueue;
+use crate::provider::soft::rss::Rss;
+use crate::provider::{Completions, WcStatus};
+use crate::units::Ticks;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FrameKind {
+    /// UDP on IPv4.
+    #[default]
+    Udp4,
+    /// TCP on IPv4.
+    Tcp4,
+    /// UDP on IPv6.
+    Udp6,
+}
+
+/// What is generated.
+#[derive(Clone, Debug)]
+pub struct GeneratorSpec {
+    /// Sizes of frames in bytes, without the check sequence, each with how often it comes in a round.
+    pub sizes: Vec<(u16, u16)>,
+    /// Flows: each has addresses and ports of its own, from the networks for benchmarks (RFC 2544, RFC 5180).
+    pub flows: u32,
+    /// What the frames are.
+    pub kind: FrameKind,
+    /// The VLAN tag that they carry.
+    pub vlan: Option<u16>,
+    /// How many frames, all queues together; `None`: no end.
+    pub count: Option<u64>,
+    /// Frames a second by the device's clock, all queues together; `None`: as fast as receives are posted. Frames that
+    /// are due and find no receive posted are lost, as on a wire.
+    pub rate: Option<u64>,
+    /// Whether each receive gets its frame written. Without it a slot is written when it is first used, and what stages
+    /// change in a packet stays changed: the fastest way to packets whose bytes do not matter.
+    pub copy: bool,
+}
+
+impl Default for GeneratorSpec {
+    fn default() -> Self {
+        Self { sizes: vec![(64, 1)], flows: 1, kind: FrameKind::Udp4, vlan: None, count: None, rate: None, copy: true }
+    }
+}
+
+/// The most bytes that all different frames together may have.
+const MOST_BYTES: usize = 64 << 20;
+
+/// A round of frames, made beforehand.
+#[derive(Debug)]
+pub(in crate::provider::soft) struct Plan {
+    frames: Vec<Box<[u8]>>,
+    count: Option<u64>,
+    rate: Option<u64>,
+    copy: bool,
+}
+
+impl Plan {
+    pub(super) fn new(spec: &GeneratorSpec, mac: [u8; 6], max_frame: usize) -> Result<Self> {
+        let sizes: Vec<usize> =
+            spec.sizes.iter().flat_map(|&(size, weight)| vec![usize::from(size); usize::from(weight)]).collect();
+        let least = headers(spec.kind, spec.vlan);
+        if let Some(size) = sizes.iter().find(|&&size| size < least || size > max_frame) {
+            return Err(Error::Wire(format!(
+                "the generator cannot make frames of {size} bytes: {:?} frames here have {least} to {max_frame}",
+                spec.kind
+            )));
+        }
+        let flows = spec.flows.max(1) as usize;
+        let bytes = sizes.iter().sum::<usize>().saturating_mul(flows);
+        if sizes.is_empty() || bytes > MOST_BYTES || spec.rate == Some(0) {
+            return Err(Error::Wire(format!(
+                "the generator needs a size with a weight, a rate above 0, and at most {MOST_BYTES} bytes of different \
+                 frames (flows times sizes; here {bytes})"
+            )));
+        }
+        // Every flow gets every size, and neighbours differ in their flow.
+        let frames = sizes.iter().flat_map(|&size| (0..flows).map(move |flow| frame(spec, mac, flow as u32, size)));
+        Ok(Self { frames: frames.collect(), count: spec.count, rate: spec.rate, copy: spec.copy })
+    }
+}
+
+fn headers(kind: FrameKind, vlan: Option<u16>) -> usize {
+    let link = if vlan.is_some() { 18 } else { 14 };
+    link + match kind {
+        FrameKind::Udp4 => 28,
+        FrameKind::Tcp4 => 40,
+        FrameKind::Udp6 => 48,
+    }
+}
+
+/// The frame of a flow.
+fn frame(spec: &GeneratorSpec, mac: [u8; 6], flow: u32, size: usize) -> Box<[u8]> {
+    let mut out = Vec::with_capacity(size);
+    out.extend(mac);
+    out.extend([2, 0, 0, 0, 0, 1]);
+    if let Some(vlan) = spec.vlan {
+        out.extend([0x81, 0]);
+        out.extend((vlan & 0xfff).to_be_bytes());
+    }
+    let ip = out.len() + 2;
+    let length = (size - ip) as u16;
+    let (protocol, transport) = match spec.kind {
+        FrameKind::Udp4 | FrameKind::Udp6 => (17, 8),
+        FrameKind::Tcp4 => (6, 20),
+    };
+    let pseudo = match spec.kind {
+        FrameKind::Udp4 | FrameKind::Tcp4 => {
+            out.extend([8, 0, 0x45, 0]);
+            out.extend(length.to_be_bytes());
+            out.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
+            out.extend(Ipv4Addr::from_bits(0xc612_0001 + (flow & 0xffff)).octets());
+            out.extend(Ipv4Addr::from_bits(0xc613_0001 + (flow & 0xffff)).octets());
+            let sum = checksum(&out[ip..ip + 20], 0);
+            out[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
+            ip + 12
+        }
+        FrameKind::Udp6 => {
+            out.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+            out.extend((length - 40).to_be_bytes());
+            out.extend([protocol, 64]);
+            let net = 0x2001_0002_0000_0000u128 << 64;
+            out.extend(Ipv6Addr::from_bits(net | 0x1_0000_0001 + u128::from(flow)).octets());
+            out.extend(Ipv6Addr::from_bits(net | 0x2_0000_0001 + u128::from(flow)).octets());
+            ip + 8
+        }
+    };
+    let l4 = out.len();
+    let l4_length = (size - l4) as u16;
+    out.extend((1024 + (flow >> 16) as u16).to_be_bytes());
+    out.extend(5001u16.to_be_bytes());
+    if transport == 8 {
+        out.extend(l4_length.to_be_bytes());
+        out.extend([0, 0]);
+    } else {
+        out.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]);
+    }
+    out.resize(size, 0);
+    let sum = checksum(&out[pseudo..], u32::from(protocol) + u32::from(l4_length));
+    let at = l4 + if transport == 8 { 6 } else { 16 };
+    out[at..at + 2].copy_from_slice(&if sum == 0 { 0xffff } else { sum }.to_be_bytes());
+    out.into()
+}
+
+/// The Internet checksum (RFC 1071).
+fn checksum(bytes: &[u8], from: u32) -> u16 {
+    let words = bytes.chunks(2).map(|word| u32::from(word[0]) << 8 | word.get(1).map_or(0, |&low| u32::from(low)));
+    let mut sum = words.fold(from, |sum, word| sum + word);
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// What a queue generates: the frames of the round that hash to it.
+#[derive(Debug)]
+pub(in crate::provider::soft) struct Generator {
+    plan: Arc<Plan>,
+    /// Indices into the plan's frames.
+    mine: Box<[u32]>,
+    next: usize,
+    /// Still to come; `u64::MAX`: no end.
+    left: u64,
+    clock: HostClock,
+    timebase: Timebase,
+    /// This queue's rate, and when it began.
+    rate: Option<u64>,
+    began: Option<Ticks>,
+    passed: u64,
+    stamped: Stamped,
+}
+
+/// Without copying: what the slots hold.
+#[derive(Debug, Default)]
+struct Stamped {
+    /// Which slots have their frame.
+    written: Vec<bool>,
+    /// All slots below have.
+    below: u32,
+    /// The length of a slot's frame; empty where all are equally long.
+    lengths: Vec<u32>,
+}
+
+impl Generator {
+    pub(super) fn new(plan: Arc<Plan>, queue: (u16, u16), rss: &Rss, clock: HostClock) -> Self {
+        let mine: Box<[u32]> = (0..plan.frames.len() as u32)
+            .filter(|&index| rss.queue(&plan.frames[index as usize], queue.1) == queue.0)
+            .collect();
+        let (all, own) = (plan.frames.len() as u64, mine.len() as u64);
+        let left = match plan.count {
+            _ if own == 0 => 0,
+            None => u64::MAX,
+            Some(count) => count / all * own + mine.partition_point(|&index| u64::from(index) < count % all) as u64,
+        };
+        let rate = plan.rate.map(|rate| (u128::from(rate) * u128::from(own) / u128::from(all)) as u64);
+        let timebase = clock.timebase();
+        let stamped = Stamped::default();
+        Self { plan, mine, next: 0, left, clock, timebase, rate, began: None, passed: 0, stamped }
+    }
+
+    /// The frame that a slot holds when nothing is copied.
+    fn of_slot(&self, slot: u32) -> &[u8] {
+        &self.plan.frames[self.mine[slot as usize % self.mine.len()] as usize]
+    }
+
+    /// Gets ready for slots of this layout. `false`: their receives need more care than a run has.
+    pub(in crate::provider::soft) fn bind(&mut self, layout: SlotLayout) -> bool {
+        let longest = self.mine.iter().map(|&index| self.plan.frames[index as usize].len()).max().unwrap_or(0);
+        if self.mine.is_empty() || longest > layout.room() as usize {
+            return false;
+        }
+        let uniform = self.mine.iter().all(|&index| self.plan.frames[index as usize].len() == longest);
+        let lengths =
+            if uniform { Vec::new() } else { (0..layout.count).map(|slot| self.of_slot(slot).len() as u32).collect() };
+        self.stamped = Stamped { written: vec![false; layout.count as usize], below: 0, lengths };
+        true
+    }
+
+    /// How many frames have come in and not been handed over.
+    #[inline]
+    pub(super) fn due(&mut self) -> u64 {
+        let Some(rate) = self.rate else { return self.left };
+        let now = self.clock.now();
+        let began = *self.began.get_or_insert(now);
+        let elapsed = self.timebase.between(began, now).0;
+        let due = (u128::from(elapsed) * u128::from(rate) / 1_000_000_000) as u64;
+        due.saturating_sub(self.passed).min(self.left)
+    }
+
+    #[inline]
+    fn pass(&mut self, n: u64) {
+        self.passed += n;
+        if self.left != u64::MAX {
+            self.left -= n;
+        }
+    }
+
+    pub(in crate::provider::soft) fn skip_beyond(&mut self, room: u64) -> u64 {
+        if self.rate.is_none() {
+            return 0;
+        }
+        let lost = self.due().saturating_sub(room);
+        self.pass(lost);
+        lost
+    }
+
+    pub(super) fn ended(&self) -> bool {
+        self.left == 0
+    }
+
+    pub(super) fn take(&mut self, deliver: impl FnOnce(Frame<'_>)) -> bool {
+        if self.due() == 0 {
+            return false;
+        }
+        self.pass(1);
+        let index = self.mine[self.next];
+        self.next = if self.next + 1 == self.mine.len() { 0 } else { self.next + 1 };
+        deliver(Frame { bytes: &self.plan.frames[index as usize], datagram: None });
+        true
+    }
+
+    /// Receives up to `limit` frames into posted slots, straight into the run. Returns how many, and their bytes.
+    #[inline]
+    pub(in crate::provider::soft) fn receive_run(
+        &mut self,
+        recv: &mut RecvQueue,
+        slots: &Slots,
+        run: &mut Completions,
+        limit: usize,
+        ticks: Ticks,
+    ) -> (usize, u64) {
+        let n = recv.len().min(limit).min(usize::try_from(self.due()).unwrap_or(usize::MAX));
+        let from = run.len;
+        let mut bytes = 0;
+        while run.len < from + n {
+            let at = run.len;
+            let part = recv.front(from + n - at);
+            let end = at + part.len();
+            for (wr_id, &slot) in run.wr_id[at..end].iter_mut().zip(part) {
+                *wr_id = slots.recv_wr_id.wrapping_add(u64::from(slot));
+            }
+            bytes += match self.plan.copy {
+                true => self.copy_into(slots, part, &mut run.byte_len[at..end]),
+                false => self.stamp_into(slots, part, &mut run.byte_len[at..end]),
+            };
+            run.ticks[at..end].fill(ticks);
+            if run.failed {
+                run.status[at..end].fill(WcStatus::Success);
+            }
+            run.len = end;
+            recv.advance(end - at);
+        }
+        self.pass(n as u64);
+        (n, bytes)
+    }
+
+    #[inline]
+    fn copy_into(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
+        let mut bytes = 0;
+        for (length, &slot) in lengths.iter_mut().zip(part) {
+            let frame = &self.plan.frames[self.mine[self.next] as usize];
+            self.next = if self.next + 1 == self.mine.len() { 0 } else { self.next + 1 };
+            // It fits: `bind` has seen to the longest, and the slot was checked when it was posted.
+            let _ = slots.write(slot, frame);
+            *length = frame.len() as u32;
+            bytes += frame.len() as u64;
+        }
+        bytes
+    }
+
+    #[inline]
+    fn stamp_into(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
+        if part.iter().fold(0, |most, &slot| most.max(slot)) >= self.stamped.below {
+            self.write_first(slots, part);
+        }
+        if self.stamped.lengths.is_empty() {
+            let length = self.of_slot(0).len() as u32;
+            lengths.fill(length);
+            return u64::from(length) * part.len() as u64;
+        }
+        let mut bytes = 0;
+        for (length, &slot) in lengths.iter_mut().zip(part) {
+            *length = self.stamped.lengths[slot as usize];
+            bytes += u64::from(*length);
+        }
+        bytes
+    }
+
+    /// Writes the slots that are used for the first time.
+    #[cold]
+    fn write_first(&mut self, slots: &Slots, part: &[u32]) {
+        for &slot in part {
+            if !self.stamped.written[slot as usize] {
+                let _ = slots.write(slot, self.of_slot(slot));
+                self.stamped.written[slot as usize] = true;
+            }
+        }
+        let stamped = &mut self.stamped;
+        while stamped.written.get(stamped.below as usize).copied().unwrap_or(false) {
+            stamped.below += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_what_they_say() {
+        for (kind, vlan) in [(FrameKind::Udp4, None), (FrameKind::Tcp4, Some(7)), (FrameKind::Udp6, None)] {
+            let spec = GeneratorSpec { kind, vlan, ..GeneratorSpec::default() };
+            for size in [headers(kind, vlan), 64, 65, 1514].into_iter().filter(|&size| size >= headers(kind, vlan)) {
+                let frame = frame(&spec, [2, 0, 0, 0, 0, 9], 70_000, size);
+                assert_eq!(frame.len(), size);
+                let ip = if vlan.is_some() { 18 } else { 14 };
+                let (pseudo, protocol, l4) = match kind {
+                    FrameKind::Udp4 => (ip + 12, 17, ip + 20),
+                    FrameKind::Tcp4 => (ip + 12, 6, ip + 20),
+                    FrameKind::Udp6 => (ip + 8, 17, ip + 40),
+                };
+                assert_eq!(checksum(&frame[pseudo..], protocol + (size - l4) as u32), 0, "{kind:?} of {size}");
+                if kind != FrameKind::Udp6 {
+                    assert_eq!(checksum(&frame[ip..ip + 20], 0), 0);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_count_is_shared_out_exactly() {
+        let spec = GeneratorSpec { flows: 37, sizes: vec![(64, 3), (128, 1)], ..GeneratorSpec::default() };
+        let rss = Rss::new(&crate::provider::soft::RssSpec::STANDARD);
+        for count in [0, 1, 147, 148, 149, 10_000] {
+            let plan =
+                Arc::new(Plan::new(&GeneratorSpec { count: Some(count), ..spec.clone() }, [0; 6], 1514).unwrap());
+            let queue = |index| Generator::new(plan.clone(), (index, 4), &rss, HostClock::manual()).left;
+            assert_eq!((0..4).map(queue).sum::<u64>(), count);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_made_is_refused() {
+        for spec in [
+            GeneratorSpec { sizes: vec![(41, 1)], ..GeneratorSpec::default() },
+            GeneratorSpec { sizes: vec![(1600, 1)], ..GeneratorSpec::default() },
+            GeneratorSpec { sizes: vec![(64, 0)], ..GeneratorSpec::default() },
+            GeneratorSpec { flows: u32::MAX, ..GeneratorSpec::default() },
+            GeneratorSpec { rate: Some(0), ..GeneratorSpec::default() },
+        ] {
+            assert!(matches!(Plan::new(&spec, [0; 6], 1514), Err(Error::Wire(_))), "{spec:?}");
+        }
+    }
+}

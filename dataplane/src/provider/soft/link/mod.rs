@@ -1,0 +1,201 @@
+//! What the wire of a software device is made of.
+
+mod capture;
+mod generator;
+mod loopback;
+mod pcap;
+
+use std::sync::Arc;
+
+pub use generator::{FrameKind, GeneratorSpec};
+pub use loopback::LoopbackLink;
+pub use pcap::{Pace, PcapSpec};
+
+pub(super) use generator::{Generator, Plan};
+pub(super) use loopback::Port;
+pub(super) use pcap::{Files, Player};
+
+use crate::clock::HostClock;
+use crate::error::{Error, Result};
+use crate::provider::soft::rss::Rss;
+use crate::provider::{QpType, WcStatus};
+use crate::units::QpNum;
+
+/// What the wire is.
+#[derive(Clone, Debug)]
+pub enum LinkSpec {
+    /// The port of another software device, or this one's own.
+    Loopback(LoopbackLink),
+    /// Synthetic frames come in, and what goes out is counted.
+    Generator(GeneratorSpec),
+    /// A capture file comes in, a capture file goes out.
+    Pcap(PcapSpec),
+}
+
+/// A frame on the wire. Of a datagram it is the payload.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) datagram: Option<Datagram>,
+}
+
+/// What goes with an unreliable datagram.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Datagram {
+    pub(super) to: QpNum,
+    pub(super) to_gid: [u8; 16],
+    pub(super) from: QpNum,
+    pub(super) from_gid: [u8; 16],
+    pub(super) qkey: u32,
+    pub(super) imm: Option<u32>,
+}
+
+/// Who a queue pair is on its port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Identity {
+    pub(super) kind: QpType,
+    pub(super) number: QpNum,
+    pub(super) queue: (u16, u16),
+    pub(super) gid: [u8; 16],
+}
+
+/// The link of a device.
+#[derive(Debug)]
+pub(super) enum Link {
+    Generator(Arc<Plan>),
+    Loopback(LoopbackLink),
+    Pcap(Arc<Files>),
+}
+
+impl Link {
+    pub(super) fn new(spec: &LinkSpec, mac: [u8; 6], max_frame: usize) -> Result<Self> {
+        Ok(match spec {
+            LinkSpec::Loopback(link) => Self::Loopback(link.clone()),
+            LinkSpec::Generator(spec) => Self::Generator(Arc::new(Plan::new(spec, mac, max_frame)?)),
+            LinkSpec::Pcap(spec) => Self::Pcap(Arc::new(Files::open(spec)?)),
+        })
+    }
+
+    pub(super) fn carries(&self, kind: QpType) -> bool {
+        match kind {
+            QpType::RawPacket => true,
+            QpType::Ud => matches!(self, Self::Loopback(_)),
+            _ => false,
+        }
+    }
+
+    /// The end of it that a queue pair has.
+    pub(super) fn wire(&self, identity: Identity, rss: &Arc<Rss>, clock: &HostClock) -> Wire {
+        match self {
+            Self::Generator(plan) => Wire::Generator(Generator::new(plan.clone(), identity.queue, rss, clock.clone())),
+            Self::Loopback(link) => Wire::Loopback(Port::new(link, identity, rss.clone())),
+            Self::Pcap(files) => Wire::Pcap(Player::new(files.clone(), identity.queue, rss, clock.clone())),
+        }
+    }
+
+    /// What went wrong with it.
+    pub(super) fn error(&self) -> Option<Error> {
+        match self {
+            Self::Pcap(files) => files.error(),
+            Self::Generator(_) | Self::Loopback(_) => None,
+        }
+    }
+
+    /// Writes out what is still on its way.
+    pub(super) fn finish(&self) -> Result<()> {
+        match self {
+            Self::Pcap(files) => files.finish(),
+            Self::Generator(_) | Self::Loopback(_) => Ok(()),
+        }
+    }
+}
+
+/// The end of a link that a queue pair has.
+#[derive(Debug)]
+pub(super) enum Wire {
+    Generator(Generator),
+    Loopback(Port),
+    Pcap(Player),
+}
+
+impl Wire {
+    /// Begins to receive.
+    pub(super) fn open(&mut self) {
+        if let Self::Loopback(port) = self {
+            port.open();
+        }
+    }
+
+    /// Stops to receive: what was under way is lost.
+    pub(super) fn close(&mut self) {
+        if let Self::Loopback(port) = self {
+            port.close();
+        }
+    }
+
+    /// How many frames wait at the least; the most that can be said of a source without end is `u64::MAX`.
+    pub(super) fn backlog(&mut self) -> u64 {
+        match self {
+            Self::Generator(generator) => generator.due(),
+            Self::Loopback(port) => port.backlog(),
+            Self::Pcap(player) => player.due(),
+        }
+    }
+
+    /// Lets go of the frames that came too early for `room` receives; returns how many. Only a wire with a time of its
+    /// own does not wait.
+    pub(super) fn skip_beyond(&mut self, room: u64) -> u64 {
+        match self {
+            Self::Generator(generator) => generator.skip_beyond(room),
+            Self::Loopback(_) | Self::Pcap(_) => 0,
+        }
+    }
+
+    /// Hands the next frame over, if one has come in.
+    #[inline]
+    pub(super) fn take(&mut self, deliver: impl FnOnce(Frame<'_>)) -> bool {
+        match self {
+            Self::Generator(generator) => generator.take(deliver),
+            Self::Loopback(port) => port.take(deliver),
+            Self::Pcap(player) => player.take(deliver),
+        }
+    }
+
+    /// Whether a frame that finds no posted receive waits for one. Where it does not it is lost.
+    pub(super) fn waits(&self) -> bool {
+        match self {
+            Self::Generator(_) | Self::Pcap(_) => true,
+            Self::Loopback(_) => false,
+        }
+    }
+
+    /// Sends a frame.
+    #[inline]
+    pub(super) fn send(&mut self, frame: Frame<'_>) -> Result<(), WcStatus> {
+        match self {
+            Self::Generator(_) => Ok(()),
+            Self::Loopback(port) => {
+                port.send(frame);
+                Ok(())
+            }
+            Self::Pcap(player) => player.send(frame.bytes),
+        }
+    }
+
+    /// Whether no frame will come in any more.
+    pub(super) fn ended(&self) -> bool {
+        match self {
+            Self::Generator(generator) => generator.ended(),
+            Self::Loopback(_) => false,
+            Self::Pcap(player) => player.ended(),
+        }
+    }
+
+    /// Frames lost since the last call because nobody fetched them in time.
+    pub(super) fn missed(&self) -> u64 {
+        match self {
+            Self::Loopback(port) => port.missed(),
+            Self::Generator(_) | Self::Pcap(_) => 0,
+        }
+    }
+}

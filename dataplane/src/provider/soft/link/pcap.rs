@@ -1,0 +1,202 @@
+//! A capture file comes in, a capture file goes out.
+//!
+//! The input is read whole when the device is made. The output is shared by all queues of the port, under a lock: it is
+//! for looking at, not for speed.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::clock::{ClockSource, HostClock, Timebase};
+use crate::error::{Error, Result};
+use crate::provider::WcStatus;
+use crate::provider::soft::link::Frame;
+use crate::provider::soft::link::capture::{Capture, Writer};
+use crate::provider::soft::rss::Rss;
+use crate::units::{Nanos, Ticks};
+
+/// How fast a capture is played.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pace {
+    /// As fast as receives are posted.
+    #[default]
+    Fast,
+    /// Each frame as long after the first as it was captured, by the device's clock, and later where no receive is
+    /// posted.
+    File,
+}
+
+/// The capture files of a device.
+#[derive(Clone, Debug)]
+pub struct PcapSpec {
+    /// What comes in: pcap or pcapng; `None`: nothing.
+    pub input: Option<PathBuf>,
+    /// Where what is sent goes: pcap where the name ends in `.pcap` or `.cap`, otherwise pcapng; `None`: nowhere.
+    pub output: Option<PathBuf>,
+    /// How often the input is played; `None`: for ever.
+    pub times: Option<u64>,
+    /// How fast.
+    pub pace: Pace,
+}
+
+impl Default for PcapSpec {
+    fn default() -> Self {
+        Self { input: None, output: None, times: Some(1), pace: Pace::Fast }
+    }
+}
+
+/// The files, open.
+#[derive(Debug)]
+pub(in crate::provider::soft) struct Files {
+    spec: PcapSpec,
+    capture: Capture,
+    output: Option<Mutex<Output>>,
+}
+
+#[derive(Debug)]
+struct Output {
+    path: PathBuf,
+    writer: Writer,
+    failed: Option<io::Error>,
+}
+
+impl Output {
+    fn attempt(&mut self, work: impl FnOnce(&mut Writer) -> io::Result<()>) -> bool {
+        if self.failed.is_none() {
+            self.failed = work(&mut self.writer).err();
+        }
+        self.failed.is_none()
+    }
+
+    fn error(&self) -> Option<Error> {
+        let failed = self.failed.as_ref()?;
+        // The error itself stays here, for those who ask again.
+        let source = match failed.raw_os_error() {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => io::Error::new(failed.kind(), failed.to_string()),
+        };
+        Some(Error::File { path: self.path.clone(), source })
+    }
+}
+
+impl Files {
+    pub(super) fn open(spec: &PcapSpec) -> Result<Self> {
+        let capture = match &spec.input {
+            None => Capture::default(),
+            Some(path) => {
+                let file = std::fs::read(path).map_err(|source| Error::File { path: path.clone(), source })?;
+                Capture::read(&file).map_err(|reason| Error::Wire(format!("{}: {reason}", path.display())))?
+            }
+        };
+        let output = spec.output.clone().map(|path| match Writer::create(&path) {
+            Ok(writer) => Ok(Mutex::new(Output { path, writer, failed: None })),
+            Err(source) => Err(Error::File { path, source }),
+        });
+        Ok(Self { spec: spec.clone(), capture, output: output.transpose()? })
+    }
+
+    pub(super) fn error(&self) -> Option<Error> {
+        let written = self.output.as_ref().and_then(|output| lock(output).error());
+        written.or_else(|| {
+            let (damage, path) = (self.capture.damage.as_ref()?, self.spec.input.as_ref()?);
+            let (path, frames) = (path.display(), self.capture.len());
+            Some(Error::Wire(format!(
+                "{path}: damaged at byte {}: {}; the {frames} frames before it were played",
+                damage.offset, damage.reason
+            )))
+        })
+    }
+
+    pub(super) fn finish(&self) -> Result<()> {
+        let Some(output) = &self.output else { return Ok(()) };
+        let mut output = lock(output);
+        output.attempt(Writer::flush);
+        output.error().map_or(Ok(()), Err)
+    }
+}
+
+fn lock(output: &Mutex<Output>) -> std::sync::MutexGuard<'_, Output> {
+    output.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a queue plays: the frames that hash to it.
+#[derive(Debug)]
+pub(in crate::provider::soft) struct Player {
+    files: Arc<Files>,
+    mine: Box<[u32]>,
+    next: usize,
+    /// Rounds still to play; `None`: no end.
+    rounds: Option<u64>,
+    clock: HostClock,
+    timebase: Timebase,
+    /// When this round began.
+    began: Option<Ticks>,
+    /// The wall clock when the device's clock showed those ticks.
+    wall: (Nanos, Ticks),
+}
+
+impl Player {
+    pub(super) fn new(files: Arc<Files>, queue: (u16, u16), rss: &Rss, clock: HostClock) -> Self {
+        let mine: Box<[u32]> = (0..files.capture.len() as u32)
+            .filter(|&index| rss.queue(files.capture.frame(index as usize), queue.1) == queue.0)
+            .collect();
+        let timebase = clock.timebase();
+        let wall = match timebase.source {
+            ClockSource::Virtual => Nanos(0),
+            _ => Nanos(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)),
+        };
+        let rounds = if mine.is_empty() { Some(0) } else { files.spec.times };
+        let wall = (wall, clock.now());
+        Self { files, mine, next: 0, rounds, clock, timebase, began: None, wall }
+    }
+
+    pub(super) fn ended(&self) -> bool {
+        self.rounds == Some(0)
+    }
+
+    /// How many frames have come in at least.
+    pub(super) fn due(&mut self) -> u64 {
+        if self.ended() {
+            return 0;
+        }
+        match self.files.spec.pace {
+            Pace::Fast => match self.rounds {
+                None => u64::MAX,
+                Some(rounds) => rounds.saturating_mul(self.mine.len() as u64) - self.next as u64,
+            },
+            Pace::File => {
+                let now = self.clock.now();
+                let began = *self.began.get_or_insert(now);
+                // Since the first frame of the whole capture: queues keep their distance.
+                let time = self.files.capture.time(self.mine[self.next] as usize).0;
+                let after = time.saturating_sub(self.files.capture.time(0).0);
+                u64::from(self.timebase.between(began, now).0 >= after)
+            }
+        }
+    }
+
+    pub(super) fn take(&mut self, deliver: impl FnOnce(Frame<'_>)) -> bool {
+        if self.due() == 0 {
+            return false;
+        }
+        let index = self.mine[self.next];
+        self.next += 1;
+        if self.next == self.mine.len() {
+            self.next = 0;
+            self.began = None;
+            self.rounds = self.rounds.map(|rounds| rounds - 1);
+        }
+        deliver(Frame { bytes: self.files.capture.frame(index as usize), datagram: None });
+        true
+    }
+
+    pub(super) fn send(&mut self, frame: &[u8]) -> Result<(), WcStatus> {
+        let Some(output) = &self.files.output else { return Ok(()) };
+        let time = Nanos(self.wall.0.0 + self.timebase.between(self.wall.1, self.clock.now()).0);
+        match lock(output).attempt(|writer| writer.write(frame, time)) {
+            true => Ok(()),
+            false => Err(WcStatus::GeneralErr),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Queue pairs: the handle that a worker holds, and what it shares with its completion queues.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
+
+use crate::error::VerbError;
+use crate::mem::{Desc, SlotLayout};
+use crate::provider::soft::counters::Counting;
+use crate::provider::soft::cq::{Attached, CqCore, CqShared, SoftCq};
+use crate::provider::soft::device::Shared;
+use crate::provider::soft::engine::QpCore;
+use crate::provider::soft::home::{Home, Use};
+use crate::provider::soft::memory::SoftMr;
+use crate::provider::{
+    AttributeMask, EventKind, PostError, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RecvRequest,
+    SendRequest, check_transition,
+};
+use crate::units::QpNum;
+
+/// What the owner of a queue pair and its completion queues share.
+#[derive(Debug)]
+pub(super) struct QpShared {
+    pub(super) number: QpNum,
+    pub(super) kind: QpType,
+    state: AtomicU32,
+    /// Sends that are over and whose completion, or a later one, was polled; counted from RESET.
+    pub(super) released: AtomicU64,
+    pub(super) counts: Counting,
+    pub(super) device: Arc<Shared>,
+    pub(super) home: Home<QpCore>,
+}
+
+impl QpShared {
+    #[inline]
+    pub(super) fn state(&self) -> QpState {
+        QpState::from_raw(self.state.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_state(&self, state: QpState) {
+        self.state.store(state.raw(), Ordering::Relaxed);
+    }
+
+    /// Goes to ERR, from any state but RESET. Returns whether that is news.
+    pub(super) fn fail(&self) -> bool {
+        let changes = !matches!(self.state(), QpState::Reset | QpState::Err);
+        if changes {
+            self.set_state(QpState::Err);
+        }
+        changes
+    }
+}
+
+/// A queue pair of a software device.
+#[derive(Debug)]
+pub struct SoftQp {
+    pub(super) shared: Arc<QpShared>,
+    send_cq: Arc<CqShared>,
+    recv_cq: Arc<CqShared>,
+    caps: QpCaps,
+}
+
+impl SoftQp {
+    /// Makes one of a checked spec.
+    pub(super) fn new(device: &Arc<Shared>, pd: u32, spec: &QpSpec, send: &SoftCq, recv: &SoftCq) -> Self {
+        let number = QpNum(device.number());
+        let shared = Arc::new(QpShared {
+            number,
+            kind: spec.kind,
+            state: AtomicU32::new(QpState::Reset.raw()),
+            released: AtomicU64::new(0),
+            counts: Counting::default(),
+            device: device.clone(),
+            home: Home::new(QpCore::new(device, pd, number, spec)),
+        });
+        let qp = Self { shared, send_cq: send.0.clone(), recv_cq: recv.0.clone(), caps: spec.caps };
+        let one = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
+        let attach = |receives| Attached { qp: qp.shared.clone(), receives };
+        qp.recv_cq.attachments.change(|list| list.push(attach(true)));
+        if !one {
+            qp.send_cq.attachments.change(|list| list.push(attach(false)));
+        }
+        qp
+    }
+
+    /// Works at the queue pair and its send queue's completions.
+    #[inline]
+    fn with<R>(
+        &self,
+        verb: &'static str,
+        work: impl FnOnce(&QpShared, &mut QpCore, &mut CqCore) -> Result<R, PostError>,
+    ) -> Result<R, PostError> {
+        let refused = |errno| Err(PostError { accepted: 0, error: VerbError::new(verb, errno) });
+        let shared = &*self.shared;
+        if shared.device.is_gone() {
+            return refused(libc::EIO);
+        }
+        let inside = |core: &mut QpCore| self.send_cq.home.with(Use::Visit, |cq| work(shared, core, cq));
+        match shared.home.with(Use::Visit, inside) {
+            Some(Some(result)) => result,
+            // Another thread lives there.
+            _ => refused(libc::EBUSY),
+        }
+    }
+
+    /// Works at the queue pair alone.
+    #[inline]
+    fn with_core<R>(
+        &self,
+        verb: &'static str,
+        work: impl FnOnce(&QpShared, &mut QpCore) -> Result<R, PostError>,
+    ) -> Result<R, PostError> {
+        let refused = |errno| Err(PostError { accepted: 0, error: VerbError::new(verb, errno) });
+        if self.shared.device.is_gone() {
+            return refused(libc::EIO);
+        }
+        self.shared.home.with(Use::Visit, |core| work(&self.shared, core)).unwrap_or_else(|| refused(libc::EBUSY))
+    }
+}
+
+impl Drop for SoftQp {
+    fn drop(&mut self) {
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.attachments.change(|list| list.retain(|other| !Arc::ptr_eq(&other.qp, &self.shared)));
+        }
+        // No frame is for it any more. If it is another thread's, its wire closes when that thread lets go.
+        self.shared.home.with(Use::Visit, QpCore::reset);
+        let mut queues = self.shared.device.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.live.retain(|qp| !std::ptr::eq(qp.as_ptr(), &*self.shared));
+        queues.retired.add(&self.shared.counts.read());
+    }
+}
+
+#[allow(unsafe_code, reason = "the trait's")]
+impl QueuePair for SoftQp {
+    type Mr = SoftMr;
+
+    fn number(&self) -> QpNum {
+        self.shared.number
+    }
+
+    fn caps(&self) -> QpCaps {
+        self.caps
+    }
+
+    fn state(&self) -> QpState {
+        self.shared.state()
+    }
+
+    fn modify(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Result<(), VerbError> {
+        const VERB: &str = "ibv_modify_qp";
+        let changed = self.with(VERB, |shared, core, cq| {
+            let from = shared.state();
+            let to = if mask.contains(AttributeMask::STATE) { attributes.state } else { from };
+            let valid = check_transition(shared.kind, from, to, mask).is_ok()
+                && (!mask.contains(AttributeMask::CUR_STATE) || attributes.current_state == from)
+                && (!mask.contains(AttributeMask::PORT) || attributes.port == 1)
+                && (!mask.contains(AttributeMask::PKEY_INDEX) || attributes.pkey_index == 0);
+            if !valid {
+                return Err(PostError { accepted: 0, error: VerbError::new(VERB, libc::EINVAL) });
+            }
+            if mask.contains(AttributeMask::QKEY) {
+                core.set_qkey(attributes.qkey);
+            }
+            shared.set_state(to);
+            match to {
+                QpState::Reset => {
+                    core.reset();
+                    shared.released.store(0, Ordering::Relaxed);
+                    cq.purge(shared.number);
+                }
+                QpState::Rtr => core.open(),
+                QpState::Rts => core.resume(shared, cq),
+                QpState::Err => core.fail(shared, cq),
+                QpState::Sqd if attributes.notify_drained && mask.contains(AttributeMask::EN_SQD_ASYNC_NOTIFY) => {
+                    // What was begun is done: sends are carried out when they are posted.
+                    shared.device.raise(EventKind::SqDrained, shared.number.0);
+                }
+                _ => {}
+            }
+            Ok(to)
+        });
+        let to = changed.map_err(|refused| refused.error)?;
+        if to == QpState::Reset && !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
+            let purged = self.recv_cq.home.with(Use::Visit, |cq| cq.purge(self.shared.number));
+            return purged.ok_or(VerbError::new(VERB, libc::EBUSY));
+        }
+        Ok(())
+    }
+
+    fn bind_slots(&mut self, mr: &SoftMr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), VerbError> {
+        let bound = self.with_core("bind_slots", |_, core| {
+            core.bind(mr, layout, recv_wr_id)
+                .map_err(|errno| PostError { accepted: 0, error: VerbError::new("bind_slots", errno) })
+        });
+        bound.map_err(|refused| refused.error)
+    }
+
+    unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        self.with_core("ibv_post_recv", |shared, core| core.post_recv(shared, requests))
+    }
+
+    #[inline]
+    unsafe fn post_recv_run(&mut self, slots: &[u32]) -> Result<(), PostError> {
+        self.with_core("ibv_post_recv", |shared, core| core.post_recv_run(shared, slots))
+    }
+
+    unsafe fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+        self.with("ibv_post_send", |shared, core, cq| core.post_send(shared, cq, requests))
+    }
+
+    #[inline]
+    unsafe fn post_send_run(&mut self, run: &[Desc], first_wr_id: u64) -> Result<(), PostError> {
+        self.with("ibv_post_send", |shared, core, cq| core.post_send_run(shared, cq, run, first_wr_id))
+    }
+
+    fn source_ended(&self) -> bool {
+        self.shared.home.with(Use::Visit, |core| core.ended()).unwrap_or(false)
+    }
+}

@@ -1,0 +1,123 @@
+//! A receive queue: a ring of slots, and beside it the full requests of those that were not posted as slots.
+
+use crate::provider::{RecvRequest, Sge};
+
+/// Marks an entry whose request stands beside the ring, at the same place.
+const GENERAL: u32 = 1 << 31;
+
+/// Posted receives, in order.
+#[derive(Debug)]
+pub(super) struct RecvQueue {
+    entries: Box<[u32]>,
+    depth: usize,
+    head: usize,
+    len: usize,
+    /// Of the entries, how many are general.
+    general: usize,
+    wr_ids: Box<[u64]>,
+    sges: Box<[Sge]>,
+    sge_counts: Box<[u8]>,
+    max_sges: usize,
+}
+
+/// The oldest posted receive.
+pub(super) enum Posted<'a> {
+    Slot(u32),
+    General { wr_id: u64, sges: &'a [Sge] },
+}
+
+impl RecvQueue {
+    pub(super) fn new(depth: u32, max_sges: u32) -> Self {
+        let depth = depth as usize;
+        let none = Sge { addr: 0, length: 0, lkey: Default::default() };
+        Self {
+            entries: vec![0; depth.next_power_of_two()].into(),
+            depth,
+            head: 0,
+            len: 0,
+            general: 0,
+            wr_ids: vec![0; depth.next_power_of_two()].into(),
+            sges: vec![none; depth.next_power_of_two() * max_sges as usize].into(),
+            sge_counts: vec![0; depth.next_power_of_two()].into(),
+            max_sges: max_sges as usize,
+        }
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(super) fn space(&self) -> usize {
+        self.depth - self.len
+    }
+
+    /// Whether all entries are slots.
+    #[inline]
+    pub(super) fn is_slots(&self) -> bool {
+        self.general == 0
+    }
+
+    #[inline]
+    fn place(&self, index: usize) -> usize {
+        (self.head + index) & (self.entries.len() - 1)
+    }
+
+    /// Adds slots, of which there must be space for all.
+    #[inline]
+    pub(super) fn push_slots(&mut self, slots: &[u32]) {
+        let at = self.place(self.len);
+        let (first, second) = slots.split_at(slots.len().min(self.entries.len() - at));
+        self.entries[at..at + first.len()].copy_from_slice(first);
+        self.entries[..second.len()].copy_from_slice(second);
+        self.len += slots.len();
+    }
+
+    /// Adds a request. There must be space, and not too many elements.
+    pub(super) fn push(&mut self, request: &RecvRequest<'_>) {
+        let at = self.place(self.len);
+        self.entries[at] = GENERAL;
+        self.wr_ids[at] = request.wr_id;
+        self.sge_counts[at] = request.sges.len() as u8;
+        let first = at * self.max_sges;
+        self.sges[first..first + request.sges.len()].copy_from_slice(request.sges);
+        self.len += 1;
+        self.general += 1;
+    }
+
+    /// The oldest slots, at most `n`, and fewer where the ring wraps. Only while [`RecvQueue::is_slots`].
+    #[inline]
+    pub(super) fn front(&self, n: usize) -> &[u32] {
+        let n = n.min(self.len).min(self.entries.len() - self.head);
+        &self.entries[self.head..self.head + n]
+    }
+
+    /// Takes the oldest entries off, which were slots.
+    #[inline]
+    pub(super) fn advance(&mut self, n: usize) {
+        self.head = self.place(n);
+        self.len -= n;
+    }
+
+    /// Takes the oldest off.
+    pub(super) fn pop(&mut self) -> Option<Posted<'_>> {
+        if self.len == 0 {
+            return None;
+        }
+        let at = self.head;
+        self.advance(1);
+        if self.entries[at] & GENERAL == 0 {
+            return Some(Posted::Slot(self.entries[at]));
+        }
+        self.general -= 1;
+        let first = at * self.max_sges;
+        let sges = &self.sges[first..first + usize::from(self.sge_counts[at])];
+        Some(Posted::General { wr_id: self.wr_ids[at], sges })
+    }
+
+    /// Forgets all.
+    pub(super) fn clear(&mut self) {
+        (self.head, self.len, self.general) = (0, 0, 0);
+    }
+}

@@ -1,0 +1,209 @@
+//! Which queue of a port a frame goes to: a Toeplitz hash over addresses and ports.
+//!
+//! The hash and its verification suite: "Receive Side Scaling" in the Windows network driver documentation.
+
+/// How frames are spread over the queues of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RssSpec {
+    /// The key of the hash.
+    pub key: [u8; 40],
+}
+
+impl RssSpec {
+    /// The key that drivers use by default.
+    pub const STANDARD: Self = Self {
+        key: [
+            0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0, 0xca,
+            0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b,
+            0xbe, 0xac, 0x01, 0xfa,
+        ],
+    };
+
+    /// A key of period 16 bits, under which both directions of a flow have the same hash.
+    pub const SYMMETRIC: Self = {
+        let mut key = [0x6d; 40];
+        let mut i = 1;
+        while i < key.len() {
+            key[i] = 0x5a;
+            i += 2;
+        }
+        Self { key }
+    };
+}
+
+impl Default for RssSpec {
+    fn default() -> Self {
+        Self::STANDARD
+    }
+}
+
+/// The longest input: two IPv6 addresses and two ports.
+const INPUT: usize = 36;
+/// Entries of the indirection table: the low bits of the hash are an index into it.
+const TABLE: u32 = 128;
+
+/// The hash, with what each byte at each place adds to it worked out beforehand.
+#[derive(Debug)]
+pub(super) struct Rss {
+    adds: Box<[[u32; 256]; INPUT]>,
+}
+
+impl Rss {
+    pub(super) fn new(spec: &RssSpec) -> Self {
+        let mut adds = Box::new([[0; 256]; INPUT]);
+        for (at, bytes) in adds.iter_mut().enumerate() {
+            // The 40 bits of the key that this byte sees, in the low bits.
+            let window = spec.key[at..at + 5].iter().fold(0u64, |window, byte| window << 8 | u64::from(*byte));
+            for (byte, add) in bytes.iter_mut().enumerate() {
+                *add = (0..8)
+                    .filter(|bit| byte & (0x80 >> bit) != 0)
+                    .fold(0, |sum, bit| sum ^ (window >> (8 - bit)) as u32);
+            }
+        }
+        Self { adds }
+    }
+
+    fn hash(&self, input: &[u8], from: u32, at: usize) -> u32 {
+        self.adds[at.min(INPUT)..].iter().zip(input).fold(from, |hash, (adds, byte)| hash ^ adds[usize::from(*byte)])
+    }
+
+    /// The queue of a frame, below `queues`. Frames that are not IP go to queue 0.
+    pub(super) fn queue(&self, frame: &[u8], queues: u16) -> u16 {
+        match queues {
+            0 | 1 => 0,
+            queues => (self.frame(frame).unwrap_or(0) % TABLE % u32::from(queues)) as u16,
+        }
+    }
+
+    /// The hash of a frame: of addresses and ports for TCP and UDP, of addresses alone for other protocols and for
+    /// fragments, of which only the first has ports. `None`: neither IPv4 nor IPv6, or cut short.
+    fn frame(&self, frame: &[u8]) -> Option<u32> {
+        let mut at = 12;
+        let mut kind = be16(frame, at)?;
+        for _ in 0..2 {
+            if matches!(kind, 0x8100 | 0x88a8 | 0x9100) {
+                at += 4;
+                kind = be16(frame, at)?;
+            }
+        }
+        let packet = frame.get(at + 2..)?;
+        let (addresses, protocol, ports) = match kind {
+            0x0800 => {
+                let header = usize::from(*packet.first()? & 0xf) * 4;
+                let fragment = be16(packet, 6)? & 0x3fff != 0;
+                let ports = if fragment || header < 20 { None } else { packet.get(header..header + 4) };
+                (packet.get(12..20)?, *packet.get(9)?, ports)
+            }
+            0x86dd => (packet.get(8..40)?, *packet.get(6)?, packet.get(40..44)),
+            _ => return None,
+        };
+        let hash = self.hash(addresses, 0, 0);
+        match ports {
+            Some(ports) if matches!(protocol, 6 | 17) => Some(self.hash(ports, hash, addresses.len())),
+            _ => Some(hash),
+        }
+    }
+}
+
+fn be16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes([*bytes.get(at)?, *bytes.get(at + 1)?]))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn v4(source: &str, target: &str, ports: Option<(u16, u16)>, protocol: u8) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend([8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, protocol, 0, 0]);
+        frame.extend(source.parse::<Ipv4Addr>().unwrap().octets());
+        frame.extend(target.parse::<Ipv4Addr>().unwrap().octets());
+        if let Some((a, b)) = ports {
+            frame.extend(a.to_be_bytes());
+            frame.extend(b.to_be_bytes());
+        }
+        frame
+    }
+
+    fn v6(source: &str, target: &str, ports: (u16, u16), protocol: u8) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, protocol, 64]);
+        frame.extend(source.parse::<Ipv6Addr>().unwrap().octets());
+        frame.extend(target.parse::<Ipv6Addr>().unwrap().octets());
+        frame.extend(ports.0.to_be_bytes());
+        frame.extend(ports.1.to_be_bytes());
+        frame
+    }
+
+    /// The verification suite of the hash's authors.
+    #[test]
+    fn known_answers() {
+        let rss = Rss::new(&RssSpec::STANDARD);
+        for (source, target, ports, with_ports, without) in [
+            ("66.9.149.187", "161.142.100.80", (2794, 1766), 0x51cc_c178, 0x323e_8fc2),
+            ("199.92.111.2", "65.69.140.83", (14230, 4739), 0xc626_b0ea, 0xd718_262a),
+            ("24.19.198.95", "12.22.207.184", (12898, 38024), 0x5c2b_394a, 0xd2d0_a5de),
+            ("38.27.205.30", "209.142.163.6", (48228, 2217), 0xafc7_327f, 0x8298_9176),
+            ("153.39.163.191", "202.188.127.2", (44251, 1303), 0x10e8_28a2, 0x5d18_09c5),
+        ] {
+            for protocol in [6, 17] {
+                assert_eq!(rss.frame(&v4(source, target, Some(ports), protocol)), Some(with_ports));
+            }
+            assert_eq!(rss.frame(&v4(source, target, Some(ports), 1)), Some(without));
+        }
+        let (source, target) = ("3ffe:2501:200:1fff::7", "3ffe:2501:200:3::1");
+        assert_eq!(rss.frame(&v6(source, target, (2794, 1766), 6)), Some(0x4020_7d3d));
+        assert_eq!(rss.frame(&v6(source, target, (2794, 1766), 59)), Some(0x2cc1_8cd5));
+    }
+
+    #[test]
+    fn a_vlan_tag_changes_nothing_and_a_fragment_loses_its_ports() {
+        let rss = Rss::new(&RssSpec::STANDARD);
+        let plain = v4("66.9.149.187", "161.142.100.80", Some((2794, 1766)), 6);
+        let mut tagged = plain.clone();
+        tagged.splice(12..12, [0x88, 0xa8, 0, 5, 0x81, 0, 0, 7]);
+        assert_eq!(rss.frame(&tagged), rss.frame(&plain));
+        for fragment in [[0x20, 0], [0, 9]] {
+            let mut frame = plain.clone();
+            frame[20..22].copy_from_slice(&fragment);
+            assert_eq!(rss.frame(&frame), Some(0x323e_8fc2));
+        }
+        let mut arp = plain;
+        arp[12..14].copy_from_slice(&[8, 6]);
+        assert_eq!((rss.frame(&arp), rss.queue(&arp, 4)), (None, 0));
+    }
+
+    /// The definition: for each set bit of the input the 32 bits of the key from there on.
+    fn plain(key: &[u8; 40], input: &[u8]) -> u32 {
+        let bit = |at: usize| u32::from(key[at / 8] >> (7 - at % 8) & 1);
+        let window = |at: usize| (at..at + 32).fold(0, |window, at| window << 1 | bit(at));
+        (0..input.len() * 8).filter(|at| input[at / 8] & (0x80 >> (at % 8)) != 0).fold(0, |hash, at| hash ^ window(at))
+    }
+
+    proptest! {
+        #[test]
+        fn the_hash_is_its_definition(key: [u8; 32], input in prop::collection::vec(any::<u8>(), 0..=36)) {
+            let mut spec = RssSpec::STANDARD;
+            spec.key[..32].copy_from_slice(&key);
+            prop_assert_eq!(Rss::new(&spec).hash(&input, 0, 0), plain(&spec.key, &input));
+        }
+
+        #[test]
+        fn both_directions_share_a_queue(a: u32, b: u32, p: u16, q: u16, queues in 1u16..=16) {
+            let (a, b) = (Ipv4Addr::from(a).to_string(), Ipv4Addr::from(b).to_string());
+            let rss = Rss::new(&RssSpec::SYMMETRIC);
+            let forth = rss.queue(&v4(&a, &b, Some((p, q)), 17), queues);
+            prop_assert!(forth < queues);
+            prop_assert_eq!(forth, rss.queue(&v4(&b, &a, Some((q, p)), 17), queues));
+        }
+
+        #[test]
+        fn any_bytes_have_a_queue(frame in prop::collection::vec(any::<u8>(), 0..80), queues: u16) {
+            prop_assert!(Rss::new(&RssSpec::STANDARD).queue(&frame, queues) < queues.max(1));
+        }
+    }
+}

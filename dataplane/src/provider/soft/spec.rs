@@ -1,0 +1,92 @@
+//! What a software device is made from.
+
+use crate::clock::HostClock;
+use crate::provider::Capability;
+use crate::provider::soft::{FaultSpec, LinkSpec, RssSpec};
+
+/// A software device with one port.
+#[derive(Clone, Debug)]
+pub struct SoftSpec {
+    /// Its name.
+    pub name: String,
+    /// What its wire is.
+    pub link: LinkSpec,
+    /// The largest payload of a frame or datagram, in bytes.
+    pub mtu: u32,
+    /// The address of its port.
+    pub mac: [u8; 6],
+    /// What its stamps count, and what it takes its time from.
+    pub clock: HostClock,
+    /// The bits that its counter shows.
+    pub timestamp_mask: u64,
+    /// What goes wrong.
+    pub faults: FaultSpec,
+    /// What it is to lack.
+    pub refuse: Vec<Capability>,
+    /// How frames are spread over queues.
+    pub rss: RssSpec,
+    /// How much of everything it has.
+    pub limits: SoftLimits,
+}
+
+impl SoftSpec {
+    /// A device that lacks nothing, on this link.
+    pub fn new(name: &str, link: LinkSpec) -> Self {
+        Self {
+            name: name.to_owned(),
+            link,
+            mtu: 1500,
+            mac: [2, 0, 0, 0, 0, 2],
+            clock: HostClock::new(),
+            timestamp_mask: u64::MAX,
+            faults: FaultSpec::default(),
+            refuse: Vec::new(),
+            rss: RssSpec::STANDARD,
+            limits: SoftLimits::default(),
+        }
+    }
+
+    /// The longest frame, in bytes: the payload, the Ethernet header and two VLAN tags.
+    pub fn max_frame(&self) -> u32 {
+        self.mtu + 22
+    }
+
+    /// The address of its port: link-local, made from the MAC as RFC 4291 has it.
+    pub fn gid(&self) -> [u8; 16] {
+        let [a, b, c, d, e, f] = self.mac;
+        [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+    }
+}
+
+/// How much of everything a software device has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SoftLimits {
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Requests outstanding on a queue.
+    pub max_qp_wr: u32,
+    /// Elements of a request; at most 255.
+    pub max_sge: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries of a completion queue.
+    pub max_cqe: u32,
+    /// Memory regions.
+    pub max_mr: u32,
+    /// Bytes of an inline send.
+    pub max_inline: u32,
+}
+
+impl Default for SoftLimits {
+    fn default() -> Self {
+        Self {
+            max_qp: 1024,
+            max_qp_wr: 1 << 15,
+            max_sge: 16,
+            max_cq: 1024,
+            max_cqe: 1 << 20,
+            max_mr: 1 << 16,
+            max_inline: 256,
+        }
+    }
+}
