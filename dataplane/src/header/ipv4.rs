@@ -96,6 +96,15 @@ impl Ipv4 {
         true
     }
 
+    /// Sets the DSCP (RFC 2474), of which the low 6 bits count, and adjusts the checksum.
+    #[inline]
+    pub fn set_dscp(&mut self, dscp: u8) {
+        let old = u16::from_be_bytes([self.version_ihl, self.tos]);
+        self.tos = dscp << 2 | self.tos & 3;
+        let new = u16::from_be_bytes([self.version_ihl, self.tos]);
+        self.checksum.set(checksum::update_u16(self.checksum.get(), old, new));
+    }
+
     /// Replaces the source address and adjusts the checksum of this header. One that also covers the pseudo-header
     /// is the caller's to adjust ([`checksum::update_bytes`]).
     pub fn set_source(&mut self, source: Ipv4Addr) {

@@ -5,6 +5,7 @@
 //! what it finds out ([`Facts`]); [`Program::check`] holds the graph to that.
 
 mod graph;
+mod headers;
 mod problem;
 mod program;
 mod registry;
@@ -13,6 +14,7 @@ mod setup;
 use bitflags::bitflags;
 
 pub use graph::{Graph, NoObserver, NodeCounters, Observer, Step};
+pub use headers::Headers;
 pub use problem::Problem;
 pub use program::{NodeSpec, Program, Target};
 pub use registry::{Kind, Registry};

@@ -1,15 +1,21 @@
 //! The ports of a plan become open devices.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::clock::HostClock;
-use crate::config::Plan;
+use crate::config::{self, Link, Plan, PortPlan};
 use crate::error::{Error, Result};
 use crate::lane::{ACCESS, Lane, LaneSpec, VerbsLane};
 use crate::mem::Pool;
 use crate::pipeline::PortInfo;
-use crate::provider::{Device, MemoryRegion, ProtectionDomain};
+use crate::provider::soft::{
+    FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec, RssSpec, SoftDevice, SoftPd, SoftSpec,
+};
+use crate::provider::{Capability, Device, ProtectionDomain};
+use crate::units::Nanos;
 
 /// An open device behind a port, whatever its provider.
 pub(crate) trait PortDevice: Send + Sync {
@@ -26,16 +32,165 @@ pub(crate) trait PortDevice: Send + Sync {
     fn counters(&self) -> BTreeMap<String, u64>;
 
     /// All lanes are closed: what was wrong with its input or output.
-    fn finish(&self) -> Option<Error>;
+    fn finish(&self) -> Vec<Error>;
 }
 
 /// Opens the device of every port.
+///
+/// # Errors
+/// A capture cannot be read or written, or a link makes no sense.
 pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result<Vec<Arc<dyn PortDevice>>> {
-    let _ = (plan, infos, clock);
-    Ok(Vec::new())
+    let mut cables: BTreeMap<usize, LoopbackLink> = BTreeMap::new();
+    let mut devices: Vec<Arc<dyn PortDevice>> = Vec::new();
+    for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate() {
+        let device = SoftDevice::new(soft_spec(index, port, info, clock, &mut cables)?)?;
+        let pd = device.alloc_pd().map_err(|error| error.on(&info.name))?;
+        let kind = port.config.link.as_ref().map_or("", Link::kind);
+        devices.push(Arc::new(SoftPort { device, pd, kind }));
+    }
+    Ok(devices)
+}
+
+struct SoftPort {
+    device: SoftDevice,
+    pd: SoftPd,
+    kind: &'static str,
+}
+
+impl PortDevice for SoftPort {
+    fn open_lane(&self, pool: &Pool, spec: LaneSpec) -> Result<Box<dyn Lane>> {
+        open_lane(&self.device, &self.pd, pool, spec)
+    }
+
+    fn events(&self) -> Vec<String> {
+        std::iter::from_fn(|| self.device.poll_async_event()).map(|event| event.to_string()).collect()
+    }
+
+    fn describe(&self) -> String {
+        format!("{} {}", config::SOFT, self.kind)
+    }
+
+    fn counters(&self) -> BTreeMap<String, u64> {
+        self.device.counters().named().filter(|(_, value)| *value > 0).map(|(name, value)| (name.into(), value)).collect()
+    }
+
+    fn finish(&self) -> Vec<Error> {
+        // What went wrong on the way first; writing out the rest may fail for the same reason.
+        let error = self.device.wire_error();
+        let last = self.device.finish().err().filter(|_| error.is_none());
+        error.into_iter().chain(last).collect()
+    }
 }
 
 fn open_lane<D: Device>(device: &D, pd: &D::Pd, pool: &Pool, spec: LaneSpec) -> Result<Box<dyn Lane>> {
     let mr = pd.register(pool.region().clone(), ACCESS).map_err(|error| error.on(device.name()))?;
     Ok(Box::new(VerbsLane::open(device, pd, mr, pool, spec)?))
+}
+
+fn soft_spec(
+    index: usize,
+    port: &PortPlan,
+    info: &PortInfo,
+    clock: &HostClock,
+    cables: &mut BTreeMap<usize, LoopbackLink>,
+) -> Result<SoftSpec> {
+    let config = &port.config;
+    let link = match &config.link {
+        Some(Link::Generator(link)) => LinkSpec::Generator(generator(link)),
+        Some(Link::Pcap(link)) => LinkSpec::Pcap(pcap(link)?),
+        Some(Link::Loopback(_)) | None => LinkSpec::Loopback(cable(index, port.peer.unwrap_or(index), cables)),
+    };
+    let mut spec = SoftSpec::new(&info.name, link);
+    spec.mtu = config.mtu;
+    spec.mac = info.mac;
+    spec.clock = clock.clone();
+    if let Some(faults) = &config.faults {
+        spec.faults = self::faults(faults);
+    }
+    spec.refuse = config.refuse.iter().map(|capability| refused(*capability)).collect();
+    spec.rss = rss(&config.rss);
+    Ok(spec)
+}
+
+/// The end of the cable between two ports that the first of them to come has made.
+fn cable(index: usize, peer: usize, cables: &mut BTreeMap<usize, LoopbackLink>) -> LoopbackLink {
+    if index == peer {
+        return LoopbackLink::reflect();
+    }
+    cables.remove(&index).unwrap_or_else(|| {
+        let (mine, other) = LoopbackLink::pair();
+        cables.insert(peer, other);
+        mine
+    })
+}
+
+fn pcap(link: &config::Pcap) -> Result<PcapSpec> {
+    if let Some(folder) = link.output.as_deref().and_then(Path::parent) {
+        fs::create_dir_all(folder).map_err(|source| Error::File { path: folder.to_owned(), source })?;
+    }
+    Ok(PcapSpec {
+        input: link.input.clone(),
+        output: link.output.clone(),
+        times: match link.repeat {
+            config::Repeat::Times(times) => Some(times),
+            config::Repeat::Forever => None,
+        },
+        pace: match link.pace {
+            config::Pace::Fast => Pace::Fast,
+            config::Pace::File => Pace::File,
+        },
+    })
+}
+
+fn faults(faults: &config::Faults) -> FaultSpec {
+    FaultSpec {
+        seed: faults.seed,
+        loss: faults.loss,
+        duplicate: faults.duplicate,
+        reorder: faults.reorder,
+        corrupt: faults.corrupt,
+        delay: faults.delay,
+        delay_by: Nanos(faults.delay_by.0.as_nanos() as u64),
+        ..FaultSpec::default()
+    }
+}
+
+fn refused(capability: config::Capability) -> Capability {
+    match capability {
+        config::Capability::WallclockTimestamps => Capability::WallclockTimestamps,
+        config::Capability::Timestamps => Capability::Timestamps,
+        config::Capability::SingleThreaded => Capability::SingleThreaded,
+        config::Capability::ThreadDomain => Capability::SingleThreaded,
+        config::Capability::Rss => Capability::Rss,
+        config::Capability::Inline => Capability::Inline,
+    }
+}
+
+fn rss(rss: &config::Rss) -> RssSpec {
+    let key = match rss.key {
+        config::RssKey::Default => RssSpec::STANDARD.key,
+        config::RssKey::Symmetric => RssSpec::SYMMETRIC.key,
+        config::RssKey::Bytes(key) => key,
+    };
+    RssSpec { key }
+}
+
+fn generator(link: &config::Generator) -> GeneratorSpec {
+    let sizes = match link.sizes.as_slice() {
+        [] => vec![(link.size as u16, 1)],
+        sizes => sizes.iter().map(|size| (size.size as u16, size.weight as u16)).collect(),
+    };
+    GeneratorSpec {
+        sizes,
+        flows: link.flows,
+        kind: match link.protocol {
+            config::Protocol::Udp4 => FrameKind::Udp4,
+            config::Protocol::Tcp4 => FrameKind::Tcp4,
+            config::Protocol::Udp6 => FrameKind::Udp6,
+        },
+        vlan: link.vlan,
+        count: link.count,
+        rate: link.rate,
+        copy: link.copy,
+    }
 }

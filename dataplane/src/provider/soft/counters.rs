@@ -11,6 +11,11 @@ macro_rules! counters {
         }
 
         impl SoftCounters {
+            /// All of them, by name.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+
             /// Adds those of another.
             pub(super) fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
