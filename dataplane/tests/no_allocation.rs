@@ -1,0 +1,132 @@
+//! The worker's loop does not allocate: a counting allocator watches a million times round it.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dataplane::config::{Diagnostics, Source};
+use dataplane::pipeline::Registry;
+use dataplane::runtime::{Options, Run, assemble};
+use dataplane::topology::Topology;
+
+struct Counting;
+
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is the system allocator's own; counting touches no memory of theirs.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Every kind of stage that keeps state, copies that find no slot, drops by label and by output, and a second port.
+const CONFIG: &str = r#"
+[runtime]
+workers = 1
+burst = 32
+hugepages = "none"
+
+[[port]]
+name = "a"
+device = "soft"
+link = { kind = "generator", size = 64, flows = 1000 }
+
+[[port]]
+name = "b"
+device = "soft"
+link = { kind = "loopback" }
+
+[pipeline]
+input = ["a", "b"]
+
+[[pipeline.stage]]
+use = "parse"
+
+[[pipeline.stage]]
+use = "acl"
+default = "permit"
+rules = [
+  { action = "deny", protocol = "udp", src_port = "1024-1033" },
+  { action = "permit", dst = "198.18.0.0/15" },
+]
+
+[[pipeline.stage]]
+use = "limit"
+packets_per_second = 1000
+burst_packets = 100
+
+[[pipeline.stage]]
+use = "mirror"
+outputs = { copy = "count" }
+
+[[pipeline.stage]]
+use = "route"
+table = [ { prefix = "0.0.0.0/0", via = "192.0.2.1", port = "b" } ]
+
+[[pipeline.stage]]
+use = "ttl"
+
+[[pipeline.stage]]
+use = "neighbor"
+table = [ { address = "192.0.2.1", mac = "02:00:00:00:00:99" } ]
+
+[[pipeline.stage]]
+name = "out"
+use = "tx"
+
+[[pipeline.stage]]
+use = "count"
+next = "drop"
+
+[[pipeline.stage]]
+use = "drop"
+"#;
+
+#[test]
+fn a_million_loops_allocate_nothing() {
+    const WARM: u64 = 10_000;
+    const LOOPS: u64 = 1_000_000;
+    let source = Source::new(Path::new("no_allocation.toml"), CONFIG, &[]);
+    let mut diagnostics = Diagnostics::new(&source);
+    let mut registry = Registry::new();
+    dataplane::stages::register(&mut registry);
+    let topology = Topology::discover().unwrap();
+    let assembly = assemble(&source, &registry, topology, &mut diagnostics);
+    let assembly = assembly.unwrap_or_else(|| panic!("{}", diagnostics.render(false)));
+    let run = Run::start(assembly, Options::default()).unwrap();
+    // This thread only looks on, and looking on does not allocate.
+    let wait_for = |loops: u64| {
+        while run.progress().loops < loops && !run.is_finished() {
+            std::thread::yield_now();
+        }
+    };
+    wait_for(WARM);
+    let before = CALLS.load(Ordering::Relaxed);
+    wait_for(WARM + LOOPS);
+    let after = CALLS.load(Ordering::Relaxed);
+    run.stop();
+    let report = run.join().unwrap();
+    assert!(report.is_good(), "{report}");
+    assert!(report.workers[0].loops >= WARM + LOOPS, "{report}");
+    assert!(report.packets.tx > 0 && report.ledger.dropped > 0 && report.ledger.copied > 0, "{report}");
+    assert_eq!(after - before, 0, "allocator calls in {LOOPS} loops");
+}
