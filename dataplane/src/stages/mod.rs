@@ -1,17 +1,27 @@
 //! The built-in stages, one file each, and the [tables](table) that they look packets up in.
 
+pub mod bench;
+pub mod count;
 pub mod drop;
 pub mod mac_swap;
+pub mod mirror;
+pub mod parameter;
 pub mod parse;
+pub mod sample;
 pub mod table;
+pub mod tests;
 pub mod tx;
 
 use crate::pipeline::Registry;
 
 /// Adds every built-in stage.
 pub fn register(registry: &mut Registry) {
+    registry.add_described::<bench::Dissect>("bench");
+    registry.add_described::<count::Count>("count");
     registry.add_described::<drop::Drop>("drop");
     registry.add_described::<mac_swap::MacSwap>("mac_swap");
+    registry.add_described::<mirror::Mirror>("mirror");
     registry.add_described::<parse::Parse>("parse");
+    registry.add_described::<sample::Sample>("sample");
     registry.add_described::<tx::Tx>("tx");
 }

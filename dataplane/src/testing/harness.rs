@@ -74,6 +74,31 @@ impl Harness {
     /// # Panics
     /// There are more than a batch holds, or one is longer than 9,216 bytes.
     pub fn run<T: AsRef<[u8]>>(&mut self, packets: &[T]) -> Vec<Outcome> {
+        let ctx = self.bring(packets);
+        self.stage.process(&ctx, &mut self.batch);
+        let outcomes = (0..self.batch.len()).map(|index| self.outcome(index)).collect();
+        self.batch.free_into(&mut self.pool);
+        outcomes
+    }
+
+    /// The same for one packet.
+    pub fn run_one(&mut self, packet: &[u8]) -> Outcome {
+        self.run(&[packet]).remove(0)
+    }
+
+    /// What the stage would say of a packet: see [`Stage::explain`].
+    ///
+    /// # Panics
+    /// It is longer than 9,216 bytes.
+    pub fn explain_one(&mut self, packet: &[u8]) -> Option<String> {
+        self.bring(&[packet]);
+        let said = self.batch.get_mut(0).and_then(|packet| self.stage.explain(&packet));
+        self.batch.free_into(&mut self.pool);
+        said
+    }
+
+    /// Puts packets into the batch and brings them before the stage.
+    fn bring<T: AsRef<[u8]>>(&mut self, packets: &[T]) -> Ctx {
         for packet in packets {
             let fits = self.batch.push_bytes(packet.as_ref(), Ticks(self.now), &mut self.pool);
             assert!(fits, "a batch holds 256 packets of at most 9,216 bytes");
@@ -84,15 +109,7 @@ impl Harness {
             stage.process(&ctx, &mut self.batch);
             self.batch.clear_labels();
         }
-        self.stage.process(&ctx, &mut self.batch);
-        let outcomes = (0..self.batch.len()).map(|index| self.outcome(index)).collect();
-        self.batch.free_into(&mut self.pool);
-        outcomes
-    }
-
-    /// The same for one packet.
-    pub fn run_one(&mut self, packet: &[u8]) -> Outcome {
-        self.run(&[packet]).remove(0)
+        ctx
     }
 
     /// Moves the clock that packets are stamped with, in nanoseconds.

@@ -4,16 +4,7 @@
 //! token is a packet or a byte, as the caller likes. The arithmetic is exact: a bucket counts billionths of a token,
 //! which is what a rate of one a second gives in a nanosecond.
 
-/// What a three-colour marker says of a packet, and what one before it may have said.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Colour {
-    /// Within the committed rate.
-    Green,
-    /// Above it, within what is tolerated.
-    Yellow,
-    /// Above everything.
-    Red,
-}
+use crate::mem::Colour;
 
 /// Billionths of a token in a token.
 const SCALE: u128 = 1_000_000_000;
