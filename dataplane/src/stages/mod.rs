@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod count;
 pub mod drop;
+pub mod limit;
 pub mod mac_swap;
 pub mod mirror;
 pub mod parameter;
@@ -19,6 +20,7 @@ pub fn register(registry: &mut Registry) {
     registry.add_described::<bench::Dissect>("bench");
     registry.add_described::<count::Count>("count");
     registry.add_described::<drop::Drop>("drop");
+    registry.add_described::<limit::Limit>("limit");
     registry.add_described::<mac_swap::MacSwap>("mac_swap");
     registry.add_described::<mirror::Mirror>("mirror");
     registry.add_described::<parse::Parse>("parse");
