@@ -8,6 +8,7 @@ pub mod mac_swap;
 pub mod mirror;
 pub mod parameter;
 pub mod parse;
+pub mod route;
 pub mod sample;
 pub mod table;
 pub mod tests;
@@ -24,6 +25,7 @@ pub fn register(registry: &mut Registry) {
     registry.add_described::<mac_swap::MacSwap>("mac_swap");
     registry.add_described::<mirror::Mirror>("mirror");
     registry.add_described::<parse::Parse>("parse");
+    registry.add_described::<route::Route>("route");
     registry.add_described::<sample::Sample>("sample");
     registry.add_described::<tx::Tx>("tx");
 }

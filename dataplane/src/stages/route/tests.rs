@@ -1,0 +1,249 @@
+use std::fmt::Write;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use proptest::prelude::*;
+
+use super::*;
+use crate::stages::bench;
+use crate::testing::{Fate, Harness, Outcome, frame};
+
+/// A folder that is gone when the test is.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn with(name: &str, file: &str, text: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("dataplane-route-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join(file), text).unwrap();
+        Self(folder)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn to(destination: IpAddr) -> Vec<u8> {
+    match destination {
+        IpAddr::V4(address) => frame().ipv4([192, 0, 2, 9].into(), address).udp(1, 2).build(),
+        IpAddr::V6(address) => frame().ipv6(Ipv6Addr::LOCALHOST, address).udp(1, 2).build(),
+    }
+}
+
+fn send(harness: &mut Harness, destination: &str) -> Outcome {
+    harness.run_one(&to(destination.parse().unwrap()))
+}
+
+/// Port and next hop, or what became of the packet instead.
+fn hop(outcome: &Outcome) -> Result<(u8, u32), Fate> {
+    match &outcome.fate {
+        Fate::Next => Ok((outcome.meta.egress, outcome.meta.next_hop)),
+        other => Err(other.clone()),
+    }
+}
+
+const TABLE: &str = r#"
+table = [
+    { prefix = "0.0.0.0/0", via = "192.0.2.1", port = "a" },
+    { prefix = "10.0.0.0/8", port = "b" },
+    { prefix = "10.66.0.0/16", drop = true },
+    { prefix = "2001:db8::/32", via = "2001:db8::1", port = "b" },
+    { prefix = "203.0.113.0/24", via = "2001:db8::1", port = "b" },
+]
+"#;
+
+#[test]
+fn the_longest_prefix_decides() {
+    let mut harness = bench::parsed::<Route>(TABLE).unwrap();
+    assert_eq!(hop(&send(&mut harness, "198.51.100.1")), Ok((0, 1)));
+    assert_eq!(hop(&send(&mut harness, "10.1.2.3")), Ok((1, 0)));
+    assert_eq!(hop(&send(&mut harness, "10.66.2.3")), Err(Fate::Dropped("blackhole".to_owned())));
+    assert_eq!(hop(&send(&mut harness, "2001:db8::77")), Ok((1, 2)));
+    assert_eq!(hop(&send(&mut harness, "203.0.113.9")), Ok((1, 2)));
+    assert_eq!(hop(&send(&mut harness, "2001:db9::1")), Err(Fate::Output("no_route".to_owned())));
+    let arp = frame().ether_type(0x88cc).payload(&[0; 46]).build();
+    assert_eq!(hop(&harness.run_one(&arp)), Err(Fate::Dropped("unsupported".to_owned())));
+}
+
+#[test]
+fn a_mixed_batch_keeps_its_order() {
+    let mut harness = bench::parsed::<Route>(TABLE).unwrap();
+    let destinations = ["10.0.0.1", "2001:db8::5", "1.1.1.1", "::1", "10.66.0.1", "2001:db8::6", "203.0.113.1"];
+    let packets: Vec<Vec<u8>> = (0..252).map(|at| to(destinations[at % 7].parse().unwrap())).collect();
+    let alone: Vec<_> = packets.iter().map(|packet| hop(&harness.run_one(packet))).collect();
+    let together: Vec<_> = harness.run(&packets).iter().map(hop).collect();
+    assert_eq!(alone, together);
+}
+
+#[test]
+fn explain_names_prefix_and_path() {
+    let text = format!("{} {}, {}]", TABLE.trim().trim_end_matches(']'), ecmp("a", 3), ecmp("b", 1));
+    let mut harness = bench::parsed::<Route>(&text).unwrap();
+    let mut explain = |destination: &str| {
+        let address: IpAddr = destination.parse().unwrap();
+        harness.explain_one(&to(address)).unwrap()
+    };
+    assert_eq!(explain("198.51.100.1"), "0.0.0.0/0 via 192.0.2.1 on a");
+    assert_eq!(explain("10.2.3.4"), "10.0.0.0/8 on b");
+    assert_eq!(explain("10.66.2.3"), "10.66.0.0/16 drop");
+    assert_eq!(explain("2001:db8:1::1"), "2001:db8::/32 via 2001:db8::1 on b");
+    assert_eq!(explain("::1"), "no route to ::1");
+    let several = explain("172.16.0.1");
+    assert!(several.starts_with("172.16.0.0/12 via 192.0.2.7 on "), "{several}");
+    assert!(several.ends_with(", one of 2 paths"), "{several}");
+}
+
+fn ecmp(port: &str, weight: u16) -> String {
+    format!("{{ prefix = \"172.16.0.0/12\", via = \"192.0.2.7\", port = \"{port}\", weight = {weight} }}")
+}
+
+#[test]
+fn flows_keep_to_their_path_and_share_them_by_weight() {
+    let mut harness = bench::parsed::<Route>(&format!("table = [{}, {}]", ecmp("a", 3), ecmp("b", 1))).unwrap();
+    let flow = |port| frame().ipv4([192, 0, 2, 9].into(), [172, 16, 0, 1].into()).udp(port, 53).build();
+    let flows: Vec<Vec<u8>> = (0..256).map(flow).collect();
+    let ports =
+        |harness: &mut Harness| -> Vec<u8> { harness.run(&flows).iter().map(|outcome| outcome.meta.egress).collect() };
+    let first = ports(&mut harness);
+    assert_eq!(first, ports(&mut harness));
+    let light = first.iter().filter(|port| **port == 1).count();
+    assert!((20..=110).contains(&light), "a quarter of 256 flows, and not {light}");
+}
+
+#[test]
+fn a_file_adds_to_the_table() {
+    let text = "# edge\n10.0.0.0/8 via 192.0.2.1 port a # default\n\n  10.1.0.0/16 port b weight 2\r\n10.2.0.0/16 drop\n\
+                2001:db8::/32 via fe80::1 port b";
+    let folder = Folder::with("adds", "routes.txt", text);
+    let parameters = "file = \"routes.txt\"\ntable = [{ prefix = \"10.3.0.0/16\", port = \"b\" }]";
+    let mut harness = bench::builder().folder(&folder.0).build::<Route>(parameters).unwrap();
+    assert_eq!(hop(&send(&mut harness, "10.9.0.1")), Ok((0, 1)));
+    assert_eq!(hop(&send(&mut harness, "10.1.0.1")), Ok((1, 0)));
+    assert_eq!(hop(&send(&mut harness, "10.2.0.1")), Err(Fate::Dropped("blackhole".to_owned())));
+    assert_eq!(hop(&send(&mut harness, "10.3.0.1")), Ok((1, 0)));
+    assert_eq!(hop(&send(&mut harness, "2001:db8::1")), Ok((1, 2)));
+}
+
+#[test]
+fn every_bad_line_is_told() {
+    let text = "10.0.0.0/8 port a\n10.0.0/8 port a\n10.1.0.0/16 via 192.0.2.300 port a\n10.2.0.0/16 prot a\n\
+                10.3.0.0/16 port x\n10.4.0.0/16\n10.5.0.0/16 port\n10.6.0.0/16 port a weight 65\n10.0.0.0/8 port a\n\
+                10.8.0.0/16 drop port a\n2001:db8::/32 via 192.0.2.1 port a\n";
+    let folder = Folder::with("bad", "routes.txt", text);
+    let error = bench::builder().folder(&folder.0).build::<Route>("file = \"routes.txt\"").err().unwrap();
+    let lines: Vec<&str> = error.lines().collect();
+    assert_eq!(lines[0], "file: routes.txt has 10 bad lines");
+    let prefix = "write one like 10.0.0.0/8 or 2001:db8::/32";
+    assert_eq!(lines[1], format!("routes.txt:2: `10.0.0/8 port a`: `10.0.0/8` is no prefix: {prefix}"));
+    assert_eq!(lines[2], "routes.txt:3: `10.1.0.0/16 via 192.0.2.300 port a`: `192.0.2.300` is no address");
+    assert_eq!(lines[3], "routes.txt:4: `10.2.0.0/16 prot a`: `prot` is none of via, port, weight, drop");
+    assert!(lines[4].starts_with("routes.txt:5: `10.3.0.0/16 port x`: there is no port `x` (did you mean"));
+    assert!(lines[5].starts_with("routes.txt:6: `10.4.0.0/16`: no port is named"), "{}", lines[5]);
+    assert_eq!(lines[6], "routes.txt:7: `10.5.0.0/16 port`: nothing follows `port`");
+    assert_eq!(lines[7], "routes.txt:8: `10.6.0.0/16 port a weight 65`: a weight of 65 is not to be had (1 to 64)");
+    assert_eq!(lines[8], "routes.txt:9: 10.0.0.0/8 on a is listed twice");
+    assert!(lines[9].contains(":10: `10.8.0.0/16 drop port a`: a route that drops has no path"));
+    assert!(lines[10].contains(":11: ") && lines[10].contains("192.0.2.1 is an IPv4 gateway of an IPv6 prefix"));
+    assert!(error.ends_with(&format!(
+        "({})",
+        "a line is `PREFIX via ADDRESS port NAME [weight N]`, `PREFIX port NAME [weight N]` or `PREFIX drop`"
+    )));
+}
+
+#[test]
+fn a_hundred_bad_lines_are_enough() {
+    let folder = Folder::with("many", "routes.txt", &"nonsense\n".repeat(250));
+    let error = bench::builder().folder(&folder.0).build::<Route>("file = \"routes.txt\"").err().unwrap();
+    assert!(error.starts_with("file: routes.txt has 250 bad lines\n"));
+    assert_eq!(error.matches("is no prefix").count(), 100);
+    assert!(error.contains("\nand 150 more (a line is"));
+}
+
+#[test]
+fn bad_entries_are_told_with_their_place() {
+    let refused = |table: &str| bench::parsed::<Route>(&format!("table = [{table}]")).err().unwrap();
+    let unknown = refused("{ prefix = \"10.0.0.0/8\", port = \"a\" }, { prefix = \"::/0\", port = \"c\" }");
+    assert!(unknown.starts_with("table[1].port: there is no port `c`"), "{unknown}");
+    let none = refused("{ prefix = \"10.0.0.0/8\" }");
+    assert_eq!(none, "table[0].port: no port is named (name one, or say drop)");
+    let both = refused("{ prefix = \"10.0.0.0/8\", drop = true, via = \"192.0.2.1\" }");
+    assert_eq!(both, "table[0].drop: a route that drops has no path (take via and port out, or drop)");
+    let twice = refused("{ prefix = \"10.0.0.0/8\", port = \"a\" }, { prefix = \"10.0.0.0/8\", port = \"a\" }");
+    assert_eq!(twice, "table[1]: 10.0.0.0/8 on a is listed twice");
+    let torn = refused("{ prefix = \"10.0.0.0/8\", port = \"a\" }, { prefix = \"10.0.0.0/8\", drop = true }");
+    assert_eq!(torn, "table[1]: 10.0.0.0/8 drop has a path, and is to be dropped");
+    assert!(refused("{ prefix = \"10.0.0.1/8\", port = \"a\" }").contains("did you mean 10.0.0.0/8?"));
+    assert!(refused("{ prefix = \"10.0.0.0/8\", port = \"a\", weight = 0 }").starts_with("table[0].weight: "));
+    let missing = bench::parsed::<Route>("file = \"nowhere/routes.txt\"").err().unwrap();
+    assert!(missing.starts_with("file: nowhere/routes.txt: No such file"), "{missing}");
+}
+
+#[test]
+fn a_million_routes_are_loaded() {
+    let mut text = String::new();
+    for i in 0..1_000_000u32 {
+        // Distinct /24 and longer: the number of the route is in the bits of the prefix.
+        let address = Ipv4Addr::from((i << 8).wrapping_add(1 << 24) & 0xffff_ff00);
+        let gateway = i % 200 + 1;
+        writeln!(text, "{address}/24 via 192.0.2.{gateway} port {}", if i % 2 == 0 { "a" } else { "b" }).unwrap();
+    }
+    let folder = Folder::with("million", "full.txt", &text);
+    let mut harness = bench::builder().folder(&folder.0).build::<Route>("file = \"full.txt\"").unwrap();
+    for i in (0..1_000_000u32).step_by(7919) {
+        let outcome = harness.run_one(&to(Ipv4Addr::from((i << 8) + (1 << 24) + 9).into()));
+        // Gateways are numbered in the order in which the file names them.
+        assert_eq!(hop(&outcome), Ok(((i % 2) as u8, i % 200 + 1)));
+    }
+}
+
+/// Prefixes close together, so that they nest.
+fn prefix() -> impl Strategy<Value = IpNet> {
+    let v4 =
+        (0u32..4, 0u8..=32).prop_map(|(low, len)| Ipv4Net::new_assert((low << 28 | low).into(), len).trunc().into());
+    let v6 =
+        (0u128..4, 0u8..=128).prop_map(|(low, len)| Ipv6Net::new_assert((low << 124 | low).into(), len).trunc().into());
+    prop_oneof![v4, v6]
+}
+
+fn destination() -> impl Strategy<Value = IpAddr> {
+    let v4 = (0u32..4, 0u32..4).prop_map(|(high, low)| Ipv4Addr::from(high << 28 | low).into());
+    let v6 = (0u128..4, 0u128..4).prop_map(|(high, low)| Ipv6Addr::from(high << 124 | low).into());
+    prop_oneof![v4, v6]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Against a look at every prefix.
+    #[test]
+    fn routes_are_their_model(
+        prefixes in prop::collection::btree_map(prefix(), 1u8..250, 0..40),
+        destinations in prop::collection::vec(destination(), 1..100),
+    ) {
+        let entry = |(prefix, last): (&IpNet, &u8)| {
+            format!("{{ prefix = \"{prefix}\", via = \"2001:db8::{last:x}\", port = \"b\" }}")
+        };
+        let table: Vec<String> = prefixes.iter().map(entry).collect();
+        let mut harness = bench::parsed::<Route>(&format!("table = [{}]", table.join(", "))).unwrap();
+        let packets: Vec<Vec<u8>> = destinations.iter().map(|address| to(*address)).collect();
+        // Next hops are numbered in the order in which the table names them.
+        let mut gateways: Vec<u8> = Vec::new();
+        for last in prefixes.values() {
+            if !gateways.contains(last) {
+                gateways.push(*last);
+            }
+        }
+        for (destination, outcome) in destinations.iter().zip(harness.run(&packets)) {
+            let covers = prefixes.iter().filter(|(prefix, _)| prefix.contains(destination));
+            let expected = match covers.max_by_key(|(prefix, _)| prefix.prefix_len()) {
+                Some((_, last)) => Ok((1, gateways.iter().position(|g| g == last).unwrap() as u32 + 1)),
+                None => Err(Fate::Output("no_route".to_owned())),
+            };
+            prop_assert_eq!(hop(&outcome), expected);
+        }
+    }
+}
