@@ -1,6 +1,7 @@
 //! The built-in stages, one file each, and the [tables](table) that they look packets up in.
 
-pub mod bench;
+#[cfg(test)]
+mod bench;
 pub mod count;
 pub mod drop;
 pub mod limit;
@@ -11,14 +12,14 @@ pub mod parse;
 pub mod route;
 pub mod sample;
 pub mod table;
-pub mod tests;
+#[cfg(test)]
+mod tests;
 pub mod tx;
 
 use crate::pipeline::Registry;
 
 /// Adds every built-in stage.
 pub fn register(registry: &mut Registry) {
-    registry.add_described::<bench::Dissect>("bench");
     registry.add_described::<count::Count>("count");
     registry.add_described::<drop::Drop>("drop");
     registry.add_described::<limit::Limit>("limit");
