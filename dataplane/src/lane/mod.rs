@@ -215,20 +215,21 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
         if n == 0 {
             return Ok(0);
         }
-        let (tag, count) = (self.tag(WrKind::Receive), u64::from(pool.layout().count));
+        let tag = self.tag(WrKind::Receive);
         let run = &*self.run;
-        let mine = run.wr_id[..n].iter().fold(true, |all, wr_id| all & ((wr_id ^ tag) < count));
-        if run.failed || !mine {
+        // What is left of an id of ours is a slot; whether there is such a slot the batch finds out.
+        let foreign = run.wr_id[..n].iter().fold(0, |bits, wr_id| bits | (wr_id ^ tag)) >> 32;
+        if run.failed || foreign != 0 {
             return Ok(self.sort_receives(pool, batch, n));
         }
         let offset = pool.layout().headroom;
         let before = batch.len();
-        // A length that does not fit 16 bits does not fit the slot: `extend` refuses it.
-        let desc =
-            |i: usize| Desc { slot: run.wr_id[i] as u32, offset, len: run.byte_len[i].min(u32::from(u16::MAX)) as u16 };
-        let good = batch.extend(n, desc, &run.ticks[..n]);
+        let descs = run.wr_id[..n].iter().zip(&run.byte_len[..n]).map(|(wr_id, byte_len)| {
+            // A length that does not fit 16 bits does not fit the slot: the batch refuses it.
+            Desc { slot: *wr_id as u32, offset, len: (*byte_len).min(u32::from(u16::MAX)) as u16 }
+        });
+        let (good, bytes) = batch.extend(descs, &run.ticks[..n]);
         pool.moved_descs(&batch.descs()[before..], SlotState::Posted, SlotState::Batched);
-        let bytes: u64 = batch.descs()[before..].iter().map(|desc| u64::from(desc.len)).sum();
         self.posted -= good;
         self.counters.rx += good as u64;
         self.counters.rx_bytes += bytes;
@@ -261,7 +262,7 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
                 (WcStatus::Success, Some(len)) => {
                     pool.moved(&[slot], SlotState::Posted, SlotState::Batched);
                     let desc = Desc { slot, offset: layout.headroom, len };
-                    batch.extend(1, |_| desc, &[self.run.ticks[i]]);
+                    batch.extend([desc].into_iter(), &[self.run.ticks[i]]);
                     self.counters.rx += 1;
                     self.counters.rx_bytes += u64::from(len);
                     good += 1;

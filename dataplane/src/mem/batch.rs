@@ -27,6 +27,7 @@ pub struct Desc {
 #[derive(Debug)]
 pub struct Batch {
     memory: SlotMemory,
+    /// At most [`BATCH`]. What is beyond in the arrays means nothing, but labels there are always `NEXT`.
     len: usize,
     descs: [Desc; BATCH],
     stamps: [Ticks; BATCH],
@@ -107,11 +108,6 @@ impl Batch {
     }
 
     #[inline]
-    pub(crate) fn memory(&self) -> &SlotMemory {
-        &self.memory
-    }
-
-    #[inline]
     pub(crate) fn descs(&self) -> &[Desc] {
         &self.descs[..self.len()]
     }
@@ -121,28 +117,30 @@ impl Batch {
         &self.stamps[..self.len()]
     }
 
-    /// Adds received packets. The descriptors, made by `desc`, must be in bounds: the first that is not ends the call.
+    /// Adds packets at these places. They must be in bounds: the first that is not ends the call.
     ///
-    /// Returns how many were added; the slots of the others are still the caller's.
+    /// Returns how many were added, and their bytes; the slots of the others are still the caller's.
     #[inline]
-    pub(crate) fn extend(&mut self, n: usize, desc: impl Fn(usize) -> Desc, stamps: &[Ticks]) -> usize {
+    pub(crate) fn extend(&mut self, descs: impl ExactSizeIterator<Item = Desc>, stamps: &[Ticks]) -> (usize, u64) {
         let len = self.len();
-        let n = n.min(BATCH - len).min(stamps.len());
+        let n = descs.len().min(BATCH - len).min(stamps.len());
         let layout = self.memory.layout;
-        let mut admitted = true;
-        for (i, into) in self.descs[len..len + n].iter_mut().enumerate() {
-            *into = desc(i);
-            admitted &= layout.admits(*into);
+        // Maxima and sums, not a branch a packet: the compiler makes vectors of this loop.
+        let (mut slot, mut end, mut bytes) = (0, 0, 0);
+        for (into, desc) in self.descs[len..len + n].iter_mut().zip(descs) {
+            *into = desc;
+            slot = desc.slot.max(slot);
+            end = (u32::from(desc.offset) + u32::from(desc.len)).max(end);
+            bytes += u32::from(desc.len);
         }
-        let n = match admitted {
-            true => n,
-            false => self.descs[len..len + n].iter().take_while(|desc| layout.admits(**desc)).count(),
-        };
+        let (mut n, mut bytes) = (n, u64::from(bytes));
+        if slot >= layout.count || end > layout.limit() {
+            n = self.descs[len..len + n].iter().take_while(|desc| layout.admits(**desc)).count();
+            bytes = self.descs[len..len + n].iter().map(|desc| u64::from(desc.len)).sum();
+        }
         self.stamps[len..len + n].copy_from_slice(&stamps[..n]);
-        self.labels[len..len + n].fill(NEXT);
-        self.copies[len..len + n].fill(NEXT);
         self.len = len + n;
-        n
+        (n, bytes)
     }
 
     /// Takes everything from `from`, which must be of the same pool and fit.
@@ -153,10 +151,8 @@ impl Batch {
         self.descs[at..at + n].copy_from_slice(&from.descs[..n]);
         self.stamps[at..at + n].copy_from_slice(&from.stamps[..n]);
         self.metas[at..at + n].copy_from_slice(&from.metas[..n]);
-        self.labels[at..at + n].fill(NEXT);
-        self.copies[at..at + n].fill(NEXT);
         self.len = at + n;
-        from.len -= n;
+        from.len = 0;
     }
 
     /// Takes one packet of `from`, which keeps its own entry: the caller forgets it there.
@@ -170,8 +166,6 @@ impl Batch {
         self.descs[at] = from.descs[index];
         self.stamps[at] = from.stamps[index];
         self.metas[at] = from.metas[index];
-        self.labels[at] = NEXT;
-        self.copies[at] = NEXT;
         self.len = at + 1;
         true
     }
@@ -199,7 +193,7 @@ impl Batch {
             return false;
         }
         let at = self.len();
-        self.extend(1, |_| Desc { slot: slot[0], offset: layout.headroom, len }, &[stamp]);
+        self.extend([Desc { slot: slot[0], offset: layout.headroom, len }].into_iter(), &[stamp]);
         self.metas[at] = Meta::default();
         Packet::at(self, at).data_mut().copy_from_slice(bytes);
         true
@@ -234,7 +228,8 @@ impl Batch {
         (self.copies[index] != NEXT).then(|| Edge::from_label(self.copies[index]))
     }
 
-    /// Forgets the labels: the packets are about to enter the next stage.
+    /// Forgets the labels. Whoever has looked at them does this before the packets go on or are forgotten: a batch is
+    /// filled without touching them.
     #[inline]
     pub(crate) fn clear_labels(&mut self) {
         let len = self.len();
@@ -242,9 +237,10 @@ impl Batch {
         self.copies[..len].fill(NEXT);
     }
 
-    /// Forgets all packets: their slots are the caller's now.
+    /// Forgets all packets, which have no labels: their slots are the caller's now.
     #[inline]
     pub(crate) fn forget(&mut self) {
+        debug_assert!(!self.is_steered() && !self.wants_copies());
         self.len = 0;
     }
 
@@ -269,10 +265,10 @@ impl Batch {
         }
     }
 
-    /// Gives all slots back to the pool that they came from.
+    /// Gives all slots back, of packets without labels, to the pool that they came from.
     #[inline]
     pub(crate) fn free_into(&mut self, pool: &mut Pool) {
-        debug_assert!(self.memory.is(pool.memory()));
+        debug_assert!(self.memory.is(pool.memory()) && !self.is_steered() && !self.wants_copies());
         let len = self.len();
         let mut slots = [0; BATCH];
         for (slot, desc) in slots.iter_mut().zip(&self.descs[..len]) {

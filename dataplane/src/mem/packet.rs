@@ -179,7 +179,7 @@ impl<'b> Packet<'b> {
     /// Where the packet may end in its slot.
     #[inline]
     fn limit(&self) -> usize {
-        self.memory.layout.stride as usize - GUARD
+        self.memory.layout.limit() as usize
     }
 
     /// Free bytes before the packet.

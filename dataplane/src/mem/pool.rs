@@ -39,7 +39,7 @@ impl SlotLayout {
     /// Bytes that a received packet may have.
     #[inline]
     pub const fn room(&self) -> u32 {
-        self.stride - GUARD as u32 - self.headroom as u32
+        self.limit() - self.headroom as u32
     }
 
     /// Bytes of the whole region.
@@ -47,10 +47,16 @@ impl SlotLayout {
         self.stride as usize * self.count as usize
     }
 
+    /// Where a packet may end in its slot, in bytes.
+    #[inline]
+    pub(crate) const fn limit(&self) -> u32 {
+        self.stride - GUARD as u32
+    }
+
     /// Whether a descriptor names bytes of a slot.
     #[inline]
     pub(crate) const fn admits(&self, desc: Desc) -> bool {
-        desc.slot < self.count && desc.offset as u32 + desc.len as u32 <= self.stride - GUARD as u32
+        desc.slot < self.count && desc.offset as u32 + desc.len as u32 <= self.limit()
     }
 }
 

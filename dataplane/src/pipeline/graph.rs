@@ -223,6 +223,7 @@ impl Moves<'_> {
                 node.inbox.free_one(index, pool);
             }
         }
+        self.node.inbox.clear_labels();
         self.node.inbox.forget();
     }
 

@@ -71,7 +71,12 @@ impl PortDevice for SoftPort {
     }
 
     fn counters(&self) -> BTreeMap<String, u64> {
-        self.device.counters().named().filter(|(_, value)| *value > 0).map(|(name, value)| (name.into(), value)).collect()
+        self.device
+            .counters()
+            .named()
+            .filter(|(_, value)| *value > 0)
+            .map(|(name, value)| (name.into(), value))
+            .collect()
     }
 
     fn finish(&self) -> Vec<Error> {

@@ -155,7 +155,8 @@ impl Run {
         if let Some(error) = failure {
             return Err(error);
         }
-        let errors: Vec<String> = self.ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()).collect();
+        let errors: Vec<String> =
+            self.ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()).collect();
         let ports = self.names.into_iter().zip(&self.ports).map(|(name, port)| PortReport {
             name,
             device: port.describe(),

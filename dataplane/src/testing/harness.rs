@@ -77,6 +77,7 @@ impl Harness {
         let ctx = self.bring(packets);
         self.stage.process(&ctx, &mut self.batch);
         let outcomes = (0..self.batch.len()).map(|index| self.outcome(index)).collect();
+        self.batch.clear_labels();
         self.batch.free_into(&mut self.pool);
         outcomes
     }
