@@ -1,7 +1,7 @@
 //! Completion queues. Polling one is what makes the device receive: it has no engine of its own.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::clock::{HostClock, Timebase};
@@ -79,8 +79,6 @@ pub(super) struct CqShared {
     pub(super) attachments: Arc<Attachments>,
     pub(super) home: Home<CqCore>,
     pub(super) device: Arc<Shared>,
-    /// Set when it overran.
-    pub(super) dead: Arc<AtomicBool>,
 }
 
 impl Drop for CqShared {
@@ -96,7 +94,8 @@ pub(super) struct CqCore {
     depth: usize,
     ring: VecDeque<Cqe>,
     ignore_overrun: bool,
-    dead: Arc<AtomicBool>,
+    /// Whether it overran.
+    dead: bool,
     pub(super) stamps: Stamps,
     busy: Option<(Random, f64)>,
     attachments: Arc<Attachments>,
@@ -128,7 +127,7 @@ impl CqCore {
 
     #[cold]
     fn overrun(&mut self) {
-        if self.dead.swap(true, Ordering::Relaxed) {
+        if std::mem::replace(&mut self.dead, true) {
             return;
         }
         self.device.raise(EventKind::CqErr, self.number);
@@ -156,7 +155,7 @@ impl CqCore {
     /// Gets ready to poll. `false`: the queue is busy.
     #[inline]
     fn begin(&mut self) -> Result<bool, i32> {
-        if self.dead.load(Ordering::Relaxed) || self.device.is_gone() {
+        if self.dead || self.device.is_gone() {
             return Err(libc::EIO);
         }
         self.refresh();
@@ -191,7 +190,7 @@ impl CqCore {
         self.pop_into(run, limit);
         if run.len < limit && self.receivers {
             self.drive(limit, Some(run));
-            if self.dead.load(Ordering::Relaxed) {
+            if self.dead {
                 run.clear();
                 return Err(libc::EIO);
             }
@@ -245,7 +244,7 @@ impl CqCore {
     fn next(&mut self) -> Result<Option<Completion>, i32> {
         if self.ring.is_empty() && self.receivers {
             self.drive(CURSOR_RUN, None);
-            if self.dead.load(Ordering::Relaxed) {
+            if self.dead {
                 return Err(libc::EIO);
             }
         }
@@ -270,14 +269,13 @@ impl SoftCq {
         busy: Option<(Random, f64)>,
     ) -> Self {
         let number = device.number();
-        let dead = Arc::new(AtomicBool::new(false));
         let attachments = Arc::new(Attachments::new());
         let core = CqCore {
             number,
             depth: depth as usize,
             ring: VecDeque::with_capacity(depth as usize),
             ignore_overrun,
-            dead: dead.clone(),
+            dead: false,
             stamps,
             busy,
             attachments: attachments.clone(),
@@ -287,7 +285,7 @@ impl SoftCq {
             turn: 0,
             device: device.clone(),
         };
-        Self(Arc::new(CqShared { number, depth, attachments, home: Home::new(core), device: device.clone(), dead }))
+        Self(Arc::new(CqShared { number, depth, attachments, home: Home::new(core), device: device.clone() }))
     }
 
     #[inline]

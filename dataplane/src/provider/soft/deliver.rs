@@ -12,9 +12,6 @@ use crate::provider::soft::recv::{Posted, RecvQueue};
 use crate::provider::{Completion, Completions, EventKind, QpState, QpType, WcFlags, WcOpcode, WcStatus};
 use crate::units::{QpNum, Ticks};
 
-/// Bytes of the global routing header in front of every received datagram.
-pub(super) const GRH: usize = 40;
-
 impl QpCore {
     /// Whether more has come in, for receives that are posted, than there is `room` for completions: on hardware it
     /// would all have been received by now.

@@ -92,7 +92,7 @@ impl SoftDevice {
             firmware: env!("CARGO_PKG_VERSION").to_owned(),
             ports: 1,
             max_qp: limits.max_qp,
-            max_qp_wr: limits.max_qp_wr,
+            max_qp_wr: limits.max_qp_wr.min(1 << 16),
             max_sge: limits.max_sge,
             max_cq: limits.max_cq,
             max_cqe: limits.max_cqe,
@@ -293,7 +293,7 @@ impl ProtectionDomain for SoftPd {
             return failed(libc::EOPNOTSUPP);
         }
         let (limits, caps) = (device.spec.limits, spec.caps);
-        let too_much = caps.send_depth.max(caps.recv_depth) > limits.max_qp_wr
+        let too_much = caps.send_depth.max(caps.recv_depth) > device.capabilities.max_qp_wr
             || caps.send_sges.max(caps.recv_sges) > limits.max_sge.min(u32::from(u8::MAX))
             || caps.inline > if device.has(Capability::Inline) { limits.max_inline } else { 0 };
         let foreign = [send, recv].iter().any(|cq| !Arc::ptr_eq(&cq.0.device, device));

@@ -170,10 +170,12 @@ impl QpCore {
             Some(bound) if shared.state() != QpState::Reset => bound.layout.count,
             _ => 0,
         };
-        let most = slots.iter().fold(0, |most, &slot| most.max(slot));
+        // The top bit is set by a slot at or above the count: no comparison, no branch.
+        let outside =
+            slots.iter().fold(0, |any, &slot| any | slot | count.wrapping_sub(1).wrapping_sub(slot)) >> 31 == 1;
         let mut accepted = slots.len().min(self.recv.space());
         let mut errno = libc::ENOMEM;
-        if most >= count {
+        if outside || count == 0 {
             let valid = slots.iter().take_while(|&&slot| slot < count).count();
             if valid <= accepted && valid < slots.len() {
                 (accepted, errno) = (valid, libc::EINVAL);
@@ -219,13 +221,17 @@ impl QpCore {
         let counted = matches!(self.wire, Wire::Generator(_)) && self.faults.is_none();
         let now = &run[..n];
         let (count, end) = (slots.layout.count, slots.layout.stride - GUARD as u32);
-        let (mut wrong, mut bytes) = (false, 0);
+        let (least, most) = (LEAST_FRAME as u32, self.longest as u32);
+        // A difference below zero has its top bit set, and so has a slot far outside: no comparison, no branch.
+        let (mut wrong, mut bytes) = (0, 0);
         for desc in now {
-            let len = usize::from(desc.len);
-            wrong |= desc.slot >= count || u32::from(desc.offset) + u32::from(desc.len) > end;
-            wrong |= len < LEAST_FRAME || len > self.longest;
-            bytes += u32::from(desc.len);
+            let len = u32::from(desc.len);
+            wrong |= desc.slot | (count - 1).wrapping_sub(desc.slot);
+            wrong |= end.wrapping_sub(u32::from(desc.offset) + len);
+            wrong |= len.wrapping_sub(least) | most.wrapping_sub(len);
+            bytes += len;
         }
+        let wrong = wrong >> 31 == 1;
         if !counted || wrong || n == 0 || shared.state() != QpState::Rts {
             return self.post_each(shared, cq, run, first_wr_id);
         }

@@ -170,6 +170,7 @@ impl Slots {
     /// `None`: the layout does not fit the region, or the region is another protection domain's.
     pub(super) fn new(mr: SoftMr, layout: SlotLayout, recv_wr_id: u64, pd: u32) -> Option<Self> {
         let sound = usize::from(layout.headroom) + GUARD <= layout.stride as usize
+            && (1..=1 << 24).contains(&layout.count)
             && layout.bytes() <= mr.0.region.len()
             && mr.0.pd == pd;
         let writable = mr.0.access.contains(Access::LOCAL_WRITE);
@@ -181,17 +182,6 @@ impl Slots {
         let offset = desc.slot as usize * self.layout.stride as usize + usize::from(desc.offset);
         let addr = (self.mr.0.region.base().addr().get() + offset) as u64;
         Sge { addr, length: u32::from(desc.len), lkey: self.mr.0.lkey }
-    }
-
-    /// The bytes of a packet of a posted send; `None` where the descriptor leaves its slot.
-    pub(super) fn read(&self, desc: Desc) -> Option<&[u8]> {
-        if !self.layout.admits(desc) {
-            return None;
-        }
-        let offset = desc.slot as usize * self.layout.stride as usize + usize::from(desc.offset);
-        // SAFETY: the descriptor lies in its slot and the slots lie in the region (`new`), which `mr` keeps mapped. The
-        // caller of `post_send_run` has promised that nobody writes them until the send is done.
-        Some(unsafe { slice::from_raw_parts(self.mr.0.region.base().add(offset).as_ptr(), usize::from(desc.len)) })
     }
 
     /// Writes a frame into a slot of a posted receive.

@@ -35,3 +35,6 @@ pub use memory::SoftMr;
 pub use qp::SoftQp;
 pub use rss::RssSpec;
 pub use spec::{SoftLimits, SoftSpec};
+
+#[cfg(test)]
+mod tests;

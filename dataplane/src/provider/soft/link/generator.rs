@@ -188,6 +188,8 @@ struct Stamped {
     below: u32,
     /// The length of a slot's frame; empty where all are equally long.
     lengths: Vec<u32>,
+    /// The length of the longest.
+    longest: u32,
 }
 
 impl Generator {
@@ -221,7 +223,8 @@ impl Generator {
         let uniform = self.mine.iter().all(|&index| self.plan.frames[index as usize].len() == longest);
         let lengths =
             if uniform { Vec::new() } else { (0..layout.count).map(|slot| self.of_slot(slot).len() as u32).collect() };
-        self.stamped = Stamped { written: vec![false; layout.count as usize], below: 0, lengths };
+        self.stamped =
+            Stamped { written: vec![false; layout.count as usize], below: 0, lengths, longest: longest as u32 };
         true
     }
 
@@ -319,13 +322,14 @@ impl Generator {
 
     #[inline]
     fn stamp_into(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
-        if part.iter().fold(0, |most, &slot| most.max(slot)) >= self.stamped.below {
+        // The top bit is set by a slot at or above `below`: no comparison, no branch.
+        let last = self.stamped.below.wrapping_sub(1);
+        if part.iter().fold(0, |any, &slot| any | last.wrapping_sub(slot)) >> 31 == 1 {
             self.write_first(slots, part);
         }
         if self.stamped.lengths.is_empty() {
-            let length = self.of_slot(0).len() as u32;
-            lengths.fill(length);
-            return u64::from(length) * part.len() as u64;
+            lengths.fill(self.stamped.longest);
+            return u64::from(self.stamped.longest) * part.len() as u64;
         }
         let mut bytes = 0;
         for (length, &slot) in lengths.iter_mut().zip(part) {

@@ -1,0 +1,185 @@
+//! The device through the traits, as a lane sees it.
+
+mod faults;
+mod links;
+mod program;
+mod verbs;
+
+use std::sync::Arc;
+
+use crate::clock::HostClock;
+use crate::error::VerbError;
+use crate::mem::{Desc, PageKind, Region, RegionSpec, SlotLayout};
+use crate::provider::soft::*;
+use crate::provider::*;
+use crate::units::{Lkey, Nanos, QpNum, Ticks};
+
+const HEADROOM: u16 = 64;
+
+/// A device with a queue pair, its two completion queues, and slots.
+struct Rig {
+    device: SoftDevice,
+    pd: SoftPd,
+    mr: SoftMr,
+    layout: SlotLayout,
+    send: SoftCq,
+    recv: SoftCq,
+    qp: SoftQp,
+    clock: HostClock,
+    run: Box<Completions>,
+}
+
+/// What a rig is made of.
+#[derive(Clone)]
+struct Plan {
+    kind: QpType,
+    caps: QpCaps,
+    cq_depth: u32,
+    fields: PollFields,
+    flags: CqFlags,
+    queue: (u16, u16),
+    access: Access,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            kind: QpType::RawPacket,
+            caps: QpCaps { send_depth: 16, recv_depth: 16, send_sges: 3, recv_sges: 3, inline: 64 },
+            cq_depth: 64,
+            fields: PollFields::STANDARD | PollFields::TIMESTAMP,
+            flags: CqFlags::empty(),
+            queue: (0, 1),
+            access: Access::LOCAL_WRITE,
+        }
+    }
+}
+
+fn reflecting() -> SoftSpec {
+    SoftSpec::new("soft", LinkSpec::Loopback(LoopbackLink::reflect()))
+}
+
+fn region(bytes: usize) -> Arc<Region> {
+    let spec = RegionSpec { bytes, pages: PageKind::Normal, strict: false, node: None };
+    Arc::new(Region::allocate(spec).unwrap().0)
+}
+
+impl Rig {
+    fn new(spec: SoftSpec) -> Self {
+        Self::with(spec, Plan::default())
+    }
+
+    fn with(mut spec: SoftSpec, plan: Plan) -> Self {
+        let clock = HostClock::manual();
+        spec.clock = clock.clone();
+        Self::on(SoftDevice::new(spec).unwrap(), clock, plan)
+    }
+
+    /// Another queue pair, with memory of its own, on a device that there is.
+    fn on(device: SoftDevice, clock: HostClock, plan: Plan) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        let cq = CqSpec { depth: plan.cq_depth, fields: plan.fields, flags: plan.flags };
+        let (send, _) = device.create_cq(&cq).unwrap();
+        let (recv, _) = device.create_cq(&cq).unwrap();
+        let spec = QpSpec { kind: plan.kind, caps: plan.caps, signal_all: false, queue: plan.queue };
+        let mut qp = pd.create_qp(&spec, &send, &recv).unwrap();
+        let layout = SlotLayout::new(usize::from(HEADROOM), 1536, 64).unwrap();
+        let mr = pd.register(region(layout.bytes()), plan.access).unwrap();
+        qp.bind_slots(&mr, layout, 1000).unwrap();
+        Self { device, pd, mr, layout, send, recv, qp, clock, run: Completions::new() }
+    }
+
+    fn go(&mut self, state: QpState) {
+        let kind = self.qp.shared.kind;
+        let (attributes, mask) = match state {
+            QpState::Init => QpAttributes::init(kind, 1, 7),
+            QpState::Rts if self.qp.state() == QpState::Rtr => QpAttributes::rts(kind),
+            other => QpAttributes::to(other),
+        };
+        self.qp.modify(&attributes, mask).unwrap();
+    }
+
+    fn ready(mut self) -> Self {
+        [QpState::Init, QpState::Rtr, QpState::Rts].map(|state| self.go(state));
+        self
+    }
+
+    /// Where a slot's packet is.
+    fn packet(&self, slot: u32) -> *mut u8 {
+        assert!(slot < self.layout.count);
+        let offset = slot as usize * self.layout.stride as usize + usize::from(HEADROOM);
+        // SAFETY: the slot is below the count, and the region has all slots.
+        unsafe { self.mr.region().base().add(offset).as_ptr() }
+    }
+
+    fn put(&self, slot: u32, bytes: &[u8]) -> Desc {
+        assert!(bytes.len() <= self.layout.room() as usize);
+        // SAFETY: the bytes fit, and tests write only slots that they have not posted.
+        unsafe { self.packet(slot).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Desc { slot, offset: HEADROOM, len: bytes.len() as u16 }
+    }
+
+    fn get(&self, slot: u32, len: usize) -> Vec<u8> {
+        // SAFETY: tests read only slots whose receives have completed.
+        unsafe { std::slice::from_raw_parts(self.packet(slot), len) }.to_vec()
+    }
+
+    fn sge(&self, slot: u32, length: u32) -> Sge {
+        Sge { addr: self.packet(slot) as u64, length, lkey: self.mr.lkey() }
+    }
+
+    fn post_recv_run(&mut self, slots: &[u32]) -> Result<(), PostError> {
+        // SAFETY: tests leave posted slots alone.
+        unsafe { self.qp.post_recv_run(slots) }
+    }
+
+    fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: as above.
+        unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges }]) }
+    }
+
+    fn post_send_run(&mut self, run: &[Desc], first: u64) -> Result<(), PostError> {
+        // SAFETY: as above.
+        unsafe { self.qp.post_send_run(run, first) }
+    }
+
+    fn post_send(&mut self, wr_id: u64, sges: &[Sge], flags: SendFlags) -> Result<(), PostError> {
+        let to = Destination { gid: self.device.gid(), qp: self.qp.number(), qkey: 7 };
+        let wr = SendRequest { wr_id, opcode: WrOpcode::Send, flags, sges, imm: 0, to: Some(to) };
+        self.post(wr)
+    }
+
+    fn post(&mut self, wr: SendRequest<'_>) -> Result<(), PostError> {
+        // SAFETY: as above.
+        unsafe { self.qp.post_send(&[wr]) }
+    }
+
+    fn received(&mut self) -> Vec<(u64, WcStatus, u32)> {
+        self.recv.poll_run(&mut self.run, RUN).unwrap();
+        listed(&self.run)
+    }
+
+    fn sent(&mut self) -> Vec<(u64, WcStatus)> {
+        self.send.poll_run(&mut self.run, RUN).unwrap();
+        listed(&self.run).into_iter().map(|(wr_id, status, _)| (wr_id, status)).collect()
+    }
+
+    fn events(&self) -> Vec<EventKind> {
+        std::iter::from_fn(|| self.device.poll_async_event()).map(|event| event.kind).collect()
+    }
+}
+
+fn listed(run: &Completions) -> Vec<(u64, WcStatus, u32)> {
+    let status = |i: usize| if run.failed { run.status[i] } else { WcStatus::Success };
+    (0..run.len).map(|i| (run.wr_id[i], status(i), run.byte_len[i])).collect()
+}
+
+fn errno<T: std::fmt::Debug>(result: Result<T, PostError>) -> (usize, i32) {
+    let refused = result.unwrap_err();
+    (refused.accepted, refused.error.errno)
+}
+
+/// A frame that tells which it is.
+fn frame(number: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|at| number.wrapping_add(at as u8)).collect()
+}
