@@ -10,7 +10,7 @@ use crate::provider::soft::device::Shared;
 use crate::provider::soft::fault::Random;
 use crate::provider::soft::home::{Home, Use};
 use crate::provider::soft::qp::QpShared;
-use crate::provider::{Completion, CompletionQueue, Completions, Cursor, EventKind, RUN};
+use crate::provider::{Completion, CompletionQueue, Completions, Cursor, EventKind, QpState, RUN};
 use crate::units::{QpNum, Ticks};
 
 /// What the stamps of a queue are.
@@ -50,6 +50,8 @@ pub(super) struct Attached {
     pub(super) qp: Arc<QpShared>,
     /// Whether its receives do.
     pub(super) receives: bool,
+    /// Whether its sends do.
+    pub(super) sends: bool,
 }
 
 /// Which queue pairs report here. Changed by whoever makes or drops one.
@@ -159,7 +161,23 @@ impl CqCore {
             return Err(libc::EIO);
         }
         self.refresh();
+        if self.attached.iter().any(|attached| attached.sends && attached.qp.state() == QpState::Err) {
+            self.flush_sends();
+        }
         Ok(!self.busy.as_mut().is_some_and(|(random, odds)| random.happens(*odds)))
+    }
+
+    /// Flushes the sends that wait at queue pairs that failed while they received.
+    #[cold]
+    fn flush_sends(&mut self) {
+        for index in 0..self.attached.len() {
+            let Attached { qp, sends, .. } = self.attached[index].clone();
+            if sends && qp.state() == QpState::Err {
+                while let Some(cqe) = qp.home.with(Use::Visit, |core| core.flush_one(&qp)).flatten() {
+                    self.push(cqe);
+                }
+            }
+        }
     }
 
     /// Takes the oldest entry off.
@@ -208,7 +226,7 @@ impl CqCore {
             let has = run.as_ref().map_or(self.ring.len(), |run| run.len);
             let room = self.depth - self.ring.len();
             let Self { attached, ring, ignore_overrun, .. } = &mut *self;
-            let Attached { qp, receives: true } = &attached[turn] else { continue };
+            let Attached { qp, receives: true, .. } = &attached[turn] else { continue };
             if has >= limit {
                 break;
             }

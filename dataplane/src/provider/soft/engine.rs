@@ -127,9 +127,15 @@ impl QpCore {
     /// Flushes the sends that wait. Receives are flushed when their completions are polled.
     pub(super) fn fail(&mut self, shared: &QpShared, cq: &mut CqCore) {
         self.wire.close();
-        while let Some(it) = self.waiting.pop_front() {
-            self.complete(shared, cq, it.wr_id, WcStatus::WrFlushErr, it.count);
+        while let Some(cqe) = self.flush_one(shared) {
+            cq.push(cqe);
         }
+    }
+
+    /// Flushes the oldest send that waits.
+    pub(super) fn flush_one(&mut self, shared: &QpShared) -> Option<Cqe> {
+        let it = self.waiting.pop_front()?;
+        Some(entry(shared, it.wr_id, WcStatus::WrFlushErr, it.count, Ticks(0)))
     }
 
     pub(super) fn bind(&mut self, mr: &SoftMr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), i32> {
@@ -298,6 +304,10 @@ impl QpCore {
         if self.space(shared) == 0 {
             return Err(libc::ENOMEM);
         }
+        if state == QpState::Err {
+            // It may have failed while it received.
+            self.fail(shared, cq);
+        }
         self.posted += 1;
         let count = self.posted;
         let mut copied = Vec::new();
@@ -335,7 +345,7 @@ impl QpCore {
         if matches!(shared.state(), QpState::Sqe | QpState::Err) {
             return self.complete(shared, cq, wr.wr_id, WcStatus::WrFlushErr, count);
         }
-        match self.send(shared, cq, wr, inline) {
+        match self.send(shared, wr, inline) {
             Ok(()) if wr.flags.contains(SendFlags::SIGNALED) || self.signal_all => {
                 self.complete(shared, cq, wr.wr_id, WcStatus::Success, count);
             }
@@ -355,13 +365,7 @@ impl QpCore {
         }
     }
 
-    fn send(
-        &mut self,
-        shared: &QpShared,
-        cq: &mut CqCore,
-        wr: &SendRequest<'_>,
-        inline: Option<&[u8]>,
-    ) -> Result<(), Failure> {
+    fn send(&mut self, shared: &QpShared, wr: &SendRequest<'_>, inline: Option<&[u8]>) -> Result<(), Failure> {
         if let Some(faults) = &mut self.faults {
             let failed = faults.send_fails();
             shared.counts.faults.set(faults.injected);
@@ -405,20 +409,26 @@ impl QpCore {
     /// Makes the entry of a send.
     #[inline]
     fn complete(&mut self, shared: &QpShared, cq: &mut CqCore, wr_id: u64, status: WcStatus, release: u64) {
-        let completion = Completion {
-            wr_id,
-            status,
-            opcode: WcOpcode::Send,
-            vendor_err: 0,
-            byte_len: 0,
-            imm: 0,
-            qp_num: shared.number,
-            src_qp: QpNum(0),
-            flags: WcFlags::empty(),
-            ticks: if status == WcStatus::Success { cq.stamps.now() } else { Ticks(0) },
-        };
-        cq.push(Cqe { completion, release });
+        let ticks = if status == WcStatus::Success { cq.stamps.now() } else { Ticks(0) };
+        cq.push(entry(shared, wr_id, status, release, ticks));
     }
+}
+
+/// The entry of a send.
+fn entry(shared: &QpShared, wr_id: u64, status: WcStatus, release: u64, ticks: Ticks) -> Cqe {
+    let completion = Completion {
+        wr_id,
+        status,
+        opcode: WcOpcode::Send,
+        vendor_err: 0,
+        byte_len: 0,
+        imm: 0,
+        qp_num: shared.number,
+        src_qp: QpNum(0),
+        flags: WcFlags::empty(),
+        ticks,
+    };
+    Cqe { completion, release }
 }
 
 fn request(it: &Waiting) -> SendRequest<'_> {

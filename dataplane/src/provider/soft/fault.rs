@@ -106,6 +106,9 @@ impl Random {
     }
 }
 
+/// How many times a frame that is to be overtaken finds nothing behind it before it is received after all.
+const PATIENCE: u8 = 4;
+
 /// A frame that is kept back.
 #[derive(Debug)]
 struct Held {
@@ -132,6 +135,8 @@ pub(super) struct Faults {
     ready: VecDeque<Held>,
     /// To be received after the next frame.
     overtaken: Option<Held>,
+    /// How often nothing followed that could overtake it.
+    idle: u8,
     /// To be received when it is time.
     delayed: VecDeque<Held>,
     /// Frames until the link is up again.
@@ -151,6 +156,7 @@ impl Faults {
             timebase,
             ready: VecDeque::new(),
             overtaken: None,
+            idle: 0,
             delayed: VecDeque::new(),
             down: 0,
             flap: None,
@@ -200,8 +206,11 @@ impl Faults {
             self.ready.extend(self.delayed.pop_front());
         }
         if self.ready.is_empty() && !wire.take(|frame| self.arrive(frame, now)) {
-            // Nothing follows that could overtake it.
-            self.ready.extend(self.overtaken.take());
+            self.idle += 1;
+            if self.idle == PATIENCE {
+                self.idle = 0;
+                self.ready.extend(self.overtaken.take());
+            }
             if self.ready.is_empty() {
                 return false;
             }
@@ -240,6 +249,7 @@ impl Faults {
         }
         if self.overtaken.is_none() && self.strikes(self.spec.reorder) {
             self.overtaken = Some(held);
+            self.idle = 0;
             return;
         }
         if self.strikes(self.spec.duplicate) {

@@ -74,10 +74,10 @@ impl SoftQp {
         });
         let qp = Self { shared, send_cq: send.0.clone(), recv_cq: recv.0.clone(), caps: spec.caps };
         let one = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
-        let attach = |receives| Attached { qp: qp.shared.clone(), receives };
-        qp.recv_cq.attachments.change(|list| list.push(attach(true)));
+        let attach = |receives, sends| Attached { qp: qp.shared.clone(), receives, sends };
+        qp.recv_cq.attachments.change(|list| list.push(attach(true, one)));
         if !one {
-            qp.send_cq.attachments.change(|list| list.push(attach(false)));
+            qp.send_cq.attachments.change(|list| list.push(attach(false, true)));
         }
         qp
     }

@@ -27,7 +27,7 @@ fn trace(rig: &mut Rig, count: u8) -> Vec<Vec<u8>> {
         rig.clock.advance(Nanos(1));
     }
     rig.clock.advance(Nanos(1_000));
-    for _ in 0..4 {
+    for _ in 0..8 {
         take(rig);
     }
     got

@@ -99,8 +99,15 @@ impl Rig {
         self.qp.modify(&attributes, mask).unwrap();
     }
 
+    /// From RESET to RTS.
+    fn start(&mut self) {
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            self.go(state);
+        }
+    }
+
     fn ready(mut self) -> Self {
-        [QpState::Init, QpState::Rtr, QpState::Rts].map(|state| self.go(state));
+        self.start();
         self
     }
 
