@@ -143,6 +143,13 @@ pub trait Stage: Send {
         Facts::empty()
     }
 
+    /// What is known of the packets that leave by an output, as an index: where that is not what it [sets](Self::sets)
+    /// on those that go on to the next stage.
+    fn sets_on(&self, output: usize) -> Facts {
+        let _ = output;
+        self.sets()
+    }
+
     /// What is no longer known of a packet that it has handled.
     fn spoils(&self) -> Facts {
         Facts::empty()

@@ -86,9 +86,10 @@ impl Program {
             if !missing.is_empty() {
                 problems.push((place, self.missing(place, missing, &way)));
             }
-            let after = (facts - node.stage.spoils()) | node.stage.sets();
-            for target in node.targets() {
+            let left = facts - node.stage.spoils();
+            for (target, sets) in node.ways() {
                 let Target::Node(to) = target else { continue };
+                let after = left | sets;
                 let way = || way.iter().copied().chain([place]).collect();
                 match &mut known[to] {
                     Some((facts, _)) if facts.difference(after).is_empty() => {}
@@ -123,6 +124,73 @@ impl Program {
 impl NodeSpec {
     /// Everywhere that packets may go from here.
     fn targets(&self) -> impl Iterator<Item = Target> + '_ {
-        self.outputs.iter().map(|(_, target)| *target).chain([self.next])
+        self.ways().map(|(target, _)| target)
+    }
+
+    /// The same, with what the stage lets know of the packets that go there.
+    fn ways(&self) -> impl Iterator<Item = (Target, Facts)> + '_ {
+        let outputs = self.outputs.iter().enumerate();
+        let outputs = outputs.map(|(output, (_, target))| (*target, self.stage.sets_on(output)));
+        outputs.chain([(self.next, self.stage.sets())])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::Batch;
+    use crate::pipeline::Ctx;
+
+    /// Has one output, and chooses a port on it alone.
+    struct Answers;
+
+    impl Stage for Answers {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+        fn sets_on(&self, _output: usize) -> Facts {
+            Facts::EGRESS
+        }
+    }
+
+    struct Sends;
+
+    impl Stage for Sends {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+        fn needs(&self) -> Facts {
+            Facts::EGRESS
+        }
+
+        fn exit(&self) -> Exit {
+            Exit::Egress
+        }
+    }
+
+    fn node(name: &str, stage: impl Stage + 'static, next: Target, output: Option<Target>) -> NodeSpec {
+        let outputs = output.into_iter().map(|target| ("reply".to_owned(), target)).collect();
+        NodeSpec {
+            name: name.to_owned(),
+            kind: name.to_owned(),
+            stage: Box::new(stage),
+            next,
+            outputs,
+            reasons: Vec::new(),
+        }
+    }
+
+    fn check(next: Target, reply: Target) -> Vec<(usize, Problem)> {
+        let nodes = vec![node("answers", Answers, next, Some(reply)), node("sends", Sends, Target::Drop, None)];
+        Program::new(nodes).check(Facts::empty())
+    }
+
+    #[test]
+    fn what_is_known_on_an_output_is_not_known_of_all() {
+        assert_eq!(check(Target::Drop, Target::Node(1)), []);
+        for reply in [Target::Drop, Target::Node(1)] {
+            let problems = check(Target::Node(1), reply);
+            let [(1, problem)] = &problems[..] else { panic!("{problems:?}") };
+            let message = "needs an egress port, which nothing sets on the way answers → sends";
+            assert_eq!(problem.message, message);
+        }
     }
 }

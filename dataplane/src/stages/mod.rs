@@ -1,32 +1,43 @@
 //! The built-in stages, one file each, and the [tables](table) that they look packets up in.
 
+pub mod arp;
 #[cfg(test)]
 mod bench;
 pub mod count;
 pub mod drop;
+pub mod icmp;
 pub mod limit;
 pub mod mac_swap;
 pub mod mirror;
+pub mod neighbor;
 pub mod parameter;
 pub mod parse;
+pub mod responder;
 pub mod route;
 pub mod sample;
 pub mod table;
 #[cfg(test)]
 mod tests;
+pub mod ttl;
 pub mod tx;
+pub mod vlan;
 
 use crate::pipeline::Registry;
 
 /// Adds every built-in stage.
 pub fn register(registry: &mut Registry) {
+    registry.add_described::<arp::Arp>("arp");
     registry.add_described::<count::Count>("count");
     registry.add_described::<drop::Drop>("drop");
+    registry.add_described::<icmp::Icmp>("icmp");
     registry.add_described::<limit::Limit>("limit");
     registry.add_described::<mac_swap::MacSwap>("mac_swap");
     registry.add_described::<mirror::Mirror>("mirror");
+    registry.add_described::<neighbor::Neighbor>("neighbor");
     registry.add_described::<parse::Parse>("parse");
     registry.add_described::<route::Route>("route");
     registry.add_described::<sample::Sample>("sample");
+    registry.add_described::<ttl::Ttl>("ttl");
     registry.add_described::<tx::Tx>("tx");
+    registry.add_described::<vlan::Vlan>("vlan");
 }

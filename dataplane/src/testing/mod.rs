@@ -25,6 +25,7 @@
 //! ```
 
 mod harness;
+pub mod strategies;
 
 pub use harness::{Fate, Harness, HarnessBuilder, Outcome};
 

@@ -1,0 +1,268 @@
+//! `arp`: answers who has an IPv4 address.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::header::arp::{Arp as Message, REQUEST};
+use crate::header::ethernet::Ethernet;
+use crate::header::{Header, MacAddr};
+use crate::mem::{Batch, Edge, MetaFlags, Packet};
+use crate::pipeline::{Ctx, Facts, Problem, Setup, Stage};
+use crate::stages::responder::Responder;
+
+/// Answers ARP requests for IPv4 addresses of this host (RFC 826).
+///
+/// A request becomes its answer and leaves by `reply`, to go out by the port that it came in by; VLAN tags stay as they
+/// are. Everything else goes on: requests for other addresses or to another station, announcements, answers.
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name = "arp"
+/// use = "arp"
+/// addresses = ["192.0.2.1"]
+/// port = "wan"
+/// outputs = { reply = "out" }
+///
+/// [[pipeline.stage]]
+/// name = "out"
+/// use = "tx"
+/// ```
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Arp {
+    /// The addresses to answer for.
+    pub addresses: Vec<Ipv4Addr>,
+    /// The port whose requests are answered; without one, those of all ports.
+    #[serde(default)]
+    pub port: Option<String>,
+    /// The link address to answer with; without one, that of the port that the request came in by.
+    #[serde(default)]
+    pub mac: Option<MacAddr>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    own: Responder,
+    #[serde(skip)]
+    #[schemars(skip)]
+    conflicts: u64,
+}
+
+const REPLY: Edge = Edge::new(0);
+
+/// What an ARP message is to this host.
+enum Meaning {
+    /// A question that it answers, with this link address.
+    Asked(MacAddr),
+    /// Somebody else uses one of its addresses.
+    Conflict,
+    /// None of its business.
+    Other,
+}
+
+impl Stage for Arp {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            match self.meaning(&packet) {
+                Meaning::Asked(mac) => {
+                    if answer(&mut packet, mac) {
+                        packet.meta_mut().egress = packet.meta().ingress;
+                        packet.steer(REPLY);
+                    }
+                }
+                Meaning::Conflict => self.conflicts += 1,
+                Meaning::Other => {}
+            }
+        }
+    }
+
+    fn outputs() -> &'static [(&'static str, &'static str)] {
+        &[("reply", "answers, for the port that the request came in by")]
+    }
+
+    fn needs(&self) -> Facts {
+        Facts::HEADERS
+    }
+
+    fn sets_on(&self, _output: usize) -> Facts {
+        Facts::EGRESS
+    }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        let addresses: Vec<IpAddr> = self.addresses.iter().copied().map(IpAddr::V4).collect();
+        self.own = Responder::new(&addresses, self.port.as_deref(), self.mac, setup)?;
+        Ok(())
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        // Messages in which another station claims one of the addresses (RFC 5227).
+        report("conflicts", self.conflicts);
+    }
+
+    fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
+        let asked = Ipv4Addr::from(message(packet)?.target_ip);
+        Some(match self.meaning(packet) {
+            Meaning::Asked(mac) => format!("{asked} is at {mac}"),
+            Meaning::Conflict => "another station uses an address of this host".to_owned(),
+            Meaning::Other => format!("does not answer for {asked}"),
+        })
+    }
+}
+
+impl Arp {
+    #[inline]
+    fn meaning(&self, packet: &Packet<'_>) -> Meaning {
+        let (Some(message), Ok(ethernet)) = (message(packet), Ethernet::view(packet.data())) else {
+            return Meaning::Other;
+        };
+        let Some(mac) = self.own.mac(packet.meta().ingress) else { return Meaning::Other };
+        if self.own.has_v4(&message.sender_ip) {
+            return if message.sender_mac == mac { Meaning::Other } else { Meaning::Conflict };
+        }
+        let asked = message.operation.get() == REQUEST && self.own.has_v4(&message.target_ip);
+        let to_us = ethernet.destination == mac || ethernet.destination.is_multicast();
+        // An answer to a group would reach stations that did not ask.
+        let from_one = !message.sender_mac.is_multicast() && message.sender_mac != MacAddr::ZERO;
+        if asked && to_us && from_one { Meaning::Asked(mac) } else { Meaning::Other }
+    }
+}
+
+/// The ARP message of a packet, if it is one about IPv4 on Ethernet.
+#[inline]
+fn message<'p>(packet: &'p Packet<'_>) -> Option<&'p Message> {
+    if !packet.meta().flags.contains(MetaFlags::ARP) {
+        return None;
+    }
+    packet.data().get(usize::from(packet.meta().l3)..).and_then(|bytes| Message::view(bytes).ok())
+}
+
+/// Turns a request into its answer.
+#[inline]
+fn answer(packet: &mut Packet<'_>, mac: MacAddr) -> bool {
+    let l3 = usize::from(packet.meta().l3);
+    let Some((link, bytes)) = packet.data_mut().split_at_mut_checked(l3) else { return false };
+    let (Ok(ethernet), Ok(message)) = (Ethernet::view_mut(link), Message::view_mut(bytes)) else { return false };
+    ethernet.destination = message.sender_mac;
+    ethernet.source = mac;
+    message.answer(mac);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::header::arp::REPLY as ANSWER;
+    use crate::stages::parse::Parse;
+    use crate::testing::{Fate, Harness, frame, strategies};
+
+    const ASKER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+    /// The link address of the second port of the bench.
+    const OURS: MacAddr = MacAddr([2, 0, 0, 0, 0, 11]);
+    const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+    const OTHER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
+
+    /// Says that packets came in by the second port.
+    struct FromSecond;
+    impl Stage for FromSecond {
+        fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+            batch.iter_mut().for_each(|mut packet| packet.meta_mut().ingress = 1);
+        }
+    }
+
+    fn harness(parameters: &str) -> Result<Harness, String> {
+        Harness::builder().after(Parse::default()).after(FromSecond).build::<Arp>(parameters)
+    }
+
+    fn request(to: MacAddr, from: Ipv4Addr, asked: Ipv4Addr) -> Vec<u8> {
+        frame().ethernet(ASKER, to).arp(REQUEST, (ASKER, from), (MacAddr::ZERO, asked)).pad_to(60).build()
+    }
+
+    #[test]
+    fn a_request_is_turned_into_its_answer() {
+        let mut harness = harness("addresses = ['10.0.1.1', '10.0.0.1']").unwrap();
+        for tags in 0..3u16 {
+            let tagged =
+                |frame: crate::testing::Frame<'static>| (0..tags).fold(frame, |frame, tag| frame.vlan(7 + tag));
+            let asked = tagged(frame().ethernet(ASKER, MacAddr::BROADCAST));
+            let asked = asked.arp(REQUEST, (ASKER, OTHER), (MacAddr::ZERO, FIRST)).pad_to(60).build();
+            let outcome = harness.run_one(&asked);
+            let answer = tagged(frame().ethernet(OURS, ASKER)).arp(ANSWER, (OURS, FIRST), (ASKER, OTHER));
+            assert_eq!(outcome.fate, Fate::Output("reply".to_owned()));
+            assert_eq!(outcome.bytes, answer.pad_to(60).build());
+            assert_eq!(outcome.meta.egress, 1);
+        }
+        // A probe asks before it has an address (RFC 5227); some ask again without disturbing the others.
+        for bytes in [request(MacAddr::BROADCAST, [0; 4].into(), FIRST), request(OURS, OTHER, FIRST)] {
+            assert_eq!(harness.run_one(&bytes).fate, Fate::Output("reply".to_owned()));
+        }
+    }
+
+    #[test]
+    fn the_rest_goes_on() {
+        let mut harness = harness("addresses = ['10.0.0.1']").unwrap();
+        let group = MacAddr([3, 0, 0, 0, 0, 1]);
+        for bytes in [
+            request(MacAddr::BROADCAST, OTHER, OTHER),
+            request(MacAddr([2, 9, 9, 9, 9, 9]), OTHER, FIRST),
+            frame().arp(ANSWER, (ASKER, OTHER), (OURS, FIRST)).build(),
+            frame().ethernet(ASKER, OURS).arp(REQUEST, (group, OTHER), (MacAddr::ZERO, FIRST)).build(),
+            frame().ipv4(OTHER, FIRST).udp(1, 2).build(),
+        ] {
+            let outcome = harness.run_one(&bytes);
+            assert_eq!((outcome.fate, outcome.bytes), (Fate::Next, bytes));
+        }
+        assert_eq!(harness.counters(), [("conflicts".to_owned(), 0)]);
+    }
+
+    #[test]
+    fn another_station_with_the_address_is_counted() {
+        let mut harness = harness("addresses = ['10.0.0.1']").unwrap();
+        let announced = request(MacAddr::BROADCAST, FIRST, FIRST);
+        assert_eq!(harness.run_one(&announced).fate, Fate::Next);
+        let own = frame().ethernet(OURS, MacAddr::BROADCAST).arp(REQUEST, (OURS, FIRST), (MacAddr::ZERO, FIRST));
+        assert_eq!(harness.run_one(&own.build()).fate, Fate::Next);
+        assert_eq!(harness.counters(), [("conflicts".to_owned(), 1)]);
+    }
+
+    #[test]
+    fn port_and_mac_can_be_named() {
+        let asked = request(MacAddr::BROADCAST, OTHER, FIRST);
+        let mut elsewhere = harness("addresses = ['10.0.0.1']\nport = 'a'").unwrap();
+        assert_eq!(elsewhere.run_one(&asked).fate, Fate::Next);
+        let mut named = harness("addresses = ['10.0.0.1']\nport = 'b'\nmac = '02:00:00:00:00:77'").unwrap();
+        assert_eq!(named.run_one(&asked).bytes[6..12], [2, 0, 0, 0, 0, 0x77]);
+        assert_eq!((named.stage().sets(), named.stage().sets_on(0)), (Facts::empty(), Facts::EGRESS));
+    }
+
+    #[test]
+    fn parameters_that_do_not_fit_are_named() {
+        for (parameters, message) in [
+            ("addresses = []", "addresses: there is none to answer for"),
+            ("addresses = ['10.0.0.1', '224.0.0.1']", "addresses[1]: 224.0.0.1 is not the address of a single host"),
+            ("addresses = ['10.0.0.1', '10.0.0.1']", "addresses[1]: 10.0.0.1 is listed twice"),
+            ("addresses = ['10.0.0.1']\nport = 'c'", "port: there is no port `c`"),
+            ("addresses = ['10.0.0.1']\nmac = 'ff:ff:ff:ff:ff:ff'", "mac: a group of stations cannot answer"),
+        ] {
+            let error = harness(parameters).err().unwrap();
+            assert!(error.starts_with(message), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn only_requests_for_our_addresses_are_answered(frame in strategies::any_frame()) {
+            let outcome = harness("addresses = ['10.0.0.1', '10.0.1.2']").unwrap().run_one(&frame);
+            match outcome.fate {
+                Fate::Output(_) => {
+                    let l3 = usize::from(outcome.meta.l3);
+                    let asked = Message::view(&frame[l3..]).unwrap();
+                    prop_assert!(asked.operation.get() == REQUEST);
+                    prop_assert!([[10, 0, 0, 1], [10, 0, 1, 2]].contains(&asked.target_ip));
+                }
+                fate => prop_assert_eq!((fate, outcome.bytes), (Fate::Next, frame)),
+            }
+        }
+    }
+}

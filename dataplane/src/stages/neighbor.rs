@@ -1,0 +1,340 @@
+//! `neighbor`: from a next hop to its link address.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::net::IpAddr;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use zerocopy::FromBytes;
+
+use crate::header::MacAddr;
+use crate::header::ipv4::Ipv4;
+use crate::header::ipv6::Ipv6;
+use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason};
+use crate::pipeline::{Ctx, Facts, NextHop, Problem, Setup, Stage};
+
+/// Writes the link addresses of packets that were routed: from the port that they leave by to their next hop.
+///
+/// The next hop is the gateway that a stage before has chosen, or else the destination itself. Packets to one that is
+/// not in the table leave by `unresolved`, unchanged; where it leads nowhere they are dropped.
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name = "neighbors"
+/// use = "neighbor"
+/// table = [
+///     { address = "192.0.2.1", mac = "02:00:00:00:00:01", port = "wan" },
+///     { address = "2001:db8::1", mac = "02:00:00:00:00:01" },
+/// ]
+/// ```
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Neighbor {
+    /// The neighbours that are known.
+    pub table: Vec<Entry>,
+    /// Where next hops are, by number less 1.
+    #[serde(skip)]
+    #[schemars(skip)]
+    hops: Vec<Option<MacAddr>>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    macs: HashMap<Key, MacAddr, BuildHasherDefault<Mix>>,
+    /// The link addresses of the ports, by number.
+    #[serde(skip)]
+    #[schemars(skip)]
+    ports: Vec<MacAddr>,
+}
+
+/// A neighbour.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Its IPv4 or IPv6 address.
+    pub address: IpAddr,
+    /// Its link address.
+    pub mac: MacAddr,
+    /// The port behind which it is; without one, every port for which the table does not say otherwise.
+    #[serde(default)]
+    pub port: Option<String>,
+}
+
+/// An address on a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    address: u128,
+    /// The port, and in bit 8 whether the address is one of IPv6.
+    place: u16,
+}
+
+impl Key {
+    #[inline]
+    fn v4(address: [u8; 4], port: u8) -> Self {
+        Self { address: u128::from(u32::from_be_bytes(address)), place: u16::from(port) }
+    }
+
+    #[inline]
+    fn v6(address: [u8; 16], port: u8) -> Self {
+        Self { address: u128::from_be_bytes(address), place: 1 << 8 | u16::from(port) }
+    }
+
+    fn new(address: IpAddr, port: u8) -> Self {
+        match address {
+            IpAddr::V4(address) => Self::v4(address.octets(), port),
+            IpAddr::V6(address) => Self::v6(address.octets(), port),
+        }
+    }
+}
+
+/// Hashes a [`Key`]. The table is written by the config alone, so nobody can fill it with keys that collide.
+#[derive(Clone, Debug, Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    #[inline]
+    fn write_u64(&mut self, value: u64) {
+        // The fractional part of the golden ratio: an odd number without a pattern.
+        let product = u128::from(self.0 ^ value) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    #[inline]
+    fn write_u128(&mut self, value: u128) {
+        self.write_u64((value >> 64) as u64 ^ 0x2545_f491_4f6c_dd1d);
+        self.write_u64(value as u64);
+    }
+
+    #[inline]
+    fn write_u16(&mut self, value: u16) {
+        self.write_u64(u64::from(value));
+    }
+}
+
+const UNRESOLVED: Edge = Edge::new(0);
+
+impl Stage for Neighbor {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            let Some(from) = self.ports.get(usize::from(packet.meta().egress)).copied() else {
+                packet.drop(Reason::NoPort);
+                continue;
+            };
+            let Some(to) = self.resolve(&packet) else {
+                packet.steer(UNRESOLVED);
+                continue;
+            };
+            let (destination, source) = packet.ethernet_addresses_mut();
+            (*destination, *source) = (to.0, from.0);
+        }
+    }
+
+    fn outputs() -> &'static [(&'static str, &'static str)] {
+        &[("unresolved", "packets whose next hop is not in the table")]
+    }
+
+    fn needs(&self) -> Facts {
+        Facts::HEADERS | Facts::EGRESS | Facts::NEXT_HOP
+    }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        self.ports = setup.ports().iter().map(|port| MacAddr(port.mac)).collect();
+        self.macs.clear();
+        let mut listed: HashMap<(IpAddr, Option<u8>), usize> = HashMap::new();
+        let mut of_all_ports = Vec::new();
+        for (place, entry) in self.table.iter().enumerate() {
+            let problem = |key: &str, message| Problem::at(format!("table[{place}].{key}"), message);
+            if entry.mac.is_multicast() || entry.mac == MacAddr::ZERO {
+                let message = format!("{} is not the address of a single station", entry.mac);
+                return Err(problem("mac", message));
+            }
+            let port = entry.port.as_ref().map(|name| setup.port(name, &format!("table[{place}].port"))).transpose()?;
+            if let Some(before) = listed.insert((entry.address, port), place) {
+                let message = format!("{} is already in table[{before}]", entry.address);
+                return Err(problem("address", message).help("leave one out, or name another port"));
+            }
+            match port {
+                Some(port) => _ = self.macs.insert(Key::new(entry.address, port), entry.mac),
+                None => of_all_ports.push(entry),
+            }
+        }
+        for entry in of_all_ports {
+            for port in (0..=u8::MAX).take(self.ports.len()) {
+                self.macs.entry(Key::new(entry.address, port)).or_insert(entry.mac);
+            }
+        }
+        let mac = |hop: &NextHop| self.macs.get(&Key::new(hop.address, hop.port)).copied();
+        self.hops = setup.next_hops().all().iter().map(mac).collect();
+        Ok(())
+    }
+
+    fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
+        let hop = match packet.meta().next_hop {
+            0 => match destination(packet)?.address() {
+                IpAddr::V4(address) => address.to_string(),
+                IpAddr::V6(address) => address.to_string(),
+            },
+            number => format!("next hop {number}"),
+        };
+        Some(match self.resolve(packet) {
+            Some(mac) => format!("{hop} is at {mac}"),
+            None => format!("{hop} is not in the table"),
+        })
+    }
+}
+
+impl Neighbor {
+    #[inline]
+    fn resolve(&self, packet: &Packet<'_>) -> Option<MacAddr> {
+        match packet.meta().next_hop.checked_sub(1) {
+            Some(place) => self.hops.get(place as usize).copied().flatten(),
+            None => self.macs.get(&destination(packet)?).copied(),
+        }
+    }
+}
+
+impl Key {
+    fn address(self) -> IpAddr {
+        match self.place >> 8 {
+            0 => IpAddr::V4((self.address as u32).into()),
+            _ => IpAddr::V6(self.address.into()),
+        }
+    }
+}
+
+/// Where a packet goes, on the port that it leaves by.
+#[inline]
+fn destination(packet: &Packet<'_>) -> Option<Key> {
+    let meta = packet.meta();
+    let header = packet.data().get(usize::from(meta.l3)..)?;
+    if meta.flags.contains(MetaFlags::IPV4) {
+        Ipv4::ref_from_prefix(header).ok().map(|(ip, _)| Key::v4(ip.destination, meta.egress))
+    } else if meta.flags.contains(MetaFlags::IPV6) {
+        Ipv6::ref_from_prefix(header).ok().map(|(ip, _)| Key::v6(ip.destination, meta.egress))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::stages::parse::Parse;
+    use crate::testing::{Fate, Harness, Outcome, frame, strategies};
+
+    /// Chooses ports and next hops as told: those of the first packet, of the second, and so on.
+    #[derive(Default)]
+    struct Route {
+        hops: Vec<NextHop>,
+        choices: Vec<(u8, u32)>,
+    }
+
+    impl Stage for Route {
+        fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+            for (mut packet, choice) in batch.iter_mut().zip(&self.choices) {
+                (packet.meta_mut().egress, packet.meta_mut().next_hop) = *choice;
+            }
+        }
+
+        fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+            for hop in &self.hops {
+                setup.next_hops().number(*hop);
+            }
+            Ok(())
+        }
+    }
+
+    fn run(table: &str, route: Route, frames: &[Vec<u8>]) -> Vec<Outcome> {
+        let harness = Harness::builder().after(Parse::default()).after(route);
+        harness.build::<Neighbor>(&format!("table = [{table}]")).unwrap().run(frames)
+    }
+
+    /// The last bytes of the new destination and source.
+    fn macs(outcome: &Outcome) -> Option<(u8, u8)> {
+        let unresolved = Fate::Output("unresolved".to_owned());
+        (outcome.fate != unresolved).then(|| (outcome.bytes[5], outcome.bytes[11]))
+    }
+
+    #[test]
+    fn numbered_next_hops_are_resolved_on_their_port() {
+        let table = "{ address = '10.0.0.1', mac = '02:00:00:00:00:01', port = 'b' },
+            { address = '10.0.0.1', mac = '02:00:00:00:00:02' }, { address = 'fe80::1', mac = '02:00:00:00:00:03' }";
+        let hop = |address: &str, port| NextHop { address: address.parse().unwrap(), port };
+        let hops = vec![hop("10.0.0.1", 0), hop("10.0.0.1", 1), hop("10.0.0.2", 0), hop("fe80::1", 1)];
+        let choices = vec![(0, 1), (1, 2), (0, 3), (1, 4), (0, 5), (0, u32::MAX)];
+        let frames = vec![frame().ipv4([192, 0, 2, 1].into(), [10, 0, 0, 1].into()).build(); choices.len()];
+        let outcomes = run(table, Route { hops, choices }, &frames);
+        let found: Vec<_> = outcomes.iter().map(macs).collect();
+        assert_eq!(found, [Some((2, 10)), Some((1, 11)), None, Some((3, 11)), None, None]);
+        for (outcome, frame) in outcomes.iter().zip(&frames) {
+            let unchanged = if macs(outcome).is_some() { 12 } else { 0 };
+            assert_eq!(outcome.bytes[unchanged..], frame[unchanged..]);
+        }
+    }
+
+    #[test]
+    fn what_is_not_ip_has_no_destination_and_a_port_must_exist() {
+        let arp = frame().arp(1, ([1; 6].into(), [1; 4].into()), ([0; 6].into(), [2; 4].into())).build();
+        let choices = vec![(0, 0), (7, 0)];
+        let outcomes = run("", Route { choices, ..Route::default() }, &[arp.clone(), arp]);
+        assert_eq!(macs(&outcomes[0]), None);
+        assert_eq!(outcomes[1].fate, Fate::Dropped("no_port".to_owned()));
+    }
+
+    #[test]
+    fn parameters_that_do_not_fit_are_named() {
+        let one = "{ address = '10.0.0.1', mac = '02:00:00:00:00:01' }";
+        for (table, message) in [
+            (format!("{one}, {one}"), "table[1].address: 10.0.0.1 is already in table[0] (leave one out"),
+            (one.replace("02:", "ff:"), "table[0].mac: ff:00:00:00:00:01 is not the address of a single station"),
+            (one.replace(" }", ", port = 'c' }"), "table[0].port: there is no port `c`"),
+            (one.replace("10.0.0.1", "10.0.0"), "TOML parse error at line 1"),
+        ] {
+            let error = Harness::from_toml::<Neighbor>(&format!("table = [{table}]")).err().unwrap();
+            assert!(error.starts_with(message), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn destinations_are_resolved_as_the_table_reads(
+            table in prop::collection::vec((prop_oneof![
+                strategies::ipv4().prop_map(IpAddr::from), strategies::ipv6().prop_map(IpAddr::from),
+            ], prop::option::of(0..2u8), 1..250u8), 0..30),
+            frames in prop::collection::vec((strategies::valid_frame(), 0..2u8), 1..30),
+        ) {
+            let mut table = table;
+            table.sort();
+            table.dedup_by_key(|(address, port, _)| (*address, *port));
+            let entry = |(address, port, mac): &(IpAddr, Option<u8>, u8)| {
+                let port = port.map(|port| format!(", port = '{}'", ["a", "b"][usize::from(port)])).unwrap_or_default();
+                format!("{{ address = '{address}', mac = '02:00:00:00:00:{mac:02x}'{port} }}")
+            };
+            let text: Vec<String> = table.iter().map(entry).collect();
+            let (frames, choices): (Vec<_>, Vec<_>) = frames.into_iter().map(|(f, port)| (f, (port, 0))).unzip();
+            let outcomes = run(&text.join(","), Route { choices: choices.clone(), ..Route::default() }, &frames);
+            for ((outcome, (port, _)), frame) in outcomes.iter().zip(choices).zip(&frames) {
+                let l3 = usize::from(outcome.meta.l3);
+                let address: Option<IpAddr> = match outcome.meta.flags {
+                    flags if flags.contains(MetaFlags::IPV4) => Some(<[u8; 4]>::try_from(&frame[l3 + 16..l3 + 20]).unwrap().into()),
+                    flags if flags.contains(MetaFlags::IPV6) => Some(<[u8; 16]>::try_from(&frame[l3 + 24..l3 + 40]).unwrap().into()),
+                    _ => None,
+                };
+                let on = |wanted| table.iter().find(|(a, p, _)| Some(*a) == address && *p == wanted).map(|(_, _, mac)| *mac);
+                let expected = on(Some(port)).or(on(None)).map(|mac| (mac, 10 + port));
+                prop_assert_eq!(macs(outcome), expected);
+            }
+        }
+    }
+}

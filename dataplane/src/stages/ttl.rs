@@ -1,0 +1,113 @@
+//! `ttl`: what a router takes from a packet at each hop.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use zerocopy::FromBytes;
+
+use crate::header::ipv4::Ipv4;
+use crate::header::ipv6::Ipv6;
+use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason};
+use crate::pipeline::{Ctx, Facts, Stage};
+
+/// Takes one off the TTL of IPv4 and off the hop limit of IPv6, and adjusts the IPv4 checksum.
+///
+/// Packets on their last hop leave by `expired`, unchanged; where it leads nowhere they are dropped. Other packets go on
+/// untouched.
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name = "hop"
+/// use = "ttl"
+/// ```
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Ttl {}
+
+const EXPIRED: Edge = Edge::new(0);
+
+impl Stage for Ttl {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            match hop(&mut packet) {
+                Some(true) => {}
+                Some(false) => packet.steer(EXPIRED),
+                None => packet.drop(Reason::Truncated),
+            }
+        }
+    }
+
+    fn outputs() -> &'static [(&'static str, &'static str)] {
+        &[("expired", "packets whose TTL or hop limit is used up")]
+    }
+
+    fn needs(&self) -> Facts {
+        Facts::HEADERS
+    }
+}
+
+/// Whether the packet had a hop left, which is taken; `None`: it was cut after it was parsed.
+#[inline]
+fn hop(packet: &mut Packet<'_>) -> Option<bool> {
+    let (l3, flags) = (usize::from(packet.meta().l3), packet.meta().flags);
+    let header = packet.data_mut().get_mut(l3..)?;
+    if flags.contains(MetaFlags::IPV4) {
+        Ipv4::mut_from_prefix(header).ok().map(|(ip, _)| ip.decrement_ttl())
+    } else if flags.contains(MetaFlags::IPV6) {
+        Ipv6::mut_from_prefix(header).ok().map(|(ip, _)| ip.decrement_hop_limit())
+    } else {
+        Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::header::ipv4;
+    use crate::header::parse::{Flags, dissect};
+    use crate::stages::parse::Parse;
+    use crate::testing::{Fate, Harness, strategies};
+
+    /// The same by the simplest means.
+    fn model(mut bytes: Vec<u8>) -> (Vec<u8>, Fate) {
+        let found = dissect(&bytes).unwrap();
+        let l3 = usize::from(found.l3);
+        let at = match () {
+            () if found.flags.contains(Flags::IPV4) => l3 + 8,
+            () if found.flags.contains(Flags::IPV6) => l3 + 7,
+            () => return (bytes, Fate::Next),
+        };
+        if bytes[at] <= 1 {
+            return (bytes, Fate::Output("expired".to_owned()));
+        }
+        bytes[at] -= 1;
+        if found.flags.contains(Flags::IPV4) {
+            ipv4::write_checksum(&mut bytes[l3..]).unwrap();
+        }
+        (bytes, Fate::Next)
+    }
+
+    proptest! {
+        #[test]
+        fn a_hop_is_taken_as_the_model_takes_it(frames in prop::collection::vec(strategies::valid_frame(), 1..20)) {
+            let mut harness = Harness::builder().after(Parse::default()).build::<Ttl>("").unwrap();
+            for (outcome, frame) in harness.run(&frames).into_iter().zip(frames) {
+                prop_assert_eq!((outcome.bytes, outcome.fate), model(frame));
+            }
+        }
+    }
+
+    #[test]
+    fn a_packet_that_was_cut_is_dropped() {
+        struct Cut;
+        impl Stage for Cut {
+            fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+                batch.iter_mut().for_each(|mut packet| packet.truncate(20));
+            }
+        }
+        let mut harness = Harness::builder().after(Parse::default()).after(Cut).build::<Ttl>("").unwrap();
+        let bytes = crate::testing::frame().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).build();
+        assert_eq!(harness.run_one(&bytes).fate, Fate::Dropped("truncated".to_owned()));
+    }
+}
