@@ -44,6 +44,13 @@ pub struct Neighbor {
     #[serde(skip)]
     #[schemars(skip)]
     ports: Vec<MacAddr>,
+    /// Next hops, by number less 1, and the names of the ports: to explain.
+    #[serde(skip)]
+    #[schemars(skip)]
+    gateways: Vec<NextHop>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    names: Vec<String>,
 }
 
 /// A neighbour.
@@ -172,22 +179,22 @@ impl Stage for Neighbor {
                 self.macs.entry(Key::new(entry.address, port)).or_insert(entry.mac);
             }
         }
+        setup.next_hops().all().clone_into(&mut self.gateways);
         let mac = |hop: &NextHop| self.macs.get(&Key::new(hop.address, hop.port)).copied();
-        self.hops = setup.next_hops().all().iter().map(mac).collect();
+        self.hops = self.gateways.iter().map(mac).collect();
+        self.names = setup.ports().iter().map(|port| port.name.clone()).collect();
         Ok(())
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
-        let hop = match packet.meta().next_hop {
-            0 => match destination(packet)?.address() {
-                IpAddr::V4(address) => address.to_string(),
-                IpAddr::V6(address) => address.to_string(),
-            },
-            number => format!("next hop {number}"),
+        let hop = match packet.meta().next_hop.checked_sub(1) {
+            Some(place) => *self.gateways.get(place as usize)?,
+            None => NextHop { address: destination(packet)?.address(), port: packet.meta().egress },
         };
+        let port = self.names.get(usize::from(hop.port))?;
         Some(match self.resolve(packet) {
-            Some(mac) => format!("{hop} is at {mac}"),
-            None => format!("{hop} is not in the table"),
+            Some(mac) => format!("{} on {port} is at {mac}", hop.address),
+            None => format!("{} on {port} is not in the table", hop.address),
         })
     }
 }

@@ -1,1 +1,242 @@
+use std::net::{Ipv4Addr, Ipv6Addr};
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::header::build::{Extension, Frame};
+use crate::header::ipv4;
+use crate::header::parse::{dissect, verify_ipv4_checksum};
+use crate::stages::parse::Parse;
+use crate::testing::{Fate, Harness, Outcome, frame, strategies};
+
+const ASKER: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+/// The link address of the second port of the bench.
+const OURS: MacAddr = MacAddr([2, 0, 0, 0, 0, 11]);
+const V4: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)];
+const V6: [Ipv6Addr; 2] =
+    [Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2)];
+/// The solicited-node group of the second of them.
+const GROUP: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 2);
+const GROUP_MAC: MacAddr = MacAddr([0x33, 0x33, 0xff, 0, 0, 2]);
+
+/// Says that packets came in by the second port.
+struct FromSecond;
+impl Stage for FromSecond {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        batch.iter_mut().for_each(|mut packet| packet.meta_mut().ingress = 1);
+    }
+}
+
+fn harness(more: &str) -> Result<Harness, String> {
+    let parameters = format!("addresses = ['10.0.0.2', '2001:db8::2']\n{more}");
+    Harness::builder().after(Parse::default()).after(FromSecond).build::<Icmp>(&parameters)
+}
+
+fn run(bytes: &[u8]) -> Outcome {
+    harness("").unwrap().run_one(bytes)
+}
+
+fn from_asker() -> Frame<'static> {
+    frame().ethernet(ASKER, OURS)
+}
+
+fn answered() -> Fate {
+    Fate::Output("reply".to_owned())
+}
+
+proptest! {
+    #[test]
+    fn an_echo_request_comes_back(
+        v6 in any::<bool>(),
+        (id, sequence, tos, ttl) in any::<(u16, u16, u8, u8)>(),
+        tags in prop::collection::vec(any::<u16>(), 0..3),
+        payload in prop::collection::vec(any::<u8>(), 0..100),
+    ) {
+        let between = |macs: (MacAddr, MacAddr), from: usize, to: usize| {
+            let frame = tags.iter().fold(frame().ethernet(macs.0, macs.1), |frame, tag| frame.vlan(*tag));
+            let frame = frame.tos(tos).payload(&payload).pad_to(60);
+            if v6 { frame.ipv6(V6[from], V6[to]) } else { frame.ipv4(V4[from], V4[to]).identification(id) }
+        };
+        let request = between((ASKER, OURS), 0, 1).ttl(ttl).echo_request(id, sequence).build();
+        let reply = between((OURS, ASKER), 1, 0).ttl(64).echo_reply(id, sequence).build();
+        let outcome = run(&request);
+        prop_assert_eq!((outcome.fate, outcome.meta.egress), (answered(), 1));
+        prop_assert_eq!(outcome.bytes, reply);
+    }
+
+    #[test]
+    fn whatever_is_answered_is_sound_and_the_rest_is_untouched(frame in strategies::any_frame()) {
+        let parameters = "addresses = ['10.0.0.1', '10.0.1.1', '10.0.2.2', '2001:db8::1', '2001:db8:1::2']";
+        let mut harness = Harness::builder().after(Parse::default()).build::<Icmp>(parameters).unwrap();
+        let outcome = harness.run_one(&frame);
+        if outcome.fate == answered() {
+            let found = dissect(&outcome.bytes).unwrap();
+            prop_assert_eq!(verify_ipv4_checksum(&outcome.bytes, &found), Ok(()));
+            prop_assert!(outcome.bytes[..6] == frame[6..12]);
+        } else {
+            prop_assert_eq!(outcome.bytes, frame);
+        }
+    }
+}
+
+#[test]
+fn a_wrong_checksum_is_dropped_if_the_packet_is_ours() {
+    for (ours, others) in [
+        (from_asker().ipv4(V4[0], V4[1]), from_asker().ipv4(V4[0], V4[0])),
+        (from_asker().ipv6(V6[0], V6[1]), from_asker().ipv6(V6[0], V6[0])),
+    ] {
+        let spoilt = |frame: Frame<'_>| {
+            let mut bytes = frame.echo_request(1, 2).payload(b"payload").build();
+            *bytes.last_mut().unwrap() ^= 1;
+            bytes
+        };
+        assert_eq!(run(&spoilt(ours)).fate, Fate::Dropped("bad_checksum".to_owned()));
+        assert_eq!(run(&spoilt(others)).fate, Fate::Next);
+    }
+}
+
+#[test]
+fn what_must_not_be_answered_goes_on() {
+    let v4 = |from: [u8; 4]| from_asker().ipv4(from.into(), V4[1]).echo_request(1, 2);
+    let v6 = |from: &str| from_asker().ipv6(from.parse().unwrap(), V6[1]).echo_request(1, 2);
+    let group = MacAddr([3, 0, 0, 0, 0, 1]);
+    let options = [Extension::DestinationOptions(&[])];
+    for (what, bytes) in [
+        ("another address", from_asker().ipv4(V4[1], V4[0]).echo_request(1, 2).build()),
+        ("a reply", from_asker().ipv4(V4[0], V4[1]).echo_reply(1, 2).build()),
+        ("a reply of IPv6", from_asker().ipv6(V6[0], V6[1]).echo_reply(1, 2).build()),
+        ("another code", from_asker().ipv4(V4[0], V4[1]).icmp(8, 1, [0; 4]).build()),
+        ("a datagram", from_asker().ipv4(V4[0], V4[1]).udp(1, 2).build()),
+        (
+            "ICMPv6 in IPv4",
+            from_asker().ipv4(V4[0], V4[1]).protocol(58).payload(&[8, 0, 0xf7, 0xff, 0, 0, 0, 0]).build(),
+        ),
+        ("a fragment", v4([10, 0, 0, 1]).fragment(ipv4::MORE_FRAGMENTS).build()),
+        ("options", v4([10, 0, 0, 1]).options(&[1; 4]).build()),
+        ("extension headers", v6("2001:db8::1").extensions(&options).build()),
+        ("from a group", v4([224, 0, 0, 1]).build()),
+        ("from all", v4([255; 4]).build()),
+        ("from nobody", v4([0; 4]).build()),
+        ("from a group of IPv6", v6("ff02::1").build()),
+        ("from nobody in IPv6", v6("::").build()),
+        ("from a group of stations", v4([10, 0, 0, 1]).ethernet(group, OURS).build()),
+        ("to all stations", v4([10, 0, 0, 1]).ethernet(ASKER, MacAddr::BROADCAST).build()),
+        ("to a group of stations", v6("2001:db8::1").ethernet(ASKER, group).build()),
+    ] {
+        let outcome = run(&bytes);
+        assert_eq!((outcome.fate, outcome.bytes), (Fate::Next, bytes), "{what}");
+    }
+    let mut elsewhere = harness("port = 'a'").unwrap();
+    assert_eq!(elsewhere.run_one(&v4([10, 0, 0, 1]).build()).fate, Fate::Next);
+}
+
+/// A target, and options behind it.
+fn ask(target: Ipv6Addr, options: &[u8]) -> Vec<u8> {
+    [&target.octets()[..], options].concat()
+}
+
+/// A solicitation with this content.
+fn solicitation<'a>(from: Ipv6Addr, content: &'a [u8]) -> Frame<'a> {
+    let frame = Frame::new().ethernet(ASKER, GROUP_MAC).ipv6(from, GROUP).ttl(255);
+    frame.icmp(icmp::V6_NEIGHBOR_SOLICITATION, 0, [0; 4]).payload(content)
+}
+
+const SOURCE: [u8; 8] = [1, 1, 2, 0, 0, 0, 0, 1];
+const NONCE: [u8; 16] = [14, 2, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14];
+
+fn advertisement(to: (MacAddr, Ipv6Addr), flags: u8, tags: &[u16]) -> Vec<u8> {
+    let content = ask(V6[1], &[2, 1, 2, 0, 0, 0, 0, 11]);
+    let frame = tags.iter().fold(Frame::new().ethernet(OURS, to.0), |frame, tag| frame.vlan(*tag));
+    let frame = frame.ipv6(V6[1], to.1).ttl(255);
+    frame.icmp(icmp::V6_NEIGHBOR_ADVERTISEMENT, 0, [flags, 0, 0, 0]).payload(&content).build()
+}
+
+#[test]
+fn a_solicitation_becomes_an_advertisement() {
+    for options in [&[][..], &SOURCE, &[SOURCE.as_slice(), &NONCE].concat()] {
+        for tags in [&[][..], &[7]] {
+            let content = ask(V6[1], options);
+            let asked = tags.iter().fold(solicitation(V6[0], &content), |frame, tag| frame.vlan(*tag));
+            let outcome = run(&asked.build());
+            assert_eq!((outcome.fate, outcome.meta.egress), (answered(), 1));
+            assert_eq!(outcome.bytes, advertisement((ASKER, V6[0]), 0xe0, tags));
+            assert_eq!(usize::from(outcome.meta.end), outcome.bytes.len());
+        }
+    }
+    let content = ask(V6[1], &SOURCE);
+    let mut host = harness("router = false\nmac = '02:00:00:00:00:0b'\nport = 'b'").unwrap();
+    let outcome = host.run_one(&solicitation(V6[0], &content).build());
+    assert_eq!(outcome.bytes, advertisement((ASKER, V6[0]), 0x60, &[]));
+}
+
+#[test]
+fn who_has_no_address_yet_is_told_with_all_others() {
+    let content = ask(V6[1], &NONCE);
+    let outcome = run(&solicitation(Ipv6Addr::UNSPECIFIED, &content).build());
+    let all = (MacAddr([0x33, 0x33, 0, 0, 0, 1]), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+    assert_eq!((outcome.fate, outcome.bytes), (answered(), advertisement(all, 0xa0, &[])));
+}
+
+#[test]
+fn bad_solicitations_are_dropped_and_those_for_others_go_on() {
+    let (plain, source) = (ask(V6[1], &[]), ask(V6[1], &SOURCE));
+    let other = ask(V6[0], &[]);
+    let (empty, long, odd) =
+        (ask(V6[1], &[1, 0, 0, 0, 0, 0, 0, 0]), ask(V6[1], &[1, 2, 0, 0, 0, 0, 0, 0]), ask(V6[1], &[1]));
+    for (what, frame) in [
+        ("from afar", solicitation(V6[0], &plain).ttl(254)),
+        ("another code", solicitation(V6[0], &plain).icmp(icmp::V6_NEIGHBOR_SOLICITATION, 1, [0; 4])),
+        ("from a group", solicitation(GROUP, &plain)),
+        ("too short", solicitation(V6[0], &plain[..15])),
+        ("an empty option", solicitation(V6[0], &empty)),
+        ("an option that is too long", solicitation(V6[0], &long)),
+        ("half an option", solicitation(V6[0], &odd)),
+        ("from nobody, with a source", solicitation(Ipv6Addr::UNSPECIFIED, &source)),
+        ("from nobody, to one", solicitation(Ipv6Addr::UNSPECIFIED, &plain).ipv6(Ipv6Addr::UNSPECIFIED, V6[1])),
+    ] {
+        assert_eq!(run(&frame.build()).fate, Fate::Dropped("bad_solicitation".to_owned()), "{what}");
+    }
+    let mut spoilt = solicitation(V6[0], &plain).build();
+    spoilt[56] ^= 1;
+    assert_eq!(run(&spoilt).fate, Fate::Dropped("bad_checksum".to_owned()));
+    assert_eq!(run(&solicitation(V6[0], &other).build()).fate, Fate::Next);
+}
+
+#[test]
+fn padding_is_room_for_the_answer() {
+    let content = ask(V6[1], &[]);
+    let asked = solicitation(V6[0], &content).pad_to(200).build();
+    let outcome = run(&asked);
+    assert_eq!((outcome.fate, outcome.bytes), (answered(), advertisement((ASKER, V6[0]), 0xe0, &[])));
+}
+
+#[test]
+fn an_answer_needs_room() {
+    /// Moves the packet to the very end of its slot.
+    struct MoveToEnd;
+    impl Stage for MoveToEnd {
+        fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+            for mut packet in batch.iter_mut() {
+                let (len, bytes, meta) = (packet.len(), packet.data().to_vec(), *packet.meta());
+                let room = packet.tailroom();
+                packet.append(room).expect("it is there").fill(0);
+                assert!(packet.trim_front(room));
+                packet.data_mut()[..len].copy_from_slice(&bytes);
+                *packet.meta_mut() = meta;
+            }
+        }
+    }
+    let content = ask(V6[1], &[]);
+    let asked = solicitation(V6[0], &content).build();
+    let builder = Harness::builder().after(Parse::default()).after(FromSecond).after(MoveToEnd);
+    let outcome = builder.build::<Icmp>("addresses = ['2001:db8::2']").unwrap().run_one(&asked);
+    assert_eq!((outcome.fate, outcome.bytes), (Fate::Dropped("no_tailroom".to_owned()), asked));
+}
+
+#[test]
+fn facts_and_parameters() {
+    let mut stage = harness("").unwrap();
+    assert_eq!((stage.stage().sets(), stage.stage().sets_on(0)), (Facts::empty(), Facts::EGRESS));
+    let error = harness("ttl = 0").err().unwrap();
+    assert_eq!(error, "ttl: an answer with a TTL of 0 goes nowhere (1 to 255)");
+}
