@@ -1,5 +1,6 @@
 //! The built-in stages, one file each, and the [tables](table) that they look packets up in.
 
+pub mod acl;
 pub mod arp;
 #[cfg(test)]
 mod bench;
@@ -26,6 +27,7 @@ use crate::pipeline::Registry;
 
 /// Adds every built-in stage.
 pub fn register(registry: &mut Registry) {
+    registry.add_described::<acl::Acl>("acl");
     registry.add_described::<arp::Arp>("arp");
     registry.add_described::<count::Count>("count");
     registry.add_described::<drop::Drop>("drop");

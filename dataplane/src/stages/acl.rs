@@ -1,0 +1,220 @@
+//! Ordered rules.
+
+mod rules;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::header::protocol;
+use crate::prelude::*;
+use crate::stages::table::classifier::{Addresses, Key};
+use rules::{RuleSpec, Rules};
+
+/// Permits or denies packets by ordered rules, of which the first that matches decides.
+///
+/// A rule matches when everything that it names does; one that names nothing matches all IP packets. Denied packets
+/// are dropped with the reason `denied`. Where no rule matches, and for what is neither IPv4 nor IPv6, the default
+/// decides. Every rule has a counter of its hits, by its `name` or its place, such as `rules[3]`.
+///
+/// A rule with ports or TCP flags matches only packets that show them, which fragments behind the first do not:
+/// `fragments = "deny"` drops all fragments that do not show their ports (RFC 1858 and RFC 3128 tell why).
+///
+/// A file has the same rules, as TOML; they come behind those of the config:
+///
+/// ```text
+/// rules = [
+///     { action = "deny", src = "203.0.113.0/24" },
+/// ]
+/// ```
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name    = "edge"
+/// use     = "acl"
+/// default = "deny"
+/// rules   = [
+///     { action = "deny", dst = "10.0.0.0/8", protocol = "tcp", dst_port = 22, name = "no_ssh" },
+///     { action = "permit", src = "10.0.0.0/8", protocol = "udp", src_port = "1024-65535" },
+///     { action = "deny", protocol = "tcp", tcp_flags = "syn,!ack", vlan = 7 },
+///     { action = "permit", src = "2001:db8::/32", protocol = "any" },
+/// ]
+/// ```
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Acl {
+    /// The rules, the first before all others.
+    #[serde(default)]
+    rules: Vec<RuleSpec>,
+    /// A file with more rules, relative to the config.
+    file: Option<PathBuf>,
+    /// What becomes of packets that no rule matches: `permit` or `deny`.
+    default: Action,
+    /// How fragments that do not show their ports are judged: `match_l3`, by the rules that name no ports or flags, or
+    /// `deny`.
+    #[serde(default)]
+    fragments: Fragments,
+    #[serde(skip)]
+    #[schemars(skip)]
+    compiled: Option<Arc<Rules>>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    hits: Vec<u64>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    default_hits: u64,
+    #[serde(skip)]
+    #[schemars(skip)]
+    fragments_denied: u64,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Action {
+    /// It goes on.
+    Permit,
+    /// It is dropped.
+    Deny,
+}
+
+/// How fragments that do not show their ports are judged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Fragments {
+    /// By the rules that name neither ports nor TCP flags.
+    #[default]
+    MatchL3,
+    /// They are dropped.
+    Deny,
+}
+
+/// What decides on a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Rule(usize),
+    Fragment,
+    Default,
+}
+
+/// What a packet is looked up by; `None`: it is neither IPv4 nor IPv6.
+#[inline]
+fn key(packet: &Packet<'_>) -> Option<Key> {
+    let meta = packet.meta();
+    let l3 = packet.data().get(usize::from(meta.l3)..)?;
+    let addresses = if meta.flags.contains(MetaFlags::IPV4) {
+        let bytes = l3.get(12..)?.first_chunk::<8>()?;
+        let (source, destination) = bytes.split_at(4);
+        Addresses::V4(number(source) as u32, number(destination) as u32)
+    } else if meta.flags.contains(MetaFlags::IPV6) {
+        let bytes = l3.get(8..)?.first_chunk::<32>()?;
+        let (source, destination) = bytes.split_at(16);
+        Addresses::V6(number(source), number(destination))
+    } else {
+        return None;
+    };
+    // Where TCP and UDP have their ports, and TCP its flags.
+    let l4 = match meta.flags.contains(MetaFlags::L4) {
+        true => packet.data().get(usize::from(meta.l4)..).unwrap_or_default(),
+        false => &[],
+    };
+    let has_ports = meta.protocol == protocol::TCP || meta.protocol == protocol::UDP;
+    let ports = l4.first_chunk::<4>().filter(|_| has_ports);
+    Some(Key {
+        addresses,
+        protocol: meta.protocol,
+        ports: ports.map(|[a, b, c, d]| (u16::from_be_bytes([*a, *b]), u16::from_be_bytes([*c, *d]))),
+        vlan: meta.flags.contains(MetaFlags::VLAN).then_some(meta.vlan & 0x0fff),
+        tcp_flags: if meta.protocol == protocol::TCP { l4.get(13).copied() } else { None },
+    })
+}
+
+/// The number that big-endian bytes, 16 at most, stand for.
+#[inline]
+fn number(bytes: &[u8]) -> u128 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u128::from(*byte))
+}
+
+/// What decides on a packet.
+#[inline]
+fn judge(fragments: Fragments, rules: &Rules, packet: &Packet<'_>) -> Verdict {
+    let shown = packet.meta().flags.intersection(MetaFlags::FRAGMENT | MetaFlags::L4);
+    if fragments == Fragments::Deny && shown == MetaFlags::FRAGMENT {
+        return Verdict::Fragment;
+    }
+    let found = key(packet).and_then(|key| rules.classifier.lookup(&key));
+    found.map_or(Verdict::Default, |rule| Verdict::Rule(rule as usize))
+}
+
+impl Verdict {
+    /// What it means.
+    #[inline]
+    fn action(self, default: Action, rules: &Rules) -> Action {
+        match self {
+            Self::Rule(rule) => rules.actions.get(rule).copied().unwrap_or(default),
+            Self::Fragment => Action::Deny,
+            Self::Default => default,
+        }
+    }
+}
+
+impl Stage for Acl {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        let Self { compiled, hits, default_hits, fragments_denied, default, fragments, .. } = self;
+        let Some(rules) = compiled else { return };
+        for mut packet in batch.iter_mut() {
+            let verdict = judge(*fragments, rules, &packet);
+            let counter = match verdict {
+                Verdict::Rule(rule) => hits.get_mut(rule).unwrap_or(&mut *default_hits),
+                Verdict::Fragment => &mut *fragments_denied,
+                Verdict::Default => &mut *default_hits,
+            };
+            *counter += 1;
+            if verdict.action(*default, rules) == Action::Deny {
+                packet.drop(Reason::Denied);
+            }
+        }
+    }
+
+    fn needs(&self) -> Facts {
+        Facts::HEADERS
+    }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        let (rules, file) = (std::mem::take(&mut self.rules), self.file.as_deref());
+        let compiled = setup.shared(|setup| Rules::load(rules, file, setup))?;
+        self.hits = vec![0; compiled.actions.len()];
+        self.compiled = Some(compiled);
+        Ok(())
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        let Some(rules) = &self.compiled else { return };
+        for (name, hits) in rules.names.iter().zip(&self.hits) {
+            report(name, *hits);
+        }
+        if self.fragments == Fragments::Deny {
+            report("fragments", self.fragments_denied);
+        }
+        report("default", self.default_hits);
+    }
+
+    fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
+        let rules = self.compiled.as_ref()?;
+        let verdict = judge(self.fragments, rules, packet);
+        let action = match verdict.action(self.default, rules) {
+            Action::Permit => "permit",
+            Action::Deny => "deny",
+        };
+        Some(match verdict {
+            Verdict::Rule(rule) => rules.texts.get(rule).cloned().unwrap_or_default(),
+            Verdict::Fragment => "a fragment that does not show its ports: deny".to_owned(),
+            Verdict::Default => format!("no rule matches: {action}"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,248 @@
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net};
+use proptest::prelude::*;
+
+use super::*;
+use crate::header::{ipv4, tcp};
+use crate::stages::bench;
+use crate::testing::{Fate, Frame, Harness, frame};
+
+const RULES: &str = r#"
+default = "deny"
+rules = [
+    { action = "deny", dst = "10.0.0.0/8", protocol = "tcp", dst_port = 22, name = "no_ssh" },
+    { action = "deny", protocol = "tcp", tcp_flags = "syn,!ack", vlan = 7 },
+    { action = "permit", src = "192.0.2.0/24" },
+    { action = "permit", src = "2001:db8::/32", protocol = "icmpv6" },
+    { action = "permit", protocol = 17, src_port = "1024-2048" },
+]
+"#;
+
+fn v4<'a>(source: [u8; 4], destination: [u8; 4]) -> Frame<'a> {
+    frame().ipv4(source.into(), destination.into())
+}
+
+fn denied() -> Fate {
+    Fate::Dropped("denied".to_owned())
+}
+
+#[test]
+fn the_first_match_decides_and_is_counted() {
+    let mut harness = bench::parsed::<Acl>(RULES).unwrap();
+    let (inside, outside, ten) = ([192, 0, 2, 1], [198, 51, 100, 1], [10, 1, 1, 1]);
+    let v6 = |source: &str| frame().ipv6(source.parse().unwrap(), Ipv6Addr::LOCALHOST);
+    let expected = [
+        (v4(inside, ten).tcp(4000, 22), denied(), "no_ssh: deny tcp dst 10.0.0.0/8 dst_port 22"),
+        (v4(inside, ten).tcp(4000, 23), Fate::Next, "rules[2]: permit any src 192.0.2.0/24"),
+        (
+            v4(inside, ten).vlan(0x2007).tcp(1, 2).tcp_flags(tcp::SYN),
+            denied(),
+            "rules[1]: deny tcp tcp_flags syn,!ack vlan 7",
+        ),
+        (
+            v4(inside, ten).vlan(7).tcp(1, 2).tcp_flags(tcp::SYN | tcp::ACK),
+            Fate::Next,
+            "rules[2]: permit any src 192.0.2.0/24",
+        ),
+        (v4(outside, ten).tcp(4000, 80), denied(), "no rule matches: deny"),
+        (v4(outside, ten).udp(1024, 80), Fate::Next, "rules[4]: permit udp src_port 1024-2048"),
+        (v4(outside, ten).udp(2049, 80), denied(), "no rule matches: deny"),
+        (v6("2001:db8::9").echo_request(1, 1), Fate::Next, "rules[3]: permit icmpv6 src 2001:db8::/32"),
+        (v6("2001:db9::9").echo_request(1, 1), denied(), "no rule matches: deny"),
+        (frame().ether_type(0x88cc).payload(&[0; 46]), denied(), "no rule matches: deny"),
+    ];
+    for (packet, fate, text) in expected {
+        assert_eq!(harness.explain_one(&packet.build()).as_deref(), Some(text));
+        assert_eq!(harness.run_one(&packet.build()).fate, fate, "{text}");
+    }
+    let counters = harness.counters();
+    let counters: Vec<(&str, u64)> = counters.iter().map(|(name, hits)| (name.as_str(), *hits)).collect();
+    let expected = [("no_ssh", 1), ("rules[1]", 1), ("rules[2]", 2), ("rules[3]", 1), ("rules[4]", 1), ("default", 4)];
+    assert_eq!(counters, expected);
+}
+
+#[test]
+fn fragments_that_show_no_ports_match_no_ports() {
+    let rules = "default = \"permit\"\nrules = [{ action = \"deny\", protocol = \"udp\", dst_port = 53 }]";
+    let first = v4([1, 1, 1, 1], [2, 2, 2, 2]).udp(9, 53).payload(&[0; 32]).fragment(ipv4::MORE_FRAGMENTS);
+    let second = first.fragment(5);
+    let whole = first.fragment(0);
+    for (more, expected) in [
+        ("", [denied(), Fate::Next, denied()]),
+        ("\nfragments = \"match_l3\"", [denied(), Fate::Next, denied()]),
+        ("\nfragments = \"deny\"", [denied(), denied(), denied()]),
+    ] {
+        let mut harness = bench::parsed::<Acl>(&format!("{rules}{more}")).unwrap();
+        let fates =
+            harness.run(&[first.build(), second.build(), whole.build()]).into_iter().map(|outcome| outcome.fate);
+        assert_eq!(fates.collect::<Vec<_>>(), expected, "{more}");
+        let counted = harness.counters().iter().map(|(_, hits)| hits).sum::<u64>();
+        assert_eq!(counted, 3);
+    }
+    let mut harness = bench::parsed::<Acl>(&format!("{rules}\nfragments = \"deny\"")).unwrap();
+    let text = harness.explain_one(&second.build()).unwrap();
+    assert_eq!(text, "a fragment that does not show its ports: deny");
+}
+
+#[test]
+fn a_file_has_more_rules() {
+    let folder = std::env::temp_dir().join(format!("dataplane-acl-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let build = |text: &str| {
+        std::fs::write(folder.join("rules.toml"), text).unwrap();
+        let rules =
+            "default = \"permit\"\nfile = \"rules.toml\"\nrules = [{ action = \"permit\", src = \"10.1.0.0/16\" }]";
+        bench::builder().folder(&folder).build::<Acl>(rules)
+    };
+    let mut harness = build("rules = [{ action = \"deny\", src = \"10.0.0.0/8\" }]").unwrap();
+    let fates = harness.run(&[v4([10, 1, 0, 1], [1; 4]).build(), v4([10, 2, 0, 1], [1; 4]).build()]);
+    assert_eq!([&fates[0].fate, &fates[1].fate], [&Fate::Next, &denied()]);
+    let bad = build("rules = [\n  { action = \"deny\", src = \"10.0.0/8\" },\n]").err().unwrap();
+    assert!(bad.contains("rules.toml: TOML parse error at line 2") && bad.contains("`10.0.0/8` is no prefix"), "{bad}");
+    let place = build("rules = [{ action = \"deny\", vlan = 4095 }]").err().unwrap();
+    assert_eq!(place, "file: rules.toml rules[0].vlan: 4095 is no VLAN identifier (0 to 4094)");
+    std::fs::remove_dir_all(&folder).unwrap();
+    let missing = bench::parsed::<Acl>("default = \"deny\"\nfile = \"nowhere.toml\"").err().unwrap();
+    assert!(missing.starts_with("file: nowhere.toml: No such file"), "{missing}");
+}
+
+#[test]
+fn bad_rules_are_told_with_their_place() {
+    let refused = |rule: &str| {
+        bench::parsed::<Acl>(&format!(
+            "default = \"deny\"\nrules = [{{ action = \"deny\" }}, {{ action = \"deny\", {rule} }}]"
+        ))
+        .err()
+        .unwrap()
+    };
+    for (rule, expected) in [
+        ("protocol = \"icmp\", dst_port = 1", "rules[1].dst_port: protocol icmp has no ports"),
+        ("protocol = 47, src_port = 1", "rules[1].src_port: protocol 47 has no ports"),
+        ("protocol = \"udp\", tcp_flags = \"syn\"", "rules[1].tcp_flags: protocol udp has no TCP flags"),
+        ("vlan = 4096", "rules[1].vlan: 4096 is no VLAN identifier"),
+        ("src = \"10.0.0.0/8\", dst = \"::/0\"", "rules[1].dst: 10.0.0.0/8 and ::/0 are of different families"),
+        ("name = \"default\"", "rules[1].name: there is a counter `default` already"),
+    ] {
+        assert!(refused(rule).starts_with(expected), "{}", refused(rule));
+    }
+    for (rule, expected) in [
+        ("tcp_flags = \"syn,akc\"", "`akc` is no TCP flag: write some of fin, syn"),
+        ("tcp_flags = \"syn,!syn\"", "`syn` comes twice in `syn,!syn`"),
+        ("tcp_flags = \"\"", "`` is no TCP flag"),
+        ("dst_prot = 5", "unknown field `dst_prot`"),
+        ("dst_port = \"5-1\"", "did you mean 1-5?"),
+    ] {
+        assert!(refused(rule).contains(expected), "{}", refused(rule));
+    }
+    assert!(bench::parsed::<Acl>("").err().unwrap().contains("missing field `default`"));
+}
+
+/// What a rule says, to be written and to be matched by hand.
+#[derive(Clone, Debug)]
+struct Model {
+    permit: bool,
+    src: Option<IpNet>,
+    protocol: Option<u8>,
+    dst_port: Option<(u16, u16)>,
+    syn: Option<bool>,
+    vlan: Option<u16>,
+}
+
+#[derive(Clone, Debug)]
+struct Sent {
+    src: Ipv4Addr,
+    protocol: u8,
+    dst_port: u16,
+    syn: bool,
+    vlan: Option<u16>,
+}
+
+impl Model {
+    fn write(&self) -> String {
+        let mut text = format!("{{ action = \"{}\"", if self.permit { "permit" } else { "deny" });
+        self.src.iter().for_each(|src| text += &format!(", src = \"{src}\""));
+        self.protocol.iter().for_each(|protocol| text += &format!(", protocol = {protocol}"));
+        self.dst_port.iter().for_each(|(first, last)| text += &format!(", dst_port = \"{first}-{last}\""));
+        self.syn.iter().for_each(|syn| text += &format!(", tcp_flags = \"{}syn\"", if *syn { "" } else { "!" }));
+        self.vlan.iter().for_each(|vlan| text += &format!(", vlan = {vlan}"));
+        text + " }"
+    }
+
+    fn matches(&self, sent: &Sent) -> bool {
+        self.src.is_none_or(|net| net.contains(&IpAddr::V4(sent.src)))
+            && self.protocol.is_none_or(|protocol| protocol == sent.protocol)
+            && self
+                .dst_port
+                .is_none_or(|(first, last)| [6, 17].contains(&sent.protocol) && (first..=last).contains(&sent.dst_port))
+            && self.syn.is_none_or(|syn| sent.protocol == 6 && syn == sent.syn)
+            && self.vlan.is_none_or(|vlan| sent.vlan == Some(vlan))
+    }
+}
+
+impl Sent {
+    fn build(&self) -> Vec<u8> {
+        let packet = frame().ipv4(self.src, [9, 9, 9, 9].into());
+        let packet = self.vlan.map_or(packet, |vlan| packet.vlan(vlan | 0x6000));
+        match self.protocol {
+            6 => packet.tcp(1, self.dst_port).tcp_flags(if self.syn { tcp::SYN } else { tcp::ACK }).build(),
+            17 => packet.udp(1, self.dst_port).build(),
+            _ => packet.echo_request(1, self.dst_port).build(),
+        }
+    }
+}
+
+fn models() -> impl Strategy<Value = Vec<Model>> {
+    let net = (0u32..8, 28u8..=32).prop_map(|(low, len)| Ipv4Net::new_assert(low.into(), len).trunc().into());
+    let rule = (
+        any::<bool>(),
+        prop::option::of(net),
+        prop::option::of(prop::sample::select(vec![6u8, 17])),
+        prop::option::of((0u16..4, 0u16..4).prop_map(|(first, more)| (first, first + more))),
+        prop::option::weighted(0.2, any::<bool>()),
+        prop::option::weighted(0.2, 0u16..3),
+    );
+    let rule = rule.prop_map(|(permit, src, protocol, dst_port, syn, vlan)| Model {
+        permit,
+        src,
+        protocol,
+        dst_port,
+        // A rule with flags for UDP would be refused.
+        syn: syn.filter(|_| protocol != Some(17)),
+        vlan,
+    });
+    prop::collection::vec(rule, 0..20)
+}
+
+fn sent() -> impl Strategy<Value = Sent> {
+    let protocol = prop::sample::select(vec![1u8, 6, 17]);
+    (0u32..20, protocol, 0u16..8, any::<bool>(), prop::option::of(0u16..3))
+        .prop_map(|(src, protocol, dst_port, syn, vlan)| Sent { src: src.into(), protocol, dst_port, syn, vlan })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Against one rule after the other.
+    #[test]
+    fn rules_are_their_model(
+        rules in models(),
+        permit in any::<bool>(),
+        sent in prop::collection::vec(sent(), 1..100),
+    ) {
+        let texts: Vec<String> = rules.iter().map(Model::write).collect();
+        let default = if permit { "permit" } else { "deny" };
+        let parameters = format!("default = \"{default}\"\nrules = [{}]", texts.join(", "));
+        let mut harness: Harness = bench::parsed::<Acl>(&parameters).unwrap();
+        let mut hits = vec![0; rules.len() + 1];
+        let packets: Vec<Vec<u8>> = sent.iter().map(Sent::build).collect();
+        for (sent, outcome) in sent.iter().zip(harness.run(&packets)) {
+            let first = rules.iter().position(|rule| rule.matches(sent));
+            hits[first.unwrap_or(rules.len())] += 1;
+            let permitted = first.map_or(permit, |rule| rules[rule].permit);
+            prop_assert_eq!(outcome.fate, if permitted { Fate::Next } else { denied() });
+        }
+        let counted: Vec<u64> = harness.counters().into_iter().map(|(_, hits)| hits).collect();
+        prop_assert_eq!(counted, hits);
+    }
+}
