@@ -1,4 +1,4 @@
 //! What a stage needs.
 
 pub use crate::mem::{Batch, Colour, Edge, Meta, MetaFlags, Packet, Reason};
-pub use crate::pipeline::{Ctx, Exit, Facts, Headers, Problem, Setup, Stage};
+pub use crate::pipeline::{Cause, Ctx, Exit, Facts, Headers, Problem, Setup, Stage};

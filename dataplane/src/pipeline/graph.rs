@@ -1,7 +1,7 @@
 //! The graph at work: batches walk from stage to stage.
 
 use crate::mem::{BATCH, Batch, Edge, Fate, Packet, Pool, Reason};
-use crate::pipeline::{Ctx, Program, Stage, Target};
+use crate::pipeline::{Cause, Ctx, NodeSpec, Program, Stage, Target};
 
 /// What a stage has done, in packets.
 #[derive(Clone, Debug)]
@@ -85,6 +85,39 @@ struct Node {
     next: Target,
     outputs: Box<[Target]>,
     counters: NodeCounters,
+    watch: Option<Watch>,
+}
+
+/// Who sees the drops of a stage, and what they are called.
+struct Watch {
+    /// The place of the stage that sees them.
+    by: usize,
+    /// By [`Reason::code`].
+    reasons: Box<[String]>,
+    /// By the index of the output.
+    outputs: Box<[String]>,
+}
+
+impl Watch {
+    fn new(by: usize, node: &NodeSpec) -> Self {
+        Self {
+            by,
+            reasons: (0..Reason::CODES).map(|code| Reason::from_code(code as u8).name(&node.reasons)).collect(),
+            outputs: node.outputs.iter().map(|(name, _)| name.clone()).collect(),
+        }
+    }
+
+    /// What a step is called if it is a drop.
+    #[inline]
+    fn reason(&self, step: &Step) -> Option<&str> {
+        let name = match step {
+            Step::Dropped(reason) => self.reasons.get(usize::from(reason.code())),
+            Step::Next(Target::Drop) => self.reasons.get(usize::from(Reason::Requested.code())),
+            Step::Output(output, Target::Drop) => self.outputs.get(*output),
+            _ => None,
+        };
+        name.map(String::as_str)
+    }
 }
 
 /// The stages of one worker, with an inbox each, and an outbox for every port.
@@ -102,6 +135,7 @@ impl Graph {
     pub fn new(program: Program, ports: usize, pool: &Pool) -> Self {
         let burst = BATCH / program.multiplicity();
         let nodes = program.nodes.into_iter().map(|node| Node {
+            watch: node.drops.map(|by| Watch::new(by, &node)),
             name: node.name,
             stage: node.stage,
             inbox: Batch::new(pool),
@@ -156,14 +190,16 @@ impl Graph {
         let Self { nodes, outboxes, .. } = self;
         for place in 0..nodes.len() {
             let (nodes, later) = nodes.split_at_mut(place + 1);
-            let Some(node) = nodes.last_mut().filter(|node| !node.inbox.is_empty()) else { continue };
+            let Some((node, earlier)) = nodes.split_last_mut().filter(|(node, _)| !node.inbox.is_empty()) else {
+                continue;
+            };
             if O::WATCHES {
                 observer.before(place, &mut *node.stage, &mut node.inbox);
             }
             node.counters.packets += node.inbox.len() as u64;
             node.counters.batches += 1;
             node.stage.process(ctx, &mut node.inbox);
-            let mut moves = Moves { place, node, later, outboxes, pool };
+            let mut moves = Moves { ctx, place, node, earlier, later, outboxes, pool };
             if O::WATCHES || moves.node.inbox.wants_copies() || moves.node.inbox.is_steered() {
                 moves.one_by_one(observer);
             } else {
@@ -175,8 +211,10 @@ impl Graph {
 
 /// A batch that a stage is done with, and everywhere that it may go.
 struct Moves<'a> {
+    ctx: &'a Ctx,
     place: usize,
     node: &'a mut Node,
+    earlier: &'a mut [Node],
     later: &'a mut [Node],
     outboxes: &'a mut [Box<Batch>],
     pool: &'a mut Pool,
@@ -186,11 +224,12 @@ impl Moves<'_> {
     /// Nothing was labelled: the batch is handed over as it is.
     #[inline]
     fn whole(&mut self) {
-        let Self { place, node, later, outboxes, pool } = self;
+        let Self { place, node, later, outboxes, pool, .. } = self;
         let inbox = match node.next {
             Target::Node(to) => &mut later[to - *place - 1].inbox,
             Target::Port(port) => &mut outboxes[port],
             Target::Egress => return self.one_by_one(&mut NoObserver),
+            Target::Drop if node.watch.is_some() => return self.one_by_one(&mut NoObserver),
             Target::Drop => {
                 node.counters.dropped_next += node.inbox.len() as u64;
                 return node.inbox.free_into(pool);
@@ -214,7 +253,10 @@ impl Moves<'_> {
             {
                 observer.after(self.place, &packet, &step);
             }
-            let Self { place, node, later, outboxes, pool } = self;
+            if self.node.watch.is_some() {
+                self.show_drop(index, &step);
+            }
+            let Self { place, node, later, outboxes, pool, .. } = self;
             let inbox = match step {
                 Step::Next(target) | Step::Output(_, target) => inbox_of(target, *place, later, outboxes),
                 Step::Dropped(_) | Step::Consumed | Step::Copied(..) => None,
@@ -256,8 +298,22 @@ impl Moves<'_> {
         step
     }
 
+    /// Shows a packet that is dropped to the stage that wants to see it.
+    fn show_drop(&mut self, index: usize, step: &Step) {
+        let Self { ctx, place, node, earlier, later, .. } = self;
+        let Node { name, inbox, watch: Some(watch), .. } = &mut **node else { return };
+        let Some(reason) = watch.reason(step) else { return };
+        let watcher = match watch.by.checked_sub(*place + 1) {
+            Some(ahead) => later.get_mut(ahead),
+            None => earlier.get_mut(watch.by),
+        };
+        if let (Some(watcher), Some(packet)) = (watcher, inbox.get_mut(index)) {
+            watcher.stage.observe_drop(ctx, &packet, Cause { stage: name, reason });
+        }
+    }
+
     fn copy<O: Observer>(&mut self, index: usize, edge: Edge, observer: &mut O) {
-        let Self { place, node, later, outboxes, pool } = self;
+        let Self { place, node, later, outboxes, pool, .. } = self;
         let target = node.output(edge);
         // An output that is not wired is no place for a copy.
         let Some(inbox) = inbox_of(target, *place, later, outboxes) else { return };
@@ -295,3 +351,6 @@ fn inbox_of<'a>(
         Target::Egress | Target::Drop => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

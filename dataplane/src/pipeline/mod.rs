@@ -23,7 +23,7 @@ pub use setup::{NextHop, NextHops, PortInfo, Setup};
 
 use crate::clock::Timebase;
 use crate::mem::{Batch, Packet};
-use crate::units::Ticks;
+use crate::units::{Nanos, Ticks};
 
 /// What is the same for all packets of a batch.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,8 @@ pub struct Ctx {
     pub timebase: Timebase,
     /// When the run began.
     pub start: Ticks,
+    /// What the wall clock said at the start: nanoseconds since 1970.
+    pub epoch: Nanos,
     /// Which worker this is, from 0.
     pub worker: usize,
     /// The port that the packets were received on, as an index.
@@ -86,6 +88,15 @@ impl Facts {
     }
 }
 
+/// Why a packet was dropped, in the two words by which the ledger counts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cause<'a> {
+    /// The name of the stage in the config.
+    pub stage: &'a str,
+    /// The reason, or the output that leads nowhere.
+    pub reason: &'a str,
+}
+
 /// Where unlabelled packets go when the stage is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
@@ -131,6 +142,22 @@ pub trait Stage: Send {
         Self: Sized,
     {
         false
+    }
+
+    /// Whether it takes [`Stage::observe_drop`]: a config may name it as the `drops` of other stages.
+    fn observes_drops() -> bool
+    where
+        Self: Sized,
+    {
+        false
+    }
+
+    /// Sees a packet that another stage dropped, and why, before its memory is freed. The packet was never in a batch of
+    /// this stage, and nothing about it is counted here: it is a drop of the stage that dropped it.
+    ///
+    /// As [`Stage::process`], it runs on the worker.
+    fn observe_drop(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>) {
+        let _ = (ctx, packet, cause);
     }
 
     /// What must be known of every packet that it gets.

@@ -29,6 +29,8 @@ pub struct NodeSpec {
     pub outputs: Vec<(String, Target)>,
     /// Its own reasons to drop a packet, by index.
     pub reasons: Vec<&'static str>,
+    /// The place of the stage that sees what it drops: any but its own, on a packet's way or not.
+    pub drops: Option<usize>,
 }
 
 /// Stages in the order in which packets meet them. The first gets all packets that are received.
@@ -40,9 +42,11 @@ impl Program {
     /// Takes stages in an order in which every target is later than its source.
     ///
     /// # Panics
-    /// A target is not later, or there is no stage: the plan that the program was made from is wrong.
+    /// A target is not later, no other stage is where `drops` points, or there is no stage: the plan that the program was
+    /// made from is wrong.
     pub fn new(mut nodes: Vec<NodeSpec>) -> Self {
         assert!(!nodes.is_empty(), "a program has at least one stage");
+        let stages = nodes.len();
         for (place, node) in nodes.iter_mut().enumerate() {
             node.next = match node.stage.exit() {
                 Exit::Next => node.next,
@@ -53,6 +57,8 @@ impl Program {
             for target in node.targets() {
                 assert!(!matches!(target, Target::Node(to) if to <= place), "stages are in topological order");
             }
+            let watched = node.drops.is_none_or(|watcher| watcher < stages && watcher != place);
+            assert!(watched, "drops are seen by another stage");
         }
         Self { nodes }
     }

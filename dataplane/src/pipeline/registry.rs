@@ -21,6 +21,8 @@ pub struct Kind {
     pub reasons: &'static [(&'static str, &'static str)],
     /// Whether no packet goes on from it.
     pub terminal: bool,
+    /// Whether it may be named as the `drops` of other stages.
+    pub observes_drops: bool,
     /// Its parameters, where they are described.
     pub schema: Option<Schema>,
     make: Make,
@@ -73,6 +75,7 @@ impl Registry {
             outputs: S::outputs(),
             reasons: S::reasons(),
             terminal: S::is_terminal(),
+            observes_drops: S::observes_drops(),
             schema,
             make: Box::new(|parameters| Ok(Box::new(S::deserialize(parameters)?))),
         };

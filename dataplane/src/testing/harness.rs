@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use crate::clock::{ClockSource, Timebase};
 use crate::mem::{Batch, Edge, Fate as Label, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout};
 use crate::pipeline::{Ctx, PortInfo, Problem, Resources, Setup, Stage};
-use crate::units::Ticks;
+use crate::units::{Nanos, Ticks};
 
 /// What a stage decided for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Harness {
             assert!(fits, "a batch holds 256 packets of at most 9,216 bytes");
         }
         let timebase = Timebase::new(ClockSource::Virtual, 1_000_000, u64::MAX);
-        let ctx = Ctx { timebase, start: Ticks(0), worker: 0, ingress: 0 };
+        let ctx = Ctx { timebase, start: Ticks(0), epoch: Nanos(0), worker: 0, ingress: 0 };
         for stage in &mut self.before {
             stage.process(&ctx, &mut self.batch);
             self.batch.clear_labels();

@@ -1,0 +1,134 @@
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::clock::Timebase;
+use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
+use crate::pipeline::NodeSpec;
+use crate::units::{Nanos, Ticks};
+
+/// Labels packets by their first byte.
+struct Sort;
+
+const OUT: Edge = Edge::new(0);
+const LOST: Edge = Edge::new(1);
+
+impl Stage for Sort {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            match packet.data().first() {
+                Some(b'd') => packet.drop(Reason::Denied),
+                Some(b'w') => packet.drop(Reason::own(0)),
+                Some(b'o') => packet.steer(OUT),
+                Some(b'l') => packet.steer(LOST),
+                Some(b'c') => packet.consume(),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Lets everything through.
+struct Pass;
+
+impl Stage for Pass {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+}
+
+/// Notes what it is shown.
+#[derive(Clone, Default)]
+struct Watcher(Arc<Mutex<Vec<String>>>);
+
+impl Stage for Watcher {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+    fn observe_drop(&mut self, _ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>) {
+        let text = format!("{} {}.{}", String::from_utf8_lossy(packet.data()), cause.stage, cause.reason);
+        self.0.lock().unwrap().push(text);
+    }
+}
+
+fn node(name: &str, stage: impl Stage + 'static, next: Target, drops: Option<usize>) -> NodeSpec {
+    NodeSpec {
+        name: name.to_owned(),
+        kind: name.to_owned(),
+        stage: Box::new(stage),
+        next,
+        outputs: Vec::new(),
+        reasons: Vec::new(),
+        drops,
+    }
+}
+
+fn sort(next: Target, drops: Option<usize>) -> NodeSpec {
+    let outputs = vec![("out".to_owned(), Target::Port(0)), ("lost".to_owned(), Target::Drop)];
+    NodeSpec { outputs, reasons: vec!["whim"], ..node("sort", Sort, next, drops) }
+}
+
+fn pool() -> Pool {
+    let layout = SlotLayout::new(0, 64, 64).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    let (region, _) = Region::allocate(spec).unwrap();
+    Pool::new(Arc::new(region), layout).unwrap()
+}
+
+/// Walks packets through a program; returns the graph, and how many slots are in outboxes.
+fn walk(nodes: Vec<NodeSpec>, packets: &[&str]) -> (Graph, usize) {
+    let mut pool = pool();
+    let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+    for packet in packets {
+        assert!(graph.entry().push_bytes(packet.as_bytes(), Ticks(0), &mut pool));
+    }
+    let ctx = Ctx { timebase: Timebase::NONE, start: Ticks(0), epoch: Nanos(0), worker: 0, ingress: 0 };
+    graph.walk(&ctx, &mut pool, &mut NoObserver);
+    let sent = graph.outbox(0).len();
+    assert_eq!(pool.available() + sent, 64, "every slot is free or in an outbox");
+    (graph, sent)
+}
+
+const PACKETS: [&str; 7] = ["d1", "n2", "w3", "o4", "l5", "c6", "d7"];
+const SEEN: [&str; 4] = ["d1 sort.denied", "w3 sort.whim", "l5 sort.lost", "d7 sort.denied"];
+
+#[test]
+fn drops_are_seen_by_a_stage_wherever_it_is() {
+    let seen = Watcher::default();
+    let watcher = |next| node("watcher", seen.clone(), next, None);
+    let take = || std::mem::take(&mut *seen.0.lock().unwrap());
+    let port = Target::Port(0);
+    // Behind the stage and in nobody's way, behind it and in the way, before it.
+    walk(vec![sort(port, Some(1)), watcher(Target::Drop)], &PACKETS);
+    assert_eq!(take(), SEEN);
+    walk(vec![sort(Target::Node(1), Some(2)), node("pass", Pass, Target::Node(2), None), watcher(port)], &PACKETS);
+    assert_eq!(take(), SEEN);
+    walk(vec![watcher(Target::Node(1)), sort(port, Some(0))], &PACKETS);
+    assert_eq!(take(), SEEN);
+    walk(vec![sort(port, None), watcher(Target::Drop)], &PACKETS);
+    assert!(take().is_empty());
+}
+
+#[test]
+fn seen_or_not_the_counters_are_the_same() {
+    let counters = |drops| {
+        let watcher = node("watcher", Watcher::default(), Target::Drop, None);
+        let (graph, sent) = walk(vec![sort(Target::Port(0), drops), watcher], &PACKETS);
+        let all: Vec<String> = graph.counters().map(|(name, counters)| format!("{name} {counters:?}")).collect();
+        (all, sent)
+    };
+    let (seen, sent) = counters(Some(1));
+    assert_eq!((&seen, sent), (&counters(None).0, 2));
+    assert!(seen[1].starts_with("watcher NodeCounters { packets: 0,"), "{}", seen[1]);
+}
+
+#[test]
+fn a_batch_that_is_dropped_whole_is_seen() {
+    let seen = Watcher::default();
+    let nodes = vec![node("end", Pass, Target::Drop, Some(1)), node("watcher", seen.clone(), Target::Drop, None)];
+    let (graph, _) = walk(nodes, &["a", "b"]);
+    assert_eq!(*seen.0.lock().unwrap(), ["a end.requested", "b end.requested"]);
+    assert_eq!(graph.counters().next().unwrap().1.dropped_next, 2);
+}
+
+#[test]
+#[should_panic(expected = "drops are seen by another stage")]
+fn no_stage_sees_its_own_drops() {
+    Program::new(vec![sort(Target::Port(0), Some(0))]);
+}
