@@ -36,6 +36,7 @@ pub(super) fn resolve(loaded: &Loaded<'_>, catalog: &dyn Catalog, diagnostics: &
         diagnostics,
         names: HashMap::new(),
         edges: Vec::new(),
+        watches: Vec::new(),
         whole: !loaded.damaged && loaded.stages.iter().all(|stage| stage.head.is_some()),
     };
     wiring.sections();
@@ -54,6 +55,8 @@ struct Wiring<'a, 's> {
     diagnostics: &'a mut Diagnostics,
     names: HashMap<&'a str, usize>,
     edges: Vec<Edge>,
+    /// Stages that are shown what another drops: from, to.
+    watches: Vec<(usize, usize)>,
     /// Whether every stage could be read: else what seems unknown or out of reach may not be.
     whole: bool,
 }
@@ -108,6 +111,7 @@ impl Wiring<'_, '_> {
             span: stage.span.clone(),
             next: None,
             outputs: Vec::new(),
+            drops: None,
             parameters: stage.table(),
         };
         let Some(head) = &stage.head else { return node };
@@ -121,6 +125,7 @@ impl Wiring<'_, '_> {
         }
         node.next = self.next(index, stage, head, shape.as_ref());
         node.outputs = self.outputs(index, head, shape.as_ref());
+        node.drops = head.drops.as_ref().and_then(|watcher| self.watcher(index, watcher));
         node
     }
 
@@ -173,6 +178,29 @@ impl Wiring<'_, '_> {
             }
         }
         outputs
+    }
+
+    /// The stage that is shown what another drops. No packet goes that way, so it closes no loop.
+    fn watcher(&mut self, from: usize, name: &Name) -> Option<usize> {
+        match self.names.get(name.get_ref().as_str()) {
+            Some(&to) if to == from => {
+                let message = format!("`{}` cannot see its own drops", name.get_ref());
+                self.error(name.span(), message, "name another stage, such as a `capture`");
+                None
+            }
+            Some(&to) => {
+                self.watches.push((from, to));
+                Some(to)
+            }
+            None => {
+                if self.whole {
+                    let names: Vec<&str> = self.names.keys().copied().collect();
+                    let help = suggest("stages of this pipeline", name.get_ref(), &names);
+                    self.error(name.span(), format!("no stage has the name `{}`", name.get_ref()), help);
+                }
+                None
+            }
+        }
     }
 
     fn target(&mut self, from: usize, name: &Name) -> Option<Target> {
@@ -274,6 +302,9 @@ impl Wiring<'_, '_> {
         let mut after: HashMap<usize, Vec<usize>> = HashMap::new();
         for edge in &self.edges {
             after.entry(edge.from).or_default().push(edge.to);
+        }
+        for &(from, to) in &self.watches {
+            after.entry(from).or_default().push(to);
         }
         let mut reached = vec![false; nodes.len()];
         let mut open = vec![0];

@@ -61,7 +61,7 @@ fn join<'s>(into: &mut DeValue<'s>, from: DeValue<'s>) {
 }
 
 /// The keys that every stage has.
-const HEAD_KEYS: [&str; 4] = ["name", "use", "outputs", "next"];
+const HEAD_KEYS: [&str; 5] = ["name", "use", "outputs", "next", "drops"];
 
 #[derive(Debug, Deserialize)]
 pub(super) struct StageHead {
@@ -71,6 +71,7 @@ pub(super) struct StageHead {
     #[serde(default)]
     pub(super) outputs: std::collections::BTreeMap<Name, Name>,
     pub(super) next: Option<Name>,
+    pub(super) drops: Option<Name>,
 }
 
 impl StageHead {
@@ -260,7 +261,7 @@ impl<'s> Loaded<'s> {
         Some(self.stages.get(stage)?.head.as_ref()?.kind.get_ref())
     }
 
-    /// The keys of a stage that are its own: all but `name`, `use`, `outputs` and `next`. None past the last stage.
+    /// The keys of a stage that are its own: all but `name`, `use`, `outputs`, `next` and `drops`. None past the last stage.
     pub fn stage_parameters(&self, stage: usize) -> Option<&Spanned<DeTable<'s>>> {
         self.stages.get(stage).map(|stage| &stage.parameters)
     }

@@ -56,6 +56,9 @@ pub struct NodePlan {
     pub next: Option<Target>,
     /// Every output of its kind and where it goes. One that isn't wired is a drop under `stage.output`.
     pub outputs: Vec<(String, Target)>,
+    /// The stage that is shown what it drops.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drops: Option<usize>,
     /// The keys that are its own.
     pub parameters: toml::Table,
 }
@@ -171,7 +174,8 @@ impl fmt::Display for Plan {
         for node in self.order.iter().filter_map(|&index| self.nodes.get(index)) {
             let edges = node.next.iter().map(|&next| format!("→ {}", self.target(next)));
             let outputs = node.outputs.iter().map(|(label, target)| format!("{label} → {}", self.target(*target)));
-            let edges: Vec<String> = edges.chain(outputs).collect();
+            let drops = node.drops.iter().map(|&at| format!("drops seen by {}", self.target(Target::Stage(at))));
+            let edges: Vec<String> = edges.chain(outputs).chain(drops).collect();
             let edges = if edges.is_empty() { "packets end here".to_owned() } else { edges.join(", ") };
             let kind = if node.kind == node.name { String::new() } else { format!(" ({})", node.kind) };
             writeln!(f, "  {}{kind}: {edges}", node.name)?;

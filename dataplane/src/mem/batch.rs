@@ -29,6 +29,8 @@ pub struct Batch {
     memory: SlotMemory,
     /// At most [`BATCH`]. What is beyond in the arrays means nothing, but labels there are always `NEXT`.
     len: usize,
+    /// The port that the packets were received on: all of those that are in the graph at one time came by one.
+    pub(super) ingress: u8,
     descs: [Desc; BATCH],
     stamps: [Ticks; BATCH],
     metas: [Meta; BATCH],
@@ -41,6 +43,7 @@ impl Batch {
         Box::new(Self {
             memory: pool.memory().clone(),
             len: 0,
+            ingress: 0,
             descs: [Desc::default(); BATCH],
             stamps: [Ticks::default(); BATCH],
             metas: [Meta::default(); BATCH],
@@ -60,6 +63,12 @@ impl Batch {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Says which port the packets were received on.
+    #[inline]
+    pub(crate) fn set_ingress(&mut self, port: u8) {
+        self.ingress = port;
     }
 
     /// How many more would fit.
@@ -152,6 +161,7 @@ impl Batch {
         self.stamps[at..at + n].copy_from_slice(&from.stamps[..n]);
         self.metas[at..at + n].copy_from_slice(&from.metas[..n]);
         self.len = at + n;
+        self.ingress = from.ingress;
         from.len = 0;
     }
 
@@ -166,6 +176,7 @@ impl Batch {
         self.descs[at] = from.descs[index];
         self.stamps[at] = from.stamps[index];
         self.metas[at] = from.metas[index];
+        self.ingress = from.ingress;
         self.len = at + 1;
         true
     }

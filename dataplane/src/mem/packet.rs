@@ -114,8 +114,6 @@ pub struct Meta {
     pub flow_hash: u32,
     /// The tag of the flow rule that the device matched.
     pub flow_tag: u32,
-    /// The port that it came in by, as an index: set on receive, and known of every packet.
-    pub ingress: u8,
 }
 
 /// One packet of a batch.
@@ -130,14 +128,17 @@ pub struct Packet<'b> {
     label: &'b mut u8,
     copy: &'b mut u8,
     stamp: Ticks,
+    ingress: u8,
 }
 
 impl<'b> Packet<'b> {
     /// The packet at an index below the batch's length.
     #[inline]
     pub(super) fn at(batch: &'b mut Batch, index: usize) -> Self {
+        let ingress = batch.ingress;
         let (memory, descs, metas, labels, copies, stamps) = batch.parts();
         Self {
+            ingress,
             memory,
             desc: &mut descs[index],
             meta: &mut metas[index],
@@ -281,6 +282,12 @@ impl<'b> Packet<'b> {
         self.stamp
     }
 
+    /// The port that it was received on, as an index.
+    #[inline]
+    pub fn ingress(&self) -> u8 {
+        self.ingress
+    }
+
     /// Sends it out by an output.
     #[inline]
     pub fn steer(&mut self, edge: Edge) {
@@ -315,13 +322,16 @@ pub struct Packets<'b> {
     labels: slice::IterMut<'b, u8>,
     copies: slice::IterMut<'b, u8>,
     stamps: slice::Iter<'b, Ticks>,
+    ingress: u8,
 }
 
 impl<'b> Packets<'b> {
     #[inline]
     pub(super) fn new(batch: &'b mut Batch) -> Self {
+        let ingress = batch.ingress;
         let (memory, descs, metas, labels, copies, stamps) = batch.parts();
         Self {
+            ingress,
             memory,
             descs: descs.iter_mut(),
             metas: metas.iter_mut(),
@@ -344,6 +354,7 @@ impl<'b> Iterator for Packets<'b> {
             label: self.labels.next()?,
             copy: self.copies.next()?,
             stamp: *self.stamps.next()?,
+            ingress: self.ingress,
         })
     }
 

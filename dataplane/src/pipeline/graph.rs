@@ -151,11 +151,13 @@ impl Graph {
         self.burst
     }
 
-    /// Where received packets go.
+    /// Where packets go that are received on this port.
     #[inline]
-    pub(crate) fn entry(&mut self) -> &mut Batch {
+    pub(crate) fn entry(&mut self, port: u8) -> &mut Batch {
         // A program is never empty.
-        &mut self.nodes[0].inbox
+        let entry = &mut self.nodes[0].inbox;
+        entry.set_ingress(port);
+        entry
     }
 
     /// What is to be sent on a port.

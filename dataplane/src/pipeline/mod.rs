@@ -36,8 +36,6 @@ pub struct Ctx {
     pub epoch: Nanos,
     /// Which worker this is, from 0.
     pub worker: usize,
-    /// The port that the packets were received on, as an index.
-    pub ingress: u8,
 }
 
 impl Ctx {

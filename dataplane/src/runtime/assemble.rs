@@ -104,9 +104,10 @@ fn mistake(loaded: &Loaded<'_>, stage: usize, name: &str, problem: Problem) -> M
 }
 
 fn program(plan: &Plan, registry: &Registry, order: &[usize], stages: Vec<Box<dyn Stage>>) -> Program {
+    // The order has every stage of the plan.
+    let place = |index: usize| order.iter().position(|&at| at == index).unwrap_or(usize::MAX);
     let target = |target: config::Target| match target {
-        // The order has every stage of the plan.
-        config::Target::Stage(index) => Target::Node(order.iter().position(|&at| at == index).unwrap_or(usize::MAX)),
+        config::Target::Stage(index) => Target::Node(place(index)),
         config::Target::Drop => Target::Drop,
     };
     let nodes = order.iter().zip(stages).map(|(&index, stage)| {
@@ -118,6 +119,7 @@ fn program(plan: &Plan, registry: &Registry, order: &[usize], stages: Vec<Box<dy
             stage,
             next: node.next.map_or(Target::Drop, target),
             outputs: node.outputs.iter().map(|(name, to)| (name.clone(), target(*to))).collect(),
+            drops: node.drops.map(place),
             reasons: reasons.iter().map(|(name, _)| *name).collect(),
         }
     });

@@ -1,7 +1,7 @@
 //! A worker: one core, its pool, its lanes and its graph, and the loop that runs them to completion.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::clock::{ClockSource, HostClock, Timebase};
 use crate::error::VerbError;
@@ -11,7 +11,7 @@ use crate::pipeline::{Ctx, Graph, NoObserver};
 use crate::runtime::control::Control;
 use crate::runtime::idle::Idle;
 use crate::telemetry::{Latency, Progress};
-use crate::units::Ticks;
+use crate::units::{Nanos, Ticks};
 
 /// How often round the loop the slow things are done: stop, limits, publishing, draining decisions.
 const HOUSEKEEPING: u64 = 256;
@@ -81,6 +81,8 @@ impl Worker {
     /// The day of a packet.
     fn run_loop(&mut self, clock: &HostClock) -> Result<(), (usize, VerbError)> {
         let start = clock.now();
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let epoch = Nanos(since.map_or(0, |since| since.as_nanos() as u64));
         let at = |lane: usize| move |error: VerbError| (lane, error);
         for lane in 0..self.lanes.len() {
             self.lanes[lane].refill(&mut self.pool).map_err(at(lane))?;
@@ -94,11 +96,11 @@ impl Worker {
                 let place = self.inputs[input];
                 let limit = self.control.claim(self.burst);
                 let lane = &mut self.lanes[place];
-                let n = lane.receive(&mut self.pool, self.graph.entry(), limit).map_err(at(place))?;
+                let n = lane.receive(&mut self.pool, self.graph.entry(place as u8), limit).map_err(at(place))?;
                 self.control.unclaim(limit - n);
                 if n > 0 {
                     received += n;
-                    let ctx = Ctx { timebase: lane.timebase(), start, worker: self.number, ingress: place as u8 };
+                    let ctx = Ctx { timebase: lane.timebase(), start, epoch, worker: self.number };
                     self.graph.walk(&ctx, &mut self.pool, &mut NoObserver);
                     for (port, lane) in self.lanes.iter_mut().enumerate() {
                         if !self.graph.outbox(port).is_empty() {

@@ -66,7 +66,7 @@ impl Stage for Arp {
             match self.meaning(&packet) {
                 Meaning::Asked(mac) => {
                     if answer(&mut packet, mac) {
-                        packet.meta_mut().egress = packet.meta().ingress;
+                        packet.meta_mut().egress = packet.ingress();
                         packet.steer(REPLY);
                     }
                 }
@@ -115,7 +115,7 @@ impl Arp {
         let (Some(message), Ok(ethernet)) = (message(packet), Ethernet::view(packet.data())) else {
             return Meaning::Other;
         };
-        let Some(mac) = self.own.mac(packet.meta().ingress) else { return Meaning::Other };
+        let Some(mac) = self.own.mac(packet.ingress()) else { return Meaning::Other };
         if self.own.has_v4(&message.sender_ip) {
             return if message.sender_mac == mac { Meaning::Other } else { Meaning::Conflict };
         }
@@ -163,16 +163,8 @@ mod tests {
     const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
     const OTHER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 9);
 
-    /// Says that packets came in by the second port.
-    struct FromSecond;
-    impl Stage for FromSecond {
-        fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-            batch.iter_mut().for_each(|mut packet| packet.meta_mut().ingress = 1);
-        }
-    }
-
     fn harness(parameters: &str) -> Result<Harness, String> {
-        Harness::builder().after(Parse::default()).after(FromSecond).build::<Arp>(parameters)
+        Harness::builder().after(Parse::default()).ingress(1).build::<Arp>(parameters)
     }
 
     fn request(to: MacAddr, from: Ipv4Addr, asked: Ipv4Addr) -> Vec<u8> {

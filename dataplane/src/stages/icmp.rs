@@ -84,7 +84,7 @@ impl Stage for Icmp {
         for mut packet in batch.iter_mut() {
             match self.answer(&mut packet) {
                 Verdict::Answered => {
-                    packet.meta_mut().egress = packet.meta().ingress;
+                    packet.meta_mut().egress = packet.ingress();
                     packet.steer(REPLY);
                 }
                 Verdict::NotOurs => {}
@@ -128,7 +128,7 @@ impl Icmp {
         if !meta.flags.contains(MetaFlags::L4) || meta.flags.contains(MetaFlags::FRAGMENT) {
             return Verdict::NotOurs;
         }
-        let Some(mac) = self.own.mac(meta.ingress) else { return Verdict::NotOurs };
+        let Some(mac) = self.own.mac(packet.ingress()) else { return Verdict::NotOurs };
         let ip_len = meta.l4.saturating_sub(meta.l3);
         let answer = match meta.protocol {
             protocol::ICMP if meta.flags.contains(MetaFlags::IPV4) && usize::from(ip_len) == Ipv4::LEN => {

@@ -280,13 +280,13 @@ mod tests {
         impl Stage for Before {
             fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
                 for mut packet in batch.iter_mut() {
-                    *packet.meta_mut() = Meta { egress: 3, user: 4, next_hop: 5, ingress: 6, ..Meta::default() };
+                    *packet.meta_mut() = Meta { egress: 3, user: 4, next_hop: 5, ..Meta::default() };
                 }
             }
         }
         let mut harness = Harness::builder().after(Before).build::<Parse>("").unwrap();
         let meta = harness.run_one(&v4().udp(1, 2).build()).meta;
-        assert_eq!((meta.egress, meta.user, meta.next_hop, meta.ingress), (3, 4, 5, 6));
+        assert_eq!((meta.egress, meta.user, meta.next_hop), (3, 4, 5));
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub struct Harness {
     pool: Pool,
     batch: Box<Batch>,
     now: u64,
+    ingress: u8,
 }
 
 /// What the stage is set up with.
@@ -52,13 +53,19 @@ pub struct HarnessBuilder {
     ports: Vec<PortInfo>,
     folder: PathBuf,
     before: Vec<Box<dyn Stage>>,
+    ingress: u8,
 }
 
 impl Harness {
     /// Ports `a` and `b` (02:00:00:00:00:0a and ..0b, MTU 1500), and nothing before the stage.
     pub fn builder() -> HarnessBuilder {
         let port = |name: &str, last| PortInfo { name: name.to_owned(), mac: [2, 0, 0, 0, 0, last], mtu: 1500 };
-        HarnessBuilder { ports: vec![port("a", 10), port("b", 11)], folder: PathBuf::new(), before: Vec::new() }
+        HarnessBuilder {
+            ports: vec![port("a", 10), port("b", 11)],
+            folder: PathBuf::new(),
+            before: Vec::new(),
+            ingress: 0,
+        }
     }
 
     /// A prepared stage from its parameters, on the default bench.
@@ -104,8 +111,9 @@ impl Harness {
             let fits = self.batch.push_bytes(packet.as_ref(), Ticks(self.now), &mut self.pool);
             assert!(fits, "a batch holds 256 packets of at most 9,216 bytes");
         }
+        self.batch.set_ingress(self.ingress);
         let timebase = Timebase::new(ClockSource::Virtual, 1_000_000, u64::MAX);
-        let ctx = Ctx { timebase, start: Ticks(0), epoch: Nanos(0), worker: 0, ingress: 0 };
+        let ctx = Ctx { timebase, start: Ticks(0), epoch: Nanos(0), worker: 0 };
         for stage in &mut self.before {
             stage.process(&ctx, &mut self.batch);
             self.batch.clear_labels();
@@ -159,6 +167,13 @@ impl HarnessBuilder {
         self
     }
 
+    /// The port that packets are received on, as an index.
+    #[must_use]
+    pub fn ingress(mut self, port: u8) -> Self {
+        self.ingress = port;
+        self
+    }
+
     /// A stage that packets go through before, such as `parse`; what it decides is not looked at.
     #[must_use]
     pub fn after(mut self, stage: impl Stage + 'static) -> Self {
@@ -180,7 +195,7 @@ impl HarnessBuilder {
     /// # Errors
     /// What [`Stage::prepare`] says.
     pub fn build_from<S: Stage + 'static>(self, stage: S) -> Result<Harness, Problem> {
-        let Self { ports, folder, before } = self;
+        let Self { ports, folder, before, ingress } = self;
         let mut resources = Resources::new(ports, &folder);
         let mut stage: Box<dyn Stage> = Box::new(stage);
         let mut before = before;
@@ -193,6 +208,6 @@ impl HarnessBuilder {
         let pool = Pool::new(Arc::new(region), layout).map_err(|error| Problem::at("", error.to_string()))?;
         let batch = Batch::new(&pool);
         let reasons = S::reasons().iter().map(|(name, _)| *name).collect();
-        Ok(Harness { stage, outputs: S::outputs(), reasons, before, pool, batch, now: 0 })
+        Ok(Harness { stage, outputs: S::outputs(), reasons, before, pool, batch, now: 0, ingress })
     }
 }

@@ -76,9 +76,9 @@ fn walk(nodes: Vec<NodeSpec>, packets: &[&str]) -> (Graph, usize) {
     let mut pool = pool();
     let mut graph = Graph::new(Program::new(nodes), 1, &pool);
     for packet in packets {
-        assert!(graph.entry().push_bytes(packet.as_bytes(), Ticks(0), &mut pool));
+        assert!(graph.entry(0).push_bytes(packet.as_bytes(), Ticks(0), &mut pool));
     }
-    let ctx = Ctx { timebase: Timebase::NONE, start: Ticks(0), epoch: Nanos(0), worker: 0, ingress: 0 };
+    let ctx = Ctx { timebase: Timebase::NONE, start: Ticks(0), epoch: Nanos(0), worker: 0 };
     graph.walk(&ctx, &mut pool, &mut NoObserver);
     let sent = graph.outbox(0).len();
     assert_eq!(pool.available() + sent, 64, "every slot is free or in an outbox");

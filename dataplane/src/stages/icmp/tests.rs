@@ -19,17 +19,9 @@ const V6: [Ipv6Addr; 2] =
 const GROUP: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 2);
 const GROUP_MAC: MacAddr = MacAddr([0x33, 0x33, 0xff, 0, 0, 2]);
 
-/// Says that packets came in by the second port.
-struct FromSecond;
-impl Stage for FromSecond {
-    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        batch.iter_mut().for_each(|mut packet| packet.meta_mut().ingress = 1);
-    }
-}
-
 fn harness(more: &str) -> Result<Harness, String> {
     let parameters = format!("addresses = ['10.0.0.2', '2001:db8::2']\n{more}");
-    Harness::builder().after(Parse::default()).after(FromSecond).build::<Icmp>(&parameters)
+    Harness::builder().after(Parse::default()).ingress(1).build::<Icmp>(&parameters)
 }
 
 fn run(bytes: &[u8]) -> Outcome {
@@ -228,7 +220,7 @@ fn an_answer_needs_room() {
     }
     let content = ask(V6[1], &[]);
     let asked = solicitation(V6[0], &content).build();
-    let builder = Harness::builder().after(Parse::default()).after(FromSecond).after(MoveToEnd);
+    let builder = Harness::builder().after(Parse::default()).ingress(1).after(MoveToEnd);
     let outcome = builder.build::<Icmp>("addresses = ['2001:db8::2']").unwrap().run_one(&asked);
     assert_eq!((outcome.fate, outcome.bytes), (Fate::Dropped("no_tailroom".to_owned()), asked));
 }
