@@ -141,17 +141,23 @@ impl CqCore {
         }
     }
 
-    /// Brings the list of queue pairs up to date, and forgets the entries of those that are gone.
+    /// Brings the list of queue pairs up to date.
     #[inline]
     fn refresh(&mut self) {
         let now = self.attachments.generation.load(Ordering::Acquire);
         if now != self.generation {
-            self.attached.clone_from(&self.attachments.list.lock().unwrap_or_else(PoisonError::into_inner));
-            self.receivers = self.attached.iter().any(|attached| attached.receives);
-            self.generation = now;
-            let attached = &self.attached;
-            self.ring.retain(|cqe| attached.iter().any(|other| other.qp.number == cqe.completion.qp_num));
+            self.reload(now);
         }
+    }
+
+    /// Copies the list, and forgets the entries of queue pairs that are gone.
+    #[cold]
+    fn reload(&mut self, generation: u64) {
+        self.attached.clone_from(&self.attachments.list.lock().unwrap_or_else(PoisonError::into_inner));
+        self.receivers = self.attached.iter().any(|attached| attached.receives);
+        self.generation = generation;
+        let attached = &self.attached;
+        self.ring.retain(|cqe| attached.iter().any(|other| other.qp.number == cqe.completion.qp_num));
     }
 
     /// Gets ready to poll. `false`: the queue is busy.
@@ -192,13 +198,15 @@ impl CqCore {
         Some(cqe.completion)
     }
 
+    #[inline]
     fn pop_into(&mut self, run: &mut Completions, limit: usize) {
-        while run.len < limit {
+        while run.len < limit && !self.ring.is_empty() {
             let Some(it) = self.pop() else { return };
             run.push(it.wr_id, it.status, it.byte_len, it.ticks);
         }
     }
 
+    #[inline]
     fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, i32> {
         run.clear();
         if !self.begin()? {

@@ -129,8 +129,8 @@ fn frame(spec: &GeneratorSpec, mac: [u8; 6], flow: u32, size: usize) -> Box<[u8]
             out.extend((length - 40).to_be_bytes());
             out.extend([protocol, 64]);
             let net = 0x2001_0002_0000_0000u128 << 64;
-            out.extend(Ipv6Addr::from_bits(net | 0x1_0000_0001 + u128::from(flow)).octets());
-            out.extend(Ipv6Addr::from_bits(net | 0x2_0000_0001 + u128::from(flow)).octets());
+            out.extend(Ipv6Addr::from_bits(net + 0x1_0000_0001 + u128::from(flow)).octets());
+            out.extend(Ipv6Addr::from_bits(net + 0x2_0000_0001 + u128::from(flow)).octets());
             ip + 8
         }
     };

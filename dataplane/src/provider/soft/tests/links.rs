@@ -1,7 +1,7 @@
 //! What the wire is made of: two devices joined, generated frames, captures.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
@@ -203,8 +203,8 @@ fn playing(input: Option<PathBuf>, output: Option<PathBuf>) -> PcapSpec {
     PcapSpec { input, output, ..PcapSpec::default() }
 }
 
-fn record(path: &PathBuf, frames: &[Vec<u8>]) {
-    let spec = SoftSpec::new("soft", LinkSpec::Pcap(playing(None, Some(path.clone()))));
+fn record(path: &Path, frames: &[Vec<u8>]) {
+    let spec = SoftSpec::new("soft", LinkSpec::Pcap(playing(None, Some(path.to_path_buf()))));
     let mut rig = Rig::new(spec).ready();
     for frame in frames {
         rig.clock.advance(Nanos(1_000_001));

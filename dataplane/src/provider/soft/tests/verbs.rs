@@ -186,7 +186,8 @@ fn keys_are_checked_on_both_sides() {
         pd.register(rig.mr.region().clone(), Access::LOCAL_WRITE).unwrap()
     };
     let base = |rig: &Rig| rig.mr.region().base().as_ptr() as u64;
-    let wrong: [(&str, fn(&Rig, Sge) -> Sge); 4] = [
+    type Spoil = fn(&Rig, Sge) -> Sge;
+    let wrong: [(&str, Spoil); 4] = [
         ("no such key", |_, sge| Sge { lkey: Lkey(9), ..sge }),
         ("before the region", |rig, sge| Sge { addr: rig.mr.region().base().as_ptr() as u64 - 8, ..sge }),
         ("past the end", |rig, sge| Sge {
@@ -324,7 +325,6 @@ fn datagrams_carry_a_header_a_key_and_immediate_data() {
     assert!(cursor.advance().unwrap());
     assert_eq!((cursor.get().wr_id, cursor.get().flags), (1006, WcFlags::GRH), "the sender's own key");
     assert!(!cursor.advance().unwrap());
-    drop(cursor);
     assert!(rig.recv.start_poll().unwrap().is_none());
     let got = rig.get(5, 140);
     assert_eq!((got[0] >> 4, &got[8..24], &got[24..40], &got[40..]), (6, &gid[..], &gid[..], &frame(1, 100)[..]));
