@@ -82,8 +82,11 @@ impl SoftDevice {
     /// Makes a device.
     ///
     /// # Errors
-    /// The generator cannot make such frames; a capture cannot be read or written.
+    /// The MTU is none; the generator cannot make such frames; a capture cannot be read or written.
     pub fn new(spec: SoftSpec) -> Result<Self> {
+        if !(68..=65_000).contains(&spec.mtu) {
+            return Err(Error::Wire(format!("{}: an MTU of {} bytes: it is 68 to 65000", spec.name, spec.mtu)));
+        }
         let has: Vec<_> = Capability::ALL.into_iter().filter(|capability| !spec.refuse.contains(capability)).collect();
         let stamped = has.contains(&Capability::Timestamps);
         let timebase = spec.clock.timebase();

@@ -231,3 +231,67 @@ impl Writer {
         self.file.flush()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn captures() -> impl Strategy<Value = Vec<u8>> {
+        let magic = prop_oneof![
+            Just(vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 0, 0, 1, 0, 0, 0]),
+            Just(vec![0xa1, 0xb2, 0x3c, 0x4d, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 0, 0, 0, 1]),
+            Just(
+                [
+                    [0x0au8, 0x0d, 0x0d, 0x0a, 28, 0, 0, 0, 0x4d, 0x3c, 0x2b, 0x1a, 1, 0, 0, 0].as_slice(),
+                    &[255; 8],
+                    &[28, 0, 0, 0]
+                ]
+                .concat()
+            ),
+            Just(vec![]),
+        ];
+        let small = prop_oneof![3 => 0u8..40, 1 => any::<u8>()];
+        (magic, prop::collection::vec(small, 0..200)).prop_map(|(magic, rest)| [magic, rest].concat())
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_no_panic(bytes in captures()) {
+            if let Ok(capture) = Capture::read(&bytes) {
+                prop_assert!(capture.bytes.len() <= bytes.len());
+            }
+        }
+    }
+
+    /// Cut anywhere, a capture has the frames that are whole, and damage unless the cut is between two.
+    #[test]
+    fn a_cut_leaves_what_is_whole() {
+        for classic in [true, false] {
+            let path = std::env::temp_dir().join(format!("capture-{}-{classic}", std::process::id()));
+            let path = path.with_extension(if classic { "pcap" } else { "pcapng" });
+            let mut writer = Writer::create(&path).unwrap();
+            for number in 0..3 {
+                writer.write(&[number; 33], Nanos(u64::from(number) * 5_000_000_001)).unwrap();
+            }
+            writer.flush().unwrap();
+            let file = std::fs::read(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            let (header, each) = if classic { (24, 49) } else { (60, 68) };
+            assert_eq!(file.len(), header + 3 * each);
+            for cut in header..=file.len() {
+                let capture = Capture::read(&file[..cut]).unwrap();
+                let (whole, rest) = ((cut - header) / each, (cut - header) % each);
+                assert_eq!((capture.len(), capture.damage.is_some()), (whole, rest > 0), "{path:?} cut at {cut}");
+                if let Some(damage) = &capture.damage {
+                    assert_eq!(damage.offset, header + whole * each);
+                }
+                for index in 0..whole {
+                    assert_eq!(capture.frame(index), [index as u8; 33]);
+                    assert_eq!(capture.time(index), Nanos(index as u64 * 5_000_000_001));
+                }
+            }
+        }
+    }
+}

@@ -199,9 +199,3 @@ impl Wire {
         }
     }
 }
-
-/// How many frames a capture has.
-#[cfg(test)]
-pub(super) fn read_for_tests(file: &[u8]) -> std::result::Result<usize, String> {
-    capture::Capture::read(file).map(|capture| capture.len())
-}

@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use proptest::prelude::*;
-
 use super::*;
 use crate::error::Error;
 
@@ -329,31 +327,4 @@ fn a_full_disk_fails_the_sends_and_is_named() {
     }
     let rig = Rig::new(SoftSpec::new("soft", LinkSpec::Pcap(playing(None, Some("/dev/full".into()))))).ready();
     assert!(rig.device.wire_error().is_none() && rig.device.finish().is_err(), "what was not written before the end");
-}
-
-fn captures() -> impl Strategy<Value = Vec<u8>> {
-    let magic = prop_oneof![
-        Just(vec![0xd4, 0xc3, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 0, 0, 1, 0, 0, 0]),
-        Just(vec![0xa1, 0xb2, 0x3c, 0x4d, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 0, 0, 0, 1]),
-        Just(
-            [
-                [0x0au8, 0x0d, 0x0d, 0x0a, 28, 0, 0, 0, 0x4d, 0x3c, 0x2b, 0x1a, 1, 0, 0, 0].as_slice(),
-                &[255; 8],
-                &[28, 0, 0, 0]
-            ]
-            .concat()
-        ),
-        Just(vec![]),
-    ];
-    let small = prop_oneof![3 => 0u8..40, 1 => any::<u8>()];
-    (magic, prop::collection::vec(small, 0..200)).prop_map(|(magic, rest)| [magic, rest].concat())
-}
-
-proptest! {
-    #[test]
-    fn garbage_is_no_panic(bytes in captures()) {
-        if let Ok(capture) = crate::provider::soft::link::read_for_tests(&bytes) {
-            prop_assert!(capture <= bytes.len());
-        }
-    }
 }
