@@ -4,6 +4,7 @@ pub mod acl;
 pub mod arp;
 #[cfg(test)]
 mod bench;
+pub mod capture;
 pub mod count;
 pub mod drop;
 pub mod icmp;
@@ -29,6 +30,7 @@ use crate::pipeline::Registry;
 pub fn register(registry: &mut Registry) {
     registry.add_described::<acl::Acl>("acl");
     registry.add_described::<arp::Arp>("arp");
+    registry.add_described::<capture::Capture>("capture");
     registry.add_described::<count::Count>("count");
     registry.add_described::<drop::Drop>("drop");
     registry.add_described::<icmp::Icmp>("icmp");

@@ -1,0 +1,152 @@
+//! Packets into a file.
+
+mod pcapng;
+mod sink;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::pipeline::Cause;
+use crate::prelude::*;
+use sink::{Sink, Spec};
+
+/// Writes the packets that pass to a pcapng file, with nanosecond time stamps; they all go on.
+///
+/// A stage that names it as its `drops` has the packets that it drops written as well, each with `stage.reason` as its
+/// comment. A capture of drops alone needs no packets to pass.
+///
+/// Workers only copy packets into buffers; a thread of its own writes them. When all buffers are full the packet goes
+/// on without being written and is counted as `missed`. With `lossless` the worker waits for a buffer instead: right
+/// for offline runs, wrong where packets arrive at their own pace. A capture that fails, as on a full disk, stops
+/// writing but not the packets, and the run ends with the error.
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name  = "edge"
+/// use   = "acl"
+/// rules = []
+/// drops = "denied"
+///
+/// [[pipeline.stage]]
+/// name        = "denied"
+/// use         = "capture"
+/// file        = "denied.pcapng"
+/// snaplen     = 256
+/// max_packets = 10_000
+/// ```
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Capture {
+    /// The file, relative to the config. An old one is replaced when the first packet comes, or the run ends.
+    file: PathBuf,
+    /// The most bytes of a packet that are written: 1 to 65,535.
+    #[serde(default = "whole")]
+    snaplen: u16,
+    /// A comment on every packet that was not dropped, of at most 128 bytes.
+    comment: Option<String>,
+    /// Ends the capture after so many packets.
+    max_packets: Option<u64>,
+    /// Ends the capture before the file has more than so many bytes, those of its headers included.
+    max_bytes: Option<u64>,
+    /// How many packets may wait to be written: 1 to 65,536.
+    #[serde(default = "buffers")]
+    buffers: usize,
+    /// Whether a worker waits when all buffers are full, instead of leaving the packet out.
+    #[serde(default)]
+    lossless: bool,
+    #[serde(skip)]
+    #[schemars(skip)]
+    sink: Option<Arc<Sink>>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    taken: u64,
+    #[serde(skip)]
+    #[schemars(skip)]
+    missed: u64,
+}
+
+fn whole() -> u16 {
+    u16::MAX
+}
+
+fn buffers() -> usize {
+    1024
+}
+
+impl Capture {
+    /// Copies a packet for the writer; of one that was dropped, `cause` says why.
+    #[inline]
+    fn take(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Option<Cause<'_>>) {
+        let Some(sink) = self.sink.as_ref().filter(|sink| sink.wants_more()) else { return };
+        let nanos = ctx.epoch.0.saturating_add(ctx.nanos(packet.stamp()));
+        let comment = match cause {
+            Some(cause) => [cause.stage, ".", cause.reason],
+            None => [self.comment.as_deref().unwrap_or_default(), "", ""],
+        };
+        match sink.offer(nanos, packet.data(), &comment, self.lossless) {
+            true => self.taken += 1,
+            false => self.missed += 1,
+        }
+    }
+}
+
+impl Stage for Capture {
+    fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
+        for packet in batch.iter_mut() {
+            self.take(ctx, &packet, None);
+        }
+    }
+
+    fn observes_drops() -> bool {
+        true
+    }
+
+    fn observe_drop(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>) {
+        self.take(ctx, packet, Some(cause));
+    }
+
+    fn needs(&self) -> Facts {
+        Facts::STAMP
+    }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        if self.snaplen == 0 {
+            return Err(Problem::at("snaplen", "0 bytes of a packet are none").help("1 to 65535"));
+        }
+        if !(1..=65_536).contains(&self.buffers) {
+            let problem = Problem::at("buffers", format!("{} buffers are not to be had", self.buffers));
+            return Err(problem.help("1 to 65536"));
+        }
+        if let Some(comment) = self.comment.as_ref().filter(|comment| comment.len() > sink::COMMENT) {
+            let problem = Problem::at("comment", format!("{} bytes are too many", comment.len()));
+            return Err(problem.help(format!("{} at most", sink::COMMENT)));
+        }
+        let spec = Spec {
+            path: setup.path(&self.file),
+            interface: setup.stage().to_owned(),
+            snaplen: self.snaplen,
+            buffers: self.buffers,
+            max_packets: self.max_packets.unwrap_or(u64::MAX),
+            max_bytes: self.max_bytes.unwrap_or(u64::MAX),
+        };
+        let sink = setup.shared(|_| Sink::start(spec))?;
+        sink.join();
+        self.sink = Some(sink);
+        Ok(())
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        report("taken", self.taken);
+        report("missed", self.missed);
+    }
+
+    fn finish(&mut self) -> crate::error::Result<()> {
+        self.sink.take().map_or(Ok(()), |sink| sink.leave(self.missed))
+    }
+}
+
+#[cfg(test)]
+mod tests;

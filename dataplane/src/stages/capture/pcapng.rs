@@ -1,0 +1,151 @@
+//! Writes pcapng files (draft-ietf-opsawg-pcapng), little-endian, with one Ethernet interface.
+
+use std::io::{self, Write};
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const INTERFACE_STATISTICS: u32 = 5;
+const ENHANCED_PACKET: u32 = 6;
+
+/// With the reserved 16 bits that follow the link type.
+const LINKTYPE_ETHERNET: u32 = 1;
+
+const END_OF_OPTIONS: u16 = 0;
+const COMMENT: u16 = 1;
+const USER_APPLICATION: u16 = 4;
+const INTERFACE_NAME: u16 = 2;
+const TIME_RESOLUTION: u16 = 9;
+const RECEIVED: u16 = 4;
+const DROPPED: u16 = 5;
+
+/// Bytes of the statistics at the end of the file.
+pub(super) const STATISTICS: u64 = 52;
+
+/// A packet to be written.
+pub(super) struct Record<'a> {
+    /// Nanoseconds since 1970.
+    pub(super) nanos: u64,
+    /// Bytes that the packet had.
+    pub(super) original: u32,
+    /// Those that were kept.
+    pub(super) bytes: &'a [u8],
+    /// What to say of it; empty: nothing.
+    pub(super) comment: &'a [u8],
+}
+
+impl Record<'_> {
+    /// Bytes that it takes in the file.
+    pub(super) fn size(&self) -> u64 {
+        let comment = match self.comment.len() {
+            0 => 0,
+            len => 4 + len.next_multiple_of(4) + 4,
+        };
+        (32 + self.bytes.len().next_multiple_of(4) + comment) as u64
+    }
+}
+
+/// Writes blocks. Every block is put together in memory first, as its length comes before its content.
+pub(super) struct Writer<W> {
+    out: W,
+    block: Vec<u8>,
+    written: u64,
+}
+
+impl<W: Write> Writer<W> {
+    /// Writes the section header and the description of the one interface.
+    pub(super) fn new(out: W, interface: &str, snaplen: u32) -> io::Result<Self> {
+        let mut writer = Self { out, block: Vec::with_capacity(4096), written: 0 };
+        writer.begin(SECTION_HEADER);
+        writer.put(&BYTE_ORDER_MAGIC.to_le_bytes());
+        // Version 1.0, and a section of unknown length.
+        writer.put(&[1, 0, 0, 0]);
+        writer.put(&u64::MAX.to_le_bytes());
+        writer.option(USER_APPLICATION, concat!("dataplane ", env!("CARGO_PKG_VERSION")).as_bytes());
+        writer.option(END_OF_OPTIONS, &[]);
+        writer.end()?;
+        writer.begin(INTERFACE_DESCRIPTION);
+        writer.put(&LINKTYPE_ETHERNET.to_le_bytes());
+        writer.put(&snaplen.to_le_bytes());
+        writer.option(INTERFACE_NAME, interface.as_bytes());
+        // Units of ten to the minus ninth second.
+        writer.option(TIME_RESOLUTION, &[9]);
+        writer.option(END_OF_OPTIONS, &[]);
+        writer.end()?;
+        Ok(writer)
+    }
+
+    /// Bytes written so far.
+    pub(super) fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Writes a packet.
+    pub(super) fn packet(&mut self, record: &Record<'_>) -> io::Result<()> {
+        self.begin(ENHANCED_PACKET);
+        self.put(&0u32.to_le_bytes());
+        self.put_time(record.nanos);
+        self.put(&(record.bytes.len() as u32).to_le_bytes());
+        self.put(&record.original.to_le_bytes());
+        self.put(record.bytes);
+        if !record.comment.is_empty() {
+            self.option(COMMENT, record.comment);
+            self.option(END_OF_OPTIONS, &[]);
+        }
+        self.end()
+    }
+
+    /// Writes how many packets there were, and how many of them are not in the file; then everything that is buffered.
+    pub(super) fn finish(&mut self, nanos: u64, received: u64, dropped: u64) -> io::Result<()> {
+        self.begin(INTERFACE_STATISTICS);
+        self.put(&0u32.to_le_bytes());
+        self.put_time(nanos);
+        self.option(RECEIVED, &received.to_le_bytes());
+        self.option(DROPPED, &dropped.to_le_bytes());
+        self.option(END_OF_OPTIONS, &[]);
+        self.end()?;
+        self.flush()
+    }
+
+    /// Writes everything that is buffered.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+
+    /// The type, and room for the length.
+    fn begin(&mut self, kind: u32) {
+        self.block.clear();
+        self.block.extend(kind.to_le_bytes());
+        self.block.extend([0; 4]);
+    }
+
+    /// Bytes, padded to 32 bits.
+    fn put(&mut self, bytes: &[u8]) {
+        self.block.extend_from_slice(bytes);
+        self.block.resize(self.block.len().next_multiple_of(4), 0);
+    }
+
+    /// A time stamp: its upper half comes first.
+    fn put_time(&mut self, nanos: u64) {
+        self.put(&((nanos >> 32) as u32).to_le_bytes());
+        self.put(&(nanos as u32).to_le_bytes());
+    }
+
+    fn option(&mut self, code: u16, value: &[u8]) {
+        // No option here is longer than a name from the config; one beyond 16 bits is cut.
+        let value = value.get(..usize::from(u16::MAX)).unwrap_or(value);
+        self.block.extend(code.to_le_bytes());
+        self.block.extend((value.len() as u16).to_le_bytes());
+        self.put(value);
+    }
+
+    /// The length, at both ends.
+    fn end(&mut self) -> io::Result<()> {
+        let len = (self.block.len() as u32 + 4).to_le_bytes();
+        self.block[4..8].copy_from_slice(&len);
+        self.block.extend(len);
+        self.out.write_all(&self.block)?;
+        self.written += self.block.len() as u64;
+        Ok(())
+    }
+}

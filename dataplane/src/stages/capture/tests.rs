@@ -1,0 +1,297 @@
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pcap_parser::pcapng::{Block, parse_block_le};
+use pcap_parser::traits::PcapNGPacketBlock;
+
+use super::*;
+use crate::clock::{ClockSource, Timebase};
+use crate::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
+use crate::pipeline::{Graph, NoObserver, NodeSpec, Program, Resources, Target};
+use crate::testing::{Fate, Harness, frame};
+use crate::units::{Nanos, Ticks};
+
+/// A folder that is gone when the test is.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("dataplane-capture-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    fn build(&self, parameters: &str) -> Result<Harness, String> {
+        Harness::builder().folder(&self.0).build::<Capture>(parameters)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("out.pcapng")
+    }
+
+    fn read(&self) -> Contents {
+        Contents::of(&std::fs::read(self.file()).unwrap())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Written {
+    nanos: u64,
+    original: usize,
+    bytes: Vec<u8>,
+    comment: Option<String>,
+}
+
+/// What another reader finds in a file.
+#[derive(Debug, Default)]
+struct Contents {
+    interface: String,
+    snaplen: u32,
+    packets: Vec<Written>,
+    received: u64,
+    dropped: u64,
+}
+
+impl Contents {
+    fn of(mut file: &[u8]) -> Self {
+        let mut contents = Self::default();
+        let mut blocks = 0;
+        while !file.is_empty() {
+            let (rest, block) = parse_block_le(file).unwrap();
+            match block {
+                Block::SectionHeader(_) => assert_eq!(blocks, 0),
+                Block::InterfaceDescription(interface) => {
+                    assert_eq!((blocks, interface.linktype.0, interface.ts_resolution()), (1, 1, Some(1_000_000_000)));
+                    contents.interface = interface.if_name().unwrap().unwrap().to_owned();
+                    contents.snaplen = interface.snaplen;
+                }
+                Block::EnhancedPacket(packet) => contents.packets.push(Written {
+                    nanos: u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low),
+                    original: packet.origlen as usize,
+                    bytes: packet.packet_data().to_vec(),
+                    comment: packet.options.first().map(|option| option.as_str().unwrap().to_owned()),
+                }),
+                Block::InterfaceStatistics(statistics) => {
+                    contents.received = statistics.isb_ifrecv().unwrap().unwrap();
+                    contents.dropped = statistics.isb_ifdrop().unwrap().unwrap();
+                    assert!(rest.is_empty(), "statistics come last");
+                }
+                other => panic!("unexpected: {:#x}", other.magic()),
+            }
+            blocks += 1;
+            file = rest;
+        }
+        contents
+    }
+}
+
+/// Packets of all sizes, each one different.
+fn packets(count: usize) -> Vec<Vec<u8>> {
+    (0..count).map(|at| frame().ether_type(0x88b5).payload(&vec![at as u8; at * 7 % 1500]).build()).collect()
+}
+
+#[test]
+fn another_reader_finds_every_packet() {
+    let folder = Folder::new();
+    let mut harness = folder.build("file = \"out.pcapng\"\nlossless = true\ncomment = \"größer\"").unwrap();
+    let packets = packets(300);
+    for packet in &packets {
+        harness.advance(1_000_000_007);
+        let outcome = harness.run_one(packet);
+        assert_eq!((outcome.fate, outcome.bytes), (Fate::Next, packet.clone()));
+    }
+    harness.stage().finish().unwrap();
+    let contents = folder.read();
+    assert_eq!((contents.interface.as_str(), contents.snaplen), ("under_test", 65_535));
+    assert_eq!((contents.received, contents.dropped), (300, 0));
+    assert_eq!(contents.packets.len(), 300);
+    for (at, (packet, written)) in packets.iter().zip(contents.packets).enumerate() {
+        let nanos = (at as u64 + 1) * 1_000_000_007;
+        let comment = Some("größer".to_owned());
+        assert_eq!(written, Written { nanos, original: packet.len(), bytes: packet.clone(), comment });
+    }
+}
+
+#[test]
+fn without_room_packets_are_missed_or_waited_for() {
+    for lossless in [false, true] {
+        let folder = Folder::new();
+        let parameters = format!("file = \"out.pcapng\"\nbuffers = 1\nlossless = {lossless}");
+        let mut harness = folder.build(&parameters).unwrap();
+        let packets = packets(256);
+        for outcome in harness.run(&packets) {
+            assert_eq!(outcome.fate, Fate::Next);
+        }
+        let counters: Vec<u64> = harness.counters().into_iter().map(|(_, value)| value).collect();
+        harness.stage().finish().unwrap();
+        let contents = folder.read();
+        assert_eq!(counters[0] + counters[1], 256);
+        assert_eq!(contents.packets.len() as u64, counters[0]);
+        assert_eq!((contents.received, contents.dropped), (256, counters[1]));
+        assert!(!lossless || counters[1] == 0);
+    }
+}
+
+#[test]
+fn packets_are_cut_and_counted_to_their_limits() {
+    let run = |parameters: &str| {
+        let folder = Folder::new();
+        let mut harness = folder.build(&format!("file = \"out.pcapng\"\nlossless = true\n{parameters}")).unwrap();
+        harness.run(&packets(100));
+        harness.stage().finish().unwrap();
+        (folder.read(), std::fs::metadata(folder.file()).unwrap().len())
+    };
+    let (cut, _) = run("snaplen = 20");
+    assert_eq!((cut.snaplen, cut.packets.len()), (20, 100));
+    for (packet, written) in packets(100).iter().zip(&cut.packets) {
+        assert_eq!((&packet[..packet.len().min(20)], packet.len()), (&written.bytes[..], written.original));
+    }
+    let (few, _) = run("max_packets = 7");
+    assert_eq!(few.packets.len(), 7);
+    let (all, size) = run("");
+    let (fits, _) = run(&format!("max_bytes = {size}"));
+    assert_eq!(fits.packets, all.packets);
+    let (less, smaller) = run(&format!("max_bytes = {}", size - 1));
+    assert!(less.packets.len() == 99 && smaller < size, "{} packets in {smaller} bytes", less.packets.len());
+}
+
+#[test]
+fn a_full_disk_ends_the_capture_and_not_the_packets() {
+    let folder = Folder::new();
+    let mut harness = folder.build("file = \"/dev/full\"\nlossless = true\nbuffers = 2").unwrap();
+    for _ in 0..20 {
+        let outcomes = harness.run(&vec![vec![7; 1400]; 256]);
+        assert!(outcomes.iter().all(|outcome| outcome.fate == Fate::Next));
+    }
+    let error = harness.stage().finish().unwrap_err().to_string();
+    assert_eq!(error, "/dev/full: No space left on device (os error 28)");
+}
+
+#[test]
+fn an_unfinished_capture_leaves_no_file_and_a_finished_one_always_a_valid_one() {
+    let folder = Folder::new();
+    drop(folder.build("file = \"out.pcapng\"").unwrap());
+    assert!(!folder.file().exists());
+    folder.build("file = \"out.pcapng\"").unwrap().stage().finish().unwrap();
+    assert!(folder.read().packets.is_empty());
+}
+
+#[test]
+fn bad_parameters_are_told_with_their_place() {
+    let folder = Folder::new();
+    let refused = |parameters: &str| folder.build(parameters).err().unwrap();
+    let missing = refused("file = \"nowhere/out.pcapng\"");
+    assert!(
+        missing.starts_with("file: ") && missing.contains("out.pcapng cannot be written: No such file"),
+        "{missing}"
+    );
+    assert!(refused("file = \".\"").contains("cannot be written: is a directory"), "{}", refused("file = \".\""));
+    let file = "file = \"out.pcapng\"\n";
+    assert_eq!(refused(&format!("{file}snaplen = 0")), "snaplen: 0 bytes of a packet are none (1 to 65535)");
+    assert_eq!(refused(&format!("{file}buffers = 0")), "buffers: 0 buffers are not to be had (1 to 65536)");
+    let long = format!("{file}comment = \"{}\"", "x".repeat(129));
+    assert_eq!(refused(&long), "comment: 129 bytes are too many (128 at most)");
+    assert!(refused("").contains("missing field `file`"));
+}
+
+/// Drops packets whose first byte is odd.
+struct Odd;
+
+impl Stage for Odd {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            if packet.data().first().is_some_and(|byte| byte % 2 == 1) {
+                packet.drop(Reason::Denied);
+            }
+        }
+    }
+}
+
+fn pool() -> Pool {
+    let layout = SlotLayout::new(0, 2048, 64).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    let (region, _) = Region::allocate(spec).unwrap();
+    Pool::new(Arc::new(region), layout).unwrap()
+}
+
+/// The graph of one of two workers: odd packets are dropped and shown to the capture.
+fn graph(resources: &mut Resources, worker: usize, pool: &Pool) -> Graph {
+    let mut capture: Capture = toml::from_str("file = \"out.pcapng\"\nlossless = true\ncomment = \"through\"").unwrap();
+    capture.prepare(&mut Setup::new(resources, "drops", worker, 2)).unwrap();
+    let node = |name: &str, stage: Box<dyn Stage>, next, drops| NodeSpec {
+        name: name.to_owned(),
+        kind: name.to_owned(),
+        stage,
+        next,
+        outputs: Vec::new(),
+        reasons: Vec::new(),
+        drops,
+    };
+    let odd = node("odd", Box::new(Odd), Target::Node(1), Some(1));
+    let drops = node("drops", Box::new(capture), Target::Port(0), None);
+    Graph::new(Program::new(vec![odd, drops]), 1, pool)
+}
+
+/// Two workers write dropped packets, and others, to one file.
+fn two_workers(folder: &Path) {
+    let mut resources = Resources::new(Vec::new(), folder);
+    let mut pools = [pool(), pool()];
+    let mut graphs = [0, 1].map(|worker| graph(&mut resources, worker, &pools[worker]));
+    for (worker, (graph, pool)) in graphs.iter_mut().zip(&mut pools).enumerate() {
+        let timebase = Timebase::new(ClockSource::Virtual, 1_000_000, u64::MAX);
+        let ctx = Ctx { timebase, start: Ticks(0), epoch: Nanos(1_700_000_000_000_000_000), worker };
+        for byte in 0..10u8 {
+            let stamp = Ticks(u64::from(byte) * 1000 + worker as u64);
+            assert!(graph.entry().push_bytes(&[byte; 60], stamp, pool));
+        }
+        graph.walk(&ctx, pool, &mut NoObserver);
+        assert_eq!(graph.outbox(0).len(), 5);
+    }
+    for graph in &mut graphs {
+        for (_, stage) in graph.stages() {
+            stage.finish().unwrap();
+        }
+    }
+}
+
+#[test]
+fn drops_are_written_with_their_reason_by_all_workers() {
+    let folder = Folder::new();
+    two_workers(&folder.0);
+    let mut written = folder.read().packets;
+    written.sort_by_key(|packet| packet.nanos);
+    assert_eq!(written.len(), 20);
+    for (at, packet) in written.iter().enumerate() {
+        let (byte, worker) = (at as u64 / 2, at as u64 % 2);
+        assert_eq!(packet.nanos, 1_700_000_000_000_000_000 + byte * 1000 + worker);
+        assert_eq!(packet.bytes, [byte as u8; 60]);
+        let comment = if byte % 2 == 1 { "odd.denied" } else { "through" };
+        assert_eq!(packet.comment.as_deref(), Some(comment));
+    }
+}
+
+#[test]
+fn tshark_reads_it() {
+    let folder = Folder::new();
+    two_workers(&folder.0);
+    let fields = ["-e", "frame.time_epoch", "-e", "frame.len", "-e", "frame.interface_name", "-e", "frame.comment"];
+    let tshark = Command::new("tshark").arg("-r").arg(folder.file()).args(["-T", "fields"]).args(fields).output();
+    let Ok(output) = tshark else { return println!("skipped: tshark is not installed") };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let fault = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{fault}");
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 20, "{text}{fault}");
+    assert!(lines.contains(&"1700000000.000001000\t60\tdrops\todd.denied"), "{text}");
+    assert!(lines.contains(&"1700000000.000008001\t60\tdrops\tthrough"), "{text}");
+}
