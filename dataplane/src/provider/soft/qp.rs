@@ -130,7 +130,6 @@ impl Drop for SoftQp {
     }
 }
 
-#[allow(unsafe_code, reason = "the trait's")]
 impl QueuePair for SoftQp {
     type Mr = SoftMr;
 
