@@ -105,13 +105,11 @@ fn key(packet: &Packet<'_>) -> Option<Key> {
     let meta = packet.meta();
     let l3 = packet.data().get(usize::from(meta.l3)..)?;
     let addresses = if meta.flags.contains(MetaFlags::IPV4) {
-        let bytes = l3.get(12..)?.first_chunk::<8>()?;
-        let (source, destination) = bytes.split_at(4);
-        Addresses::V4(number(source) as u32, number(destination) as u32)
+        let (source, rest) = l3.get(12..)?.split_first_chunk()?;
+        Addresses::V4(u32::from_be_bytes(*source), u32::from_be_bytes(*rest.first_chunk()?))
     } else if meta.flags.contains(MetaFlags::IPV6) {
-        let bytes = l3.get(8..)?.first_chunk::<32>()?;
-        let (source, destination) = bytes.split_at(16);
-        Addresses::V6(number(source), number(destination))
+        let (source, rest) = l3.get(8..)?.split_first_chunk()?;
+        Addresses::V6(u128::from_be_bytes(*source), u128::from_be_bytes(*rest.first_chunk()?))
     } else {
         return None;
     };
@@ -129,12 +127,6 @@ fn key(packet: &Packet<'_>) -> Option<Key> {
         vlan: meta.flags.contains(MetaFlags::VLAN).then_some(meta.vlan & 0x0fff),
         tcp_flags: if meta.protocol == protocol::TCP { l4.get(13).copied() } else { None },
     })
-}
-
-/// The number that big-endian bytes, 16 at most, stand for.
-#[inline]
-fn number(bytes: &[u8]) -> u128 {
-    bytes.iter().fold(0, |number, byte| number << 8 | u128::from(*byte))
 }
 
 /// What decides on a packet.

@@ -224,10 +224,12 @@ impl Stage for Limit {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use proptest::prelude::*;
 
     use super::*;
-    use crate::pipeline::PortInfo;
+    use crate::pipeline::{PortInfo, Resources};
     use crate::testing::{Fate, Harness, frame};
 
     const SECOND: u64 = 1_000_000_000;
@@ -294,6 +296,19 @@ mod tests {
             assert_eq!(colours, expected, "aware: {aware}");
             assert_eq!(harness.stage().needs().contains(Facts::COLOUR), aware);
         }
+    }
+
+    #[test]
+    fn workers_share_the_rate() {
+        let mut resources = Resources::new(Vec::new(), Path::new(""));
+        let burst_and_second = |worker| {
+            let mut stage: Limit = toml::from_str("packets_per_second = 11\nburst = 2").unwrap();
+            stage.prepare(&mut Setup::new(&mut resources, "limit", worker, 3)).unwrap();
+            let Some(Meter::Rate(bucket)) = &mut stage.meter else { panic!("a plain rate") };
+            // In steps that a burst of 2 can hold.
+            (0..=20).map(|step| (0..9).filter(|_| bucket.take(step * SECOND / 20, 1)).count()).sum::<usize>()
+        };
+        assert_eq!([0, 1, 2].map(burst_and_second), [2 + 4, 2 + 4, 2 + 3]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 use std::fmt::Write;
 use std::net::{Ipv4Addr, Ipv6Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use proptest::prelude::*;
 
 use super::*;
+use crate::pipeline::{PortInfo, Resources};
 use crate::stages::bench;
 use crate::testing::{Fate, Harness, Outcome, frame};
 
@@ -126,6 +127,22 @@ fn a_file_adds_to_the_table() {
     assert_eq!(hop(&send(&mut harness, "10.2.0.1")), Err(Fate::Dropped("blackhole".to_owned())));
     assert_eq!(hop(&send(&mut harness, "10.3.0.1")), Ok((1, 0)));
     assert_eq!(hop(&send(&mut harness, "2001:db8::1")), Ok((1, 2)));
+}
+
+#[test]
+fn workers_share_the_tables_and_the_numbers() {
+    let mut resources = Resources::new(vec![PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 1500 }], Path::new(""));
+    let mut prepare = |name: &str, worker| {
+        let text = "table = [{ prefix = \"::/0\", via = \"fe80::1\", port = \"a\" }]";
+        let mut stage: Route = toml::from_str(text).unwrap();
+        stage.prepare(&mut Setup::new(&mut resources, name, worker, 2)).unwrap();
+        stage.routes.unwrap()
+    };
+    let first = prepare("one", 0);
+    assert!(Arc::ptr_eq(&first, &prepare("one", 1)));
+    let other = prepare("two", 0);
+    assert!(!Arc::ptr_eq(&first, &other));
+    assert_eq!(first.paths.choose(0, 7), other.paths.choose(0, 7));
 }
 
 #[test]
