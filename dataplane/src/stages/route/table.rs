@@ -32,8 +32,9 @@ pub(super) struct Routes {
 struct Listed {
     prefix: IpNet,
     path: u32,
-    weight: u16,
+    /// Before the weight: of two that are alike the later is the one too many.
     origin: Origin,
+    weight: u16,
 }
 
 /// Where a route was written.

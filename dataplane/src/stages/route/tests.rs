@@ -189,7 +189,8 @@ fn bad_entries_are_told_with_their_place() {
     assert_eq!(none, "table[0].port: no port is named (name one, or say drop)");
     let both = refused("{ prefix = \"10.0.0.0/8\", drop = true, via = \"192.0.2.1\" }");
     assert_eq!(both, "table[0].drop: a route that drops has no path (take via and port out, or drop)");
-    let twice = refused("{ prefix = \"10.0.0.0/8\", port = \"a\" }, { prefix = \"10.0.0.0/8\", port = \"a\" }");
+    let twice =
+        refused("{ prefix = \"10.0.0.0/8\", port = \"a\", weight = 2 }, { prefix = \"10.0.0.0/8\", port = \"a\" }");
     assert_eq!(twice, "table[1]: 10.0.0.0/8 on a is listed twice");
     let torn = refused("{ prefix = \"10.0.0.0/8\", port = \"a\" }, { prefix = \"10.0.0.0/8\", drop = true }");
     assert_eq!(torn, "table[1]: 10.0.0.0/8 drop has a path, and is to be dropped");
