@@ -181,6 +181,7 @@ mod tests {
             next,
             outputs,
             reasons: Vec::new(),
+            drops: None,
         }
     }
 

@@ -252,7 +252,7 @@ fn two_workers(folder: &Path) {
         let ctx = Ctx { timebase, start: Ticks(0), epoch: Nanos(1_700_000_000_000_000_000), worker };
         for byte in 0..10u8 {
             let stamp = Ticks(u64::from(byte) * 1000 + worker as u64);
-            assert!(graph.entry().push_bytes(&[byte; 60], stamp, pool));
+            assert!(graph.entry(0).push_bytes(&[byte; 60], stamp, pool));
         }
         graph.walk(&ctx, pool, &mut NoObserver);
         assert_eq!(graph.outbox(0).len(), 5);
