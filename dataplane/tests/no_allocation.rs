@@ -72,7 +72,7 @@ rules = [
 [[pipeline.stage]]
 use = "limit"
 packets_per_second = 1000
-burst_packets = 100
+burst = 100
 
 [[pipeline.stage]]
 use = "mirror"

@@ -355,10 +355,7 @@ impl<Q: QueuePair, C: CompletionQueue> Lane for VerbsLane<Q, C> {
         pool.moved_descs(&batch.descs()[..n], SlotState::Batched, SlotState::Sending);
         // SAFETY: the slots leave the batch below, and `in_flight` gives them back to the pool only when this request or
         // a later one has completed. The pool's region is kept by `mr`, which is dropped after the queue pair.
-        let posted = match n {
-            0 => Ok(()),
-            _ => unsafe { self.qp.post_send_run(&batch.descs()[..n], first) },
-        };
+        let posted = unsafe { self.qp.post_send_run(&batch.descs()[..n], first) };
         let taken = match posted {
             Ok(()) => n,
             Err(refused) => refused.accepted.min(n),

@@ -51,7 +51,7 @@ pub fn assemble(
         let (Some(plan), Some(stages)) = (&plan, stages) else { return None };
         let program = program(plan, registry, &order, stages);
         if worker == 0 {
-            check(&loaded, plan, &order, &program, diagnostics);
+            check(&loaded, (plan, registry), &order, &program, diagnostics);
         }
         if diagnostics.has_errors() {
             return None;
@@ -126,7 +126,13 @@ fn program(plan: &Plan, registry: &Registry, order: &[usize], stages: Vec<Box<dy
     Program::new(nodes.collect())
 }
 
-fn check(loaded: &Loaded<'_>, plan: &Plan, order: &[usize], program: &Program, diagnostics: &mut Diagnostics) {
+fn check(
+    loaded: &Loaded<'_>,
+    (plan, registry): (&Plan, &Registry),
+    order: &[usize],
+    program: &Program,
+    diagnostics: &mut Diagnostics,
+) {
     let stamps = match plan.runtime.timestamps {
         config::Timestamps::Device => Facts::STAMP,
         config::Timestamps::None => Facts::empty(),
@@ -134,6 +140,15 @@ fn check(loaded: &Loaded<'_>, plan: &Plan, order: &[usize], program: &Program, d
     for (place, problem) in program.check(stamps) {
         let index = order[place];
         diagnostics.push(mistake(loaded, index, &plan.nodes[index].name, problem));
+    }
+    for (place, node) in program.nodes().iter().enumerate() {
+        let watcher = node.drops.and_then(|at| program.nodes().get(at));
+        let looks = |watcher: &&NodeSpec| registry.get(&watcher.kind).is_some_and(|kind| kind.observes_drops);
+        if let Some(watcher) = watcher.filter(|watcher| !looks(watcher)) {
+            let problem = Problem::at("drops", format!("`{}` does not look at what others drop", watcher.name));
+            let problem = problem.help("name a stage that does, such as one with use = \"capture\"");
+            diagnostics.push(mistake(loaded, order[place], &node.name, problem));
+        }
     }
     let most = crate::mem::BATCH / program.multiplicity().min(crate::mem::BATCH);
     if plan.runtime.burst as usize > most {
