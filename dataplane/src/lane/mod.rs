@@ -118,7 +118,7 @@ pub struct LaneSpec {
     pub port: u8,
     /// The queue of that port: which of how many.
     pub queue: (u16, u16),
-    /// Receives posted ahead.
+    /// Receives posted ahead; 0 for a lane that only sends.
     pub recv_depth: u32,
     /// Sends outstanding.
     pub send_depth: u32,
@@ -165,16 +165,22 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
         }
         let cq = |depth| device.create_cq(&CqSpec { depth, fields, flags: CqFlags::SINGLE_THREADED }).map_err(named);
         let (send_cq, _) = cq(spec.send_depth)?;
-        let (recv_cq, granted) = cq(spec.recv_depth)?;
-        let caps =
-            QpCaps { send_depth: spec.send_depth, recv_depth: spec.recv_depth, send_sges: 1, recv_sges: 1, inline: 0 };
+        // A lane that only sends has receive queues too: of the least size, and nothing is posted to them.
+        let (recv_cq, granted) = cq(spec.recv_depth.max(1))?;
+        let caps = QpCaps {
+            send_depth: spec.send_depth,
+            recv_depth: spec.recv_depth.max(1),
+            send_sges: 1,
+            recv_sges: 1,
+            inline: 0,
+        };
         let qp_spec = QpSpec { kind: QpType::RawPacket, caps, signal_all: false, queue: spec.queue };
         let qp = pd.create_qp(&qp_spec, &send_cq, &recv_cq).map_err(named)?;
         let timebase = if spec.stamps { device.timebase() } else { Timebase::NONE };
         let mut lane = VerbsLane {
             // Own accounting bounds what is outstanding, so the completion queues cannot overrun.
-            in_flight: InFlight::new(qp.caps().send_depth.min(send_cq.depth())),
-            recv_depth: qp.caps().recv_depth.min(recv_cq.depth()) as usize,
+            in_flight: InFlight::new(spec.send_depth.min(qp.caps().send_depth).min(send_cq.depth())),
+            recv_depth: spec.recv_depth.min(qp.caps().recv_depth).min(recv_cq.depth()) as usize,
             qp,
             send_cq,
             recv_cq,

@@ -187,10 +187,11 @@ fn check(path: &Path) -> io::Result<()> {
         // A pipe would wait for its reader.
         Ok(_) => Ok(()),
         Err(_) => {
-            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            match fs::metadata(folder.unwrap_or(Path::new(".")))?.is_dir() {
-                true => Ok(()),
-                false => Err(io::ErrorKind::NotADirectory.into()),
+            // Folders that are missing are made with the file; something else in their place is in the way.
+            let there = path.ancestors().skip(1).find_map(|folder| fs::metadata(folder).ok());
+            match there {
+                Some(known) if !known.is_dir() => Err(io::ErrorKind::NotADirectory.into()),
+                _ => Ok(()),
             }
         }
     }
@@ -207,6 +208,9 @@ struct Output<'a> {
 impl Output<'_> {
     fn writer(&mut self) -> io::Result<&mut Writer<BufWriter<File>>> {
         if self.writer.is_none() {
+            if let Some(folder) = self.spec.path.parent() {
+                fs::create_dir_all(folder)?;
+            }
             let out = BufWriter::with_capacity(1 << 16, File::create(&self.spec.path)?);
             self.writer = Some(Writer::new(out, &self.spec.interface, self.spec.snaplen.into())?);
         }

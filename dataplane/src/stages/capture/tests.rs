@@ -184,16 +184,19 @@ fn an_unfinished_capture_leaves_no_file_and_a_finished_one_always_a_valid_one() 
     assert!(!folder.file().exists());
     folder.build("file = \"out.pcapng\"").unwrap().stage().finish().unwrap();
     assert!(folder.read().packets.is_empty());
+    folder.build("file = \"made/for/it.pcapng\"").unwrap().stage().finish().unwrap();
+    assert!(folder.file().with_file_name("made/for/it.pcapng").exists());
 }
 
 #[test]
 fn bad_parameters_are_told_with_their_place() {
     let folder = Folder::new();
     let refused = |parameters: &str| folder.build(parameters).err().unwrap();
-    let missing = refused("file = \"nowhere/out.pcapng\"");
+    std::fs::write(folder.file(), []).unwrap();
+    let blocked = refused("file = \"out.pcapng/inside/x.pcapng\"");
     assert!(
-        missing.starts_with("file: ") && missing.contains("out.pcapng cannot be written: No such file"),
-        "{missing}"
+        blocked.starts_with("file: ") && blocked.contains("x.pcapng cannot be written: not a directory"),
+        "{blocked}"
     );
     assert!(refused("file = \".\"").contains("cannot be written: is a directory"), "{}", refused("file = \".\""));
     let file = "file = \"out.pcapng\"\n";
