@@ -43,3 +43,12 @@ pub mod telemetry;
 pub mod testing;
 pub mod topology;
 pub mod units;
+
+/// The examples of the book, compiled and run as tests.
+#[cfg(doctest)]
+mod book {
+    #[doc = include_str!("../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../docs/writing-a-stage.md")]
+    mod writing_a_stage {}
+}
