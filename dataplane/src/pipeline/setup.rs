@@ -58,6 +58,7 @@ pub struct Setup<'a> {
     folder: &'a Path,
     next_hops: &'a mut NextHops,
     shared: &'a mut HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
+    offline: bool,
     stage: String,
     worker: usize,
     workers: usize,
@@ -71,10 +72,16 @@ impl<'a> Setup<'a> {
             folder: &resources.folder,
             next_hops: &mut resources.next_hops,
             shared: &mut resources.shared,
+            offline: resources.offline,
             stage: stage.to_owned(),
             worker,
             workers,
         }
+    }
+
+    /// Whether packets are only looked at, as by `dataplane explain`: then a stage writes no file and reaches nobody.
+    pub fn is_offline(&self) -> bool {
+        self.offline
     }
 
     /// The ports of the config.
@@ -143,10 +150,12 @@ pub(crate) struct Resources {
     pub(crate) folder: PathBuf,
     pub(crate) next_hops: NextHops,
     pub(crate) shared: HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
+    pub(crate) offline: bool,
 }
 
 impl Resources {
     pub(crate) fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {
-        Self { ports, folder: folder.to_owned(), next_hops: NextHops::default(), shared: HashMap::new() }
+        let (next_hops, shared) = (NextHops::default(), HashMap::new());
+        Self { ports, folder: folder.to_owned(), next_hops, shared, offline: false }
     }
 }

@@ -37,11 +37,30 @@ pub fn assemble(
     topology: Topology,
     diagnostics: &mut Diagnostics,
 ) -> Option<Assembly> {
+    build(source, registry, topology, false, diagnostics)
+}
+
+/// The same for a pipeline that is only looked at: it is planned for a machine that has the cores of any config, and its
+/// stages write no files.
+pub fn assemble_offline(source: &Source, registry: &Registry, diagnostics: &mut Diagnostics) -> Option<Assembly> {
+    /// More than any config has workers.
+    const CORES: u32 = 4096;
+    build(source, registry, Topology::uniform(CORES), true, diagnostics)
+}
+
+fn build(
+    source: &Source,
+    registry: &Registry,
+    topology: Topology,
+    offline: bool,
+    diagnostics: &mut Diagnostics,
+) -> Option<Assembly> {
     let loaded = config::load(source, diagnostics);
     let plan = config::plan(&loaded, registry, &topology, diagnostics);
     let ports = ports(&loaded);
     let folder = source.path().parent().unwrap_or(Path::new(""));
     let mut resources = Resources::new(ports.clone(), folder);
+    resources.offline = offline;
     let workers = plan.as_ref().map_or(1, |plan| plan.cores.len());
     let order: Vec<usize> =
         plan.as_ref().map_or_else(|| (0..loaded.stage_count()).collect(), |plan| plan.order.clone());

@@ -10,7 +10,9 @@ mod devices;
 mod idle;
 mod report;
 mod run;
+mod trace;
 mod worker;
 
-pub use assemble::{Assembly, assemble};
+pub use assemble::{Assembly, assemble, assemble_offline};
 pub use run::{Options, Run};
+pub use trace::{End, Hop, Trace, Tracer};

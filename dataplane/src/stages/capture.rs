@@ -124,6 +124,9 @@ impl Stage for Capture {
             let problem = Problem::at("comment", format!("{} bytes are too many", comment.len()));
             return Err(problem.help(format!("{} at most", sink::COMMENT)));
         }
+        if setup.is_offline() {
+            return Ok(());
+        }
         let spec = Spec {
             path: setup.path(&self.file),
             interface: setup.stage().to_owned(),

@@ -26,6 +26,13 @@ pub mod vlan;
 
 use crate::pipeline::Registry;
 
+/// The built-in stages.
+pub fn registry() -> Registry {
+    let mut registry = Registry::new();
+    register(&mut registry);
+    registry
+}
+
 /// Adds every built-in stage.
 pub fn register(registry: &mut Registry) {
     registry.add_described::<acl::Acl>("acl");
