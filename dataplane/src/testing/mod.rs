@@ -25,11 +25,14 @@
 //! ```
 
 mod harness;
+mod pipeline;
 pub mod strategies;
 
 pub use harness::{Fate, Harness, HarnessBuilder, Outcome};
+pub use pipeline::Pipeline;
 
 pub use crate::header::build::Frame;
+pub use crate::runtime::{End, Hop, Trace};
 
 /// A frame to build on, from 02:00:00:00:00:01 to 02:00:00:00:00:02.
 pub fn frame<'a>() -> Frame<'a> {
