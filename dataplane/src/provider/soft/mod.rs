@@ -30,6 +30,7 @@ pub use counters::SoftCounters;
 pub use cq::{SoftCq, SoftCursor};
 pub use device::{SoftDevice, SoftPd, SoftProvider};
 pub use fault::FaultSpec;
+pub(crate) use link::Capture;
 pub use link::{FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec};
 pub use memory::SoftMr;
 pub use qp::SoftQp;

@@ -14,11 +14,11 @@ use crate::units::Nanos;
 
 /// The frames of a capture.
 #[derive(Debug, Default)]
-pub(super) struct Capture {
+pub(crate) struct Capture {
     bytes: Vec<u8>,
     records: Vec<Record>,
     /// Where the capture is damaged, and how: what stands here comes from before.
-    pub(super) damage: Option<Damage>,
+    pub(crate) damage: Option<Damage>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -30,26 +30,26 @@ struct Record {
 
 /// Where a capture makes no sense any more, and why.
 #[derive(Debug)]
-pub(super) struct Damage {
-    pub(super) offset: usize,
-    pub(super) reason: String,
+pub(crate) struct Damage {
+    pub(crate) offset: usize,
+    pub(crate) reason: String,
 }
 
 /// Why nothing can be read.
 type Refusal = String;
 
 impl Capture {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.records.len()
     }
 
-    pub(super) fn frame(&self, index: usize) -> &[u8] {
+    pub(crate) fn frame(&self, index: usize) -> &[u8] {
         let record = self.records[index];
         &self.bytes[record.at..record.at + record.len]
     }
 
     /// When a frame was captured, since the epoch.
-    pub(super) fn time(&self, index: usize) -> Nanos {
+    pub(crate) fn time(&self, index: usize) -> Nanos {
         self.records[index].time
     }
 
@@ -59,7 +59,7 @@ impl Capture {
     }
 
     /// Reads a whole file.
-    pub(super) fn read(file: &[u8]) -> Result<Self, Refusal> {
+    pub(crate) fn read(file: &[u8]) -> Result<Self, Refusal> {
         match file.first_chunk() {
             Some([0x0a, 0x0d, 0x0d, 0x0a]) => Self::read_ng(file),
             Some(_) => Self::read_classic(file),

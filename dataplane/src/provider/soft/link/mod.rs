@@ -7,6 +7,7 @@ mod pcap;
 
 use std::sync::Arc;
 
+pub(crate) use capture::Capture;
 pub use generator::{FrameKind, GeneratorSpec};
 pub use loopback::LoopbackLink;
 pub use pcap::{Pace, PcapSpec};
