@@ -25,9 +25,11 @@
 //! | [`config`] | TOML to a checked plan; touches no device | topology |
 //! | [`runtime`] | a plan becomes objects; the worker loop; control | all of the above |
 //! | [`testing`] | packets in, packets out, no device: for tests of stages and apps | all of the above |
+//! | [`app`] | the command line that every app has | all of the above |
 //!
 //! Not here: TCP termination, a control plane of its own, drivers that take the device from the kernel.
 
+pub mod app;
 pub mod clock;
 pub mod config;
 pub mod error;
@@ -43,6 +45,8 @@ pub mod telemetry;
 pub mod testing;
 pub mod topology;
 pub mod units;
+
+pub use error::{Error, Result};
 
 /// The examples of the book, compiled and run as tests.
 #[cfg(doctest)]

@@ -1,3 +1,5 @@
-//! The `dataplane` program.
+//! The `dataplane` program: the command line that every app has, with the built-in stages.
 
-fn main() {}
+fn main() -> dataplane::Result<()> {
+    dataplane::prelude::App::new().run()
+}

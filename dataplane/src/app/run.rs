@@ -1,0 +1,130 @@
+//! `run`: from config to report.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use super::args::{self, Form};
+use super::console::{self, CLEAR_LINE, Stop};
+use crate::pipeline::Registry;
+use crate::runtime::{Options, Run};
+use crate::telemetry::Progress;
+use crate::topology::Topology;
+
+/// How often the run is looked at, and how often progress is shown.
+const LOOK: Duration = Duration::from_millis(20);
+const SHOW: Duration = Duration::from_millis(500);
+
+pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
+    let assembly = console::assembly(&args.config, registry, Topology::discover()?)?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for (signal, status) in [(SIGINT, 130), (SIGTERM, 143)] {
+        // The order matters: the first signal finds the flag down, and raises it; the second finds it up.
+        flag::register_conditional_shutdown(signal, status, interrupted.clone())
+            .and_then(|_| flag::register(signal, interrupted.clone()))
+            .map_err(|error| Stop::Failed(format!("signals cannot be handled: {error}")))?;
+    }
+    let run = Run::start(assembly, Options { duration: args.duration, packets: args.packets })?;
+    tracing::info!("running");
+    watch(&run, &interrupted);
+    let report = run.join()?;
+    match if args.json { Form::Json } else { args.report } {
+        Form::Human => console::print(&report.to_string())?,
+        Form::Json => console::print_json(&report)?,
+    }
+    match report.is_good() {
+        true => Ok(()),
+        false if report.errors.is_empty() => Err(Stop::Failed("the ledger does not balance".to_owned())),
+        false => Err(Stop::Failed(report.errors.join("\nerror: "))),
+    }
+}
+
+/// Shows progress and what devices say until the run ends.
+fn watch(run: &Run, interrupted: &AtomicBool) {
+    let mut meter = console::is_watched().then(|| Meter::new(run.progress()));
+    let mut stopping = false;
+    while !run.is_finished() {
+        if interrupted.load(Ordering::Relaxed) && !stopping {
+            stopping = true;
+            run.stop();
+            tracing::info!("stopping: once more stops at once");
+        }
+        for event in run.events() {
+            tracing::warn!("{event}");
+        }
+        if let Some(meter) = &mut meter {
+            meter.tick(run);
+        }
+        thread::sleep(LOOK);
+    }
+    for event in run.events() {
+        tracing::warn!("{event}");
+    }
+    if meter.is_some() {
+        console::tell(CLEAR_LINE);
+    }
+}
+
+/// The line of progress.
+struct Meter {
+    began: Instant,
+    shown: Instant,
+    last: Progress,
+}
+
+impl Meter {
+    fn new(progress: Progress) -> Self {
+        let now = Instant::now();
+        Self { began: now, shown: now, last: progress }
+    }
+
+    fn tick(&mut self, run: &Run) {
+        let since = self.shown.elapsed();
+        if since < SHOW {
+            return;
+        }
+        let progress = run.progress();
+        let line = line(self.began.elapsed(), since, self.last, progress);
+        console::tell(&format!("{CLEAR_LINE}{line}"));
+        self.shown = Instant::now();
+        self.last = progress;
+    }
+}
+
+fn line(elapsed: Duration, since: Duration, last: Progress, now: Progress) -> String {
+    let rate = |last: u64, now: u64| rate(now.saturating_sub(last) as f64 / since.as_secs_f64());
+    format!(
+        "{:.1} s · in {} · out {} · dropped {} ({} in all)",
+        elapsed.as_secs_f64(),
+        rate(last.rx, now.rx),
+        rate(last.tx, now.tx),
+        rate(last.dropped, now.dropped),
+        now.dropped
+    )
+}
+
+/// Packets a second in few digits.
+fn rate(packets: f64) -> String {
+    match packets {
+        packets if packets >= 1e6 => format!("{:.2} Mpps", packets / 1e6),
+        packets if packets >= 1e3 => format!("{:.1} kpps", packets / 1e3),
+        packets => format!("{packets:.0} pps"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_a_difference_over_time() {
+        let last = Progress { rx: 1_000, tx: 1_000, dropped: 3, loops: 1 };
+        let now = Progress { rx: 2_001_000, tx: 6_000, dropped: 13, loops: 2 };
+        let text = line(Duration::from_secs(7), Duration::from_millis(500), last, now);
+        assert_eq!(text, "7.0 s · in 4.00 Mpps · out 10.0 kpps · dropped 20 pps (13 in all)");
+    }
+}
