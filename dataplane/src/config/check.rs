@@ -1,21 +1,16 @@
-//! Checks of ports, cores and memory: what each key alone cannot tell.
+//! Checks of ports and cores: what each key alone cannot tell.
 
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
 
 use super::diagnostics::{Diagnostics, Mistake};
 use super::explain::suggest;
+use super::link;
 use super::load::Loaded;
 use super::plan::PortPlan;
-use super::port::{Generator, Link, Port, Protocol, Qp, SOFT};
+use super::port::{Capability, Link, Port, Qp, SOFT};
 use super::tree;
 use crate::topology::{Topology, Workers};
 use crate::units::CoreId;
-
-/// The bytes of an Ethernet header with two VLAN tags (IEEE 802.1Q).
-const ETHERNET: u32 = 14 + 2 * 4;
-/// The bytes of the global route header that a UD receive begins with.
-const GRH: u32 = 40;
 
 /// The ports with all their names resolved; none for one that could not be read.
 pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<Option<PortPlan>> {
@@ -39,6 +34,7 @@ pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<O
     let ports: Vec<_> = loaded.ports.iter().enumerate().map(plan).collect();
     checker.devices();
     checker.unused(&inputs);
+    link::files(loaded, &ports, diagnostics);
     ports
 }
 
@@ -105,14 +101,24 @@ impl<'a> Checker<'a, '_> {
     /// Checks one port; gives its peer.
     fn port(&mut self, index: usize, port: &Port) -> Option<usize> {
         let at = |key: &str| format!("port[{index}].{key}");
-        let raw = "use qp = \"raw_packet\", or \"ud\" for datagrams";
-        if matches!(port.qp, Qp::Rc | Qp::Uc) {
-            self.error(&at("qp"), "rc and uc queue pairs cannot carry a pipeline yet", raw);
+        let kind = match port.qp {
+            Qp::RawPacket => None,
+            Qp::Ud => Some("ud"),
+            Qp::Rc => Some("rc"),
+            Qp::Uc => Some("uc"),
+        };
+        if let Some(kind) = kind {
+            let message = format!("{kind} queue pairs cannot carry a pipeline yet");
+            self.error(&at("qp"), message, "use qp = \"raw_packet\", which is what carries a pipeline");
         }
         if port.device.is_empty() {
             self.error(&at("device"), "a port needs a device", "name a verbs device, or \"soft\"");
         }
         if port.device != SOFT {
+            if !port.device.is_empty() {
+                let help = "use device = \"soft\" with a link";
+                self.error(&at("device"), "verbs devices cannot carry a pipeline yet", help);
+            }
             let given =
                 [("link", port.link.is_some()), ("faults", port.faults.is_some()), ("refuse", !port.refuse.is_empty())];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
@@ -124,6 +130,10 @@ impl<'a> Checker<'a, '_> {
         if port.device_port != 1 {
             self.error(&at("device_port"), "a software device has one port", "take `device_port` out");
         }
+        if let Some(entry) = port.refuse.iter().position(|refused| *refused == Capability::RawPacket) {
+            let message = format!("without raw_packet `{}` cannot carry a pipeline", port.name);
+            self.error(&at(&format!("refuse[{entry}]")), message, "take it out of `refuse`");
+        }
         match &port.link {
             // Its line may be one of those that could not be read.
             None if self.loaded.damaged => None,
@@ -134,19 +144,12 @@ impl<'a> Checker<'a, '_> {
                 None
             }
             Some(Link::Loopback(link)) => self.loopback(index, port, link.peer.as_deref()),
-            Some(link) => {
-                if port.qp == Qp::Ud {
-                    let message = format!("the packets of a {} link are Ethernet frames, not datagrams", link.kind());
-                    self.error(&at("qp"), message, "use qp = \"raw_packet\", or a loopback link");
-                }
-                match link {
-                    Link::Generator(generator) => self.generator(index, generator),
-                    Link::Pcap(pcap) if pcap.input.is_none() && pcap.output.is_none() && !self.loaded.damaged => {
-                        let help = "add `input`, `output` or both: the files that are played and written";
-                        self.error(&at("link"), "this pcap link has no file", help);
-                    }
-                    _ => {}
-                }
+            Some(Link::Generator(link)) => {
+                link::generator(self.loaded, index, port, link, self.diagnostics);
+                None
+            }
+            Some(Link::Pcap(link)) => {
+                link::pcap(self.loaded, index, link, self.diagnostics);
                 None
             }
         }
@@ -169,22 +172,8 @@ impl<'a> Checker<'a, '_> {
                 format!("`{}` names `{name}` as its peer, but `{name}` doesn't name `{}`", port.name, port.name);
             let help = format!("give `{name}` link = {{ kind = \"loopback\", peer = \"{}\" }}", port.name);
             self.error(&path, message, help);
-        } else if end.qp != port.qp {
-            let message = format!("`{}` and its peer `{name}` have different types of queue pairs", port.name);
-            self.error(&path, message, "give both ports the same `qp`");
         }
         Some(other)
-    }
-
-    fn generator(&mut self, index: usize, link: &Generator) {
-        let v6 = link.protocol == Protocol::Udp6;
-        for (key, address) in [("src_ip", link.src_ip), ("dst_ip", link.dst_ip)] {
-            if address.is_some_and(|address| matches!(address, IpAddr::V6(_)) != v6) {
-                let version = if v6 { "IPv6" } else { "IPv4" };
-                let message = format!("the packets are {version}, and `{key}` is no {version} address");
-                self.error(&format!("port[{index}].link.{key}"), message, "change the address or `protocol`");
-            }
-        }
     }
 
     /// Two ports cannot have the queues of one port of a verbs device.
@@ -271,57 +260,23 @@ pub(super) fn cores(
     }
 }
 
-/// Checks sizes and counts of buffers; gives how many each worker has.
-pub(super) fn memory(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagnostics: &mut Diagnostics) -> Option<u32> {
-    let runtime = loaded.runtime.as_ref()?;
-    let mut error = |path: &str, message: String, help: String| {
-        diagnostics.push(Mistake::error(loaded.locate(path), message).help(help));
-    };
-    let room = runtime.buffer_size.saturating_sub(runtime.headroom);
-    if room < 64 {
-        let message = format!("a headroom of {} leaves {room} bytes of a buffer", runtime.headroom);
-        error("runtime.headroom", message, format!("make it less than the buffer_size, {}", runtime.buffer_size));
-        return None;
+/// Checks that the ports can be shared by so many workers.
+pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: usize, diagnostics: &mut Diagnostics) {
+    if workers < 2 {
+        return;
     }
-    let mut rings = 0u32;
-    for (index, port) in ports.iter().enumerate() {
-        let Some(port) = port.as_ref().map(|port| &port.config) else { continue };
-        rings = rings.saturating_add(port.rx_depth).saturating_add(port.tx_depth);
-        if runtime.burst > port.rx_depth {
-            let message =
-                format!("the rx_depth of `{}` is {}, less than a burst of {}", port.name, port.rx_depth, runtime.burst);
-            let help = format!("make it at least {}, or the burst of [runtime] smaller", runtime.burst);
-            error(&format!("port[{index}].rx_depth"), message, help);
+    for (index, plan) in ports.iter().enumerate() {
+        let Some(port) = plan.as_ref().filter(|port| port.config.device == SOFT) else { continue };
+        let name = &port.config.name;
+        if let Some(at) = port.config.refuse.iter().position(|refused| *refused == Capability::Rss) {
+            let message = format!("without rss `{name}` has one queue, and there are {workers} workers");
+            let mistake = Mistake::error(loaded.locate(&format!("port[{index}].refuse[{at}]")), message);
+            diagnostics.push(mistake.help("take \"rss\" out of `refuse`, or write workers = 1 in [runtime]"));
         }
-        let header = if port.qp == Qp::Ud { GRH } else { ETHERNET };
-        let grow =
-            |frame: u32| format!("make buffer_size of [runtime] at least {}", frame.saturating_add(runtime.headroom));
-        let frame = port.mtu.saturating_add(header);
-        if frame > room {
-            let message =
-                format!("a packet of `{}` has up to {frame} bytes, and a buffer has room for {room}", port.name);
-            error(&format!("port[{index}].mtu"), message, grow(frame));
+        if port.input && port.config.rss.fields.is_empty() {
+            let message = format!("`{name}` hashes nothing, so one of {workers} workers gets every packet");
+            let mistake = Mistake::error(loaded.locate(&format!("port[{index}].rss.fields")), message);
+            diagnostics.push(mistake.help("name what is hashed, such as \"ipv4\", or take `fields` out"));
         }
-        if let Some(Link::Generator(link)) = &port.link {
-            if link.sizes.is_empty() && link.size > room {
-                let message = format!("a frame of {} bytes doesn't fit into a buffer with room for {room}", link.size);
-                error(&format!("port[{index}].link.size"), message, grow(link.size));
-            }
-            for (at, size) in link.sizes.iter().enumerate().filter(|(_, size)| size.size > room) {
-                let message = format!("a frame of {} bytes doesn't fit into a buffer with room for {room}", size.size);
-                error(&format!("port[{index}].link.sizes[{at}].size"), message, grow(size.size));
-            }
-        }
-    }
-    let least = rings.saturating_add(runtime.burst);
-    match runtime.buffers {
-        Some(buffers) if buffers < least => {
-            let message = format!("{buffers} buffers are fewer than rings and bursts of a worker hold, {least}");
-            error("runtime.buffers", message, format!("make it at least {least}, or take the key out"));
-            None
-        }
-        Some(buffers) => Some(buffers),
-        // An eighth more for what stages hold and copy.
-        None => Some(least.saturating_add(least / 8).next_multiple_of(64)),
     }
 }

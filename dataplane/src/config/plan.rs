@@ -8,6 +8,7 @@ use super::check;
 use super::diagnostics::Diagnostics;
 use super::graph;
 use super::load::Loaded;
+use super::memory;
 use super::port::{Link, Port, Qp};
 use super::runtime::{Hugepages, Runtime};
 use super::source::Span;
@@ -106,7 +107,8 @@ pub fn plan(
 ) -> Option<Plan> {
     let ports = check::ports(loaded, diagnostics);
     let cores = check::cores(loaded, &ports, topology, diagnostics);
-    let buffers = check::memory(loaded, &ports, diagnostics);
+    check::spread(loaded, &ports, cores.as_ref().map_or(1, Vec::len), diagnostics);
+    let buffers = memory::memory(loaded, &ports, diagnostics);
     let graph = graph::resolve(loaded, catalog, diagnostics);
     if diagnostics.has_errors() {
         return None;

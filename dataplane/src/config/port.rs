@@ -18,7 +18,7 @@ pub enum Qp {
     /// Whole Ethernet frames.
     #[default]
     RawPacket,
-    /// Unreliable datagrams: a payload behind 40 bytes of global route header.
+    /// Unreliable datagrams: a payload behind 40 bytes of global route header. They cannot carry a pipeline yet.
     Ud,
     /// A reliable connection. It cannot carry a pipeline yet.
     Rc,
@@ -48,7 +48,7 @@ pub struct Rss {
     /// hexadecimal digits.
     #[schemars(with = "String")]
     pub key: RssKey,
-    /// What is hashed.
+    /// What is hashed. Packets that have none of it go to the first worker.
     pub fields: Vec<RssField>,
 }
 
@@ -88,6 +88,18 @@ pub struct Faults {
     /// How late a late packet is.
     #[schemars(with = "String")]
     pub delay_by: Period,
+    /// The probability that a receive fails. All that waits in its queue fails with it, and the queue starts anew.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub rx_error: f64,
+    /// The probability that a send fails, with the same consequence.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub tx_error: f64,
+    /// The probability that the link goes down as a packet comes. That packet and the next eight are lost.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub flap: f64,
 }
 
 impl Default for Faults {
@@ -100,6 +112,9 @@ impl Default for Faults {
             corrupt: 0.0,
             delay: 0.0,
             delay_by: Period(std::time::Duration::from_millis(1)),
+            rx_error: 0.0,
+            tx_error: 0.0,
+            flap: 0.0,
         }
     }
 }
@@ -108,18 +123,24 @@ impl Default for Faults {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Capability {
-    /// Completion timestamps in wall clock time.
-    WallclockTimestamps,
+    /// Queue pairs of whole Ethernet frames, which is what carries a pipeline.
+    RawPacket,
+    /// Queue pairs of datagrams.
+    Datagram,
+    /// Completion queues that are polled by cursor, which completion timestamps need.
+    ExtendedCq,
     /// Completion timestamps in ticks of the device.
     Timestamps,
+    /// Completion timestamps in wall clock time.
+    WallclockTimestamps,
     /// Completion queues for one thread alone.
     SingleThreaded,
-    /// Thread domains.
-    ThreadDomain,
-    /// Several receive queues on a port.
-    Rss,
+    /// Completion queues that do not watch for overrun.
+    IgnoreOverrun,
     /// Data within the work request.
     Inline,
+    /// Several receive queues on a port, which several workers need.
+    Rss,
 }
 
 /// What the wire of a software device is made of.
@@ -190,16 +211,16 @@ pub enum Protocol {
 #[serde(deny_unknown_fields)]
 pub struct Size {
     /// The size of the frame in bytes, without the checksum at its end.
-    #[serde(deserialize_with = "within::<_, u32, 14, 65536>")]
-    #[schemars(range(min = 14, max = 65536))]
-    pub size: u32,
+    #[serde(deserialize_with = "within::<_, u16, 42, 65022>")]
+    #[schemars(range(min = 42, max = 65022))]
+    pub size: u16,
     /// How often it comes, in relation to the others.
-    #[serde(default = "one", deserialize_with = "within::<_, u32, 1, 1000000>")]
-    #[schemars(range(min = 1, max = 1000000))]
-    pub weight: u32,
+    #[serde(default = "one", deserialize_with = "within::<_, u16, 1, 1000>")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub weight: u16,
 }
 
-fn one() -> u32 {
+fn one() -> u16 {
     1
 }
 
@@ -207,16 +228,17 @@ fn one() -> u32 {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Generator {
-    /// The size of a frame in bytes, without the checksum at its end.
-    #[serde(deserialize_with = "within::<_, u32, 14, 65536>")]
-    #[schemars(range(min = 14, max = 65536))]
-    pub size: u32,
+    /// The size of a frame in bytes, without the checksum at its end. It fits the `mtu` of the port. Absent: 64, where
+    /// there are no `sizes`.
+    #[serde(deserialize_with = "within_some::<_, u16, 42, 65022>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 42, max = 65022))]
+    pub size: Option<u16>,
     /// Several sizes in turn, instead of `size`.
     pub sizes: Vec<Size>,
     /// How many flows the frames belong to, in turn. The source port and, past 65,536 flows, the source address count
-    /// them.
-    #[serde(deserialize_with = "within::<_, u32, 1, 16777216>")]
-    #[schemars(range(min = 1, max = 16777216))]
+    /// them. Different frames have at most 64 MiB together: each flow has a frame of each size as often as its weight.
+    #[serde(deserialize_with = "within::<_, u32, 1, 1048576>")]
+    #[schemars(range(min = 1, max = 1048576))]
     pub flows: u32,
     /// Frames in a second. Absent: as many as are taken.
     #[serde(deserialize_with = "within_some::<_, u64, 1, 1000000000000>", skip_serializing_if = "Option::is_none")]
@@ -250,14 +272,28 @@ pub struct Generator {
     #[serde(deserialize_with = "within_some::<_, u16, 0, 4094>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4094))]
     pub vlan: Option<u16>,
-    /// The seed of the payload.
+    /// The seed of the payload, which is random.
     pub seed: u64,
 }
+
+impl Generator {
+    /// The sizes in turn, each with its weight.
+    pub fn mix(&self) -> Vec<Size> {
+        if self.sizes.is_empty() {
+            vec![Size { size: self.size.unwrap_or(DEFAULT_SIZE), weight: 1 }]
+        } else {
+            self.sizes.clone()
+        }
+    }
+}
+
+/// The size of a frame where nothing else is said.
+const DEFAULT_SIZE: u16 = 64;
 
 impl Default for Generator {
     fn default() -> Self {
         Self {
-            size: 64,
+            size: None,
             sizes: Vec::new(),
             flows: 1,
             rate: None,
@@ -303,15 +339,18 @@ pub struct Pcap {
     pub repeat: Repeat,
     /// When the packets come.
     pub pace: Pace,
-    /// The most bytes of a packet that `output` keeps.
+    /// The most bytes of a packet that `output` keeps. Of a longer one it keeps the length too.
     #[serde(deserialize_with = "within::<_, u32, 1, 262144>")]
     #[schemars(range(min = 1, max = 262144))]
     pub snaplen: u32,
 }
 
+/// More than any packet has.
+const SNAPLEN: u32 = 262_144;
+
 impl Default for Pcap {
     fn default() -> Self {
-        Self { input: None, output: None, repeat: Repeat::default(), pace: Pace::default(), snaplen: 262_144 }
+        Self { input: None, output: None, repeat: Repeat::default(), pace: Pace::default(), snaplen: SNAPLEN }
     }
 }
 
@@ -325,7 +364,8 @@ fn repeat_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
 pub struct Port {
     /// What the config calls it.
     pub name: String,
-    /// The name of a verbs device, or `"soft"` for the software device.
+    /// `"soft"`: the software device, whose wire is its `link`. Any other name is that of a verbs device, which cannot
+    /// carry a pipeline yet.
     pub device: String,
     /// The port of the verbs device.
     #[serde(default = "first_port", deserialize_with = "within::<_, u8, 1, 255>")]
@@ -343,17 +383,17 @@ pub struct Port {
     #[schemars(range(min = 1, max = 32768))]
     pub tx_depth: u32,
     /// The largest packet in bytes, without its Ethernet header and VLAN tags.
-    #[serde(default = "mtu", deserialize_with = "within::<_, u32, 68, 65535>")]
-    #[schemars(range(min = 68, max = 65535))]
+    #[serde(default = "mtu", deserialize_with = "within::<_, u32, 68, 65000>")]
+    #[schemars(range(min = 68, max = 65000))]
     pub mtu: u32,
-    /// Its MAC address. Absent: the device's own.
+    /// Its MAC address. Absent: one of its own, 02:00:00:00:00:01 for the first port and so on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub mac: Option<Mac>,
     /// How packets are spread over workers.
     #[serde(default)]
     pub rss: Rss,
-    /// What the wire of a software device is made of; its other keys depend on its `kind`.
+    /// What the wire of a software device is made of, which every software device needs; its other keys depend on its `kind`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,
     /// Faults of a software device.

@@ -66,14 +66,16 @@ pub struct Runtime {
     #[schemars(range(min = 1, max = 256))]
     pub burst: u32,
     /// Bytes of one packet buffer, headroom included.
-    #[serde(deserialize_with = "within::<_, u32, 256, 65536>")]
-    #[schemars(range(min = 256, max = 65536))]
+    #[serde(deserialize_with = "within::<_, u32, 256, 65408>")]
+    #[schemars(range(min = 256, max = 65408))]
     pub buffer_size: u32,
-    /// Bytes kept free before a received packet, for headers to be put before it.
+    /// Bytes kept free before a received packet, for headers to be put before it. It leaves at least 64 bytes of a
+    /// buffer.
     #[serde(deserialize_with = "within::<_, u32, 0, 4096>")]
     #[schemars(range(min = 0, max = 4096))]
     pub headroom: u32,
-    /// Packet buffers of each worker. Absent: what the rings of its ports and its bursts need, and an eighth more.
+    /// Packet buffers of each worker. Absent: what the rings of its ports and its bursts need, and an eighth more. A
+    /// port that is no `input` has no receive ring.
     #[serde(deserialize_with = "within_some::<_, u32, 1, 16777216>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16777216))]
     pub buffers: Option<u32>,

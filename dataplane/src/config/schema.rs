@@ -35,7 +35,8 @@ struct Pipeline {
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct Stage {
-    /// What the config calls it. Absent: as its kind.
+    /// What the config calls it, and other stages in `outputs`, `next` and `drops`. Absent: as its kind. No two stages
+    /// have the same.
     name: Option<String>,
     /// Its kind.
     #[schemars(rename = "use")]
@@ -44,8 +45,12 @@ struct Stage {
     /// dropped and counted.
     #[schemars(default)]
     outputs: std::collections::BTreeMap<String, String>,
-    /// Where unlabelled packets go. Absent: to the stage that is listed next.
+    /// Where packets go that leave by none of its outputs: to a stage, or to `"drop"`. Absent: to the stage that is
+    /// listed next. A stage at which packets end, such as `tx`, has none.
     next: Option<String>,
+    /// The stage that is shown every packet that this one drops, such as a `capture`. The packet is dropped and counted
+    /// all the same.
+    drops: Option<String>,
 }
 
 /// One key of a table.
@@ -188,6 +193,10 @@ pub fn markdown_table(rows: &[Row]) -> String {
     text
 }
 
+/// How stages are wired.
+const STAGE: &str = "A stage. Packets enter at the first that is listed, and go on to the next unless `outputs` or \
+                     `next` say otherwise; they never come back to a stage. All other keys are those of its kind.";
+
 /// The reference of all keys that aren't a stage's own, as Markdown.
 pub fn reference_markdown() -> String {
     let link = "A `link` of this `kind` ";
@@ -217,7 +226,7 @@ pub fn reference_markdown() -> String {
             "Faults of a software device. Those of one seed are the same in every run.",
         ),
         ("`[pipeline]`", schema_for!(Pipeline), "What feeds the stages, and the stages."),
-        ("`[[pipeline.stage]]`", schema_for!(Stage), "A stage. All other keys are those of its kind."),
+        ("`[[pipeline.stage]]`", schema_for!(Stage), STAGE),
         ("The whole file", schema_for!(File), "The sections of a config."),
     ];
     let mut text = String::new();
@@ -262,7 +271,18 @@ mod tests {
             assert!(cells[3].len() > 5, "no meaning: {line}");
             assert_ne!(cells[1], "any", "no type: {line}");
         }
-        for key in ["`burst`", "`rx_depth`", "`flows`", "`loop`", "`peer`", "`loss`", "`outputs`", "`weight`"] {
+        for key in [
+            "`burst`",
+            "`rx_depth`",
+            "`flows`",
+            "`loop`",
+            "`peer`",
+            "`loss`",
+            "`outputs`",
+            "`drops`",
+            "`weight`",
+            "`flap`",
+        ] {
             assert!(text.contains(&format!("| {key} |")), "{key}");
         }
         assert_eq!(schema()["properties"]["runtime"]["description"], "Workers, memory and the loop.");

@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::clock::HostClock;
-use crate::config::{self, Link, Plan, PortPlan};
+use crate::config::{self, Link, Plan, PortPlan, RssField};
 use crate::error::{Error, Result};
 use crate::lane::{ACCESS, Lane, LaneSpec, VerbsLane};
 use crate::mem::Pool;
 use crate::pipeline::PortInfo;
 use crate::provider::soft::{
-    FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec, RssSpec, SoftDevice, SoftPd, SoftSpec,
+    FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec, RssFields, RssSpec, SoftDevice,
+    SoftPd, SoftSpec,
 };
 use crate::provider::{Capability, Device, ProtectionDomain};
 use crate::units::Nanos;
@@ -144,6 +145,7 @@ fn pcap(link: &config::Pcap) -> Result<PcapSpec> {
             config::Pace::Fast => Pace::Fast,
             config::Pace::File => Pace::File,
         },
+        snaplen: link.snaplen,
     })
 }
 
@@ -155,19 +157,26 @@ fn faults(faults: &config::Faults) -> FaultSpec {
         reorder: faults.reorder,
         corrupt: faults.corrupt,
         delay: faults.delay,
-        delay_by: Nanos(faults.delay_by.0.as_nanos() as u64),
+        // A config's time is a number of nanoseconds in 64 bits.
+        delay_by: Nanos(u64::try_from(faults.delay_by.0.as_nanos()).unwrap_or(u64::MAX)),
+        rx_error: faults.rx_error,
+        tx_error: faults.tx_error,
+        flap: faults.flap,
         ..FaultSpec::default()
     }
 }
 
 fn refused(capability: config::Capability) -> Capability {
     match capability {
-        config::Capability::WallclockTimestamps => Capability::WallclockTimestamps,
+        config::Capability::RawPacket => Capability::RawPacket,
+        config::Capability::Datagram => Capability::Datagram,
+        config::Capability::ExtendedCq => Capability::ExtendedCq,
         config::Capability::Timestamps => Capability::Timestamps,
+        config::Capability::WallclockTimestamps => Capability::WallclockTimestamps,
         config::Capability::SingleThreaded => Capability::SingleThreaded,
-        config::Capability::ThreadDomain => Capability::SingleThreaded,
-        config::Capability::Rss => Capability::Rss,
+        config::Capability::IgnoreOverrun => Capability::IgnoreOverrun,
         config::Capability::Inline => Capability::Inline,
+        config::Capability::Rss => Capability::Rss,
     }
 }
 
@@ -177,16 +186,19 @@ fn rss(rss: &config::Rss) -> RssSpec {
         config::RssKey::Symmetric => RssSpec::SYMMETRIC.key,
         config::RssKey::Bytes(key) => key,
     };
-    RssSpec { key }
+    let has = |field| rss.fields.contains(&field);
+    let fields = RssFields {
+        ipv4: has(RssField::Ipv4),
+        ipv6: has(RssField::Ipv6),
+        tcp: has(RssField::Tcp),
+        udp: has(RssField::Udp),
+    };
+    RssSpec { key, fields }
 }
 
 fn generator(link: &config::Generator) -> GeneratorSpec {
-    let sizes = match link.sizes.as_slice() {
-        [] => vec![(link.size as u16, 1)],
-        sizes => sizes.iter().map(|size| (size.size as u16, size.weight as u16)).collect(),
-    };
     GeneratorSpec {
-        sizes,
+        sizes: link.mix().iter().map(|entry| (entry.size, entry.weight)).collect(),
         flows: link.flows,
         kind: match link.protocol {
             config::Protocol::Udp4 => FrameKind::Udp4,
@@ -194,6 +206,13 @@ fn generator(link: &config::Generator) -> GeneratorSpec {
             config::Protocol::Udp6 => FrameKind::Udp6,
         },
         vlan: link.vlan,
+        src_mac: link.src_mac.0,
+        dst_mac: link.dst_mac.0,
+        src_ip: link.src_ip,
+        dst_ip: link.dst_ip,
+        src_port: link.src_port,
+        dst_port: link.dst_port,
+        seed: link.seed,
         count: link.count,
         rate: link.rate,
         copy: link.copy,

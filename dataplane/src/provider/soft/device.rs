@@ -107,7 +107,7 @@ impl SoftDevice {
         };
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let nanos = if timebase.source == ClockSource::Virtual { 0 } else { nanos };
-        let link = Link::new(&spec.link, spec.mac, spec.max_frame() as usize)?;
+        let link = Link::new(&spec.link, spec.max_frame() as usize)?;
         Ok(Self(Arc::new(Shared {
             link,
             rss: Arc::new(Rss::new(&spec.rss)),

@@ -34,7 +34,7 @@ pub(crate) use link::Capture;
 pub use link::{FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec};
 pub use memory::SoftMr;
 pub use qp::SoftQp;
-pub use rss::RssSpec;
+pub use rss::{RssFields, RssSpec};
 pub use spec::{SoftLimits, SoftSpec};
 
 #[cfg(test)]

@@ -2,11 +2,31 @@
 //!
 //! The hash and its verification suite: "Receive Side Scaling" in the Windows network driver documentation.
 
+/// What of a frame is hashed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RssFields {
+    /// The addresses of an IPv4 packet.
+    pub ipv4: bool,
+    /// The addresses of an IPv6 packet.
+    pub ipv6: bool,
+    /// The ports of a TCP segment.
+    pub tcp: bool,
+    /// The ports of a UDP datagram.
+    pub udp: bool,
+}
+
+impl RssFields {
+    /// Everything that can be hashed.
+    pub const ALL: Self = Self { ipv4: true, ipv6: true, tcp: true, udp: true };
+}
+
 /// How frames are spread over the queues of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RssSpec {
     /// The key of the hash.
     pub key: [u8; 40],
+    /// What is hashed, addresses before ports.
+    pub fields: RssFields,
 }
 
 impl RssSpec {
@@ -17,6 +37,7 @@ impl RssSpec {
             0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42, 0xb7, 0x3b,
             0xbe, 0xac, 0x01, 0xfa,
         ],
+        fields: RssFields::ALL,
     };
 
     /// A key of period 16 bits, under which both directions of a flow have the same hash.
@@ -27,7 +48,7 @@ impl RssSpec {
             key[i] = 0x5a;
             i += 2;
         }
-        Self { key }
+        Self { key, fields: RssFields::ALL }
     };
 }
 
@@ -46,6 +67,7 @@ const TABLE: u32 = 128;
 #[derive(Debug)]
 pub(super) struct Rss {
     adds: Box<[[u32; 256]; INPUT]>,
+    fields: RssFields,
 }
 
 impl Rss {
@@ -60,14 +82,14 @@ impl Rss {
                     .fold(0, |sum, bit| sum ^ (window >> (8 - bit)) as u32);
             }
         }
-        Self { adds }
+        Self { adds, fields: spec.fields }
     }
 
     fn hash(&self, input: &[u8], from: u32, at: usize) -> u32 {
         self.adds[at.min(INPUT)..].iter().zip(input).fold(from, |hash, (adds, byte)| hash ^ adds[usize::from(*byte)])
     }
 
-    /// The queue of a frame, below `queues`. Frames that are not IP go to queue 0.
+    /// The queue of a frame, below `queues`. Frames of which nothing is hashed go to queue 0.
     pub(super) fn queue(&self, frame: &[u8], queues: u16) -> u16 {
         match queues {
             0 | 1 => 0,
@@ -75,8 +97,8 @@ impl Rss {
         }
     }
 
-    /// The hash of a frame: of addresses and ports for TCP and UDP, of addresses alone for other protocols and for
-    /// fragments, of which only the first has ports. `None`: neither IPv4 nor IPv6, or cut short.
+    /// The hash of a frame: of those fields that it has, and that are to be hashed. Ports are those of TCP and UDP, and
+    /// not of fragments, of which only the first has any. `None`: neither IPv4 nor IPv6, or cut short.
     fn frame(&self, frame: &[u8]) -> Option<u32> {
         let mut at = 12;
         let mut kind = be16(frame, at)?;
@@ -87,21 +109,20 @@ impl Rss {
             }
         }
         let packet = frame.get(at + 2..)?;
-        let (addresses, protocol, ports) = match kind {
+        let (addresses, wanted, protocol, ports) = match kind {
             0x0800 => {
                 let header = usize::from(*packet.first()? & 0xf) * 4;
                 let fragment = be16(packet, 6)? & 0x3fff != 0;
                 let ports = if fragment || header < 20 { None } else { packet.get(header..header + 4) };
-                (packet.get(12..20)?, *packet.get(9)?, ports)
+                (packet.get(12..20)?, self.fields.ipv4, *packet.get(9)?, ports)
             }
-            0x86dd => (packet.get(8..40)?, *packet.get(6)?, packet.get(40..44)),
+            0x86dd => (packet.get(8..40)?, self.fields.ipv6, *packet.get(6)?, packet.get(40..44)),
             _ => return None,
         };
+        let addresses = if wanted { addresses } else { &[] };
+        let has_ports = (protocol == 6 && self.fields.tcp) || (protocol == 17 && self.fields.udp);
         let hash = self.hash(addresses, 0, 0);
-        match ports {
-            Some(ports) if matches!(protocol, 6 | 17) => Some(self.hash(ports, hash, addresses.len())),
-            _ => Some(hash),
-        }
+        Some(ports.filter(|_| has_ports).map_or(hash, |ports| self.hash(ports, hash, addresses.len())))
     }
 }
 
@@ -158,6 +179,34 @@ mod tests {
         let (source, target) = ("3ffe:2501:200:1fff::7", "3ffe:2501:200:3::1");
         assert_eq!(rss.frame(&v6(source, target, (2794, 1766), 6)), Some(0x4020_7d3d));
         assert_eq!(rss.frame(&v6(source, target, (2794, 1766), 59)), Some(0x2cc1_8cd5));
+    }
+
+    /// Each field changes the hash if and only if it is hashed.
+    #[test]
+    fn what_is_hashed_can_be_chosen() {
+        let none = RssFields { ipv4: false, ipv6: false, tcp: false, udp: false };
+        let (tcp, udp) = (6, 17);
+        for fields in (0..16).map(|bits: u8| RssFields {
+            ipv4: bits & 1 != 0,
+            ipv6: bits & 2 != 0,
+            tcp: bits & 4 != 0,
+            udp: bits & 8 != 0,
+        }) {
+            let rss = Rss::new(&RssSpec { fields, ..RssSpec::STANDARD });
+            for (protocol, ports) in [(tcp, fields.tcp), (udp, fields.udp)] {
+                let four = |source, port| rss.frame(&v4(source, "10.0.0.9", Some((port, 2)), protocol));
+                let six = |source, port| rss.frame(&v6(source, "fd00::9", (port, 2), protocol));
+                let base = (four("10.0.0.1", 1), six("fd00::1", 1));
+                assert_eq!(base.0 != four("10.0.0.2", 1), fields.ipv4, "{fields:?}");
+                assert_eq!(base.1 != six("fd00::2", 1), fields.ipv6, "{fields:?}");
+                assert_eq!((base.0 != four("10.0.0.1", 3), base.1 != six("fd00::1", 3)), (ports, ports), "{fields:?}");
+            }
+        }
+        let rss = Rss::new(&RssSpec { fields: none, ..RssSpec::STANDARD });
+        assert_eq!(rss.queue(&v4("10.0.0.1", "10.0.0.9", Some((1, 2)), tcp), 4), 0);
+        let ports = Rss::new(&RssSpec { fields: RssFields { tcp: true, ..none }, ..RssSpec::STANDARD });
+        let key = RssSpec::STANDARD.key;
+        assert_eq!(ports.frame(&v4("10.0.0.1", "10.0.0.9", Some((1, 2)), tcp)), Some(plain(&key, &[0, 1, 0, 2])));
     }
 
     #[test]

@@ -173,17 +173,16 @@ fn nanos(ticks: u64, resolution: u8, offset: i64) -> Nanos {
 pub(super) struct Writer {
     file: BufWriter<File>,
     classic: bool,
+    /// The most bytes of a frame that are kept.
+    snaplen: u32,
 }
 
-/// The most bytes of a frame; more is not expected of any wire.
-const SNAP: u32 = 262_144;
-
 impl Writer {
-    pub(super) fn create(path: &Path) -> io::Result<Self> {
+    pub(super) fn create(path: &Path, snaplen: u32) -> io::Result<Self> {
         let classic = path.extension().is_some_and(|extension| extension == "pcap" || extension == "cap");
         let mut file = BufWriter::with_capacity(1 << 18, File::create(path)?);
         let header: &[u32] = match classic {
-            true => &[0xa1b2_3c4d, 4 << 16 | 2, 0, 0, SNAP, 1],
+            true => &[0xa1b2_3c4d, 4 << 16 | 2, 0, 0, snaplen, 1],
             false => &[
                 0x0a0d_0d0a,
                 28,
@@ -195,7 +194,7 @@ impl Writer {
                 1,
                 32,
                 1,
-                SNAP,
+                snaplen,
                 1 << 16 | 9,
                 9,
                 0,
@@ -205,16 +204,18 @@ impl Writer {
         for word in header {
             file.write_all(&word.to_le_bytes())?;
         }
-        Ok(Self { file, classic })
+        Ok(Self { file, classic, snaplen })
     }
 
     pub(super) fn write(&mut self, frame: &[u8], time: Nanos) -> io::Result<()> {
+        let original = frame.len() as u32;
+        let frame = &frame[..frame.len().min(self.snaplen as usize)];
         let len = frame.len() as u32;
         let padding = frame.len().next_multiple_of(4) - frame.len();
         let block = 32 + len + padding as u32;
         let header: &[u32] = match self.classic {
-            true => &[(time.0 / 1_000_000_000) as u32, (time.0 % 1_000_000_000) as u32, len, len],
-            false => &[6, block, 0, (time.0 >> 32) as u32, time.0 as u32, len, len],
+            true => &[(time.0 / 1_000_000_000) as u32, (time.0 % 1_000_000_000) as u32, len, original],
+            false => &[6, block, 0, (time.0 >> 32) as u32, time.0 as u32, len, original],
         };
         for word in header {
             self.file.write_all(&word.to_le_bytes())?;
@@ -265,13 +266,32 @@ mod tests {
         }
     }
 
+    /// What is longer than the snap length is cut, and its own length kept.
+    #[test]
+    fn the_snap_length_cuts_frames() {
+        for (name, lengths) in [("pcap", 24 + 8), ("pcapng", 60 + 20)] {
+            let path = std::env::temp_dir().join(format!("snap-{}", std::process::id())).with_extension(name);
+            let mut writer = Writer::create(&path, 5).unwrap();
+            writer.write(&[1; 9], Nanos(0)).unwrap();
+            writer.write(&[2; 5], Nanos(0)).unwrap();
+            writer.write(&[3; 2], Nanos(0)).unwrap();
+            writer.flush().unwrap();
+            let file = std::fs::read(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            assert_eq!(file[lengths..lengths + 8], [5, 0, 0, 0, 9, 0, 0, 0], "{name}");
+            let capture = Capture::read(&file).unwrap();
+            let frames: Vec<&[u8]> = (0..capture.len()).map(|index| capture.frame(index)).collect();
+            assert_eq!(frames, [&[1; 5][..], &[2; 5], &[3; 2]], "{name}");
+        }
+    }
+
     /// Cut anywhere, a capture has the frames that are whole, and damage unless the cut is between two.
     #[test]
     fn a_cut_leaves_what_is_whole() {
         for classic in [true, false] {
             let path = std::env::temp_dir().join(format!("capture-{}-{classic}", std::process::id()));
             let path = path.with_extension(if classic { "pcap" } else { "pcapng" });
-            let mut writer = Writer::create(&path).unwrap();
+            let mut writer = Writer::create(&path, 33).unwrap();
             for number in 0..3 {
                 writer.write(&[number; 33], Nanos(u64::from(number) * 5_000_000_001)).unwrap();
             }

@@ -1,11 +1,12 @@
 //! Synthetic frames into posted receives; what is sent is counted and goes nowhere.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use crate::clock::{HostClock, Timebase};
 use crate::error::{Error, Result};
 use crate::mem::SlotLayout;
+use crate::provider::soft::fault::Random;
 use crate::provider::soft::link::Frame;
 use crate::provider::soft::memory::Slots;
 use crate::provider::soft::recv::RecvQueue;
@@ -30,12 +31,27 @@ pub enum FrameKind {
 pub struct GeneratorSpec {
     /// Sizes of frames in bytes, without the check sequence, each with how often it comes in a round.
     pub sizes: Vec<(u16, u16)>,
-    /// Flows: each has addresses and ports of its own, from the networks for benchmarks (RFC 2544, RFC 5180).
+    /// Flows. Each has a source port of its own, counted up from the first and past 65535 on from 0; when all are used
+    /// the source address is counted up.
     pub flows: u32,
     /// What the frames are.
     pub kind: FrameKind,
     /// The VLAN tag that they carry.
     pub vlan: Option<u16>,
+    /// Where they come from.
+    pub src_mac: [u8; 6],
+    /// Where they go.
+    pub dst_mac: [u8; 6],
+    /// The first source address; `None`: 198.18.0.1 or 2001:2::1 (RFC 2544, RFC 5180).
+    pub src_ip: Option<IpAddr>,
+    /// The destination address; `None`: 198.19.0.1 or 2001:2:0:8000::1.
+    pub dst_ip: Option<IpAddr>,
+    /// The first source port.
+    pub src_port: u16,
+    /// The destination port.
+    pub dst_port: u16,
+    /// Where the random bytes of the payload begin. The frames of a flow begin alike, those of two flows do not.
+    pub seed: u64,
     /// How many frames, all queues together; `None`: no end.
     pub count: Option<u64>,
     /// Frames a second by the device's clock, all queues together; `None`: as fast as receives are posted. Frames that
@@ -48,7 +64,22 @@ pub struct GeneratorSpec {
 
 impl Default for GeneratorSpec {
     fn default() -> Self {
-        Self { sizes: vec![(64, 1)], flows: 1, kind: FrameKind::Udp4, vlan: None, count: None, rate: None, copy: true }
+        Self {
+            sizes: vec![(64, 1)],
+            flows: 1,
+            kind: FrameKind::Udp4,
+            vlan: None,
+            src_mac: [2, 0, 0, 0, 0, 1],
+            dst_mac: [2, 0, 0, 0, 0, 2],
+            src_ip: None,
+            dst_ip: None,
+            src_port: 1024,
+            dst_port: 9,
+            seed: 0,
+            count: None,
+            rate: None,
+            copy: true,
+        }
     }
 }
 
@@ -65,7 +96,8 @@ pub(in crate::provider::soft) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn new(spec: &GeneratorSpec, mac: [u8; 6], max_frame: usize) -> Result<Self> {
+    pub(super) fn new(spec: &GeneratorSpec, max_frame: usize) -> Result<Self> {
+        let addresses = Addresses::of(spec)?;
         let sizes: Vec<usize> =
             spec.sizes.iter().flat_map(|&(size, weight)| vec![usize::from(size); usize::from(weight)]).collect();
         let least = headers(spec.kind, spec.vlan);
@@ -84,7 +116,8 @@ impl Plan {
             )));
         }
         // Every flow gets every size, and neighbours differ in their flow.
-        let frames = sizes.iter().flat_map(|&size| (0..flows).map(move |flow| frame(spec, mac, flow as u32, size)));
+        let frames =
+            sizes.iter().flat_map(|&size| (0..flows).map(move |flow| frame(spec, addresses, flow as u32, size)));
         Ok(Self { frames: frames.collect(), count: spec.count, rate: spec.rate, copy: spec.copy })
     }
 }
@@ -98,11 +131,45 @@ fn headers(kind: FrameKind, vlan: Option<u16>) -> usize {
     }
 }
 
-/// The frame of a flow.
-fn frame(spec: &GeneratorSpec, mac: [u8; 6], flow: u32, size: usize) -> Box<[u8]> {
+/// The first source address and the destination address.
+#[derive(Clone, Copy, Debug)]
+enum Addresses {
+    V4(Ipv4Addr, Ipv4Addr),
+    V6(Ipv6Addr, Ipv6Addr),
+}
+
+impl Addresses {
+    fn of(spec: &GeneratorSpec) -> Result<Self> {
+        let v4 = |address, default| match address {
+            None => Some(default),
+            Some(IpAddr::V4(address)) => Some(address),
+            Some(IpAddr::V6(_)) => None,
+        };
+        let v6 = |address, default| match address {
+            None => Some(default),
+            Some(IpAddr::V6(address)) => Some(address),
+            Some(IpAddr::V4(_)) => None,
+        };
+        let (source, target) = (spec.src_ip, spec.dst_ip);
+        let addresses = match spec.kind {
+            FrameKind::Udp4 | FrameKind::Tcp4 => v4(source, Ipv4Addr::new(198, 18, 0, 1))
+                .zip(v4(target, Ipv4Addr::new(198, 19, 0, 1)))
+                .map(|(source, target)| Self::V4(source, target)),
+            FrameKind::Udp6 => v6(source, Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 1))
+                .zip(v6(target, Ipv6Addr::new(0x2001, 2, 0, 0x8000, 0, 0, 0, 1)))
+                .map(|(source, target)| Self::V6(source, target)),
+        };
+        addresses.ok_or_else(|| {
+            Error::Wire(format!("the generator's addresses are not all of the family of {:?} frames", spec.kind))
+        })
+    }
+}
+
+/// The frame of a flow. Its size is at least that of its headers.
+fn frame(spec: &GeneratorSpec, addresses: Addresses, flow: u32, size: usize) -> Box<[u8]> {
     let mut out = Vec::with_capacity(size);
-    out.extend(mac);
-    out.extend([2, 0, 0, 0, 0, 1]);
+    out.extend(spec.dst_mac);
+    out.extend(spec.src_mac);
     if let Some(vlan) = spec.vlan {
         out.extend([0x81, 0]);
         out.extend((vlan & 0xfff).to_be_bytes());
@@ -113,38 +180,41 @@ fn frame(spec: &GeneratorSpec, mac: [u8; 6], flow: u32, size: usize) -> Box<[u8]
         FrameKind::Udp4 | FrameKind::Udp6 => (17, 8),
         FrameKind::Tcp4 => (6, 20),
     };
-    let pseudo = match spec.kind {
-        FrameKind::Udp4 | FrameKind::Tcp4 => {
+    let pseudo = match addresses {
+        Addresses::V4(source, target) => {
             out.extend([8, 0, 0x45, 0]);
             out.extend(length.to_be_bytes());
             out.extend([0, 0, 0x40, 0, 64, protocol, 0, 0]);
-            out.extend(Ipv4Addr::from_bits(0xc612_0001 + (flow & 0xffff)).octets());
-            out.extend(Ipv4Addr::from_bits(0xc613_0001 + (flow & 0xffff)).octets());
+            out.extend(source.to_bits().wrapping_add(flow >> 16).to_be_bytes());
+            out.extend(target.octets());
             let sum = checksum(&out[ip..ip + 20], 0);
             out[ip + 10..ip + 12].copy_from_slice(&sum.to_be_bytes());
             ip + 12
         }
-        FrameKind::Udp6 => {
+        Addresses::V6(source, target) => {
             out.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
             out.extend((length - 40).to_be_bytes());
             out.extend([protocol, 64]);
-            let net = 0x2001_0002_0000_0000u128 << 64;
-            out.extend(Ipv6Addr::from_bits(net + 0x1_0000_0001 + u128::from(flow)).octets());
-            out.extend(Ipv6Addr::from_bits(net + 0x2_0000_0001 + u128::from(flow)).octets());
+            out.extend(source.to_bits().wrapping_add(u128::from(flow >> 16)).to_be_bytes());
+            out.extend(target.octets());
             ip + 8
         }
     };
     let l4 = out.len();
     let l4_length = (size - l4) as u16;
-    out.extend((1024 + (flow >> 16) as u16).to_be_bytes());
-    out.extend(5001u16.to_be_bytes());
+    out.extend(spec.src_port.wrapping_add(flow as u16).to_be_bytes());
+    out.extend(spec.dst_port.to_be_bytes());
     if transport == 8 {
         out.extend(l4_length.to_be_bytes());
         out.extend([0, 0]);
     } else {
         out.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]);
     }
-    out.resize(size, 0);
+    let mut random = Random::new(spec.seed.wrapping_add(u64::from(flow)));
+    while out.len() < size {
+        let left = size - out.len();
+        out.extend(random.next().to_be_bytes().into_iter().take(left));
+    }
     let sum = checksum(&out[pseudo..], u32::from(protocol) + u32::from(l4_length));
     let at = l4 + if transport == 8 { 6 } else { 16 };
     out[at..at + 2].copy_from_slice(&if sum == 0 { 0xffff } else { sum }.to_be_bytes());
@@ -172,8 +242,8 @@ pub(in crate::provider::soft) struct Generator {
     left: u64,
     clock: HostClock,
     timebase: Timebase,
-    /// This queue's rate, and when it began.
-    rate: Option<u64>,
+    /// This queue's share of the rate, in frames (above) in so many nanoseconds (below), and when it began.
+    rate: Option<(u128, u128)>,
     began: Option<Ticks>,
     passed: u64,
     stamped: Stamped,
@@ -203,7 +273,8 @@ impl Generator {
             None => u64::MAX,
             Some(count) => count / all * own + mine.partition_point(|&index| u64::from(index) < count % all) as u64,
         };
-        let rate = plan.rate.map(|rate| (u128::from(rate) * u128::from(own) / u128::from(all)) as u64);
+        // No share is rounded: a queue of a slow generator would never have a frame due.
+        let rate = plan.rate.map(|rate| (u128::from(rate) * u128::from(own), 1_000_000_000 * u128::from(all)));
         let timebase = clock.timebase();
         let stamped = Stamped::default();
         Self { plan, mine, next: 0, left, clock, timebase, rate, began: None, passed: 0, stamped }
@@ -231,12 +302,12 @@ impl Generator {
     /// How many frames have come in and not been handed over.
     #[inline]
     pub(super) fn due(&mut self) -> u64 {
-        let Some(rate) = self.rate else { return self.left };
+        let Some((frames, nanos)) = self.rate else { return self.left };
         let now = self.clock.now();
         let began = *self.began.get_or_insert(now);
         let elapsed = self.timebase.between(began, now).0;
-        let due = (u128::from(elapsed) * u128::from(rate) / 1_000_000_000) as u64;
-        due.saturating_sub(self.passed).min(self.left)
+        let due = u128::from(elapsed).saturating_mul(frames) / nanos;
+        u64::try_from(due).unwrap_or(u64::MAX).saturating_sub(self.passed).min(self.left)
     }
 
     #[inline]
@@ -364,7 +435,7 @@ mod tests {
         for (kind, vlan) in [(FrameKind::Udp4, None), (FrameKind::Tcp4, Some(7)), (FrameKind::Udp6, None)] {
             let spec = GeneratorSpec { kind, vlan, ..GeneratorSpec::default() };
             for size in [headers(kind, vlan), 64, 65, 1514].into_iter().filter(|&size| size >= headers(kind, vlan)) {
-                let frame = frame(&spec, [2, 0, 0, 0, 0, 9], 70_000, size);
+                let frame = frame(&spec, Addresses::of(&spec).unwrap(), 70_000, size);
                 assert_eq!(frame.len(), size);
                 let ip = if vlan.is_some() { 18 } else { 14 };
                 let (pseudo, protocol, l4) = match kind {
@@ -381,12 +452,64 @@ mod tests {
     }
 
     #[test]
+    fn every_field_is_where_it_belongs() {
+        let spec = GeneratorSpec {
+            src_mac: [2, 1, 1, 1, 1, 1],
+            dst_mac: [2, 2, 2, 2, 2, 2],
+            src_ip: Some("10.0.255.255".parse().unwrap()),
+            dst_ip: Some("10.9.8.7".parse().unwrap()),
+            src_port: 65_530,
+            dst_port: 53,
+            vlan: Some(0x123),
+            ..GeneratorSpec::default()
+        };
+        let frame = |spec: &GeneratorSpec, flow| frame(spec, Addresses::of(spec).unwrap(), flow, 90);
+        let first = frame(&spec, 0);
+        assert_eq!(first[..18], [2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 0x81, 0, 1, 0x23, 8, 0]);
+        assert_eq!(first[30..38], [10, 0, 255, 255, 10, 9, 8, 7]);
+        assert_eq!(first[38..42], [0xff, 0xfa, 0, 53]);
+        // The port first, round past its end, then the address with a carry.
+        for (flow, source, port) in
+            [(5, [10, 0, 255, 255], 65_535u16), (6, [10, 0, 255, 255], 0), (65_536, [10, 1, 0, 0], 65_530)]
+        {
+            let frame = frame(&spec, flow);
+            assert_eq!((&frame[30..34], &frame[38..40]), (&source[..], &port.to_be_bytes()[..]), "flow {flow}");
+        }
+        let six = GeneratorSpec {
+            kind: FrameKind::Udp6,
+            src_ip: Some("fd00::ffff:ffff".parse().unwrap()),
+            dst_ip: None,
+            vlan: None,
+            ..spec.clone()
+        };
+        let addresses = [Ipv6Addr::from_bits(0xfd << 120 | 1 << 32), "2001:2:0:8000::1".parse().unwrap()];
+        assert_eq!(frame(&six, 65_536)[22..54], addresses.map(|address| address.octets()).concat());
+        let payload = |seed, flow| frame(&GeneratorSpec { seed, ..spec.clone() }, flow)[46..].to_vec();
+        assert_eq!(payload(7, 1), payload(7, 1));
+        assert_ne!(payload(7, 1), payload(8, 1));
+        assert_ne!(payload(7, 1), payload(7, 2));
+    }
+
+    #[test]
+    fn a_slow_rate_reaches_every_queue() {
+        let spec = GeneratorSpec { flows: 64, rate: Some(1), ..GeneratorSpec::default() };
+        let plan = Arc::new(Plan::new(&spec, 1514).unwrap());
+        let rss = Rss::new(&crate::provider::soft::RssSpec::STANDARD);
+        let clock = HostClock::manual();
+        let mut queues: Vec<_> =
+            (0..2).map(|index| Generator::new(plan.clone(), (index, 2), &rss, clock.clone())).collect();
+        assert!(queues.iter_mut().all(|queue| queue.due() == 0));
+        clock.advance(crate::units::Nanos(64_000_000_000));
+        let due: Vec<u64> = queues.iter_mut().map(Generator::due).collect();
+        assert!(due.iter().sum::<u64>() == 64 && due.iter().all(|due| *due > 0), "{due:?}");
+    }
+
+    #[test]
     fn a_count_is_shared_out_exactly() {
         let spec = GeneratorSpec { flows: 37, sizes: vec![(64, 3), (128, 1)], ..GeneratorSpec::default() };
         let rss = Rss::new(&crate::provider::soft::RssSpec::STANDARD);
         for count in [0, 1, 147, 148, 149, 10_000] {
-            let plan =
-                Arc::new(Plan::new(&GeneratorSpec { count: Some(count), ..spec.clone() }, [0; 6], 1514).unwrap());
+            let plan = Arc::new(Plan::new(&GeneratorSpec { count: Some(count), ..spec.clone() }, 1514).unwrap());
             let queue = |index| Generator::new(plan.clone(), (index, 4), &rss, HostClock::manual()).left;
             assert_eq!((0..4).map(queue).sum::<u64>(), count);
         }
@@ -400,8 +523,14 @@ mod tests {
             GeneratorSpec { sizes: vec![(64, 0)], ..GeneratorSpec::default() },
             GeneratorSpec { flows: u32::MAX, ..GeneratorSpec::default() },
             GeneratorSpec { rate: Some(0), ..GeneratorSpec::default() },
+            GeneratorSpec { src_ip: Some(Ipv6Addr::LOCALHOST.into()), ..GeneratorSpec::default() },
+            GeneratorSpec {
+                kind: FrameKind::Udp6,
+                dst_ip: Some(Ipv4Addr::LOCALHOST.into()),
+                ..GeneratorSpec::default()
+            },
         ] {
-            assert!(matches!(Plan::new(&spec, [0; 6], 1514), Err(Error::Wire(_))), "{spec:?}");
+            assert!(matches!(Plan::new(&spec, 1514), Err(Error::Wire(_))), "{spec:?}");
         }
     }
 }

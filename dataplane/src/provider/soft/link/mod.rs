@@ -69,10 +69,10 @@ pub(super) enum Link {
 }
 
 impl Link {
-    pub(super) fn new(spec: &LinkSpec, mac: [u8; 6], max_frame: usize) -> Result<Self> {
+    pub(super) fn new(spec: &LinkSpec, max_frame: usize) -> Result<Self> {
         Ok(match spec {
             LinkSpec::Loopback(link) => Self::Loopback(link.clone()),
-            LinkSpec::Generator(spec) => Self::Generator(Arc::new(Plan::new(spec, mac, max_frame)?)),
+            LinkSpec::Generator(spec) => Self::Generator(Arc::new(Plan::new(spec, max_frame)?)),
             LinkSpec::Pcap(spec) => Self::Pcap(Arc::new(Files::open(spec)?)),
         })
     }

@@ -38,11 +38,13 @@ pub struct PcapSpec {
     pub times: Option<u64>,
     /// How fast.
     pub pace: Pace,
+    /// The most bytes of a frame that the output keeps. How long the frame was it keeps as well.
+    pub snaplen: u32,
 }
 
 impl Default for PcapSpec {
     fn default() -> Self {
-        Self { input: None, output: None, times: Some(1), pace: Pace::Fast }
+        Self { input: None, output: None, times: Some(1), pace: Pace::Fast, snaplen: 262_144 }
     }
 }
 
@@ -89,7 +91,7 @@ impl Files {
                 Capture::read(&file).map_err(|reason| Error::Wire(format!("{}: {reason}", path.display())))?
             }
         };
-        let output = spec.output.clone().map(|path| match Writer::create(&path) {
+        let output = spec.output.clone().map(|path| match Writer::create(&path, spec.snaplen) {
             Ok(writer) => Ok(Mutex::new(Output { path, writer, failed: None })),
             Err(source) => Err(Error::File { path, source }),
         });

@@ -186,7 +186,7 @@ fn each_queue_generates_its_own_flows() {
         while !rig.qp.source_ended() {
             rig.post_recv_run(&[1]).unwrap();
             for _ in rig.received() {
-                *ports.entry((queue, rig.get(1, 64)[26..30].to_vec())).or_insert(0) += 1;
+                *ports.entry((queue, rig.get(1, 64)[34..36].to_vec())).or_insert(0) += 1;
             }
         }
     }

@@ -1,0 +1,127 @@
+//! Checks of links: frames that a generator can make, files that a capture can be played from and written to.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use super::diagnostics::{Diagnostics, Mistake};
+use super::load::Loaded;
+use super::memory::ETHERNET;
+use super::plan::PortPlan;
+use super::port::{Generator, Link, Pace, Pcap, Port, Protocol};
+use super::types::Repeat;
+
+/// The most bytes that all different frames of a generator have together.
+const MOST_BYTES: u64 = 64 << 20;
+
+/// Checks the frames of a generator: their addresses, and their sizes against their own headers and the MTU of the port.
+/// What the MTU allows fits into a buffer, which is checked with the memory.
+pub(super) fn generator(
+    loaded: &Loaded<'_>,
+    index: usize,
+    port: &Port,
+    link: &Generator,
+    diagnostics: &mut Diagnostics,
+) {
+    let mut error = |key: &str, message: String, help: String| {
+        let span = loaded.locate(&format!("port[{index}].link.{key}"));
+        diagnostics.push(Mistake::error(span, message).help(help));
+    };
+    let v6 = link.protocol == Protocol::Udp6;
+    for (key, address) in [("src_ip", link.src_ip), ("dst_ip", link.dst_ip)] {
+        if address.is_some_and(|address| matches!(address, IpAddr::V6(_)) != v6) {
+            let version = if v6 { "IPv6" } else { "IPv4" };
+            let message = format!("the packets are {version}, and `{key}` is no {version} address");
+            error(key, message, "change the address or `protocol`".to_owned());
+        }
+    }
+    if link.size.is_some() && !link.sizes.is_empty() {
+        error("size", "`size` and `sizes` are both given".to_owned(), "take one of them out".to_owned());
+    }
+    let headers = headers(link);
+    let most = port.mtu.saturating_add(ETHERNET);
+    let mix = link.mix();
+    for (at, size) in mix.iter().map(|entry| u32::from(entry.size)).enumerate() {
+        let key = if link.sizes.is_empty() { "size".to_owned() } else { format!("sizes[{at}].size") };
+        if size < headers {
+            let message = format!("a frame of {size} bytes is shorter than its headers, which have {headers}");
+            error(&key, message, format!("make it at least {headers}"));
+        } else if size > most {
+            let message = format!("a frame of {size} bytes is longer than the mtu of `{}` allows, {most}", port.name);
+            error(&key, message, format!("make it at most {most}, or the mtu at least {}", size - ETHERNET));
+        }
+    }
+    let round: u64 = mix.iter().map(|entry| u64::from(entry.size) * u64::from(entry.weight)).sum();
+    let bytes = round * u64::from(link.flows);
+    if bytes > MOST_BYTES {
+        let message = format!("the frames of {} flows have {bytes} bytes, more than {MOST_BYTES}", link.flows);
+        error("flows", message, format!("make it at most {}, or the sizes and weights smaller", MOST_BYTES / round));
+    }
+}
+
+/// The bytes of the headers of a frame.
+fn headers(link: &Generator) -> u32 {
+    let ethernet = if link.vlan.is_some() { 18 } else { 14 };
+    ethernet
+        + match link.protocol {
+            Protocol::Udp4 => 20 + 8,
+            Protocol::Tcp4 => 20 + 20,
+            Protocol::Udp6 => 40 + 8,
+        }
+}
+
+/// Checks that every key of a pcap link has a file that it is about.
+pub(super) fn pcap(loaded: &Loaded<'_>, index: usize, link: &Pcap, diagnostics: &mut Diagnostics) {
+    // The line with the file may be one of those that could not be read.
+    if loaded.damaged {
+        return;
+    }
+    let at = |key: &str| loaded.locate(&format!("port[{index}].link{key}"));
+    if link.input.is_none() && link.output.is_none() {
+        let mistake = Mistake::error(at(""), "this pcap link has no file");
+        diagnostics.push(mistake.help("add `input`, `output` or both: the files that are played and written"));
+        return;
+    }
+    let usual = Pcap::default();
+    for (key, file, idle) in [
+        ("loop", "input", link.input.is_none() && link.repeat != Repeat::default()),
+        ("pace", "input", link.input.is_none() && link.pace != Pace::default()),
+        ("snaplen", "output", link.output.is_none() && link.snaplen != usual.snaplen),
+    ] {
+        if idle {
+            let mistake =
+                Mistake::error(at(&format!(".{key}")), format!("`{key}` is about `{file}`, and there is none"));
+            diagnostics.push(mistake.help(format!("add `{file}`, or take `{key}` out")));
+        }
+    }
+}
+
+/// Checks that no file is written that is read or written elsewhere. Paths are compared as they are written: links of the
+/// file system are not followed.
+pub(super) fn files(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagnostics: &mut Diagnostics) {
+    let plain = |path: &Path| -> PathBuf { std::path::absolute(path).unwrap_or_else(|_| path.to_owned()) };
+    let links: Vec<(usize, &str, &Pcap)> = ports
+        .iter()
+        .enumerate()
+        .filter_map(|(index, port)| match port.as_ref()?.config.link.as_ref()? {
+            Link::Pcap(link) => Some((index, port.as_ref()?.config.name.as_str(), link)),
+            _ => None,
+        })
+        .collect();
+    let named = |path: &Option<PathBuf>, name| path.as_deref().map(|path| (plain(path), name));
+    let inputs: HashMap<PathBuf, &str> = links.iter().filter_map(|(_, name, link)| named(&link.input, *name)).collect();
+    let mut outputs: HashMap<PathBuf, &str> = HashMap::new();
+    for (index, name, link) in &links {
+        let Some((output, _)) = named(&link.output, *name) else { continue };
+        let other = match (inputs.get(&output), outputs.get(&output)) {
+            (Some(reader), _) => Some(format!("`{name}` writes the file that `{reader}` plays")),
+            (None, Some(writer)) => Some(format!("`{name}` and `{writer}` write the same file")),
+            (None, None) => None,
+        };
+        if let Some(message) = other {
+            let mistake = Mistake::error(loaded.locate(&format!("port[{index}].link.output")), message);
+            diagnostics.push(mistake.help("give every `output` a file of its own"));
+        }
+        outputs.insert(output, name);
+    }
+}
