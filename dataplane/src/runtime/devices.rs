@@ -218,3 +218,101 @@ fn generator(link: &config::Generator) -> GeneratorSpec {
         copy: link.copy,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::config::{Diagnostics, Source};
+
+    /// The port of a config that has this one alone.
+    fn port(keys: &str) -> config::Port {
+        let text = format!("[[port]]\nname = \"p\"\ndevice = \"soft\"\n{keys}\n");
+        let source = Source::new("x.toml", &text, &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let loaded = config::load(&source, &mut diagnostics);
+        assert!(!diagnostics.has_errors(), "{}", diagnostics.render(false));
+        loaded.ports().next().unwrap().clone()
+    }
+
+    fn link(keys: &str) -> Link {
+        port(&format!("link = {{ {keys} }}")).link.unwrap()
+    }
+
+    #[test]
+    fn capabilities_keep_their_names() {
+        let mut names = BTreeSet::new();
+        for capability in Capability::ALL {
+            let name = toml::Value::String(capability.name().to_owned());
+            assert_eq!(refused(config::Capability::deserialize(name).unwrap()), capability);
+            names.insert(capability.name());
+        }
+        assert_eq!(names.len(), Capability::ALL.len());
+    }
+
+    #[test]
+    fn every_key_of_a_generator_arrives() {
+        let Link::Generator(link) = link(
+            "kind = 'generator', sizes = [{ size = 90 }, { size = 65000, weight = 9 }], flows = 3, rate = 5, count = 7, \
+             protocol = 'udp6', copy = false, src_mac = '02:00:00:00:00:0a', dst_mac = '02:00:00:00:00:0b', \
+             src_ip = 'fd00::1', dst_ip = 'fd00::2', src_port = 11, dst_port = 12, vlan = 13, seed = 14",
+        ) else {
+            panic!("a generator")
+        };
+        let spec = generator(&link);
+        assert_eq!((&spec.sizes[..], spec.flows, spec.kind), (&[(90, 1), (65_000, 9)][..], 3, FrameKind::Udp6));
+        assert_eq!((spec.rate, spec.count, spec.copy), (Some(5), Some(7), false));
+        assert_eq!((spec.src_mac, spec.dst_mac), ([2, 0, 0, 0, 0, 10], [2, 0, 0, 0, 0, 11]));
+        assert_eq!((spec.src_ip, spec.dst_ip), ("fd00::1".parse().ok(), "fd00::2".parse().ok()));
+        assert_eq!((spec.src_port, spec.dst_port, spec.vlan, spec.seed), (11, 12, Some(13), 14));
+    }
+
+    /// What a config leaves out is what the device has by itself.
+    #[test]
+    fn defaults_agree() {
+        let (Link::Generator(link), Link::Pcap(files)) =
+            (link("kind = 'generator'"), link("kind = 'pcap', input = 'x'"))
+        else {
+            panic!("a generator and a capture")
+        };
+        assert_eq!(format!("{:?}", generator(&link)), format!("{:?}", GeneratorSpec::default()));
+        let spec = pcap(&files).unwrap();
+        let usual = PcapSpec { input: Some("x".into()), ..PcapSpec::default() };
+        assert_eq!(format!("{spec:?}"), format!("{usual:?}"));
+        let port = port("faults = { }");
+        assert!(faults(&port.faults.unwrap()).is_none());
+        assert_eq!(rss(&port.rss), RssSpec::STANDARD);
+    }
+
+    #[test]
+    fn every_key_of_faults_captures_and_rss_arrives() {
+        let port = port(
+            "link = { kind = 'pcap', input = 'x', loop = 3, pace = 'file', snaplen = 99 }\n\
+             rss = { key = 'symmetric', fields = ['ipv6', 'udp'] }\n\
+             faults = { seed = 1, loss = 0.1, duplicate = 0.2, reorder = 0.3, corrupt = 0.4, delay = 0.5, \
+             delay_by = '6us', rx_error = 0.7, tx_error = 0.8, flap = 0.9 }",
+        );
+        let Some(Link::Pcap(files)) = &port.link else { panic!("a capture") };
+        let spec = pcap(files).unwrap();
+        assert_eq!((spec.times, spec.pace, spec.snaplen), (Some(3), Pace::File, 99));
+        let fields = RssFields { ipv4: false, ipv6: true, tcp: false, udp: true };
+        assert_eq!(rss(&port.rss), RssSpec { fields, ..RssSpec::SYMMETRIC });
+        let expected = FaultSpec {
+            seed: 1,
+            loss: 0.1,
+            duplicate: 0.2,
+            reorder: 0.3,
+            corrupt: 0.4,
+            delay: 0.5,
+            delay_by: Nanos(6_000),
+            rx_error: 0.7,
+            tx_error: 0.8,
+            flap: 0.9,
+            ..FaultSpec::default()
+        };
+        assert_eq!(faults(&port.faults.unwrap()), expected);
+    }
+}
