@@ -98,7 +98,7 @@ pub struct Plan {
 }
 
 /// Checks a config against itself, the kinds of stages and the machine. None when it cannot be run; the diagnostics say
-/// why, with the mistakes of [`load`](super::load) before.
+/// why, with the mistakes of [`load`](super::load()) before.
 pub fn plan(
     loaded: &Loaded<'_>,
     catalog: &dyn Catalog,
