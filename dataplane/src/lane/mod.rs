@@ -9,6 +9,8 @@
 #![allow(unsafe_code)]
 
 mod in_flight;
+#[cfg(test)]
+mod tests;
 
 use in_flight::InFlight;
 
@@ -346,6 +348,21 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
         self.counters.recoveries += 1;
         self.connect(pool)
     }
+
+    /// Whether a queue pair that was stopped can send again.
+    #[cold]
+    fn is_back(&mut self, pool: &Pool) -> bool {
+        // What a failed reset has to say it says again at the next refill.
+        self.recover(pool).is_ok() && self.qp.state() != QpState::Err
+    }
+
+    /// Drops what is to be sent by a queue pair that has stopped. Posted, it would only be flushed, and while there is
+    /// something to be flushed the queue pair cannot be reset.
+    #[cold]
+    fn refuse(&mut self, pool: &mut Pool, batch: &mut Batch) {
+        self.counters.tx_errors += batch.len() as u64;
+        batch.free_into(pool);
+    }
 }
 
 impl<Q: QueuePair, C: CompletionQueue> Lane for VerbsLane<Q, C> {
@@ -356,6 +373,9 @@ impl<Q: QueuePair, C: CompletionQueue> Lane for VerbsLane<Q, C> {
 
     #[inline]
     fn transmit(&mut self, pool: &mut Pool, batch: &mut Batch) {
+        if self.qp.state() == QpState::Err && !self.is_back(pool) {
+            return self.refuse(pool, batch);
+        }
         let n = batch.len().min(self.in_flight.space());
         let first = WrId::new(WrKind::Send, self.generation, self.in_flight.next()).0;
         pool.moved_descs(&batch.descs()[..n], SlotState::Batched, SlotState::Sending);

@@ -1,0 +1,127 @@
+//! Lanes on devices that fail: errors, flushes, recovery, and every slot accounted for.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
+use crate::provider::soft::{FaultSpec, GeneratorSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+
+const SLOTS: usize = 256;
+const BURST: usize = 32;
+
+/// What a worker has: a pool, and lanes on devices of their own.
+struct Bench {
+    lanes: Vec<Box<dyn Lane>>,
+    batch: Box<Batch>,
+    pool: Pool,
+}
+
+impl Bench {
+    fn new(devices: Vec<(LinkSpec, FaultSpec)>) -> Self {
+        let layout = SlotLayout::new(128, 1600, SLOTS).unwrap();
+        let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+        let pool = Pool::new(Arc::new(Region::allocate(spec).unwrap().0), layout).unwrap();
+        let lane = |(place, (link, faults)): (usize, (LinkSpec, FaultSpec))| -> Box<dyn Lane> {
+            let device = SoftDevice::new(SoftSpec { faults, ..SoftSpec::new("s", link) }).unwrap();
+            let pd = device.alloc_pd().unwrap();
+            let mr = pd.register(pool.region().clone(), ACCESS).unwrap();
+            // Only the first is received from.
+            let recv_depth = if place == 0 { 64 } else { 0 };
+            let spec = LaneSpec { port: 1, queue: (0, 1), recv_depth, send_depth: 48, stamps: true };
+            Box::new(VerbsLane::open(&device, &pd, mr, &pool, spec).unwrap())
+        };
+        let lanes = devices.into_iter().enumerate().map(lane).collect();
+        Self { lanes, batch: Batch::new(&pool), pool }
+    }
+
+    fn refill(&mut self) {
+        self.lanes.iter_mut().for_each(|lane| lane.refill(&mut self.pool).unwrap());
+    }
+
+    /// Once round a worker's loop: what comes in by the first lane goes out by the last.
+    fn round(&mut self) {
+        self.lanes.iter_mut().for_each(|lane| lane.reap(&mut self.pool, &mut NoSink).unwrap());
+        self.lanes[0].receive(&mut self.pool, &mut self.batch, BURST).unwrap();
+        if let Some(lane) = self.lanes.last_mut() {
+            lane.transmit(&mut self.pool, &mut self.batch);
+        }
+        self.refill();
+    }
+
+    /// Stops, and takes everything back. Returns the counters of the lanes.
+    fn finish(mut self) -> Vec<LaneCounters> {
+        self.lanes.iter_mut().for_each(|lane| lane.stop().unwrap());
+        while self.lanes.iter_mut().any(|lane| lane.drain(&mut self.pool).unwrap() > 0) {}
+        assert_eq!(self.pool.available(), SLOTS);
+        let counters: Vec<LaneCounters> = self.lanes.iter().map(|lane| lane.counters().clone()).collect();
+        let sum = |of: fn(&LaneCounters) -> u64| counters.iter().map(of).sum::<u64>();
+        let gone = sum(|it| it.tx + it.tx_full + it.tx_errors + it.stopped);
+        assert_eq!((sum(|it| it.rx), sum(|it| it.stale)), (gone, 0), "{counters:?}");
+        counters
+    }
+}
+
+fn generator() -> LinkSpec {
+    LinkSpec::Generator(GeneratorSpec::default())
+}
+
+#[test]
+fn traffic_goes_on_after_every_error() {
+    for (faults, status) in [
+        (FaultSpec { rx_error: 0.01, ..FaultSpec::default() }, WcStatus::GeneralErr),
+        (FaultSpec { tx_error: 0.01, tx_status: WcStatus::LocProtErr, ..FaultSpec::default() }, WcStatus::LocProtErr),
+    ] {
+        let mut bench = Bench::new(vec![(generator(), faults)]);
+        bench.refill();
+        let mut moved = 0;
+        for recoveries in 1..=50 {
+            while bench.lanes[0].counters().recoveries < recoveries {
+                bench.round();
+            }
+            let counters = bench.lanes[0].counters();
+            moved += u64::from(counters.tx > moved) * (counters.tx - moved);
+        }
+        let counters = bench.finish().remove(0);
+        assert!(counters.tx >= moved && counters.tx > 50, "{counters:?}");
+        assert_eq!(counters.first_error, Some(status));
+        let errors = if faults.rx_error > 0.0 { counters.rx_errors } else { counters.tx_errors };
+        assert!(errors >= 50, "{counters:?}");
+    }
+}
+
+/// A lane that only sends never runs dry under load: what is sent into a stopped queue pair must not keep it stopped.
+#[test]
+fn a_lane_that_only_sends_recovers_under_load() {
+    let faults = FaultSpec { tx_error: 0.01, ..FaultSpec::default() };
+    let mut bench = Bench::new(vec![(generator(), FaultSpec::default()), (generator(), faults)]);
+    bench.refill();
+    (0..10_000).for_each(|_| bench.round());
+    let counters = bench.finish();
+    assert!(counters[1].recoveries > 100 && counters[1].tx > 10_000, "{counters:?}");
+    assert_eq!((counters[0].recoveries, counters[0].rx), (0, 10_000 * BURST as u64));
+}
+
+proptest! {
+    /// Whatever fails, and whenever it stops.
+    #[test]
+    fn slots_are_conserved(
+        seed: u64,
+        odds in [0.0..0.05f64, 0.0..0.05f64, 0.0..0.2f64, 0.0..0.2f64, 0.0..0.2f64, 0.0..0.02f64],
+        rounds in 0..300usize,
+        lanes in 1..=3usize,
+        reflects: bool,
+    ) {
+        let [rx_error, tx_error, loss, duplicate, reorder, flap] = odds;
+        let faults = FaultSpec { seed, rx_error, tx_error, loss, duplicate, reorder, flap, ..FaultSpec::default() };
+        let mut devices = vec![(generator(), faults); lanes];
+        if reflects && lanes > 1 {
+            devices[lanes - 1].0 = LinkSpec::Loopback(LoopbackLink::reflect());
+        }
+        let mut bench = Bench::new(devices);
+        bench.refill();
+        (0..rounds).for_each(|_| bench.round());
+        bench.finish();
+    }
+}

@@ -1,0 +1,157 @@
+//! What the tests share: configs become reports, frames become captures and back.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use dataplane::config::{Diagnostics, Source};
+use dataplane::pipeline::Registry;
+use dataplane::runtime::{Assembly, Options, Run, assemble};
+use dataplane::telemetry::{Report, StageReport};
+use dataplane::topology::Topology;
+
+/// A folder of this test alone, removed when it is dropped.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("dataplane-runs-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Writes frames as a capture in classic pcap, a microsecond apart.
+    pub(crate) fn capture<T: AsRef<[u8]>>(&self, name: &str, frames: impl IntoIterator<Item = T>) -> PathBuf {
+        let mut bytes = pcap_header(1).to_vec();
+        for (number, frame) in (0u32..).zip(frames) {
+            let frame = frame.as_ref();
+            let len = frame.len() as u32;
+            for word in [number / 1_000_000, number % 1_000_000, len, len] {
+                bytes.extend(word.to_le_bytes());
+            }
+            bytes.extend(frame);
+        }
+        self.write(name, bytes)
+    }
+
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.file(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    /// Checks a config whose paths start from here.
+    pub(crate) fn assemble(&self, text: &str) -> Result<Assembly, String> {
+        assembled(&Source::new(self.file("test.toml"), text, &[]))
+    }
+
+    /// Runs a config whose paths start from here until its sources end.
+    pub(crate) fn run(&self, text: &str) -> Report {
+        self.run_until(text, Options::default())
+    }
+
+    pub(crate) fn run_until(&self, text: &str, options: Options) -> Report {
+        self.start(text, options).unwrap().join().unwrap()
+    }
+
+    /// Starts a config that has no mistake.
+    pub(crate) fn start(&self, text: &str, options: Options) -> dataplane::error::Result<Run> {
+        Run::start(self.assemble(text).unwrap_or_else(|mistakes| panic!("{mistakes}")), options)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left over is in the system's folder for what is left over.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Checks a config with the built-in stages.
+pub(crate) fn assembled(source: &Source) -> Result<Assembly, String> {
+    let mut registry = Registry::new();
+    dataplane::stages::register(&mut registry);
+    assembled_with(source, &registry)
+}
+
+pub(crate) fn assembled_with(source: &Source, registry: &Registry) -> Result<Assembly, String> {
+    static TOPOLOGY: OnceLock<Topology> = OnceLock::new();
+    let topology = TOPOLOGY.get_or_init(|| Topology::discover().unwrap()).clone();
+    let mut diagnostics = Diagnostics::new(source);
+    assemble(source, registry, topology, &mut diagnostics).ok_or_else(|| diagnostics.render(false))
+}
+
+/// The header of a classic pcap file with microseconds, little-endian.
+pub(crate) fn pcap_header(link_type: u32) -> [u8; 24] {
+    let words = [0xa1b2_c3d4, 4 << 16 | 2, 0, 0, 262_144, link_type];
+    std::array::from_fn(|at| words[at / 4].to_le_bytes()[at % 4])
+}
+
+/// The frames of a capture, by the simplest means: classic pcap or pcapng with enhanced packets, little-endian.
+pub(crate) fn frames_of(path: &Path) -> Vec<Vec<u8>> {
+    let bytes = fs::read(path).unwrap();
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    let is_ng = word(0) == 0x0a0d_0d0a;
+    let mut frames = Vec::new();
+    let mut at = if is_ng { 0 } else { 24 };
+    while at < bytes.len() {
+        if !is_ng {
+            frames.push(bytes[at + 16..at + 16 + word(at + 8)].to_vec());
+            at += 16 + word(at + 8);
+        } else {
+            if word(at) == 6 {
+                frames.push(bytes[at + 28..at + 28 + word(at + 20)].to_vec());
+            }
+            at += word(at + 4);
+        }
+    }
+    frames
+}
+
+/// The committed captures.
+pub(crate) fn captures() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures");
+    let is_capture =
+        |path: &PathBuf| path.extension().is_some_and(|extension| extension == "pcap" || extension == "pcapng");
+    let mut captures: Vec<_> =
+        fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).filter(is_capture).collect();
+    captures.sort();
+    assert!(captures.len() >= 9, "{captures:?}");
+    captures
+}
+
+/// Nothing is missing, whatever else there is to say of the run.
+pub(crate) fn assert_conserved(report: &Report) {
+    assert_eq!((report.ledger.unaccounted, report.ledger.held), (0, 0), "{report}");
+    for worker in &report.workers {
+        assert_eq!((worker.slots_missing, worker.ledger.unaccounted, worker.ledger.held), (0, 0, 0), "{report}");
+    }
+    let stale: u64 = report.ports.iter().map(|port| port.stale).sum();
+    assert_eq!(stale, 0, "{report}");
+}
+
+pub(crate) fn assert_good(report: &Report) {
+    assert_conserved(report);
+    assert!(report.is_good(), "{report}");
+}
+
+pub(crate) fn stage<'r>(report: &'r Report, name: &str) -> &'r StageReport {
+    report.stages.iter().find(|stage| stage.name == name).unwrap_or_else(|| panic!("no stage {name}\n{report}"))
+}
+
+/// How many packets a stage, or a port, has dropped for a reason.
+pub(crate) fn drops(report: &Report, reason: &str) -> u64 {
+    report.ledger.drops.get(reason).copied().unwrap_or(0)
+}
+
+/// A counter of a port's device.
+pub(crate) fn counter(report: &Report, port: usize, name: &str) -> u64 {
+    report.ports[port].device_counters.get(name).copied().unwrap_or(0)
+}
