@@ -11,9 +11,18 @@ pub(crate) struct Control {
     stop: AtomicBool,
     /// The tick after which workers stop.
     deadline: AtomicU64,
-    /// Packets that may still be received; `None`: any number.
-    budget: Option<AtomicU64>,
+    /// How many packets are received at most; `None`: any number.
+    budget: Option<Budget>,
     boards: Box<[Board]>,
+}
+
+/// A number of packets that workers receive together.
+#[derive(Debug)]
+struct Budget {
+    /// Not claimed by any worker.
+    left: AtomicU64,
+    /// Not received yet: what is claimed may still be put back for another worker to receive.
+    open: AtomicU64,
 }
 
 impl Control {
@@ -21,7 +30,7 @@ impl Control {
         Self {
             stop: AtomicBool::new(false),
             deadline: AtomicU64::new(u64::MAX),
-            budget: packets.map(AtomicU64::new),
+            budget: packets.map(|packets| Budget { left: AtomicU64::new(packets), open: AtomicU64::new(packets) }),
             boards: (0..workers).map(|_| Board::default()).collect(),
         }
     }
@@ -38,7 +47,7 @@ impl Control {
     pub(crate) fn is_over(&self, now: Ticks) -> bool {
         self.stop.load(Ordering::Relaxed)
             || now.0 >= self.deadline.load(Ordering::Relaxed)
-            || self.budget.as_ref().is_some_and(|budget| budget.load(Ordering::Relaxed) == 0)
+            || self.budget.as_ref().is_some_and(|budget| budget.open.load(Ordering::Relaxed) == 0)
     }
 
     /// Takes up to `wanted` packets out of the budget.
@@ -47,15 +56,16 @@ impl Control {
         let Some(budget) = &self.budget else { return wanted };
         let take = |left: u64| Some(left.saturating_sub(wanted as u64));
         // The closure never refuses.
-        let left = budget.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
+        let left = budget.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
         (wanted as u64).min(left) as usize
     }
 
-    /// Puts back what was claimed and not received.
+    /// Settles a claim: so many were received, and the rest is put back.
     #[inline]
-    pub(crate) fn unclaim(&self, unused: usize) {
+    pub(crate) fn settle(&self, claimed: usize, received: usize) {
         if let Some(budget) = &self.budget {
-            budget.fetch_add(unused as u64, Ordering::Relaxed);
+            budget.left.fetch_add((claimed - received) as u64, Ordering::Relaxed);
+            budget.open.fetch_sub(received as u64, Ordering::Relaxed);
         }
     }
 

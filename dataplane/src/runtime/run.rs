@@ -190,10 +190,22 @@ fn wait_ready(readiness: &Receiver<bool>, workers: usize) -> bool {
     (0..workers).map(|_| readiness.recv().unwrap_or(false)).fold(false, |failed, ready| failed | !ready)
 }
 
+/// Stops the other workers when this one panics: nobody serves its share any more.
+struct StopOnPanic(Arc<Control>);
+
+impl Drop for StopOnPanic {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.stop();
+        }
+    }
+}
+
 impl Seed {
     /// The life of a worker's thread.
     fn grow(self, ready: &Sender<bool>, go: &Barrier) -> Result<Outcome> {
         let (clock, core, plan) = (self.clock.clone(), self.core, self.plan.clone());
+        let _guard = StopOnPanic(self.control.clone());
         let shapes = Shape::of(&self.program);
         let worker = self.set_up();
         // The other side waits for exactly one word of every worker.

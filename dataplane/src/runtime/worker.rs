@@ -97,7 +97,7 @@ impl Worker {
                 let limit = self.control.claim(self.burst);
                 let lane = &mut self.lanes[place];
                 let n = lane.receive(&mut self.pool, self.graph.entry(place as u8), limit).map_err(at(place))?;
-                self.control.unclaim(limit - n);
+                self.control.settle(limit, n);
                 if n > 0 {
                     received += n;
                     let ctx = Ctx { timebase: lane.timebase(), start, epoch, worker: self.number };
