@@ -3,3 +3,4 @@
 mod captures;
 mod common;
 mod conservation;
+mod workers;
