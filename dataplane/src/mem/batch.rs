@@ -95,10 +95,12 @@ impl Batch {
         self.descs().iter().map(|desc| u64::from(desc.len)).sum()
     }
 
-    /// Bytes of the longest packet; 0 when there is none.
+    /// Bytes of the shortest and of the longest packet; `usize::MAX` and 0 when there is none.
     #[inline]
-    pub fn longest(&self) -> usize {
-        usize::from(self.descs().iter().fold(0, |longest, desc| longest.max(desc.len)))
+    pub fn lengths(&self) -> (usize, usize) {
+        let both = |(shortest, longest): (u16, u16), desc: &Desc| (shortest.min(desc.len), longest.max(desc.len));
+        let (shortest, longest) = self.descs().iter().fold((u16::MAX, 0), both);
+        (if self.is_empty() { usize::MAX } else { shortest.into() }, longest.into())
     }
 
     /// What the packets of a batch borrow, cut to its length.

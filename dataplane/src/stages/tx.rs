@@ -12,7 +12,8 @@ use crate::pipeline::{Ctx, Exit, Facts, PortInfo, Problem, Setup, Stage};
 /// Sends packets out by a port.
 ///
 /// A frame that is longer than the port's MTU and its link header is dropped as `too_long`; each VLAN tag, up to two,
-/// counts as link header.
+/// counts as link header. One without a whole Ethernet header is dropped as `runt`: no device sends it, and one that is
+/// given it may stop.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -41,10 +42,15 @@ pub struct Tx {
 
 impl Stage for Tx {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        if batch.longest() <= self.fits_all {
+        let (shortest, longest) = batch.lengths();
+        if shortest >= Ethernet::LEN && longest <= self.fits_all {
             return;
         }
         for mut packet in batch.iter_mut() {
+            if packet.len() < Ethernet::LEN {
+                packet.drop(Reason::Runt);
+                continue;
+            }
             let port = if self.port.is_some() { self.number } else { packet.meta().egress };
             // A port that does not exist is found out where the packet is moved.
             let Some(longest) = self.longest.get(usize::from(port)) else { continue };
@@ -121,11 +127,12 @@ mod tests {
         let twice = |len| frame().tag(ether_type::QINQ, 7).vlan(8).pad_to(len).build();
         let thrice = |len| frame().vlan(7).vlan(8).vlan(9).pad_to(len).build();
         let long = Fate::Dropped("too_long".to_owned());
+        let short = Fate::Dropped("runt".to_owned());
         for (mtu, parameters) in [(9000, "port = 'jumbo'"), (576, "port = 'small'"), (576, "")] {
-            let just = [plain(mtu + 14), tagged(mtu + 18), twice(mtu + 22), thrice(mtu + 22), Vec::new()];
+            let just = [plain(mtu + 14), tagged(mtu + 18), twice(mtu + 22), thrice(mtu + 22), vec![0; 14]];
             assert_eq!(fates(parameters, &just), vec![Fate::Next; 5], "{parameters}");
-            let above = [plain(mtu + 15), tagged(mtu + 19), twice(mtu + 23), thrice(mtu + 23), plain(60)];
-            let expected = [long.clone(), long.clone(), long.clone(), long.clone(), Fate::Next];
+            let above = [plain(mtu + 15), tagged(mtu + 19), twice(mtu + 23), thrice(mtu + 23), vec![0; 13]];
+            let expected = [long.clone(), long.clone(), long.clone(), long.clone(), short.clone()];
             assert_eq!(fates(parameters, &above), expected, "{parameters}");
         }
     }
