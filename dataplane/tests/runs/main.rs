@@ -2,5 +2,10 @@
 
 mod captures;
 mod common;
+mod configs;
 mod conservation;
+mod differential;
+mod hostile;
+mod tables;
+mod wire;
 mod workers;

@@ -1,0 +1,61 @@
+//! The configs that come with the project.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dataplane::config::Source;
+use dataplane::runtime::{Options, Run};
+
+use crate::common::{assembled, assert_good};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The config of an app may use stages of its own: it is run where the app is tested.
+fn is_of_an_app(path: &Path) -> bool {
+    path.file_stem().is_some_and(|name| root().join("apps").join(name).is_dir())
+}
+
+#[test]
+fn every_config_says_what_it_shows_and_runs() {
+    let mut run = 0;
+    for entry in fs::read_dir(root().join("configs")).unwrap() {
+        let path = entry.unwrap().path();
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("# "), "{} opens with no comment", path.display());
+        if is_of_an_app(&path) {
+            continue;
+        }
+        let overrides = [("runtime.hugepages", "\"none\"")].map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let source = Source::read(&path, &overrides).unwrap();
+        let assembly = assembled(&source).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+        let options = Options { packets: Some(10_000), duration: Some(Duration::from_millis(200)) };
+        let report = Run::start(assembly, options).unwrap().join().unwrap();
+        assert_good(&report);
+        assert!(report.packets.rx > 0, "{}: {report}", path.display());
+        run += 1;
+    }
+    assert!(run > 0);
+}
+
+#[test]
+fn every_config_that_the_docs_name_is_there() {
+    let pages = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let mut named = BTreeSet::new();
+    for page in pages.chain([root().join("README.md")]).filter(|page| page.extension().is_some_and(|it| it == "md")) {
+        let Ok(text) = fs::read_to_string(&page) else { continue };
+        for rest in text.split("configs/").skip(1) {
+            let name: String = rest.chars().take_while(|c| c.is_alphanumeric() || "-_.".contains(*c)).collect();
+            if name.ends_with(".toml") {
+                named.insert(name);
+            }
+        }
+    }
+    assert!(!named.is_empty());
+    for name in named {
+        assert!(root().join("configs").join(&name).is_file(), "the docs name configs/{name}");
+    }
+}

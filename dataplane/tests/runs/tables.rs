@@ -1,0 +1,115 @@
+//! Tables from files.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+use std::net::Ipv4Addr;
+
+use dataplane::testing::frame;
+
+use crate::common::{Folder, assert_good, frames_of, stage};
+
+const CONFIG: &str = r#"
+[runtime]
+workers = 1
+hugepages = "none"
+[[port]]
+name = "in"
+device = "soft"
+link = { kind = "pcap", input = "in.pcap" }
+[[port]]
+name = "a"
+device = "soft"
+link = { kind = "pcap", output = "a.pcap" }
+[[port]]
+name = "b"
+device = "soft"
+link = { kind = "pcap", output = "b.pcap" }
+[pipeline]
+input = ["in"]
+[[pipeline.stage]]
+use = "parse"
+[[pipeline.stage]]
+use = "route"
+file = "routes.txt"
+[[pipeline.stage]]
+use = "tx"
+"#;
+
+/// Numbers that look random and are the same in every run (Knuth's MMIX generator).
+fn next(state: &mut u64) -> u32 {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 32) as u32
+}
+
+#[test]
+fn a_million_routes_are_loaded_and_found() {
+    const ROUTES: usize = 1_000_000;
+    const FRAMES: u32 = 20_000;
+    let mut state = 1;
+    // Lengths as in a full table: most are 24, few are short or hosts.
+    let mut routes: HashMap<(u32, u32), usize> = HashMap::with_capacity(ROUTES);
+    while routes.len() < ROUTES {
+        let len = match next(&mut state) % 16 {
+            0 => 8 + next(&mut state) % 8,
+            1..4 => 16 + next(&mut state) % 8,
+            4 => 25 + next(&mut state) % 8,
+            _ => 24,
+        };
+        let prefix = (0x0100_0000 + next(&mut state) % 0xdf00_0000) & u32::MAX << (32 - len);
+        routes.insert((prefix, len), (next(&mut state) % 2) as usize);
+    }
+    let mut text = String::from("# A million routes.\n");
+    for ((prefix, len), port) in &routes {
+        writeln!(text, "{}/{len} port {}", Ipv4Addr::from(*prefix), ["a", "b"][*port]).unwrap();
+    }
+    let folder = Folder::new();
+    folder.write("routes.txt", text);
+    let (mut frames, mut expected, mut unrouted) = (Vec::new(), [Vec::new(), Vec::new()], 0);
+    for number in 0..FRAMES {
+        let to = 0x0100_0000 + next(&mut state) % 0xdf00_0000;
+        let bytes = frame().ipv4([192, 0, 2, 1].into(), to.into()).udp(1, 2).payload(&number.to_be_bytes()).build();
+        let found = (8..=32).rev().find_map(|len| routes.get(&(to & u32::MAX << (32 - len), len)));
+        match found {
+            Some(port) => expected[*port].push(bytes.clone()),
+            None => unrouted += 1,
+        }
+        frames.push(bytes);
+    }
+    folder.capture("in.pcap", &frames);
+    let report = folder.run(CONFIG);
+    assert_good(&report);
+    assert_eq!(stage(&report, "route").drops.get("no_route").copied().unwrap_or(0), unrouted, "{report}");
+    for (expected, name) in expected.iter().zip(["a.pcap", "b.pcap"]) {
+        assert!(expected.len() > 1000 && frames_of(&folder.file(name)) == *expected, "{name}");
+    }
+}
+
+#[test]
+fn every_bad_line_is_told_with_its_number() {
+    let folder = Folder::new();
+    folder.capture::<&[u8]>("in.pcap", []);
+    folder.write(
+        "routes.txt",
+        "10.0.0.0/8 port a\n# a comment\n10.0.0.0/33 port a\n\n10.1.0.0/16 port c\n10.2.0.0/16 via 10.0.0 port a\n\
+         10.3.0.0/16\n10.0.0.0/8 port a\n10.4.0.0/16 port a weight 0\n2001:db8::/32 via 10.0.0.1 port a\n",
+    );
+    let mistakes = folder.assemble(CONFIG).err().unwrap();
+    assert!(mistakes.contains("stage `route`: routes.txt has 7 bad lines"), "{mistakes}");
+    for line in [
+        "routes.txt:3: `10.0.0.0/33 port a`: `10.0.0.0/33` is no prefix",
+        "routes.txt:5: `10.1.0.0/16 port c`: there is no port `c`",
+        "routes.txt:6: `10.2.0.0/16 via 10.0.0 port a`: `10.0.0` is no address",
+        "routes.txt:7: `10.3.0.0/16`: no port is named",
+        "routes.txt:8: 10.0.0.0/8 on a is listed twice",
+        "routes.txt:9: `10.4.0.0/16 port a weight 0`: a weight of 0 is not to be had",
+        "routes.txt:10: `2001:db8::/32 via 10.0.0.1 port a`: 10.0.0.1 is an IPv4 gateway of an IPv6 prefix",
+    ] {
+        assert!(mistakes.contains(line), "{line:?} is not in: {mistakes}");
+    }
+    for good in [1, 2, 4] {
+        assert!(!mistakes.contains(&format!("routes.txt:{good}:")), "{mistakes}");
+    }
+    let missing = CONFIG.replace("routes.txt", "missing.txt");
+    let mistakes = folder.assemble(&missing).err().unwrap();
+    assert!(mistakes.contains("missing.txt") && mistakes.contains("test.toml:"), "{mistakes}");
+}

@@ -1,0 +1,124 @@
+//! How runs end, and what they say when they cannot go on.
+
+use std::fs;
+use std::time::Duration;
+
+use dataplane::runtime::Options;
+
+use crate::common::{Folder, assert_conserved, assert_good, drops};
+
+/// A generator that is sent back out.
+fn config(runtime: &str, link: &str) -> String {
+    format!(
+        r#"
+        [runtime]
+        hugepages = "none"
+        {runtime}
+        [[port]]
+        name = "p"
+        device = "soft"
+        link = {{ {link} }}
+        [pipeline]
+        input = ["p"]
+        [[pipeline.stage]]
+        use = "tx"
+        port = "p"
+        "#
+    )
+}
+
+const ENDLESS: &str = "kind = 'generator', flows = 10";
+
+/// The output is written in large pieces: a few packets fail at the end, many on the way.
+#[test]
+fn a_full_disk_is_told_and_nothing_is_lost_by_it() {
+    for frames in [10, 20_000] {
+        let folder = Folder::new();
+        folder.capture("in.pcap", (0..frames).map(|_| [1; 60]));
+        let report =
+            folder.run(&config("workers = 1", "kind = 'pcap', input = 'in.pcap', output = '/dev/full', pace = 'fast'"));
+        assert_conserved(&report);
+        assert!(!report.is_good());
+        assert_eq!(report.errors.len(), 1, "{report}");
+        assert!(report.errors[0].contains("/dev/full") && report.errors[0].contains("No space left"), "{report}");
+        assert_eq!(report.packets.rx, frames);
+        assert_eq!(report.packets.tx + drops(&report, "p.tx_error"), frames, "{report}");
+        assert_eq!(drops(&report, "p.tx_error") > 0, frames > 10, "{report}");
+    }
+}
+
+#[test]
+fn an_output_that_cannot_be_made_is_told_at_once() {
+    let folder = Folder::new();
+    folder.write("file", "");
+    let error = folder.start(&config("workers = 1", "kind = 'pcap', output = 'file/out.pcap'"), Options::default());
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("/file"), "{error}");
+}
+
+#[test]
+fn a_number_of_packets_is_exact() {
+    for packets in [0, 1, 63, 64, 65, 10_000] {
+        for runtime in ["workers = 1", "workers = 1\nburst = 7", "workers = 2"] {
+            let options = Options { packets: Some(packets), ..Options::default() };
+            let report = Folder::new().run_until(&config(runtime, ENDLESS), options);
+            assert_good(&report);
+            assert_eq!((report.packets.rx, report.packets.tx), (packets, packets), "{report}");
+        }
+    }
+}
+
+#[test]
+fn time_ends_a_run_and_so_does_the_word() {
+    for idle in ["spin", "pause", "sleep"] {
+        for link in [ENDLESS, "kind = 'loopback'"] {
+            let text = config(&format!("workers = 1\nidle = '{idle}'"), link);
+            let options = Options { duration: Some(Duration::from_millis(20)), ..Options::default() };
+            let report = Folder::new().run_until(&text, options);
+            assert_good(&report);
+            assert_eq!(report.packets.rx > 0, link == ENDLESS, "{report}");
+
+            let folder = Folder::new();
+            let run = folder.start(&text, Options::default()).unwrap();
+            while run.progress().loops < 20_000 {
+                std::thread::yield_now();
+            }
+            assert!(!run.is_finished());
+            run.stop();
+            let report = run.join().unwrap();
+            assert_good(&report);
+            assert_eq!(report.packets.rx, report.packets.tx, "{report}");
+        }
+    }
+}
+
+/// A worker that has slept for want of packets takes them when they come.
+#[test]
+fn a_sleeping_worker_wakes() {
+    let folder = Folder::new();
+    // 300 milliseconds apart, at the time of the file.
+    let words = |at: u32| [0, at, 60, 60].map(u32::to_le_bytes).concat();
+    let bytes = [&crate::common::pcap_header(1)[..], &words(0), &[1; 60], &words(300_000), &[2; 60]].concat();
+    folder.write("in.pcap", bytes);
+    let report = folder.run(&config(
+        "workers = 1\nidle = 'sleep'",
+        "kind = 'pcap', input = 'in.pcap', output = 'out.pcap', pace = 'file'",
+    ));
+    assert_good(&report);
+    assert_eq!(crate::common::frames_of(&folder.file("out.pcap")), [[1; 60], [2; 60]]);
+}
+
+#[test]
+fn what_the_machine_does_not_have_is_told_before_the_run() {
+    let folder = Folder::new();
+    for (text, message) in [
+        (config("workers = [4095]", ENDLESS), "core 4095 doesn't exist"),
+        (config("workers = [0, 0]", ENDLESS), "core 0 is given to two workers"),
+        (config("workers = 1", ENDLESS).replace("[\"p\"]", "[\"p\", \"p\"]"), "the port `p` is named twice"),
+        (config("workers = 1", ENDLESS).replace("port = \"p\"", "port = \"q\""), "there is no port `q`"),
+    ] {
+        let mistakes = folder.assemble(&text).err().unwrap();
+        assert!(mistakes.contains(message) && mistakes.contains("test.toml:"), "{mistakes}");
+    }
+    assert!(fs::read_dir(folder.file("")).unwrap().next().is_none(), "a check writes nothing");
+}
