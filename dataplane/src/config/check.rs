@@ -12,12 +12,19 @@ use super::tree;
 use crate::topology::{Topology, Workers};
 use crate::units::CoreId;
 
+/// A packet names its port in a byte.
+const MAX_PORTS: usize = 255;
+
 /// The ports with all their names resolved; none for one that could not be read.
 pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<Option<PortPlan>> {
     let mut checker = Checker { loaded, diagnostics, names: HashMap::new() };
     if loaded.ports.is_empty() && !loaded.damaged {
         let mistake = Mistake::error(0..0, "the config has no port");
         checker.diagnostics.push(mistake.help("add a [[port]] with a name and a device, such as \"soft\""));
+    }
+    if let Some(entry) = loaded.ports.get(MAX_PORTS) {
+        let mistake = Mistake::error(entry.span.clone(), format!("this is port {} of the config", MAX_PORTS + 1));
+        checker.diagnostics.push(mistake.help(format!("a config has at most {MAX_PORTS} ports")));
     }
     checker.names();
     let inputs = checker.inputs();

@@ -84,7 +84,7 @@ fn ports(loaded: &Loaded<'_>) -> Vec<PortInfo> {
     let info = |(index, port): (usize, &config::Port)| PortInfo {
         name: port.name.clone(),
         // Locally administered, and different for every port, where the config names none.
-        mac: port.mac.map_or([2, 0, 0, 0, 0, index as u8 + 1], |mac| mac.0),
+        mac: port.mac.map_or([2, 0, 0, 0, 0, (index as u8).wrapping_add(1)], |mac| mac.0),
         mtu: port.mtu.min(u32::from(u16::MAX)) as u16,
     };
     loaded.ports().enumerate().map(info).collect()

@@ -172,3 +172,11 @@ fn two_ports_cannot_share_a_verbs_device() {
     let text = port("a", "refuse = [\"rss\"]") + &port("b", "device_port = 2") + rest;
     assert_eq!(records(&text)[1].2, "`refuse` is for software devices, and `mlx5_0` is none");
 }
+
+#[test]
+fn there_are_at_most_255_ports() {
+    let port = |at: usize| format!("[[port]]\nname = \"p{at}\"\ndevice = \"soft\"\nlink = {{ kind = \"loopback\" }}\n");
+    let config = |ports: usize| format!("{GOOD}{}", (2..ports).map(port).collect::<String>());
+    let said = |ports| records(&config(ports)).iter().filter(|(_, _, message, _)| message.contains("port 256")).count();
+    assert_eq!((said(255), said(256), said(300)), (0, 1, 1));
+}
