@@ -203,6 +203,10 @@ impl<'a> Checker<'a, '_> {
             return;
         }
         let loaded = self.loaded;
+        // What names a port may be in a file of a stage, and is not known here.
+        if loaded.stages.iter().any(|stage| stage.parameters.get_ref().contains_key("file")) {
+            return;
+        }
         // Which key of a stage names a port is the stage's own affair: any string that is a port's name counts.
         let mut named = HashSet::new();
         for value in loaded.stages.iter().flat_map(|stage| stage.parameters.get_ref().values()) {

@@ -1,8 +1,8 @@
 //! A run: workers on their cores from start to report.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Barrier};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -31,12 +31,15 @@ pub struct Options {
     pub packets: Option<u64>,
 }
 
+/// A worker's thread. It leaves nothing behind when it was never told to go.
+type Thread = JoinHandle<Result<Option<Outcome>>>;
+
 /// A running data plane.
 pub struct Run {
     control: Arc<Control>,
     ports: Vec<Arc<dyn PortDevice>>,
     names: Vec<String>,
-    workers: Vec<JoinHandle<Result<Outcome>>>,
+    workers: Vec<Thread>,
     clock: HostClock,
 }
 
@@ -67,8 +70,8 @@ impl Run {
         let plan = Arc::new(plan);
         let workers = programs.len();
         let (ready, readiness) = mpsc::channel();
-        let go = Arc::new(Barrier::new(workers + 1));
         let mut threads = Vec::new();
+        let mut failure = None;
         for (number, program) in programs.into_iter().enumerate() {
             let core = plan.cores[number];
             let seed = Seed {
@@ -82,28 +85,35 @@ impl Run {
                 control: control.clone(),
                 clock: clock.clone(),
             };
-            let (ready, go) = (ready.clone(), go.clone());
+            let ready = ready.clone();
+            let (go, told) = mpsc::channel();
             let thread = thread::Builder::new().name(format!("worker-{number}"));
-            threads.push(thread.spawn(move || seed.grow(&ready, &go)).map_err(|error| Error::Worker {
-                worker: number,
-                message: format!("its thread cannot be started: {error}"),
-            })?);
+            match thread.spawn(move || seed.grow(ready, &told)) {
+                Ok(thread) => threads.push((go, thread)),
+                Err(error) => {
+                    let message = format!("its thread cannot be started: {error}");
+                    failure = Some(Error::Worker { worker: number, message });
+                    break;
+                }
+            }
         }
-        let failed = wait_ready(&readiness, workers);
-        if failed {
-            control.stop();
+        drop(ready);
+        // A worker that cannot be set up, or panics, drops its sender without a word.
+        if readiness.iter().count() < workers {
+            return Err(failure.unwrap_or_else(|| first_error(threads)));
         }
         if let Some(duration) = options.duration {
             let ticks = clock.timebase().ticks(Nanos(duration.as_nanos() as u64));
             control.stop_at(crate::units::Ticks(clock.now().0.saturating_add(ticks.0)));
         }
-        go.wait();
+        let tell = |(go, thread): (Sender<()>, JoinHandle<_>)| {
+            // It waits for this word, so it hears it.
+            let _ = go.send(());
+            thread
+        };
+        let threads = threads.into_iter().map(tell).collect();
         let names = plan.ports.iter().map(|port| port.config.name.clone()).collect();
-        let run = Self { control, ports, names, workers: threads, clock };
-        if failed {
-            return Err(run.first_error());
-        }
-        Ok(run)
+        Ok(Self { control, ports, names, workers: threads, clock })
     }
 
     /// The sums over all workers, as of a moment ago.
@@ -142,7 +152,7 @@ impl Run {
         let mut failure = None;
         for (number, worker) in self.workers.into_iter().enumerate() {
             match worker.join() {
-                Ok(Ok(outcome)) => outcomes.push(outcome),
+                Ok(Ok(outcome)) => outcomes.extend(outcome),
                 Ok(Err(error)) => failure = failure.or(Some(error)),
                 Err(panic) => {
                     let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -172,22 +182,23 @@ impl Run {
         }
         Ok(report)
     }
-
-    fn first_error(self) -> Error {
-        let mut error = None;
-        for worker in self.workers {
-            if let Ok(Err(failed)) = worker.join() {
-                error = error.or(Some(failed));
-            }
-        }
-        error.unwrap_or_else(|| Error::Worker { worker: 0, message: "could not be started".to_owned() })
-    }
 }
 
-/// Whether any worker could not be set up.
-fn wait_ready(readiness: &Receiver<bool>, workers: usize) -> bool {
-    // A worker that panics drops its sender and counts as failed.
-    (0..workers).map(|_| readiness.recv().unwrap_or(false)).fold(false, |failed, ready| failed | !ready)
+/// Not all workers are ready: ends those that are, and says why the others are not.
+fn first_error(threads: Vec<(Sender<()>, Thread)>) -> Error {
+    let mut error = None;
+    for (number, (go, thread)) in threads.into_iter().enumerate() {
+        drop(go);
+        match thread.join() {
+            Ok(Err(failed)) => error = error.or(Some(failed)),
+            Ok(Ok(_)) => {}
+            Err(_) => {
+                let message = "panicked while it was set up".to_owned();
+                error = error.or(Some(Error::Worker { worker: number, message }));
+            }
+        }
+    }
+    error.unwrap_or_else(|| Error::Worker { worker: 0, message: "could not be started".to_owned() })
 }
 
 /// Stops the other workers when this one panics: nobody serves its share any more.
@@ -203,17 +214,19 @@ impl Drop for StopOnPanic {
 
 impl Seed {
     /// The life of a worker's thread.
-    fn grow(self, ready: &Sender<bool>, go: &Barrier) -> Result<Outcome> {
+    fn grow(self, ready: Sender<()>, told: &Receiver<()>) -> Result<Option<Outcome>> {
         let (clock, core, plan) = (self.clock.clone(), self.core, self.plan.clone());
         let _guard = StopOnPanic(self.control.clone());
         let shapes = Shape::of(&self.program);
-        let worker = self.set_up();
-        // The other side waits for exactly one word of every worker.
-        let _ = ready.send(worker.is_ok());
-        go.wait();
-        let (mut worker, pages) = worker?;
+        let (mut worker, pages) = self.set_up()?;
+        // The other side waits until every worker has said a word or let go of its sender.
+        let _ = ready.send(());
+        drop(ready);
+        if told.recv().is_err() {
+            return Ok(None);
+        }
         worker.run(&clock);
-        Ok(harvest(worker, core, &plan, &shapes, pages))
+        Ok(Some(harvest(worker, core, &plan, &shapes, pages)))
     }
 
     fn set_up(self) -> Result<(Worker, PageKind)> {

@@ -73,6 +73,11 @@ impl Worker {
         self.counts.started = clock.now();
         let result = self.run_loop(clock);
         self.counts.ended = clock.now();
+        if let Err((_, error)) = &result {
+            // Its share of the traffic is served by nobody: better a run that ends than one that seems well.
+            tracing::error!("worker {}: {error}", self.number);
+            self.control.stop();
+        }
         self.counts.fault = result.err();
         self.drain();
         self.publish();

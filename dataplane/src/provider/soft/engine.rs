@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use crate::error::VerbError;
 use crate::mem::{Desc, GUARD, SlotLayout};
+use crate::provider::soft::counters::Counting;
 use crate::provider::soft::cq::{CqCore, Cqe};
 use crate::provider::soft::device::Shared;
 use crate::provider::soft::fault::Faults;
@@ -99,15 +100,16 @@ impl QpCore {
         self.qkey = qkey;
     }
 
-    /// Forgets all requests.
-    pub(super) fn reset(&mut self) {
-        self.wire.close();
+    /// Forgets all requests, and the frames that were under way: those count as missed.
+    pub(super) fn reset(&mut self, counts: &Counting) {
+        let mut lost = self.wire.close();
         self.recv.clear();
         self.waiting.clear();
         self.posted = 0;
         if let Some(faults) = &mut self.faults {
-            faults.clear();
+            lost += faults.clear();
         }
+        counts.rx_missed.add(lost);
     }
 
     /// Begins to receive.

@@ -190,11 +190,13 @@ impl Faults {
         !self.ready.is_empty() || self.overtaken.is_some() || !self.delayed.is_empty()
     }
 
-    /// Forgets what is kept back.
-    pub(super) fn clear(&mut self) {
+    /// Forgets what is kept back. Returns how many frames that were.
+    pub(super) fn clear(&mut self) -> u64 {
+        let lost = self.ready.len() + usize::from(self.overtaken.is_some()) + self.delayed.len();
         self.ready.clear();
         self.overtaken = None;
         self.delayed.clear();
+        lost as u64
     }
 
     /// Takes the next frame off the wire, or of those kept back, and hands it over unless it is lost. `false`: there is

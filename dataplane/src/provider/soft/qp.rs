@@ -123,7 +123,7 @@ impl Drop for SoftQp {
             cq.attachments.change(|list| list.retain(|other| !Arc::ptr_eq(&other.qp, &self.shared)));
         }
         // No frame is for it any more. If it is another thread's, its wire closes when that thread lets go.
-        self.shared.home.with(Use::Visit, QpCore::reset);
+        self.shared.home.with(Use::Visit, |core| core.reset(&self.shared.counts));
         let mut queues = self.shared.device.queues.lock().unwrap_or_else(PoisonError::into_inner);
         queues.live.retain(|qp| !std::ptr::eq(qp.as_ptr(), &*self.shared));
         queues.retired.add(&self.shared.counts.read());
@@ -163,7 +163,7 @@ impl QueuePair for SoftQp {
             shared.set_state(to);
             match to {
                 QpState::Reset => {
-                    core.reset();
+                    core.reset(&shared.counts);
                     shared.released.store(0, Ordering::Relaxed);
                     cq.purge(shared.number);
                 }

@@ -119,12 +119,16 @@ impl Port {
         self.inbox = Some(inbox);
     }
 
-    pub(super) fn close(&mut self) {
-        let Some(inbox) = self.inbox.take() else { return };
+    /// Stops to receive. Returns how many frames were under way, which are lost.
+    pub(super) fn close(&mut self) -> u64 {
+        let mut lost = self.missed();
+        let Some(inbox) = self.inbox.take() else { return lost };
         self.link.receive.change(|list| list.retain(|other| !Arc::ptr_eq(other, &inbox)));
         while let Some(buffer) = inbox.frames.pop() {
+            lost += 1;
             let _ = self.link.receive.stock.push(buffer);
         }
+        lost
     }
 
     pub(super) fn backlog(&self) -> u64 {

@@ -127,10 +127,11 @@ impl Wire {
         }
     }
 
-    /// Stops to receive: what was under way is lost.
-    pub(super) fn close(&mut self) {
-        if let Self::Loopback(port) = self {
-            port.close();
+    /// Stops to receive: what was under way is lost. Returns how many frames that were.
+    pub(super) fn close(&mut self) -> u64 {
+        match self {
+            Self::Loopback(port) => port.close(),
+            Self::Generator(_) | Self::Pcap(_) => 0,
         }
     }
 
