@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::pipeline::Problem;
+use crate::pipeline::{Problem, Stage};
 
 /// A port as stages know it. Its number is its place in [`Setup::ports`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +59,7 @@ pub struct Setup<'a> {
     next_hops: &'a mut NextHops,
     shared: &'a mut HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
     offline: bool,
+    rejected: Vec<Problem>,
     stage: String,
     worker: usize,
     workers: usize,
@@ -73,10 +74,23 @@ impl<'a> Setup<'a> {
             next_hops: &mut resources.next_hops,
             shared: &mut resources.shared,
             offline: resources.offline,
+            rejected: Vec::new(),
             stage: stage.to_owned(),
             worker,
             workers,
         }
+    }
+
+    /// Prepares a stage. Returns all problems with its parameters.
+    pub(crate) fn prepare(mut self, stage: &mut dyn Stage) -> Vec<Problem> {
+        let last = stage.prepare(&mut self).err();
+        self.rejected.into_iter().chain(last).collect()
+    }
+
+    /// Notes a problem and lets the preparation go on, so that the next one comes to light in the same go. The stage will
+    /// not run.
+    pub fn reject(&mut self, problem: Problem) {
+        self.rejected.push(problem);
     }
 
     /// Whether packets are only looked at, as by `dataplane explain`: then a stage writes no file and reaches nobody.

@@ -105,9 +105,12 @@ fn stages(
         let made = loaded.read_stage(index, |table| kind.make(toml::de::Deserializer::from(table)), diagnostics);
         let Some(mut stage) = made else { continue };
         let name = loaded.stage_name(index).unwrap_or(&kind.name).to_owned();
-        match stage.prepare(&mut Setup::new(resources, &name, worker.0, worker.1)) {
-            Ok(()) => stages.push(stage),
-            Err(problem) => diagnostics.push(mistake(loaded, index, &name, problem)),
+        let problems = Setup::new(resources, &name, worker.0, worker.1).prepare(&mut *stage);
+        if problems.is_empty() {
+            stages.push(stage);
+        }
+        for problem in problems {
+            diagnostics.push(mistake(loaded, index, &name, problem));
         }
     }
     (stages.len() == order.len()).then_some(stages)

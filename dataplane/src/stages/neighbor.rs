@@ -162,12 +162,19 @@ impl Stage for Neighbor {
             let problem = |key: &str, message| Problem::at(format!("table[{place}].{key}"), message);
             if entry.mac.is_multicast() || entry.mac == MacAddr::ZERO {
                 let message = format!("{} is not the address of a single station", entry.mac);
-                return Err(problem("mac", message));
+                setup.reject(problem("mac", message));
             }
-            let port = entry.port.as_ref().map(|name| setup.port(name, &format!("table[{place}].port"))).transpose()?;
+            let named = entry.port.as_ref().map(|name| setup.port(name, &format!("table[{place}].port")));
+            let port = match named.transpose() {
+                Ok(port) => port,
+                Err(unknown) => {
+                    setup.reject(unknown);
+                    continue;
+                }
+            };
             if let Some(before) = listed.insert((entry.address, port), place) {
                 let message = format!("{} is already in table[{before}]", entry.address);
-                return Err(problem("address", message).help("leave one out, or name another port"));
+                setup.reject(problem("address", message).help("leave one out, or name another port"));
             }
             match port {
                 Some(port) => _ = self.macs.insert(Key::new(entry.address, port), entry.mac),

@@ -22,7 +22,7 @@ impl Responder {
         addresses: &[IpAddr],
         port: Option<&str>,
         mac: Option<MacAddr>,
-        setup: &Setup<'_>,
+        setup: &mut Setup<'_>,
     ) -> Result<Self, Problem> {
         if addresses.is_empty() {
             return Err(Problem::at("addresses", "there is none to answer for").help("list at least one"));
@@ -39,10 +39,9 @@ impl Responder {
         for (place, address) in addresses.iter().enumerate() {
             let problem = |what: &str| Problem::at(format!("addresses[{place}]"), format!("{address} {what}"));
             if !is_host(*address) {
-                return Err(problem("is not the address of a single host"));
-            }
-            if addresses[..place].contains(address) {
-                return Err(problem("is listed twice"));
+                setup.reject(problem("is not the address of a single host"));
+            } else if addresses[..place].contains(address) {
+                setup.reject(problem("is listed twice"));
             }
             match address {
                 IpAddr::V4(address) => own.v4.push(address.octets()),

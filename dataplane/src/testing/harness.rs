@@ -200,7 +200,8 @@ impl HarnessBuilder {
         let mut stage: Box<dyn Stage> = Box::new(stage);
         let mut before = before;
         for stage in before.iter_mut().chain([&mut stage]) {
-            stage.prepare(&mut Setup::new(&mut resources, "under_test", 0, 1))?;
+            let problems = Setup::new(&mut resources, "under_test", 0, 1).prepare(&mut **stage);
+            problems.into_iter().next().map_or(Ok(()), Err)?;
         }
         let layout = SlotLayout::new(128, 9216, 512).expect("a valid layout");
         let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };

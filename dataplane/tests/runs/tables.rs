@@ -113,3 +113,49 @@ fn every_bad_line_is_told_with_its_number() {
     let mistakes = folder.assemble(&missing).err().unwrap();
     assert!(mistakes.contains("missing.txt") && mistakes.contains("test.toml:"), "{mistakes}");
 }
+
+/// Not the first alone: each entry of each table that does not fit.
+#[test]
+fn every_wrong_entry_is_told_in_one_go() {
+    let text = r#"
+        [[port]]
+        name = "p"
+        device = "soft"
+        link = { kind = "loopback" }
+        [pipeline]
+        input = ["p"]
+        [[pipeline.stage]]
+        use = "parse"
+        [[pipeline.stage]]
+        use = "acl"
+        default = "deny"
+        rules = [
+          { action = "permit", protocol = "icmp", dst_port = 1 },
+          { action = "permit", vlan = 5000 },
+        ]
+        [[pipeline.stage]]
+        use = "route"
+        table = [
+          { prefix = "10.0.0.0/8", port = "pp" },
+          { prefix = "10.0.0.0/9", port = "p", weight = 0 },
+          { prefix = "10.0.0.0/10" },
+        ]
+        [[pipeline.stage]]
+        use = "neighbor"
+        table = [
+          { address = "10.0.0.1", mac = "01:00:00:00:00:01" },
+          { address = "10.0.0.2", mac = "02:00:00:00:00:01", port = "x" },
+          { address = "10.0.0.3", mac = "02:00:00:00:00:01" },
+          { address = "10.0.0.3", mac = "02:00:00:00:00:01" },
+        ]
+        [[pipeline.stage]]
+        use = "tx"
+        port = "nowhere"
+    "#;
+    let mistakes = Folder::new().assemble(text).err().unwrap();
+    let told: Vec<usize> = mistakes
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("--> ")?.rsplit(':').nth(1)?.parse().ok())
+        .collect();
+    assert_eq!(told, [14, 15, 20, 21, 22, 27, 28, 30, 34], "{mistakes}");
+}

@@ -185,12 +185,14 @@ impl Rules {
                 (Some(at), Some(file)) => format!("file: {} rules[{at}]", file.display()),
                 _ => format!("rules[{at}]"),
             };
-            rule.check().map_err(|problem| Problem { key: format!("{place}.{}", problem.key), ..problem })?;
+            if let Err(problem) = rule.check() {
+                setup.reject(Problem { key: format!("{place}.{}", problem.key), ..problem });
+            }
             if let Some(name) = &rule.name
                 && (!names.insert(name) || ["default", "fragments"].contains(&name.as_str()))
             {
                 let problem = Problem::at(format!("{place}.name"), format!("there is a counter `{name}` already"));
-                return Err(problem.help("name it differently, or not at all"));
+                setup.reject(problem.help("name it differently, or not at all"));
             }
         }
         let name = |(at, rule): (usize, &RuleSpec)| rule.name.clone().unwrap_or_else(|| format!("rules[{at}]"));

@@ -79,19 +79,19 @@ impl Routes {
                 weight: entry.weight,
                 drop: entry.drop,
             };
-            loader.add(&words, Origin::Table(at as u32)).map_err(|problem| Problem {
-                key: format!("table[{at}]{}{}", if problem.key.is_empty() { "" } else { "." }, problem.key),
-                ..problem
-            })?;
+            if let Err(problem) = loader.add(&words, Origin::Table(at as u32)) {
+                let key = format!("table[{at}]{}{}", if problem.key.is_empty() { "" } else { "." }, problem.key);
+                loader.setup.reject(Problem { key, ..problem });
+            }
         }
         let mut bad = Vec::new();
         let shown = file.map_or(String::new(), |file| file.display().to_string());
         if let Some(file) = file {
             loader.read(file, &mut bad)?;
         }
-        let Loader { paths, mut listed, .. } = loader;
+        let Loader { setup, paths, mut listed, .. } = loader;
         listed.sort_unstable();
-        let routes = Self::build(paths, &listed, &mut bad)?;
+        let routes = Self::build(paths, &listed, &mut bad, setup)?;
         if bad.is_empty() {
             return Ok(routes);
         }
@@ -108,7 +108,12 @@ impl Routes {
     }
 
     /// Puts sorted routes into tables.
-    fn build(mut paths: Paths, listed: &[Listed], bad: &mut Vec<(u32, String)>) -> Result<Self, Problem> {
+    fn build(
+        mut paths: Paths,
+        listed: &[Listed],
+        bad: &mut Vec<(u32, String)>,
+        setup: &mut Setup<'_>,
+    ) -> Result<Self, Problem> {
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         let mut members = Vec::new();
         for routes in listed.chunk_by(|a, b| a.prefix == b.prefix) {
@@ -124,7 +129,7 @@ impl Routes {
                 if let Some(fault) = fault {
                     let text = format!("{} {} {fault}", route.prefix, paths.name(route.path));
                     match route.origin {
-                        Origin::Table(at) => return Err(Problem::at(format!("table[{at}]"), text)),
+                        Origin::Table(at) => setup.reject(Problem::at(format!("table[{at}]"), text)),
                         Origin::Line(line) => bad.push((line, text)),
                     }
                 }
