@@ -24,6 +24,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::provider::soft::Capture;
+
 mod harness;
 mod pipeline;
 pub mod strategies;
@@ -33,6 +38,30 @@ pub use pipeline::Pipeline;
 
 pub use crate::header::build::Frame;
 pub use crate::runtime::{End, Hop, Trace};
+
+/// The frames of a capture file, pcap or pcapng.
+///
+/// # Errors
+/// The file cannot be read, is no capture of Ethernet, or is damaged.
+///
+/// ```
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/captures/dns.pcap");
+/// let frames = dataplane::testing::frames_of(path)?;
+/// let mut bench = dataplane::testing::Harness::from_toml::<dataplane::stages::parse::Parse>("")?;
+/// let outcomes = bench.run(&frames);
+/// assert!(outcomes.iter().all(|outcome| !matches!(outcome.fate, dataplane::testing::Fate::Dropped(_))));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn frames_of(path: impl AsRef<Path>) -> Result<Vec<Vec<u8>>> {
+    let path = path.as_ref();
+    let wrong = |reason: &str| Error::Wire(format!("{}: {reason}", path.display()));
+    let file = std::fs::read(path).map_err(|source| Error::File { path: path.to_owned(), source })?;
+    let capture = Capture::read(&file).map_err(|reason| wrong(&reason))?;
+    match &capture.damage {
+        Some(damage) => Err(wrong(&format!("damaged at byte {}: {}", damage.offset, damage.reason))),
+        None => Ok((0..capture.len()).map(|index| capture.frame(index).to_vec()).collect()),
+    }
+}
 
 /// A frame to build on, from 02:00:00:00:00:01 to 02:00:00:00:00:02.
 pub fn frame<'a>() -> Frame<'a> {
