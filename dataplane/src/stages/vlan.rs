@@ -268,7 +268,8 @@ mod tests {
         let id = tagged.then(|| u16::from_be_bytes([frame[14] & 15, frame[15]]));
         match (op, id) {
             (Op::Pop, Some(_)) => Ok([&frame[..12], &frame[16..]].concat()),
-            (Op::Translate, Some(id)) if id % 2 == 1 => {
+            // 4095 is reserved (IEEE 802.1Q), so it is not on the list.
+            (Op::Translate, Some(id)) if id % 2 == 1 && id < 4095 => {
                 let [a, b] = (id - 1).to_be_bytes();
                 Ok([&frame[..14], &[frame[14] & 0xf0 | a, b], &frame[16..]].concat())
             }
