@@ -15,6 +15,11 @@ impl Stage for Mark {
         Facts::HEADERS
     }
 
+    fn prepare(&mut self, _setup: &mut Setup<'_>) -> Result<(), Problem> {
+        let fits = (self.dscp < 64).then_some(());
+        fits.ok_or_else(|| Problem::at("dscp", "a DSCP has 6 bits").help("0 to 63"))
+    }
+
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
             let ours = packet.udp().is_some_and(|udp| [udp.source, udp.destination].contains(&self.port.into()));

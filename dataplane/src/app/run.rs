@@ -1,12 +1,10 @@
 //! `run`: from config to report.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use super::args::{self, Form};
 use super::console::{self, CLEAR_LINE, Stop};
@@ -17,20 +15,17 @@ use crate::topology::Topology;
 
 /// How often the run is looked at, and how often progress is shown.
 const LOOK: Duration = Duration::from_millis(20);
+/// Signals so close to the first are the same wish.
+const AT_ONCE: Duration = Duration::from_millis(200);
 const SHOW: Duration = Duration::from_millis(500);
 
 pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
     let assembly = console::assembly(&args.config, registry, Topology::discover()?)?;
-    let interrupted = Arc::new(AtomicBool::new(false));
-    for (signal, status) in [(SIGINT, 130), (SIGTERM, 143)] {
-        // The order matters: the first signal finds the flag down, and raises it; the second finds it up.
-        flag::register_conditional_shutdown(signal, status, interrupted.clone())
-            .and_then(|_| flag::register(signal, interrupted.clone()))
-            .map_err(|error| Stop::Failed(format!("signals cannot be handled: {error}")))?;
-    }
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])
+        .map_err(|error| Stop::Failed(format!("signals cannot be handled: {error}")))?;
     let run = Run::start(assembly, Options { duration: args.duration, packets: args.packets })?;
     tracing::info!("running");
-    watch(&run, &interrupted);
+    watch(&run, &mut signals);
     let report = run.join()?;
     match if args.json { Form::Json } else { args.report } {
         Form::Human => console::print(&report.to_string())?,
@@ -44,14 +39,24 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
 }
 
 /// Shows progress and what devices say until the run ends.
-fn watch(run: &Run, interrupted: &AtomicBool) {
+fn watch(run: &Run, signals: &mut Signals) {
     let mut meter = console::is_watched().then(|| Meter::new(run.progress()));
-    let mut stopping = false;
+    let mut stopping: Option<Instant> = None;
     while !run.is_finished() {
-        if interrupted.load(Ordering::Relaxed) && !stopping {
-            stopping = true;
-            run.stop();
-            tracing::info!("stopping: once more stops at once");
+        for signal in signals.pending() {
+            match stopping {
+                None => {
+                    stopping = Some(Instant::now());
+                    run.stop();
+                    tracing::info!("stopping: once more stops at once");
+                }
+                // A program that sends one to a whole group of processes may well send two.
+                Some(since) if since.elapsed() < AT_ONCE => {}
+                Some(_) => {
+                    console::tell("\nstopped at once: what was on its way is lost, and there is no report\n");
+                    std::process::exit(128 + signal);
+                }
+            }
         }
         for event in run.events() {
             tracing::warn!("{event}");

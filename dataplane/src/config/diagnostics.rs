@@ -65,6 +65,9 @@ pub struct Record {
     pub help: Option<String>,
 }
 
+/// How many mistakes are told apart: nobody reads more.
+const MOST: usize = 1000;
+
 /// All mistakes of one config.
 #[derive(Clone, Debug)]
 pub struct Diagnostics {
@@ -87,9 +90,16 @@ impl Diagnostics {
 
     /// Adds a mistake. The same one is kept once.
     pub fn push(&mut self, mistake: Mistake) {
-        if !self.mistakes.contains(&mistake) {
-            self.mistakes.push(mistake);
+        let known = self.mistakes.len();
+        if known > MOST || self.mistakes.contains(&mistake) {
+            return;
         }
+        self.mistakes.push(match known {
+            MOST => {
+                Mistake::error(mistake.span, format!("there are more than {MOST} mistakes; the others are not shown"))
+            }
+            _ => mistake,
+        });
     }
 
     /// Whether one of them keeps the config from being run.

@@ -74,23 +74,37 @@ pub fn schema() -> Value {
     schema_for!(File).to_value()
 }
 
-/// The keys of a table by its schema, in the order of their names.
+/// The keys of a table by its schema, in the order of their names. Those of the tables in an array follow it, as
+/// `key[].inner`.
 pub fn schema_table(schema: &Schema) -> Vec<Row> {
-    let root = schema.as_value();
-    let required = root.get("required").and_then(Value::as_array);
+    let mut rows = Vec::new();
+    add_rows("", schema.as_value(), schema.as_value(), &mut rows);
+    rows
+}
+
+fn add_rows(before: &str, table: &Value, root: &Value, rows: &mut Vec<Row>) {
+    let required = table.get("required").and_then(Value::as_array);
     let is_required = |key: &str| required.is_some_and(|keys| keys.iter().any(|known| known.as_str() == Some(key)));
-    let properties = root.get("properties").and_then(Value::as_object);
-    let row = |(key, value): (&String, &Value)| {
+    for (key, value) in table.get("properties").and_then(Value::as_object).into_iter().flatten() {
         let default = value.get("default").filter(|default| !default.is_null()).map(toml);
-        Row {
-            key: key.clone(),
+        rows.push(Row {
+            key: format!("{before}{key}"),
             kind: kind(value, root),
             default: default.filter(|default| default != "{}" && default != "[]"),
             description: description(value),
             required: is_required(key),
+        });
+        let items = value.get("items").map(|items| resolved(items, root));
+        if let Some(items) = items.filter(|items| before.is_empty() && items.get("properties").is_some()) {
+            add_rows(&format!("{key}[]."), items, root, rows);
         }
-    };
-    properties.map(|properties| properties.iter().map(row).collect()).unwrap_or_default()
+    }
+}
+
+/// What a reference stands for; anything else is itself.
+fn resolved<'v>(value: &'v Value, root: &'v Value) -> &'v Value {
+    let name = value.get("$ref").and_then(Value::as_str).and_then(|name| name.rsplit('/').next());
+    name.and_then(|name| root.get("$defs")?.get(name)).unwrap_or(value)
 }
 
 /// A description on one line.
@@ -114,10 +128,9 @@ fn toml(value: &Value) -> String {
 
 /// The type of a value in words.
 fn kind(value: &Value, root: &Value) -> String {
-    if let Some(name) = value.get("$ref").and_then(Value::as_str) {
-        let name = name.rsplit('/').next().unwrap_or(name);
-        let found = root.get("$defs").and_then(|defs| defs.get(name));
-        return found.map_or_else(|| "table".to_owned(), |found| kind(found, root));
+    if value.get("$ref").is_some() {
+        let found = resolved(value, root);
+        return if std::ptr::eq(found, value) { "table".to_owned() } else { kind(found, root) };
     }
     if let Some(constant) = value.get("const") {
         return toml(constant);

@@ -93,6 +93,12 @@ fn check_sane(frame: &[u8], found: &Dissection) {
 fn check_against_etherparse(frame: &[u8]) {
     let found = dissect(frame).expect("a built frame is well formed");
     check_sane(frame, &found);
+    // An IPv6 payload of no bytes (RFC 8200 has them) etherparse takes for one of unknown length.
+    let empty = frame.get(usize::from(found.l3) + 4..usize::from(found.l3) + 6) == Some(&[0, 0]);
+    if found.flags.contains(Flags::IPV6) && empty {
+        assert_eq!(usize::from(found.end), usize::from(found.l3) + 40);
+        return;
+    }
     let theirs = SlicedPacket::from_ethernet(frame).expect("etherparse takes a built frame");
     let tags: Vec<u16> = theirs
         .link_exts

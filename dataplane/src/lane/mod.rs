@@ -21,7 +21,7 @@ use crate::provider::{
     Access, AttributeMask, CompletionQueue, Completions, CqFlags, CqGranted, CqSpec, Device, PollFields,
     ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RUN, WcStatus, WrId, WrKind,
 };
-use crate::units::{QpNum, Ticks};
+use crate::units::Ticks;
 
 /// What a lane has done. Packets, unless it says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,13 +51,13 @@ pub struct LaneCounters {
 }
 
 /// Takes the time from receive stamp to send completion stamp.
-pub trait LatencySink {
+pub(crate) trait LatencySink {
     /// So many packets that share both stamps.
     fn record(&mut self, from: Ticks, to: Ticks, packets: u64);
 }
 
 /// A lane, whatever its provider: one dynamic call a burst.
-pub trait Lane: Send {
+pub(crate) trait Lane: Send {
     /// Receives up to `limit` packets into the batch. Returns how many.
     ///
     /// # Errors
@@ -108,29 +108,26 @@ pub trait Lane: Send {
 
     /// What the receive completion queue was granted.
     fn granted(&self) -> &CqGranted;
-
-    /// The number of its queue pair.
-    fn number(&self) -> QpNum;
 }
 
 /// What a lane asks of its device.
 #[derive(Clone, Copy, Debug)]
-pub struct LaneSpec {
+pub(crate) struct LaneSpec {
     /// The port of the device, from 1.
-    pub port: u8,
+    pub(crate) port: u8,
     /// The queue of that port: which of how many.
-    pub queue: (u16, u16),
+    pub(crate) queue: (u16, u16),
     /// Receives posted ahead; 0 for a lane that only sends.
-    pub recv_depth: u32,
+    pub(crate) recv_depth: u32,
     /// Sends outstanding.
-    pub send_depth: u32,
+    pub(crate) send_depth: u32,
     /// Whether completions are stamped.
-    pub stamps: bool,
+    pub(crate) stamps: bool,
 }
 
 /// A lane of raw packets on the queue pairs and completion queues of one provider.
 #[derive(Debug)]
-pub struct VerbsLane<Q: QueuePair, C> {
+pub(crate) struct VerbsLane<Q: QueuePair, C> {
     // The queue pair goes before the queues it reports to, and before the memory it was given.
     qp: Q,
     send_cq: C,
@@ -155,7 +152,7 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
     ///
     /// # Errors
     /// A verb failed; the error names it and the device.
-    pub fn open<D>(device: &D, pd: &D::Pd, mr: Q::Mr, pool: &Pool, spec: LaneSpec) -> Result<OpenLane<D::Pd>>
+    pub(crate) fn open<D>(device: &D, pd: &D::Pd, mr: Q::Mr, pool: &Pool, spec: LaneSpec) -> Result<OpenLane<D::Pd>>
     where
         D: Device<Cq = C>,
         D::Pd: ProtectionDomain<Qp = Q, Cq = C>,
@@ -472,10 +469,6 @@ impl<Q: QueuePair, C: CompletionQueue> Lane for VerbsLane<Q, C> {
     fn granted(&self) -> &CqGranted {
         &self.granted
     }
-
-    fn number(&self) -> QpNum {
-        self.qp.number()
-    }
 }
 
 struct NoSink;
@@ -485,4 +478,4 @@ impl LatencySink for NoSink {
 }
 
 /// What a lane may do with the memory that it registers.
-pub const ACCESS: Access = Access::LOCAL_WRITE;
+pub(crate) const ACCESS: Access = Access::LOCAL_WRITE;

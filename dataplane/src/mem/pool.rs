@@ -13,11 +13,11 @@ pub const GUARD: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotLayout {
     /// From the start of one slot to the start of the next; a multiple of 64.
-    pub stride: u32,
+    pub(crate) stride: u32,
     /// Where a received packet starts in its slot.
-    pub headroom: u16,
+    pub(crate) headroom: u16,
     /// How many slots there are.
-    pub count: u32,
+    pub(crate) count: u32,
 }
 
 impl SlotLayout {
@@ -80,9 +80,6 @@ pub(crate) struct SlotMemory {
     pub(crate) layout: SlotLayout,
 }
 
-// SAFETY: see `Region`.
-unsafe impl Send for SlotMemory {}
-
 impl SlotMemory {
     /// The first byte of a slot. The caller has seen to it that the slot is below the layout's count.
     #[inline]
@@ -115,7 +112,7 @@ impl Pool {
     ///
     /// # Errors
     /// The region is smaller than the layout.
-    pub fn new(region: Arc<Region>, layout: SlotLayout) -> Result<Self> {
+    pub(crate) fn new(region: Arc<Region>, layout: SlotLayout) -> Result<Self> {
         if region.len() < layout.bytes() {
             return Err(Error::Memory(format!("a region of {} bytes is too small for {layout:?}", region.len())));
         }

@@ -62,8 +62,8 @@ reasons! {
     TxFull = "tx_full",
     /// The device refused to send it, or failed while sending.
     TxError = "tx_error",
-    /// It was received with an error status.
-    RxError = "rx_error",
+    /// The stage sent it to an output that it does not have.
+    Undeclared = "undeclared_output",
     /// The worker stopped before it could be handled.
     Stopped = "stopped",
 }

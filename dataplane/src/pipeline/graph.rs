@@ -14,7 +14,7 @@ pub struct NodeCounters {
     pub consumed: u64,
     /// Copies made.
     pub copied: u64,
-    /// Copies asked for and not made: no slot was free.
+    /// Copies asked for and not made: no slot was free, or the stage does not say that it copies.
     pub copies_missed: u64,
     /// Left by each output, by index.
     pub outputs: [u64; Edge::MOST],
@@ -84,6 +84,8 @@ struct Node {
     inbox: Box<Batch>,
     next: Target,
     outputs: Box<[Target]>,
+    /// Whether room was made for its copies.
+    copies: bool,
     counters: NodeCounters,
     watch: Option<Watch>,
 }
@@ -135,6 +137,7 @@ impl Graph {
     pub fn new(program: Program, ports: usize, pool: &Pool) -> Self {
         let burst = BATCH / program.multiplicity();
         let nodes = program.nodes.into_iter().map(|node| Node {
+            copies: node.stage.copies(),
             watch: node.drops.map(|by| Watch::new(by, &node)),
             name: node.name,
             stage: node.stage,
@@ -277,10 +280,13 @@ impl Moves<'_> {
         let node = &mut *self.node;
         let step = match node.inbox.fate(index) {
             Fate::Next => Step::Next(node.next),
-            Fate::Edge(edge) => {
-                node.counters.outputs[edge.index()] += 1;
-                Step::Output(edge.index(), node.output(edge))
-            }
+            Fate::Edge(edge) => match node.outputs.get(edge.index()) {
+                Some(target) => {
+                    node.counters.outputs[edge.index()] += 1;
+                    Step::Output(edge.index(), *target)
+                }
+                None => Step::Dropped(Reason::Undeclared),
+            },
             Fate::Dropped(reason) => Step::Dropped(reason),
             Fate::Consumed => Step::Consumed,
         };
@@ -319,7 +325,8 @@ impl Moves<'_> {
         let target = node.output(edge);
         // An output that is not wired is no place for a copy.
         let Some(inbox) = inbox_of(target, *place, later, outboxes) else { return };
-        if !inbox.push_copy(&mut node.inbox, index, pool) {
+        // A stage that did not say that it copies has no room for copies in the inboxes behind it.
+        if !node.copies || !inbox.push_copy(&mut node.inbox, index, pool) {
             node.counters.copies_missed += 1;
             return;
         }

@@ -18,8 +18,8 @@ pub use headers::Headers;
 pub use problem::Problem;
 pub use program::{NodeSpec, Program, Target};
 pub use registry::{Kind, Registry};
-pub(crate) use setup::Resources;
 pub use setup::{NextHop, NextHops, PortInfo, Setup};
+pub(crate) use setup::{Resources, identity};
 
 use crate::clock::Timebase;
 use crate::mem::{Batch, Packet};

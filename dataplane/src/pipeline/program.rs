@@ -1,5 +1,6 @@
 //! A graph before it has memory: stages, where their packets go, and the check that every stage knows what it needs.
 
+use crate::mem::BATCH;
 use crate::pipeline::{Exit, Facts, Problem, Stage};
 
 /// Where packets go.
@@ -68,9 +69,10 @@ impl Program {
         &self.nodes
     }
 
-    /// How many packets there may be of one received, by copies.
+    /// How many packets there may be of one received, by copies. Counting ends above what a batch holds.
     pub fn multiplicity(&self) -> usize {
-        self.nodes.iter().filter(|node| node.stage.copies()).fold(1, |most, _| most * 2)
+        let copying = self.nodes.iter().filter(|node| node.stage.copies());
+        copying.fold(1, |most: usize, _| most.saturating_mul(2).min(2 * BATCH))
     }
 
     /// What the stages need that only the device can tell.

@@ -58,6 +58,7 @@ pub struct Setup<'a> {
     folder: &'a Path,
     next_hops: &'a mut NextHops,
     shared: &'a mut HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
+    files: &'a mut HashMap<PathBuf, String>,
     offline: bool,
     rejected: Vec<Problem>,
     stage: String,
@@ -73,6 +74,7 @@ impl<'a> Setup<'a> {
             folder: &resources.folder,
             next_hops: &mut resources.next_hops,
             shared: &mut resources.shared,
+            files: &mut resources.files,
             offline: resources.offline,
             rejected: Vec::new(),
             stage: stage.to_owned(),
@@ -125,6 +127,21 @@ impl<'a> Setup<'a> {
         self.folder.join(path)
     }
 
+    /// Says that the stage writes a file, which nobody else may then write or play.
+    ///
+    /// # Errors
+    /// Somebody does; the problem is at `key`.
+    pub fn claim(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
+        let me = format!("stage `{}`", self.stage);
+        match self.files.entry(identity(path)).or_insert_with(|| me.clone()) {
+            other if *other == me => Ok(()),
+            other => {
+                let problem = Problem::at(key, format!("{} is a file of {other}", path.display()));
+                Err(problem.help("name another file"))
+            }
+        }
+    }
+
     /// The numbers of next hops.
     pub fn next_hops(&mut self) -> &mut NextHops {
         self.next_hops
@@ -164,12 +181,21 @@ pub(crate) struct Resources {
     pub(crate) folder: PathBuf,
     pub(crate) next_hops: NextHops,
     pub(crate) shared: HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
+    /// Files that somebody writes or reads, and who.
+    pub(crate) files: HashMap<PathBuf, String>,
     pub(crate) offline: bool,
+}
+
+/// A path as it is without links, as far as it exists.
+pub(crate) fn identity(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let in_folder = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
+    path.canonicalize().ok().or_else(in_folder).unwrap_or_else(|| path.to_owned())
 }
 
 impl Resources {
     pub(crate) fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {
         let (next_hops, shared) = (NextHops::default(), HashMap::new());
-        Self { ports, folder: folder.to_owned(), next_hops, shared, offline: false }
+        Self { ports, folder: folder.to_owned(), next_hops, shared, files: HashMap::new(), offline: false }
     }
 }

@@ -1,7 +1,7 @@
 //! The verbs contract: devices, protection domains, memory regions, completion queues and queue pairs as traits.
 //!
-//! Two providers implement it: [`soft`], a device in software, and `verbs`, the system's libibverbs. What is above this
-//! line ([`crate::lane`]) is written once and runs on both.
+//! [`soft`], a device in software, implements it; `verbs`, the system's libibverbs, lists devices so far and asks what
+//! they can do. What is above this line ([`crate::lane`]) is written once, for any provider.
 //!
 //! Control objects (device, protection domain, memory region) are shared: children hold their parents. Data-path objects
 //! (completion queue, queue pair) belong to one worker: `Send`, not `Sync`, not `Clone`, and polled and posted to by

@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
-use crate::pipeline::{Facts, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Setup, Stage, Target};
+use crate::pipeline::{
+    Facts, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Setup, Stage, Target, identity,
+};
 use crate::topology::Topology;
 
 /// A config that has been checked in full: the plan, and a program for every worker.
@@ -60,6 +62,13 @@ fn build(
     let ports = ports(&loaded);
     let folder = source.path().parent().unwrap_or(Path::new(""));
     let mut resources = Resources::new(ports.clone(), folder);
+    resources.files.insert(identity(source.path()), "the config itself".to_owned());
+    for port in loaded.ports() {
+        let Some(config::Link::Pcap(link)) = &port.link else { continue };
+        for path in [&link.input, &link.output].into_iter().flatten() {
+            resources.files.insert(identity(&source.resolve(path)), format!("port `{}`", port.name));
+        }
+    }
     resources.offline = offline;
     let workers = plan.as_ref().map_or(1, |plan| plan.cores.len());
     let order: Vec<usize> =
@@ -172,7 +181,7 @@ fn check(
             diagnostics.push(mistake(loaded, order[place], &node.name, problem));
         }
     }
-    let most = crate::mem::BATCH / program.multiplicity().min(crate::mem::BATCH);
+    let most = crate::mem::BATCH / program.multiplicity();
     if plan.runtime.burst as usize > most {
         let copying = program.nodes().iter().filter(|node| node.stage.copies()).count();
         let mistake = Mistake::error(
@@ -182,6 +191,9 @@ fn check(
                 plan.runtime.burst
             ),
         );
-        diagnostics.push(mistake.help(format!("set burst = {most} or less in [runtime]")));
+        diagnostics.push(mistake.help(match most {
+            0 => "take some of them out: there may be 8".to_owned(),
+            _ => format!("set burst = {most} or less in [runtime]"),
+        }));
     }
 }

@@ -151,15 +151,17 @@ impl Worker {
             }
         };
         let Self { lanes, pool, latency, .. } = self;
+        // Every lane gets its turn each time round. One that cannot be polled any more has nothing left to wait for.
         before_deadline(&mut || {
-            // A lane that cannot be polled any more has nothing left to wait for.
-            lanes.iter_mut().all(|lane| lane.reap(pool, latency).is_err() || lane.sending() == 0)
+            lanes.iter_mut().fold(true, |done, lane| done & (lane.reap(pool, latency).is_err() || lane.sending() == 0))
         });
         for lane in lanes.iter_mut() {
             // Refused only where it is stopped already.
             let _ = lane.stop();
         }
-        before_deadline(&mut || lanes.iter_mut().all(|lane| lane.drain(pool).is_ok_and(|left| left == 0)));
+        before_deadline(&mut || {
+            lanes.iter_mut().fold(true, |done, lane| done & lane.drain(pool).map_or(true, |left| left == 0))
+        });
     }
 
     fn publish(&self) {

@@ -127,8 +127,10 @@ impl Stage for Capture {
         if setup.is_offline() {
             return Ok(());
         }
+        let path = setup.path(&self.file);
+        setup.claim(&path, "file")?;
         let spec = Spec {
-            path: setup.path(&self.file),
+            path,
             interface: setup.stage().to_owned(),
             snaplen: self.snaplen,
             buffers: self.buffers,

@@ -161,6 +161,23 @@ impl fmt::Display for Report {
         writeln!(f, "\n{:<16}{:>14}{:>14}  device", "port", "received", "sent")?;
         for port in &self.ports {
             writeln!(f, "{:<16}{:>14}{:>14}  {}", port.name, port.packets.rx, port.packets.tx, port.device)?;
+            let trouble = [
+                ("receives failed", port.rx_errors),
+                ("send queue full", port.tx_full),
+                ("sends failed", port.tx_errors),
+                ("stale completions", port.stale),
+                ("recoveries", port.recoveries),
+            ];
+            for (what, count) in trouble.into_iter().filter(|(_, count)| *count > 0) {
+                writeln!(f, "  {what}: {count}")?;
+            }
+            let own = port
+                .device_counters
+                .iter()
+                .filter(|(name, _)| !name.ends_with("_packets") && !name.ends_with("_bytes"));
+            for (name, count) in own {
+                writeln!(f, "  device {name}: {count}")?;
+            }
             if let Some(error) = &port.first_error {
                 writeln!(f, "  first error: {error}")?;
             }
@@ -172,7 +189,9 @@ impl fmt::Display for Report {
             };
             let mut ways = words(&stage.outputs, "");
             ways.extend(words(&stage.drops, "drop:"));
-            for (name, packets) in [("consumed", stage.consumed), ("copied", stage.copied)] {
+            for (name, packets) in
+                [("consumed", stage.consumed), ("copied", stage.copied), ("copies missed", stage.copies_missed)]
+            {
                 if packets > 0 {
                     ways.push(format!("{name} {packets}"));
                 }

@@ -122,3 +122,49 @@ fn what_the_machine_does_not_have_is_told_before_the_run() {
     }
     assert!(fs::read_dir(folder.file("")).unwrap().next().is_none(), "a check writes nothing");
 }
+
+/// A wire on which every frame is lost, or is late for ever, keeps no worker from ending.
+#[test]
+fn faults_that_leave_nothing_do_not_keep_a_run() {
+    for faults in ["loss = 1.0", "flap = 1.0", "delay = 1.0, delay_by = '1000s'", "duplicate = 1.0", "reorder = 1.0"] {
+        let text = config("workers = 1", ENDLESS).replace(
+            "[pipeline]",
+            &format!(
+                "faults = {{ {faults} }}
+        [pipeline]"
+            ),
+        );
+        assert!(text.contains(faults), "{text}");
+        let run = Folder::new().start(&text, Options::default()).unwrap();
+        while run.progress().loops < 2_000 && !run.is_finished() {
+            std::thread::yield_now();
+        }
+        run.stop();
+        let report = run.join().unwrap();
+        assert_good(&report);
+    }
+}
+
+#[test]
+fn a_capture_takes_no_file_that_is_another_s() {
+    let folder = Folder::new();
+    let stage = |file: &str| format!("[[pipeline.stage]]\nname = 'c'\nuse = 'capture'\nfile = '{file}'\n");
+    let two = |file: &str, other: &str| {
+        let stages = format!("{}{}", stage(file), stage(other).replace("'c'", "'d'"));
+        config("workers = 1", "kind = 'pcap', output = 'port.pcap'").replacen(
+            "[[pipeline.stage]]",
+            &format!("{stages}[[pipeline.stage]]"),
+            1,
+        )
+    };
+    for (file, other, expected) in [
+        ("a.pcapng", "./a.pcapng", Some("a file of stage `c`")),
+        ("a.pcapng", "port.pcap", Some("a file of port `p`")),
+        ("test.toml", "b.pcapng", Some("a file of the config itself")),
+        ("a.pcapng", "b.pcapng", None),
+    ] {
+        let said = folder.assemble(&two(file, other)).err();
+        assert_eq!(expected.is_some(), said.is_some(), "{said:?}");
+        assert!(said.is_none_or(|said| said.contains(expected.unwrap())), "{expected:?}");
+    }
+}

@@ -132,3 +132,28 @@ fn a_batch_that_is_dropped_whole_is_seen() {
 fn no_stage_sees_its_own_drops() {
     Program::new(vec![sort(Target::Port(0), Some(0))]);
 }
+
+/// Does what it did not say that it does.
+struct Liar;
+
+impl Stage for Liar {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            match packet.data().first() {
+                Some(b'c') => packet.copy_to(OUT),
+                Some(b'u') => packet.steer(Edge::new(9)),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_stage_did_not_declare_is_counted_and_loses_no_slot() {
+    let outputs = vec![("out".to_owned(), Target::Port(0))];
+    let liar = NodeSpec { outputs, ..node("liar", Liar, Target::Port(0), None) };
+    let (graph, sent) = walk(vec![liar], &["c1", "u2", "n3", "c4"]);
+    let counters = graph.counters().next().unwrap().1;
+    assert_eq!((sent, counters.copied, counters.copies_missed), (3, 0, 2));
+    assert_eq!(counters.drops[usize::from(Reason::Undeclared.code())], 1);
+}

@@ -1,6 +1,8 @@
 //! Completion queues. Polling one is what makes the device receive: it has no engine of its own.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -283,7 +285,7 @@ const CURSOR_RUN: usize = 64;
 
 /// A completion queue of the software device.
 #[derive(Debug)]
-pub struct SoftCq(pub(super) Arc<CqShared>);
+pub struct SoftCq(pub(super) Arc<CqShared>, PhantomData<Cell<()>>);
 
 impl SoftCq {
     /// Makes one of a checked size.
@@ -311,7 +313,8 @@ impl SoftCq {
             turn: 0,
             device: device.clone(),
         };
-        Self(Arc::new(CqShared { number, depth, attachments, home: Home::new(core), device: device.clone() }))
+        let shared = CqShared { number, depth, attachments, home: Home::new(core), device: device.clone() };
+        Self(Arc::new(shared), PhantomData)
     }
 
     #[inline]

@@ -12,6 +12,9 @@ use crate::provider::soft::recv::{Posted, RecvQueue};
 use crate::provider::{Completion, Completions, EventKind, QpState, QpType, WcFlags, WcOpcode, WcStatus};
 use crate::units::{QpNum, Ticks};
 
+/// Frames taken off a wire in one poll, most of which may be lost on the way.
+const MOST_FRAMES: usize = 4096;
+
 impl QpCore {
     /// Whether more has come in, for receives that are posted, than there is `room` for completions: on hardware it
     /// would all have been received by now.
@@ -52,14 +55,20 @@ impl QpCore {
         if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             shared.counts.rx_missed.add(wire.missed());
             if !shared.device.is_up() {
-                while !wire.waits() && wire.take(|_| {}) {}
+                (0..MOST_FRAMES).take_while(|_| !wire.waits() && wire.take(|_| {})).for_each(drop);
                 return;
             }
             let lost = wire.skip_beyond(recv.len() as u64);
             shared.counts.rx_out_of_buffer.add(lost);
             let mut receiver =
                 Receiver { recv, slots: slots.as_ref(), keys, scratch, qkey: *qkey, kind: *kind, shared, ticks };
+            // A source without end whose every frame is lost must not keep the poll for ever.
+            let mut patience = MOST_FRAMES;
             while ring.len() < enough && (receiver.recv.len() > 0 || !wire.waits()) && shared.state() != QpState::Err {
+                if patience == 0 {
+                    break;
+                }
+                patience -= 1;
                 let more = match faults {
                     None => wire.take(|frame| ring.extend(receiver.deliver(frame, None))),
                     Some(faults) => {

@@ -61,7 +61,12 @@ impl Shared {
     }
 
     pub(super) fn raise(&self, kind: EventKind, element: u32) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push_back(AsyncEvent { kind, element });
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        // Nobody asks: what is old is of no use any more.
+        if events.len() == MOST_EVENTS {
+            events.pop_front();
+        }
+        events.push_back(AsyncEvent { kind, element });
     }
 
     /// A number that no other queue of this device has or had.
@@ -73,6 +78,9 @@ impl Shared {
         if self.is_gone() { Err(VerbError::new(verb, libc::EIO)) } else { Ok(()) }
     }
 }
+
+/// Events that wait to be asked for.
+const MOST_EVENTS: usize = 1024;
 
 /// A software device. Clones are the same device.
 #[derive(Clone, Debug)]

@@ -108,6 +108,8 @@ impl Random {
 
 /// How many times a frame that is to be overtaken finds nothing behind it before it is received after all.
 const PATIENCE: u8 = 4;
+/// Frames that can be late at one time.
+const MOST_DELAYED: usize = 1 << 14;
 
 /// A frame that is kept back.
 #[derive(Debug)]
@@ -246,7 +248,10 @@ impl Faults {
             held.bytes[at] ^= 1 << self.random.below(8);
         }
         if self.strikes(self.spec.delay) {
-            self.delayed.push_back(held);
+            // A wire holds so much; what is more is lost on it.
+            if self.delayed.len() < MOST_DELAYED {
+                self.delayed.push_back(held);
+            }
             return;
         }
         if self.overtaken.is_none() && self.strikes(self.spec.reorder) {

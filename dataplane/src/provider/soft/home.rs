@@ -34,7 +34,6 @@ pub(super) enum Use {
 }
 
 /// A cell that the first thread to [`Use::MoveIn`] keeps. Dropping it is anybody's.
-#[derive(Debug)]
 pub(super) struct Home<T> {
     /// The thread inside; 0: none.
     owner: AtomicU64,
@@ -45,6 +44,13 @@ pub(super) struct Home<T> {
 // compare-and-swap from 0 alone, and leaves by a release store of that same thread, which the next acquires. So two
 // threads are never inside at once. `T` moves from thread to thread, hence `Send`.
 unsafe impl<T: Send> Sync for Home<T> {}
+
+/// Never looks inside: any thread may print, and only the owner may look.
+impl<T> std::fmt::Debug for Home<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Home").field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
 
 impl<T> Home<T> {
     pub(super) fn new(value: T) -> Self {

@@ -1,5 +1,7 @@
 //! Queue pairs: the handle that a worker holds, and what it shares with its completion queues.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -57,6 +59,8 @@ pub struct SoftQp {
     send_cq: Arc<CqShared>,
     recv_cq: Arc<CqShared>,
     caps: QpCaps,
+    /// One worker's: not to be shared.
+    alone: PhantomData<Cell<()>>,
 }
 
 impl SoftQp {
@@ -72,7 +76,7 @@ impl SoftQp {
             device: device.clone(),
             home: Home::new(QpCore::new(device, pd, number, spec)),
         });
-        let qp = Self { shared, send_cq: send.0.clone(), recv_cq: recv.0.clone(), caps: spec.caps };
+        let qp = Self { shared, send_cq: send.0.clone(), recv_cq: recv.0.clone(), caps: spec.caps, alone: PhantomData };
         let one = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
         let attach = |receives, sends| Attached { qp: qp.shared.clone(), receives, sends };
         qp.recv_cq.attachments.change(|list| list.push(attach(true, one)));

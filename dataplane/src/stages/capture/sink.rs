@@ -2,6 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -184,7 +185,10 @@ fn check(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(known) if known.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(known) if known.is_file() => OpenOptions::new().write(true).open(path).map(|_| ()),
-        // A pipe would wait for its reader.
+        // A pipe would keep the run waiting for its reader.
+        Ok(known) if known.file_type().is_fifo() || known.file_type().is_socket() => {
+            Err(io::Error::new(io::ErrorKind::Unsupported, "a pipe or socket may keep the run waiting"))
+        }
         Ok(_) => Ok(()),
         Err(_) => {
             // Folders that are missing are made with the file; something else in their place is in the way.
