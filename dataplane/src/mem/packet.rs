@@ -112,8 +112,6 @@ pub struct Meta {
     pub next_hop: u32,
     /// A hash of addresses and ports, equal for all packets of a flow.
     pub flow_hash: u32,
-    /// The tag of the flow rule that the device matched.
-    pub flow_tag: u32,
 }
 
 /// One packet of a batch.

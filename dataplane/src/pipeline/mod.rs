@@ -62,8 +62,6 @@ bitflags! {
         const STAMP = 1 << 4;
         /// `Meta::flow_hash`.
         const FLOW_HASH = 1 << 5;
-        /// `Meta::flow_tag`.
-        const FLOW_TAG = 1 << 6;
     }
 }
 
@@ -78,8 +76,7 @@ impl Facts {
                 Self::NEXT_HOP => "a next hop",
                 Self::COLOUR => "a colour",
                 Self::STAMP => "a receive time stamp",
-                Self::FLOW_HASH => "a flow hash",
-                _ => "a flow tag",
+                _ => "a flow hash",
             })
             .collect();
         words.join(" and ")

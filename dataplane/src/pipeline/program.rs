@@ -75,12 +75,6 @@ impl Program {
         copying.fold(1, |most: usize, _| most.saturating_mul(2).min(2 * BATCH))
     }
 
-    /// What the stages need that only the device can tell.
-    pub fn needs_of_device(&self) -> Facts {
-        let wanted = self.nodes.iter().fold(Facts::empty(), |all, node| all | node.stage.needs());
-        wanted & (Facts::STAMP | Facts::FLOW_TAG)
-    }
-
     /// Checks that every stage gets what it needs to know, whichever way a packet comes. `source` is what the device
     /// tells of every packet. Returns the place of each stage that does not, and why.
     pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {
