@@ -11,8 +11,8 @@ use dataplane::error::Result;
 use dataplane::mem::{Desc, PageKind, Region, RegionSpec, SlotLayout};
 use dataplane::provider::soft::{GeneratorSpec, LinkSpec, SoftDevice, SoftSpec};
 use dataplane::provider::{
-    Access, CompletionQueue, Completions, CqFlags, CqSpec, Device, PollFields, ProtectionDomain, QpAttributes, QpCaps,
-    QpSpec, QpType, QueuePair,
+    Access, CompletionQueue, Completions, CqSpec, Device, PollFields, ProtectionDomain, QpAttributes, QpCaps, QpSpec,
+    QpType, QueuePair,
 };
 
 const DEPTH: u32 = 1024;
@@ -35,12 +35,12 @@ fn measure(burst: usize, stamped: bool) -> Result<f64> {
     let fail = |error: dataplane::error::VerbError| error.on("soft");
     let pd = device.alloc_pd().map_err(fail)?;
     let stamps = if stamped { PollFields::TIMESTAMP } else { PollFields::empty() };
-    let cq = CqSpec { depth: DEPTH, fields: PollFields::BYTE_LEN | stamps, flags: CqFlags::empty() };
-    let (mut recv_cq, _) = device.create_cq(&cq).map_err(fail)?;
-    let (mut send_cq, _) = device.create_cq(&cq).map_err(fail)?;
+    let cq = CqSpec { depth: DEPTH, fields: PollFields::BYTE_LEN | stamps, ..CqSpec::default() };
+    let (mut recv_cq, _) = device.create_cq(&cq, None).map_err(fail)?;
+    let (mut send_cq, _) = device.create_cq(&cq, None).map_err(fail)?;
     let caps = QpCaps { send_depth: DEPTH, recv_depth: DEPTH, send_sges: 1, recv_sges: 1, inline: 0 };
-    let spec = QpSpec { kind: QpType::RawPacket, caps, signal_all: false, queue: (0, 1) };
-    let mut qp = pd.create_qp(&spec, &send_cq, &recv_cq).map_err(fail)?;
+    let spec = QpSpec::new(QpType::RawPacket, caps);
+    let mut qp = pd.create_qp(&spec, &send_cq, &recv_cq, None).map_err(fail)?;
 
     let layout = SlotLayout::new(128, 1536, 2 * DEPTH as usize)?;
     let memory = RegionSpec { bytes: layout.bytes(), pages: PageKind::Transparent, strict: false, node: None };

@@ -37,12 +37,60 @@ number! {
     Lkey(u32)
 }
 number! {
+    /// The remote key of a memory region or window: lets the peer name it.
+    Rkey(u32)
+}
+number! {
     /// A count of a clock whose frequency is its own; [`crate::clock`] turns it into [`Nanos`].
     Ticks(u64)
 }
 number! {
     /// Nanoseconds.
     Nanos(u64)
+}
+
+/// The address of a port, 128 bits: of InfiniBand its own, of RoCE that of the interface, an IPv4 address as
+/// `::ffff:192.0.2.1` (InfiniBand Architecture Specification, annex 17). Written as an IPv6 address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// Whether all of it is 0: an address that is not set.
+    pub fn is_zero(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::net::Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+impl FromStr for Gid {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(std::net::IpAddr::V6(address)) => Ok(Self(address.octets())),
+            Ok(std::net::IpAddr::V4(address)) => Ok(Self(address.to_ipv6_mapped().octets())),
+            Err(_) => {
+                Err(format!("`{text}` is no GID: write it as an IPv6 address, such as \"fe80::1\", or an IPv4 one"))
+            }
+        }
+    }
+}
+
+impl Serialize for Gid {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Gid {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
 }
 
 /// A number of bytes. Written `2048`, `"64K"`, `"2M"` or `"1G"` (powers of 1,024).
@@ -113,6 +161,15 @@ impl Serialize for Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gids_parse_and_print_alike() {
+        for text in ["::", "fe80::1", "::ffff:127.0.0.1"] {
+            assert_eq!(text.parse::<Gid>().unwrap().to_string(), text);
+        }
+        assert_eq!("127.0.0.1".parse::<Gid>(), "::ffff:127.0.0.1".parse());
+        assert!("fe80".parse::<Gid>().unwrap_err().contains("`fe80`"));
+    }
 
     #[test]
     fn bytes_parse_and_print_alike() {

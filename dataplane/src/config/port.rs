@@ -123,24 +123,46 @@ impl Default for Faults {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Capability {
-    /// Queue pairs of whole Ethernet frames, which is what carries a pipeline.
+    /// Queue pairs of whole Ethernet frames, which a port has unless its `qp` says otherwise.
     RawPacket,
-    /// Queue pairs of datagrams.
+    /// Queue pairs of unreliable datagrams.
     Datagram,
+    /// Queue pairs of reliable connections.
+    Rc,
+    /// Queue pairs of unreliable connections.
+    Uc,
+    /// Receive queues that several queue pairs share.
+    Srq,
+    /// Memory windows.
+    MemoryWindow,
+    /// Compare-and-swap and fetch-and-add on the peer's memory.
+    Atomic,
+    /// Groups of multicast.
+    Multicast,
+    /// Completion channels, to sleep on.
+    Events,
     /// Completion queues that are polled by cursor, which completion timestamps need.
     ExtendedCq,
-    /// Completion timestamps in ticks of the device.
+    /// Completion stamps in device ticks.
     Timestamps,
-    /// Completion timestamps in wall clock time.
+    /// Completion stamps in wall-clock nanoseconds.
     WallclockTimestamps,
-    /// Completion queues for one thread alone.
+    /// Completion queues without a lock.
     SingleThreaded,
     /// Completion queues that do not watch for overrun.
     IgnoreOverrun,
-    /// Data within the work request.
+    /// Inline sends.
     Inline,
-    /// Several receive queues on a port, which several workers need.
+    /// Several queues on a port, fed by a hash of the headers.
     Rss,
+    /// The tag of the matching flow rule with each completion.
+    FlowTag,
+    /// The VLAN tag that was taken off with each completion.
+    Cvlan,
+    /// Tag-matching information with each completion.
+    TagMatching,
+    /// Posting by the extended interface.
+    ExtendedSend,
 }
 
 /// What the wire of a software device is made of.

@@ -162,7 +162,10 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
         if spec.stamps {
             fields |= PollFields::TIMESTAMP;
         }
-        let cq = |depth| device.create_cq(&CqSpec { depth, fields, flags: CqFlags::SINGLE_THREADED }).map_err(named);
+        let cq = |depth| {
+            let spec = CqSpec { depth, fields, flags: CqFlags::SINGLE_THREADED, ..CqSpec::default() };
+            device.create_cq(&spec, None).map_err(named)
+        };
         let (send_cq, _) = cq(spec.send_depth)?;
         // A lane that only sends has receive queues too: of the least size, and nothing is posted to them.
         let (recv_cq, granted) = cq(spec.recv_depth.max(1))?;
@@ -173,8 +176,8 @@ impl<Q: QueuePair, C: CompletionQueue> VerbsLane<Q, C> {
             recv_sges: 1,
             inline: 0,
         };
-        let qp_spec = QpSpec { kind: QpType::RawPacket, caps, signal_all: false, queue: spec.queue };
-        let qp = pd.create_qp(&qp_spec, &send_cq, &recv_cq).map_err(named)?;
+        let qp_spec = QpSpec { queue: spec.queue, ..QpSpec::new(QpType::RawPacket, caps) };
+        let qp = pd.create_qp(&qp_spec, &send_cq, &recv_cq, None).map_err(named)?;
         let timebase = if spec.stamps { device.timebase() } else { Timebase::NONE };
         let mut lane = VerbsLane {
             // Own accounting bounds what is outstanding, so the completion queues cannot overrun.

@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 use crate::provider::Access;
 use crate::provider::code::codes;
-use crate::units::QpNum;
+use crate::units::{Gid, QpNum};
 
 codes! {
     /// What a queue pair carries: `enum ibv_qp_type`.
@@ -100,20 +100,48 @@ bitflags! {
 }
 
 /// The way to a peer: `struct ibv_ah_attr`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Path {
-    /// The peer's address.
-    pub gid: [u8; 16],
-    /// Which of the own port's addresses is the source.
+    /// Whether packets carry a global route header. On RoCE they always do.
+    pub global: bool,
+    /// The peer's address; of a global path.
+    pub gid: Gid,
+    /// Which of the own port's addresses is the source; of a global path.
     pub source_gid_index: u8,
-    /// Hops that a packet may take.
+    /// Hops that a packet may take; of a global path.
     pub hop_limit: u8,
-    /// Traffic class.
+    /// Traffic class; of a global path.
     pub traffic_class: u8,
+    /// Flow label, 20 bits; of a global path.
+    pub flow_label: u32,
+    /// The peer's local identifier; 0 on RoCE.
+    pub dlid: u16,
     /// Service level.
     pub service_level: u8,
+    /// Path bits of the source.
+    pub source_path_bits: u8,
+    /// Most that is sent, as `enum ibv_rate` numbers it; 0: no limit.
+    pub static_rate: u8,
     /// The own port, from 1.
     pub port: u8,
+}
+
+impl Default for Path {
+    fn default() -> Self {
+        Self {
+            global: true,
+            gid: Gid::default(),
+            source_gid_index: 0,
+            hop_limit: 0xff,
+            traffic_class: 0,
+            flow_label: 0,
+            dlid: 0,
+            service_level: 0,
+            source_path_bits: 0,
+            static_rate: 0,
+            port: 1,
+        }
+    }
 }
 
 /// Attributes of a queue pair: `struct ibv_qp_attr`. Only those that the mask names count.

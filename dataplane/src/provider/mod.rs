@@ -16,6 +16,7 @@ mod code;
 mod completion;
 mod event;
 mod flags;
+mod request;
 pub mod soft;
 mod spec;
 mod status;
@@ -24,20 +25,26 @@ pub mod verbs;
 mod wr_id;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use attributes::{AttributeMask, Path, QpAttributes, QpState, QpType, TransitionError, check_transition};
-pub use completion::{Completion, Completions, Cursor, RUN};
+pub use completion::{Completion, Completions, Cursor, RUN, TagInfo};
 pub use event::{AsyncEvent, EventKind, EventSubject};
 pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpcode};
-pub use spec::{Capabilities, Capability, CqGranted, CqSpec, DeviceInfo, PortAttributes, QpCaps, QpSpec};
+pub use request::{Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge};
+pub use spec::{
+    Capabilities, Capability, CqApi, CqGranted, CqSpec, DeviceInfo, GidEntry, GidKind, LinkLayer, MwKind,
+    PortAttributes, PortState, QpCaps, QpSpec, SendApi, SrqSpec,
+};
 pub use status::WcStatus;
 pub use wr_id::{WrId, WrKind};
 
 use crate::clock::Timebase;
 use crate::error::{Result, VerbError};
 use crate::mem::{Desc, Region, SlotLayout};
-use crate::units::{Lkey, QpNum};
+use crate::units::{Gid, Lkey, QpNum, Rkey};
 
 /// A source of devices.
 pub trait Provider: 'static {
@@ -63,6 +70,8 @@ pub trait Device: Clone + Send + Sync + 'static {
     type Pd: ProtectionDomain<Cq = Self::Cq>;
     /// Its completion queues.
     type Cq: CompletionQueue;
+    /// Its completion channels.
+    type Channel: CompletionChannel;
 
     /// Its name.
     fn name(&self) -> &str;
@@ -70,11 +79,23 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// What it can do: asked for once, when it was opened.
     fn capabilities(&self) -> &Capabilities;
 
-    /// The state of a port, from 1.
+    /// The state of a port, from 1: `ibv_query_port(3)`.
     ///
     /// # Errors
     /// `EINVAL`: no such port.
     fn port(&self, port: u8) -> Result<PortAttributes, VerbError>;
+
+    /// The addresses of a port, those that are set: `ibv_query_gid_table(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: no such port.
+    fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError>;
+
+    /// A partition key of a port: `ibv_query_pkey(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: no such port, or no such place in its table.
+    fn pkey(&self, port: u8, index: u16) -> Result<u16, VerbError>;
 
     /// The clock that completion stamps count.
     fn timebase(&self) -> Timebase;
@@ -85,15 +106,38 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// As the verb.
     fn alloc_pd(&self) -> Result<Self::Pd, VerbError>;
 
-    /// `ibv_create_cq_ex(3)`. What is not to be had of the wishes is left out, by name, in the answer.
+    /// `ibv_create_comp_channel(3)`.
     ///
     /// # Errors
-    /// `EINVAL`: no entries, or more than the device has.
-    fn create_cq(&self, spec: &CqSpec) -> Result<(Self::Cq, CqGranted), VerbError>;
+    /// As the verb.
+    fn create_channel(&self) -> Result<Self::Channel, VerbError>;
 
-    /// The next asynchronous event, or `None`: `ibv_get_async_event(3)` on a descriptor that does not block, and
-    /// `ibv_ack_async_event(3)`.
-    fn poll_async_event(&self) -> Option<AsyncEvent>;
+    /// `ibv_create_cq_ex(3)`, or `ibv_create_cq(3)`. What is not to be had of the wishes is left out, by name, in the
+    /// answer. With a channel, armed completions come out of it.
+    ///
+    /// # Errors
+    /// `EINVAL`: no entries, more than the device has, or no such completion vector.
+    fn create_cq(&self, spec: &CqSpec, channel: Option<&Self::Channel>) -> Result<(Self::Cq, CqGranted), VerbError>;
+
+    /// Waits for the next asynchronous event: `ibv_get_async_event(3)`, and `ibv_ack_async_event(3)`. `None`: there was
+    /// none in this time. A device that is gone says [`EventKind::DeviceFatal`].
+    fn wait_async_event(&self, patience: Duration) -> Option<AsyncEvent>;
+
+    /// The next asynchronous event, if there is one now.
+    fn poll_async_event(&self) -> Option<AsyncEvent> {
+        self.wait_async_event(Duration::ZERO)
+    }
+}
+
+/// A completion channel: where a thread sleeps until an armed completion queue has something. Clones are the same
+/// channel. Its events are acknowledged in batches, and before their queue is destroyed.
+pub trait CompletionChannel: Clone + Send + Sync + 'static {
+    /// Waits for an event: `ibv_get_cq_event(3)`. The number of the queue that it is of, which is not armed any more;
+    /// `None`: there was none in this time.
+    ///
+    /// # Errors
+    /// The device is gone.
+    fn wait(&self, patience: Duration) -> Result<Option<u32>, VerbError>;
 }
 
 /// A protection domain. Clones are the same domain.
@@ -101,22 +145,63 @@ pub trait ProtectionDomain: Clone + Send + Sync + 'static {
     /// Its memory regions. Each shares the [`Region`], so registered memory is not unmapped.
     type Mr: MemoryRegion;
     /// Its queue pairs.
-    type Qp: QueuePair<Mr = Self::Mr>;
+    type Qp: QueuePair<Mr = Self::Mr, Ah = Self::Ah, Mw = Self::Mw>;
     /// The completion queues they report to.
     type Cq: CompletionQueue;
+    /// Its shared receive queues.
+    type Srq: SharedReceiveQueue;
+    /// Its address handles.
+    type Ah: AddressHandle;
+    /// Its memory windows.
+    type Mw: MemoryWindow;
 
-    /// Registers a whole region: `ibv_reg_mr(3)`.
+    /// Registers a part of a region, or all of it (`..`): `ibv_reg_mr(3)`.
     ///
     /// # Errors
-    /// `EINVAL`: remote writing without local writing. `ENOMEM`: over `RLIMIT_MEMLOCK`.
-    fn register(&self, region: Arc<Region>, access: Access) -> Result<Self::Mr, VerbError>;
+    /// `EINVAL`: remote writing or atomics without local writing, or a part that is empty or not in the region.
+    /// `ENOMEM`: over `RLIMIT_MEMLOCK`.
+    fn register_part(&self, region: Arc<Region>, part: Range<usize>, access: Access) -> Result<Self::Mr, VerbError>;
 
-    /// Makes a queue pair in state RESET: `ibv_create_qp(3)`. It reports to the two completion queues, which may be one.
+    /// Registers a whole region.
+    ///
+    /// # Errors
+    /// As [`ProtectionDomain::register_part`].
+    fn register(&self, region: Arc<Region>, access: Access) -> Result<Self::Mr, VerbError> {
+        let all = 0..region.len();
+        self.register_part(region, all, access)
+    }
+
+    /// `ibv_alloc_mw(3)`.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device has no such windows.
+    fn alloc_mw(&self, kind: MwKind) -> Result<Self::Mw, VerbError>;
+
+    /// `ibv_create_ah(3)`. May resolve addresses, and so take time: not for a worker's loop.
+    ///
+    /// # Errors
+    /// `EINVAL`: no such port or source address. `EHOSTUNREACH`, `ETIMEDOUT`: the peer is not to be found.
+    fn create_ah(&self, path: &Path) -> Result<Self::Ah, VerbError>;
+
+    /// `ibv_create_srq(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: more of something than the device has. `EOPNOTSUPP`: it has no such queues.
+    fn create_srq(&self, spec: &SrqSpec) -> Result<Self::Srq, VerbError>;
+
+    /// Makes a queue pair in state RESET: `ibv_create_qp(3)`. It reports to the two completion queues, which may be one,
+    /// and takes its receives from the shared queue where one is given.
     ///
     /// # Errors
     /// `EINVAL`: more of something than the device has. `EOPNOTSUPP`: not this type. `EPERM`: raw packets without
     /// `CAP_NET_RAW`.
-    fn create_qp(&self, spec: &QpSpec, send: &Self::Cq, recv: &Self::Cq) -> Result<Self::Qp, VerbError>;
+    fn create_qp(
+        &self,
+        spec: &QpSpec,
+        send: &Self::Cq,
+        recv: &Self::Cq,
+        srq: Option<&Self::Srq>,
+    ) -> Result<Self::Qp, VerbError>;
 }
 
 /// Registered memory. Clones are the same registration; the last one dropped ends it.
@@ -124,8 +209,26 @@ pub trait MemoryRegion: Clone + fmt::Debug + Send + Sync + 'static {
     /// The key that names it in a scatter/gather element.
     fn lkey(&self) -> Lkey;
 
-    /// The memory.
+    /// The key by which a peer names it.
+    fn rkey(&self) -> Rkey;
+
+    /// The memory that it is in.
     fn region(&self) -> &Arc<Region>;
+}
+
+/// A memory window: a part of a region that is opened to the peer, and closed again, by work requests.
+pub trait MemoryWindow: fmt::Debug + Send + 'static {
+    /// Whether binding takes a request of its own (type 1) or a send request (type 2).
+    fn kind(&self) -> MwKind;
+
+    /// The key by which the peer names it: of the last binding.
+    fn rkey(&self) -> Rkey;
+}
+
+/// The way to a peer, ready for use in requests. Clones are the same handle.
+pub trait AddressHandle: Clone + fmt::Debug + Send + Sync + 'static {
+    /// What it was made of.
+    fn path(&self) -> &Path;
 }
 
 /// A completion queue, polled by one worker.
@@ -152,87 +255,87 @@ pub trait CompletionQueue: Send {
     /// # Errors
     /// As [`CompletionQueue::start_poll`]; `run` is then empty.
     fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError>;
+
+    /// Lets the next completion (or, of receives, the next that was sent solicited, and any error) be an event of its
+    /// channel: `ibv_req_notify_cq(3)`. What came before is none: poll once more before waiting.
+    ///
+    /// # Errors
+    /// It has no channel.
+    fn arm(&mut self, solicited_only: bool) -> Result<(), VerbError>;
+
+    /// Gives it at least this many entries: `ibv_resize_cq(3)`. Returns how many it has then.
+    ///
+    /// # Errors
+    /// `EINVAL`: more than the device has, or fewer than are in it. `EOPNOTSUPP`: not by this device.
+    fn resize(&mut self, depth: u32) -> Result<u32, VerbError>;
 }
 
-/// A scatter/gather element: `struct ibv_sge`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sge {
-    /// The first byte, as an address of this process.
-    pub addr: u64,
-    /// How many bytes.
-    pub length: u32,
-    /// The region that they are in.
-    pub lkey: Lkey,
-}
+/// A receive queue that several queue pairs take from. Posted to by one thread at a time; clones are the same queue.
+#[allow(unsafe_code, reason = "what is posted is lent to the device, and who posts must keep to that")]
+pub trait SharedReceiveQueue: Clone + Send {
+    /// Its number, by which asynchronous events name it.
+    fn number(&self) -> u32;
 
-/// A receive work request: `struct ibv_recv_wr`.
-#[derive(Clone, Copy, Debug)]
-pub struct RecvRequest<'a> {
-    /// Comes back with the completion.
-    pub wr_id: u64,
-    /// Where the message goes, in order.
-    pub sges: &'a [Sge],
-}
+    /// How many receives it has room for; at least what was asked for.
+    fn depth(&self) -> u32;
 
-/// Where a datagram of an unreliable-datagram queue pair goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Destination {
-    /// The address handle's GID.
-    pub gid: [u8; 16],
-    /// The queue pair there.
-    pub qp: QpNum,
-    /// What it must have as its `qkey`.
-    pub qkey: u32,
-}
+    /// Posts receives: `ibv_post_srq_recv(3)`.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    ///
+    /// # Safety
+    /// The memory of accepted requests is the device's to write until their completions have been polled, or the queue
+    /// and the queue pairs on it were dropped: nobody else may read or write it.
+    unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError>;
 
-/// A send work request: `struct ibv_send_wr`.
-#[derive(Clone, Copy, Debug)]
-pub struct SendRequest<'a> {
-    /// Comes back with the completion.
-    pub wr_id: u64,
-    /// What to do.
-    pub opcode: WrOpcode,
-    /// Signalled, inline, and so on.
-    pub flags: SendFlags,
-    /// What to send, in order.
-    pub sges: &'a [Sge],
-    /// Immediate data, in network order; sent by the opcodes `..WITH_IMM`.
-    pub imm: u32,
-    /// Where to; for unreliable datagrams only.
-    pub to: Option<Destination>,
-}
+    /// Lets it raise [`EventKind::SrqLimitReached`] once when fewer than this many receives are left:
+    /// `ibv_modify_srq(3)`. 0 takes the watch off.
+    ///
+    /// # Errors
+    /// `EINVAL`: more than it has room for.
+    fn arm_limit(&mut self, limit: u32) -> Result<(), VerbError>;
 
-/// A post that failed: those before it were taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PostError {
-    /// How many requests of the call the device now owns. They will complete.
-    pub accepted: usize,
-    /// Why the next was refused: `ENOMEM`, the queue is full; `EINVAL`, the request or the queue pair's state.
-    pub error: VerbError,
-}
+    /// The limit that is watched for; 0: none, or it was reached. `ibv_query_srq(3)`.
+    ///
+    /// # Errors
+    /// As the verb.
+    fn limit(&self) -> Result<u32, VerbError>;
 
-impl fmt::Display for PostError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (after {} accepted)", self.error, self.accepted)
-    }
+    /// Gives it room for at least this many receives: `ibv_modify_srq(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: more than the device has. `EOPNOTSUPP`: not by this device.
+    fn resize(&mut self, depth: u32) -> Result<(), VerbError>;
 }
-
-impl std::error::Error for PostError {}
 
 /// A queue pair, posted to by one worker.
 #[allow(unsafe_code, reason = "what is posted is lent to the device, and who posts must keep to that")]
 pub trait QueuePair: Send {
     /// The memory that its requests name.
     type Mr: MemoryRegion;
+    /// The ways that its datagrams go.
+    type Ah: AddressHandle;
+    /// The windows that it binds.
+    type Mw: MemoryWindow;
 
     /// Its number.
     fn number(&self) -> QpNum;
 
+    /// Its type.
+    fn kind(&self) -> QpType;
+
     /// What was granted; at least what was asked for.
     fn caps(&self) -> QpCaps;
 
-    /// Its state.
+    /// Its state, as far as this side knows: the last that was set, or ERR once a completion has said so.
     fn state(&self) -> QpState;
+
+    /// Its state and attributes as the device has them: `ibv_query_qp(3)`.
+    ///
+    /// # Errors
+    /// As the verb.
+    fn query(&self) -> Result<QpAttributes, VerbError>;
 
     /// Changes attributes, the state among them: `ibv_modify_qp(3)`.
     ///
@@ -257,7 +360,8 @@ pub trait QueuePair: Send {
     /// pair was reset or dropped: nobody else may read or write it.
     unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError>;
 
-    /// Posts a run of slots to receive into: each from the layout's headroom on, with all its room.
+    /// Posts a run of slots to receive into: each from the layout's headroom on, with all its room. Not of a queue pair
+    /// that takes its receives from a shared queue.
     ///
     /// # Errors
     /// See [`PostError`]; `EINVAL` for a slot that the layout does not have.
@@ -274,9 +378,34 @@ pub trait QueuePair: Send {
     /// # Safety
     /// The memory of accepted requests that are not inline must not be written until a completion of it, or of a later
     /// request, has been polled, or the queue pair was reset or dropped.
-    unsafe fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError>;
+    unsafe fn post_send(&mut self, requests: &[SendRequest<'_, Self::Ah>]) -> Result<(), PostError>;
 
-    /// Posts a run of packets to send, as they are in their slots. The i-th has `wr_id` `first_wr_id + i`; the last
+    /// Binds a window to a part of a region, by `ibv_bind_mw(3)` or a send request as its kind wants it. The window has
+    /// its new key at return; the peer may use it when the request has completed.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    fn bind_mw(&mut self, mw: &mut Self::Mw, bind: &MwBind<'_, Self::Mr>) -> Result<(), PostError>;
+
+    /// Says where runs are sent to; for unreliable datagrams only.
+    ///
+    /// # Errors
+    /// `EINVAL`: another type of queue pair.
+    fn bind_peer(&mut self, to: Destination<'_, Self::Ah>) -> Result<(), VerbError>;
+
+    /// Takes in what is sent to a group of multicast: `ibv_attach_mcast(3)`. Of unreliable datagrams.
+    ///
+    /// # Errors
+    /// `EINVAL`: no multicast address, or not this type.
+    fn attach_multicast(&mut self, group: Gid, lid: u16) -> Result<(), VerbError>;
+
+    /// Ends it: `ibv_detach_mcast(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: it takes in nothing of that group.
+    fn detach_multicast(&mut self, group: Gid, lid: u16) -> Result<(), VerbError>;
+
+    /// Posts a run of packets to send, as they are in their slots: to where [`QueuePair::bind_peer`] said, for datagrams. The i-th has `wr_id` `first_wr_id + i`; the last
     /// alone is signalled.
     ///
     /// # Errors

@@ -5,8 +5,9 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::clock::ClockSource;
+use crate::provider::code::codes;
 use crate::provider::{CqFlags, PollFields, QpType};
-use crate::units::NumaNode;
+use crate::units::{Gid, NumaNode};
 
 /// A device as a list shows it.
 #[derive(Clone, Debug, Serialize)]
@@ -29,6 +30,20 @@ pub enum Capability {
     RawPacket,
     /// Queue pairs of unreliable datagrams.
     Datagram,
+    /// Queue pairs of reliable connections.
+    Rc,
+    /// Queue pairs of unreliable connections.
+    Uc,
+    /// Receive queues that several queue pairs share.
+    Srq,
+    /// Memory windows.
+    MemoryWindow,
+    /// Compare-and-swap and fetch-and-add on the peer's memory.
+    Atomic,
+    /// Groups of multicast.
+    Multicast,
+    /// Completion channels, to sleep on.
+    Events,
     /// Completion queues that are polled by cursor: `ibv_create_cq_ex(3)`.
     ExtendedCq,
     /// Completion stamps in device ticks.
@@ -43,13 +58,28 @@ pub enum Capability {
     Inline,
     /// Several queues on a port, fed by a hash of the headers.
     Rss,
+    /// The tag of the matching flow rule with each completion.
+    FlowTag,
+    /// The VLAN tag that was taken off with each completion.
+    Cvlan,
+    /// Tag-matching information with each completion.
+    TagMatching,
+    /// Posting by the functions `ibv_wr_*(3)`.
+    ExtendedSend,
 }
 
 impl Capability {
     /// All of them, in the order that tools list them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 20] = [
         Self::RawPacket,
         Self::Datagram,
+        Self::Rc,
+        Self::Uc,
+        Self::Srq,
+        Self::MemoryWindow,
+        Self::Atomic,
+        Self::Multicast,
+        Self::Events,
         Self::ExtendedCq,
         Self::Timestamps,
         Self::WallclockTimestamps,
@@ -57,6 +87,10 @@ impl Capability {
         Self::IgnoreOverrun,
         Self::Inline,
         Self::Rss,
+        Self::FlowTag,
+        Self::Cvlan,
+        Self::TagMatching,
+        Self::ExtendedSend,
     ];
 
     /// The name that configs and tools use.
@@ -64,6 +98,13 @@ impl Capability {
         match self {
             Self::RawPacket => "raw_packet",
             Self::Datagram => "datagram",
+            Self::Rc => "rc",
+            Self::Uc => "uc",
+            Self::Srq => "srq",
+            Self::MemoryWindow => "memory_window",
+            Self::Atomic => "atomic",
+            Self::Multicast => "multicast",
+            Self::Events => "events",
             Self::ExtendedCq => "extended_cq",
             Self::Timestamps => "timestamps",
             Self::WallclockTimestamps => "wallclock_timestamps",
@@ -71,6 +112,10 @@ impl Capability {
             Self::IgnoreOverrun => "ignore_overrun",
             Self::Inline => "inline",
             Self::Rss => "rss",
+            Self::FlowTag => "flow_tag",
+            Self::Cvlan => "cvlan",
+            Self::TagMatching => "tag_matching",
+            Self::ExtendedSend => "extended_send",
         }
     }
 }
@@ -106,23 +151,134 @@ pub struct Capabilities {
     pub timestamp_mask: u64,
     /// Thousand ticks a second of the device's clock; 0: unknown.
     pub clock_khz: u64,
+    /// The most shared receive queues.
+    pub max_srq: u32,
+    /// The most receives on a shared receive queue.
+    pub max_srq_wr: u32,
+    /// The most reads and atomics under way at a queue pair, as responder.
+    pub max_rd_atomic: u32,
+    /// The same, as requester.
+    pub max_init_rd_atomic: u32,
+    /// Interrupts that completion events can come by.
+    pub completion_vectors: u32,
     /// What else it has.
     pub has: Vec<Capability>,
 }
 
-/// The state of a port: `ibv_query_port(3)`.
+codes! {
+    /// The state of a port: `enum ibv_port_state`.
+    PortState {
+        /// The device does not say.
+        Nop = 0 "IBV_PORT_NOP",
+        /// No link.
+        Down = 1 "IBV_PORT_DOWN",
+        /// A link, and not yet configured.
+        Init = 2 "IBV_PORT_INIT",
+        /// Configured, and not yet carrying traffic.
+        Armed = 3 "IBV_PORT_ARMED",
+        /// Carries traffic.
+        Active = 4 "IBV_PORT_ACTIVE",
+        /// Was active, and waits for the link to come back.
+        ActiveDefer = 5 "IBV_PORT_ACTIVE_DEFER",
+    }
+}
+
+codes! {
+    /// What a port speaks: `IBV_LINK_LAYER_*`.
+    LinkLayer {
+        /// The device does not say: InfiniBand, by tradition.
+        Unspecified = 0 "IBV_LINK_LAYER_UNSPECIFIED",
+        /// InfiniBand.
+        InfiniBand = 1 "IBV_LINK_LAYER_INFINIBAND",
+        /// Ethernet: RoCE, iWARP, raw packets.
+        Ethernet = 2 "IBV_LINK_LAYER_ETHERNET",
+    }
+}
+
+/// A port: `ibv_query_port(3)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttributes {
+    /// Its state.
+    pub state: PortState,
+    /// What it speaks.
+    pub link_layer: LinkLayer,
+    /// The largest payload of a packet that it could carry, in bytes.
+    pub max_mtu: u32,
+    /// The largest payload of a packet that it carries now, in bytes: of RDMA 256 to 4,096, of the software device that of
+    /// its frames.
+    pub active_mtu: u32,
+    /// The largest message in bytes.
+    pub max_message: u32,
+    /// Places in its table of addresses.
+    pub gids: u32,
+    /// Places in its table of partition keys.
+    pub pkeys: u16,
+    /// Its local identifier; 0 on Ethernet.
+    pub lid: u16,
+    /// How many low bits of the local identifier are path bits.
+    pub lmc: u8,
+}
+
+impl PortAttributes {
     /// Whether it carries traffic.
-    pub active: bool,
-    /// The largest payload of a frame, in bytes.
-    pub mtu: u32,
-    /// Whether frames are Ethernet.
-    pub ethernet: bool,
+    pub fn is_active(&self) -> bool {
+        self.state == PortState::Active
+    }
+}
+
+codes! {
+    /// What kind of address a GID is: `enum ibv_gid_type`.
+    GidKind {
+        /// Of InfiniBand; of RoCE that of version 1 has the same number in some interfaces.
+        InfiniBand = 0 "IBV_GID_TYPE_IB",
+        /// RoCE without IP: Ethernet frames of a type of their own.
+        RoceV1 = 1 "IBV_GID_TYPE_ROCE_V1",
+        /// RoCE over UDP.
+        RoceV2 = 2 "IBV_GID_TYPE_ROCE_V2",
+    }
+}
+
+/// An address of a port: `struct ibv_gid_entry`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Its place in the table. It may move when addresses change: resolve it by value and kind.
+    pub index: u32,
+    /// The address.
+    pub gid: Gid,
+    /// Its kind.
+    pub kind: GidKind,
+    /// The network interface that it is of, by its index; 0: none.
+    pub interface: u32,
+}
+
+/// Which of the two interfaces a completion queue is made and polled by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CqApi {
+    /// As a wish: the extended one where it is to be had and works. Granted, it is never this.
+    #[default]
+    Auto,
+    /// `ibv_poll_cq(3)`.
+    Classic,
+    /// `ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll` of `ibv_create_cq_ex(3)`.
+    Extended,
+    /// The same, one completion between start and end: for a library whose `ibv_next_poll` cannot be trusted.
+    ExtendedSingle,
+}
+
+/// Which of the two interfaces sends are posted by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SendApi {
+    /// `ibv_post_send(3)`, which every device has.
+    #[default]
+    Classic,
+    /// `ibv_wr_start(3)` and so on.
+    Extended,
 }
 
 /// A completion queue as it is asked for: `struct ibv_cq_init_attr_ex`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct CqSpec {
     /// The least number of entries.
     pub depth: u32,
@@ -130,6 +286,10 @@ pub struct CqSpec {
     pub fields: PollFields,
     /// What it need not do. What is not to be had is left out by name.
     pub flags: CqFlags,
+    /// The interrupt that its events come by: below the device's number of completion vectors.
+    pub vector: u32,
+    /// How it is polled.
+    pub api: CqApi,
 }
 
 /// What was granted, to be printed by tools and stored beside every measurement.
@@ -143,6 +303,8 @@ pub struct CqGranted {
     /// Flags that hold.
     #[serde(skip)]
     pub flags: CqFlags,
+    /// How it is polled.
+    pub api: CqApi,
     /// What the stamps count.
     pub stamps: ClockSource,
     /// What was asked for and is not to be had.
@@ -151,7 +313,12 @@ pub struct CqGranted {
 
 impl fmt::Display for CqGranted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "depth {}, stamps {}", self.depth, self.stamps)?;
+        let api = match self.api {
+            CqApi::Classic => ", classic polling",
+            CqApi::ExtendedSingle => ", polled one at a time",
+            CqApi::Auto | CqApi::Extended => "",
+        };
+        write!(f, "depth {}, stamps {}{api}", self.depth, self.stamps)?;
         for capability in &self.refused {
             write!(f, ", no {capability}")?;
         }
@@ -183,7 +350,34 @@ pub struct QpSpec {
     pub caps: QpCaps,
     /// Whether every send completes with an entry, asked for or not.
     pub signal_all: bool,
+    /// How sends are posted.
+    pub send_api: SendApi,
     /// The queue of the port that this is: which of how many. Packets are spread over the queues of a port by a hash of
-    /// their headers, so that those of a flow stay together.
+    /// their headers, so that those of a flow stay together. Of raw packets; (0, 1) of the others.
     pub queue: (u16, u16),
+}
+
+impl QpSpec {
+    /// A queue pair of these sizes, alone on its port.
+    pub fn new(kind: QpType, caps: QpCaps) -> Self {
+        Self { kind, caps, signal_all: false, send_api: SendApi::Classic, queue: (0, 1) }
+    }
+}
+
+/// A shared receive queue as it is asked for: `struct ibv_srq_attr`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqSpec {
+    /// The least number of receives that it has room for.
+    pub depth: u32,
+    /// Elements of a receive.
+    pub sges: u32,
+}
+
+/// The kind of a memory window: `enum ibv_mw_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MwKind {
+    /// Bound by `ibv_bind_mw(3)`; whoever knows the key may use it.
+    Type1 = 1,
+    /// Bound by a send request; tied to that queue pair, and invalidated by either side.
+    Type2 = 2,
 }

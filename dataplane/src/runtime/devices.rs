@@ -170,6 +170,13 @@ fn refused(capability: config::Capability) -> Capability {
     match capability {
         config::Capability::RawPacket => Capability::RawPacket,
         config::Capability::Datagram => Capability::Datagram,
+        config::Capability::Rc => Capability::Rc,
+        config::Capability::Uc => Capability::Uc,
+        config::Capability::Srq => Capability::Srq,
+        config::Capability::MemoryWindow => Capability::MemoryWindow,
+        config::Capability::Atomic => Capability::Atomic,
+        config::Capability::Multicast => Capability::Multicast,
+        config::Capability::Events => Capability::Events,
         config::Capability::ExtendedCq => Capability::ExtendedCq,
         config::Capability::Timestamps => Capability::Timestamps,
         config::Capability::WallclockTimestamps => Capability::WallclockTimestamps,
@@ -177,6 +184,10 @@ fn refused(capability: config::Capability) -> Capability {
         config::Capability::IgnoreOverrun => Capability::IgnoreOverrun,
         config::Capability::Inline => Capability::Inline,
         config::Capability::Rss => Capability::Rss,
+        config::Capability::FlowTag => Capability::FlowTag,
+        config::Capability::Cvlan => Capability::Cvlan,
+        config::Capability::TagMatching => Capability::TagMatching,
+        config::Capability::ExtendedSend => Capability::ExtendedSend,
     }
 }
 

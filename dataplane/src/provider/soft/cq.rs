@@ -12,7 +12,7 @@ use crate::provider::soft::device::Shared;
 use crate::provider::soft::fault::Random;
 use crate::provider::soft::home::{Home, Use};
 use crate::provider::soft::qp::QpShared;
-use crate::provider::{Completion, CompletionQueue, Completions, Cursor, EventKind, QpState, RUN};
+use crate::provider::{Completion, CompletionQueue, Completions, Cursor, EventKind, PollFields, QpState, RUN};
 use crate::units::{QpNum, Ticks};
 
 /// What the stamps of a queue are.
@@ -42,6 +42,8 @@ impl Stamps {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cqe {
     pub(super) completion: Completion,
+    /// The queue pair whose request it was.
+    pub(super) qp: QpNum,
     /// Sends that are over when this has been polled, counted from the queue pair's start; 0 for receives.
     pub(super) release: u64,
 }
@@ -80,6 +82,8 @@ impl Attachments {
 pub(super) struct CqShared {
     pub(super) number: u32,
     pub(super) depth: u32,
+    /// The fields that can be read of a completion.
+    fields: PollFields,
     pub(super) attachments: Arc<Attachments>,
     pub(super) home: Home<CqCore>,
     pub(super) device: Arc<Shared>,
@@ -126,7 +130,7 @@ impl CqCore {
 
     /// Forgets the entries of a queue pair.
     pub(super) fn purge(&mut self, number: QpNum) {
-        self.ring.retain(|cqe| cqe.completion.qp_num != number);
+        self.ring.retain(|cqe| cqe.qp != number);
     }
 
     #[cold]
@@ -159,7 +163,7 @@ impl CqCore {
         self.receivers = self.attached.iter().any(|attached| attached.receives);
         self.generation = generation;
         let attached = &self.attached;
-        self.ring.retain(|cqe| attached.iter().any(|other| other.qp.number == cqe.completion.qp_num));
+        self.ring.retain(|cqe| attached.iter().any(|other| other.qp.number == cqe.qp));
     }
 
     /// Gets ready to poll. `false`: the queue is busy.
@@ -193,7 +197,7 @@ impl CqCore {
     fn pop(&mut self) -> Option<Completion> {
         let cqe = self.ring.pop_front()?;
         if cqe.release > 0
-            && let Some(attached) = self.attached.iter().find(|attached| attached.qp.number == cqe.completion.qp_num)
+            && let Some(attached) = self.attached.iter().find(|attached| attached.qp.number == cqe.qp)
         {
             attached.qp.released.store(cqe.release, Ordering::Relaxed);
         }
@@ -204,7 +208,7 @@ impl CqCore {
     fn pop_into(&mut self, run: &mut Completions, limit: usize) {
         while run.len < limit && !self.ring.is_empty() {
             let Some(it) = self.pop() else { return };
-            run.push(it.wr_id, it.status, it.byte_len, it.ticks);
+            run.push(it.wr_id, it.status, it.byte_len().unwrap_or(0), it.raw_ticks());
         }
     }
 
@@ -292,6 +296,7 @@ impl SoftCq {
     pub(super) fn new(
         device: &Arc<Shared>,
         depth: u32,
+        fields: PollFields,
         ignore_overrun: bool,
         stamps: Stamps,
         busy: Option<(Random, f64)>,
@@ -313,7 +318,7 @@ impl SoftCq {
             turn: 0,
             device: device.clone(),
         };
-        let shared = CqShared { number, depth, attachments, home: Home::new(core), device: device.clone() };
+        let shared = CqShared { number, depth, fields, attachments, home: Home::new(core), device: device.clone() };
         Self(Arc::new(shared), PhantomData)
     }
 
@@ -333,7 +338,7 @@ pub struct SoftCursor<'cq> {
 
 impl Cursor for SoftCursor<'_> {
     fn get(&self) -> Completion {
-        self.current
+        self.current.only(self.cq.0.fields)
     }
 
     fn advance(&mut self) -> Result<bool, VerbError> {
@@ -366,5 +371,13 @@ impl CompletionQueue for SoftCq {
             run.clear();
         }
         polled
+    }
+
+    fn arm(&mut self, _solicited_only: bool) -> Result<(), VerbError> {
+        Err(VerbError::new("ibv_req_notify_cq", libc::EOPNOTSUPP))
+    }
+
+    fn resize(&mut self, _depth: u32) -> Result<u32, VerbError> {
+        Err(VerbError::new("ibv_resize_cq", libc::EOPNOTSUPP))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::provider::completion::Values;
 use crate::provider::soft::cq::Cqe;
 use crate::provider::soft::engine::QpCore;
 use crate::provider::soft::fault::{Faults, Flap};
@@ -9,8 +10,8 @@ use crate::provider::soft::link::{Frame, Wire};
 use crate::provider::soft::memory::{KeyCache, Slots};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::{Posted, RecvQueue};
-use crate::provider::{Completion, Completions, EventKind, QpState, QpType, WcFlags, WcOpcode, WcStatus};
-use crate::units::{QpNum, Ticks};
+use crate::provider::{Completion, Completions, EventKind, PollFields, QpState, QpType, WcFlags, WcOpcode, WcStatus};
+use crate::units::Ticks;
 
 /// Frames taken off a wire in one poll, most of which may be lost on the way.
 const MOST_FRAMES: usize = 4096;
@@ -115,19 +116,9 @@ fn wr_id(posted: &Posted<'_>, slots: Option<&Slots>) -> u64 {
 
 /// The entry of a receive.
 fn entry(shared: &QpShared, wr_id: u64, status: WcStatus, ticks: Ticks) -> Cqe {
-    let completion = Completion {
-        wr_id,
-        status,
-        opcode: WcOpcode::Recv,
-        vendor_err: 0,
-        byte_len: 0,
-        imm: 0,
-        qp_num: shared.number,
-        src_qp: QpNum(0),
-        flags: WcFlags::empty(),
-        ticks,
-    };
-    Cqe { completion, release: 0 }
+    let values = Values { opcode: WcOpcode::Recv.raw(), qp_num: shared.number, ticks, ..Values::default() };
+    let completion = Completion::new(wr_id, status, 0, PollFields::all(), values);
+    Cqe { completion, qp: shared.number, release: 0 }
 }
 
 /// What it takes to receive a frame.
@@ -184,13 +175,14 @@ impl Receiver<'_> {
             Ok(()) => {
                 counts.rx_packets.add(1);
                 counts.rx_bytes.add(frame.bytes.len() as u64);
-                completion.byte_len = bytes.len() as u32;
+                let values = completion.values();
+                values.byte_len = bytes.len() as u32;
                 if let Some(datagram) = frame.datagram {
-                    completion.src_qp = datagram.from;
-                    completion.flags = WcFlags::GRH;
+                    values.src_qp = datagram.from;
+                    values.flags = WcFlags::GRH;
                     if let Some(imm) = datagram.imm {
-                        completion.imm = imm;
-                        completion.flags |= WcFlags::WITH_IMM;
+                        values.imm = imm;
+                        values.flags |= WcFlags::WITH_IMM;
                     }
                 }
             }

@@ -1,25 +1,41 @@
 //! The device, its port, its protection domains and its events.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::clock::{ClockSource, Timebase};
 use crate::error::{Error, Result, VerbError};
 use crate::mem::Region;
 use crate::provider::soft::cq::{SoftCq, Stamps};
 use crate::provider::soft::fault::Random;
+use crate::provider::soft::handle::{SoftAh, SoftChannel, SoftMw, SoftSrq};
 use crate::provider::soft::link::Link;
 use crate::provider::soft::memory::{Keys, SoftMr};
 use crate::provider::soft::qp::{QpShared, SoftQp};
 use crate::provider::soft::rss::Rss;
 use crate::provider::soft::{SoftCounters, SoftSpec};
 use crate::provider::{
-    Access, AsyncEvent, Capabilities, Capability, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind,
-    PollFields, PortAttributes, ProtectionDomain, Provider, QpSpec, QpType,
+    Access, AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind,
+    GidEntry, GidKind, LinkLayer, MwKind, Path, PollFields, PortAttributes, PortState, ProtectionDomain, Provider,
+    QpSpec, QpType, SrqSpec,
 };
-use crate::units::{Nanos, QpNum};
+use crate::units::{Gid, Nanos, QpNum};
+
+/// What a device has that lacks nothing.
+const HAS: [Capability; 9] = [
+    Capability::RawPacket,
+    Capability::Datagram,
+    Capability::ExtendedCq,
+    Capability::Timestamps,
+    Capability::WallclockTimestamps,
+    Capability::SingleThreaded,
+    Capability::IgnoreOverrun,
+    Capability::Inline,
+    Capability::Rss,
+];
 
 /// What everything of a device shares.
 #[derive(Debug)]
@@ -32,6 +48,8 @@ pub(super) struct Shared {
     link_up: AtomicBool,
     gone: AtomicBool,
     events: Mutex<VecDeque<AsyncEvent>>,
+    /// There is an event more.
+    raised: Condvar,
     numbers: AtomicU32,
     pub(super) cqs: AtomicU32,
     pub(super) queues: Mutex<Queues>,
@@ -67,6 +85,8 @@ impl Shared {
             events.pop_front();
         }
         events.push_back(AsyncEvent { kind, element });
+        drop(events);
+        self.raised.notify_one();
     }
 
     /// A number that no other queue of this device has or had.
@@ -95,7 +115,7 @@ impl SoftDevice {
         if !(68..=65_000).contains(&spec.mtu) {
             return Err(Error::Wire(format!("{}: an MTU of {} bytes: it is 68 to 65000", spec.name, spec.mtu)));
         }
-        let has: Vec<_> = Capability::ALL.into_iter().filter(|capability| !spec.refuse.contains(capability)).collect();
+        let has: Vec<_> = HAS.into_iter().filter(|capability| !spec.refuse.contains(capability)).collect();
         let stamped = has.contains(&Capability::Timestamps);
         let timebase = spec.clock.timebase();
         let limits = spec.limits;
@@ -109,6 +129,11 @@ impl SoftDevice {
             max_cqe: limits.max_cqe,
             max_mr: limits.max_mr,
             max_mr_size: u64::MAX,
+            max_srq: 0,
+            max_srq_wr: 0,
+            max_rd_atomic: 0,
+            max_init_rd_atomic: 0,
+            completion_vectors: 1,
             timestamp_mask: if stamped { spec.timestamp_mask } else { 0 },
             clock_khz: if stamped { timebase.ticks(Nanos(1_000_000_000)).0 / 1_000 } else { 0 },
             has,
@@ -124,6 +149,7 @@ impl SoftDevice {
             link_up: AtomicBool::new(true),
             gone: AtomicBool::new(false),
             events: Mutex::default(),
+            raised: Condvar::new(),
             numbers: AtomicU32::new(0x11),
             cqs: AtomicU32::new(0),
             queues: Mutex::default(),
@@ -133,7 +159,7 @@ impl SoftDevice {
     }
 
     /// The address that datagrams to this device go to.
-    pub fn gid(&self) -> [u8; 16] {
+    pub fn gid(&self) -> Gid {
         self.0.spec.gid()
     }
 
@@ -184,6 +210,7 @@ impl SoftDevice {
 impl Device for SoftDevice {
     type Pd = SoftPd;
     type Cq = SoftCq;
+    type Channel = SoftChannel;
 
     fn name(&self) -> &str {
         &self.0.spec.name
@@ -196,7 +223,17 @@ impl Device for SoftDevice {
     fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {
         self.0.check("ibv_query_port")?;
         match port {
-            1 => Ok(PortAttributes { active: self.0.is_up(), mtu: self.0.spec.mtu, ethernet: true }),
+            1 => Ok(PortAttributes {
+                state: if self.0.is_up() { PortState::Active } else { PortState::Down },
+                link_layer: LinkLayer::Ethernet,
+                max_mtu: self.0.spec.mtu,
+                active_mtu: self.0.spec.mtu,
+                max_message: self.0.spec.mtu,
+                gids: 1,
+                pkeys: 1,
+                lid: 0,
+                lmc: 0,
+            }),
             _ => Err(VerbError::new("ibv_query_port", libc::EINVAL)),
         }
     }
@@ -207,12 +244,31 @@ impl Device for SoftDevice {
         timebase
     }
 
+    fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError> {
+        self.port(port)?;
+        Ok(vec![GidEntry { index: 0, gid: self.0.spec.gid(), kind: GidKind::RoceV2, interface: 0 }])
+    }
+
+    fn pkey(&self, port: u8, index: u16) -> Result<u16, VerbError> {
+        /// Full membership of the default partition.
+        const DEFAULT: u16 = 0xffff;
+        self.port(port)?;
+        if index == 0 { Ok(DEFAULT) } else { Err(VerbError::new("ibv_query_pkey", libc::EINVAL)) }
+    }
+
     fn alloc_pd(&self) -> Result<SoftPd, VerbError> {
         self.0.check("ibv_alloc_pd")?;
         Ok(SoftPd(Arc::new((self.0.clone(), self.0.number()))))
     }
 
-    fn create_cq(&self, spec: &CqSpec) -> Result<(SoftCq, CqGranted), VerbError> {
+    fn create_channel(&self) -> Result<SoftChannel, VerbError> {
+        Err(VerbError::new("ibv_create_comp_channel", libc::EOPNOTSUPP))
+    }
+
+    fn create_cq(&self, spec: &CqSpec, channel: Option<&SoftChannel>) -> Result<(SoftCq, CqGranted), VerbError> {
+        if let Some(channel) = channel {
+            match *channel {}
+        }
         self.0.check("ibv_create_cq_ex")?;
         let limits = self.0.spec.limits;
         if spec.depth == 0 || spec.depth > limits.max_cqe {
@@ -225,6 +281,7 @@ impl Device for SoftDevice {
             depth: spec.depth,
             fields: spec.fields & (PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK),
             flags: spec.flags,
+            api: if self.0.has(Capability::ExtendedCq) { CqApi::Extended } else { CqApi::Classic },
             stamps: ClockSource::None,
             refused: Vec::new(),
         };
@@ -260,11 +317,14 @@ impl Device for SoftDevice {
             .then(|| (Random::new(!faults.seed), faults.busy));
         self.0.cqs.fetch_add(1, Ordering::Relaxed);
         let ignore_overrun = granted.flags.contains(CqFlags::IGNORE_OVERRUN);
-        Ok((SoftCq::new(&self.0, spec.depth, ignore_overrun, stamps, busy), granted))
+        Ok((SoftCq::new(&self.0, spec.depth, granted.fields, ignore_overrun, stamps, busy), granted))
     }
 
-    fn poll_async_event(&self) -> Option<AsyncEvent> {
-        self.0.events.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    fn wait_async_event(&self, patience: Duration) -> Option<AsyncEvent> {
+        let events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let none = |events: &mut VecDeque<AsyncEvent>| events.is_empty();
+        let waited = self.0.raised.wait_timeout_while(events, patience, none);
+        waited.unwrap_or_else(PoisonError::into_inner).0.pop_front()
     }
 }
 
@@ -276,21 +336,51 @@ impl ProtectionDomain for SoftPd {
     type Mr = SoftMr;
     type Qp = SoftQp;
     type Cq = SoftCq;
+    type Srq = SoftSrq;
+    type Ah = SoftAh;
+    type Mw = SoftMw;
 
-    fn register(&self, region: Arc<Region>, access: Access) -> Result<SoftMr, VerbError> {
+    fn register_part(&self, region: Arc<Region>, part: Range<usize>, access: Access) -> Result<SoftMr, VerbError> {
         let (device, pd) = &*self.0;
         device.check("ibv_reg_mr")?;
         let remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        if remote && !access.contains(Access::LOCAL_WRITE) {
+        let inside = part.start < part.end && part.end <= region.len();
+        if !inside || (remote && !access.contains(Access::LOCAL_WRITE)) {
             return Err(VerbError::new("ibv_reg_mr", libc::EINVAL));
         }
         if device.keys.len() >= device.spec.limits.max_mr as usize {
             return Err(VerbError::new("ibv_reg_mr", libc::ENOMEM));
         }
-        Ok(device.keys.register(*pd, region, access))
+        Ok(device.keys.register(*pd, region, part, access))
     }
 
-    fn create_qp(&self, spec: &QpSpec, send: &SoftCq, recv: &SoftCq) -> Result<SoftQp, VerbError> {
+    fn alloc_mw(&self, _: MwKind) -> Result<SoftMw, VerbError> {
+        Err(VerbError::new("ibv_alloc_mw", libc::EOPNOTSUPP))
+    }
+
+    fn create_ah(&self, path: &Path) -> Result<SoftAh, VerbError> {
+        let (device, pd) = &*self.0;
+        device.check("ibv_create_ah")?;
+        if path.port != 1 || path.source_gid_index != 0 || !path.global {
+            return Err(VerbError::new("ibv_create_ah", libc::EINVAL));
+        }
+        Ok(SoftAh::new(*pd, *path))
+    }
+
+    fn create_srq(&self, _: &SrqSpec) -> Result<SoftSrq, VerbError> {
+        Err(VerbError::new("ibv_create_srq", libc::EOPNOTSUPP))
+    }
+
+    fn create_qp(
+        &self,
+        spec: &QpSpec,
+        send: &SoftCq,
+        recv: &SoftCq,
+        srq: Option<&SoftSrq>,
+    ) -> Result<SoftQp, VerbError> {
+        if let Some(srq) = srq {
+            match *srq {}
+        }
         let (device, pd) = &*self.0;
         let failed = |errno| Err(VerbError::new("ibv_create_qp", errno));
         device.check("ibv_create_qp")?;

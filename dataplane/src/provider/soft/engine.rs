@@ -6,19 +6,21 @@ use std::sync::atomic::Ordering;
 
 use crate::error::VerbError;
 use crate::mem::{Desc, GUARD, SlotLayout};
+use crate::provider::completion::Values;
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::cq::{CqCore, Cqe};
 use crate::provider::soft::device::Shared;
 use crate::provider::soft::fault::Faults;
+use crate::provider::soft::handle::SoftAh;
 use crate::provider::soft::link::{Datagram, Frame, Identity, Wire};
 use crate::provider::soft::memory::{KeyCache, Slots, SoftMr, copy_inline};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::RecvQueue;
 use crate::provider::{
-    Capability, Completion, Destination, PostError, QpSpec, QpState, QpType, RecvRequest, SendFlags, SendRequest, Sge,
-    WcFlags, WcOpcode, WcStatus, WrOpcode,
+    AddressHandle, Capability, Completion, PollFields, PostError, QpSpec, QpState, QpType, RecvRequest, SendFlags,
+    SendOp, SendRequest, Sge, WcOpcode, WcStatus, WrOpcode,
 };
-use crate::units::{QpNum, Ticks};
+use crate::units::{Gid, QpNum, Ticks};
 
 /// The shortest frame: an Ethernet header.
 const LEAST_FRAME: usize = 14;
@@ -62,13 +64,42 @@ struct Waiting {
     /// What was inline: it was copied when it was posted.
     bytes: Vec<u8>,
     imm: u32,
-    to: Option<Destination>,
+    to: Option<Target>,
     count: u64,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    gid: Gid,
+    qp: QpNum,
+    qkey: u32,
+    /// The protection domain of the address handle.
+    pd: u32,
+}
+
+/// A send, as far as this device carries it out.
+#[derive(Clone, Copy)]
+struct Outgoing<'a> {
+    wr_id: u64,
+    opcode: WrOpcode,
+    flags: SendFlags,
+    sges: &'a [Sge],
+    imm: u32,
+    to: Option<Target>,
+}
+
+impl<'a> Outgoing<'a> {
+    fn of(wr: &SendRequest<'a, SoftAh>) -> Self {
+        let imm = if let SendOp::SendWithImm(imm) = wr.op { imm } else { 0 };
+        let to = wr.to.map(|to| Target { gid: to.ah.path().gid, qp: to.qp, qkey: to.qkey, pd: to.ah.pd() });
+        Self { wr_id: wr.wr_id, opcode: wr.op.opcode(), flags: wr.flags, sges: wr.sges, imm, to }
+    }
 }
 
 impl QpCore {
     pub(super) fn new(device: &Arc<Shared>, pd: u32, number: QpNum, spec: &QpSpec) -> Self {
-        let identity = Identity { kind: spec.kind, number, queue: spec.queue, gid: device.spec.gid() };
+        let identity = Identity { kind: spec.kind, number, queue: spec.queue, gid: device.spec.gid().0 };
         let faults = device.spec.faults;
         let (caps, clock) = (spec.caps, &device.spec.clock);
         let inline = if device.has(Capability::Inline) { u64::from(caps.inline) } else { 0 };
@@ -200,10 +231,10 @@ impl QpCore {
         &mut self,
         shared: &QpShared,
         cq: &mut CqCore,
-        requests: &[SendRequest<'_>],
+        requests: &[SendRequest<'_, SoftAh>],
     ) -> Result<(), PostError> {
         for (accepted, wr) in requests.iter().enumerate() {
-            self.post_one(shared, cq, wr)
+            self.post_one(shared, cq, &Outgoing::of(wr))
                 .map_err(|errno| PostError { accepted, error: VerbError::new("ibv_post_send", errno) })?;
         }
         Ok(())
@@ -283,7 +314,7 @@ impl QpCore {
             let sges = [slots.sge(desc)];
             let flags = if i + 1 == n { SendFlags::SIGNALED } else { SendFlags::empty() };
             let wr_id = first_wr_id.wrapping_add(i as u64);
-            let wr = SendRequest { wr_id, opcode: WrOpcode::Send, flags, sges: &sges, imm: 0, to: None };
+            let wr = Outgoing { wr_id, opcode: WrOpcode::Send, flags, sges: &sges, imm: 0, to: None };
             if let Err(refused) = self.post_one(shared, cq, &wr) {
                 errno = Some(refused);
                 break;
@@ -296,7 +327,7 @@ impl QpCore {
         }
     }
 
-    fn post_one(&mut self, shared: &QpShared, cq: &mut CqCore, wr: &SendRequest<'_>) -> Result<(), i32> {
+    fn post_one(&mut self, shared: &QpShared, cq: &mut CqCore, wr: &Outgoing<'_>) -> Result<(), i32> {
         let state = shared.state();
         let inline = wr.flags.contains(SendFlags::INLINE);
         let bytes: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
@@ -340,14 +371,7 @@ impl QpCore {
 
     /// Carries out a send, unless the queue pair has failed, and completes it. `inline` has its bytes where they were
     /// copied before.
-    fn carry_out(
-        &mut self,
-        shared: &QpShared,
-        cq: &mut CqCore,
-        wr: &SendRequest<'_>,
-        inline: Option<&[u8]>,
-        count: u64,
-    ) {
+    fn carry_out(&mut self, shared: &QpShared, cq: &mut CqCore, wr: &Outgoing<'_>, inline: Option<&[u8]>, count: u64) {
         if matches!(shared.state(), QpState::Sqe | QpState::Err) {
             return self.complete(shared, cq, wr.wr_id, WcStatus::WrFlushErr, count);
         }
@@ -371,7 +395,7 @@ impl QpCore {
         }
     }
 
-    fn send(&mut self, shared: &QpShared, wr: &SendRequest<'_>, inline: Option<&[u8]>) -> Result<(), Failure> {
+    fn send(&mut self, shared: &QpShared, wr: &Outgoing<'_>, inline: Option<&[u8]>) -> Result<(), Failure> {
         if let Some(faults) = &mut self.faults {
             let failed = faults.send_fails();
             shared.counts.faults.set(faults.injected);
@@ -379,9 +403,9 @@ impl QpCore {
         }
         let datagram = match (self.kind, wr.opcode, wr.to) {
             (QpType::RawPacket, WrOpcode::Send, _) => None,
-            (QpType::Ud, WrOpcode::Send | WrOpcode::SendWithImm, Some(to)) => Some(Datagram {
+            (QpType::Ud, WrOpcode::Send | WrOpcode::SendWithImm, Some(to)) if to.pd == self.pd => Some(Datagram {
                 to: to.qp,
-                to_gid: to.gid,
+                to_gid: to.gid.0,
                 from: self.identity.number,
                 from_gid: self.identity.gid,
                 // The top bit asks for the sender's own key.
@@ -430,23 +454,13 @@ fn words(run: &[Desc]) -> &[[u32; 2]] {
 
 /// The entry of a send.
 fn entry(shared: &QpShared, wr_id: u64, status: WcStatus, release: u64, ticks: Ticks) -> Cqe {
-    let completion = Completion {
-        wr_id,
-        status,
-        opcode: WcOpcode::Send,
-        vendor_err: 0,
-        byte_len: 0,
-        imm: 0,
-        qp_num: shared.number,
-        src_qp: QpNum(0),
-        flags: WcFlags::empty(),
-        ticks,
-    };
-    Cqe { completion, release }
+    let values = Values { opcode: WcOpcode::Send.raw(), qp_num: shared.number, ticks, ..Values::default() };
+    let completion = Completion::new(wr_id, status, 0, PollFields::all(), values);
+    Cqe { completion, qp: shared.number, release }
 }
 
-fn request(it: &Waiting) -> SendRequest<'_> {
-    SendRequest { wr_id: it.wr_id, opcode: it.opcode, flags: it.flags, sges: &it.sges, imm: it.imm, to: it.to }
+fn request(it: &Waiting) -> Outgoing<'_> {
+    Outgoing { wr_id: it.wr_id, opcode: it.opcode, flags: it.flags, sges: &it.sges, imm: it.imm, to: it.to }
 }
 
 /// Why a send failed.

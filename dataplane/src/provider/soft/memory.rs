@@ -1,12 +1,13 @@
 //! Registered memory: the table of keys, and the only places where the device touches bytes.
 
+use std::ops::Range;
 use std::slice;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::mem::{Desc, GUARD, Region, SlotLayout};
 use crate::provider::{Access, MemoryRegion, Sge, WcStatus};
-use crate::units::Lkey;
+use crate::units::{Lkey, Rkey};
 
 /// A registration, as the table has it.
 #[derive(Clone, Debug)]
@@ -15,6 +16,7 @@ struct Entry {
     pd: u32,
     access: Access,
     region: Arc<Region>,
+    part: Range<usize>,
 }
 
 /// The registrations of a device.
@@ -44,10 +46,16 @@ impl Keys {
     }
 
     /// Makes an entry.
-    pub(super) fn register(self: &Arc<Self>, pd: u32, region: Arc<Region>, access: Access) -> SoftMr {
+    pub(super) fn register(
+        self: &Arc<Self>,
+        pd: u32,
+        region: Arc<Region>,
+        part: Range<usize>,
+        access: Access,
+    ) -> SoftMr {
         let lkey = Lkey(self.next.fetch_add(1, Ordering::Relaxed));
-        self.change(|list| list.push(Entry { lkey, pd, access, region: region.clone() }));
-        SoftMr(Arc::new(Registration { keys: self.clone(), lkey, pd, access, region }))
+        self.change(|list| list.push(Entry { lkey, pd, access, region: region.clone(), part: part.clone() }));
+        SoftMr(Arc::new(Registration { keys: self.clone(), lkey, pd, access, region, part }))
     }
 }
 
@@ -73,12 +81,12 @@ impl KeyCache {
             self.generation = now;
         }
         let entry = self.entries.iter().find(|entry| entry.lkey == sge.lkey)?;
-        let base = entry.region.base().addr().get() as u64;
+        let base = entry.region.base().addr().get() + entry.part.start;
         let inside = sge
             .addr
-            .checked_sub(base)
+            .checked_sub(base as u64)
             .and_then(|from| from.checked_add(u64::from(sge.length)))
-            .is_some_and(|end| end <= entry.region.len() as u64);
+            .is_some_and(|end| end <= entry.part.len() as u64);
         (inside && entry.pd == self.pd && entry.access.contains(access)).then_some(entry)
     }
 
@@ -137,6 +145,7 @@ struct Registration {
     pd: u32,
     access: Access,
     region: Arc<Region>,
+    part: Range<usize>,
 }
 
 impl Drop for Registration {
@@ -148,6 +157,10 @@ impl Drop for Registration {
 impl MemoryRegion for SoftMr {
     fn lkey(&self) -> Lkey {
         self.0.lkey
+    }
+
+    fn rkey(&self) -> Rkey {
+        Rkey(self.0.lkey.0)
     }
 
     fn region(&self) -> &Arc<Region> {
@@ -171,7 +184,9 @@ impl Slots {
     pub(super) fn new(mr: SoftMr, layout: SlotLayout, recv_wr_id: u64, pd: u32) -> Option<Self> {
         let sound = usize::from(layout.headroom) + GUARD <= layout.stride as usize
             && (1..=1 << 24).contains(&layout.count)
-            && layout.bytes() <= mr.0.region.len()
+            // Slots count from the region's first byte.
+            && mr.0.part.start == 0
+            && layout.bytes() <= mr.0.part.end
             && mr.0.pd == pd;
         let writable = mr.0.access.contains(Access::LOCAL_WRITE);
         sound.then_some(Self { mr, layout, recv_wr_id, writable })

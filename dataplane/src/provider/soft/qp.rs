@@ -11,13 +11,14 @@ use crate::provider::soft::counters::Counting;
 use crate::provider::soft::cq::{Attached, CqCore, CqShared, SoftCq};
 use crate::provider::soft::device::Shared;
 use crate::provider::soft::engine::QpCore;
+use crate::provider::soft::handle::{SoftAh, SoftMw};
 use crate::provider::soft::home::{Home, Use};
 use crate::provider::soft::memory::SoftMr;
 use crate::provider::{
-    AttributeMask, EventKind, PostError, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RecvRequest,
-    SendRequest, check_transition,
+    AttributeMask, Destination, EventKind, MwBind, PostError, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair,
+    RecvRequest, SendRequest, check_transition,
 };
-use crate::units::QpNum;
+use crate::units::{Gid, QpNum};
 
 /// What the owner of a queue pair and its completion queues share.
 #[derive(Debug)]
@@ -136,9 +137,15 @@ impl Drop for SoftQp {
 
 impl QueuePair for SoftQp {
     type Mr = SoftMr;
+    type Ah = SoftAh;
+    type Mw = SoftMw;
 
     fn number(&self) -> QpNum {
         self.shared.number
+    }
+
+    fn kind(&self) -> QpType {
+        self.shared.kind
     }
 
     fn caps(&self) -> QpCaps {
@@ -147,6 +154,11 @@ impl QueuePair for SoftQp {
 
     fn state(&self) -> QpState {
         self.shared.state()
+    }
+
+    fn query(&self) -> Result<QpAttributes, VerbError> {
+        let state = self.shared.state();
+        Ok(QpAttributes { state, current_state: state, ..QpAttributes::default() })
     }
 
     fn modify(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Result<(), VerbError> {
@@ -207,13 +219,29 @@ impl QueuePair for SoftQp {
         self.with_core("ibv_post_recv", |shared, core| core.post_recv_run(shared, slots))
     }
 
-    unsafe fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+    unsafe fn post_send(&mut self, requests: &[SendRequest<'_, SoftAh>]) -> Result<(), PostError> {
         self.with("ibv_post_send", |shared, core, cq| core.post_send(shared, cq, requests))
     }
 
     #[inline]
     unsafe fn post_send_run(&mut self, run: &[Desc], first_wr_id: u64) -> Result<(), PostError> {
         self.with("ibv_post_send", |shared, core, cq| core.post_send_run(shared, cq, run, first_wr_id))
+    }
+
+    fn bind_mw(&mut self, mw: &mut SoftMw, _: &MwBind<'_, SoftMr>) -> Result<(), PostError> {
+        match *mw {}
+    }
+
+    fn bind_peer(&mut self, _: Destination<'_, SoftAh>) -> Result<(), VerbError> {
+        Err(VerbError::new("bind_peer", libc::EOPNOTSUPP))
+    }
+
+    fn attach_multicast(&mut self, _: Gid, _: u16) -> Result<(), VerbError> {
+        Err(VerbError::new("ibv_attach_mcast", libc::EOPNOTSUPP))
+    }
+
+    fn detach_multicast(&mut self, _: Gid, _: u16) -> Result<(), VerbError> {
+        Err(VerbError::new("ibv_detach_mcast", libc::EOPNOTSUPP))
     }
 
     fn source_ended(&self) -> bool {

@@ -3,6 +3,7 @@
 use crate::clock::HostClock;
 use crate::provider::Capability;
 use crate::provider::soft::{FaultSpec, LinkSpec, RssSpec};
+use crate::units::Gid;
 
 /// A software device with one port.
 #[derive(Clone, Debug)]
@@ -52,9 +53,9 @@ impl SoftSpec {
     }
 
     /// The address of its port: link-local, made from the MAC as RFC 4291 has it.
-    pub fn gid(&self) -> [u8; 16] {
+    pub fn gid(&self) -> Gid {
         let [a, b, c, d, e, f] = self.mac;
-        [0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+        Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
     }
 }
 

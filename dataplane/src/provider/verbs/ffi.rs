@@ -28,6 +28,7 @@ pub(super) struct Answer {
     /// `None`: its driver knows no extended query.
     pub(super) extended: Option<ibv_device_attr_ex>,
     pub(super) extended_cq: bool,
+    pub(super) completion_vectors: u32,
 }
 
 fn failed(verb: &'static str) -> VerbError {
@@ -92,7 +93,10 @@ unsafe fn ask(context: *mut ibv_context) -> Result<Answer, VerbError> {
         // SAFETY: as above: numbers alone, zeros where the driver wrote nothing.
         (status == 0).then(|| unsafe { extended.assume_init() })
     });
-    Ok(Answer { basic, extended, extended_cq: operations.get(CREATE_CQ_EX).is_some() })
+    // SAFETY: the context is open.
+    let vectors = unsafe { ptr::addr_of!((*context).num_comp_vectors).read() };
+    let completion_vectors = u32::try_from(vectors).unwrap_or(0);
+    Ok(Answer { basic, extended, extended_cq: operations.get(CREATE_CQ_EX).is_some(), completion_vectors })
 }
 
 type QueryDeviceEx =

@@ -108,7 +108,7 @@ fn a_link_that_is_down_carries_nothing() {
     rig.post_recv_run(&[1, 2]).unwrap();
     rig.device.set_link(false);
     rig.device.set_link(false);
-    assert!(!rig.device.port(1).unwrap().active);
+    assert!(!rig.device.port(1).unwrap().is_active());
     let desc = rig.put(5, &frame(1, 60));
     rig.post_send_run(&[desc], 0).unwrap();
     assert_eq!((rig.sent(), rig.received()), (vec![(0, Success)], vec![]));
@@ -154,9 +154,9 @@ fn sizes_come_as_often_as_they_weigh_by_run_and_by_cursor() {
         let mut rig = Rig::new(generating(spec)).ready();
         rig.post_recv_run(&(0..16).collect::<Vec<_>>()).unwrap();
         let mut cursor = rig.recv.start_poll().unwrap().unwrap();
-        let mut lengths = vec![cursor.get().byte_len];
+        let mut lengths = vec![cursor.get().byte_len().unwrap()];
         while cursor.advance().unwrap() {
-            lengths.push(cursor.get().byte_len);
+            lengths.push(cursor.get().byte_len().unwrap());
         }
         assert_eq!((lengths.len(), lengths.iter().filter(|len| **len == 1500).count()), (16, 4));
     }

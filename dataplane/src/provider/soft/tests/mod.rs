@@ -20,6 +20,8 @@ const HEADROOM: u16 = 64;
 struct Rig {
     device: SoftDevice,
     pd: SoftPd,
+    /// The way to itself.
+    ah: SoftAh,
     mr: SoftMr,
     layout: SlotLayout,
     send: SoftCq,
@@ -78,15 +80,16 @@ impl Rig {
     /// Another queue pair, with memory of its own, on a device that there is.
     fn on(device: SoftDevice, clock: HostClock, plan: Plan) -> Self {
         let pd = device.alloc_pd().unwrap();
-        let cq = CqSpec { depth: plan.cq_depth, fields: plan.fields, flags: plan.flags };
-        let (send, _) = device.create_cq(&cq).unwrap();
-        let (recv, _) = device.create_cq(&cq).unwrap();
-        let spec = QpSpec { kind: plan.kind, caps: plan.caps, signal_all: false, queue: plan.queue };
-        let mut qp = pd.create_qp(&spec, &send, &recv).unwrap();
+        let cq = CqSpec { depth: plan.cq_depth, fields: plan.fields, flags: plan.flags, ..CqSpec::default() };
+        let (send, _) = device.create_cq(&cq, None).unwrap();
+        let (recv, _) = device.create_cq(&cq, None).unwrap();
+        let spec = QpSpec { queue: plan.queue, ..QpSpec::new(plan.kind, plan.caps) };
+        let mut qp = pd.create_qp(&spec, &send, &recv, None).unwrap();
         let layout = SlotLayout::new(usize::from(HEADROOM), 1536, 64).unwrap();
         let mr = pd.register(region(layout.bytes()), plan.access).unwrap();
         qp.bind_slots(&mr, layout, 1000).unwrap();
-        Self { device, pd, mr, layout, send, recv, qp, clock, run: Completions::new() }
+        let ah = pd.create_ah(&Path { gid: device.gid(), ..Path::default() }).unwrap();
+        Self { device, pd, ah, mr, layout, send, recv, qp, clock, run: Completions::new() }
     }
 
     fn go(&mut self, state: QpState) {
@@ -151,12 +154,12 @@ impl Rig {
     }
 
     fn post_send(&mut self, wr_id: u64, sges: &[Sge], flags: SendFlags) -> Result<(), PostError> {
-        let to = Destination { gid: self.device.gid(), qp: self.qp.number(), qkey: 7 };
-        let wr = SendRequest { wr_id, opcode: WrOpcode::Send, flags, sges, imm: 0, to: Some(to) };
-        self.post(wr)
+        let ah = self.ah.clone();
+        let to = Destination { ah: &ah, qp: self.qp.number(), qkey: 7 };
+        self.post(SendRequest { wr_id, op: SendOp::Send, flags, sges, to: Some(to) })
     }
 
-    fn post(&mut self, wr: SendRequest<'_>) -> Result<(), PostError> {
+    fn post(&mut self, wr: SendRequest<'_, SoftAh>) -> Result<(), PostError> {
         // SAFETY: as above.
         unsafe { self.qp.post_send(&[wr]) }
     }
