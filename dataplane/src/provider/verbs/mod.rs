@@ -56,19 +56,17 @@ fn hint(error: VerbError, device: &str) -> String {
     }
 }
 
-fn capabilities(answer: &ffi::Answer, infiniband: bool) -> Capabilities {
-    let basic = &answer.basic;
-    let extended = answer.extended.as_ref();
+fn capabilities(answer: &ffi::Answered, infiniband: bool) -> Capabilities {
+    let extended = &answer.attr;
+    let basic = &extended.orig_attr;
     let count = |number: i32| u32::try_from(number).unwrap_or(0);
     let firmware: Vec<u8> = basic.fw_ver.iter().map(|&byte| byte as u8).chain([0]).collect();
     let firmware = CStr::from_bytes_until_nul(&firmware).map(|text| text.to_string_lossy().into_owned());
-    let stamps = extended.map_or(0, |extended| extended.completion_timestamp_mask);
-    let spreads = extended.map_or(0, |extended| extended.rss_caps.supported_qpts);
+    let stamps = extended.completion_timestamp_mask;
+    let spreads = extended.rss_caps.supported_qpts;
     /// The bit of `IBV_QPT_RAW_PACKET` among queue pair types.
     const RAW_PACKET: u32 = 1 << 8;
-    let raw = basic.max_raw_ethy_qp > 0
-        || spreads & RAW_PACKET != 0
-        || extended.is_some_and(|extended| extended.raw_packet_caps != 0);
+    let raw = basic.max_raw_ethy_qp > 0 || spreads & RAW_PACKET != 0 || extended.raw_packet_caps != 0;
     let has = [
         (Capability::RawPacket, raw),
         (Capability::Datagram, infiniband),
@@ -92,7 +90,7 @@ fn capabilities(answer: &ffi::Answer, infiniband: bool) -> Capabilities {
         max_init_rd_atomic: count(basic.max_qp_init_rd_atom),
         completion_vectors: answer.completion_vectors,
         timestamp_mask: stamps,
-        clock_khz: extended.map_or(0, |extended| extended.hca_core_clock),
+        clock_khz: extended.hca_core_clock,
         has: has.into_iter().filter(|(_, has)| *has).map(|(capability, _)| capability).collect(),
     }
 }
