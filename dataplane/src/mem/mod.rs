@@ -14,6 +14,7 @@ mod packet;
 mod pool;
 mod reason;
 mod region;
+pub(crate) mod shared;
 
 pub(crate) use batch::Fate;
 pub use batch::{BATCH, Batch, Desc};

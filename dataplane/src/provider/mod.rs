@@ -286,7 +286,7 @@ pub trait SharedReceiveQueue: Clone + Send {
     ///
     /// # Safety
     /// The memory of accepted requests is the device's to write until their completions have been polled, or the queue
-    /// and the queue pairs on it were dropped: nobody else may read or write it.
+    /// and the queue pairs on it were dropped: nobody else may read or write it, unless atomically a byte at a time.
     unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError>;
 
     /// Lets it raise [`EventKind::SrqLimitReached`] once when fewer than this many receives are left:
@@ -357,7 +357,7 @@ pub trait QueuePair: Send {
     ///
     /// # Safety
     /// The memory of accepted requests is the device's to write until their completions have been polled, or the queue
-    /// pair was reset or dropped: nobody else may read or write it.
+    /// pair was reset or dropped: nobody else may read or write it, unless atomically a byte at a time.
     unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError>;
 
     /// Posts a run of slots to receive into: each from the layout's headroom on, with all its room. Not of a queue pair
@@ -376,8 +376,9 @@ pub trait QueuePair: Send {
     /// See [`PostError`].
     ///
     /// # Safety
-    /// The memory of accepted requests that are not inline must not be written until a completion of it, or of a later
-    /// request, has been polled, or the queue pair was reset or dropped.
+    /// The memory of accepted requests that are not inline must not be written, unless atomically a byte at a time, until
+    /// a completion of it, or of a later request, has been polled, or the queue pair was reset or dropped. Memory that a
+    /// read or an atomic writes must not be read either.
     unsafe fn post_send(&mut self, requests: &[SendRequest<'_, Self::Ah>]) -> Result<(), PostError>;
 
     /// Binds a window to a part of a region, by `ibv_bind_mw(3)` or a send request as its kind wants it. The window has

@@ -5,7 +5,7 @@ use std::slice;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::mem::{Desc, GUARD, Region, SlotLayout};
+use crate::mem::{Desc, GUARD, Region, SlotLayout, shared};
 use crate::provider::{Access, MemoryRegion, Sge, WcStatus};
 use crate::units::{Lkey, Rkey};
 
@@ -95,11 +95,11 @@ impl KeyCache {
         for sge in sges.iter().filter(|sge| sge.length > 0) {
             let entry = self.find(sge, Access::empty()).ok_or(WcStatus::LocProtErr)?;
             let offset = sge.addr as usize - entry.region.base().addr().get();
+            let before = into.len();
+            into.resize(before + sge.length as usize, 0);
             // SAFETY: `find` has seen to it that the bytes are in the region, which the entry keeps mapped. The caller
-            // of `post_send` has promised that nobody writes them until the send is done.
-            into.extend_from_slice(unsafe {
-                slice::from_raw_parts(entry.region.base().add(offset).as_ptr(), sge.length as usize)
-            });
+            // of `post_send` has promised that nobody writes them until the send is done, but atomically.
+            unsafe { shared::load(entry.region.base().add(offset).as_ptr(), &mut into[before..]) };
         }
         Ok(())
     }
@@ -116,9 +116,8 @@ impl KeyCache {
             }
             let entry = self.find(sge, Access::LOCAL_WRITE).ok_or(WcStatus::LocProtErr)?;
             let offset = sge.addr as usize - entry.region.base().addr().get();
-            // SAFETY: as in `gather`; the caller of `post_recv` has lent these bytes to the device. They do not overlap
-            // `now`, which is a frame of the link's own.
-            unsafe { entry.region.base().add(offset).as_ptr().copy_from_nonoverlapping(now.as_ptr(), now.len()) };
+            // SAFETY: as in `gather`; the caller of `post_recv` has lent these bytes to the device.
+            unsafe { shared::store(entry.region.base().add(offset).as_ptr(), now) };
             bytes = later;
         }
         Ok(())
