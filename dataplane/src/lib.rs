@@ -18,7 +18,7 @@
 //! | [`header`] | checked views of protocol headers | – |
 //! | [`clock`] | ticks of a device or of the processor, and what they are in nanoseconds | – |
 //! | [`provider`] | the verbs contract as traits; `soft` implements it, `verbs` lists devices so far | mem, clock |
-//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim | provider, mem, clock |
+//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; messages without `unsafe` | provider, mem, clock |
 //! | [`pipeline`] | the `Stage` trait, the registry, graph compilation and the walk | mem, header, clock |
 //! | [`stages`] | one file per built-in stage | pipeline, header, mem, prelude |
 //! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 mod in_flight;
+pub mod message;
 #[cfg(test)]
 mod tests;
 
