@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::connection;
 use super::diagnostics::{Diagnostics, Mistake};
 use super::explain::suggest;
 use super::link;
@@ -108,24 +109,12 @@ impl<'a> Checker<'a, '_> {
     /// Checks one port; gives its peer.
     fn port(&mut self, index: usize, port: &Port) -> Option<usize> {
         let at = |key: &str| format!("port[{index}].{key}");
-        let kind = match port.qp {
-            Qp::RawPacket => None,
-            Qp::Ud => Some("ud"),
-            Qp::Rc => Some("rc"),
-            Qp::Uc => Some("uc"),
-        };
-        if let Some(kind) = kind {
-            let message = format!("{kind} queue pairs cannot carry a pipeline yet");
-            self.error(&at("qp"), message, "use qp = \"raw_packet\", which is what carries a pipeline");
-        }
+        connection::connection(self.loaded, index, port, self.diagnostics);
+        self.peer(index, port);
         if port.device.is_empty() {
             self.error(&at("device"), "a port needs a device", "name a verbs device, or \"soft\"");
         }
         if port.device != SOFT {
-            if !port.device.is_empty() {
-                let help = "use device = \"soft\" with a link";
-                self.error(&at("device"), "verbs devices cannot carry a pipeline yet", help);
-            }
             let given =
                 [("link", port.link.is_some()), ("faults", port.faults.is_some()), ("refuse", !port.refuse.is_empty())];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
@@ -137,9 +126,22 @@ impl<'a> Checker<'a, '_> {
         if port.device_port != 1 {
             self.error(&at("device_port"), "a software device has one port", "take `device_port` out");
         }
-        if let Some(entry) = port.refuse.iter().position(|refused| *refused == Capability::RawPacket) {
-            let message = format!("without raw_packet `{}` cannot carry a pipeline", port.name);
+        let (needed, name) = match port.qp {
+            Qp::RawPacket => (Capability::RawPacket, "raw_packet"),
+            Qp::Ud => (Capability::Datagram, "datagram"),
+            Qp::Rc => (Capability::Rc, "rc"),
+            Qp::Uc => (Capability::Uc, "uc"),
+        };
+        if let Some(entry) = port.refuse.iter().position(|refused| *refused == needed) {
+            let message = format!("without {name} `{}` cannot carry a pipeline", port.name);
             self.error(&at(&format!("refuse[{entry}]")), message, "take it out of `refuse`");
+        }
+        if let Some(link @ (Link::Generator(_) | Link::Pcap(_))) = &port.link
+            && port.qp != Qp::RawPacket
+        {
+            let message =
+                format!("a {} has whole frames, and no {} queue pair at the other end", link.kind(), port.qp.name());
+            self.error(&at("link"), message, "write link = { kind = \"loopback\" }, or qp = \"raw_packet\"");
         }
         match &port.link {
             // Its line may be one of those that could not be read.
@@ -159,6 +161,31 @@ impl<'a> Checker<'a, '_> {
                 link::pcap(self.loaded, index, link, self.diagnostics);
                 None
             }
+        }
+    }
+
+    /// Checks that a connection within the config has two ends, which name each other.
+    fn peer(&mut self, index: usize, port: &Port) {
+        let Some((connection, name)) = port.connection.as_ref().and_then(|it| Some((it, it.peer.as_deref()?))) else {
+            return;
+        };
+        let path = format!("port[{index}].connection.peer");
+        let Some(&other) = self.names.get(name) else { return self.unknown_port(&path, name) };
+        if other == index {
+            if !connection.allow_self {
+                let message = format!("`{name}` is its own peer");
+                self.error(&path, message, "name another port, or add allow_self = true");
+            }
+            return;
+        }
+        let Some(end) = self.loaded.ports.get(other).and_then(|entry| entry.port.as_ref()) else { return };
+        if end.connection.as_ref().and_then(|connection| connection.peer.as_deref()) != Some(port.name.as_str()) {
+            let message =
+                format!("`{}` names `{name}` as its peer, but `{name}` doesn't name `{}`", port.name, port.name);
+            self.error(&path, message, format!("give `{name}` connection = {{ peer = \"{}\" }}", port.name));
+        } else if end.qp != port.qp {
+            let message = format!("`{name}` has {} queue pairs, and `{}` {}", end.qp.name(), port.name, port.qp.name());
+            self.error(&path, message, "give both the same `qp`");
         }
     }
 
@@ -183,15 +210,17 @@ impl<'a> Checker<'a, '_> {
         Some(other)
     }
 
-    /// Two ports cannot have the queues of one port of a verbs device.
+    /// Two ports cannot have the raw packets of one port of a verbs device.
     fn devices(&mut self) {
         let mut seen: HashMap<(&str, u8), &'a str> = HashMap::new();
         let loaded = self.loaded;
         for (index, entry) in loaded.ports.iter().enumerate() {
-            let Some(port) = entry.port.as_ref().filter(|port| port.device != SOFT) else { continue };
+            let Some(port) = entry.port.as_ref().filter(|port| port.device != SOFT && port.qp == Qp::RawPacket) else {
+                continue;
+            };
             if let Some(other) = seen.insert((port.device.as_str(), port.device_port), port.name.as_str()) {
-                let message =
-                    format!("`{}` and `{other}` use port {} of `{}`", port.name, port.device_port, port.device);
+                let (name, number, device) = (&port.name, port.device_port, &port.device);
+                let message = format!("`{name}` and `{other}` take the raw packets of port {number} of `{device}`");
                 let help = "give each its own `device` or `device_port`";
                 self.error(&format!("port[{index}].device"), message, help);
             }
@@ -216,8 +245,9 @@ impl<'a> Checker<'a, '_> {
             let (Some(name), Some(_)) = (&entry.name, &entry.port) else { continue };
             let name = name.get_ref().as_str();
             let peer = loaded.ports.iter().enumerate().any(|(other, entry)| {
-                let link = entry.port.as_ref().and_then(|port| port.link.as_ref());
-                other != index && matches!(link, Some(Link::Loopback(link)) if link.peer.as_deref() == Some(name))
+                let Some(port) = entry.port.as_ref().filter(|_| other != index) else { return false };
+                let joined = matches!(&port.link, Some(Link::Loopback(link)) if link.peer.as_deref() == Some(name));
+                joined || port.connection.as_ref().is_some_and(|connection| connection.peer.as_deref() == Some(name))
             });
             if !inputs.contains(&index) && !peer && !named.contains(name) {
                 let mistake = Mistake::warning(
@@ -277,7 +307,8 @@ pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: u
         return;
     }
     for (index, plan) in ports.iter().enumerate() {
-        let Some(port) = plan.as_ref().filter(|port| port.config.device == SOFT) else { continue };
+        // Each worker has a connection of its own.
+        let Some(port) = plan.as_ref().filter(|port| port.config.qp == Qp::RawPacket) else { continue };
         let name = &port.config.name;
         if let Some(at) = port.config.refuse.iter().position(|refused| *refused == Capability::Rss) {
             let message = format!("without rss `{name}` has one queue, and there are {workers} workers");

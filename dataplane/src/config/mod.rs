@@ -22,6 +22,7 @@
 //! ```
 
 mod check;
+mod connection;
 mod diagnostics;
 mod explain;
 mod graph;
@@ -38,6 +39,7 @@ mod syntax;
 mod tree;
 mod types;
 
+pub use connection::{Connection, GidKind, RemoteAccess};
 pub use diagnostics::{Diagnostics, Level, Mistake, Record};
 pub use explain::{nearest, suggest};
 pub use load::{Loaded, load};

@@ -9,7 +9,7 @@ use super::diagnostics::Diagnostics;
 use super::graph;
 use super::load::Loaded;
 use super::memory;
-use super::port::{Link, Port, Qp};
+use super::port::{Link, Port};
 use super::runtime::{Hugepages, Runtime};
 use super::source::Span;
 use crate::topology::Topology;
@@ -156,12 +156,7 @@ impl fmt::Display for Plan {
         writeln!(f, "\nports")?;
         for port in &self.ports {
             let config = &port.config;
-            let qp = match config.qp {
-                Qp::RawPacket => "raw_packet",
-                Qp::Ud => "ud",
-                Qp::Rc => "rc",
-                Qp::Uc => "uc",
-            };
+            let qp = config.qp.name();
             let link = config.link.as_ref().map_or(String::new(), |link| match (link, port.peer) {
                 (Link::Loopback(_), Some(peer)) => {
                     format!(" loopback to {}", self.ports.get(peer).map_or("?", |peer| peer.config.name.as_str()))

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::connection::Connection;
 use super::types::{Mac, Period, Repeat, RssKey, probability, within, within_some};
 
 /// The `device` of a port that is the software device.
@@ -18,12 +19,24 @@ pub enum Qp {
     /// Whole Ethernet frames.
     #[default]
     RawPacket,
-    /// Unreliable datagrams: a payload behind 40 bytes of global route header. They cannot carry a pipeline yet.
+    /// Unreliable datagrams that carry a frame each, behind 40 bytes of global route header.
     Ud,
-    /// A reliable connection. It cannot carry a pipeline yet.
+    /// A reliable connection whose messages carry a frame each.
     Rc,
-    /// An unreliable connection. It cannot carry a pipeline yet.
+    /// An unreliable connection whose messages carry a frame each.
     Uc,
+}
+
+impl Qp {
+    /// The name that configs and tools use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RawPacket => "raw_packet",
+            Self::Ud => "ud",
+            Self::Rc => "rc",
+            Self::Uc => "uc",
+        }
+    }
 }
 
 /// A field that RSS hashes.
@@ -386,8 +399,7 @@ fn repeat_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
 pub struct Port {
     /// What the config calls it.
     pub name: String,
-    /// `"soft"`: the software device, whose wire is its `link`. Any other name is that of a verbs device, which cannot
-    /// carry a pipeline yet.
+    /// `"soft"`: the software device, whose wire is its `link`. Any other name is that of a verbs device.
     pub device: String,
     /// The port of the verbs device.
     #[serde(default = "first_port", deserialize_with = "within::<_, u8, 1, 255>")]
@@ -412,6 +424,10 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub mac: Option<Mac>,
+    /// How its queue pairs find their peers, and with what attributes they are connected: of `"ud"`, `"rc"` and `"uc"`,
+    /// which need it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection: Option<Connection>,
     /// How packets are spread over workers.
     #[serde(default)]
     pub rss: Rss,

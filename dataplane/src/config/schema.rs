@@ -6,6 +6,7 @@ use schemars::{JsonSchema, Schema, schema_for};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::connection::Connection;
 use super::port::{Faults, Generator, Loopback, Pcap, Port, Rss, Size};
 use super::runtime::Runtime;
 
@@ -213,9 +214,15 @@ const STAGE: &str = "A stage. Packets enter at the first that is listed, and go 
 /// The reference of all keys that aren't a stage's own, as Markdown.
 pub fn reference_markdown() -> String {
     let link = "A `link` of this `kind` ";
-    let sections: [(&str, Schema, &str); 11] = [
+    let sections: [(&str, Schema, &str); 12] = [
         ("`[runtime]`", schema_for!(Runtime), "Workers, memory and the loop. All of it may be left out."),
         ("`[[port]]`", schema_for!(Port), "A port: one device, and how it is used."),
+        (
+            "`connection` of a port",
+            schema_for!(Connection),
+            "How the queue pairs of a port find their peers, and every attribute that they are connected with. Of each \
+             worker's queue pair the peer is that of the same worker at the other end: both ends have as many workers.",
+        ),
         (
             "`rss` of a port",
             schema_for!(Rss),

@@ -44,6 +44,10 @@ pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result
     let mut cables: BTreeMap<usize, LoopbackLink> = BTreeMap::new();
     let mut devices: Vec<Arc<dyn PortDevice>> = Vec::new();
     for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate() {
+        if port.config.device != config::SOFT || port.config.qp != config::Qp::RawPacket {
+            let message = "only raw packets of software devices can carry a pipeline in this version";
+            return Err(Error::Config(format!("port `{}`: {message}", info.name)));
+        }
         let device = SoftDevice::new(soft_spec(index, port, info, clock, &mut cables)?)?;
         let pd = device.alloc_pd().map_err(|error| error.on(&info.name))?;
         let kind = port.config.link.as_ref().map_or("", Link::kind);

@@ -1,5 +1,6 @@
 //! Configs with mistakes: what is said of each, and where.
 
+mod connection;
 mod ports;
 
 use dataplane::config::{self, Catalog, Diagnostics, Plan, Source, StageShape, Target};
@@ -261,11 +262,18 @@ fn typical_mistakes_get_exact_messages() {
         (
             "device = \"soft\"\nrx_depth",
             "device = \"soft\"\nqp = \"rc\"\nrx_depth",
-            &[(
-                9,
-                "rc queue pairs cannot carry a pipeline yet",
-                "use qp = \"raw_packet\", which is what carries a pipeline",
-            )],
+            &[
+                (
+                    9,
+                    "rc queue pairs need to know their peer",
+                    "add connection = { listen = \"address:port\" }, or `to`, or `peer`",
+                ),
+                (
+                    12,
+                    "a generator has whole frames, and no rc queue pair at the other end",
+                    "write link = { kind = \"loopback\" }, or qp = \"raw_packet\"",
+                ),
+            ],
         ),
         (
             generator,

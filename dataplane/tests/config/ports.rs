@@ -151,26 +151,21 @@ fn the_largest_buffer_is_a_slot() {
 }
 
 #[test]
-fn two_ports_cannot_share_a_verbs_device() {
+fn two_ports_cannot_share_the_raw_packets_of_a_device() {
     let port = |name: &str, more: &str| format!("[[port]]\nname = \"{name}\"\ndevice = \"mlx5_0\"\n{more}\n");
     let rest = "[pipeline]\ninput = [\"a\", \"b\"]\n[[pipeline.stage]]\nuse = \"tx\"\n";
-    let verbs = |line| {
-        let help = "use device = \"soft\" with a link".to_owned();
-        (line, 10, "verbs devices cannot carry a pipeline yet".to_owned(), help)
-    };
     let text = port("a", "") + &port("b", "") + rest;
-    assert_eq!(
-        records(&text),
-        [
-            verbs(3),
-            verbs(7),
-            (7, 10, "`b` and `a` use port 1 of `mlx5_0`".into(), "give each its own `device` or `device_port`".into())
-        ]
-    );
+    let message = "`b` and `a` take the raw packets of port 1 of `mlx5_0`".to_owned();
+    assert_eq!(records(&text), [(7, 10, message, "give each its own `device` or `device_port`".to_owned())]);
     let text = port("a", "") + &port("b", "device_port = 2") + rest;
-    assert_eq!(records(&text), [verbs(3), verbs(7)]);
+    assert_eq!(records(&text), []);
+    // Connections share a device.
+    let text = port("a", "qp = \"rc\"\nconnection = { peer = \"b\" }")
+        + &port("b", "qp = \"rc\"\nconnection = { peer = \"a\" }")
+        + rest;
+    assert_eq!(records(&text), []);
     let text = port("a", "refuse = [\"rss\"]") + &port("b", "device_port = 2") + rest;
-    assert_eq!(records(&text)[1].2, "`refuse` is for software devices, and `mlx5_0` is none");
+    assert_eq!(records(&text)[0].2, "`refuse` is for software devices, and `mlx5_0` is none");
 }
 
 #[test]

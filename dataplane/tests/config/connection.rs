@@ -1,0 +1,240 @@
+//! `connection` of a port: what it may say, and what is said of its mistakes.
+
+use dataplane::config::{Connection, Plan};
+use dataplane::units::Gid;
+
+use super::{check, records};
+
+/// A config of one port of a verbs device with this type of queue pair and this connection.
+fn config(qp: &str, connection: &str) -> String {
+    format!(
+        "[[port]]\nname = \"wan\"\ndevice = \"rxe0\"\nqp = \"{qp}\"\nconnection = {{ {connection} }}\n\
+         [pipeline]\ninput = [\"wan\"]\n[[pipeline.stage]]\nuse = \"tx\"\n"
+    )
+}
+
+fn planned(qp: &str, connection: &str) -> Plan {
+    let (plan, diagnostics) = check(&config(qp, connection), &[]);
+    plan.unwrap_or_else(|| panic!("{}", diagnostics.render(false)))
+}
+
+/// Level, column, message and help of each mistake, all on the line of the connection.
+#[track_caller]
+fn mistakes(qp: &str, connection: &str, expected: &[(&str, &str)]) {
+    let found: Vec<_> = records(&config(qp, connection))
+        .into_iter()
+        .map(|(line, _, message, help)| {
+            assert_eq!(line, 5, "{message}");
+            (message, help)
+        })
+        .collect();
+    let expected: Vec<_> = expected.iter().map(|&(message, help)| (message.to_owned(), help.to_owned())).collect();
+    assert_eq!(found, expected, "{qp}: {connection}");
+}
+
+#[test]
+fn what_is_left_out_is_as_the_docs_say() {
+    for qp in ["rc", "uc", "ud"] {
+        let plan = planned(qp, "listen = \"192.0.2.1:18515\"");
+        let connection = plan.ports[0].config.connection.clone().unwrap();
+        assert_eq!(connection, Connection { listen: "192.0.2.1:18515".parse().ok(), ..Connection::default() });
+    }
+    let usual = Connection::default();
+    assert_eq!((usual.pkey_index, usual.sq_psn, usual.rq_psn), (0, 0, None));
+    assert_eq!((usual.max_rd_atomic, usual.max_dest_rd_atomic), (1, 1));
+    assert_eq!((usual.service_level, usual.source_path_bits, usual.hop_limit, usual.grh), (0, 0, 255, None));
+    assert!(usual.retry_count <= 6 && usual.rnr_retry <= 6 && usual.timeout > 0, "a dead peer is noticed");
+}
+
+#[test]
+fn every_key_is_read() {
+    let text = "to = \"[2001:db8::1]:4000\", deadline = \"1m\", step_deadline = \"700ms\", allow_self = true, \
+                gid = \"192.0.2.7\", gid_kind = \"roce_v1\", pkey_index = 9, \
+                access = [\"remote_read\", \"remote_atomic\", \"remote_write\"], path_mtu = 2048, grh = true, \
+                hop_limit = 3, traffic_class = 104, flow_label = 1048575, service_level = 5, source_path_bits = 1, \
+                static_rate = 17, sq_psn = 16777215, rq_psn = 4, max_rd_atomic = 16, max_dest_rd_atomic = 8, \
+                min_rnr_timer = 12, timeout = 18, retry_count = 5, rnr_retry = 4";
+    let connection = planned("rc", text).ports[0].config.connection.clone().unwrap();
+    assert_eq!(connection.to, "[2001:db8::1]:4000".parse().ok());
+    assert_eq!(connection.gid, "::ffff:192.0.2.7".parse::<Gid>().ok());
+    let json = serde_json::to_value(&connection).unwrap();
+    for (key, value) in [
+        ("deadline", "60s".into()),
+        ("step_deadline", "700ms".into()),
+        ("allow_self", true.into()),
+        ("gid_kind", "roce_v1".into()),
+        ("pkey_index", 9.into()),
+        ("path_mtu", 2048.into()),
+        ("grh", true.into()),
+        ("hop_limit", 3.into()),
+        ("traffic_class", 104.into()),
+        ("flow_label", 1_048_575.into()),
+        ("service_level", 5.into()),
+        ("source_path_bits", 1.into()),
+        ("static_rate", 17.into()),
+        ("sq_psn", 16_777_215.into()),
+        ("rq_psn", 4.into()),
+        ("max_rd_atomic", 16.into()),
+        ("max_dest_rd_atomic", 8.into()),
+        ("min_rnr_timer", 12.into()),
+        ("timeout", 18.into()),
+        ("retry_count", 5.into()),
+        ("rnr_retry", 4.into()),
+    ] {
+        let value: serde_json::Value = value;
+        assert_eq!(json[key], value, "{key}");
+    }
+    let connection = planned("ud", "listen = \"[::]:1\", from = \"::1\", qkey = 7, gid_index = 3");
+    let connection = connection.ports[0].config.connection.as_ref().unwrap();
+    assert_eq!((connection.qkey, connection.gid_index), (7, Some(3)));
+    assert_eq!(connection.from, "::1".parse().ok());
+}
+
+#[test]
+fn a_connection_that_cannot_be_is_named() {
+    for (qp, text, message, help) in [
+        (
+            "rc",
+            "sq_psn = 1",
+            "this connection does not say how the peer is found",
+            "add `listen` or `to` with an address and port, or `peer` with a port of this config",
+        ),
+        (
+            "rc",
+            "to = \"[::1]:1\", peer = \"wan\", allow_self = true",
+            "`to` and `peer` are both given",
+            "take one of them out",
+        ),
+        (
+            "rc",
+            "to = \"[::1]:1\", from = \"::1\"",
+            "`from` is about `listen`, and there is none",
+            "add `listen`, or take `from` out",
+        ),
+        (
+            "rc",
+            "to = \"localhost:18515\"",
+            "`localhost:18515` is no address with a port",
+            "write an IP address and a port: \"192.0.2.1:18515\" or \"[2001:db8::1]:18515\"",
+        ),
+        (
+            "rc",
+            "listen = \"[::]:0\"",
+            "`[::]:0` is no address with a port",
+            "write an IP address and a port: \"192.0.2.1:18515\" or \"[2001:db8::1]:18515\"",
+        ),
+        ("rc", "peer = \"wan\"", "`wan` is its own peer", "name another port, or add allow_self = true"),
+        ("rc", "peer = \"wen\"", "there is no port `wen`", "did you mean `wan`?"),
+        (
+            "uc",
+            "to = \"[::1]:1\", step_deadline = \"0s\"",
+            "a step_deadline of 0 lets no peer come",
+            "make it some seconds, such as \"5s\"",
+        ),
+        (
+            "ud",
+            "to = \"[::1]:1\", gid_index = 1, gid_kind = \"roce_v2\"",
+            "`gid_index` and `gid_kind` both choose the address",
+            "take one of them out",
+        ),
+        (
+            "ud",
+            "to = \"[::1]:1\", gid = \"::\"",
+            "this GID is 0, which no port has",
+            "`dataplane devices` shows those of each port",
+        ),
+        (
+            "rc",
+            "to = \"[::1]:1\", path_mtu = 1500",
+            "this is no size of packets",
+            "make it 256, 512, 1024, 2048 or 4096",
+        ),
+        (
+            "rc",
+            "to = \"[::1]:1\", static_rate = 1",
+            "verbs.h has no rate 1",
+            "make it 0 for no limit, or 2 for 2.5 Gbit/s",
+        ),
+        ("rc", "to = \"[::1]:1\", qkey = 5", "rc queue pairs have no `qkey`", "take it out"),
+        ("uc", "to = \"[::1]:1\", timeout = 5", "uc queue pairs have no `timeout`", "take it out"),
+        ("ud", "to = \"[::1]:1\", access = [\"remote_read\"]", "ud queue pairs have no `access`", "take it out"),
+        (
+            "raw_packet",
+            "to = \"[::1]:1\"",
+            "queue pairs of raw packets have no connection",
+            "take `connection` out, or write qp = \"rc\", \"uc\" or \"ud\"",
+        ),
+        ("rc", "to = \"[::1]:1\", sq_psn = 16777216", "expected a whole number from 0 to 16777215, found 16777216", ""),
+        ("rc", "to = \"[::1]:1\", hop_limit = 0", "expected a whole number from 1 to 255, found 0", ""),
+        (
+            "rc",
+            "to = \"[::1]:1\", flow_label = 1048576",
+            "expected a whole number from 0 to 1048575, found 1048576",
+            "",
+        ),
+        ("rc", "to = \"[::1]:1\", retry_count = 8", "expected a whole number from 0 to 7, found 8", ""),
+        ("rc", "to = \"[::1]:1\", retry_cout = 3", "unknown key `retry_cout`", "did you mean `retry_count`?"),
+    ] {
+        mistakes(qp, text, &[(message, help)]);
+    }
+}
+
+/// What never ends where the peer is dead, or takes rights, is a warning: it may be meant.
+#[test]
+fn what_never_ends_warns() {
+    for (qp, text, message, help) in [
+        (
+            "rc",
+            "retry_count = 7",
+            "some devices take a retry_count of 7 for ever: a peer that died is then never noticed",
+            "make it at most 6",
+        ),
+        (
+            "rc",
+            "rnr_retry = 7",
+            "an rnr_retry of 7 is for ever: a peer that stopped taking packets stops this port too",
+            "make it at most 6, unless that is meant",
+        ),
+        (
+            "rc",
+            "timeout = 0",
+            "a timeout of 0 is for ever: a packet that is lost is never sent again",
+            "make it 14 (67 ms), for example",
+        ),
+        (
+            "ud",
+            "qkey = 2147483648",
+            "a qkey of 2147483648 takes CAP_NET_RAW",
+            "make it less than 2147483648, unless the program has that capability",
+        ),
+    ] {
+        let text = format!("to = \"[::1]:1\", {text}");
+        mistakes(qp, &text, &[(message, help)]);
+        let (plan, diagnostics) = check(&config(qp, &text), &[]);
+        assert!(plan.is_some());
+        assert_eq!(serde_json::to_value(diagnostics.records()).unwrap()[0]["level"], "warning");
+    }
+}
+
+/// Two ports of a config are the ends of one connection where each names the other.
+#[test]
+fn peers_of_one_config_name_each_other() {
+    let port = |name: &str, qp: &str, peer: &str| {
+        format!(
+            "[[port]]\nname = \"{name}\"\ndevice = \"soft\"\nqp = \"{qp}\"\nlink = {{ kind = \"loopback\" }}\n\
+             connection = {{ peer = \"{peer}\" }}\n"
+        )
+    };
+    let rest = "[pipeline]\ninput = [\"a\"]\n[[pipeline.stage]]\nuse = \"tx\"\n";
+    assert_eq!(records(&(port("a", "rc", "b") + &port("b", "rc", "a") + rest)), []);
+    let text = port("a", "rc", "b") + &port("b", "uc", "a") + rest;
+    let help = "give both the same `qp`".to_owned();
+    assert_eq!(records(&text)[0], (6, 23, "`b` has uc queue pairs, and `a` rc".into(), help));
+    let text = port("a", "rc", "b") + &port("b", "rc", "c") + &port("c", "rc", "b") + rest;
+    let help = "give `b` connection = { peer = \"a\" }".to_owned();
+    assert_eq!(records(&text), [(6, 23, "`a` names `b` as its peer, but `b` doesn't name `a`".into(), help)]);
+    let frames = port("a", "rc", "b").replace("loopback", "generator") + &port("b", "rc", "a") + rest;
+    assert_eq!(records(&frames)[0].2, "a generator has whole frames, and no rc queue pair at the other end");
+    let refused = format!("{}refuse = [\"rc\"]\n{}{rest}", port("a", "rc", "b"), port("b", "rc", "a"));
+    assert_eq!(records(&refused)[0].2, "without rc `a` cannot carry a pipeline");
+}
