@@ -24,7 +24,10 @@ use ibverbs_sys::*;
 
 use crate::error::VerbError;
 
-/// The symbols of the library.
+// The symbols of the library. In tests objects of the fake device go to the fake.
+#[cfg(test)]
+use super::fake::library;
+#[cfg(not(test))]
 use ibverbs_sys as library;
 
 /// What a driver has beyond [`ibv_context_ops`]: the structure in front of every context (verbs.h, `struct

@@ -3,6 +3,8 @@
 //! Listing asks nothing of a device that would disturb who uses it. It needs no capability, but read and write access to
 //! the device's file in `/dev/infiniband`.
 
+#[cfg(test)]
+mod fake;
 mod ffi;
 
 use std::ffi::CStr;

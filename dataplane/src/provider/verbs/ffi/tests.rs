@@ -7,6 +7,7 @@ use std::io::Write;
 use std::mem::zeroed;
 use std::process::{self, Command, Stdio};
 
+use super::super::fake::{Call, Completion, Fake, Op, Poll};
 use super::*;
 
 /// Sizes and places of structures: `struct`, or `struct.member`, as C calls them.
@@ -291,4 +292,97 @@ fn answers_follow_the_man_pages() {
     assert_eq!(polled(verb, libc::ENOENT), Ok(false));
     assert_eq!(polled(verb, libc::EBUSY), Err(VerbError::new(verb, libc::EBUSY)));
     assert_eq!(polled(verb, -2), Err(VerbError::new(verb, 0)));
+}
+
+/// What a driver may answer to polling comes out as it is, broken queues and nonsense included.
+#[test]
+fn polling_tells_what_the_driver_says() {
+    let fake = Fake::new(|_| {});
+    let odd = Wc { wr_id: u64::MAX, status: 99, opcode: 200, byte_len: 4, wc_flags: 0xffff, ..Wc::default() };
+    fake.polls(
+        1,
+        [
+            Poll::Answer(libc::EBUSY),
+            Poll::Wc(Completion { wc: odd, ..Completion::default() }),
+            Poll::wc(2, 5),
+            Poll::Answer(-2),
+        ],
+    );
+    fake.polls(2, [Poll::wc(3, 0), Poll::Wc(Completion { wc: odd, ..Completion::default() }), Poll::Answer(-2)]);
+    let mut attr = ibv_cq_init_attr_ex { cqe: 8, wc_flags: u64::from(IBV_WC_EX_WITH_BYTE_LEN), ..Default::default() };
+    // SAFETY: the objects are alive, and used in the order that the man pages want.
+    unsafe {
+        let cq = ibv_create_cq_ex(fake.context(), &mut attr).unwrap().as_ptr();
+        assert_eq!(check_readers(cq, attr.wc_flags), Ok(()));
+        let missing = VerbError::new("ibv_wc_read_flow_tag", libc::EOPNOTSUPP);
+        assert_eq!(check_readers(cq, IBV_WC_EX_WITH_FLOW_TAG.into()), Err(missing));
+        assert_eq!(ibv_start_poll(cq), Err(VerbError::new("ibv_start_poll", libc::EBUSY)));
+        assert_eq!(ibv_start_poll(cq), Ok(true));
+        assert_eq!(wc_id_and_status(cq), (u64::MAX, 99));
+        assert_eq!((ibv_wc_read_opcode(cq), ibv_wc_read_byte_len(cq)), (Some(200), Some(4)));
+        assert_eq!((ibv_wc_read_flow_tag(cq), ibv_wc_read_qp_num(cq)), (None, None));
+        assert_eq!(ibv_next_poll(cq), Ok(true));
+        assert_eq!(wc_id_and_status(cq), (2, 5));
+        assert_eq!(ibv_next_poll(cq), Err(VerbError::new("ibv_next_poll", 0)));
+        assert_eq!(ibv_end_poll(cq), Some(()));
+        assert_eq!(ibv_start_poll(cq), Ok(false));
+        ibv_destroy_cq(cq.cast()).unwrap();
+
+        let cq = ibv_create_cq(fake.context(), 8, ptr::null_mut(), ptr::null_mut(), 0).unwrap().as_ptr();
+        let mut into = [Wc::default(); 3];
+        assert_eq!(ibv_poll_cq(cq, &mut into), Ok(2));
+        assert_eq!((into[0].wr_id, into[1].status, into[1].opcode), (3, 99, 200));
+        assert_eq!(ibv_poll_cq(cq, &mut into), Err(VerbError::new("ibv_poll_cq", 0)));
+        assert_eq!(ibv_poll_cq(cq, &mut into), Ok(0));
+        ibv_destroy_cq(cq).unwrap();
+    }
+    assert!(!fake.calls().iter().any(|call| matches!(call, Call::Misuse(_))));
+    assert_eq!(fake.live(), 0);
+}
+
+/// A count beyond the room that was told would be read past its end.
+#[test]
+fn a_driver_that_counts_more_than_there_is_room_for_is_broken() {
+    let fake = Fake::new(|_| {});
+    fake.polls(1, [Poll::Answer(4)]);
+    // SAFETY: the objects are alive.
+    unsafe {
+        let cq = ibv_create_cq(fake.context(), 8, ptr::null_mut(), ptr::null_mut(), 0).unwrap().as_ptr();
+        let broken = VerbError::new("ibv_poll_cq", 0);
+        assert_eq!(ibv_poll_cq(cq, &mut [Wc::default(); 3]), Err(broken));
+        ibv_destroy_cq(cq).unwrap();
+    }
+}
+
+#[test]
+fn builders_are_there_as_they_were_asked_for() {
+    let fake = Fake::new(|_| {});
+    let pd = fake.pd();
+    let mut attr = ibv_qp_init_attr_ex {
+        qp_type: ibv_qp_type::IBV_QPT_RC,
+        comp_mask: IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        pd: pd.as_ptr(),
+        send_ops_flags: u64::from(IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM),
+        ..Default::default()
+    };
+    // SAFETY: the objects are alive, and used in the order that the man pages want.
+    unsafe {
+        let qp = ibv_create_qp_ex(fake.context(), &mut attr).unwrap().as_ptr();
+        let ex = ibv_qp_to_qp_ex(qp).unwrap().as_ptr();
+        assert_eq!(check_builders(ex, attr.send_ops_flags), Ok(()));
+        let tso = VerbError::new("ibv_wr_send_tso", libc::EOPNOTSUPP);
+        assert_eq!(check_builders(ex, IBV_QP_EX_WITH_TSO.into()), Err(tso));
+        fake.calls();
+        ibv_wr_start(ex).unwrap();
+        wr_set_id_and_flags(ex, 7, 2);
+        ibv_wr_send_imm(ex, 0x0102_0304).unwrap();
+        ibv_wr_set_sge(ex, 5, 4096, 64).unwrap();
+        assert_eq!(ibv_wr_complete(ex), Ok(()));
+        let built = Call::Wr { wr_id: 7, flags: 2, op: Op::SendImm(0x0102_0304) };
+        assert_eq!(fake.calls(), [Call::WrStart, built, Call::WrSges(vec![(4096, 64, 5)]), Call::WrComplete]);
+        fake.refuse("ibv_wr_complete", libc::ENOMEM);
+        ibv_wr_start(ex).unwrap();
+        assert_eq!(ibv_wr_complete(ex), Err(VerbError::new("ibv_wr_complete", libc::ENOMEM)));
+        ibv_destroy_qp(qp).unwrap();
+    }
 }
