@@ -17,6 +17,7 @@ mod completion;
 mod event;
 mod flags;
 mod request;
+mod rss;
 pub mod soft;
 mod spec;
 mod status;
@@ -34,6 +35,7 @@ pub use completion::{Completion, Completions, Cursor, RUN, TagInfo};
 pub use event::{AsyncEvent, EventKind, EventSubject};
 pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpcode};
 pub use request::{Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge};
+pub use rss::{RssFields, RssSpec};
 pub use spec::{
     Capabilities, Capability, CqApi, CqGranted, CqSpec, DeviceInfo, GidEntry, GidKind, LinkLayer, MwKind,
     PortAttributes, PortState, QpCaps, QpSpec, SendApi, SrqSpec,

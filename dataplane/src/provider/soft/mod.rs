@@ -27,6 +27,7 @@ mod recv;
 mod rss;
 mod spec;
 
+pub use crate::provider::{RssFields, RssSpec};
 pub use counters::SoftCounters;
 pub use cq::{SoftCq, SoftCursor};
 pub use device::{SoftDevice, SoftPd, SoftProvider};
@@ -36,7 +37,6 @@ pub(crate) use link::Capture;
 pub use link::{FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec};
 pub use memory::SoftMr;
 pub use qp::SoftQp;
-pub use rss::{RssFields, RssSpec};
 pub use spec::{SoftLimits, SoftSpec};
 
 #[cfg(test)]

@@ -6,6 +6,19 @@
 #[cfg(test)]
 mod fake;
 mod ffi;
+#[allow(dead_code)]
+mod flow;
+#[allow(dead_code)]
+mod raw;
+#[allow(dead_code)]
+mod rss;
+
+pub use flow::{
+    Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match,
+    Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,
+};
+pub use raw::{RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps, Tso, check_checksum, frame_length};
+pub use rss::{TrafficClass, WorkQueueSpec};
 
 use std::ffi::CStr;
 use std::fs;
