@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
 use crate::provider::soft::{FaultSpec, GeneratorSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use crate::provider::{Device, ProtectionDomain};
 
 const SLOTS: usize = 256;
 const BURST: usize = 32;
@@ -23,14 +24,17 @@ impl Bench {
         let layout = SlotLayout::new(128, 1600, SLOTS).unwrap();
         let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
         let pool = Pool::new(Arc::new(Region::allocate(spec).unwrap().0), layout).unwrap();
+        let mut pool = pool;
         let lane = |(place, (link, faults)): (usize, (LinkSpec, FaultSpec))| -> Box<dyn Lane> {
             let device = SoftDevice::new(SoftSpec { faults, ..SoftSpec::new("s", link) }).unwrap();
             let pd = device.alloc_pd().unwrap();
             let mr = pd.register(pool.region().clone(), ACCESS).unwrap();
             // Only the first is received from.
             let recv_depth = if place == 0 { 64 } else { 0 };
-            let spec = LaneSpec { port: 1, queue: (0, 1), recv_depth, send_depth: 48, stamps: true };
-            Box::new(VerbsLane::open(&device, &pd, mr, &pool, spec).unwrap())
+            let kind = QpType::RawPacket;
+            let spec = LaneSpec { kind, queue: (0, 1), recv_depth, send_depth: 48, stamps: true };
+            let wiring = Box::new(RawWiring { port: 1 });
+            Box::new(VerbsLane::open(&device, &pd, mr, &mut pool, spec, wiring, Arc::default()).unwrap())
         };
         let lanes = devices.into_iter().enumerate().map(lane).collect();
         Self { lanes, batch: Batch::new(&pool), pool }

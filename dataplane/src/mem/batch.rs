@@ -241,6 +241,25 @@ impl Batch {
         (self.copies[index] != NEXT).then(|| Edge::from_label(self.copies[index]))
     }
 
+    /// Frees the packets that `keep` does not want; the others close up. Returns how many were freed. There are no
+    /// labels.
+    #[cold]
+    pub(crate) fn retain_into(&mut self, pool: &mut Pool, keep: impl Fn(&Desc) -> bool) -> usize {
+        let (before, mut kept) = (self.len(), 0);
+        for index in 0..before {
+            if keep(&self.descs[index]) {
+                self.descs[kept] = self.descs[index];
+                self.stamps[kept] = self.stamps[index];
+                self.metas[kept] = self.metas[index];
+                kept += 1;
+            } else {
+                pool.put_one(self.descs[index].slot, SlotState::Batched);
+            }
+        }
+        self.len = kept;
+        before - kept
+    }
+
     /// Forgets the labels. Whoever has looked at them does this before the packets go on or are forgotten: a batch is
     /// filled without touching them.
     #[inline]

@@ -62,6 +62,8 @@ reasons! {
     TxFull = "tx_full",
     /// The device refused to send it, or failed while sending.
     TxError = "tx_error",
+    /// The outgoing port has no connection to its peer at the moment.
+    NotConnected = "not_connected",
     /// The stage sent it to an output that it does not have.
     Undeclared = "undeclared_output",
     /// The worker stopped before it could be handled.

@@ -4,24 +4,36 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::HostClock;
 use crate::config::{self, Link, Plan, PortPlan, RssField};
 use crate::error::{Error, Result};
-use crate::lane::{ACCESS, Lane, LaneSpec, VerbsLane};
+use crate::lane::{ACCESS, Lane, LaneSpec, RawWiring, VerbsLane};
 use crate::mem::Pool;
 use crate::pipeline::PortInfo;
 use crate::provider::soft::{
     FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec, RssFields, RssSpec, SoftDevice,
-    SoftPd, SoftSpec,
+    SoftSpec,
 };
 use crate::provider::{Capability, Device, ProtectionDomain};
+use crate::runtime::watch::Watch;
 use crate::units::Nanos;
 
 /// An open device behind a port, whatever its provider.
 pub(crate) trait PortDevice: Send + Sync {
     /// Makes one worker's lane, on the worker's own thread.
-    fn open_lane(&self, pool: &Pool, spec: LaneSpec) -> Result<Box<dyn Lane>>;
+    fn open_lane(&self, pool: &mut Pool, spec: LaneSpec) -> Result<Box<dyn Lane>>;
+
+    /// How long a worker waits for the peers of its lanes.
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Why a worker's lane still has no peer.
+    fn why_alone(&self, _worker: usize) -> String {
+        "its queue pair cannot be connected".to_owned()
+    }
 
     /// What the device has reported since the last call, in words.
     fn events(&self) -> Vec<String>;
@@ -51,50 +63,67 @@ pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result
         let device = SoftDevice::new(soft_spec(index, port, info, clock, &mut cables)?)?;
         let pd = device.alloc_pd().map_err(|error| error.on(&info.name))?;
         let kind = port.config.link.as_ref().map_or("", Link::kind);
-        devices.push(Arc::new(SoftPort { device, pd, kind }));
+        devices.push(Arc::new(Port {
+            watch: Watch::start(device.clone(), Box::new(|_| {}))?,
+            device,
+            pd,
+            what: format!("{} {kind}", config::SOFT),
+            number: 1,
+            counters: soft_counters,
+            finish: soft_finish,
+        }));
     }
     Ok(devices)
 }
 
-struct SoftPort {
-    device: SoftDevice,
-    pd: SoftPd,
-    kind: &'static str,
+/// A port on a device of one provider.
+struct Port<D: Device> {
+    device: D,
+    pd: D::Pd,
+    /// The device, in words.
+    what: String,
+    /// The port of the device, from 1.
+    number: u8,
+    watch: Watch,
+    /// What the provider has to say of the device at the end.
+    counters: fn(&D) -> BTreeMap<String, u64>,
+    finish: fn(&D) -> Vec<Error>,
 }
 
-impl PortDevice for SoftPort {
-    fn open_lane(&self, pool: &Pool, spec: LaneSpec) -> Result<Box<dyn Lane>> {
-        open_lane(&self.device, &self.pd, pool, spec)
+impl<D: Device> PortDevice for Port<D> {
+    fn open_lane(&self, pool: &mut Pool, spec: LaneSpec) -> Result<Box<dyn Lane>> {
+        let Self { device, pd, .. } = self;
+        let mr = pd.register(pool.region().clone(), ACCESS).map_err(|error| error.on(device.name()))?;
+        let wiring = Box::new(RawWiring { port: self.number });
+        Ok(Box::new(VerbsLane::open(device, pd, mr, pool, spec, wiring, self.watch.alarms().clone())?))
     }
 
     fn events(&self) -> Vec<String> {
-        std::iter::from_fn(|| self.device.poll_async_event()).map(|event| event.to_string()).collect()
+        self.watch.lines()
     }
 
     fn describe(&self) -> String {
-        format!("{} {}", config::SOFT, self.kind)
+        self.what.clone()
     }
 
     fn counters(&self) -> BTreeMap<String, u64> {
-        self.device
-            .counters()
-            .named()
-            .filter(|(_, value)| *value > 0)
-            .map(|(name, value)| (name.into(), value))
-            .collect()
+        (self.counters)(&self.device)
     }
 
     fn finish(&self) -> Vec<Error> {
-        // What went wrong on the way first; writing out the rest may fail for the same reason.
-        let error = self.device.wire_error();
-        let last = self.device.finish().err().filter(|_| error.is_none());
-        error.into_iter().chain(last).collect()
+        (self.finish)(&self.device)
     }
 }
 
-fn open_lane<D: Device>(device: &D, pd: &D::Pd, pool: &Pool, spec: LaneSpec) -> Result<Box<dyn Lane>> {
-    let mr = pd.register(pool.region().clone(), ACCESS).map_err(|error| error.on(device.name()))?;
-    Ok(Box::new(VerbsLane::open(device, pd, mr, pool, spec)?))
+fn soft_counters(device: &SoftDevice) -> BTreeMap<String, u64> {
+    device.counters().named().filter(|(_, value)| *value > 0).map(|(name, value)| (name.into(), value)).collect()
+}
+
+fn soft_finish(device: &SoftDevice) -> Vec<Error> {
+    // What went wrong on the way first; writing out the rest may fail for the same reason.
+    let error = device.wire_error();
+    let last = device.finish().err().filter(|_| error.is_none());
+    error.into_iter().chain(last).collect()
 }
 
 fn soft_spec(

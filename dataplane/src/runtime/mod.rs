@@ -11,6 +11,7 @@ mod idle;
 mod report;
 mod run;
 mod trace;
+mod watch;
 mod worker;
 
 pub use assemble::{Assembly, assemble, assemble_offline};

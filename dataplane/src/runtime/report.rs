@@ -70,6 +70,8 @@ pub(crate) fn ledger(stages: &[StageReport], lanes: &[(&str, &LaneCounters)], he
         ledger.tx += counters.tx;
         ledger.drop(port, &Reason::TxFull.name(&[]), counters.tx_full);
         ledger.drop(port, &Reason::TxError.name(&[]), counters.tx_errors);
+        ledger.drop(port, &Reason::TooLong.name(&[]), counters.tx_too_long);
+        ledger.drop(port, &Reason::NotConnected.name(&[]), counters.tx_not_connected);
         ledger.drop(port, &Reason::Stopped.name(&[]), counters.stopped);
     }
     ledger.balance();
@@ -138,7 +140,11 @@ fn add_lane(port: &mut PortReport, lane: &LaneCounters) {
     port.tx_full += lane.tx_full;
     port.tx_errors += lane.tx_errors;
     port.stale += lane.stale;
+    port.tx_too_long += lane.tx_too_long;
+    port.tx_not_connected += lane.tx_not_connected;
     port.recoveries += lane.recoveries;
+    port.rebuilds += lane.rebuilds;
+    port.abandoned += lane.abandoned;
     if let Some(status) = lane.first_error {
         let text = || format!("{status} ({}): {}", status.description(), status.likely_cause());
         port.first_error.get_or_insert_with(text);

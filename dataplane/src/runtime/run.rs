@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::clock::HostClock;
 use crate::config::{self, Timestamps};
@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::lane::{Lane, LaneCounters, LaneSpec};
 use crate::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
 use crate::pipeline::{Graph, Program, Target};
+use crate::provider::QpType;
 use crate::runtime::Assembly;
 use crate::runtime::control::Control;
 use crate::runtime::devices::{self, PortDevice};
@@ -246,18 +247,19 @@ impl Seed {
             tracing::warn!("worker {}: {notice}", self.number);
         }
         let pages = region.pages();
-        let pool = Pool::new(Arc::new(region), layout)?;
+        let mut pool = Pool::new(Arc::new(region), layout)?;
         let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
         for (port, device) in self.plan.ports.iter().zip(&self.ports) {
             let spec = LaneSpec {
-                port: port.config.device_port,
+                kind: QpType::RawPacket,
                 queue: (self.number as u16, self.workers as u16),
                 recv_depth: if port.input { port.config.rx_depth } else { 0 },
                 send_depth: port.config.tx_depth,
                 stamps: runtime.timestamps == Timestamps::Device,
             };
-            lanes.push(device.open_lane(&pool, spec)?);
+            lanes.push(device.open_lane(&mut pool, spec)?);
         }
+        self.await_peers(&mut lanes, &mut pool)?;
         let inputs = self.plan.ports.iter().enumerate().filter(|(_, port)| port.input).map(|(at, _)| at).collect();
         let graph = Graph::new(self.program, lanes.len(), &pool);
         let worker = Worker {
@@ -278,6 +280,29 @@ impl Seed {
             counts: Counts::default(),
         };
         Ok((worker, pages))
+    }
+}
+
+impl Seed {
+    /// Waits until every lane is connected. Raw packets need no peer; of the others the exchange goes on meanwhile.
+    fn await_peers(&self, lanes: &mut [Box<dyn Lane>], pool: &mut Pool) -> Result<()> {
+        /// Between two looks. Nothing is received yet that could be missed.
+        const NAP: Duration = Duration::from_millis(1);
+        let begin = Instant::now();
+        for ((lane, port), device) in lanes.iter_mut().zip(&self.plan.ports).zip(&self.ports) {
+            while !lane.is_connected() {
+                lane.refill(pool).map_err(|error| error.on(&port.config.name))?;
+                if begin.elapsed() > device.patience() {
+                    let worker = self.number;
+                    let message = format!("port {}: {}", port.config.name, device.why_alone(worker));
+                    return Err(Error::Worker { worker, message });
+                }
+                if !lane.is_connected() {
+                    thread::sleep(NAP);
+                }
+            }
+        }
+        Ok(())
     }
 }
 

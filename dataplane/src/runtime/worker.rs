@@ -122,6 +122,9 @@ impl Worker {
             self.idle.after(received);
             if self.counts.loops.is_multiple_of(HOUSEKEEPING) {
                 self.publish();
+                for lane in 0..self.lanes.len() {
+                    self.lanes[lane].attend(&mut self.pool).map_err(at(lane))?;
+                }
                 if self.is_done(received, clock.now()) {
                     return Ok(());
                 }
@@ -162,6 +165,7 @@ impl Worker {
         before_deadline(&mut || {
             lanes.iter_mut().fold(true, |done, lane| done & lane.drain(pool).map_or(true, |left| left == 0))
         });
+        lanes.iter_mut().for_each(|lane| lane.abandon(pool));
     }
 
     fn publish(&self) {
@@ -170,7 +174,8 @@ impl Worker {
             let counters = lane.counters();
             progress.rx += counters.rx;
             progress.tx += counters.tx;
-            progress.dropped += counters.tx_full + counters.tx_errors;
+            progress.dropped +=
+                counters.tx_full + counters.tx_errors + counters.tx_too_long + counters.tx_not_connected;
         }
         progress.dropped += self.graph.dropped();
         self.control.board(self.number).publish(progress);

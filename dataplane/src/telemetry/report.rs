@@ -53,10 +53,18 @@ pub struct PortReport {
     pub tx_full: u64,
     /// Dropped because sending failed.
     pub tx_errors: u64,
+    /// Dropped because they are longer than a message of the connection may be.
+    pub tx_too_long: u64,
+    /// Dropped because there was no connection to a peer.
+    pub tx_not_connected: u64,
     /// Completions of no request of its lanes.
     pub stale: u64,
-    /// How often a queue pair was reset after an error.
+    /// How often a queue pair was reset after an error, or because its peer began anew.
     pub recoveries: u64,
+    /// How often its queues were made anew because a completion queue was lost.
+    pub rebuilds: u64,
+    /// Requests that a queue pair did not give back in time.
+    pub abandoned: u64,
     /// The first error status of a completion, with its likely cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
@@ -165,8 +173,12 @@ impl fmt::Display for Report {
                 ("receives failed", port.rx_errors),
                 ("send queue full", port.tx_full),
                 ("sends failed", port.tx_errors),
+                ("too long to send", port.tx_too_long),
+                ("not connected", port.tx_not_connected),
                 ("stale completions", port.stale),
                 ("recoveries", port.recoveries),
+                ("queues made anew", port.rebuilds),
+                ("requests abandoned", port.abandoned),
             ];
             for (what, count) in trouble.into_iter().filter(|(_, count)| *count > 0) {
                 writeln!(f, "  {what}: {count}")?;

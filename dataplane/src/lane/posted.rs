@@ -1,0 +1,134 @@
+//! The receives that have not completed, in the order in which they were posted, which is the order in which a queue
+//! pair completes them.
+
+/// A ring as deep as the receive queue. What is in it is the device's, whatever the device says.
+#[derive(Debug)]
+pub(super) struct Posted {
+    slots: Box<[u32]>,
+    depth: usize,
+    head: usize,
+    len: usize,
+}
+
+impl Posted {
+    pub(super) fn new(depth: usize) -> Self {
+        Self { slots: vec![0; depth.max(1).next_power_of_two()].into(), depth, head: 0, len: 0 }
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(super) fn space(&self) -> usize {
+        self.depth - self.len
+    }
+
+    #[inline]
+    fn place(&self, index: usize) -> usize {
+        (self.head + index) & (self.slots.len() - 1)
+    }
+
+    /// Adds slots, for which there must be space.
+    #[inline]
+    pub(super) fn extend(&mut self, slots: &[u32]) {
+        let at = self.place(self.len);
+        let (first, second) = slots.split_at(slots.len().min(self.slots.len() - at));
+        self.slots[at..at + first.len()].copy_from_slice(first);
+        self.slots[..second.len()].copy_from_slice(second);
+        self.len += slots.len();
+    }
+
+    /// Whether these are the ids of the oldest, `tag` with the slot in its low bits, in their order.
+    #[inline]
+    pub(super) fn starts_with(&self, wr_ids: &[u64], tag: u64) -> bool {
+        if wr_ids.len() > self.len {
+            return false;
+        }
+        let (first, second) = wr_ids.split_at(wr_ids.len().min(self.slots.len() - self.head));
+        let differ = |ids: &[u64], slots: &[u32]| {
+            ids.iter().zip(slots).fold(0, |bits, (id, slot)| bits | (id ^ (tag | u64::from(*slot))))
+        };
+        differ(first, &self.slots[self.head..]) | differ(second, &self.slots) == 0
+    }
+
+    /// Takes the oldest `n` off.
+    #[inline]
+    pub(super) fn advance(&mut self, n: usize) {
+        let n = n.min(self.len);
+        self.head = self.place(n);
+        self.len -= n;
+    }
+
+    /// Takes a slot off, wherever it is. `false`: it is not posted.
+    #[cold]
+    pub(super) fn remove(&mut self, slot: u64) -> bool {
+        let Some(index) = (0..self.len).find(|&index| u64::from(self.slots[self.place(index)]) == slot) else {
+            return false;
+        };
+        for later in (0..index).rev() {
+            self.slots[self.place(later + 1)] = self.slots[self.place(later)];
+        }
+        self.advance(1);
+        true
+    }
+
+    /// Takes the oldest off.
+    #[cold]
+    pub(super) fn pop(&mut self) -> Option<u32> {
+        let slot = self.slots[self.head];
+        let had = self.len > 0;
+        self.advance(1);
+        had.then_some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TAG: u64 = 7 << 40;
+
+    proptest! {
+        /// Against a queue of the standard library.
+        #[test]
+        fn it_is_a_queue(depth in 1..20usize, steps in proptest::collection::vec((0..4u8, 0..24u32), 0..200)) {
+            let mut posted = Posted::new(depth);
+            let mut model = VecDeque::new();
+            let mut next = 0;
+            for (step, amount) in steps {
+                match step {
+                    0 => {
+                        let slots: Vec<u32> = (next..next + amount.min(posted.space() as u32)).collect();
+                        next += slots.len() as u32;
+                        posted.extend(&slots);
+                        model.extend(slots);
+                    }
+                    1 => {
+                        let n = (amount as usize).min(model.len());
+                        let ids: Vec<u64> = model.drain(..n).map(|slot| TAG | u64::from(slot)).collect();
+                        prop_assert!(posted.starts_with(&ids, TAG));
+                        let mut wrong = ids.clone();
+                        if let Some(last) = wrong.last_mut() {
+                            *last ^= 1 << (amount % 64);
+                            prop_assert!(!posted.starts_with(&wrong, TAG));
+                        }
+                        posted.advance(n);
+                    }
+                    2 => {
+                        let at = model.iter().position(|slot| *slot == amount);
+                        prop_assert_eq!(posted.remove(u64::from(amount)), at.is_some());
+                        at.map(|at| model.remove(at));
+                    }
+                    _ => prop_assert_eq!(posted.pop(), model.pop_front()),
+                }
+                prop_assert_eq!((posted.len(), posted.space()), (model.len(), depth - model.len()));
+            }
+        }
+    }
+}

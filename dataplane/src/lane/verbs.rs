@@ -1,0 +1,548 @@
+//! The lane on the queues of one provider.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::in_flight::InFlight;
+use super::posted::Posted;
+use super::wiring::{QpOf, Wiring};
+use super::{Alarms, Lane, LaneCounters, LaneSpec, LatencySink, NoSink};
+use crate::clock::{ClockSource, Timebase};
+use crate::error::{Result, VerbError};
+use crate::mem::{Batch, Desc, Pool, SlotState};
+use crate::provider::{
+    CompletionQueue, Completions, CqFlags, CqGranted, CqSpec, Device, EventKind, PollFields, ProtectionDomain,
+    QpAttributes, QpCaps, QpSpec, QpState, QueuePair, RUN, WcStatus, WrId, WrKind,
+};
+
+type MrOf<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
+
+/// How long a queue pair in state ERR has to give back what was posted.
+const FLUSH_DEADLINE: Duration = Duration::from_millis(500);
+
+/// Where a lane stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// In INIT: receives are posted, and the peer is waited for.
+    Waiting,
+    /// In RTS.
+    Live,
+    /// In ERR since then: what is outstanding comes back flushed.
+    Failed(Instant),
+}
+
+/// A lane on the queue pair and completion queues of one device.
+pub(crate) struct VerbsLane<D: Device> {
+    // The queues go before the memory that they were given.
+    queues: Queues<D>,
+    mr: MrOf<D>,
+    pd: D::Pd,
+    device: D,
+    spec: LaneSpec,
+    wiring: Box<dyn Wiring<D>>,
+    phase: Phase,
+    generation: u16,
+    posted: Posted,
+    in_flight: InFlight,
+    prefix: u16,
+    longest: u16,
+    run: Box<Completions>,
+    stopping: bool,
+    alarms: Arc<Alarms>,
+    /// The alarms that were looked at.
+    heard: u32,
+    counters: LaneCounters,
+    timebase: Timebase,
+    granted: CqGranted,
+}
+
+/// What is made anew when a completion queue is lost.
+struct Queues<D: Device> {
+    // The queue pair goes before the queues that it reports to.
+    qp: QpOf<D>,
+    send_cq: D::Cq,
+    recv_cq: D::Cq,
+}
+
+impl<D: Device> Queues<D> {
+    fn make(device: &D, pd: &D::Pd, spec: &LaneSpec) -> Result<(Self, CqGranted), VerbError> {
+        let mut fields = PollFields::BYTE_LEN;
+        if spec.stamps {
+            fields |= PollFields::TIMESTAMP;
+        }
+        let cq = |depth| {
+            let spec = CqSpec { depth, fields, flags: CqFlags::SINGLE_THREADED, ..CqSpec::default() };
+            device.create_cq(&spec, None)
+        };
+        let (send_cq, _) = cq(spec.send_depth)?;
+        // A lane that only sends has receive queues too: of the least size, and nothing is posted to them.
+        let (recv_cq, granted) = cq(spec.recv_depth.max(1))?;
+        let caps = QpCaps {
+            send_depth: spec.send_depth,
+            recv_depth: spec.recv_depth.max(1),
+            send_sges: 1,
+            recv_sges: 1,
+            inline: 0,
+        };
+        let spec = QpSpec { queue: spec.queue, ..QpSpec::new(spec.kind, caps) };
+        let qp = pd.create_qp(&spec, &send_cq, &recv_cq, None)?;
+        Ok((Self { qp, send_cq, recv_cq }, granted))
+    }
+}
+
+impl<D: Device> VerbsLane<D> {
+    /// Makes the queues on a device, posts receives and brings them to RTS, as far as the peer lets it. `mr` is the
+    /// registration of the pool's memory.
+    ///
+    /// # Errors
+    /// A verb failed; the error names it and the device.
+    pub(crate) fn open(
+        device: &D,
+        pd: &D::Pd,
+        mr: MrOf<D>,
+        pool: &mut Pool,
+        spec: LaneSpec,
+        wiring: Box<dyn Wiring<D>>,
+        alarms: Arc<Alarms>,
+    ) -> Result<Self> {
+        let named = |error: VerbError| error.on(device.name());
+        let (queues, granted) = Queues::make(device, pd, &spec).map_err(named)?;
+        let timebase = if spec.stamps { device.timebase() } else { Timebase::NONE };
+        let caps = queues.qp.caps();
+        let recv_depth = spec.recv_depth.min(caps.recv_depth).min(queues.recv_cq.depth());
+        let mut lane = Self {
+            // Own accounting bounds what is outstanding, so the completion queues cannot overrun.
+            in_flight: InFlight::new(spec.send_depth.min(caps.send_depth).min(queues.send_cq.depth())),
+            posted: Posted::new(recv_depth as usize),
+            queues,
+            mr,
+            pd: pd.clone(),
+            device: device.clone(),
+            spec,
+            prefix: wiring.prefix(),
+            longest: wiring.longest(),
+            wiring,
+            phase: Phase::Waiting,
+            generation: 0,
+            run: Completions::new(),
+            stopping: false,
+            alarms,
+            heard: 0,
+            counters: LaneCounters::default(),
+            timebase: if granted.stamps == ClockSource::None { Timebase::NONE } else { timebase },
+            granted,
+        };
+        lane.begin(pool).map_err(named)?;
+        Ok(lane)
+    }
+
+    /// From RESET to INIT, and on to RTS if the peer is there already. Receives are posted before the peer hears of it.
+    fn begin(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
+        self.phase = Phase::Waiting;
+        self.queues.qp.bind_slots(&self.mr, pool.layout(), self.tag(WrKind::Receive))?;
+        self.wiring.initialise(&mut self.queues.qp)?;
+        self.post_receives(pool)?;
+        self.proceed()
+    }
+
+    fn proceed(&mut self) -> Result<(), VerbError> {
+        if self.wiring.connect(&mut self.queues.qp)? {
+            self.longest = self.wiring.longest();
+            self.phase = Phase::Live;
+        }
+        Ok(())
+    }
+
+    fn tag(&self, kind: WrKind) -> u64 {
+        WrId::new(kind, self.generation, 0).0
+    }
+
+    /// Polls the receive queue and sorts what came: good packets into the batch.
+    #[inline]
+    fn poll_receives(&mut self, pool: &mut Pool, batch: &mut Batch, limit: usize) -> Result<usize, VerbError> {
+        let polled = self.queues.recv_cq.poll_run(&mut self.run, limit.min(batch.space()).min(RUN));
+        let n = match polled {
+            Ok(0) => return Ok(0),
+            Ok(n) => n,
+            Err(lost) => return self.rebuild(pool, lost).map(|()| 0),
+        };
+        let run = &*self.run;
+        if run.failed || !self.posted.starts_with(&run.wr_id[..n], self.tag(WrKind::Receive)) {
+            return Ok(self.sort_receives(pool, batch, n));
+        }
+        let prefix = u32::from(self.prefix);
+        let offset = pool.layout().headroom + self.prefix;
+        let before = batch.len();
+        let descs = run.wr_id[..n].iter().zip(&run.byte_len[..n]).map(|(wr_id, byte_len)| {
+            // A length that does not fit 16 bits does not fit the slot: the batch refuses it.
+            let len = byte_len.wrapping_sub(prefix).min(u32::from(u16::MAX)) as u16;
+            Desc { slot: *wr_id as u32, offset, len }
+        });
+        let (good, bytes) = batch.extend(descs, &run.ticks[..n]);
+        pool.moved_descs(&batch.descs()[before..], SlotState::Posted, SlotState::Batched);
+        self.posted.advance(good);
+        self.counters.rx += good as u64;
+        self.counters.rx_bytes += bytes;
+        if good < n {
+            self.run.wr_id.copy_within(good..n, 0);
+            self.run.byte_len.copy_within(good..n, 0);
+            self.run.ticks.copy_within(good..n, 0);
+            return Ok(good + self.sort_receives(pool, batch, n - good));
+        }
+        Ok(good)
+    }
+
+    /// The same, one completion at a time: some of them are not as they should be.
+    #[cold]
+    fn sort_receives(&mut self, pool: &mut Pool, batch: &mut Batch, n: usize) -> usize {
+        let layout = pool.layout();
+        let tag = self.tag(WrKind::Receive);
+        let room = layout.room() - u32::from(self.prefix);
+        let mut good = 0;
+        for i in 0..n {
+            let id = WrId(self.run.wr_id[i]);
+            if id.tag() != tag || !self.posted.remove(id.number()) {
+                self.counters.stale += 1;
+                continue;
+            }
+            let slot = id.number() as u32;
+            let status = if self.run.failed { self.run.status[i] } else { WcStatus::Success };
+            let len = self.run.byte_len[i].checked_sub(u32::from(self.prefix)).filter(|len| *len <= room);
+            match (status, len.and_then(|len| u16::try_from(len).ok())) {
+                (WcStatus::Success, Some(len)) => {
+                    pool.moved(&[slot], SlotState::Posted, SlotState::Batched);
+                    let desc = Desc { slot, offset: layout.headroom + self.prefix, len };
+                    batch.extend([desc].into_iter(), &[self.run.ticks[i]]);
+                    self.counters.rx += 1;
+                    self.counters.rx_bytes += u64::from(len);
+                    good += 1;
+                }
+                (status, _) => {
+                    pool.put_one(slot, SlotState::Posted);
+                    self.note(status);
+                    if status != WcStatus::WrFlushErr {
+                        self.counters.rx_errors += 1;
+                    }
+                }
+            }
+        }
+        good
+    }
+
+    /// Everything is over: what is still received is not, and its slots are free.
+    fn discard_receives(&mut self, pool: &mut Pool, n: usize) {
+        let tag = self.tag(WrKind::Receive);
+        for i in 0..n {
+            let id = WrId(self.run.wr_id[i]);
+            if id.tag() == tag && self.posted.remove(id.number()) {
+                pool.put_one(id.number() as u32, SlotState::Posted);
+            } else {
+                self.counters.stale += 1;
+            }
+        }
+    }
+
+    /// Takes note of how a request ended: after an error the queue pair is asked whether it goes on.
+    #[cold]
+    fn note(&mut self, status: WcStatus) {
+        if status == WcStatus::Success || (self.stopping && status == WcStatus::WrFlushErr) {
+            return;
+        }
+        self.counters.first_error.get_or_insert(status);
+        if self.phase == Phase::Live {
+            // A device that cannot be asked has lost the queue pair too.
+            let state = self.queues.qp.query().map_or(QpState::Err, |attributes| attributes.state);
+            if !matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+                self.fail();
+            }
+        }
+    }
+
+    /// To ERR, so that everything outstanding is flushed.
+    #[cold]
+    fn fail(&mut self) {
+        if self.queues.qp.state() != QpState::Err {
+            let (attributes, mask) = QpAttributes::to(QpState::Err);
+            // Refused by a device that is gone: its requests are taken back at the deadline.
+            let _ = self.queues.qp.modify(&attributes, mask);
+        }
+        self.phase = Phase::Failed(Instant::now());
+    }
+
+    /// Polls the send queue and takes back what has completed.
+    #[inline]
+    fn poll_sends(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<usize, VerbError> {
+        let n = self.queues.send_cq.poll_run(&mut self.run, RUN)?;
+        let tag = self.tag(WrKind::Send);
+        for i in 0..n {
+            let id = WrId(self.run.wr_id[i]);
+            let status = if self.run.failed { self.run.status[i] } else { WcStatus::Success };
+            let Some(behind) = self.in_flight.position(id.number()).filter(|_| id.tag() == tag) else {
+                self.counters.stale += 1;
+                continue;
+            };
+            // Completions come in order and errors always complete, so all before this one were sent.
+            let sent = behind + usize::from(status == WcStatus::Success);
+            self.counters.tx += sent as u64;
+            let ticks = (self.timebase.source != ClockSource::None).then_some(self.run.ticks[i]);
+            self.counters.tx_bytes += self.in_flight.reclaim(sent, pool, ticks, latency);
+            if status != WcStatus::Success {
+                self.in_flight.reclaim(1, pool, None, latency);
+                match self.stopping && status == WcStatus::WrFlushErr {
+                    true => self.counters.stopped += 1,
+                    false => self.counters.tx_errors += 1,
+                }
+                self.note(status);
+            }
+        }
+        Ok(n)
+    }
+
+    /// There are alarms: acts on those about this lane.
+    #[cold]
+    fn listen(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
+        if self.alarms.is_gone() {
+            return Err(VerbError::new("ibv_get_async_event", libc::EIO));
+        }
+        let Queues { qp, send_cq, recv_cq } = &self.queues;
+        let (queue_pair, queues) = (qp.number().0, [send_cq.number(), recv_cq.number()]);
+        if self.alarms.hear(&[EventKind::CqErr], &queues) {
+            return self.rebuild(pool, VerbError::new("IBV_EVENT_CQ_ERR", libc::EIO));
+        }
+        let failed = [EventKind::QpFatal, EventKind::QpReqErr, EventKind::QpAccessErr, EventKind::PathMigErr];
+        if self.alarms.hear(&failed, &[queue_pair]) && self.phase == Phase::Live {
+            self.fail();
+        }
+        Ok(())
+    }
+
+    /// A completion queue is lost: all queues are made anew. A device that is gone makes none, and that is the error.
+    #[cold]
+    fn rebuild(&mut self, pool: &mut Pool, lost: VerbError) -> Result<(), VerbError> {
+        if self.stopping {
+            return Err(lost);
+        }
+        tracing::warn!("{}: {lost}: a completion queue is lost, its queues are made anew", self.device.name());
+        let (queues, granted) = Queues::make(&self.device, &self.pd, &self.spec)?;
+        // The old ones end here, and with them the device's hold on their memory.
+        self.queues = queues;
+        self.granted = granted;
+        self.take_back(pool);
+        self.counters.rebuilds += 1;
+        self.generation = self.generation.wrapping_add(1);
+        self.begin(pool)
+    }
+
+    /// Frees all slots that are posted or being sent. The queue pair was reset or has ended: the device has let go.
+    #[cold]
+    fn take_back(&mut self, pool: &mut Pool) {
+        let sending = self.in_flight.len();
+        self.counters.abandoned += (self.posted.len() + sending) as u64;
+        while let Some(slot) = self.posted.pop() {
+            pool.put_one(slot, SlotState::Posted);
+        }
+        self.in_flight.reclaim(sending, pool, None, &mut NoSink);
+        match self.stopping {
+            true => self.counters.stopped += sending as u64,
+            false => self.counters.tx_errors += sending as u64,
+        }
+    }
+
+    /// A queue pair that has stopped: once everything has come back, or its time is over, it is reset and begins anew.
+    #[cold]
+    fn recover(&mut self, pool: &mut Pool, since: Instant) -> Result<(), VerbError> {
+        if self.posted.len() + self.in_flight.len() > 0 && since.elapsed() < FLUSH_DEADLINE {
+            return Ok(());
+        }
+        let (attributes, mask) = QpAttributes::to(QpState::Reset);
+        self.queues.qp.modify(&attributes, mask)?;
+        self.take_back(pool);
+        self.generation = self.generation.wrapping_add(1);
+        self.counters.recoveries += 1;
+        self.begin(pool)
+    }
+
+    /// What is not as usual: a queue pair that has failed, or waits for its peer.
+    #[cold]
+    fn attend_to(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
+        if !matches!(self.phase, Phase::Failed(_)) && self.queues.qp.state() == QpState::Err {
+            self.fail();
+        }
+        match self.phase {
+            Phase::Live => Ok(()),
+            Phase::Waiting => self.proceed(),
+            Phase::Failed(since) => self.recover(pool, since),
+        }
+    }
+
+    /// Whether something is not as usual.
+    #[inline]
+    fn is_troubled(&self) -> bool {
+        self.phase != Phase::Live || self.queues.qp.state() == QpState::Err
+    }
+
+    fn post_receives(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
+        let mut slots = [0; RUN];
+        while self.posted.space() > 0 {
+            let want = self.posted.space().min(RUN);
+            let n = pool.take(&mut slots[..want], SlotState::Posted);
+            if n == 0 {
+                break;
+            }
+            // SAFETY: the slots have just left the pool and come back only by their completions, or when the queue pair
+            // was reset or has ended. The pool's region is kept by `mr`, which is dropped after the queue pair.
+            match unsafe { self.queues.qp.post_recv_run(&slots[..n]) } {
+                Ok(()) => self.posted.extend(&slots[..n]),
+                Err(refused) => {
+                    let accepted = refused.accepted.min(n);
+                    self.posted.extend(&slots[..accepted]);
+                    pool.put(&slots[accepted..n], SlotState::Posted);
+                    return Err(refused.error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops what a message of the connection has no room for.
+    #[cold]
+    fn refuse_long(&mut self, pool: &mut Pool, batch: &mut Batch) {
+        let longest = self.longest;
+        self.counters.tx_too_long += batch.retain_into(pool, |desc| desc.len <= longest) as u64;
+    }
+
+    /// Drops what is to be sent by a queue pair that has stopped. Posted, it would only be flushed, and while there is
+    /// something to be flushed the queue pair cannot be reset.
+    #[cold]
+    fn refuse(&mut self, pool: &mut Pool, batch: &mut Batch) {
+        match self.phase {
+            Phase::Waiting => self.counters.tx_not_connected += batch.len() as u64,
+            _ => self.counters.tx_errors += batch.len() as u64,
+        }
+        batch.free_into(pool);
+    }
+}
+
+impl<D: Device> Lane for VerbsLane<D> {
+    #[inline]
+    fn receive(&mut self, pool: &mut Pool, batch: &mut Batch, limit: usize) -> Result<usize, VerbError> {
+        self.poll_receives(pool, batch, limit)
+    }
+
+    #[inline]
+    fn transmit(&mut self, pool: &mut Pool, batch: &mut Batch) {
+        if self.is_troubled() {
+            // What a failed reset has to say it says again at the next refill.
+            let _ = self.attend_to(pool);
+            if self.is_troubled() {
+                return self.refuse(pool, batch);
+            }
+        }
+        if self.longest < u16::MAX && batch.descs().iter().any(|desc| desc.len > self.longest) {
+            self.refuse_long(pool, batch);
+        }
+        let n = batch.len().min(self.in_flight.space());
+        let first = WrId::new(WrKind::Send, self.generation, self.in_flight.next()).0;
+        pool.moved_descs(&batch.descs()[..n], SlotState::Batched, SlotState::Sending);
+        // SAFETY: the slots leave the batch below, and `in_flight` gives them back to the pool only when this request or
+        // a later one has completed, or when the queue pair was reset or has ended. The region is kept as for receives.
+        let posted = unsafe { self.queues.qp.post_send_run(&batch.descs()[..n], first) };
+        let taken = match posted {
+            Ok(()) => n,
+            Err(refused) => refused.accepted.min(n),
+        };
+        self.in_flight.extend(&batch.descs()[..taken], &batch.stamps()[..taken]);
+        if taken < batch.len() {
+            pool.moved_descs(&batch.descs()[taken..n], SlotState::Sending, SlotState::Batched);
+            self.counters.tx_errors += (n - taken) as u64;
+            self.counters.tx_full += (batch.len() - n) as u64;
+            batch.free_from(taken, pool);
+        }
+        batch.forget();
+    }
+
+    #[inline]
+    fn reap(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<(), VerbError> {
+        if self.in_flight.len() > 0
+            && let Err(lost) = self.poll_sends(pool, latency)
+        {
+            return self.rebuild(pool, lost);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn refill(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
+        if self.is_troubled() {
+            self.attend_to(pool)?;
+            if matches!(self.phase, Phase::Failed(_)) {
+                return Ok(());
+            }
+        }
+        self.post_receives(pool)
+    }
+
+    fn is_connected(&self) -> bool {
+        self.phase == Phase::Live
+    }
+
+    fn attend(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
+        if self.phase == Phase::Live && self.wiring.is_stale() {
+            self.fail();
+        }
+        if self.alarms.rang_since(&mut self.heard) { self.listen(pool) } else { Ok(()) }
+    }
+
+    fn stop(&mut self) -> Result<(), VerbError> {
+        self.stopping = true;
+        let (attributes, mask) = QpAttributes::to(QpState::Err);
+        self.queues.qp.modify(&attributes, mask)
+    }
+
+    fn drain(&mut self, pool: &mut Pool) -> Result<usize, VerbError> {
+        while self.in_flight.len() > 0 && self.poll_sends(pool, &mut NoSink)? > 0 {}
+        while self.posted.len() > 0 {
+            let n = self.queues.recv_cq.poll_run(&mut self.run, RUN)?;
+            if n == 0 {
+                break;
+            }
+            self.discard_receives(pool, n);
+        }
+        Ok(self.posted.len() + self.in_flight.len())
+    }
+
+    fn abandon(&mut self, pool: &mut Pool) {
+        if self.posted.len() + self.in_flight.len() == 0 {
+            return;
+        }
+        let (attributes, mask) = QpAttributes::to(QpState::Reset);
+        // A device that is gone lets go of nothing: its slots stay away, and the report says so.
+        if self.queues.qp.modify(&attributes, mask).is_ok() {
+            self.take_back(pool);
+        }
+    }
+
+    fn posted(&self) -> usize {
+        self.posted.len()
+    }
+
+    fn sending(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    fn source_ended(&self) -> bool {
+        self.queues.qp.source_ended()
+    }
+
+    fn counters(&self) -> &LaneCounters {
+        &self.counters
+    }
+
+    fn timebase(&self) -> Timebase {
+        self.timebase
+    }
+
+    fn granted(&self) -> &CqGranted {
+        &self.granted
+    }
+}

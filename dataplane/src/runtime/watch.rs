@@ -1,0 +1,150 @@
+//! The thread that hears what a device says outside any completion: one for each device.
+//!
+//! Every event is taken off and acknowledged at once. What concerns queues becomes an alarm that their lanes act on; what
+//! a person should know becomes a line of text, of a storm of equal events the first and then ever fewer.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::lane::Alarms;
+use crate::provider::{AsyncEvent, Device, EventKind, EventSubject};
+
+/// How long the thread waits for an event before it looks whether it is to end.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Lines that wait to be read; the oldest give way.
+const LINES: usize = 256;
+
+/// What to do besides when a port of the device may have changed: its state or its addresses.
+pub(crate) type OnPort = Box<dyn Fn(u8) + Send>;
+
+/// A device that is listened to. Dropping it ends the thread.
+pub(crate) struct Watch {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    lines: Mutex<VecDeque<String>>,
+    alarms: Arc<Alarms>,
+}
+
+impl Watch {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub(crate) fn start<D: Device>(device: D, on_port: OnPort) -> Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let theirs = shared.clone();
+        let name = device.name().to_owned();
+        let begun = Arc::new(Barrier::new(2));
+        let both = begun.clone();
+        let life = move || {
+            begun.wait();
+            listen(&device, &theirs, &on_port);
+        };
+        let thread = thread::Builder::new().name("events".to_owned()).spawn(life);
+        let thread = thread.map_err(|error| Error::Wire(format!("{name}: no thread for its events: {error}")))?;
+        // A thread that begins takes memory: not while the workers run.
+        both.wait();
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Where the lanes of the device hear of it.
+    pub(crate) fn alarms(&self) -> &Arc<Alarms> {
+        &self.shared.alarms
+    }
+
+    /// What was heard since the last call, in words.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.shared.lines.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It panics only by a bug, which its message has told.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen<D: Device>(device: &D, shared: &Shared, on_port: &OnPort) {
+    let mut heard: HashMap<(EventKind, u32), u64> = HashMap::new();
+    while !shared.stop.load(Ordering::Relaxed) {
+        let Some(event) = device.wait_async_event(PATIENCE) else { continue };
+        match event.kind.subject() {
+            EventSubject::Port => on_port(u8::try_from(event.element).unwrap_or(0)),
+            _ => shared.alarms.ring(event),
+        }
+        let times = heard.entry((event.kind, event.element)).or_default();
+        *times += 1;
+        if let Some(line) = line(event, *times) {
+            let mut lines = shared.lines.lock().unwrap_or_else(PoisonError::into_inner);
+            if lines.len() == LINES {
+                lines.pop_front();
+            }
+            lines.push_back(line);
+        }
+        if event.kind == EventKind::DeviceFatal {
+            // It says nothing any more but this.
+            return;
+        }
+    }
+}
+
+/// The line of an event that comes for the n-th time, if it is worth one: the first few, then each power of two.
+fn line(event: AsyncEvent, times: u64) -> Option<String> {
+    match times {
+        1..=3 => Some(event.to_string()),
+        _ if times.is_power_of_two() => Some(format!("{event} ({times} times)")),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::provider::soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+
+    fn device() -> SoftDevice {
+        SoftDevice::new(SoftSpec::new("s", LinkSpec::Loopback(LoopbackLink::reflect()))).unwrap()
+    }
+
+    #[test]
+    fn a_port_is_told_of_and_a_removal_rings() {
+        let device = device();
+        let (tell, told) = mpsc::channel();
+        let on_port = Box::new(move |port| tell.send(port).unwrap());
+        let watch = Watch::start(device.clone(), on_port).unwrap();
+        device.set_link(false);
+        assert_eq!(told.recv_timeout(Duration::from_secs(30)), Ok(1));
+        device.remove();
+        while !watch.alarms().is_gone() {
+            thread::yield_now();
+        }
+        let thread = watch.thread.as_ref().unwrap();
+        while !thread.is_finished() {
+            thread::yield_now();
+        }
+        assert_eq!(watch.lines(), ["IBV_EVENT_PORT_ERR on port 1", "IBV_EVENT_DEVICE_FATAL"]);
+    }
+
+    #[test]
+    fn a_storm_is_few_lines() {
+        let event = AsyncEvent { kind: EventKind::CqErr, element: 3 };
+        let lines: Vec<String> = (1..=37).filter_map(|times| line(event, times)).collect();
+        assert_eq!(lines.len(), 7, "{lines:?}");
+        assert!(lines[6].ends_with("(32 times)"));
+    }
+}
