@@ -17,7 +17,7 @@ pub use flow::{
     Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match,
     Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,
 };
-pub use raw::{RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps, Tso, check_checksum, frame_length};
+pub use raw::{RateLimit, RawError, RawPacketCaps, RawReceive, RawSpec, RssCaps, Tso, check_checksum, frame_length};
 pub use rss::{TrafficClass, WorkQueueSpec};
 
 use std::ffi::CStr;

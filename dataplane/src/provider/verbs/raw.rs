@@ -16,12 +16,17 @@
 //! Not run on hardware: no device of the test bed has any of it.
 #![allow(unsafe_code)]
 
+mod port;
 #[cfg(test)]
 mod tests;
 
 use std::ptr::NonNull;
 
 use ibverbs_sys::*;
+
+pub use port::RawSpec;
+#[allow(unused_imports)]
+pub(super) use port::{RawPorts, RawQueue};
 
 use super::ffi;
 use super::flow::FlowError;

@@ -142,6 +142,17 @@ pub struct WorkQueueSpec {
     pub receive: RawReceive,
 }
 
+/// The state of a work queue: `enum ibv_wq_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WqState {
+    /// What was posted is gone.
+    Reset = IBV_WQS_RESET as isize,
+    /// Receives.
+    Ready = IBV_WQS_RDY as isize,
+    /// What was posted is flushed.
+    Err = IBV_WQS_ERR as isize,
+}
+
 /// A queue of receives without a queue pair: `ibv_create_wq(3)`.
 #[derive(Debug)]
 pub(super) struct WorkQueue {
@@ -195,13 +206,12 @@ impl WorkQueue {
         self.wq
     }
 
-    /// Lets it receive. In RESET what was posted is gone.
+    /// Changes its state: `ibv_modify_wq(3)`.
     ///
     /// # Errors
-    /// As `ibv_modify_wq(3)`.
-    pub(super) fn set_ready(&mut self, ready: bool) -> Result<(), VerbError> {
-        let wq_state = if ready { IBV_WQS_RDY } else { IBV_WQS_RESET };
-        self.modify(ibv_wq_attr { attr_mask: IBV_WQ_ATTR_STATE, wq_state, ..Default::default() })
+    /// As the verb.
+    pub(super) fn set_state(&mut self, state: WqState) -> Result<(), VerbError> {
+        self.modify(ibv_wq_attr { attr_mask: IBV_WQ_ATTR_STATE, wq_state: state as u32, ..Default::default() })
     }
 
     /// Starts or ends taking VLAN tags off.

@@ -291,6 +291,9 @@ impl Fake {
         around.context.ops.post_recv = Some(post_recv);
         around.context.ops.post_srq_recv = Some(post_srq_recv);
         around.context.num_comp_vectors = 1;
+        // No files: whoever uses these fails and hits nothing.
+        around.context.cmd_fd = -1;
+        around.context.async_fd = -1;
         around.context.device = (&raw const MARK).cast::<ibv_device>().cast_mut();
         around.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
         change(&mut around);

@@ -30,7 +30,7 @@ fn a_work_queue_is_made_readied_posted_to_and_reset() {
     let (cqs, mut wqs) = queues(&fake, 1, receive);
     let mut wq = wqs.remove(0);
     assert_eq!(wq.spec(), WorkQueueSpec { depth: 128, sges: 2, receive });
-    wq.set_ready(true).unwrap();
+    wq.set_state(WqState::Ready).unwrap();
     wq.set_vlan_strip(false).unwrap();
     let mut sge = ibv_sge { addr: 4096, length: 2048, lkey: 9 };
     let mut wr = ibv_recv_wr { wr_id: 77, next: ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
@@ -42,7 +42,7 @@ fn a_work_queue_is_made_readied_posted_to_and_reset() {
         assert_eq!(wq.post_recv(&mut wr, &mut bad), Err(VerbError::new("ibv_post_wq_recv", libc::ENOMEM)));
     }
     assert_eq!(bad, &raw mut wr);
-    wq.set_ready(false).unwrap();
+    wq.set_state(WqState::Reset).unwrap();
     drop(wq);
     let list = vec![Recv { wr_id: 77, sges: vec![(4096, 2048, 9)] }];
     let modify = |mask, state, flags, flags_mask| Call::ModifyWq { wq: 1, mask, state, current: 0, flags, flags_mask };
