@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 mod batch;
+mod node;
 mod packet;
 mod pool;
 mod reason;
@@ -18,6 +19,7 @@ pub(crate) mod shared;
 
 pub(crate) use batch::Fate;
 pub use batch::{BATCH, Batch, Desc};
+pub use node::Preference;
 pub use packet::{Colour, Edge, Meta, MetaFlags, Packet, Packets};
 pub use pool::{GUARD, Pool, SlotLayout, SlotState};
 pub use reason::Reason;

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use memmap2::{Advice, MmapMut, MmapOptions};
 use serde::{Deserialize, Serialize};
 
+use super::node;
 use crate::error::{Error, Result};
 use crate::units::{Bytes, NumaNode};
 
@@ -171,7 +172,7 @@ impl Region {
             map.advise(Advice::HugePage)?;
         }
         if let Some(node) = spec.node
-            && let Err(source) = bind(&map, node)
+            && let Err(source) = node::bind(&map, node)
         {
             notices.push(Notice {
                 message: format!("memory could not be bound to node {node} ({source})"),
@@ -205,20 +206,6 @@ impl Region {
     pub fn pages(&self) -> PageKind {
         self.pages
     }
-}
-
-/// Binds the pages of a mapping to a node: mbind(2), `MPOL_BIND`.
-fn bind(map: &MmapMut, node: NumaNode) -> std::io::Result<()> {
-    const MASK_WORDS: usize = 16;
-    let mut mask = [0u64; MASK_WORDS];
-    let word = mask.get_mut(node.0 as usize / 64).ok_or_else(|| std::io::Error::from_raw_os_error(libc::EINVAL))?;
-    *word = 1 << (node.0 % 64);
-    // SAFETY: the range is a live mapping of ours and the mask outlives the call, which only reads it. The kernel wants
-    // one bit more than the mask has.
-    let answer = unsafe {
-        libc::syscall(libc::SYS_mbind, map.as_ptr(), map.len(), libc::MPOL_BIND, mask.as_ptr(), MASK_WORDS * 64 + 1, 0)
-    };
-    if answer == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

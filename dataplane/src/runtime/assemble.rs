@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
+use crate::mem::Preference;
 use crate::pipeline::{
     Facts, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Setup, Stage, Target, identity,
 };
@@ -75,6 +76,9 @@ fn build(
         plan.as_ref().map_or_else(|| (0..loaded.stage_count()).collect(), |plan| plan.order.clone());
     let mut programs = Vec::new();
     for worker in 0..workers {
+        // Tables are made here, not on the worker's thread, and are as much its memory as packets are.
+        let core = plan.as_ref().and_then(|plan| topology.core(*plan.cores.get(worker)?));
+        let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
         let stages = stages(&loaded, registry, &mut resources, &order, (worker, workers), diagnostics);
         let (Some(plan), Some(stages)) = (&plan, stages) else { return None };
         let program = program(plan, registry, &order, stages);
