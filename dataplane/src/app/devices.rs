@@ -57,7 +57,13 @@ fn soft() -> Soft {
 #[cfg(feature = "verbs")]
 fn verbs() -> Verbs {
     match crate::provider::verbs::VerbsProvider.devices() {
-        Ok(devices) => {
+        Ok(mut devices) => {
+            // A device of software has the node of the interface below it, which the provider doesn't look for.
+            if let Ok(topology) = crate::topology::Topology::discover() {
+                devices
+                    .iter_mut()
+                    .for_each(|device| device.node = device.node.or(topology.node_of_device(&device.name)));
+            }
             let none = "this host has no verbs device: load the driver of an RDMA NIC, or use the software device";
             Verbs { note: devices.is_empty().then(|| none.to_owned()), devices }
         }

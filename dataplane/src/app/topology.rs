@@ -22,21 +22,37 @@ struct Machine {
 struct Place {
     core: CoreId,
     node: Option<NumaNode>,
+    /// The ports that are on another node.
+    far_from: Vec<Far>,
+}
+
+#[derive(Serialize)]
+struct Far {
+    port: String,
+    node: NumaNode,
 }
 
 pub(super) fn topology(registry: &Registry, args: &args::Topology) -> Result<(), Stop> {
     let topology = Topology::discover()?;
-    let cores = match &args.config {
+    let (cores, ports) = match &args.config {
         Some(path) => {
             let config = args::Config { path: path.clone(), settings: Vec::new() };
-            console::assembly(&config, registry, topology.clone())?.plan.cores
+            let plan = console::assembly(&config, registry, topology.clone())?.plan;
+            (plan.cores, plan.ports)
         }
         None => {
             let all = topology.allowed().count();
-            topology.place(&Workers::Count(all), &[])?
+            (topology.place(&Workers::Count(all), &[])?, Vec::new())
         }
     };
-    let place = |core: CoreId| Place { core, node: topology.core(core).map(|core| core.node) };
+    let place = |core: CoreId| {
+        let node = topology.core(core).map(|core| core.node);
+        let far = ports.iter().filter_map(|port| {
+            let there = port.node.filter(|there| Some(*there) != node)?;
+            Some(Far { port: port.config.name.clone(), node: there })
+        });
+        Place { core, node, far_from: far.collect() }
+    };
     let workers: Vec<Place> = cores.into_iter().map(place).collect();
     if args.json {
         return console::print_json(&Machine { topology, workers });
@@ -49,7 +65,13 @@ pub(super) fn topology(registry: &Registry, args: &args::Topology) -> Result<(),
     for (number, place) in workers.iter().enumerate() {
         let node = place.node.map_or(String::new(), |node| format!(" on node {node}"));
         // A string takes any amount of writing.
-        let _ = writeln!(text, "  {number}: core {}{node}", place.core);
+        let _ = write!(text, "  {number}: core {}{node}", place.core);
+        if !place.far_from.is_empty() {
+            let far: Vec<String> =
+                place.far_from.iter().map(|far| format!("`{}` (node {})", far.port, far.node)).collect();
+            let _ = write!(text, ", far from {}", far.join(", "));
+        }
+        text.push('\n');
     }
     console::print(&text)
 }

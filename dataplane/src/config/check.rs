@@ -1,4 +1,4 @@
-//! Checks of ports and cores: what each key alone cannot tell.
+//! Checks of ports: what each key alone cannot tell.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,8 +10,6 @@ use super::load::Loaded;
 use super::plan::PortPlan;
 use super::port::{Capability, Link, Port, Qp, SOFT};
 use super::tree;
-use crate::topology::{Topology, Workers};
-use crate::units::CoreId;
 
 /// A packet names its port in a byte.
 const MAX_PORTS: usize = 255;
@@ -37,7 +35,7 @@ pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<O
                 *path = loaded.source().resolve(path);
             }
         }
-        Some(PortPlan { input: inputs.contains(&index), peer, span: entry.span.clone(), config })
+        Some(PortPlan { input: inputs.contains(&index), node: None, peer, span: entry.span.clone(), config })
     };
     let ports: Vec<_> = loaded.ports.iter().enumerate().map(plan).collect();
     checker.devices();
@@ -256,47 +254,6 @@ impl<'a> Checker<'a, '_> {
                 );
                 self.diagnostics.push(mistake.help("name it in `input` of [pipeline] or as `port` of a `tx` stage"));
             }
-        }
-    }
-}
-
-/// The cores of the workers.
-pub(super) fn cores(
-    loaded: &Loaded<'_>,
-    ports: &[Option<PortPlan>],
-    topology: &Topology,
-    diagnostics: &mut Diagnostics,
-) -> Option<Vec<CoreId>> {
-    let workers = &loaded.runtime.as_ref()?.workers;
-    if let Workers::Cores(cores) = workers {
-        for (at, &id) in cores.iter().enumerate() {
-            let (message, help) = match topology.core(id) {
-                None => {
-                    let exist = Topology::list(topology.cores().iter().map(|core| core.id));
-                    (format!("core {id} doesn't exist"), format!("this machine has the cores {exist}"))
-                }
-                Some(core) if !core.allowed => (
-                    format!("core {id} is outside the affinity mask of this process"),
-                    format!("this process may use the cores {}", topology.allowed_list()),
-                ),
-                Some(_) if cores[..at].contains(&id) => {
-                    (format!("core {id} is given to two workers"), "give each worker a core of its own".to_owned())
-                }
-                Some(_) => continue,
-            };
-            diagnostics.push(Mistake::error(loaded.locate(&format!("runtime.workers[{at}]")), message).help(help));
-        }
-    }
-    let devices: Vec<&str> = ports.iter().flatten().map(|port| port.config.device.as_str()).collect();
-    match topology.place(workers, &devices) {
-        Ok(cores) => Some(cores),
-        Err(error) => {
-            // Given cores were each looked at before, with their own places.
-            if !matches!(workers, Workers::Cores(_)) {
-                let mistake = Mistake::error(loaded.locate("runtime.workers"), error.to_string());
-                diagnostics.push(mistake.help("ask for fewer workers, or widen the affinity mask of the process"));
-            }
-            None
         }
     }
 }

@@ -23,6 +23,7 @@
 
 mod check;
 mod connection;
+mod cores;
 mod diagnostics;
 mod explain;
 mod graph;

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::check;
+use super::cores;
 use super::diagnostics::Diagnostics;
 use super::graph;
 use super::load::Loaded;
@@ -13,7 +14,7 @@ use super::port::{Link, Port};
 use super::runtime::{Hugepages, Runtime};
 use super::source::Span;
 use crate::topology::Topology;
-use crate::units::CoreId;
+use crate::units::{CoreId, NumaNode};
 
 /// What the plan must know of the kinds of stages.
 pub trait Catalog {
@@ -75,6 +76,9 @@ pub struct PortPlan {
     pub span: Span,
     /// Whether what it receives enters the pipeline.
     pub input: bool,
+    /// The NUMA node that it is on: `numa_node` of the config, else what the kernel says of its device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<NumaNode>,
     /// The index of the port at the other end of a loopback, which may be this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<usize>,
@@ -105,8 +109,9 @@ pub fn plan(
     topology: &Topology,
     diagnostics: &mut Diagnostics,
 ) -> Option<Plan> {
-    let ports = check::ports(loaded, diagnostics);
-    let cores = check::cores(loaded, &ports, topology, diagnostics);
+    let mut ports = check::ports(loaded, diagnostics);
+    cores::nodes(loaded, &mut ports, topology, diagnostics);
+    let cores = cores::cores(loaded, &ports, topology, diagnostics);
     check::spread(loaded, &ports, cores.as_ref().map_or(1, Vec::len), diagnostics);
     let buffers = memory::memory(loaded, &ports, diagnostics);
     let graph = graph::resolve(loaded, catalog, diagnostics);
@@ -163,9 +168,10 @@ impl fmt::Display for Plan {
                 }
                 _ => format!(" {}", link.kind()),
             });
+            let node = port.node.map_or(String::new(), |node| format!(", node {node}"));
             let input = if port.input { ", input" } else { "" };
             let (rx, tx) = (config.rx_depth, config.tx_depth);
-            writeln!(f, "  {}: {}{link}, {qp}, rx {rx}, tx {tx}{input}", config.name, config.device)?;
+            writeln!(f, "  {}: {}{link}, {qp}, rx {rx}, tx {tx}{node}{input}", config.name, config.device)?;
         }
         writeln!(f, "\nstages")?;
         for node in self.order.iter().filter_map(|&index| self.nodes.get(index)) {

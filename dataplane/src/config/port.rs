@@ -405,6 +405,10 @@ pub struct Port {
     #[serde(default = "first_port", deserialize_with = "within::<_, u8, 1, 255>")]
     #[schemars(range(min = 1, max = 255))]
     pub device_port: u8,
+    /// The NUMA node that its workers and their memory should be on. Absent: that of the device, where the kernel tells.
+    #[serde(default, deserialize_with = "within_some::<_, u32, 0, 1023>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1023))]
+    pub numa_node: Option<u32>,
     /// The type of its queue pairs.
     #[serde(default)]
     pub qp: Qp,

@@ -57,7 +57,8 @@ pub enum Timestamps {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Runtime {
-    /// `"auto"`: one worker on the core that suits it best. A number: so many. An array of core ids: one on each.
+    /// `"auto"`: one worker on the core that suits it best, near the devices of the ports. A number: so many. An array of
+    /// core ids: one on each.
     #[schemars(schema_with = "workers_schema")]
     #[serde(serialize_with = "write_workers", deserialize_with = "read_workers")]
     pub workers: Workers,

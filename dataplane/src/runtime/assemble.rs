@@ -48,7 +48,10 @@ pub fn assemble(
 pub fn assemble_offline(source: &Source, registry: &Registry, diagnostics: &mut Diagnostics) -> Option<Assembly> {
     /// More than any config has workers.
     const CORES: u32 = 4096;
-    build(source, registry, Topology::uniform(CORES), true, diagnostics)
+    let cores = Topology::uniform(CORES).cores().to_vec();
+    // Without nodes, so that any will do.
+    let topology = Topology::from_parts(cores, Vec::new(), Vec::new(), Vec::new());
+    build(source, registry, topology, true, diagnostics)
 }
 
 fn build(

@@ -6,20 +6,22 @@
 use std::fs;
 use std::path::Path;
 
-use hwloc2::{ObjectType, TopologyObject};
+use hwloc2::{ObjectType, TopologyFlag, TopologyObject};
 
-use super::{Cache, Core, Device, DeviceKind, HugePages, Node, Topology};
+use super::{Cache, Core, Device, DeviceKind, HugePages, Node, Topology, parse_ranges, status_list};
 use crate::error::{Error, Result};
 use crate::units::{Bytes, CoreId, NumaNode};
 
 impl Topology {
-    /// Reads the topology of this machine, with the affinity mask of the calling thread as what is allowed.
+    /// Reads the topology of this machine, with the affinity mask of the calling thread and the memory nodes of its
+    /// cpuset as what is allowed.
     ///
     /// # Errors
     ///
     /// [`Error::Topology`] when hwloc cannot load the topology or finds no processor.
     pub fn discover() -> Result<Self> {
-        let machine = hwloc2::Topology::new()
+        // Without the flag hwloc leaves out what the cpuset of a container keeps from this process, as if it weren't there.
+        let machine = hwloc2::Topology::with_flags(vec![TopologyFlag::IncludeDisallowed])
             .ok_or_else(|| Error::Topology("hwloc could not read the topology of this machine from /sys".to_owned()))?;
         let cores = cores(&machine);
         if cores.is_empty() {
@@ -27,7 +29,9 @@ impl Topology {
         }
         let caches = caches(&machine, &cores);
         let sysfs = Path::new("/sys");
-        Ok(Self::from_parts(cores, caches, nodes(sysfs), devices(sysfs)))
+        let nodes = nodes(sysfs, status_list("Mems_allowed_list").as_deref());
+        let offline = offline(sysfs, &cores);
+        Ok(Self::from_parts(cores, caches, nodes, devices(sysfs)).with_offline(offline))
     }
 }
 
@@ -43,6 +47,13 @@ fn cores(machine: &hwloc2::Topology) -> Vec<Core> {
         allowed: allowed.iter().any(|core| core.id == unit.os_index() as usize),
     };
     units.iter().map(core).collect()
+}
+
+/// What the machine has and hwloc, which asks for what is online, doesn't know.
+fn offline(sysfs: &Path, cores: &[Core]) -> Vec<CoreId> {
+    let present = fs::read_to_string(sysfs.join("devices/system/cpu/present")).unwrap_or_default();
+    let known = |id: &CoreId| cores.iter().any(|core| core.id == *id);
+    parse_ranges(&present).into_iter().map(CoreId).filter(|id| !known(id)).collect()
 }
 
 fn ancestor<'a>(object: &'a TopologyObject, kind: &ObjectType) -> Option<&'a TopologyObject> {
@@ -73,20 +84,26 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-fn nodes(sysfs: &Path) -> Vec<Node> {
+/// The nodes, with those that memory may be taken from; all of them where that is unknown.
+fn nodes(sysfs: &Path, allowed: Option<&[u32]>) -> Vec<Node> {
     let folder = sysfs.join("devices/system/node");
     let mut nodes: Vec<Node> = names(&folder)
         .iter()
         .filter_map(|name| {
             let id = name.strip_prefix("node")?.parse().ok()?;
             let folder = folder.join(name);
-            Some(Node { id: NumaNode(id), memory: memory(&folder), hugepages: hugepages(&folder.join("hugepages")) })
+            Some(Node {
+                id: NumaNode(id),
+                memory: memory(&folder),
+                allowed: allowed.is_none_or(|allowed| allowed.contains(&id)),
+                hugepages: hugepages(&folder.join("hugepages")),
+            })
         })
         .collect();
     if nodes.is_empty() {
         // A kernel built without NUMA support shows no nodes: all its memory is node 0.
         let hugepages = hugepages(&sysfs.join("kernel/mm/hugepages"));
-        nodes.push(Node { id: NumaNode(0), memory: Bytes(0), hugepages });
+        nodes.push(Node { id: NumaNode(0), memory: Bytes(0), allowed: true, hugepages });
     }
     nodes
 }
@@ -121,13 +138,54 @@ fn devices(sysfs: &Path) -> Vec<Device> {
     for (class, kind) in classes {
         let folder = sysfs.join("class").join(class);
         for name in names(&folder) {
-            // The kernel writes -1 where it doesn't know the node.
-            let node = number(&folder.join(&name).join("device/numa_node"));
-            let node = node.and_then(|node| u32::try_from(node).ok()).map(NumaNode);
-            devices.push(Device { name, kind, node });
+            let on = match kind {
+                DeviceKind::Verbs => below_verbs(&folder.join(&name)),
+                DeviceKind::Net => below_net(&folder.join(&name)),
+            };
+            let node = own_node(&folder.join(&name)).or_else(|| node_below(sysfs, &on, LAYERS));
+            devices.push(Device { name, kind, on, node });
         }
     }
     devices
+}
+
+/// The node of the hardware of a device. The kernel writes -1 where it doesn't know.
+fn own_node(device: &Path) -> Option<NumaNode> {
+    number(&device.join("device/numa_node")).and_then(|node| u32::try_from(node).ok()).map(NumaNode)
+}
+
+/// Interfaces are stacked at most so deep (`MAX_NEST_DEV` of Linux).
+const LAYERS: u32 = 8;
+
+/// The node of the interfaces that a device of software works on, where those that have one have the same.
+fn node_below(sysfs: &Path, interfaces: &[String], layers: u32) -> Option<NumaNode> {
+    let layers = layers.checked_sub(1)?;
+    let node = |name: &String| {
+        let folder = sysfs.join("class/net").join(name);
+        own_node(&folder).or_else(|| node_below(sysfs, &below_net(&folder), layers))
+    };
+    let mut nodes = interfaces.iter().filter_map(node);
+    let first = nodes.next()?;
+    nodes.all(|node| node == first).then_some(first)
+}
+
+/// The interface of a verbs device that has no hardware of its own: rxe has a file for it, others have that of their first
+/// GID.
+fn below_verbs(device: &Path) -> Vec<String> {
+    if device.join("device").exists() {
+        return Vec::new();
+    }
+    let files = ["parent", "ports/1/gid_attrs/ndevs/0"].map(|file| fs::read_to_string(device.join(file)));
+    let name = files.into_iter().flatten().map(|name| name.trim().to_owned()).find(|name| !name.is_empty());
+    name.into_iter().collect()
+}
+
+/// The interfaces below a VLAN, a bond and the like.
+fn below_net(interface: &Path) -> Vec<String> {
+    let mut below: Vec<String> =
+        names(interface).iter().filter_map(|name| Some(name.strip_prefix("lower_")?.to_owned())).collect();
+    below.sort();
+    below
 }
 
 #[cfg(test)]
@@ -167,10 +225,15 @@ mod tests {
                 ("class/infiniband/mlx5_0/device/numa_node", "1\n"),
                 ("class/net/eth0/device/numa_node", "-1\n"),
                 ("class/net/lo/mtu", "65536\n"),
+                ("devices/system/cpu/present", "0-2\n"),
             ],
         );
         let hugepages = vec![HugePages { size: Bytes(2 << 20), total: 4, free: 3 }];
-        assert_eq!(nodes(&tree.0), [Node { id: NumaNode(1), memory: Bytes(2 << 20), hugepages }]);
+        let node = |allowed| Node { id: NumaNode(1), memory: Bytes(2 << 20), allowed, hugepages: hugepages.clone() };
+        assert_eq!(nodes(&tree.0, None), [node(true)]);
+        assert_eq!(nodes(&tree.0, Some(&[1])), [node(true)]);
+        assert_eq!(nodes(&tree.0, Some(&[0])), [node(false)]);
+        assert_eq!(offline(&tree.0, Topology::uniform(2).cores()), [CoreId(2)]);
         let topology = Topology::from_parts(Vec::new(), Vec::new(), Vec::new(), devices(&tree.0));
         let found: Vec<_> = topology.devices().iter().map(|device| (device.name.as_str(), device.node)).collect();
         assert_eq!(found, [("mlx5_0", Some(NumaNode(1))), ("eth0", None), ("lo", None)]);
@@ -179,9 +242,52 @@ mod tests {
     }
 
     #[test]
+    fn a_device_of_software_is_where_its_interface_is() {
+        let tree = Tree::new(
+            "stacked",
+            &[
+                ("class/net/nic0/device/numa_node", "0\n"),
+                ("class/net/nic1/device/numa_node", "1\n"),
+                ("class/net/vlan1/lower_nic1/mtu", ""),
+                ("class/net/bond0/lower_nic0/mtu", ""),
+                ("class/net/bond0/lower_nic1/mtu", ""),
+                ("class/net/tun0/mtu", ""),
+                ("class/net/bridge1/lower_tun0/mtu", ""),
+                ("class/net/bridge1/lower_vlan1/mtu", ""),
+                ("class/net/ring/lower_ring/mtu", ""),
+                ("class/infiniband/rxe0/parent", "nic0\n"),
+                ("class/infiniband/rxe1/parent", "vlan1\n"),
+                ("class/infiniband/siw1/ports/1/gid_attrs/ndevs/0", "nic1\n"),
+                ("class/infiniband/lost/parent", "gone\n"),
+                ("class/infiniband/bare/parent", "\n"),
+            ],
+        );
+        let topology = Topology::from_parts(Vec::new(), Vec::new(), Vec::new(), devices(&tree.0));
+        for (name, on, node) in [
+            ("nic1", &[][..], Some(1)),
+            ("vlan1", &["nic1"], Some(1)),
+            ("bond0", &["nic0", "nic1"], None),
+            ("bridge1", &["tun0", "vlan1"], Some(1)),
+            ("ring", &["ring"], None),
+            ("rxe0", &["nic0"], Some(0)),
+            ("rxe1", &["vlan1"], Some(1)),
+            ("siw1", &["nic1"], Some(1)),
+            ("lost", &["gone"], None),
+            ("bare", &[], None),
+        ] {
+            let device = topology.devices().iter().find(|device| device.name == name).unwrap();
+            assert_eq!(
+                (device.on.as_slice(), device.node),
+                (&on.iter().map(|&on| on.to_owned()).collect::<Vec<_>>()[..], node.map(NumaNode)),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
     fn a_kernel_without_nodes_has_one() {
         let tree = Tree::new("flat", &[("kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages", "0\n")]);
-        assert_eq!(nodes(&tree.0).len(), 1);
+        assert_eq!(nodes(&tree.0, Some(&[])).len(), 1);
         assert!(devices(&tree.0).is_empty());
     }
 

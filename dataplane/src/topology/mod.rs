@@ -8,6 +8,7 @@ mod pin;
 mod place;
 
 use std::fmt;
+use std::fs;
 
 use serde::Serialize;
 
@@ -58,8 +59,10 @@ pub struct HugePages {
 pub struct Node {
     /// Its number.
     pub id: NumaNode,
-    /// The memory on it.
+    /// The memory on it. A node may have none, only cores.
     pub memory: Bytes,
+    /// Whether this process may take memory from it (`cpuset.mems`, see `cpuset(7)`).
+    pub allowed: bool,
     /// The huge pages reserved on it, one entry for each page size.
     pub hugepages: Vec<HugePages>,
 }
@@ -81,7 +84,9 @@ pub struct Device {
     pub name: String,
     /// What it is.
     pub kind: DeviceKind,
-    /// Its node; absent for a virtual device and on a machine of one node.
+    /// The network interfaces that it works on, where it is made of software: what is below a VLAN or an rxe device.
+    pub on: Vec<String>,
+    /// Its node, or that of what it works on; absent for a virtual device and where the firmware doesn't tell.
     pub node: Option<NumaNode>,
 }
 
@@ -89,6 +94,8 @@ pub struct Device {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Topology {
     cores: Vec<Core>,
+    /// Cores that the machine has and that are switched off.
+    offline: Vec<CoreId>,
     caches: Vec<Cache>,
     nodes: Vec<Node>,
     devices: Vec<Device>,
@@ -106,20 +113,33 @@ impl Topology {
         caches.sort_by_key(|cache| (cache.level, cache.cores.first().copied()));
         nodes.sort_by_key(|node| node.id);
         devices.sort_by(|a, b| (a.kind as u8, &a.name).cmp(&(b.kind as u8, &b.name)));
-        Self { cores, caches, nodes, devices }
+        Self { cores, offline: Vec::new(), caches, nodes, devices }
+    }
+
+    /// The same machine with these cores switched off, which are none of those that it has been given.
+    #[must_use]
+    pub fn with_offline(mut self, mut cores: Vec<CoreId>) -> Self {
+        cores.sort();
+        self.offline = cores;
+        self
     }
 
     /// A machine of `cores` cores without hyperthreads on one node, all of them allowed.
     pub fn uniform(cores: u32) -> Self {
         let node = NumaNode(0);
         let core = |id| Core { id: CoreId(id), physical: id, package: 0, node, allowed: true };
-        let nodes = vec![Node { id: node, memory: Bytes(1 << 30), hugepages: Vec::new() }];
+        let nodes = vec![Node { id: node, memory: Bytes(1 << 30), allowed: true, hugepages: Vec::new() }];
         Self::from_parts((0..cores).map(core).collect(), Vec::new(), nodes, Vec::new())
     }
 
     /// The cores, by number.
     pub fn cores(&self) -> &[Core] {
         &self.cores
+    }
+
+    /// The cores that are switched off, by number.
+    pub fn offline(&self) -> &[CoreId] {
+        &self.offline
     }
 
     /// The caches, by level.
@@ -142,9 +162,26 @@ impl Topology {
         self.cores.iter().find(|core| core.id == id)
     }
 
+    /// The node of this number.
+    pub fn node(&self, id: NumaNode) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.id == id)
+    }
+
+    /// Whether a worker on a core of this node can have its memory there. Of a node that isn't listed nothing is known
+    /// that speaks against it.
+    pub fn has_memory(&self, id: NumaNode) -> bool {
+        // A kernel that knows no nodes is shown as having one, and doesn't tell its memory.
+        self.node(id).is_none_or(|node| node.allowed && (node.memory.0 != 0 || self.nodes.len() == 1))
+    }
+
     /// The node that a device of this name is plugged into, if it is known.
     pub fn node_of_device(&self, name: &str) -> Option<NumaNode> {
         self.devices.iter().find(|device| device.name == name)?.node
+    }
+
+    /// The cores of a node that this process may run on, by number.
+    pub fn near(&self, node: NumaNode) -> impl Iterator<Item = CoreId> {
+        self.allowed().filter(move |core| core.node == node).map(|core| core.id)
     }
 
     /// The cores that this process may run on, by number.
@@ -162,47 +199,100 @@ impl Topology {
         ranges(cores.into_iter().map(|core| core.0))
     }
 
-    fn caches_of(&self, core: CoreId, level: u8) -> Option<&Cache> {
+    fn cache_of(&self, core: CoreId, level: u8) -> Option<&Cache> {
         self.caches.iter().find(|cache| cache.level == level && cache.cores.contains(&core))
+    }
+
+    fn core_rows(&self) -> Vec<Vec<String>> {
+        let heading = ["core", "node", "socket", "physical", "threads", "L1", "L2", "L3", "L2 of", "L3 of", "allowed"];
+        let row = |core: &Core| {
+            let threads = self.cores.iter().filter(|other| other.physical == core.physical).map(|other| other.id);
+            let cache = |level| self.cache_of(core.id, level);
+            let size = |level| cache(level).map_or("-".to_owned(), |cache| cache.size.to_string());
+            let shared = |level| cache(level).map_or("-".to_owned(), |cache| Self::list(cache.cores.iter().copied()));
+            vec![
+                core.id.to_string(),
+                core.node.to_string(),
+                core.package.to_string(),
+                core.physical.to_string(),
+                Self::list(threads),
+                size(1),
+                size(2),
+                size(3),
+                shared(2),
+                shared(3),
+                yes(core.allowed),
+            ]
+        };
+        [heading.map(str::to_owned).to_vec()].into_iter().chain(self.cores.iter().map(row)).collect()
+    }
+
+    fn node_rows(&self) -> Vec<Vec<String>> {
+        let heading = ["node", "memory", "cores", "huge pages (free of total)", "allowed"];
+        let row = |node: &Node| {
+            let pages = |pages: &HugePages| format!("{}: {} of {}", pages.size, pages.free, pages.total);
+            let cores = self.cores.iter().filter(|core| core.node == node.id).map(|core| core.id);
+            vec![
+                node.id.to_string(),
+                format!("{} MiB", node.memory.0 >> 20),
+                or_dash(Self::list(cores)),
+                or_dash(node.hugepages.iter().map(pages).collect::<Vec<_>>().join(", ")),
+                yes(node.allowed),
+            ]
+        };
+        [heading.map(str::to_owned).to_vec()].into_iter().chain(self.nodes.iter().map(row)).collect()
+    }
+
+    fn device_rows(&self) -> Vec<Vec<String>> {
+        let heading = ["device", "kind", "on", "node", "cores near it"];
+        let row = |device: &Device| {
+            let kind = match device.kind {
+                DeviceKind::Verbs => "verbs",
+                DeviceKind::Net => "net",
+            };
+            vec![
+                device.name.clone(),
+                kind.to_owned(),
+                or_dash(device.on.join(", ")),
+                device.node.map_or("-".to_owned(), |node| node.to_string()),
+                or_dash(device.node.map_or(String::new(), |node| Self::list(self.near(node)))),
+            ]
+        };
+        [heading.map(str::to_owned).to_vec()].into_iter().chain(self.devices.iter().map(row)).collect()
     }
 }
 
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "core  physical  socket  node  L1     L2     L3     shares L3 with   allowed")?;
-        for core in &self.cores {
-            write!(f, "{:<6}{:<10}{:<8}{:<6}", core.id.0, core.physical, core.package, core.node.0)?;
-            for level in 1..=3 {
-                let size = self.caches_of(core.id, level).map_or("-".to_owned(), |cache| cache.size.to_string());
-                write!(f, "{size:<7}")?;
-            }
-            let mates = self.caches_of(core.id, 3).map_or(String::new(), |cache| {
-                ranges(cache.cores.iter().filter(|&&other| other != core.id).map(|other| other.0))
-            });
-            let mates = if mates.is_empty() { "-" } else { mates.as_str() };
-            writeln!(f, "{mates:<17}{}", if core.allowed { "yes" } else { "no" })?;
+        table(f, &self.core_rows())?;
+        if !self.offline.is_empty() {
+            writeln!(f, "offline: {}", Self::list(self.offline.iter().copied()))?;
         }
-        writeln!(f, "\nnode  memory     huge pages (free of total)")?;
-        for node in &self.nodes {
-            let pages: Vec<String> = node
-                .hugepages
-                .iter()
-                .map(|pages| format!("{}: {} of {}", pages.size, pages.free, pages.total))
-                .collect();
-            let pages = if pages.is_empty() { "-".to_owned() } else { pages.join(", ") };
-            writeln!(f, "{:<6}{:<11}{pages}", node.id.0, format!("{} MiB", node.memory.0 >> 20))?;
-        }
-        writeln!(f, "\ndevice           kind   node")?;
-        for device in &self.devices {
-            let kind = match device.kind {
-                DeviceKind::Verbs => "verbs",
-                DeviceKind::Net => "net",
-            };
-            let node = device.node.map_or("-".to_owned(), |node| node.to_string());
-            writeln!(f, "{:<17}{kind:<7}{node}", device.name)?;
-        }
-        Ok(())
+        writeln!(f)?;
+        table(f, &self.node_rows())?;
+        writeln!(f)?;
+        table(f, &self.device_rows())
     }
+}
+
+fn yes(is: bool) -> String {
+    if is { "yes" } else { "no" }.to_owned()
+}
+
+fn or_dash(text: String) -> String {
+    if text.is_empty() { "-".to_owned() } else { text }
+}
+
+/// Columns as wide as they must be.
+fn table(f: &mut fmt::Formatter<'_>, rows: &[Vec<String>]) -> fmt::Result {
+    let columns = rows.first().map_or(0, Vec::len);
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in rows {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
+        writeln!(f, "{}", cells.join("  ").trim_end())?;
+    }
+    Ok(())
 }
 
 /// Numbers in ascending order as a list of ranges: `0-3, 8`.
@@ -230,6 +320,12 @@ fn parse_ranges(text: &str) -> Vec<u32> {
     numbers
 }
 
+/// A list of numbers from what the kernel tells of the calling thread, `proc_pid_status(5)`.
+fn status_list(field: &str) -> Option<Vec<u32>> {
+    let status = fs::read_to_string("/proc/thread-self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).map(parse_ranges)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,15 +340,38 @@ mod tests {
     }
 
     #[test]
-    fn the_table_names_every_core_node_and_device() {
-        let mut topology = Topology::uniform(2);
+    fn the_tables_name_every_core_node_and_device() {
+        let mut topology = Topology::uniform(2).with_offline(vec![CoreId(3), CoreId(2)]);
         topology.caches = vec![Cache { level: 3, size: Bytes(32 << 20), cores: vec![CoreId(0), CoreId(1)] }];
-        topology.devices = vec![Device { name: "mlx5_0".into(), kind: DeviceKind::Verbs, node: Some(NumaNode(0)) }];
+        let device = |name: &str, on: &[&str], node: Option<u32>| Device {
+            name: name.into(),
+            kind: DeviceKind::Verbs,
+            on: on.iter().map(|&name| name.to_owned()).collect(),
+            node: node.map(NumaNode),
+        };
+        topology.devices = vec![device("mlx5_0", &[], Some(0)), device("rxe0", &["eth0"], None)];
         let text = topology.to_string();
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(lines[1], ["0", "0", "0", "0", "-", "-", "32M", "1", "yes"]);
-        assert_eq!(lines[2], ["1", "1", "0", "0", "-", "-", "32M", "0", "yes"]);
-        assert!(lines.contains(&vec!["0", "1024", "MiB", "-"]));
-        assert!(lines.contains(&vec!["mlx5_0", "verbs", "0"]));
+        assert_eq!(lines[1], ["0", "0", "0", "0", "0", "-", "-", "32M", "-", "0-1", "yes"]);
+        assert_eq!(lines[2], ["1", "0", "0", "1", "1", "-", "-", "32M", "-", "0-1", "yes"]);
+        for line in [
+            &["offline:", "2-3"][..],
+            &["0", "1024", "MiB", "0-1", "-", "yes"],
+            &["mlx5_0", "verbs", "-", "0", "0-1"],
+            &["rxe0", "verbs", "eth0", "-", "-"],
+        ] {
+            assert!(lines.iter().any(|found| found == line), "{line:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_node_may_have_no_memory_to_give() {
+        let node =
+            |id, memory, allowed| Node { id: NumaNode(id), memory: Bytes(memory), allowed, hugepages: Vec::new() };
+        let nodes = vec![node(0, 1 << 30, true), node(1, 0, true), node(2, 1 << 30, false)];
+        let topology = Topology::from_parts(Vec::new(), Vec::new(), nodes, Vec::new());
+        assert_eq!([0, 1, 2, 3].map(|id| topology.has_memory(NumaNode(id))), [true, false, false, true]);
+        let flat = Topology::from_parts(Vec::new(), Vec::new(), vec![node(0, 0, true)], Vec::new());
+        assert!(flat.has_memory(NumaNode(0)), "a kernel without NUMA does not tell");
     }
 }

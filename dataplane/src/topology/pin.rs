@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use super::{parse_ranges, ranges};
+use super::{parse_ranges, ranges, status_list};
 use crate::error::{Error, Result};
 use crate::units::CoreId;
 
@@ -22,14 +22,8 @@ pub fn pin_current_thread(core: CoreId) -> Result<()> {
     let online = online.map_or("unknown".to_owned(), ranges);
     Err(Error::Topology(format!(
         "a thread cannot be pinned to core {core}: online are {online}; this process may use {}",
-        allowed().map_or("unknown".to_owned(), ranges)
+        status_list("Cpus_allowed_list").map_or("unknown".to_owned(), ranges)
     )))
-}
-
-/// The affinity mask of the process, from `proc(5)`.
-fn allowed() -> Option<Vec<u32>> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).map(parse_ranges)
 }
 
 #[cfg(test)]

@@ -24,22 +24,21 @@ pub enum Workers {
 impl Topology {
     /// The cores that the workers run on, in the order of the workers.
     ///
-    /// Where the cores are not given, those come first that are local to the devices, then those that are another
-    /// physical core, then those that are not core 0, on which the kernel does much of its own work. `devices` are
-    /// names of verbs devices or network interfaces; names that are unknown here count for nothing.
+    /// Where the cores are not given, those come first that are on one of the nodes `near`, then those that have memory
+    /// on their node, then those that are not core 0, on which the kernel does much of its own work, then those that
+    /// are another physical core. Without `near`, all cores are alike near.
     ///
     /// # Errors
     ///
     /// [`Error::Topology`] when there are more workers than allowed cores, or a given core doesn't exist, isn't allowed
     /// or is there twice. The text names the cores that are allowed.
-    pub fn place(&self, workers: &Workers, devices: &[&str]) -> Result<Vec<CoreId>> {
+    pub fn place(&self, workers: &Workers, near: &[NumaNode]) -> Result<Vec<CoreId>> {
         let count = match workers {
             Workers::Auto => 1,
             Workers::Count(count) => *count,
             Workers::Cores(cores) => return self.check(cores).map(|()| cores.clone()),
         };
-        let nodes: HashSet<NumaNode> = devices.iter().filter_map(|name| self.node_of_device(name)).collect();
-        let ranked = self.ranked(&nodes);
+        let ranked = self.ranked(near);
         if count == 0 || ranked.len() < count {
             return Err(Error::Topology(format!(
                 "{count} workers cannot be placed: this process may use {} cores ({})",
@@ -51,7 +50,7 @@ impl Topology {
     }
 
     /// All allowed cores, best first.
-    fn ranked(&self, nodes: &HashSet<NumaNode>) -> Vec<CoreId> {
+    fn ranked(&self, near: &[NumaNode]) -> Vec<CoreId> {
         let mut taken = HashSet::new();
         // Core 0 last among equals, so that its sibling thread is what a worker gets of that physical core.
         let mut cores: Vec<_> = self.allowed().collect();
@@ -59,9 +58,9 @@ impl Topology {
         let mut ranked: Vec<_> = cores
             .into_iter()
             .map(|core| {
-                let remote = !nodes.is_empty() && !nodes.contains(&core.node);
+                let remote = !near.is_empty() && !near.contains(&core.node);
                 let sibling = !taken.insert(core.physical);
-                (core.id == CoreId(0), remote, sibling, core.id)
+                (remote, !self.has_memory(core.node), core.id == CoreId(0), sibling, core.id)
             })
             .collect();
         ranked.sort();
@@ -72,6 +71,7 @@ impl Topology {
         let mut seen = HashSet::new();
         for &id in cores {
             let wrong = match self.core(id) {
+                None if self.offline.contains(&id) => "is offline",
                 None => "doesn't exist",
                 Some(core) if !core.allowed => "is outside the affinity mask of this process",
                 Some(_) if !seen.insert(id) => "is given to two workers",
@@ -85,8 +85,9 @@ impl Topology {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Core, Device, DeviceKind};
+    use super::super::{Core, Node};
     use super::*;
+    use crate::units::Bytes;
 
     /// Two nodes of two physical cores with two threads each, numbered as Linux numbers them: threads of a core are
     /// four apart.
@@ -98,27 +99,34 @@ mod tests {
             node: NumaNode(id % 4 / 2),
             allowed: true,
         };
-        let device =
-            |name: &str, node| Device { name: name.into(), kind: DeviceKind::Verbs, node: Some(NumaNode(node)) };
-        Topology::from_parts(
-            (0..8).map(core).collect(),
-            Vec::new(),
-            Vec::new(),
-            vec![device("mlx5_0", 0), device("mlx5_1", 1)],
-        )
+        let node = |id| Node { id: NumaNode(id), memory: Bytes(1 << 30), allowed: true, hugepages: Vec::new() };
+        Topology::from_parts((0..8).map(core).collect(), Vec::new(), (0..2).map(node).collect(), Vec::new())
     }
 
-    fn placed(topology: &Topology, count: usize, devices: &[&str]) -> Vec<u32> {
-        topology.place(&Workers::Count(count), devices).unwrap().into_iter().map(|id| id.0).collect()
+    fn placed(topology: &Topology, count: usize, near: &[u32]) -> Vec<u32> {
+        let near: Vec<NumaNode> = near.iter().copied().map(NumaNode).collect();
+        topology.place(&Workers::Count(count), &near).unwrap().into_iter().map(|id| id.0).collect()
     }
 
     #[test]
     fn local_cores_come_first_then_whole_cores_then_threads_and_core_0_last() {
         let topology = two_nodes();
-        assert_eq!(placed(&topology, 8, &["mlx5_1"]), [2, 3, 6, 7, 1, 4, 5, 0]);
-        assert_eq!(placed(&topology, 8, &["mlx5_0"]), [1, 4, 5, 2, 3, 6, 7, 0]);
-        assert_eq!(placed(&topology, 8, &["soft"]), [1, 2, 3, 4, 5, 6, 7, 0]);
-        assert_eq!(topology.place(&Workers::Auto, &["mlx5_1"]).unwrap(), [CoreId(2)]);
+        assert_eq!(placed(&topology, 8, &[1]), [2, 3, 6, 7, 1, 4, 5, 0]);
+        assert_eq!(placed(&topology, 8, &[0]), [1, 4, 5, 0, 2, 3, 6, 7]);
+        assert_eq!(placed(&topology, 8, &[]), [1, 2, 3, 4, 5, 6, 7, 0]);
+        assert_eq!(placed(&topology, 8, &[0, 1]), [1, 2, 3, 4, 5, 6, 7, 0]);
+        assert_eq!(topology.place(&Workers::Auto, &[NumaNode(1)]).unwrap(), [CoreId(2)]);
+    }
+
+    #[test]
+    fn cores_without_memory_come_after_those_with_some() {
+        let mut topology = two_nodes();
+        topology.nodes[0].memory = Bytes(0);
+        assert_eq!(placed(&topology, 8, &[]), [2, 3, 6, 7, 1, 4, 5, 0]);
+        assert_eq!(placed(&topology, 3, &[0]), [1, 4, 5], "near the device still comes first");
+        topology.nodes[0].memory = Bytes(1 << 30);
+        topology.nodes[1].allowed = false;
+        assert_eq!(placed(&topology, 4, &[]), [1, 4, 5, 0]);
     }
 
     #[test]
@@ -133,18 +141,19 @@ mod tests {
         cores[2].allowed = false;
         cores[3].allowed = false;
         let topology = Topology { cores, ..two_nodes() };
-        assert_eq!(placed(&topology, 3, &["mlx5_1"]), [6, 7, 1]);
+        assert_eq!(placed(&topology, 3, &[1]), [6, 7, 1]);
         let error = topology.place(&Workers::Cores(vec![CoreId(2)]), &[]).unwrap_err().to_string();
         assert_eq!(error, "core 2 is outside the affinity mask of this process: this process may use 0-1, 4-7");
     }
 
     #[test]
     fn what_cannot_be_placed_is_named() {
-        let topology = Topology::uniform(2);
+        let topology = Topology::uniform(2).with_offline(vec![CoreId(2)]);
         for (workers, part) in [
             (Workers::Count(3), "3 workers cannot be placed: this process may use 2 cores (0-1)"),
             (Workers::Count(0), "0 workers"),
             (Workers::Cores(vec![CoreId(64)]), "core 64 doesn't exist: this process may use 0-1"),
+            (Workers::Cores(vec![CoreId(2)]), "core 2 is offline"),
             (Workers::Cores(vec![CoreId(1), CoreId(1)]), "core 1 is given to two workers"),
         ] {
             let error = topology.place(&workers, &[]).unwrap_err().to_string();

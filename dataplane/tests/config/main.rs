@@ -1,6 +1,7 @@
 //! Configs with mistakes: what is said of each, and where.
 
 mod connection;
+mod numa;
 mod ports;
 
 use dataplane::config::{self, Catalog, Diagnostics, Plan, Source, StageShape, Target};
@@ -46,11 +47,15 @@ struct Entry {
 }
 
 fn check(text: &str, overrides: &[(&str, &str)]) -> (Option<Plan>, Diagnostics) {
+    check_on(&Topology::uniform(4), text, overrides)
+}
+
+fn check_on(topology: &Topology, text: &str, overrides: &[(&str, &str)]) -> (Option<Plan>, Diagnostics) {
     let overrides: Vec<(String, String)> = overrides.iter().map(|&(key, value)| (key.into(), value.into())).collect();
     let source = Source::new("etc/x.toml", text, &overrides);
     let mut diagnostics = Diagnostics::new(&source);
     let loaded = config::load(&source, &mut diagnostics);
-    let plan = config::plan(&loaded, &Kinds, &Topology::uniform(4), &mut diagnostics);
+    let plan = config::plan(&loaded, &Kinds, topology, &mut diagnostics);
     for stage in 0..loaded.stage_count() {
         let read = |table| <Route as serde::Deserialize>::deserialize(toml::de::Deserializer::from(table));
         if loaded.stage_kind(stage) == Some("route") {
