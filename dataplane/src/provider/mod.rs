@@ -46,7 +46,7 @@ pub use wr_id::{WrId, WrKind};
 use crate::clock::Timebase;
 use crate::error::{Result, VerbError};
 use crate::mem::{Desc, Region, SlotLayout};
-use crate::units::{Gid, Lkey, QpNum, Rkey};
+use crate::units::{Gid, Lkey, QpNum, Rkey, Ticks};
 
 /// A source of devices.
 pub trait Provider: 'static {
@@ -99,8 +99,16 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// `EINVAL`: no such port, or no such place in its table.
     fn pkey(&self, port: u8, index: u16) -> Result<u16, VerbError>;
 
-    /// The clock that completion stamps count.
+    /// The clock that completion stamps count, as the device describes it: `completion_timestamp_mask` and
+    /// `hca_core_clock` (in kHz) of `ibv_query_device_ex(3)`.
     fn timebase(&self) -> Timebase;
+
+    /// What that clock shows now: `ibv_query_rt_values_ex(3)`, whose `raw_clock.tv_nsec` is ticks. It takes about a
+    /// microsecond of the bus, so it is not for workers; and a device that is gone is not asked, only answered for.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: it cannot be read. `EIO`: the device is gone.
+    fn raw_clock(&self) -> Result<Ticks, VerbError>;
 
     /// `ibv_alloc_pd(3)`.
     ///

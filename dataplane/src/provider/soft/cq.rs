@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::clock::{HostClock, Timebase};
 use crate::error::VerbError;
+use crate::provider::soft::counter::Counter;
 use crate::provider::soft::device::Shared;
 use crate::provider::soft::fault::Random;
 use crate::provider::soft::home::{Home, Use};
@@ -19,8 +20,8 @@ use crate::units::{QpNum, Ticks};
 #[derive(Clone, Debug)]
 pub(super) enum Stamps {
     None,
-    /// The device's counter, of which these bits show.
-    Ticks(HostClock, u64),
+    /// The device's counter.
+    Ticks(Arc<Counter>),
     /// Nanoseconds: what they were when the clock showed those ticks, and how ticks become nanoseconds.
     Wallclock(HostClock, Timebase, u64, Ticks),
 }
@@ -30,7 +31,7 @@ impl Stamps {
     pub(super) fn now(&self) -> Ticks {
         match self {
             Self::None => Ticks(0),
-            Self::Ticks(clock, mask) => Ticks(clock.now().0 & mask),
+            Self::Ticks(counter) => counter.now(),
             Self::Wallclock(clock, timebase, nanos, since) => {
                 Ticks(nanos.wrapping_add(timebase.between(*since, clock.now()).0))
             }

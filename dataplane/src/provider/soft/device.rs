@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::clock::{ClockSource, Timebase};
 use crate::error::{Error, Result, VerbError};
 use crate::mem::Region;
+use crate::provider::soft::counter::Counter;
 use crate::provider::soft::cq::{SoftCq, Stamps};
 use crate::provider::soft::fault::Random;
 use crate::provider::soft::handle::{SoftAh, SoftChannel, SoftMw, SoftSrq};
@@ -22,7 +23,7 @@ use crate::provider::{
     GidEntry, GidKind, LinkLayer, MwKind, Path, PollFields, PortAttributes, PortState, ProtectionDomain, Provider,
     QpSpec, QpType, SrqSpec,
 };
-use crate::units::{Gid, Nanos, QpNum};
+use crate::units::{Gid, Nanos, QpNum, Ticks};
 
 /// What a device has that lacks nothing.
 const HAS: [Capability; 9] = [
@@ -53,7 +54,8 @@ pub(super) struct Shared {
     numbers: AtomicU32,
     pub(super) cqs: AtomicU32,
     pub(super) queues: Mutex<Queues>,
-    wall: (u64, crate::units::Ticks),
+    wall: (u64, Ticks),
+    counter: Arc<Counter>,
 }
 
 /// The queue pairs of a device, and what those counted that are gone.
@@ -117,7 +119,7 @@ impl SoftDevice {
         }
         let has: Vec<_> = HAS.into_iter().filter(|capability| !spec.refuse.contains(capability)).collect();
         let stamped = has.contains(&Capability::Timestamps);
-        let timebase = spec.clock.timebase();
+        let counter = Counter::new(&spec.clock, spec.timestamp_mask, spec.counter.as_ref());
         let limits = spec.limits;
         let capabilities = Capabilities {
             firmware: env!("CARGO_PKG_VERSION").to_owned(),
@@ -135,11 +137,12 @@ impl SoftDevice {
             max_init_rd_atomic: 0,
             completion_vectors: 1,
             timestamp_mask: if stamped { spec.timestamp_mask } else { 0 },
-            clock_khz: if stamped { timebase.ticks(Nanos(1_000_000_000)).0 / 1_000 } else { 0 },
+            clock_khz: if stamped { counter.timebase().ticks(Nanos(1_000_000_000)).0 / 1_000 } else { 0 },
             has,
         };
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-        let nanos = if timebase.source == ClockSource::Virtual { 0 } else { nanos };
+        let nanos = if spec.clock.timebase().source == ClockSource::Virtual { 0 } else { nanos };
+        let nanos = nanos.wrapping_add_signed(spec.wall_ahead);
         let link = Link::new(&spec.link, spec.max_frame() as usize)?;
         Ok(Self(Arc::new(Shared {
             link,
@@ -154,6 +157,7 @@ impl SoftDevice {
             cqs: AtomicU32::new(0),
             queues: Mutex::default(),
             wall: (nanos, spec.clock.now()),
+            counter: Arc::new(counter),
             spec,
         })))
     }
@@ -239,9 +243,16 @@ impl Device for SoftDevice {
     }
 
     fn timebase(&self) -> Timebase {
-        let mut timebase = self.0.spec.clock.timebase();
-        timebase.mask &= self.0.spec.timestamp_mask;
-        timebase
+        self.0.counter.timebase()
+    }
+
+    fn raw_clock(&self) -> Result<Ticks, VerbError> {
+        const VERB: &str = "ibv_query_rt_values_ex";
+        self.0.check(VERB)?;
+        if !self.0.has(Capability::Timestamps) {
+            return Err(VerbError::new(VERB, libc::EOPNOTSUPP));
+        }
+        self.0.counter.read()
     }
 
     fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError> {
@@ -301,14 +312,17 @@ impl Device for SoftDevice {
                 granted.refused.push(capability);
             }
         }
-        let clock = &self.0.spec.clock;
-        let timebase = clock.timebase();
         let stamps = if granted.fields.contains(PollFields::WALLCLOCK) {
             granted.stamps = ClockSource::DeviceWallclock;
-            Stamps::Wallclock(clock.clone(), timebase, self.0.wall.0, self.0.wall.1)
+            let clock = &self.0.spec.clock;
+            Stamps::Wallclock(clock.clone(), clock.timebase(), self.0.wall.0, self.0.wall.1)
         } else if granted.fields.contains(PollFields::TIMESTAMP) {
-            granted.stamps = timebase.source;
-            Stamps::Ticks(clock.clone(), self.0.spec.timestamp_mask)
+            // A counter whose frequency is not known counts all the same.
+            granted.stamps = match self.0.counter.timebase().source {
+                ClockSource::None => ClockSource::DeviceTicks,
+                source => source,
+            };
+            Stamps::Ticks(self.0.counter.clone())
         } else {
             Stamps::None
         };

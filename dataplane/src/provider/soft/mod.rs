@@ -12,6 +12,7 @@
 //!   pair goes on; a datagram that is too long takes its queue pair to ERR.
 #![allow(unsafe_code)]
 
+mod counter;
 mod counters;
 mod cq;
 mod deliver;
@@ -28,6 +29,7 @@ mod rss;
 mod spec;
 
 pub use crate::provider::{RssFields, RssSpec};
+pub use counter::{CounterEvent, CounterSpec};
 pub use counters::SoftCounters;
 pub use cq::{SoftCq, SoftCursor};
 pub use device::{SoftDevice, SoftPd, SoftProvider};

@@ -2,7 +2,7 @@
 
 use crate::clock::HostClock;
 use crate::provider::Capability;
-use crate::provider::soft::{FaultSpec, LinkSpec, RssSpec};
+use crate::provider::soft::{CounterSpec, FaultSpec, LinkSpec, RssSpec};
 use crate::units::Gid;
 
 /// A software device with one port.
@@ -16,10 +16,14 @@ pub struct SoftSpec {
     pub mtu: u32,
     /// The address of its port.
     pub mac: [u8; 6],
-    /// What its stamps count, and what it takes its time from.
+    /// What it takes its time from, and what its stamps count where it has no counter of its own.
     pub clock: HostClock,
+    /// A counter of its own.
+    pub counter: Option<CounterSpec>,
     /// The bits that its counter shows.
     pub timestamp_mask: u64,
+    /// How far its wall clock is ahead of the host's, in nanoseconds.
+    pub wall_ahead: i64,
     /// What goes wrong.
     pub faults: FaultSpec,
     /// What it is to lack.
@@ -39,7 +43,9 @@ impl SoftSpec {
             mtu: 1500,
             mac: [2, 0, 0, 0, 0, 2],
             clock: HostClock::new(),
+            counter: None,
             timestamp_mask: u64::MAX,
+            wall_ahead: 0,
             faults: FaultSpec::default(),
             refuse: Vec::new(),
             rss: RssSpec::STANDARD,

@@ -1,5 +1,6 @@
 //! The device through the traits, as a lane sees it.
 
+mod clocks;
 mod faults;
 mod links;
 mod program;
