@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// A verb failed on a device.
-    #[error("{device}: {source}")]
+    #[error("{device}: {source}{}", source.remedy().map(|remedy| format!(": {remedy}")).unwrap_or_default())]
     Verb {
         /// The device, as the config names it.
         device: String,
@@ -61,6 +61,27 @@ impl VerbError {
     /// A verb and its `errno`.
     pub const fn new(verb: &'static str, errno: i32) -> Self {
         Self { verb, errno }
+    }
+
+    /// What is the usual reason of this error of this verb, and what to do; `None`: nothing that is always so.
+    pub fn remedy(self) -> Option<&'static str> {
+        match (self.verb, self.errno) {
+            ("ibv_open_device", libc::EACCES | libc::EPERM) => {
+                Some("give this user read and write access to /dev/infiniband/uverbs*")
+            }
+            ("ibv_create_qp" | "ibv_create_qp_ex" | "ibv_create_flow", libc::EPERM) => Some(
+                "raw packets need CAP_NET_RAW, and that in the host's own user namespace: `setcap \
+                 cap_net_raw,cap_ipc_lock+ep` on the program; or use the software device (device = \"soft\"), which needs \
+                 none",
+            ),
+            ("ibv_reg_mr" | "ibv_create_cq" | "ibv_create_cq_ex" | "ibv_create_qp", libc::ENOMEM)
+            | ("ibv_reg_mr", libc::EPERM) => Some(
+                "the limit on locked memory may be too low: `ulimit -l unlimited` in the shell that starts the program, or \
+                 `LimitMEMLOCK=infinity` in its systemd unit, or the line `* - memlock unlimited` in \
+                 /etc/security/limits.d/dataplane.conf, or the capability CAP_IPC_LOCK",
+            ),
+            _ => None,
+        }
     }
 
     /// The same, as an [`Error`] that names the device.

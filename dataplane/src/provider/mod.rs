@@ -37,7 +37,7 @@ pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpc
 pub use request::{Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge};
 pub use rss::{RssFields, RssSpec};
 pub use spec::{
-    Capabilities, Capability, CqApi, CqGranted, CqSpec, DeviceInfo, GidEntry, GidKind, LinkLayer, MwKind,
+    Capabilities, Capability, CqApi, CqGranted, CqSpec, DeviceInfo, GidEntry, GidKind, LinkLayer, Missing, MwKind,
     PortAttributes, PortState, QpCaps, QpSpec, SendApi, SrqSpec,
 };
 pub use status::WcStatus;
@@ -357,7 +357,7 @@ pub trait QueuePair: Send {
     /// `recv_wr_id + slot`.
     ///
     /// # Errors
-    /// `EINVAL`: the layout does not fit the region. `EBUSY`: runs are outstanding.
+    /// `EINVAL`: the layout does not fit the region. `EBUSY`: runs were posted since RESET, and may be outstanding.
     fn bind_slots(&mut self, mr: &Self::Mr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), VerbError>;
 
     /// Posts receives: `ibv_post_recv(3)`, one doorbell for all.
@@ -416,11 +416,11 @@ pub trait QueuePair: Send {
     /// `EINVAL`: it takes in nothing of that group.
     fn detach_multicast(&mut self, group: Gid, lid: u16) -> Result<(), VerbError>;
 
-    /// Posts a run of packets to send, as they are in their slots: to where [`QueuePair::bind_peer`] said, for datagrams. The i-th has `wr_id` `first_wr_id + i`; the last
-    /// alone is signalled.
+    /// Posts a run of packets to send, as they are in their slots: to where [`QueuePair::bind_peer`] said, for datagrams.
+    /// The i-th has `wr_id` `first_wr_id + i`; the last alone is signalled.
     ///
     /// # Errors
-    /// See [`PostError`]. Where only a part was accepted its last is signalled.
+    /// See [`PostError`]. Where only a part was accepted its last may not be signalled: it is over when a later one is.
     ///
     /// # Safety
     /// As [`QueuePair::post_send`].

@@ -6,8 +6,9 @@ use crate::error::VerbError;
 use crate::provider::{Access, SendFlags, WrOpcode};
 use crate::units::{Lkey, QpNum, Rkey};
 
-/// A scatter/gather element: `struct ibv_sge`.
+/// A scatter/gather element, laid out as `struct ibv_sge` is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Sge {
     /// The first byte, as an address of this process.
     pub addr: u64,

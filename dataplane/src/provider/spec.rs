@@ -20,6 +20,40 @@ pub struct DeviceInfo {
     pub node: Option<NumaNode>,
     /// What it can do; or why it cannot be asked.
     pub capabilities: Result<Capabilities, String>,
+    /// What it cannot do, and why.
+    pub missing: Vec<Missing>,
+    /// What is granted to who asks for all that a completion queue can have.
+    pub queue: Option<CqGranted>,
+    /// The version of the library that drives it.
+    pub library: Option<String>,
+    /// What the driver is known to do wrong, and is therefore not asked to do.
+    pub quirks: Vec<String>,
+}
+
+impl DeviceInfo {
+    /// A device that cannot be opened.
+    pub fn unusable(name: String, why: String) -> Self {
+        let driver = "unknown".to_owned();
+        Self {
+            name,
+            driver,
+            node: None,
+            capabilities: Err(why),
+            missing: Vec::new(),
+            queue: None,
+            library: None,
+            quirks: Vec::new(),
+        }
+    }
+}
+
+/// Something that a device has not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Missing {
+    /// What.
+    pub capability: Capability,
+    /// Why, and what to do about it where something can be done.
+    pub why: String,
 }
 
 /// Something that a device may have or lack. A software device can be told to lack it.
@@ -127,7 +161,7 @@ impl fmt::Display for Capability {
 }
 
 /// What a device can do: `ibv_query_device_ex(3)`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Capabilities {
     /// The firmware's version, as the device words it.
     pub firmware: String,
@@ -309,6 +343,8 @@ pub struct CqGranted {
     pub stamps: ClockSource,
     /// What was asked for and is not to be had.
     pub refused: Vec<Capability>,
+    /// Why not: a line for each reason.
+    pub why: Vec<String>,
 }
 
 impl fmt::Display for CqGranted {

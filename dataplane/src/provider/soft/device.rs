@@ -295,6 +295,7 @@ impl Device for SoftDevice {
             api: if self.0.has(Capability::ExtendedCq) { CqApi::Extended } else { CqApi::Classic },
             stamps: ClockSource::None,
             refused: Vec::new(),
+            why: Vec::new(),
         };
         // Stamps are among what is read by cursor.
         let wishes = [
@@ -442,10 +443,9 @@ impl Provider for SoftProvider {
 
     fn devices(&self) -> Result<Vec<DeviceInfo>> {
         let info = |device: &SoftDevice| DeviceInfo {
-            name: device.name().to_owned(),
             driver: "soft".to_owned(),
-            node: None,
             capabilities: Ok(device.capabilities().clone()),
+            ..DeviceInfo::unusable(device.name().to_owned(), String::new())
         };
         Ok(self.0.iter().map(info).collect())
     }
