@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::args;
 use super::console::{self, Stop};
 use crate::config::{self, SOFT};
-use crate::provider::{Capability, DeviceInfo};
+use crate::provider::{Capability, CqApi, DeviceInfo, Missing};
 
 #[derive(Serialize)]
 struct Devices {
@@ -56,6 +56,7 @@ fn soft() -> Soft {
 
 #[cfg(feature = "verbs")]
 fn verbs() -> Verbs {
+    use crate::provider::Provider;
     match crate::provider::verbs::VerbsProvider.devices() {
         Ok(mut devices) => {
             // A device of software has the node of the interface below it, which the provider doesn't look for.
@@ -81,6 +82,14 @@ pub(super) fn devices(args: &args::Devices) -> Result<(), Stop> {
     if args.json { console::print_json(&devices) } else { console::print(&text(&devices)) }
 }
 
+fn polled_by(api: CqApi) -> &'static str {
+    match api {
+        CqApi::Auto | CqApi::Extended => "ibv_start_poll, in batches",
+        CqApi::ExtendedSingle => "ibv_start_poll, one completion at a time",
+        CqApi::Classic => "ibv_poll_cq",
+    }
+}
+
 fn text(devices: &Devices) -> String {
     let mut text = String::from("verbs devices\n");
     // A string takes any amount of writing.
@@ -89,7 +98,8 @@ fn text(devices: &Devices) -> String {
     }
     for device in &devices.verbs.devices {
         let node = device.node.map_or(String::new(), |node| format!(", node {node}"));
-        let _ = writeln!(text, "  {} (driver {}{node})", device.name, device.driver);
+        let library = device.library.as_ref().map_or(String::new(), |version| format!(", libibverbs {version}"));
+        let _ = writeln!(text, "  {} (driver {}{library}{node})", device.name, device.driver);
         match &device.capabilities {
             Err(reason) => {
                 let _ = writeln!(text, "    {reason}");
@@ -112,6 +122,15 @@ fn text(devices: &Devices) -> String {
                 if can.timestamp_mask != 0 {
                     let bits = can.timestamp_mask.count_ones();
                     let _ = writeln!(text, "    completion stamps of {bits} bits at {} kHz", can.clock_khz);
+                }
+                for Missing { capability, why } in &device.missing {
+                    let _ = writeln!(text, "    no {capability}: {why}");
+                }
+                if let Some(granted) = &device.queue {
+                    let _ = writeln!(text, "    completion queues are polled by {}", polled_by(granted.api));
+                }
+                for quirk in &device.quirks {
+                    let _ = writeln!(text, "    driver: {quirk}");
                 }
             }
         }

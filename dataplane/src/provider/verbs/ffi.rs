@@ -935,51 +935,23 @@ pub(super) unsafe fn check_builders(qp: *mut ibv_qp_ex, send_ops: u64) -> Result
     Ok(())
 }
 
-/// A device of the list.
-pub(super) struct Found {
-    pub(super) name: String,
-    /// Whether it speaks InfiniBand or RoCE, and not iWARP or something of its vendor.
-    pub(super) infiniband: bool,
-    pub(super) answer: Result<Answered, VerbError>,
-}
-
-/// What an opened device says of itself.
-pub(super) struct Answered {
-    pub(super) attr: ibv_device_attr_ex,
-    pub(super) extended_cq: bool,
-    pub(super) completion_vectors: u32,
-}
-
-/// Lists the devices of the host, and asks each what it can do.
-pub(super) fn devices() -> Result<Vec<Found>, VerbError> {
+/// Lets `work` look at the devices of the host; they are valid until it is done.
+pub(super) fn with_devices<R>(work: impl FnOnce(&[*mut ibv_device]) -> R) -> Result<R, VerbError> {
     let mut count: c_int = 0;
     // SAFETY: the count is written before the call returns.
     let list = unsafe { library::ibv_get_device_list(&mut count) }.value("ibv_get_device_list")?.as_ptr();
     // SAFETY: the list has `count` devices, ended by a null pointer, and stays as it is until it is freed below.
-    let found = unsafe { slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0)) };
-    // SAFETY: each device is valid while the list is.
-    let found = found.iter().map(|&device| unsafe { look_at(device) }).collect();
+    let found = work(unsafe { slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0)) });
     // SAFETY: the list came from `ibv_get_device_list` and nothing borrows from it any more.
     unsafe { library::ibv_free_device_list(list) };
     Ok(found)
 }
 
+/// The name of a device.
+///
 /// # Safety
-/// `device` is of a list that was not freed.
-unsafe fn look_at(device: *mut ibv_device) -> Found {
+/// It is of a list that was not freed.
+pub(super) unsafe fn ibv_get_device_name(device: *mut ibv_device) -> String {
     // SAFETY: the caller's promise; the name is a C string inside the device.
-    let name = unsafe { CStr::from_ptr(library::ibv_get_device_name(device)) }.to_string_lossy().into_owned();
-    // SAFETY: the caller's promise. The transport is read as the number that it is: IBV_TRANSPORT_IB is 0.
-    let transport = unsafe { (&raw const (*device).transport_type).cast::<c_int>().read() };
-    // SAFETY: the caller's promise; the context is closed once, has no children, and nothing borrows from it.
-    let answer = unsafe {
-        ibv_open_device(device).map(NonNull::as_ptr).and_then(|context| {
-            let attr = ibv_query_device_ex(context);
-            let extended_cq = member!(context, create_cq_ex).is_some();
-            let completion_vectors = u32::try_from((&raw const (*context).num_comp_vectors).read()).unwrap_or(0);
-            library::ibv_close_device(context);
-            attr.map(|attr| Answered { attr, extended_cq, completion_vectors })
-        })
-    };
-    Found { name, infiniband: transport == 0, answer }
+    unsafe { CStr::from_ptr(library::ibv_get_device_name(device)) }.to_string_lossy().into_owned()
 }
