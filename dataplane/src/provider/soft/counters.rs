@@ -37,7 +37,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Frames or datagrams received well.
+    /// Frames, datagrams or messages received well.
     rx_packets,
     /// Their bytes; of datagrams without the GRH.
     rx_bytes,
@@ -47,12 +47,18 @@ counters! {
     rx_too_long,
     /// Lost because nobody polled in time.
     rx_missed,
-    /// Frames or datagrams sent.
+    /// Frames, datagrams or messages sent.
     tx_packets,
     /// Their bytes.
     tx_bytes,
     /// Datagrams that did not carry the right key.
     qkey_violations,
+    /// Times that a connection began anew because an answer did not come, or said that something is missing.
+    tx_retries,
+    /// Answers that the peer had no receive posted.
+    rnr_naks,
+    /// Packets that had come in before.
+    rx_duplicates,
     /// Faults that were injected.
     faults,
 }

@@ -3,17 +3,22 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::clock::{HostClock, Timebase};
 use crate::error::VerbError;
+use crate::provider::completion::Values;
 use crate::provider::soft::counter::Counter;
 use crate::provider::soft::device::Shared;
-use crate::provider::soft::fault::Random;
+use crate::provider::soft::fault::{FaultSpec, Random};
 use crate::provider::soft::home::{Home, Use};
+use crate::provider::soft::inbox::{Inbox, SoftChannel};
 use crate::provider::soft::qp::QpShared;
-use crate::provider::{Completion, CompletionQueue, Completions, Cursor, EventKind, PollFields, QpState, RUN};
+use crate::provider::soft::spec::Profile;
+use crate::provider::{
+    Completion, CompletionQueue, Completions, Cursor, EventKind, PollFields, QpState, RUN, WcStatus,
+};
 use crate::units::{QpNum, Ticks};
 
 /// What the stamps of a queue are.
@@ -59,6 +64,34 @@ pub(super) struct Attached {
     pub(super) sends: bool,
 }
 
+/// What goes wrong with polls.
+#[derive(Debug)]
+pub(super) struct PollFaults {
+    random: Random,
+    spec: FaultSpec,
+    /// Whether polls can find the queue busy: with wall-clock stamps.
+    can_be_busy: bool,
+}
+
+impl PollFaults {
+    /// `None`: nothing does.
+    pub(super) fn new(spec: &FaultSpec, can_be_busy: bool) -> Option<Self> {
+        let random = Random::new(!spec.seed);
+        (!spec.spares_polls()).then_some(Self { random, spec: *spec, can_be_busy })
+    }
+
+    /// An entry of no request.
+    fn garbage(&mut self) -> Option<Completion> {
+        if !self.random.happens(self.spec.garbage) {
+            return None;
+        }
+        let (status, opcode) = [(99, 0), (0, 200), (0, 128), (0, 0)][self.random.below(4)];
+        let qp_num = QpNum(self.random.next() as u32 & 0xff_ffff);
+        let values = Values { opcode, qp_num, byte_len: u32::MAX, ..Values::default() };
+        Some(Completion::new(self.random.next(), WcStatus::from_raw(status), 0xbad, PollFields::all(), values))
+    }
+}
+
 /// Which queue pairs report here. Changed by whoever makes or drops one.
 #[derive(Debug)]
 pub(super) struct Attachments {
@@ -82,12 +115,23 @@ impl Attachments {
 #[derive(Debug)]
 pub(super) struct CqShared {
     pub(super) number: u32,
-    pub(super) depth: u32,
+    depth: AtomicU32,
     /// The fields that can be read of a completion.
     fields: PollFields,
     pub(super) attachments: Arc<Attachments>,
+    /// Whether any queue pair of raw packets ever reported here: then the queue is one thread's.
+    raw: AtomicBool,
+    pub(super) inbox: Arc<Inbox>,
     pub(super) home: Home<CqCore>,
     pub(super) device: Arc<Shared>,
+}
+
+impl CqShared {
+    /// Lets a queue pair report here.
+    pub(super) fn attach(&self, attached: Attached) {
+        self.raw.fetch_or(attached.qp.home.is_some(), Ordering::Relaxed);
+        self.attachments.change(|list| list.push(attached));
+    }
 }
 
 impl Drop for CqShared {
@@ -106,11 +150,14 @@ pub(super) struct CqCore {
     /// Whether it overran.
     dead: bool,
     pub(super) stamps: Stamps,
-    busy: Option<(Random, f64)>,
+    faults: Option<PollFaults>,
     attachments: Arc<Attachments>,
     attached: Vec<Attached>,
-    /// Whether any of them receives here.
+    /// Whether any of them receives raw packets here.
     receivers: bool,
+    /// Whether any that is on a fabric ever reported here.
+    messages: bool,
+    inbox: Arc<Inbox>,
     generation: u64,
     /// The first to be driven by the next poll, so that none starves.
     turn: usize,
@@ -139,13 +186,67 @@ impl CqCore {
         if std::mem::replace(&mut self.dead, true) {
             return;
         }
+        self.inbox.kill();
         self.device.raise(EventKind::CqErr, self.number);
+        self.fail_all();
+    }
+
+    /// The queue pairs that report to a queue that overran fail with it.
+    #[cold]
+    fn fail_all(&mut self) {
         self.refresh();
-        for attached in &self.attached {
-            if attached.qp.fail() {
-                self.device.raise(EventKind::QpFatal, attached.qp.number.0);
+        for Attached { qp, .. } in &self.attached {
+            match self.device.link.fabric() {
+                Some(fabric) if qp.home.is_none() => fabric.fail(qp.number),
+                _ if qp.fail() => self.device.raise(EventKind::QpFatal, qp.number.0),
+                _ => {}
             }
         }
+    }
+
+    /// Lets connections and datagrams come in.
+    #[cold]
+    fn fetch(&mut self) {
+        if let Some(fabric) = self.device.link.fabric() {
+            fabric.drive();
+        }
+        if self.inbox.is_dead() {
+            self.dead = true;
+            self.fail_all();
+        }
+    }
+
+    /// Sends up to this one are over at a queue pair.
+    #[inline]
+    fn release(&self, cqe: &Cqe) {
+        if cqe.release > 0
+            && let Some(attached) = self.attached.iter().find(|attached| attached.qp.number == cqe.qp)
+        {
+            attached.qp.released.store(cqe.release, Ordering::Relaxed);
+        }
+    }
+
+    /// A request on a fabric is over, and its place in its queue free.
+    fn release_message(&self, cqe: &Cqe) {
+        if cqe.release > 0 {
+            self.release(cqe);
+        } else if let Some(attached) = self.attached.iter().find(|attached| attached.qp.number == cqe.qp) {
+            attached.qp.polled.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes entries out of the inbox, into `run` until it has `limit`.
+    #[cold]
+    fn collect(&mut self, run: &mut Completions, limit: usize) {
+        let inbox = self.inbox.clone();
+        inbox.drain(|cqe| {
+            let it = &cqe.completion;
+            let fits = run.len < limit && run.push(it.wr_id, it.status, it.byte_len().unwrap_or(0), it.raw_ticks());
+            if fits {
+                self.release_message(cqe);
+            }
+            fits
+        });
     }
 
     /// Brings the list of queue pairs up to date.
@@ -161,7 +262,8 @@ impl CqCore {
     #[cold]
     fn reload(&mut self, generation: u64) {
         self.attached.clone_from(&self.attachments.list.lock().unwrap_or_else(PoisonError::into_inner));
-        self.receivers = self.attached.iter().any(|attached| attached.receives);
+        self.receivers = self.attached.iter().any(|attached| attached.receives && attached.qp.home.is_some());
+        self.messages |= self.attached.iter().any(|attached| attached.qp.home.is_none());
         self.generation = generation;
         let attached = &self.attached;
         self.ring.retain(|cqe| attached.iter().any(|other| other.qp.number == cqe.qp));
@@ -174,10 +276,31 @@ impl CqCore {
             return Err(libc::EIO);
         }
         self.refresh();
+        if self.messages {
+            self.fetch();
+            if self.dead {
+                return Err(libc::EIO);
+            }
+        }
         if self.attached.iter().any(|attached| attached.sends && attached.qp.state() == QpState::Err) {
             self.flush_sends();
         }
-        Ok(!self.busy.as_mut().is_some_and(|(random, odds)| random.happens(*odds)))
+        if self.faults.is_some() { self.stumble() } else { Ok(true) }
+    }
+
+    /// Whether this poll goes wrong.
+    #[cold]
+    fn stumble(&mut self) -> Result<bool, i32> {
+        let Some(PollFaults { random, spec, can_be_busy }) = &mut self.faults else { return Ok(true) };
+        if random.happens(spec.poll_error) {
+            self.dead = true;
+            self.inbox.kill();
+            return Err(libc::EIO);
+        }
+        if random.happens(spec.poll_invalid) {
+            return Err(libc::EINVAL);
+        }
+        Ok(!(*can_be_busy && random.happens(spec.busy)))
     }
 
     /// Flushes the sends that wait at queue pairs that failed while they received.
@@ -186,7 +309,7 @@ impl CqCore {
         for index in 0..self.attached.len() {
             let Attached { qp, sends, .. } = self.attached[index].clone();
             if sends && qp.state() == QpState::Err {
-                while let Some(cqe) = qp.home.with(Use::Visit, |core| core.flush_one(&qp)).flatten() {
+                while let Some(cqe) = qp.with(Use::Visit, |core| core.flush_one(&qp)).flatten() {
                     self.push(cqe);
                 }
             }
@@ -197,11 +320,7 @@ impl CqCore {
     #[inline]
     fn pop(&mut self) -> Option<Completion> {
         let cqe = self.ring.pop_front()?;
-        if cqe.release > 0
-            && let Some(attached) = self.attached.iter().find(|attached| attached.qp.number == cqe.qp)
-        {
-            attached.qp.released.store(cqe.release, Ordering::Relaxed);
-        }
+        self.release(&cqe);
         Some(cqe.completion)
     }
 
@@ -220,7 +339,13 @@ impl CqCore {
             return Ok(0);
         }
         let limit = limit.min(RUN);
+        if let Some(it) = self.faults.as_mut().and_then(PollFaults::garbage).filter(|_| limit > 0) {
+            run.push(it.wr_id, it.status, it.byte_len().unwrap_or(0), it.raw_ticks());
+        }
         self.pop_into(run, limit);
+        if self.messages && run.len < limit {
+            self.collect(run, limit);
+        }
         if run.len < limit && self.receivers {
             self.drive(limit, Some(run));
             if self.dead {
@@ -245,7 +370,7 @@ impl CqCore {
             if has >= limit {
                 break;
             }
-            let overran = qp.home.with(Use::MoveIn, |core| {
+            let overran = qp.with(Use::MoveIn, |core| {
                 if core.overruns(qp, room) {
                     if *ignore_overrun {
                         core.receive(qp, ring, usize::MAX, ticks);
@@ -275,6 +400,18 @@ impl CqCore {
 
     /// The next entry, with everything in it.
     fn next(&mut self) -> Result<Option<Completion>, i32> {
+        if self.dead {
+            return Err(libc::EIO);
+        }
+        if let Some(it) = self.faults.as_mut().and_then(PollFaults::garbage) {
+            return Ok(Some(it));
+        }
+        if self.messages
+            && let Some(cqe) = self.inbox.pop()
+        {
+            self.release_message(&cqe);
+            return Ok(Some(cqe.completion));
+        }
         if self.ring.is_empty() && self.receivers {
             self.drive(CURSOR_RUN, None);
             if self.dead {
@@ -282,6 +419,19 @@ impl CqCore {
             }
         }
         Ok(self.pop())
+    }
+}
+
+impl CqCore {
+    /// The next entry of a poll that goes on.
+    fn go_on(&mut self) -> Result<Option<Completion>, i32> {
+        if let Some(PollFaults { random, spec, .. }) = &mut self.faults
+            && random.happens(spec.poll_error)
+        {
+            self.dead = true;
+            self.inbox.kill();
+        }
+        self.next()
     }
 }
 
@@ -300,10 +450,14 @@ impl SoftCq {
         fields: PollFields,
         ignore_overrun: bool,
         stamps: Stamps,
-        busy: Option<(Random, f64)>,
+        faults: Option<PollFaults>,
+        channel: Option<SoftChannel>,
     ) -> Self {
         let number = device.number();
         let attachments = Arc::new(Attachments::new());
+        let forgiving = device.spec.profile == Profile::Rxe;
+        let inbox = Inbox::new(number, depth as usize, ignore_overrun, forgiving, stamps.clone(), channel);
+        let inbox = Arc::new(inbox);
         let core = CqCore {
             number,
             depth: depth as usize,
@@ -311,22 +465,34 @@ impl SoftCq {
             ignore_overrun,
             dead: false,
             stamps,
-            busy,
+            faults,
             attachments: attachments.clone(),
             attached: Vec::new(),
             receivers: false,
+            messages: false,
+            inbox: inbox.clone(),
             generation: 0,
             turn: 0,
             device: device.clone(),
         };
-        let shared = CqShared { number, depth, fields, attachments, home: Home::new(core), device: device.clone() };
+        let shared = CqShared {
+            number,
+            depth: AtomicU32::new(depth),
+            fields,
+            attachments,
+            raw: AtomicBool::new(false),
+            inbox,
+            home: Home::new(core),
+            device: device.clone(),
+        };
         Self(Arc::new(shared), PhantomData)
     }
 
     #[inline]
     fn with<R>(&self, verb: &'static str, work: impl FnOnce(&mut CqCore) -> Result<R, i32>) -> Result<R, VerbError> {
+        let kind = if self.0.raw.load(Ordering::Relaxed) { Use::MoveIn } else { Use::Visit };
         // EBUSY: another thread lives here.
-        self.0.home.with(Use::MoveIn, work).unwrap_or(Err(libc::EBUSY)).map_err(|errno| VerbError::new(verb, errno))
+        self.0.home.with(kind, work).unwrap_or(Err(libc::EBUSY)).map_err(|errno| VerbError::new(verb, errno))
     }
 }
 
@@ -343,7 +509,7 @@ impl Cursor for SoftCursor<'_> {
     }
 
     fn advance(&mut self) -> Result<bool, VerbError> {
-        let next = self.cq.with("ibv_next_poll", CqCore::next)?;
+        let next = self.cq.with("ibv_next_poll", CqCore::go_on)?;
         self.current = next.unwrap_or(self.current);
         Ok(next.is_some())
     }
@@ -357,7 +523,7 @@ impl CompletionQueue for SoftCq {
     }
 
     fn depth(&self) -> u32 {
-        self.0.depth
+        self.0.depth.load(Ordering::Relaxed)
     }
 
     fn start_poll(&mut self) -> Result<Option<SoftCursor<'_>>, VerbError> {
@@ -374,11 +540,30 @@ impl CompletionQueue for SoftCq {
         polled
     }
 
-    fn arm(&mut self, _solicited_only: bool) -> Result<(), VerbError> {
-        Err(VerbError::new("ibv_req_notify_cq", libc::EOPNOTSUPP))
+    fn arm(&mut self, solicited_only: bool) -> Result<(), VerbError> {
+        if self.0.device.is_gone() {
+            return Err(VerbError::new("ibv_req_notify_cq", libc::EIO));
+        }
+        let polled = self.0.raw.load(Ordering::Relaxed);
+        self.0.inbox.arm(solicited_only, polled).map_err(|errno| VerbError::new("ibv_req_notify_cq", errno))
     }
 
-    fn resize(&mut self, _depth: u32) -> Result<u32, VerbError> {
-        Err(VerbError::new("ibv_resize_cq", libc::EOPNOTSUPP))
+    fn resize(&mut self, depth: u32) -> Result<u32, VerbError> {
+        let (device, inbox) = (&self.0.device, &self.0.inbox);
+        let most = device.spec.limits.max_cqe;
+        let rounded = device.spec.profile.slots(depth);
+        let resized = self.with("ibv_resize_cq", |core| {
+            if device.is_gone() {
+                return Err(libc::EIO);
+            }
+            let fits = (1..=most).contains(&depth) && core.ring.len() <= rounded as usize;
+            if !fits || !inbox.resize(rounded as usize) {
+                return Err(libc::EINVAL);
+            }
+            core.depth = rounded as usize;
+            Ok(rounded)
+        })?;
+        self.0.depth.store(resized, Ordering::Relaxed);
+        Ok(resized)
     }
 }

@@ -1,4 +1,4 @@
-//! How a queue pair receives: frames off the wire into posted receives.
+//! How a queue pair of raw packets receives: frames off the wire into posted receives.
 
 use std::collections::VecDeque;
 
@@ -6,11 +6,11 @@ use crate::provider::completion::Values;
 use crate::provider::soft::cq::Cqe;
 use crate::provider::soft::engine::QpCore;
 use crate::provider::soft::fault::{Faults, Flap};
-use crate::provider::soft::link::{Frame, Wire};
+use crate::provider::soft::link::Wire;
 use crate::provider::soft::memory::{KeyCache, Slots};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::{Posted, RecvQueue};
-use crate::provider::{Completion, Completions, EventKind, PollFields, QpState, QpType, WcFlags, WcOpcode, WcStatus};
+use crate::provider::{Completion, Completions, EventKind, PollFields, QpState, WcOpcode, WcStatus};
 use crate::units::Ticks;
 
 /// Frames taken off a wire in one poll, most of which may be lost on the way.
@@ -25,8 +25,8 @@ impl QpCore {
             return false;
         }
         match shared.state() {
-            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe => self.wire.backlog() > room as u64,
-            QpState::Err => true,
+            QpState::Rtr | QpState::Rts | QpState::Sqd => self.wire.backlog() > room as u64,
+            QpState::Err => !self.mute,
             _ => false,
         }
     }
@@ -52,8 +52,8 @@ impl QpCore {
     /// Receives up to `most` frames; in state ERR flushes as many receives.
     pub(super) fn receive(&mut self, shared: &QpShared, ring: &mut VecDeque<Cqe>, most: usize, ticks: Ticks) {
         let enough = ring.len().saturating_add(most);
-        let Self { recv, slots, keys, wire, faults, scratch, qkey, kind, .. } = self;
-        if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+        let Self { recv, slots, keys, wire, faults, mute, .. } = self;
+        if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
             shared.counts.rx_missed.add(wire.missed());
             if !shared.device.is_up() {
                 (0..MOST_FRAMES).take_while(|_| !wire.waits() && wire.take(|_| {})).for_each(drop);
@@ -61,8 +61,7 @@ impl QpCore {
             }
             let lost = wire.skip_beyond(recv.len() as u64);
             shared.counts.rx_out_of_buffer.add(lost);
-            let mut receiver =
-                Receiver { recv, slots: slots.as_ref(), keys, scratch, qkey: *qkey, kind: *kind, shared, ticks };
+            let mut receiver = Receiver { recv, slots: slots.as_ref(), keys, shared, ticks };
             // A source without end whose every frame is lost must not keep the poll for ever.
             let mut patience = MOST_FRAMES;
             while ring.len() < enough && (receiver.recv.len() > 0 || !wire.waits()) && shared.state() != QpState::Err {
@@ -89,7 +88,7 @@ impl QpCore {
                 wire.close();
             }
         }
-        if shared.state() == QpState::Err {
+        if shared.state() == QpState::Err && !*mute {
             while ring.len() < enough {
                 let Some(posted) = recv.pop() else { return };
                 let wr_id = wr_id(&posted, slots.as_ref());
@@ -100,7 +99,7 @@ impl QpCore {
 }
 
 /// Counts faults, and tells of the link.
-fn report(faults: &mut Faults, shared: &QpShared) {
+fn report(faults: &mut Faults<Vec<u8>>, shared: &QpShared) {
     shared.counts.faults.set(faults.injected);
     if let Some(flap) = faults.flapped() {
         shared.device.raise(if flap == Flap::Down { EventKind::PortErr } else { EventKind::PortActive }, 1);
@@ -126,37 +125,14 @@ struct Receiver<'a> {
     recv: &'a mut RecvQueue,
     slots: Option<&'a Slots>,
     keys: &'a mut KeyCache,
-    scratch: &'a mut Vec<u8>,
-    qkey: u32,
-    kind: QpType,
     shared: &'a QpShared,
     ticks: Ticks,
 }
 
 impl Receiver<'_> {
     /// Receives a frame, or loses it. With `fails` the receive ends so, whatever the frame.
-    fn deliver(&mut self, frame: Frame<'_>, fails: Option<WcStatus>) -> Option<Cqe> {
+    fn deliver(&mut self, bytes: &[u8], fails: Option<WcStatus>) -> Option<Cqe> {
         let counts = &self.shared.counts;
-        let bytes = match &frame.datagram {
-            None => frame.bytes,
-            Some(datagram) => {
-                if datagram.qkey != self.qkey {
-                    counts.qkey_violations.add(1);
-                    return None;
-                }
-                self.scratch.clear();
-                // RoCEv2: an IPv6 header (RFC 8200) with UDP inside, which has 8 bytes, 12 of the base transport header,
-                // 8 of the datagram's, 4 of immediate data and 4 of the check.
-                let length = frame.bytes.len() + 8 + 12 + 8 + 4 + if datagram.imm.is_some() { 4 } else { 0 };
-                self.scratch.extend([0x60, 0, 0, 0]);
-                self.scratch.extend((length as u16).to_be_bytes());
-                self.scratch.extend([17, 64]);
-                self.scratch.extend(datagram.from_gid);
-                self.scratch.extend(datagram.to_gid);
-                self.scratch.extend_from_slice(frame.bytes);
-                &self.scratch[..]
-            }
-        };
         let Some(posted) = self.recv.pop() else {
             counts.rx_out_of_buffer.add(1);
             return None;
@@ -174,24 +150,15 @@ impl Receiver<'_> {
         match written {
             Ok(()) => {
                 counts.rx_packets.add(1);
-                counts.rx_bytes.add(frame.bytes.len() as u64);
-                let values = completion.values();
-                values.byte_len = bytes.len() as u32;
-                if let Some(datagram) = frame.datagram {
-                    values.src_qp = datagram.from;
-                    values.flags = WcFlags::GRH;
-                    if let Some(imm) = datagram.imm {
-                        values.imm = imm;
-                        values.flags |= WcFlags::WITH_IMM;
-                    }
-                }
+                counts.rx_bytes.add(bytes.len() as u64);
+                completion.values().byte_len = bytes.len() as u32;
             }
             Err(status) => {
                 completion.status = status;
                 let too_long = status == WcStatus::LocLenErr;
                 counts.rx_too_long.add(u64::from(too_long));
-                // A frame that is too long for its receive is the sender's doing: raw packets go on.
-                if !(too_long && self.kind == QpType::RawPacket) {
+                // A frame that is too long for its receive is the sender's doing: the queue pair goes on.
+                if !too_long {
                     self.shared.fail();
                 }
             }

@@ -3,44 +3,65 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::clock::{ClockSource, Timebase};
 use crate::error::{Error, Result, VerbError};
 use crate::mem::Region;
 use crate::provider::soft::counter::Counter;
-use crate::provider::soft::cq::{SoftCq, Stamps};
-use crate::provider::soft::fault::Random;
-use crate::provider::soft::handle::{SoftAh, SoftChannel, SoftMw, SoftSrq};
+use crate::provider::soft::cq::{PollFaults, SoftCq, Stamps};
+use crate::provider::soft::fabric::SoftSrq;
+use crate::provider::soft::handle::SoftAh;
+use crate::provider::soft::inbox::SoftChannel;
 use crate::provider::soft::link::Link;
 use crate::provider::soft::memory::{Keys, SoftMr};
 use crate::provider::soft::qp::{QpShared, SoftQp};
 use crate::provider::soft::rss::Rss;
+use crate::provider::soft::spec::Profile;
+use crate::provider::soft::window::{SoftMw, Windows};
 use crate::provider::soft::{SoftCounters, SoftSpec};
 use crate::provider::{
     Access, AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind,
     GidEntry, GidKind, LinkLayer, MwKind, Path, PollFields, PortAttributes, PortState, ProtectionDomain, Provider,
-    QpSpec, QpType, SrqSpec,
+    QpSpec, QpType, SendApi, SrqSpec,
 };
 use crate::units::{Gid, Nanos, QpNum, Ticks};
 
-/// What a device has that lacks nothing.
-const HAS: [Capability; 9] = [
-    Capability::RawPacket,
-    Capability::Datagram,
+/// What every device has.
+const HAS: [Capability; 5] = [
+    Capability::Events,
     Capability::ExtendedCq,
+    Capability::SingleThreaded,
+    Capability::Inline,
+    Capability::ExtendedSend,
+];
+
+/// What a device has besides that follows the standard: the kernel's software device has no raw packets and no clock.
+const HAS_BY_STANDARD: [Capability; 5] = [
+    Capability::RawPacket,
     Capability::Timestamps,
     Capability::WallclockTimestamps,
-    Capability::SingleThreaded,
     Capability::IgnoreOverrun,
-    Capability::Inline,
     Capability::Rss,
+];
+
+/// What a device has besides whose wire is a fabric.
+const HAS_ON_FABRIC: [Capability; 7] = [
+    Capability::Datagram,
+    Capability::Rc,
+    Capability::Uc,
+    Capability::Srq,
+    Capability::MemoryWindow,
+    Capability::Atomic,
+    Capability::Multicast,
 ];
 
 /// What everything of a device shares.
 #[derive(Debug)]
 pub(super) struct Shared {
+    /// That of the device itself among all that is made on its cable.
+    pub(super) id: u32,
     pub(super) spec: SoftSpec,
     pub(super) link: Link,
     pub(super) rss: Arc<Rss>,
@@ -51,8 +72,12 @@ pub(super) struct Shared {
     events: Mutex<VecDeque<AsyncEvent>>,
     /// There is an event more.
     raised: Condvar,
+    /// Numbers of what is made on it, where no fabric gives them.
     numbers: AtomicU32,
+    /// The addresses of the port; zero where there is none.
+    gids: RwLock<Vec<Gid>>,
     pub(super) cqs: AtomicU32,
+    srqs: AtomicU32,
     pub(super) queues: Mutex<Queues>,
     wall: (u64, Ticks),
     counter: Arc<Counter>,
@@ -93,7 +118,42 @@ impl Shared {
 
     /// A number that no other queue of this device has or had.
     pub(super) fn number(&self) -> u32 {
-        self.numbers.fetch_add(1, Ordering::Relaxed) & 0xff_ffff
+        match self.link.fabric() {
+            Some(fabric) => fabric.number(),
+            None => self.numbers.fetch_add(1, Ordering::Relaxed) & 0xff_ffff,
+        }
+    }
+
+    /// The address in this place.
+    pub(super) fn gid_at(&self, index: u8) -> Option<Gid> {
+        let gids = self.gids.read().unwrap_or_else(PoisonError::into_inner);
+        gids.get(usize::from(index)).copied().filter(|gid| !gid.is_zero())
+    }
+
+    /// Whether an address is one of the port's.
+    pub(super) fn owns(&self, gid: Gid) -> bool {
+        !gid.is_zero() && self.gids.read().unwrap_or_else(PoisonError::into_inner).contains(&gid)
+    }
+
+    /// The largest payload of a packet of connections and datagrams, in bytes.
+    pub(super) fn path_mtu(&self) -> u32 {
+        match self.spec.profile {
+            Profile::Spec => self.spec.mtu,
+            // What is left of an Ethernet frame, rounded down to what the standard knows.
+            Profile::Rxe => (8..=12).rev().map(|bits| 1 << bits).find(|mtu| mtu + 80 <= self.spec.mtu).unwrap_or(256),
+        }
+    }
+
+    /// The longest message of a connection, in bytes.
+    pub(super) fn max_message(&self) -> u32 {
+        match self.spec.profile {
+            Profile::Spec => 1 << 31,
+            Profile::Rxe => 8 << 20,
+        }
+    }
+
+    pub(super) fn srq_is_gone(&self) {
+        self.srqs.fetch_sub(1, Ordering::Relaxed);
     }
 
     fn check(&self, verb: &'static str) -> Result<(), VerbError> {
@@ -117,7 +177,11 @@ impl SoftDevice {
         if !(68..=65_000).contains(&spec.mtu) {
             return Err(Error::Wire(format!("{}: an MTU of {} bytes: it is 68 to 65000", spec.name, spec.mtu)));
         }
-        let has: Vec<_> = HAS.into_iter().filter(|capability| !spec.refuse.contains(capability)).collect();
+        let link = Link::new(&spec.link, spec.max_frame() as usize)?;
+        let standard = HAS_BY_STANDARD.into_iter().filter(|_| spec.profile == Profile::Spec);
+        let fabric = HAS_ON_FABRIC.into_iter().filter(|_| link.fabric().is_some());
+        let all = HAS.into_iter().chain(standard).chain(fabric);
+        let has: Vec<_> = all.filter(|capability| !spec.refuse.contains(capability)).collect();
         let stamped = has.contains(&Capability::Timestamps);
         let counter = Counter::new(&spec.clock, spec.timestamp_mask, spec.counter.as_ref());
         let limits = spec.limits;
@@ -143,8 +207,17 @@ impl SoftDevice {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let nanos = if spec.clock.timebase().source == ClockSource::Virtual { 0 } else { nanos };
         let nanos = nanos.wrapping_add_signed(spec.wall_ahead);
-        let link = Link::new(&spec.link, spec.max_frame() as usize)?;
+        let gids = std::iter::once(spec.gid()).chain(spec.gids.iter().copied()).collect();
+        let connects = |most| if link.fabric().is_some() { most } else { 0 };
+        let capabilities = Capabilities {
+            max_srq: connects(limits.max_srq),
+            max_srq_wr: connects(capabilities.max_qp_wr),
+            max_rd_atomic: connects(u32::from(limits.max_rd_atomic)),
+            max_init_rd_atomic: connects(u32::from(limits.max_rd_atomic)),
+            ..capabilities
+        };
         Ok(Self(Arc::new(Shared {
+            id: link.fabric().map_or(0, |fabric| fabric.number()),
             link,
             rss: Arc::new(Rss::new(&spec.rss)),
             keys: Arc::new(Keys::new()),
@@ -154,7 +227,9 @@ impl SoftDevice {
             events: Mutex::default(),
             raised: Condvar::new(),
             numbers: AtomicU32::new(0x11),
+            gids: RwLock::new(gids),
             cqs: AtomicU32::new(0),
+            srqs: AtomicU32::new(0),
             queues: Mutex::default(),
             wall: (nanos, spec.clock.now()),
             counter: Arc::new(counter),
@@ -162,9 +237,16 @@ impl SoftDevice {
         })))
     }
 
-    /// The address that datagrams to this device go to.
+    /// The first address of its port.
     pub fn gid(&self) -> Gid {
-        self.0.spec.gid()
+        self.0.gid_at(0).unwrap_or_default()
+    }
+
+    /// Changes the addresses of the port, all of them: `GID_CHANGE`. Zero is an empty place. Queue pairs and address
+    /// handles that use one that is gone reach nobody, and nobody them.
+    pub fn set_gids(&self, gids: &[Gid]) {
+        *self.0.gids.write().unwrap_or_else(PoisonError::into_inner) = gids.to_vec();
+        self.0.raise(EventKind::GidChange, 1);
     }
 
     /// Takes the link down or up again: `PORT_ERR`, `PORT_ACTIVE`. While it is down what is sent is lost, and nothing is
@@ -230,10 +312,10 @@ impl Device for SoftDevice {
             1 => Ok(PortAttributes {
                 state: if self.0.is_up() { PortState::Active } else { PortState::Down },
                 link_layer: LinkLayer::Ethernet,
-                max_mtu: self.0.spec.mtu,
-                active_mtu: self.0.spec.mtu,
-                max_message: self.0.spec.mtu,
-                gids: 1,
+                max_mtu: if self.0.spec.profile == Profile::Rxe { 4096 } else { self.0.spec.mtu },
+                active_mtu: self.0.path_mtu(),
+                max_message: if self.0.link.fabric().is_some() { self.0.max_message() } else { self.0.spec.mtu },
+                gids: self.0.gids.read().unwrap_or_else(PoisonError::into_inner).len() as u32,
                 pkeys: 1,
                 lid: 0,
                 lmc: 0,
@@ -257,7 +339,14 @@ impl Device for SoftDevice {
 
     fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError> {
         self.port(port)?;
-        Ok(vec![GidEntry { index: 0, gid: self.0.spec.gid(), kind: GidKind::RoceV2, interface: 0 }])
+        let gids = self.0.gids.read().unwrap_or_else(PoisonError::into_inner);
+        let entry = |(index, gid): (usize, &Gid)| GidEntry {
+            index: index as u32,
+            gid: *gid,
+            kind: GidKind::RoceV2,
+            interface: 0,
+        };
+        Ok(gids.iter().enumerate().filter(|(_, gid)| !gid.is_zero()).map(entry).collect())
     }
 
     fn pkey(&self, port: u8, index: u16) -> Result<u16, VerbError> {
@@ -273,23 +362,26 @@ impl Device for SoftDevice {
     }
 
     fn create_channel(&self) -> Result<SoftChannel, VerbError> {
-        Err(VerbError::new("ibv_create_comp_channel", libc::EOPNOTSUPP))
+        const VERB: &str = "ibv_create_comp_channel";
+        self.0.check(VERB)?;
+        match self.0.has(Capability::Events) {
+            true => Ok(SoftChannel::new(&self.0)),
+            false => Err(VerbError::new(VERB, libc::EOPNOTSUPP)),
+        }
     }
 
     fn create_cq(&self, spec: &CqSpec, channel: Option<&SoftChannel>) -> Result<(SoftCq, CqGranted), VerbError> {
-        if let Some(channel) = channel {
-            match *channel {}
-        }
         self.0.check("ibv_create_cq_ex")?;
         let limits = self.0.spec.limits;
-        if spec.depth == 0 || spec.depth > limits.max_cqe {
+        let foreign = channel.is_some_and(|channel| !channel.is_of(&self.0));
+        if spec.depth == 0 || spec.depth > limits.max_cqe || spec.vector > 0 || foreign {
             return Err(VerbError::new("ibv_create_cq_ex", libc::EINVAL));
         }
         if self.0.cqs.load(Ordering::Relaxed) >= limits.max_cq {
             return Err(VerbError::new("ibv_create_cq_ex", libc::ENOMEM));
         }
         let mut granted = CqGranted {
-            depth: spec.depth,
+            depth: self.0.spec.profile.slots(spec.depth),
             fields: spec.fields & (PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK),
             flags: spec.flags,
             api: if self.0.has(Capability::ExtendedCq) { CqApi::Extended } else { CqApi::Classic },
@@ -327,15 +419,18 @@ impl Device for SoftDevice {
         } else {
             Stamps::None
         };
-        let faults = self.0.spec.faults;
-        let busy = (faults.busy > 0.0 && granted.fields.contains(PollFields::WALLCLOCK))
-            .then(|| (Random::new(!faults.seed), faults.busy));
+        let faults = PollFaults::new(&self.0.spec.faults, granted.fields.contains(PollFields::WALLCLOCK));
         self.0.cqs.fetch_add(1, Ordering::Relaxed);
         let ignore_overrun = granted.flags.contains(CqFlags::IGNORE_OVERRUN);
-        Ok((SoftCq::new(&self.0, spec.depth, granted.fields, ignore_overrun, stamps, busy), granted))
+        let channel = channel.cloned();
+        let cq = SoftCq::new(&self.0, granted.depth, granted.fields, ignore_overrun, stamps, faults, channel);
+        Ok((cq, granted))
     }
 
     fn wait_async_event(&self, patience: Duration) -> Option<AsyncEvent> {
+        if let Some(fabric) = self.0.link.fabric() {
+            fabric.drive();
+        }
         let events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
         let none = |events: &mut VecDeque<AsyncEvent>| events.is_empty();
         let waited = self.0.raised.wait_timeout_while(events, patience, none);
@@ -358,32 +453,62 @@ impl ProtectionDomain for SoftPd {
     fn register_part(&self, region: Arc<Region>, part: Range<usize>, access: Access) -> Result<SoftMr, VerbError> {
         let (device, pd) = &*self.0;
         device.check("ibv_reg_mr")?;
+        let failed = |errno| Err(VerbError::new("ibv_reg_mr", errno));
         let remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         let inside = part.start < part.end && part.end <= region.len();
-        if !inside || (remote && !access.contains(Access::LOCAL_WRITE)) {
-            return Err(VerbError::new("ibv_reg_mr", libc::EINVAL));
+        let unknown = access.bits() & !Access::all().bits() != 0;
+        if !inside || unknown || (remote && !access.contains(Access::LOCAL_WRITE)) {
+            return failed(libc::EINVAL);
+        }
+        if access.contains(Access::ON_DEMAND) {
+            return failed(libc::EOPNOTSUPP);
+        }
+        match device.spec.faults.memlock {
+            Some(0) => return failed(libc::EPERM),
+            Some(most) if device.keys.bytes() + part.len() as u64 > most => return failed(libc::ENOMEM),
+            _ => {}
         }
         if device.keys.len() >= device.spec.limits.max_mr as usize {
-            return Err(VerbError::new("ibv_reg_mr", libc::ENOMEM));
+            return failed(libc::ENOMEM);
         }
         Ok(device.keys.register(*pd, region, part, access))
     }
 
-    fn alloc_mw(&self, _: MwKind) -> Result<SoftMw, VerbError> {
-        Err(VerbError::new("ibv_alloc_mw", libc::EOPNOTSUPP))
+    fn alloc_mw(&self, kind: MwKind) -> Result<SoftMw, VerbError> {
+        let (device, pd) = &*self.0;
+        device.check("ibv_alloc_mw")?;
+        match device.has(Capability::MemoryWindow) {
+            true => Ok(Windows::add(&device.keys, kind, *pd)),
+            false => Err(VerbError::new("ibv_alloc_mw", libc::EOPNOTSUPP)),
+        }
     }
 
     fn create_ah(&self, path: &Path) -> Result<SoftAh, VerbError> {
         let (device, pd) = &*self.0;
         device.check("ibv_create_ah")?;
-        if path.port != 1 || path.source_gid_index != 0 || !path.global {
+        let source = device.gid_at(path.source_gid_index);
+        if path.port != 1 || !path.global || source.is_none() || path.gid.is_zero() || path.flow_label >> 20 != 0 {
             return Err(VerbError::new("ibv_create_ah", libc::EINVAL));
         }
         Ok(SoftAh::new(*pd, *path))
     }
 
-    fn create_srq(&self, _: &SrqSpec) -> Result<SoftSrq, VerbError> {
-        Err(VerbError::new("ibv_create_srq", libc::EOPNOTSUPP))
+    fn create_srq(&self, spec: &SrqSpec) -> Result<SoftSrq, VerbError> {
+        let (device, _) = &*self.0;
+        let failed = |errno| Err(VerbError::new("ibv_create_srq", errno));
+        device.check("ibv_create_srq")?;
+        let Some(fabric) = device.link.fabric().filter(|_| device.has(Capability::Srq)) else {
+            return failed(libc::EOPNOTSUPP);
+        };
+        let limits = &device.capabilities;
+        if spec.depth == 0 || spec.depth > limits.max_srq_wr || spec.sges > limits.max_sge {
+            return failed(libc::EINVAL);
+        }
+        if device.srqs.fetch_add(1, Ordering::Relaxed) >= limits.max_srq {
+            device.srq_is_gone();
+            return failed(libc::ENOMEM);
+        }
+        Ok(SoftSrq::new(device, fabric, spec))
     }
 
     fn create_qp(
@@ -393,27 +518,33 @@ impl ProtectionDomain for SoftPd {
         recv: &SoftCq,
         srq: Option<&SoftSrq>,
     ) -> Result<SoftQp, VerbError> {
-        if let Some(srq) = srq {
-            match *srq {}
-        }
         let (device, pd) = &*self.0;
         let failed = |errno| Err(VerbError::new("ibv_create_qp", errno));
         device.check("ibv_create_qp")?;
         let wanted = match spec.kind {
             QpType::RawPacket => Capability::RawPacket,
             QpType::Ud => Capability::Datagram,
+            QpType::Rc => Capability::Rc,
+            QpType::Uc => Capability::Uc,
             _ => return failed(libc::EOPNOTSUPP),
         };
         let (index, of) = spec.queue;
-        if !device.has(wanted) || !device.link.carries(spec.kind) || (of > 1 && !device.has(Capability::Rss)) {
+        let extended = spec.send_api == SendApi::Extended && !device.has(Capability::ExtendedSend);
+        if !device.has(wanted) || extended || (of > 1 && !device.has(Capability::Rss)) {
             return failed(libc::EOPNOTSUPP);
         }
+        let raw = spec.kind == QpType::RawPacket;
+        if raw && device.spec.faults.no_net_raw {
+            return failed(libc::EPERM);
+        }
+        let fabric = device.link.fabric().filter(|_| !raw);
         let (limits, caps) = (device.spec.limits, spec.caps);
         let too_much = caps.send_depth.max(caps.recv_depth) > device.capabilities.max_qp_wr
             || caps.send_sges.max(caps.recv_sges) > limits.max_sge.min(u32::from(u8::MAX))
             || caps.inline > if device.has(Capability::Inline) { limits.max_inline } else { 0 };
-        let foreign = [send, recv].iter().any(|cq| !Arc::ptr_eq(&cq.0.device, device));
-        if too_much || foreign || of == 0 || index >= of {
+        let foreign = [send, recv].iter().any(|cq| !Arc::ptr_eq(&cq.0.device, device))
+            || srq.is_some_and(|srq| raw || !srq.is_of(device));
+        if too_much || foreign || of == 0 || index >= of || (of > 1 && !raw) {
             return failed(libc::EINVAL);
         }
         let mut queues = device.queues.lock().unwrap_or_else(PoisonError::into_inner);
@@ -421,7 +552,13 @@ impl ProtectionDomain for SoftPd {
         if queues.live.len() >= limits.max_qp as usize {
             return failed(libc::ENOMEM);
         }
-        let qp = SoftQp::new(device, *pd, spec, send, recv);
+        let mut spec = *spec;
+        if device.spec.profile == Profile::Rxe {
+            // Both are kept in the same place.
+            let bytes = (caps.send_sges * 16).max(caps.inline);
+            (spec.caps.send_sges, spec.caps.inline) = (bytes / 16, bytes);
+        }
+        let qp = SoftQp::new(device, *pd, &spec, [send, recv], fabric, srq);
         queues.live.push(Arc::downgrade(&qp.shared));
         Ok(qp)
     }

@@ -1,4 +1,4 @@
-//! What a queue pair does: its states, its sends. Sends are carried out when they are posted.
+//! What a queue pair of raw packets does: its states, its sends. Sends are carried out when they are posted.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use crate::provider::completion::Values;
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::cq::{CqCore, Cqe};
 use crate::provider::soft::device::Shared;
-use crate::provider::soft::fault::Faults;
+use crate::provider::soft::fault::{Faults, PostFaults};
 use crate::provider::soft::handle::SoftAh;
-use crate::provider::soft::link::{Datagram, Frame, Identity, Wire};
+use crate::provider::soft::link::Wire;
 use crate::provider::soft::memory::{KeyCache, Slots, SoftMr, copy_inline};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::RecvQueue;
 use crate::provider::{
-    AddressHandle, Capability, Completion, PollFields, PostError, QpSpec, QpState, QpType, RecvRequest, SendFlags,
-    SendOp, SendRequest, Sge, WcOpcode, WcStatus, WrOpcode,
+    Capability, Completion, PollFields, PostError, QpSpec, QpState, RecvRequest, SendApi, SendFlags, SendRequest, Sge,
+    WcOpcode, WcStatus, WrOpcode,
 };
-use crate::units::{Gid, QpNum, Ticks};
+use crate::units::Ticks;
 
 /// The shortest frame: an Ethernet header.
 const LEAST_FRAME: usize = 14;
@@ -28,18 +28,21 @@ const LEAST_FRAME: usize = 14;
 /// The state of a queue pair that belongs to its worker.
 #[derive(Debug)]
 pub(super) struct QpCore {
-    pub(super) kind: QpType,
-    pub(super) identity: Identity,
     pub(super) recv: RecvQueue,
     pub(super) slots: Option<Slots>,
     /// Whether receives into the slots can be carried out a run at a time.
     pub(super) runs: bool,
     pub(super) keys: KeyCache,
     pub(super) wire: Wire,
-    pub(super) faults: Option<Faults>,
-    pub(super) qkey: u32,
-    /// A datagram with its GRH, on the way in; the gathered bytes of a request, on the way out.
-    pub(super) scratch: Vec<u8>,
+    pub(super) faults: Option<Faults<Vec<u8>>>,
+    /// The gathered bytes of a request.
+    scratch: Vec<u8>,
+    /// Which posts are refused: receives, sends.
+    refused: [Option<PostFaults>; 2],
+    /// Whether nothing is flushed.
+    pub(super) mute: bool,
+    /// Whether posts of several sends fail whole.
+    whole: bool,
     pd: u32,
     depth: u64,
     /// Sends posted since RESET.
@@ -50,7 +53,7 @@ pub(super) struct QpCore {
     send_sges: usize,
     recv_sges: usize,
     inline: u64,
-    /// The longest frame, or datagram, that is sent.
+    /// The longest frame that is sent.
     longest: usize,
 }
 
@@ -63,19 +66,7 @@ struct Waiting {
     sges: Vec<Sge>,
     /// What was inline: it was copied when it was posted.
     bytes: Vec<u8>,
-    imm: u32,
-    to: Option<Target>,
     count: u64,
-}
-
-/// Where a datagram goes.
-#[derive(Clone, Copy, Debug)]
-struct Target {
-    gid: Gid,
-    qp: QpNum,
-    qkey: u32,
-    /// The protection domain of the address handle.
-    pd: u32,
 }
 
 /// A send, as far as this device carries it out.
@@ -85,36 +76,25 @@ struct Outgoing<'a> {
     opcode: WrOpcode,
     flags: SendFlags,
     sges: &'a [Sge],
-    imm: u32,
-    to: Option<Target>,
-}
-
-impl<'a> Outgoing<'a> {
-    fn of(wr: &SendRequest<'a, SoftAh>) -> Self {
-        let imm = if let SendOp::SendWithImm(imm) = wr.op { imm } else { 0 };
-        let to = wr.to.map(|to| Target { gid: to.ah.path().gid, qp: to.qp, qkey: to.qkey, pd: to.ah.pd() });
-        Self { wr_id: wr.wr_id, opcode: wr.op.opcode(), flags: wr.flags, sges: wr.sges, imm, to }
-    }
 }
 
 impl QpCore {
-    pub(super) fn new(device: &Arc<Shared>, pd: u32, number: QpNum, spec: &QpSpec) -> Self {
-        let identity = Identity { kind: spec.kind, number, queue: spec.queue, gid: device.spec.gid().0 };
+    pub(super) fn new(device: &Arc<Shared>, pd: u32, spec: &QpSpec) -> Self {
         let faults = device.spec.faults;
         let (caps, clock) = (spec.caps, &device.spec.clock);
         let inline = if device.has(Capability::Inline) { u64::from(caps.inline) } else { 0 };
-        let longest = if spec.kind == QpType::Ud { device.spec.mtu } else { device.spec.max_frame() } as usize;
+        let longest = device.spec.max_frame() as usize;
         Self {
-            kind: spec.kind,
-            identity,
             recv: RecvQueue::new(caps.recv_depth, caps.recv_sges),
             slots: None,
             runs: false,
             keys: KeyCache::new(device.keys.clone(), pd),
-            wire: device.link.wire(identity, &device.rss, clock),
-            faults: (!faults.is_none()).then(|| Faults::new(faults, spec.queue.0, clock.clone())),
-            qkey: 0,
+            wire: device.link.wire(spec.queue, &device.rss, clock),
+            faults: (!faults.spares_queues()).then(|| Faults::new(faults, spec.queue.0, clock.clone())),
             scratch: Vec::with_capacity(longest + 64),
+            refused: [1, 2].map(|salt| PostFaults::new(&faults, u64::from(spec.queue.0) << 32 | salt)),
+            mute: faults.mute,
+            whole: spec.send_api == SendApi::Extended,
             pd,
             depth: u64::from(caps.send_depth),
             posted: 0,
@@ -125,10 +105,6 @@ impl QpCore {
             inline,
             longest,
         }
-    }
-
-    pub(super) fn set_qkey(&mut self, qkey: u32) {
-        self.qkey = qkey;
     }
 
     /// Forgets all requests, and the frames that were under way: those count as missed.
@@ -167,7 +143,7 @@ impl QpCore {
 
     /// Flushes the oldest send that waits.
     pub(super) fn flush_one(&mut self, shared: &QpShared) -> Option<Cqe> {
-        let it = self.waiting.pop_front()?;
+        let it = self.waiting.pop_front_if(|_| !self.mute)?;
         Some(entry(shared, it.wr_id, WcStatus::WrFlushErr, it.count, Ticks(0)))
     }
 
@@ -185,7 +161,7 @@ impl QpCore {
     }
 
     pub(super) fn ended(&self) -> bool {
-        self.wire.ended() && !self.faults.as_ref().is_some_and(Faults::holds_any)
+        self.wire.ended() && !self.faults.as_ref().is_some_and(|faults| faults.holds_any())
     }
 
     pub(super) fn post_recv(&mut self, shared: &QpShared, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
@@ -194,6 +170,8 @@ impl QpCore {
                 libc::EINVAL
             } else if self.recv.space() == 0 {
                 libc::ENOMEM
+            } else if let Some(errno) = self.refused[0].as_mut().and_then(PostFaults::refuses) {
+                errno
             } else {
                 self.recv.push(request);
                 continue;
@@ -220,6 +198,10 @@ impl QpCore {
                 (accepted, errno) = (valid, libc::EINVAL);
             }
         }
+        if let Some(faults) = &mut self.refused[0] {
+            let refused = (0..accepted).find_map(|at| faults.refuses().map(|errno| (at, errno)));
+            (accepted, errno) = refused.unwrap_or((accepted, errno));
+        }
         self.recv.push_slots(&slots[..accepted]);
         match accepted == slots.len() {
             true => Ok(()),
@@ -233,8 +215,13 @@ impl QpCore {
         cq: &mut CqCore,
         requests: &[SendRequest<'_, SoftAh>],
     ) -> Result<(), PostError> {
+        if self.whole {
+            self.check_all(shared, requests)
+                .map_err(|errno| PostError { accepted: 0, error: VerbError::new("ibv_wr_complete", errno) })?;
+        }
         for (accepted, wr) in requests.iter().enumerate() {
-            self.post_one(shared, cq, &Outgoing::of(wr))
+            let wr = Outgoing { wr_id: wr.wr_id, opcode: wr.op.opcode(), flags: wr.flags, sges: wr.sges };
+            self.post_one(shared, cq, &wr)
                 .map_err(|errno| PostError { accepted, error: VerbError::new("ibv_post_send", errno) })?;
         }
         Ok(())
@@ -314,7 +301,7 @@ impl QpCore {
             let sges = [slots.sge(desc)];
             let flags = if i + 1 == n { SendFlags::SIGNALED } else { SendFlags::empty() };
             let wr_id = first_wr_id.wrapping_add(i as u64);
-            let wr = Outgoing { wr_id, opcode: WrOpcode::Send, flags, sges: &sges, imm: 0, to: None };
+            let wr = Outgoing { wr_id, opcode: WrOpcode::Send, flags, sges: &sges };
             if let Err(refused) = self.post_one(shared, cq, &wr) {
                 errno = Some(refused);
                 break;
@@ -327,20 +314,43 @@ impl QpCore {
         }
     }
 
+    /// Whether a request may be posted now.
+    fn admits(&self, shared: &QpShared, sges: &[Sge], flags: SendFlags) -> bool {
+        let bytes: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
+        matches!(shared.state(), QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
+            && sges.len() <= self.send_sges
+            && !flags.contains(SendFlags::IP_CSUM)
+            && (!flags.contains(SendFlags::INLINE) || bytes <= self.inline)
+    }
+
+    /// Whether all requests may be posted now: `ibv_wr_complete(3)` takes all or none.
+    fn check_all(&mut self, shared: &QpShared, requests: &[SendRequest<'_, SoftAh>]) -> Result<(), i32> {
+        if !requests.iter().all(|wr| self.admits(shared, wr.sges, wr.flags)) {
+            return Err(libc::EINVAL);
+        }
+        if self.space(shared) < requests.len() as u64 {
+            return Err(libc::ENOMEM);
+        }
+        requests.iter().try_for_each(|_| self.refusal())
+    }
+
+    /// Whether the next send is refused without a reason.
+    fn refusal(&mut self) -> Result<(), i32> {
+        self.refused[1].as_mut().and_then(PostFaults::refuses).map_or(Ok(()), Err)
+    }
+
     fn post_one(&mut self, shared: &QpShared, cq: &mut CqCore, wr: &Outgoing<'_>) -> Result<(), i32> {
         let state = shared.state();
-        let inline = wr.flags.contains(SendFlags::INLINE);
-        let bytes: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
-        if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr)
-            || wr.sges.len() > self.send_sges
-            || wr.flags.contains(SendFlags::IP_CSUM)
-            || (inline && bytes > self.inline)
-        {
+        if !self.admits(shared, wr.sges, wr.flags) {
             return Err(libc::EINVAL);
         }
         if self.space(shared) == 0 {
             return Err(libc::ENOMEM);
         }
+        if !self.whole {
+            self.refusal()?;
+        }
+        let inline = wr.flags.contains(SendFlags::INLINE);
         if state == QpState::Err {
             // It may have failed while it received.
             self.fail(shared, cq);
@@ -359,8 +369,6 @@ impl QpCore {
                     flags: wr.flags,
                     sges: wr.sges.to_vec(),
                     bytes: copied,
-                    imm: wr.imm,
-                    to: wr.to,
                     count,
                 });
             }
@@ -372,7 +380,10 @@ impl QpCore {
     /// Carries out a send, unless the queue pair has failed, and completes it. `inline` has its bytes where they were
     /// copied before.
     fn carry_out(&mut self, shared: &QpShared, cq: &mut CqCore, wr: &Outgoing<'_>, inline: Option<&[u8]>, count: u64) {
-        if matches!(shared.state(), QpState::Sqe | QpState::Err) {
+        if shared.state() == QpState::Err {
+            if self.mute {
+                return;
+            }
             return self.complete(shared, cq, wr.wr_id, WcStatus::WrFlushErr, count);
         }
         match self.send(shared, wr, inline) {
@@ -385,12 +396,8 @@ impl QpCore {
                 if of_wire {
                     return;
                 }
-                if self.kind == QpType::Ud {
-                    shared.set_state(QpState::Sqe);
-                } else {
-                    shared.set_state(QpState::Err);
-                    self.wire.close();
-                }
+                shared.set_state(QpState::Err);
+                self.wire.close();
             }
         }
     }
@@ -401,19 +408,9 @@ impl QpCore {
             shared.counts.faults.set(faults.injected);
             failed.map_or(Ok(()), |status| Err(Failure::from(status)))?;
         }
-        let datagram = match (self.kind, wr.opcode, wr.to) {
-            (QpType::RawPacket, WrOpcode::Send, _) => None,
-            (QpType::Ud, WrOpcode::Send | WrOpcode::SendWithImm, Some(to)) if to.pd == self.pd => Some(Datagram {
-                to: to.qp,
-                to_gid: to.gid.0,
-                from: self.identity.number,
-                from_gid: self.identity.gid,
-                // The top bit asks for the sender's own key.
-                qkey: if to.qkey >> 31 == 1 { self.qkey } else { to.qkey },
-                imm: (wr.opcode == WrOpcode::SendWithImm).then_some(wr.imm),
-            }),
-            _ => return Err(WcStatus::LocQpOpErr.into()),
-        };
+        if wr.opcode != WrOpcode::Send {
+            return Err(WcStatus::LocQpOpErr.into());
+        }
         self.scratch.clear();
         if wr.sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>() > self.longest as u64 {
             return Err(WcStatus::LocLenErr.into());
@@ -423,14 +420,13 @@ impl QpCore {
             None if wr.flags.contains(SendFlags::INLINE) => copy_inline(wr.sges, &mut self.scratch),
             None => self.keys.gather(wr.sges, &mut self.scratch)?,
         }
-        if datagram.is_none() && self.scratch.len() < LEAST_FRAME {
+        if self.scratch.len() < LEAST_FRAME {
             return Err(WcStatus::LocLenErr.into());
         }
         if !shared.device.is_up() {
             return Ok(());
         }
-        let frame = Frame { bytes: &self.scratch, datagram };
-        self.wire.send(frame).map_err(|status| Failure { status, of_wire: true })?;
+        self.wire.send(&self.scratch).map_err(|status| Failure { status, of_wire: true })?;
         shared.counts.tx_packets.add(1);
         shared.counts.tx_bytes.add(self.scratch.len() as u64);
         Ok(())
@@ -460,7 +456,7 @@ fn entry(shared: &QpShared, wr_id: u64, status: WcStatus, release: u64, ticks: T
 }
 
 fn request(it: &Waiting) -> Outgoing<'_> {
-    Outgoing { wr_id: it.wr_id, opcode: it.opcode, flags: it.flags, sges: &it.sges, imm: it.imm, to: it.to }
+    Outgoing { wr_id: it.wr_id, opcode: it.opcode, flags: it.flags, sges: &it.sges }
 }
 
 /// Why a send failed.

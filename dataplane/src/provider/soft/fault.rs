@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 
 use crate::clock::{HostClock, Timebase};
 use crate::provider::WcStatus;
-use crate::provider::soft::link::{Datagram, Frame, Wire};
+use crate::provider::soft::link::Wire;
 use crate::units::{Nanos, Ticks};
 
-/// What goes wrong, and how often. Probabilities are from 0 to 1, for each frame or request.
+/// What goes wrong, and how often. Probabilities are from 0 to 1, for each frame, packet or request. Of connections and
+/// datagrams it is packets that are lost and so on; one that is corrupt is found out by its check, and lost too.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FaultSpec {
     /// Where the random numbers begin.
@@ -38,6 +39,24 @@ pub struct FaultSpec {
     pub flap: f64,
     /// After how many frames, which are lost.
     pub flap_frames: u32,
+    /// A post is refused with [`FaultSpec::post_errno`] at this request.
+    pub post_error: f64,
+    /// The request with this number is refused so: sends and receives of a queue pair, each counted from 1. 0: none.
+    pub post_error_at: u64,
+    /// How.
+    pub post_errno: i32,
+    /// A poll finds an entry of no request: of an unknown `wr_id`, with a status or an opcode that there is not.
+    pub garbage: f64,
+    /// A poll that starts is refused (`EINVAL`), and the queue is well.
+    pub poll_invalid: f64,
+    /// A poll, or a step of one, finds the queue broken for good.
+    pub poll_error: f64,
+    /// What fails is never flushed, and no event says that the last receive was.
+    pub mute: bool,
+    /// Bytes that may be registered; 0: none, as the system refuses it (`EPERM`).
+    pub memlock: Option<u64>,
+    /// The process may not have raw packets, nor privileged keys: it lacks `CAP_NET_RAW`.
+    pub no_net_raw: bool,
 }
 
 impl Default for FaultSpec {
@@ -57,6 +76,15 @@ impl Default for FaultSpec {
             tx_status: WcStatus::GeneralErr,
             flap: 0.0,
             flap_frames: 8,
+            post_error: 0.0,
+            post_error_at: 0,
+            post_errno: libc::ENOMEM,
+            garbage: 0.0,
+            poll_invalid: 0.0,
+            poll_error: 0.0,
+            mute: false,
+            memlock: None,
+            no_net_raw: false,
         }
     }
 }
@@ -64,18 +92,28 @@ impl Default for FaultSpec {
 impl FaultSpec {
     /// Whether nothing goes wrong.
     pub fn is_none(&self) -> bool {
+        self.spares_queues() && self.spares_polls() && self.memlock.is_none() && !self.no_net_raw
+    }
+
+    /// Whether nothing goes wrong at completion queues.
+    pub(super) fn spares_polls(&self) -> bool {
+        [self.busy, self.garbage, self.poll_invalid, self.poll_error].iter().all(|odds| *odds <= 0.0)
+    }
+
+    /// Whether nothing goes wrong at queue pairs.
+    pub(super) fn spares_queues(&self) -> bool {
         let odds = [
             self.loss,
             self.duplicate,
             self.reorder,
             self.corrupt,
             self.delay,
-            self.busy,
             self.rx_error,
             self.tx_error,
             self.flap,
+            self.post_error,
         ];
-        odds.iter().all(|odds| *odds <= 0.0)
+        odds.iter().all(|odds| *odds <= 0.0) && self.post_error_at == 0 && !self.mute
     }
 }
 
@@ -101,7 +139,7 @@ impl Random {
         odds > 0.0 && ((self.next() >> 11) as f64) < odds * (1u64 << 53) as f64
     }
 
-    fn below(&mut self, limit: usize) -> usize {
+    pub(super) fn below(&mut self, limit: usize) -> usize {
         (self.next() % limit.max(1) as u64) as usize
     }
 }
@@ -111,12 +149,20 @@ const PATIENCE: u8 = 4;
 /// Frames that can be late at one time.
 const MOST_DELAYED: usize = 1 << 14;
 
-/// A frame that is kept back.
-#[derive(Debug)]
-struct Held {
-    bytes: Vec<u8>,
-    datagram: Option<Datagram>,
-    since: Ticks,
+/// What a wire carries.
+pub(super) trait Carried: Clone {
+    /// Turns a bit. `false`: it cannot be told any more what it was.
+    fn spoil(&mut self, random: &mut Random) -> bool;
+}
+
+impl Carried for Vec<u8> {
+    fn spoil(&mut self, random: &mut Random) -> bool {
+        let at = random.below(self.len());
+        if let Some(byte) = self.get_mut(at) {
+            *byte ^= 1 << random.below(8);
+        }
+        true
+    }
 }
 
 /// What became of the link when a frame arrived.
@@ -126,28 +172,59 @@ pub(super) enum Flap {
     Up,
 }
 
-/// The faults of a queue pair.
+/// Which posts are refused, of one kind at one queue pair.
 #[derive(Debug)]
-pub(super) struct Faults {
+pub(super) struct PostFaults {
+    random: Random,
+    odds: f64,
+    at: u64,
+    errno: i32,
+    posted: u64,
+}
+
+impl PostFaults {
+    /// `None`: no post is refused.
+    pub(super) fn new(spec: &FaultSpec, salt: u64) -> Option<Self> {
+        let random = Random::new(spec.seed.wrapping_add(salt));
+        let some = spec.post_error > 0.0 || spec.post_error_at > 0;
+        some.then_some(Self {
+            random,
+            odds: spec.post_error,
+            at: spec.post_error_at,
+            errno: spec.post_errno,
+            posted: 0,
+        })
+    }
+
+    /// Whether the next request is refused, and how.
+    pub(super) fn refuses(&mut self) -> Option<i32> {
+        self.posted += 1;
+        (self.posted == self.at || self.random.happens(self.odds)).then_some(self.errno)
+    }
+}
+
+/// The faults of a queue pair of raw packets, or of all that comes in at a device of anything else.
+#[derive(Debug)]
+pub(super) struct Faults<T> {
     spec: FaultSpec,
     random: Random,
     clock: HostClock,
     timebase: Timebase,
     /// To be received next.
-    ready: VecDeque<Held>,
+    ready: VecDeque<T>,
     /// To be received after the next frame.
-    overtaken: Option<Held>,
+    overtaken: Option<T>,
     /// How often nothing followed that could overtake it.
     idle: u8,
-    /// To be received when it is time.
-    delayed: VecDeque<Held>,
+    /// To be received when it is time: what came when.
+    delayed: VecDeque<(Ticks, T)>,
     /// Frames until the link is up again.
     down: u32,
     flap: Option<Flap>,
     pub(super) injected: u64,
 }
 
-impl Faults {
+impl<T: Carried> Faults<T> {
     pub(super) fn new(spec: FaultSpec, queue: u16, clock: HostClock) -> Self {
         let random = Random::new(spec.seed.wrapping_add(u64::from(queue) << 32));
         let timebase = clock.timebase();
@@ -201,31 +278,31 @@ impl Faults {
         lost as u64
     }
 
-    /// Takes the next frame off the wire, or of those kept back, and hands it over unless it is lost. `false`: there is
-    /// none.
-    pub(super) fn take(&mut self, wire: &mut Wire, deliver: impl FnOnce(&mut Self, Frame<'_>)) -> bool {
+    /// Lets go of what has been late long enough.
+    pub(super) fn catch_up(&mut self) {
         let now = self.clock.now();
-        let due = self.delayed.front().is_some_and(|held| self.timebase.between(held.since, now) >= self.spec.delay_by);
-        if due {
-            self.ready.extend(self.delayed.pop_front());
+        let late = |since| self.timebase.between(since, now) < self.spec.delay_by;
+        while self.delayed.front().is_some_and(|(since, _)| !late(*since)) {
+            self.ready.extend(self.delayed.pop_front().map(|(_, held)| held));
         }
-        if self.ready.is_empty() && !wire.take(|frame| self.arrive(frame, now)) {
-            self.idle += 1;
-            if self.idle == PATIENCE {
-                self.idle = 0;
-                self.ready.extend(self.overtaken.take());
-            }
-            if self.ready.is_empty() {
-                return false;
-            }
-        }
-        if let Some(held) = self.ready.pop_front() {
-            deliver(self, Frame { bytes: &held.bytes, datagram: held.datagram });
-        }
-        true
     }
 
-    fn arrive(&mut self, frame: Frame<'_>, now: Ticks) {
+    /// Nothing has come in: after a few times of that, nothing is to overtake what is kept back.
+    pub(super) fn wait(&mut self) {
+        self.idle += 1;
+        if self.idle >= PATIENCE {
+            self.idle = 0;
+            self.ready.extend(self.overtaken.take());
+        }
+    }
+
+    /// The next to be received.
+    pub(super) fn next(&mut self) -> Option<T> {
+        self.ready.pop_front()
+    }
+
+    /// Something has come in.
+    pub(super) fn arrive(&mut self, mut held: T) {
         if self.down > 0 {
             self.down -= 1;
             self.injected += 1;
@@ -242,15 +319,13 @@ impl Faults {
         if self.strikes(self.spec.loss) {
             return;
         }
-        let mut held = Held { bytes: frame.bytes.to_vec(), datagram: frame.datagram, since: now };
-        if !held.bytes.is_empty() && self.strikes(self.spec.corrupt) {
-            let at = self.random.below(held.bytes.len());
-            held.bytes[at] ^= 1 << self.random.below(8);
+        if self.strikes(self.spec.corrupt) && !held.spoil(&mut self.random) {
+            return;
         }
         if self.strikes(self.spec.delay) {
             // A wire holds so much; what is more is lost on it.
             if self.delayed.len() < MOST_DELAYED {
-                self.delayed.push_back(held);
+                self.delayed.push_back((self.clock.now(), held));
             }
             return;
         }
@@ -260,9 +335,27 @@ impl Faults {
             return;
         }
         if self.strikes(self.spec.duplicate) {
-            self.ready.push_back(Held { bytes: held.bytes.clone(), ..held });
+            self.ready.push_back(held.clone());
         }
         self.ready.push_back(held);
         self.ready.extend(self.overtaken.take());
+    }
+}
+
+impl Faults<Vec<u8>> {
+    /// Takes the next frame off the wire, or of those kept back, and hands it over unless it is lost. `false`: there is
+    /// none.
+    pub(super) fn take(&mut self, wire: &mut Wire, deliver: impl FnOnce(&mut Self, &[u8])) -> bool {
+        self.catch_up();
+        if self.ready.is_empty() && !wire.take(|frame| self.arrive(frame.to_vec())) {
+            self.wait();
+            if self.ready.is_empty() {
+                return false;
+            }
+        }
+        if let Some(held) = self.next() {
+            deliver(self, &held);
+        }
+        true
     }
 }

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use crate::mem::{Desc, GUARD, Region, SlotLayout, shared};
-use crate::provider::{Access, MemoryRegion, Sge, WcStatus};
-use crate::units::{Lkey, Rkey};
+use crate::provider::soft::window::Windows;
+use crate::provider::{Access, MemoryRegion, Remote, Sge, WcStatus};
+use crate::units::{Lkey, QpNum, Rkey};
 
 /// A registration, as the table has it.
 #[derive(Clone, Debug)]
@@ -19,10 +20,28 @@ struct Entry {
     part: Range<usize>,
 }
 
+impl Entry {
+    /// Where in the region `length` bytes from `addr` on are; `None`: not all of them are in the part.
+    fn offset(&self, addr: u64, length: u64) -> Option<usize> {
+        let first = match self.access.contains(Access::ZERO_BASED) {
+            true => 0,
+            false => (self.region.base().addr().get() + self.part.start) as u64,
+        };
+        let from = addr.checked_sub(first)?;
+        let end = from.checked_add(length)?;
+        (end <= self.part.len() as u64).then_some(self.part.start + from as usize)
+    }
+
+    fn place(&self, addr: u64, length: u64) -> Option<Place> {
+        Some(Place { region: self.region.clone(), offset: self.offset(addr, length)?, length: length as usize })
+    }
+}
+
 /// The registrations of a device.
 #[derive(Debug)]
 pub(super) struct Keys {
     entries: RwLock<Arc<[Entry]>>,
+    pub(super) windows: Windows,
     /// Changes with every change of the entries, after it.
     generation: AtomicU64,
     next: AtomicU32,
@@ -30,11 +49,39 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) fn new() -> Self {
-        Self { entries: RwLock::new([].into()), generation: AtomicU64::new(1), next: AtomicU32::new(0x100) }
+        Self {
+            entries: RwLock::new([].into()),
+            windows: Windows::default(),
+            generation: AtomicU64::new(1),
+            next: AtomicU32::new(0x100),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    /// The bytes that are registered.
+    pub(super) fn bytes(&self) -> u64 {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().map(|entry| entry.part.len() as u64).sum()
+    }
+
+    /// A key that nothing else has or had: the low 8 bits are the owner's to change.
+    pub(super) fn key(&self) -> u32 {
+        self.next.fetch_add(0x100, Ordering::Relaxed)
+    }
+
+    /// Whether a window may be opened so on a region.
+    pub(super) fn may_bind(&self, lkey: Lkey, pd: u32, addr: u64, length: u64, access: Access) -> bool {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        entries.iter().find(|entry| entry.lkey == lkey).is_some_and(|entry| {
+            entry.pd == pd
+                && entry.access.contains(Access::MW_BIND)
+                && (!writes || entry.access.contains(Access::LOCAL_WRITE))
+                && entry.offset(addr, length).is_some()
+        })
     }
 
     fn change(&self, with: impl FnOnce(&mut Vec<Entry>)) {
@@ -53,7 +100,7 @@ impl Keys {
         part: Range<usize>,
         access: Access,
     ) -> SoftMr {
-        let lkey = Lkey(self.next.fetch_add(1, Ordering::Relaxed));
+        let lkey = Lkey(self.key());
         self.change(|list| list.push(Entry { lkey, pd, access, region: region.clone(), part: part.clone() }));
         SoftMr(Arc::new(Registration { keys: self.clone(), lkey, pd, access, region, part }))
     }
@@ -73,28 +120,73 @@ impl KeyCache {
         Self { keys, entries: [].into(), generation: 0, pd }
     }
 
-    /// The entry that lets this element be used so.
-    fn find(&mut self, sge: &Sge, access: Access) -> Option<&Entry> {
+    /// The entry that lets this element be used so, and where in its region the element is.
+    fn find(&mut self, sge: &Sge, access: Access) -> Option<(&Entry, usize)> {
+        self.refresh();
+        let entry = self.entries.iter().find(|entry| entry.lkey == sge.lkey)?;
+        let offset = entry.offset(sge.addr, u64::from(sge.length))?;
+        (entry.pd == self.pd && entry.access.contains(access)).then_some((entry, offset))
+    }
+
+    #[inline]
+    fn refresh(&mut self) {
         let now = self.keys.generation.load(Ordering::Acquire);
         if now != self.generation {
             self.entries = self.keys.entries.read().unwrap_or_else(PoisonError::into_inner).clone();
             self.generation = now;
         }
-        let entry = self.entries.iter().find(|entry| entry.lkey == sge.lkey)?;
-        let base = entry.region.base().addr().get() + entry.part.start;
-        let inside = sge
-            .addr
-            .checked_sub(base as u64)
-            .and_then(|from| from.checked_add(u64::from(sge.length)))
-            .is_some_and(|end| end <= entry.part.len() as u64);
-        (inside && entry.pd == self.pd && entry.access.contains(access)).then_some(entry)
+    }
+
+    /// The keys of the device.
+    pub(super) fn keys(&self) -> &Arc<Keys> {
+        &self.keys
+    }
+
+    /// The memory that a peer's request at queue pair `qp` names, if it may be used so.
+    pub(super) fn remote(&mut self, remote: Remote, length: u64, access: Access, qp: QpNum) -> Option<Place> {
+        self.refresh();
+        if let Some(entry) = self.entries.iter().find(|entry| entry.lkey.0 == remote.rkey.0) {
+            let allowed = entry.pd == self.pd && entry.access.contains(access);
+            return if allowed { entry.place(remote.addr, length) } else { None };
+        }
+        let lkey = self.keys.windows.through(remote, length, access, self.pd, qp)?;
+        self.entries.iter().find(|entry| entry.lkey == lkey)?.place(remote.addr, length)
+    }
+
+    /// Whether all elements may be used so.
+    pub(super) fn allows(&mut self, sges: &[Sge], access: Access) -> bool {
+        sges.iter().filter(|sge| sge.length > 0).all(|sge| self.find(sge, access).is_some())
+    }
+
+    /// Appends `length` of the bytes that the elements of a posted send name, from the `from`-th on.
+    pub(super) fn gather_part(
+        &mut self,
+        sges: &[Sge],
+        from: u64,
+        length: usize,
+        into: &mut Vec<u8>,
+    ) -> Result<(), WcStatus> {
+        for sge in parts(sges, from, length as u64) {
+            self.gather(&[sge], into)?;
+        }
+        Ok(())
+    }
+
+    /// Spreads `bytes` over the elements of a posted request, from the `from`-th byte of those on.
+    pub(super) fn scatter_part(&mut self, sges: &[Sge], from: u64, bytes: &[u8]) -> Result<(), WcStatus> {
+        let mut done = 0;
+        for sge in parts(sges, from, bytes.len() as u64) {
+            let end = done + sge.length as usize;
+            self.scatter(&[sge], &bytes[done..end])?;
+            done = end;
+        }
+        if done == bytes.len() { Ok(()) } else { Err(WcStatus::LocLenErr) }
     }
 
     /// Appends what the elements of a posted send name.
     pub(super) fn gather(&mut self, sges: &[Sge], into: &mut Vec<u8>) -> Result<(), WcStatus> {
         for sge in sges.iter().filter(|sge| sge.length > 0) {
-            let entry = self.find(sge, Access::empty()).ok_or(WcStatus::LocProtErr)?;
-            let offset = sge.addr as usize - entry.region.base().addr().get();
+            let (entry, offset) = self.find(sge, Access::empty()).ok_or(WcStatus::LocProtErr)?;
             let before = into.len();
             into.resize(before + sge.length as usize, 0);
             // SAFETY: `find` has seen to it that the bytes are in the region, which the entry keeps mapped. The caller
@@ -114,13 +206,69 @@ impl KeyCache {
             if now.is_empty() {
                 continue;
             }
-            let entry = self.find(sge, Access::LOCAL_WRITE).ok_or(WcStatus::LocProtErr)?;
-            let offset = sge.addr as usize - entry.region.base().addr().get();
+            let (entry, offset) = self.find(sge, Access::LOCAL_WRITE).ok_or(WcStatus::LocProtErr)?;
             // SAFETY: as in `gather`; the caller of `post_recv` has lent these bytes to the device.
             unsafe { shared::store(entry.region.base().add(offset).as_ptr(), now) };
             bytes = later;
         }
         Ok(())
+    }
+}
+
+/// The elements, or parts of them, that have `length` bytes from the `from`-th on.
+fn parts(sges: &[Sge], from: u64, length: u64) -> impl Iterator<Item = Sge> {
+    let (mut skip, mut left) = (from, length);
+    sges.iter().filter_map(move |sge| {
+        let passed = skip.min(u64::from(sge.length));
+        skip -= passed;
+        let now = (u64::from(sge.length) - passed).min(left);
+        left -= now;
+        (now > 0).then(|| Sge { addr: sge.addr.wrapping_add(passed), length: now as u32, lkey: sge.lkey })
+    })
+}
+
+/// Memory that a peer may use: checked. Its owner may look at it at any time, so it is read and written through atomics,
+/// byte by byte, in no order: who reads it through atomics of bytes never has a data race.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    region: Arc<Region>,
+    offset: usize,
+    length: usize,
+}
+
+impl Place {
+    fn at(&self, from: usize) -> *mut u8 {
+        // SAFETY: `Entry::place` has seen to it that the bytes are in the region, and no caller asks for one beyond them.
+        unsafe { self.region.base().add(self.offset + from.min(self.length)).as_ptr() }
+    }
+
+    /// Writes `bytes` from the `at`-th byte on; what is too much is left out.
+    pub(super) fn write(&self, at: u64, bytes: &[u8]) {
+        let from = (at as usize).min(self.length);
+        let fits = bytes.len().min(self.length - from);
+        // SAFETY: so many bytes are in the region, which stays mapped as long as this is. Others that touch them
+        // meanwhile do it through atomics: that is what letting a peer use memory means.
+        unsafe { shared::store(self.at(from), &bytes[..fits]) };
+    }
+
+    /// Appends `length` bytes from the `at`-th on.
+    pub(super) fn read(&self, at: u64, length: usize, into: &mut Vec<u8>) {
+        let from = (at as usize).min(self.length);
+        let before = into.len();
+        into.resize(before + length.min(self.length - from), 0);
+        // SAFETY: as in `write`.
+        unsafe { shared::load(self.at(from), &mut into[before..]) };
+    }
+
+    /// Changes eight aligned bytes at once. Returns what they were.
+    pub(super) fn update(&self, change: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        let first = self.at(0);
+        if self.length < 8 || !first.addr().is_multiple_of(8) {
+            return None;
+        }
+        // SAFETY: eight bytes, aligned, mapped, and shared through atomics alone, as above.
+        let word = unsafe { AtomicU64::from_ptr(first.cast()) };
+        Some(word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).unwrap_or_else(|was| was))
     }
 }
 
@@ -181,12 +329,14 @@ pub(super) struct Slots {
 impl Slots {
     /// `None`: the layout does not fit the region, or the region is another protection domain's.
     pub(super) fn new(mr: SoftMr, layout: SlotLayout, recv_wr_id: u64, pd: u32) -> Option<Self> {
+        let zero_based = mr.0.access.contains(Access::ZERO_BASED);
         let sound = usize::from(layout.headroom) + GUARD <= layout.stride as usize
             && (1..=1 << 24).contains(&layout.count)
             // Slots count from the region's first byte.
             && mr.0.part.start == 0
             && layout.bytes() <= mr.0.part.end
-            && mr.0.pd == pd;
+            && mr.0.pd == pd
+            && !zero_based;
         let writable = mr.0.access.contains(Access::LOCAL_WRITE);
         sound.then_some(Self { mr, layout, recv_wr_id, writable })
     }
@@ -196,6 +346,13 @@ impl Slots {
         let offset = desc.slot as usize * self.layout.stride as usize + usize::from(desc.offset);
         let addr = (self.mr.0.region.base().addr().get() + offset) as u64;
         Sge { addr, length: u32::from(desc.len), lkey: self.mr.0.lkey }
+    }
+
+    /// The element that a slot to receive into stands for.
+    pub(super) fn recv_sge(&self, slot: u32) -> Sge {
+        let offset = slot as usize * self.layout.stride as usize + usize::from(self.layout.headroom);
+        let addr = (self.mr.0.region.base().addr().get() + offset) as u64;
+        Sge { addr, length: self.layout.room(), lkey: self.mr.0.lkey }
     }
 
     /// Writes a frame into a slot of a posted receive.

@@ -1,15 +1,22 @@
 //! The software device: the verbs contract in process, without privilege and without hardware.
 //!
 //! It is no mock. It moves bytes between posted requests, has capacity, fails as hardware fails, and keeps time. It has
-//! no engine of its own: sends are carried out when they are posted, and receives when their completion queue is polled.
+//! no engine of its own: sends are carried out when they are posted, and receives when a completion queue is polled.
+//!
+//! It is two machines. Raw packets are the data plane's own path: no lock, no allocation, a run at a time (`engine`,
+//! `deliver`). Connections and datagrams are a state machine that all devices on a [`LoopbackLink`] share, behind one
+//! lock (`fabric`).
 //!
 //! - What a device is made of: [`SoftSpec`]. What its wire is: [`LinkSpec`].
-//! - A completion queue and the queue pairs that report to it belong to the thread that first polls it. From any other
-//!   thread verbs on them fail with `EBUSY`. Until then any thread may set them up.
+//! - A completion queue and the queue pairs of raw packets that report to it belong to the thread that first polls it.
+//!   From any other thread verbs on them fail with `EBUSY`. Until then any thread may set them up.
 //! - Where hardware differs, it is as strict as any: a send queue's entries are free only after a completion of the same
 //!   or a later request was polled, completion queues overrun, keys are checked.
+//! - Where the standard and the kernel's software device differ, [`Profile`] says which it follows.
 //! - A raw frame longer than its posted receive completes it with [`WcStatus::LocLenErr`](super::WcStatus) and the queue
 //!   pair goes on; a datagram that is too long takes its queue pair to ERR.
+//! - Memory that a peer may use is read and written byte by byte through atomics ([`std::sync::atomic::AtomicU8`]), and by
+//!   atomic operations as words: its owner may look at it at any time, and does so through atomics as well.
 #![allow(unsafe_code)]
 
 mod counter;
@@ -18,28 +25,34 @@ mod cq;
 mod deliver;
 mod device;
 mod engine;
+mod fabric;
 mod fault;
 mod handle;
 mod home;
+mod inbox;
 mod link;
 mod memory;
 mod qp;
 mod recv;
 mod rss;
 mod spec;
+mod window;
 
 pub use crate::provider::{RssFields, RssSpec};
 pub use counter::{CounterEvent, CounterSpec};
 pub use counters::SoftCounters;
 pub use cq::{SoftCq, SoftCursor};
 pub use device::{SoftDevice, SoftPd, SoftProvider};
+pub use fabric::SoftSrq;
 pub use fault::FaultSpec;
-pub use handle::{SoftAh, SoftChannel, SoftMw, SoftSrq};
+pub use handle::SoftAh;
+pub use inbox::SoftChannel;
 pub(crate) use link::Capture;
 pub use link::{FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec};
 pub use memory::SoftMr;
 pub use qp::SoftQp;
-pub use spec::{SoftLimits, SoftSpec};
+pub use spec::{Profile, SoftLimits, SoftSpec};
+pub use window::SoftMw;
 
 #[cfg(test)]
 mod tests;

@@ -11,12 +11,15 @@ use crate::provider::soft::counters::Counting;
 use crate::provider::soft::cq::{Attached, CqCore, CqShared, SoftCq};
 use crate::provider::soft::device::Shared;
 use crate::provider::soft::engine::QpCore;
-use crate::provider::soft::handle::{SoftAh, SoftMw};
+use crate::provider::soft::fabric::{Connection, Fabric, SoftSrq};
+use crate::provider::soft::handle::SoftAh;
 use crate::provider::soft::home::{Home, Use};
+use crate::provider::soft::inbox::Inbox;
 use crate::provider::soft::memory::SoftMr;
+use crate::provider::soft::window::SoftMw;
 use crate::provider::{
-    AttributeMask, Destination, EventKind, MwBind, PostError, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair,
-    RecvRequest, SendRequest, check_transition,
+    AttributeMask, Capability, Destination, MwBind, PostError, QpAttributes, QpCaps, QpSpec, QpState, QpType,
+    QueuePair, RecvRequest, SendRequest, check_transition,
 };
 use crate::units::{Gid, QpNum};
 
@@ -28,9 +31,12 @@ pub(super) struct QpShared {
     state: AtomicU32,
     /// Sends that are over and whose completion, or a later one, was polled; counted from RESET.
     pub(super) released: AtomicU64,
+    /// Receives on a fabric whose completion was polled; counted from RESET.
+    pub(super) polled: AtomicU64,
     pub(super) counts: Counting,
     pub(super) device: Arc<Shared>,
-    pub(super) home: Home<QpCore>,
+    /// What carries raw packets; `None`: it is on a fabric.
+    pub(super) home: Option<Home<QpCore>>,
 }
 
 impl QpShared {
@@ -41,6 +47,12 @@ impl QpShared {
 
     pub(super) fn set_state(&self, state: QpState) {
         self.state.store(state.raw(), Ordering::Relaxed);
+    }
+
+    /// Works at what carries raw packets. `None`: it has none, or it is another thread's.
+    #[inline]
+    pub(super) fn with<R>(&self, kind: Use, work: impl FnOnce(&mut QpCore) -> R) -> Option<R> {
+        self.home.as_ref()?.with(kind, work)
     }
 
     /// Goes to ERR, from any state but RESET. Returns whether that is news.
@@ -57,6 +69,8 @@ impl QpShared {
 #[derive(Debug)]
 pub struct SoftQp {
     pub(super) shared: Arc<QpShared>,
+    /// `None`: it carries raw packets.
+    connection: Option<Connection>,
     send_cq: Arc<CqShared>,
     recv_cq: Arc<CqShared>,
     caps: QpCaps,
@@ -65,24 +79,35 @@ pub struct SoftQp {
 }
 
 impl SoftQp {
-    /// Makes one of a checked spec.
-    pub(super) fn new(device: &Arc<Shared>, pd: u32, spec: &QpSpec, send: &SoftCq, recv: &SoftCq) -> Self {
+    /// Makes one of a checked spec: of raw packets without a fabric, of anything else on one.
+    pub(super) fn new(
+        device: &Arc<Shared>,
+        pd: u32,
+        spec: &QpSpec,
+        [send, recv]: [&SoftCq; 2],
+        fabric: Option<&Arc<Fabric>>,
+        srq: Option<&SoftSrq>,
+    ) -> Self {
         let number = QpNum(device.number());
         let shared = Arc::new(QpShared {
             number,
             kind: spec.kind,
             state: AtomicU32::new(QpState::Reset.raw()),
             released: AtomicU64::new(0),
+            polled: AtomicU64::new(0),
             counts: Counting::default(),
             device: device.clone(),
-            home: Home::new(QpCore::new(device, pd, number, spec)),
+            home: fabric.is_none().then(|| Home::new(QpCore::new(device, pd, spec))),
         });
-        let qp = Self { shared, send_cq: send.0.clone(), recv_cq: recv.0.clone(), caps: spec.caps, alone: PhantomData };
+        let inboxes: [&Arc<Inbox>; 2] = [&send.0.inbox, &recv.0.inbox];
+        let connection = fabric.map(|fabric| Connection::new(fabric, &shared, pd, spec, inboxes, srq));
+        let (send_cq, recv_cq) = (send.0.clone(), recv.0.clone());
+        let qp = Self { shared, connection, send_cq, recv_cq, caps: spec.caps, alone: PhantomData };
         let one = Arc::ptr_eq(&qp.send_cq, &qp.recv_cq);
         let attach = |receives, sends| Attached { qp: qp.shared.clone(), receives, sends };
-        qp.recv_cq.attachments.change(|list| list.push(attach(true, one)));
+        qp.recv_cq.attach(attach(true, one));
         if !one {
-            qp.send_cq.attachments.change(|list| list.push(attach(false, true)));
+            qp.send_cq.attach(attach(false, true));
         }
         qp
     }
@@ -100,7 +125,7 @@ impl SoftQp {
             return refused(libc::EIO);
         }
         let inside = |core: &mut QpCore| self.send_cq.home.with(Use::Visit, |cq| work(shared, core, cq));
-        match shared.home.with(Use::Visit, inside) {
+        match shared.with(Use::Visit, inside) {
             Some(Some(result)) => result,
             // Another thread lives there.
             _ => refused(libc::EBUSY),
@@ -118,7 +143,7 @@ impl SoftQp {
         if self.shared.device.is_gone() {
             return refused(libc::EIO);
         }
-        self.shared.home.with(Use::Visit, |core| work(&self.shared, core)).unwrap_or_else(|| refused(libc::EBUSY))
+        self.shared.with(Use::Visit, |core| work(&self.shared, core)).unwrap_or_else(|| refused(libc::EBUSY))
     }
 }
 
@@ -128,7 +153,7 @@ impl Drop for SoftQp {
             cq.attachments.change(|list| list.retain(|other| !Arc::ptr_eq(&other.qp, &self.shared)));
         }
         // No frame is for it any more. If it is another thread's, its wire closes when that thread lets go.
-        self.shared.home.with(Use::Visit, |core| core.reset(&self.shared.counts));
+        self.shared.with(Use::Visit, |core| core.reset(&self.shared.counts));
         let mut queues = self.shared.device.queues.lock().unwrap_or_else(PoisonError::into_inner);
         queues.live.retain(|qp| !std::ptr::eq(qp.as_ptr(), &*self.shared));
         queues.retired.add(&self.shared.counts.read());
@@ -157,24 +182,26 @@ impl QueuePair for SoftQp {
     }
 
     fn query(&self) -> Result<QpAttributes, VerbError> {
+        if let Some(connection) = &self.connection {
+            return connection.query().map_err(|errno| VerbError::new("ibv_query_qp", errno));
+        }
         let state = self.shared.state();
         Ok(QpAttributes { state, current_state: state, ..QpAttributes::default() })
     }
 
     fn modify(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Result<(), VerbError> {
         const VERB: &str = "ibv_modify_qp";
+        if let Some(connection) = &self.connection {
+            return connection.modify(attributes, mask).map_err(|errno| VerbError::new(VERB, errno));
+        }
         let changed = self.with(VERB, |shared, core, cq| {
             let from = shared.state();
             let to = if mask.contains(AttributeMask::STATE) { attributes.state } else { from };
             let valid = check_transition(shared.kind, from, to, mask).is_ok()
                 && (!mask.contains(AttributeMask::CUR_STATE) || attributes.current_state == from)
-                && (!mask.contains(AttributeMask::PORT) || attributes.port == 1)
-                && (!mask.contains(AttributeMask::PKEY_INDEX) || attributes.pkey_index == 0);
+                && (!mask.contains(AttributeMask::PORT) || attributes.port == 1);
             if !valid {
                 return Err(PostError { accepted: 0, error: VerbError::new(VERB, libc::EINVAL) });
-            }
-            if mask.contains(AttributeMask::QKEY) {
-                core.set_qkey(attributes.qkey);
             }
             shared.set_state(to);
             match to {
@@ -186,10 +213,6 @@ impl QueuePair for SoftQp {
                 QpState::Rtr => core.open(),
                 QpState::Rts => core.resume(shared, cq),
                 QpState::Err => core.fail(shared, cq),
-                QpState::Sqd if attributes.notify_drained && mask.contains(AttributeMask::EN_SQD_ASYNC_NOTIFY) => {
-                    // What was begun is done: sends are carried out when they are posted.
-                    shared.device.raise(EventKind::SqDrained, shared.number.0);
-                }
                 _ => {}
             }
             Ok(to)
@@ -203,6 +226,9 @@ impl QueuePair for SoftQp {
     }
 
     fn bind_slots(&mut self, mr: &SoftMr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), VerbError> {
+        if let Some(connection) = &mut self.connection {
+            return connection.bind(mr, layout, recv_wr_id).map_err(|errno| VerbError::new("bind_slots", errno));
+        }
         let bound = self.with_core("bind_slots", |_, core| {
             core.bind(mr, layout, recv_wr_id)
                 .map_err(|errno| PostError { accepted: 0, error: VerbError::new("bind_slots", errno) })
@@ -211,40 +237,63 @@ impl QueuePair for SoftQp {
     }
 
     unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        if let Some(connection) = &self.connection {
+            return connection.post_recv(requests);
+        }
         self.with_core("ibv_post_recv", |shared, core| core.post_recv(shared, requests))
     }
 
     #[inline]
     unsafe fn post_recv_run(&mut self, slots: &[u32]) -> Result<(), PostError> {
+        if let Some(connection) = &self.connection {
+            return connection.post_recv_run(slots);
+        }
         self.with_core("ibv_post_recv", |shared, core| core.post_recv_run(shared, slots))
     }
 
     unsafe fn post_send(&mut self, requests: &[SendRequest<'_, SoftAh>]) -> Result<(), PostError> {
+        if let Some(connection) = &self.connection {
+            return connection.post_send(requests);
+        }
         self.with("ibv_post_send", |shared, core, cq| core.post_send(shared, cq, requests))
     }
 
     #[inline]
     unsafe fn post_send_run(&mut self, run: &[Desc], first_wr_id: u64) -> Result<(), PostError> {
+        if let Some(connection) = &self.connection {
+            return connection.post_send_run(run, first_wr_id);
+        }
         self.with("ibv_post_send", |shared, core, cq| core.post_send_run(shared, cq, run, first_wr_id))
     }
 
-    fn bind_mw(&mut self, mw: &mut SoftMw, _: &MwBind<'_, SoftMr>) -> Result<(), PostError> {
-        match *mw {}
+    fn bind_mw(&mut self, mw: &mut SoftMw, bind: &MwBind<'_, SoftMr>) -> Result<(), PostError> {
+        match &self.connection {
+            Some(connection) => connection.bind_mw(mw, bind),
+            None => Err(PostError { accepted: 0, error: VerbError::new("ibv_bind_mw", libc::EINVAL) }),
+        }
     }
 
-    fn bind_peer(&mut self, _: Destination<'_, SoftAh>) -> Result<(), VerbError> {
-        Err(VerbError::new("bind_peer", libc::EOPNOTSUPP))
+    fn bind_peer(&mut self, to: Destination<'_, SoftAh>) -> Result<(), VerbError> {
+        let bound = self.connection.as_mut().map_or(Err(libc::EINVAL), |connection| connection.bind_peer(to));
+        bound.map_err(|errno| VerbError::new("bind_peer", errno))
     }
 
-    fn attach_multicast(&mut self, _: Gid, _: u16) -> Result<(), VerbError> {
-        Err(VerbError::new("ibv_attach_mcast", libc::EOPNOTSUPP))
+    fn attach_multicast(&mut self, group: Gid, _: u16) -> Result<(), VerbError> {
+        let lacks = !self.shared.device.has(Capability::Multicast);
+        let attached = match &self.connection {
+            _ if lacks => Err(libc::EOPNOTSUPP),
+            Some(connection) => connection.attach(group),
+            None => Err(libc::EINVAL),
+        };
+        attached.map_err(|errno| VerbError::new("ibv_attach_mcast", errno))
     }
 
-    fn detach_multicast(&mut self, _: Gid, _: u16) -> Result<(), VerbError> {
-        Err(VerbError::new("ibv_detach_mcast", libc::EOPNOTSUPP))
+    fn detach_multicast(&mut self, group: Gid, _: u16) -> Result<(), VerbError> {
+        let detached = self.connection.as_ref().map_or(Err(libc::EINVAL), |connection| connection.detach(group));
+        detached.map_err(|errno| VerbError::new("ibv_detach_mcast", errno))
     }
 
     fn source_ended(&self) -> bool {
-        self.shared.home.with(Use::Visit, |core| core.ended()).unwrap_or(false)
+        self.shared.with(Use::Visit, |core| core.ended()).unwrap_or(false)
     }
 }

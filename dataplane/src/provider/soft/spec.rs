@@ -5,17 +5,42 @@ use crate::provider::Capability;
 use crate::provider::soft::{CounterSpec, FaultSpec, LinkSpec, RssSpec};
 use crate::units::Gid;
 
+/// Whose ways a device has, where the standard and the kernel's software device (rxe) differ. They agree on raw packets,
+/// which the latter does not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// The standard's, as hardware follows it.
+    #[default]
+    Spec,
+    /// Those of rxe in Linux 6.1.
+    Rxe,
+}
+
+impl Profile {
+    /// The entries of a queue that was asked for with so many: rxe has one less than a power of two.
+    pub(super) fn slots(self, depth: u32) -> u32 {
+        match self {
+            Self::Spec => depth,
+            Self::Rxe => depth.saturating_add(1).next_power_of_two() - 1,
+        }
+    }
+}
+
 /// A software device with one port.
 #[derive(Clone, Debug)]
 pub struct SoftSpec {
     /// Its name.
     pub name: String,
+    /// Whose ways it has.
+    pub profile: Profile,
     /// What its wire is.
     pub link: LinkSpec,
     /// The largest payload of a frame or datagram, in bytes.
     pub mtu: u32,
     /// The address of its port.
     pub mac: [u8; 6],
+    /// Further addresses of its port, after the one that is made from the MAC: IPv4 ones as `::ffff:192.0.2.1`.
+    pub gids: Vec<Gid>,
     /// What it takes its time from, and what its stamps count where it has no counter of its own.
     pub clock: HostClock,
     /// A counter of its own.
@@ -39,9 +64,11 @@ impl SoftSpec {
     pub fn new(name: &str, link: LinkSpec) -> Self {
         Self {
             name: name.to_owned(),
+            profile: Profile::default(),
             link,
             mtu: 1500,
             mac: [2, 0, 0, 0, 0, 2],
+            gids: Vec::new(),
             clock: HostClock::new(),
             counter: None,
             timestamp_mask: u64::MAX,
@@ -82,6 +109,10 @@ pub struct SoftLimits {
     pub max_mr: u32,
     /// Bytes of an inline send.
     pub max_inline: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Reads and atomics under way at a queue pair, as either side.
+    pub max_rd_atomic: u8,
 }
 
 impl Default for SoftLimits {
@@ -93,7 +124,9 @@ impl Default for SoftLimits {
             max_cq: 1024,
             max_cqe: 1 << 20,
             max_mr: 1 << 16,
-            max_inline: 256,
+            max_inline: 512,
+            max_srq: 1024,
+            max_rd_atomic: 128,
         }
     }
 }

@@ -7,7 +7,6 @@ use crate::clock::{HostClock, Timebase};
 use crate::error::{Error, Result};
 use crate::mem::SlotLayout;
 use crate::provider::soft::fault::Random;
-use crate::provider::soft::link::Frame;
 use crate::provider::soft::memory::Slots;
 use crate::provider::soft::recv::RecvQueue;
 use crate::provider::soft::rss::Rss;
@@ -331,14 +330,14 @@ impl Generator {
         self.left == 0
     }
 
-    pub(super) fn take(&mut self, deliver: impl FnOnce(Frame<'_>)) -> bool {
+    pub(super) fn take(&mut self, deliver: impl FnOnce(&[u8])) -> bool {
         if self.due() == 0 {
             return false;
         }
         self.pass(1);
         let index = self.mine[self.next];
         self.next = if self.next + 1 == self.mine.len() { 0 } else { self.next + 1 };
-        deliver(Frame { bytes: &self.plan.frames[index as usize], datagram: None });
+        deliver(&self.plan.frames[index as usize]);
         true
     }
 

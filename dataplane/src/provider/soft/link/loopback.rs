@@ -1,4 +1,5 @@
-//! Ports joined in process.
+//! Ports joined in process. Raw packets go by what is here; connections and datagrams by the [`Fabric`] that all ends of
+//! a cable share.
 //!
 //! Each direction is a set of inboxes, one for each queue pair that receives, and a stock of frame buffers that go round:
 //! from the stock to an inbox and back. Frames that find no buffer, or the inbox full, are lost as they are on a wire
@@ -10,8 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use crossbeam_queue::ArrayQueue;
 
-use crate::provider::QpType;
-use crate::provider::soft::link::{Datagram, Frame, Identity};
+use crate::provider::soft::fabric::Fabric;
 use crate::provider::soft::rss::Rss;
 
 /// Frames that one direction holds.
@@ -24,26 +24,27 @@ const FRAME_BYTES: usize = 1536;
 pub struct LoopbackLink {
     send: Arc<Bus>,
     receive: Arc<Bus>,
+    fabric: Arc<Fabric>,
 }
 
 impl LoopbackLink {
     /// A cable: what is sent into one end comes out of the other.
     pub fn pair() -> (Self, Self) {
         let (forth, back) = (Arc::new(Bus::new()), Arc::new(Bus::new()));
-        (Self { send: forth.clone(), receive: back.clone() }, Self { send: back, receive: forth })
+        let fabric = Arc::new(Fabric::default());
+        let near = Self { send: forth.clone(), receive: back.clone(), fabric: fabric.clone() };
+        (near, Self { send: back, receive: forth, fabric })
     }
 
     /// A port that receives what it sends.
     pub fn reflect() -> Self {
         let bus = Arc::new(Bus::new());
-        Self { send: bus.clone(), receive: bus }
+        Self { send: bus.clone(), receive: bus, fabric: Arc::default() }
     }
-}
 
-#[derive(Debug, Default)]
-struct Buffer {
-    bytes: Vec<u8>,
-    datagram: Option<Datagram>,
+    pub(super) fn fabric(&self) -> &Arc<Fabric> {
+        &self.fabric
+    }
 }
 
 /// One direction.
@@ -52,14 +53,15 @@ struct Bus {
     inboxes: RwLock<Arc<[Arc<Inbox>]>>,
     /// Changes with every change of the inboxes, after it.
     generation: AtomicU64,
-    stock: ArrayQueue<Box<Buffer>>,
+    stock: ArrayQueue<Vec<u8>>,
 }
 
 /// What has come in for a queue pair.
 #[derive(Debug)]
 struct Inbox {
-    identity: Identity,
-    frames: ArrayQueue<Box<Buffer>>,
+    /// Which queue of how many.
+    queue: (u16, u16),
+    frames: ArrayQueue<Vec<u8>>,
     missed: AtomicU64,
 }
 
@@ -68,7 +70,7 @@ impl Bus {
         let stock = ArrayQueue::new(FRAMES);
         for _ in 0..FRAMES {
             // The queue has room for all: it was made for this many.
-            let _ = stock.push(Box::new(Buffer { bytes: Vec::with_capacity(FRAME_BYTES), datagram: None }));
+            let _ = stock.push(Vec::with_capacity(FRAME_BYTES));
         }
         Self { inboxes: RwLock::new([].into()), generation: AtomicU64::new(1), stock }
     }
@@ -82,24 +84,11 @@ impl Bus {
     }
 }
 
-impl Inbox {
-    /// Whether a frame is for it. `queue` works out which of so many queues a frame goes to.
-    fn wants(&self, frame: &Frame<'_>, queue: impl FnOnce(u16) -> u16) -> bool {
-        match frame.datagram {
-            Some(datagram) => {
-                let it = &self.identity;
-                it.kind == QpType::Ud && it.number == datagram.to && it.gid == datagram.to_gid
-            }
-            None => self.identity.kind == QpType::RawPacket && self.identity.queue.0 == queue(self.identity.queue.1),
-        }
-    }
-}
-
 /// The end that a queue pair has.
 #[derive(Debug)]
 pub(in crate::provider::soft) struct Port {
     link: LoopbackLink,
-    identity: Identity,
+    queue: (u16, u16),
     rss: Arc<Rss>,
     inbox: Option<Arc<Inbox>>,
     /// The far side's inboxes, as of `generation`.
@@ -108,13 +97,12 @@ pub(in crate::provider::soft) struct Port {
 }
 
 impl Port {
-    pub(super) fn new(link: &LoopbackLink, identity: Identity, rss: Arc<Rss>) -> Self {
-        Self { link: link.clone(), identity, rss, inbox: None, peers: [].into(), generation: 0 }
+    pub(super) fn new(link: &LoopbackLink, queue: (u16, u16), rss: Arc<Rss>) -> Self {
+        Self { link: link.clone(), queue, rss, inbox: None, peers: [].into(), generation: 0 }
     }
 
     pub(super) fn open(&mut self) {
-        let inbox =
-            Arc::new(Inbox { identity: self.identity, frames: ArrayQueue::new(FRAMES), missed: AtomicU64::new(0) });
+        let inbox = Arc::new(Inbox { queue: self.queue, frames: ArrayQueue::new(FRAMES), missed: AtomicU64::new(0) });
         self.link.receive.change(|list| list.push(inbox.clone()));
         self.inbox = Some(inbox);
     }
@@ -143,30 +131,29 @@ impl Port {
     }
 
     #[inline]
-    pub(super) fn take(&mut self, deliver: impl FnOnce(Frame<'_>)) -> bool {
+    pub(super) fn take(&mut self, deliver: impl FnOnce(&[u8])) -> bool {
         let Some(buffer) = self.inbox.as_ref().and_then(|inbox| inbox.frames.pop()) else { return false };
-        deliver(Frame { bytes: &buffer.bytes, datagram: buffer.datagram });
+        deliver(&buffer);
         // The stock has room: the buffer came from it.
         let _ = self.link.receive.stock.push(buffer);
         true
     }
 
     #[inline]
-    pub(super) fn send(&mut self, frame: Frame<'_>) {
+    pub(super) fn send(&mut self, frame: &[u8]) {
         let bus = &*self.link.send;
         let now = bus.generation.load(Ordering::Acquire);
         if now != self.generation {
             self.peers = bus.inboxes.read().unwrap_or_else(PoisonError::into_inner).clone();
             self.generation = now;
         }
-        for inbox in self.peers.iter().filter(|inbox| inbox.wants(&frame, |of| self.rss.queue(frame.bytes, of))) {
+        for inbox in self.peers.iter().filter(|inbox| inbox.queue.0 == self.rss.queue(frame, inbox.queue.1)) {
             let Some(mut buffer) = bus.stock.pop() else {
                 inbox.missed.fetch_add(1, Ordering::Relaxed);
                 continue;
             };
-            buffer.bytes.clear();
-            buffer.bytes.extend_from_slice(frame.bytes);
-            buffer.datagram = frame.datagram;
+            buffer.clear();
+            buffer.extend_from_slice(frame);
             if let Err(buffer) = inbox.frames.push(buffer) {
                 inbox.missed.fetch_add(1, Ordering::Relaxed);
                 let _ = bus.stock.push(buffer);

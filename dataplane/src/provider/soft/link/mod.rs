@@ -18,9 +18,9 @@ pub(super) use pcap::{Files, Player};
 
 use crate::clock::HostClock;
 use crate::error::{Error, Result};
+use crate::provider::WcStatus;
+use crate::provider::soft::fabric::Fabric;
 use crate::provider::soft::rss::Rss;
-use crate::provider::{QpType, WcStatus};
-use crate::units::QpNum;
 
 /// What the wire is.
 #[derive(Clone, Debug)]
@@ -31,33 +31,6 @@ pub enum LinkSpec {
     Generator(GeneratorSpec),
     /// A capture file comes in, a capture file goes out.
     Pcap(PcapSpec),
-}
-
-/// A frame on the wire. Of a datagram it is the payload.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Frame<'a> {
-    pub(super) bytes: &'a [u8],
-    pub(super) datagram: Option<Datagram>,
-}
-
-/// What goes with an unreliable datagram.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Datagram {
-    pub(super) to: QpNum,
-    pub(super) to_gid: [u8; 16],
-    pub(super) from: QpNum,
-    pub(super) from_gid: [u8; 16],
-    pub(super) qkey: u32,
-    pub(super) imm: Option<u32>,
-}
-
-/// Who a queue pair is on its port.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Identity {
-    pub(super) kind: QpType,
-    pub(super) number: QpNum,
-    pub(super) queue: (u16, u16),
-    pub(super) gid: [u8; 16],
 }
 
 /// The link of a device.
@@ -77,20 +50,20 @@ impl Link {
         })
     }
 
-    pub(super) fn carries(&self, kind: QpType) -> bool {
-        match kind {
-            QpType::RawPacket => true,
-            QpType::Ud => matches!(self, Self::Loopback(_)),
-            _ => false,
+    /// What carries connections and datagrams; `None`: it has raw packets alone.
+    pub(super) fn fabric(&self) -> Option<&Arc<Fabric>> {
+        match self {
+            Self::Loopback(link) => Some(link.fabric()),
+            Self::Generator(_) | Self::Pcap(_) => None,
         }
     }
 
-    /// The end of it that a queue pair has.
-    pub(super) fn wire(&self, identity: Identity, rss: &Arc<Rss>, clock: &HostClock) -> Wire {
+    /// The end of it that queue pair `queue` has: which of how many.
+    pub(super) fn wire(&self, queue: (u16, u16), rss: &Arc<Rss>, clock: &HostClock) -> Wire {
         match self {
-            Self::Generator(plan) => Wire::Generator(Generator::new(plan.clone(), identity.queue, rss, clock.clone())),
-            Self::Loopback(link) => Wire::Loopback(Port::new(link, identity, rss.clone())),
-            Self::Pcap(files) => Wire::Pcap(Player::new(files.clone(), identity.queue, rss, clock.clone())),
+            Self::Generator(plan) => Wire::Generator(Generator::new(plan.clone(), queue, rss, clock.clone())),
+            Self::Loopback(link) => Wire::Loopback(Port::new(link, queue, rss.clone())),
+            Self::Pcap(files) => Wire::Pcap(Player::new(files.clone(), queue, rss, clock.clone())),
         }
     }
 
@@ -155,7 +128,7 @@ impl Wire {
 
     /// Hands the next frame over, if one has come in.
     #[inline]
-    pub(super) fn take(&mut self, deliver: impl FnOnce(Frame<'_>)) -> bool {
+    pub(super) fn take(&mut self, deliver: impl FnOnce(&[u8])) -> bool {
         match self {
             Self::Generator(generator) => generator.take(deliver),
             Self::Loopback(port) => port.take(deliver),
@@ -173,14 +146,14 @@ impl Wire {
 
     /// Sends a frame.
     #[inline]
-    pub(super) fn send(&mut self, frame: Frame<'_>) -> Result<(), WcStatus> {
+    pub(super) fn send(&mut self, frame: &[u8]) -> Result<(), WcStatus> {
         match self {
             Self::Generator(_) => Ok(()),
             Self::Loopback(port) => {
                 port.send(frame);
                 Ok(())
             }
-            Self::Pcap(player) => player.send(frame.bytes),
+            Self::Pcap(player) => player.send(frame),
         }
     }
 

@@ -11,7 +11,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::clock::{ClockSource, HostClock, Timebase};
 use crate::error::{Error, Result};
 use crate::provider::WcStatus;
-use crate::provider::soft::link::Frame;
 use crate::provider::soft::link::capture::{Capture, Writer};
 use crate::provider::soft::rss::Rss;
 use crate::units::{Nanos, Ticks};
@@ -178,7 +177,7 @@ impl Player {
         }
     }
 
-    pub(super) fn take(&mut self, deliver: impl FnOnce(Frame<'_>)) -> bool {
+    pub(super) fn take(&mut self, deliver: impl FnOnce(&[u8])) -> bool {
         if self.due() == 0 {
             return false;
         }
@@ -189,7 +188,7 @@ impl Player {
             self.began = None;
             self.rounds = self.rounds.map(|rounds| rounds - 1);
         }
-        deliver(Frame { bytes: self.files.capture.frame(index as usize), datagram: None });
+        deliver(self.files.capture.frame(index as usize));
         true
     }
 

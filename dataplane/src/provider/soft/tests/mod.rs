@@ -3,8 +3,12 @@
 mod clocks;
 mod faults;
 mod links;
+mod messages;
 mod program;
+mod table;
 mod verbs;
+
+mod ends;
 
 use std::sync::Arc;
 
@@ -13,7 +17,7 @@ use crate::error::VerbError;
 use crate::mem::{Desc, PageKind, Region, RegionSpec, SlotLayout};
 use crate::provider::soft::*;
 use crate::provider::*;
-use crate::units::{Lkey, Nanos, QpNum, Ticks};
+use crate::units::{Gid, Lkey, Nanos, QpNum, Rkey, Ticks};
 
 const HEADROOM: u16 = 64;
 

@@ -384,22 +384,43 @@ fn what_is_refused_is_named_and_the_rest_granted() {
         assert!(!device.capabilities().has.contains(&refused));
         let (fields, flags) = (PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK, CqFlags::all());
         let (cq, granted) = device.create_cq(&CqSpec { depth: 8, fields, flags, ..CqSpec::default() }, None).unwrap();
-        let of_cq =
-            !matches!(refused, Capability::RawPacket | Capability::Datagram | Capability::Inline | Capability::Rss);
+        let of_cq = matches!(
+            refused,
+            Capability::ExtendedCq
+                | Capability::Timestamps
+                | Capability::WallclockTimestamps
+                | Capability::SingleThreaded
+                | Capability::IgnoreOverrun
+        );
         assert_eq!(granted.refused, if of_cq { vec![refused] } else { vec![] });
         assert_eq!(granted.fields == fields && granted.flags == flags, !of_cq);
         let pd = device.alloc_pd().unwrap();
-        let make = |kind, inline, of| {
+        let make_by = |kind, inline, of, send_api| {
             let caps = QpCaps { send_depth: 1, recv_depth: 1, send_sges: 1, recv_sges: 1, inline };
-            let made = pd.create_qp(&QpSpec { queue: (0, of), ..QpSpec::new(kind, caps) }, &cq, &cq, None);
-            made.map(|_| ()).map_err(|error| error.errno)
+            let made = pd.create_qp(&QpSpec { queue: (0, of), send_api, ..QpSpec::new(kind, caps) }, &cq, &cq, None);
+            made.map_err(|error| error.errno)
         };
+        let make = |kind, inline, of| make_by(kind, inline, of, SendApi::Classic).map(|_| ());
         let expect = |capability, errno| if refused == capability { Err(errno) } else { Ok(()) };
         assert_eq!(make(QpType::RawPacket, 0, 1), expect(Capability::RawPacket, libc::EOPNOTSUPP));
         assert_eq!(make(QpType::Ud, 0, 1), expect(Capability::Datagram, libc::EOPNOTSUPP));
         assert_eq!(make(QpType::Ud, 8, 1).is_err(), matches!(refused, Capability::Inline | Capability::Datagram));
         assert_eq!(make(QpType::RawPacket, 0, 2).is_err(), matches!(refused, Capability::Rss | Capability::RawPacket));
-        assert_eq!(make(QpType::Rc, 0, 1), Err(libc::EOPNOTSUPP));
+        assert_eq!(make(QpType::Rc, 0, 1), expect(Capability::Rc, libc::EOPNOTSUPP));
+        assert_eq!(make(QpType::Uc, 0, 1), expect(Capability::Uc, libc::EOPNOTSUPP));
+        assert_eq!(make(QpType::XrcSend, 0, 1), Err(libc::EOPNOTSUPP));
+        let errno = |made: Result<(), VerbError>| made.map_err(|error| error.errno);
+        let extended = make_by(QpType::Ud, 0, 1, SendApi::Extended).map(|_| ());
+        assert_eq!(extended.is_err(), matches!(refused, Capability::ExtendedSend | Capability::Datagram));
+        let srq = pd.create_srq(&SrqSpec { depth: 8, sges: 1 }).map(|_| ());
+        assert_eq!(errno(srq), expect(Capability::Srq, libc::EOPNOTSUPP));
+        let window = pd.alloc_mw(MwKind::Type2).map(|_| ());
+        assert_eq!(errno(window), expect(Capability::MemoryWindow, libc::EOPNOTSUPP));
+        assert_eq!(errno(device.create_channel().map(|_| ())), expect(Capability::Events, libc::EOPNOTSUPP));
+        if let Ok(mut qp) = make_by(QpType::Ud, 0, 1, SendApi::Classic) {
+            let joined = qp.attach_multicast("ff0e::1".parse().unwrap(), 0);
+            assert_eq!(errno(joined), expect(Capability::Multicast, libc::EOPNOTSUPP));
+        }
     }
 }
 
