@@ -14,6 +14,7 @@
 mod attributes;
 mod code;
 mod completion;
+pub mod connect;
 mod event;
 mod flags;
 mod request;
