@@ -1,7 +1,7 @@
 //! The verbs contract: devices, protection domains, memory regions, completion queues and queue pairs as traits.
 //!
-//! [`soft`], a device in software, implements it; `verbs`, the system's libibverbs, lists devices so far and asks what
-//! they can do. What is above this line ([`crate::lane`]) is written once, for any provider.
+//! [`soft`], a device in software, implements it, and `verbs`, by the system's libibverbs. What is above this line
+//! ([`crate::lane`]) is written once, for any provider.
 //!
 //! Control objects (device, protection domain, memory region) are shared: children hold their parents. Data-path objects
 //! (completion queue, queue pair) belong to one worker: `Send`, not `Sync`, not `Clone`, and polled and posted to by
@@ -11,10 +11,10 @@
 //! cursor over completions. The **run** form moves many packets at once and is what lanes use: a run of slots is posted
 //! in one call, a run of completions is polled into fixed arrays. Both may be mixed on one queue; order is kept.
 
+mod ah_cache;
 mod attributes;
 mod code;
 mod completion;
-pub mod connect;
 mod event;
 mod flags;
 mod request;
@@ -31,6 +31,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use ah_cache::AhCache;
 pub use attributes::{AttributeMask, Path, QpAttributes, QpState, QpType, TransitionError, check_transition};
 pub use completion::{Completion, Completions, Cursor, RUN, TagInfo};
 pub use event::{AsyncEvent, EventKind, EventSubject};
