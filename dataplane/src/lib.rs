@@ -17,7 +17,7 @@
 //! | [`mem`] | huge-page regions, the buffer pool, batches and packets | topology |
 //! | [`header`] | checked views of protocol headers | – |
 //! | [`clock`] | ticks of a device or of the processor, and what they are in nanoseconds | – |
-//! | [`provider`] | the verbs contract as traits; `soft` implements it, `verbs` lists devices so far | mem, clock |
+//! | [`provider`] | the verbs contract as traits; `soft` implements it in process, `verbs` by libibverbs | mem, clock |
 //! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; messages without `unsafe` | provider, mem, clock |
 //! | [`pipeline`] | the `Stage` trait, the registry, graph compilation and the walk | mem, header, clock |
 //! | [`stages`] | one file per built-in stage | pipeline, header, mem, prelude |

@@ -40,7 +40,7 @@ impl Drop for Handle {
 impl VerbsAh {
     pub(super) fn create(pd: &VerbsPd, path: &Path) -> Result<Self, VerbError> {
         let ports = pd.context().limits.attr.orig_attr.phys_port_cnt;
-        if !(1..=ports).contains(&path.port) {
+        if !(1..=ports).contains(&path.port) || path.flow_label >> 20 != 0 {
             return Err(VerbError::new("ibv_create_ah", libc::EINVAL));
         }
         // SAFETY: the domain is alive, and the attributes are what the man page wants.

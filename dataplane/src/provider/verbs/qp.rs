@@ -310,6 +310,7 @@ impl VerbsQp {
         let with = |bit, good: bool| !mask.contains(bit) || good;
         const BITS_24: u32 = 0xff_ffff;
         with(AttributeMask::PORT, (1..=limits.phys_port_cnt).contains(&attributes.port))
+            && with(AttributeMask::AV, attributes.path.flow_label >> 20 == 0)
             && with(AttributeMask::PATH_MTU, mtu_bytes(attributes.path_mtu.into()).is_some())
             && with(AttributeMask::DEST_QPN, attributes.dest_qp.0 <= BITS_24)
             && with(AttributeMask::RQ_PSN, attributes.rq_psn <= BITS_24)

@@ -54,7 +54,12 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     unsafe {
         let ibv_cq_init_attr_ex { cqe, wc_flags, comp_mask, flags, comp_vector, cq_context, .. } = *attr;
         let call = Call::CreateCqEx { cqe, wc_flags, comp_mask, flags, vector: comp_vector };
-        let error = state(context).note("ibv_create_cq_ex", call);
+        let mut error = state(context).note("ibv_create_cq_ex", call);
+        if let Some((fields, other, errno)) = state(context).lacks
+            && (wc_flags & fields != 0 || flags & other != 0)
+        {
+            error = errno;
+        }
         if error == 0 { new_cq(context, cqe, wc_flags, cq_context).cast() } else { fail(error) }
     }
 }

@@ -1,10 +1,11 @@
 //! The exported symbols of the library in tests: those that would end in a driver go to the fake for its objects, and
 //! to the library for all others.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
 use super::cq::{FakeCq, new_cq};
+use super::events::new_mr;
 use super::qp::{FakeQp, new_qp};
 use super::{Call, MARK, fail, state};
 
@@ -47,6 +48,9 @@ symbols! {
         let mut state = state((*cq).context);
         if (*fake).polling {
             state.calls.push(Call::Misuse("ibv_destroy_cq inside a poll"));
+        }
+        if state.events.due((*cq).handle) > 0 {
+            state.calls.push(Call::Misuse("ibv_destroy_cq of a queue whose events are not acknowledged would wait for ever"));
         }
         state.live -= 1;
         let error = state.note("ibv_destroy_cq", Call::DestroyCq((*cq).handle));
@@ -96,4 +100,64 @@ symbols! {
         error
     };
     fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex, (*qp).context => if (*qp.cast::<FakeQp>()).extended { qp.cast() } else { ptr::null_mut() };
+    fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel, context => {
+        state(context).number("channel");
+        Box::into_raw(Box::new(ibv_comp_channel { context, fd: -1, refcnt: 0 }))
+    };
+    fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int, (*channel).context => {
+        state((*channel).context).live -= 1;
+        drop(Box::from_raw(channel));
+        0
+    };
+    fn ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, user: *mut *mut c_void) -> c_int,
+        (*channel).context => match state((*channel).context).events.take() {
+            Some(of) => {
+                cq.write(of.as_ptr());
+                user.write((*of.as_ptr()).cq_context);
+                0
+            }
+            None => {
+                fail::<u8>(libc::EAGAIN);
+                -1
+            }
+        };
+    fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) -> (), (*cq).context => {
+        let mut state = state((*cq).context);
+        state.events.acknowledge((*cq).handle, events);
+        state.calls.push(Call::AckCq { cq: (*cq).handle, events });
+    };
+    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int, context => {
+        match state(context).events.take_async() {
+            Ok(next) => {
+                event.write(next);
+                0
+            }
+            Err(errno) => {
+                fail::<u8>(errno);
+                -1
+            }
+        }
+    };
+    fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr, (*pd).context =>
+        new_mr(pd, addr, length, access.cast_unsigned(), false);
+    fn ibv_reg_mr_iova2(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint) -> *mut ibv_mr,
+        (*pd).context => new_mr(pd, addr, length, access, true);
+    fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, (*mr).context => {
+        state((*mr).context).live -= 1;
+        drop(Box::from_raw(mr));
+        0
+    };
+}
+
+/// # Safety
+/// As of the verb: what the event is of is alive.
+pub(in crate::provider::verbs) unsafe fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match super::events::context_of(&*event) {
+            Some(context) if is_fake(context) => state(context).calls.push(Call::AckAsync),
+            // Of a port or the device: it names no object, and there is nothing to acknowledge.
+            _ => ibverbs_sys::ibv_ack_async_event(event),
+        }
+    }
 }

@@ -24,6 +24,7 @@ use ibverbs_sys::*;
 use super::ffi::{VerbsContext, Wc};
 
 mod cq;
+mod events;
 pub(super) mod library;
 mod qp;
 mod raw;
@@ -49,6 +50,17 @@ pub(in crate::provider::verbs) enum Call {
         vector: u32,
     },
     DestroyCq(u32),
+    /// So many events of a CQ were acknowledged.
+    AckCq {
+        cq: u32,
+        events: u32,
+    },
+    AckAsync,
+    RegMr {
+        access: u32,
+        /// Whether it was by the function that knows of optional bits.
+        iova2: bool,
+    },
     ReqNotify {
         cq: u32,
         solicited: bool,
@@ -237,6 +249,11 @@ pub(super) struct State {
     numbers: HashMap<&'static str, u32>,
     counters: Vec<u64>,
     live: isize,
+    /// Fields and flags that no CQ can be created with, and what that answers.
+    lacks: Option<(u64, u32, c_int)>,
+    /// Which request of a list a refused post says that it is; `None`: it does not say.
+    bad: HashMap<&'static str, Option<usize>>,
+    events: events::Events,
 }
 
 /// The `verbs_context` with what it remembers behind it.
@@ -327,6 +344,17 @@ impl Fake {
         self.state().polls.entry(cq).or_default().extend(polls);
     }
 
+    /// Lets no CQ be created with any of these.
+    pub(in crate::provider::verbs) fn lacks(&self, wc_flags: u64, flags: u32, errno: c_int) {
+        self.state().lacks = Some((wc_flags, flags, errno));
+    }
+
+    /// Lets a post fail at a request of its list; at `None` it does not say where.
+    pub(in crate::provider::verbs) fn refuse_at(&self, verb: &'static str, errno: c_int, at: Option<usize>) {
+        self.refuse(verb, errno);
+        self.state().bad.insert(verb, at);
+    }
+
     /// What counters read.
     pub(in crate::provider::verbs) fn counts(&self, values: &[u64]) {
         self.state().counters = values.to_vec();
@@ -376,6 +404,14 @@ impl State {
         self.refused.get(verb).copied().unwrap_or(0)
     }
 
+    /// The request that a refused post says is the first that was not taken.
+    fn bad<T>(&self, verb: &str, first: *mut T, next: impl Fn(*mut T) -> *mut T) -> *mut T {
+        match self.bad.get(verb).copied().unwrap_or(Some(0)) {
+            None => ptr::null_mut(),
+            Some(at) => (0..at).fold(first, |wr, _| next(wr)),
+        }
+    }
+
     /// The number of a new object.
     fn number(&mut self, kind: &'static str) -> u32 {
         self.live += 1;
@@ -397,6 +433,7 @@ unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut ibv_po
     }
     let ethernet = 2;
     let active = ibv_port_attr { state: 4, max_mtu: 5, active_mtu: 3, link_layer: ethernet, ..Default::default() };
+    let active = ibv_port_attr { pkey_tbl_len: 1, max_msg_sz: 1 << 20, ..active };
     // SAFETY: the caller's attributes.
     unsafe { attr.write(active) };
     0

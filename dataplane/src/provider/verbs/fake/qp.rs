@@ -123,7 +123,7 @@ pub(super) unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr,
     unsafe {
         let error = state((*qp).context).note("ibv_post_recv", Call::PostRecv(recvs(wr)));
         if error != 0 {
-            bad.write(wr);
+            bad.write(state((*qp).context).bad("ibv_post_recv", wr, |wr| (*wr).next));
         }
         error
     }
@@ -138,7 +138,7 @@ pub(super) unsafe extern "C" fn post_srq_recv(
     unsafe {
         let error = state((*srq).context).note("ibv_post_srq_recv", Call::PostSrqRecv(recvs(wr)));
         if error != 0 {
-            bad.write(wr);
+            bad.write(state((*srq).context).bad("ibv_post_srq_recv", wr, |wr| (*wr).next));
         }
         error
     }
@@ -156,7 +156,7 @@ pub(super) unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr,
         }
         let error = state((*qp).context).note("ibv_post_send", Call::PostSend(list));
         if error != 0 {
-            bad.write(wr);
+            bad.write(state((*qp).context).bad("ibv_post_send", wr, |wr| (*wr).next));
         }
         error
     }

@@ -1,4 +1,5 @@
 //! Tests of the provider: on a device that is made up, and on real ones where the host has them.
 #![allow(unsafe_code)]
 
+mod made_up;
 mod real;
