@@ -38,6 +38,9 @@ pub enum Error {
     /// The input of a run is damaged, or its output could not be written.
     #[error("{0}")]
     Wire(String),
+    /// A connection cannot be made as it was asked for, or its peer is not to be had.
+    #[error("{0}")]
+    Peer(String),
     /// A worker stopped before its time.
     #[error("worker {worker}: {message}")]
     Worker {

@@ -15,6 +15,7 @@ mod ah_cache;
 mod attributes;
 mod code;
 mod completion;
+pub mod connect;
 mod event;
 mod flags;
 mod request;

@@ -1,0 +1,442 @@
+//! Parameters: what a device is asked for, and what it refuses by name.
+
+use std::time::Duration;
+
+use dataplane::clock::Timebase;
+use dataplane::error::VerbError;
+use dataplane::provider::connect::{
+    Agreed, Connector, EndpointError, EndpointParameters, GidChoice, QueuePairEndpoint, mtu_bytes, mtu_code,
+};
+use dataplane::provider::soft::{SoftChannel, SoftCq, SoftDevice, SoftPd};
+use dataplane::provider::{
+    Access, AsyncEvent, AttributeMask, Capabilities, Capability, CqGranted, CqSpec, Device, GidEntry, GidKind,
+    LinkLayer, PortAttributes, PortState, QpState, QpType, check_transition,
+};
+use dataplane::units::Ticks;
+
+use super::{cabled, endpoint, gid};
+
+/// A device with what a test says; the rest is a software device's.
+#[derive(Clone)]
+struct Fake {
+    soft: SoftDevice,
+    capabilities: Capabilities,
+    port: PortAttributes,
+    gids: Vec<GidEntry>,
+    pkeys: Vec<u16>,
+}
+
+/// An adapter on Ethernet.
+fn adapter() -> Fake {
+    let [soft, _] = cabled();
+    let mut capabilities = soft.capabilities().clone();
+    capabilities.has.extend([Capability::Rc, Capability::Uc, Capability::Datagram]);
+    (capabilities.max_rd_atomic, capabilities.max_init_rd_atomic) = (16, 8);
+    let port = PortAttributes {
+        state: PortState::Active,
+        link_layer: LinkLayer::Ethernet,
+        max_mtu: 4096,
+        active_mtu: 1024,
+        max_message: 1 << 30,
+        gids: 4,
+        pkeys: 2,
+        lid: 0,
+        lmc: 0,
+    };
+    let entry = |index, text, kind| GidEntry { index, gid: gid(text), kind, interface: 2 };
+    let gids = vec![
+        entry(0, "fe80::1", GidKind::RoceV1),
+        entry(1, "fe80::1", GidKind::RoceV2),
+        entry(3, "192.0.2.1", GidKind::RoceV2),
+    ];
+    Fake { soft, capabilities, port, gids, pkeys: vec![0xffff, 0] }
+}
+
+impl Device for Fake {
+    type Pd = SoftPd;
+    type Cq = SoftCq;
+    type Channel = SoftChannel;
+
+    fn name(&self) -> &str {
+        "mlx5_0"
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {
+        self.soft.port(port).map(|_| self.port)
+    }
+
+    fn gids(&self, _: u8) -> Result<Vec<GidEntry>, VerbError> {
+        Ok(self.gids.clone())
+    }
+
+    fn pkey(&self, _: u8, index: u16) -> Result<u16, VerbError> {
+        Ok(self.pkeys[usize::from(index)])
+    }
+
+    fn timebase(&self) -> Timebase {
+        self.soft.timebase()
+    }
+
+    fn raw_clock(&self) -> Result<Ticks, VerbError> {
+        self.soft.raw_clock()
+    }
+
+    fn alloc_pd(&self) -> Result<SoftPd, VerbError> {
+        self.soft.alloc_pd()
+    }
+
+    fn create_channel(&self) -> Result<SoftChannel, VerbError> {
+        self.soft.create_channel()
+    }
+
+    fn create_cq(&self, spec: &CqSpec, channel: Option<&SoftChannel>) -> Result<(SoftCq, CqGranted), VerbError> {
+        self.soft.create_cq(spec, channel)
+    }
+
+    fn wait_async_event(&self, patience: Duration) -> Option<AsyncEvent> {
+        self.soft.wait_async_event(patience)
+    }
+}
+
+fn choice(gid: Option<&str>, kind: Option<GidKind>) -> GidChoice {
+    GidChoice::Is { gid: gid.map(super::gid), kind }
+}
+
+#[test]
+fn codes_of_sizes_are_those_of_verbs_h() {
+    let sizes: Vec<u32> = (1..=5).map(mtu_bytes).collect();
+    assert_eq!(sizes, [256, 512, 1024, 2048, 4096]);
+    assert!((1..=5).all(|code| mtu_code(mtu_bytes(code)) == Some(code)));
+    assert_eq!([0, 128, 1500, 8192].map(mtu_code), [None; 4]);
+}
+
+#[test]
+fn an_address_is_chosen_by_value_kind_or_place() {
+    for (choice, index, address, kind) in [
+        (choice(None, None), 1, "fe80::1", GidKind::RoceV2),
+        (choice(None, Some(GidKind::RoceV1)), 0, "fe80::1", GidKind::RoceV1),
+        (choice(Some("192.0.2.1"), None), 3, "::ffff:192.0.2.1", GidKind::RoceV2),
+        (choice(Some("fe80::1"), Some(GidKind::RoceV2)), 1, "fe80::1", GidKind::RoceV2),
+        (choice(Some("fe80::1"), None), 0, "fe80::1", GidKind::RoceV1),
+        (GidChoice::At(3), 3, "::ffff:192.0.2.1", GidKind::RoceV2),
+    ] {
+        let parameters = EndpointParameters { gid: choice, ..EndpointParameters::default() };
+        let local = parameters.resolve(&adapter(), QpType::Rc).unwrap();
+        assert_eq!((local.gid_index, local.gid, local.gid_kind), (index, gid(address), kind));
+    }
+    // When addresses move, the value finds them again.
+    let mut device = adapter();
+    let parameters = EndpointParameters { gid: choice(Some("192.0.2.1"), None), ..EndpointParameters::default() };
+    let mut connector = Connector::new(&device, QpType::Rc, parameters).unwrap();
+    device.gids[2].index = 2;
+    connector.refresh(&device).unwrap();
+    assert_eq!(connector.local().gid_index, 2);
+    device.gids.truncate(2);
+    assert!(connector.refresh(&device).unwrap_err().to_string().contains("`gid` = ::ffff:192.0.2.1"));
+    assert_eq!(connector.local().gid_index, 2, "nothing has changed");
+}
+
+/// What a device cannot do is said with the key, the value, what there is, and the remedy.
+#[test]
+fn what_a_device_cannot_do_is_named() {
+    type Change = fn(&mut EndpointParameters, &mut Fake);
+    let cases: [(Change, &[&str]); 26] = [
+        (|it, _| it.port = 2, &["`device_port` = 2 on `mlx5_0`: its ports are 1 to 1; name one of them"]),
+        (|it, _| it.port = 0, &["`device_port` = 0 on `mlx5_0`: its ports are 1 to 1; name one of them"]),
+        (
+            |_, device| device.port.state = PortState::Down,
+            &[
+                "`device_port` = 1 on `mlx5_0`: the port is down (IBV_PORT_DOWN); bring its network interface up, or mend its cable",
+            ],
+        ),
+        (
+            |_, device| device.port.state = PortState::Init,
+            &[
+                "`device_port` = 1 on `mlx5_0`: the port is not active yet (IBV_PORT_INIT); bring its network interface up, or mend its cable",
+            ],
+        ),
+        (
+            |it, _| it.gid = choice(Some("192.0.2.9"), None),
+            &[
+                "`gid` = ::ffff:192.0.2.9 on `mlx5_0`: the port has 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; name one of them, or give the interface that address",
+            ],
+        ),
+        (
+            |it, _| it.gid = choice(Some("192.0.2.1"), Some(GidKind::RoceV1)),
+            &[
+                "`gid` = ::ffff:192.0.2.1 roce_v1 on `mlx5_0`: the port has 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; name one of them, or give the interface that address",
+            ],
+        ),
+        (
+            |it, device| {
+                it.gid = choice(None, Some(GidKind::InfiniBand));
+                device.gids.truncate(1);
+            },
+            &[
+                "`gid_kind` = infiniband on `mlx5_0`: the port has 0 fe80::1 roce_v1; name one of them, or give the interface that address",
+            ],
+        ),
+        (
+            |it, _| it.gid = GidChoice::At(2),
+            &[
+                "`gid_index` = 2 on `mlx5_0`: the port has there none; it has 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; name one of them, or give the interface that address",
+            ],
+        ),
+        (
+            |_, device| device.gids.clear(),
+            &["`gid` = any on `mlx5_0`: the port has no address; give its interface one"],
+        ),
+        (
+            |_, device| {
+                device.gids.remove(1);
+                device.gids[1].index = 256;
+            },
+            &[
+                "`gid` = ::ffff:192.0.2.1 on `mlx5_0`: it is at 256 of the port's table, and a path names the first 256; take addresses away from the interface",
+            ],
+        ),
+        (
+            |it, _| it.grh = Some(false),
+            &["`grh` = false on `mlx5_0`: packets on Ethernet always have one; take it out"],
+        ),
+        (|it, _| it.pkey_index = 2, &["`pkey_index` = 2 on `mlx5_0`: the port's table has 2; make it at most 1"]),
+        (
+            |it, _| it.pkey_index = 1,
+            &[
+                "`pkey_index` = 1 on `mlx5_0`: the port has no partition key there; name a place that has one, such as 0",
+            ],
+        ),
+        (
+            |it, _| it.path_mtu = Some(2048),
+            &[
+                "`path_mtu` = 2048 on `mlx5_0`: the port carries 1024 now; make it at most 1024, or the MTU of the interface larger",
+            ],
+        ),
+        (
+            |it, _| it.path_mtu = Some(1500),
+            &["`path_mtu` = 1500 on `mlx5_0`: it is 256, 512, 1024, 2048 or 4096; name one of them"],
+        ),
+        (
+            |_, device| device.port.active_mtu = 200,
+            &[
+                "`device_port` = 1 on `mlx5_0`: the port carries payloads of 200 bytes alone; make the MTU of its interface at least 300",
+            ],
+        ),
+        (|it, _| it.hop_limit = 0, &["`hop_limit` = 0 on `mlx5_0`: it is 1 to 255; make it 255"]),
+        (
+            |it, _| it.flow_label = 1 << 20,
+            &["`flow_label` = 1048576 on `mlx5_0`: it is 0 to 1048575; make it at most 1048575"],
+        ),
+        (|it, _| it.service_level = 8, &["`service_level` = 8 on `mlx5_0`: it is 0 to 7; make it at most 7"]),
+        (|it, _| it.source_path_bits = 1, &["`source_path_bits` = 1 on `mlx5_0`: it is 0 to 0; make it at most 0"]),
+        (
+            |it, _| it.static_rate = 1,
+            &["`static_rate` = 1 on `mlx5_0`: verbs.h has no such rate; make it 0 for no limit, or 2 for 2.5 Gbit/s"],
+        ),
+        (
+            |it, _| (it.sq_psn, it.rq_psn) = (1 << 24, Some(1 << 25)),
+            &[
+                "`sq_psn` = 16777216 on `mlx5_0`: it is 0 to 16777215; make it at most 16777215",
+                "`rq_psn` = 33554432 on `mlx5_0`: it is 0 to 16777215; make it at most 16777215",
+            ],
+        ),
+        (
+            |it, _| (it.max_rd_atomic, it.max_dest_rd_atomic) = (9, 17),
+            &[
+                "`max_rd_atomic` = 9 on `mlx5_0`: it is 0 to 8; make it at most 8",
+                "`max_dest_rd_atomic` = 17 on `mlx5_0`: it is 0 to 16; make it at most 16",
+            ],
+        ),
+        (
+            |it, _| (it.min_rnr_timer, it.timeout, it.retry_count, it.rnr_retry) = (32, 32, 8, 8),
+            &[
+                "`min_rnr_timer` = 32 on `mlx5_0`: it is 0 to 31; make it at most 31",
+                "`timeout` = 32 on `mlx5_0`: it is 0 to 31; make it at most 31",
+                "`retry_count` = 8 on `mlx5_0`: it is 0 to 7; make it at most 7",
+                "`rnr_retry` = 8 on `mlx5_0`: it is 0 to 7; make it at most 7",
+            ],
+        ),
+        (
+            |it, device| {
+                it.access = Access::REMOTE_ATOMIC;
+                device.capabilities.has.retain(|has| *has != Capability::Atomic);
+            },
+            &["`access` = remote_atomic on `mlx5_0`: the device has no atomics; take it out"],
+        ),
+        (
+            |_, device| device.capabilities.has.retain(|has| *has != Capability::Rc),
+            &["mlx5_0: the device has no queue pairs of type IBV_QPT_RC"],
+        ),
+    ];
+    for (change, expected) in cases {
+        let (mut parameters, mut device) = (EndpointParameters::default(), adapter());
+        change(&mut parameters, &mut device);
+        let error = parameters.resolve(&device, QpType::Rc).unwrap_err().to_string();
+        assert_eq!(error.lines().collect::<Vec<_>>(), expected);
+    }
+    let error = EndpointParameters::default().resolve(&adapter(), QpType::RawPacket).unwrap_err().to_string();
+    assert_eq!(error, "mlx5_0: a queue pair of type IBV_QPT_RAW_PACKET has no endpoint");
+    let device = adapter();
+    device.soft.remove();
+    let error = EndpointParameters::default().resolve(&device, QpType::Rc).unwrap_err().to_string();
+    assert!(error.starts_with("mlx5_0: ibv_query_port failed: "), "{error}");
+}
+
+/// On InfiniBand the service level has all its bits, and path bits are those of the mask count.
+#[test]
+fn infiniband_has_ranges_of_its_own() {
+    let mut device = adapter();
+    (device.port.link_layer, device.port.lid, device.port.lmc) = (LinkLayer::InfiniBand, 4, 2);
+    device.gids = vec![GidEntry { index: 0, gid: gid("fe80::2"), kind: GidKind::InfiniBand, interface: 0 }];
+    let parameters = EndpointParameters {
+        service_level: 15,
+        source_path_bits: 3,
+        grh: Some(false),
+        ..EndpointParameters::default()
+    };
+    let connector = Connector::new(&device, QpType::Rc, parameters.clone()).unwrap();
+    assert_eq!(connector.local().gid_kind, GidKind::InfiniBand);
+    let beyond = EndpointParameters { source_path_bits: 4, ..parameters.clone() };
+    assert!(beyond.resolve(&device, QpType::Rc).unwrap_err().to_string().contains("it is 0 to 3"));
+    // Without the header the local identifier is the way.
+    let own = infiniband(20);
+    let peer = infiniband(21);
+    let agreed = connector.agree(&own, &peer).unwrap();
+    assert_eq!((agreed.path.global, agreed.path.dlid, agreed.path.source_path_bits), (false, 9, 3));
+    let lost = QueuePairEndpoint { lid: 0, ..peer };
+    assert_eq!(connector.agree(&own, &lost), Err(EndpointError::NoRoute));
+    // As the seed does it: with an address the path is global.
+    let usual = Connector::new(&device, QpType::Rc, EndpointParameters { grh: None, ..parameters }).unwrap();
+    assert!(usual.agree(&own, &peer).unwrap().path.global);
+    let bare = QueuePairEndpoint { gid: Default::default(), ..peer };
+    assert!(!usual.agree(&own, &bare).unwrap().path.global);
+}
+
+fn infiniband(number: u32) -> QueuePairEndpoint {
+    let layer = LinkLayer::InfiniBand;
+    QueuePairEndpoint { link_layer: layer, gid_kind: GidKind::InfiniBand, lid: 9, ..endpoint(number) }
+}
+
+fn agreed(kind: QpType, parameters: EndpointParameters) -> (Connector, Agreed) {
+    let connector = Connector::new(&adapter(), kind, parameters).unwrap();
+    let told = |number| QueuePairEndpoint { transport: kind, ..endpoint(number) };
+    let peer = QueuePairEndpoint { psn: 0x12_3456, gid: gid("fe80::2"), ..told(0x99) };
+    let agreed = connector.agree(&told(0x98), &peer).unwrap();
+    (connector, agreed)
+}
+
+/// Each change of state has just the attributes that the kernel's table wants of its type.
+#[test]
+fn changes_have_the_attributes_that_are_wanted() {
+    for kind in [QpType::Rc, QpType::Uc, QpType::Ud] {
+        let (connector, agreed) = agreed(kind, EndpointParameters::default());
+        for (from, to, (attributes, mask)) in [
+            (QpState::Reset, QpState::Init, connector.init()),
+            (QpState::Init, QpState::Rtr, connector.rtr(&agreed)),
+            (QpState::Rtr, QpState::Rts, connector.rts(&agreed)),
+        ] {
+            assert_eq!(attributes.state, to);
+            assert!(mask.contains(AttributeMask::STATE));
+            assert_eq!(check_transition(kind, from, to, mask), Ok(()), "{kind}: {from} to {to}");
+        }
+    }
+}
+
+/// Where nothing is said, the constants of the `ibverbs` crate's handshake.
+#[test]
+fn what_is_not_said_is_what_the_ibverbs_crate_has() {
+    let (connector, agreed) = agreed(QpType::Rc, EndpointParameters::default());
+    let (init, _) = connector.init();
+    assert_eq!((init.port, init.pkey_index, init.access), (1, 0, Access::empty()));
+    let (rtr, _) = connector.rtr(&agreed);
+    assert_eq!((rtr.path.global, rtr.path.hop_limit, rtr.path.source_gid_index), (true, 0xff, 1));
+    assert_eq!((rtr.path.service_level, rtr.path.source_path_bits, rtr.max_dest_rd_atomic), (0, 0, 1));
+    assert_eq!((rtr.dest_qp.0, rtr.path.gid, rtr.path_mtu, rtr.min_rnr_timer), (0x99, gid("fe80::2"), 3, 16));
+    let (rts, _) = connector.rts(&agreed);
+    assert_eq!((rts.sq_psn, rts.max_rd_atomic, rts.retry_count, rts.rnr_retry), (0, 1, 6, 6));
+    assert_eq!(rtr.rq_psn, 0x12_3456, "the peer's first packet is what it says");
+    let ud = Connector::new(&adapter(), QpType::Ud, EndpointParameters::default()).unwrap();
+    assert_eq!(ud.init().0.qkey, 0x1111_1111);
+}
+
+/// Every parameter arrives in its change of state.
+#[test]
+fn every_parameter_arrives() {
+    let parameters = EndpointParameters {
+        port: 1,
+        gid: GidChoice::At(3),
+        pkey_index: 0,
+        access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+        qkey: 5,
+        path_mtu: Some(512),
+        grh: Some(true),
+        hop_limit: 3,
+        traffic_class: 104,
+        flow_label: 0xf_ffff,
+        service_level: 5,
+        source_path_bits: 0,
+        static_rate: 17,
+        sq_psn: 0xab_cdef,
+        rq_psn: Some(0x12_3456),
+        max_rd_atomic: 8,
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: 12,
+        timeout: 18,
+        retry_count: 5,
+        rnr_retry: 4,
+        allow_self: false,
+    };
+    let (connector, agreed) = agreed(QpType::Rc, parameters.clone());
+    let (init, _) = connector.init();
+    assert_eq!((init.port, init.pkey_index, init.access), (1, 0, Access::REMOTE_READ | Access::REMOTE_WRITE));
+    let (rtr, _) = connector.rtr(&agreed);
+    assert_eq!((rtr.path_mtu, rtr.rq_psn, rtr.max_dest_rd_atomic, rtr.min_rnr_timer), (2, 0x12_3456, 4, 12));
+    let path = rtr.path;
+    assert_eq!((path.source_gid_index, path.hop_limit, path.traffic_class, path.flow_label), (3, 3, 104, 0xf_ffff));
+    assert_eq!((path.service_level, path.static_rate, path.port, path.global), (5, 17, 1, true));
+    let (rts, _) = connector.rts(&agreed);
+    assert_eq!((rts.sq_psn, rts.timeout, rts.retry_count, rts.rnr_retry), (0xab_cdef, 18, 5, 4));
+    assert_eq!(rts.max_rd_atomic, 1, "no more than the peer takes");
+    let other = QueuePairEndpoint { psn: 1, ..endpoint(0x99) };
+    let expected = EndpointError::Expected { own: 0x12_3456, peer: 1 };
+    assert_eq!(connector.agree(&endpoint(0x98), &other), Err(expected));
+    let ud = Connector::new(&adapter(), QpType::Ud, EndpointParameters { pkey_index: 0, ..parameters }).unwrap();
+    assert_eq!(ud.init().0.qkey, 5);
+}
+
+/// The smaller of both sides counts, of datagrams a packet is the message.
+#[test]
+fn sizes_are_those_of_the_smaller_side() {
+    for (kind, own, peer, code, message) in [
+        (QpType::Rc, Some(1024), 2, 2, 1 << 23),
+        (QpType::Rc, Some(256), 5, 1, 1 << 23),
+        (QpType::Uc, None, 5, 3, 1 << 23),
+        (QpType::Ud, None, 2, 2, 512),
+        (QpType::Ud, Some(256), 4, 1, 256),
+    ] {
+        let parameters = EndpointParameters { path_mtu: own, ..EndpointParameters::default() };
+        let connector = Connector::new(&adapter(), kind, parameters).unwrap();
+        let told = |number| QueuePairEndpoint { transport: kind, path_mtu: peer, ..endpoint(number) };
+        let agreed = connector.agree(&told(5), &told(6)).unwrap();
+        assert_eq!((agreed.path_mtu, agreed.max_message), (code, message), "{kind}");
+    }
+}
+
+/// Packet numbers of one generation are far from those of the others near it.
+#[test]
+fn generations_have_packet_numbers_far_apart() {
+    let parameters = EndpointParameters { sq_psn: 0xff_fff0, ..EndpointParameters::default() };
+    let numbers: Vec<u32> = (0..64).map(|generation| parameters.psn(generation)).collect();
+    assert_eq!(numbers[0], 0xff_fff0);
+    for (at, one) in numbers.iter().enumerate() {
+        assert!(*one < 1 << 24);
+        for other in &numbers[..at] {
+            let ahead = one.wrapping_sub(*other) & 0xff_ffff;
+            assert!(ahead.min((1 << 24) - ahead) > 1 << 16, "{one} and {other}");
+        }
+    }
+}
