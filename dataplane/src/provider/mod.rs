@@ -2,6 +2,7 @@
 //!
 //! [`soft`], a device in software, implements it, and `verbs`, by the system's libibverbs. What is above this line
 //! ([`crate::lane`]) is written once, for any provider.
+//! [`connect`] makes queue pairs each other's peers, on any provider.
 //!
 //! Control objects (device, protection domain, memory region) are shared: children hold their parents. Data-path objects
 //! (completion queue, queue pair) belong to one worker: `Send`, not `Sync`, not `Clone`, and polled and posted to by

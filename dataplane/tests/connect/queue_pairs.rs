@@ -1,26 +1,25 @@
 //! The way from RESET to RTS and back, on the software device.
 
+use std::time::{Duration, Instant};
+
+use dataplane::lane::message::{Buffer, MessageDomain, MessageQueuePair, poll};
 use dataplane::provider::connect::{
-    ConnectError, EndpointError, EndpointParameters, QueuePairEndpoint, RemoteBuffer, join,
+    Agreed, Change, ConnectError, Connector, EndpointError, EndpointParameters, QueuePairEndpoint, RemoteBuffer, join,
 };
-use dataplane::provider::{Capability, Device, QpState, QpType, QueuePair};
+use dataplane::provider::soft::{SoftCq, SoftDevice};
+use dataplane::provider::{
+    Access, CqSpec, Destination, Device, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RecvRequest,
+    SendFlags, SendOp, SendRequest, WcStatus,
+};
 use dataplane::units::{QpNum, Rkey};
 
 use super::{cabled, prepared};
 
-/// The types that the software device has.
-fn kinds() -> Vec<QpType> {
-    let [device, _] = cabled();
-    let has = |capability| device.capabilities().has.contains(&capability);
-    let all = [(QpType::Ud, Capability::Datagram), (QpType::Rc, Capability::Rc), (QpType::Uc, Capability::Uc)];
-    let kinds: Vec<_> = all.into_iter().filter(|(_, capability)| has(*capability)).map(|(kind, _)| kind).collect();
-    assert!(kinds.contains(&QpType::Ud));
-    kinds
-}
+const KINDS: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
 
 #[test]
 fn two_sides_become_peers() {
-    for kind in kinds() {
+    for kind in KINDS {
         let devices = cabled();
         let [one, two] =
             devices.each_ref().map(|device| prepared(device, kind, EndpointParameters::default()).unwrap());
@@ -45,7 +44,7 @@ fn two_sides_become_peers() {
 
 #[test]
 fn a_reset_queue_pair_is_connected_anew_with_other_numbers() {
-    for kind in kinds() {
+    for kind in KINDS {
         let devices = cabled();
         let side = |at: usize| prepared(&devices[at], kind, EndpointParameters::default()).unwrap();
         let ((one, _pd1, _cq1), (two, _pd2, _cq2)) = (side(0), side(1));
@@ -109,4 +108,129 @@ fn queues_and_buffers_are_told() {
     let (one, _pd, _cq) = prepared(&device, QpType::Ud, EndpointParameters::default()).unwrap();
     let told = one.queue(3).buffer(buffer).endpoint();
     assert_eq!((told.queue, told.buffer), (3, Some(buffer)));
+}
+
+/// One side of a connection that carries messages.
+struct Side {
+    connector: Connector,
+    qp: MessageQueuePair<SoftDevice>,
+    cq: SoftCq,
+    buffer: Buffer<SoftDevice>,
+    domain: MessageDomain<SoftDevice>,
+}
+
+impl Side {
+    fn new(device: &SoftDevice, kind: QpType) -> Self {
+        let domain = MessageDomain::new(device).unwrap();
+        let cq = device.create_cq(&CqSpec { depth: 64, ..CqSpec::default() }, None).unwrap().0;
+        let caps = QpCaps { send_depth: 16, recv_depth: 16, send_sges: 1, recv_sges: 1, inline: 0 };
+        let qp = domain.create_qp(&QpSpec::new(kind, caps), &cq, &cq, None).unwrap();
+        let buffer = domain.buffer(4096, Access::LOCAL_WRITE).unwrap();
+        let connector = Connector::new(device, kind, EndpointParameters::default()).unwrap();
+        Self { connector, qp, cq, buffer, domain }
+    }
+
+    fn told(&self) -> QueuePairEndpoint {
+        self.connector.describe(self.qp.number(), self.qp.caps().recv_depth)
+    }
+
+    fn go(&mut self, (attributes, mask): Change) {
+        self.qp.modify(&attributes, mask).unwrap();
+    }
+
+    /// To INIT, with a receive posted.
+    fn begin(&mut self) {
+        self.go(self.connector.init());
+        self.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[self.buffer.sge(0..2048)] }]).unwrap();
+    }
+
+    fn connect(&mut self, remote: &QueuePairEndpoint) -> Agreed {
+        let agreed = self.connector.agree(&self.told(), remote).unwrap();
+        self.go(self.connector.rtr(&agreed));
+        self.go(self.connector.rts(&agreed));
+        agreed
+    }
+
+    fn send(&mut self, agreed: &Agreed, text: &[u8]) {
+        self.buffer.write(2048, text);
+        let ah = self.domain.create_ah(&agreed.path).unwrap();
+        let remote = &agreed.remote;
+        let to = Destination { ah: &ah, qp: remote.qpn, qkey: remote.qkey };
+        let to = (remote.transport == QpType::Ud).then_some(to);
+        let sges = [self.buffer.sge(2048..2048 + text.len())];
+        let request = SendRequest { wr_id: 2, op: SendOp::Send, flags: SendFlags::SIGNALED, sges: &sges, to };
+        self.qp.post_send(&[request]).unwrap();
+    }
+}
+
+/// What is sent arrives, after the first handshake and after each that follows a reset.
+#[test]
+fn messages_pass_in_every_generation() {
+    for kind in KINDS {
+        let devices = cabled();
+        let mut sides = devices.each_ref().map(|device| Side::new(device, kind));
+        for generation in 0..3u8 {
+            sides.iter_mut().for_each(Side::begin);
+            let told = sides.each_ref().map(Side::told);
+            let [one, two] = &mut sides;
+            let agreed = [one.connect(&told[1]), two.connect(&told[0])];
+            let texts = [[generation + 1; 300], [generation + 101; 300]];
+            one.send(&agreed[0], &texts[0]);
+            two.send(&agreed[1], &texts[1]);
+            let mut found: [Vec<(u64, WcStatus)>; 2] = Default::default();
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while found.iter().any(|found| found.len() < 2) {
+                for (side, found) in [&mut *one, &mut *two].into_iter().zip(&mut found) {
+                    let mut polled = Vec::new();
+                    poll(&mut side.cq, &mut polled, 16).unwrap();
+                    found.extend(polled.iter().map(|completion| (completion.wr_id, completion.status)));
+                }
+                assert!(Instant::now() < deadline, "{kind}: {found:?}");
+            }
+            for (side, (found, text)) in sides.iter_mut().zip(found.iter_mut().zip([texts[1], texts[0]])) {
+                found.sort_by_key(|(wr_id, _)| *wr_id);
+                assert_eq!(found[..], [(1, WcStatus::Success), (2, WcStatus::Success)], "{kind}");
+                // Behind the header of a datagram.
+                let start = if kind == QpType::Ud { 40 } else { 0 };
+                assert_eq!(side.buffer.to_vec(start..start + 300), text, "{kind} {generation}");
+                side.go(QpAttributes::to(QpState::Reset));
+                side.connector.renew();
+            }
+        }
+    }
+}
+
+/// The device has what the parameters say.
+#[test]
+fn the_device_has_every_attribute() {
+    let devices = cabled();
+    let parameters = EndpointParameters {
+        path_mtu: Some(512),
+        access: Access::REMOTE_READ,
+        hop_limit: 7,
+        traffic_class: 9,
+        flow_label: 11,
+        service_level: 3,
+        sq_psn: 4711,
+        max_rd_atomic: 4,
+        max_dest_rd_atomic: 5,
+        min_rnr_timer: 13,
+        timeout: 15,
+        retry_count: 3,
+        rnr_retry: 2,
+        ..EndpointParameters::default()
+    };
+    let side = |at: usize| prepared(&devices[at], QpType::Rc, parameters.clone()).unwrap();
+    let ((one, _pd1, _cq1), (two, _pd2, _cq2)) = (side(0), side(1));
+    let (_, remote) = (one.endpoint(), two.endpoint());
+    let (one, _two) = join(one, two).unwrap();
+    let has = one.queue_pair().query().unwrap();
+    assert_eq!((has.state, has.port, has.pkey_index, has.access), (QpState::Rts, 1, 0, Access::REMOTE_READ));
+    assert_eq!((has.path_mtu, has.dest_qp, has.rq_psn, has.sq_psn), (2, remote.qpn, remote.psn, 4711));
+    assert_eq!((has.max_rd_atomic, has.max_dest_rd_atomic, has.min_rnr_timer), (4, 5, 13));
+    assert_eq!((has.timeout, has.retry_count, has.rnr_retry), (15, 3, 2));
+    assert_eq!(has.path, one.agreed().path);
+    let path = has.path;
+    assert_eq!((path.gid, path.hop_limit, path.traffic_class), (remote.gid, 7, 9));
+    assert_eq!((path.flow_label, path.service_level), (11, 3));
 }

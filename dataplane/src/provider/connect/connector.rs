@@ -5,6 +5,7 @@ use crate::provider::connect::ConnectError;
 use crate::provider::connect::endpoint::{EndpointError, QueuePairEndpoint, RemoteBuffer, VERSION};
 use crate::provider::connect::parameters::{EndpointParameters, LocalPort, mtu_bytes};
 use crate::provider::{AttributeMask, Device, LinkLayer, Path, QpAttributes, QpState, QpType, QueuePair};
+use crate::units::QpNum;
 
 /// What both sides have agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +96,11 @@ impl Connector {
 
     /// What the peer must know of a queue pair.
     pub fn endpoint<Q: QueuePair>(&self, qp: &Q) -> QueuePairEndpoint {
+        self.describe(qp.number(), qp.caps().recv_depth)
+    }
+
+    /// What the peer must know of the queue pair of this number, with room for so many receives.
+    pub fn describe(&self, qpn: QpNum, receive_depth: u32) -> QueuePairEndpoint {
         let reliable = self.kind == QpType::Rc;
         QueuePairEndpoint {
             version: VERSION,
@@ -103,7 +109,7 @@ impl Connector {
             lid: self.local.lid,
             gid: self.local.gid,
             gid_kind: self.local.gid_kind,
-            qpn: qp.number(),
+            qpn,
             psn: self.parameters.psn(self.generation),
             path_mtu: self.local.path_mtu,
             max_dest_rd_atomic: if reliable { self.parameters.max_dest_rd_atomic } else { 0 },
@@ -111,7 +117,7 @@ impl Connector {
             qkey: if self.kind == QpType::Ud { self.parameters.qkey } else { 0 },
             generation: self.generation,
             queue: self.queue,
-            receive_depth: qp.caps().recv_depth,
+            receive_depth,
             buffer: self.buffer,
         }
     }
@@ -238,8 +244,13 @@ impl Connector {
     /// The device refuses.
     pub fn reset<Q: QueuePair>(&mut self, qp: &mut Q) -> Result<(), ConnectError> {
         self.change(qp, "ibv_modify_qp (to RESET)", QpAttributes::to(QpState::Reset))?;
-        self.generation = self.generation.wrapping_add(1);
+        self.renew();
         Ok(())
+    }
+
+    /// The queue pair was reset by its owner: the next generation begins.
+    pub fn renew(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
     }
 
     fn change<Q: QueuePair>(&self, qp: &mut Q, verb: &'static str, change: Change) -> Result<(), ConnectError> {

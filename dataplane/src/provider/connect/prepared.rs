@@ -18,24 +18,25 @@ use crate::provider::{Destination, Device, ProtectionDomain, QpSpec, QpType, Que
 /// use dataplane::provider::{CqSpec, Device, ProtectionDomain, QpCaps, QpSpec, QpState, QpType, QueuePair};
 ///
 /// let (one, two) = LoopbackLink::pair();
-/// let prepare = |name: &str, link| {
-///     let device = SoftDevice::new(SoftSpec::new(name, LinkSpec::Loopback(link)))?;
+/// let prepare = |name: &str, mac, link| -> dataplane::Result<_> {
+///     let device = SoftDevice::new(SoftSpec { mac, ..SoftSpec::new(name, LinkSpec::Loopback(link)) })?;
 ///     let failed = |error: dataplane::error::VerbError| error.on(name);
 ///     let pd = device.alloc_pd().map_err(failed)?;
 ///     let (cq, _) = device.create_cq(&CqSpec { depth: 16, ..CqSpec::default() }, None).map_err(failed)?;
 ///     let caps = QpCaps { send_depth: 8, recv_depth: 8, send_sges: 1, recv_sges: 1, inline: 0 };
-///     let spec = QpSpec::new(QpType::Ud, caps);
+///     let spec = QpSpec::new(QpType::Rc, caps);
 ///     let prepared =
 ///         PreparedQueuePair::new(&device, &pd, &spec, (&cq, &cq), None, EndpointParameters::default())?;
-///     dataplane::Result::Ok((prepared, cq))
+///     Ok((prepared, cq))
 /// };
-/// let ((host1, _cq1), (host2, _cq2)) = (prepare("one", one)?, prepare("two", two)?);
+/// let (host1, _cq1) = prepare("one", [2, 0, 0, 0, 0, 1], one)?;
+/// let (host2, _cq2) = prepare("two", [2, 0, 0, 0, 0, 2], two)?;
 /// // Each host sends its endpoint to the other by whatever way.
 /// let (host1end, host2end) = (host1.endpoint(), host2.endpoint());
 /// let connected = host1.handshake(&host2end)?;
 /// host2.handshake(&host1end)?;
 /// assert_eq!(connected.queue_pair().state(), QpState::Rts);
-/// # dataplane::Result::Ok(())
+/// # Ok::<(), dataplane::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct PreparedQueuePair<P: ProtectionDomain> {
@@ -117,11 +118,7 @@ impl<P: ProtectionDomain> PreparedQueuePair<P> {
             let failed = |error: crate::error::VerbError| error.on(self.connector.device());
             let ah = self.pd.create_ah(&agreed.path).map_err(failed)?;
             let to = Destination { ah: &ah, qp: remote.qpn, qkey: remote.qkey };
-            match self.qp.bind_peer(to) {
-                // Such a device sends no runs of datagrams; requests say where they go.
-                Err(error) if error.errno == libc::EOPNOTSUPP => {}
-                bound => bound.map_err(failed)?,
-            }
+            self.qp.bind_peer(to).map_err(failed)?;
             handle = Some(ah);
         }
         Ok(ConnectedQueuePair { connector: self.connector, pd: self.pd, qp: self.qp, agreed, handle })
