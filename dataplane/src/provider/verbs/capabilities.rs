@@ -105,9 +105,7 @@ fn attempt(device: &VerbsDevice, cq: &super::cq::VerbsCq, capability: Capability
         Capability::Atomic => says(basic.atomic_cap != 0, "atomics"),
         Capability::Multicast => says(basic.max_mcast_grp > 0, "groups of multicast"),
         Capability::Events => device.create_channel().map(drop).map_err(tell),
-        Capability::Rss => {
-            says(attr.rss_caps.supported_qpts & 1 << QpType::RawPacket.raw() != 0, "hash for raw packets")
-        }
+        Capability::Rss => says(device.raw_caps().rss.is_some(), "hash for raw packets"),
         _ => Ok(()),
     }
 }

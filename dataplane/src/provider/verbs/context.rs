@@ -5,8 +5,8 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::path::Path;
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -14,6 +14,7 @@ use ibverbs_sys::{ibv_context, ibv_device_attr_ex};
 
 use super::ffi;
 use super::quirk::{Library, Quirks};
+use super::raw::{RawPacketCaps, RawPorts};
 use super::selftest::SelfTest;
 use crate::error::VerbError;
 
@@ -27,6 +28,8 @@ pub(super) struct Context {
     pub(super) library: Option<Library>,
     pub(super) quirks: Quirks,
     pub(super) limits: Limits,
+    /// What it does with raw packets.
+    pub(super) raw_ports: Arc<RawPorts>,
     /// The last number that a completion queue or shared receive queue was given: verbs number none of them.
     numbers: AtomicU32,
     /// Whether the device has said that it is gone.
@@ -87,6 +90,7 @@ impl Context {
             driver,
             library,
             limits: Limits { attr: ibv_device_attr_ex::default(), vectors: Limits::count(vectors) },
+            raw_ports: Arc::default(),
             numbers: AtomicU32::new(0),
             gone: AtomicBool::new(false),
             tested: OnceLock::new(),
@@ -99,6 +103,10 @@ impl Context {
 
     pub(super) fn raw(&self) -> *mut ibv_context {
         self.raw.as_ptr()
+    }
+
+    pub(super) fn raw_caps(&self) -> RawPacketCaps {
+        RawPacketCaps::from(&self.limits.attr)
     }
 
     /// A number for an object that verbs do not number.

@@ -17,7 +17,9 @@ use super::cq::{self, VerbsCq};
 use super::domain::VerbsPd;
 use super::event;
 use super::ffi;
+use super::flow::FlowCounters;
 use super::quirk::Quirk;
+use super::raw::{RawPacketCaps, RawSpec};
 use super::selftest::{self, SelfTest};
 use crate::clock::{ClockSource, Timebase};
 use crate::error::VerbError;
@@ -179,5 +181,26 @@ impl Device for VerbsDevice {
 
     fn wait_async_event(&self, patience: Duration) -> Option<AsyncEvent> {
         event::wait(&self.context, patience)
+    }
+}
+
+impl VerbsDevice {
+    /// What it can do for queue pairs of raw packets.
+    pub fn raw_caps(&self) -> RawPacketCaps {
+        self.context.raw_caps()
+    }
+
+    /// What queue pairs of raw packets that are made from now on do: which frames they receive, how those are spread over
+    /// the queues of a port, and what the device does to them. Before this they receive every frame as it is.
+    pub fn set_raw(&self, spec: RawSpec) {
+        self.context.raw_ports.set_spec(spec);
+    }
+
+    /// Counters for flow rules.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device has none.
+    pub fn create_flow_counters(&self) -> Result<FlowCounters, VerbError> {
+        FlowCounters::create(&self.context)
     }
 }

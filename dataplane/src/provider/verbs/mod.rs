@@ -19,7 +19,6 @@ mod event;
 #[cfg(test)]
 mod fake;
 mod ffi;
-#[allow(dead_code)]
 mod flow;
 mod memlock;
 mod owner;
@@ -27,9 +26,7 @@ mod poll;
 mod post;
 mod qp;
 mod quirk;
-#[allow(dead_code)]
 mod raw;
-#[allow(dead_code)]
 mod rss;
 mod selftest;
 mod srq;
@@ -52,8 +49,7 @@ pub use flow::{
 pub use memlock::{Memlock, Shortage};
 pub use poll::VerbsCursor;
 pub use qp::VerbsQp;
-pub use raw::{RateLimit, RawError, RawPacketCaps, RawReceive, RawSpec, RssCaps, Tso, check_checksum, frame_length};
-pub use rss::{TrafficClass, WorkQueueSpec};
+pub use raw::{RateLimit, RawPacketCaps, RawReceive, RawSpec, RssCaps, frame_length};
 pub use selftest::SelfTest;
 pub use srq::VerbsSrq;
 pub use window::VerbsMw;

@@ -13,7 +13,9 @@ use super::ffi::{self, Wc};
 use crate::clock::ClockSource;
 use crate::error::VerbError;
 use crate::provider::completion::Values;
-use crate::provider::{Completion, CompletionQueue, Completions, Cursor, PollFields, RUN, TagInfo, WcFlags, WcStatus};
+use crate::provider::{
+    Completion, CompletionQueue, Completions, Cursor, PollFields, RUN, TagInfo, WcFlags, WcOpcode, WcStatus,
+};
 use crate::units::{Nanos, QpNum, Ticks};
 
 /// How many completions are copied ahead for a cursor.
@@ -119,7 +121,9 @@ unsafe fn read(cq: *mut ibv_cq_ex, handle: &Handle, fields: PollFields, wr_id: u
         } else if has(PollFields::IMM) && values.flags.contains(WcFlags::WITH_IMM) {
             values.imm = ffi::ibv_wc_read_imm_data(cq).unwrap_or(0);
         }
-        if has(PollFields::QP_NUM) {
+        // The tag of a flow rule has the place of the number.
+        let tagged = has(PollFields::FLOW_TAG) && WcOpcode::from_raw(values.opcode).is_receive();
+        if has(PollFields::QP_NUM) && !tagged {
             values.qp_num = QpNum(ffi::ibv_wc_read_qp_num(cq).unwrap_or(0));
         }
         if has(PollFields::SRC_QP) {

@@ -344,7 +344,10 @@ impl VerbsQp {
         // SAFETY: the queue pair is alive, its queue lets this thread in, and the list is the caller's promise.
         let answer = unsafe {
             (*last).next = ptr::null_mut();
-            let answer = ffi::ibv_post_recv(self.raw(), first, &mut bad);
+            let answer = match self.wq {
+                None => ffi::ibv_post_recv(self.raw(), first, &mut bad),
+                Some(wq) => ffi::ibv_post_wq_recv(wq.as_ptr(), first, &mut bad),
+            };
             (*last).next = after;
             answer
         };
@@ -395,6 +398,9 @@ impl VerbsQp {
             SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
                 read && length == 8 && remote.addr % 8 == 0 || self.kind != QpType::Rc
             }
+            SendOp::Tso { header, mss } if self.kind == QpType::RawPacket => {
+                self.offload.may_segment(header.len(), mss, length)
+            }
             SendOp::Tso { header, .. } => header.len() <= usize::from(u16::MAX),
             _ => true,
         };
@@ -405,7 +411,13 @@ impl VerbsQp {
         let fits = request.sges.len() <= self.caps.send_sges as usize
             && !long
             && (!inline || length <= u64::from(self.caps.inline));
-        if datagram && of_op && fits { Ok(()) } else { Err(libc::EINVAL) }
+        let computes =
+            self.kind != QpType::RawPacket || self.offload.checksum || !request.flags.contains(SendFlags::IP_CSUM);
+        match datagram && of_op && fits {
+            true if computes => Ok(()),
+            true => Err(libc::EOPNOTSUPP),
+            false => Err(libc::EINVAL),
+        }
     }
 
     /// # Safety

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use ibverbs_sys::{
     IBV_QP_INIT_ATTR_PD, IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, ibv_gid, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
-    ibv_qp_init_attr_ex,
+    ibv_qp_init_attr_ex, ibv_wq,
 };
 
 use super::ah::VerbsAh;
@@ -23,6 +23,8 @@ use super::domain::{VerbsMr, VerbsPd};
 use super::ffi;
 use super::post::Scratch;
 use super::quirk::Quirk;
+use super::raw::{Offload, RateLimit, RawQueue};
+use super::rss::WorkQueue;
 use super::srq::VerbsSrq;
 use super::window::VerbsMw;
 use crate::error::VerbError;
@@ -49,6 +51,10 @@ pub struct VerbsQp {
     pub(super) most: u32,
     /// Whether reads and atomics may be under way.
     pub(super) may_read: bool,
+    /// Of raw packets: what sends may ask of the device.
+    pub(super) offload: Offload,
+    /// Where receives of raw packets are posted, if not to the queue pair itself.
+    pub(super) wq: Option<NonNull<ibv_wq>>,
     pub(super) scratch: Scratch,
     /// One worker's: not to be shared.
     alone: PhantomData<Cell<()>>,
@@ -69,6 +75,8 @@ pub(super) struct QpBody {
     pub(super) pd: VerbsPd,
     /// The groups of multicast that it is in: it cannot end before it has left them.
     groups: Vec<(Gid, u16)>,
+    /// Of raw packets: the rules that bring frames here, and where those are received.
+    pub(super) raw_queue: Option<RawQueue>,
 }
 
 // SAFETY: as of `VerbsQp`.
@@ -81,7 +89,7 @@ impl QpBody {
 
     /// Destroys the queue pair. If another thread polls one of its queues, and that has no lock, it is stopped, and
     /// destroyed when that queue is polled no more.
-    pub(super) fn end(self) {
+    pub(super) fn end(mut self) {
         let queues = [self.send.clone(), self.recv.clone()];
         let mut visits = Vec::new();
         for queue in &queues {
@@ -93,7 +101,7 @@ impl QpBody {
                     let mut attr = ibv_qp_attr { qp_state: QpState::Err.raw(), ..Default::default() };
                     // SAFETY: the queue pair is alive. Going to ERR concerns no completion queue on this side.
                     let stopped = unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), &mut attr, STATE) };
-                    if let Err(error) = stopped {
+                    if let Err(error) = stopped.and_then(|()| self.follow(0, QpState::Err)) {
                         tracing::warn!(device = self.context().name, "{error}");
                     }
                     return graves.push(self);
@@ -103,8 +111,18 @@ impl QpBody {
         self.destroy();
     }
 
+    /// Takes what receives raw packets along into a state, once the queue pair is there.
+    fn follow(&mut self, port: u8, state: QpState) -> Result<(), VerbError> {
+        let Some(raw_queue) = &mut self.raw_queue else { return Ok(()) };
+        // SAFETY: it is of this queue pair, which is alive.
+        let followed = unsafe { raw_queue.follow(self.raw, port, state) };
+        followed.map_err(|error| error.into_verb_error(&self.pd.context().name))
+    }
+
     /// The queues let this thread in.
-    fn destroy(self) {
+    fn destroy(mut self) {
+        // Nothing may come any more before the end.
+        drop(self.raw_queue.take());
         let name = &self.context().name;
         for (group, lid) in &self.groups {
             let gid = ibv_gid { raw: group.0 };
@@ -149,7 +167,7 @@ impl VerbsQp {
         if !matches!(spec.kind, QpType::Rc | QpType::Uc | QpType::Ud | QpType::RawPacket) {
             return refuse(libc::EOPNOTSUPP);
         }
-        if spec.queue != (0, 1) {
+        if spec.queue != (0, 1) && (spec.kind != QpType::RawPacket || srq.is_some()) {
             return refuse(libc::EOPNOTSUPP);
         }
         let limits = &context.limits.attr.orig_attr;
@@ -165,6 +183,17 @@ impl VerbsQp {
         let alone = send.is_single_threaded() && recv.is_single_threaded();
         let own = if alone { pd.for_one_thread().ok() } else { None };
         let pd = own.as_ref().unwrap_or(pd);
+        let visits = (send.handle.owner.visit(), recv.handle.owner.visit());
+        if visits.0.is_none() || visits.1.is_none() {
+            return refuse(libc::EBUSY);
+        }
+        let raw_queue = match spec.kind {
+            QpType::RawPacket => Some(raw_queue(pd, recv, spec)?),
+            _ => None,
+        };
+        let wq = raw_queue.as_ref().and_then(RawQueue::work_queue);
+        // Receives go elsewhere.
+        let elsewhere = srq.is_some() || wq.is_some();
         let mut attr = ibv_qp_init_attr_ex {
             qp_context: ptr::null_mut(),
             send_cq: send.handle.raw(),
@@ -172,9 +201,9 @@ impl VerbsQp {
             srq: srq.map_or(ptr::null_mut(), VerbsSrq::raw),
             cap: ibv_qp_cap {
                 max_send_wr: caps.send_depth,
-                max_recv_wr: if srq.is_some() { 0 } else { caps.recv_depth },
+                max_recv_wr: if elsewhere { 0 } else { caps.recv_depth },
                 max_send_sge: caps.send_sges,
-                max_recv_sge: if srq.is_some() { 0 } else { caps.recv_sges },
+                max_recv_sge: if elsewhere { 0 } else { caps.recv_sges },
                 max_inline_data: caps.inline,
             },
             qp_type: spec.kind.raw(),
@@ -183,9 +212,8 @@ impl VerbsQp {
             pd: pd.raw(),
             ..Default::default()
         };
-        let visits = (send.handle.owner.visit(), recv.handle.owner.visit());
-        if visits.0.is_none() || visits.1.is_none() {
-            return refuse(libc::EBUSY);
+        if let Some(raw_queue) = &raw_queue {
+            raw_queue.prepare(&mut attr);
         }
         let (raw, builder) = match spec.send_api {
             // SAFETY: domain and queues are alive, and of one device.
@@ -197,11 +225,17 @@ impl VerbsQp {
                 (raw, Some(builder))
             }
         };
+        let (recv_depth, recv_sges) = match wq {
+            Some(wq) => (wq.spec().depth, wq.spec().sges),
+            None => (attr.cap.max_recv_wr, attr.cap.max_recv_sge),
+        };
+        let offload = raw_queue.as_ref().map(RawQueue::offload).unwrap_or_default();
+        let receives = wq.map(WorkQueue::as_ptr);
         let caps = QpCaps {
             send_depth: attr.cap.max_send_wr.max(caps.send_depth),
-            recv_depth: if srq.is_some() { 0 } else { attr.cap.max_recv_wr.max(caps.recv_depth) },
+            recv_depth: if srq.is_some() { 0 } else { recv_depth.max(caps.recv_depth) },
             send_sges: attr.cap.max_send_sge.max(caps.send_sges),
-            recv_sges: if srq.is_some() { 0 } else { attr.cap.max_recv_sge.max(caps.recv_sges) },
+            recv_sges: if srq.is_some() { 0 } else { recv_sges.max(caps.recv_sges) },
             inline: attr.cap.max_inline_data.max(caps.inline),
         };
         let state = Arc::new(AtomicU32::new(QpState::Reset.raw()));
@@ -213,6 +247,7 @@ impl VerbsQp {
             srq: srq.cloned(),
             pd: pd.clone(),
             groups: Vec::new(),
+            raw_queue,
         };
         let qp = Self {
             body: Some(body),
@@ -223,6 +258,8 @@ impl VerbsQp {
             port: 0,
             most: 0,
             may_read: false,
+            offload,
+            wq: receives,
             scratch: Scratch::new(&caps),
             alone: PhantomData,
         };
@@ -276,6 +313,9 @@ impl VerbsQp {
         let mut attr = ibv_qp_attr { qp_state: QpState::Err.raw(), ..Default::default() };
         // SAFETY: the queue pair is alive.
         if let Err(error) = unsafe { ffi::ibv_modify_qp(self.raw(), &mut attr, STATE) } {
+            tracing::error!(device = self.body().context().name, qp = self.number().0, "{error}");
+        }
+        if let Err(error) = self.body_mut().follow(0, QpState::Err) {
             tracing::error!(device = self.body().context().name, qp = self.number().0, "{error}");
         }
         self.set_state(QpState::Err);
@@ -399,17 +439,19 @@ impl QueuePair for VerbsQp {
             return Err(VerbError::new(VERB, libc::EINVAL));
         }
         let most = self.ask_port(attributes, mask)?;
-        let visits = (self.send_queue().owner.visit(), self.recv_queue().owner.visit());
-        if visits.0.is_none() || visits.1.is_none() {
+        let queues = [self.body().send.clone(), self.body().recv.clone()];
+        let visits = queues.each_ref().map(|queue| queue.owner.visit());
+        if visits.iter().any(Option::is_none) {
             return Err(VerbError::new(VERB, libc::EBUSY));
         }
         // SAFETY: the queue pair is alive, and its queues let this thread in.
-        let changed = unsafe { ffi::ibv_modify_qp(self.raw(), &mut qp_attr(attributes), mask.bits().cast_signed()) };
-        drop(visits);
-        changed?;
+        unsafe { ffi::ibv_modify_qp(self.raw(), &mut qp_attr(attributes), mask.bits().cast_signed()) }?;
         if mask.contains(AttributeMask::PORT) {
             self.port = attributes.port;
         }
+        let port = self.port;
+        let followed = self.body_mut().follow(port, to);
+        drop(visits);
         self.most = most.unwrap_or(self.most);
         if mask.contains(AttributeMask::MAX_QP_RD_ATOMIC) {
             self.may_read = attributes.max_rd_atomic > 0;
@@ -419,7 +461,7 @@ impl QueuePair for VerbsQp {
             self.scratch.forget();
         }
         self.set_state(to);
-        Ok(())
+        followed
     }
 
     fn bind_slots(&mut self, mr: &VerbsMr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), VerbError> {
@@ -481,7 +523,35 @@ impl QueuePair for VerbsQp {
 }
 
 impl VerbsQp {
-    fn groups(&mut self) -> &mut Vec<(Gid, u16)> {
-        &mut self.body.as_mut().expect("it is taken out only when the queue pair is dropped").groups
+    fn body_mut(&mut self) -> &mut QpBody {
+        self.body.as_mut().expect("it is taken out only when the queue pair is dropped")
     }
+
+    fn groups(&mut self) -> &mut Vec<(Gid, u16)> {
+        &mut self.body_mut().groups
+    }
+
+    /// Lets the device keep sends to a rate. Of raw packets, in state RTS.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: it cannot. `EINVAL`: not to this rate, or not in this state.
+    pub fn set_rate_limit(&mut self, limit: RateLimit) -> Result<(), VerbError> {
+        if self.kind != QpType::RawPacket || self.state() != QpState::Rts {
+            return Err(VerbError::new("ibv_modify_qp_rate_limit", libc::EINVAL));
+        }
+        let context = self.body().context();
+        // SAFETY: the queue pair is alive.
+        let set = unsafe { limit.set(self.raw(), &context.raw_caps()) };
+        set.map_err(|error| error.into_verb_error(&context.name))
+    }
+}
+
+/// How a queue pair of raw packets is going to receive.
+fn raw_queue(pd: &VerbsPd, recv: &VerbsCq, spec: &QpSpec) -> Result<RawQueue, VerbError> {
+    let context = pd.context();
+    let sizes = (spec.caps.recv_depth, spec.caps.recv_sges);
+    let (ports, caps) = (&context.raw_ports, context.raw_caps());
+    // SAFETY: domain and completion queue are alive and of the context; the queue pair holds them until it is gone.
+    let made = unsafe { RawQueue::create(context.raw(), pd.raw(), recv.handle.raw(), ports, caps, spec.queue, sizes) };
+    made.map_err(|error| error.into_verb_error(&context.name))
 }

@@ -20,12 +20,9 @@ mod port;
 #[cfg(test)]
 mod tests;
 
-use std::ptr::NonNull;
-
 use ibverbs_sys::*;
 
 pub use port::RawSpec;
-#[allow(unused_imports)]
 pub(super) use port::{RawPorts, RawQueue};
 
 use super::ffi;
@@ -99,7 +96,7 @@ impl From<&ibv_device_attr_ex> for RawPacketCaps {
 
 /// A wish for raw packets that cannot be met.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RawError {
+pub(super) enum RawError {
     /// The device does not have it.
     #[error("the device has no {what}: {remedy}")]
     Lacks {
@@ -152,7 +149,7 @@ impl RawReceive {
     ///
     /// # Errors
     /// The first that it does not.
-    pub fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {
+    pub(super) fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {
         for (wanted, has, what) in [
             (self.vlan_strip, caps.vlan_strip, "VLAN stripping"),
             (self.scatter_fcs, caps.scatter_fcs, "scattering of frame check sequences"),
@@ -196,38 +193,23 @@ pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
     if scatter_fcs { received.saturating_sub(FCS) } else { received }
 }
 
-/// Checks that sends may ask for checksums.
-///
-/// # Errors
-/// The device does not compute them.
-pub fn check_checksum(caps: &RawPacketCaps) -> Result<(), RawError> {
-    if caps.ip_checksum { Ok(()) } else { Err(lacks("checksums of sends", "compute them before sending")) }
+/// What the sends of a queue pair may ask of the device. Nothing, by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Offload {
+    /// Checksums.
+    pub(super) checksum: bool,
+    /// The longest headers of a segmented send in bytes; 0: there are none.
+    pub(super) tso_header: u16,
+    /// The longest payload of a segmented send in bytes.
+    pub(super) tso_payload: u32,
 }
 
-/// A send that the device cuts into segments: `ibv_wr_send_tso(3)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tso {
-    /// Bytes of headers, which each segment begins with.
-    pub header: usize,
-    /// Bytes of payload of a segment.
-    pub mss: u16,
-    /// Bytes of payload in all.
-    pub payload: usize,
-}
-
-impl Tso {
-    /// Checks it before it is posted: libraries answer with one error for any of these.
-    ///
-    /// # Errors
-    /// No segmentation; a header shorter than Ethernet's or longer than the queue pair was made for; segments without
-    /// payload; more payload than the device cuts.
-    pub fn check(&self, caps: &RawPacketCaps, max_header: u16) -> Result<(), RawError> {
-        if caps.max_tso == 0 {
-            return Err(lacks("segmentation", "send frames of the port's MTU"));
-        }
-        range("bytes of headers", self.header as u64, SHORTEST_HEADER as u64, u64::from(max_header))?;
-        range("bytes of a segment", u64::from(self.mss), 1, u64::from(u16::MAX))?;
-        range("bytes to segment", self.payload as u64, 1, u64::from(caps.max_tso))
+impl Offload {
+    /// Whether a segmented send is one that the device can carry out: libraries answer with one error to all that is not.
+    pub(super) fn may_segment(&self, header: usize, mss: u16, payload: u64) -> bool {
+        (SHORTEST_HEADER..=usize::from(self.tso_header)).contains(&header)
+            && mss > 0
+            && (1..=u64::from(self.tso_payload)).contains(&payload)
     }
 }
 
@@ -247,7 +229,7 @@ impl RateLimit {
     ///
     /// # Errors
     /// No pacing, or not at this rate.
-    pub fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {
+    pub(super) fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {
         let Some((least, most)) = caps.pacing else {
             return Err(lacks("pacing", "leave the rate out, or limit it in the pipeline"));
         };
@@ -261,14 +243,14 @@ impl RateLimit {
     ///
     /// # Safety
     /// The queue pair is alive. It is in state RTS.
-    pub(super) unsafe fn set(&self, qp: NonNull<ibv_qp>, caps: &RawPacketCaps) -> Result<(), RawError> {
+    pub(super) unsafe fn set(&self, qp: *mut ibv_qp, caps: &RawPacketCaps) -> Result<(), RawError> {
         self.check(caps)?;
         // SAFETY: the caller's promise; the attributes are those of the man pages.
         unsafe {
             if self.burst == 0 && self.packet == 0 {
                 let mut attr = ibv_qp_attr { rate_limit: self.kbps, ..Default::default() };
                 let mask = ibv_qp_attr_mask::IBV_QP_RATE_LIMIT.0.cast_signed();
-                ffi::ibv_modify_qp(qp.as_ptr(), &mut attr, mask)?;
+                ffi::ibv_modify_qp(qp, &mut attr, mask)?;
             } else {
                 let mut attr = ibv_qp_rate_limit_attr {
                     rate_limit: self.kbps,
@@ -276,7 +258,7 @@ impl RateLimit {
                     typical_pkt_sz: self.packet,
                     comp_mask: 0,
                 };
-                ffi::ibv_modify_qp_rate_limit(qp.as_ptr(), &mut attr)?;
+                ffi::ibv_modify_qp_rate_limit(qp, &mut attr)?;
             }
         }
         Ok(())

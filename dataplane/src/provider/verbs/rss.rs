@@ -1,7 +1,7 @@
 //! Spreading the frames of a port over the queues of several workers (RSS).
 //!
 //! Each worker has a work queue to receive on. An indirection table lists the queues, over and over until it is full.
-//! In front of it stand queue pairs that hash: one for each [`TrafficClass`], since a queue pair hashes the addresses of
+//! In front of it stand queue pairs that hash: one for each `TrafficClass`, since a queue pair hashes the addresses of
 //! one IP version and the ports of one protocol. Flow rules bring each class to its own. So TCP and UDP over both IP
 //! versions are spread by addresses and ports, the rest of IP by addresses; frames without anything to hash all go to the
 //! first queue. The table has the entries that the software device's has, so both spread alike.
@@ -30,7 +30,7 @@ const TABLE: u32 = 128;
 
 /// What is hashed alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TrafficClass {
+pub(super) enum TrafficClass {
     /// TCP over IPv4.
     Ipv4Tcp,
     /// UDP over IPv4.
@@ -49,7 +49,7 @@ pub enum TrafficClass {
 
 impl TrafficClass {
     /// All of them: those with a transport before those without, which would take their frames.
-    pub const ALL: [Self; 7] =
+    const ALL: [Self; 7] =
         [Self::Ipv4Tcp, Self::Ipv4Udp, Self::Ipv6Tcp, Self::Ipv6Udp, Self::Ipv4, Self::Ipv6, Self::Other];
 
     /// The version of IP, 4 or 6.
@@ -76,7 +76,7 @@ impl TrafficClass {
     }
 
     /// What of it is hashed: `enum ibv_rx_hash_fields`. 0: nothing.
-    pub fn hashed(self, fields: RssFields) -> u64 {
+    fn hashed(self, fields: RssFields) -> u64 {
         let addresses = match self.version() {
             Some(4) if fields.ipv4 => IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4,
             Some(6) if fields.ipv6 => IBV_RX_HASH_SRC_IPV6 | IBV_RX_HASH_DST_IPV6,
@@ -133,13 +133,13 @@ fn same_transport(a: &TransportMatch, b: &TransportMatch) -> bool {
 
 /// The sizes of a work queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct WorkQueueSpec {
+pub(super) struct WorkQueueSpec {
     /// Receives outstanding.
-    pub depth: u32,
+    pub(super) depth: u32,
     /// Elements of a receive.
-    pub sges: u32,
+    pub(super) sges: u32,
     /// What it does to frames.
-    pub receive: RawReceive,
+    pub(super) receive: RawReceive,
 }
 
 /// The state of a work queue: `enum ibv_wq_state`.
@@ -174,8 +174,8 @@ impl WorkQueue {
     /// The domain and the completion queue are of the context, and outlive it.
     pub(super) unsafe fn create(
         context: *mut ibv_context,
-        pd: NonNull<ibv_pd>,
-        cq: NonNull<ibv_cq>,
+        pd: *mut ibv_pd,
+        cq: *mut ibv_cq,
         spec: WorkQueueSpec,
         caps: &RawPacketCaps,
     ) -> Result<Self, RawError> {
@@ -186,8 +186,8 @@ impl WorkQueue {
             wq_type: IBV_WQT_RQ,
             max_wr: spec.depth,
             max_sge: spec.sges,
-            pd: pd.as_ptr(),
-            cq: cq.as_ptr(),
+            pd,
+            cq,
             comp_mask: if create_flags == 0 { 0 } else { IBV_WQ_INIT_ATTR_FLAGS },
             create_flags,
         };
@@ -211,39 +211,9 @@ impl WorkQueue {
     /// # Errors
     /// As the verb.
     pub(super) fn set_state(&mut self, state: WqState) -> Result<(), VerbError> {
-        self.modify(ibv_wq_attr { attr_mask: IBV_WQ_ATTR_STATE, wq_state: state as u32, ..Default::default() })
-    }
-
-    /// Starts or ends taking VLAN tags off.
-    ///
-    /// # Errors
-    /// As `ibv_modify_wq(3)`.
-    pub(super) fn set_vlan_strip(&mut self, on: bool) -> Result<(), VerbError> {
-        let bit = IBV_WQ_FLAGS_CVLAN_STRIPPING;
-        let flags = if on { bit } else { 0 };
-        self.modify(ibv_wq_attr { attr_mask: IBV_WQ_ATTR_FLAGS, flags, flags_mask: bit, ..Default::default() })
-    }
-
-    fn modify(&mut self, mut attr: ibv_wq_attr) -> Result<(), VerbError> {
+        let mut attr = ibv_wq_attr { attr_mask: IBV_WQ_ATTR_STATE, wq_state: state as u32, ..Default::default() };
         // SAFETY: the work queue is alive, and the attributes are those of the man page.
         unsafe { ffi::ibv_modify_wq(self.wq.as_ptr(), &mut attr) }
-    }
-
-    /// Posts a list of receives: `ibv_post_wq_recv`. On an error `bad` is the first that was not taken.
-    ///
-    /// # Errors
-    /// `ENOMEM`: it is full. Else as the verb.
-    ///
-    /// # Safety
-    /// The memory of the list is the device's to write until its completions have been polled.
-    #[inline]
-    pub(super) unsafe fn post_recv(
-        &mut self,
-        wr: *mut ibv_recv_wr,
-        bad: &mut *mut ibv_recv_wr,
-    ) -> Result<(), VerbError> {
-        // SAFETY: the work queue is alive; the rest is the caller's promise.
-        unsafe { ffi::ibv_post_wq_recv(self.wq.as_ptr(), wr, bad) }
     }
 }
 
@@ -293,7 +263,7 @@ impl HashQp {
     /// The domain is of the context, and it and the table outlive it.
     unsafe fn create(
         context: *mut ibv_context,
-        pd: NonNull<ibv_pd>,
+        pd: *mut ibv_pd,
         table: &Table,
         class: TrafficClass,
         rss: &RssSpec,
@@ -302,7 +272,7 @@ impl HashQp {
         let mut attr = ibv_qp_init_attr_ex {
             qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET,
             comp_mask: IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_IND_TABLE | IBV_QP_INIT_ATTR_RX_HASH,
-            pd: pd.as_ptr(),
+            pd,
             rwq_ind_tbl: table.0.as_ptr(),
             rx_hash_conf: ibv_rx_hash_conf {
                 rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ as u8,
@@ -350,7 +320,7 @@ impl Spread {
     /// The domain and the work queues are of the context, and outlive it.
     pub(super) unsafe fn create(
         context: *mut ibv_context,
-        pd: NonNull<ibv_pd>,
+        pd: *mut ibv_pd,
         wqs: &[NonNull<ibv_wq>],
         rss: &RssSpec,
         rules: &[FlowRule],

@@ -7,7 +7,7 @@ use std::ptr;
 use super::cq::{FakeCq, new_cq};
 use super::events::new_mr;
 use super::qp::{FakeQp, new_qp};
-use super::{Call, MARK, fail, state};
+use super::{Call, MARK, fail, inside, state};
 
 pub(in crate::provider::verbs) use ibverbs_sys::*;
 
@@ -32,6 +32,21 @@ macro_rules! symbols {
 
 symbols! {
     fn ibv_close_device(context: *mut ibv_context) -> c_int, context => 0;
+    fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int, context => {
+        attr.write(inside(context).attr.orig_attr);
+        0
+    };
+    fn ibv_query_gid(context: *mut ibv_context, _port: u8, _index: c_int, _gid: *mut ibv_gid) -> c_int, context
+        => libc::EINVAL;
+    fn _ibv_query_gid_table(context: *mut ibv_context, _entries: *mut ibv_gid_entry, _most: usize, _flags: u32,
+        _size: usize) -> isize, context => 0;
+    fn ibv_query_pkey(context: *mut ibv_context, _port: u8, _index: c_int, pkey: *mut u16) -> c_int, context => {
+        pkey.write(0xffff);
+        0
+    };
+    fn ibv_create_srq(pd: *mut ibv_pd, _attr: *mut ibv_srq_init_attr) -> *mut ibv_srq, (*pd).context
+        => fail(libc::EOPNOTSUPP);
+    fn ibv_create_ah(pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah, (*pd).context => fail(libc::EOPNOTSUPP);
     fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd, context => Box::into_raw(Box::new(ibv_pd { context, handle: state(context).number("pd") }));
     fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int, (*pd).context => {
         state((*pd).context).live -= 1;
@@ -86,11 +101,18 @@ symbols! {
         let ibv_qp_attr { qp_state, port_num: port, rate_limit, .. } = *attr;
         let mask = mask.cast_unsigned();
         let call = Call::ModifyQp { qp: (*qp).qp_num, mask, state: qp_state, port, rate_limit };
-        let error = state((*qp).context).note("ibv_modify_qp", call);
+        let mut state = state((*qp).context);
+        let error = state.note("ibv_modify_qp", call);
         if error == 0 && mask & 1 != 0 {
             (*qp).state = qp_state;
+            state.flush(qp, qp_state);
         }
         error
+    };
+    fn ibv_query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _mask: c_int, _init: *mut ibv_qp_init_attr) -> c_int,
+        (*qp).context => {
+        attr.write(ibv_qp_attr { qp_state: (*qp).state, ..Default::default() });
+        0
     };
     fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int, (*qp).context => {
         let mut state = state((*qp).context);

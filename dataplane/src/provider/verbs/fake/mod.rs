@@ -248,6 +248,8 @@ pub(super) struct State {
     polls: HashMap<u32, VecDeque<Poll>>,
     numbers: HashMap<&'static str, u32>,
     counters: Vec<u64>,
+    /// Receives that were posted to a queue pair, by its number.
+    posted: HashMap<u32, Vec<u64>>,
     live: isize,
     /// Fields and flags that no CQ can be created with, and what that answers.
     lacks: Option<(u64, u32, c_int)>,
@@ -355,6 +357,11 @@ impl Fake {
         self.state().bad.insert(verb, at);
     }
 
+    /// The number of the last object of a kind: `cq`, `qp`, `wq`, `pd`, `mr`.
+    pub(in crate::provider::verbs) fn last(&self, kind: &'static str) -> u32 {
+        self.state().numbers.get(kind).copied().unwrap_or(0)
+    }
+
     /// What counters read.
     pub(in crate::provider::verbs) fn counts(&self, values: &[u64]) {
         self.state().counters = values.to_vec();
@@ -409,6 +416,24 @@ impl State {
         match self.bad.get(verb).copied().unwrap_or(Some(0)) {
             None => ptr::null_mut(),
             Some(at) => (0..at).fold(first, |wr, _| next(wr)),
+        }
+    }
+
+    /// What a queue pair does with its receives in a state: in ERR they are flushed, in RESET forgotten.
+    ///
+    /// # Safety
+    /// A fake's queue pair.
+    unsafe fn flush(&mut self, qp: *const ibv_qp, to: u32) {
+        use ibv_qp_state::{IBV_QPS_ERR, IBV_QPS_RESET};
+        if to != IBV_QPS_ERR && to != IBV_QPS_RESET {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        let (number, cq) = unsafe { ((*qp).qp_num, (*(*qp).recv_cq).handle) };
+        let posted = self.posted.remove(&number).unwrap_or_default();
+        if to == IBV_QPS_ERR {
+            let flushed = posted.into_iter().map(|wr_id| Poll::wc(wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
+            self.polls.entry(cq).or_default().extend(flushed);
         }
     }
 

@@ -121,9 +121,14 @@ pub(super) unsafe extern "C" fn modify_qp_rate_limit(qp: *mut ibv_qp, attr: *mut
 pub(super) unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: a fake's QP and the caller's list.
     unsafe {
-        let error = state((*qp).context).note("ibv_post_recv", Call::PostRecv(recvs(wr)));
+        let list = recvs(wr);
+        let mut state = state((*qp).context);
+        let wr_ids = list.iter().map(|recv| recv.wr_id).collect::<Vec<_>>();
+        let error = state.note("ibv_post_recv", Call::PostRecv(list));
         if error != 0 {
-            bad.write(state((*qp).context).bad("ibv_post_recv", wr, |wr| (*wr).next));
+            bad.write(state.bad("ibv_post_recv", wr, |wr| (*wr).next));
+        } else {
+            state.posted.entry((*qp).qp_num).or_default().extend(wr_ids);
         }
         error
     }

@@ -8,6 +8,7 @@ use ibverbs_sys::*;
 
 use super::{FlowError, FlowRule};
 use crate::error::VerbError;
+use crate::provider::verbs::context::Context;
 use crate::provider::verbs::ffi;
 
 /// A rule that holds until it is dropped.
@@ -68,6 +69,7 @@ pub struct FlowCount {
 #[derive(Debug)]
 pub struct FlowCounters {
     pub(super) counters: NonNull<ibv_counters>,
+    _context: Arc<Context>,
 }
 
 // SAFETY: counters belong to no thread, and libibverbs reads them under a lock of the kernel's.
@@ -80,15 +82,12 @@ impl FlowCounters {
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the device has none.
-    ///
-    /// # Safety
-    /// The context outlives them.
-    pub(in crate::provider::verbs) unsafe fn create(context: *mut ibv_context) -> Result<Self, VerbError> {
-        // SAFETY: the caller's promise; the attributes are those of the man pages. Without a flow they are for rules that
+    pub(in crate::provider::verbs) fn create(context: &Arc<Context>) -> Result<Self, VerbError> {
+        // SAFETY: the context is open; the attributes are those of the man pages. Without a flow they are for rules that
         // are still to be made.
         unsafe {
-            let counters = ffi::ibv_create_counters(context, &mut ibv_counters_init_attr::default())?;
-            let made = Self { counters };
+            let counters = ffi::ibv_create_counters(context.raw(), &mut ibv_counters_init_attr::default())?;
+            let made = Self { counters, _context: context.clone() };
             for (index, counter_desc) in [IBV_COUNTER_PACKETS, IBV_COUNTER_BYTES].into_iter().enumerate() {
                 let mut attr = ibv_counter_attach_attr { counter_desc, index: index as u32, comp_mask: 0 };
                 ffi::ibv_attach_counters_point_flow(counters.as_ptr(), &mut attr, ptr::null_mut())?;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use ibverbs_sys::*;
 use proptest::prelude::*;
 
+use super::super::context::Context;
 use super::super::fake::{Call, Fake};
 use super::super::ffi;
 use super::*;
@@ -147,6 +148,11 @@ fn rules_without_headers_are_these_bytes() {
     assert_eq!(all.encode(), Ok(expected));
 }
 
+fn context_of(fake: &Fake) -> Arc<Context> {
+    // SAFETY: the fake outlives the context, and closing it does nothing.
+    Arc::new(unsafe { Context::new(NonNull::new(fake.context()).unwrap(), "fake".to_owned()) }.unwrap())
+}
+
 #[test]
 fn a_rule_reaches_the_device_as_it_is_and_ends_with_its_owner() {
     let fake = Fake::new(|_| {});
@@ -155,7 +161,8 @@ fn a_rule_reaches_the_device_as_it_is_and_ends_with_its_owner() {
     // SAFETY: the objects are of one device, and go before it.
     unsafe {
         let qp = ffi::ibv_create_qp(fake.pd().as_ptr(), &mut attr).unwrap();
-        let counters = Arc::new(FlowCounters::create(fake.context()).unwrap());
+        let context = context_of(&fake);
+        let counters = Arc::new(FlowCounters::create(&context).unwrap());
         assert_eq!(
             fake.calls()[1..],
             [
@@ -181,7 +188,7 @@ fn a_rule_reaches_the_device_as_it_is_and_ends_with_its_owner() {
         assert_eq!(fake.calls(), [], "a rule keeps its counters");
         drop(flow);
         assert_eq!(fake.calls(), [Call::DestroyFlow(1), Call::DestroyCounters]);
-        let counters = FlowCounters::create(fake.context()).unwrap();
+        let counters = FlowCounters::create(&context).unwrap();
         assert_eq!(counters.read(), Ok(FlowCount { packets: 5, bytes: 320 }));
         drop(counters);
         ffi::ibv_destroy_qp(qp.as_ptr()).unwrap();
@@ -193,8 +200,7 @@ fn a_rule_reaches_the_device_as_it_is_and_ends_with_its_owner() {
 fn counters_that_cannot_be_attached_are_given_back() {
     let fake = Fake::new(|_| {});
     fake.refuse("ibv_attach_counters_point_flow", libc::EOPNOTSUPP);
-    // SAFETY: the context is alive.
-    let made = unsafe { FlowCounters::create(fake.context()) };
+    let made = FlowCounters::create(&context_of(&fake));
     assert_eq!(made.unwrap_err().verb, "ibv_attach_counters_point_flow");
     assert_eq!(fake.live(), 0);
 }

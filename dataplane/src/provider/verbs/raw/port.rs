@@ -11,9 +11,12 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ibverbs_sys::{ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_wq};
+use ibverbs_sys::{
+    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, ibv_context, ibv_cq, ibv_pd, ibv_qp,
+    ibv_qp_init_attr_ex, ibv_wq,
+};
 
-use super::{RawError, RawPacketCaps, RawReceive, range};
+use super::{Offload, RawError, RawPacketCaps, RawReceive, range};
 use crate::error::VerbError;
 use crate::provider::verbs::flow::{Flow, FlowRule, FlowTraffic};
 use crate::provider::verbs::rss::{Spread, WorkQueue, WorkQueueSpec, WqState};
@@ -28,12 +31,16 @@ pub struct RawSpec {
     pub rss: RssSpec,
     /// Which frames are received. Their port is that of the queue pair.
     pub rules: Vec<FlowRule>,
+    /// The longest headers of sends that the device cuts into segments, in bytes; 0: there are no such sends. It costs
+    /// room in the send queue.
+    pub tso_header: u16,
 }
 
 impl Default for RawSpec {
     /// Every frame, as it is.
     fn default() -> Self {
-        Self { receive: RawReceive::default(), rss: RssSpec::STANDARD, rules: vec![FlowRule::new(FlowTraffic::ALL)] }
+        let rules = vec![FlowRule::new(FlowTraffic::ALL)];
+        Self { receive: RawReceive::default(), rss: RssSpec::STANDARD, rules, tso_header: 0 }
     }
 }
 
@@ -58,7 +65,7 @@ struct Group {
 #[derive(Clone, Copy, Debug)]
 struct Member {
     wq: NonNull<ibv_wq>,
-    pd: NonNull<ibv_pd>,
+    pd: *mut ibv_pd,
 }
 
 // SAFETY: the objects belong to no thread, and members leave before they end.
@@ -131,8 +138,10 @@ pub(in crate::provider::verbs) struct RawQueue {
     // Dropped in this order, after the place was left.
     flows: Vec<Flow>,
     wq: Option<WorkQueue>,
-    pd: NonNull<ibv_pd>,
-    context: NonNull<ibv_context>,
+    /// Of a queue pair that receives by itself: `enum ibv_qp_create_flags`.
+    flags: u32,
+    pd: *mut ibv_pd,
+    context: *mut ibv_context,
     ports: Arc<RawPorts>,
     spec: Arc<RawSpec>,
     caps: RawPacketCaps,
@@ -154,9 +163,9 @@ impl RawQueue {
     /// # Safety
     /// Domain and completion queue are of the context; all outlive it.
     pub(in crate::provider::verbs) unsafe fn create(
-        context: NonNull<ibv_context>,
-        pd: NonNull<ibv_pd>,
-        cq: NonNull<ibv_cq>,
+        context: *mut ibv_context,
+        pd: *mut ibv_pd,
+        cq: *mut ibv_cq,
         ports: &Arc<RawPorts>,
         caps: RawPacketCaps,
         queue: (u16, u16),
@@ -164,27 +173,41 @@ impl RawQueue {
     ) -> Result<Self, RawError> {
         let spec = ports.spec();
         spec.receive.check(&caps)?;
+        if spec.tso_header != 0 && caps.max_tso == 0 {
+            return Err(super::lacks("segmentation", "leave out the room for its headers"));
+        }
         range("queue of the port", queue.0.into(), 0, u64::from(queue.1).saturating_sub(1))?;
         let wq = if queue.1 > 1 {
             let wish = WorkQueueSpec { depth, sges, receive: spec.receive };
             // SAFETY: the caller's promise.
-            Some(unsafe { WorkQueue::create(context.as_ptr(), pd, cq, wish, &caps)? })
+            Some(unsafe { WorkQueue::create(context, pd, cq, wish, &caps)? })
         } else {
-            // Asked now, not when the queue pair is made.
-            spec.receive.qp_flags()?;
             None
         };
-        Ok(Self { flows: Vec::new(), wq, pd, context, ports: ports.clone(), spec, caps, queue, on: None })
+        let flags = if wq.is_some() { 0 } else { spec.receive.qp_flags()? };
+        Ok(Self { flows: Vec::new(), wq, flags, pd, context, ports: ports.clone(), spec, caps, queue, on: None })
     }
 
-    /// The flags that the queue pair is to be created with.
-    pub(in crate::provider::verbs) fn create_flags(&self) -> u32 {
-        if self.wq.is_some() { 0 } else { self.spec.receive.qp_flags().unwrap_or(0) }
+    /// Adds to what the queue pair is created with: what it does to the frames that it receives and sends.
+    pub(in crate::provider::verbs) fn prepare(&self, attr: &mut ibv_qp_init_attr_ex) {
+        if self.flags != 0 {
+            attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
+            attr.create_flags |= self.flags;
+        }
+        if self.spec.tso_header != 0 {
+            attr.comp_mask |= IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
+            attr.max_tso_header = self.spec.tso_header;
+        }
     }
 
-    /// Where receives are posted instead of to the queue pair, with its depth and elements.
-    pub(in crate::provider::verbs) fn work_queue(&mut self) -> Option<&mut WorkQueue> {
-        self.wq.as_mut()
+    /// What its sends may ask of the device.
+    pub(in crate::provider::verbs) fn offload(&self) -> Offload {
+        Offload { checksum: self.caps.ip_checksum, tso_header: self.spec.tso_header, tso_payload: self.caps.max_tso }
+    }
+
+    /// Where receives are posted, if not to the queue pair.
+    pub(in crate::provider::verbs) fn work_queue(&self) -> Option<&WorkQueue> {
+        self.wq.as_ref()
     }
 
     /// Follows its queue pair into a state: receives may be posted from INIT on, frames come from RTR on, and what is
@@ -229,7 +252,7 @@ impl RawQueue {
         }
         if let Some(wq) = &self.wq {
             let member = Member { wq: wq.as_ptr(), pd: self.pd };
-            self.ports.join(self.context.as_ptr(), port, self.queue, member, &self.spec, &self.caps)?;
+            self.ports.join(self.context, port, self.queue, member, &self.spec, &self.caps)?;
         } else {
             self.flows.clear();
             let rules = self.spec.rules.iter().map(|rule| FlowRule { port, ..rule.clone() });
@@ -301,11 +324,11 @@ mod tests {
 
     impl Both {
         fn create(fake: &Fake, ports: &Arc<RawPorts>, queue: (u16, u16)) -> Result<Self, RawError> {
-            let context = NonNull::new(fake.context()).unwrap();
+            let (context, pd) = (fake.context(), fake.pd().as_ptr());
             // SAFETY: the objects are of one device, and end before it.
             unsafe {
                 let cq = ffi::ibv_create_cq(fake.context(), 8, ptr::null_mut(), ptr::null_mut(), 0).unwrap();
-                let raw = RawQueue::create(context, fake.pd(), cq, ports, CAPS, queue, (16, 1));
+                let raw = RawQueue::create(context, pd, cq.as_ptr(), ports, CAPS, queue, (16, 1));
                 let raw = match raw {
                     Ok(raw) => raw,
                     Err(error) => {
@@ -314,7 +337,7 @@ mod tests {
                     }
                 };
                 let mut attr = ibv_qp_init_attr { qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET, ..Default::default() };
-                let qp = ffi::ibv_create_qp(fake.pd().as_ptr(), &mut attr).unwrap();
+                let qp = ffi::ibv_create_qp(pd, &mut attr).unwrap();
                 Ok(Self { raw: Some(raw), qp, cq })
             }
         }
@@ -347,8 +370,9 @@ mod tests {
         let receive = RawReceive { vlan_strip: true, scatter_fcs: true, ..RawReceive::default() };
         ports.set_spec(RawSpec { receive, ..RawSpec::default() });
         let mut both = Both::create(&fake, &ports, (0, 1)).unwrap();
-        let raw = both.raw.as_mut().unwrap();
-        assert_eq!((raw.create_flags(), raw.work_queue().is_some()), (1 << 8 | 1 << 9, false));
+        let mut attr = ibv_qp_init_attr_ex::default();
+        both.raw.as_ref().unwrap().prepare(&mut attr);
+        assert_eq!((attr.comp_mask, attr.create_flags), (IBV_QP_INIT_ATTR_CREATE_FLAGS, 1 << 8 | 1 << 9));
         both.follow(QpState::Init).unwrap();
         assert_eq!(flows(&fake.calls()), 0);
         for state in [QpState::Rtr, QpState::Rts, QpState::Err, QpState::Reset, QpState::Init, QpState::Rtr] {

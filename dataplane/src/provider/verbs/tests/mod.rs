@@ -2,4 +2,5 @@
 #![allow(unsafe_code)]
 
 mod made_up;
+mod raw;
 mod real;
