@@ -33,6 +33,7 @@ use crate::units::Ticks;
 pub struct VerbsDevice {
     context: Arc<Context>,
     about: Arc<About>,
+    raw_spec: Arc<RawSpec>,
 }
 
 impl fmt::Debug for VerbsDevice {
@@ -52,9 +53,9 @@ impl VerbsDevice {
     pub(super) unsafe fn new(raw: NonNull<ibv_context>, name: String) -> Result<Self, VerbError> {
         // SAFETY: the caller's promise.
         let context = Arc::new(unsafe { Context::new(raw, name) }?);
-        let none = Arc::new(About::default());
-        let about = Arc::new(capabilities::probe(&Self { context: context.clone(), about: none }));
-        Ok(Self { context, about })
+        let unknown = Self { context, about: Arc::default(), raw_spec: Arc::default() };
+        let about = Arc::new(capabilities::probe(&unknown));
+        Ok(Self { about, ..unknown })
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {
@@ -168,7 +169,7 @@ impl Device for VerbsDevice {
     }
 
     fn alloc_pd(&self) -> Result<VerbsPd, VerbError> {
-        VerbsPd::alloc(&self.context)
+        VerbsPd::alloc_for_raw(&self.context, self.raw_spec.clone())
     }
 
     fn create_channel(&self) -> Result<VerbsChannel, VerbError> {
@@ -190,10 +191,11 @@ impl VerbsDevice {
         self.context.raw_caps()
     }
 
-    /// What queue pairs of raw packets that are made from now on do: which frames they receive, how those are spread over
-    /// the queues of a port, and what the device does to them. Before this they receive every frame as it is.
-    pub fn set_raw(&self, spec: RawSpec) {
-        self.context.raw_ports.set_spec(spec);
+    /// The same device for queue pairs of raw packets that do this: which frames they receive, how those are spread over
+    /// the queues of a port, and what the device does to them. Without it they receive every frame as it is.
+    #[must_use]
+    pub fn with_raw(self, spec: RawSpec) -> Self {
+        Self { raw_spec: Arc::new(spec), ..self }
     }
 
     /// Counters for flow rules.

@@ -15,6 +15,7 @@ use super::cq::VerbsCq;
 use super::ffi;
 use super::memlock::Memlock;
 use super::qp::VerbsQp;
+use super::raw::RawSpec;
 use super::srq::VerbsSrq;
 use super::window::VerbsMw;
 use crate::error::VerbError;
@@ -31,6 +32,8 @@ struct Handle {
     raw: NonNull<ibv_pd>,
     /// Of a parent domain: its thread domain, and the domain that it stands for.
     parent: Option<(NonNull<ibv_td>, VerbsPd)>,
+    /// What queue pairs of raw packets in it do.
+    raw_spec: Arc<RawSpec>,
     context: Arc<Context>,
 }
 
@@ -53,9 +56,18 @@ impl Drop for Handle {
 
 impl VerbsPd {
     pub(super) fn alloc(context: &Arc<Context>) -> Result<Self, VerbError> {
+        Self::alloc_for_raw(context, Arc::default())
+    }
+
+    /// A domain whose queue pairs of raw packets do this.
+    pub(super) fn alloc_for_raw(context: &Arc<Context>, raw_spec: Arc<RawSpec>) -> Result<Self, VerbError> {
         // SAFETY: the context is open.
         let raw = unsafe { ffi::ibv_alloc_pd(context.raw()) }?;
-        Ok(Self(Arc::new(Handle { raw, parent: None, context: context.clone() })))
+        Ok(Self(Arc::new(Handle { raw, parent: None, raw_spec, context: context.clone() })))
+    }
+
+    pub(super) fn raw_spec(&self) -> &Arc<RawSpec> {
+        &self.0.raw_spec
     }
 
     /// The same domain for what one thread alone uses, so that drivers need no lock there: a parent domain with a thread
@@ -72,7 +84,12 @@ impl VerbsPd {
             match ffi::ibv_alloc_parent_domain(context.raw(), &mut attr) {
                 Ok(raw) => {
                     let parent = Some((td, self.clone()));
-                    Ok(Self(Arc::new(Handle { raw, parent, context: context.clone() })))
+                    Ok(Self(Arc::new(Handle {
+                        raw,
+                        parent,
+                        raw_spec: self.0.raw_spec.clone(),
+                        context: context.clone(),
+                    })))
                 }
                 Err(error) => {
                     ended(ffi::ibv_dealloc_td(td.as_ptr()), &context.name);

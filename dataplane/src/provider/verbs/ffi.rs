@@ -8,7 +8,7 @@
 //! Answers follow the man pages: a pointer, or null and `errno`; or 0, or the error itself, or -1 and `errno`. Numbers
 //! that C has as enumerations are read as integers, so an unknown one is a number like any other.
 #![allow(unsafe_code)]
-// The objects that use the rest are made one after the other.
+// The interface is here as a whole: what nothing uses yet is no less a verb.
 #![allow(dead_code)]
 
 #[cfg(test)]

@@ -550,8 +550,8 @@ impl VerbsQp {
 fn raw_queue(pd: &VerbsPd, recv: &VerbsCq, spec: &QpSpec) -> Result<RawQueue, VerbError> {
     let context = pd.context();
     let sizes = (spec.caps.recv_depth, spec.caps.recv_sges);
-    let (ports, caps) = (&context.raw_ports, context.raw_caps());
+    let (ports, raw) = (&context.raw_ports, (pd.raw_spec(), context.raw_caps()));
     // SAFETY: domain and completion queue are alive and of the context; the queue pair holds them until it is gone.
-    let made = unsafe { RawQueue::create(context.raw(), pd.raw(), recv.handle.raw(), ports, caps, spec.queue, sizes) };
+    let made = unsafe { RawQueue::create(context.raw(), pd.raw(), recv.handle.raw(), ports, raw, spec.queue, sizes) };
     made.map_err(|error| error.into_verb_error(&context.name))
 }

@@ -46,13 +46,7 @@ impl Default for RawSpec {
 
 /// The ports of a device as far as raw packets go. Shared by all its queue pairs.
 #[derive(Debug, Default)]
-pub(in crate::provider::verbs) struct RawPorts(Mutex<Ports>);
-
-#[derive(Debug, Default)]
-struct Ports {
-    spec: Arc<RawSpec>,
-    groups: HashMap<u8, Group>,
-}
+pub(in crate::provider::verbs) struct RawPorts(Mutex<HashMap<u8, Group>>);
 
 /// The queues of one port.
 #[derive(Debug)]
@@ -72,17 +66,8 @@ struct Member {
 unsafe impl Send for Member {}
 
 impl RawPorts {
-    fn lock(&self) -> MutexGuard<'_, Ports> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u8, Group>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What queue pairs that are made from now on do.
-    pub(in crate::provider::verbs) fn set_spec(&self, spec: RawSpec) {
-        self.lock().spec = Arc::new(spec);
-    }
-
-    pub(in crate::provider::verbs) fn spec(&self) -> Arc<RawSpec> {
-        self.lock().spec.clone()
     }
 
     /// Puts a queue at its place; with the last one frames begin to come.
@@ -98,9 +83,9 @@ impl RawPorts {
         let Some(rss) = caps.rss else {
             return Err(super::lacks("spreading of raw packets", "receive on one queue"));
         };
-        let mut ports = self.lock();
+        let mut groups = self.lock();
         let new = || Group { spread: None, queues: vec![None; of.into()] };
-        let group = ports.groups.entry(port).or_insert_with(new);
+        let group = groups.entry(port).or_insert_with(new);
         range("queues of the port", of.into(), group.queues.len() as u64, group.queues.len() as u64)?;
         let place = group.queues.get_mut(usize::from(queue)).filter(|place| place.is_none());
         // Two with one place, or a place beyond the last.
@@ -122,12 +107,12 @@ impl RawPorts {
     }
 
     fn leave(&self, port: u8, queue: u16) {
-        let mut ports = self.lock();
-        let Some(group) = ports.groups.get_mut(&port) else { return };
+        let mut groups = self.lock();
+        let Some(group) = groups.get_mut(&port) else { return };
         group.spread = None;
         group.queues[usize::from(queue)] = None;
         if group.queues.iter().all(Option::is_none) {
-            ports.groups.remove(&port);
+            groups.remove(&port);
         }
     }
 }
@@ -154,7 +139,7 @@ pub(in crate::provider::verbs) struct RawQueue {
 unsafe impl Send for RawQueue {}
 
 impl RawQueue {
-    /// Prepares to receive as the device's spec says. Where it is one of several queues it has a work queue of that many
+    /// Prepares to receive as the spec says. Where it is one of several queues it has a work queue of that many
     /// receives, and its queue pair none.
     ///
     /// # Errors
@@ -167,11 +152,10 @@ impl RawQueue {
         pd: *mut ibv_pd,
         cq: *mut ibv_cq,
         ports: &Arc<RawPorts>,
-        caps: RawPacketCaps,
+        (spec, caps): (&Arc<RawSpec>, RawPacketCaps),
         queue: (u16, u16),
         (depth, sges): (u32, u32),
     ) -> Result<Self, RawError> {
-        let spec = ports.spec();
         spec.receive.check(&caps)?;
         if spec.tso_header != 0 && caps.max_tso == 0 {
             return Err(super::lacks("segmentation", "leave out the room for its headers"));
@@ -185,7 +169,18 @@ impl RawQueue {
             None
         };
         let flags = if wq.is_some() { 0 } else { spec.receive.qp_flags()? };
-        Ok(Self { flows: Vec::new(), wq, flags, pd, context, ports: ports.clone(), spec, caps, queue, on: None })
+        Ok(Self {
+            flows: Vec::new(),
+            wq,
+            flags,
+            pd,
+            context,
+            ports: ports.clone(),
+            spec: spec.clone(),
+            caps,
+            queue,
+            on: None,
+        })
     }
 
     /// Adds to what the queue pair is created with: what it does to the frames that it receives and sends.
@@ -323,12 +318,12 @@ mod tests {
     }
 
     impl Both {
-        fn create(fake: &Fake, ports: &Arc<RawPorts>, queue: (u16, u16)) -> Result<Self, RawError> {
+        fn create(fake: &Fake, ports: &Arc<RawPorts>, spec: RawSpec, queue: (u16, u16)) -> Result<Self, RawError> {
             let (context, pd) = (fake.context(), fake.pd().as_ptr());
             // SAFETY: the objects are of one device, and end before it.
             unsafe {
                 let cq = ffi::ibv_create_cq(fake.context(), 8, ptr::null_mut(), ptr::null_mut(), 0).unwrap();
-                let raw = RawQueue::create(context, pd, cq.as_ptr(), ports, CAPS, queue, (16, 1));
+                let raw = RawQueue::create(context, pd, cq.as_ptr(), ports, (&Arc::new(spec), CAPS), queue, (16, 1));
                 let raw = match raw {
                     Ok(raw) => raw,
                     Err(error) => {
@@ -368,8 +363,8 @@ mod tests {
         let fake = Fake::new(|_| {});
         let ports = Arc::new(RawPorts::default());
         let receive = RawReceive { vlan_strip: true, scatter_fcs: true, ..RawReceive::default() };
-        ports.set_spec(RawSpec { receive, ..RawSpec::default() });
-        let mut both = Both::create(&fake, &ports, (0, 1)).unwrap();
+        let spec = RawSpec { receive, ..RawSpec::default() };
+        let mut both = Both::create(&fake, &ports, spec, (0, 1)).unwrap();
         let mut attr = ibv_qp_init_attr_ex::default();
         both.raw.as_ref().unwrap().prepare(&mut attr);
         assert_eq!((attr.comp_mask, attr.create_flags), (IBV_QP_INIT_ATTR_CREATE_FLAGS, 1 << 8 | 1 << 9));
@@ -388,7 +383,8 @@ mod tests {
     fn frames_come_when_the_last_queue_is_there_and_stop_when_the_first_goes() {
         let fake = Fake::new(|_| {});
         let ports = Arc::new(RawPorts::default());
-        let mut queues: Vec<Both> = (0..3).map(|at| Both::create(&fake, &ports, (at, 3)).unwrap()).collect();
+        let mut queues: Vec<Both> =
+            (0..3).map(|at| Both::create(&fake, &ports, RawSpec::default(), (at, 3)).unwrap()).collect();
         for both in &mut queues {
             assert_eq!(flows(&fake.calls()), 0);
             both.follow(QpState::Init).unwrap();
@@ -412,18 +408,18 @@ mod tests {
         let at = |wanted: fn(&Call) -> bool| calls.iter().position(wanted).unwrap();
         assert!(at(|call| matches!(call, Call::DestroyTable(_))) < at(|call| matches!(call, Call::DestroyWq(_))));
         assert_eq!(fake.live(), 0);
-        assert!(ports.lock().groups.is_empty());
+        assert!(ports.lock().is_empty());
     }
 
     #[test]
     fn a_place_is_taken_once_and_a_failure_leaves_it_free() {
         let fake = Fake::new(|_| {});
         let ports = Arc::new(RawPorts::default());
-        let mut first = Both::create(&fake, &ports, (0, 2)).unwrap();
-        let mut same = Both::create(&fake, &ports, (0, 2)).unwrap();
-        let mut other = Both::create(&fake, &ports, (1, 3)).unwrap();
-        let mut second = Both::create(&fake, &ports, (1, 2)).unwrap();
-        assert!(Both::create(&fake, &ports, (2, 2)).is_err());
+        let mut first = Both::create(&fake, &ports, RawSpec::default(), (0, 2)).unwrap();
+        let mut same = Both::create(&fake, &ports, RawSpec::default(), (0, 2)).unwrap();
+        let mut other = Both::create(&fake, &ports, RawSpec::default(), (1, 3)).unwrap();
+        let mut second = Both::create(&fake, &ports, RawSpec::default(), (1, 2)).unwrap();
+        assert!(Both::create(&fake, &ports, RawSpec::default(), (2, 2)).is_err());
         first.follow(QpState::Rtr).unwrap();
         let taken = same.follow(QpState::Rtr).unwrap_err();
         assert_eq!(taken, RawError::Verb(VerbError::new("ibv_create_rwq_ind_table", libc::EEXIST)));
@@ -435,7 +431,7 @@ mod tests {
         fake.refuse("ibv_create_flow", 0);
         second.follow(QpState::Rtr).unwrap();
         drop((same, other));
-        assert!(ports.lock().groups[&1].spread.is_some(), "who never joined takes nothing away");
+        assert!(ports.lock()[&1].spread.is_some(), "who never joined takes nothing away");
         drop((first, second));
         assert_eq!(fake.live(), 0);
     }
@@ -445,9 +441,9 @@ mod tests {
         let fake = Fake::new(|_| {});
         let ports = Arc::new(RawPorts::default());
         let receive = RawReceive { delay_drop: true, ..RawReceive::default() };
-        ports.set_spec(RawSpec { receive, ..RawSpec::default() });
+        let spec = RawSpec { receive, ..RawSpec::default() };
         for queue in [(0, 1), (0, 2)] {
-            let error = Both::create(&fake, &ports, queue).err().unwrap();
+            let error = Both::create(&fake, &ports, spec.clone(), queue).err().unwrap();
             assert!(error.to_string().contains("delay drop"), "{error}");
             assert_eq!(error.into_verb_error("fake"), VerbError::new("ibv_create_qp", libc::EOPNOTSUPP));
         }

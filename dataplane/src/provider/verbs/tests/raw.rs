@@ -55,6 +55,12 @@ fn bed() -> Bed {
     Bed { device, fake }
 }
 
+impl Bed {
+    fn set_raw(&mut self, spec: RawSpec) {
+        self.device = self.device.clone().with_raw(spec);
+    }
+}
+
 fn queue(bed: &Bed, of: (u16, u16), send_api: SendApi) -> (VerbsCq, VerbsQp) {
     let fields = PollFields::STANDARD | PollFields::FLOW_TAG;
     let (cq, granted) = bed.device.create_cq(&CqSpec { depth: 64, fields, ..CqSpec::default() }, None).unwrap();
@@ -98,10 +104,10 @@ fn the_self_test_passes_and_rss_is_granted() {
 /// A queue alone: its queue pair strips tags, and a rule of the port comes with RTR.
 #[test]
 fn a_queue_alone_receives_by_its_queue_pair() {
-    let bed = bed();
+    let mut bed = bed();
     let receive = RawReceive { vlan_strip: true, ..RawReceive::default() };
     let rules = vec![FlowRule { tag: Some(7), ..FlowRule::new(FlowTraffic::ALL) }];
-    bed.device.set_raw(RawSpec { receive, rules: rules.clone(), ..RawSpec::default() });
+    bed.set_raw(RawSpec { receive, rules: rules.clone(), ..RawSpec::default() });
     let (cq, mut qp) = started(&bed, (0, 1), SendApi::Classic);
     let calls = bed.fake.calls();
     let number = bed.fake.last("qp");
@@ -151,7 +157,7 @@ fn queues_of_a_port_receive_by_work_queues() {
 /// What is not there is refused by name, and a third queue of two is none.
 #[test]
 fn queues_that_cannot_be_are_refused() {
-    let bed = bed();
+    let mut bed = bed();
     let (cq, _) = queue(&bed, (0, 1), SendApi::Classic);
     let pd = bed.device.alloc_pd().unwrap();
     let caps = QpCaps { send_depth: 1, recv_depth: 1, send_sges: 1, recv_sges: 1, inline: 0 };
@@ -159,7 +165,9 @@ fn queues_that_cannot_be_are_refused() {
     assert_eq!(create(QpType::RawPacket, (2, 2)).unwrap_err().errno, libc::EINVAL);
     assert_eq!(create(QpType::Ud, (0, 2)).unwrap_err().errno, libc::EOPNOTSUPP);
     let receive = RawReceive { delay_drop: true, ..RawReceive::default() };
-    bed.device.set_raw(RawSpec { receive, ..RawSpec::default() });
+    bed.set_raw(RawSpec { receive, ..RawSpec::default() });
+    let pd = bed.device.alloc_pd().unwrap();
+    let create = |kind, queue| pd.create_qp(&QpSpec { queue, ..QpSpec::new(kind, caps) }, &cq, &cq, None);
     assert_eq!(create(QpType::RawPacket, (0, 1)).unwrap_err().errno, libc::EOPNOTSUPP, "of work queues only");
     assert!(create(QpType::RawPacket, (0, 2)).is_ok());
     bed.fake.refuse("ibv_create_wq", libc::ENOMEM);
@@ -188,8 +196,8 @@ fn a_flow_tag_takes_the_place_of_the_number() {
 #[test]
 fn offloads_of_sends_are_checked() {
     for api in [SendApi::Classic, SendApi::Extended] {
-        let bed = bed();
-        bed.device.set_raw(RawSpec { tso_header: 64, ..RawSpec::default() });
+        let mut bed = bed();
+        bed.set_raw(RawSpec { tso_header: 64, ..RawSpec::default() });
         let (_cq, mut qp) = started(&bed, (0, 1), api);
         let spec = RegionSpec { bytes: 4096, pages: PageKind::Normal, strict: false, node: None };
         let region = Arc::new(Region::allocate(spec).unwrap().0);
