@@ -3,9 +3,12 @@
 use super::diagnostics::{Diagnostics, Mistake};
 use super::load::Loaded;
 use super::plan::PortPlan;
+use super::port::Qp;
 
 /// The bytes of an Ethernet header with two VLAN tags (IEEE 802.1Q).
 pub(super) const ETHERNET: u32 = 14 + 2 * 4;
+/// The bytes of the global route header in front of a datagram.
+const GRH: u32 = 40;
 /// The least that a buffer must have beside its headroom: one shortest frame.
 const LEAST_ROOM: u32 = 64;
 
@@ -36,7 +39,8 @@ pub(super) fn memory(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagnostic
                 error(&format!("port[{index}].rx_depth"), message, help);
             }
         }
-        let frame = port.mtu.saturating_add(ETHERNET);
+        let header = if port.qp == Qp::Ud { GRH } else { 0 };
+        let frame = port.mtu.saturating_add(ETHERNET + header);
         if frame > room {
             let message =
                 format!("a packet of `{}` has up to {frame} bytes, and a buffer has room for {room}", port.name);

@@ -19,7 +19,9 @@ mod wiring;
 
 pub(crate) use alarm::Alarms;
 pub(crate) use verbs::VerbsLane;
-pub(crate) use wiring::RawWiring;
+pub(crate) use wiring::{QpOf, RawWiring, Wiring};
+
+use std::os::fd::BorrowedFd;
 
 use crate::clock::Timebase;
 use crate::error::VerbError;
@@ -117,6 +119,16 @@ pub(crate) trait Lane: Send {
     /// Ends the queues, and takes from them what they have not given back.
     fn abandon(&mut self, pool: &mut Pool);
 
+    /// Lets the next completion of a receive wake whoever waits at [`Lane::waker`]. What has completed before does not.
+    /// `false`: this lane wakes nobody.
+    fn arm(&mut self) -> bool;
+
+    /// What is readable once an armed lane has something.
+    fn waker(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Takes the wake-ups off.
+    fn woken(&mut self);
+
     /// Slots that wait to be received into.
     fn posted(&self) -> usize;
 
@@ -149,6 +161,8 @@ pub(crate) struct LaneSpec {
     pub(crate) send_depth: u32,
     /// Whether completions are stamped.
     pub(crate) stamps: bool,
+    /// Whether the worker sleeps until there is something to receive.
+    pub(crate) sleeps: bool,
 }
 
 /// Takes no notice.

@@ -32,7 +32,7 @@ impl Bench {
             // Only the first is received from.
             let recv_depth = if place == 0 { 64 } else { 0 };
             let kind = QpType::RawPacket;
-            let spec = LaneSpec { kind, queue: (0, 1), recv_depth, send_depth: 48, stamps: true };
+            let spec = LaneSpec { kind, queue: (0, 1), recv_depth, send_depth: 48, stamps: true, sleeps: false };
             let wiring = Box::new(RawWiring { port: 1 });
             Box::new(VerbsLane::open(&device, &pd, mr, &mut pool, spec, wiring, Arc::default()).unwrap())
         };

@@ -1,5 +1,6 @@
 //! The lane on the queues of one provider.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,8 +12,8 @@ use crate::clock::{ClockSource, Timebase};
 use crate::error::{Result, VerbError};
 use crate::mem::{Batch, Desc, Pool, SlotState};
 use crate::provider::{
-    CompletionQueue, Completions, CqFlags, CqGranted, CqSpec, Device, EventKind, PollFields, ProtectionDomain,
-    QpAttributes, QpCaps, QpSpec, QpState, QueuePair, RUN, WcStatus, WrId, WrKind,
+    Capability, CompletionChannel, CompletionQueue, Completions, CqFlags, CqGranted, CqSpec, Device, EventKind,
+    PollFields, ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QueuePair, RUN, WcStatus, WrId, WrKind,
 };
 
 type MrOf<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
@@ -62,6 +63,8 @@ struct Queues<D: Device> {
     qp: QpOf<D>,
     send_cq: D::Cq,
     recv_cq: D::Cq,
+    /// Where the worker sleeps.
+    channel: Option<D::Channel>,
 }
 
 impl<D: Device> Queues<D> {
@@ -70,13 +73,18 @@ impl<D: Device> Queues<D> {
         if spec.stamps {
             fields |= PollFields::TIMESTAMP;
         }
-        let cq = |depth| {
-            let spec = CqSpec { depth, fields, flags: CqFlags::SINGLE_THREADED, ..CqSpec::default() };
-            device.create_cq(&spec, None)
+        // A channel whose descriptor cannot be waited for with those of other lanes is of no use to a worker.
+        let channel = match spec.sleeps && device.capabilities().has.contains(&Capability::Events) {
+            true => Some(device.create_channel()?).filter(|channel| channel.descriptor().is_some()),
+            false => None,
         };
-        let (send_cq, _) = cq(spec.send_depth)?;
+        let cq = |depth, channel| {
+            let spec = CqSpec { depth, fields, flags: CqFlags::SINGLE_THREADED, ..CqSpec::default() };
+            device.create_cq(&spec, channel)
+        };
+        let (send_cq, _) = cq(spec.send_depth, None)?;
         // A lane that only sends has receive queues too: of the least size, and nothing is posted to them.
-        let (recv_cq, granted) = cq(spec.recv_depth.max(1))?;
+        let (recv_cq, granted) = cq(spec.recv_depth.max(1), channel.as_ref())?;
         let caps = QpCaps {
             send_depth: spec.send_depth,
             recv_depth: spec.recv_depth.max(1),
@@ -86,7 +94,7 @@ impl<D: Device> Queues<D> {
         };
         let spec = QpSpec { queue: spec.queue, ..QpSpec::new(spec.kind, caps) };
         let qp = pd.create_qp(&spec, &send_cq, &recv_cq, None)?;
-        Ok((Self { qp, send_cq, recv_cq }, granted))
+        Ok((Self { qp, send_cq, recv_cq, channel }, granted))
     }
 }
 
@@ -304,7 +312,7 @@ impl<D: Device> VerbsLane<D> {
         if self.alarms.is_gone() {
             return Err(VerbError::new("ibv_get_async_event", libc::EIO));
         }
-        let Queues { qp, send_cq, recv_cq } = &self.queues;
+        let Queues { qp, send_cq, recv_cq, .. } = &self.queues;
         let (queue_pair, queues) = (qp.number().0, [send_cq.number(), recv_cq.number()]);
         if self.alarms.hear(&[EventKind::CqErr], &queues) {
             return self.rebuild(pool, VerbError::new("IBV_EVENT_CQ_ERR", libc::EIO));
@@ -520,6 +528,20 @@ impl<D: Device> Lane for VerbsLane<D> {
         if self.queues.qp.modify(&attributes, mask).is_ok() {
             self.take_back(pool);
         }
+    }
+
+    fn arm(&mut self) -> bool {
+        let Queues { recv_cq, channel, .. } = &mut self.queues;
+        channel.is_some() && recv_cq.arm(false).is_ok()
+    }
+
+    fn waker(&self) -> Option<BorrowedFd<'_>> {
+        self.queues.channel.as_ref()?.descriptor()
+    }
+
+    fn woken(&mut self) {
+        // An error is said by the next poll.
+        while let Some(Ok(Some(_))) = self.queues.channel.as_ref().map(|channel| channel.wait(Duration::ZERO)) {}
     }
 
     fn posted(&self) -> usize {

@@ -30,6 +30,7 @@ mod wr_id;
 
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,6 +153,12 @@ pub trait CompletionChannel: Clone + Send + Sync + 'static {
     /// # Errors
     /// The device is gone.
     fn wait(&self, patience: Duration) -> Result<Option<u32>, VerbError>;
+
+    /// What is readable when there is an event, to wait for several channels at once. `None`: this one is waited for
+    /// alone.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// A protection domain. Clones are the same domain.

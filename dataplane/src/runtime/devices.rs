@@ -1,24 +1,22 @@
 //! The ports of a plan become open devices.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::clock::HostClock;
-use crate::config::{self, Link, Plan, PortPlan, RssField};
+use crate::config::{self, Connection, Plan, PortPlan, Qp};
 use crate::error::{Error, Result};
-use crate::lane::{ACCESS, Lane, LaneSpec, RawWiring, VerbsLane};
+use crate::lane::{ACCESS, Lane, LaneSpec, RawWiring, VerbsLane, Wiring};
 use crate::mem::Pool;
 use crate::pipeline::PortInfo;
-use crate::provider::soft::{
-    FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec, RssFields, RssSpec, SoftDevice,
-    SoftSpec,
-};
-use crate::provider::{Capability, Device, ProtectionDomain};
+use crate::provider::connect::{Connector, EndpointParameters};
+use crate::provider::soft::{LoopbackLink, SoftDevice};
+use crate::provider::{Device, ProtectionDomain, QpType};
+use crate::runtime::peer::{self, Introducer, Meeting, PeerWiring, Terms, Way};
+use crate::runtime::soft;
 use crate::runtime::watch::Watch;
-use crate::units::Nanos;
 
 /// An open device behind a port, whatever its provider.
 pub(crate) trait PortDevice: Send + Sync {
@@ -26,14 +24,10 @@ pub(crate) trait PortDevice: Send + Sync {
     fn open_lane(&self, pool: &mut Pool, spec: LaneSpec) -> Result<Box<dyn Lane>>;
 
     /// How long a worker waits for the peers of its lanes.
-    fn patience(&self) -> Duration {
-        Duration::ZERO
-    }
+    fn patience(&self) -> Duration;
 
-    /// Why a worker's lane still has no peer.
-    fn why_alone(&self, _worker: usize) -> String {
-        "its queue pair cannot be connected".to_owned()
-    }
+    /// Why its lanes still have no peer.
+    fn why_alone(&self) -> String;
 
     /// What the device has reported since the last call, in words.
     fn events(&self) -> Vec<String>;
@@ -48,54 +42,179 @@ pub(crate) trait PortDevice: Send + Sync {
     fn finish(&self) -> Vec<Error>;
 }
 
+/// The type of the queue pairs of a port.
+pub(crate) const fn kind(qp: Qp) -> QpType {
+    match qp {
+        Qp::RawPacket => QpType::RawPacket,
+        Qp::Ud => QpType::Ud,
+        Qp::Rc => QpType::Rc,
+        Qp::Uc => QpType::Uc,
+    }
+}
+
 /// Opens the device of every port.
 ///
 /// # Errors
-/// A capture cannot be read or written, or a link makes no sense.
+/// A device is not to be had, or does not fit what the config says of its port; a capture cannot be read or written.
 pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result<Vec<Arc<dyn PortDevice>>> {
     let mut cables: BTreeMap<usize, LoopbackLink> = BTreeMap::new();
     let mut devices: Vec<Arc<dyn PortDevice>> = Vec::new();
+    let lanes = plan.cores.len();
+    let meetings: Vec<Arc<Meeting>> = plan.ports.iter().map(|_| Arc::new(Meeting::new(lanes))).collect();
+    #[cfg(feature = "verbs")]
+    let mut hosts = verbs::Hosts::default();
     for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate() {
-        if port.config.device != config::SOFT || port.config.qp != config::Qp::RawPacket {
-            let message = "only raw packets of software devices can carry a pipeline in this version";
-            return Err(Error::Config(format!("port `{}`: {message}", info.name)));
-        }
-        let device = SoftDevice::new(soft_spec(index, port, info, clock, &mut cables)?)?;
-        let pd = device.alloc_pd().map_err(|error| error.on(&info.name))?;
-        let kind = port.config.link.as_ref().map_or("", Link::kind);
-        devices.push(Arc::new(Port {
-            watch: Watch::start(device.clone(), Box::new(|_| {}))?,
-            device,
-            pd,
-            what: format!("{} {kind}", config::SOFT),
-            number: 1,
-            counters: soft_counters,
-            finish: soft_finish,
-        }));
+        let meet = |connection: &Connection| meet(plan, port, index, connection, &meetings);
+        devices.push(if port.config.device == config::SOFT {
+            let device = SoftDevice::new(soft::spec(index, port, info, clock, &mut cables)?)?;
+            let what = format!("{} {}", config::SOFT, port.config.link.as_ref().map_or("", config::Link::kind));
+            let provider = Provider { what, counters: soft::counters, finish: soft::finish };
+            Arc::new(Port::open(device, None, provider, port, meet)?)
+        } else {
+            #[cfg(feature = "verbs")]
+            {
+                let (device, watch) = hosts.open(&port.config.device)?;
+                Arc::new(Port::open(device, Some(watch), verbs::provider(&port.config), port, meet)?)
+            }
+            #[cfg(not(feature = "verbs"))]
+            {
+                let (name, device) = (&info.name, &port.config.device);
+                let message = format!("port `{name}`: `{device}` is a verbs device, and this program has no verbs");
+                return Err(Error::Config(message));
+            }
+        });
     }
     Ok(devices)
 }
 
-/// A port on a device of one provider.
-struct Port<D: Device> {
-    device: D,
-    pd: D::Pd,
+/// How a port finds its peer. Of two ports of one config the first does it for both.
+fn meet(
+    plan: &Plan,
+    port: &PortPlan,
+    index: usize,
+    connection: &Connection,
+    meetings: &[Arc<Meeting>],
+) -> Result<(Arc<Meeting>, Option<Introducer>)> {
+    let name = &port.config.name;
+    let terms =
+        Terms { deadline: connection.deadline.0, step: connection.step_deadline.0, allow_self: connection.allow_self };
+    let own = meetings[index].clone();
+    let way = match (connection.listen, connection.to, connection.peer.as_deref().and_then(|peer| plan.port(peer))) {
+        (Some(address), ..) => Way::Listen(address, connection.from),
+        (_, Some(address), _) => Way::To(address),
+        (_, _, Some(peer)) if peer < index => return Ok((own, None)),
+        (_, _, Some(peer)) => Way::Inside(meetings[peer].clone()),
+        _ => return Err(Error::Config(format!("port `{name}`: its connection does not say how the peer is found"))),
+    };
+    let introducer = Introducer::start(name, way, terms, own.clone())?;
+    Ok((own, Some(introducer)))
+}
+
+/// What is the provider's own about a port.
+struct Provider<D> {
     /// The device, in words.
     what: String,
-    /// The port of the device, from 1.
-    number: u8,
-    watch: Watch,
-    /// What the provider has to say of the device at the end.
     counters: fn(&D) -> BTreeMap<String, u64>,
     finish: fn(&D) -> Vec<Error>,
+}
+
+/// A port on a device of one provider.
+struct Port<D: Device> {
+    // Ends before the queues of the lanes could miss it.
+    connection: Option<Connected>,
+    /// What the config calls it.
+    name: String,
+    device: D,
+    pd: D::Pd,
+    /// The port of the device, from 1.
+    number: u8,
+    watch: Arc<Watch>,
+    provider: Provider<D>,
+}
+
+/// What a port needs to connect its lanes.
+struct Connected {
+    parameters: EndpointParameters,
+    kind: QpType,
+    meeting: Arc<Meeting>,
+    introducer: Option<Introducer>,
+    patience: Duration,
+    /// Changes when the addresses of the device's port do.
+    addresses: Arc<AtomicU32>,
+}
+
+impl<D: Device> Port<D> {
+    /// `watch` is that of the device where it has one already.
+    fn open(
+        device: D,
+        watch: Option<Arc<Watch>>,
+        provider: Provider<D>,
+        plan: &PortPlan,
+        meet: impl FnOnce(&Connection) -> Result<(Arc<Meeting>, Option<Introducer>)>,
+    ) -> Result<Self> {
+        let config = &plan.config;
+        let watch = match watch {
+            Some(watch) => watch,
+            None => Arc::new(Watch::start(device.clone())?),
+        };
+        let number = if config.device == config::SOFT { 1 } else { config.device_port };
+        let connection = match &config.connection {
+            None => None,
+            Some(connection) => {
+                let (parameters, kind) = (peer::parameters(number, connection), kind(config.qp));
+                // What does not fit the device is said before anybody is waited for.
+                let mut local = parameters.resolve(&device, kind)?;
+                let addresses = Arc::new(AtomicU32::new(0));
+                let (theirs, again, changes) = (device.clone(), parameters.clone(), addresses.clone());
+                watch.on_port(number, move || {
+                    // While a port is down its addresses are what they were.
+                    if let Ok(now) = again.resolve(&theirs, kind)
+                        && now != local
+                    {
+                        local = now;
+                        changes.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                let (meeting, introducer) = meet(connection)?;
+                // An introducer's own word, after its deadline, is better than none.
+                let patience = connection.deadline.0 + connection.step_deadline.0;
+                Some(Connected { parameters, kind, meeting, introducer, patience, addresses })
+            }
+        };
+        let pd = device.alloc_pd().map_err(|error| error.on(device.name()))?;
+        let name = config.name.clone();
+        Ok(Self { connection, name, device, pd, number, watch, provider })
+    }
 }
 
 impl<D: Device> PortDevice for Port<D> {
     fn open_lane(&self, pool: &mut Pool, spec: LaneSpec) -> Result<Box<dyn Lane>> {
         let Self { device, pd, .. } = self;
         let mr = pd.register(pool.region().clone(), ACCESS).map_err(|error| error.on(device.name()))?;
-        let wiring = Box::new(RawWiring { port: self.number });
-        Ok(Box::new(VerbsLane::open(device, pd, mr, pool, spec, wiring, self.watch.alarms().clone())?))
+        let wiring: Box<dyn Wiring<D>> = match &self.connection {
+            None => Box::new(RawWiring { port: self.number }),
+            Some(it) => {
+                let connector = Connector::new(device, it.kind, it.parameters.clone())?;
+                let lane = (it.kind, spec.queue.0, pool.layout().room());
+                Box::new(PeerWiring::new((device, pd), connector, lane, it.meeting.clone(), it.addresses.clone()))
+            }
+        };
+        // Of connections each lane's queue pair is the only one of its kind.
+        let queue = if self.connection.is_some() { (0, 1) } else { spec.queue };
+        let spec = LaneSpec { queue, ..spec };
+        Ok(Box::new(VerbsLane::open(device, pd, mr, pool, spec, wiring, self.watch.alarms())?))
+    }
+
+    fn patience(&self) -> Duration {
+        self.connection.as_ref().map_or(Duration::ZERO, |connection| connection.patience)
+    }
+
+    fn why_alone(&self) -> String {
+        let Some(connection) = &self.connection else {
+            return format!("{}: its queue pair does not get ready", self.name);
+        };
+        let said = connection.introducer.as_ref().and_then(Introducer::trouble);
+        said.unwrap_or_else(|| format!("{}: {}", self.name, connection.meeting.describe()))
     }
 
     fn events(&self) -> Vec<String> {
@@ -103,260 +222,46 @@ impl<D: Device> PortDevice for Port<D> {
     }
 
     fn describe(&self) -> String {
-        self.what.clone()
+        self.provider.what.clone()
     }
 
     fn counters(&self) -> BTreeMap<String, u64> {
-        (self.counters)(&self.device)
+        (self.provider.counters)(&self.device)
     }
 
     fn finish(&self) -> Vec<Error> {
-        (self.finish)(&self.device)
+        (self.provider.finish)(&self.device)
     }
 }
 
-fn soft_counters(device: &SoftDevice) -> BTreeMap<String, u64> {
-    device.counters().named().filter(|(_, value)| *value > 0).map(|(name, value)| (name.into(), value)).collect()
-}
+/// The devices of libibverbs.
+#[cfg(feature = "verbs")]
+mod verbs {
+    use super::{Arc, BTreeMap, Provider, Result, Watch, config};
+    use crate::provider::Provider as _;
+    use crate::provider::verbs::{VerbsDevice, VerbsProvider};
 
-fn soft_finish(device: &SoftDevice) -> Vec<Error> {
-    // What went wrong on the way first; writing out the rest may fail for the same reason.
-    let error = device.wire_error();
-    let last = device.finish().err().filter(|_| error.is_none());
-    error.into_iter().chain(last).collect()
-}
+    /// Those that are open: ports of one device share it, and its events.
+    #[derive(Default)]
+    pub(super) struct Hosts(BTreeMap<String, (VerbsDevice, Arc<Watch>)>);
 
-fn soft_spec(
-    index: usize,
-    port: &PortPlan,
-    info: &PortInfo,
-    clock: &HostClock,
-    cables: &mut BTreeMap<usize, LoopbackLink>,
-) -> Result<SoftSpec> {
-    let config = &port.config;
-    let link = match &config.link {
-        Some(Link::Generator(link)) => LinkSpec::Generator(generator(link)),
-        Some(Link::Pcap(link)) => LinkSpec::Pcap(pcap(link)?),
-        Some(Link::Loopback(_)) | None => LinkSpec::Loopback(cable(index, port.peer.unwrap_or(index), cables)),
-    };
-    let mut spec = SoftSpec::new(&info.name, link);
-    spec.mtu = config.mtu;
-    spec.mac = info.mac;
-    spec.clock = clock.clone();
-    if let Some(faults) = &config.faults {
-        spec.faults = self::faults(faults);
-    }
-    spec.refuse = config.refuse.iter().map(|capability| refused(*capability)).collect();
-    spec.rss = rss(&config.rss);
-    Ok(spec)
-}
-
-/// The end of the cable between two ports that the first of them to come has made.
-fn cable(index: usize, peer: usize, cables: &mut BTreeMap<usize, LoopbackLink>) -> LoopbackLink {
-    if index == peer {
-        return LoopbackLink::reflect();
-    }
-    cables.remove(&index).unwrap_or_else(|| {
-        let (mine, other) = LoopbackLink::pair();
-        cables.insert(peer, other);
-        mine
-    })
-}
-
-fn pcap(link: &config::Pcap) -> Result<PcapSpec> {
-    if let Some(folder) = link.output.as_deref().and_then(Path::parent) {
-        fs::create_dir_all(folder).map_err(|source| Error::File { path: folder.to_owned(), source })?;
-    }
-    Ok(PcapSpec {
-        input: link.input.clone(),
-        output: link.output.clone(),
-        times: match link.repeat {
-            config::Repeat::Times(times) => Some(times),
-            config::Repeat::Forever => None,
-        },
-        pace: match link.pace {
-            config::Pace::Fast => Pace::Fast,
-            config::Pace::File => Pace::File,
-        },
-        snaplen: link.snaplen,
-    })
-}
-
-fn faults(faults: &config::Faults) -> FaultSpec {
-    FaultSpec {
-        seed: faults.seed,
-        loss: faults.loss,
-        duplicate: faults.duplicate,
-        reorder: faults.reorder,
-        corrupt: faults.corrupt,
-        delay: faults.delay,
-        // A config's time is a number of nanoseconds in 64 bits.
-        delay_by: Nanos(u64::try_from(faults.delay_by.0.as_nanos()).unwrap_or(u64::MAX)),
-        rx_error: faults.rx_error,
-        tx_error: faults.tx_error,
-        flap: faults.flap,
-        ..FaultSpec::default()
-    }
-}
-
-fn refused(capability: config::Capability) -> Capability {
-    match capability {
-        config::Capability::RawPacket => Capability::RawPacket,
-        config::Capability::Datagram => Capability::Datagram,
-        config::Capability::Rc => Capability::Rc,
-        config::Capability::Uc => Capability::Uc,
-        config::Capability::Srq => Capability::Srq,
-        config::Capability::MemoryWindow => Capability::MemoryWindow,
-        config::Capability::Atomic => Capability::Atomic,
-        config::Capability::Multicast => Capability::Multicast,
-        config::Capability::Events => Capability::Events,
-        config::Capability::ExtendedCq => Capability::ExtendedCq,
-        config::Capability::Timestamps => Capability::Timestamps,
-        config::Capability::WallclockTimestamps => Capability::WallclockTimestamps,
-        config::Capability::SingleThreaded => Capability::SingleThreaded,
-        config::Capability::IgnoreOverrun => Capability::IgnoreOverrun,
-        config::Capability::Inline => Capability::Inline,
-        config::Capability::Rss => Capability::Rss,
-        config::Capability::FlowTag => Capability::FlowTag,
-        config::Capability::Cvlan => Capability::Cvlan,
-        config::Capability::TagMatching => Capability::TagMatching,
-        config::Capability::ExtendedSend => Capability::ExtendedSend,
-    }
-}
-
-fn rss(rss: &config::Rss) -> RssSpec {
-    let key = match rss.key {
-        config::RssKey::Default => RssSpec::STANDARD.key,
-        config::RssKey::Symmetric => RssSpec::SYMMETRIC.key,
-        config::RssKey::Bytes(key) => key,
-    };
-    let has = |field| rss.fields.contains(&field);
-    let fields = RssFields {
-        ipv4: has(RssField::Ipv4),
-        ipv6: has(RssField::Ipv6),
-        tcp: has(RssField::Tcp),
-        udp: has(RssField::Udp),
-    };
-    RssSpec { key, fields }
-}
-
-fn generator(link: &config::Generator) -> GeneratorSpec {
-    GeneratorSpec {
-        sizes: link.mix().iter().map(|entry| (entry.size, entry.weight)).collect(),
-        flows: link.flows,
-        kind: match link.protocol {
-            config::Protocol::Udp4 => FrameKind::Udp4,
-            config::Protocol::Tcp4 => FrameKind::Tcp4,
-            config::Protocol::Udp6 => FrameKind::Udp6,
-        },
-        vlan: link.vlan,
-        src_mac: link.src_mac.0,
-        dst_mac: link.dst_mac.0,
-        src_ip: link.src_ip,
-        dst_ip: link.dst_ip,
-        src_port: link.src_port,
-        dst_port: link.dst_port,
-        seed: link.seed,
-        count: link.count,
-        rate: link.rate,
-        copy: link.copy,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use serde::Deserialize;
-
-    use super::*;
-    use crate::config::{Diagnostics, Source};
-
-    /// The port of a config that has this one alone.
-    fn port(keys: &str) -> config::Port {
-        let text = format!("[[port]]\nname = \"p\"\ndevice = \"soft\"\n{keys}\n");
-        let source = Source::new("x.toml", &text, &[]);
-        let mut diagnostics = Diagnostics::new(&source);
-        let loaded = config::load(&source, &mut diagnostics);
-        assert!(!diagnostics.has_errors(), "{}", diagnostics.render(false));
-        loaded.ports().next().unwrap().clone()
-    }
-
-    fn link(keys: &str) -> Link {
-        port(&format!("link = {{ {keys} }}")).link.unwrap()
-    }
-
-    #[test]
-    fn capabilities_keep_their_names() {
-        let mut names = BTreeSet::new();
-        for capability in Capability::ALL {
-            let name = toml::Value::String(capability.name().to_owned());
-            assert_eq!(refused(config::Capability::deserialize(name).unwrap()), capability);
-            names.insert(capability.name());
+    impl Hosts {
+        pub(super) fn open(&mut self, name: &str) -> Result<(VerbsDevice, Arc<Watch>)> {
+            if let Some(open) = self.0.get(name) {
+                return Ok(open.clone());
+            }
+            let device = VerbsProvider.open(name)?;
+            let open = (device.clone(), Arc::new(Watch::start(device)?));
+            self.0.insert(name.to_owned(), open.clone());
+            Ok(open)
         }
-        assert_eq!(names.len(), Capability::ALL.len());
     }
 
-    #[test]
-    fn every_key_of_a_generator_arrives() {
-        let Link::Generator(link) = link(
-            "kind = 'generator', sizes = [{ size = 90 }, { size = 65000, weight = 9 }], flows = 3, rate = 5, count = 7, \
-             protocol = 'udp6', copy = false, src_mac = '02:00:00:00:00:0a', dst_mac = '02:00:00:00:00:0b', \
-             src_ip = 'fd00::1', dst_ip = 'fd00::2', src_port = 11, dst_port = 12, vlan = 13, seed = 14",
-        ) else {
-            panic!("a generator")
-        };
-        let spec = generator(&link);
-        assert_eq!((&spec.sizes[..], spec.flows, spec.kind), (&[(90, 1), (65_000, 9)][..], 3, FrameKind::Udp6));
-        assert_eq!((spec.rate, spec.count, spec.copy), (Some(5), Some(7), false));
-        assert_eq!((spec.src_mac, spec.dst_mac), ([2, 0, 0, 0, 0, 10], [2, 0, 0, 0, 0, 11]));
-        assert_eq!((spec.src_ip, spec.dst_ip), ("fd00::1".parse().ok(), "fd00::2".parse().ok()));
-        assert_eq!((spec.src_port, spec.dst_port, spec.vlan, spec.seed), (11, 12, Some(13), 14));
-    }
-
-    /// What a config leaves out is what the device has by itself.
-    #[test]
-    fn defaults_agree() {
-        let (Link::Generator(link), Link::Pcap(files)) =
-            (link("kind = 'generator'"), link("kind = 'pcap', input = 'x'"))
-        else {
-            panic!("a generator and a capture")
-        };
-        assert_eq!(format!("{:?}", generator(&link)), format!("{:?}", GeneratorSpec::default()));
-        let spec = pcap(&files).unwrap();
-        let usual = PcapSpec { input: Some("x".into()), ..PcapSpec::default() };
-        assert_eq!(format!("{spec:?}"), format!("{usual:?}"));
-        let port = port("faults = { }");
-        assert!(faults(&port.faults.unwrap()).is_none());
-        assert_eq!(rss(&port.rss), RssSpec::STANDARD);
-    }
-
-    #[test]
-    fn every_key_of_faults_captures_and_rss_arrives() {
-        let port = port(
-            "link = { kind = 'pcap', input = 'x', loop = 3, pace = 'file', snaplen = 99 }\n\
-             rss = { key = 'symmetric', fields = ['ipv6', 'udp'] }\n\
-             faults = { seed = 1, loss = 0.1, duplicate = 0.2, reorder = 0.3, corrupt = 0.4, delay = 0.5, \
-             delay_by = '6us', rx_error = 0.7, tx_error = 0.8, flap = 0.9 }",
-        );
-        let Some(Link::Pcap(files)) = &port.link else { panic!("a capture") };
-        let spec = pcap(files).unwrap();
-        assert_eq!((spec.times, spec.pace, spec.snaplen), (Some(3), Pace::File, 99));
-        let fields = RssFields { ipv4: false, ipv6: true, tcp: false, udp: true };
-        assert_eq!(rss(&port.rss), RssSpec { fields, ..RssSpec::SYMMETRIC });
-        let expected = FaultSpec {
-            seed: 1,
-            loss: 0.1,
-            duplicate: 0.2,
-            reorder: 0.3,
-            corrupt: 0.4,
-            delay: 0.5,
-            delay_by: Nanos(6_000),
-            rx_error: 0.7,
-            tx_error: 0.8,
-            flap: 0.9,
-            ..FaultSpec::default()
-        };
-        assert_eq!(faults(&port.faults.unwrap()), expected);
+    pub(super) fn provider(port: &config::Port) -> Provider<VerbsDevice> {
+        Provider {
+            what: format!("{} port {}", port.device, port.device_port),
+            counters: |_| BTreeMap::new(),
+            finish: |_| Vec::new(),
+        }
     }
 }

@@ -12,7 +12,6 @@ use crate::error::{Error, Result};
 use crate::lane::{Lane, LaneCounters, LaneSpec};
 use crate::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
 use crate::pipeline::{Graph, Program, Target};
-use crate::provider::QpType;
 use crate::runtime::Assembly;
 use crate::runtime::control::Control;
 use crate::runtime::devices::{self, PortDevice};
@@ -251,11 +250,12 @@ impl Seed {
         let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
         for (port, device) in self.plan.ports.iter().zip(&self.ports) {
             let spec = LaneSpec {
-                kind: QpType::RawPacket,
+                kind: devices::kind(port.config.qp),
                 queue: (self.number as u16, self.workers as u16),
                 recv_depth: if port.input { port.config.rx_depth } else { 0 },
                 send_depth: port.config.tx_depth,
                 stamps: runtime.timestamps == Timestamps::Device,
+                sleeps: runtime.idle == config::Idle::Sleep,
             };
             lanes.push(device.open_lane(&mut pool, spec)?);
         }
@@ -273,7 +273,7 @@ impl Seed {
             idle: match runtime.idle {
                 config::Idle::Spin => Idle::Spin,
                 config::Idle::Pause => Idle::Pause,
-                config::Idle::Sleep => Idle::Sleep { empty: 0 },
+                config::Idle::Sleep => Idle::Sleep { empty: 0, armed: false },
             },
             drain_timeout: runtime.drain_timeout.0,
             control: self.control,
@@ -289,20 +289,22 @@ impl Seed {
         /// Between two looks. Nothing is received yet that could be missed.
         const NAP: Duration = Duration::from_millis(1);
         let begin = Instant::now();
-        for ((lane, port), device) in lanes.iter_mut().zip(&self.plan.ports).zip(&self.ports) {
-            while !lane.is_connected() {
-                lane.refill(pool).map_err(|error| error.on(&port.config.name))?;
-                if begin.elapsed() > device.patience() {
-                    let worker = self.number;
-                    let message = format!("port {}: {}", port.config.name, device.why_alone(worker));
-                    return Err(Error::Worker { worker, message });
-                }
-                if !lane.is_connected() {
-                    thread::sleep(NAP);
-                }
+        loop {
+            let mut alone = None;
+            // All of them each time round: the peer of one may be another.
+            for (index, lane) in lanes.iter_mut().enumerate().filter(|(_, lane)| !lane.is_connected()) {
+                let port = &self.plan.ports[index].config;
+                lane.refill(pool).map_err(|error| error.on(&port.name))?;
+                alone = alone.or((!lane.is_connected()).then_some(index));
             }
+            let Some(index) = alone else { return Ok(()) };
+            let device = &self.ports[index];
+            if begin.elapsed() > device.patience() {
+                let message = device.why_alone();
+                return Err(Error::Worker { worker: self.number, message });
+            }
+            thread::sleep(NAP);
         }
-        Ok(())
     }
 }
 

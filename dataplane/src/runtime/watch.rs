@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Lines that wait to be read; the oldest give way.
 const LINES: usize = 256;
 
-/// What to do besides when a port of the device may have changed: its state or its addresses.
-pub(crate) type OnPort = Box<dyn Fn(u8) + Send>;
+/// What to do when a port of the device, from 1, may have changed: its state or its addresses.
+type OnPort = (u8, Box<dyn FnMut() + Send>);
 
 /// A device that is listened to. Dropping it ends the thread.
 pub(crate) struct Watch {
@@ -32,6 +32,13 @@ struct Shared {
     stop: AtomicBool,
     lines: Mutex<VecDeque<String>>,
     alarms: Arc<Alarms>,
+    on_port: Mutex<Vec<OnPort>>,
+}
+
+impl Shared {
+    fn ports(&self) -> MutexGuard<'_, Vec<OnPort>> {
+        self.on_port.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Watch {
@@ -39,7 +46,7 @@ impl Watch {
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(crate) fn start<D: Device>(device: D, on_port: OnPort) -> Result<Self> {
+    pub(crate) fn start<D: Device>(device: D) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
         let name = device.name().to_owned();
@@ -47,7 +54,7 @@ impl Watch {
         let both = begun.clone();
         let life = move || {
             begun.wait();
-            listen(&device, &theirs, &on_port);
+            listen(&device, &theirs);
         };
         let thread = thread::Builder::new().name("events".to_owned()).spawn(life);
         let thread = thread.map_err(|error| Error::Wire(format!("{name}: no thread for its events: {error}")))?;
@@ -56,9 +63,14 @@ impl Watch {
         Ok(Self { shared, thread: Some(thread) })
     }
 
+    /// Has `act` called, on the thread, at every event of a port of the device.
+    pub(crate) fn on_port(&self, port: u8, act: impl FnMut() + Send + 'static) {
+        self.shared.ports().push((port, Box::new(act)));
+    }
+
     /// Where the lanes of the device hear of it.
-    pub(crate) fn alarms(&self) -> &Arc<Alarms> {
-        &self.shared.alarms
+    pub(crate) fn alarms(&self) -> Arc<Alarms> {
+        self.shared.alarms.clone()
     }
 
     /// What was heard since the last call, in words.
@@ -77,12 +89,17 @@ impl Drop for Watch {
     }
 }
 
-fn listen<D: Device>(device: &D, shared: &Shared, on_port: &OnPort) {
+fn listen<D: Device>(device: &D, shared: &Shared) {
     let mut heard: HashMap<(EventKind, u32), u64> = HashMap::new();
     while !shared.stop.load(Ordering::Relaxed) {
         let Some(event) = device.wait_async_event(PATIENCE) else { continue };
         match event.kind.subject() {
-            EventSubject::Port => on_port(u8::try_from(event.element).unwrap_or(0)),
+            // Of another port nothing is to be done.
+            EventSubject::Port => shared
+                .ports()
+                .iter_mut()
+                .filter(|(port, _)| u32::from(*port) == event.element)
+                .for_each(|(_, act)| act()),
             _ => shared.alarms.ring(event),
         }
         let times = heard.entry((event.kind, event.element)).or_default();
@@ -125,10 +142,11 @@ mod tests {
     fn a_port_is_told_of_and_a_removal_rings() {
         let device = device();
         let (tell, told) = mpsc::channel();
-        let on_port = Box::new(move |port| tell.send(port).unwrap());
-        let watch = Watch::start(device.clone(), on_port).unwrap();
+        let watch = Watch::start(device.clone()).unwrap();
+        watch.on_port(2, || unreachable!("the device has one port"));
+        watch.on_port(1, move || tell.send(()).unwrap());
         device.set_link(false);
-        assert_eq!(told.recv_timeout(Duration::from_secs(30)), Ok(1));
+        assert_eq!(told.recv_timeout(Duration::from_secs(30)), Ok(()));
         device.remove();
         while !watch.alarms().is_gone() {
             thread::yield_now();

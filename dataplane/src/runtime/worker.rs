@@ -119,7 +119,7 @@ impl Worker {
             if received == 0 {
                 self.counts.idle_loops += 1;
             }
-            self.idle.after(received);
+            self.idle.after(received, &mut self.lanes, &self.inputs);
             if self.counts.loops.is_multiple_of(HOUSEKEEPING) {
                 self.publish();
                 for lane in 0..self.lanes.len() {

@@ -48,11 +48,11 @@ fn exchanged(
         let passive = scope.spawn(|| {
             let heard = listener.accept(&offer(here), &Patience::new(LONG, LONG))?;
             let remotes = heard.remotes.clone();
-            heard.confirm(&patience()).map(|()| remotes)
+            heard.confirm(&patience()).map(|_| remotes)
         });
         let active = connect(address, &offer(there), &patience()).and_then(|heard| {
             let remotes = heard.remotes.clone();
-            heard.confirm(&patience()).map(|()| remotes)
+            heard.confirm(&patience()).map(|_| remotes)
         });
         Some([passive.join().unwrap(), active])
     })

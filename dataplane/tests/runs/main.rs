@@ -6,6 +6,7 @@ mod configs;
 mod conservation;
 mod differential;
 mod hostile;
+mod peers;
 mod tables;
 mod wire;
 mod workers;

@@ -126,7 +126,7 @@ impl Exchanged {
     ///
     /// # Errors
     /// The peer is gone, or took too long: the own queue pairs are to be reset.
-    pub fn confirm(mut self, patience: &Patience<'_>) -> Result<(), ConnectError> {
+    pub fn confirm(mut self, patience: &Patience<'_>) -> Result<Lifeline, ConnectError> {
         self.wire.queue_ready(self.answer);
         let end = patience.step_end();
         // Who has listened has heard it already.
@@ -137,13 +137,30 @@ impl Exchanged {
                 heard = self.wire.ready(self.own, self.remotes.len()).map_err(ConnectError::Peer)?;
             }
             if flushed && heard {
-                return Ok(());
+                return Ok(Lifeline(self.wire.stream));
             }
             if Instant::now() >= end {
                 return Err(ConnectError::Peer(Fault::Slow));
             }
             patience.check(&mut None)?;
             patience.wait(&mut [watch(&self.wire, !heard)], end);
+        }
+    }
+}
+
+/// The TCP connection of an exchange that is over. It carries nothing more, and lasts as long as both sides do: each side
+/// lets go of it when its queue pairs end or begin anew.
+#[derive(Debug)]
+pub struct Lifeline(TcpStream);
+
+impl Lifeline {
+    /// Whether the peer has let go. Waits so long at most.
+    pub fn is_cut(&self, patience: Duration) -> bool {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        match poll(&mut fds, Timespec::try_from(patience).ok().as_ref()) {
+            // Nothing is said here any more: what comes is the end, or no peer of ours.
+            Ok(ready) => ready > 0,
+            Err(error) => error != rustix::io::Errno::INTR,
         }
     }
 }

@@ -33,7 +33,7 @@ use std::net::SocketAddr;
 
 pub use connector::{Agreed, Change, Connector};
 pub use endpoint::{EndpointError, QueuePairEndpoint, RemoteBuffer, VERSION};
-pub use exchange::{Exchanged, Listener, MAX_QUEUES, Offer, Patience, connect};
+pub use exchange::{Exchanged, Lifeline, Listener, MAX_QUEUES, Offer, Patience, connect};
 pub use parameters::{EndpointParameters, GidChoice, LocalPort, mtu_bytes, mtu_code};
 pub use prepared::{ConnectedQueuePair, PreparedQueuePair, join};
 pub use wire::{Fault, Refusal};

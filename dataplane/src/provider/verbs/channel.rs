@@ -3,6 +3,7 @@
 
 use std::ffi::c_int;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -144,5 +145,10 @@ impl CompletionChannel for VerbsChannel {
                 return Ok(None);
             }
         }
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the descriptor is open as long as the channel is.
+        Some(unsafe { BorrowedFd::borrow_raw(self.0.fd) })
     }
 }

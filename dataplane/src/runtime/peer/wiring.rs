@@ -1,0 +1,184 @@
+//! How a lane's queue pair comes to its peer, as the lane sees it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+
+use super::meeting::Meeting;
+use crate::error::{Error, VerbError};
+use crate::lane::{QpOf, Wiring};
+use crate::provider::connect::{Agreed, ConnectError, Connector, QueuePairEndpoint};
+use crate::provider::{Destination, Device, ProtectionDomain, QpType, QueuePair};
+
+type AhOf<D> = <<D as Device>::Pd as ProtectionDomain>::Ah;
+
+/// Bytes in front of a datagram: its global route header.
+const GRH: u16 = 40;
+
+/// How far the lane has come.
+enum Step<D: Device> {
+    /// RESET.
+    Down,
+    /// INIT: receives are posted next.
+    Initialised,
+    /// The endpoint was offered.
+    Offered,
+    /// The way to the peer of datagrams is being looked for, which may take its time.
+    Resolving(Agreed, JoinHandle<Result<AhOf<D>, VerbError>>),
+    /// RTS.
+    Ready,
+}
+
+/// The wiring of one lane of a port that has a peer.
+pub(crate) struct PeerWiring<D: Device> {
+    device: D,
+    pd: D::Pd,
+    connector: Connector,
+    kind: QpType,
+    queue: u16,
+    /// Bytes that a receive has room for.
+    room: u32,
+    meeting: Arc<Meeting>,
+    /// Changes when the addresses of the device's port do.
+    addresses: Arc<AtomicU32>,
+    seen: u32,
+    step: Step<D>,
+    agreed: Option<Agreed>,
+    /// Kept as long as requests may use it.
+    handle: Option<AhOf<D>>,
+}
+
+impl<D: Device> PeerWiring<D> {
+    pub(crate) fn new(
+        (device, pd): (&D, &D::Pd),
+        connector: Connector,
+        (kind, queue, room): (QpType, u16, u32),
+        meeting: Arc<Meeting>,
+        addresses: Arc<AtomicU32>,
+    ) -> Self {
+        Self {
+            device: device.clone(),
+            pd: pd.clone(),
+            connector: connector.queue(queue),
+            kind,
+            queue,
+            room,
+            meeting,
+            seen: addresses.load(Ordering::Relaxed),
+            addresses,
+            step: Step::Down,
+            agreed: None,
+            handle: None,
+        }
+    }
+
+    fn endpoint(&self, qp: &QpOf<D>) -> QueuePairEndpoint {
+        let endpoint = self.connector.endpoint(qp);
+        // A message that is longer than the receives posted here would be an error on both sides.
+        QueuePairEndpoint { max_message: endpoint.max_message.min(self.room), ..endpoint }
+    }
+
+    /// The peer is known: on to RTS, and for datagrams to the way there.
+    fn handshake(&mut self, qp: &mut QpOf<D>, remote: &QueuePairEndpoint) -> Result<(), VerbError> {
+        let agreed = match self.connector.connect(qp, remote) {
+            Ok(agreed) => agreed,
+            Err(ConnectError::Device(Error::Verb { source, .. })) => return Err(source),
+            Err(refused) => {
+                tracing::warn!("{}: the peer cannot be connected with: {refused}", self.device.name());
+                // INIT still: the next peer may do better.
+                self.step = Step::Initialised;
+                return Ok(());
+            }
+        };
+        if self.kind == QpType::Ud {
+            let (pd, path) = (self.pd.clone(), agreed.path);
+            let resolve = thread::Builder::new().name("resolve".to_owned()).spawn(move || pd.create_ah(&path));
+            let resolve = resolve.map_err(|_| VerbError::new("ibv_create_ah", libc::EAGAIN))?;
+            self.step = Step::Resolving(agreed, resolve);
+        } else {
+            self.arrive(agreed);
+        }
+        Ok(())
+    }
+
+    fn arrive(&mut self, agreed: Agreed) {
+        self.agreed = Some(agreed);
+        self.step = Step::Ready;
+        self.meeting.ready(self.queue);
+    }
+}
+
+impl<D: Device> fmt::Debug for PeerWiring<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerWiring").field("kind", &self.kind).field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+impl<D: Device> Wiring<D> for PeerWiring<D> {
+    fn initialise(&mut self, qp: &mut QpOf<D>) -> Result<(), VerbError> {
+        if !matches!(self.step, Step::Down) {
+            self.connector.renew();
+        }
+        let addresses = self.addresses.load(Ordering::Relaxed);
+        if addresses != self.seen {
+            self.seen = addresses;
+            if let Err(error) = self.connector.refresh(&self.device) {
+                // As before, then: when the port is well again, it says so, and all begins anew.
+                tracing::warn!("{error}");
+            }
+        }
+        let (attributes, mask) = self.connector.init();
+        qp.modify(&attributes, mask)?;
+        self.step = Step::Initialised;
+        Ok(())
+    }
+
+    fn connect(&mut self, qp: &mut QpOf<D>) -> Result<bool, VerbError> {
+        match std::mem::replace(&mut self.step, Step::Down) {
+            Step::Down => {}
+            Step::Initialised => {
+                self.meeting.offer(self.queue, self.endpoint(qp));
+                self.step = Step::Offered;
+            }
+            Step::Offered => {
+                self.step = Step::Offered;
+                if let Some(remote) = self.meeting.answer(self.queue) {
+                    self.handshake(qp, &remote)?;
+                }
+            }
+            Step::Resolving(agreed, resolve) if !resolve.is_finished() => self.step = Step::Resolving(agreed, resolve),
+            Step::Resolving(agreed, resolve) => {
+                // A thread that panicked has found nothing.
+                let found = resolve.join().unwrap_or(Err(VerbError::new("ibv_create_ah", libc::EIO)));
+                match found {
+                    Ok(handle) => {
+                        let to = Destination { ah: &handle, qp: agreed.remote.qpn, qkey: agreed.remote.qkey };
+                        qp.bind_peer(to)?;
+                        self.handle = Some(handle);
+                        self.arrive(agreed);
+                    }
+                    Err(error) => {
+                        tracing::warn!("{}: {error}: no way to {}", self.device.name(), agreed.remote.gid);
+                        // RTS, and nobody to send to: the exchange ends at its deadline, and all begins anew.
+                        self.step = Step::Ready;
+                    }
+                }
+            }
+            Step::Ready => self.step = Step::Ready,
+        }
+        Ok(self.meeting.is_live(self.queue))
+    }
+
+    fn is_stale(&self) -> bool {
+        self.meeting.is_stale(self.queue) || self.addresses.load(Ordering::Relaxed) != self.seen
+    }
+
+    fn prefix(&self) -> u16 {
+        if self.kind == QpType::Ud { GRH } else { 0 }
+    }
+
+    fn longest(&self) -> u16 {
+        self.agreed.as_ref().map_or(0, |agreed| u16::try_from(agreed.max_message).unwrap_or(u16::MAX))
+    }
+}

@@ -1,0 +1,268 @@
+//! The software device behind a port: what a config says of it becomes what the device is made from.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use crate::clock::HostClock;
+use crate::config::{self, Link, PortPlan, RssField};
+use crate::error::{Error, Result};
+use crate::pipeline::PortInfo;
+use crate::provider::Capability;
+use crate::provider::soft::{
+    FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec, RssFields, RssSpec, SoftDevice,
+    SoftSpec,
+};
+use crate::units::Nanos;
+
+/// What the device counted.
+pub(super) fn counters(device: &SoftDevice) -> BTreeMap<String, u64> {
+    device.counters().named().filter(|(_, value)| *value > 0).map(|(name, value)| (name.into(), value)).collect()
+}
+
+/// What went wrong with its input or output.
+pub(super) fn finish(device: &SoftDevice) -> Vec<Error> {
+    // What went wrong on the way first; writing out the rest may fail for the same reason.
+    let error = device.wire_error();
+    let last = device.finish().err().filter(|_| error.is_none());
+    error.into_iter().chain(last).collect()
+}
+
+/// What the device of a port is made from.
+///
+/// # Errors
+/// A folder for its output cannot be made.
+pub(super) fn spec(
+    index: usize,
+    port: &PortPlan,
+    info: &PortInfo,
+    clock: &HostClock,
+    cables: &mut BTreeMap<usize, LoopbackLink>,
+) -> Result<SoftSpec> {
+    let config = &port.config;
+    let link = match &config.link {
+        Some(Link::Generator(link)) => LinkSpec::Generator(generator(link)),
+        Some(Link::Pcap(link)) => LinkSpec::Pcap(pcap(link)?),
+        Some(Link::Loopback(_)) | None => LinkSpec::Loopback(cable(index, port.peer.unwrap_or(index), cables)),
+    };
+    let mut spec = SoftSpec::new(&info.name, link);
+    spec.mtu = config.mtu;
+    spec.mac = info.mac;
+    spec.clock = clock.clone();
+    if let Some(faults) = &config.faults {
+        spec.faults = self::faults(faults);
+    }
+    spec.refuse = config.refuse.iter().map(|capability| refused(*capability)).collect();
+    spec.rss = rss(&config.rss);
+    Ok(spec)
+}
+
+/// The end of the cable between two ports that the first of them to come has made.
+fn cable(index: usize, peer: usize, cables: &mut BTreeMap<usize, LoopbackLink>) -> LoopbackLink {
+    if index == peer {
+        return LoopbackLink::reflect();
+    }
+    cables.remove(&index).unwrap_or_else(|| {
+        let (mine, other) = LoopbackLink::pair();
+        cables.insert(peer, other);
+        mine
+    })
+}
+
+fn pcap(link: &config::Pcap) -> Result<PcapSpec> {
+    if let Some(folder) = link.output.as_deref().and_then(Path::parent) {
+        fs::create_dir_all(folder).map_err(|source| Error::File { path: folder.to_owned(), source })?;
+    }
+    Ok(PcapSpec {
+        input: link.input.clone(),
+        output: link.output.clone(),
+        times: match link.repeat {
+            config::Repeat::Times(times) => Some(times),
+            config::Repeat::Forever => None,
+        },
+        pace: match link.pace {
+            config::Pace::Fast => Pace::Fast,
+            config::Pace::File => Pace::File,
+        },
+        snaplen: link.snaplen,
+    })
+}
+
+fn faults(faults: &config::Faults) -> FaultSpec {
+    FaultSpec {
+        seed: faults.seed,
+        loss: faults.loss,
+        duplicate: faults.duplicate,
+        reorder: faults.reorder,
+        corrupt: faults.corrupt,
+        delay: faults.delay,
+        // A config's time is a number of nanoseconds in 64 bits.
+        delay_by: Nanos(u64::try_from(faults.delay_by.0.as_nanos()).unwrap_or(u64::MAX)),
+        rx_error: faults.rx_error,
+        tx_error: faults.tx_error,
+        flap: faults.flap,
+        ..FaultSpec::default()
+    }
+}
+
+fn refused(capability: config::Capability) -> Capability {
+    match capability {
+        config::Capability::RawPacket => Capability::RawPacket,
+        config::Capability::Datagram => Capability::Datagram,
+        config::Capability::Rc => Capability::Rc,
+        config::Capability::Uc => Capability::Uc,
+        config::Capability::Srq => Capability::Srq,
+        config::Capability::MemoryWindow => Capability::MemoryWindow,
+        config::Capability::Atomic => Capability::Atomic,
+        config::Capability::Multicast => Capability::Multicast,
+        config::Capability::Events => Capability::Events,
+        config::Capability::ExtendedCq => Capability::ExtendedCq,
+        config::Capability::Timestamps => Capability::Timestamps,
+        config::Capability::WallclockTimestamps => Capability::WallclockTimestamps,
+        config::Capability::SingleThreaded => Capability::SingleThreaded,
+        config::Capability::IgnoreOverrun => Capability::IgnoreOverrun,
+        config::Capability::Inline => Capability::Inline,
+        config::Capability::Rss => Capability::Rss,
+        config::Capability::FlowTag => Capability::FlowTag,
+        config::Capability::Cvlan => Capability::Cvlan,
+        config::Capability::TagMatching => Capability::TagMatching,
+        config::Capability::ExtendedSend => Capability::ExtendedSend,
+    }
+}
+
+fn rss(rss: &config::Rss) -> RssSpec {
+    let key = match rss.key {
+        config::RssKey::Default => RssSpec::STANDARD.key,
+        config::RssKey::Symmetric => RssSpec::SYMMETRIC.key,
+        config::RssKey::Bytes(key) => key,
+    };
+    let has = |field| rss.fields.contains(&field);
+    let fields = RssFields {
+        ipv4: has(RssField::Ipv4),
+        ipv6: has(RssField::Ipv6),
+        tcp: has(RssField::Tcp),
+        udp: has(RssField::Udp),
+    };
+    RssSpec { key, fields }
+}
+
+fn generator(link: &config::Generator) -> GeneratorSpec {
+    GeneratorSpec {
+        sizes: link.mix().iter().map(|entry| (entry.size, entry.weight)).collect(),
+        flows: link.flows,
+        kind: match link.protocol {
+            config::Protocol::Udp4 => FrameKind::Udp4,
+            config::Protocol::Tcp4 => FrameKind::Tcp4,
+            config::Protocol::Udp6 => FrameKind::Udp6,
+        },
+        vlan: link.vlan,
+        src_mac: link.src_mac.0,
+        dst_mac: link.dst_mac.0,
+        src_ip: link.src_ip,
+        dst_ip: link.dst_ip,
+        src_port: link.src_port,
+        dst_port: link.dst_port,
+        seed: link.seed,
+        count: link.count,
+        rate: link.rate,
+        copy: link.copy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde::Deserialize;
+
+    use super::*;
+    use crate::config::{Diagnostics, Source};
+
+    /// The port of a config that has this one alone.
+    fn port(keys: &str) -> config::Port {
+        let text = format!("[[port]]\nname = \"p\"\ndevice = \"soft\"\n{keys}\n");
+        let source = Source::new("x.toml", &text, &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let loaded = config::load(&source, &mut diagnostics);
+        assert!(!diagnostics.has_errors(), "{}", diagnostics.render(false));
+        loaded.ports().next().unwrap().clone()
+    }
+
+    fn link(keys: &str) -> Link {
+        port(&format!("link = {{ {keys} }}")).link.unwrap()
+    }
+
+    #[test]
+    fn capabilities_keep_their_names() {
+        let mut names = BTreeSet::new();
+        for capability in Capability::ALL {
+            let name = toml::Value::String(capability.name().to_owned());
+            assert_eq!(refused(config::Capability::deserialize(name).unwrap()), capability);
+            names.insert(capability.name());
+        }
+        assert_eq!(names.len(), Capability::ALL.len());
+    }
+
+    #[test]
+    fn every_key_of_a_generator_arrives() {
+        let Link::Generator(link) = link(
+            "kind = 'generator', sizes = [{ size = 90 }, { size = 65000, weight = 9 }], flows = 3, rate = 5, count = 7, \
+             protocol = 'udp6', copy = false, src_mac = '02:00:00:00:00:0a', dst_mac = '02:00:00:00:00:0b', \
+             src_ip = 'fd00::1', dst_ip = 'fd00::2', src_port = 11, dst_port = 12, vlan = 13, seed = 14",
+        ) else {
+            panic!("a generator")
+        };
+        let spec = generator(&link);
+        assert_eq!((&spec.sizes[..], spec.flows, spec.kind), (&[(90, 1), (65_000, 9)][..], 3, FrameKind::Udp6));
+        assert_eq!((spec.rate, spec.count, spec.copy), (Some(5), Some(7), false));
+        assert_eq!((spec.src_mac, spec.dst_mac), ([2, 0, 0, 0, 0, 10], [2, 0, 0, 0, 0, 11]));
+        assert_eq!((spec.src_ip, spec.dst_ip), ("fd00::1".parse().ok(), "fd00::2".parse().ok()));
+        assert_eq!((spec.src_port, spec.dst_port, spec.vlan, spec.seed), (11, 12, Some(13), 14));
+    }
+
+    /// What a config leaves out is what the device has by itself.
+    #[test]
+    fn defaults_agree() {
+        let (Link::Generator(link), Link::Pcap(files)) =
+            (link("kind = 'generator'"), link("kind = 'pcap', input = 'x'"))
+        else {
+            panic!("a generator and a capture")
+        };
+        assert_eq!(format!("{:?}", generator(&link)), format!("{:?}", GeneratorSpec::default()));
+        let spec = pcap(&files).unwrap();
+        let usual = PcapSpec { input: Some("x".into()), ..PcapSpec::default() };
+        assert_eq!(format!("{spec:?}"), format!("{usual:?}"));
+        let port = port("faults = { }");
+        assert!(faults(&port.faults.unwrap()).is_none());
+        assert_eq!(rss(&port.rss), RssSpec::STANDARD);
+    }
+
+    #[test]
+    fn every_key_of_faults_captures_and_rss_arrives() {
+        let port = port(
+            "link = { kind = 'pcap', input = 'x', loop = 3, pace = 'file', snaplen = 99 }\n\
+             rss = { key = 'symmetric', fields = ['ipv6', 'udp'] }\n\
+             faults = { seed = 1, loss = 0.1, duplicate = 0.2, reorder = 0.3, corrupt = 0.4, delay = 0.5, \
+             delay_by = '6us', rx_error = 0.7, tx_error = 0.8, flap = 0.9 }",
+        );
+        let Some(Link::Pcap(files)) = &port.link else { panic!("a capture") };
+        let spec = pcap(files).unwrap();
+        assert_eq!((spec.times, spec.pace, spec.snaplen), (Some(3), Pace::File, 99));
+        let fields = RssFields { ipv4: false, ipv6: true, tcp: false, udp: true };
+        assert_eq!(rss(&port.rss), RssSpec { fields, ..RssSpec::SYMMETRIC });
+        let expected = FaultSpec {
+            seed: 1,
+            loss: 0.1,
+            duplicate: 0.2,
+            reorder: 0.3,
+            corrupt: 0.4,
+            delay: 0.5,
+            delay_by: Nanos(6_000),
+            rx_error: 0.7,
+            tx_error: 0.8,
+            flap: 0.9,
+            ..FaultSpec::default()
+        };
+        assert_eq!(faults(&port.faults.unwrap()), expected);
+    }
+}
