@@ -392,6 +392,9 @@ impl Device for SoftDevice {
         // Stamps are among what is read by cursor.
         let wishes = [
             (Capability::ExtendedCq, PollFields::all() - PollFields::BYTE_LEN - PollFields::QP_NUM, CqFlags::all()),
+            (Capability::Cvlan, PollFields::CVLAN, CqFlags::empty()),
+            (Capability::FlowTag, PollFields::FLOW_TAG, CqFlags::empty()),
+            (Capability::TagMatching, PollFields::TM_INFO, CqFlags::empty()),
             (Capability::Timestamps, PollFields::TIMESTAMP, CqFlags::empty()),
             (Capability::WallclockTimestamps, PollFields::WALLCLOCK, CqFlags::empty()),
             (Capability::SingleThreaded, PollFields::empty(), CqFlags::SINGLE_THREADED),

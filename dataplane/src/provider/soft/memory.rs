@@ -106,6 +106,15 @@ impl Keys {
     }
 }
 
+/// Why local memory may not be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Denied {
+    /// The key is of no region, of another domain's, or does not allow it.
+    Key,
+    /// Not all of it is in the region.
+    Bounds,
+}
+
 /// A queue pair's copy of the table: brought up to date when it has changed, without a lock when it has not.
 #[derive(Debug)]
 pub(super) struct KeyCache {
@@ -154,8 +163,12 @@ impl KeyCache {
     }
 
     /// Whether all elements may be used so.
-    pub(super) fn allows(&mut self, sges: &[Sge], access: Access) -> bool {
-        sges.iter().filter(|sge| sge.length > 0).all(|sge| self.find(sge, access).is_some())
+    pub(super) fn check(&mut self, sges: &[Sge], access: Access) -> Result<(), Denied> {
+        let wrong = sges.iter().filter(|sge| sge.length > 0).find(|sge| self.find(sge, access).is_none());
+        let Some(wrong) = wrong else { return Ok(()) };
+        let entry = self.entries.iter().find(|entry| entry.lkey == wrong.lkey);
+        let known = entry.is_some_and(|entry| entry.pd == self.pd && entry.access.contains(access));
+        Err(if known { Denied::Bounds } else { Denied::Key })
     }
 
     /// Appends `length` of the bytes that the elements of a posted send name, from the `from`-th on.
@@ -260,15 +273,22 @@ impl Place {
         unsafe { shared::load(self.at(from), &mut into[before..]) };
     }
 
-    /// Changes eight aligned bytes at once. Returns what they were.
+    /// Changes eight aligned bytes, at once for all requests of peers. Returns what they were.
     pub(super) fn update(&self, change: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         let first = self.at(0);
         if self.length < 8 || !first.addr().is_multiple_of(8) {
             return None;
         }
-        // SAFETY: eight bytes, aligned, mapped, and shared through atomics alone, as above.
-        let word = unsafe { AtomicU64::from_ptr(first.cast()) };
-        Some(word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).unwrap_or_else(|was| was))
+        let mut word = [0; 8];
+        // SAFETY: eight bytes, mapped, and touched by others byte by byte, as above. Among requests this is one step: the
+        // whole fabric is behind one lock.
+        unsafe { shared::load(first, &mut word) };
+        let was = u64::from_ne_bytes(word);
+        if let Some(is) = change(was) {
+            // SAFETY: as above.
+            unsafe { shared::store(first, &is.to_ne_bytes()) };
+        }
+        Some(was)
     }
 }
 

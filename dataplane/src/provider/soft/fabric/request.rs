@@ -7,6 +7,7 @@ use super::Reach;
 use super::packet::{Body, Change, Nak, PSN, Part, after, ahead, not_ready_nanos};
 use super::qp::{Qp, Target};
 use crate::provider::completion::Values;
+use crate::provider::soft::memory::Denied;
 use crate::provider::soft::window::{Binding, Windows};
 use crate::provider::{
     Access, QpAttributes, QpState, QpType, Remote, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus, WrOpcode,
@@ -48,11 +49,13 @@ impl Work {
     }
 
     /// Whether queue pairs of this type have it.
-    fn is_of(&self, kind: QpType) -> bool {
+    fn is_of(&self, kind: QpType, rxe: bool) -> bool {
         use WrOpcode::{BindMw, LocalInv, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, SendWithInv};
         match self.opcode() {
             Send | SendWithImm => true,
-            RdmaWrite | RdmaWriteWithImm | SendWithInv | LocalInv | BindMw => kind != QpType::Ud,
+            RdmaWrite | RdmaWriteWithImm | BindMw => kind != QpType::Ud,
+            // The kernel's device has them of reliable connections alone.
+            SendWithInv | LocalInv => kind == QpType::Rc || (kind == QpType::Uc && !rxe),
             _ => kind == QpType::Rc && self.is_answered(),
         }
     }
@@ -273,7 +276,10 @@ impl Qp {
         }
         let send = &self.requester.queue[at];
         let none_allowed = kind == QpType::Rc && send.work.is_answered() && self.attributes.max_rd_atomic == 0;
-        if !send.work.is_of(kind) || none_allowed || (kind == QpType::Ud && send.to.is_none_or(|to| to.pd != self.pd)) {
+        if !send.work.is_of(kind, rxe)
+            || none_allowed
+            || (kind == QpType::Ud && send.to.is_none_or(|to| to.pd != self.pd))
+        {
             return Err(WcStatus::LocQpOpErr);
         }
         if send.work.is_local() {
@@ -289,8 +295,8 @@ impl Qp {
         }
         // Memory that an answer goes to is looked at when it comes.
         let sends = !send.work.is_answered() && send.inline.is_none();
-        if sends && !self.keys.allows(&self.requester.queue[at].sges, Access::empty()) {
-            return Err(if rxe { WcStatus::LocQpOpErr } else { WcStatus::LocProtErr });
+        if sends && let Err(denied) = self.keys.check(&self.requester.queue[at].sges, Access::empty()) {
+            return Err(if rxe && denied == Denied::Key { WcStatus::LocQpOpErr } else { WcStatus::LocProtErr });
         }
         let mtu = if kind == QpType::Ud { u64::MAX } else { self.mtu() };
         let (first, requester) = (self.requester.psn, &mut self.requester);

@@ -247,6 +247,10 @@ impl Qp {
                 let status = if self.is_rxe() { WcStatus::RemAccessErr } else { WcStatus::LocAccessErr };
                 let imm = part.imm.is_some() && self.kind() == QpType::Rc;
                 let receive = if imm { self.take_receive(reach) } else { None };
+                // The kernel's device looks for the receive first.
+                if self.is_rxe() && imm && part.last && receive.is_none() {
+                    return Err(self.not_ready());
+                }
                 Err(Refusal { nak, receive: receive.map(|receive| (receive, status)) })
             }
         }
