@@ -1,0 +1,180 @@
+//! Receive queues that several queue pairs take from.
+
+use dataplane::lane::message::{MessageDomain, MessageSharedQueue};
+use dataplane::provider::{Capability, Device, EventKind, QpState, QpType, RecvRequest, SrqSpec};
+
+use crate::Trial;
+use crate::bed::{Connection, End, EndSpec, Of, Outcome, PATIENCE, Pair, join, told, told_post};
+
+/// Two pairs whose second ends take from one queue.
+fn two<D: Device>(t: &Trial<'_, D>, depth: u32) -> Outcome<(Pair<D>, Pair<D>, MessageSharedQueue<D>)> {
+    t.need(Capability::Srq)?;
+    let domain = MessageDomain::new(&t.bed.b)?;
+    let srq = domain.create_srq(&SrqSpec { depth, sges: 2 })?;
+    let spec = EndSpec::new(QpType::Rc);
+    let make = || -> Outcome<Pair<D>> {
+        let b = End::on(t.bed, true, spec, domain.clone(), Some(&srq))?;
+        let mut pair = Pair { a: End::new(t.bed, false, spec, None)?, b };
+        pair.advance(QpState::Rts, Connection::default(), Connection::default())?;
+        Ok(pair)
+    };
+    Ok((make()?, make()?, srq))
+}
+
+fn post<D: Device>(srq: &mut MessageSharedQueue<D>, end: &End<D>, wr_ids: std::ops::Range<u64>) -> Outcome {
+    for wr_id in wr_ids {
+        let place = 100 * wr_id as usize;
+        srq.post_recv(&[RecvRequest { wr_id, sges: &[end.buffer.sge(place..place + 100)] }])?;
+    }
+    Ok(())
+}
+
+/// Receives go to whoever gets a message, in the order that they were posted in.
+pub(crate) fn traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    let (mut one, mut two, mut srq) = two(t, 16)?;
+    post(&mut srq, &one.b, 0..4)?;
+    for wr_id in 0..4 {
+        let pair = if matches!(wr_id, 0 | 3) { &mut one } else { &mut two };
+        pair.a.buffer.write(0, &[wr_id as u8 + 1]);
+        pair.a.send(wr_id, 0..1)?;
+        t.see(pair, &[(Of::ASent, 1), (Of::BReceived, 1)])?;
+    }
+    let got: Vec<u8> = (0..4).map(|at| one.b.buffer.to_vec(100 * at..100 * at + 1)[0]).collect();
+    t.say(format!("{got:?}"));
+    t.expect(
+        "a send 0 SEND
+         b receive 0 RECV 1 bytes
+         a send 1 SEND
+         b receive 1 RECV 1 bytes
+         a send 2 SEND
+         b receive 2 RECV 1 bytes
+         a send 3 SEND
+         b receive 3 RECV 1 bytes
+         [1, 2, 3, 4]",
+    )
+}
+
+pub(crate) fn full<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    let (one, _two, mut srq) = two(t, 8)?;
+    let depth = srq.depth() as usize;
+    // It may have more room than it says.
+    let sges = [one.b.buffer.sge(0..10)];
+    let requests: Vec<_> = (0..=64 * depth as u64).map(|wr_id| RecvRequest { wr_id, sges: &sges }).collect();
+    let refused = srq.post_recv(&requests);
+    let accepted = refused.as_ref().err().map_or(0, |refused| refused.accepted);
+    t.say(format!("{}, all of its depth: {}", told_post(refused).split(' ').next().unwrap_or(""), accepted >= depth));
+    let many = vec![sges[0]; 64];
+    let refused = srq.post_recv(&[RecvRequest { wr_id: 0, sges: &many }]);
+    t.say(format!("many elements: {}", if refused.is_err() { "refused" } else { "taken" }));
+    t.expect(
+        "ENOMEM, all of its depth: true
+         many elements: refused",
+    )
+}
+
+/// A queue pair on one has no receives of its own.
+pub(crate) fn no_receives_of_its_own<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    let (mut one, _two, _srq) = two(t, 8)?;
+    let sges = [one.b.buffer.sge(0..10)];
+    t.say(told_post(one.b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }])));
+    t.expect("EINVAL after 0")
+}
+
+/// Fewer left than the limit: one event, and the watch is off.
+pub(crate) fn limit<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    let (mut one, _two, mut srq) = two(t, 8)?;
+    while t.bed.b.poll_async_event().is_some() {}
+    post(&mut srq, &one.b, 0..6)?;
+    srq.arm_limit(4)?;
+    t.say(format!("armed: {}", srq.limit()?));
+    for wr_id in 0..4 {
+        one.a.send(wr_id, 0..1)?;
+        one.wait(&[(Of::ASent, 1), (Of::BReceived, 1)])?;
+        one.a.sent.clear();
+        one.b.received.clear();
+        if wr_id == 1 {
+            t.say(format!("with 4 left: {:?}", t.bed.b.poll_async_event().map(|it| it.kind)));
+        }
+    }
+    let event = t.bed.b.wait_async_event(PATIENCE);
+    t.say(format!("{:?}", event.map(|it| (it.kind, it.element == srq.number()))));
+    t.say(format!("again: {:?}, limit {}", t.bed.b.poll_async_event().map(|it| it.kind), srq.limit()?));
+    t.say(format!("too high: {}", told(srq.arm_limit(100_000))));
+    t.expect(
+        "armed: 4
+         with 4 left: None
+         Some((SrqLimitReached, true))
+         again: None, limit 0
+         too high: EINVAL",
+    )
+}
+
+/// A queue pair in error leaves the receives to the others.
+pub(crate) fn error_leaves_receives<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    while t.bed.b.poll_async_event().is_some() {}
+    let (mut one, mut two, mut srq) = two(t, 8)?;
+    post(&mut srq, &one.b, 0..2)?;
+    one.b.to(QpState::Err)?;
+    let last = t.bed.b.poll_async_event().filter(|it| it.element == one.b.qp.number().0).map(|it| it.kind);
+    t.say(format!("last request: {}", last == Some(EventKind::QpLastWqeReached)));
+    two.a.send(1, 0..1)?;
+    t.see(&mut two, &[(Of::ASent, 1), (Of::BReceived, 1)])?;
+    t.see(&mut one, &[])?;
+    t.expect(
+        "last request: true
+         a send 1 SEND
+         b receive 0 RECV 1 bytes",
+    )
+}
+
+/// More room, with receives inside.
+pub(crate) fn resize<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    let (mut one, _two, mut srq) = two(t, 4)?;
+    post(&mut srq, &one.b, 0..3)?;
+    match srq.resize(20) {
+        Ok(()) => t.say(format!("resized: {}", srq.depth() >= 20)),
+        Err(refused) if refused.errno == libc::EOPNOTSUPP => {
+            return Err(crate::bed::Stop::Skip("srq resize".to_owned(), refused.errno));
+        }
+        Err(refused) => t.say(format!("refused: {refused}")),
+    }
+    post(&mut srq, &one.b, 3..20)?;
+    for wr_id in 0..20 {
+        one.a.send(wr_id, 0..1)?;
+        one.wait(&[(Of::ASent, 1), (Of::BReceived, 1)])?;
+        one.a.sent.clear();
+    }
+    t.say(format!("in order: {}", one.b.received.drain(..).map(|it| it.wr_id).eq(0..20)));
+    t.expect(
+        "resized: true
+         in order: true",
+    )
+}
+
+/// Datagrams, with their 40 bytes.
+pub(crate) fn datagrams<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    t.need(Capability::Srq)?;
+    let domain = MessageDomain::new(&t.bed.b)?;
+    let mut srq = domain.create_srq(&SrqSpec { depth: 8, sges: 1 })?;
+    let spec = EndSpec::new(QpType::Ud);
+    let b = End::on(t.bed, true, spec, domain, Some(&srq))?;
+    let mut pair = Pair { a: End::new(t.bed, false, spec, None)?, b };
+    let with = Connection::default();
+    join(&mut pair.b, &pair.a, with, QpState::Rts)?;
+    join(&mut pair.a, &pair.b, with, QpState::Rts)?;
+    post(&mut srq, &pair.b, 0..1)?;
+    pair.a.send(1, 0..10)?;
+    t.see(&mut pair, &[(Of::ASent, 1), (Of::BReceived, 1)])?;
+    t.expect(
+        "a send 1 SEND
+         b receive 0 RECV 50 bytes GRH",
+    )
+}
+
+/// No receive on the shared queue: the requester is told to come again, and gives up.
+pub(crate) fn empty<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    let (mut one, _two, _srq) = two(t, 8)?;
+    one.a.send(1, 0..1)?;
+    t.see(&mut one, &[(Of::ASent, 1)])?;
+    t.expect("a send 1 RNR_RETRY_EXC_ERR")
+}
