@@ -253,7 +253,7 @@ impl FlowTraffic {
         Self::Headers { outer: HeaderMatch { ethernet: None, ip: None, transport: None }, tunnel: None };
 }
 
-/// A rule: which frames, and what becomes of them.
+/// A rule: which frames, and what becomes of them (`ibv_create_flow(3)`). Not run on hardware.
 #[derive(Clone, Debug)]
 pub struct FlowRule {
     /// The port, from 1.

@@ -1,10 +1,20 @@
 //! The system's libibverbs: thin, and without a policy of its own.
 //!
-//! All calls into the library are in [`ffi`]; the rest gives them types, lifetimes and the rules of the man pages. What
+//! All calls into the library are in `ffi`; the rest gives them types, lifetimes and the rules of the man pages. What
 //! devices do differently is known by trying (`capabilities`, `selftest`) or by a table (`quirk`).
 //!
 //! Opening a device needs no capability, but read and write access to its file in `/dev/infiniband`. To find out what it
 //! can do, a few small objects are created and destroyed; nobody who uses the device is disturbed.
+//!
+//! # Raw packets
+//!
+//! No frame arrives at a queue pair of raw packets before a flow rule is there. [`RawSpec`] has the rules, how frames are
+//! spread over the queues of a port, and what the device does to them; without one every frame is received as it is. Rules
+//! and queue pairs need `CAP_NET_RAW` in the first user namespace. On a device with several queues to a port, receives go to
+//! work queues behind one indirection table, with a hashing queue pair for each IP version and transport.
+//!
+//! None of this was run on hardware: no device of the test bed has it. What the driver is asked for is compared byte by
+//! byte with what the man pages and verbs.h want.
 
 mod ah;
 mod attr;

@@ -22,7 +22,7 @@ use crate::provider::verbs::flow::{Flow, FlowRule, FlowTraffic};
 use crate::provider::verbs::rss::{Spread, WorkQueue, WorkQueueSpec, WqState};
 use crate::provider::{QpState, RssSpec};
 
-/// What the ports of a device do with raw packets.
+/// What a port does with raw packets. Not run on hardware.
 #[derive(Clone, Debug)]
 pub struct RawSpec {
     /// What receiving does to frames.
