@@ -10,6 +10,7 @@
 #![allow(unsafe_code)]
 
 mod batch;
+mod memlock;
 mod node;
 mod packet;
 mod pool;
@@ -19,6 +20,7 @@ pub(crate) mod shared;
 
 pub(crate) use batch::Fate;
 pub use batch::{BATCH, Batch, Desc};
+pub use memlock::{Memlock, Shortage};
 pub use node::Preference;
 pub use packet::{Colour, Edge, Meta, MetaFlags, Packet, Packets};
 pub use pool::{GUARD, Pool, SlotLayout, SlotState};

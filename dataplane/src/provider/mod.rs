@@ -49,8 +49,8 @@ pub use status::WcStatus;
 pub use wr_id::{WrId, WrKind};
 
 use crate::clock::Timebase;
-use crate::error::{Result, VerbError};
-use crate::mem::{Desc, Region, SlotLayout};
+use crate::error::{Error, Result, VerbError};
+use crate::mem::{Desc, Memlock, Region, SlotLayout};
 use crate::units::{Gid, Lkey, QpNum, Rkey, Ticks};
 
 /// A source of devices.
@@ -180,7 +180,7 @@ pub trait ProtectionDomain: Clone + Send + Sync + 'static {
     ///
     /// # Errors
     /// `EINVAL`: remote writing or atomics without local writing, or a part that is empty or not in the region.
-    /// `ENOMEM`: over `RLIMIT_MEMLOCK`.
+    /// `ENOMEM`: over `RLIMIT_MEMLOCK`; `EPERM`: that is 0. [`register_error`] tells more.
     fn register_part(&self, region: Arc<Region>, part: Range<usize>, access: Access) -> Result<Self::Mr, VerbError>;
 
     /// Registers a whole region.
@@ -223,6 +223,16 @@ pub trait ProtectionDomain: Clone + Send + Sync + 'static {
         recv: &Self::Cq,
         srq: Option<&Self::Srq>,
     ) -> Result<Self::Qp, VerbError>;
+}
+
+/// Says why memory could not be registered: where a limit of this process is the reason, with its numbers and every way
+/// to change it.
+pub fn register_error(error: VerbError, device: &str, bytes: usize) -> Error {
+    let limited = matches!(error.errno, libc::ENOMEM | libc::EPERM);
+    match limited.then(|| Memlock::of_this_process().shortage(bytes as u64)).flatten() {
+        Some(shortage) => Error::Memory(format!("{device}: {error}: {shortage}")),
+        None => error.on(device),
+    }
 }
 
 /// Registered memory. Clones are the same registration; the last one dropped ends it.

@@ -13,7 +13,7 @@ use crate::mem::Pool;
 use crate::pipeline::PortInfo;
 use crate::provider::connect::{Connector, EndpointParameters};
 use crate::provider::soft::{LoopbackLink, SoftDevice};
-use crate::provider::{Device, ProtectionDomain, QpType};
+use crate::provider::{Device, ProtectionDomain, QpType, register_error};
 use crate::runtime::peer::{self, Introducer, Meeting, PeerWiring, Terms, Way};
 use crate::runtime::soft;
 use crate::runtime::watch::Watch;
@@ -190,7 +190,8 @@ impl<D: Device> Port<D> {
 impl<D: Device> PortDevice for Port<D> {
     fn open_lane(&self, pool: &mut Pool, spec: LaneSpec) -> Result<Box<dyn Lane>> {
         let Self { device, pd, .. } = self;
-        let mr = pd.register(pool.region().clone(), ACCESS).map_err(|error| error.on(device.name()))?;
+        let refused = |error| register_error(error, device.name(), pool.region().len());
+        let mr = pd.register(pool.region().clone(), ACCESS).map_err(refused)?;
         let wiring: Box<dyn Wiring<D>> = match &self.connection {
             None => Box::new(RawWiring { port: self.number }),
             Some(it) => {

@@ -13,7 +13,6 @@ use super::ah::VerbsAh;
 use super::context::{Context, ended};
 use super::cq::VerbsCq;
 use super::ffi;
-use super::memlock::Memlock;
 use super::qp::VerbsQp;
 use super::raw::RawSpec;
 use super::srq::VerbsSrq;
@@ -161,14 +160,7 @@ impl ProtectionDomain for VerbsPd {
         }
         let start = region.base().as_ptr().wrapping_add(part.start);
         // SAFETY: the domain is alive; the memory is part of a region that the registration keeps mapped.
-        let made = unsafe { ffi::ibv_reg_mr(self.raw(), start.cast(), part.len(), access.bits()) };
-        let raw = made.inspect_err(|error| {
-            if let libc::ENOMEM | libc::EPERM = error.errno
-                && let Some(shortage) = Memlock::of_this_process().shortage(part.len() as u64)
-            {
-                tracing::error!(device = self.0.context.name, "{error}: {shortage}");
-            }
-        })?;
+        let raw = unsafe { ffi::ibv_reg_mr(self.raw(), start.cast(), part.len(), access.bits()) }?;
         let registration = Registration { raw, pd: self.clone() };
         Ok(VerbsMr(Arc::new(Mapped { registration, region })))
     }

@@ -30,7 +30,6 @@ mod event;
 mod fake;
 mod ffi;
 mod flow;
-mod memlock;
 mod owner;
 mod poll;
 mod post;
@@ -56,7 +55,6 @@ pub use flow::{
     Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match,
     Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,
 };
-pub use memlock::{Memlock, Shortage};
 pub use poll::VerbsCursor;
 pub use qp::VerbsQp;
 pub use raw::{RateLimit, RawPacketCaps, RawReceive, RawSpec, RssCaps, frame_length};
@@ -121,9 +119,7 @@ fn names() -> Result<Vec<String>> {
 }
 
 fn info(provider: &VerbsProvider, name: String) -> DeviceInfo {
-    let folder = Path::new("/sys/class/infiniband").join(&name).join("device");
-    let node = fs::read_to_string(folder.join("numa_node")).ok().and_then(|text| text.trim().parse().ok());
-    let node = node.map(NumaNode);
+    let node = node(&name);
     match provider.open(&name) {
         Ok(device) => {
             let (context, about) = (device.context(), device.about());
@@ -142,4 +138,16 @@ fn info(provider: &VerbsProvider, name: String) -> DeviceInfo {
         }
         Err(error) => DeviceInfo { node, ..DeviceInfo::unusable(name, error.to_string()) },
     }
+}
+
+/// The node of a device in the PCI tree; of one in software, that of the network device below it.
+fn node(name: &str) -> Option<NumaNode> {
+    let of =
+        |folder: &Path| fs::read_to_string(folder.join("device/numa_node")).ok()?.trim().parse().ok().map(NumaNode);
+    let folder = Path::new("/sys/class/infiniband").join(name);
+    let below = || {
+        let parent = fs::read_to_string(folder.join("parent")).ok()?;
+        of(&Path::new("/sys/class/net").join(parent.trim()))
+    };
+    of(&folder).or_else(below)
 }

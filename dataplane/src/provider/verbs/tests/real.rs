@@ -765,22 +765,26 @@ fn a_queue_becomes_larger() {
 /// In whatever order a program lets go, nothing is used after its end, and nothing is left over.
 #[test]
 fn objects_end_in_any_order() {
-    let Some((a, b)) = sides(CqApi::Auto) else { return };
-    let name = a.device.name().to_owned();
+    if sides(CqApi::Auto).is_none() {
+        return;
+    }
+    let Some(own) = Own::new("ends") else { return };
+    let name = &own.name;
     let resources = || {
-        let output = Command::new("rdma").args(["resource", "show", &name]).output();
-        output.ok().map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+        let output = Command::new("rdma").args(["resource", "show", name]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let before = resources();
     for turn in 0..6 {
-        let device = VerbsProvider.open(&name).unwrap();
+        let device = VerbsProvider.open(name).unwrap();
+        let gid = wait_for(|| device.gids(1).unwrap().first().map(|entry| entry.gid));
         let pd = device.alloc_pd().unwrap();
         let mr = pd.register(region(4096), access()).unwrap();
         let (cq, _) = device.create_cq(&CqSpec { depth: 8, ..CqSpec::default() }, None).unwrap();
         let srq = pd.create_srq(&SrqSpec { depth: 4, sges: 1 }).unwrap();
         let mut qp = pd.create_qp(&QpSpec::new(QpType::Ud, CAPS), &cq, &cq, Some(&srq)).unwrap();
         let window = pd.alloc_mw(MwKind::Type2).unwrap();
-        let ah = pd.create_ah(&Path { gid: b.gid.gid, ..Path::default() }).unwrap();
+        let ah = pd.create_ah(&Path { gid, ..Path::default() }).unwrap();
         qp.bind_peer(Destination { ah: &ah, qp: QpNum(1), qkey: 0 }).unwrap();
         let mut all: Vec<Box<dyn std::any::Any>> = vec![
             Box::new(device),
@@ -852,4 +856,121 @@ fn memory_is_registered_as_it_may_be() {
     };
     assert_eq!((dmabuf(0, 0, 0), dmabuf(8, 4096, 0)), (libc::EINVAL, libc::EINVAL));
     assert!([libc::EOPNOTSUPP, libc::EINVAL, libc::EBADF].contains(&dmabuf(0, 4096, 0)));
+}
+
+/// Set for a process that a test starts to be short of memory that it may lock.
+const SHORT: &str = "DATAPLANE_TEST_SHORT_OF_MEMLOCK";
+
+#[test]
+fn too_little_memory_to_lock_is_told_with_every_remedy() {
+    if std::env::var_os(SHORT).is_some() {
+        let pd = VerbsProvider.open("rxe0").unwrap().alloc_pd().unwrap();
+        let error = pd.register(region(1 << 20), access()).unwrap_err();
+        return println!("errno {}: {}", error.errno, register_error(error, "rxe0", 1 << 20));
+    }
+    if sides(CqApi::Auto).is_none() {
+        return;
+    }
+    for (limit, errno, told) in
+        [("65536", libc::ENOMEM, "may lock 64K bytes"), ("0", libc::EPERM, "may lock no memory")]
+    {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "prlimit", &format!("--memlock={limit}")]);
+        command.arg(std::env::current_exe().unwrap()).args(["--exact", "--nocapture"]);
+        command.arg("provider::verbs::tests::real::too_little_memory_to_lock_is_told_with_every_remedy");
+        let output = match command.env(SHORT, "1").output() {
+            Ok(output) => output,
+            Err(error) => return println!("skipped: setpriv: {error}"),
+        };
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let remedies = ["`ulimit -l 1127`", "`LimitMEMLOCK=1127K`", "/etc/security/limits.d/", "CAP_IPC_LOCK"];
+        for part in [&format!("errno {errno}: memory: rxe0: ibv_reg_mr"), told].into_iter().chain(remedies) {
+            assert!(text.contains(part), "{part}: {text}{}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+}
+
+/// What comes in a while.
+fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match look() {
+            Some(found) => return found,
+            None => assert!(Instant::now() < until),
+        }
+        thread::yield_now();
+    }
+}
+
+/// A device of a test's own, on a cable of its own, taken away again.
+struct Own {
+    name: String,
+    interface: String,
+}
+
+impl Own {
+    fn run(command: &str) -> Result<(), String> {
+        let mut words = command.split(' ');
+        let output = Command::new(words.next().unwrap()).args(words).output().map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(format!("{command}: {}", String::from_utf8_lossy(&output.stderr))),
+        }
+    }
+
+    /// Or why there is none.
+    fn new(of: &str) -> Option<Self> {
+        let (near, far) = (format!("{of}0"), format!("{of}1"));
+        let made = Self::run(&format!("ip link add {near} type veth peer name {far}")).and_then(|()| {
+            let own = Self { name: format!("rxe{of}"), interface: near.clone() };
+            Self::run(&format!("ip link set {near} up"))?;
+            Self::run(&format!("ip link set {far} up"))?;
+            Self::run(&format!("rdma link add {} type rxe netdev {near}", own.name))?;
+            Ok(own)
+        });
+        made.inspect_err(|why| println!("skipped: no device of the test's own: {why}")).ok()
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // The device goes with its interface.
+        let _ = Self::run(&format!("ip link delete {}", self.interface));
+    }
+}
+
+#[test]
+fn ports_and_addresses_that_change_are_events() {
+    if sides(CqApi::Auto).is_none() {
+        return;
+    }
+    let Some(own) = Own::new("flap") else { return };
+    let device = VerbsProvider.open(&own.name).unwrap();
+    // The other events of the same kind, and of the addresses that come with a link, may be in between.
+    let expect = |wanted: EventKind| {
+        let until = Instant::now() + PATIENCE;
+        while let Some(event) = device.wait_async_event(until.saturating_duration_since(Instant::now())) {
+            if event.kind == wanted {
+                return assert_eq!(event.element, 1);
+            }
+        }
+        panic!("no {wanted}");
+    };
+    Own::run("ip link set flap0 down").unwrap();
+    expect(EventKind::PortErr);
+    assert!(!device.port(1).unwrap().is_active());
+    Own::run("ip link set flap0 up").unwrap();
+    expect(EventKind::PortActive);
+    assert!(device.port(1).unwrap().is_active());
+    // An address is found by its value, wherever it is in the table.
+    let gid: Gid = "fd00:1234::1".parse().unwrap();
+    let find = || device.gids(1).unwrap().into_iter().find(|entry| entry.gid == gid);
+    assert_eq!(find(), None);
+    Own::run("ip addr add fd00:1234::1/64 dev flap0 nodad").unwrap();
+    let until = Instant::now() + PATIENCE;
+    while find().is_none() {
+        assert!(Instant::now() < until);
+        expect(EventKind::GidChange);
+    }
+    assert_eq!(find().unwrap().kind, GidKind::RoceV2);
 }

@@ -56,7 +56,7 @@ fn pinned(status: &str) -> u64 {
 }
 
 /// Whether the process has a capability now.
-pub(super) fn capability(status: &str, bit: u32) -> bool {
+fn capability(status: &str, bit: u32) -> bool {
     let effective = field(status, "CapEff").and_then(|value| u64::from_str_radix(value, 16).ok());
     effective.is_some_and(|set| set >> bit & 1 == 1)
 }
