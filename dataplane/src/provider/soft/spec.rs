@@ -21,7 +21,7 @@ impl Profile {
     pub(super) fn slots(self, depth: u32) -> u32 {
         match self {
             Self::Spec => depth,
-            Self::Rxe => depth.saturating_add(1).next_power_of_two() - 1,
+            Self::Rxe => u32::MAX.checked_shr(depth.leading_zeros()).unwrap_or(0),
         }
     }
 }

@@ -52,6 +52,15 @@ pub(super) enum Job {
     },
 }
 
+impl Job {
+    /// The packet that is answered next.
+    fn psn(&self) -> u32 {
+        match self {
+            Self::Ack(psn) | Self::Nak(psn, _) | Self::Value(psn, _) | Self::Read { psn, .. } => *psn,
+        }
+    }
+}
+
 impl Responder {
     /// Gives up a message that is half in. Returns the receive that it was to go into.
     pub(super) fn abandon(&mut self) -> Option<Receive> {
@@ -332,7 +341,7 @@ impl Qp {
             Ok(place) => {
                 if again {
                     // Whatever was being answered from there on is asked for again, and all after it.
-                    self.responder.jobs.clear();
+                    self.responder.jobs.retain(|job| ahead(job.psn(), psn) < 0);
                 } else {
                     let packets = length.div_ceil(self.mtu()).max(1) as u32;
                     self.responder.expected = after(psn, packets);

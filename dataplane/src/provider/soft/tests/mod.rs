@@ -2,9 +2,13 @@
 
 mod clocks;
 mod faults;
+mod features;
 mod links;
 mod messages;
+mod oddities;
 mod program;
+mod recovery;
+mod states;
 mod table;
 mod verbs;
 
