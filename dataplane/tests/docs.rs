@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dataplane::provider::{Capability, EventKind, PollFields, WcStatus};
+use dataplane::provider::soft::{GeneratorSpec, LinkSpec, LoopbackLink, Profile, SoftDevice, SoftSpec};
+use dataplane::provider::{Capability, Device, EventKind, PollFields, WcStatus};
 
 const CRATE: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -84,8 +85,30 @@ fn every_event_and_every_capability_is_told() {
     let first = |table: Table| -> Vec<String> { table.into_iter().map(|row| row[0].clone()).collect() };
     let events: Vec<String> = EventKind::NAMED.iter().map(|event| format!("`{event}`")).collect();
     assert_eq!(first(table(&verbs, "Asynchronous events", "`IBV_EVENT_CQ_ERR`")), events);
+    let told = table(&verbs, "What a device may have", "`raw_packet`");
     let capabilities: Vec<String> = Capability::ALL.iter().map(|capability| format!("`{capability}`")).collect();
-    assert_eq!(first(table(&verbs, "What a device may have", "`raw_packet`")), capabilities);
+    assert_eq!(first(told.clone()), capabilities);
+    // What the software device has, it is asked itself.
+    let device = |profile, link| {
+        let device = SoftDevice::new(SoftSpec { profile, ..SoftSpec::new("s", link) }).unwrap();
+        device.capabilities().has.clone()
+    };
+    let cable = || LinkSpec::Loopback(LoopbackLink::reflect());
+    let devices = [
+        device(Profile::Spec, cable()),
+        device(Profile::Rxe, cable()),
+        device(Profile::Spec, LinkSpec::Generator(GeneratorSpec::default())),
+    ];
+    for (row, capability) in told.iter().zip(Capability::ALL) {
+        let has = match devices.each_ref().map(|has| has.contains(&capability)) {
+            [true, true, true] => "yes",
+            [true, true, false] => "on `loopback`",
+            [true, false, true] => "profile `spec`",
+            [false, false, false] => "no",
+            other => panic!("{capability}: no word for {other:?}"),
+        };
+        assert_eq!(row[2], has, "{capability}");
+    }
 }
 
 /// The config reference is made of the code, so it knows the keys and their defaults.
