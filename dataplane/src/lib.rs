@@ -14,9 +14,9 @@
 //! | [`units`] | newtypes for core, node, key, tick, nanosecond, byte | – |
 //! | [`error`] | the one error of everything that is set up | – |
 //! | [`topology`] | cores, caches, NUMA nodes, device locality; pinning | – |
-//! | [`mem`] | huge-page regions, the buffer pool, batches and packets | topology |
+//! | [`clock`] | the host's clock, those of devices, and stamps that say which they are of | – |
+//! | [`mem`] | huge-page regions, the buffer pool, batches and packets | topology, clock |
 //! | [`header`] | checked views of protocol headers | – |
-//! | [`clock`] | ticks of a device or of the processor, and what they are in nanoseconds | – |
 //! | [`provider`] | the verbs contract as traits; `soft` implements it in process, `verbs` by libibverbs | mem, clock |
 //! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; messages without `unsafe` | provider, mem, clock |
 //! | [`pipeline`] | the `Stage` trait, the registry, graph compilation and the walk | mem, header, clock |

@@ -49,6 +49,7 @@ hugepages = "none"
 name = "a"
 device = "soft"
 link = { kind = "generator", size = 64, flows = 1000 }
+clock = { khz = 156250, bits = 48, drift_ppb = 20000 }
 
 [[port]]
 name = "b"

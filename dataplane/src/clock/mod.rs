@@ -17,6 +17,6 @@ mod timebase;
 pub use host::HostClock;
 pub use mapping::{ClockState, DeviceClock, Mapping};
 pub use stamp::{ClockSource, Stamp};
-pub use stamper::{StampCounts, Stamper};
+pub use stamper::{Clocks, StampCounts, Stamper};
 pub use sync::{ClockFault, ClockReport, ClockSync, Reading};
 pub use timebase::Timebase;

@@ -20,6 +20,22 @@ const WATCH: u64 = 1_000_000_000;
 /// How many bursts must have been seen in this time.
 const WATCHED: u32 = 64;
 
+/// The clocks that there are for the completions of a device.
+#[derive(Clone, Debug, Default)]
+pub struct Clocks {
+    /// The host's.
+    pub host: HostClock,
+    /// Those of the device that are followed.
+    pub device: Vec<Arc<DeviceClock>>,
+}
+
+impl Clocks {
+    /// What stamps a completion queue whose completions carry ticks of this source.
+    pub fn stamper(&self, granted: ClockSource) -> Stamper {
+        Stamper::new(granted, &self.host, self.device.iter().find(|clock| clock.source() == granted))
+    }
+}
+
 /// How many stamps were taken from where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StampCounts {
@@ -89,6 +105,11 @@ impl Stamper {
             Mode::Same(timebase) => timebase.source,
             Mode::Device(reader) => reader.clock.source(),
         }
+    }
+
+    /// What its stamps are from when the device's clock cannot be used.
+    pub fn host_source(&self) -> ClockSource {
+        self.host.timebase().source
     }
 
     /// The stamps of a burst that has just been polled, one for each. Both slices are of one length.

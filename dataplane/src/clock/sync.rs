@@ -127,6 +127,20 @@ pub struct ClockReport {
     pub offset_ns: i64,
 }
 
+impl fmt::Display for ClockReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}, {} ppb fast, right to {} ns", self.source, self.state, self.drift_ppb, self.error_ns)?;
+        let trouble = [("missed", self.missed), ("jumps", self.jumps), ("freezes", self.freezes)];
+        for (what, count) in trouble.into_iter().filter(|(_, count)| *count > 0) {
+            write!(f, ", {what} {count}")?;
+        }
+        if self.offset_ns != 0 {
+            write!(f, ", {} ns added", self.offset_ns)?;
+        }
+        self.fault.iter().try_for_each(|fault| write!(f, "; last fault: {fault}"))
+    }
+}
+
 /// A reading that is believed.
 #[derive(Clone, Copy, Debug)]
 struct Point {

@@ -113,8 +113,12 @@ impl<'a> Checker<'a, '_> {
             self.error(&at("device"), "a port needs a device", "name a verbs device, or \"soft\"");
         }
         if port.device != SOFT {
-            let given =
-                [("link", port.link.is_some()), ("faults", port.faults.is_some()), ("refuse", !port.refuse.is_empty())];
+            let given = [
+                ("link", port.link.is_some()),
+                ("faults", port.faults.is_some()),
+                ("clock", port.clock.is_some()),
+                ("refuse", !port.refuse.is_empty()),
+            ];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
                 let message = format!("`{key}` is for software devices, and `{}` is none", port.device);
                 self.error(&at(key), message, format!("take `{key}` out, or write device = \"soft\""));

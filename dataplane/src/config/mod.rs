@@ -46,10 +46,11 @@ pub use explain::{nearest, suggest};
 pub use load::{Loaded, load};
 pub use plan::{Catalog, NodePlan, Plan, PortPlan, StageShape, Target, plan};
 pub use port::{
-    Capability, Faults, Generator, Link, Loopback, Pace, Pcap, Port, Protocol, Qp, Rss, RssField, SOFT, Size,
+    Capability, Clock, ClockEvent, ClockEventKind, Faults, Generator, Link, Loopback, Pace, Pcap, Port, Protocol, Qp,
+    Rss, RssField, SOFT, Size,
 };
 pub use recover::{recover, recover_with};
 pub use runtime::{Hugepages, Idle, Runtime, Timestamps};
 pub use schema::{Row, markdown_table, reference_markdown, schema, schema_table};
 pub use source::{MAX_SIZE, Position, Source, Span};
-pub use types::{Mac, Period, Repeat, RssKey, probability, within, within_some};
+pub use types::{Mac, Period, Repeat, RssKey, probability, within, within_signed, within_some};

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::connection::Connection;
-use super::types::{Mac, Period, Repeat, RssKey, probability, within, within_some};
+use super::types::{Mac, Period, Repeat, RssKey, probability, within, within_signed, within_some};
 
 /// The `device` of a port that is the software device.
 pub const SOFT: &str = "soft";
@@ -130,6 +130,74 @@ impl Default for Faults {
             flap: 0.0,
         }
     }
+}
+
+/// The clock of a software device: a counter with a crystal of its own, and what is wrong with it. The counter stamps
+/// completions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Clock {
+    /// Thousand ticks a second, as is written on the crystal.
+    #[serde(deserialize_with = "within::<_, u64, 1, 10000000>")]
+    #[schemars(range(min = 1, max = 10000000))]
+    pub khz: u64,
+    /// Whether the device says so. If not it says 0, and its counter is of no use.
+    pub says_khz: bool,
+    /// The bits of the counter: it wraps after them.
+    #[serde(deserialize_with = "within::<_, u32, 1, 64>")]
+    #[schemars(range(min = 1, max = 64))]
+    pub bits: u32,
+    /// How much faster the counter really is, in parts in a billion.
+    #[serde(deserialize_with = "within_signed::<_, -1000000, 1000000>")]
+    #[schemars(range(min = -1000000, max = 1000000))]
+    pub drift_ppb: i64,
+    /// What the counter shows when the run begins.
+    pub start: u64,
+    /// How far the device's wall clock is ahead of the host's, in nanoseconds.
+    pub wall_ahead: i64,
+    /// What happens to the counter.
+    pub events: Vec<ClockEvent>,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { khz: 1_000_000, says_khz: true, bits: 64, drift_ppb: 0, start: 0, wall_ahead: 0, events: Vec::new() }
+    }
+}
+
+/// Something that happens to the counter of a software device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClockEvent {
+    /// When: so long after the device was opened.
+    #[schemars(with = "String")]
+    pub at: Period,
+    /// What: it jumps by `value` ticks, is set to `value`, freezes, resumes, drifts by `value` parts in a billion, cannot
+    /// be read any more, for the errno `value`, or can be read again.
+    pub kind: ClockEventKind,
+    /// See `kind`.
+    #[serde(default)]
+    pub value: i64,
+}
+
+/// What happens to the counter of a software device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClockEventKind {
+    /// It shows so many ticks more.
+    Jump,
+    /// It starts anew from there.
+    Set,
+    /// It stands still.
+    Freeze,
+    /// It goes on from where it stands.
+    Resume,
+    /// It is so much faster from now on.
+    Drift,
+    /// It cannot be read any more.
+    Mute,
+    /// It can be read again.
+    Speak,
 }
 
 /// A capability that a software device can be made to lack.
@@ -441,6 +509,9 @@ pub struct Port {
     /// Faults of a software device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub faults: Option<Faults>,
+    /// The clock of a software device. Absent: the host's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<Clock>,
     /// Capabilities that a software device is made to lack.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refuse: Vec<Capability>,

@@ -46,9 +46,14 @@ pub enum Idle {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Timestamps {
-    /// From the device where it gives completion timestamps, else from the processor, once a burst.
+    /// From the device's counter where it gives completion timestamps and can be followed, else from the processor, once
+    /// a burst.
     #[default]
     Device,
+    /// From the device's wall clock; where it has none, as `"device"`.
+    Wallclock,
+    /// From the processor, once a burst.
+    Software,
     /// No packet is timed, and there is no latency in the report.
     None,
 }

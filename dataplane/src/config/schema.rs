@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::connection::Connection;
-use super::port::{Faults, Generator, Loopback, Pcap, Port, Rss, Size};
+use super::port::{Clock, Faults, Generator, Loopback, Pcap, Port, Rss, Size};
 use super::runtime::Runtime;
 
 /// What a config file may hold, as far as the stages' own parameters leave it open.
@@ -214,7 +214,7 @@ const STAGE: &str = "A stage. Packets enter at the first that is listed, and go 
 /// The reference of all keys that aren't a stage's own, as Markdown.
 pub fn reference_markdown() -> String {
     let link = "A `link` of this `kind` ";
-    let sections: [(&str, Schema, &str); 12] = [
+    let sections: [(&str, Schema, &str); 13] = [
         ("`[runtime]`", schema_for!(Runtime), "Workers, memory and the loop. All of it may be left out."),
         ("`[[port]]`", schema_for!(Port), "A port: one device, and how it is used."),
         (
@@ -244,6 +244,12 @@ pub fn reference_markdown() -> String {
             "`faults` of a port",
             schema_for!(Faults),
             "Faults of a software device. Those of one seed are the same in every run.",
+        ),
+        (
+            "`clock` of a port",
+            schema_for!(Clock),
+            "The clock of a software device: a counter with a crystal of its own, and what is wrong with it. The counter \
+             stamps completions.",
         ),
         ("`[pipeline]`", schema_for!(Pipeline), "What feeds the stages, and the stages."),
         ("`[[pipeline.stage]]`", schema_for!(Stage), STAGE),

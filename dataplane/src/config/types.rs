@@ -232,6 +232,23 @@ where
     within::<D, T, MIN, MAX>(deserializer).map(Some)
 }
 
+/// Reads a whole number from `MIN` to `MAX`, which may be below 0.
+///
+/// # Errors
+///
+/// An error that names the range.
+pub fn within_signed<'de, D, const MIN: i64, const MAX: i64>(deserializer: D) -> Result<i64, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let number = i64::deserialize(deserializer)?;
+    if (MIN..=MAX).contains(&number) {
+        return Ok(number);
+    }
+    let expected = format!("a whole number from {MIN} to {MAX}");
+    Err(D::Error::invalid_value(Unexpected::Signed(number), &expected.as_str()))
+}
+
 /// Reads a probability: a number from 0 to 1.
 ///
 /// # Errors

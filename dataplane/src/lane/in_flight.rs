@@ -1,15 +1,15 @@
 //! The sends that have not completed, in the order in which they were posted.
 
+use crate::clock::Stamp;
 use crate::lane::LatencySink;
 use crate::mem::{Desc, Pool, SlotState};
 use crate::provider::{RUN, WrId};
-use crate::units::Ticks;
 
 /// A ring as deep as the send queue. Sends are counted from 0 for ever; the count's low bits are in their `wr_id`.
 #[derive(Debug)]
 pub(super) struct InFlight {
     descs: Box<[Desc]>,
-    stamps: Box<[Ticks]>,
+    stamps: Box<[Stamp]>,
     depth: usize,
     posted: u64,
     reclaimed: u64,
@@ -20,7 +20,7 @@ impl InFlight {
         let capacity = (depth.max(1) as usize).next_power_of_two();
         Self {
             descs: vec![Desc::default(); capacity].into(),
-            stamps: vec![Ticks(0); capacity].into(),
+            stamps: vec![Stamp::NONE; capacity].into(),
             depth: depth as usize,
             posted: 0,
             reclaimed: 0,
@@ -59,7 +59,7 @@ impl InFlight {
 
     /// Adds sends; there must be space.
     #[inline]
-    pub(super) fn extend(&mut self, descs: &[Desc], stamps: &[Ticks]) {
+    pub(super) fn extend(&mut self, descs: &[Desc], stamps: &[Stamp]) {
         let (at, before_end) = self.place(self.posted);
         let first = descs.len().min(before_end);
         self.descs[at..at + first].copy_from_slice(&descs[..first]);
@@ -71,14 +71,14 @@ impl InFlight {
         self.posted += descs.len() as u64;
     }
 
-    /// Gives the slots of the oldest `n` sends back to the pool; with the time of their completion, records how long
+    /// Gives the slots of the oldest `n` sends back to the pool; with a stamp of their completion, records how long
     /// they took. Returns their bytes.
     #[inline]
     pub(super) fn reclaim(
         &mut self,
         mut n: usize,
         pool: &mut Pool,
-        completed: Option<Ticks>,
+        completed: Stamp,
         latency: &mut dyn LatencySink,
     ) -> u64 {
         let mut bytes = 0;
@@ -91,7 +91,7 @@ impl InFlight {
                 bytes += u64::from(desc.len);
             }
             pool.put(&slots[..part], SlotState::Sending);
-            if let Some(completed) = completed {
+            if completed != Stamp::NONE {
                 for alike in self.stamps[at..at + part].chunk_by(|a, b| a == b) {
                     latency.record(alike[0], completed, alike.len() as u64);
                 }

@@ -23,11 +23,10 @@ pub(crate) use wiring::{QpOf, RawWiring, Wiring};
 
 use std::os::fd::BorrowedFd;
 
-use crate::clock::Timebase;
+use crate::clock::{Stamp, Stamper};
 use crate::error::VerbError;
 use crate::mem::{Batch, Pool};
-use crate::provider::{Access, CqGranted, QpType, WcStatus};
-use crate::units::Ticks;
+use crate::provider::{Access, CqGranted, PollFields, QpType, WcStatus};
 
 /// What a lane has done. Packets, unless it says otherwise.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,7 +66,7 @@ pub struct LaneCounters {
 /// Takes the time from receive stamp to send completion stamp.
 pub(crate) trait LatencySink {
     /// So many packets that share both stamps.
-    fn record(&mut self, from: Ticks, to: Ticks, packets: u64);
+    fn record(&mut self, from: Stamp, to: Stamp, packets: u64);
 }
 
 /// A lane, whatever its provider: one dynamic call a burst.
@@ -141,8 +140,8 @@ pub(crate) trait Lane: Send {
     /// What it has done.
     fn counters(&self) -> &LaneCounters;
 
-    /// How its stamps become nanoseconds.
-    fn timebase(&self) -> Timebase;
+    /// What stamps the completions of its receives, and those of its sends.
+    fn stampers(&self) -> [&Stamper; 2];
 
     /// What the receive completion queue was granted.
     fn granted(&self) -> &CqGranted;
@@ -159,17 +158,41 @@ pub(crate) struct LaneSpec {
     pub(crate) recv_depth: u32,
     /// Sends outstanding.
     pub(crate) send_depth: u32,
-    /// Whether completions are stamped.
-    pub(crate) stamps: bool,
+    /// What packets are stamped by.
+    pub(crate) stamps: Stamping,
     /// Whether the worker sleeps until there is something to receive.
     pub(crate) sleeps: bool,
+}
+
+/// What packets are stamped by, where the device has it. What it has not is left out, from the bottom up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stamping {
+    /// Nothing.
+    None,
+    /// The host's clock, once a burst.
+    Host,
+    /// The counter of the device.
+    Device,
+    /// The wall clock of the device.
+    Wallclock,
+}
+
+impl Stamping {
+    /// What is asked of completions.
+    pub(crate) fn fields(self) -> PollFields {
+        match self {
+            Self::None | Self::Host => PollFields::empty(),
+            Self::Device => PollFields::TIMESTAMP,
+            Self::Wallclock => PollFields::TIMESTAMP | PollFields::WALLCLOCK,
+        }
+    }
 }
 
 /// Takes no notice.
 pub(crate) struct NoSink;
 
 impl LatencySink for NoSink {
-    fn record(&mut self, _: Ticks, _: Ticks, _: u64) {}
+    fn record(&mut self, _: Stamp, _: Stamp, _: u64) {}
 }
 
 /// What a lane may do with the memory that it registers.

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
+use crate::clock::Clocks;
 use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
+use crate::provider::Device;
 use crate::provider::soft::{FaultSpec, GeneratorSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
-use crate::provider::{Device, ProtectionDomain};
 
 const SLOTS: usize = 256;
 const BURST: usize = 32;
@@ -28,13 +29,14 @@ impl Bench {
         let lane = |(place, (link, faults)): (usize, (LinkSpec, FaultSpec))| -> Box<dyn Lane> {
             let device = SoftDevice::new(SoftSpec { faults, ..SoftSpec::new("s", link) }).unwrap();
             let pd = device.alloc_pd().unwrap();
-            let mr = pd.register(pool.region().clone(), ACCESS).unwrap();
             // Only the first is received from.
             let recv_depth = if place == 0 { 64 } else { 0 };
             let kind = QpType::RawPacket;
-            let spec = LaneSpec { kind, queue: (0, 1), recv_depth, send_depth: 48, stamps: true, sleeps: false };
+            let spec =
+                LaneSpec { kind, queue: (0, 1), recv_depth, send_depth: 48, stamps: Stamping::Device, sleeps: false };
             let wiring = Box::new(RawWiring { port: 1 });
-            Box::new(VerbsLane::open(&device, &pd, mr, &mut pool, spec, wiring, Arc::default()).unwrap())
+            let clocks = Clocks::default();
+            Box::new(VerbsLane::open(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks).unwrap())
         };
         let lanes = devices.into_iter().enumerate().map(lane).collect();
         Self { lanes, batch: Batch::new(&pool), pool }

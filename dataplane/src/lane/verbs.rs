@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use super::in_flight::InFlight;
 use super::posted::Posted;
 use super::wiring::{QpOf, Wiring};
-use super::{Alarms, Lane, LaneCounters, LaneSpec, LatencySink, NoSink};
-use crate::clock::{ClockSource, Timebase};
+use super::{ACCESS, Alarms, Lane, LaneCounters, LaneSpec, LatencySink, NoSink, Stamping};
+use crate::clock::{Clocks, Stamp, Stamper};
 use crate::error::{Result, VerbError};
 use crate::mem::{Batch, Desc, Pool, SlotState};
 use crate::provider::{
     Capability, CompletionChannel, CompletionQueue, Completions, CqFlags, CqGranted, CqSpec, Device, EventKind,
     PollFields, ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QueuePair, RUN, WcStatus, WrId, WrKind,
+    register_error,
 };
 
 type MrOf<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
@@ -53,7 +54,10 @@ pub(crate) struct VerbsLane<D: Device> {
     /// The alarms that were looked at.
     heard: u32,
     counters: LaneCounters,
-    timebase: Timebase,
+    recv_stamper: Stamper,
+    send_stamper: Stamper,
+    /// The stamps of `run`.
+    stamps: Box<[Stamp; RUN]>,
     granted: CqGranted,
 }
 
@@ -67,12 +71,27 @@ struct Queues<D: Device> {
     channel: Option<D::Channel>,
 }
 
+/// The stamps of a run.
+#[inline]
+fn stamp(stamper: &mut Stamper, run: &Completions, stamps: &mut [Stamp]) {
+    if run.failed {
+        return stamp_good(stamper, run, stamps);
+    }
+    stamper.stamp(&run.ticks[..stamps.len()], stamps);
+}
+
+/// After an error a completion has no ticks.
+#[cold]
+fn stamp_good(stamper: &mut Stamper, run: &Completions, stamps: &mut [Stamp]) {
+    stamps.fill(Stamp::NONE);
+    for at in (0..stamps.len()).filter(|at| run.status[*at] == WcStatus::Success) {
+        stamper.stamp(&run.ticks[at..=at], &mut stamps[at..=at]);
+    }
+}
+
 impl<D: Device> Queues<D> {
     fn make(device: &D, pd: &D::Pd, spec: &LaneSpec) -> Result<(Self, CqGranted), VerbError> {
-        let mut fields = PollFields::BYTE_LEN;
-        if spec.stamps {
-            fields |= PollFields::TIMESTAMP;
-        }
+        let fields = PollFields::BYTE_LEN | spec.stamps.fields();
         // A channel whose descriptor cannot be waited for with those of other lanes is of no use to a worker.
         let channel = match spec.sleeps && device.capabilities().has.contains(&Capability::Events) {
             true => Some(device.create_channel()?).filter(|channel| channel.descriptor().is_some()),
@@ -99,23 +118,28 @@ impl<D: Device> Queues<D> {
 }
 
 impl<D: Device> VerbsLane<D> {
-    /// Makes the queues on a device, posts receives and brings them to RTS, as far as the peer lets it. `mr` is the
-    /// registration of the pool's memory.
+    /// Makes the queues on a device, posts receives and brings them to RTS, as far as the peer lets it. The pool's memory
+    /// is registered for it.
     ///
     /// # Errors
     /// A verb failed; the error names it and the device.
     pub(crate) fn open(
         device: &D,
         pd: &D::Pd,
-        mr: MrOf<D>,
         pool: &mut Pool,
         spec: LaneSpec,
         wiring: Box<dyn Wiring<D>>,
         alarms: Arc<Alarms>,
+        clocks: &Clocks,
     ) -> Result<Self> {
         let named = |error: VerbError| error.on(device.name());
+        let refused = |error| register_error(error, device.name(), pool.region().len());
+        let mr = pd.register(pool.region().clone(), ACCESS).map_err(refused)?;
         let (queues, granted) = Queues::make(device, pd, &spec).map_err(named)?;
-        let timebase = if spec.stamps { device.timebase() } else { Timebase::NONE };
+        let stamper = match spec.stamps {
+            Stamping::None => Stamper::none(),
+            _ => clocks.stamper(granted.stamps),
+        };
         let caps = queues.qp.caps();
         let recv_depth = spec.recv_depth.min(caps.recv_depth).min(queues.recv_cq.depth());
         let mut lane = Self {
@@ -137,7 +161,9 @@ impl<D: Device> VerbsLane<D> {
             alarms,
             heard: 0,
             counters: LaneCounters::default(),
-            timebase: if granted.stamps == ClockSource::None { Timebase::NONE } else { timebase },
+            recv_stamper: stamper.clone(),
+            send_stamper: stamper,
+            stamps: Box::new([Stamp::NONE; RUN]),
             granted,
         };
         lane.begin(pool).map_err(named)?;
@@ -175,6 +201,7 @@ impl<D: Device> VerbsLane<D> {
             Err(lost) => return self.rebuild(pool, lost).map(|()| 0),
         };
         let run = &*self.run;
+        stamp(&mut self.recv_stamper, run, &mut self.stamps[..n]);
         if run.failed || !self.posted.starts_with(&run.wr_id[..n], self.tag(WrKind::Receive)) {
             return Ok(self.sort_receives(pool, batch, n));
         }
@@ -186,7 +213,7 @@ impl<D: Device> VerbsLane<D> {
             let len = byte_len.wrapping_sub(prefix).min(u32::from(u16::MAX)) as u16;
             Desc { slot: *wr_id as u32, offset, len }
         });
-        let (good, bytes) = batch.extend(descs, &run.ticks[..n]);
+        let (good, bytes) = batch.extend(descs, &self.stamps[..n]);
         pool.moved_descs(&batch.descs()[before..], SlotState::Posted, SlotState::Batched);
         self.posted.advance(good);
         self.counters.rx += good as u64;
@@ -194,7 +221,7 @@ impl<D: Device> VerbsLane<D> {
         if good < n {
             self.run.wr_id.copy_within(good..n, 0);
             self.run.byte_len.copy_within(good..n, 0);
-            self.run.ticks.copy_within(good..n, 0);
+            self.stamps.copy_within(good..n, 0);
             return Ok(good + self.sort_receives(pool, batch, n - good));
         }
         Ok(good)
@@ -220,7 +247,7 @@ impl<D: Device> VerbsLane<D> {
                 (WcStatus::Success, Some(len)) => {
                     pool.moved(&[slot], SlotState::Posted, SlotState::Batched);
                     let desc = Desc { slot, offset: layout.headroom + self.prefix, len };
-                    batch.extend([desc].into_iter(), &[self.run.ticks[i]]);
+                    batch.extend([desc].into_iter(), &[self.stamps[i]]);
                     self.counters.rx += 1;
                     self.counters.rx_bytes += u64::from(len);
                     good += 1;
@@ -282,6 +309,7 @@ impl<D: Device> VerbsLane<D> {
     fn poll_sends(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<usize, VerbError> {
         let n = self.queues.send_cq.poll_run(&mut self.run, RUN)?;
         let tag = self.tag(WrKind::Send);
+        stamp(&mut self.send_stamper, &self.run, &mut self.stamps[..n]);
         for i in 0..n {
             let id = WrId(self.run.wr_id[i]);
             let status = if self.run.failed { self.run.status[i] } else { WcStatus::Success };
@@ -292,10 +320,9 @@ impl<D: Device> VerbsLane<D> {
             // Completions come in order and errors always complete, so all before this one were sent.
             let sent = behind + usize::from(status == WcStatus::Success);
             self.counters.tx += sent as u64;
-            let ticks = (self.timebase.source != ClockSource::None).then_some(self.run.ticks[i]);
-            self.counters.tx_bytes += self.in_flight.reclaim(sent, pool, ticks, latency);
+            self.counters.tx_bytes += self.in_flight.reclaim(sent, pool, self.stamps[i], latency);
             if status != WcStatus::Success {
-                self.in_flight.reclaim(1, pool, None, latency);
+                self.in_flight.reclaim(1, pool, Stamp::NONE, latency);
                 match self.stopping && status == WcStatus::WrFlushErr {
                     true => self.counters.stopped += 1,
                     false => self.counters.tx_errors += 1,
@@ -349,7 +376,7 @@ impl<D: Device> VerbsLane<D> {
         while let Some(slot) = self.posted.pop() {
             pool.put_one(slot, SlotState::Posted);
         }
-        self.in_flight.reclaim(sending, pool, None, &mut NoSink);
+        self.in_flight.reclaim(sending, pool, Stamp::NONE, &mut NoSink);
         match self.stopping {
             true => self.counters.stopped += sending as u64,
             false => self.counters.tx_errors += sending as u64,
@@ -560,8 +587,8 @@ impl<D: Device> Lane for VerbsLane<D> {
         &self.counters
     }
 
-    fn timebase(&self) -> Timebase {
-        self.timebase
+    fn stampers(&self) -> [&Stamper; 2] {
+        [&self.recv_stamper, &self.send_stamper]
     }
 
     fn granted(&self) -> &CqGranted {

@@ -1,9 +1,9 @@
 //! A batch: the descriptors of up to 256 packets, and what is known of each.
 
+use crate::clock::Stamp;
 use crate::mem::packet::{CONSUMED, DROPPED, NEXT};
 use crate::mem::pool::{SlotMemory, SlotState};
 use crate::mem::{Edge, Meta, Packet, Packets, Pool, Reason};
-use crate::units::Ticks;
 
 /// The most packets in a batch.
 pub const BATCH: usize = 256;
@@ -32,7 +32,7 @@ pub struct Batch {
     /// The port that the packets were received on: all of those that are in the graph at one time came by one.
     pub(super) ingress: u8,
     descs: [Desc; BATCH],
-    stamps: [Ticks; BATCH],
+    stamps: [Stamp; BATCH],
     metas: [Meta; BATCH],
     labels: [u8; BATCH],
     copies: [u8; BATCH],
@@ -45,7 +45,7 @@ impl Batch {
             len: 0,
             ingress: 0,
             descs: [Desc::default(); BATCH],
-            stamps: [Ticks::default(); BATCH],
+            stamps: [Stamp::NONE; BATCH],
             metas: [Meta::default(); BATCH],
             labels: [NEXT; BATCH],
             copies: [NEXT; BATCH],
@@ -106,7 +106,7 @@ impl Batch {
     /// What the packets of a batch borrow, cut to its length.
     #[inline]
     #[allow(clippy::type_complexity, reason = "named once, taken apart at once")]
-    pub(super) fn parts(&mut self) -> (&SlotMemory, &mut [Desc], &mut [Meta], &mut [u8], &mut [u8], &[Ticks]) {
+    pub(super) fn parts(&mut self) -> (&SlotMemory, &mut [Desc], &mut [Meta], &mut [u8], &mut [u8], &[Stamp]) {
         let len = self.len();
         (
             &self.memory,
@@ -124,7 +124,7 @@ impl Batch {
     }
 
     #[inline]
-    pub(crate) fn stamps(&self) -> &[Ticks] {
+    pub(crate) fn stamps(&self) -> &[Stamp] {
         &self.stamps[..self.len()]
     }
 
@@ -132,7 +132,7 @@ impl Batch {
     ///
     /// Returns how many were added, and their bytes; the slots of the others are still the caller's.
     #[inline]
-    pub(crate) fn extend(&mut self, descs: impl ExactSizeIterator<Item = Desc>, stamps: &[Ticks]) -> (usize, u64) {
+    pub(crate) fn extend(&mut self, descs: impl ExactSizeIterator<Item = Desc>, stamps: &[Stamp]) -> (usize, u64) {
         let len = self.len();
         let n = descs.len().min(BATCH - len).min(stamps.len());
         let layout = self.memory.layout;
@@ -198,7 +198,7 @@ impl Batch {
     }
 
     /// Adds a packet with these bytes in a fresh slot. `false`: no slot, no space, or longer than a slot.
-    pub(crate) fn push_bytes(&mut self, bytes: &[u8], stamp: Ticks, pool: &mut Pool) -> bool {
+    pub(crate) fn push_bytes(&mut self, bytes: &[u8], stamp: Stamp, pool: &mut Pool) -> bool {
         let layout = self.memory.layout;
         let mut slot = [0];
         let Ok(len) = u16::try_from(bytes.len()) else { return false };

@@ -4,9 +4,9 @@ use std::slice;
 
 use bitflags::bitflags;
 
+use crate::clock::Stamp;
 use crate::mem::pool::SlotMemory;
 use crate::mem::{Batch, Desc, GUARD, Reason};
-use crate::units::Ticks;
 
 /// Labels: what a stage decided for a packet, one byte each.
 pub(super) const NEXT: u8 = 0;
@@ -125,7 +125,7 @@ pub struct Packet<'b> {
     meta: &'b mut Meta,
     label: &'b mut u8,
     copy: &'b mut u8,
-    stamp: Ticks,
+    stamp: Stamp,
     ingress: u8,
 }
 
@@ -274,9 +274,9 @@ impl<'b> Packet<'b> {
         self.meta
     }
 
-    /// When it was received, in ticks of the run's clock (`Ctx::nanos` turns differences into nanoseconds).
+    /// When it was received, and by which clock (`Ctx::nanos` is the time since the run began).
     #[inline]
-    pub fn stamp(&self) -> Ticks {
+    pub fn stamp(&self) -> Stamp {
         self.stamp
     }
 
@@ -319,7 +319,7 @@ pub struct Packets<'b> {
     metas: slice::IterMut<'b, Meta>,
     labels: slice::IterMut<'b, u8>,
     copies: slice::IterMut<'b, u8>,
-    stamps: slice::Iter<'b, Ticks>,
+    stamps: slice::Iter<'b, Stamp>,
     ingress: u8,
 }
 

@@ -21,17 +21,15 @@ pub use registry::{Kind, Registry};
 pub use setup::{NextHop, NextHops, PortInfo, Setup};
 pub(crate) use setup::{Resources, identity};
 
-use crate::clock::Timebase;
+use crate::clock::Stamp;
 use crate::mem::{Batch, Packet};
-use crate::units::{Nanos, Ticks};
+use crate::units::Nanos;
 
 /// What is the same for all packets of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Ctx {
-    /// How stamps become nanoseconds.
-    pub timebase: Timebase,
-    /// When the run began.
-    pub start: Ticks,
+    /// When the run began, on the line of time that stamps are on.
+    pub start: Nanos,
     /// What the wall clock said at the start: nanoseconds since 1970.
     pub epoch: Nanos,
     /// Which worker this is, from 0.
@@ -39,10 +37,10 @@ pub struct Ctx {
 }
 
 impl Ctx {
-    /// Nanoseconds from the start of the run to a stamp. Stamps that were not taken are 0.
+    /// Nanoseconds from the start of the run to a stamp, whichever clock it is of. Stamps that were not taken are 0.
     #[inline]
-    pub fn nanos(&self, stamp: Ticks) -> u64 {
-        self.timebase.between(self.start, stamp).0
+    pub fn nanos(&self, stamp: Stamp) -> u64 {
+        stamp.nanos().0.saturating_sub(self.start.0)
     }
 }
 

@@ -172,8 +172,8 @@ fn check(
     diagnostics: &mut Diagnostics,
 ) {
     let stamps = match plan.runtime.timestamps {
-        config::Timestamps::Device => Facts::STAMP,
         config::Timestamps::None => Facts::empty(),
+        _ => Facts::STAMP,
     };
     for (place, problem) in program.check(stamps) {
         let index = order[place];

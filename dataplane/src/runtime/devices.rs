@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use crate::clock::HostClock;
+use crate::clock::{ClockReport, HostClock};
 use crate::config::{self, Connection, Plan, PortPlan, Qp};
 use crate::error::{Error, Result};
-use crate::lane::{ACCESS, Lane, LaneSpec, RawWiring, VerbsLane, Wiring};
+use crate::lane::{Lane, LaneSpec, RawWiring, Stamping, VerbsLane, Wiring};
 use crate::mem::Pool;
 use crate::pipeline::PortInfo;
 use crate::provider::connect::{Connector, EndpointParameters};
 use crate::provider::soft::{LoopbackLink, SoftDevice};
-use crate::provider::{Device, ProtectionDomain, QpType, register_error};
+use crate::provider::{Device, QpType};
 use crate::runtime::peer::{self, Introducer, Meeting, PeerWiring, Terms, Way};
 use crate::runtime::soft;
 use crate::runtime::watch::Watch;
@@ -31,6 +31,9 @@ pub(crate) trait PortDevice: Send + Sync {
 
     /// What the device has reported since the last call, in words.
     fn events(&self) -> Vec<String>;
+
+    /// What is known of its clocks, where it has any of its own.
+    fn clocks(&self) -> Vec<ClockReport>;
 
     /// The device, in words.
     fn describe(&self) -> String;
@@ -59,7 +62,7 @@ pub(crate) const fn kind(qp: Qp) -> QpType {
 pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result<Vec<Arc<dyn PortDevice>>> {
     let mut cables: BTreeMap<usize, LoopbackLink> = BTreeMap::new();
     let mut devices: Vec<Arc<dyn PortDevice>> = Vec::new();
-    let lanes = plan.cores.len();
+    let (lanes, stamps) = (plan.cores.len(), stamping(plan));
     let meetings: Vec<Arc<Meeting>> = plan.ports.iter().map(|_| Arc::new(Meeting::new(lanes))).collect();
     #[cfg(feature = "verbs")]
     let mut hosts = verbs::Hosts::default();
@@ -69,12 +72,13 @@ pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result
             let device = SoftDevice::new(soft::spec(index, port, info, clock, &mut cables)?)?;
             let what = format!("{} {}", config::SOFT, port.config.link.as_ref().map_or("", config::Link::kind));
             let provider = Provider { what, counters: soft::counters, finish: soft::finish };
-            Arc::new(Port::open(device, None, provider, port, meet)?)
+            let watch = Arc::new(Watch::start(device.clone(), clock, stamps)?);
+            Arc::new(Port::open(device, watch, provider, port, meet)?)
         } else {
             #[cfg(feature = "verbs")]
             {
-                let (device, watch) = hosts.open(&port.config.device)?;
-                Arc::new(Port::open(device, Some(watch), verbs::provider(&port.config), port, meet)?)
+                let (device, watch) = hosts.open(&port.config.device, clock, stamps)?;
+                Arc::new(Port::open(device, watch, verbs::provider(&port.config), port, meet)?)
             }
             #[cfg(not(feature = "verbs"))]
             {
@@ -85,6 +89,16 @@ pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result
         });
     }
     Ok(devices)
+}
+
+/// What the packets of a run are stamped by.
+pub(crate) fn stamping(plan: &Plan) -> Stamping {
+    match plan.runtime.timestamps {
+        config::Timestamps::Device => Stamping::Device,
+        config::Timestamps::Wallclock => Stamping::Wallclock,
+        config::Timestamps::Software => Stamping::Host,
+        config::Timestamps::None => Stamping::None,
+    }
 }
 
 /// How a port finds its peer. Of two ports of one config the first does it for both.
@@ -144,19 +158,15 @@ struct Connected {
 }
 
 impl<D: Device> Port<D> {
-    /// `watch` is that of the device where it has one already.
+    /// `watch` is that of the device.
     fn open(
         device: D,
-        watch: Option<Arc<Watch>>,
+        watch: Arc<Watch>,
         provider: Provider<D>,
         plan: &PortPlan,
         meet: impl FnOnce(&Connection) -> Result<(Arc<Meeting>, Option<Introducer>)>,
     ) -> Result<Self> {
         let config = &plan.config;
-        let watch = match watch {
-            Some(watch) => watch,
-            None => Arc::new(Watch::start(device.clone())?),
-        };
         let number = if config.device == config::SOFT { 1 } else { config.device_port };
         let connection = match &config.connection {
             None => None,
@@ -190,8 +200,6 @@ impl<D: Device> Port<D> {
 impl<D: Device> PortDevice for Port<D> {
     fn open_lane(&self, pool: &mut Pool, spec: LaneSpec) -> Result<Box<dyn Lane>> {
         let Self { device, pd, .. } = self;
-        let refused = |error| register_error(error, device.name(), pool.region().len());
-        let mr = pd.register(pool.region().clone(), ACCESS).map_err(refused)?;
         let wiring: Box<dyn Wiring<D>> = match &self.connection {
             None => Box::new(RawWiring { port: self.number }),
             Some(it) => {
@@ -203,7 +211,8 @@ impl<D: Device> PortDevice for Port<D> {
         // Of connections each lane's queue pair is the only one of its kind.
         let queue = if self.connection.is_some() { (0, 1) } else { spec.queue };
         let spec = LaneSpec { queue, ..spec };
-        Ok(Box::new(VerbsLane::open(device, pd, mr, pool, spec, wiring, self.watch.alarms())?))
+        let watch = &self.watch;
+        Ok(Box::new(VerbsLane::open(device, pd, pool, spec, wiring, watch.alarms(), watch.clocks())?))
     }
 
     fn patience(&self) -> Duration {
@@ -222,6 +231,10 @@ impl<D: Device> PortDevice for Port<D> {
         self.watch.lines()
     }
 
+    fn clocks(&self) -> Vec<ClockReport> {
+        self.watch.clock_reports()
+    }
+
     fn describe(&self) -> String {
         self.provider.what.clone()
     }
@@ -238,7 +251,7 @@ impl<D: Device> PortDevice for Port<D> {
 /// The devices of libibverbs.
 #[cfg(feature = "verbs")]
 mod verbs {
-    use super::{Arc, BTreeMap, Provider, Result, Watch, config};
+    use super::{Arc, BTreeMap, HostClock, Provider, Result, Stamping, Watch, config};
     use crate::provider::Provider as _;
     use crate::provider::verbs::{VerbsDevice, VerbsProvider};
 
@@ -247,12 +260,17 @@ mod verbs {
     pub(super) struct Hosts(BTreeMap<String, (VerbsDevice, Arc<Watch>)>);
 
     impl Hosts {
-        pub(super) fn open(&mut self, name: &str) -> Result<(VerbsDevice, Arc<Watch>)> {
+        pub(super) fn open(
+            &mut self,
+            name: &str,
+            clock: &HostClock,
+            stamps: Stamping,
+        ) -> Result<(VerbsDevice, Arc<Watch>)> {
             if let Some(open) = self.0.get(name) {
                 return Ok(open.clone());
             }
             let device = VerbsProvider.open(name)?;
-            let open = (device.clone(), Arc::new(Watch::start(device)?));
+            let open = (device.clone(), Arc::new(Watch::start(device, clock, stamps)?));
             self.0.insert(name.to_owned(), open.clone());
             Ok(open)
         }

@@ -7,6 +7,7 @@
 mod assemble;
 mod control;
 mod devices;
+mod follow;
 mod idle;
 mod peer;
 mod report;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::clock::{ClockSource, Timebase};
+use crate::clock::{ClockSource, Stamper};
 use crate::error::Error;
 use crate::lane::LaneCounters;
 use crate::mem::Reason;
@@ -16,7 +16,8 @@ pub(crate) struct Outcome {
     pub(crate) lanes: Vec<LaneCounters>,
     pub(crate) stages: Vec<StageReport>,
     pub(crate) latency: Latency,
-    pub(crate) timebase: Timebase,
+    /// By lane: how many stamps there were of each clock, and how many of a device were not believed.
+    pub(crate) stamps: Vec<(BTreeMap<ClockSource, u64>, u64)>,
     pub(crate) started: Ticks,
     pub(crate) ended: Ticks,
     pub(crate) errors: Vec<Error>,
@@ -78,6 +79,21 @@ pub(crate) fn ledger(stages: &[StageReport], lanes: &[(&str, &LaneCounters)], he
     ledger
 }
 
+/// How many stamps a lane took from each clock, and how many of the device's it did not believe.
+pub(crate) fn stamps(stampers: [&Stamper; 2]) -> (BTreeMap<ClockSource, u64>, u64) {
+    let (mut stamps, mut implausible) = (BTreeMap::new(), 0);
+    for stamper in stampers {
+        let counts = stamper.counts();
+        for (source, count) in [(stamper.source(), counts.device), (stamper.host_source(), counts.host)] {
+            if count > 0 {
+                *stamps.entry(source).or_default() += count;
+            }
+        }
+        implausible += counts.implausible;
+    }
+    (stamps, implausible)
+}
+
 /// The whole run. `ports` has name, device and the device's own counters.
 pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec<String>) -> Report {
     let mut report = Report {
@@ -87,17 +103,20 @@ pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec
         rate_mpps: 0.0,
         rate_rx_mpps: 0.0,
         ledger: Ledger::default(),
-        latency_ns: Latency::new().report(ClockSource::None),
+        latency_ns: Latency::new().report(),
         ports,
         stages: Vec::new(),
         workers: Vec::new(),
         errors,
     };
     let mut latency = Latency::new();
-    let mut source = ClockSource::None;
     for outcome in outcomes {
         for (port, lane) in report.ports.iter_mut().zip(&outcome.lanes) {
             add_lane(port, lane);
+        }
+        for (port, (stamps, implausible)) in report.ports.iter_mut().zip(outcome.stamps) {
+            stamps.into_iter().for_each(|(source, count)| *port.stamps.entry(source).or_default() += count);
+            port.stamps_implausible += implausible;
         }
         if report.stages.is_empty() {
             report.stages = outcome.stages;
@@ -106,9 +125,6 @@ pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec
         }
         report.ledger.add(&outcome.report.ledger);
         latency.add(&outcome.latency);
-        if outcome.timebase.source != ClockSource::None {
-            source = outcome.timebase.source;
-        }
         report.errors.extend(outcome.errors.iter().map(Error::to_string));
         report.errors.extend(outcome.report.error.clone());
         report.workers.push(outcome.report);
@@ -119,7 +135,7 @@ pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec
         report.bytes.rx += port.bytes.rx;
         report.bytes.tx += port.bytes.tx;
     }
-    report.latency_ns = latency.report(source);
+    report.latency_ns = latency.report();
     report
 }
 

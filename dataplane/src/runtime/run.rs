@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::clock::HostClock;
-use crate::config::{self, Timestamps};
+use crate::config;
 use crate::error::{Error, Result};
 use crate::lane::{Lane, LaneCounters, LaneSpec};
 use crate::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
@@ -171,6 +171,7 @@ impl Run {
             name,
             device: port.describe(),
             device_counters: port.counters(),
+            clocks: port.clocks(),
             ..PortReport::default()
         });
         let timebase = self.clock.timebase();
@@ -254,7 +255,7 @@ impl Seed {
                 queue: (self.number as u16, self.workers as u16),
                 recv_depth: if port.input { port.config.rx_depth } else { 0 },
                 send_depth: port.config.tx_depth,
-                stamps: runtime.timestamps == Timestamps::Device,
+                stamps: devices::stamping(&self.plan),
                 sleeps: runtime.idle == config::Idle::Sleep,
             };
             lanes.push(device.open_lane(&mut pool, spec)?);
@@ -264,7 +265,7 @@ impl Seed {
         let graph = Graph::new(self.program, lanes.len(), &pool);
         let worker = Worker {
             number: self.number,
-            latency: Spans::of(&lanes),
+            latency: Spans::default(),
             inputs,
             burst: (runtime.burst as usize).min(graph.burst()),
             lanes,
@@ -341,6 +342,7 @@ fn harvest(mut worker: Worker, core: CoreId, plan: &config::Plan, shapes: &[Shap
         stages.push(stage);
     }
     let lanes: Vec<LaneCounters> = worker.lanes.iter().map(|lane| lane.counters().clone()).collect();
+    let stamps = worker.lanes.iter().map(|lane| report::stamps(lane.stampers())).collect();
     let names = plan.ports.iter().map(|port| port.config.name.as_str());
     let posted: usize = worker.lanes.iter().map(|lane| lane.posted()).sum();
     let out = worker.pool.layout().count as usize - worker.pool.available();
@@ -366,8 +368,8 @@ fn harvest(mut worker: Worker, core: CoreId, plan: &config::Plan, shapes: &[Shap
         report,
         lanes,
         stages,
-        timebase: worker.latency.timebase,
-        latency: worker.latency.histogram,
+        stamps,
+        latency: worker.latency.0,
         started: worker.counts.started,
         ended: worker.counts.ended,
         errors,

@@ -5,13 +5,13 @@ use std::fs;
 use std::path::Path;
 
 use crate::clock::HostClock;
-use crate::config::{self, Link, PortPlan, RssField};
+use crate::config::{self, ClockEventKind, Link, PortPlan, RssField};
 use crate::error::{Error, Result};
 use crate::pipeline::PortInfo;
 use crate::provider::Capability;
 use crate::provider::soft::{
-    FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec, RssFields, RssSpec, SoftDevice,
-    SoftSpec,
+    CounterEvent, CounterSpec, FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec, RssFields,
+    RssSpec, SoftDevice, SoftSpec,
 };
 use crate::units::Nanos;
 
@@ -51,6 +51,11 @@ pub(super) fn spec(
     spec.clock = clock.clone();
     if let Some(faults) = &config.faults {
         spec.faults = self::faults(faults);
+    }
+    if let Some(clock) = &config.clock {
+        spec.timestamp_mask = u64::MAX >> (64 - clock.bits.clamp(1, 64));
+        spec.wall_ahead = clock.wall_ahead;
+        spec.counter = Some(counter(clock));
     }
     spec.refuse = config.refuse.iter().map(|capability| refused(*capability)).collect();
     spec.rss = rss(&config.rss);
@@ -103,6 +108,26 @@ fn faults(faults: &config::Faults) -> FaultSpec {
         flap: faults.flap,
         ..FaultSpec::default()
     }
+}
+
+fn counter(clock: &config::Clock) -> CounterSpec {
+    let event = |event: &config::ClockEvent| {
+        // A config's time is a number of nanoseconds in 64 bits.
+        let at = Nanos(u64::try_from(event.at.0.as_nanos()).unwrap_or(u64::MAX));
+        let what = match event.kind {
+            ClockEventKind::Jump => CounterEvent::Jump(event.value),
+            ClockEventKind::Set => CounterEvent::Set(event.value as u64),
+            ClockEventKind::Freeze => CounterEvent::Freeze,
+            ClockEventKind::Resume => CounterEvent::Resume,
+            ClockEventKind::Drift => CounterEvent::Drift(event.value),
+            ClockEventKind::Mute => CounterEvent::Mute(i32::try_from(event.value).unwrap_or(libc::EIO)),
+            ClockEventKind::Speak => CounterEvent::Speak,
+        };
+        (at, what)
+    };
+    let mut events: Vec<_> = clock.events.iter().map(event).collect();
+    events.sort_by_key(|(at, _)| *at);
+    CounterSpec { khz: clock.khz, says_khz: clock.says_khz, drift_ppb: clock.drift_ppb, start: clock.start, events }
 }
 
 fn refused(capability: config::Capability) -> Capability {
@@ -218,6 +243,29 @@ mod tests {
         assert_eq!((spec.src_mac, spec.dst_mac), ([2, 0, 0, 0, 0, 10], [2, 0, 0, 0, 0, 11]));
         assert_eq!((spec.src_ip, spec.dst_ip), ("fd00::1".parse().ok(), "fd00::2".parse().ok()));
         assert_eq!((spec.src_port, spec.dst_port, spec.vlan, spec.seed), (11, 12, Some(13), 14));
+    }
+
+    #[test]
+    fn every_key_of_a_clock_arrives() {
+        let port = port(
+            "[port.clock]\nkhz = 7\nsays_khz = false\nbits = 48\ndrift_ppb = -9\nstart = 11\n\
+             events = [{ at = '3s', kind = 'mute', value = 5 }, { at = '1s', kind = 'jump', value = -4 },\
+             { at = '2s', kind = 'freeze' }, { at = '4s', kind = 'resume' }, { at = '5s', kind = 'drift', value = 6 },\
+             { at = '6s', kind = 'set', value = 8 }, { at = '7s', kind = 'speak' }]",
+        );
+        let at = |seconds: u64, event| (Nanos(seconds * 1_000_000_000), event);
+        let events = vec![
+            at(1, CounterEvent::Jump(-4)),
+            at(2, CounterEvent::Freeze),
+            at(3, CounterEvent::Mute(5)),
+            at(4, CounterEvent::Resume),
+            at(5, CounterEvent::Drift(6)),
+            at(6, CounterEvent::Set(8)),
+            at(7, CounterEvent::Speak),
+        ];
+        let expected = CounterSpec { khz: 7, says_khz: false, drift_ppb: -9, start: 11, events };
+        assert_eq!(counter(port.clock.as_ref().unwrap()), expected);
+        assert_eq!(counter(&config::Clock::default()), CounterSpec::default());
     }
 
     /// What a config leaves out is what the device has by itself.

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::clock::{ClockSource, Timebase};
+use crate::clock::{ClockSource, Stamp};
 use crate::error::{Error, Result};
 use crate::mem::{Batch, Packet, PageKind, Pool, Reason, Region, RegionSpec, SlotLayout};
 use crate::pipeline::{Ctx, Graph, Observer, PortInfo, Stage, Step, Target};
 use crate::runtime::Assembly;
-use crate::units::{Nanos, Ticks};
+use crate::units::Nanos;
 
 /// A stage that a packet went through.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub struct Tracer {
     pool: Pool,
     stages: Vec<Labels>,
     ports: Vec<PortInfo>,
-    start: Option<Ticks>,
+    start: Option<Nanos>,
 }
 
 /// What the outputs and reasons of a stage are called.
@@ -106,14 +106,9 @@ impl Tracer {
     /// Sends a packet through, received on the port of this number at `time`, and says what became of it: its own trace
     /// first, then those of its copies. The first packet's time is when the run begins.
     pub fn trace(&mut self, port: usize, time: Nanos, packet: &[u8]) -> Vec<Trace> {
-        let stamp = Ticks(time.0);
-        let start = *self.start.get_or_insert(stamp);
-        let ctx = Ctx {
-            timebase: Timebase::new(ClockSource::Virtual, 1_000_000, u64::MAX),
-            start,
-            epoch: Nanos(start.0),
-            worker: 0,
-        };
+        let start = *self.start.get_or_insert(time);
+        let ctx = Ctx { start, epoch: start, worker: 0 };
+        let stamp = Stamp::new(time, ClockSource::Virtual);
         if !self.graph.entry(port as u8).push_bytes(packet, stamp, &mut self.pool) {
             let end = End::TooLong(self.pool.layout().room());
             return vec![Trace { hops: Vec::new(), end, bytes: packet.to_vec(), copy: false }];

@@ -1,4 +1,4 @@
-//! The thread that hears what a device says outside any completion: one for each device.
+//! The thread that hears what a device says outside any completion, and follows its clocks: one for each device.
 //!
 //! Every event is taken off and acknowledged at once. What concerns queues becomes an alarm that their lanes act on; what
 //! a person should know becomes a line of text, of a storm of equal events the first and then ever fewer.
@@ -9,9 +9,11 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use crate::clock::{ClockReport, Clocks, HostClock};
 use crate::error::{Error, Result};
-use crate::lane::Alarms;
+use crate::lane::{Alarms, Stamping};
 use crate::provider::{AsyncEvent, Device, EventKind, EventSubject};
+use crate::runtime::follow::Follow;
 
 /// How long the thread waits for an event before it looks whether it is to end.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -24,30 +26,51 @@ type OnPort = (u8, Box<dyn FnMut() + Send>);
 /// A device that is listened to. Dropping it ends the thread.
 pub(crate) struct Watch {
     shared: Arc<Shared>,
+    clocks: Clocks,
     thread: Option<JoinHandle<()>>,
 }
 
-#[derive(Default)]
 struct Shared {
     stop: AtomicBool,
     lines: Mutex<VecDeque<String>>,
     alarms: Arc<Alarms>,
     on_port: Mutex<Vec<OnPort>>,
+    follow: Mutex<Follow>,
 }
 
 impl Shared {
     fn ports(&self) -> MutexGuard<'_, Vec<OnPort>> {
         self.on_port.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn follow(&self) -> MutexGuard<'_, Follow> {
+        self.follow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, line: String) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() == LINES {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
 }
 
 impl Watch {
-    /// Starts to listen.
+    /// Starts to listen, and to follow the clocks that packets are to be stamped by.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub(crate) fn start<D: Device>(device: D) -> Result<Self> {
-        let shared = Arc::new(Shared::default());
+    pub(crate) fn start<D: Device>(device: D, clock: &HostClock, stamps: Stamping) -> Result<Self> {
+        let follow = Follow::new(&device, clock, stamps);
+        let clocks = follow.clocks();
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            lines: Mutex::default(),
+            alarms: Arc::default(),
+            on_port: Mutex::default(),
+            follow: Mutex::new(follow),
+        });
         let theirs = shared.clone();
         let name = device.name().to_owned();
         let begun = Arc::new(Barrier::new(2));
@@ -60,7 +83,7 @@ impl Watch {
         let thread = thread.map_err(|error| Error::Wire(format!("{name}: no thread for its events: {error}")))?;
         // A thread that begins takes memory: not while the workers run.
         both.wait();
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, clocks, thread: Some(thread) })
     }
 
     /// Has `act` called, on the thread, at every event of a port of the device.
@@ -71,6 +94,16 @@ impl Watch {
     /// Where the lanes of the device hear of it.
     pub(crate) fn alarms(&self) -> Arc<Alarms> {
         self.shared.alarms.clone()
+    }
+
+    /// What the lanes of the device stamp by.
+    pub(crate) fn clocks(&self) -> &Clocks {
+        &self.clocks
+    }
+
+    /// What is known of the clocks that are followed.
+    pub(crate) fn clock_reports(&self) -> Vec<ClockReport> {
+        self.shared.follow().reports()
     }
 
     /// What was heard since the last call, in words.
@@ -92,7 +125,12 @@ impl Drop for Watch {
 fn listen<D: Device>(device: &D, shared: &Shared) {
     let mut heard: HashMap<(EventKind, u32), u64> = HashMap::new();
     while !shared.stop.load(Ordering::Relaxed) {
-        let Some(event) = device.wait_async_event(PATIENCE) else { continue };
+        let rest = shared.follow().rest(PATIENCE);
+        let event = device.wait_async_event(rest);
+        if !event.is_some_and(|event| event.kind == EventKind::DeviceFatal) {
+            shared.follow().step(device, &mut |line| shared.tell(line));
+        }
+        let Some(event) = event else { continue };
         match event.kind.subject() {
             // Of another port nothing is to be done.
             EventSubject::Port => shared
@@ -105,11 +143,7 @@ fn listen<D: Device>(device: &D, shared: &Shared) {
         let times = heard.entry((event.kind, event.element)).or_default();
         *times += 1;
         if let Some(line) = line(event, *times) {
-            let mut lines = shared.lines.lock().unwrap_or_else(PoisonError::into_inner);
-            if lines.len() == LINES {
-                lines.pop_front();
-            }
-            lines.push_back(line);
+            shared.tell(line);
         }
         if event.kind == EventKind::DeviceFatal {
             // It says nothing any more but this.
@@ -122,9 +156,14 @@ fn listen<D: Device>(device: &D, shared: &Shared) {
 fn line(event: AsyncEvent, times: u64) -> Option<String> {
     match times {
         1..=3 => Some(event.to_string()),
-        _ if times.is_power_of_two() => Some(format!("{event} ({times} times)")),
+        _ if is_worth(times) => Some(format!("{event} ({times} times)")),
         _ => None,
     }
+}
+
+/// Whether something that happens for the n-th time is worth a line.
+pub(crate) fn is_worth(times: u64) -> bool {
+    times <= 3 || times.is_power_of_two()
 }
 
 #[cfg(test)]
@@ -142,7 +181,7 @@ mod tests {
     fn a_port_is_told_of_and_a_removal_rings() {
         let device = device();
         let (tell, told) = mpsc::channel();
-        let watch = Watch::start(device.clone()).unwrap();
+        let watch = Watch::start(device.clone(), &HostClock::new(), Stamping::Device).unwrap();
         watch.on_port(2, || unreachable!("the device has one port"));
         watch.on_port(1, move || tell.send(()).unwrap());
         device.set_link(false);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::clock::{ClockSource, HostClock, Timebase};
+use crate::clock::{HostClock, Stamp};
 use crate::error::VerbError;
 use crate::lane::{Lane, LatencySink};
 use crate::mem::Pool;
@@ -43,27 +43,14 @@ pub(crate) struct Counts {
     pub(crate) fault: Option<(usize, VerbError)>,
 }
 
-/// Spans between stamps of one clock become nanoseconds of a histogram.
-pub(crate) struct Spans {
-    pub(crate) timebase: Timebase,
-    pub(crate) histogram: Latency,
-}
-
-impl Spans {
-    /// For lanes whose stamps are all of one clock; of several clocks no span is a latency.
-    pub(crate) fn of(lanes: &[Box<dyn Lane>]) -> Self {
-        let first = lanes.first().map_or(Timebase::NONE, |lane| lane.timebase());
-        let same = lanes.iter().all(|lane| lane.timebase() == first);
-        Self { timebase: if same { first } else { Timebase::NONE }, histogram: Latency::new() }
-    }
-}
+/// Spans between stamps go into a histogram.
+#[derive(Default)]
+pub(crate) struct Spans(pub(crate) Latency);
 
 impl LatencySink for Spans {
     #[inline]
-    fn record(&mut self, from: Ticks, to: Ticks, packets: u64) {
-        if self.timebase.source != ClockSource::None {
-            self.histogram.record(self.timebase.between(from, to).0, packets);
-        }
+    fn record(&mut self, from: Stamp, to: Stamp, packets: u64) {
+        self.0.record(from, to, packets);
     }
 }
 
@@ -85,7 +72,7 @@ impl Worker {
 
     /// The day of a packet.
     fn run_loop(&mut self, clock: &HostClock) -> Result<(), (usize, VerbError)> {
-        let start = clock.now();
+        let start = clock.nanos();
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let epoch = Nanos(since.map_or(0, |since| since.as_nanos() as u64));
         let at = |lane: usize| move |error: VerbError| (lane, error);
@@ -105,7 +92,7 @@ impl Worker {
                 self.control.settle(limit, n);
                 if n > 0 {
                     received += n;
-                    let ctx = Ctx { timebase: lane.timebase(), start, epoch, worker: self.number };
+                    let ctx = Ctx { start, epoch, worker: self.number };
                     self.graph.walk(&ctx, &mut self.pool, &mut NoObserver);
                     for (port, lane) in self.lanes.iter_mut().enumerate() {
                         if !self.graph.outbox(port).is_empty() {

@@ -1,13 +1,23 @@
 //! Latency in a histogram of fixed size.
 
+use std::collections::BTreeMap;
+
 use hdrhistogram::Histogram;
 
-use crate::clock::ClockSource;
+use crate::clock::{ClockSource, Stamp};
 use crate::telemetry::LatencyReport;
 
 /// Nanoseconds from receive stamp to send completion stamp, per packet, to three significant digits.
 #[derive(Clone, Debug)]
-pub struct Latency(Histogram<u64>);
+pub struct Latency {
+    histogram: Histogram<u64>,
+    /// How many packets were measured by each clock.
+    by_source: [u64; SOURCES],
+    /// How many had stamps of different clocks.
+    unmeasured: u64,
+}
+
+const SOURCES: usize = ClockSource::ALL.len();
 
 impl Latency {
     /// Longer is counted as this: a minute, in nanoseconds.
@@ -15,32 +25,53 @@ impl Latency {
 
     /// An empty histogram. It never grows, so recording does not allocate.
     pub fn new() -> Self {
-        Self(Histogram::new_with_bounds(1, Self::MOST, 3).expect("1 to a minute at 3 digits are valid bounds"))
+        let histogram = Histogram::new_with_bounds(1, Self::MOST, 3);
+        let histogram = histogram.expect("1 to a minute at 3 digits are valid bounds");
+        Self { histogram, by_source: [0; SOURCES], unmeasured: 0 }
     }
 
-    /// So many packets that took so long: one step, however many they are.
+    /// So many packets that have these stamps: one step, however many they are. Between stamps of different clocks there
+    /// is no time that could be told.
     #[inline]
-    pub fn record(&mut self, nanos: u64, packets: u64) {
-        self.0.saturating_record_n(nanos, packets);
+    pub fn record(&mut self, from: Stamp, to: Stamp, packets: u64) {
+        match to.since(from) {
+            Some(nanos) => {
+                self.histogram.saturating_record_n(nanos.0, packets);
+                self.by_source[to.source() as usize] += packets;
+            }
+            None if from != Stamp::NONE && to != Stamp::NONE => self.unmeasured += packets,
+            None => {}
+        }
     }
 
     /// Adds another, as of a second worker.
     pub fn add(&mut self, other: &Self) {
         // Both have the bounds of `new`, so it cannot fail.
-        let _ = self.0.add(&other.0);
+        let _ = self.histogram.add(&other.histogram);
+        self.by_source.iter_mut().zip(other.by_source).for_each(|(sum, packets)| *sum += packets);
+        self.unmeasured += other.unmeasured;
     }
 
-    /// The percentiles, with the clock that they were measured with.
-    pub fn report(&self, source: ClockSource) -> LatencyReport {
-        let at = |quantile| self.0.value_at_quantile(quantile);
+    /// The percentiles, with the clock that they were measured with, or the clocks.
+    pub fn report(&self) -> LatencyReport {
+        let at = |quantile| self.histogram.value_at_quantile(quantile);
+        let by_source = ClockSource::ALL.into_iter().zip(self.by_source).filter(|(_, packets)| *packets > 0);
+        let by_source: BTreeMap<ClockSource, u64> = by_source.collect();
+        let source = match by_source.len() {
+            0 => ClockSource::None,
+            1 => by_source.keys().copied().next().unwrap_or(ClockSource::None),
+            _ => ClockSource::Mixed,
+        };
         LatencyReport {
-            count: self.0.len(),
+            count: self.histogram.len(),
             p50: at(0.5),
             p90: at(0.9),
             p99: at(0.99),
             p999: at(0.999),
-            max: self.0.max(),
+            max: self.histogram.max(),
             source,
+            by_source,
+            unmeasured: self.unmeasured,
         }
     }
 }
@@ -54,16 +85,41 @@ impl Default for Latency {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Nanos;
+
+    fn stamp(nanos: u64, source: ClockSource) -> Stamp {
+        Stamp::new(Nanos(nanos), source)
+    }
+
+    #[test]
+    fn the_clock_is_named_and_several_are_mixed() {
+        let (ticks, software) = (ClockSource::DeviceTicks, ClockSource::Software);
+        let mut latency = Latency::new();
+        assert_eq!(latency.report().source, ClockSource::None);
+        latency.record(Stamp::NONE, Stamp::NONE, 1);
+        latency.record(stamp(5, ticks), stamp(15, ticks), 3);
+        assert_eq!((latency.report().source, latency.report().count), (ticks, 3));
+        // The clock of the device is not believed any more, and a packet is between the two.
+        latency.record(stamp(20, ticks), stamp(900, software), 2);
+        assert_eq!((latency.report().source, latency.report().unmeasured), (ticks, 2));
+        let mut other = Latency::new();
+        other.record(stamp(900, software), stamp(950, software), 4);
+        latency.add(&other);
+        let report = latency.report();
+        assert_eq!((report.source, report.count, report.unmeasured), (ClockSource::Mixed, 7, 2));
+        assert_eq!(report.by_source, BTreeMap::from([(ticks, 3), (software, 4)]));
+    }
 
     #[test]
     fn one_step_for_many_equals_many_steps() {
         let (mut at_once, mut singly) = (Latency::new(), Latency::new());
         for (nanos, packets) in [(100, 900), (2_000, 90), (30_000, 9), (Latency::MOST * 2, 1)] {
-            at_once.record(nanos, packets);
-            (0..packets).for_each(|_| singly.record(nanos, 1));
+            let (from, to) = (stamp(7, ClockSource::Software), stamp(7 + nanos, ClockSource::Software));
+            at_once.record(from, to, packets);
+            (0..packets).for_each(|_| singly.record(from, to, 1));
         }
-        let report = at_once.report(ClockSource::Software);
-        assert_eq!(report, singly.report(ClockSource::Software));
+        let report = at_once.report();
+        assert_eq!(report, singly.report());
         assert_eq!((report.count, report.p50), (1_000, 100));
         // Three digits: within a thousandth.
         assert!(report.p99.abs_diff(2_000) <= 2 && report.p999.abs_diff(30_000) <= 30, "{report:?}");

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::clock::ClockSource;
+use crate::clock::{ClockReport, ClockSource};
 use crate::telemetry::Ledger;
 
 /// Received and sent.
@@ -18,7 +18,7 @@ pub struct Totals {
 }
 
 /// Percentiles of the time from receive stamp to send completion stamp, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LatencyReport {
     /// How many packets were measured.
     pub count: u64,
@@ -32,8 +32,12 @@ pub struct LatencyReport {
     pub p999: u64,
     /// The longest.
     pub max: u64,
-    /// The clock of both stamps.
+    /// The clock of both stamps; `mixed` where it was not the same for all packets.
     pub source: ClockSource,
+    /// How many packets were measured by each clock.
+    pub by_source: BTreeMap<ClockSource, u64>,
+    /// How many were not, because their two stamps are of different clocks.
+    pub unmeasured: u64,
 }
 
 /// A port, over all workers.
@@ -70,6 +74,13 @@ pub struct PortReport {
     pub first_error: Option<String>,
     /// The device's own counters.
     pub device_counters: BTreeMap<String, u64>,
+    /// How many completions were stamped by each clock.
+    pub stamps: BTreeMap<ClockSource, u64>,
+    /// Stamps of the device that could not be right, and were replaced by the host's.
+    pub stamps_implausible: u64,
+    /// The clocks of the device, where they are not the host's.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub clocks: Vec<ClockReport>,
 }
 
 /// A stage, over all workers.
@@ -179,6 +190,7 @@ impl fmt::Display for Report {
                 ("recoveries", port.recoveries),
                 ("queues made anew", port.rebuilds),
                 ("requests abandoned", port.abandoned),
+                ("stamps not believed", port.stamps_implausible),
             ];
             for (what, count) in trouble.into_iter().filter(|(_, count)| *count > 0) {
                 writeln!(f, "  {what}: {count}")?;
@@ -192,6 +204,9 @@ impl fmt::Display for Report {
             }
             if let Some(error) = &port.first_error {
                 writeln!(f, "  first error: {error}")?;
+            }
+            for clock in &port.clocks {
+                writeln!(f, "  clock {clock}")?;
             }
         }
         writeln!(f, "\n{:<16}{:<12}{:>12}  where to", "stage", "use", "packets")?;
@@ -220,6 +235,14 @@ impl fmt::Display for Report {
                 "\nlatency in ns (clock: {}): p50 {} · p90 {} · p99 {} · p99.9 {} · max {}",
                 latency.source, latency.p50, latency.p90, latency.p99, latency.p999, latency.max
             )?;
+            if latency.by_source.len() > 1 {
+                let counts: Vec<String> =
+                    latency.by_source.iter().map(|(source, packets)| format!("{source} {packets}")).collect();
+                writeln!(f, "  packets by clock: {}", counts.join(" · "))?;
+            }
+        }
+        if latency.unmeasured > 0 {
+            writeln!(f, "not timed, received by one clock and sent by another: {} packets", latency.unmeasured)?;
         }
         for (at, worker) in self.workers.iter().enumerate() {
             writeln!(

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
-use crate::clock::{ClockSource, Timebase};
+use crate::clock::{ClockSource, Stamp};
 use crate::mem::{Batch, Edge, Fate as Label, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout};
 use crate::pipeline::{Ctx, PortInfo, Problem, Resources, Setup, Stage};
-use crate::units::{Nanos, Ticks};
+use crate::units::Nanos;
 
 /// What a stage decided for a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,12 +108,12 @@ impl Harness {
     /// Puts packets into the batch and brings them before the stage.
     fn bring<T: AsRef<[u8]>>(&mut self, packets: &[T]) -> Ctx {
         for packet in packets {
-            let fits = self.batch.push_bytes(packet.as_ref(), Ticks(self.now), &mut self.pool);
+            let stamp = Stamp::new(Nanos(self.now), ClockSource::Virtual);
+            let fits = self.batch.push_bytes(packet.as_ref(), stamp, &mut self.pool);
             assert!(fits, "a batch holds 256 packets of at most 9,216 bytes");
         }
         self.batch.set_ingress(self.ingress);
-        let timebase = Timebase::new(ClockSource::Virtual, 1_000_000, u64::MAX);
-        let ctx = Ctx { timebase, start: Ticks(0), epoch: Nanos(0), worker: 0 };
+        let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), worker: 0 };
         for stage in &mut self.before {
             stage.process(&ctx, &mut self.batch);
             self.batch.clear_labels();

@@ -1,6 +1,7 @@
 //! Whole runs: a config in, a report out, and nothing in between but the public interface.
 
 mod captures;
+mod clocks;
 mod common;
 mod configs;
 mod conservation;

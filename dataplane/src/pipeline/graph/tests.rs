@@ -1,10 +1,10 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::clock::Timebase;
+use crate::clock::Stamp;
 use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
 use crate::pipeline::NodeSpec;
-use crate::units::{Nanos, Ticks};
+use crate::units::Nanos;
 
 /// Labels packets by their first byte.
 struct Sort;
@@ -76,9 +76,9 @@ fn walk(nodes: Vec<NodeSpec>, packets: &[&str]) -> (Graph, usize) {
     let mut pool = pool();
     let mut graph = Graph::new(Program::new(nodes), 1, &pool);
     for packet in packets {
-        assert!(graph.entry(0).push_bytes(packet.as_bytes(), Ticks(0), &mut pool));
+        assert!(graph.entry(0).push_bytes(packet.as_bytes(), Stamp::NONE, &mut pool));
     }
-    let ctx = Ctx { timebase: Timebase::NONE, start: Ticks(0), epoch: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), worker: 0 };
     graph.walk(&ctx, &mut pool, &mut NoObserver);
     let sent = graph.outbox(0).len();
     assert_eq!(pool.available() + sent, 64, "every slot is free or in an outbox");

@@ -7,11 +7,11 @@ use pcap_parser::pcapng::{Block, parse_block_le};
 use pcap_parser::traits::PcapNGPacketBlock;
 
 use super::*;
-use crate::clock::{ClockSource, Timebase};
+use crate::clock::{ClockSource, Stamp};
 use crate::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
 use crate::pipeline::{Graph, NoObserver, NodeSpec, Program, Resources, Target};
 use crate::testing::{Fate, Harness, frame};
-use crate::units::{Nanos, Ticks};
+use crate::units::Nanos;
 
 /// A folder that is gone when the test is.
 struct Folder(PathBuf);
@@ -251,10 +251,9 @@ fn two_workers(folder: &Path) {
     let mut pools = [pool(), pool()];
     let mut graphs = [0, 1].map(|worker| graph(&mut resources, worker, &pools[worker]));
     for (worker, (graph, pool)) in graphs.iter_mut().zip(&mut pools).enumerate() {
-        let timebase = Timebase::new(ClockSource::Virtual, 1_000_000, u64::MAX);
-        let ctx = Ctx { timebase, start: Ticks(0), epoch: Nanos(1_700_000_000_000_000_000), worker };
+        let ctx = Ctx { start: Nanos(0), epoch: Nanos(1_700_000_000_000_000_000), worker };
         for byte in 0..10u8 {
-            let stamp = Ticks(u64::from(byte) * 1000 + worker as u64);
+            let stamp = Stamp::new(Nanos(u64::from(byte) * 1000 + worker as u64), ClockSource::Virtual);
             assert!(graph.entry(0).push_bytes(&[byte; 60], stamp, pool));
         }
         graph.walk(&ctx, pool, &mut NoObserver);
