@@ -43,6 +43,10 @@ pub(super) unsafe fn new_cq(context: *mut ibv_context, cqe: u32, wc_flags: u64, 
         6 read_dlid_path_bits read_dlid_path_bits, 7 read_completion_ts read_ticks, 8 read_cvlan read_cvlan,
         9 read_flow_tag read_flow_tag, 11 read_completion_wallclock_ns read_wallclock,
     );
+    // SAFETY: as above.
+    if wc_flags & 1 << 10 != 0 && unsafe { state(context) }.tags {
+        cq.read_tm_info = Some(read_tm_info);
+    }
     Box::into_raw(Box::new(FakeCq { cq, at: Completion::default(), polling: false }))
 }
 
@@ -52,7 +56,10 @@ pub(super) unsafe extern "C" fn create_cq_ex(
 ) -> *mut ibv_cq_ex {
     // SAFETY: a fake's context and the caller's attributes.
     unsafe {
-        let ibv_cq_init_attr_ex { cqe, wc_flags, comp_mask, flags, comp_vector, cq_context, .. } = *attr;
+        let ibv_cq_init_attr_ex { cqe, wc_flags, comp_mask, flags, comp_vector, cq_context, parent_domain, .. } = *attr;
+        if (comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0) == parent_domain.is_null() {
+            state(context).calls.push(Call::Misuse("a parent domain and its mask, one without the other"));
+        }
         let call = Call::CreateCqEx { cqe, wc_flags, comp_mask, flags, vector: comp_vector };
         let mut error = state(context).note("ibv_create_cq_ex", call);
         if let Some((fields, other, errno)) = state(context).lacks
@@ -176,6 +183,14 @@ readers! {
 unsafe extern "C" fn read_slid(cq: *mut ibv_cq_ex) -> u32 {
     // SAFETY: a fake's CQ.
     u32::from(unsafe { (*cq.cast::<FakeCq>()).at.wc.slid })
+}
+
+unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+    // SAFETY: a fake's CQ and the caller's structure.
+    unsafe {
+        let Completion { tag, private: priv_, .. } = (*cq.cast::<FakeCq>()).at;
+        info.write(ibv_wc_tm_info { tag, priv_ });
+    }
 }
 
 pub(super) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, into: *mut ibv_wc) -> c_int {

@@ -24,12 +24,14 @@ use ibverbs_sys::*;
 use super::ffi::{VerbsContext, Wc};
 
 mod cq;
+mod domain;
 mod events;
 pub(super) mod library;
 mod qp;
 mod raw;
 
 use cq::{create_cq_ex, modify_cq, poll_cq, req_notify_cq};
+pub(super) use domain::with_domains;
 use qp::{create_qp_ex, modify_qp_rate_limit, post_recv, post_send, post_srq_recv};
 use raw::{
     attach_counters, create_counters, create_flow, create_rwq_ind_table, create_wq, destroy_counters, destroy_flow,
@@ -223,6 +225,8 @@ pub(in crate::provider::verbs) struct Completion {
     pub(in crate::provider::verbs) wallclock: u64,
     pub(in crate::provider::verbs) cvlan: u16,
     pub(in crate::provider::verbs) flow_tag: u32,
+    pub(in crate::provider::verbs) tag: u64,
+    pub(in crate::provider::verbs) private: u32,
 }
 
 /// What a poll meets next.
@@ -253,6 +257,7 @@ pub(super) struct State {
     live: isize,
     /// Fields and flags that no CQ can be created with, and what that answers.
     lacks: Option<(u64, u32, c_int)>,
+    tags: bool,
     /// Which request of a list a refused post says that it is; `None`: it does not say.
     bad: HashMap<&'static str, Option<usize>>,
     events: events::Events,
@@ -349,6 +354,11 @@ impl Fake {
     /// Lets no CQ be created with any of these.
     pub(in crate::provider::verbs) fn lacks(&self, wc_flags: u64, flags: u32, errno: c_int) {
         self.state().lacks = Some((wc_flags, flags, errno));
+    }
+
+    /// Gives its completion queues a reader of tag-matching information, which they lack otherwise.
+    pub(in crate::provider::verbs) fn matches_tags(&self) {
+        self.state().tags = true;
     }
 
     /// Lets a post fail at a request of its list; at `None` it does not say where.

@@ -11,7 +11,7 @@ use crate::clock::ClockSource;
 use crate::mem::{Desc, PageKind, Region, RegionSpec, SlotLayout};
 use crate::provider::verbs::channel::VerbsChannel;
 use crate::provider::verbs::context::Context;
-use crate::provider::verbs::fake::{Call, Completion as Said, Fake, Op, Poll};
+use crate::provider::verbs::fake::{Call, Completion as Said, Fake, Op, Poll, with_domains};
 use crate::provider::verbs::ffi::{VerbsContext, Wc};
 use crate::provider::verbs::{VerbsAh, VerbsCq, VerbsPd, VerbsQp, cq, event};
 use crate::provider::*;
@@ -61,7 +61,7 @@ fn full(wr_id: u64) -> Said {
         dlid_path_bits: 7,
         ..Wc::default()
     };
-    Said { wc, ticks: 1000 + wr_id, wallclock: 2000 + wr_id, cvlan: 12, flow_tag: 34 }
+    Said { wc, ticks: 1000 + wr_id, wallclock: 2000 + wr_id, cvlan: 12, flow_tag: 34, tag: 56, private: 78 }
 }
 
 #[test]
@@ -104,8 +104,9 @@ fn a_driver_without_extended_queues_is_polled_the_classic_way() {
 
 #[test]
 fn every_field_is_read_that_was_asked_for_and_no_other() {
-    for field in PollFields::all().iter().filter(|field| *field != PollFields::TM_INFO) {
+    for field in PollFields::all() {
         let (fake, context) = device(|_| {});
+        fake.matches_tags();
         let (mut cq, granted) = create(&context, &wish(field, CqFlags::empty()));
         assert_eq!((granted.fields, granted.api), (field, CqApi::Extended));
         assert!(granted.refused.is_empty() && granted.why.is_empty());
@@ -125,7 +126,33 @@ fn every_field_is_read_that_was_asked_for_and_no_other() {
         assert_eq!(got.wallclock().map(|nanos| nanos.0), has(PollFields::WALLCLOCK).then_some(2009));
         assert_eq!(got.cvlan(), has(PollFields::CVLAN).then_some(12));
         assert_eq!(got.flow_tag(), has(PollFields::FLOW_TAG).then_some(34));
+        let tag = TagInfo { tag: 56, private: 78 };
+        assert_eq!(got.tag_info(), has(PollFields::TM_INFO).then_some(tag));
         assert_eq!(misuse(&fake.calls()), Vec::<&Call>::new());
+    }
+}
+
+#[test]
+fn after_an_error_only_what_tells_of_it_can_be_read() {
+    for classic in [false, true] {
+        let (fake, context) = device(|verbs| {
+            if classic {
+                verbs.create_cq_ex = None;
+            }
+        });
+        let (mut cq, _) = create(&context, &wish(PollFields::STANDARD | PollFields::TIMESTAMP, CqFlags::empty()));
+        let failed = Wc { status: 12, vendor_err: 0x81, ..full(5).wc };
+        fake.polls(1, [Poll::Wc(Said { wc: failed, ..full(5) }), Poll::Wc(full(6))]);
+        let mut cursor = cq.start_poll().unwrap().unwrap();
+        let got = cursor.get();
+        assert_eq!((got.wr_id, got.status, got.vendor_err), (5, WcStatus::RetryExcErr, 0x81));
+        assert_eq!(got.qp_num(), Some(QpNum(77)));
+        assert_eq!((got.opcode(), got.flags(), got.byte_len(), got.imm()), (None, None, None, None));
+        assert_eq!((got.src_qp(), got.slid(), got.sl(), got.dlid_path_bits()), (None, None, None, None));
+        assert_eq!((got.ticks(), got.invalidated_rkey()), (None, None));
+        assert!(cursor.advance().unwrap());
+        let got = cursor.get();
+        assert_eq!((got.wr_id, got.status, got.vendor_err, got.byte_len()), (6, WcStatus::Success, 0, Some(100)));
     }
 }
 
@@ -148,6 +175,25 @@ fn a_run_has_the_stamp_that_was_granted() {
         fake.polls(1, [Poll::Wc(full(3))]);
         assert_eq!((cq.poll_run(&mut run, 9), run.ticks[0]), (Ok(1), Ticks(stamp)));
     }
+}
+
+/// A driver that knows no queues without a lock may know domains for one thread, whose queues have none.
+#[test]
+fn a_queue_without_a_lock_is_had_in_a_domain_of_its_own() {
+    let (fake, context) = device(with_domains);
+    fake.lacks(0, CqFlags::SINGLE_THREADED.bits(), libc::EOPNOTSUPP);
+    let (cq, granted) = create(&context, &wish(PollFields::STANDARD, CqFlags::SINGLE_THREADED));
+    assert_eq!((granted.flags, &granted.refused[..]), (CqFlags::SINGLE_THREADED, &[][..]));
+    let calls = fake.calls();
+    assert_eq!(misuse(&calls), Vec::<&Call>::new());
+    let made = |call: &Call| match call {
+        Call::CreateCqEx { comp_mask, flags, .. } => Some((*comp_mask, *flags)),
+        _ => None,
+    };
+    // With the flag, without it, and then in a domain.
+    assert_eq!(calls.iter().filter_map(made).collect::<Vec<_>>(), [(1, 1), (0, 0), (2, 0)]);
+    drop(cq);
+    assert_eq!(fake.live(), 0, "the domains end with the queue");
 }
 
 const FIELDS: [PollFields; 5] =
