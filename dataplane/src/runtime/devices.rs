@@ -77,7 +77,9 @@ pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result
         } else {
             #[cfg(feature = "verbs")]
             {
+                use crate::provider::verbs::RawSpec;
                 let (device, watch) = hosts.open(&port.config.device, clock, stamps)?;
+                let device = device.with_raw(RawSpec { rss: soft::rss(&port.config.rss), ..RawSpec::default() });
                 Arc::new(Port::open(device, watch, verbs::provider(&port.config), port, meet)?)
             }
             #[cfg(not(feature = "verbs"))]

@@ -155,7 +155,8 @@ fn refused(capability: config::Capability) -> Capability {
     }
 }
 
-fn rss(rss: &config::Rss) -> RssSpec {
+/// How a port spreads packets.
+pub(super) fn rss(rss: &config::Rss) -> RssSpec {
     let key = match rss.key {
         config::RssKey::Default => RssSpec::STANDARD.key,
         config::RssKey::Symmetric => RssSpec::SYMMETRIC.key,
