@@ -260,6 +260,23 @@ fn every_name_has_its_place_and_every_place_is_there() {
     assert!(wrong.is_empty(), "{} mistakes in coverage.md:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// The guide names what it speaks of as `Type::member`.
+#[test]
+fn what_the_guide_names_is_there() {
+    let sources = Source::all();
+    let guide = page("verbs.md");
+    // A block of text is between three marks, which are odd in number.
+    let prose: String = guide.lines().filter(|line| !line.starts_with("```")).collect::<Vec<_>>().join("\n");
+    let named: BTreeSet<&str> = code(&prose)
+        .filter(|it| it.contains("::") && it.starts_with(char::is_uppercase))
+        .map(|it| it.split('(').next().unwrap())
+        .collect();
+    assert!(named.len() > 20, "{named:?}");
+    let wrong: Vec<String> =
+        named.iter().filter_map(|it| look_up(&format!("provider::{it}"), &sources).err()).collect();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
 /// What is not there is noticed: or the test above proves nothing.
 #[test]
 fn a_place_that_is_not_there_is_noticed() {
