@@ -1,30 +1,25 @@
 //! The device, its port, its protection domains and its events.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::clock::{ClockSource, Timebase};
 use crate::error::{Error, Result, VerbError};
-use crate::mem::Region;
 use crate::provider::soft::counter::Counter;
 use crate::provider::soft::cq::{PollFaults, SoftCq, Stamps};
-use crate::provider::soft::fabric::SoftSrq;
-use crate::provider::soft::handle::SoftAh;
 use crate::provider::soft::inbox::SoftChannel;
 use crate::provider::soft::link::Link;
-use crate::provider::soft::memory::{Keys, SoftMr};
-use crate::provider::soft::qp::{QpShared, SoftQp};
+use crate::provider::soft::memory::Keys;
+use crate::provider::soft::pd::SoftPd;
+use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::rss::Rss;
 use crate::provider::soft::spec::Profile;
-use crate::provider::soft::window::{SoftMw, Windows};
 use crate::provider::soft::{SoftCounters, SoftSpec};
 use crate::provider::{
-    Access, AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind,
-    GidEntry, GidKind, LinkLayer, MwKind, Path, PollFields, PortAttributes, PortState, ProtectionDomain, Provider,
-    QpSpec, QpType, SendApi, SrqSpec,
+    AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind, GidEntry,
+    GidKind, LinkLayer, PollFields, PortAttributes, PortState, Provider,
 };
 use crate::units::{Gid, Nanos, QpNum, Ticks};
 
@@ -66,7 +61,7 @@ pub(super) struct Shared {
     pub(super) link: Link,
     pub(super) rss: Arc<Rss>,
     pub(super) keys: Arc<Keys>,
-    capabilities: Capabilities,
+    pub(super) capabilities: Capabilities,
     link_up: AtomicBool,
     gone: AtomicBool,
     events: Mutex<VecDeque<AsyncEvent>>,
@@ -77,7 +72,7 @@ pub(super) struct Shared {
     /// The addresses of the port; zero where there is none.
     gids: RwLock<Vec<Gid>>,
     pub(super) cqs: AtomicU32,
-    srqs: AtomicU32,
+    pub(super) srqs: AtomicU32,
     pub(super) queues: Mutex<Queues>,
     wall: (u64, Ticks),
     counter: Arc<Counter>,
@@ -156,7 +151,7 @@ impl Shared {
         self.srqs.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn check(&self, verb: &'static str) -> Result<(), VerbError> {
+    pub(super) fn check(&self, verb: &'static str) -> Result<(), VerbError> {
         if self.is_gone() { Err(VerbError::new(verb, libc::EIO)) } else { Ok(()) }
     }
 }
@@ -358,7 +353,7 @@ impl Device for SoftDevice {
 
     fn alloc_pd(&self) -> Result<SoftPd, VerbError> {
         self.0.check("ibv_alloc_pd")?;
-        Ok(SoftPd(Arc::new((self.0.clone(), self.0.number()))))
+        Ok(SoftPd::new(&self.0))
     }
 
     fn create_channel(&self) -> Result<SoftChannel, VerbError> {
@@ -438,132 +433,6 @@ impl Device for SoftDevice {
         let none = |events: &mut VecDeque<AsyncEvent>| events.is_empty();
         let waited = self.0.raised.wait_timeout_while(events, patience, none);
         waited.unwrap_or_else(PoisonError::into_inner).0.pop_front()
-    }
-}
-
-/// A protection domain of a software device.
-#[derive(Clone, Debug)]
-pub struct SoftPd(Arc<(Arc<Shared>, u32)>);
-
-impl ProtectionDomain for SoftPd {
-    type Mr = SoftMr;
-    type Qp = SoftQp;
-    type Cq = SoftCq;
-    type Srq = SoftSrq;
-    type Ah = SoftAh;
-    type Mw = SoftMw;
-
-    fn register_part(&self, region: Arc<Region>, part: Range<usize>, access: Access) -> Result<SoftMr, VerbError> {
-        let (device, pd) = &*self.0;
-        device.check("ibv_reg_mr")?;
-        let failed = |errno| Err(VerbError::new("ibv_reg_mr", errno));
-        let remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        let inside = part.start < part.end && part.end <= region.len();
-        let unknown = access.bits() & !Access::all().bits() != 0;
-        if !inside || unknown || (remote && !access.contains(Access::LOCAL_WRITE)) {
-            return failed(libc::EINVAL);
-        }
-        if access.contains(Access::ON_DEMAND) {
-            return failed(libc::EOPNOTSUPP);
-        }
-        match device.spec.faults.memlock {
-            Some(0) => return failed(libc::EPERM),
-            Some(most) if device.keys.bytes() + part.len() as u64 > most => return failed(libc::ENOMEM),
-            _ => {}
-        }
-        if device.keys.len() >= device.spec.limits.max_mr as usize {
-            return failed(libc::ENOMEM);
-        }
-        Ok(device.keys.register(*pd, region, part, access))
-    }
-
-    fn alloc_mw(&self, kind: MwKind) -> Result<SoftMw, VerbError> {
-        let (device, pd) = &*self.0;
-        device.check("ibv_alloc_mw")?;
-        match device.has(Capability::MemoryWindow) {
-            true => Ok(Windows::add(&device.keys, kind, *pd)),
-            false => Err(VerbError::new("ibv_alloc_mw", libc::EOPNOTSUPP)),
-        }
-    }
-
-    fn create_ah(&self, path: &Path) -> Result<SoftAh, VerbError> {
-        let (device, pd) = &*self.0;
-        device.check("ibv_create_ah")?;
-        let source = device.gid_at(path.source_gid_index);
-        if path.port != 1 || !path.global || source.is_none() || path.gid.is_zero() || path.flow_label >> 20 != 0 {
-            return Err(VerbError::new("ibv_create_ah", libc::EINVAL));
-        }
-        Ok(SoftAh::new(*pd, *path))
-    }
-
-    fn create_srq(&self, spec: &SrqSpec) -> Result<SoftSrq, VerbError> {
-        let (device, _) = &*self.0;
-        let failed = |errno| Err(VerbError::new("ibv_create_srq", errno));
-        device.check("ibv_create_srq")?;
-        let Some(fabric) = device.link.fabric().filter(|_| device.has(Capability::Srq)) else {
-            return failed(libc::EOPNOTSUPP);
-        };
-        let limits = &device.capabilities;
-        if spec.depth == 0 || spec.depth > limits.max_srq_wr || spec.sges > limits.max_sge {
-            return failed(libc::EINVAL);
-        }
-        if device.srqs.fetch_add(1, Ordering::Relaxed) >= limits.max_srq {
-            device.srq_is_gone();
-            return failed(libc::ENOMEM);
-        }
-        Ok(SoftSrq::new(device, fabric, spec))
-    }
-
-    fn create_qp(
-        &self,
-        spec: &QpSpec,
-        send: &SoftCq,
-        recv: &SoftCq,
-        srq: Option<&SoftSrq>,
-    ) -> Result<SoftQp, VerbError> {
-        let (device, pd) = &*self.0;
-        let failed = |errno| Err(VerbError::new("ibv_create_qp", errno));
-        device.check("ibv_create_qp")?;
-        let wanted = match spec.kind {
-            QpType::RawPacket => Capability::RawPacket,
-            QpType::Ud => Capability::Datagram,
-            QpType::Rc => Capability::Rc,
-            QpType::Uc => Capability::Uc,
-            _ => return failed(libc::EOPNOTSUPP),
-        };
-        let (index, of) = spec.queue;
-        let extended = spec.send_api == SendApi::Extended && !device.has(Capability::ExtendedSend);
-        if !device.has(wanted) || extended || (of > 1 && !device.has(Capability::Rss)) {
-            return failed(libc::EOPNOTSUPP);
-        }
-        let raw = spec.kind == QpType::RawPacket;
-        if raw && device.spec.faults.no_net_raw {
-            return failed(libc::EPERM);
-        }
-        let fabric = device.link.fabric().filter(|_| !raw);
-        let (limits, caps) = (device.spec.limits, spec.caps);
-        let too_much = caps.send_depth.max(caps.recv_depth) > device.capabilities.max_qp_wr
-            || caps.send_sges.max(caps.recv_sges) > limits.max_sge.min(u32::from(u8::MAX))
-            || caps.inline > if device.has(Capability::Inline) { limits.max_inline } else { 0 };
-        let foreign = [send, recv].iter().any(|cq| !Arc::ptr_eq(&cq.0.device, device))
-            || srq.is_some_and(|srq| raw || !srq.is_of(device));
-        if too_much || foreign || of == 0 || index >= of || (of > 1 && !raw) {
-            return failed(libc::EINVAL);
-        }
-        let mut queues = device.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.live.retain(|qp| qp.strong_count() > 0);
-        if queues.live.len() >= limits.max_qp as usize {
-            return failed(libc::ENOMEM);
-        }
-        let mut spec = *spec;
-        if device.spec.profile == Profile::Rxe {
-            // Both are kept in the same place.
-            let bytes = (caps.send_sges * 16).max(caps.inline);
-            (spec.caps.send_sges, spec.caps.inline) = (bytes / 16, bytes);
-        }
-        let qp = SoftQp::new(device, *pd, &spec, [send, recv], fabric, srq);
-        queues.live.push(Arc::downgrade(&qp.shared));
-        Ok(qp)
     }
 }
 

@@ -15,8 +15,9 @@
 //! - Where the standard and the kernel's software device differ, [`Profile`] says which it follows.
 //! - A raw frame longer than its posted receive completes it with [`WcStatus::LocLenErr`](super::WcStatus) and the queue
 //!   pair goes on; a datagram that is too long takes its queue pair to ERR.
-//! - Memory that a peer may use is read and written byte by byte through atomics ([`std::sync::atomic::AtomicU8`]), and by
-//!   atomic operations as words: its owner may look at it at any time, and does so through atomics as well.
+//! - Memory that a peer may use is read and written byte by byte through atomics ([`std::sync::atomic::AtomicU8`]): its
+//!   owner may look at it at any time, and does so through atomics as well. Atomic operations are one step for all peers,
+//!   and not for the owner (`IBV_ATOMIC_HCA`).
 #![allow(unsafe_code)]
 
 mod counter;
@@ -32,6 +33,7 @@ mod home;
 mod inbox;
 mod link;
 mod memory;
+mod pd;
 mod qp;
 mod recv;
 mod rss;
@@ -42,7 +44,7 @@ pub use crate::provider::{RssFields, RssSpec};
 pub use counter::{CounterEvent, CounterSpec};
 pub use counters::SoftCounters;
 pub use cq::{SoftCq, SoftCursor};
-pub use device::{SoftDevice, SoftPd, SoftProvider};
+pub use device::{SoftDevice, SoftProvider};
 pub use fabric::SoftSrq;
 pub use fault::FaultSpec;
 pub use handle::SoftAh;
@@ -50,6 +52,7 @@ pub use inbox::SoftChannel;
 pub(crate) use link::Capture;
 pub use link::{FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec};
 pub use memory::SoftMr;
+pub use pd::SoftPd;
 pub use qp::SoftQp;
 pub use spec::{Profile, SoftLimits, SoftSpec};
 pub use window::SoftMw;

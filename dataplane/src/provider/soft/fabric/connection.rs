@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::qp::{Qp, Receive, Target};
-use super::request::{Requester, Send, Work};
+use super::request::Requester;
 use super::response::Responder;
+use super::send::{Send, Work};
 use super::{Fabric, Reach, SoftSrq};
 use crate::error::VerbError;
 use crate::mem::{Desc, SlotLayout};

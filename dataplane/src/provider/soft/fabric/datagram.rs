@@ -17,9 +17,9 @@ impl Qp {
     pub(super) fn send_datagram(&mut self, at: usize, reach: &mut Reach<'_>) -> Result<(), WcStatus> {
         let send = &self.requester.queue[at];
         let (Some(to), length, work) = (send.to, send.length, send.work) else { return Err(WcStatus::LocQpOpErr) };
-        let (solicited, psn) = (send.flags.contains(SendFlags::SOLICITED), send.first());
+        let (solicited, psn) = (send.flags.contains(SendFlags::SOLICITED), send.first);
         let payload = self.payload(at, 0, length as usize, reach)?;
-        self.requester.queue[at].all_sent();
+        self.requester.queue[at].sent = 1;
         let device = &self.shared.device;
         let Some(from_gid) = device.gid_at(to.path.source_gid_index) else { return Ok(()) };
         if device.is_up() {

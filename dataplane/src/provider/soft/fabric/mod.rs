@@ -13,6 +13,7 @@ mod packet;
 mod qp;
 mod request;
 mod response;
+mod send;
 mod srq;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

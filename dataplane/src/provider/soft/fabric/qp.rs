@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::packet::{Body, PSN, Packet};
-use super::request::{Requester, Send};
+use super::request::Requester;
 use super::response::Responder;
+use super::send::Send;
 use super::{Reach, is_multicast};
 use crate::provider::completion::Values;
 use crate::provider::soft::cq::Cqe;
@@ -261,8 +262,6 @@ impl Qp {
 
     /// Forgets everything.
     fn reset(&mut self) {
-        // What was taken from a shared queue is lost with the connection.
-        self.responder.abandon();
         self.receives.clear();
         self.requester = Requester::default();
         self.responder = Responder::default();

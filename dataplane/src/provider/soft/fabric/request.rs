@@ -5,157 +5,16 @@ use std::sync::atomic::Ordering;
 
 use super::Reach;
 use super::packet::{Body, Change, Nak, PSN, Part, after, ahead, not_ready_nanos};
-use super::qp::{Qp, Target};
+use super::qp::Qp;
+use super::send::{Send, Work};
 use crate::provider::completion::Values;
 use crate::provider::soft::memory::Denied;
-use crate::provider::soft::window::{Binding, Windows};
-use crate::provider::{
-    Access, QpAttributes, QpState, QpType, Remote, SendFlags, SendOp, Sge, WcFlags, WcOpcode, WcStatus, WrOpcode,
-};
-use crate::units::{Rkey, Ticks};
+use crate::provider::soft::window::Windows;
+use crate::provider::{Access, QpAttributes, QpState, QpType, Remote, SendFlags, SendOp, WcFlags, WcStatus, WrOpcode};
+use crate::units::Ticks;
 
 /// "For ever", of retries of a receiver that is not ready.
 const FOR_EVER: u8 = 7;
-
-/// What a posted send asks for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Work {
-    /// One of the operations of a send request.
-    Op(SendOp<'static>),
-    /// The binding of a window.
-    Bind(Binding),
-}
-
-impl Work {
-    pub(super) fn opcode(&self) -> WrOpcode {
-        match self {
-            Self::Op(op) => op.opcode(),
-            Self::Bind(_) => WrOpcode::BindMw,
-        }
-    }
-
-    /// Whether it is a read or an atomic, which the peer answers with data.
-    fn is_answered(&self) -> bool {
-        matches!(self.opcode(), WrOpcode::RdmaRead | WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd)
-    }
-
-    fn is_atomic(&self) -> bool {
-        matches!(self.opcode(), WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd)
-    }
-
-    /// Whether the peer has no part in it.
-    fn is_local(&self) -> bool {
-        matches!(self.opcode(), WrOpcode::LocalInv | WrOpcode::BindMw)
-    }
-
-    /// Whether queue pairs of this type have it.
-    fn is_of(&self, kind: QpType, rxe: bool) -> bool {
-        use WrOpcode::{BindMw, LocalInv, RdmaWrite, RdmaWriteWithImm, Send, SendWithImm, SendWithInv};
-        match self.opcode() {
-            Send | SendWithImm => true,
-            RdmaWrite | RdmaWriteWithImm | BindMw => kind != QpType::Ud,
-            // The kernel's device has them of reliable connections alone.
-            SendWithInv | LocalInv => kind == QpType::Rc || (kind == QpType::Uc && !rxe),
-            _ => kind == QpType::Rc && self.is_answered(),
-        }
-    }
-
-    const fn completes_as(opcode: WrOpcode) -> WcOpcode {
-        match opcode {
-            WrOpcode::RdmaWrite | WrOpcode::RdmaWriteWithImm => WcOpcode::RdmaWrite,
-            WrOpcode::RdmaRead => WcOpcode::RdmaRead,
-            WrOpcode::AtomicCmpAndSwp => WcOpcode::CompSwap,
-            WrOpcode::AtomicFetchAndAdd => WcOpcode::FetchAdd,
-            WrOpcode::LocalInv => WcOpcode::LocalInv,
-            WrOpcode::BindMw => WcOpcode::BindMw,
-            _ => WcOpcode::Send,
-        }
-    }
-
-    fn write(&self, length: u64) -> Option<(Remote, u64)> {
-        match self {
-            Self::Op(SendOp::RdmaWrite(remote) | SendOp::RdmaWriteWithImm(remote, _)) => Some((*remote, length)),
-            _ => None,
-        }
-    }
-
-    pub(super) fn imm(&self) -> Option<u32> {
-        match self {
-            Self::Op(SendOp::SendWithImm(imm) | SendOp::RdmaWriteWithImm(_, imm)) => Some(*imm),
-            _ => None,
-        }
-    }
-
-    fn invalidate(&self) -> Option<Rkey> {
-        if let Self::Op(SendOp::SendWithInv(rkey)) = self { Some(*rkey) } else { None }
-    }
-}
-
-/// A posted send.
-#[derive(Clone, Debug)]
-pub(super) struct Send {
-    pub(super) wr_id: u64,
-    pub(super) work: Work,
-    pub(super) flags: SendFlags,
-    pub(super) sges: Vec<Sge>,
-    /// The bytes, where they were copied when it was posted.
-    pub(super) inline: Option<Vec<u8>>,
-    pub(super) to: Option<Target>,
-    pub(super) length: u64,
-    /// Which send of the queue pair it is, counted from 1.
-    pub(super) number: u64,
-    /// Whether it has begun: it has its packets.
-    begun: bool,
-    first: u32,
-    packets: u32,
-    /// Of its packets, how many are on the wire or need not be any more.
-    sent: u32,
-    /// Of its packets, or of those of its answer, how many have arrived.
-    done: u32,
-    /// How it failed, which is told when those before it are over.
-    failed: Option<WcStatus>,
-}
-
-impl Send {
-    pub(super) fn new(wr_id: u64, work: Work, flags: SendFlags, sges: &[Sge], to: Option<Target>) -> Self {
-        let length = sges.iter().map(|sge| u64::from(sge.length)).sum();
-        Self {
-            wr_id,
-            work,
-            flags,
-            sges: sges.to_vec(),
-            inline: None,
-            to,
-            length,
-            number: 0,
-            begun: false,
-            first: 0,
-            packets: 0,
-            sent: 0,
-            done: 0,
-            failed: None,
-        }
-    }
-
-    /// Whether it is a read or an atomic whose answer is under way.
-    fn is_awaited(&self) -> bool {
-        self.begun && self.work.is_answered() && self.done < self.packets
-    }
-
-    /// The number of its first packet.
-    pub(super) fn first(&self) -> u32 {
-        self.first
-    }
-
-    pub(super) fn all_sent(&mut self) {
-        self.sent = self.packets;
-    }
-
-    fn has(&self, psn: u32) -> bool {
-        let at = ahead(psn, self.first);
-        self.begun && at >= 0 && (at as u32) < self.packets
-    }
-}
 
 /// The sending side of a queue pair.
 #[derive(Debug, Default)]

@@ -7,6 +7,7 @@ use super::packet::{Body, Change, Nak, PSN, Packet, Part, after, ahead};
 use super::qp::{Qp, Receive};
 use crate::provider::completion::Values;
 use crate::provider::soft::memory::Place;
+use crate::provider::soft::spec::Profile;
 use crate::provider::{Access, EventKind, QpState, QpType, Remote, WcFlags, WcOpcode, WcStatus};
 
 /// Answers to atomics that are kept, in case one is lost.
@@ -195,10 +196,6 @@ impl Qp {
             Some(_) => Some(self.take_receive(reach).ok_or_else(|| self.not_ready())?),
             None => None,
         };
-        let (too_long, faulty) = match self.is_rxe() {
-            true => (WcStatus::LocQpOpErr, WcStatus::LocQpOpErr),
-            false => (WcStatus::LocLenErr, WcStatus::LocProtErr),
-        };
         match &mut self.responder.message {
             None => return Err(Nak::InvalidRequest.into()),
             Some(Message::Written { place, at, .. }) => {
@@ -208,20 +205,18 @@ impl Qp {
                 *at += part.payload.len() as u64;
             }
             Some(Message::Sent { receive, at }) => {
-                let wrong = if *at + part.payload.len() as u64 > receive.room() {
-                    Some((
-                        too_long,
-                        if too_long == WcStatus::LocLenErr { Nak::InvalidRequest } else { Nak::RemoteOperation },
-                    ))
-                } else {
-                    let written = self.keys.scatter_part(&receive.sges, *at, &part.payload);
-                    written.is_err().then_some((faulty, Nak::RemoteOperation))
-                };
+                let from = *at;
                 *at += part.payload.len() as u64;
-                if let Some((status, nak)) = wrong {
-                    if nak != Nak::RemoteOperation || too_long == WcStatus::LocQpOpErr {
-                        self.shared.counts.rx_too_long.add(1);
-                    }
+                let fits = *at <= receive.room();
+                let written = fits && self.keys.scatter_part(&receive.sges, from, &part.payload).is_ok();
+                self.shared.counts.rx_too_long.add(u64::from(!fits));
+                if !written {
+                    // The kernel's device has one word for whatever is wrong with a receive.
+                    let (nak, status) = match (self.profile, fits) {
+                        (Profile::Rxe, _) => (Nak::RemoteOperation, WcStatus::LocQpOpErr),
+                        (Profile::Spec, true) => (Nak::RemoteOperation, WcStatus::LocProtErr),
+                        (Profile::Spec, false) => (Nak::InvalidRequest, WcStatus::LocLenErr),
+                    };
                     let receive = self.responder.abandon().map(|receive| (receive, status));
                     return Err(Refusal { nak, receive });
                 }
