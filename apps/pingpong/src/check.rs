@@ -1,0 +1,218 @@
+//! Messages that say which they are: so that none can be lost, come twice or be damaged unseen.
+//!
+//! | bytes | are |
+//! | --- | --- |
+//! | 0 to 3 | `0x50 0x49 0x4e 0x47` |
+//! | 4 to 7 | CRC-32 (that of Ethernet) of the whole message, with 0 here |
+//! | 8 to 11 | number of the queue pair among those of its sender |
+//! | 12 to 15 | length of the message |
+//! | 16 to 23 | number of the message among those of its queue pair |
+//! | 24 to 31 | number of the message that it answers |
+//! | 32 on | filler, other for each message |
+//!
+//! All numbers count from 0, and their most significant byte is the first.
+
+use serde::Serialize;
+
+/// The shortest message that can be checked.
+pub(crate) const LEAST: usize = 32;
+const MAGIC: [u8; 4] = *b"PING";
+
+/// What a message says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Label {
+    /// Of the sender's queue pairs this one.
+    pub(crate) queue: u32,
+    /// Its number.
+    pub(crate) sequence: u64,
+    /// What it answers.
+    pub(crate) answers: u64,
+}
+
+impl Label {
+    /// Makes a message of it, of at least [`LEAST`] bytes.
+    pub(crate) fn write(&self, message: &mut [u8]) {
+        let length = message.len() as u32;
+        let (head, filler) = message.split_at_mut(LEAST);
+        let first = self.sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(self.queue));
+        for (number, bytes) in filler.chunks_mut(8).enumerate() {
+            let word = first.wrapping_add(number as u64).to_le_bytes();
+            bytes.copy_from_slice(&word[..bytes.len()]);
+        }
+        head[..4].copy_from_slice(&MAGIC);
+        head[4..8].fill(0);
+        head[8..12].copy_from_slice(&self.queue.to_be_bytes());
+        head[12..16].copy_from_slice(&length.to_be_bytes());
+        head[16..24].copy_from_slice(&self.sequence.to_be_bytes());
+        head[24..32].copy_from_slice(&self.answers.to_be_bytes());
+        let crc = crc32fast::hash(message).to_be_bytes();
+        message[4..8].copy_from_slice(&crc);
+    }
+
+    /// What a message says, if every bit of it is as it was written. The place of the CRC is 0 afterwards.
+    pub(crate) fn read(message: &mut [u8]) -> Option<Self> {
+        let length = u32::try_from(message.len()).ok()?;
+        let crc = message.get_mut(4..8)?;
+        let told = u32::from_be_bytes((&*crc).try_into().ok()?);
+        crc.fill(0);
+        if crc32fast::hash(message) != told {
+            return None;
+        }
+        let word = |at: usize| message.get(at..at + 4)?.try_into().map(u32::from_be_bytes).ok();
+        let long = |at: usize| message.get(at..at + 8)?.try_into().map(u64::from_be_bytes).ok();
+        let whole = message.starts_with(&MAGIC) && word(12)? == length;
+        whole.then_some(Self { queue: word(8)?, sequence: long(16)?, answers: long(24)? })
+    }
+}
+
+/// What is known of the messages that came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Findings {
+    /// Whole, and for the first time.
+    pub(crate) good: u64,
+    /// Never came, as far as can be said: of a run that was ended, those that later ones have overtaken.
+    pub(crate) lost: u64,
+    /// Came again.
+    pub(crate) duplicated: u64,
+    /// Came after a later one.
+    pub(crate) reordered: u64,
+    /// Not what was sent, or not by this program with `--check`.
+    pub(crate) corrupt: u64,
+}
+
+impl Findings {
+    /// Whether something is wrong that must not be. Datagrams may come in any order.
+    pub(crate) fn are_bad(&self, ordered: bool) -> bool {
+        self.lost + self.duplicated + self.corrupt > 0 || ordered && self.reordered > 0
+    }
+
+    /// Adds those of another queue pair.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.good += other.good;
+        self.lost += other.lost;
+        self.duplicated += other.duplicated;
+        self.reordered += other.reordered;
+        self.corrupt += other.corrupt;
+    }
+}
+
+/// The messages of one queue pair, each known by its number.
+#[derive(Clone, Debug)]
+pub(crate) struct Tracker {
+    queue: u32,
+    /// A bit for each number.
+    seen: Vec<u64>,
+    most: u64,
+    /// One more than the highest that came.
+    next: u64,
+    findings: Findings,
+}
+
+impl Tracker {
+    /// Of this queue pair at most so many.
+    pub(crate) fn new(queue: u32, most: u64) -> Self {
+        let words = usize::try_from(most.div_ceil(64)).unwrap_or(usize::MAX);
+        Self { queue, seen: vec![0; words], most, next: 0, findings: Findings::default() }
+    }
+
+    /// Takes in a message. What it says, if it is whole.
+    pub(crate) fn take(&mut self, message: &mut [u8]) -> Option<Label> {
+        let label = Label::read(message).filter(|label| label.queue == self.queue && label.sequence < self.most);
+        let Some(label) = label else {
+            self.findings.corrupt += 1;
+            return None;
+        };
+        let bit = 1 << (label.sequence % 64);
+        let word = &mut self.seen[(label.sequence / 64) as usize];
+        if *word & bit != 0 {
+            self.findings.duplicated += 1;
+        } else {
+            *word |= bit;
+            self.findings.good += 1;
+            self.findings.reordered += u64::from(label.sequence < self.next);
+            self.next = self.next.max(label.sequence + 1);
+        }
+        Some(label)
+    }
+
+    /// What was found so far. Lost is what later ones have overtaken.
+    pub(crate) fn findings(&self) -> Findings {
+        Findings { lost: self.next - self.findings.good, ..self.findings }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn message(sequence: u64, length: usize) -> Vec<u8> {
+        let mut message = vec![0xaa; length];
+        Label { queue: 3, sequence, answers: 7 }.write(&mut message);
+        message
+    }
+
+    fn found(sequences: &[u64]) -> Findings {
+        let mut tracker = Tracker::new(3, 100);
+        sequences.iter().for_each(|&sequence| {
+            tracker.take(&mut message(sequence, 40));
+        });
+        tracker.findings()
+    }
+
+    #[test]
+    fn each_way_to_go_wrong_is_counted_as_itself() {
+        let good = |good| Findings { good, ..Findings::default() };
+        assert_eq!(found(&[0, 1, 2, 3]), good(4));
+        assert_eq!(found(&[0, 2, 3]), Findings { lost: 1, ..good(3) });
+        assert_eq!(found(&[0, 1, 1, 0]), Findings { duplicated: 2, ..good(2) });
+        assert_eq!(found(&[1, 0, 2]), Findings { reordered: 1, ..good(3) });
+        assert_eq!(found(&[0, 100, u64::MAX]), Findings { corrupt: 2, ..good(1) });
+        let mut other = Tracker::new(4, 100);
+        assert_eq!(other.take(&mut message(0, 40)), None, "of another queue pair");
+        assert_eq!(Tracker::new(3, 100).take(&mut []), None);
+        assert!(!good(1).are_bad(true) && Findings { lost: 1, ..good(1) }.are_bad(false));
+        let overtaken = Findings { reordered: 1, ..good(2) };
+        assert!(overtaken.are_bad(true) && !overtaken.are_bad(false));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(queue: u32, sequence: u64, answers: u64, length in LEAST..5000) {
+            let label = Label { queue, sequence, answers };
+            let mut bytes = vec![0; length];
+            label.write(&mut bytes);
+            prop_assert_eq!(Label::read(&mut bytes), Some(label));
+        }
+
+        /// CRC-32 sees every change of up to 32 bits in a row, so of any byte.
+        #[test]
+        fn a_changed_byte_is_seen(length in LEAST..3000, at: prop::sample::Index, change in 1u8..) {
+            let mut bytes = message(9, length);
+            let at = at.index(length);
+            bytes[at] ^= change;
+            prop_assert_eq!(Label::read(&mut bytes), None);
+        }
+
+        /// A message that lost its end, or got more of one.
+        #[test]
+        fn another_length_is_seen(length in LEAST..3000, other in 0usize..3000) {
+            prop_assume!(length != other);
+            let mut bytes = message(9, length);
+            bytes.resize(other, 0);
+            prop_assert_eq!(Label::read(&mut bytes), None);
+        }
+
+        /// Whatever comes in whatever order: against a plain count.
+        #[test]
+        fn the_counts_are_those_of_a_plain_count(sequences in prop::collection::vec(0u64..100, 0..300)) {
+            let distinct: std::collections::BTreeSet<_> = sequences.iter().collect();
+            let findings = found(&sequences);
+            prop_assert_eq!(findings.good, distinct.len() as u64);
+            prop_assert_eq!(findings.duplicated, (sequences.len() - distinct.len()) as u64);
+            prop_assert_eq!(findings.lost + findings.good, sequences.iter().max().map_or(0, |most| most + 1));
+            prop_assert_eq!(findings.corrupt, 0);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What is told at the end.
+
+use std::fmt;
+
+use dataplane::telemetry::LatencyReport;
+use serde::Serialize;
+
+use crate::address::Address;
+use crate::args::{Plan, Type};
+use crate::check::Findings;
+use crate::traffic::{Outcome, Role};
+
+/// One side of a run.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// `client` or `server`.
+    pub(crate) role: &'static str,
+    /// The device.
+    pub(crate) device: String,
+    /// What the messages went over.
+    #[serde(rename = "type")]
+    pub(crate) kind: Type,
+    /// The first own address, and the peer's.
+    pub(crate) local: String,
+    /// The peer's first address.
+    pub(crate) remote: String,
+    /// Bytes of a message.
+    pub(crate) size: u32,
+    /// Messages that each side was to send.
+    pub(crate) iterations: u64,
+    /// Queue pairs.
+    pub(crate) queue_pairs: u32,
+    /// Messages of a queue pair under way.
+    pub(crate) window: u32,
+    /// Whether it slept or polled.
+    pub(crate) events: bool,
+    /// Messages sent.
+    pub(crate) sent: u64,
+    /// Messages received.
+    pub(crate) received: u64,
+    /// Of those, how many had another size.
+    pub(crate) wrong_size: u64,
+    /// What was found in them, with `--check`.
+    pub(crate) check: Option<Findings>,
+    /// Nanoseconds from a message to its answer; of the client.
+    pub(crate) latency_ns: Option<LatencyReport>,
+    /// How long all messages took.
+    pub(crate) seconds: f64,
+    /// Why the run has failed.
+    pub(crate) failure: Option<String>,
+}
+
+impl Report {
+    /// Of what came of a run.
+    pub(crate) fn new(
+        plan: &Plan,
+        role: Role,
+        device: &str,
+        local: Address,
+        remote: Address,
+        outcome: Outcome,
+    ) -> Self {
+        let is_client = role == Role::Client;
+        let failure = outcome.failure.clone().or_else(|| verdict(plan, &outcome));
+        Self {
+            role: if is_client { "client" } else { "server" },
+            device: device.to_owned(),
+            kind: plan.kind,
+            local: local.to_string(),
+            remote: remote.to_string(),
+            size: plan.size,
+            iterations: plan.iterations,
+            queue_pairs: plan.queue_pairs,
+            window: plan.window,
+            events: plan.events,
+            sent: outcome.sent,
+            received: outcome.received,
+            wrong_size: outcome.wrong_size,
+            check: outcome.findings,
+            latency_ns: is_client.then(|| outcome.latency.report()),
+            seconds: outcome.elapsed.as_secs_f64(),
+            failure,
+        }
+    }
+}
+
+/// What is wrong with a run that came to its end.
+fn verdict(plan: &Plan, outcome: &Outcome) -> Option<String> {
+    if outcome.wrong_size > 0 {
+        let count = outcome.wrong_size;
+        return Some(format!("{count} messages had another size than {} bytes: give both sides the same", plan.size));
+    }
+    let found = outcome.findings.as_ref().filter(|findings| findings.are_bad(plan.kind != Type::Ud))?;
+    let hint = if found.good == 0 { ": has the peer --check too?" } else { "" };
+    let Findings { lost, duplicated, reordered, corrupt, .. } = found;
+    Some(format!("{lost} messages lost, {duplicated} duplicated, {reordered} reordered, {corrupt} corrupt{hint}"))
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { role, device, sent, received, size, seconds, .. } = self;
+        let mode = if self.events { "events" } else { "polling" };
+        writeln!(f, "{role} on {device}, {}, {mode}", self.kind)?;
+        writeln!(f, "  local   {}", self.local)?;
+        writeln!(f, "  remote  {}", self.remote)?;
+        let rate = |amount: f64| if *seconds > 0.0 { amount / seconds } else { 0.0 };
+        let bits = rate((sent + received) as f64 * f64::from(*size) * 8.0) / 1e6;
+        writeln!(f, "  {sent} messages of {size} bytes sent, {received} received in {seconds:.3} s: {bits:.2} Mbit/s")?;
+        if let Some(findings) = &self.check {
+            let Findings { good, lost, duplicated, reordered, corrupt } = findings;
+            writeln!(
+                f,
+                "  checked: {good} good, {lost} lost, {duplicated} duplicated, {reordered} reordered, {corrupt} corrupt"
+            )?;
+        }
+        if let Some(LatencyReport { p50, p90, p99, p999, max, source, .. }) = &self.latency_ns {
+            writeln!(
+                f,
+                "  round trip in ns, {source} clock: p50 {p50}, p90 {p90}, p99 {p99}, p99.9 {p999}, max {max}"
+            )?;
+        }
+        if let Some(failure) = &self.failure {
+            writeln!(f, "  FAILED: {failure}")?;
+        }
+        Ok(())
+    }
+}
