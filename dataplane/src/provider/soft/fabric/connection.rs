@@ -18,7 +18,7 @@ use crate::provider::soft::spec::Profile;
 use crate::provider::soft::window::{Binding, Bound, SoftMw};
 use crate::provider::{
     Access, AddressHandle, AttributeMask, Capability, Destination, MemoryRegion, MemoryWindow, MwBind, MwKind,
-    PostError, QpAttributes, QpSpec, QpState, QpType, RecvRequest, SendApi, SendFlags, SendOp, SendRequest,
+    PostError, QpAttributes, QpSpec, QpState, QpType, RecvRequest, Remote, SendApi, SendFlags, SendOp, SendRequest,
     SharedReceiveQueue, WrOpcode,
 };
 use crate::units::Gid;
@@ -272,9 +272,10 @@ impl Connection {
             _ => None,
         };
         let inline = send.flags.contains(SendFlags::INLINE);
-        // The kernel's device looks at atomics before it takes them.
+        // The kernel's device looks at atomics before it takes them. Of a datagram there is no address there to look at.
         let wrong_atomic = |qp: &Qp| {
-            qp.profile == Profile::Rxe && atomic.is_some_and(|remote| !remote.addr.is_multiple_of(8) || send.length < 8)
+            let aligned = |remote: Remote| qp.kind() == QpType::Ud || remote.addr.is_multiple_of(8);
+            qp.profile == Profile::Rxe && atomic.is_some_and(|remote| !aligned(remote) || send.length < 8)
         };
         if matches!(qp.state(), QpState::Reset | QpState::Init | QpState::Rtr)
             || send.sges.len() > qp.caps.send_sges as usize
