@@ -125,12 +125,14 @@ pub(crate) struct EndSpec {
     pub(crate) access: Access,
     pub(crate) cq: CqSpec,
     pub(crate) send_api: SendApi,
+    /// Bytes of the end's memory.
+    pub(crate) memory: usize,
 }
 
 impl EndSpec {
     pub(crate) fn new(kind: QpType) -> Self {
         let cq = CqSpec { depth: 64, fields: PollFields::STANDARD, ..CqSpec::default() };
-        Self { kind, caps: CAPS, signal_all: false, access: ALL_ACCESS, cq, send_api: SendApi::Classic }
+        Self { kind, caps: CAPS, signal_all: false, access: ALL_ACCESS, cq, send_api: SendApi::Classic, memory: MEMORY }
     }
 }
 
@@ -161,7 +163,7 @@ impl<D: Device> End<D> {
             return Err(Stop::Fail(format!("{} has no GID {}: {gids:?}", device.name(), bed.gid_index)));
         };
         let gid = (entry.gid, entry.index);
-        let buffer = domain.buffer(MEMORY, spec.access)?;
+        let buffer = domain.buffer(spec.memory, spec.access)?;
         let name = if second { "b" } else { "a" };
         Ok(Self { name, domain, buffer, send_cq, recv_cq, qp, gid, to: None, sent: Vec::new(), received: Vec::new() })
     }
