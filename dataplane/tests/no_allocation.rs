@@ -1,4 +1,4 @@
-//! The worker's loop does not allocate: a counting allocator watches a million times round it.
+//! The worker's loop does not allocate: a counting allocator watches 200,000 times round it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
@@ -102,10 +102,10 @@ next = "drop"
 use = "drop"
 "#;
 
-#[test]
-fn a_million_loops_allocate_nothing() {
+/// Without the harness of tests, which allocates when a test takes long.
+fn main() {
     const WARM: u64 = 10_000;
-    const LOOPS: u64 = 1_000_000;
+    const LOOPS: u64 = 200_000;
     let source = Source::new(Path::new("no_allocation.toml"), CONFIG, &[]);
     let mut diagnostics = Diagnostics::new(&source);
     let mut registry = Registry::new();
@@ -130,4 +130,5 @@ fn a_million_loops_allocate_nothing() {
     assert!(report.workers[0].loops >= WARM + LOOPS, "{report}");
     assert!(report.packets.tx > 0 && report.ledger.dropped > 0 && report.ledger.copied > 0, "{report}");
     assert_eq!(after - before, 0, "allocator calls in {LOOPS} loops");
+    println!("no allocator calls in {LOOPS} loops");
 }

@@ -11,6 +11,8 @@ use crate::units::{Nanos, Ticks};
 const MOST_AGE: u64 = 10_000_000_000;
 /// A stamp so much before the last of its queue, or after now, is of a clock that is wrong.
 const MOST_BACK: u64 = 1_000_000;
+/// A counter that shows the same for so long, and for some ticks more, stands still, in nanoseconds.
+const STILL: u64 = 100_000;
 /// What a line is off by beyond what it says of itself.
 const SLACK: u64 = 1_000;
 /// A correction is spread out: a nanosecond in so many (a power of 2).
@@ -166,6 +168,10 @@ struct Reader {
     rate: u64,
     /// A completion is not older, in ticks.
     oldest: u64,
+    /// What the last completion showed, and when that was seen first.
+    showed: (u64, u64),
+    /// For how long it may show the same.
+    still: u64,
     /// What a line that came after another one is still away from it.
     carry: i64,
     /// Until when that has been made less.
@@ -191,7 +197,18 @@ impl Reader {
     fn new(clock: Arc<DeviceClock>) -> Self {
         // Nothing is published under this version, so the first look sees what there is.
         let mapping = Mapping::new(Timebase::NONE, Ticks(0), Nanos(0));
-        Self { clock, seen: u64::MAX, mapping, rate: 0, oldest: 0, carry: 0, slewed: 0, watch: Watch::new(0) }
+        Self {
+            clock,
+            seen: u64::MAX,
+            mapping,
+            rate: 0,
+            oldest: 0,
+            showed: (0, 0),
+            still: STILL,
+            carry: 0,
+            slewed: 0,
+            watch: Watch::new(0),
+        }
     }
 
     /// The error is the number of stamps that were there and are not to be believed.
@@ -204,6 +221,12 @@ impl Reader {
         if self.mapping.state == ClockState::Invalid || now.saturating_sub(self.mapping.nanos.0) > HOLD {
             return Err(0);
         }
+        let newest = ticks.last().map_or(0, |ticks| ticks.0);
+        if newest != self.showed.0 {
+            self.showed = (newest, now);
+        } else if now.saturating_sub(self.showed.1) > self.still {
+            return Err(ticks.len() as u64);
+        }
         self.slew(now);
         if self.mapping.timebase.source != ClockSource::DeviceWallclock {
             return self.convert(now, 0, last, ticks, stamps);
@@ -213,7 +236,6 @@ impl Reader {
             Ok(()) => self.watch(now, offset, ticks),
             Err(_) => {
                 // It is another wall clock than the host's. What came last came just now.
-                let newest = ticks.last().map_or(0, |ticks| ticks.0);
                 let offset = self.mapping.at(Nanos(now)).0.0.wrapping_sub(newest) as i64;
                 self.clock.set_offset(offset);
                 self.convert(now, offset, last, ticks, stamps)?;
@@ -237,7 +259,7 @@ impl Reader {
         let passed = u128::from(now.saturating_sub(self.mapping.nanos.0));
         let doubt = ((passed * u128::from(self.rate)) >> SHIFT) as u64 + 2 * self.mapping.error.0;
         let slack = (doubt + SLACK).min(timebase.period().0 / 4);
-        let (latest, when) = self.mapping.at(Nanos(now.saturating_sub_signed(self.carry) + slack));
+        let (latest, when) = self.mapping.at(Nanos(now + slack));
         let latest = latest.0.wrapping_sub(offset as u64);
         let when = when.0.saturating_add_signed(self.carry);
         let (mut wrong, mut newest) = (false, *last);
@@ -271,6 +293,7 @@ impl Reader {
             0
         };
         self.rate = ((u128::from(mapping.rate_ppb) << SHIFT) / 1_000_000_000) as u64;
+        self.still = STILL + mapping.timebase.nanos(Ticks(16)).0;
         self.oldest = mapping.timebase.ticks(Nanos(MOST_AGE)).0.min(mapping.timebase.mask);
     }
 

@@ -23,7 +23,9 @@ use crate::units::{Nanos, Ticks};
 const READINGS: usize = 8;
 /// Readings that the slope is fitted to: those of the last eight seconds, when all is well.
 const WINDOW: usize = 32;
-/// Between steps while there is still something to learn, in nanoseconds.
+/// Half of the time from the first step to the second, in nanoseconds; from there to the third it is twice as long.
+const FIRST: u64 = 5_000_000;
+/// Between steps while there is still something to learn.
 const FAST: u64 = 50_000_000;
 /// Between steps when there is not.
 const SLOW: u64 = 250_000_000;
@@ -228,7 +230,12 @@ impl ClockSync {
         let settled = self.points.len() >= WINDOW || dumb;
         // In this time the frequency's own uncertainty adds up to an eighth of the period, and no more.
         let sure = (self.nominal.period().0 / 8).saturating_mul(1_000_000_000 / (self.mapping.rate_ppb + WANDER_PPB));
-        Nanos(sure.min(if settled { SLOW } else { FAST }).max(1_000_000))
+        let step = match self.points.len() {
+            _ if settled => SLOW,
+            // The first lines are drawn with what is written on the crystal.
+            points => FAST.min(FIRST << points.min(8)),
+        };
+        Nanos(sure.min(step).max(1_000_000))
     }
 
     /// Reads the counter and publishes what it is.

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::clock::Clocks;
+use crate::clock::{ClockSource, ClockSync, Clocks, HostClock, Stamp};
 use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
 use crate::provider::Device;
-use crate::provider::soft::{FaultSpec, GeneratorSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use crate::provider::soft::{
+    CounterEvent, CounterSpec, FaultSpec, GeneratorSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec,
+};
+use crate::units::Nanos;
 
 const SLOTS: usize = 256;
 const BURST: usize = 32;
@@ -171,6 +174,80 @@ fn a_device_that_is_gone_is_left() {
     let lane = &mut bench.lanes[0];
     assert!(lane.receive(&mut bench.pool, &mut bench.batch, BURST).is_err());
     assert_eq!(lane.counters().rebuilds, 0);
+}
+
+/// Counts spans by their clock, and those that are not as long as they should be.
+#[derive(Default)]
+struct Spans {
+    expected: u64,
+    right: std::collections::BTreeMap<ClockSource, u64>,
+    wrong: u64,
+    apart: u64,
+}
+
+impl LatencySink for Spans {
+    fn record(&mut self, from: Stamp, to: Stamp, packets: u64) {
+        match to.since(from) {
+            Some(span) if span.0.abs_diff(self.expected) < 300 => {
+                *self.right.entry(to.source()).or_default() += packets;
+            }
+            Some(_) => self.wrong += packets,
+            None => self.apart += packets,
+        }
+    }
+}
+
+/// A counter that freezes and goes on: the host stamps meanwhile, and each span says which clock it is of.
+#[test]
+fn a_clock_that_fails_is_replaced_and_comes_back() {
+    const MS: u64 = 1_000_000;
+    let host = HostClock::manual();
+    host.advance(Nanos(MS));
+    let events = vec![(Nanos(2_000 * MS), CounterEvent::Freeze), (Nanos(4_000 * MS), CounterEvent::Resume)];
+    let counter = CounterSpec { khz: 156_250, drift_ppb: 50_000, events, ..CounterSpec::default() };
+    let spec = SoftSpec { clock: host.clone(), counter: Some(counter), ..SoftSpec::new("s", generator()) };
+    let device = SoftDevice::new(SoftSpec { timestamp_mask: (1 << 48) - 1, ..spec }).unwrap();
+    let mut sync = ClockSync::new(device.timebase());
+    sync.step(&host, || device.raw_clock());
+    let clocks = Clocks { host: host.clone(), device: vec![sync.clock()] };
+    let mut bench = Bench::new(Vec::new());
+    let spec = LaneSpec {
+        kind: QpType::RawPacket,
+        queue: (0, 1),
+        recv_depth: 64,
+        send_depth: 48,
+        stamps: Stamping::Device,
+        sleeps: false,
+    };
+    let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));
+    let lane = VerbsLane::open(&device, &pd, &mut bench.pool, spec, wiring, Arc::default(), &clocks).unwrap();
+    bench.lanes.push(Box::new(lane));
+    bench.refill();
+    let mut spans = Spans { expected: 5_000, ..Spans::default() };
+    let mut seen = Vec::new();
+    for round in 0..8_000 {
+        if round % 50 == 0 {
+            sync.step(&host, || device.raw_clock());
+        }
+        let Bench { lanes, batch, pool, .. } = &mut bench;
+        lanes[0].receive(pool, batch, BURST).unwrap();
+        host.advance(Nanos(5_000));
+        lanes[0].transmit(pool, batch);
+        lanes[0].reap(pool, &mut spans).unwrap();
+        host.advance(Nanos(MS - 5_000));
+        bench.refill();
+        if round % 2_000 == 1_999 {
+            seen.push(std::mem::take(&mut spans.right));
+        }
+    }
+    let (device, host, burst) = (ClockSource::DeviceTicks, ClockSource::Virtual, BURST as u64);
+    let sources: Vec<Vec<ClockSource>> = seen.iter().map(|right| right.keys().copied().collect()).collect();
+    // What is in between the two, when it freezes and when it comes back, takes a burst or three.
+    assert_eq!(sources, [vec![device], vec![host], vec![device, host], vec![device]], "{seen:?}");
+    assert!(seen.iter().all(|right| right.values().sum::<u64>() >= 1_990 * burst), "{seen:?}");
+    assert!(seen[2][&host] < 110 * burst, "{seen:?}");
+    assert!(spans.wrong + spans.apart <= 6 * burst, "{} wrong, {} apart", spans.wrong, spans.apart);
+    bench.finish();
 }
 
 proptest! {

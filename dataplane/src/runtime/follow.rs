@@ -94,3 +94,64 @@ fn words(sync: &ClockSync) -> String {
         state => format!("its clock is used again ({state})"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::soft::{CounterEvent, CounterSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+    use crate::units::Nanos;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn device(host: &HostClock, counter: Option<CounterSpec>) -> SoftDevice {
+        let link = LinkSpec::Loopback(LoopbackLink::reflect());
+        SoftDevice::new(SoftSpec { clock: host.clone(), counter, ..SoftSpec::new("s", link) }).unwrap()
+    }
+
+    #[test]
+    fn only_what_is_stamped_by_is_followed() {
+        let host = HostClock::manual();
+        let sources = |counter: Option<CounterSpec>, stamps| {
+            let reports = Follow::new(&device(&host, counter), &host, stamps).reports();
+            reports.iter().map(|report| report.source).collect::<Vec<_>>()
+        };
+        let own = Some(CounterSpec::default());
+        assert_eq!(sources(own.clone(), Stamping::Device), [ClockSource::DeviceTicks]);
+        let both = [ClockSource::DeviceWallclock, ClockSource::DeviceTicks];
+        assert_eq!(sources(own.clone(), Stamping::Wallclock), both);
+        assert_eq!(sources(None, Stamping::Wallclock), [ClockSource::DeviceWallclock]);
+        for (counter, stamps) in [(None, Stamping::Device), (own.clone(), Stamping::Host), (own, Stamping::None)] {
+            assert!(sources(counter, stamps).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_loss_and_a_return_are_told_once_each() {
+        let host = HostClock::manual();
+        let event = |seconds: u64, event| (Nanos(seconds * SECOND), event);
+        let events = vec![event(5, CounterEvent::Freeze), event(6, CounterEvent::Resume)];
+        let device = device(&host, Some(CounterSpec { events, ..CounterSpec::default() }));
+        let mut follow = Follow::new(&device, &host, Stamping::Device);
+        let mut lines = Vec::new();
+        while host.nanos().0 < 10 * SECOND {
+            let rest = follow.rest(Duration::from_secs(1));
+            assert!(!rest.is_zero() && rest <= Duration::from_millis(250), "{rest:?}");
+            host.advance(Nanos(rest.as_nanos() as u64));
+            follow.step(&device, &mut |line| lines.push(line));
+        }
+        let [lost, found] = &lines[..] else { panic!("{lines:?}") };
+        assert!(lost.contains("not used any more: it "), "{lost}");
+        assert!(found.contains("used again"), "{found}");
+        assert_eq!((follow.reports()[0].freezes, follow.reports()[0].state), (1, ClockState::Synced));
+    }
+
+    /// The thread that follows a clock that cannot be followed has nothing to do.
+    #[test]
+    fn what_is_hopeless_is_left_alone() {
+        let host = HostClock::manual();
+        let device = device(&host, Some(CounterSpec { says_khz: false, ..CounterSpec::default() }));
+        let follow = Follow::new(&device, &host, Stamping::Device);
+        assert_eq!(follow.rest(Duration::from_secs(3)), Duration::from_secs(3));
+        assert_eq!(follow.reports()[0].state, ClockState::Invalid);
+    }
+}

@@ -92,6 +92,19 @@ fn links_and_faults_that_cannot_be_are_named() {
                 "name what is hashed, such as \"ipv4\", or take `fields` out",
             )],
         ),
+        (
+            "refuse = [",
+            "clock = { bits = 65, drift_ppb = -2000000, events = [{ at = \"1s\", kind = \"melt\" }] }\nrefuse = [",
+            &[
+                (18, "expected a whole number from 1 to 64, found 65", ""),
+                (18, "expected a whole number from -1000000 to 1000000, found -2000000", ""),
+                (
+                    18,
+                    "unknown value `melt`",
+                    "the values are `drift`, `freeze`, `jump`, `mute`, `resume`, `set`, `speak`",
+                ),
+            ],
+        ),
         ("loss = 0.5", "flap = 2", &[(17, "expected a probability from 0.0 to 1.0, found 2", "")]),
     ] {
         replaced(from, to, expected);
