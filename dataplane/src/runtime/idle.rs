@@ -33,9 +33,10 @@ impl Idle {
     /// The most lanes that can wake a worker.
     const WAKERS: usize = 16;
 
-    /// Does it. `inputs` are the places of the lanes that packets come from.
+    /// Does it. `inputs` are the places of the lanes that packets come from. Returns whether it slept, so that loops say
+    /// nothing of how long ago the slow things were looked at.
     #[inline]
-    pub(crate) fn after(&mut self, received: usize, lanes: &mut [Box<dyn Lane>], inputs: &[usize]) {
+    pub(crate) fn after(&mut self, received: usize, lanes: &mut [Box<dyn Lane>], inputs: &[usize]) -> bool {
         match self {
             Self::Spin => {}
             Self::Pause if received == 0 => (0..16).for_each(|_| std::hint::spin_loop()),
@@ -44,10 +45,12 @@ impl Idle {
                 *empty = empty.saturating_add(1);
                 if *empty > Self::PATIENCE {
                     *armed = Self::sleep(*armed, lanes, inputs);
+                    return !*armed;
                 }
             }
             Self::Sleep { empty, armed } => (*empty, *armed) = (0, false),
         }
+        false
     }
 
     /// Arms the lanes; called again after one more loop without a packet, sleeps until one of them wakes it. Returns

@@ -106,8 +106,8 @@ impl Worker {
             if received == 0 {
                 self.counts.idle_loops += 1;
             }
-            self.idle.after(received, &mut self.lanes, &self.inputs);
-            if self.counts.loops.is_multiple_of(HOUSEKEEPING) {
+            let slept = self.idle.after(received, &mut self.lanes, &self.inputs);
+            if slept || self.counts.loops.is_multiple_of(HOUSEKEEPING) {
                 self.publish();
                 for lane in 0..self.lanes.len() {
                     self.lanes[lane].attend(&mut self.pool).map_err(at(lane))?;
