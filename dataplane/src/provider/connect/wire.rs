@@ -2,7 +2,9 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
 
+use rustix::net::sockopt;
 use zerocopy::byteorder::big_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -10,6 +12,9 @@ use crate::provider::connect::endpoint::{EndpointError, QueuePairEndpoint, VERSI
 
 /// What every message begins with: no peer that speaks something else is listened to any longer.
 const MAGIC: [u8; 4] = *b"DPQP";
+
+/// After so long without a word from the peer's host it is asked for one, up to three times, so far apart.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// The head of a message, in network order. `docs/handshake.md` describes it.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -174,6 +179,11 @@ impl Wire {
         stream.set_nonblocking(true)?;
         // A message is written whole: it need not wait for more.
         stream.set_nodelay(true)?;
+        // A host that loses its power says no goodbye: without this its successor would be waited out for ever.
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, SILENCE)?;
+        sockopt::set_tcp_keepintvl(&stream, SILENCE)?;
+        sockopt::set_tcp_keepcnt(&stream, 3)?;
         let inbox = vec![0; HEAD + queues * QueuePairEndpoint::SIZE].into_boxed_slice();
         Ok(Self { stream, inbox, received: 0, outbox: Vec::new(), sent: 0 })
     }
