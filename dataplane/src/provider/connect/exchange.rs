@@ -8,6 +8,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_error;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 
 use crate::provider::connect::ConnectError;
 use crate::provider::connect::endpoint::QueuePairEndpoint;
@@ -160,7 +163,7 @@ impl Lifeline {
         match poll(&mut fds, Timespec::try_from(patience).ok().as_ref()) {
             // Nothing is said here any more: what comes is the end, or no peer of ours.
             Ok(ready) => ready > 0,
-            Err(error) => error != rustix::io::Errno::INTR,
+            Err(error) => error != Errno::INTR,
         }
     }
 }
@@ -362,12 +365,36 @@ pub fn connect(address: SocketAddr, offer: &Offer<'_>, patience: &Patience<'_>) 
     }
 }
 
+/// Connects, and looks now and then whether waiting was cancelled: an address behind which nobody answers takes its time.
+fn reach(address: SocketAddr, end: Instant, patience: &Patience<'_>) -> Result<TcpStream, ConnectError> {
+    let failed = |error: Errno| ConnectError::Peer(Fault::Failed(error.into()));
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP)).map_err(failed)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) => return Ok(socket.into()),
+        Err(Errno::INPROGRESS | Errno::INTR) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    loop {
+        let mut fds = [PollFd::new(&socket, PollFlags::OUT)];
+        patience.wait(&mut fds, end);
+        if !fds[0].revents().is_empty() {
+            socket_error(&socket).flatten().map_err(failed)?;
+            return Ok(socket.into());
+        }
+        if Instant::now() >= end {
+            return Err(ConnectError::Peer(Fault::Slow));
+        }
+        patience.check(&mut None)?;
+    }
+}
+
 /// One try.
 fn call(address: SocketAddr, offer: &Offer<'_>, patience: &Patience<'_>) -> Result<Exchanged, ConnectError> {
     let failed = |error| ConnectError::Peer(Fault::Failed(error));
     let end = patience.step_end();
-    let left = end.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-    let stream = TcpStream::connect_timeout(&address, left).map_err(failed)?;
+    let stream = reach(address, end, patience)?;
     // TCP connects a port of this host with itself when nobody listens there.
     if stream.local_addr().map_err(failed)? == stream.peer_addr().map_err(failed)? {
         return Err(ConnectError::Peer(Fault::Closed));
