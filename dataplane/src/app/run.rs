@@ -23,7 +23,8 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
     let assembly = console::assembly(&args.config, registry, Topology::discover()?)?;
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])
         .map_err(|error| Stop::Failed(format!("signals cannot be handled: {error}")))?;
-    let run = Run::start(assembly, Options { duration: args.duration, packets: args.packets })?;
+    let options = Options { duration: args.duration, packets: args.packets };
+    let run = Run::start_unless(assembly, options, || signals.pending().next().is_some())?;
     tracing::info!("running");
     watch(&run, &mut signals);
     let report = run.join()?;

@@ -362,17 +362,22 @@ impl<D: Device> VerbsLane<D> {
         // The old ones end here, and with them the device's hold on their memory.
         self.queues = queues;
         self.granted = granted;
+        self.counters.abandoned += self.outstanding() as u64;
         self.take_back(pool);
         self.counters.rebuilds += 1;
         self.generation = self.generation.wrapping_add(1);
         self.begin(pool)
     }
 
+    /// The requests that the device still has.
+    fn outstanding(&self) -> usize {
+        self.posted.len() + self.in_flight.len()
+    }
+
     /// Frees all slots that are posted or being sent. The queue pair was reset or has ended: the device has let go.
     #[cold]
     fn take_back(&mut self, pool: &mut Pool) {
         let sending = self.in_flight.len();
-        self.counters.abandoned += (self.posted.len() + sending) as u64;
         while let Some(slot) = self.posted.pop() {
             pool.put_one(slot, SlotState::Posted);
         }
@@ -386,9 +391,16 @@ impl<D: Device> VerbsLane<D> {
     /// A queue pair that has stopped: once everything has come back, or its time is over, it is reset and begins anew.
     #[cold]
     fn recover(&mut self, pool: &mut Pool, since: Instant) -> Result<(), VerbError> {
-        if self.posted.len() + self.in_flight.len() > 0 && since.elapsed() < FLUSH_DEADLINE {
+        if self.outstanding() > 0 && since.elapsed() < FLUSH_DEADLINE {
             return Ok(());
         }
+        self.counters.abandoned += self.outstanding() as u64;
+        self.begin_anew(pool)
+    }
+
+    /// From whatever state to RESET, with all that is posted, and on from there.
+    #[cold]
+    fn begin_anew(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
         let (attributes, mask) = QpAttributes::to(QpState::Reset);
         self.queues.qp.modify(&attributes, mask)?;
         self.take_back(pool);
@@ -522,8 +534,13 @@ impl<D: Device> Lane for VerbsLane<D> {
     }
 
     fn attend(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
-        if self.phase == Phase::Live && self.wiring.is_stale() {
-            self.fail();
+        if self.wiring.is_stale() {
+            match self.phase {
+                Phase::Live => self.fail(),
+                // What it waits for has gone. Nothing is under way that is worth waiting for.
+                Phase::Waiting => self.begin_anew(pool)?,
+                Phase::Failed(_) => {}
+            }
         }
         if self.alarms.rang_since(&mut self.heard) { self.listen(pool) } else { Ok(()) }
     }
@@ -543,16 +560,17 @@ impl<D: Device> Lane for VerbsLane<D> {
             }
             self.discard_receives(pool, n);
         }
-        Ok(self.posted.len() + self.in_flight.len())
+        Ok(self.outstanding())
     }
 
     fn abandon(&mut self, pool: &mut Pool) {
-        if self.posted.len() + self.in_flight.len() == 0 {
+        if self.outstanding() == 0 {
             return;
         }
         let (attributes, mask) = QpAttributes::to(QpState::Reset);
         // A device that is gone lets go of nothing: its slots stay away, and the report says so.
         if self.queues.qp.modify(&attributes, mask).is_ok() {
+            self.counters.abandoned += self.outstanding() as u64;
             self.take_back(pool);
         }
     }

@@ -39,13 +39,18 @@ impl Control {
         self.stop.store(true, Ordering::Relaxed);
     }
 
+    /// Whether workers were told to stop.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn stop_at(&self, deadline: Ticks) {
         self.deadline.store(deadline.0, Ordering::Relaxed);
     }
 
     /// Whether a worker is to stop now.
     pub(crate) fn is_over(&self, now: Ticks) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.is_stopped()
             || now.0 >= self.deadline.load(Ordering::Relaxed)
             || self.budget.as_ref().is_some_and(|budget| budget.open.load(Ordering::Relaxed) == 0)
     }

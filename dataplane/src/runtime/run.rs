@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,9 @@ use crate::runtime::worker::{Counts, Spans, Worker};
 use crate::telemetry::{PortReport, Progress, Report, WorkerReport};
 use crate::topology::pin_current_thread;
 use crate::units::{CoreId, Nanos, NumaNode};
+
+/// How often it is looked whether a start is still wished.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// When a run ends, beside being told to.
 #[derive(Clone, Copy, Debug, Default)]
@@ -63,6 +66,15 @@ impl Run {
     /// # Errors
     /// A device, a core or memory is not to be had; nothing is left running.
     pub fn start(assembly: Assembly, options: Options) -> Result<Self> {
+        Self::start_unless(assembly, options, || false)
+    }
+
+    /// As [`Run::start`], and asks some times in a second whether that is not wished any more: peers may be waited for
+    /// long.
+    ///
+    /// # Errors
+    /// As [`Run::start`]; or it was not wished any more.
+    pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
         let Assembly { plan, ports: infos, topology, programs } = assembly;
         let clock = HostClock::new();
         let ports = devices::open(&plan, &infos, &clock)?;
@@ -99,8 +111,23 @@ impl Run {
         }
         drop(ready);
         // A worker that cannot be set up, or panics, drops its sender without a word.
-        if readiness.iter().count() < workers {
-            return Err(failure.unwrap_or_else(|| first_error(threads)));
+        let (mut there, mut unwanted) = (0, false);
+        loop {
+            match readiness.recv_timeout(GLANCE) {
+                Ok(()) => there += 1,
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) if unwanted || !cancelled() => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    unwanted = true;
+                    control.stop();
+                }
+            }
+        }
+        if there < workers || unwanted {
+            // Those that wait for their peers wait for no run any more.
+            control.stop();
+            let told = || Error::Topology("stopped before all workers were ready".to_owned());
+            return Err(first_error(threads).or(failure).unwrap_or_else(told));
         }
         if let Some(duration) = options.duration {
             let ticks = clock.timebase().ticks(Nanos(duration.as_nanos() as u64));
@@ -186,7 +213,7 @@ impl Run {
 }
 
 /// Not all workers are ready: ends those that are, and says why the others are not.
-fn first_error(threads: Vec<(Sender<()>, Thread)>) -> Error {
+fn first_error(threads: Vec<(Sender<()>, Thread)>) -> Option<Error> {
     let mut error = None;
     for (number, (go, thread)) in threads.into_iter().enumerate() {
         drop(go);
@@ -199,7 +226,7 @@ fn first_error(threads: Vec<(Sender<()>, Thread)>) -> Error {
             }
         }
     }
-    error.unwrap_or_else(|| Error::Worker { worker: 0, message: "could not be started".to_owned() })
+    error
 }
 
 /// Stops the other workers when this one panics: nobody serves its share any more.
@@ -219,7 +246,10 @@ impl Seed {
         let (clock, core, plan) = (self.clock.clone(), self.core, self.plan.clone());
         let _guard = StopOnPanic(self.control.clone());
         let shapes = Shape::of(&self.program);
-        let (mut worker, pages) = self.set_up()?;
+        let control = self.control.clone();
+        // The others need not wait for their peers any longer: there will be no run.
+        let set_up = self.set_up().inspect_err(|_| control.stop())?;
+        let Some((mut worker, pages)) = set_up else { return Ok(None) };
         // The other side waits until every worker has said a word or let go of its sender.
         let _ = ready.send(());
         drop(ready);
@@ -230,7 +260,8 @@ impl Seed {
         Ok(Some(harvest(worker, core, &plan, &shapes, pages)))
     }
 
-    fn set_up(self) -> Result<(Worker, PageKind)> {
+    /// `None`: there will be no run.
+    fn set_up(self) -> Result<Option<(Worker, PageKind)>> {
         pin_current_thread(self.core)?;
         let runtime = &self.plan.runtime;
         let room = runtime.buffer_size.saturating_sub(runtime.headroom) as usize;
@@ -260,7 +291,9 @@ impl Seed {
             };
             lanes.push(device.open_lane(&mut pool, spec)?);
         }
-        self.await_peers(&mut lanes, &mut pool)?;
+        if !self.await_peers(&mut lanes, &mut pool)? {
+            return Ok(None);
+        }
         let inputs = self.plan.ports.iter().enumerate().filter(|(_, port)| port.input).map(|(at, _)| at).collect();
         let graph = Graph::new(self.program, lanes.len(), &pool);
         let worker = Worker {
@@ -280,13 +313,14 @@ impl Seed {
             control: self.control,
             counts: Counts::default(),
         };
-        Ok((worker, pages))
+        Ok(Some((worker, pages)))
     }
 }
 
 impl Seed {
     /// Waits until every lane is connected. Raw packets need no peer; of the others the exchange goes on meanwhile.
-    fn await_peers(&self, lanes: &mut [Box<dyn Lane>], pool: &mut Pool) -> Result<()> {
+    /// `false`: told to stop before that.
+    fn await_peers(&self, lanes: &mut [Box<dyn Lane>], pool: &mut Pool) -> Result<bool> {
         /// Between two looks. Nothing is received yet that could be missed.
         const NAP: Duration = Duration::from_millis(1);
         let begin = Instant::now();
@@ -295,10 +329,13 @@ impl Seed {
             // All of them each time round: the peer of one may be another.
             for (index, lane) in lanes.iter_mut().enumerate().filter(|(_, lane)| !lane.is_connected()) {
                 let port = &self.plan.ports[index].config;
-                lane.refill(pool).map_err(|error| error.on(&port.name))?;
+                lane.refill(pool).and_then(|()| lane.attend(pool)).map_err(|error| error.on(&port.name))?;
                 alone = alone.or((!lane.is_connected()).then_some(index));
             }
-            let Some(index) = alone else { return Ok(()) };
+            let Some(index) = alone else { return Ok(true) };
+            if self.control.is_stopped() {
+                return Ok(false);
+            }
             let device = &self.ports[index];
             if begin.elapsed() > device.patience() {
                 let message = device.why_alone();

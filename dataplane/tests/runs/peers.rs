@@ -1,10 +1,15 @@
 //! Ports with peers: pipelines over connections and datagrams of the software device.
 
+use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use dataplane::config::Source;
+use dataplane::provider::connect::{Listener, Offer, Patience, QueuePairEndpoint, VERSION};
+use dataplane::provider::{GidKind, LinkLayer, QpType};
 use dataplane::runtime::{Options, Run};
+use dataplane::units::QpNum;
 
 use crate::common::{assembled, assert_good, counter, drops};
 
@@ -136,4 +141,94 @@ fn a_peer_that_does_not_come_is_an_error() {
     let assembly = assembled(&source).unwrap_or_else(|mistakes| panic!("{mistakes}"));
     let error = Run::start(assembly, Options::default()).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("lonely") && error.contains("deadline"), "{error}");
+}
+
+/// What a peer may tell of a queue pair that is not there.
+fn nobody() -> QueuePairEndpoint {
+    QueuePairEndpoint {
+        version: VERSION,
+        transport: QpType::Rc,
+        link_layer: LinkLayer::Ethernet,
+        lid: 0,
+        gid: "2001:db8::1".parse().unwrap(),
+        gid_kind: GidKind::RoceV2,
+        qpn: QpNum(77),
+        psn: 5,
+        path_mtu: 3,
+        max_dest_rd_atomic: 1,
+        max_message: 1024,
+        qkey: 0,
+        generation: 0,
+        queue: 0,
+        receive_depth: 64,
+        buffer: None,
+    }
+}
+
+/// A port that goes to a peer at this address.
+fn caller(address: SocketAddr) -> String {
+    format!(
+        r#"
+        [runtime]
+        workers = 1
+        hugepages = "none"
+        [[port]]
+        name = "caller"
+        device = "soft"
+        qp = "rc"
+        link = {{ kind = "loopback" }}
+        connection = {{ to = "{address}", deadline = "60m", step_deadline = "60s" }}
+        [pipeline]
+        input = ["caller"]
+        [[pipeline.stage]]
+        use = "drop"
+        "#
+    )
+}
+
+/// A peer that goes away between the two steps of the handshake is not the last: the port, whose queue pair was in RTS
+/// already, begins anew with the next.
+#[test]
+fn a_peer_that_goes_away_in_the_handshake_is_not_the_last() {
+    let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).unwrap();
+    let text = caller(listener.address().unwrap());
+    let peer = thread::spawn(move || {
+        let patience = Patience::new(Duration::from_secs(100), Duration::from_secs(60));
+        let offer = Offer { endpoints: &[nobody()], allow_self: false };
+        let first = listener.accept(&offer, &patience).unwrap();
+        let before = first.remotes[0].generation;
+        drop(first);
+        let second = listener.accept(&offer, &patience).unwrap();
+        let after = second.remotes[0].generation;
+        (before, after, second.confirm(&patience).unwrap())
+    });
+    let source = Source::new(Path::new("peers.toml"), &text, &[]);
+    let assembly = assembled(&source).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    let begin = Instant::now();
+    let late = || begin.elapsed() > Duration::from_secs(120);
+    let run = Run::start_unless(assembly, Options::default(), late).unwrap();
+    let (before, after, lifeline) = peer.join().unwrap();
+    run.stop();
+    assert_good(&run.join().unwrap());
+    drop(lifeline);
+    assert_eq!((before, after), (0, 1));
+}
+
+/// While its peer is waited for a start can be called off.
+#[test]
+fn a_start_that_waits_for_a_peer_can_be_called_off() {
+    // Somebody listens there, and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let text = caller(silent.local_addr().unwrap());
+    let source = Source::new(Path::new("peers.toml"), &text, &[]);
+    let assembly = assembled(&source).unwrap_or_else(|mistakes| panic!("{mistakes}"));
+    let mut asked = 0;
+    let called_off = || {
+        asked += 1;
+        asked == 2
+    };
+    let error = Run::start_unless(assembly, Options::default(), called_off).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("stopped before"), "{error}");
+    // It is not asked again.
+    assert_eq!(asked, 2);
 }

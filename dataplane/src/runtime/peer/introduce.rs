@@ -49,8 +49,13 @@ struct Shared {
 
 impl Shared {
     fn note(&self, text: String) {
-        tracing::warn!("{text}");
-        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+        let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is tried some times in a second, for hours maybe, is not told as often.
+        match trouble.as_ref() == Some(&text) {
+            true => tracing::debug!("{text}"),
+            false => tracing::warn!("{text}"),
+        }
+        *trouble = Some(text);
     }
 }
 
@@ -138,7 +143,7 @@ impl Life {
             self.meetings().for_each(Meeting::open);
             Ok(None)
         } else {
-            Err(ConnectError::Deadline { last: None })
+            Err(ConnectError::Deadline { last: self.meetings().find_map(Meeting::refusal) })
         }
     }
 
@@ -155,7 +160,7 @@ impl Life {
         };
         let until = Instant::now() + self.terms.step;
         if !(self.meeting.deliver(&own, &exchanged.remotes) && self.meeting.all_ready(until, cancelled)) {
-            return Err(ConnectError::Deadline { last: None });
+            return Err(ConnectError::Deadline { last: self.meeting.refusal() });
         }
         let lifeline = exchanged.confirm(&patience)?;
         self.meeting.open();

@@ -30,9 +30,11 @@ pub(crate) struct Meeting {
     seats: Mutex<Box<[Seat]>>,
     changed: Condvar,
     flags: Box<[Flags]>,
+    /// Why a lane would not have its peer, last.
+    refusal: Mutex<Option<String>>,
 }
 
-/// What a lane looks at without a lock.
+/// What a lane looks at without a lock; written with the seats locked.
 #[derive(Debug, Default)]
 struct Flags {
     live: AtomicBool,
@@ -45,18 +47,12 @@ impl Meeting {
             seats: Mutex::new(vec![Seat::Empty; lanes].into()),
             changed: Condvar::new(),
             flags: (0..lanes).map(|_| Flags::default()).collect(),
+            refusal: Mutex::default(),
         }
     }
 
     fn seats(&self) -> MutexGuard<'_, Box<[Seat]>> {
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, queue: u16, seat: Seat) {
-        if let Some(place) = self.seats().get_mut(usize::from(queue)) {
-            *place = seat;
-        }
-        self.changed.notify_all();
     }
 
     fn flags(&self, queue: u16) -> &Flags {
@@ -66,9 +62,11 @@ impl Meeting {
     /// The lane's queue pair is in INIT and can receive.
     pub(crate) fn offer(&self, queue: u16, endpoint: QueuePairEndpoint) {
         let flags = self.flags(queue);
+        let mut seats = self.seats();
         flags.live.store(false, Ordering::Relaxed);
         flags.stale.store(false, Ordering::Relaxed);
-        self.set(queue, Seat::Offered(endpoint));
+        seats[usize::from(queue)] = Seat::Offered(endpoint);
+        self.changed.notify_all();
     }
 
     /// The lane's peer, once it is known.
@@ -81,7 +79,18 @@ impl Meeting {
 
     /// The lane's queue pair is in RTS.
     pub(crate) fn ready(&self, queue: u16) {
-        self.set(queue, Seat::Ready);
+        self.seats()[usize::from(queue)] = Seat::Ready;
+        self.changed.notify_all();
+    }
+
+    /// A lane cannot be connected with its peer.
+    pub(crate) fn refuse(&self, why: &str) {
+        *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
+    }
+
+    /// Why a lane would not have its peer, if one would not since this was asked.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Whether the lane's peer is in RTS too.

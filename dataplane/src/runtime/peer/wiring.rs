@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
 use super::meeting::Meeting;
-use crate::error::{Error, VerbError};
+use crate::error::VerbError;
 use crate::lane::{QpOf, Wiring};
-use crate::provider::connect::{Agreed, ConnectError, Connector, QueuePairEndpoint};
+use crate::provider::connect::{Agreed, Connector, QueuePairEndpoint};
 use crate::provider::{Destination, Device, ProtectionDomain, QpType, QueuePair};
 
 type AhOf<D> = <<D as Device>::Pd as ProtectionDomain>::Ah;
@@ -28,6 +28,8 @@ enum Step<D: Device> {
     Resolving(Agreed, JoinHandle<Result<AhOf<D>, VerbError>>),
     /// RTS.
     Ready,
+    /// The peer cannot be reached: all begins anew, with the next peer.
+    Refused,
 }
 
 /// The wiring of one lane of a port that has a peer.
@@ -79,27 +81,26 @@ impl<D: Device> PeerWiring<D> {
         QueuePairEndpoint { max_message: endpoint.max_message.min(self.room), ..endpoint }
     }
 
-    /// The peer is known: on to RTS, and for datagrams to the way there.
-    fn handshake(&mut self, qp: &mut QpOf<D>, remote: &QueuePairEndpoint) -> Result<(), VerbError> {
+    /// The peer is known: on to RTS, and for datagrams to the way there. What the device refuses here may be the fault of
+    /// what the peer told, such as an address that nothing leads to: it ends this try, and not the run.
+    fn handshake(&mut self, qp: &mut QpOf<D>, remote: &QueuePairEndpoint) {
         let agreed = match self.connector.connect(qp, remote) {
             Ok(agreed) => agreed,
-            Err(ConnectError::Device(Error::Verb { source, .. })) => return Err(source),
-            Err(refused) => {
-                tracing::warn!("{}: the peer cannot be connected with: {refused}", self.device.name());
-                // INIT still: the next peer may do better.
-                self.step = Step::Initialised;
-                return Ok(());
-            }
+            Err(refused) => return self.refuse(&refused.to_string()),
         };
-        if self.kind == QpType::Ud {
-            let (pd, path) = (self.pd.clone(), agreed.path);
-            let resolve = thread::Builder::new().name("resolve".to_owned()).spawn(move || pd.create_ah(&path));
-            let resolve = resolve.map_err(|_| VerbError::new("ibv_create_ah", libc::EAGAIN))?;
-            self.step = Step::Resolving(agreed, resolve);
-        } else {
-            self.arrive(agreed);
+        if self.kind != QpType::Ud {
+            return self.arrive(agreed);
         }
-        Ok(())
+        let (pd, path) = (self.pd.clone(), agreed.path);
+        match thread::Builder::new().name("resolve".to_owned()).spawn(move || pd.create_ah(&path)) {
+            Ok(resolve) => self.step = Step::Resolving(agreed, resolve),
+            Err(error) => self.refuse(&format!("no thread to resolve its address: {error}")),
+        }
+    }
+
+    fn refuse(&mut self, why: &str) {
+        self.meeting.refuse(&format!("the peer cannot be connected with: {why}"));
+        self.step = Step::Refused;
     }
 
     fn arrive(&mut self, agreed: Agreed) {
@@ -144,7 +145,7 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
             Step::Offered => {
                 self.step = Step::Offered;
                 if let Some(remote) = self.meeting.answer(self.queue) {
-                    self.handshake(qp, &remote)?;
+                    self.handshake(qp, &remote);
                 }
             }
             Step::Resolving(agreed, resolve) if !resolve.is_finished() => self.step = Step::Resolving(agreed, resolve),
@@ -159,19 +160,19 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
                         self.arrive(agreed);
                     }
                     Err(error) => {
-                        tracing::warn!("{}: {error}: no way to {}", self.device.name(), agreed.remote.gid);
-                        // RTS, and nobody to send to: the exchange ends at its deadline, and all begins anew.
-                        self.step = Step::Ready;
+                        self.refuse(&format!("{}: {error}: no way to {}", self.device.name(), agreed.remote.gid));
                     }
                 }
             }
-            Step::Ready => self.step = Step::Ready,
+            step @ (Step::Ready | Step::Refused) => self.step = step,
         }
         Ok(self.meeting.is_live(self.queue))
     }
 
     fn is_stale(&self) -> bool {
-        self.meeting.is_stale(self.queue) || self.addresses.load(Ordering::Relaxed) != self.seen
+        matches!(self.step, Step::Refused)
+            || self.meeting.is_stale(self.queue)
+            || self.addresses.load(Ordering::Relaxed) != self.seen
     }
 
     fn prefix(&self) -> u16 {
