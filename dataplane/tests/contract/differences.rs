@@ -68,7 +68,7 @@ const DIFFERENCES: &[Difference] = &[
         reason: TWO,
     },
     Difference {
-        cases: &["statuses.rc_send_that_is_not_received_after_error", "memory.deregistered"],
+        cases: &["statuses.rc_error_flushes_what_is_behind", "memory.deregistered"],
         of: Rxe,
         standard: "a send 2 LOC_PROT_ERR",
         instead: "a send 2 LOC_QP_OP_ERR",

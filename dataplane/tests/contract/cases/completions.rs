@@ -295,7 +295,7 @@ pub(crate) fn arm_race<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     t.expect("50 of 50")
 }
 
-/// A queue without a channel cannot be armed for one.
+/// Each armed queue has an event of its own, with its number.
 pub(crate) fn two_queues_one_channel<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     t.need(Capability::Events)?;
     let channel = t.bed.a.create_channel()?;

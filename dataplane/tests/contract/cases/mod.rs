@@ -24,12 +24,12 @@ cases! {
         rc_write_out_of_bounds rc_write_without_permission rc_read_without_permission rc_write_of_another_domain
         rc_write_not_enabled rc_read_not_enabled rc_atomic_not_enabled rc_read_max_dest_rd_atomic_0
         rc_no_receive rc_no_peer rc_read_max_rd_atomic_0 rc_send_with_invalidate_bad_rkey
-        rc_send_that_is_not_received_after_error
+        rc_error_flushes_what_is_behind
         uc_short_receive uc_no_receive uc_bad_rkey
         ud_wrong_qkey ud_too_long ud_short_receive ud_no_receive raw_no_receive
         error_by_user receive_after_error reset_by_user flush_order;
     opcodes: rc uc ud;
-    states: rc_table uc_table ud_table query recovery;
+    states: rc_table uc_table ud_table query recovery send_queue_error;
     posting:
         rc_by_state uc_by_state ud_by_state receive_queue_full send_queue_full unsignalled_fills_the_queue
         one_signal_gives_all_back signal_all too_many_elements receives_posted_early rtr_receives

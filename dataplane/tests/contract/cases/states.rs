@@ -7,7 +7,7 @@ use dataplane::provider::{
 use dataplane::units::QpNum;
 
 use crate::Trial;
-use crate::bed::{Connection, End, EndSpec, Of, Outcome, name, told};
+use crate::bed::{Connection, End, EndSpec, Of, Outcome, Profile, Stop, name, told};
 
 const STATES: [QpState; 7] =
     [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];
@@ -38,7 +38,7 @@ pub(crate) fn drain<D: Device>(end: &mut End<D>) -> Outcome {
             return Ok(());
         }
     }
-    Err(crate::bed::Stop::Fail("no word that it is drained".to_owned()))
+    Err(Stop::Fail("no word that it is drained".to_owned()))
 }
 
 /// Takes a queue pair to a state, from wherever it is.
@@ -181,5 +181,38 @@ pub(crate) fn recovery<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
          2 failed: true
          a send 2 SEND
          b receive 2 RECV 20 bytes",
+    )
+}
+
+/// A send that is wrong stops the sends of a datagram's queue pair, and nothing else; they can be taken up again.
+pub(crate) fn send_queue_error<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    if t.bed.profile == Profile::Rxe {
+        return Err(Stop::Skip("state SQE".to_owned(), libc::EOPNOTSUPP));
+    }
+    let mut pair = t.pair(QpType::Ud)?;
+    pair.a.recv(1, 0..100)?;
+    pair.b.recv(1, 0..100)?;
+    let far = crate::bed::remote(&pair.b, 0);
+    let sges = [pair.a.buffer.sge(0..20)];
+    pair.a.post(1, SendOp::RdmaRead(far), &sges)?;
+    pair.a.send(2, 0..20)?;
+    t.see(&mut pair, &[(Of::ASent, 2)])?;
+    t.states(&pair)?;
+    // It still receives.
+    pair.b.send(3, 0..20)?;
+    t.see(&mut pair, &[(Of::BSent, 1), (Of::AReceived, 1)])?;
+    pair.a.to(QpState::Rts)?;
+    pair.a.send(4, 0..20)?;
+    t.see(&mut pair, &[(Of::ASent, 1), (Of::BReceived, 1)])?;
+    t.states(&pair)?;
+    t.expect(
+        "a send 1 LOC_QP_OP_ERR
+         a send 2 WR_FLUSH_ERR
+         a SQE, b RTS
+         a receive 1 RECV 60 bytes GRH
+         b send 3 SEND
+         a send 4 SEND
+         b receive 1 RECV 60 bytes GRH
+         a RTS, b RTS",
     )
 }

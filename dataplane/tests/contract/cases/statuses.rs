@@ -306,7 +306,7 @@ pub(crate) fn rc_send_with_invalidate_bad_rkey<D: Device>(t: &mut Trial<'_, D>) 
 }
 
 /// A first error flushes what was posted behind it, signalled or not.
-pub(crate) fn rc_send_that_is_not_received_after_error<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_error_flushes_what_is_behind<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.recv(1, 0..100)?;
     pair.b.recv(2, 100..200)?;
