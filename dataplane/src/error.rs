@@ -69,7 +69,8 @@ impl VerbError {
     /// What is the usual reason of this error of this verb, and what to do; `None`: nothing that is always so.
     pub fn remedy(self) -> Option<&'static str> {
         match (self.verb, self.errno) {
-            ("ibv_open_device", libc::EACCES | libc::EPERM) => {
+            // ENOENT: rdma-core looks for a file that may not be opened in a second place, and says that it is not there.
+            ("ibv_open_device", libc::EACCES | libc::EPERM | libc::ENOENT) => {
                 Some("give this user read and write access to /dev/infiniband/uverbs*")
             }
             ("ibv_create_qp" | "ibv_create_qp_ex" | "ibv_create_flow", libc::EPERM) => Some(
@@ -100,3 +101,17 @@ impl std::fmt::Display for VerbError {
 }
 
 impl std::error::Error for VerbError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_may_not_be_opened_comes_with_its_remedy() {
+        for errno in [libc::EACCES, libc::EPERM, libc::ENOENT] {
+            let error = VerbError::new("ibv_open_device", errno).on("rxe0").to_string();
+            assert!(error.contains("/dev/infiniband/uverbs"), "{error}");
+        }
+        assert_eq!(VerbError::new("ibv_open_device", libc::EIO).remedy(), None);
+    }
+}
