@@ -1,8 +1,7 @@
 //! The device, its port, its protection domains and its events.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::clock::{ClockSource, Timebase};
@@ -16,6 +15,7 @@ use crate::provider::soft::pd::SoftPd;
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::rss::Rss;
 use crate::provider::soft::spec::Profile;
+use crate::provider::soft::status::Status;
 use crate::provider::soft::{SoftCounters, SoftSpec};
 use crate::provider::{
     AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind, GidEntry,
@@ -62,15 +62,11 @@ pub(super) struct Shared {
     pub(super) rss: Arc<Rss>,
     pub(super) keys: Arc<Keys>,
     pub(super) capabilities: Capabilities,
-    link_up: AtomicBool,
+    /// What the port is like; a link that watches an interface changes it.
+    status: Arc<Status>,
     gone: AtomicBool,
-    events: Mutex<VecDeque<AsyncEvent>>,
-    /// There is an event more.
-    raised: Condvar,
     /// Numbers of what is made on it, where no fabric gives them.
     numbers: AtomicU32,
-    /// The addresses of the port; zero where there is none.
-    gids: RwLock<Vec<Gid>>,
     pub(super) cqs: AtomicU32,
     pub(super) srqs: AtomicU32,
     pub(super) queues: Mutex<Queues>,
@@ -97,18 +93,11 @@ impl Shared {
 
     #[inline]
     pub(super) fn is_up(&self) -> bool {
-        self.link_up.load(Ordering::Relaxed)
+        self.status.is_up()
     }
 
     pub(super) fn raise(&self, kind: EventKind, element: u32) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        // Nobody asks: what is old is of no use any more.
-        if events.len() == MOST_EVENTS {
-            events.pop_front();
-        }
-        events.push_back(AsyncEvent { kind, element });
-        drop(events);
-        self.raised.notify_one();
+        self.status.raise(kind, element);
     }
 
     /// A number that no other queue of this device has or had.
@@ -121,13 +110,12 @@ impl Shared {
 
     /// The address in this place.
     pub(super) fn gid_at(&self, index: u8) -> Option<Gid> {
-        let gids = self.gids.read().unwrap_or_else(PoisonError::into_inner);
-        gids.get(usize::from(index)).copied().filter(|gid| !gid.is_zero())
+        self.status.gids().get(usize::from(index)).copied().filter(|gid| !gid.is_zero())
     }
 
     /// Whether an address is one of the port's.
     pub(super) fn owns(&self, gid: Gid) -> bool {
-        !gid.is_zero() && self.gids.read().unwrap_or_else(PoisonError::into_inner).contains(&gid)
+        !gid.is_zero() && self.status.gids().contains(&gid)
     }
 
     /// The largest payload of a packet of connections and datagrams, in bytes.
@@ -156,9 +144,6 @@ impl Shared {
     }
 }
 
-/// Events that wait to be asked for.
-const MOST_EVENTS: usize = 1024;
-
 /// A software device. Clones are the same device.
 #[derive(Clone, Debug)]
 pub struct SoftDevice(pub(super) Arc<Shared>);
@@ -172,6 +157,8 @@ impl SoftDevice {
         if !(68..=65_000).contains(&spec.mtu) {
             return Err(Error::Wire(format!("{}: an MTU of {} bytes: it is 68 to 65000", spec.name, spec.mtu)));
         }
+        let gids = std::iter::once(spec.gid()).chain(spec.gids.iter().copied()).collect();
+        let status = Arc::new(Status::new(gids));
         let link = Link::new(&spec.link, spec.max_frame() as usize)?;
         let standard = HAS_BY_STANDARD.into_iter().filter(|_| spec.profile == Profile::Spec);
         let fabric = HAS_ON_FABRIC.into_iter().filter(|_| link.fabric().is_some());
@@ -202,7 +189,6 @@ impl SoftDevice {
         let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         let nanos = if spec.clock.timebase().source == ClockSource::Virtual { 0 } else { nanos };
         let nanos = nanos.wrapping_add_signed(spec.wall_ahead);
-        let gids = std::iter::once(spec.gid()).chain(spec.gids.iter().copied()).collect();
         let connects = |most| if link.fabric().is_some() { most } else { 0 };
         let capabilities = Capabilities {
             max_srq: connects(limits.max_srq),
@@ -217,12 +203,9 @@ impl SoftDevice {
             rss: Arc::new(Rss::new(&spec.rss)),
             keys: Arc::new(Keys::new()),
             capabilities,
-            link_up: AtomicBool::new(true),
+            status,
             gone: AtomicBool::new(false),
-            events: Mutex::default(),
-            raised: Condvar::new(),
             numbers: AtomicU32::new(0x11),
-            gids: RwLock::new(gids),
             cqs: AtomicU32::new(0),
             srqs: AtomicU32::new(0),
             queues: Mutex::default(),
@@ -240,16 +223,13 @@ impl SoftDevice {
     /// Changes the addresses of the port, all of them: `GID_CHANGE`. Zero is an empty place. Queue pairs and address
     /// handles that use one that is gone reach nobody, and nobody them.
     pub fn set_gids(&self, gids: &[Gid]) {
-        *self.0.gids.write().unwrap_or_else(PoisonError::into_inner) = gids.to_vec();
-        self.0.raise(EventKind::GidChange, 1);
+        self.0.status.set_gids(gids);
     }
 
     /// Takes the link down or up again: `PORT_ERR`, `PORT_ACTIVE`. While it is down what is sent is lost, and nothing is
     /// received.
     pub fn set_link(&self, up: bool) {
-        if self.0.link_up.swap(up, Ordering::Relaxed) != up {
-            self.0.raise(if up { EventKind::PortActive } else { EventKind::PortErr }, 1);
-        }
+        self.0.status.set_link(up);
     }
 
     /// Takes the device away: `DEVICE_FATAL`, and every verb from now on fails with `EIO`.
@@ -310,7 +290,7 @@ impl Device for SoftDevice {
                 max_mtu: if self.0.spec.profile == Profile::Rxe { 4096 } else { self.0.spec.mtu },
                 active_mtu: self.0.path_mtu(),
                 max_message: if self.0.link.fabric().is_some() { self.0.max_message() } else { self.0.spec.mtu },
-                gids: self.0.gids.read().unwrap_or_else(PoisonError::into_inner).len() as u32,
+                gids: self.0.status.gids().len() as u32,
                 pkeys: 1,
                 lid: 0,
                 lmc: 0,
@@ -334,7 +314,7 @@ impl Device for SoftDevice {
 
     fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError> {
         self.port(port)?;
-        let gids = self.0.gids.read().unwrap_or_else(PoisonError::into_inner);
+        let gids = self.0.status.gids();
         let entry = |(index, gid): (usize, &Gid)| GidEntry {
             index: index as u32,
             gid: *gid,
@@ -429,10 +409,7 @@ impl Device for SoftDevice {
         if let Some(fabric) = self.0.link.fabric() {
             fabric.drive();
         }
-        let events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner);
-        let none = |events: &mut VecDeque<AsyncEvent>| events.is_empty();
-        let waited = self.0.raised.wait_timeout_while(events, patience, none);
-        waited.unwrap_or_else(PoisonError::into_inner).0.pop_front()
+        self.0.status.wait(patience)
     }
 }
 

@@ -38,6 +38,7 @@ mod qp;
 mod recv;
 mod rss;
 mod spec;
+mod status;
 mod window;
 
 pub use crate::provider::{RssFields, RssSpec};

@@ -2,6 +2,7 @@
 
 use crate::clock::HostClock;
 use crate::provider::Capability;
+use crate::provider::soft::status::link_local;
 use crate::provider::soft::{CounterSpec, FaultSpec, LinkSpec, RssSpec};
 use crate::units::Gid;
 
@@ -87,8 +88,7 @@ impl SoftSpec {
 
     /// The address of its port: link-local, made from the MAC as RFC 4291 has it.
     pub fn gid(&self) -> Gid {
-        let [a, b, c, d, e, f] = self.mac;
-        Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+        link_local(self.mac)
     }
 }
 

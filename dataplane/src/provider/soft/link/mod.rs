@@ -2,6 +2,8 @@
 
 mod capture;
 mod generator;
+#[allow(dead_code, reason = "the links that are made of interfaces come next")]
+mod interface;
 mod loopback;
 mod pcap;
 
