@@ -9,6 +9,7 @@ use super::link;
 use super::load::Loaded;
 use super::plan::PortPlan;
 use super::port::{Capability, Link, Port, Qp, SOFT};
+use super::raw::{self, Offload};
 use super::tree;
 
 /// A packet names its port in a byte.
@@ -108,6 +109,7 @@ impl<'a> Checker<'a, '_> {
     fn port(&mut self, index: usize, port: &Port) -> Option<usize> {
         let at = |key: &str| format!("port[{index}].{key}");
         connection::connection(self.loaded, index, port, self.diagnostics);
+        raw::raw(self.loaded, index, port, self.diagnostics);
         self.peer(index, port);
         if port.device.is_empty() {
             self.error(&at("device"), "a port needs a device", "name a verbs device, or \"soft\"");
@@ -264,10 +266,15 @@ impl<'a> Checker<'a, '_> {
 
 /// Checks that the ports can be shared by so many workers.
 pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: usize, diagnostics: &mut Diagnostics) {
-    if workers < 2 {
-        return;
+    for (index, plan) in ports.iter().enumerate().filter(|_| workers == 1) {
+        let Some(PortPlan { config: port, .. }) = plan else { continue };
+        if let Some(at) = port.offload.iter().position(|offload| *offload == Offload::DelayDrop) {
+            let message = format!("delay_drop is of several queues, and with one worker `{}` has one", port.name);
+            let mistake = Mistake::error(loaded.locate(&format!("port[{index}].offload[{at}]")), message);
+            diagnostics.push(mistake.help("take it out, or let [runtime] have more workers"));
+        }
     }
-    for (index, plan) in ports.iter().enumerate() {
+    for (index, plan) in ports.iter().enumerate().filter(|_| workers > 1) {
         // Each worker has a connection of its own.
         let Some(port) = plan.as_ref().filter(|port| port.config.qp == Qp::RawPacket) else { continue };
         let name = &port.config.name;

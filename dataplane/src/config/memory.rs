@@ -4,11 +4,14 @@ use super::diagnostics::{Diagnostics, Mistake};
 use super::load::Loaded;
 use super::plan::PortPlan;
 use super::port::Qp;
+use super::raw::Offload;
 
 /// The bytes of an Ethernet header with two VLAN tags (IEEE 802.1Q).
 pub(super) const ETHERNET: u32 = 14 + 2 * 4;
 /// The bytes of the global route header in front of a datagram.
 const GRH: u32 = 40;
+/// The bytes of a frame check sequence.
+const FCS: u32 = 4;
 /// The least that a buffer must have beside its headroom: one shortest frame.
 const LEAST_ROOM: u32 = 64;
 
@@ -40,7 +43,8 @@ pub(super) fn memory(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagnostic
             }
         }
         let header = if port.qp == Qp::Ud { GRH } else { 0 };
-        let frame = port.mtu.saturating_add(ETHERNET + header);
+        let fcs = if port.offload.contains(&Offload::Fcs) { FCS } else { 0 };
+        let frame = port.mtu.saturating_add(ETHERNET + header + fcs);
         if frame > room {
             let message =
                 format!("a packet of `{}` has up to {frame} bytes, and a buffer has room for {room}", port.name);

@@ -32,6 +32,7 @@ mod load;
 mod memory;
 mod plan;
 mod port;
+mod raw;
 mod recover;
 mod runtime;
 mod schema;
@@ -48,6 +49,10 @@ pub use plan::{Catalog, NodePlan, Plan, PortPlan, StageShape, Target, plan};
 pub use port::{
     Capability, Clock, ClockEvent, ClockEventKind, Faults, Generator, Link, Loopback, Pace, Pcap, Port, Protocol, Qp,
     Rss, RssField, SOFT, Size,
+};
+pub use raw::{
+    Action, EthernetHeader, Flow, Frames, Gre, Inner, Ipv4Header, Ipv6Header, Match, Mpls, Offload, Ports, RateLimit,
+    Vxlan,
 };
 pub use recover::{recover, recover_with};
 pub use runtime::{Hugepages, Idle, Runtime, Timestamps};

@@ -7,6 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::connection::Connection;
+use super::raw::{Flow, Offload, RateLimit};
 use super::types::{Mac, Period, Repeat, RssKey, probability, within, within_signed, within_some};
 
 /// The `device` of a port that is the software device.
@@ -503,6 +504,19 @@ pub struct Port {
     /// How packets are spread over workers.
     #[serde(default)]
     pub rss: Rss,
+    /// Which frames come to a port of raw packets of a verbs device, and what becomes of them: rules of the device. Absent:
+    /// every frame is received, where the port is an input of the pipeline. Not run on hardware.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow: Option<Vec<Flow>>,
+    /// What a verbs device does to raw packets. `"checksum"`: it computes the checksums of IPv4 and of TCP or UDP of what
+    /// is sent. `"vlan_strip"`: it takes the outer VLAN tag off what is received, and which it was is not kept. `"fcs"`: it
+    /// leaves the frame check sequence, 4 bytes, at the end of what is received, for captures. `"delay_drop"`: it lets a
+    /// frame wait for a buffer, of ports that several workers share. Not run on hardware.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offload: Vec<Offload>,
+    /// What a verbs device slows the sends of each worker down to; of raw packets. Absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_limit: Option<RateLimit>,
     /// What the wire of a software device is made of, which every software device needs; its other keys depend on its `kind`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Link>,

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::connection::Connection;
 use super::port::{Clock, Faults, Generator, Loopback, Pcap, Port, Rss, Size};
+use super::raw::{EthernetHeader, Gre, Ipv4Header, Ipv6Header, Match, Mpls, Ports, RateLimit, Vxlan};
 use super::runtime::Runtime;
 
 /// What a config file may hold, as far as the stages' own parameters leave it open.
@@ -214,7 +215,7 @@ const STAGE: &str = "A stage. Packets enter at the first that is listed, and go 
 /// The reference of all keys that aren't a stage's own, as Markdown.
 pub fn reference_markdown() -> String {
     let link = "A `link` of this `kind` ";
-    let sections: [(&str, Schema, &str); 13] = [
+    let sections: [(&str, Schema, &str); 22] = [
         ("`[runtime]`", schema_for!(Runtime), "Workers, memory and the loop. All of it may be left out."),
         ("`[[port]]`", schema_for!(Port), "A port: one device, and how it is used."),
         (
@@ -227,6 +228,24 @@ pub fn reference_markdown() -> String {
             "`rss` of a port",
             schema_for!(Rss),
             "How packets are spread over workers. All packets of a flow go to one worker.",
+        ),
+        (
+            "`match` of a flow",
+            schema_for!(Match),
+            "The headers that a rule wants. A header with nothing in it, such as `udp = {}`: any of its kind. Not run on \
+             hardware.",
+        ),
+        ("`ethernet` of a match", schema_for!(EthernetHeader), "An Ethernet header."),
+        ("`ipv4` of a match", schema_for!(Ipv4Header), "An IPv4 header."),
+        ("`ipv6` of a match", schema_for!(Ipv6Header), "An IPv6 header."),
+        ("`tcp` and `udp` of a match", schema_for!(Ports), "The ports of TCP or UDP."),
+        ("`vxlan` of a match", schema_for!(Vxlan), "A tunnel of VXLAN."),
+        ("`gre` of a match", schema_for!(Gre), "A tunnel of GRE."),
+        ("`mpls` of a match", schema_for!(Mpls), "A tunnel of MPLS."),
+        (
+            "`rate_limit` of a port",
+            schema_for!(RateLimit),
+            "What the sends of each worker are slowed down to, by the verbs device. Not run on hardware.",
         ),
         (
             "`link` with `kind = \"loopback\"`",

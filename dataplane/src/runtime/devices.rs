@@ -71,16 +71,15 @@ pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result
         devices.push(if port.config.device == config::SOFT {
             let device = SoftDevice::new(soft::spec(index, port, info, clock, &mut cables)?)?;
             let what = format!("{} {}", config::SOFT, port.config.link.as_ref().map_or("", config::Link::kind));
-            let provider = Provider { what, counters: soft::counters, finish: soft::finish };
+            let provider = Provider { what, counters: Box::new(soft::counters), finish: soft::finish };
             let watch = Arc::new(Watch::start(device.clone(), clock, stamps)?);
             Arc::new(Port::open(device, watch, provider, port, meet)?)
         } else {
             #[cfg(feature = "verbs")]
             {
-                use crate::provider::verbs::RawSpec;
                 let (device, watch) = hosts.open(&port.config.device, clock, stamps)?;
-                let device = device.with_raw(RawSpec { rss: soft::rss(&port.config.rss), ..RawSpec::default() });
-                Arc::new(Port::open(device, watch, verbs::provider(&port.config), port, meet)?)
+                let (device, provider) = verbs::provider(device, port, lanes)?;
+                Arc::new(Port::open(device, watch, provider, port, meet)?)
             }
             #[cfg(not(feature = "verbs"))]
             {
@@ -126,11 +125,16 @@ fn meet(
     Ok((own, Some(introducer)))
 }
 
+/// What a device counted.
+trait Count<D>: Fn(&D) -> BTreeMap<String, u64> + Send + Sync {}
+
+impl<D, F: Fn(&D) -> BTreeMap<String, u64> + Send + Sync> Count<D> for F {}
+
 /// What is the provider's own about a port.
 struct Provider<D> {
     /// The device, in words.
     what: String,
-    counters: fn(&D) -> BTreeMap<String, u64>,
+    counters: Box<dyn Count<D>>,
     finish: fn(&D) -> Vec<Error>,
 }
 
@@ -253,9 +257,10 @@ impl<D: Device> PortDevice for Port<D> {
 /// The devices of libibverbs.
 #[cfg(feature = "verbs")]
 mod verbs {
-    use super::{Arc, BTreeMap, HostClock, Provider, Result, Stamping, Watch, config};
-    use crate::provider::Provider as _;
+    use super::{Arc, BTreeMap, Device, HostClock, PortPlan, Provider, Qp, Result, Stamping, Watch};
     use crate::provider::verbs::{VerbsDevice, VerbsProvider};
+    use crate::provider::{Capability, Provider as _};
+    use crate::runtime::raw;
 
     /// Those that are open: ports of one device share it, and its events.
     #[derive(Default)]
@@ -278,11 +283,18 @@ mod verbs {
         }
     }
 
-    pub(super) fn provider(port: &config::Port) -> Provider<VerbsDevice> {
-        Provider {
-            what: format!("{} port {}", port.device, port.device_port),
-            counters: |_| BTreeMap::new(),
-            finish: |_| Vec::new(),
-        }
+    /// The device as a port wants it, and what is its own about the port.
+    pub(super) fn provider(
+        device: VerbsDevice,
+        plan: &PortPlan,
+        workers: usize,
+    ) -> Result<(VerbsDevice, Provider<VerbsDevice>)> {
+        let port = &plan.config;
+        // A device without raw packets says so, and why, when a queue pair is made.
+        let raw = port.qp == Qp::RawPacket && device.capabilities().has.contains(&Capability::RawPacket);
+        let (device, counters) = if raw { raw::prepare(device, plan, workers)? } else { (device, Default::default()) };
+        let what = format!("{} port {}", port.device, port.device_port);
+        let counters = Box::new(move |_: &VerbsDevice| raw::counted(&counters));
+        Ok((device, Provider { what, counters, finish: |_| Vec::new() }))
     }
 }

@@ -10,6 +10,8 @@ mod devices;
 mod follow;
 mod idle;
 mod peer;
+#[cfg(feature = "verbs")]
+mod raw;
 mod report;
 mod run;
 mod soft;

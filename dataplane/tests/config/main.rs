@@ -3,6 +3,7 @@
 mod connection;
 mod numa;
 mod ports;
+mod raw;
 
 use dataplane::config::{self, Catalog, Diagnostics, Plan, Source, StageShape, Target};
 use dataplane::topology::Topology;

@@ -22,7 +22,7 @@ use super::quirk::Quirk;
 use super::raw::{RawPacketCaps, RawSpec};
 use super::selftest::{self, SelfTest};
 use crate::clock::{ClockSource, Timebase};
-use crate::error::VerbError;
+use crate::error::{Error, VerbError};
 use crate::provider::{
     AsyncEvent, Capabilities, CqApi, CqGranted, CqSpec, Device, GidEntry, GidKind, LinkLayer, PortAttributes, PortState,
 };
@@ -196,6 +196,15 @@ impl VerbsDevice {
     #[must_use]
     pub fn with_raw(self, spec: RawSpec) -> Self {
         Self { raw_spec: Arc::new(spec), ..self }
+    }
+
+    /// Checks that it can do what [`VerbsDevice::with_raw`] asked of it, with so many queues to a port.
+    ///
+    /// # Errors
+    /// The first thing that it cannot, with the remedy; or a rule that cannot be.
+    pub fn check_raw(&self, queues: u16) -> Result<(), Error> {
+        let can = self.raw_spec.check(&self.context.raw_caps(), queues);
+        can.map_err(|why| Error::Config(format!("{}: {why}", self.name())))
     }
 
     /// Counters for flow rules.

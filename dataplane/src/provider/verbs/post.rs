@@ -91,10 +91,12 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    pub(super) fn new(caps: &QpCaps) -> Self {
+    /// `flags` are those of each send of a run.
+    pub(super) fn new(caps: &QpCaps, flags: SendFlags) -> Self {
         let len = |depth: u32| (depth as usize).clamp(1, RUN);
         let (sends, recvs) = (len(caps.send_depth), len(caps.recv_depth));
-        let send = ibv_send_wr { opcode: WrOpcode::Send.raw(), num_sge: 1, ..Default::default() };
+        let send_flags = flags.bits();
+        let send = ibv_send_wr { opcode: WrOpcode::Send.raw(), num_sge: 1, send_flags, ..Default::default() };
         let recv = ibv_recv_wr { num_sge: 1, ..Default::default() };
         let scratch = Self {
             recvs: Chain::new(recvs, recv),
@@ -483,12 +485,13 @@ impl VerbsQp {
             let signal = done + chunk.len() == good;
             // SAFETY: as in `send_list`; the flag is taken off again.
             let posted = unsafe {
-                (*last).send_flags = if signal { SendFlags::SIGNALED.bits() } else { 0 };
+                let usual = (*last).send_flags;
+                (*last).send_flags = usual | if signal { SendFlags::SIGNALED.bits() } else { 0 };
                 let posted = match builder::send_run(self, first, chunk.len()) {
                     Some(posted) => posted,
                     None => self.post_sends(first, last, after, chunk.len()),
                 };
-                (*last).send_flags = 0;
+                (*last).send_flags = usual;
                 posted
             };
             posted.map_err(|refused| PostError { accepted: done + refused.accepted, ..refused })?;

@@ -260,7 +260,7 @@ impl VerbsQp {
             may_read: false,
             offload,
             wq: receives,
-            scratch: Scratch::new(&caps),
+            scratch: Scratch::new(&caps, offload.run_flags),
             alone: PhantomData,
         };
         send.handle.attach(qp.number(), &qp.state);

@@ -28,6 +28,7 @@ pub(super) use port::{RawPorts, RawQueue};
 use super::ffi;
 use super::flow::FlowError;
 use crate::error::VerbError;
+use crate::provider::SendFlags;
 
 /// Bytes of a frame check sequence.
 const FCS: u32 = 4;
@@ -198,6 +199,8 @@ pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
 pub(super) struct Offload {
     /// Checksums.
     pub(super) checksum: bool,
+    /// The flags of each send of a run.
+    pub(super) run_flags: SendFlags,
     /// The longest headers of a segmented send in bytes; 0: there are none.
     pub(super) tso_header: u16,
     /// The longest payload of a segmented send in bytes.
@@ -229,7 +232,7 @@ impl RateLimit {
     ///
     /// # Errors
     /// No pacing, or not at this rate.
-    pub(super) fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {
+    fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {
         let Some((least, most)) = caps.pacing else {
             return Err(lacks("pacing", "leave the rate out, or limit it in the pipeline"));
         };

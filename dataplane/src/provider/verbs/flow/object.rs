@@ -3,6 +3,7 @@
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ibverbs_sys::*;
 
@@ -16,7 +17,7 @@ use crate::provider::verbs::ffi;
 pub(in crate::provider::verbs) struct Flow {
     flow: NonNull<ibv_flow>,
     /// They outlive the rule that counts in them.
-    _count: Option<Arc<FlowCounters>>,
+    count: Option<Arc<FlowCounters>>,
 }
 
 // SAFETY: a flow belongs to no thread.
@@ -41,7 +42,7 @@ impl Flow {
             ffi::ibv_create_flow(qp.as_ptr(), start.cast())
         };
         match flow {
-            Ok(flow) => Ok(Self { flow, _count: rule.count.clone() }),
+            Ok(flow) => Ok(Self { flow, count: rule.count.clone() }),
             Err(error) => Err(FlowError::Refused { error, partial }),
         }
     }
@@ -49,6 +50,10 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
+        // Without a rule counters may show nothing any more: what they show now is kept.
+        if let Some(Err(error)) = self.count.as_ref().map(|count| count.read()) {
+            tracing::warn!("the last frames of a flow rule are not counted: {error}");
+        }
         // SAFETY: the flow is alive, and not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_flow(self.flow.as_ptr()) } {
             tracing::warn!("a flow rule stays until its device is closed: {error}");
@@ -69,6 +74,8 @@ pub struct FlowCount {
 #[derive(Debug)]
 pub struct FlowCounters {
     pub(super) counters: NonNull<ibv_counters>,
+    /// The most that was read: packets and bytes.
+    seen: [AtomicU64; 2],
     _context: Arc<Context>,
 }
 
@@ -87,7 +94,7 @@ impl FlowCounters {
         // are still to be made.
         unsafe {
             let counters = ffi::ibv_create_counters(context.raw(), &mut ibv_counters_init_attr::default())?;
-            let made = Self { counters, _context: context.clone() };
+            let made = Self { counters, seen: Default::default(), _context: context.clone() };
             for (index, counter_desc) in [IBV_COUNTER_PACKETS, IBV_COUNTER_BYTES].into_iter().enumerate() {
                 let mut attr = ibv_counter_attach_attr { counter_desc, index: index as u32, comp_mask: 0 };
                 ffi::ibv_attach_counters_point_flow(counters.as_ptr(), &mut attr, ptr::null_mut())?;
@@ -96,7 +103,8 @@ impl FlowCounters {
         }
     }
 
-    /// What was counted so far: `ibv_read_counters(3)`.
+    /// What was counted so far: `ibv_read_counters(3)`. What rules counted that are gone is kept, whatever the device still
+    /// shows of it.
     ///
     /// # Errors
     /// As the verb.
@@ -104,7 +112,8 @@ impl FlowCounters {
         let mut values = [0; 2];
         // SAFETY: the counters are alive, and there is room for as many values as are asked for. No flag: fresh ones.
         unsafe { ffi::ibv_read_counters(self.counters.as_ptr(), values.as_mut_ptr(), 2, 0)? };
-        Ok(FlowCount { packets: values[0], bytes: values[1] })
+        let most = |at: usize| self.seen[at].fetch_max(values[at], Ordering::Relaxed).max(values[at]);
+        Ok(FlowCount { packets: most(0), bytes: most(1) })
     }
 }
 

@@ -187,7 +187,10 @@ fn a_rule_reaches_the_device_as_it_is_and_ends_with_its_owner() {
         drop((rule, counters));
         assert_eq!(fake.calls(), [], "a rule keeps its counters");
         drop(flow);
-        assert_eq!(fake.calls(), [Call::DestroyFlow(1), Call::DestroyCounters]);
+        assert_eq!(
+            fake.calls(),
+            [Call::ReadCounters { count: 2, flags: 0 }, Call::DestroyFlow(1), Call::DestroyCounters]
+        );
         let counters = FlowCounters::create(&context).unwrap();
         assert_eq!(counters.read(), Ok(FlowCount { packets: 5, bytes: 320 }));
         drop(counters);

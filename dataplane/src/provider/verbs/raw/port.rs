@@ -16,11 +16,11 @@ use ibverbs_sys::{
     ibv_qp_init_attr_ex, ibv_wq,
 };
 
-use super::{Offload, RawError, RawPacketCaps, RawReceive, range};
+use super::{Offload, RateLimit, RawError, RawPacketCaps, RawReceive, range};
 use crate::error::VerbError;
 use crate::provider::verbs::flow::{Flow, FlowRule, FlowTraffic};
 use crate::provider::verbs::rss::{Spread, WorkQueue, WorkQueueSpec, WqState};
-use crate::provider::{QpState, RssSpec};
+use crate::provider::{QpState, RssSpec, SendFlags};
 
 /// What a port does with raw packets. Not run on hardware.
 #[derive(Clone, Debug)]
@@ -34,13 +34,50 @@ pub struct RawSpec {
     /// The longest headers of sends that the device cuts into segments, in bytes; 0: there are no such sends. It costs
     /// room in the send queue.
     pub tso_header: u16,
+    /// Whether runs of sends get the checksums of IPv4 and of TCP or UDP from the device. Sends of lists say so themselves.
+    pub checksum: bool,
+    /// What sends are slowed down to. It holds from RTS on.
+    pub rate: Option<RateLimit>,
 }
 
 impl Default for RawSpec {
     /// Every frame, as it is.
     fn default() -> Self {
         let rules = vec![FlowRule::new(FlowTraffic::ALL)];
-        Self { receive: RawReceive::default(), rss: RssSpec::STANDARD, rules, tso_header: 0 }
+        Self {
+            receive: RawReceive::default(),
+            rss: RssSpec::STANDARD,
+            rules,
+            tso_header: 0,
+            checksum: false,
+            rate: None,
+        }
+    }
+}
+
+impl RawSpec {
+    /// Checks that a device can do it with so many queues, as far as can be said before a queue is made.
+    ///
+    /// # Errors
+    /// The first thing that it cannot.
+    pub(in crate::provider::verbs) fn check(&self, caps: &RawPacketCaps, queues: u16) -> Result<(), RawError> {
+        self.receive.check(caps)?;
+        if self.tso_header != 0 && caps.max_tso == 0 {
+            return Err(super::lacks("segmentation", "leave out the room for its headers"));
+        }
+        if self.checksum && !caps.ip_checksum {
+            return Err(super::lacks("checksums of raw packets", "leave them out: the stages keep them right"));
+        }
+        if let Some(rate) = &self.rate {
+            rate.check(caps)?;
+        }
+        if queues == 1 {
+            self.receive.qp_flags()?;
+        } else if caps.rss.is_none() {
+            return Err(super::lacks("spreading of raw packets", "receive on one queue"));
+        }
+        self.rules.iter().try_for_each(|rule| rule.encode().map(drop))?;
+        Ok(())
     }
 }
 
@@ -156,10 +193,7 @@ impl RawQueue {
         queue: (u16, u16),
         (depth, sges): (u32, u32),
     ) -> Result<Self, RawError> {
-        spec.receive.check(&caps)?;
-        if spec.tso_header != 0 && caps.max_tso == 0 {
-            return Err(super::lacks("segmentation", "leave out the room for its headers"));
-        }
+        spec.check(&caps, queue.1)?;
         range("queue of the port", queue.0.into(), 0, u64::from(queue.1).saturating_sub(1))?;
         let wq = if queue.1 > 1 {
             let wish = WorkQueueSpec { depth, sges, receive: spec.receive };
@@ -197,7 +231,12 @@ impl RawQueue {
 
     /// What its sends may ask of the device.
     pub(in crate::provider::verbs) fn offload(&self) -> Offload {
-        Offload { checksum: self.caps.ip_checksum, tso_header: self.spec.tso_header, tso_payload: self.caps.max_tso }
+        Offload {
+            checksum: self.caps.ip_checksum,
+            run_flags: if self.spec.checksum { SendFlags::IP_CSUM } else { SendFlags::empty() },
+            tso_header: self.spec.tso_header,
+            tso_payload: self.caps.max_tso,
+        }
     }
 
     /// Where receives are posted, if not to the queue pair.
@@ -206,10 +245,10 @@ impl RawQueue {
     }
 
     /// Follows its queue pair into a state: receives may be posted from INIT on, frames come from RTR on, and what is
-    /// posted is flushed in ERR and forgotten in RESET.
+    /// posted is flushed in ERR and forgotten in RESET. Sends keep to their rate from RTS on.
     ///
     /// # Errors
-    /// A rule cannot be, or as the verbs. Nothing is received then.
+    /// A rule or a rate cannot be, or as the verbs. Nothing is received then.
     ///
     /// # Safety
     /// The queue pair is that which it was made for, and on this port.
@@ -235,6 +274,11 @@ impl RawQueue {
             },
             // SAFETY: the caller's promise.
             QpState::Rtr => unsafe { self.receive(qp, port) },
+            QpState::Rts => match &self.spec.rate {
+                // SAFETY: the caller's promise.
+                Some(rate) => unsafe { rate.set(qp.as_ptr(), &self.caps) },
+                None => Ok(()),
+            },
             _ => Ok(()),
         }
     }

@@ -79,7 +79,7 @@ fn a_frame_check_sequence_is_no_part_of_the_frame() {
 
 #[test]
 fn a_segmented_send_is_checked_and_reaches_the_builder() {
-    let offload = Offload { checksum: true, tso_header: 128, tso_payload: 262_144 };
+    let offload = Offload { checksum: true, tso_header: 128, tso_payload: 262_144, ..Offload::default() };
     for (header, mss, payload, may) in [
         (54, 1448, 65_536, true),
         (14, 1, 1, true),

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use ibverbs_sys::{ibv_device_attr_ex, ibv_packet_pacing_caps, ibv_rss_caps, ibv_tso_caps};
 
-use crate::mem::{PageKind, Region, RegionSpec};
+use crate::mem::{Desc, PageKind, Region, RegionSpec, SlotLayout};
 use crate::provider::verbs::fake::{Call, Completion, Fake, Op, Poll};
 use crate::provider::verbs::ffi::Wc;
 use crate::provider::verbs::{
-    FlowRule, FlowTraffic, RateLimit, RawReceive, RawSpec, SelfTest, VerbsCq, VerbsDevice, VerbsQp,
+    FlowCount, FlowRule, FlowTraffic, RateLimit, RawReceive, RawSpec, SelfTest, VerbsCq, VerbsDevice, VerbsQp,
 };
 use crate::provider::{
     Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, MemoryRegion, PollFields, ProtectionDomain,
@@ -23,10 +23,16 @@ struct Bed {
     fake: Fake,
 }
 
+/// A device that has all but checksums.
 fn bed() -> Bed {
+    bed_with(1 | 2 | 8)
+}
+
+/// `caps`: `IBV_RAW_PACKET_CAP_*`.
+fn bed_with(caps: u32) -> Bed {
     let raw = 1 << QpType::RawPacket.raw();
     let mut attr = ibv_device_attr_ex {
-        raw_packet_caps: 1 | 2 | 8,
+        raw_packet_caps: caps,
         tso_caps: ibv_tso_caps { max_tso: 65_536, supported_qpts: raw },
         packet_pacing_caps: ibv_packet_pacing_caps {
             qp_rate_limit_min: 10,
@@ -236,4 +242,96 @@ fn offloads_of_sends_are_checked() {
         to(&mut qp, QpState::Err);
         assert_eq!(qp.set_rate_limit(limit).unwrap_err().errno, libc::EINVAL);
     }
+}
+
+/// What a port is to do to what it sends: every send of a run says so, and the rate is set each time that RTS is reached.
+#[test]
+fn runs_of_sends_get_checksums_and_a_rate() {
+    const CSUM: u32 = 1 << 4;
+    const SIGNALED: u32 = 1 << 1;
+    for api in [SendApi::Classic, SendApi::Extended] {
+        let mut bed = bed_with(4);
+        let rate = RateLimit { kbps: 500, burst: 9000, packet: 64 };
+        bed.set_raw(RawSpec { checksum: true, rate: Some(rate), ..RawSpec::default() });
+        bed.device.check_raw(1).unwrap();
+        let (_cq, mut qp) = started(&bed, (0, 1), api);
+        let set = Call::RateLimit { qp: bed.fake.last("qp"), rate_limit: 500, burst: 9000, packet: 64, comp_mask: 0 };
+        assert_eq!(bed.fake.calls().last(), Some(&set));
+        for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
+            to(&mut qp, state);
+        }
+        assert_eq!(bed.fake.calls().last(), Some(&set));
+        let layout = SlotLayout::new(128, 1600, 16).unwrap();
+        let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+        let region = Arc::new(Region::allocate(spec).unwrap().0);
+        let pd = bed.device.alloc_pd().unwrap();
+        let mr = pd.register(region, Access::LOCAL_WRITE).unwrap();
+        qp.bind_slots(&mr, layout, 0).unwrap();
+        let run: Vec<Desc> = (0..3).map(|slot| Desc { slot, offset: 128, len: 60 }).collect();
+        for _ in 0..2 {
+            bed.fake.calls();
+            // SAFETY: the device moves no data.
+            unsafe { qp.post_send_run(&run, 7) }.unwrap();
+            let calls = bed.fake.calls();
+            let flags: Vec<u32> = calls
+                .iter()
+                .flat_map(|call| match call {
+                    Call::PostSend(list) => list.iter().map(|send| send.flags).collect(),
+                    Call::Wr { flags, .. } => vec![*flags],
+                    _ => Vec::new(),
+                })
+                .collect();
+            assert_eq!(flags, [CSUM, CSUM, CSUM | SIGNALED], "{api:?}: {calls:?}");
+        }
+    }
+}
+
+/// What a device cannot do is said before anything is made.
+#[test]
+fn a_wish_is_checked_before_a_queue_is_made() {
+    let usual = RawSpec::default;
+    let strip = RawReceive { vlan_strip: true, ..RawReceive::default() };
+    let patient = RawReceive { delay_drop: true, ..RawReceive::default() };
+    let rate = |kbps| Some(RateLimit { kbps, ..RateLimit::default() });
+    let wide = FlowRule { tag: Some(1 << 24), ..FlowRule::new(FlowTraffic::ALL) };
+    for (caps, queues, spec, said) in [
+        (0, 1, RawSpec { receive: strip, ..usual() }, "fake: the device has no VLAN stripping: leave it out"),
+        (
+            0,
+            1,
+            RawSpec { checksum: true, ..usual() },
+            "fake: the device has no checksums of raw packets: leave them out",
+        ),
+        (8, 1, RawSpec { receive: patient, ..usual() }, "receive on more than one queue"),
+        (0, 1, RawSpec { rate: rate(5), ..usual() }, "fake: kbit/s: 5 asked for, 10 to 1000 is possible"),
+        (0, 1, RawSpec { rules: vec![wide], ..usual() }, "fake: tag 0x1000000: it has 24 bits"),
+    ] {
+        let mut bed = bed_with(caps);
+        bed.set_raw(spec);
+        let error = bed.device.check_raw(queues).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+        assert_eq!(bed.fake.calls(), []);
+        bed.set_raw(usual());
+        bed.device.check_raw(queues).unwrap();
+    }
+}
+
+/// What a rule has counted is there after it has gone, though the device shows nothing of it any more.
+#[test]
+fn what_was_counted_is_kept() {
+    let mut bed = bed();
+    let counters = Arc::new(bed.device.create_flow_counters().unwrap());
+    let rule = FlowRule { count: Some(counters.clone()), ..FlowRule::new(FlowTraffic::ALL) };
+    bed.set_raw(RawSpec { rules: vec![rule.clone(), FlowRule { drop: true, ..rule }], ..RawSpec::default() });
+    let (cq, qp) = started(&bed, (0, 1), SendApi::Classic);
+    bed.fake.counts(&[3, 180]);
+    drop(qp);
+    let calls = bed.fake.calls();
+    let at = |wanted: fn(&Call) -> bool| calls.iter().position(wanted).unwrap();
+    assert!(at(|call| matches!(call, Call::ReadCounters { .. })) < at(|call| matches!(call, Call::DestroyFlow(_))));
+    bed.fake.counts(&[0, 0]);
+    assert_eq!(counters.read().unwrap(), FlowCount { packets: 3, bytes: 180 });
+    drop((cq, counters));
+    bed.set_raw(RawSpec::default());
+    assert_eq!(bed.fake.calls().last(), Some(&Call::DestroyCounters));
 }
