@@ -2,7 +2,7 @@
 
 use crate::clock::Stamp;
 use crate::lane::LatencySink;
-use crate::mem::{Desc, Pool, SlotState};
+use crate::mem::{Desc, Pool, SlotState, vector};
 use crate::provider::{RUN, WrId};
 
 /// A ring as deep as the send queue. Sends are counted from 0 for ever; the count's low bits are in their `wr_id`.
@@ -85,12 +85,9 @@ impl InFlight {
         while n > 0 {
             let (at, before_end) = self.place(self.reclaimed);
             let part = n.min(before_end).min(RUN);
-            let mut slots = [0; RUN];
-            for (slot, desc) in slots.iter_mut().zip(&self.descs[at..at + part]) {
-                *slot = desc.slot;
-                bytes += u64::from(desc.len);
-            }
-            pool.put(&slots[..part], SlotState::Sending);
+            let descs = &self.descs[at..at + part];
+            bytes += u64::from(vector::bytes(Desc::words(descs)));
+            pool.put_descs(descs, SlotState::Sending);
             if completed != Stamp::NONE {
                 for alike in self.stamps[at..at + part].chunk_by(|a, b| a == b) {
                     latency.record(alike[0], completed, alike.len() as u64);

@@ -10,7 +10,7 @@ use super::wiring::{QpOf, Wiring};
 use super::{ACCESS, Alarms, Lane, LaneCounters, LaneSpec, LatencySink, NoSink, Stamping};
 use crate::clock::{Clocks, Stamp, Stamper};
 use crate::error::{Result, VerbError};
-use crate::mem::{Batch, Desc, Pool, SlotState};
+use crate::mem::{Batch, Desc, Pool, SlotState, vector};
 use crate::provider::{
     Capability, CompletionChannel, CompletionQueue, Completions, CqFlags, CqGranted, CqSpec, Device, EventKind,
     PollFields, ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QueuePair, RUN, WcStatus, WrId, WrKind,
@@ -202,29 +202,32 @@ impl<D: Device> VerbsLane<D> {
         };
         let run = &*self.run;
         stamp(&mut self.recv_stamper, run, &mut self.stamps[..n]);
-        if run.failed || !self.posted.starts_with(&run.wr_id[..n], self.tag(WrKind::Receive)) {
+        if run.failed || n > self.posted.len() {
             return Ok(self.sort_receives(pool, batch, n));
         }
-        let prefix = u32::from(self.prefix);
+        let tag = self.tag(WrKind::Receive);
         let offset = pool.layout().headroom + self.prefix;
         let before = batch.len();
-        let descs = run.wr_id[..n].iter().zip(&run.byte_len[..n]).map(|(wr_id, byte_len)| {
-            // A length that does not fit 16 bits does not fit the slot: the batch refuses it.
-            let len = byte_len.wrapping_sub(prefix).min(u32::from(u16::MAX)) as u16;
-            Desc { slot: *wr_id as u32, offset, len }
-        });
-        let (good, bytes) = batch.extend(descs, &self.stamps[..n]);
-        pool.moved_descs(&batch.descs()[before..], SlotState::Posted, SlotState::Batched);
-        self.posted.advance(good);
-        self.counters.rx += good as u64;
-        self.counters.rx_bytes += bytes;
-        if good < n {
-            self.run.wr_id.copy_within(good..n, 0);
-            self.run.byte_len.copy_within(good..n, 0);
-            self.stamps.copy_within(good..n, 0);
-            return Ok(good + self.sort_receives(pool, batch, n - good));
+        let (mut at, mut bytes) = (0, Some(0));
+        for slots in self.posted.front(n) {
+            let ids = at..at + slots.len();
+            at = ids.end;
+            let (lengths, stamps) = (&run.byte_len[ids.clone()], &self.stamps[ids.clone()]);
+            let received = match vector::are_ids(&run.wr_id[ids], slots, tag) {
+                true => batch.receive(slots, lengths, self.prefix, offset, stamps),
+                false => None,
+            };
+            bytes = bytes.zip(received).map(|(before, more)| before + more);
         }
-        Ok(good)
+        let Some(bytes) = bytes else {
+            batch.truncate(before);
+            return Ok(self.sort_receives(pool, batch, n));
+        };
+        pool.moved_descs(&batch.descs()[before..], SlotState::Posted, SlotState::Batched);
+        self.posted.advance(n);
+        self.counters.rx += n as u64;
+        self.counters.rx_bytes += bytes;
+        Ok(n)
     }
 
     /// The same, one completion at a time: some of them are not as they should be.
@@ -247,7 +250,7 @@ impl<D: Device> VerbsLane<D> {
                 (WcStatus::Success, Some(len)) => {
                     pool.moved(&[slot], SlotState::Posted, SlotState::Batched);
                     let desc = Desc { slot, offset: layout.headroom + self.prefix, len };
-                    batch.extend([desc].into_iter(), &[self.stamps[i]]);
+                    batch.push(desc, self.stamps[i]);
                     self.counters.rx += 1;
                     self.counters.rx_bytes += u64::from(len);
                     good += 1;
@@ -429,24 +432,21 @@ impl<D: Device> VerbsLane<D> {
     }
 
     fn post_receives(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
-        let mut slots = [0; RUN];
         while self.posted.space() > 0 {
-            let want = self.posted.space().min(RUN);
-            let n = pool.take(&mut slots[..want], SlotState::Posted);
-            if n == 0 {
+            let slots = pool.take(self.posted.space().min(RUN), SlotState::Posted);
+            if slots.is_empty() {
                 break;
             }
             // SAFETY: the slots have just left the pool and come back only by their completions, or when the queue pair
             // was reset or has ended. The pool's region is kept by `mr`, which is dropped after the queue pair.
-            match unsafe { self.queues.qp.post_recv_run(&slots[..n]) } {
-                Ok(()) => self.posted.extend(&slots[..n]),
-                Err(refused) => {
-                    let accepted = refused.accepted.min(n);
-                    self.posted.extend(&slots[..accepted]);
-                    pool.put(&slots[accepted..n], SlotState::Posted);
-                    return Err(refused.error);
-                }
+            if let Err(refused) = unsafe { self.queues.qp.post_recv_run(slots) } {
+                let (accepted, rest) = slots.split_at(refused.accepted.min(slots.len()));
+                self.posted.extend(accepted);
+                let rest = rest.to_vec();
+                pool.put(&rest, SlotState::Posted);
+                return Err(refused.error);
             }
+            self.posted.extend(slots);
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 use crate::clock::Stamp;
 use crate::mem::packet::{CONSUMED, DROPPED, NEXT};
 use crate::mem::pool::{SlotMemory, SlotState};
+use crate::mem::vector::{self, Words};
 use crate::mem::{Edge, Meta, Packet, Packets, Pool, Reason};
 
 /// The most packets in a batch.
@@ -18,6 +19,38 @@ pub struct Desc {
     pub offset: u16,
     /// Bytes of the packet.
     pub len: u16,
+}
+
+impl Desc {
+    /// Descriptors as pairs of words: the slot, and the place in it. In this form a loop over them is vectorised well.
+    #[inline]
+    pub(crate) fn words(descs: &[Self]) -> &[Words] {
+        const { assert!(size_of::<Self>() == 8 && align_of::<Self>() == align_of::<[u32; 2]>()) };
+        // SAFETY: of the same size and alignment, as just seen, hence without padding; every bit pattern is a `u32`.
+        unsafe { std::slice::from_raw_parts(descs.as_ptr().cast(), descs.len()) }
+    }
+
+    /// The same, to be written.
+    #[inline]
+    pub(crate) fn words_mut(descs: &mut [Self]) -> &mut [Words] {
+        // SAFETY: as for `words`; and the other way, every two words are a descriptor.
+        unsafe { std::slice::from_raw_parts_mut(descs.as_mut_ptr().cast(), descs.len()) }
+    }
+
+    /// The second of those words. Of the length, the low 16 bits count.
+    #[inline]
+    pub(crate) const fn word(offset: u16, len: u32) -> u32 {
+        match cfg!(target_endian = "little") {
+            true => offset as u32 | len << 16,
+            false => (offset as u32) << 16 | len & 0xffff,
+        }
+    }
+
+    /// The offset and the length in the second of those words.
+    #[inline]
+    pub(crate) const fn place(word: u32) -> (u32, u32) {
+        if cfg!(target_endian = "little") { (word & 0xffff, word >> 16) } else { (word >> 16, word & 0xffff) }
+    }
 }
 
 /// Up to [`BATCH`] packets on their way through the graph.
@@ -92,15 +125,13 @@ impl Batch {
     /// All bytes of all packets.
     #[inline]
     pub fn bytes(&self) -> u64 {
-        self.descs().iter().map(|desc| u64::from(desc.len)).sum()
+        u64::from(vector::bytes(Desc::words(self.descs())))
     }
 
-    /// Bytes of the shortest and of the longest packet; `usize::MAX` and 0 when there is none.
+    /// Whether every packet has at least `shortest` and at most `longest` bytes.
     #[inline]
-    pub fn lengths(&self) -> (usize, usize) {
-        let both = |(shortest, longest): (u16, u16), desc: &Desc| (shortest.min(desc.len), longest.max(desc.len));
-        let (shortest, longest) = self.descs().iter().fold((u16::MAX, 0), both);
-        (if self.is_empty() { usize::MAX } else { shortest.into() }, longest.into())
+    pub fn lengths_are_within(&self, shortest: u16, longest: u16) -> bool {
+        vector::lengths_are_within(Desc::words(self.descs()), shortest.into(), longest.into())
     }
 
     /// What the packets of a batch borrow, cut to its length.
@@ -128,30 +159,45 @@ impl Batch {
         &self.stamps[..self.len()]
     }
 
-    /// Adds packets at these places. They must be in bounds: the first that is not ends the call.
+    /// Adds packets that were received into these slots, at `offset`, with so many bytes each, less `prefix`. All slices
+    /// are of one length. Returns their bytes.
     ///
-    /// Returns how many were added, and their bytes; the slots of the others are still the caller's.
+    /// `None`: one of them does not lie in a slot, or there is no space; nothing was added.
     #[inline]
-    pub(crate) fn extend(&mut self, descs: impl ExactSizeIterator<Item = Desc>, stamps: &[Stamp]) -> (usize, u64) {
-        let len = self.len();
-        let n = descs.len().min(BATCH - len).min(stamps.len());
+    pub(crate) fn receive(
+        &mut self,
+        slots: &[u32],
+        lengths: &[u32],
+        prefix: u16,
+        offset: u16,
+        stamps: &[Stamp],
+    ) -> Option<u64> {
         let layout = self.memory.layout;
-        // Maxima and sums, not a branch a packet: the compiler makes vectors of this loop.
-        let (mut slot, mut end, mut bytes) = (0, 0, 0);
-        for (into, desc) in self.descs[len..len + n].iter_mut().zip(descs) {
-            *into = desc;
-            slot = desc.slot.max(slot);
-            end = (u32::from(desc.offset) + u32::from(desc.len)).max(end);
-            bytes += u32::from(desc.len);
+        let (at, n) = (self.len(), slots.len());
+        let descs = self.descs.get_mut(at..at + n).filter(|_| lengths.len() == n && stamps.len() == n)?;
+        let room = layout.limit().checked_sub(offset.into())?;
+        let words = Desc::words_mut(descs);
+        let bytes = vector::write_descs(words, slots, lengths, prefix.into(), offset, layout.count, room)?;
+        self.stamps[at..at + n].copy_from_slice(stamps);
+        self.len = at + n;
+        Some(bytes.into())
+    }
+
+    /// Adds a packet. `false`: it does not lie in a slot, or there is no space.
+    pub(crate) fn push(&mut self, desc: Desc, stamp: Stamp) -> bool {
+        let at = self.len();
+        if at == BATCH || !self.memory.layout.admits(desc) {
+            return false;
         }
-        let (mut n, mut bytes) = (n, u64::from(bytes));
-        if slot >= layout.count || end > layout.limit() {
-            n = self.descs[len..len + n].iter().take_while(|desc| layout.admits(**desc)).count();
-            bytes = self.descs[len..len + n].iter().map(|desc| u64::from(desc.len)).sum();
-        }
-        self.stamps[len..len + n].copy_from_slice(&stamps[..n]);
-        self.len = len + n;
-        (n, bytes)
+        (self.descs[at], self.stamps[at]) = (desc, stamp);
+        self.len = at + 1;
+        true
+    }
+
+    /// Forgets the packets from an index on, which have just been added: their slots are still the caller's.
+    #[cold]
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.len = self.len().min(len);
     }
 
     /// Takes everything from `from`, which must be of the same pool and fit.
@@ -186,13 +232,13 @@ impl Batch {
     /// Adds a copy of a packet of `from` in a fresh slot. `false`: there was no slot, or no space.
     #[inline]
     pub(crate) fn push_copy(&mut self, from: &mut Self, index: usize, pool: &mut Pool) -> bool {
-        let mut slot = [0];
-        if self.space() == 0 || index >= from.len() || pool.take(&mut slot, SlotState::Batched) == 0 {
+        if self.space() == 0 || index >= from.len() {
             return false;
         }
+        let Some(slot) = pool.take_one(SlotState::Batched) else { return false };
         self.push_from(from, index);
         let at = self.len() - 1;
-        self.descs[at].slot = slot[0];
+        self.descs[at].slot = slot;
         Packet::at(self, at).data_mut().copy_from_slice(Packet::at(from, index).data());
         true
     }
@@ -200,13 +246,13 @@ impl Batch {
     /// Adds a packet with these bytes in a fresh slot. `false`: no slot, no space, or longer than a slot.
     pub(crate) fn push_bytes(&mut self, bytes: &[u8], stamp: Stamp, pool: &mut Pool) -> bool {
         let layout = self.memory.layout;
-        let mut slot = [0];
         let Ok(len) = u16::try_from(bytes.len()) else { return false };
-        if self.space() == 0 || u32::from(len) > layout.room() || pool.take(&mut slot, SlotState::Batched) == 0 {
+        if self.space() == 0 || u32::from(len) > layout.room() {
             return false;
         }
+        let Some(slot) = pool.take_one(SlotState::Batched) else { return false };
         let at = self.len();
-        self.extend([Desc { slot: slot[0], offset: layout.headroom, len }].into_iter(), &[stamp]);
+        self.push(Desc { slot, offset: layout.headroom, len }, stamp);
         self.metas[at] = Meta::default();
         Packet::at(self, at).data_mut().copy_from_slice(bytes);
         true
@@ -301,12 +347,7 @@ impl Batch {
     #[inline]
     pub(crate) fn free_into(&mut self, pool: &mut Pool) {
         debug_assert!(self.memory.is(pool.memory()) && !self.is_steered() && !self.wants_copies());
-        let len = self.len();
-        let mut slots = [0; BATCH];
-        for (slot, desc) in slots.iter_mut().zip(&self.descs[..len]) {
-            *slot = desc.slot;
-        }
-        pool.put(&slots[..len], SlotState::Batched);
+        pool.put_descs(self.descs(), SlotState::Batched);
         self.len = 0;
     }
 }

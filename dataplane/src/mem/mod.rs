@@ -17,6 +17,7 @@ mod pool;
 mod reason;
 mod region;
 pub(crate) mod shared;
+pub(crate) mod vector;
 
 pub(crate) use batch::Fate;
 pub use batch::{BATCH, Batch, Desc};

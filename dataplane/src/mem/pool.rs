@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::mem::{Desc, Region};
+use crate::mem::{Desc, Region, vector};
 
 /// Bytes at the end of every slot that no packet uses. They let fixed-size views at any offset stay in the slot.
 pub const GUARD: usize = 64;
@@ -148,15 +148,25 @@ impl Pool {
         self.available
     }
 
-    /// Takes up to `out.len()` free slots; returns how many. They are now in state `to`.
+    /// Takes up to `most` free slots, the last freed first: their bytes are still in the cache. They are now in state
+    /// `to`.
     #[inline]
-    pub(crate) fn take(&mut self, out: &mut [u32], to: SlotState) -> usize {
-        let n = out.len().min(self.available);
-        self.available -= n;
-        // In a run the last slot freed is the first taken: its bytes are still in the cache.
-        out[..n].copy_from_slice(&self.free[self.available..self.available + n]);
-        self.moved(&out[..n], SlotState::Free, to);
-        n
+    pub(crate) fn take(&mut self, most: usize, to: SlotState) -> &[u32] {
+        let end = self.available;
+        self.available -= most.min(end);
+        #[cfg(debug_assertions)]
+        for at in self.available..end {
+            self.moved(&[self.free[at]], SlotState::Free, to);
+        }
+        #[cfg(not(debug_assertions))]
+        let _ = to;
+        &self.free[self.available..end]
+    }
+
+    /// Takes a free slot, if there is one. It is now in state `to`.
+    #[inline]
+    pub(crate) fn take_one(&mut self, to: SlotState) -> Option<u32> {
+        self.take(1, to).first().copied()
     }
 
     /// Takes slots back from state `from`.
@@ -165,6 +175,15 @@ impl Pool {
         self.moved(slots, from, SlotState::Free);
         self.free[self.available..self.available + slots.len()].copy_from_slice(slots);
         self.available += slots.len();
+    }
+
+    /// Takes back the slots of descriptors from state `from`.
+    #[inline]
+    pub(crate) fn put_descs(&mut self, descs: &[Desc], from: SlotState) {
+        self.moved_descs(descs, from, SlotState::Free);
+        let into = &mut self.free[self.available..self.available + descs.len()];
+        vector::copy_slots(into, Desc::words(descs));
+        self.available += descs.len();
     }
 
     /// Takes back one slot from state `from`.

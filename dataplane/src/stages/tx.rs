@@ -37,13 +37,12 @@ pub struct Tx {
     /// The least of those that a packet may have to fit.
     #[serde(skip)]
     #[schemars(skip)]
-    fits_all: usize,
+    fits_all: u16,
 }
 
 impl Stage for Tx {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        let (shortest, longest) = batch.lengths();
-        if shortest >= Ethernet::LEN && longest <= self.fits_all {
+        if batch.lengths_are_within(Ethernet::LEN as u16, self.fits_all) {
             return;
         }
         for mut packet in batch.iter_mut() {
@@ -75,14 +74,14 @@ impl Stage for Tx {
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let longest = |port: &PortInfo| usize::from(port.mtu) + Ethernet::LEN;
         self.longest = setup.ports().iter().map(longest).collect();
-        self.fits_all = match &self.port {
+        let fits_all = match &self.port {
             Some(name) => {
                 self.number = setup.port(name, "port")?;
                 self.longest.get(usize::from(self.number)).copied()
             }
             None => self.longest.iter().min().copied(),
-        }
-        .unwrap_or(0);
+        };
+        self.fits_all = u16::try_from(fits_all.unwrap_or(0)).unwrap_or(u16::MAX);
         Ok(())
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::VerbError;
-use crate::mem::{Desc, GUARD, SlotLayout};
+use crate::mem::vector::{self, Bounds};
+use crate::mem::{Desc, SlotLayout};
 use crate::provider::completion::Values;
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::cq::{CqCore, Cqe};
@@ -187,12 +188,9 @@ impl QpCore {
             Some(bound) if shared.state() != QpState::Reset => bound.layout.count,
             _ => 0,
         };
-        // The top bit is set by a slot at or above the count: no comparison, no branch.
-        let outside =
-            slots.iter().fold(0, |any, &slot| any | slot | count.wrapping_sub(1).wrapping_sub(slot)) >> 31 == 1;
         let mut accepted = slots.len().min(self.recv.space());
         let mut errno = libc::ENOMEM;
-        if outside || count == 0 {
+        if count == 0 || !vector::are_below(slots, count) {
             let valid = slots.iter().take_while(|&&slot| slot < count).count();
             if valid <= accepted && valid < slots.len() {
                 (accepted, errno) = (valid, libc::EINVAL);
@@ -245,26 +243,18 @@ impl QpCore {
         };
         let n = (run.len() as u64).min(self.space(shared)) as usize;
         let counted = matches!(self.wire, Wire::Generator(_)) && self.faults.is_none();
-        let now = &run[..n];
-        let (count, end) = (slots.layout.count, slots.layout.stride - GUARD as u32);
-        let (least, most) = (LEAST_FRAME as u32, self.longest as u32);
-        // A difference below zero has its top bit set, and so has a slot far outside: no comparison, no branch.
-        let (mut wrong, mut bytes) = (0, 0);
-        for &[slot, place] in words(now) {
-            let (offset, len) = if cfg!(target_endian = "little") {
-                (place & 0xffff, place >> 16)
-            } else {
-                (place >> 16, place & 0xffff)
-            };
-            wrong |= slot | (count - 1).wrapping_sub(slot);
-            wrong |= end.wrapping_sub(offset + len);
-            wrong |= len.wrapping_sub(least) | most.wrapping_sub(len);
-            bytes += len;
-        }
-        let wrong = wrong >> 31 == 1;
-        if !counted || wrong || n == 0 || shared.state() != QpState::Rts {
+        if !counted || n == 0 || shared.state() != QpState::Rts {
             return self.post_each(shared, cq, run, first_wr_id);
         }
+        let bounds = Bounds {
+            count: slots.layout.count,
+            end: slots.layout.limit(),
+            shortest: LEAST_FRAME as u32,
+            longest: self.longest as u32,
+        };
+        let Some(bytes) = vector::bytes_within(Desc::words(&run[..n]), bounds) else {
+            return self.post_each(shared, cq, run, first_wr_id);
+        };
         self.posted += n as u64;
         if shared.device.is_up() {
             shared.counts.tx_packets.add(n as u64);
@@ -438,14 +428,6 @@ impl QpCore {
         let ticks = if status == WcStatus::Success { cq.stamps.now() } else { Ticks(0) };
         cq.push(entry(shared, wr_id, status, release, ticks));
     }
-}
-
-/// The descriptors as pairs of words: the slot, then offset and length. In this form a loop over them is vectorised well.
-#[inline]
-fn words(run: &[Desc]) -> &[[u32; 2]] {
-    const { assert!(size_of::<Desc>() == 8 && align_of::<Desc>() == align_of::<[u32; 2]>()) };
-    // SAFETY: of the same size and alignment, as just seen, hence without padding; every bit pattern is a `u32`.
-    unsafe { std::slice::from_raw_parts(run.as_ptr().cast(), run.len()) }
 }
 
 /// The entry of a send.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::clock::{HostClock, Timebase};
 use crate::error::{Error, Result};
-use crate::mem::SlotLayout;
+use crate::mem::{SlotLayout, vector};
 use crate::provider::soft::fault::Random;
 use crate::provider::soft::memory::Slots;
 use crate::provider::soft::recv::RecvQueue;
@@ -358,9 +358,7 @@ impl Generator {
             let at = run.len;
             let part = recv.front(from + n - at);
             let end = at + part.len();
-            for (wr_id, &slot) in run.wr_id[at..end].iter_mut().zip(part) {
-                *wr_id = slots.recv_wr_id.wrapping_add(u64::from(slot));
-            }
+            vector::write_ids(&mut run.wr_id[at..end], part, slots.recv_wr_id);
             bytes += match self.plan.copy {
                 true => self.copy_into(slots, part, &mut run.byte_len[at..end]),
                 false => self.stamp_into(slots, part, &mut run.byte_len[at..end]),
@@ -392,9 +390,7 @@ impl Generator {
 
     #[inline]
     fn stamp_into(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
-        // The top bit is set by a slot at or above `below`: no comparison, no branch.
-        let last = self.stamped.below.wrapping_sub(1);
-        if part.iter().fold(0, |any, &slot| any | last.wrapping_sub(slot)) >> 31 == 1 {
+        if !vector::are_below(part, self.stamped.below) {
             self.write_first(slots, part);
         }
         if self.stamped.lengths.is_empty() {
