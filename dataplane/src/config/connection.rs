@@ -152,6 +152,76 @@ pub struct Connection {
     #[serde(deserialize_with = "within::<_, u8, 0, 7>")]
     #[schemars(range(min = 0, max = 7))]
     pub rnr_retry: u8,
+    /// The other path to the peer, to which the adapter moves the connection when the first fails: of rc and uc on
+    /// InfiniBand, for RoCE has none. Absent: there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alternate: Option<Alternate>,
+    /// What is done about that path once the connection is made: `"migrated"` stay where it is, `"rearm"` get ready to
+    /// move as soon as the peer is too, `"armed"` move when the first path fails. Absent: what the device begins with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path_migration: Option<PathMigration>,
+}
+
+/// What an adapter does about the other path of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PathMigration {
+    /// It stays where it is.
+    Migrated,
+    /// It gets ready to move as soon as the peer is too.
+    Rearm,
+    /// It moves when the first path fails.
+    Armed,
+}
+
+/// The other path to the peer. The peer does not tell of it: its addresses there are said here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Alternate {
+    /// The local identifier of the peer's port there.
+    #[serde(deserialize_with = "within::<_, u16, 1, 65535>")]
+    #[schemars(range(min = 1, max = 65535))]
+    pub lid: u16,
+    /// The address of the peer's port there. Absent: packets carry no global route header.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub gid: Option<Gid>,
+    /// The port of the device.
+    #[serde(default = "first_port", deserialize_with = "within::<_, u8, 1, 255>")]
+    #[schemars(range(min = 1, max = 255))]
+    pub device_port: u8,
+    /// The place of the own address in that port's table; with `gid`.
+    #[serde(default, deserialize_with = "within::<_, u8, 0, 255>")]
+    #[schemars(range(min = 0, max = 255))]
+    pub source_gid_index: u8,
+    /// The place of the partition key in that port's table.
+    #[serde(default, deserialize_with = "within::<_, u16, 0, 65535>")]
+    #[schemars(range(min = 0, max = 65535))]
+    pub pkey_index: u16,
+    /// How long an acknowledgement is waited for there, coded as `timeout` of the connection.
+    #[serde(default = "timeout", deserialize_with = "within::<_, u8, 0, 31>")]
+    #[schemars(range(min = 0, max = 31))]
+    pub timeout: u8,
+    /// Service level.
+    #[serde(default, deserialize_with = "within::<_, u8, 0, 15>")]
+    #[schemars(range(min = 0, max = 15))]
+    pub service_level: u8,
+    /// Path bits of the source.
+    #[serde(default, deserialize_with = "within::<_, u8, 0, 127>")]
+    #[schemars(range(min = 0, max = 127))]
+    pub source_path_bits: u8,
+    /// The most that is sent, numbered as `static_rate` of the connection.
+    #[serde(default, deserialize_with = "within::<_, u8, 0, 24>")]
+    #[schemars(range(min = 0, max = 24))]
+    pub static_rate: u8,
+}
+
+fn first_port() -> u8 {
+    1
+}
+
+fn timeout() -> u8 {
+    14
 }
 
 impl Default for Connection {
@@ -183,9 +253,11 @@ impl Default for Connection {
             max_rd_atomic: 1,
             max_dest_rd_atomic: 1,
             min_rnr_timer: 16,
-            timeout: 14,
+            timeout: timeout(),
             retry_count: 6,
             rnr_retry: 6,
+            alternate: None,
+            path_migration: None,
         }
     }
 }
@@ -262,6 +334,10 @@ pub(super) fn connection(loaded: &Loaded<'_>, index: usize, port: &Port, diagnos
     if connection.static_rate == 1 {
         error("static_rate", "verbs.h has no rate 1".to_owned(), "make it 0 for no limit, or 2 for 2.5 Gbit/s");
     }
+    if connection.path_migration.is_some() && connection.alternate.is_none() {
+        let help = "add `alternate`, or take `path_migration` out";
+        error("path_migration", "`path_migration` is about `alternate`, and there is none".to_owned(), help);
+    }
     for key in connection.idle(port.qp) {
         error(key, format!("{kind} queue pairs have no `{key}`"), "take it out");
     }
@@ -300,7 +376,12 @@ impl Connection {
             ("retry_count", self.retry_count != usual.retry_count),
             ("rnr_retry", self.rnr_retry != usual.rnr_retry),
         ];
-        let connected = [("access", self.access != usual.access), ("rq_psn", self.rq_psn != usual.rq_psn)];
+        let connected = [
+            ("access", self.access != usual.access),
+            ("rq_psn", self.rq_psn != usual.rq_psn),
+            ("alternate", self.alternate.is_some()),
+            ("path_migration", self.path_migration.is_some()),
+        ];
         let of_ud = [("qkey", self.qkey != usual.qkey)];
         let none: &[(&'static str, bool)] = &[];
         let (first, second) = match qp {

@@ -41,7 +41,7 @@ mod syntax;
 mod tree;
 mod types;
 
-pub use connection::{Connection, GidKind, RemoteAccess};
+pub use connection::{Alternate, Connection, GidKind, PathMigration, RemoteAccess};
 pub use diagnostics::{Diagnostics, Level, Mistake, Record};
 pub use explain::{nearest, suggest};
 pub use load::{Loaded, load};

@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, schema_for};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::connection::Connection;
+use super::connection::{Alternate, Connection};
 use super::port::{Clock, Faults, Generator, Loopback, Pcap, Port, Rss, Size};
 use super::raw::{EthernetHeader, Gre, Ipv4Header, Ipv6Header, Match, Mpls, Ports, RateLimit, Vxlan};
 use super::runtime::Runtime;
@@ -215,7 +215,7 @@ const STAGE: &str = "A stage. Packets enter at the first that is listed, and go 
 /// The reference of all keys that aren't a stage's own, as Markdown.
 pub fn reference_markdown() -> String {
     let link = "A `link` of this `kind` ";
-    let sections: [(&str, Schema, &str); 22] = [
+    let sections: [(&str, Schema, &str); 23] = [
         ("`[runtime]`", schema_for!(Runtime), "Workers, memory and the loop. All of it may be left out."),
         ("`[[port]]`", schema_for!(Port), "A port: one device, and how it is used."),
         (
@@ -223,6 +223,12 @@ pub fn reference_markdown() -> String {
             schema_for!(Connection),
             "How the queue pairs of a port find their peers, and every attribute that they are connected with. Of each \
              worker's queue pair the peer is that of the same worker at the other end: both ends have as many workers.",
+        ),
+        (
+            "`alternate` of a connection",
+            schema_for!(Alternate),
+            "The other path to the peer. The peer does not tell of it: its addresses there are said here. Hop limit, traffic \
+             class and flow label are those of the first path. Not run on hardware.",
         ),
         (
             "`rss` of a port",

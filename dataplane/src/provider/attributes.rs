@@ -80,7 +80,8 @@ bitflags! {
         const RQ_PSN = 1 << 12;
         /// [`QpAttributes::max_rd_atomic`]: as requester.
         const MAX_QP_RD_ATOMIC = 1 << 13;
-        /// [`QpAttributes::alternate_path`].
+        /// [`QpAttributes::alternate_path`], [`QpAttributes::alternate_pkey_index`],
+        /// [`QpAttributes::alternate_timeout`].
         const ALT_PATH = 1 << 14;
         /// [`QpAttributes::min_rnr_timer`].
         const MIN_RNR_TIMER = 1 << 15;
@@ -163,8 +164,12 @@ pub struct QpAttributes {
     pub qkey: u32,
     /// The way to the peer.
     pub path: Path,
-    /// The other way to the peer.
+    /// The other way to the peer; its port is the alternate one.
     pub alternate_path: Path,
+    /// Index of the partition key on the other way.
+    pub alternate_pkey_index: u16,
+    /// Time without an answer before a retry on the other way, coded as `timeout`.
+    pub alternate_timeout: u8,
     /// State of path migration, as verbs.h numbers it.
     pub path_migration: u8,
     /// Largest payload of a packet as verbs.h numbers it: 1 to 5 for 256 to 4,096 bytes.
@@ -203,6 +208,8 @@ impl Default for QpAttributes {
             qkey: 0,
             path: Path::default(),
             alternate_path: Path::default(),
+            alternate_pkey_index: 0,
+            alternate_timeout: 0,
             path_migration: 0,
             path_mtu: 3,
             dest_qp: QpNum(0),

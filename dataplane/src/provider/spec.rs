@@ -193,6 +193,8 @@ pub struct Capabilities {
     pub max_rd_atomic: u32,
     /// The same, as requester.
     pub max_init_rd_atomic: u32,
+    /// Whether it moves a connection to an alternate path by itself, as it says; of InfiniBand.
+    pub path_migration: bool,
     /// Interrupts that completion events can come by.
     pub completion_vectors: u32,
     /// What else it has.

@@ -53,7 +53,8 @@ fn every_key_is_read() {
                 access = [\"remote_read\", \"remote_atomic\", \"remote_write\"], path_mtu = 2048, grh = true, \
                 hop_limit = 3, traffic_class = 104, flow_label = 1048575, service_level = 5, source_path_bits = 1, \
                 static_rate = 17, sq_psn = 16777215, rq_psn = 4, max_rd_atomic = 16, max_dest_rd_atomic = 8, \
-                min_rnr_timer = 12, timeout = 18, retry_count = 5, rnr_retry = 4";
+                min_rnr_timer = 12, timeout = 18, retry_count = 5, rnr_retry = 4, path_migration = \"armed\", \
+                alternate = { lid = 9, gid = \"fe80::9\" }";
     let connection = planned("rc", text).ports[0].config.connection.clone().unwrap();
     assert_eq!(connection.to, "[2001:db8::1]:4000".parse().ok());
     assert_eq!(connection.gid, "::ffff:192.0.2.7".parse::<Gid>().ok());
@@ -80,6 +81,14 @@ fn every_key_is_read() {
         ("timeout", 18.into()),
         ("retry_count", 5.into()),
         ("rnr_retry", 4.into()),
+        ("path_migration", "armed".into()),
+        (
+            "alternate",
+            serde_json::json!({
+                "lid": 9, "gid": "fe80::9", "device_port": 1, "source_gid_index": 0, "pkey_index": 0, "timeout": 14,
+                "service_level": 0, "source_path_bits": 0, "static_rate": 0
+            }),
+        ),
     ] {
         let value: serde_json::Value = value;
         assert_eq!(json[key], value, "{key}");
@@ -125,6 +134,14 @@ fn a_connection_that_cannot_be_is_named() {
         ),
         ("rc", "peer = \"wan\"", "`wan` is its own peer", "name another port, or add allow_self = true"),
         ("rc", "peer = \"wen\"", "there is no port `wen`", "did you mean `wan`?"),
+        (
+            "rc",
+            "to = \"[::1]:1\", path_migration = \"rearm\"",
+            "`path_migration` is about `alternate`, and there is none",
+            "add `alternate`, or take `path_migration` out",
+        ),
+        ("ud", "to = \"[::1]:1\", alternate = { lid = 1 }", "ud queue pairs have no `alternate`", "take it out"),
+        ("rc", "to = \"[::1]:1\", alternate = { lid = 0 }", "expected a whole number from 1 to 65535, found 0", ""),
         (
             "uc",
             "to = \"[::1]:1\", step_deadline = \"0s\"",

@@ -5,7 +5,8 @@ use std::time::Duration;
 use dataplane::clock::Timebase;
 use dataplane::error::VerbError;
 use dataplane::provider::connect::{
-    Agreed, Connector, EndpointError, EndpointParameters, GidChoice, QueuePairEndpoint, mtu_bytes, mtu_code,
+    Agreed, AlternatePath, Connector, EndpointError, EndpointParameters, GidChoice, PathMigration, QueuePairEndpoint,
+    mtu_bytes, mtu_code,
 };
 use dataplane::provider::soft::{SoftChannel, SoftCq, SoftDevice, SoftPd};
 use dataplane::provider::{
@@ -144,7 +145,7 @@ fn an_address_is_chosen_by_value_kind_or_place() {
 #[test]
 fn what_a_device_cannot_do_is_named() {
     type Change = fn(&mut EndpointParameters, &mut Fake);
-    let cases: [(Change, &[&str]); 26] = [
+    let cases: [(Change, &[&str]); 27] = [
         (|it, _| it.port = 2, &["`device_port` = 2 on `mlx5_0`: its ports are 1 to 1; name one of them"]),
         (|it, _| it.port = 0, &["`device_port` = 0 on `mlx5_0`: its ports are 1 to 1; name one of them"]),
         (
@@ -268,6 +269,10 @@ fn what_a_device_cannot_do_is_named() {
             &["`access` = remote_atomic on `mlx5_0`: the device has no atomics; take it out"],
         ),
         (
+            |it, _| it.alternate = Some(OTHER_PATH),
+            &["`alternate` = a path on `mlx5_0`: RoCE has no alternate paths; take it out"],
+        ),
+        (
             |_, device| device.capabilities.has.retain(|has| *has != Capability::Rc),
             &["mlx5_0: the device has no queue pairs of type IBV_QPT_RC"],
         ),
@@ -314,6 +319,103 @@ fn infiniband_has_ranges_of_its_own() {
     assert!(usual.agree(&own, &peer).unwrap().path.global);
     let bare = QueuePairEndpoint { gid: Default::default(), ..peer };
     assert!(!usual.agree(&own, &bare).unwrap().path.global);
+}
+
+const OTHER_PATH: AlternatePath = AlternatePath {
+    port: 1,
+    gid: None,
+    source_gid_index: 0,
+    lid: 77,
+    pkey_index: 0,
+    timeout: 15,
+    service_level: 9,
+    source_path_bits: 2,
+    static_rate: 3,
+};
+
+/// An adapter on InfiniBand that moves connections.
+fn moving_adapter() -> Fake {
+    let mut device = adapter();
+    (device.port.link_layer, device.port.lid, device.port.lmc) = (LinkLayer::InfiniBand, 4, 2);
+    device.gids = vec![GidEntry { index: 0, gid: gid("fe80::2"), kind: GidKind::InfiniBand, interface: 0 }];
+    device.capabilities.path_migration = true;
+    device
+}
+
+/// The other path arrives in the change to RTR, what is done about it in that to RTS, and datagrams have neither.
+#[test]
+fn the_other_path_arrives() {
+    let parameters = EndpointParameters {
+        alternate: Some(AlternatePath { gid: Some(gid("fe80::77")), ..OTHER_PATH }),
+        path_migration: Some(PathMigration::Rearm),
+        flow_label: 5,
+        ..EndpointParameters::default()
+    };
+    let changes = |kind: QpType, parameters: EndpointParameters| {
+        let connector = Connector::new(&moving_adapter(), kind, parameters).unwrap();
+        let (own, peer) = (infiniband(20), infiniband(21));
+        let told = |end| QueuePairEndpoint { transport: kind, ..end };
+        let agreed = connector.agree(&told(own), &told(peer)).unwrap();
+        (connector.rtr(&agreed), connector.rts(&agreed))
+    };
+    for kind in [QpType::Rc, QpType::Uc] {
+        let ((rtr, rtr_mask), (rts, rts_mask)) = changes(kind, parameters.clone());
+        assert!(rtr_mask.contains(AttributeMask::ALT_PATH) && rts_mask.contains(AttributeMask::PATH_MIG_STATE));
+        assert_eq!(check_transition(kind, QpState::Init, QpState::Rtr, rtr_mask), Ok(()));
+        assert_eq!(check_transition(kind, QpState::Rtr, QpState::Rts, rts_mask), Ok(()));
+        let path = rtr.alternate_path;
+        assert_eq!((path.dlid, path.gid, path.global, path.port), (77, gid("fe80::77"), true, 1));
+        assert_eq!((path.service_level, path.source_path_bits, path.static_rate, path.flow_label), (9, 2, 3, 5));
+        assert_eq!((rtr.alternate_pkey_index, rtr.alternate_timeout, rts.path_migration), (0, 15, 1));
+        let ((_, rtr), (_, rts)) = changes(kind, EndpointParameters::default());
+        assert!(!(rtr | rts).intersects(AttributeMask::ALT_PATH | AttributeMask::PATH_MIG_STATE));
+    }
+    let ((_, rtr), (_, rts)) = changes(QpType::Ud, parameters);
+    assert!(!(rtr | rts).intersects(AttributeMask::ALT_PATH | AttributeMask::PATH_MIG_STATE));
+}
+
+/// What the device cannot do of the other path is said by the key.
+#[test]
+fn another_path_that_cannot_be_is_named() {
+    type Change = fn(&mut AlternatePath, &mut Fake);
+    let cases: [(Change, &str); 9] = [
+        (
+            |_, device| device.capabilities.path_migration = false,
+            "`alternate` = a path on `mlx5_0`: the device has no automatic path migration; take it out",
+        ),
+        (|it, _| it.port = 2, "`alternate.device_port` = 2 on `mlx5_0`: its ports are 1 to 1; name one of them"),
+        (
+            |it, _| it.lid = 0,
+            "`alternate.lid` = 0 on `mlx5_0`: it is 1 to 65535; give the peer's, as `ibv_devinfo` shows it there",
+        ),
+        (
+            |it, _| (it.gid, it.source_gid_index) = (Some(gid("fe80::77")), 4),
+            "`alternate.source_gid_index` = 4 on `mlx5_0`: the port's table has 4; name a place that has an address",
+        ),
+        (
+            |it, _| it.pkey_index = 1,
+            "`alternate.pkey_index` = 1 on `mlx5_0`: the port has no partition key there; name a place that has one, such as 0",
+        ),
+        (|it, _| it.timeout = 32, "`alternate.timeout` = 32 on `mlx5_0`: it is 0 to 31; make it at most 31"),
+        (
+            |it, _| it.service_level = 16,
+            "`alternate.service_level` = 16 on `mlx5_0`: it is 0 to 15; make it at most 15",
+        ),
+        (
+            |it, _| it.source_path_bits = 4,
+            "`alternate.source_path_bits` = 4 on `mlx5_0`: it is 0 to 3; make it at most 3",
+        ),
+        (|it, _| it.static_rate = 25, "`alternate.static_rate` = 25 on `mlx5_0`: it is 0 to 24; make it at most 24"),
+    ];
+    for (change, said) in cases {
+        let (mut path, mut device) = (OTHER_PATH, moving_adapter());
+        change(&mut path, &mut device);
+        let parameters = EndpointParameters { alternate: Some(path), ..EndpointParameters::default() };
+        assert_eq!(parameters.resolve(&device, QpType::Rc).unwrap_err().to_string(), said);
+    }
+    let parameters = EndpointParameters { path_migration: Some(PathMigration::Armed), ..EndpointParameters::default() };
+    let error = parameters.resolve(&moving_adapter(), QpType::Rc).unwrap_err().to_string();
+    assert!(error.contains("there is no `alternate` path"), "{error}");
 }
 
 fn infiniband(number: u32) -> QueuePairEndpoint {
@@ -388,6 +490,8 @@ fn every_parameter_arrives() {
         timeout: 18,
         retry_count: 5,
         rnr_retry: 4,
+        alternate: None,
+        path_migration: None,
         allow_self: false,
     };
     let (connector, agreed) = agreed(QpType::Rc, parameters.clone());

@@ -182,9 +182,14 @@ impl Connector {
             QpType::Uc => connection,
             _ => AttributeMask::empty(),
         };
+        let alternate = self.parameters.alternate.as_ref().filter(|_| !mask.is_empty());
+        let mask = if alternate.is_some() { mask | AttributeMask::ALT_PATH } else { mask };
         let attributes = QpAttributes {
             state: QpState::Rtr,
             path: agreed.path,
+            alternate_path: alternate.map_or(Path::default(), |it| it.path(&agreed.path)),
+            alternate_pkey_index: alternate.map_or(0, |it| it.pkey_index),
+            alternate_timeout: alternate.map_or(0, |it| it.timeout),
             path_mtu: agreed.path_mtu,
             dest_qp: agreed.remote.qpn,
             rq_psn: agreed.remote.psn,
@@ -202,8 +207,11 @@ impl Connector {
             | AttributeMask::RNR_RETRY
             | AttributeMask::MAX_QP_RD_ATOMIC;
         let mask = if self.kind == QpType::Rc { reliable } else { AttributeMask::empty() };
+        let migration = self.parameters.path_migration.filter(|_| self.kind != QpType::Ud);
+        let mask = if migration.is_some() { mask | AttributeMask::PATH_MIG_STATE } else { mask };
         let attributes = QpAttributes {
             state: QpState::Rts,
+            path_migration: migration.map_or(0, |state| state as u8),
             sq_psn: self.parameters.psn(self.generation),
             timeout: self.parameters.timeout,
             retry_count: self.parameters.retry_count,

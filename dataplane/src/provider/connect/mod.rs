@@ -19,8 +19,8 @@
 //! of state for who owns the queue pair otherwise.
 //!
 //! The exchange proves nothing about who the peer is: it is for networks whose hosts are trusted, as RDMA itself is.
-//! Alternate paths and their migration are not offered: RoCE has none.
 
+mod alternate;
 mod connector;
 mod endpoint;
 mod exchange;
@@ -31,6 +31,7 @@ mod wire;
 use std::io;
 use std::net::SocketAddr;
 
+pub use alternate::{AlternatePath, PathMigration};
 pub use connector::{Agreed, Change, Connector};
 pub use endpoint::{EndpointError, QueuePairEndpoint, RemoteBuffer, VERSION};
 pub use exchange::{Exchanged, Lifeline, Listener, MAX_QUEUES, Offer, Patience, connect};

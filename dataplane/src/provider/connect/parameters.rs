@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use crate::error::{Error, Result};
+use crate::provider::connect::alternate::{AlternatePath, PathMigration};
 use crate::provider::{Access, Capability, Device, GidEntry, GidKind, LinkLayer, PortState, QpType};
 use crate::units::Gid;
 
@@ -73,6 +74,10 @@ pub struct EndpointParameters {
     pub retry_count: u8,
     /// Retries when the peer has no receive posted, 0 to 7; 7: for ever. Of reliable connections.
     pub rnr_retry: u8,
+    /// The other path to the peer: of connections on InfiniBand.
+    pub alternate: Option<AlternatePath>,
+    /// What is done about that path, from RTS on. Without: as the device has it, which is to stay where it is.
+    pub path_migration: Option<PathMigration>,
     /// Whether a queue pair may be its own peer.
     pub allow_self: bool,
 }
@@ -101,6 +106,8 @@ impl Default for EndpointParameters {
             timeout: 14,
             retry_count: 6,
             rnr_retry: 6,
+            alternate: None,
+            path_migration: None,
             allow_self: false,
         }
     }
@@ -138,17 +145,17 @@ pub const fn mtu_bytes(code: u8) -> u32 {
 }
 
 /// Mistakes, each with its key, value, range and remedy.
-struct Mistakes<'d> {
+pub(super) struct Mistakes<'d> {
     device: &'d str,
     found: Vec<String>,
 }
 
 impl Mistakes<'_> {
-    fn add(&mut self, key: &str, value: impl Display, why: impl Display, remedy: impl Display) {
+    pub(super) fn add(&mut self, key: &str, value: impl Display, why: impl Display, remedy: impl Display) {
         self.found.push(format!("`{key}` = {value} on `{}`: {why}; {remedy}", self.device));
     }
 
-    fn most(&mut self, key: &str, value: impl Into<u64>, most: impl Into<u64>) {
+    pub(super) fn most(&mut self, key: &str, value: impl Into<u64>, most: impl Into<u64>) {
         let (value, most) = (value.into(), most.into());
         if value > most {
             self.add(key, value, format_args!("it is 0 to {most}"), format_args!("make it at most {most}"));
@@ -228,6 +235,18 @@ impl EndpointParameters {
             },
         };
         self.check_ranges(kind, ethernet, port.lmc, &mut wrong);
+        match (&self.alternate, self.path_migration) {
+            (Some(alternate), _) if kind != QpType::Ud => alternate.check(device, port.link_layer, &mut wrong),
+            (None, Some(PathMigration::Rearm | PathMigration::Armed)) if kind != QpType::Ud => {
+                wrong.add(
+                    "path_migration",
+                    "to another path",
+                    "there is no `alternate` path",
+                    "add it, or take this out",
+                );
+            }
+            _ => {}
+        }
         if kind == QpType::Rc {
             wrong.most("max_rd_atomic", self.max_rd_atomic, caps.max_init_rd_atomic);
             wrong.most("max_dest_rd_atomic", self.max_dest_rd_atomic, caps.max_rd_atomic);

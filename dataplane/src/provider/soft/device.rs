@@ -181,6 +181,7 @@ impl SoftDevice {
             max_srq_wr: 0,
             max_rd_atomic: 0,
             max_init_rd_atomic: 0,
+            path_migration: false,
             completion_vectors: 1,
             timestamp_mask: if stamped { spec.timestamp_mask } else { 0 },
             clock_khz: if stamped { counter.timebase().ticks(Nanos(1_000_000_000)).0 / 1_000 } else { 0 },

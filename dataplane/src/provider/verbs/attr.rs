@@ -45,8 +45,7 @@ fn path_of(attr: &ibv_ah_attr) -> Path {
     }
 }
 
-/// All attributes; which of them count is said by a mask. The alternate path has the partition key and the timeout of
-/// the first.
+/// All attributes; which of them count is said by a mask.
 pub(super) fn qp_attr(from: &QpAttributes) -> ibv_qp_attr {
     ibv_qp_attr {
         qp_state: from.state.raw(),
@@ -61,7 +60,7 @@ pub(super) fn qp_attr(from: &QpAttributes) -> ibv_qp_attr {
         ah_attr: ah_attr(&from.path),
         alt_ah_attr: ah_attr(&from.alternate_path),
         pkey_index: from.pkey_index,
-        alt_pkey_index: from.pkey_index,
+        alt_pkey_index: from.alternate_pkey_index,
         en_sqd_async_notify: from.notify_drained.into(),
         max_rd_atomic: from.max_rd_atomic,
         max_dest_rd_atomic: from.max_dest_rd_atomic,
@@ -71,7 +70,7 @@ pub(super) fn qp_attr(from: &QpAttributes) -> ibv_qp_attr {
         retry_cnt: from.retry_count,
         rnr_retry: from.rnr_retry,
         alt_port_num: from.alternate_path.port,
-        alt_timeout: from.timeout,
+        alt_timeout: from.alternate_timeout,
         rate_limit: from.rate_limit,
         ..Default::default()
     }
@@ -89,6 +88,8 @@ pub(super) fn qp_attributes(from: &ibv_qp_attr) -> QpAttributes {
         qkey: from.qkey,
         path: path_of(&from.ah_attr),
         alternate_path: path_of(&from.alt_ah_attr),
+        alternate_pkey_index: from.alt_pkey_index,
+        alternate_timeout: from.alt_timeout,
         path_migration: from.path_mig_state as u8,
         path_mtu: from.path_mtu as u8,
         dest_qp: QpNum(from.dest_qp_num),
@@ -145,6 +146,8 @@ mod tests {
                 qkey: numbers[2],
                 path,
                 alternate_path: Path { port: small[8], global: !global, ..path },
+                alternate_pkey_index: key ^ 0xaa55,
+                alternate_timeout: small[1] ^ small[14],
                 path_migration: small[9] % 3,
                 path_mtu: small[10],
                 dest_qp: QpNum(numbers[3]),

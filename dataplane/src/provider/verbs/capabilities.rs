@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use ibverbs_sys::ibv_device_attr_ex;
+use ibverbs_sys::{IBV_DEVICE_AUTO_PATH_MIG, ibv_device_attr_ex};
 
 use super::context::Limits;
 use super::device::VerbsDevice;
@@ -138,6 +138,7 @@ fn said(attr: &ibv_device_attr_ex, completion_vectors: u32) -> Capabilities {
         max_srq_wr: count(basic.max_srq_wr),
         max_rd_atomic: count(basic.max_qp_rd_atom),
         max_init_rd_atomic: count(basic.max_qp_init_rd_atom),
+        path_migration: basic.device_cap_flags & IBV_DEVICE_AUTO_PATH_MIG != 0,
         completion_vectors,
         timestamp_mask: attr.completion_timestamp_mask,
         clock_khz: attr.hca_core_clock,

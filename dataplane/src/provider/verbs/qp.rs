@@ -351,6 +351,13 @@ impl VerbsQp {
         const BITS_24: u32 = 0xff_ffff;
         with(AttributeMask::PORT, (1..=limits.phys_port_cnt).contains(&attributes.port))
             && with(AttributeMask::AV, attributes.path.flow_label >> 20 == 0)
+            && with(
+                AttributeMask::ALT_PATH,
+                (1..=limits.phys_port_cnt).contains(&attributes.alternate_path.port)
+                    && attributes.alternate_path.flow_label >> 20 == 0
+                    && attributes.alternate_timeout < 32,
+            )
+            && with(AttributeMask::PATH_MIG_STATE, attributes.path_migration <= 2)
             && with(AttributeMask::PATH_MTU, mtu_bytes(attributes.path_mtu.into()).is_some())
             && with(AttributeMask::DEST_QPN, attributes.dest_qp.0 <= BITS_24)
             && with(AttributeMask::RQ_PSN, attributes.rq_psn <= BITS_24)

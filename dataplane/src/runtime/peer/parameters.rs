@@ -1,7 +1,7 @@
 //! What a config says of a connection becomes what a queue pair is connected with.
 
 use crate::config::{self, Connection, RemoteAccess};
-use crate::provider::connect::{EndpointParameters, GidChoice};
+use crate::provider::connect::{AlternatePath, EndpointParameters, GidChoice, PathMigration};
 use crate::provider::{Access, GidKind};
 
 /// The parameters of a port's connection.
@@ -41,7 +41,27 @@ pub(crate) fn parameters(port: u8, connection: &Connection) -> EndpointParameter
         timeout: connection.timeout,
         retry_count: connection.retry_count,
         rnr_retry: connection.rnr_retry,
+        alternate: connection.alternate.as_ref().map(alternate),
+        path_migration: connection.path_migration.map(|state| match state {
+            config::PathMigration::Migrated => PathMigration::Migrated,
+            config::PathMigration::Rearm => PathMigration::Rearm,
+            config::PathMigration::Armed => PathMigration::Armed,
+        }),
         allow_self: connection.allow_self,
+    }
+}
+
+fn alternate(path: &config::Alternate) -> AlternatePath {
+    AlternatePath {
+        port: path.device_port,
+        gid: path.gid,
+        source_gid_index: path.source_gid_index,
+        lid: path.lid,
+        pkey_index: path.pkey_index,
+        timeout: path.timeout,
+        service_level: path.service_level,
+        source_path_bits: path.source_path_bits,
+        static_rate: path.static_rate,
     }
 }
 
@@ -61,7 +81,9 @@ mod tests {
                     qkey = 3\npath_mtu = 2048\ngrh = true\nhop_limit = 4\ntraffic_class = 5\nflow_label = 6\n\
                     service_level = 7\nsource_path_bits = 8\nstatic_rate = 9\nsq_psn = 10\nrq_psn = 11\n\
                     max_rd_atomic = 12\nmax_dest_rd_atomic = 13\nmin_rnr_timer = 14\ntimeout = 15\nretry_count = 3\n\
-                    rnr_retry = 2\nallow_self = true";
+                    rnr_retry = 2\nallow_self = true\npath_migration = 'rearm'\n\
+                    alternate = { lid = 20, gid = 'fe80::8', device_port = 2, source_gid_index = 21, pkey_index = 22, \
+                    timeout = 23, service_level = 11, source_path_bits = 24, static_rate = 7 }";
         let mut connection: Connection = toml::from_str(text).unwrap();
         let expected = EndpointParameters {
             port: 9,
@@ -85,6 +107,18 @@ mod tests {
             timeout: 15,
             retry_count: 3,
             rnr_retry: 2,
+            alternate: Some(AlternatePath {
+                port: 2,
+                gid: "fe80::8".parse().ok(),
+                source_gid_index: 21,
+                lid: 20,
+                pkey_index: 22,
+                timeout: 23,
+                service_level: 11,
+                source_path_bits: 24,
+                static_rate: 7,
+            }),
+            path_migration: Some(PathMigration::Rearm),
             allow_self: true,
         };
         assert_eq!(parameters(9, &connection), expected);
