@@ -59,6 +59,17 @@ counters! {
     rnr_naks,
     /// Packets that had come in before.
     rx_duplicates,
+    /// Frames that the kernel lost before they reached a queue of an interface: none was posted in time, or they were too
+    /// long.
+    kernel_rx_dropped,
+    /// Frames that the kernel lost because what had come in was not fetched.
+    kernel_rx_ring_full,
+    /// Times that the kernel found no posted receive.
+    kernel_rx_no_buffer,
+    /// Posted receives that the kernel could not use.
+    kernel_rx_invalid,
+    /// Sends that the kernel could not carry out.
+    kernel_tx_invalid,
     /// Faults that were injected.
     faults,
 }

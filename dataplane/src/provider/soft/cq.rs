@@ -157,6 +157,8 @@ pub(super) struct CqCore {
     receivers: bool,
     /// Whether any that is on a fabric ever reported here.
     messages: bool,
+    /// Whether sends end here some time after they were posted.
+    lends: bool,
     inbox: Arc<Inbox>,
     generation: u64,
     /// The first to be driven by the next poll, so that none starves.
@@ -282,10 +284,22 @@ impl CqCore {
                 return Err(libc::EIO);
             }
         }
+        if self.lends {
+            self.reap();
+        }
         if self.attached.iter().any(|attached| attached.sends && attached.qp.state() == QpState::Err) {
             self.flush_sends();
         }
         if self.faults.is_some() { self.stumble() } else { Ok(true) }
+    }
+
+    /// Takes note of the sends that are over by now.
+    #[inline]
+    fn reap(&mut self) {
+        let Self { attached, ring, depth, stamps, .. } = self;
+        for Attached { qp, .. } in attached.iter().filter(|attached| attached.sends) {
+            qp.with(Use::Visit, |core| core.reap(qp, ring, *depth, stamps));
+        }
     }
 
     /// Whether this poll goes wrong.
@@ -470,6 +484,7 @@ impl SoftCq {
             attached: Vec::new(),
             receivers: false,
             messages: false,
+            lends: device.link.lends(),
             inbox: inbox.clone(),
             generation: 0,
             turn: 0,

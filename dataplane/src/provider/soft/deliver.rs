@@ -6,11 +6,11 @@ use crate::provider::completion::Values;
 use crate::provider::soft::cq::Cqe;
 use crate::provider::soft::engine::QpCore;
 use crate::provider::soft::fault::{Faults, Flap};
-use crate::provider::soft::link::Wire;
+use crate::provider::soft::link::{Queue, Received, Wire};
 use crate::provider::soft::memory::{KeyCache, Slots};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::{Posted, RecvQueue};
-use crate::provider::{Completion, Completions, EventKind, PollFields, QpState, WcOpcode, WcStatus};
+use crate::provider::{Completion, Completions, EventKind, PollFields, QpState, RUN, WcOpcode, WcStatus};
 use crate::units::Ticks;
 
 /// Frames taken off a wire in one poll, most of which may be lost on the way.
@@ -35,6 +35,17 @@ impl QpCore {
     #[inline]
     pub(super) fn receive_run(&mut self, shared: &QpShared, run: &mut Completions, limit: usize, ticks: Ticks) -> bool {
         let running = matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+        if let Wire::Xdp(queue) = &mut self.wire {
+            if queue.is_stale() {
+                shared.fail();
+                return false;
+            }
+            if running {
+                let received = queue.receive(run, limit, ticks);
+                count(shared, &received);
+            }
+            return running;
+        }
         let (Wire::Generator(generator), Some(slots)) = (&mut self.wire, &self.slots) else { return false };
         if !self.runs || !running || !self.recv.is_slots() || !shared.device.is_up() {
             return false;
@@ -52,6 +63,9 @@ impl QpCore {
     /// Receives up to `most` frames; in state ERR flushes as many receives.
     pub(super) fn receive(&mut self, shared: &QpShared, ring: &mut VecDeque<Cqe>, most: usize, ticks: Ticks) {
         let enough = ring.len().saturating_add(most);
+        if let Wire::Xdp(queue) = &mut self.wire {
+            return lent(shared, queue, ring, enough, ticks);
+        }
         let Self { recv, slots, keys, wire, faults, mute, .. } = self;
         if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
             shared.counts.rx_missed.add(wire.missed());
@@ -95,6 +109,42 @@ impl QpCore {
                 ring.push_back(entry(shared, wr_id, WcStatus::WrFlushErr, Ticks(0)));
             }
         }
+    }
+}
+
+/// Receives from, or flushes, a queue that slots are lent to, until `ring` has `enough`. For cursors and failures.
+#[cold]
+fn lent(shared: &QpShared, queue: &mut Queue, ring: &mut VecDeque<Cqe>, enough: usize, ticks: Ticks) {
+    match shared.state() {
+        QpState::Rtr | QpState::Rts | QpState::Sqd => {
+            let mut run = Completions::new();
+            let received = queue.receive(&mut run, RUN.min(enough - ring.len()), ticks);
+            count(shared, &received);
+            for at in 0..run.len {
+                let status = if run.failed { run.status[at] } else { WcStatus::Success };
+                let mut cqe = entry(shared, run.wr_id[at], status, ticks);
+                cqe.completion.values().byte_len = run.byte_len[at];
+                ring.push_back(cqe);
+            }
+        }
+        QpState::Err => {
+            while ring.len() < enough
+                && let Some(wr_id) = queue.flush_receive()
+            {
+                ring.push_back(entry(shared, wr_id, WcStatus::WrFlushErr, Ticks(0)));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Counts what a queue received that slots are lent to.
+#[inline]
+fn count(shared: &QpShared, received: &Received) {
+    shared.counts.rx_packets.add(received.frames);
+    shared.counts.rx_bytes.add(received.bytes);
+    if received.too_long > 0 {
+        shared.counts.rx_too_long.add(received.too_long);
     }
 }
 

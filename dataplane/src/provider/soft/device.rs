@@ -9,14 +9,14 @@ use crate::error::{Error, Result, VerbError};
 use crate::provider::soft::counter::Counter;
 use crate::provider::soft::cq::{PollFaults, SoftCq, Stamps};
 use crate::provider::soft::inbox::SoftChannel;
-use crate::provider::soft::link::Link;
+use crate::provider::soft::link::{Link, Watcher};
 use crate::provider::soft::memory::Keys;
 use crate::provider::soft::pd::SoftPd;
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::rss::Rss;
 use crate::provider::soft::spec::Profile;
 use crate::provider::soft::status::Status;
-use crate::provider::soft::{SoftCounters, SoftSpec};
+use crate::provider::soft::{LinkSpec, SoftCounters, SoftSpec};
 use crate::provider::{
     AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind, GidEntry,
     GidKind, LinkLayer, PollFields, PortAttributes, PortState, Provider,
@@ -58,6 +58,8 @@ pub(super) struct Shared {
     /// That of the device itself among all that is made on its cable.
     pub(super) id: u32,
     pub(super) spec: SoftSpec,
+    // Before the link that it watches.
+    _watcher: Option<Watcher>,
     pub(super) link: Link,
     pub(super) rss: Arc<Rss>,
     pub(super) keys: Arc<Keys>,
@@ -160,6 +162,13 @@ impl SoftDevice {
         let gids = std::iter::once(spec.gid()).chain(spec.gids.iter().copied()).collect();
         let status = Arc::new(Status::new(gids));
         let link = Link::new(&spec.link, spec.max_frame() as usize)?;
+        if matches!(spec.link, LinkSpec::Xdp(_)) && !spec.faults.spares_queues() {
+            return Err(Error::Wire(format!(
+                "{}: a wire that has the slots themselves has no made-up faults",
+                spec.name
+            )));
+        }
+        let watcher = link.watch(&status)?;
         let standard = HAS_BY_STANDARD.into_iter().filter(|_| spec.profile == Profile::Spec);
         let fabric = HAS_ON_FABRIC.into_iter().filter(|_| link.fabric().is_some());
         let all = HAS.into_iter().chain(standard).chain(fabric);
@@ -200,6 +209,7 @@ impl SoftDevice {
         };
         Ok(Self(Arc::new(Shared {
             id: link.fabric().map_or(0, |fabric| fabric.number()),
+            _watcher: watcher,
             link,
             rss: Arc::new(Rss::new(&spec.rss)),
             keys: Arc::new(Keys::new()),
@@ -245,6 +255,7 @@ impl SoftDevice {
         let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sum = queues.retired;
         queues.live.iter().filter_map(Weak::upgrade).for_each(|qp| sum.add(&qp.counts.read()));
+        self.0.link.count(&mut sum);
         sum
     }
 
@@ -258,6 +269,11 @@ impl SoftDevice {
     /// written.
     pub fn wire_error(&self) -> Option<Error> {
         self.0.link.error()
+    }
+
+    /// What its wire is, where the kind of the link alone does not say all.
+    pub fn describe_link(&self) -> Option<String> {
+        self.0.link.describe()
     }
 
     /// Writes out what was sent into a capture file.

@@ -9,17 +9,17 @@ use crate::mem::vector::{self, Bounds};
 use crate::mem::{Desc, SlotLayout};
 use crate::provider::completion::Values;
 use crate::provider::soft::counters::Counting;
-use crate::provider::soft::cq::{CqCore, Cqe};
+use crate::provider::soft::cq::{CqCore, Cqe, Stamps};
 use crate::provider::soft::device::Shared;
 use crate::provider::soft::fault::{Faults, PostFaults};
 use crate::provider::soft::handle::SoftAh;
-use crate::provider::soft::link::Wire;
+use crate::provider::soft::link::{Over, Wire};
 use crate::provider::soft::memory::{KeyCache, Slots, SoftMr, copy_inline};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::RecvQueue;
 use crate::provider::{
-    Capability, Completion, PollFields, PostError, QpSpec, QpState, RecvRequest, SendApi, SendFlags, SendRequest, Sge,
-    WcOpcode, WcStatus, WrOpcode,
+    Capability, Completion, MemoryRegion, PollFields, PostError, QpSpec, QpState, RecvRequest, SendApi, SendFlags,
+    SendRequest, Sge, WcOpcode, WcStatus, WrOpcode,
 };
 use crate::units::Ticks;
 
@@ -90,7 +90,7 @@ impl QpCore {
             slots: None,
             runs: false,
             keys: KeyCache::new(device.keys.clone(), pd),
-            wire: device.link.wire(spec.queue, &device.rss, clock),
+            wire: device.link.wire(spec, &device.rss, clock),
             faults: (!faults.spares_queues()).then(|| Faults::new(faults, spec.queue.0, clock.clone())),
             scratch: Vec::with_capacity(longest + 64),
             refused: [1, 2].map(|salt| PostFaults::new(&faults, u64::from(spec.queue.0) << 32 | salt)),
@@ -112,6 +112,9 @@ impl QpCore {
     pub(super) fn reset(&mut self, counts: &Counting) {
         let mut lost = self.wire.close();
         self.recv.clear();
+        if let Wire::Xdp(queue) = &mut self.wire {
+            queue.clear();
+        }
         self.waiting.clear();
         self.posted = 0;
         if let Some(faults) = &mut self.faults {
@@ -121,8 +124,11 @@ impl QpCore {
     }
 
     /// Begins to receive.
-    pub(super) fn open(&mut self) {
-        self.wire.open();
+    ///
+    /// # Errors
+    /// As [`Wire::open`].
+    pub(super) fn open(&mut self) -> Result<(), i32> {
+        self.wire.open()
     }
 
     /// Carries out what was posted while the queue was stopped.
@@ -144,18 +150,25 @@ impl QpCore {
 
     /// Flushes the oldest send that waits.
     pub(super) fn flush_one(&mut self, shared: &QpShared) -> Option<Cqe> {
+        if let Wire::Xdp(queue) = &mut self.wire {
+            queue.close();
+            return std::iter::from_fn(|| queue.pop_sent()).find_map(|over| over_entry(shared, &over, || Ticks(0)));
+        }
         let it = self.waiting.pop_front_if(|_| !self.mute)?;
         Some(entry(shared, it.wr_id, WcStatus::WrFlushErr, it.count, Ticks(0)))
     }
 
     pub(super) fn bind(&mut self, mr: &SoftMr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), i32> {
-        if self.recv.len() > 0 {
+        let lent = matches!(&self.wire, Wire::Xdp(queue) if queue.posted() > 0 || queue.sends());
+        if self.recv.len() > 0 || lent {
             return Err(libc::EBUSY);
         }
         let slots = Slots::new(mr.clone(), layout, recv_wr_id, self.pd).ok_or(libc::EINVAL)?;
         self.runs = match &mut self.wire {
             Wire::Generator(generator) => generator.bind(layout) && slots.writable && self.faults.is_none(),
             Wire::Loopback(_) | Wire::Pcap(_) => false,
+            Wire::Xdp(_) if !slots.writable => return Err(libc::EINVAL),
+            Wire::Xdp(queue) => queue.bind(mr.region(), layout, recv_wr_id).map(|()| true)?,
         };
         self.slots = Some(slots);
         Ok(())
@@ -169,6 +182,8 @@ impl QpCore {
         for (accepted, request) in requests.iter().enumerate() {
             let errno = if shared.state() == QpState::Reset || request.sges.len() > self.recv_sges {
                 libc::EINVAL
+            } else if self.lends() {
+                libc::EOPNOTSUPP
             } else if self.recv.space() == 0 {
                 libc::ENOMEM
             } else if let Some(errno) = self.refused[0].as_mut().and_then(PostFaults::refuses) {
@@ -188,7 +203,11 @@ impl QpCore {
             Some(bound) if shared.state() != QpState::Reset => bound.layout.count,
             _ => 0,
         };
-        let mut accepted = slots.len().min(self.recv.space());
+        let space = match &self.wire {
+            Wire::Xdp(queue) => queue.space(),
+            _ => self.recv.space(),
+        };
+        let mut accepted = slots.len().min(space);
         let mut errno = libc::ENOMEM;
         if count == 0 || !vector::are_below(slots, count) {
             let valid = slots.iter().take_while(|&&slot| slot < count).count();
@@ -200,7 +219,10 @@ impl QpCore {
             let refused = (0..accepted).find_map(|at| faults.refuses().map(|errno| (at, errno)));
             (accepted, errno) = refused.unwrap_or((accepted, errno));
         }
-        self.recv.push_slots(&slots[..accepted]);
+        match &mut self.wire {
+            Wire::Xdp(queue) => queue.post(&slots[..accepted]),
+            _ => self.recv.push_slots(&slots[..accepted]),
+        }
         match accepted == slots.len() {
             true => Ok(()),
             false => Err(PostError { accepted, error: VerbError::new("ibv_post_recv", errno) }),
@@ -213,6 +235,9 @@ impl QpCore {
         cq: &mut CqCore,
         requests: &[SendRequest<'_, SoftAh>],
     ) -> Result<(), PostError> {
+        if self.lends() {
+            return Err(PostError { accepted: 0, error: VerbError::new("ibv_post_send", libc::EOPNOTSUPP) });
+        }
         if self.whole {
             self.check_all(shared, requests)
                 .map_err(|errno| PostError { accepted: 0, error: VerbError::new("ibv_wr_complete", errno) })?;
@@ -241,6 +266,9 @@ impl QpCore {
         let Some(slots) = &self.slots else {
             return Err(PostError { accepted: 0, error: VerbError::new("ibv_post_send", libc::EINVAL) });
         };
+        if self.lends() {
+            return self.lend(shared, cq, run, first_wr_id);
+        }
         let n = (run.len() as u64).min(self.space(shared)) as usize;
         let counted = matches!(self.wire, Wire::Generator(_)) && self.faults.is_none();
         if !counted || n == 0 || shared.state() != QpState::Rts {
@@ -270,6 +298,68 @@ impl QpCore {
             true => Ok(()),
             false => Err(PostError { accepted: n, error: VerbError::new("ibv_post_send", libc::ENOMEM) }),
         }
+    }
+
+    /// Whether slots are lent to the kernel, and nothing else is sent or received.
+    #[inline]
+    fn lends(&self) -> bool {
+        matches!(self.wire, Wire::Xdp(_))
+    }
+
+    /// A run of sends whose slots are lent to the kernel. What a frame cannot be as long as ends by itself, with an error,
+    /// and is nothing to the others.
+    #[inline]
+    fn lend(&mut self, shared: &QpShared, cq: &mut CqCore, run: &[Desc], first_wr_id: u64) -> Result<(), PostError> {
+        let space = self.space(shared) as usize;
+        let (Some(slots), Wire::Xdp(queue)) = (&self.slots, &mut self.wire) else { return Ok(()) };
+        let layout = slots.layout;
+        if queue.is_stale() {
+            shared.fail();
+        }
+        let state = shared.state();
+        let valid = match state {
+            QpState::Rts | QpState::Err => run.iter().take_while(|&&desc| layout.admits(desc)).count(),
+            _ => 0,
+        };
+        let mut n = valid.min(space);
+        let mut errno = if n == valid { libc::EINVAL } else { libc::ENOMEM };
+        if let Some(faults) = &mut self.refused[1] {
+            (n, errno) = (0..n).find_map(|at| faults.refuses().map(|errno| (at, errno))).unwrap_or((n, errno));
+        }
+        self.posted += n as u64;
+        queue.send(&run[..n], first_wr_id, self.signal_all);
+        if state == QpState::Err {
+            self.fail(shared, cq);
+        }
+        match n == run.len() {
+            true => Ok(()),
+            false => Err(PostError { accepted: n, error: VerbError::new("ibv_post_send", errno) }),
+        }
+    }
+
+    /// Takes note of the sends that the kernel has given back, while `ring` has fewer than `most` entries.
+    #[inline]
+    pub(super) fn reap(&mut self, shared: &QpShared, ring: &mut VecDeque<Cqe>, most: usize, stamps: &Stamps) {
+        let Wire::Xdp(queue) = &mut self.wire else { return };
+        if !queue.sends() {
+            return;
+        }
+        if queue.is_stale() {
+            shared.fail();
+        }
+        queue.look();
+        let (mut packets, mut bytes, mut ticks) = (0, 0, None);
+        while ring.len() < most
+            && let Some(over) = queue.pop_sent()
+        {
+            if over.status == WcStatus::Success {
+                packets += 1;
+                bytes += u64::from(over.len);
+            }
+            ring.extend(over_entry(shared, &over, || *ticks.get_or_insert_with(|| stamps.now())));
+        }
+        shared.counts.tx_packets.add(packets);
+        shared.counts.tx_bytes.add(bytes);
     }
 
     /// A run of sends that need to be looked at one by one.
@@ -428,6 +518,13 @@ impl QpCore {
         let ticks = if status == WcStatus::Success { cq.stamps.now() } else { Ticks(0) };
         cq.push(entry(shared, wr_id, status, release, ticks));
     }
+}
+
+/// The entry of a send that was lent, if it has one.
+#[inline]
+fn over_entry(shared: &QpShared, over: &Over, ticks: impl FnOnce() -> Ticks) -> Option<Cqe> {
+    let ticks = || if over.status == WcStatus::Success { ticks() } else { Ticks(0) };
+    over.signaled.then(|| entry(shared, over.wr_id, over.status, over.count, ticks()))
 }
 
 /// The entry of a send.

@@ -51,7 +51,10 @@ pub use fault::FaultSpec;
 pub use handle::SoftAh;
 pub use inbox::SoftChannel;
 pub(crate) use link::Capture;
-pub use link::{FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec};
+pub use link::{
+    BusyPoll, Copying, Filter, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Mode, Pace, PcapSpec, Selector,
+    XDP_HEADROOM, XdpSpec,
+};
 pub use memory::SoftMr;
 pub use pd::SoftPd;
 pub use qp::SoftQp;

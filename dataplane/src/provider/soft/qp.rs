@@ -210,7 +210,12 @@ impl QueuePair for SoftQp {
                     shared.released.store(0, Ordering::Relaxed);
                     cq.purge(shared.number);
                 }
-                QpState::Rtr => core.open(),
+                QpState::Rtr => {
+                    if let Err(errno) = core.open() {
+                        shared.set_state(from);
+                        return Err(PostError { accepted: 0, error: VerbError::new(VERB, errno) });
+                    }
+                }
                 QpState::Rts => core.resume(shared, cq),
                 QpState::Err => core.fail(shared, cq),
                 _ => {}

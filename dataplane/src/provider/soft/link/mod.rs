@@ -6,6 +6,7 @@ mod generator;
 mod interface;
 mod loopback;
 mod pcap;
+mod xdp;
 
 use std::sync::Arc;
 
@@ -13,16 +14,21 @@ pub(crate) use capture::Capture;
 pub use generator::{FrameKind, GeneratorSpec};
 pub use loopback::LoopbackLink;
 pub use pcap::{Pace, PcapSpec};
+pub use xdp::{BusyPoll, Copying, Filter, HEADROOM as XDP_HEADROOM, Mode, Selector, XdpSpec};
 
 pub(super) use generator::{Generator, Plan};
+pub(super) use interface::Watcher;
 pub(super) use loopback::Port;
 pub(super) use pcap::{Files, Player};
+pub(super) use xdp::{Over, Queue, Received, Xdp};
 
 use crate::clock::HostClock;
 use crate::error::{Error, Result};
-use crate::provider::WcStatus;
+use crate::provider::soft::SoftCounters;
 use crate::provider::soft::fabric::Fabric;
 use crate::provider::soft::rss::Rss;
+use crate::provider::soft::status::Status;
+use crate::provider::{QpSpec, WcStatus};
 
 /// What the wire is.
 #[derive(Clone, Debug)]
@@ -33,6 +39,8 @@ pub enum LinkSpec {
     Generator(GeneratorSpec),
     /// A capture file comes in, a capture file goes out.
     Pcap(PcapSpec),
+    /// An interface of the kernel, by AF_XDP.
+    Xdp(XdpSpec),
 }
 
 /// The link of a device.
@@ -41,6 +49,7 @@ pub(super) enum Link {
     Generator(Arc<Plan>),
     Loopback(LoopbackLink),
     Pcap(Arc<Files>),
+    Xdp(Arc<Xdp>),
 }
 
 impl Link {
@@ -49,6 +58,7 @@ impl Link {
             LinkSpec::Loopback(link) => Self::Loopback(link.clone()),
             LinkSpec::Generator(spec) => Self::Generator(Arc::new(Plan::new(spec, max_frame)?)),
             LinkSpec::Pcap(spec) => Self::Pcap(Arc::new(Files::open(spec)?)),
+            LinkSpec::Xdp(spec) => Self::Xdp(Arc::new(Xdp::open(spec, max_frame)?)),
         })
     }
 
@@ -56,16 +66,46 @@ impl Link {
     pub(super) fn fabric(&self) -> Option<&Arc<Fabric>> {
         match self {
             Self::Loopback(link) => Some(link.fabric()),
-            Self::Generator(_) | Self::Pcap(_) => None,
+            Self::Generator(_) | Self::Pcap(_) | Self::Xdp(_) => None,
         }
     }
 
-    /// The end of it that queue pair `queue` has: which of how many.
-    pub(super) fn wire(&self, queue: (u16, u16), rss: &Arc<Rss>, clock: &HostClock) -> Wire {
+    /// The end of it that a queue pair has.
+    pub(super) fn wire(&self, spec: &QpSpec, rss: &Arc<Rss>, clock: &HostClock) -> Wire {
+        let queue = spec.queue;
         match self {
             Self::Generator(plan) => Wire::Generator(Generator::new(plan.clone(), queue, rss, clock.clone())),
             Self::Loopback(link) => Wire::Loopback(Port::new(link, queue, rss.clone())),
             Self::Pcap(files) => Wire::Pcap(Player::new(files.clone(), queue, rss, clock.clone())),
+            Self::Xdp(xdp) => Wire::Xdp(Queue::new(xdp.clone(), u32::from(queue.0), spec.caps)),
+        }
+    }
+
+    /// Whether slots are lent to the kernel, and sends end some time after they were posted.
+    pub(super) fn lends(&self) -> bool {
+        matches!(self, Self::Xdp(_))
+    }
+
+    /// What it is, where the kind alone does not say all.
+    pub(super) fn describe(&self) -> Option<String> {
+        match self {
+            Self::Xdp(xdp) => Some(xdp.describe()),
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => None,
+        }
+    }
+
+    /// Adds what the kernel has counted.
+    pub(super) fn count(&self, into: &mut SoftCounters) {
+        if let Self::Xdp(xdp) = self {
+            xdp.count(into);
+        }
+    }
+
+    /// Begins to watch the interface that it is.
+    pub(super) fn watch(&self, status: &Arc<Status>) -> Result<Option<Watcher>> {
+        match self {
+            Self::Xdp(xdp) => xdp.watch(status.clone()).map(Some),
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => Ok(None),
         }
     }
 
@@ -73,6 +113,7 @@ impl Link {
     pub(super) fn error(&self) -> Option<Error> {
         match self {
             Self::Pcap(files) => files.error(),
+            Self::Xdp(xdp) => xdp.trouble(),
             Self::Generator(_) | Self::Loopback(_) => None,
         }
     }
@@ -81,7 +122,7 @@ impl Link {
     pub(super) fn finish(&self) -> Result<()> {
         match self {
             Self::Pcap(files) => files.finish(),
-            Self::Generator(_) | Self::Loopback(_) => Ok(()),
+            Self::Generator(_) | Self::Loopback(_) | Self::Xdp(_) => Ok(()),
         }
     }
 }
@@ -92,20 +133,28 @@ pub(super) enum Wire {
     Generator(Generator),
     Loopback(Port),
     Pcap(Player),
+    Xdp(Queue),
 }
 
 impl Wire {
     /// Begins to receive.
-    pub(super) fn open(&mut self) {
-        if let Self::Loopback(port) = self {
-            port.open();
+    ///
+    /// # Errors
+    /// The `errno` of why not; [`Link::error`] may have more to say.
+    pub(super) fn open(&mut self) -> Result<(), i32> {
+        match self {
+            Self::Loopback(port) => port.open(),
+            Self::Xdp(queue) => queue.open()?,
+            Self::Generator(_) | Self::Pcap(_) => {}
         }
+        Ok(())
     }
 
     /// Stops to receive: what was under way is lost. Returns how many frames that were.
     pub(super) fn close(&mut self) -> u64 {
         match self {
             Self::Loopback(port) => port.close(),
+            Self::Xdp(queue) => queue.close(),
             Self::Generator(_) | Self::Pcap(_) => 0,
         }
     }
@@ -116,6 +165,8 @@ impl Wire {
             Self::Generator(generator) => generator.due(),
             Self::Loopback(port) => port.backlog(),
             Self::Pcap(player) => player.due(),
+            // The kernel has its own completion ring: nothing overruns.
+            Self::Xdp(_) => 0,
         }
     }
 
@@ -124,29 +175,30 @@ impl Wire {
     pub(super) fn skip_beyond(&mut self, room: u64) -> u64 {
         match self {
             Self::Generator(generator) => generator.skip_beyond(room),
-            Self::Loopback(_) | Self::Pcap(_) => 0,
+            Self::Loopback(_) | Self::Pcap(_) | Self::Xdp(_) => 0,
         }
     }
 
-    /// Hands the next frame over, if one has come in.
+    /// Hands the next frame over, if one has come in. Not of a wire that has the slots themselves.
     #[inline]
     pub(super) fn take(&mut self, deliver: impl FnOnce(&[u8])) -> bool {
         match self {
             Self::Generator(generator) => generator.take(deliver),
             Self::Loopback(port) => port.take(deliver),
             Self::Pcap(player) => player.take(deliver),
+            Self::Xdp(_) => false,
         }
     }
 
     /// Whether a frame that finds no posted receive waits for one. Where it does not it is lost.
     pub(super) fn waits(&self) -> bool {
         match self {
-            Self::Generator(_) | Self::Pcap(_) => true,
+            Self::Generator(_) | Self::Pcap(_) | Self::Xdp(_) => true,
             Self::Loopback(_) => false,
         }
     }
 
-    /// Sends a frame.
+    /// Sends a frame. Not of a wire that has the slots themselves.
     #[inline]
     pub(super) fn send(&mut self, frame: &[u8]) -> Result<(), WcStatus> {
         match self {
@@ -156,6 +208,7 @@ impl Wire {
                 Ok(())
             }
             Self::Pcap(player) => player.send(frame),
+            Self::Xdp(_) => Err(WcStatus::LocQpOpErr),
         }
     }
 
@@ -163,7 +216,7 @@ impl Wire {
     pub(super) fn ended(&self) -> bool {
         match self {
             Self::Generator(generator) => generator.ended(),
-            Self::Loopback(_) => false,
+            Self::Loopback(_) | Self::Xdp(_) => false,
             Self::Pcap(player) => player.ended(),
         }
     }
@@ -172,7 +225,7 @@ impl Wire {
     pub(super) fn missed(&self) -> u64 {
         match self {
             Self::Loopback(port) => port.missed(),
-            Self::Generator(_) | Self::Pcap(_) => 0,
+            Self::Generator(_) | Self::Pcap(_) | Self::Xdp(_) => 0,
         }
     }
 }

@@ -11,6 +11,7 @@ mod recovery;
 mod states;
 mod table;
 mod verbs;
+mod xdp;
 
 mod ends;
 

@@ -1,0 +1,438 @@
+//! AF_XDP: an interface of the kernel whose frames are in the worker's own memory (`Documentation/networking/af_xdp.rst`
+//! of the kernel).
+//!
+//! A slot of the pool is a chunk of the socket's memory. A posted receive is an entry of the fill ring, a send one of the
+//! TX ring; completions come from the RX and the completion rings. All sockets of a worker are on its one arena, so what
+//! came in by one interface goes out by another without being copied here.
+//!
+//! An XDP program directs frames to the sockets ([`Filter`]). It is held at the interface by a `bpf_link`, whose
+//! descriptor the process has: however the process ends, the program goes with it.
+
+mod bpf;
+mod program;
+mod queue;
+mod ring;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use program::{Filter, Selector};
+pub(in crate::provider::soft) use queue::{Over, Queue, Received};
+
+use crate::error::{Error, Result};
+use crate::mem::Notice;
+use crate::provider::soft::SoftCounters;
+use crate::provider::soft::link::interface::{Interface, Request, Watcher};
+use crate::provider::soft::status::Status;
+
+/// Bytes that the kernel keeps before every frame: `XDP_PACKET_HEADROOM`. Slots have at least as much headroom.
+pub const HEADROOM: u16 = 256;
+
+/// Who runs the XDP program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// The driver; where it cannot, the kernel.
+    #[default]
+    Auto,
+    /// The driver.
+    Native,
+    /// The kernel, after the driver has made a socket buffer of the frame.
+    Generic,
+}
+
+/// Who puts frames into the worker's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Copying {
+    /// The hardware; where it cannot, the kernel.
+    #[default]
+    Auto,
+    /// The hardware: zero-copy.
+    Zero,
+    /// The kernel.
+    Copy,
+}
+
+/// Busy polling (`SO_PREFER_BUSY_POLL`): the driver works when it is asked to, on the worker's core, and interrupts stay
+/// off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BusyPoll {
+    /// How long the kernel polls at a time, in microseconds.
+    pub micros: u32,
+    /// Frames that the driver handles at a time.
+    pub budget: u32,
+}
+
+/// What an `xdp` link is made of.
+#[derive(Clone, Debug)]
+pub struct XdpSpec {
+    /// The name of the interface.
+    pub interface: String,
+    /// Who runs the program.
+    pub mode: Mode,
+    /// Who puts frames into memory.
+    pub copying: Copying,
+    /// What is taken; the rest goes on to the kernel.
+    pub filter: Filter,
+    /// Whether the driver is polled from the worker.
+    pub busy_poll: Option<BusyPoll>,
+    /// How many queue pairs there are to be: the first of them has the first queue of the interface, and so on.
+    pub queues: u16,
+}
+
+impl XdpSpec {
+    /// Everything that the interface's one queue receives.
+    pub fn new(interface: &str) -> Self {
+        Self {
+            interface: interface.to_owned(),
+            mode: Mode::Auto,
+            copying: Copying::Auto,
+            filter: Filter::default(),
+            busy_poll: None,
+            queues: 1,
+        }
+    }
+}
+
+/// The link: a program at an interface, and the sockets that it directs frames to.
+#[derive(Debug)]
+pub(in crate::provider::soft) struct Xdp {
+    spec: XdpSpec,
+    /// The longest frame.
+    longest: usize,
+    map: bpf::SocketMap,
+    program: bpf::Program,
+    /// The number of the interface that the program is at; 0: it is gone.
+    index: AtomicU32,
+    at: Mutex<At>,
+    sockets: Mutex<Sockets>,
+}
+
+/// The program's place.
+#[derive(Debug, Default)]
+struct At {
+    attached: Option<bpf::Attached>,
+    native: bool,
+}
+
+/// The sockets that are open, and what the others counted.
+#[derive(Debug, Default)]
+struct Sockets {
+    open: Vec<Open>,
+    retired: SoftCounters,
+    /// Whether any of them is without a copy.
+    zero_copy: bool,
+    trouble: Option<String>,
+}
+
+#[derive(Debug)]
+struct Open {
+    queue: u32,
+    fd: RawFd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Xdp {
+    /// Attaches the program to the interface. Until there are sockets all frames go on to the kernel.
+    pub(super) fn open(spec: &XdpSpec, longest: usize) -> Result<Self> {
+        let name = &spec.interface;
+        let interface = Interface::need(name)?;
+        check_queues(spec)?;
+        let map = bpf::SocketMap::new(u32::from(spec.queues.max(1)));
+        let map = map.map_err(|error| Error::Wire(explain(name, "the map of its sockets", &error)))?;
+        let Some(code) = program::program(&spec.filter, program::Taken::Socket(map.fd())) else {
+            return Err(Error::Wire(format!("interface `{name}`: the filter is too long: give it fewer selectors")));
+        };
+        let program = bpf::Program::load(&code);
+        let program = program.map_err(|error| Error::Wire(explain(name, "loading the XDP program", &error)))?;
+        let xdp = Self {
+            spec: spec.clone(),
+            longest,
+            map,
+            program,
+            index: AtomicU32::new(0),
+            at: Mutex::default(),
+            sockets: Mutex::default(),
+        };
+        xdp.attach(interface.index)?;
+        Ok(xdp)
+    }
+
+    /// Watches the interface: its carrier is the link's. One that is made anew gets the program again, and the sockets
+    /// follow it.
+    pub(in crate::provider::soft) fn watch(self: &Arc<Self>, status: Arc<Status>) -> Result<Watcher> {
+        let xdp = Arc::downgrade(self);
+        Watcher::start(&self.spec.interface, move |found| {
+            let Some(xdp) = xdp.upgrade() else { return };
+            let known = xdp.index.load(Ordering::Relaxed);
+            if let Some(interface) = found.filter(|interface| interface.index != known)
+                && let Err(error) = xdp.attach(interface.index)
+            {
+                lock(&xdp.sockets).trouble = Some(error.to_string());
+            }
+            status.set_link(found.is_some_and(|interface| interface.has_carrier));
+        })
+    }
+
+    fn attach(&self, index: u32) -> Result<()> {
+        let name = &self.spec.interface;
+        let modes: &[bpf::Attach] = match self.spec.mode {
+            Mode::Auto => &[bpf::Attach::Native, bpf::Attach::Generic],
+            Mode::Native => &[bpf::Attach::Native],
+            Mode::Generic => &[bpf::Attach::Generic],
+        };
+        let mut at = lock(&self.at);
+        // What is left of an interface that is gone.
+        at.attached = None;
+        let mut why: Option<io::Error> = None;
+        for mode in modes {
+            match self.program.attach(index, *mode) {
+                Ok(attached) => {
+                    *at = At { attached: Some(attached), native: *mode == bpf::Attach::Native };
+                    drop(at);
+                    if let Some(why) = why {
+                        warn(name, &without_native(name, &why));
+                    }
+                    self.index.store(index, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(error) => {
+                    let final_word =
+                        matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST | libc::EPERM | libc::ENODEV));
+                    // The first reason is that of the better mode.
+                    let first = why.get_or_insert(error);
+                    if final_word {
+                        why = Some(io::Error::from_raw_os_error(first.raw_os_error().unwrap_or(libc::EIO)));
+                        break;
+                    }
+                }
+            }
+        }
+        let error = why.unwrap_or_else(|| io::Error::from_raw_os_error(libc::EIO));
+        Err(Error::Wire(self.why_not_attached(index, &error)))
+    }
+
+    fn why_not_attached(&self, index: u32, error: &io::Error) -> String {
+        let name = &self.spec.interface;
+        match error.raw_os_error() {
+            Some(libc::EBUSY | libc::EEXIST) => match bpf::holder(index) {
+                Some((link, program)) => format!(
+                    "interface `{name}`: another XDP program is attached to it (bpf_link {link}, program {program}): end \
+                     the process that holds the link, or `bpftool link detach id {link}`"
+                ),
+                None => format!(
+                    "interface `{name}`: another XDP program is attached to it: take it off with `ip link set dev {name} \
+                     xdp off`, or `xdpgeneric off` if that is its mode"
+                ),
+            },
+            Some(libc::EOPNOTSUPP) if self.spec.mode == Mode::Native => format!(
+                "interface `{name}`: its driver runs no XDP programs (mode = \"native\"): write mode = \"auto\" or \
+                 \"generic\""
+            ),
+            _ => {
+                let notice = without_native(name, error);
+                match self.spec.mode {
+                    Mode::Generic => explain(name, "attaching the XDP program", error),
+                    _ => format!("interface `{name}`: {notice}"),
+                }
+            }
+        }
+    }
+
+    /// The number of the interface that the program is at; 0: it is gone.
+    #[inline]
+    fn interface(&self) -> u32 {
+        self.index.load(Ordering::Relaxed)
+    }
+
+    /// Lets frames of a queue go to its socket.
+    fn direct(&self, queue: u32, socket: &socket::Socket) -> io::Result<()> {
+        self.map.set(queue, Some(socket.as_fd()))
+    }
+
+    /// Takes note of a socket that is open.
+    fn opened(&self, queue: u32, fd: RawFd, zero_copy: bool, why: Option<io::Error>) {
+        let mut sockets = lock(&self.sockets);
+        sockets.open.push(Open { queue, fd });
+        sockets.zero_copy = zero_copy;
+        sockets.trouble = None;
+        drop(sockets);
+        if let Some(why) = why {
+            let name = &self.spec.interface;
+            let message = format!("queue {queue} has no zero-copy mode ({why}), the kernel copies every frame");
+            let remedy =
+                "an interface whose driver has it, with native XDP; or copy = \"copy\", to accept it".to_owned();
+            warn(name, &Notice { message, remedy });
+        }
+    }
+
+    /// Takes note of a socket that closes.
+    fn closes(&self, queue: u32, fd: RawFd) {
+        let mut sockets = lock(&self.sockets);
+        sockets.open.retain(|open| (open.queue, open.fd) != (queue, fd));
+        if let Ok(counts) = socket::statistics(fd) {
+            add(&mut sockets.retired, &counts);
+        }
+    }
+
+    /// Takes note of why a queue has no socket.
+    fn refused(&self, queue: u32, refused: &socket::Refused) {
+        lock(&self.sockets).trouble = Some(self.why_refused(queue, refused));
+    }
+
+    fn why_refused(&self, queue: u32, refused: &socket::Refused) -> String {
+        let (name, error) = (&self.spec.interface, &refused.error);
+        match (refused.step, error.raw_os_error()) {
+            ("socket", Some(libc::EAFNOSUPPORT)) => {
+                format!("interface `{name}`: this kernel has no AF_XDP (CONFIG_XDP_SOCKETS): use link kind \"packet\"")
+            }
+            ("socket", Some(libc::EPERM)) => {
+                format!("interface `{name}`: an AF_XDP socket: {error}: {}", needs("cap_net_raw"))
+            }
+            ("XDP_UMEM_REG", Some(libc::ENOBUFS)) => format!(
+                "interface `{name}`: the limit on locked memory is too low for the packet memory: `ulimit -l unlimited`, or \
+                 the capability CAP_IPC_LOCK"
+            ),
+            ("bind", Some(libc::EBUSY)) => format!(
+                "interface `{name}`: queue {queue} has another AF_XDP socket: end the process that has it (`ss --xdp -p`)"
+            ),
+            ("bind", Some(libc::EINVAL)) => format!(
+                "interface `{name}`: queue {queue} cannot be had: it may lack that queue: `ethtool -L {name} combined {}`, or \
+                 run fewer workers",
+                self.spec.queues
+            ),
+            ("bind", Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)) if self.spec.copying == Copying::Zero => format!(
+                "interface `{name}`: queue {queue} has no zero-copy mode (copy = \"zero\"): write copy = \"auto\" or \"copy\""
+            ),
+            ("bind", Some(libc::ENETDOWN)) => {
+                format!("interface `{name}`: it is down: `ip link set {name} up`")
+            }
+            (step, _) => explain(name, step, error),
+        }
+    }
+
+    /// The last reason why a queue could not be had.
+    pub(in crate::provider::soft) fn trouble(&self) -> Option<Error> {
+        lock(&self.sockets).trouble.clone().map(Error::Wire)
+    }
+
+    /// The link in words.
+    pub(in crate::provider::soft) fn describe(&self) -> String {
+        let runs = if lock(&self.at).native { "native" } else { "generic" };
+        let copies = if lock(&self.sockets).zero_copy { "zero-copy" } else { "copy" };
+        format!("{} ({runs}, {copies})", self.spec.interface)
+    }
+
+    /// Adds what the kernel has counted of the sockets.
+    pub(in crate::provider::soft) fn count(&self, into: &mut SoftCounters) {
+        let sockets = lock(&self.sockets);
+        into.add(&sockets.retired);
+        for open in &sockets.open {
+            // Open as long as it is in the list.
+            if let Ok(counts) = socket::statistics(open.fd) {
+                add(into, &counts);
+            }
+        }
+    }
+}
+
+/// Adds what a socket counted.
+fn add(into: &mut SoftCounters, counts: &libc::xdp_statistics) {
+    into.add(&SoftCounters {
+        kernel_rx_dropped: counts.rx_dropped,
+        kernel_rx_ring_full: counts.rx_ring_full,
+        kernel_rx_no_buffer: counts.rx_fill_ring_empty_descs,
+        kernel_rx_invalid: counts.rx_invalid_descs,
+        kernel_tx_invalid: counts.tx_invalid_descs,
+        ..SoftCounters::default()
+    });
+}
+
+/// How many receive queues an interface has (`ETHTOOL_GCHANNELS`). `None`: its driver does not say.
+fn receive_queues(name: &str) -> Option<u32> {
+    /// `struct ethtool_channels`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Channels {
+        command: u32,
+        most: [u32; 4],
+        receive: u32,
+        send: u32,
+        other: u32,
+        combined: u32,
+    }
+    const GET_CHANNELS: u32 = 0x3c;
+    const ETHTOOL: libc::c_ulong = 0x8946;
+    let mut channels = Channels { command: GET_CHANNELS, ..Channels::default() };
+    let mut request = Request::new(name)?;
+    request.ifreq.ifr_ifru.ifru_data = (&raw mut channels).cast();
+    request.ask(ETHTOOL).ok()?;
+    Some(channels.receive + channels.combined).filter(|queues| *queues > 0)
+}
+
+/// Every queue pair must have a queue; queues without one go to the kernel.
+fn check_queues(spec: &XdpSpec) -> Result<()> {
+    let (name, wanted) = (&spec.interface, u32::from(spec.queues));
+    // Not every driver says.
+    let Some(queues) = receive_queues(name) else { return Ok(()) };
+    if queues < wanted {
+        return Err(Error::Wire(format!(
+            "interface `{name}` has {queues} receive queues, and there are {wanted} workers: `ethtool -L {name} combined \
+             {wanted}`, or run {queues} workers"
+        )));
+    }
+    if queues > wanted {
+        let message =
+            format!("{queues} receive queues, {wanted} workers: what comes in on the others goes to the kernel");
+        warn(name, &Notice { message, remedy: format!("ethtool -L {name} combined {wanted}") });
+    }
+    Ok(())
+}
+
+fn warn(interface: &str, notice: &Notice) {
+    tracing::warn!("interface `{interface}`: {notice}");
+}
+
+/// What it costs that the driver does not run the program, and what would help.
+fn without_native(name: &str, error: &io::Error) -> Notice {
+    let (reason, remedy) = match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => ("its driver has none".to_owned(), "use an interface whose driver has it".to_owned()),
+        // What veth(4) says where it has too few queues for its peer.
+        Some(libc::ENOSPC) => (
+            "it has fewer receive queues than its peer sends by".to_owned(),
+            format!("ethtool -L {name} rx N, with the tx queues of its peer"),
+        ),
+        Some(libc::ERANGE | libc::E2BIG | libc::EINVAL) => (
+            format!("{error}: its MTU, or its peer's, may be too large, or LRO is on"),
+            format!("ip link set dev {name} mtu 1500, ethtool -K {name} lro off"),
+        ),
+        _ => (error.to_string(), "see the kernel's log (`dmesg`)".to_owned()),
+    };
+    let message = format!("no native XDP ({reason}), the kernel runs the program on socket buffers, which is slower");
+    Notice { message, remedy }
+}
+
+fn needs(capabilities: &str) -> String {
+    format!("run as root, or `setcap {capabilities}+ep` on the program")
+}
+
+fn explain(name: &str, step: &str, error: &io::Error) -> String {
+    let remedy = match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            format!(": it takes CAP_NET_ADMIN, CAP_BPF and CAP_NET_RAW: {}", needs("cap_net_admin,cap_bpf,cap_net_raw"))
+        }
+        Some(libc::ENOSYS) => ": this kernel has no BPF: use link kind \"packet\"".to_owned(),
+        Some(libc::ENOMEM | libc::ENOBUFS) => {
+            ": there is too little memory: make the depths of the port smaller".to_owned()
+        }
+        _ => String::new(),
+    };
+    format!("interface `{name}`: {step}: {error}{remedy}")
+}

@@ -1,0 +1,258 @@
+//! An AF_XDP socket: its memory, its rings, and its place at a queue of an interface.
+//!
+//! Every socket registers the worker's arena by itself. `XDP_SHARED_UMEM` would save the kernel a second list of the same
+//! pages, and in turn bind the copy mode and the life of all sockets to those of the first. The addresses are the same
+//! either way, so a slot that came in by one socket goes out by another as it is.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use memmap2::MmapOptions;
+
+use super::ring::{Offsets, Ring};
+use super::{BusyPoll, Copying};
+use crate::mem::Region;
+
+/// `XDP_MAX_TX_SKB_BUDGET`, of Linux 6.17: frames that one call sends.
+const MAX_TX_SKB_BUDGET: libc::c_int = 9;
+/// How long a queue may still be another socket's: the kernel ends one some time after it was closed.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a socket is made from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SocketSpec {
+    /// Bytes of the arena, from its start.
+    pub(super) bytes: usize,
+    /// Bytes of a chunk: 2048 or 4096.
+    pub(super) chunk: u32,
+    /// Bytes before a frame beside the kernel's own [`super::HEADROOM`].
+    pub(super) headroom: u32,
+    /// Entries of the receive and fill rings.
+    pub(super) receives: u32,
+    /// Entries of the send and completion rings.
+    pub(super) sends: u32,
+    pub(super) busy_poll: Option<BusyPoll>,
+}
+
+/// Why there is no socket: what was tried, and the error.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) step: &'static str,
+    pub(super) error: io::Error,
+}
+
+fn at(step: &'static str) -> impl FnOnce(io::Error) -> Refused {
+    move |error| Refused { step, error }
+}
+
+/// A socket.
+#[derive(Debug)]
+pub(super) struct Socket {
+    pub(super) rx: Ring<libc::xdp_desc>,
+    pub(super) tx: Ring<libc::xdp_desc>,
+    pub(super) fill: Ring<u64>,
+    pub(super) completion: Ring<u64>,
+    pub(super) zero_copy: bool,
+    fd: OwnedFd,
+    /// The kernel's until the socket is closed, so it goes after it.
+    _region: Arc<Region>,
+}
+
+impl Socket {
+    /// Makes a socket that is not at any interface yet.
+    pub(super) fn new(region: &Arc<Region>, spec: &SocketSpec) -> Result<Self, Refused> {
+        // SAFETY: a plain system call, whose descriptor is nobody else's.
+        let fd = unsafe {
+            let fd = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+            if fd < 0 {
+                return Err(Refused { step: "socket", error: io::Error::last_os_error() });
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let umem = libc::xdp_umem_reg {
+            addr: region.base().as_ptr().expose_provenance() as u64,
+            len: spec.bytes as u64,
+            chunk_size: spec.chunk,
+            headroom: spec.headroom,
+            flags: 0,
+            tx_metadata_len: 0,
+        };
+        set(fd.as_raw_fd(), libc::SOL_XDP, libc::XDP_UMEM_REG, &umem).map_err(at("XDP_UMEM_REG"))?;
+        for (option, entries) in [
+            (libc::XDP_UMEM_FILL_RING, spec.receives),
+            (libc::XDP_UMEM_COMPLETION_RING, spec.sends),
+            (libc::XDP_RX_RING, spec.receives),
+            (libc::XDP_TX_RING, spec.sends),
+        ] {
+            set(fd.as_raw_fd(), libc::SOL_XDP, option, &entries).map_err(at("a ring"))?;
+        }
+        let offsets: libc::xdp_mmap_offsets =
+            get(fd.as_raw_fd(), libc::XDP_MMAP_OFFSETS).map_err(at("XDP_MMAP_OFFSETS"))?;
+        // Enough for all frames that are being sent. Only as privileged: without, fewer are sent at a time.
+        let bytes = (u64::from(spec.sends) * 2 * u64::from(spec.chunk)).min(i32::MAX as u64 / 2) as libc::c_int;
+        let _ = set(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes);
+        let _ = set(fd.as_raw_fd(), libc::SOL_XDP, MAX_TX_SKB_BUDGET, &spec.sends.max(32));
+        if let Some(busy) = spec.busy_poll {
+            for (option, value) in [
+                (libc::SO_PREFER_BUSY_POLL, 1),
+                (libc::SO_BUSY_POLL, busy.micros as libc::c_int),
+                (libc::SO_BUSY_POLL_BUDGET, busy.budget as libc::c_int),
+            ] {
+                set(fd.as_raw_fd(), libc::SOL_SOCKET, option, &value).map_err(at("busy polling"))?;
+            }
+        }
+        Ok(Self {
+            rx: map(&fd, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, spec.receives)?,
+            tx: map(&fd, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, spec.sends)?,
+            fill: map(&fd, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, spec.receives)?,
+            completion: map(&fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, spec.sends)?,
+            zero_copy: false,
+            fd,
+            _region: region.clone(),
+        })
+    }
+
+    /// Takes its place at a queue. `several`: frames may be of several buffers. Returns why frames are copied where that
+    /// was not asked for.
+    pub(super) fn bind(
+        &mut self,
+        interface: u32,
+        queue: u32,
+        copying: Copying,
+        several: bool,
+    ) -> Result<Option<io::Error>, Refused> {
+        let modes: &[u16] = match copying {
+            Copying::Auto => &[libc::XDP_ZEROCOPY, libc::XDP_COPY],
+            Copying::Zero => &[libc::XDP_ZEROCOPY],
+            Copying::Copy => &[libc::XDP_COPY],
+        };
+        let segments: &[u16] = if several { &[libc::XDP_USE_SG, 0] } else { &[0] };
+        let mut why = None;
+        for mode in modes {
+            for segments in segments {
+                let flags = mode | segments | libc::XDP_USE_NEED_WAKEUP;
+                let Err(error) = self.bind_as(interface, queue, flags) else {
+                    let options: libc::xdp_options =
+                        get(self.fd.as_raw_fd(), libc::XDP_OPTIONS).map_err(at("XDP_OPTIONS"))?;
+                    self.zero_copy = options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0;
+                    return Ok(why.filter(|_| !self.zero_copy && copying == Copying::Auto));
+                };
+                // What no other mode would mend.
+                let last =
+                    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EPERM | libc::ENODEV | libc::ENETDOWN));
+                if last {
+                    return Err(Refused { step: "bind", error });
+                }
+                why = Some(error);
+            }
+        }
+        let error = why.unwrap_or_else(|| io::Error::from_raw_os_error(libc::EINVAL));
+        Err(Refused { step: "bind", error })
+    }
+
+    fn bind_as(&self, interface: u32, queue: u32, flags: u16) -> io::Result<()> {
+        let address = libc::sockaddr_xdp {
+            sxdp_family: libc::AF_XDP as u16,
+            sxdp_flags: flags,
+            sxdp_ifindex: interface,
+            sxdp_queue_id: queue,
+            sxdp_shared_umem_fd: 0,
+        };
+        let begin = Instant::now();
+        loop {
+            // SAFETY: the address is one of this family, and of the size that is said.
+            let done = unsafe {
+                libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as libc::socklen_t)
+            };
+            if done == 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EBUSY) || begin.elapsed() > PATIENCE {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Lets the kernel send. Whatever it says it is asked again while something is left.
+    #[inline]
+    pub(super) fn wake_tx(&self) {
+        // SAFETY: a plain system call without memory.
+        unsafe { libc::sendto(self.fd.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0) };
+    }
+
+    /// Lets the kernel receive.
+    #[inline]
+    pub(super) fn wake_rx(&self) {
+        let none = std::ptr::null_mut();
+        // SAFETY: as above.
+        unsafe { libc::recvfrom(self.fd.as_raw_fd(), none, 0, libc::MSG_DONTWAIT, std::ptr::null_mut(), none.cast()) };
+    }
+
+    pub(super) fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// What the kernel counts of a socket that is open.
+pub(super) fn statistics(fd: RawFd) -> io::Result<libc::xdp_statistics> {
+    get(fd, libc::XDP_STATISTICS)
+}
+
+/// Waits until the kernel has let go of a queue whose zero-copy socket was closed: until then the hardware may still
+/// write into what was posted. Another socket can have the queue only after that.
+pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32) {
+    let spec = SocketSpec { bytes: 4096, chunk: 4096, headroom: 0, receives: 1, sends: 1, busy_poll: None };
+    if let Ok(mut probe) = Socket::new(region, &spec) {
+        // Refused in the end only where the queue is another program's already, or gone.
+        let _ = probe.bind(interface, queue, Copying::Copy, false);
+    }
+}
+
+fn set<T>(fd: RawFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of a value that is that long.
+    let done = unsafe {
+        libc::setsockopt(fd, level, option, std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t)
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Reads an option of [`libc::SOL_XDP`], all of whose values are plain numbers.
+fn get<T: Copy>(fd: RawFd, option: libc::c_int) -> io::Result<T> {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    let mut size = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes; zeroes are a value of every type that is asked for.
+    let (done, value) = unsafe {
+        let done = libc::getsockopt(fd, libc::SOL_XDP, option, value.as_mut_ptr().cast(), &mut size);
+        (done, value.assume_init())
+    };
+    // A kernel of before 5.4 has fewer fields, and no way to be woken.
+    let older = (size as usize) < size_of::<T>() && option == libc::XDP_MMAP_OFFSETS;
+    match done {
+        0 if older => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
+        0 => Ok(value),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn map<T: Copy>(fd: &OwnedFd, page: u64, at: &libc::xdp_ring_offset, size: u32) -> Result<Ring<T>, Refused> {
+    let refused = |error| Refused { step: "mmap of a ring", error };
+    let len = at.desc as usize + size as usize * size_of::<T>();
+    let map = MmapOptions::new().offset(page).len(len).populate().map_raw(fd).map_err(refused)?;
+    let offsets = Offsets {
+        producer: at.producer as usize,
+        consumer: at.consumer as usize,
+        flags: at.flags as usize,
+        entries: at.desc as usize,
+    };
+    Ring::new(map, offsets, size).ok_or_else(|| refused(io::Error::from_raw_os_error(libc::EPROTO)))
+}

@@ -1,0 +1,372 @@
+//! AF_XDP links between the two ends of a veth pair, in a network namespace of the test's own.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::*;
+
+/// An EtherType for experiments (IEEE 802): the kernel's own chatter has another.
+const ETHER_TYPE: u16 = 0x88b5;
+/// How long anything may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs `work` on a thread in a fresh network namespace, which goes with it.
+fn in_namespace(work: impl FnOnce() + Send + 'static) {
+    let thread = thread::spawn(move || {
+        // SAFETY: a plain system call, which concerns this thread alone.
+        if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+            eprintln!("skipped: no network namespace: {}", std::io::Error::last_os_error());
+            return;
+        }
+        if !ip("link set lo up") {
+            eprintln!("skipped: there is no ip(8) here");
+            return;
+        }
+        work();
+    });
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+}
+
+/// Runs ip(8) in the namespace of the thread.
+fn ip(arguments: &str) -> bool {
+    Command::new("ip").args(arguments.split(' ')).status().is_ok_and(|status| status.success())
+}
+
+/// A veth pair, `va` and `b`, both up.
+fn veth(queues: u32, mtu: u32) {
+    let queues = format!("numrxqueues {queues} numtxqueues {queues}");
+    assert!(ip(&format!("link add name va mtu {mtu} {queues} type veth peer name vb mtu {mtu} {queues}")));
+    for end in ["va", "vb"] {
+        assert!(ip(&format!("link set {end} addrgenmode none")) && ip(&format!("link set {end} up")));
+    }
+}
+
+fn has_program(interface: &str) -> bool {
+    let output = Command::new("ip").args(["-details", "link", "show", interface]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).contains("prog/xdp")
+}
+
+fn link(interface: &str) -> XdpSpec {
+    let selector = Selector { ether_type: Some(ETHER_TYPE), ..Selector::default() };
+    let filter = Filter { take: vec![selector], except: Vec::new() };
+    XdpSpec { filter, ..XdpSpec::new(interface) }
+}
+
+fn device(link: XdpSpec, mtu: u32) -> crate::Result<SoftDevice> {
+    let name = link.interface.clone();
+    SoftDevice::new(SoftSpec { mtu, ..SoftSpec::new(&name, LinkSpec::Xdp(link)) })
+}
+
+/// One end of the pair: a queue pair of raw packets on slots of its own.
+struct End {
+    device: SoftDevice,
+    mr: SoftMr,
+    layout: SlotLayout,
+    send: SoftCq,
+    recv: SoftCq,
+    qp: SoftQp,
+    run: Box<Completions>,
+}
+
+const DEPTH: u32 = 64;
+const RECV: u64 = 1 << 40;
+
+impl End {
+    fn new(device: SoftDevice, queue: (u16, u16), stride: usize) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        let cq = CqSpec { depth: 2 * DEPTH, fields: PollFields::STANDARD, ..CqSpec::default() };
+        let (send, _) = device.create_cq(&cq, None).unwrap();
+        let (recv, _) = device.create_cq(&cq, None).unwrap();
+        let caps = QpCaps { send_depth: DEPTH, recv_depth: DEPTH, send_sges: 1, recv_sges: 1, inline: 0 };
+        let spec = QpSpec { queue, ..QpSpec::new(QpType::RawPacket, caps) };
+        let qp = pd.create_qp(&spec, &send, &recv, None).unwrap();
+        let headroom = usize::from(XDP_HEADROOM);
+        let layout = SlotLayout::new(headroom, stride - headroom - crate::mem::GUARD, 256).unwrap();
+        assert_eq!(layout.stride as usize, stride);
+        let mr = pd.register(region(layout.bytes()), Access::LOCAL_WRITE).unwrap();
+        Self { device, mr, layout, send, recv, qp, run: Completions::new() }
+    }
+
+    fn go(&mut self, state: QpState) -> Result<(), VerbError> {
+        let (attributes, mask) = match state {
+            QpState::Init => QpAttributes::init(QpType::RawPacket, 1, 0),
+            other => QpAttributes::to(other),
+        };
+        self.qp.modify(&attributes, mask)
+    }
+
+    /// From RESET to RTS, with `DEPTH` receives into the slots from `first` on.
+    fn start(&mut self, first: u32) {
+        self.qp.bind_slots(&self.mr, self.layout, RECV).unwrap();
+        self.go(QpState::Init).unwrap();
+        self.post(&(first..first + DEPTH).collect::<Vec<_>>()).unwrap();
+        self.go(QpState::Rtr).unwrap();
+        self.go(QpState::Rts).unwrap();
+    }
+
+    fn post(&mut self, slots: &[u32]) -> Result<(), PostError> {
+        // SAFETY: tests leave posted slots alone.
+        unsafe { self.qp.post_recv_run(slots) }
+    }
+
+    fn send(&mut self, run: &[Desc], first: u64) -> Result<(), PostError> {
+        // SAFETY: as above.
+        unsafe { self.qp.post_send_run(run, first) }
+    }
+
+    fn at(&self, slot: u32) -> *mut u8 {
+        assert!(slot < self.layout.count);
+        let offset = slot as usize * self.layout.stride as usize + usize::from(XDP_HEADROOM);
+        // SAFETY: the slot is below the count, and the region has all slots.
+        unsafe { self.mr.region().base().add(offset).as_ptr() }
+    }
+
+    fn put(&self, slot: u32, bytes: &[u8]) -> Desc {
+        assert!(bytes.len() <= self.layout.room() as usize);
+        // SAFETY: the bytes fit, and tests write only slots that they have not posted.
+        unsafe { self.at(slot).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Desc { slot, offset: XDP_HEADROOM, len: bytes.len() as u16 }
+    }
+
+    fn get(&self, slot: u32, len: u32) -> Vec<u8> {
+        // SAFETY: tests read only slots whose receives have completed.
+        unsafe { std::slice::from_raw_parts(self.at(slot), len as usize) }.to_vec()
+    }
+
+    fn received(&mut self) -> Vec<(u64, WcStatus, u32)> {
+        self.recv.poll_run(&mut self.run, RUN).unwrap();
+        listed(&self.run)
+    }
+
+    fn sent(&mut self) -> Vec<(u64, WcStatus)> {
+        self.send.poll_run(&mut self.run, RUN).unwrap();
+        listed(&self.run).into_iter().map(|(wr_id, status, _)| (wr_id, status)).collect()
+    }
+}
+
+/// A frame of `len` bytes whose content tells its number.
+fn frame(number: u32, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0xff; 12];
+    bytes.extend(ETHER_TYPE.to_be_bytes());
+    bytes.extend(number.to_be_bytes());
+    bytes.extend((18..len.max(18)).map(|at| (at as u32).wrapping_mul(number.wrapping_add(7)) as u8));
+    bytes.truncate(len.max(18));
+    bytes
+}
+
+/// Sends `count` frames from one end to the other, refilling as a lane does, and compares them.
+fn carry(from: &mut End, to: &mut End, count: u32, length: impl Fn(u32) -> usize) {
+    let deadline = Instant::now() + PATIENCE;
+    let (mut next, mut over, mut seen) = (0u32, 0u32, 0u32);
+    while seen < count || over < count {
+        assert!(
+            Instant::now() < deadline,
+            "{next} posted, {over} sent, {seen} of {count} received: {:?}",
+            to.device.counters()
+        );
+        // No more under way than there are receives: nothing may be lost.
+        let burst = (count - next).min(16).min(DEPTH - (next - over)).min(DEPTH / 4 - (next - seen).min(DEPTH / 4));
+        if burst > 0 {
+            let run: Vec<Desc> = (next..next + burst)
+                .map(|number| from.put(128 + number % 128, &frame(number, length(number))))
+                .collect();
+            from.send(&run, u64::from(next)).unwrap();
+            next += burst;
+        }
+        for (wr_id, status) in from.sent() {
+            assert_eq!(status, WcStatus::Success);
+            over = wr_id as u32 + 1;
+        }
+        let mut slots = Vec::new();
+        for (wr_id, status, len) in to.received() {
+            assert_eq!(status, WcStatus::Success);
+            let slot = (wr_id - RECV) as u32;
+            let expected = frame(seen, length(seen));
+            assert_eq!(len as usize, expected.len(), "frame {seen}");
+            assert_eq!(to.get(slot, len), expected, "frame {seen}");
+            seen += 1;
+            slots.push(slot);
+        }
+        to.post(&slots).unwrap();
+    }
+}
+
+#[test]
+fn frames_arrive_as_they_were_sent_and_every_slot_comes_back() {
+    in_namespace(|| {
+        veth(1, 1500);
+        for mode in [Mode::Auto, Mode::Native, Mode::Generic] {
+            let of = |name| device(XdpSpec { mode, ..link(name) }, 1500).unwrap();
+            let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+            a.start(0);
+            b.start(0);
+            carry(&mut a, &mut b, 3_000, |number| 18 + (number as usize * 37) % 1497);
+            carry(&mut b, &mut a, 300, |_| 60);
+            let (sent, received) = (a.device.counters(), b.device.counters());
+            assert_eq!((sent.tx_packets, received.rx_packets), (3_000, 3_000));
+            assert_eq!(sent.tx_bytes, received.rx_bytes);
+            let expected = if mode == Mode::Generic { "va (generic, copy)" } else { "va (native, copy)" };
+            assert_eq!(a.device.describe_link().as_deref(), Some(expected));
+            // In ERR everything that is posted comes back, once.
+            b.go(QpState::Err).unwrap();
+            let mut flushed: Vec<u64> = Vec::new();
+            while flushed.len() < DEPTH as usize {
+                let some = b.received();
+                assert!(!some.is_empty() && some.iter().all(|(_, status, _)| *status == WcStatus::WrFlushErr));
+                flushed.extend(some.iter().map(|(wr_id, ..)| wr_id - RECV));
+            }
+            assert_eq!(b.received(), []);
+            flushed.sort_unstable();
+            assert_eq!(flushed, (0..u64::from(DEPTH)).collect::<Vec<_>>());
+            // And it begins anew, also with other slots.
+            b.go(QpState::Reset).unwrap();
+            b.start(100);
+            carry(&mut a, &mut b, 200, |_| 900);
+            assert!(has_program("va") && has_program("vb"));
+            drop((a, b));
+            assert!(!has_program("va") && !has_program("vb"));
+        }
+    });
+}
+
+#[test]
+fn a_frame_longer_than_a_chunk_is_joined_in_its_slot() {
+    in_namespace(|| {
+        // The most that veth takes with XDP at a receiver of several buffers is more than this.
+        veth(1, 9000);
+        let of = |name| device(link(name), 9000).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 12_288), End::new(of("vb"), (0, 1), 12_288));
+        a.start(0);
+        b.start(0);
+        carry(&mut a, &mut b, 600, |number| [60, 3_775, 3_776, 3_777, 7_616, 7_617, 9_014][number as usize % 7]);
+        assert_eq!(b.device.counters().rx_packets, 600);
+    });
+}
+
+#[test]
+fn a_length_that_no_frame_has_ends_alone() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        b.start(0);
+        let good = a.put(128, &frame(0, 100));
+        let long = Desc { len: 1523, ..a.put(129, &frame(1, 100)) };
+        let short = Desc { len: 13, ..a.put(130, &frame(1, 100)) };
+        let last = a.put(131, &frame(1, 100));
+        a.send(&[good, long, short, last], 5).unwrap();
+        let (mut sent, mut seen) = (Vec::new(), Vec::new());
+        let deadline = Instant::now() + PATIENCE;
+        while sent.len() < 3 || seen.len() < 2 {
+            assert!(Instant::now() < deadline);
+            sent.extend(a.sent());
+            seen.extend(b.received());
+        }
+        assert_eq!(sent, [(6, WcStatus::LocLenErr), (7, WcStatus::LocLenErr), (8, WcStatus::Success)]);
+        assert_eq!(a.qp.state(), QpState::Rts);
+        // Outside its slot: refused at once.
+        let outside = Desc { offset: 1900, ..good };
+        assert_eq!(errno(a.send(&[good, outside], 9)), (1, libc::EINVAL));
+        // What names memory piece by piece cannot be lent.
+        // SAFETY: nothing is posted.
+        assert_eq!(errno(unsafe { a.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }]) }), (0, libc::EOPNOTSUPP));
+    });
+}
+
+#[test]
+fn each_queue_has_its_socket() {
+    in_namespace(|| {
+        veth(2, 1500);
+        let (a, b) = (device(link("va"), 1500).unwrap(), device(XdpSpec { queues: 2, ..link("vb") }, 1500).unwrap());
+        let mut a = [End::new(a.clone(), (0, 1), 2048)];
+        let mut b = [0, 1].map(|queue| End::new(b.clone(), (queue, 2), 2048));
+        a[0].start(0);
+        b.iter_mut().for_each(|end| end.start(0));
+        // What is sent by queue 0 of one end comes in by queue 0 of the other.
+        let [first, _] = &mut b;
+        carry(&mut a[0], first, 100, |_| 64);
+        let error = device(XdpSpec { queues: 3, ..link("va") }, 1500).unwrap_err().to_string();
+        assert!(error.contains("`va` has 2 receive queues") && error.contains("ethtool -L va combined 3"), "{error}");
+    });
+}
+
+#[test]
+fn an_interface_that_is_taken_or_not_there_is_named() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let first = device(link("va"), 1500).unwrap();
+        let error = device(link("va"), 1500).unwrap_err().to_string();
+        assert!(
+            error.contains("`va`") && error.contains("bpf_link") && error.contains("bpftool link detach"),
+            "{error}"
+        );
+        drop(first);
+        device(link("va"), 1500).unwrap();
+        let error = device(link("nothing"), 1500).unwrap_err().to_string();
+        assert!(error.contains("no interface `nothing`"), "{error}");
+        let zero = device(XdpSpec { copying: Copying::Zero, ..link("va") }, 1500).unwrap();
+        let mut end = End::new(zero, (0, 1), 2048);
+        end.qp.bind_slots(&end.mr, end.layout, RECV).unwrap();
+        end.go(QpState::Init).unwrap();
+        assert_eq!(end.go(QpState::Rtr).unwrap_err().errno, libc::EOPNOTSUPP);
+        assert_eq!(end.qp.state(), QpState::Init);
+        let error = end.device.wire_error().unwrap().to_string();
+        assert!(error.contains("queue 0 has no zero-copy mode"), "{error}");
+    });
+}
+
+#[test]
+fn slots_that_are_no_chunks_are_refused() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let mut end = End::new(device(link("va"), 1500).unwrap(), (0, 1), 2048);
+        for (headroom, stride) in [(128, 2048), (256, 2112), (256, 6144)] {
+            let layout = SlotLayout::new(headroom, stride - headroom - 64, 16).unwrap();
+            assert_eq!(end.qp.bind_slots(&end.mr, layout, RECV).unwrap_err().errno, libc::EINVAL, "{layout:?}");
+        }
+    });
+}
+
+/// An interface that goes away and comes back under its name gets the program again, and the queue pair is told.
+#[test]
+fn an_interface_that_is_made_anew_is_followed() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        b.start(0);
+        carry(&mut a, &mut b, 100, |_| 64);
+        let deadline = Instant::now() + PATIENCE;
+        assert!(ip("link set va down"));
+        while !b.device.poll_async_event().is_some_and(|event| event.kind == EventKind::PortErr) {
+            assert!(Instant::now() < deadline);
+            thread::yield_now();
+        }
+        assert!(ip("link set va up"));
+        while !b.device.poll_async_event().is_some_and(|event| event.kind == EventKind::PortActive) {
+            assert!(Instant::now() < deadline);
+            thread::yield_now();
+        }
+        carry(&mut a, &mut b, 100, |_| 64);
+        assert!(ip("link del va"));
+        let last = a.put(200, &frame(0, 64));
+        a.send(&[last], 7_777).unwrap();
+        veth(1, 1500);
+        let (mut flushed, mut sent) = (0, Vec::new());
+        while flushed < 2 * DEPTH || sent.is_empty() {
+            assert!(Instant::now() < deadline, "{flushed} {sent:?}");
+            flushed += (a.received().len() + b.received().len()) as u32;
+            sent.extend(a.sent());
+        }
+        assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
+        assert_eq!(sent.iter().map(|(wr_id, _)| *wr_id).collect::<Vec<_>>(), [7_777]);
+        for end in [&mut a, &mut b] {
+            end.go(QpState::Reset).unwrap();
+            end.start(0);
+        }
+        carry(&mut a, &mut b, 100, |_| 64);
+    });
+}
