@@ -17,7 +17,7 @@
 //! | [`clock`] | the host's clock, those of devices, and stamps that say which they are of | – |
 //! | [`mem`] | huge-page regions, the buffer pool, batches and packets | topology, clock |
 //! | [`header`] | checked views of protocol headers | – |
-//! | [`provider`] | the verbs contract as traits; `soft` implements it in process, `verbs` by libibverbs | mem, clock |
+//! | [`provider`] | the verbs contract as traits; `soft` implements it in process, `verbs` by libibverbs | mem, header, clock |
 //! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; messages without `unsafe` | provider, mem, clock |
 //! | [`pipeline`] | the `Stage` trait, the registry, graph compilation and the walk | mem, header, clock |
 //! | [`stages`] | one file per built-in stage | pipeline, header, mem, prelude |

@@ -8,7 +8,7 @@ use super::explain::suggest;
 use super::link;
 use super::load::Loaded;
 use super::plan::PortPlan;
-use super::port::{Capability, Link, Port, Qp, SOFT};
+use super::port::{Capability, LINKS, Link, Port, Qp, SOFT};
 use super::raw::{self, Offload};
 use super::tree;
 
@@ -42,6 +42,7 @@ pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<O
     checker.devices();
     checker.unused(&inputs);
     link::files(loaded, &ports, diagnostics);
+    link::interfaces(loaded, &ports, diagnostics);
     ports
 }
 
@@ -140,11 +141,14 @@ impl<'a> Checker<'a, '_> {
             let message = format!("without {name} `{}` cannot carry a pipeline", port.name);
             self.error(&at(&format!("refuse[{entry}]")), message, "take it out of `refuse`");
         }
-        if let Some(link @ (Link::Generator(_) | Link::Pcap(_))) = &port.link
+        if let Some(link) = port.link.as_ref().filter(|link| !matches!(link, Link::Loopback(_)))
             && port.qp != Qp::RawPacket
         {
-            let message =
-                format!("a {} has whole frames, and no {} queue pair at the other end", link.kind(), port.qp.name());
+            let message = format!(
+                "a {} link has whole frames, and no {} queue pair at the other end",
+                link.kind(),
+                port.qp.name()
+            );
             self.error(&at("link"), message, "write link = { kind = \"loopback\" }, or qp = \"raw_packet\"");
         }
         match &port.link {
@@ -152,7 +156,7 @@ impl<'a> Checker<'a, '_> {
             None if self.loaded.damaged => None,
             None => {
                 let message = format!("the software device of `{}` has no link", port.name);
-                let help = "add link = { kind = \"loopback\" }, \"generator\" or \"pcap\"";
+                let help = format!("add link = {{ kind = {LINKS} }}");
                 self.error(&format!("port[{index}]"), message, help);
                 None
             }
@@ -163,6 +167,10 @@ impl<'a> Checker<'a, '_> {
             }
             Some(Link::Pcap(link)) => {
                 link::pcap(self.loaded, index, link, self.diagnostics);
+                None
+            }
+            Some(Link::Packet(link)) => {
+                link::packet(self.loaded, index, link, self.diagnostics);
                 None
             }
         }

@@ -8,7 +8,7 @@ use super::diagnostics::{Diagnostics, Mistake};
 use super::load::Loaded;
 use super::memory::ETHERNET;
 use super::plan::PortPlan;
-use super::port::{Generator, Link, Pace, Pcap, Port, Protocol};
+use super::port::{Generator, Link, Pace, Packet, Pcap, Port, Protocol};
 use super::types::Repeat;
 
 /// The most bytes that all different frames of a generator have together.
@@ -92,6 +92,46 @@ pub(super) fn pcap(loaded: &Loaded<'_>, index: usize, link: &Pcap, diagnostics: 
             let mistake =
                 Mistake::error(at(&format!(".{key}")), format!("`{key}` is about `{file}`, and there is none"));
             diagnostics.push(mistake.help(format!("add `{file}`, or take `{key}` out")));
+        }
+    }
+}
+
+/// Checks the name of an interface and the size of its ring.
+pub(super) fn packet(loaded: &Loaded<'_>, index: usize, link: &Packet, diagnostics: &mut Diagnostics) {
+    interface_name(loaded, &format!("port[{index}].link.interface"), &link.interface, diagnostics);
+    if !link.ring.is_power_of_two() {
+        let span = loaded.locate(&format!("port[{index}].link.ring"));
+        let mistake = Mistake::error(span, format!("a ring of {} frames is no power of two", link.ring));
+        diagnostics.push(mistake.help(format!("make it {}, for example", link.ring.next_power_of_two().min(1 << 16))));
+    }
+}
+
+/// The most bytes of the name of an interface.
+const LONGEST_NAME: usize = 15;
+
+fn interface_name(loaded: &Loaded<'_>, path: &str, name: &str, diagnostics: &mut Diagnostics) {
+    let odd = |byte: u8| b"/:".contains(&byte) || byte == 0 || byte.is_ascii_whitespace();
+    if name.is_empty() || name.len() > LONGEST_NAME || [".", ".."].contains(&name) || name.bytes().any(odd) {
+        let mistake = Mistake::error(loaded.locate(path), format!("no interface can have the name `{name}`"));
+        let help =
+            format!("it has 1 to {LONGEST_NAME} bytes, no space, slash or colon: `ip link` lists those there are");
+        diagnostics.push(mistake.help(help));
+    }
+}
+
+/// Checks that no interface is that of two ports.
+pub(super) fn interfaces(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagnostics: &mut Diagnostics) {
+    let mut seen: HashMap<&str, &str> = HashMap::new();
+    for (index, port) in ports.iter().enumerate() {
+        let Some(config) = port.as_ref().map(|port| &port.config) else { continue };
+        let Some((link, interface)) = config.link.as_ref().and_then(|link| Some((link, link.interface()?))) else {
+            continue;
+        };
+        if let Some(other) = seen.insert(interface, &config.name) {
+            let message = format!("`{}` and `{other}` are both the interface `{interface}`", config.name);
+            let key = if link.kind() == "tap" { "name" } else { "interface" };
+            let mistake = Mistake::error(loaded.locate(&format!("port[{index}].link.{key}")), message);
+            diagnostics.push(mistake.help("give every port an interface of its own"));
         }
     }
 }

@@ -7,7 +7,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::diagnostics::{Diagnostics, Mistake};
 use super::explain::{nearest, suggest};
-use super::port::Port;
+use super::port::{LINKS, Port};
 use super::recover::{recover, recover_beside};
 use super::runtime::Runtime;
 use super::source::{Source, Span};
@@ -195,7 +195,7 @@ impl Reader<'_> {
                     None => Mistake::error(span, "the key `kind` is missing"),
                     Some(kind) => Mistake::error(kind.span(), "the kind of a link is a string"),
                 };
-                self.diagnostics.push(mistake.help("write kind = \"loopback\", \"generator\" or \"pcap\""));
+                self.diagnostics.push(mistake.help(format!("write kind = {LINKS}")));
             }
             port.get_mut().remove("link");
             return true;

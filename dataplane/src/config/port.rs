@@ -13,6 +13,9 @@ use super::types::{Mac, Period, Repeat, RssKey, probability, within, within_sign
 /// The `device` of a port that is the software device.
 pub const SOFT: &str = "soft";
 
+/// The kinds of links, as a help names them.
+pub(super) const LINKS: &str = "\"loopback\", \"generator\", \"pcap\" or \"packet\"";
+
 /// The type of the queue pairs of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -257,6 +260,8 @@ pub enum Link {
     Generator(Generator),
     /// Plays a capture file and writes one.
     Pcap(Pcap),
+    /// An interface of the kernel, by AF_PACKET.
+    Packet(Packet),
 }
 
 impl Link {
@@ -266,6 +271,15 @@ impl Link {
             Self::Loopback(_) => "loopback",
             Self::Generator(_) => "generator",
             Self::Pcap(_) => "pcap",
+            Self::Packet(_) => "packet",
+        }
+    }
+
+    /// The interface of the kernel that it is.
+    pub fn interface(&self) -> Option<&str> {
+        match self {
+            Self::Packet(link) => Some(&link.interface),
+            Self::Loopback(_) | Self::Generator(_) | Self::Pcap(_) => None,
         }
     }
 }
@@ -279,11 +293,13 @@ impl<'de> Deserialize<'de> for Link {
             Loopback(Loopback),
             Generator(Generator),
             Pcap(Pcap),
+            Packet(Packet),
         }
         Ok(match Outside::deserialize(deserializer)? {
             Outside::Loopback(link) => Self::Loopback(link),
             Outside::Generator(link) => Self::Generator(link),
             Outside::Pcap(link) => Self::Pcap(link),
+            Outside::Packet(link) => Self::Packet(link),
         })
     }
 }
@@ -460,6 +476,33 @@ impl Default for Pcap {
 
 fn repeat_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({ "oneOf": [{ "type": "boolean" }, { "type": "integer", "minimum": 1 }] })
+}
+
+/// An interface of the kernel, by AF_PACKET. The interface stays the kernel's: its own stack sees what comes in as well.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Packet {
+    /// The name of the interface.
+    pub interface: String,
+    /// Frames that wait for the worker, for each queue: a power of two.
+    #[serde(default = "packet_ring", deserialize_with = "within::<_, u32, 64, 65536>")]
+    #[schemars(range(min = 64, max = 65536))]
+    pub ring: u32,
+    /// Whether frames to any address are received, and not only those to the interface's own.
+    #[serde(default = "yes")]
+    pub promiscuous: bool,
+    /// Whether what is sent goes to the driver directly: not through the queueing discipline of the interface, and past
+    /// `tcpdump`.
+    #[serde(default = "yes")]
+    pub qdisc_bypass: bool,
+}
+
+fn packet_ring() -> u32 {
+    2048
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// A port: one device, and how it is used.

@@ -10,8 +10,8 @@ use crate::error::{Error, Result};
 use crate::pipeline::PortInfo;
 use crate::provider::Capability;
 use crate::provider::soft::{
-    CounterEvent, CounterSpec, FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PcapSpec, RssFields,
-    RssSpec, SoftDevice, SoftSpec,
+    CounterEvent, CounterSpec, FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PacketSpec, PcapSpec,
+    RssFields, RssSpec, SoftDevice, SoftSpec,
 };
 use crate::units::Nanos;
 
@@ -43,6 +43,12 @@ pub(super) fn spec(
     let link = match &config.link {
         Some(Link::Generator(link)) => LinkSpec::Generator(generator(link)),
         Some(Link::Pcap(link)) => LinkSpec::Pcap(pcap(link)?),
+        Some(Link::Packet(link)) => LinkSpec::Packet(PacketSpec {
+            interface: link.interface.clone(),
+            ring: link.ring,
+            promiscuous: link.promiscuous,
+            qdisc_bypass: link.qdisc_bypass,
+        }),
         Some(Link::Loopback(_)) | None => LinkSpec::Loopback(cable(index, port.peer.unwrap_or(index), cables)),
     };
     let mut spec = SoftSpec::new(&info.name, link);

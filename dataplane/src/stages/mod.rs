@@ -6,6 +6,7 @@ pub mod arp;
 mod bench;
 pub mod capture;
 pub mod count;
+pub mod cross;
 pub mod drop;
 pub mod icmp;
 pub mod limit;
@@ -39,6 +40,7 @@ pub fn register(registry: &mut Registry) {
     registry.add_described::<arp::Arp>("arp");
     registry.add_described::<capture::Capture>("capture");
     registry.add_described::<count::Count>("count");
+    registry.add_described::<cross::Cross>("cross");
     registry.add_described::<drop::Drop>("drop");
     registry.add_described::<icmp::Icmp>("icmp");
     registry.add_described::<limit::Limit>("limit");

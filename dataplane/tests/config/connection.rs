@@ -251,7 +251,7 @@ fn peers_of_one_config_name_each_other() {
     let help = "give `b` connection = { peer = \"a\" }".to_owned();
     assert_eq!(records(&text), [(6, 23, "`a` names `b` as its peer, but `b` doesn't name `a`".into(), help)]);
     let frames = port("a", "rc", "b").replace("loopback", "generator") + &port("b", "rc", "a") + rest;
-    assert_eq!(records(&frames)[0].2, "a generator has whole frames, and no rc queue pair at the other end");
+    assert_eq!(records(&frames)[0].2, "a generator link has whole frames, and no rc queue pair at the other end");
     let refused = format!("{}refuse = [\"rc\"]\n{}{rest}", port("a", "rc", "b"), port("b", "rc", "a"));
     assert_eq!(records(&refused)[0].2, "without rc `a` cannot carry a pipeline");
 }

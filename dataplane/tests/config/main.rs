@@ -276,20 +276,32 @@ fn typical_mistakes_get_exact_messages() {
                 ),
                 (
                     12,
-                    "a generator has whole frames, and no rc queue pair at the other end",
+                    "a generator link has whole frames, and no rc queue pair at the other end",
                     "write link = { kind = \"loopback\" }, or qp = \"raw_packet\"",
                 ),
             ],
         ),
         (
             generator,
-            "link = { kind = \"tap\" }",
-            &[(11, "unknown value `tap`", "the values are `generator`, `loopback`, `pcap`")],
+            "link = { kind = \"packet\", interface = \"a name too long\", ring = 100 }",
+            &[
+                (
+                    11,
+                    "no interface can have the name `a name too long`",
+                    "it has 1 to 15 bytes, no space, slash or colon: `ip link` lists those there are",
+                ),
+                (11, "a ring of 100 frames is no power of two", "make it 128, for example"),
+            ],
+        ),
+        (
+            generator,
+            "link = { kind = \"rope\" }",
+            &[(11, "unknown value `rope`", "the values are `generator`, `loopback`, `packet`, `pcap`")],
         ),
         (
             generator,
             "link = { flows = 16 }",
-            &[(11, "the key `kind` is missing", "write kind = \"loopback\", \"generator\" or \"pcap\"")],
+            &[(11, "the key `kind` is missing", "write kind = \"loopback\", \"generator\", \"pcap\" or \"packet\"")],
         ),
         (
             generator,
@@ -297,7 +309,7 @@ fn typical_mistakes_get_exact_messages() {
             &[(
                 6,
                 "the software device of `wan` has no link",
-                "add link = { kind = \"loopback\" }, \"generator\" or \"pcap\"",
+                "add link = { kind = \"loopback\", \"generator\", \"pcap\" or \"packet\" }",
             )],
         ),
         (

@@ -47,10 +47,20 @@ counters! {
     rx_too_long,
     /// Lost because nobody polled in time.
     rx_missed,
+    /// Frames whose checksum the kernel had left to the hardware, and which were completed here.
+    rx_completed,
+    /// Frames that the kernel handed up as one and that were several, which is what they became here.
+    rx_split,
     /// Frames, datagrams or messages sent.
     tx_packets,
     /// Their bytes.
     tx_bytes,
+    /// Lost because the link was down.
+    tx_link_down,
+    /// Lost because the kernel had no room for them.
+    tx_queue_full,
+    /// Lost because the kernel would not send them, such as for their length.
+    tx_refused,
     /// Datagrams that did not carry the right key.
     qkey_violations,
     /// Times that a connection began anew because an answer did not come, or said that something is missing.

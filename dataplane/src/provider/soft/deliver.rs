@@ -70,7 +70,7 @@ impl QpCore {
         if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
             shared.counts.rx_missed.add(wire.missed());
             if !shared.device.is_up() {
-                (0..MOST_FRAMES).take_while(|_| !wire.waits() && wire.take(|_| {})).for_each(drop);
+                (0..MOST_FRAMES).take_while(|_| !wire.waits() && wire.take(&shared.counts, |_| {})).for_each(drop);
                 return;
             }
             let lost = wire.skip_beyond(recv.len() as u64);
@@ -84,9 +84,9 @@ impl QpCore {
                 }
                 patience -= 1;
                 let more = match faults {
-                    None => wire.take(|frame| ring.extend(receiver.deliver(frame, None))),
+                    None => wire.take(&shared.counts, |frame| ring.extend(receiver.deliver(frame, None))),
                     Some(faults) => {
-                        let more = faults.take(wire, |faults, frame| {
+                        let more = faults.take(wire, &shared.counts, |faults, frame| {
                             let fails = (receiver.recv.len() > 0).then(|| faults.receive_fails()).flatten();
                             ring.extend(receiver.deliver(frame, fails));
                         });

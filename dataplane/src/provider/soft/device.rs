@@ -154,7 +154,8 @@ impl SoftDevice {
     /// Makes a device.
     ///
     /// # Errors
-    /// The MTU is none; the generator cannot make such frames; a capture cannot be read or written.
+    /// The MTU is none; the generator cannot make such frames; a capture cannot be read or written; an interface is not
+    /// there or not ours to use.
     pub fn new(spec: SoftSpec) -> Result<Self> {
         if !(68..=65_000).contains(&spec.mtu) {
             return Err(Error::Wire(format!("{}: an MTU of {} bytes: it is 68 to 65000", spec.name, spec.mtu)));

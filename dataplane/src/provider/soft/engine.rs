@@ -13,7 +13,7 @@ use crate::provider::soft::cq::{CqCore, Cqe, Stamps};
 use crate::provider::soft::device::Shared;
 use crate::provider::soft::fault::{Faults, PostFaults};
 use crate::provider::soft::handle::SoftAh;
-use crate::provider::soft::link::{Over, Wire};
+use crate::provider::soft::link::{BURST, Over, Sent, Wire};
 use crate::provider::soft::memory::{KeyCache, Slots, SoftMr, copy_inline};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::RecvQueue;
@@ -50,6 +50,8 @@ pub(super) struct QpCore {
     posted: u64,
     /// Sends posted in SQD.
     waiting: VecDeque<Waiting>,
+    /// Sends whose frames are with the wire, which sends them together; none between two verbs.
+    together: Vec<Together>,
     signal_all: bool,
     send_sges: usize,
     recv_sges: usize,
@@ -67,6 +69,14 @@ struct Waiting {
     sges: Vec<Sge>,
     /// What was inline: it was copied when it was posted.
     bytes: Vec<u8>,
+    count: u64,
+}
+
+/// A send that goes with others.
+#[derive(Clone, Copy, Debug)]
+struct Together {
+    wr_id: u64,
+    is_signaled: bool,
     count: u64,
 }
 
@@ -100,6 +110,7 @@ impl QpCore {
             depth: u64::from(caps.send_depth),
             posted: 0,
             waiting: VecDeque::new(),
+            together: Vec::with_capacity(BURST),
             signal_all: spec.signal_all,
             send_sges: caps.send_sges as usize,
             recv_sges: caps.recv_sges as usize,
@@ -138,6 +149,7 @@ impl QpCore {
             let wr = request(&it);
             self.carry_out(shared, cq, &wr, inline, it.count);
         }
+        self.flush(shared, cq);
     }
 
     /// Flushes the sends that wait. Receives are flushed when their completions are polled.
@@ -166,7 +178,7 @@ impl QpCore {
         let slots = Slots::new(mr.clone(), layout, recv_wr_id, self.pd).ok_or(libc::EINVAL)?;
         self.runs = match &mut self.wire {
             Wire::Generator(generator) => generator.bind(layout) && slots.writable && self.faults.is_none(),
-            Wire::Loopback(_) | Wire::Pcap(_) => false,
+            Wire::Loopback(_) | Wire::Pcap(_) | Wire::Packet(_) => false,
             Wire::Xdp(_) if !slots.writable => return Err(libc::EINVAL),
             Wire::Xdp(queue) => queue.bind(mr.region(), layout, recv_wr_id).map(|()| true)?,
         };
@@ -242,12 +254,13 @@ impl QpCore {
             self.check_all(shared, requests)
                 .map_err(|errno| PostError { accepted: 0, error: VerbError::new("ibv_wr_complete", errno) })?;
         }
-        for (accepted, wr) in requests.iter().enumerate() {
+        let posted = requests.iter().enumerate().try_for_each(|(accepted, wr)| {
             let wr = Outgoing { wr_id: wr.wr_id, opcode: wr.op.opcode(), flags: wr.flags, sges: wr.sges };
             self.post_one(shared, cq, &wr)
-                .map_err(|errno| PostError { accepted, error: VerbError::new("ibv_post_send", errno) })?;
-        }
-        Ok(())
+                .map_err(|errno| PostError { accepted, error: VerbError::new("ibv_post_send", errno) })
+        });
+        self.flush(shared, cq);
+        posted
     }
 
     #[inline]
@@ -388,6 +401,7 @@ impl QpCore {
             }
             accepted += 1;
         }
+        self.flush(shared, cq);
         match errno {
             None => Ok(()),
             Some(errno) => Err(PostError { accepted, error: VerbError::new("ibv_post_send", errno) }),
@@ -466,12 +480,17 @@ impl QpCore {
             }
             return self.complete(shared, cq, wr.wr_id, WcStatus::WrFlushErr, count);
         }
+        if self.wire.is_full() {
+            self.flush(shared, cq);
+        }
+        let is_signaled = wr.flags.contains(SendFlags::SIGNALED) || self.signal_all;
         match self.send(shared, wr, inline) {
-            Ok(()) if wr.flags.contains(SendFlags::SIGNALED) || self.signal_all => {
-                self.complete(shared, cq, wr.wr_id, WcStatus::Success, count);
-            }
-            Ok(()) => {}
+            Ok(Sent::Gone) if is_signaled => self.complete(shared, cq, wr.wr_id, WcStatus::Success, count),
+            Ok(Sent::Gone) => {}
+            Ok(Sent::Waits) => self.together.push(Together { wr_id: wr.wr_id, is_signaled, count }),
             Err(Failure { status, of_wire }) => {
+                // In order.
+                self.flush(shared, cq);
                 self.complete(shared, cq, wr.wr_id, status, count);
                 if of_wire {
                     return;
@@ -482,7 +501,31 @@ impl QpCore {
         }
     }
 
-    fn send(&mut self, shared: &QpShared, wr: &Outgoing<'_>, inline: Option<&[u8]>) -> Result<(), Failure> {
+    /// Sends the frames that are with the wire, and completes them.
+    #[inline]
+    fn flush(&mut self, shared: &QpShared, cq: &mut CqCore) {
+        if self.together.is_empty() {
+            return;
+        }
+        let mut together = self.together.drain(..);
+        let mut stamp = None;
+        self.wire.flush(&shared.counts, |sent| {
+            let Some(Together { wr_id, is_signaled, count }) = together.next() else { return };
+            match sent {
+                Ok(length) => {
+                    shared.counts.tx_packets.add(1);
+                    shared.counts.tx_bytes.add(length as u64);
+                    if is_signaled {
+                        let ticks = *stamp.get_or_insert_with(|| cq.stamps.now());
+                        cq.push(entry(shared, wr_id, WcStatus::Success, count, ticks));
+                    }
+                }
+                Err(status) => cq.push(entry(shared, wr_id, status, count, Ticks(0))),
+            }
+        });
+    }
+
+    fn send(&mut self, shared: &QpShared, wr: &Outgoing<'_>, inline: Option<&[u8]>) -> Result<Sent, Failure> {
         if let Some(faults) = &mut self.faults {
             let failed = faults.send_fails();
             shared.counts.faults.set(faults.injected);
@@ -503,13 +546,17 @@ impl QpCore {
         if self.scratch.len() < LEAST_FRAME {
             return Err(WcStatus::LocLenErr.into());
         }
+        let failed = |status| Failure { status, of_wire: true };
         if !shared.device.is_up() {
-            return Ok(());
+            shared.counts.tx_link_down.add(1);
+            return if self.wire.is_interface() { Err(failed(WcStatus::GeneralErr)) } else { Ok(Sent::Gone) };
         }
-        self.wire.send(&self.scratch).map_err(|status| Failure { status, of_wire: true })?;
-        shared.counts.tx_packets.add(1);
-        shared.counts.tx_bytes.add(self.scratch.len() as u64);
-        Ok(())
+        let sent = self.wire.send(&self.scratch).map_err(failed)?;
+        if sent == Sent::Gone {
+            shared.counts.tx_packets.add(1);
+            shared.counts.tx_bytes.add(self.scratch.len() as u64);
+        }
+        Ok(sent)
     }
 
     /// Makes the entry of a send.

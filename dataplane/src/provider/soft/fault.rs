@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::clock::{HostClock, Timebase};
 use crate::provider::WcStatus;
+use crate::provider::soft::counters::Counting;
 use crate::provider::soft::link::Wire;
 use crate::units::{Nanos, Ticks};
 
@@ -345,9 +346,9 @@ impl<T: Carried> Faults<T> {
 impl Faults<Vec<u8>> {
     /// Takes the next frame off the wire, or of those kept back, and hands it over unless it is lost. `false`: there is
     /// none.
-    pub(super) fn take(&mut self, wire: &mut Wire, deliver: impl FnOnce(&mut Self, &[u8])) -> bool {
+    pub(super) fn take(&mut self, wire: &mut Wire, counts: &Counting, deliver: impl FnOnce(&mut Self, &[u8])) -> bool {
         self.catch_up();
-        if self.ready.is_empty() && !wire.take(|frame| self.arrive(frame.to_vec())) {
+        if self.ready.is_empty() && !wire.take(counts, |frame| self.arrive(frame.to_vec())) {
             self.wait();
             if self.ready.is_empty() {
                 return false;

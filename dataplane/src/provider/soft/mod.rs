@@ -52,8 +52,8 @@ pub use handle::SoftAh;
 pub use inbox::SoftChannel;
 pub(crate) use link::Capture;
 pub use link::{
-    BusyPoll, Copying, Filter, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Mode, Pace, PcapSpec, Selector,
-    XDP_HEADROOM, XdpSpec,
+    BusyPoll, Copying, Filter, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Mode, Pace, PacketSpec, PcapSpec,
+    Selector, XDP_HEADROOM, XdpSpec,
 };
 pub use memory::SoftMr;
 pub use pd::SoftPd;

@@ -210,7 +210,7 @@ impl QueuePair for SoftQp {
                     shared.released.store(0, Ordering::Relaxed);
                     cq.purge(shared.number);
                 }
-                QpState::Rtr => {
+                QpState::Rtr if from != QpState::Rtr => {
                     if let Err(errno) = core.open() {
                         shared.set_state(from);
                         return Err(PostError { accepted: 0, error: VerbError::new(VERB, errno) });

@@ -56,7 +56,6 @@ impl Status {
         self.raise(EventKind::GidChange, PORT);
     }
 
-    #[allow(dead_code, reason = "for links that are made of interfaces, which come next")]
     /// Changes the address that is made from the MAC, which is the first: `GID_CHANGE`.
     pub(super) fn set_mac(&self, mac: [u8; 6]) {
         let mut gids = self.gids().clone();

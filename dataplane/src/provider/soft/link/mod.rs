@@ -2,9 +2,9 @@
 
 mod capture;
 mod generator;
-#[allow(dead_code, reason = "the links that are made of interfaces come next")]
 mod interface;
 mod loopback;
+mod packet;
 mod pcap;
 mod xdp;
 
@@ -13,18 +13,21 @@ use std::sync::Arc;
 pub(crate) use capture::Capture;
 pub use generator::{FrameKind, GeneratorSpec};
 pub use loopback::LoopbackLink;
+pub use packet::PacketSpec;
 pub use pcap::{Pace, PcapSpec};
 pub use xdp::{BusyPoll, Copying, Filter, HEADROOM as XDP_HEADROOM, Mode, Selector, XdpSpec};
 
 pub(super) use generator::{Generator, Plan};
 pub(super) use interface::Watcher;
 pub(super) use loopback::Port;
+pub(super) use packet::{BURST, PacketPort, Packets};
 pub(super) use pcap::{Files, Player};
 pub(super) use xdp::{Over, Queue, Received, Xdp};
 
 use crate::clock::HostClock;
 use crate::error::{Error, Result};
 use crate::provider::soft::SoftCounters;
+use crate::provider::soft::counters::Counting;
 use crate::provider::soft::fabric::Fabric;
 use crate::provider::soft::rss::Rss;
 use crate::provider::soft::status::Status;
@@ -41,6 +44,8 @@ pub enum LinkSpec {
     Pcap(PcapSpec),
     /// An interface of the kernel, by AF_XDP.
     Xdp(XdpSpec),
+    /// An interface of the kernel, by AF_PACKET.
+    Packet(PacketSpec),
 }
 
 /// The link of a device.
@@ -50,6 +55,7 @@ pub(super) enum Link {
     Loopback(LoopbackLink),
     Pcap(Arc<Files>),
     Xdp(Arc<Xdp>),
+    Packet(Arc<Packets>),
 }
 
 impl Link {
@@ -59,6 +65,7 @@ impl Link {
             LinkSpec::Generator(spec) => Self::Generator(Arc::new(Plan::new(spec, max_frame)?)),
             LinkSpec::Pcap(spec) => Self::Pcap(Arc::new(Files::open(spec)?)),
             LinkSpec::Xdp(spec) => Self::Xdp(Arc::new(Xdp::open(spec, max_frame)?)),
+            LinkSpec::Packet(spec) => Self::Packet(Arc::new(Packets::open(spec, max_frame)?)),
         })
     }
 
@@ -66,7 +73,7 @@ impl Link {
     pub(super) fn fabric(&self) -> Option<&Arc<Fabric>> {
         match self {
             Self::Loopback(link) => Some(link.fabric()),
-            Self::Generator(_) | Self::Pcap(_) | Self::Xdp(_) => None,
+            Self::Generator(_) | Self::Pcap(_) | Self::Packet(_) | Self::Xdp(_) => None,
         }
     }
 
@@ -77,6 +84,7 @@ impl Link {
             Self::Generator(plan) => Wire::Generator(Generator::new(plan.clone(), queue, rss, clock.clone())),
             Self::Loopback(link) => Wire::Loopback(Port::new(link, queue, rss.clone())),
             Self::Pcap(files) => Wire::Pcap(Player::new(files.clone(), queue, rss, clock.clone())),
+            Self::Packet(packets) => Wire::Packet(Box::new(PacketPort::new(packets.clone(), queue))),
             Self::Xdp(xdp) => Wire::Xdp(Queue::new(xdp.clone(), u32::from(queue.0), spec.caps)),
         }
     }
@@ -90,7 +98,7 @@ impl Link {
     pub(super) fn describe(&self) -> Option<String> {
         match self {
             Self::Xdp(xdp) => Some(xdp.describe()),
-            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => None,
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Packet(_) => None,
         }
     }
 
@@ -105,6 +113,7 @@ impl Link {
     pub(super) fn watch(&self, status: &Arc<Status>) -> Result<Option<Watcher>> {
         match self {
             Self::Xdp(xdp) => xdp.watch(status.clone()).map(Some),
+            Self::Packet(packets) => packets.watch(status.clone()).map(Some),
             Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => Ok(None),
         }
     }
@@ -114,7 +123,7 @@ impl Link {
         match self {
             Self::Pcap(files) => files.error(),
             Self::Xdp(xdp) => xdp.trouble(),
-            Self::Generator(_) | Self::Loopback(_) => None,
+            Self::Generator(_) | Self::Loopback(_) | Self::Packet(_) => None,
         }
     }
 
@@ -122,7 +131,7 @@ impl Link {
     pub(super) fn finish(&self) -> Result<()> {
         match self {
             Self::Pcap(files) => files.finish(),
-            Self::Generator(_) | Self::Loopback(_) | Self::Xdp(_) => Ok(()),
+            Self::Generator(_) | Self::Loopback(_) | Self::Packet(_) | Self::Xdp(_) => Ok(()),
         }
     }
 }
@@ -133,7 +142,17 @@ pub(super) enum Wire {
     Generator(Generator),
     Loopback(Port),
     Pcap(Player),
+    Packet(Box<PacketPort>),
     Xdp(Queue),
+}
+
+/// Where a frame is that was handed to [`Wire::send`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// On its way.
+    Gone,
+    /// With others, until [`Wire::flush`].
+    Waits,
 }
 
 impl Wire {
@@ -144,6 +163,7 @@ impl Wire {
     pub(super) fn open(&mut self) -> Result<(), i32> {
         match self {
             Self::Loopback(port) => port.open(),
+            Self::Packet(port) => port.open()?,
             Self::Xdp(queue) => queue.open()?,
             Self::Generator(_) | Self::Pcap(_) => {}
         }
@@ -155,16 +175,20 @@ impl Wire {
         match self {
             Self::Loopback(port) => port.close(),
             Self::Xdp(queue) => queue.close(),
+            Self::Packet(port) => port.close(),
             Self::Generator(_) | Self::Pcap(_) => 0,
         }
     }
 
-    /// How many frames wait at the least; the most that can be said of a source without end is `u64::MAX`.
+    /// How many frames wait at the least that would have filled posted receives by now; the most that can be said of a
+    /// source without end is `u64::MAX`.
     pub(super) fn backlog(&mut self) -> u64 {
         match self {
             Self::Generator(generator) => generator.due(),
             Self::Loopback(port) => port.backlog(),
             Self::Pcap(player) => player.due(),
+            // They wait with the kernel.
+            Self::Packet(_) => 0,
             // The kernel has its own completion ring: nothing overruns.
             Self::Xdp(_) => 0,
         }
@@ -175,40 +199,68 @@ impl Wire {
     pub(super) fn skip_beyond(&mut self, room: u64) -> u64 {
         match self {
             Self::Generator(generator) => generator.skip_beyond(room),
-            Self::Loopback(_) | Self::Pcap(_) | Self::Xdp(_) => 0,
+            Self::Loopback(_) | Self::Pcap(_) | Self::Packet(_) | Self::Xdp(_) => 0,
         }
     }
 
     /// Hands the next frame over, if one has come in. Not of a wire that has the slots themselves.
     #[inline]
-    pub(super) fn take(&mut self, deliver: impl FnOnce(&[u8])) -> bool {
+    pub(super) fn take(&mut self, counts: &Counting, deliver: impl FnOnce(&[u8])) -> bool {
         match self {
             Self::Generator(generator) => generator.take(deliver),
             Self::Loopback(port) => port.take(deliver),
             Self::Pcap(player) => player.take(deliver),
             Self::Xdp(_) => false,
+            Self::Packet(port) => port.take(counts, deliver),
         }
     }
 
     /// Whether a frame that finds no posted receive waits for one. Where it does not it is lost.
     pub(super) fn waits(&self) -> bool {
         match self {
-            Self::Generator(_) | Self::Pcap(_) | Self::Xdp(_) => true,
+            Self::Generator(_) | Self::Pcap(_) | Self::Packet(_) | Self::Xdp(_) => true,
             Self::Loopback(_) => false,
+        }
+    }
+
+    /// Whether [`Wire::flush`] must come before the next [`Wire::send`].
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        match self {
+            Self::Packet(port) => port.is_full(),
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Xdp(_) => false,
         }
     }
 
     /// Sends a frame. Not of a wire that has the slots themselves.
     #[inline]
-    pub(super) fn send(&mut self, frame: &[u8]) -> Result<(), WcStatus> {
+    pub(super) fn send(&mut self, frame: &[u8]) -> Result<Sent, WcStatus> {
         match self {
-            Self::Generator(_) => Ok(()),
-            Self::Loopback(port) => {
+            Self::Generator(_) => {}
+            Self::Loopback(port) => port.send(frame),
+            Self::Pcap(player) => player.send(frame)?,
+            Self::Packet(port) => {
                 port.send(frame);
-                Ok(())
+                return Ok(Sent::Waits);
             }
-            Self::Pcap(player) => player.send(frame),
-            Self::Xdp(_) => Err(WcStatus::LocQpOpErr),
+            Self::Xdp(_) => return Err(WcStatus::LocQpOpErr),
+        }
+        Ok(Sent::Gone)
+    }
+
+    /// Sends the frames that wait; tells of each, in order, how long it was and whether it went.
+    #[inline]
+    pub(super) fn flush(&mut self, counts: &Counting, each: impl FnMut(Result<usize, WcStatus>)) {
+        if let Self::Packet(port) = self {
+            port.flush(counts, each);
+        }
+    }
+
+    /// Whether it is an interface of the kernel. What is sent while that is down is refused.
+    pub(super) fn is_interface(&self) -> bool {
+        match self {
+            Self::Packet(_) | Self::Xdp(_) => true,
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => false,
         }
     }
 
@@ -216,15 +268,16 @@ impl Wire {
     pub(super) fn ended(&self) -> bool {
         match self {
             Self::Generator(generator) => generator.ended(),
-            Self::Loopback(_) | Self::Xdp(_) => false,
+            Self::Loopback(_) | Self::Packet(_) | Self::Xdp(_) => false,
             Self::Pcap(player) => player.ended(),
         }
     }
 
     /// Frames lost since the last call because nobody fetched them in time.
-    pub(super) fn missed(&self) -> u64 {
+    pub(super) fn missed(&mut self) -> u64 {
         match self {
             Self::Loopback(port) => port.missed(),
+            Self::Packet(port) => port.missed(),
             Self::Generator(_) | Self::Pcap(_) | Self::Xdp(_) => 0,
         }
     }
