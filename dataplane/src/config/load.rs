@@ -246,6 +246,14 @@ impl<'s> Loaded<'s> {
         self.ports.iter().filter_map(|entry| entry.port.as_ref())
     }
 
+    /// Each port of the config, as far as it could be read: a port that is wrong elsewhere has its name all the same.
+    pub fn named_ports(&self) -> impl Iterator<Item = (&str, Option<&Port>)> {
+        self.ports.iter().map(|entry| {
+            let name = entry.name.as_ref().map_or("", |name| name.get_ref());
+            (name, entry.port.as_ref())
+        })
+    }
+
     /// The name of a stage. None past the last stage, and where the config doesn't say.
     pub fn stage_name(&self, stage: usize) -> Option<&str> {
         Some(self.stages.get(stage)?.head.as_ref()?.name().get_ref())

@@ -152,6 +152,27 @@ proptest! {
         check_against_etherparse(&recipe.build());
     }
 
+    /// Usual frames, some of them with one byte changed or cut short: what is found of them is what `dissect` finds.
+    #[test]
+    fn usual_frames_are_as_all_others(
+        (tcp, payload, pad_to) in (any::<bool>(), prop::collection::vec(any::<u8>(), 0..30), 0usize..90),
+        (at, to, cut) in (0usize..60, any::<u8>(), 0usize..4),
+    ) {
+        let ip = Frame::new().ipv4([192, 0, 2, 1].into(), [198, 51, 100, 2].into());
+        let ip = if tcp { ip.tcp(1000, 80) } else { ip.udp(1000, 53) };
+        let whole = ip.payload(&payload).pad_to(pad_to).build();
+        prop_assert_eq!(dissect_usual(&whole), dissect(&whole).ok().filter(|_| whole.len() >= 54));
+        let mut changed = whole.clone();
+        if let Some(byte) = changed.get_mut(at) {
+            *byte = to;
+        }
+        for frame in [&changed[..], &whole[..whole.len() - cut]] {
+            if let Some(found) = dissect_usual(frame) {
+                prop_assert_eq!(Ok(found), dissect(frame));
+            }
+        }
+    }
+
     #[test]
     fn a_frame_cut_short_is_malformed_up_to_its_padding(recipe in recipe()) {
         let frame = recipe.build();

@@ -97,13 +97,13 @@ fn build(
 }
 
 fn ports(loaded: &Loaded<'_>) -> Vec<PortInfo> {
-    let info = |(index, port): (usize, &config::Port)| PortInfo {
-        name: port.name.clone(),
+    let info = |(index, (name, port)): (usize, (&str, Option<&config::Port>))| PortInfo {
+        name: name.to_owned(),
         // Locally administered, and different for every port, where the config names none.
-        mac: port.mac.map_or([2, 0, 0, 0, 0, (index as u8).wrapping_add(1)], |mac| mac.0),
-        mtu: port.mtu.min(u32::from(u16::MAX)) as u16,
+        mac: port.and_then(|port| port.mac).map_or([2, 0, 0, 0, 0, (index as u8).wrapping_add(1)], |mac| mac.0),
+        mtu: port.map_or(u16::MAX, |port| port.mtu.min(u32::from(u16::MAX)) as u16),
     };
-    loaded.ports().enumerate().map(info).collect()
+    loaded.named_ports().enumerate().map(info).collect()
 }
 
 /// Makes and prepares the stages of one worker. What does not fit goes to the diagnostics.

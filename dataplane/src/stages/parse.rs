@@ -4,9 +4,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::header::checksum::checksum;
-use crate::header::parse::{Dissection, Flags, Malformed, dissect, verify_ipv4_checksum};
+use crate::header::parse::{Dissection, Flags, Malformed, dissect, dissect_usual, verify_ipv4_checksum};
 use crate::header::protocol;
-use crate::mem::{Batch, Edge, Meta, MetaFlags, Reason};
+use crate::mem::{Batch, Edge, Meta, MetaFlags, Packet, Reason};
 use crate::pipeline::{Ctx, Facts, Stage};
 
 /// Finds the headers of every packet, and drops malformed ones.
@@ -49,21 +49,14 @@ const BAD_EXTENSION: Reason = Reason::own(0);
 impl Stage for Parse {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
-            let found = match dissect(packet.data()) {
-                Ok(found) => found,
-                Err(flaw) => {
-                    packet.drop(reason(flaw));
-                    continue;
-                }
-            };
-            if self.verify_checksum && !checksum_fits(packet.data(), &found) {
-                packet.drop(Reason::BadChecksum);
+            // Of a frame of the usual kind the compiler knows where everything is.
+            if let Some(found) = dissect_usual(packet.data()) {
+                self.settle(&mut packet, &found);
                 continue;
             }
-            let flow_hash = flow_hash(packet.data(), &found);
-            note(packet.meta_mut(), &found, flow_hash);
-            if !found.flags.intersects(Flags::IPV4 | Flags::IPV6) {
-                packet.steer(if found.flags.contains(Flags::ARP) { ARP } else { OTHER });
+            match dissect(packet.data()) {
+                Ok(found) => self.settle(&mut packet, &found),
+                Err(flaw) => packet.drop(reason(flaw)),
             }
         }
     }
@@ -81,6 +74,21 @@ impl Stage for Parse {
 
     fn sets(&self) -> Facts {
         Facts::HEADERS | Facts::FLOW_HASH
+    }
+}
+
+impl Parse {
+    /// Writes down what was found, and says where the packet goes.
+    #[inline(always)]
+    fn settle(&self, packet: &mut Packet<'_>, found: &Dissection) {
+        if self.verify_checksum && !checksum_fits(packet.data(), found) {
+            return packet.drop(Reason::BadChecksum);
+        }
+        let flow_hash = flow_hash(packet.data(), found);
+        note(packet.meta_mut(), found, flow_hash);
+        if !found.flags.intersects(Flags::IPV4 | Flags::IPV6) {
+            packet.steer(if found.flags.contains(Flags::ARP) { ARP } else { OTHER });
+        }
     }
 }
 
@@ -109,7 +117,7 @@ fn reason(flaw: Malformed) -> Reason {
 }
 
 /// Whether the IPv4 header, if there is one, has its right checksum.
-#[inline]
+#[inline(always)]
 fn checksum_fits(frame: &[u8], found: &Dissection) -> bool {
     if found.flags.intersection(Flags::IPV4 | Flags::IP_OPTIONS) == Flags::IPV4 {
         // Nearly all headers have no options: of a known length the sum is a handful of additions.
@@ -120,7 +128,7 @@ fn checksum_fits(frame: &[u8], found: &Dissection) -> bool {
 }
 
 /// Writes down what was found, and leaves what others have.
-#[inline]
+#[inline(always)]
 fn note(meta: &mut Meta, found: &Dissection, flow_hash: u32) {
     const SAME: Flags =
         Flags::IPV4.union(Flags::IPV6).union(Flags::ARP).union(Flags::FRAGMENT).union(Flags::FIRST_FRAGMENT);
@@ -147,7 +155,7 @@ fn note(meta: &mut Meta, found: &Dissection, flow_hash: u32) {
 const SEEDS: [u64; 2] = [0x6a09_e667_f3bc_c909, 0xbb67_ae85_84ca_a73b];
 
 /// The flow of a packet: both ends, however they are told apart, and what they speak.
-#[inline]
+#[inline(always)]
 fn flow_hash(frame: &[u8], found: &Dissection) -> u32 {
     let ports = if matches!(found.protocol, protocol::TCP | protocol::UDP)
         && found.flags.intersection(Flags::L4_OK | Flags::FRAGMENT) == Flags::L4_OK

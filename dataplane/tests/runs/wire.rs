@@ -123,6 +123,14 @@ fn what_the_machine_does_not_have_is_told_before_the_run() {
     assert!(fs::read_dir(folder.file("")).unwrap().next().is_none(), "a check writes nothing");
 }
 
+/// A port with a mistake is a port: stages that name it are right.
+#[test]
+fn a_mistake_in_a_port_is_one_mistake() {
+    let text = config("workers = 1", "kind = 'generator', flows = -1");
+    let mistakes = Folder::new().assemble(&text).err().unwrap();
+    assert!(mistakes.contains("-1") && mistakes.contains("1 mistake in"), "{mistakes}");
+}
+
 /// A wire on which every frame is lost, or is late for ever, keeps no worker from ending.
 #[test]
 fn faults_that_leave_nothing_do_not_keep_a_run() {
