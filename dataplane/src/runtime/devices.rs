@@ -14,7 +14,7 @@ use crate::pipeline::PortInfo;
 use crate::provider::connect::{Connector, EndpointParameters};
 use crate::provider::soft::{LoopbackLink, SoftDevice};
 use crate::provider::{Device, QpType};
-use crate::runtime::peer::{self, Introducer, Meeting, PeerWiring, Terms, Way};
+use crate::runtime::peer::{self, Introducer, Meeting, PeerWiring, Terms, Way, Ways};
 use crate::runtime::soft;
 use crate::runtime::watch::Watch;
 
@@ -146,6 +146,8 @@ struct Port<D: Device> {
     name: String,
     device: D,
     pd: D::Pd,
+    /// To the peers of its lanes.
+    ways: Arc<Ways<D::Pd>>,
     /// The port of the device, from 1.
     number: u8,
     watch: Arc<Watch>,
@@ -199,19 +201,20 @@ impl<D: Device> Port<D> {
         };
         let pd = device.alloc_pd().map_err(|error| error.on(device.name()))?;
         let name = config.name.clone();
-        Ok(Self { connection, name, device, pd, number, watch, provider })
+        let ways = Arc::new(Ways::new(&pd));
+        Ok(Self { connection, name, device, pd, ways, number, watch, provider })
     }
 }
 
 impl<D: Device> PortDevice for Port<D> {
     fn open_lane(&self, pool: &mut Pool, spec: LaneSpec) -> Result<Box<dyn Lane>> {
-        let Self { device, pd, .. } = self;
+        let Self { device, pd, ways, .. } = self;
         let wiring: Box<dyn Wiring<D>> = match &self.connection {
             None => Box::new(RawWiring { port: self.number }),
             Some(it) => {
                 let connector = Connector::new(device, it.kind, it.parameters.clone())?;
                 let lane = (it.kind, spec.queue.0, pool.layout().room());
-                Box::new(PeerWiring::new((device, pd), connector, lane, it.meeting.clone(), it.addresses.clone()))
+                Box::new(PeerWiring::new((device, ways), connector, lane, it.meeting.clone(), it.addresses.clone()))
             }
         };
         // Of connections each lane's queue pair is the only one of its kind.

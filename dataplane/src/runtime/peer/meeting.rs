@@ -1,6 +1,6 @@
 //! Where the lanes of a port, each on its worker's thread, meet the thread that brings them their peers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -30,6 +30,8 @@ pub(crate) struct Meeting {
     seats: Mutex<Box<[Seat]>>,
     changed: Condvar,
     flags: Box<[Flags]>,
+    /// How often peers were told; written with the seats locked.
+    round: AtomicU32,
     /// Why a lane would not have its peer, last.
     refusal: Mutex<Option<String>>,
 }
@@ -37,6 +39,7 @@ pub(crate) struct Meeting {
 /// What a lane looks at without a lock; written with the seats locked.
 #[derive(Debug, Default)]
 struct Flags {
+    answered: AtomicBool,
     live: AtomicBool,
     stale: AtomicBool,
 }
@@ -47,6 +50,7 @@ impl Meeting {
             seats: Mutex::new(vec![Seat::Empty; lanes].into()),
             changed: Condvar::new(),
             flags: (0..lanes).map(|_| Flags::default()).collect(),
+            round: AtomicU32::new(0),
             refusal: Mutex::default(),
         }
     }
@@ -63,16 +67,20 @@ impl Meeting {
     pub(crate) fn offer(&self, queue: u16, endpoint: QueuePairEndpoint) {
         let flags = self.flags(queue);
         let mut seats = self.seats();
+        flags.answered.store(false, Ordering::Relaxed);
         flags.live.store(false, Ordering::Relaxed);
         flags.stale.store(false, Ordering::Relaxed);
         seats[usize::from(queue)] = Seat::Offered(endpoint);
         self.changed.notify_all();
     }
 
-    /// The lane's peer, once it is known.
-    pub(crate) fn answer(&self, queue: u16) -> Option<QueuePairEndpoint> {
+    /// The lane's peer, once it is known, and how often the lanes were told theirs by then. It takes no lock before.
+    pub(crate) fn answer(&self, queue: u16) -> Option<(QueuePairEndpoint, u32)> {
+        if !self.flags(queue).answered.load(Ordering::Relaxed) {
+            return None;
+        }
         match self.seats().get(usize::from(queue)) {
-            Some(Seat::Answered(peer)) => Some(*peer),
+            Some(Seat::Answered(peer)) => Some((*peer, self.round.load(Ordering::Relaxed))),
             _ => None,
         }
     }
@@ -126,8 +134,10 @@ impl Meeting {
         let mut seats = self.seats();
         let same = seats.iter().zip(own).all(|(seat, own)| *seat == Seat::Offered(*own));
         if same {
-            for (seat, peer) in seats.iter_mut().zip(peers) {
+            self.round.fetch_add(1, Ordering::Relaxed);
+            for ((seat, flags), peer) in seats.iter_mut().zip(&self.flags).zip(peers) {
                 *seat = Seat::Answered(*peer);
+                flags.answered.store(true, Ordering::Relaxed);
             }
         }
         same

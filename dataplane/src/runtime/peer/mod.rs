@@ -9,9 +9,11 @@
 mod introduce;
 mod meeting;
 mod parameters;
+mod ways;
 mod wiring;
 
 pub(crate) use introduce::{Introducer, Terms, Way};
 pub(crate) use meeting::Meeting;
 pub(crate) use parameters::parameters;
+pub(crate) use ways::Ways;
 pub(crate) use wiring::PeerWiring;

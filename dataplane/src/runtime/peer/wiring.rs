@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
 use super::meeting::Meeting;
+use super::ways::Ways;
 use crate::error::VerbError;
 use crate::lane::{QpOf, Wiring};
 use crate::provider::connect::{Agreed, Connector, QueuePairEndpoint};
@@ -24,8 +25,8 @@ enum Step<D: Device> {
     Initialised,
     /// The endpoint was offered.
     Offered,
-    /// The way to the peer of datagrams is being looked for, which may take its time.
-    Resolving(Agreed, JoinHandle<Result<AhOf<D>, VerbError>>),
+    /// The way to the peer is being looked for, which may take its time.
+    Resolving(QueuePairEndpoint, JoinHandle<Result<AhOf<D>, VerbError>>),
     /// RTS.
     Ready,
     /// The peer cannot be reached: all begins anew, with the next peer.
@@ -35,7 +36,7 @@ enum Step<D: Device> {
 /// The wiring of one lane of a port that has a peer.
 pub(crate) struct PeerWiring<D: Device> {
     device: D,
-    pd: D::Pd,
+    ways: Arc<Ways<D::Pd>>,
     connector: Connector,
     kind: QpType,
     queue: u16,
@@ -53,7 +54,7 @@ pub(crate) struct PeerWiring<D: Device> {
 
 impl<D: Device> PeerWiring<D> {
     pub(crate) fn new(
-        (device, pd): (&D, &D::Pd),
+        (device, ways): (&D, &Arc<Ways<D::Pd>>),
         connector: Connector,
         (kind, queue, room): (QpType, u16, u32),
         meeting: Arc<Meeting>,
@@ -61,7 +62,7 @@ impl<D: Device> PeerWiring<D> {
     ) -> Self {
         Self {
             device: device.clone(),
-            pd: pd.clone(),
+            ways: ways.clone(),
             connector: connector.queue(queue),
             kind,
             queue,
@@ -81,32 +82,44 @@ impl<D: Device> PeerWiring<D> {
         QueuePairEndpoint { max_message: endpoint.max_message.min(self.room), ..endpoint }
     }
 
-    /// The peer is known: on to RTS, and for datagrams to the way there. What the device refuses here may be the fault of
-    /// what the peer told, such as an address that nothing leads to: it ends this try, and not the run.
-    fn handshake(&mut self, qp: &mut QpOf<D>, remote: &QueuePairEndpoint) {
-        let agreed = match self.connector.connect(qp, remote) {
-            Ok(agreed) => agreed,
+    /// The peer is known. Before the queue pair goes on, the way there is looked for on a thread of its own: the kernel looks
+    /// for it when a connection goes to RTR, and of an address that nothing leads to it takes a second to find out. What the
+    /// kernel has just found it finds at once.
+    fn look_for(&mut self, qp: &QpOf<D>, (remote, round): (QueuePairEndpoint, u32)) {
+        let path = match self.connector.agree(&self.connector.endpoint(qp), &remote) {
+            Ok(agreed) => agreed.path,
             Err(refused) => return self.refuse(&refused.to_string()),
         };
-        if self.kind != QpType::Ud {
-            return self.arrive(agreed);
-        }
-        let (pd, path) = (self.pd.clone(), agreed.path);
-        match thread::Builder::new().name("resolve".to_owned()).spawn(move || pd.create_ah(&path)) {
-            Ok(resolve) => self.step = Step::Resolving(agreed, resolve),
+        let ways = self.ways.clone();
+        match thread::Builder::new().name("resolve".to_owned()).spawn(move || ways.find(round, &path)) {
+            Ok(found) => self.step = Step::Resolving(remote, found),
             Err(error) => self.refuse(&format!("no thread to resolve its address: {error}")),
         }
+    }
+
+    /// The way is known: on to RTS. What the device refuses here may be the fault of what the peer told: it ends this try, and
+    /// not the run.
+    fn handshake(&mut self, qp: &mut QpOf<D>, remote: &QueuePairEndpoint, handle: AhOf<D>) -> Result<(), VerbError> {
+        let agreed = match self.connector.connect(qp, remote) {
+            Ok(agreed) => agreed,
+            Err(refused) => {
+                self.refuse(&refused.to_string());
+                return Ok(());
+            }
+        };
+        if self.kind == QpType::Ud {
+            qp.bind_peer(Destination { ah: &handle, qp: remote.qpn, qkey: remote.qkey })?;
+            self.handle = Some(handle);
+        }
+        self.agreed = Some(agreed);
+        self.step = Step::Ready;
+        self.meeting.ready(self.queue);
+        Ok(())
     }
 
     fn refuse(&mut self, why: &str) {
         self.meeting.refuse(&format!("the peer cannot be connected with: {why}"));
         self.step = Step::Refused;
-    }
-
-    fn arrive(&mut self, agreed: Agreed) {
-        self.agreed = Some(agreed);
-        self.step = Step::Ready;
-        self.meeting.ready(self.queue);
     }
 }
 
@@ -144,24 +157,16 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
             }
             Step::Offered => {
                 self.step = Step::Offered;
-                if let Some(remote) = self.meeting.answer(self.queue) {
-                    self.handshake(qp, &remote);
+                if let Some(answer) = self.meeting.answer(self.queue) {
+                    self.look_for(qp, answer);
                 }
             }
-            Step::Resolving(agreed, resolve) if !resolve.is_finished() => self.step = Step::Resolving(agreed, resolve),
-            Step::Resolving(agreed, resolve) => {
+            Step::Resolving(remote, found) if !found.is_finished() => self.step = Step::Resolving(remote, found),
+            Step::Resolving(remote, found) => {
                 // A thread that panicked has found nothing.
-                let found = resolve.join().unwrap_or(Err(VerbError::new("ibv_create_ah", libc::EIO)));
-                match found {
-                    Ok(handle) => {
-                        let to = Destination { ah: &handle, qp: agreed.remote.qpn, qkey: agreed.remote.qkey };
-                        qp.bind_peer(to)?;
-                        self.handle = Some(handle);
-                        self.arrive(agreed);
-                    }
-                    Err(error) => {
-                        self.refuse(&format!("{}: {error}: no way to {}", self.device.name(), agreed.remote.gid));
-                    }
+                match found.join().unwrap_or(Err(VerbError::new("ibv_create_ah", libc::EIO))) {
+                    Ok(handle) => self.handshake(qp, &remote, handle)?,
+                    Err(error) => self.refuse(&format!("{}: {error}: no way to {}", self.device.name(), remote.gid)),
                 }
             }
             step @ (Step::Ready | Step::Refused) => self.step = step,
