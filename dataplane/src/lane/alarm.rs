@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::provider::{AsyncEvent, EventKind};
+use crate::provider::{AsyncEvent, EventKind, EventSubject};
 
 /// The alarms of one device. Lanes look at it every few hundred loops, and take a lock only when there is something new.
 #[derive(Debug, Default)]
@@ -40,6 +40,16 @@ impl Alarms {
         self.gone.load(Ordering::Relaxed)
     }
 
+    /// Takes off all alarms of a queue pair and its completion queues, which are gone.
+    pub(crate) fn forget(&self, queue_pair: u32, queues: &[u32]) {
+        let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        rung.retain(|(kind, number)| match kind.subject() {
+            EventSubject::QueuePair => *number != queue_pair,
+            EventSubject::CompletionQueue => !queues.contains(number),
+            _ => true,
+        });
+    }
+
     /// Hears, and takes off, the alarm of this kind for one of these queues.
     pub(crate) fn hear(&self, kinds: &[EventKind], numbers: &[u32]) -> bool {
         let mut rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,6 +75,10 @@ mod tests {
         alarms.ring(AsyncEvent { kind: EventKind::CqErr, element: 4 });
         assert!(alarms.rang_since(&mut seen), "it may ring again");
         assert!(!alarms.is_gone());
+        alarms.ring(AsyncEvent { kind: EventKind::QpFatal, element: 4 });
+        alarms.forget(5, &[5, 4]);
+        assert!(!alarms.hear(&[EventKind::CqErr], &[4]), "it is gone");
+        assert!(alarms.hear(&[EventKind::QpFatal], &[4]), "a queue pair of the same number is not");
         alarms.ring(AsyncEvent { kind: EventKind::DeviceFatal, element: 0 });
         assert!(alarms.is_gone());
     }

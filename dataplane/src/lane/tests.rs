@@ -140,6 +140,37 @@ fn lost_queues_are_made_anew() {
     assert!(counters.tx > 0 && counters.abandoned > 0, "{counters:?}");
 }
 
+/// Of a run that was accepted in part no send is signalled. Without another that tells of them they come back by a reset.
+#[test]
+fn sends_that_nobody_tells_of_come_back() {
+    let source = LinkSpec::Generator(GeneratorSpec { count: Some(43), ..GeneratorSpec::default() });
+    let faults = FaultSpec { post_error_at: 43, post_errno: libc::ENOMEM, ..FaultSpec::default() };
+    let mut bench = Bench::new(vec![(source, FaultSpec::default()), (generator(), faults)]);
+    bench.refill();
+    (0..10).for_each(|_| bench.round());
+    assert_eq!((bench.lanes[1].sending(), bench.lanes[1].counters().tx), (10, 32));
+    while bench.lanes[1].sending() > 0 {
+        bench.round();
+        bench.lanes[1].attend(&mut bench.pool).unwrap();
+    }
+    let counters = bench.finish().remove(1);
+    assert_eq!((counters.tx, counters.tx_errors, counters.recoveries), (32, 11, 1), "{counters:?}");
+}
+
+/// With another send behind them it tells of them, and nothing is reset.
+#[test]
+fn sends_that_a_later_one_tells_of_come_back_with_it() {
+    let faults = FaultSpec { post_error_at: 43, post_errno: libc::ENOMEM, ..FaultSpec::default() };
+    let mut bench = Bench::new(vec![(generator(), FaultSpec::default()), (generator(), faults)]);
+    bench.refill();
+    for _ in 0..1_000 {
+        bench.round();
+        bench.lanes[1].attend(&mut bench.pool).unwrap();
+    }
+    let counters = bench.finish().remove(1);
+    assert_eq!((counters.tx_errors, counters.recoveries), (22, 0), "{counters:?}");
+}
+
 /// A queue pair that never flushes is reset at the deadline, and goes on.
 #[test]
 fn what_is_never_flushed_is_taken_back() {

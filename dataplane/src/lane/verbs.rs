@@ -50,6 +50,10 @@ pub(crate) struct VerbsLane<D: Device> {
     longest: u16,
     run: Box<Completions>,
     stopping: bool,
+    /// A queue pair could not be ended: the device has what was posted to it for ever.
+    lost: bool,
+    /// Since when the newest sends will never report, for none of them is signalled.
+    silent: Option<Instant>,
     alarms: Arc<Alarms>,
     /// The alarms that were looked at.
     heard: u32,
@@ -158,6 +162,8 @@ impl<D: Device> VerbsLane<D> {
             generation: 0,
             run: Completions::new(),
             stopping: false,
+            lost: false,
+            silent: None,
             alarms,
             heard: 0,
             counters: LaneCounters::default(),
@@ -354,17 +360,24 @@ impl<D: Device> VerbsLane<D> {
         Ok(())
     }
 
-    /// A completion queue is lost: all queues are made anew. A device that is gone makes none, and that is the error.
+    /// A completion queue is lost: all queues are made anew. A device that is gone makes none, and that is the error; so is
+    /// one that does not let go of the old ones.
     #[cold]
     fn rebuild(&mut self, pool: &mut Pool, lost: VerbError) -> Result<(), VerbError> {
-        if self.stopping {
+        if self.stopping || self.lost {
             return Err(lost);
         }
         tracing::warn!("{}: {lost}: a completion queue is lost, its queues are made anew", self.device.name());
         let (queues, granted) = Queues::make(&self.device, &self.pd, &self.spec)?;
-        // The old ones end here, and with them the device's hold on their memory.
-        self.queues = queues;
+        let old = std::mem::replace(&mut self.queues, queues);
         self.granted = granted;
+        let (queue_pair, queues) = (old.qp.number().0, [old.send_cq.number(), old.recv_cq.number()]);
+        if let Err(error) = old.qp.destroy() {
+            // The device may still write to their memory: nobody else gets it.
+            self.lost = true;
+            return Err(error);
+        }
+        self.alarms.forget(queue_pair, &queues);
         self.counters.abandoned += self.outstanding() as u64;
         self.take_back(pool);
         self.counters.rebuilds += 1;
@@ -381,6 +394,7 @@ impl<D: Device> VerbsLane<D> {
     #[cold]
     fn take_back(&mut self, pool: &mut Pool) {
         let sending = self.in_flight.len();
+        self.silent = None;
         while let Some(slot) = self.posted.pop() {
             pool.put_one(slot, SlotState::Posted);
         }
@@ -498,6 +512,12 @@ impl<D: Device> Lane for VerbsLane<D> {
             Ok(()) => n,
             Err(refused) => refused.accepted.min(n),
         };
+        // The last of a run is signalled, and says of all before it that they are over.
+        if taken == n && n > 0 {
+            self.silent = None;
+        } else if taken > 0 {
+            self.silent.get_or_insert_with(Instant::now);
+        }
         self.in_flight.extend(&batch.descs()[..taken], &batch.stamps()[..taken]);
         if taken < batch.len() {
             pool.moved_descs(&batch.descs()[taken..n], SlotState::Sending, SlotState::Batched);
@@ -542,6 +562,10 @@ impl<D: Device> Lane for VerbsLane<D> {
                 Phase::Failed(_) => {}
             }
         }
+        if self.silent.is_some_and(|since| since.elapsed() > FLUSH_DEADLINE) && self.phase == Phase::Live {
+            // No send came after them that would have told: by a reset they come back.
+            self.fail();
+        }
         if self.alarms.rang_since(&mut self.heard) { self.listen(pool) } else { Ok(()) }
     }
 
@@ -552,6 +576,9 @@ impl<D: Device> Lane for VerbsLane<D> {
     }
 
     fn drain(&mut self, pool: &mut Pool) -> Result<usize, VerbError> {
+        if self.lost {
+            return Ok(0);
+        }
         while self.in_flight.len() > 0 && self.poll_sends(pool, &mut NoSink)? > 0 {}
         while self.posted.len() > 0 {
             let n = self.queues.recv_cq.poll_run(&mut self.run, RUN)?;
@@ -564,7 +591,7 @@ impl<D: Device> Lane for VerbsLane<D> {
     }
 
     fn abandon(&mut self, pool: &mut Pool) {
-        if self.outstanding() == 0 {
+        if self.outstanding() == 0 || self.lost {
             return;
         }
         let (attributes, mask) = QpAttributes::to(QpState::Reset);

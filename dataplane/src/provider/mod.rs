@@ -419,6 +419,15 @@ pub trait QueuePair: Send {
     /// See [`PostError`].
     fn bind_mw(&mut self, mw: &mut Self::Mw, bind: &MwBind<'_, Self::Mr>) -> Result<(), PostError>;
 
+    /// Ends it: `ibv_destroy_qp(3)`. Dropping it does the same, and can tell nobody but the log that it failed.
+    ///
+    /// # Errors
+    /// The device still has it, and all that was posted to it. `EBUSY`, among others: another thread polls a queue of it;
+    /// it ends when that is over.
+    fn destroy(self) -> Result<(), VerbError>
+    where
+        Self: Sized;
+
     /// Says where runs are sent to; for unreliable datagrams only.
     ///
     /// # Errors

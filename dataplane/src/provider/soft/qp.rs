@@ -230,6 +230,11 @@ impl QueuePair for SoftQp {
         Ok(())
     }
 
+    /// Memory is touched by who posts and polls alone: without the queue pair nobody has it.
+    fn destroy(self) -> Result<(), VerbError> {
+        Ok(())
+    }
+
     fn bind_slots(&mut self, mr: &SoftMr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), VerbError> {
         if let Some(connection) = &mut self.connection {
             return connection.bind(mr, layout, recv_wr_id).map_err(|errno| VerbError::new("bind_slots", errno));

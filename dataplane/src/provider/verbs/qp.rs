@@ -89,7 +89,10 @@ impl QpBody {
 
     /// Destroys the queue pair. If another thread polls one of its queues, and that has no lock, it is stopped, and
     /// destroyed when that queue is polled no more.
-    pub(super) fn end(mut self) {
+    ///
+    /// # Errors
+    /// As the verb, which is in the log; `EBUSY`: it is not destroyed yet.
+    pub(super) fn end(mut self) -> Result<(), VerbError> {
         let queues = [self.send.clone(), self.recv.clone()];
         let mut visits = Vec::new();
         for queue in &queues {
@@ -104,11 +107,12 @@ impl QpBody {
                     if let Err(error) = stopped.and_then(|()| self.follow(0, QpState::Err)) {
                         tracing::warn!(device = self.context().name, "{error}");
                     }
-                    return graves.push(self);
+                    graves.push(self);
+                    return Err(VerbError::new("ibv_destroy_qp", libc::EBUSY));
                 }
             }
         }
-        self.destroy();
+        self.destroy()
     }
 
     /// Takes what receives raw packets along into a state, once the queue pair is there.
@@ -120,7 +124,7 @@ impl QpBody {
     }
 
     /// The queues let this thread in.
-    fn destroy(mut self) {
+    fn destroy(mut self) -> Result<(), VerbError> {
         // Nothing may come any more before the end.
         drop(self.raw_queue.take());
         let name = &self.context().name;
@@ -133,7 +137,9 @@ impl QpBody {
             queue.detach(&self.state);
         }
         // SAFETY: this is the only owner. Its events are acknowledged as soon as they are taken.
-        ended(unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) }, name);
+        let destroyed = unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) };
+        ended(destroyed, name);
+        destroyed
     }
 }
 
@@ -142,7 +148,8 @@ const STATE: c_int = AttributeMask::STATE.bits().cast_signed();
 impl Drop for VerbsQp {
     fn drop(&mut self) {
         if let Some(body) = self.body.take() {
-            body.end();
+            // What failed is in the log.
+            let _ = body.end();
         }
     }
 }
@@ -469,6 +476,10 @@ impl QueuePair for VerbsQp {
         }
         self.set_state(to);
         followed
+    }
+
+    fn destroy(mut self) -> Result<(), VerbError> {
+        self.body.take().map_or(Ok(()), QpBody::end)
     }
 
     fn bind_slots(&mut self, mr: &VerbsMr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), VerbError> {

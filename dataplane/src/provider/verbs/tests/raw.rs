@@ -18,13 +18,13 @@ use crate::provider::{
 };
 
 /// A device with all offloads, and its fake. The device goes first.
-struct Bed {
-    device: VerbsDevice,
-    fake: Fake,
+pub(super) struct Bed {
+    pub(super) device: VerbsDevice,
+    pub(super) fake: Fake,
 }
 
 /// A device that has all but checksums.
-fn bed() -> Bed {
+pub(super) fn bed() -> Bed {
     bed_with(1 | 2 | 8)
 }
 
