@@ -20,6 +20,10 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// Lines that wait to be read; the oldest give way.
 const LINES: usize = 256;
 
+/// Different events that are counted, to tell a storm. More come only of queues that are made anew over and over: then
+/// counting begins anew too.
+const COUNTED: usize = 1024;
+
 /// What to do when a port of the device, from 1, may have changed: its state or its addresses.
 type OnPort = (u8, Box<dyn FnMut() + Send>);
 
@@ -139,6 +143,9 @@ fn listen<D: Device>(device: &D, shared: &Shared) {
                 .filter(|(port, _)| u32::from(*port) == event.element)
                 .for_each(|(_, act)| act()),
             _ => shared.alarms.ring(event),
+        }
+        if heard.len() >= COUNTED && !heard.contains_key(&(event.kind, event.element)) {
+            heard.clear();
         }
         let times = heard.entry((event.kind, event.element)).or_default();
         *times += 1;
