@@ -100,7 +100,8 @@ impl<D: Device> MessageQueuePair<D> {
     /// Posts sends: `ibv_post_send(3)`. A doorbell for each run of requests that are not inline, and for each that is.
     ///
     /// # Errors
-    /// See [`PostError`]; `EFAULT`: bytes to send inline are in no buffer of the domain.
+    /// See [`PostError`]; `EINVAL`: more bytes to send inline than were granted; `EFAULT`: they are in no buffer of the
+    /// domain.
     pub fn post_send(&mut self, requests: &[SendRequest<'_, Ah<D>>]) -> Result<(), PostError> {
         let inline = |request: &SendRequest<'_, Ah<D>>| request.flags.contains(SendFlags::INLINE);
         let mut accepted = 0;
@@ -118,13 +119,18 @@ impl<D: Device> MessageQueuePair<D> {
 
     /// Posts a request whose bytes the library reads: those of a copy.
     fn post_inline(&mut self, request: &SendRequest<'_, Ah<D>>) -> Result<(), PostError> {
+        let refuse = |errno| Err(PostError { accepted: 0, error: VerbError::new("ibv_post_send", errno) });
+        let length: u64 = request.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        if length > u64::from(self.qp.caps().inline) {
+            return refuse(libc::EINVAL);
+        }
         self.inline.clear();
         for sge in request.sges {
             let begin = self.inline.len();
             self.inline.resize(begin + sge.length as usize, 0);
             if sge.length > 0 {
                 let Some((memory, offset)) = self.memories.find(sge.addr, sge.length as usize) else {
-                    return Err(PostError { accepted: 0, error: VerbError::new("ibv_post_send", libc::EFAULT) });
+                    return refuse(libc::EFAULT);
                 };
                 memory.read(offset, &mut self.inline[begin..]);
             }

@@ -109,9 +109,12 @@ fn only_the_bytes_of_buffers_go_inline() {
     let gone = a.domain.buffer(64, Access::empty()).unwrap().sge(0..4);
     assert_eq!(a.send_to(&b, 1, SendFlags::INLINE, &[gone]), Err(libc::EFAULT));
     assert_eq!(a.send_to(&b, 1, SendFlags::INLINE, &[inside]), Ok(()));
-    // Longer than the queue pair takes: the device's word.
-    let long = a.buffer.sge(0..65);
-    assert!(a.send_to(&b, 1, SendFlags::INLINE, &[long]).is_err_and(|errno| errno != libc::EFAULT));
+    // Longer than the queue pair takes: refused before a byte is copied, wherever they are.
+    for length in [65, u32::MAX] {
+        let long = Sge { length, ..a.buffer.sge(0..1) };
+        assert_eq!(a.send_to(&b, 1, SendFlags::INLINE, &[long]), Err(libc::EINVAL));
+        assert_eq!(a.send_to(&b, 1, SendFlags::INLINE, &[inside, long, long]), Err(libc::EINVAL));
+    }
 }
 
 #[test]
