@@ -27,16 +27,21 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
     let run = Run::start_unless(assembly, options, || signals.pending().next().is_some())?;
     tracing::info!("running");
     watch(&run, &mut signals);
-    let report = run.join()?;
-    match if args.json { Form::Json } else { args.report } {
-        Form::Human => console::print(&report.to_string())?,
-        Form::Json => console::print_json(&report)?,
-    }
-    match report.is_good() {
+    let mut report = run.join()?;
+    let outcome = match report.is_good() {
         true => Ok(()),
         false if report.errors.is_empty() => Err(Stop::Failed("the ledger does not balance".to_owned())),
         false => Err(Stop::Failed(report.errors.join("\nerror: "))),
+    };
+    match if args.json { Form::Json } else { args.report } {
+        Form::Human => {
+            // They come last, by the standard error.
+            report.errors.clear();
+            console::print(&report.to_string())?;
+        }
+        Form::Json => console::print_json(&report)?,
     }
+    outcome
 }
 
 /// Shows progress and what devices say until the run ends.
