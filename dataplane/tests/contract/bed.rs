@@ -50,7 +50,7 @@ pub(crate) struct Bed<D: Device> {
 /// Why a case does not go on.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The device cannot: the capability, and the `errno` that says so.
+    /// The device cannot: the capability, and the `errno` that says so; 0: the contract has no verb to ask it by.
     Skip(String, i32),
     /// It went wrong.
     Fail(String),

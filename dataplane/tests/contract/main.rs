@@ -130,7 +130,8 @@ fn check<D: Device>(bed: &Bed<D>, skips: &[(&str, usize)]) {
             Ok(()) if trial.checked => passed += 1,
             Ok(()) => failed.push(format!("{case}: expects nothing")),
             Err(Stop::Skip(capability, errno)) => {
-                println!("{} {case}: skipped: {capability}: {}", bed.name, bed::errno_name(errno));
+                let why = if errno == 0 { "not in the contract".to_owned() } else { bed::errno_name(errno) };
+                println!("{} {case}: skipped: {capability}: {why}", bed.name);
                 *skipped.entry(capability).or_default() += 1;
             }
             Err(Stop::Fail(why)) => failed.push(format!("{case}: {why} {}", trial.log.last().map_or("", |it| it))),
