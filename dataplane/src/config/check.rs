@@ -173,6 +173,10 @@ impl<'a> Checker<'a, '_> {
                 link::packet(self.loaded, index, link, self.diagnostics);
                 None
             }
+            Some(Link::Tap(link)) => {
+                link::tap(self.loaded, index, link, self.diagnostics);
+                None
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use super::diagnostics::{Diagnostics, Mistake};
 use super::load::Loaded;
 use super::memory::ETHERNET;
 use super::plan::PortPlan;
-use super::port::{Generator, Link, Pace, Packet, Pcap, Port, Protocol};
+use super::port::{Generator, Link, Pace, Packet, Pcap, Port, Protocol, Tap};
 use super::types::Repeat;
 
 /// The most bytes that all different frames of a generator have together.
@@ -106,15 +106,26 @@ pub(super) fn packet(loaded: &Loaded<'_>, index: usize, link: &Packet, diagnosti
     }
 }
 
+/// Checks the name of a TAP, and that its address is one.
+pub(super) fn tap(loaded: &Loaded<'_>, index: usize, link: &Tap, diagnostics: &mut Diagnostics) {
+    interface_name(loaded, &format!("port[{index}].link.name"), &link.name, diagnostics);
+    if let Some(mac) = link.mac.filter(|mac| mac.0[0] & 1 == 1 || mac.0 == [0; 6]) {
+        let span = loaded.locate(&format!("port[{index}].link.mac"));
+        let mistake = Mistake::error(span, format!("{mac} is the address of no single interface"));
+        diagnostics.push(mistake.help("make the first byte even, such as 02, and not all of it zero"));
+    }
+}
+
 /// The most bytes of the name of an interface.
 const LONGEST_NAME: usize = 15;
 
 fn interface_name(loaded: &Loaded<'_>, path: &str, name: &str, diagnostics: &mut Diagnostics) {
-    let odd = |byte: u8| b"/:".contains(&byte) || byte == 0 || byte.is_ascii_whitespace();
+    let odd = |byte: u8| b"/:%".contains(&byte) || byte == 0 || byte.is_ascii_whitespace();
     if name.is_empty() || name.len() > LONGEST_NAME || [".", ".."].contains(&name) || name.bytes().any(odd) {
         let mistake = Mistake::error(loaded.locate(path), format!("no interface can have the name `{name}`"));
-        let help =
-            format!("it has 1 to {LONGEST_NAME} bytes, no space, slash or colon: `ip link` lists those there are");
+        let help = format!(
+            "it has 1 to {LONGEST_NAME} bytes, no space, slash, colon or percent sign: `ip link` lists those there are"
+        );
         diagnostics.push(mistake.help(help));
     }
 }

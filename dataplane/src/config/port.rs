@@ -14,7 +14,7 @@ use super::types::{Mac, Period, Repeat, RssKey, probability, within, within_sign
 pub const SOFT: &str = "soft";
 
 /// The kinds of links, as a help names them.
-pub(super) const LINKS: &str = "\"loopback\", \"generator\", \"pcap\" or \"packet\"";
+pub(super) const LINKS: &str = "\"loopback\", \"generator\", \"pcap\", \"packet\" or \"tap\"";
 
 /// The type of the queue pairs of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -262,6 +262,8 @@ pub enum Link {
     Pcap(Pcap),
     /// An interface of the kernel, by AF_PACKET.
     Packet(Packet),
+    /// A TAP interface, with the host at the other end.
+    Tap(Tap),
 }
 
 impl Link {
@@ -272,6 +274,7 @@ impl Link {
             Self::Generator(_) => "generator",
             Self::Pcap(_) => "pcap",
             Self::Packet(_) => "packet",
+            Self::Tap(_) => "tap",
         }
     }
 
@@ -279,6 +282,7 @@ impl Link {
     pub fn interface(&self) -> Option<&str> {
         match self {
             Self::Packet(link) => Some(&link.interface),
+            Self::Tap(link) => Some(&link.name),
             Self::Loopback(_) | Self::Generator(_) | Self::Pcap(_) => None,
         }
     }
@@ -294,12 +298,14 @@ impl<'de> Deserialize<'de> for Link {
             Generator(Generator),
             Pcap(Pcap),
             Packet(Packet),
+            Tap(Tap),
         }
         Ok(match Outside::deserialize(deserializer)? {
             Outside::Loopback(link) => Self::Loopback(link),
             Outside::Generator(link) => Self::Generator(link),
             Outside::Pcap(link) => Self::Pcap(link),
             Outside::Packet(link) => Self::Packet(link),
+            Outside::Tap(link) => Self::Tap(link),
         })
     }
 }
@@ -497,6 +503,28 @@ pub struct Packet {
     pub qdisc_bypass: bool,
 }
 
+/// A TAP interface, with the host at the other end. One that is there is attached to; otherwise it is made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tap {
+    /// The name of the interface.
+    pub name: String,
+    /// The MAC address of the host's end, which is another than the port's. Absent: as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub mac: Option<Mac>,
+    /// The MTU of the host's end. Absent: as it is, and of one that is made that of the port.
+    #[serde(default, deserialize_with = "within_some::<_, u32, 68, 65000>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 68, max = 65000))]
+    pub mtu: Option<u32>,
+    /// Whether it is set up.
+    #[serde(default = "yes")]
+    pub up: bool,
+    /// Whether it stays when the program is gone.
+    #[serde(default)]
+    pub persistent: bool,
+}
+
 fn packet_ring() -> u32 {
     2048
 }
@@ -536,7 +564,8 @@ pub struct Port {
     #[serde(default = "mtu", deserialize_with = "within::<_, u32, 68, 65000>")]
     #[schemars(range(min = 68, max = 65000))]
     pub mtu: u32,
-    /// Its MAC address. Absent: one of its own, 02:00:00:00:00:01 for the first port and so on.
+    /// Its MAC address. Absent: that of the interface of a `packet` or `xdp` link, else one of its own, 02:00:00:00:00:01
+    /// for the first port and so on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub mac: Option<Mac>,

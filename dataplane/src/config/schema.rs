@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::connection::{Alternate, Connection};
-use super::port::{Clock, Faults, Generator, Loopback, Packet, Pcap, Port, Rss, Size};
+use super::port::{Clock, Faults, Generator, Loopback, Packet, Pcap, Port, Rss, Size, Tap};
 use super::raw::{EthernetHeader, Gre, Ipv4Header, Ipv6Header, Match, Mpls, Ports, RateLimit, Vxlan};
 use super::runtime::Runtime;
 
@@ -215,7 +215,7 @@ const STAGE: &str = "A stage. Packets enter at the first that is listed, and go 
 /// The reference of all keys that aren't a stage's own, as Markdown.
 pub fn reference_markdown() -> String {
     let link = "A `link` of this `kind` ";
-    let sections: [(&str, Schema, &str); 24] = [
+    let sections: [(&str, Schema, &str); 25] = [
         ("`[runtime]`", schema_for!(Runtime), "Workers, memory and the loop. All of it may be left out."),
         ("`[[port]]`", schema_for!(Port), "A port: one device, and how it is used."),
         (
@@ -269,6 +269,11 @@ pub fn reference_markdown() -> String {
             "`link` with `kind = \"packet\"`",
             schema_for!(Packet),
             "is an interface of the kernel, by AF_PACKET: see [links](links.md).",
+        ),
+        (
+            "`link` with `kind = \"tap\"`",
+            schema_for!(Tap),
+            "is a TAP interface, with the host at the other end: see [links](links.md).",
         ),
         (
             "`faults` of a port",

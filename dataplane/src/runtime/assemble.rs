@@ -7,6 +7,7 @@ use crate::mem::Preference;
 use crate::pipeline::{
     Facts, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Setup, Stage, Target, identity,
 };
+use crate::provider::soft::mac_of;
 use crate::topology::Topology;
 
 /// A config that has been checked in full: the plan, and a program for every worker.
@@ -63,7 +64,7 @@ fn build(
 ) -> Option<Assembly> {
     let loaded = config::load(source, diagnostics);
     let plan = config::plan(&loaded, registry, &topology, diagnostics);
-    let ports = ports(&loaded);
+    let ports = ports(&loaded, offline);
     let folder = source.path().parent().unwrap_or(Path::new(""));
     let mut resources = Resources::new(ports.clone(), folder);
     resources.files.insert(identity(source.path()), "the config itself".to_owned());
@@ -96,11 +97,19 @@ fn build(
     Some(Assembly { plan: plan?, ports, topology, programs })
 }
 
-fn ports(loaded: &Loaded<'_>) -> Vec<PortInfo> {
+fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
+    // The port of a TAP is at the other end of the wire than the interface.
+    let interface = |port: &config::Port| {
+        let link = port.link.as_ref().filter(|link| !offline && !matches!(link, config::Link::Tap(_)))?;
+        mac_of(link.interface()?)
+    };
     let info = |(index, (name, port)): (usize, (&str, Option<&config::Port>))| PortInfo {
         name: name.to_owned(),
-        // Locally administered, and different for every port, where the config names none.
-        mac: port.and_then(|port| port.mac).map_or([2, 0, 0, 0, 0, (index as u8).wrapping_add(1)], |mac| mac.0),
+        mac: match port.and_then(|port| port.mac) {
+            Some(mac) => mac.0,
+            // Locally administered, and different for every port.
+            None => port.and_then(interface).unwrap_or([2, 0, 0, 0, 0, (index as u8).wrapping_add(1)]),
+        },
         mtu: port.map_or(u16::MAX, |port| port.mtu.min(u32::from(u16::MAX)) as u16),
     };
     loaded.named_ports().enumerate().map(info).collect()

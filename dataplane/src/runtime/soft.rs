@@ -11,7 +11,7 @@ use crate::pipeline::PortInfo;
 use crate::provider::Capability;
 use crate::provider::soft::{
     CounterEvent, CounterSpec, FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PacketSpec, PcapSpec,
-    RssFields, RssSpec, SoftDevice, SoftSpec,
+    RssFields, RssSpec, SoftDevice, SoftSpec, TapSpec,
 };
 use crate::units::Nanos;
 
@@ -48,6 +48,13 @@ pub(super) fn spec(
             ring: link.ring,
             promiscuous: link.promiscuous,
             qdisc_bypass: link.qdisc_bypass,
+        }),
+        Some(Link::Tap(link)) => LinkSpec::Tap(TapSpec {
+            name: link.name.clone(),
+            mac: link.mac.map(|mac| mac.0),
+            mtu: link.mtu,
+            up: link.up,
+            persistent: link.persistent,
         }),
         Some(Link::Loopback(_)) | None => LinkSpec::Loopback(cable(index, port.peer.unwrap_or(index), cables)),
     };

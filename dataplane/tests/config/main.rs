@@ -288,7 +288,7 @@ fn typical_mistakes_get_exact_messages() {
                 (
                     11,
                     "no interface can have the name `a name too long`",
-                    "it has 1 to 15 bytes, no space, slash or colon: `ip link` lists those there are",
+                    "it has 1 to 15 bytes, no space, slash, colon or percent sign: `ip link` lists those there are",
                 ),
                 (11, "a ring of 100 frames is no power of two", "make it 128, for example"),
             ],
@@ -296,12 +296,16 @@ fn typical_mistakes_get_exact_messages() {
         (
             generator,
             "link = { kind = \"rope\" }",
-            &[(11, "unknown value `rope`", "the values are `generator`, `loopback`, `packet`, `pcap`")],
+            &[(11, "unknown value `rope`", "the values are `generator`, `loopback`, `packet`, `pcap`, `tap`")],
         ),
         (
             generator,
             "link = { flows = 16 }",
-            &[(11, "the key `kind` is missing", "write kind = \"loopback\", \"generator\", \"pcap\" or \"packet\"")],
+            &[(
+                11,
+                "the key `kind` is missing",
+                "write kind = \"loopback\", \"generator\", \"pcap\", \"packet\" or \"tap\"",
+            )],
         ),
         (
             generator,
@@ -309,7 +313,7 @@ fn typical_mistakes_get_exact_messages() {
             &[(
                 6,
                 "the software device of `wan` has no link",
-                "add link = { kind = \"loopback\", \"generator\", \"pcap\" or \"packet\" }",
+                "add link = { kind = \"loopback\", \"generator\", \"pcap\", \"packet\" or \"tap\" }",
             )],
         ),
         (

@@ -162,7 +162,7 @@ impl SoftDevice {
         }
         let gids = std::iter::once(spec.gid()).chain(spec.gids.iter().copied()).collect();
         let status = Arc::new(Status::new(gids));
-        let link = Link::new(&spec.link, spec.max_frame() as usize)?;
+        let link = Link::new(&spec)?;
         if matches!(spec.link, LinkSpec::Xdp(_)) && !spec.faults.spares_queues() {
             return Err(Error::Wire(format!(
                 "{}: a wire that has the slots themselves has no made-up faults",

@@ -178,7 +178,7 @@ impl QpCore {
         let slots = Slots::new(mr.clone(), layout, recv_wr_id, self.pd).ok_or(libc::EINVAL)?;
         self.runs = match &mut self.wire {
             Wire::Generator(generator) => generator.bind(layout) && slots.writable && self.faults.is_none(),
-            Wire::Loopback(_) | Wire::Pcap(_) | Wire::Packet(_) => false,
+            Wire::Loopback(_) | Wire::Pcap(_) | Wire::Packet(_) | Wire::Tap(_) => false,
             Wire::Xdp(_) if !slots.writable => return Err(libc::EINVAL),
             Wire::Xdp(queue) => queue.bind(mr.region(), layout, recv_wr_id).map(|()| true)?,
         };
@@ -551,7 +551,7 @@ impl QpCore {
             shared.counts.tx_link_down.add(1);
             return if self.wire.is_interface() { Err(failed(WcStatus::GeneralErr)) } else { Ok(Sent::Gone) };
         }
-        let sent = self.wire.send(&self.scratch).map_err(failed)?;
+        let sent = self.wire.send(&self.scratch, &shared.counts).map_err(failed)?;
         if sent == Sent::Gone {
             shared.counts.tx_packets.add(1);
             shared.counts.tx_bytes.add(self.scratch.len() as u64);

@@ -50,11 +50,11 @@ pub use fabric::SoftSrq;
 pub use fault::FaultSpec;
 pub use handle::SoftAh;
 pub use inbox::SoftChannel;
-pub(crate) use link::Capture;
 pub use link::{
     BusyPoll, Copying, Filter, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Mode, Pace, PacketSpec, PcapSpec,
-    Selector, XDP_HEADROOM, XdpSpec,
+    Selector, TapSpec, XDP_HEADROOM, XdpSpec,
 };
+pub(crate) use link::{Capture, mac_of};
 pub use memory::SoftMr;
 pub use pd::SoftPd;
 pub use qp::SoftQp;

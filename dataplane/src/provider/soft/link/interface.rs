@@ -7,7 +7,8 @@ use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -97,6 +98,11 @@ impl Interface {
     }
 }
 
+/// The MAC address of an interface, if there is one of that name.
+pub(crate) fn mac_of(name: &str) -> Option<[u8; 6]> {
+    Interface::find(name).ok().flatten().filter(|interface| interface.is_ethernet).map(|interface| interface.mac)
+}
+
 /// A question to the kernel about an interface, or a change of it.
 pub(in crate::provider::soft) struct Request {
     pub(in crate::provider::soft) ifreq: libc::ifreq,
@@ -144,6 +150,39 @@ pub(in crate::provider::soft) fn refused(name: &str, what: &str, capability: &st
         _ => String::new(),
     };
     Error::Wire(format!("interface `{name}`: {what}: {error}{remedy}"))
+}
+
+/// What an interface that has come back is used by: made by the thread that watches, taken by the one that works.
+#[derive(Debug)]
+pub(in crate::provider::soft) struct Handover<T> {
+    fresh: Mutex<Option<T>>,
+    is_there: AtomicBool,
+}
+
+impl<T> Default for Handover<T> {
+    fn default() -> Self {
+        Self { fresh: Mutex::new(None), is_there: AtomicBool::new(false) }
+    }
+}
+
+impl<T> Handover<T> {
+    /// Puts it there; what was there before ends.
+    pub(in crate::provider::soft) fn put(&self, fresh: T) {
+        *self.fresh.lock().unwrap_or_else(PoisonError::into_inner) = Some(fresh);
+        self.is_there.store(true, Ordering::Release);
+    }
+
+    /// Takes it, if it is there. Without a lock where it is not.
+    #[inline]
+    pub(in crate::provider::soft) fn take(&self) -> Option<T> {
+        if self.is_there.load(Ordering::Acquire) { self.take_it() } else { None }
+    }
+
+    #[cold]
+    fn take_it(&self) -> Option<T> {
+        self.is_there.store(false, Ordering::Relaxed);
+        self.fresh.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 /// How long an interface is not looked at when nothing is heard of it.

@@ -6,15 +6,18 @@ mod interface;
 mod loopback;
 mod packet;
 mod pcap;
+mod tap;
 mod xdp;
 
 use std::sync::Arc;
 
 pub(crate) use capture::Capture;
 pub use generator::{FrameKind, GeneratorSpec};
+pub(crate) use interface::mac_of;
 pub use loopback::LoopbackLink;
 pub use packet::PacketSpec;
 pub use pcap::{Pace, PcapSpec};
+pub use tap::TapSpec;
 pub use xdp::{BusyPoll, Copying, Filter, HEADROOM as XDP_HEADROOM, Mode, Selector, XdpSpec};
 
 pub(super) use generator::{Generator, Plan};
@@ -22,15 +25,16 @@ pub(super) use interface::Watcher;
 pub(super) use loopback::Port;
 pub(super) use packet::{BURST, PacketPort, Packets};
 pub(super) use pcap::{Files, Player};
+pub(super) use tap::{Tap, TapPort};
 pub(super) use xdp::{Over, Queue, Received, Xdp};
 
 use crate::clock::HostClock;
 use crate::error::{Error, Result};
-use crate::provider::soft::SoftCounters;
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::fabric::Fabric;
 use crate::provider::soft::rss::Rss;
 use crate::provider::soft::status::Status;
+use crate::provider::soft::{SoftCounters, SoftSpec};
 use crate::provider::{QpSpec, WcStatus};
 
 /// What the wire is.
@@ -46,6 +50,8 @@ pub enum LinkSpec {
     Xdp(XdpSpec),
     /// An interface of the kernel, by AF_PACKET.
     Packet(PacketSpec),
+    /// A TAP interface, with the host at the other end.
+    Tap(TapSpec),
 }
 
 /// The link of a device.
@@ -56,16 +62,19 @@ pub(super) enum Link {
     Pcap(Arc<Files>),
     Xdp(Arc<Xdp>),
     Packet(Arc<Packets>),
+    Tap(Arc<Tap>),
 }
 
 impl Link {
-    pub(super) fn new(spec: &LinkSpec, max_frame: usize) -> Result<Self> {
-        Ok(match spec {
+    pub(super) fn new(spec: &SoftSpec) -> Result<Self> {
+        let max_frame = spec.max_frame() as usize;
+        Ok(match &spec.link {
             LinkSpec::Loopback(link) => Self::Loopback(link.clone()),
             LinkSpec::Generator(spec) => Self::Generator(Arc::new(Plan::new(spec, max_frame)?)),
             LinkSpec::Pcap(spec) => Self::Pcap(Arc::new(Files::open(spec)?)),
             LinkSpec::Xdp(spec) => Self::Xdp(Arc::new(Xdp::open(spec, max_frame)?)),
             LinkSpec::Packet(spec) => Self::Packet(Arc::new(Packets::open(spec, max_frame)?)),
+            LinkSpec::Tap(tap) => Self::Tap(Arc::new(Tap::open(tap, spec.mtu)?)),
         })
     }
 
@@ -73,7 +82,7 @@ impl Link {
     pub(super) fn fabric(&self) -> Option<&Arc<Fabric>> {
         match self {
             Self::Loopback(link) => Some(link.fabric()),
-            Self::Generator(_) | Self::Pcap(_) | Self::Packet(_) | Self::Xdp(_) => None,
+            Self::Generator(_) | Self::Pcap(_) | Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => None,
         }
     }
 
@@ -85,6 +94,7 @@ impl Link {
             Self::Loopback(link) => Wire::Loopback(Port::new(link, queue, rss.clone())),
             Self::Pcap(files) => Wire::Pcap(Player::new(files.clone(), queue, rss, clock.clone())),
             Self::Packet(packets) => Wire::Packet(Box::new(PacketPort::new(packets.clone(), queue))),
+            Self::Tap(tap) => Wire::Tap(TapPort::new(tap.clone())),
             Self::Xdp(xdp) => Wire::Xdp(Queue::new(xdp.clone(), u32::from(queue.0), spec.caps)),
         }
     }
@@ -98,7 +108,7 @@ impl Link {
     pub(super) fn describe(&self) -> Option<String> {
         match self {
             Self::Xdp(xdp) => Some(xdp.describe()),
-            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Packet(_) => None,
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Packet(_) | Self::Tap(_) => None,
         }
     }
 
@@ -114,6 +124,7 @@ impl Link {
         match self {
             Self::Xdp(xdp) => xdp.watch(status.clone()).map(Some),
             Self::Packet(packets) => packets.watch(status.clone()).map(Some),
+            Self::Tap(tap) => tap.watch(status.clone()).map(Some),
             Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => Ok(None),
         }
     }
@@ -123,7 +134,7 @@ impl Link {
         match self {
             Self::Pcap(files) => files.error(),
             Self::Xdp(xdp) => xdp.trouble(),
-            Self::Generator(_) | Self::Loopback(_) | Self::Packet(_) => None,
+            Self::Generator(_) | Self::Loopback(_) | Self::Packet(_) | Self::Tap(_) => None,
         }
     }
 
@@ -131,7 +142,7 @@ impl Link {
     pub(super) fn finish(&self) -> Result<()> {
         match self {
             Self::Pcap(files) => files.finish(),
-            Self::Generator(_) | Self::Loopback(_) | Self::Packet(_) | Self::Xdp(_) => Ok(()),
+            Self::Generator(_) | Self::Loopback(_) | Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => Ok(()),
         }
     }
 }
@@ -143,6 +154,7 @@ pub(super) enum Wire {
     Loopback(Port),
     Pcap(Player),
     Packet(Box<PacketPort>),
+    Tap(TapPort),
     Xdp(Queue),
 }
 
@@ -164,6 +176,7 @@ impl Wire {
         match self {
             Self::Loopback(port) => port.open(),
             Self::Packet(port) => port.open()?,
+            Self::Tap(port) => port.open()?,
             Self::Xdp(queue) => queue.open()?,
             Self::Generator(_) | Self::Pcap(_) => {}
         }
@@ -176,6 +189,7 @@ impl Wire {
             Self::Loopback(port) => port.close(),
             Self::Xdp(queue) => queue.close(),
             Self::Packet(port) => port.close(),
+            Self::Tap(port) => port.close(),
             Self::Generator(_) | Self::Pcap(_) => 0,
         }
     }
@@ -188,7 +202,7 @@ impl Wire {
             Self::Loopback(port) => port.backlog(),
             Self::Pcap(player) => player.due(),
             // They wait with the kernel.
-            Self::Packet(_) => 0,
+            Self::Packet(_) | Self::Tap(_) => 0,
             // The kernel has its own completion ring: nothing overruns.
             Self::Xdp(_) => 0,
         }
@@ -199,7 +213,7 @@ impl Wire {
     pub(super) fn skip_beyond(&mut self, room: u64) -> u64 {
         match self {
             Self::Generator(generator) => generator.skip_beyond(room),
-            Self::Loopback(_) | Self::Pcap(_) | Self::Packet(_) | Self::Xdp(_) => 0,
+            Self::Loopback(_) | Self::Pcap(_) | Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => 0,
         }
     }
 
@@ -212,13 +226,14 @@ impl Wire {
             Self::Pcap(player) => player.take(deliver),
             Self::Xdp(_) => false,
             Self::Packet(port) => port.take(counts, deliver),
+            Self::Tap(port) => port.take(deliver),
         }
     }
 
     /// Whether a frame that finds no posted receive waits for one. Where it does not it is lost.
     pub(super) fn waits(&self) -> bool {
         match self {
-            Self::Generator(_) | Self::Pcap(_) | Self::Packet(_) | Self::Xdp(_) => true,
+            Self::Generator(_) | Self::Pcap(_) | Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => true,
             Self::Loopback(_) => false,
         }
     }
@@ -228,13 +243,13 @@ impl Wire {
     pub(super) fn is_full(&self) -> bool {
         match self {
             Self::Packet(port) => port.is_full(),
-            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Xdp(_) => false,
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Tap(_) | Self::Xdp(_) => false,
         }
     }
 
     /// Sends a frame. Not of a wire that has the slots themselves.
     #[inline]
-    pub(super) fn send(&mut self, frame: &[u8]) -> Result<Sent, WcStatus> {
+    pub(super) fn send(&mut self, frame: &[u8], counts: &Counting) -> Result<Sent, WcStatus> {
         match self {
             Self::Generator(_) => {}
             Self::Loopback(port) => port.send(frame),
@@ -243,6 +258,7 @@ impl Wire {
                 port.send(frame);
                 return Ok(Sent::Waits);
             }
+            Self::Tap(port) => port.send(frame, counts)?,
             Self::Xdp(_) => return Err(WcStatus::LocQpOpErr),
         }
         Ok(Sent::Gone)
@@ -259,7 +275,7 @@ impl Wire {
     /// Whether it is an interface of the kernel. What is sent while that is down is refused.
     pub(super) fn is_interface(&self) -> bool {
         match self {
-            Self::Packet(_) | Self::Xdp(_) => true,
+            Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => true,
             Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => false,
         }
     }
@@ -268,7 +284,7 @@ impl Wire {
     pub(super) fn ended(&self) -> bool {
         match self {
             Self::Generator(generator) => generator.ended(),
-            Self::Loopback(_) | Self::Packet(_) | Self::Xdp(_) => false,
+            Self::Loopback(_) | Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => false,
             Self::Pcap(player) => player.ended(),
         }
     }
@@ -278,7 +294,7 @@ impl Wire {
         match self {
             Self::Loopback(port) => port.missed(),
             Self::Packet(port) => port.missed(),
-            Self::Generator(_) | Self::Pcap(_) | Self::Xdp(_) => 0,
+            Self::Generator(_) | Self::Pcap(_) | Self::Tap(_) | Self::Xdp(_) => 0,
         }
     }
 }

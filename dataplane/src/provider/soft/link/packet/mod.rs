@@ -11,13 +11,13 @@ mod outbox;
 mod socket;
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::Result;
 use crate::provider::WcStatus;
 use crate::provider::soft::counters::Counting;
-use crate::provider::soft::link::interface::{Interface, Watcher, refused};
+use crate::provider::soft::link::interface::{Handover, Interface, Watcher, refused};
 use crate::provider::soft::status::Status;
 use offload::Splitter;
 use outbox::Outbox;
@@ -77,10 +77,8 @@ struct State {
 struct Seat {
     /// Which of how many.
     queue: (u16, u16),
-    /// Changes with every socket that is put into `fresh`, after it.
-    generation: AtomicU32,
     /// Sockets on an interface that has come back.
-    fresh: Mutex<Option<Socket>>,
+    fresh: Handover<Socket>,
     /// The socket that receives: what it has lost is asked by any thread.
     receiver: Mutex<Option<Arc<OwnedFd>>>,
     /// Frames that the kernel has lost.
@@ -160,8 +158,7 @@ impl Packets {
         }
         for (seat, socket) in made {
             seat.follow(&socket);
-            *lock(&seat.fresh) = Some(socket);
-            seat.generation.fetch_add(1, Ordering::Release);
+            seat.fresh.put(socket);
         }
         Ok(())
     }
@@ -178,12 +175,13 @@ impl Packets {
         let mut state = lock(&self.state);
         let State { interface, group, .. } = &mut *state;
         let group = (queue.1 > 1).then_some(group);
-        let socket = Socket::open(&self.spec, self.longest, interface.index, group)
-            .map_err(|(_, error)| error.raw_os_error().unwrap_or(libc::EIO))?;
+        let socket = Socket::open(&self.spec, self.longest, interface.index, group).map_err(|(what, error)| {
+            tracing::error!("{}", refused(&self.spec.interface, what, "CAP_NET_RAW", &error));
+            error.raw_os_error().unwrap_or(libc::EIO)
+        })?;
         let seat = Arc::new(Seat {
             queue,
-            generation: AtomicU32::new(0),
-            fresh: Mutex::new(None),
+            fresh: Handover::default(),
             receiver: Mutex::new(Some(socket.receiver.clone())),
             missed: AtomicU64::new(0),
         });
@@ -209,19 +207,7 @@ pub(in crate::provider::soft) struct PacketPort {
 #[derive(Debug)]
 struct End {
     seat: Arc<Seat>,
-    generation: u32,
     socket: Socket,
-}
-
-impl End {
-    /// The interface has come back: takes the new sockets. Returns how many frames were in the old ring.
-    #[cold]
-    fn renew(&mut self, generation: u32) -> u64 {
-        self.generation = generation;
-        let Some(socket) = lock(&self.seat.fresh).take() else { return 0 };
-        let mut old = std::mem::replace(&mut self.socket, socket);
-        old.discard()
-    }
 }
 
 impl PacketPort {
@@ -237,7 +223,7 @@ impl PacketPort {
     /// The kernel gives no sockets, and why: an `errno`.
     pub(super) fn open(&mut self) -> Result<(), i32> {
         let (seat, socket) = self.link.join(self.queue)?;
-        self.end = Some(End { seat, generation: 0, socket });
+        self.end = Some(End { seat, socket });
         Ok(())
     }
 
@@ -264,9 +250,9 @@ impl PacketPort {
     #[inline]
     pub(super) fn take(&mut self, counts: &Counting, deliver: impl FnOnce(&[u8])) -> bool {
         let Some(end) = &mut self.end else { return false };
-        let generation = end.seat.generation.load(Ordering::Acquire);
-        if generation != end.generation {
-            self.lost += end.renew(generation);
+        if let Some(fresh) = end.seat.fresh.take() {
+            // The interface was removed and has come back; what is still in the old ring is lost.
+            self.lost += std::mem::replace(&mut end.socket, fresh).discard();
         }
         loop {
             if let Some(part) = self.splitter.next() {
