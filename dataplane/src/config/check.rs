@@ -177,6 +177,10 @@ impl<'a> Checker<'a, '_> {
                 link::tap(self.loaded, index, link, self.diagnostics);
                 None
             }
+            Some(Link::Xdp(link)) => {
+                link::xdp(self.loaded, index, port, link, self.diagnostics);
+                None
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use super::memory::ETHERNET;
 use super::plan::PortPlan;
 use super::port::{Generator, Link, Pace, Packet, Pcap, Port, Protocol, Tap};
 use super::types::Repeat;
+use super::xdp::Xdp;
 
 /// The most bytes that all different frames of a generator have together.
 const MOST_BYTES: u64 = 64 << 20;
@@ -113,6 +114,16 @@ pub(super) fn tap(loaded: &Loaded<'_>, index: usize, link: &Tap, diagnostics: &m
         let span = loaded.locate(&format!("port[{index}].link.mac"));
         let mistake = Mistake::error(span, format!("{mac} is the address of no single interface"));
         diagnostics.push(mistake.help("make the first byte even, such as 02, and not all of it zero"));
+    }
+}
+
+/// Checks the name of an interface, and that nothing is asked of its wire that the kernel's has not.
+pub(super) fn xdp(loaded: &Loaded<'_>, index: usize, port: &Port, link: &Xdp, diagnostics: &mut Diagnostics) {
+    interface_name(loaded, &format!("port[{index}].link.interface"), &link.interface, diagnostics);
+    if port.faults.is_some() {
+        let message = format!("frames of `{}` are in the kernel's hands, where no faults are made", port.name);
+        let mistake = Mistake::error(loaded.locate(&format!("port[{index}].faults")), message);
+        diagnostics.push(mistake.help("take `faults` out, or write link = { kind = \"packet\" }"));
     }
 }
 

@@ -40,6 +40,7 @@ mod source;
 mod syntax;
 mod tree;
 mod types;
+mod xdp;
 
 pub use connection::{Alternate, Connection, GidKind, PathMigration, RemoteAccess};
 pub use diagnostics::{Diagnostics, Level, Mistake, Record};
@@ -59,3 +60,4 @@ pub use runtime::{Hugepages, Idle, Runtime, Timestamps};
 pub use schema::{Row, markdown_table, reference_markdown, schema, schema_table};
 pub use source::{MAX_SIZE, Position, Source, Span};
 pub use types::{Mac, Period, Repeat, RssKey, probability, within, within_signed, within_some};
+pub use xdp::{Xdp, XdpBusyPoll, XdpCopy, XdpMode, XdpSelect};

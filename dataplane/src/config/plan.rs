@@ -113,14 +113,16 @@ pub fn plan(
     cores::nodes(loaded, &mut ports, topology, diagnostics);
     let cores = cores::cores(loaded, &ports, topology, diagnostics);
     check::spread(loaded, &ports, cores.as_ref().map_or(1, Vec::len), diagnostics);
-    let buffers = memory::memory(loaded, &ports, diagnostics);
+    let memory = memory::memory(loaded, &ports, diagnostics);
     let graph = graph::resolve(loaded, catalog, diagnostics);
     if diagnostics.has_errors() {
         return None;
     }
-    let runtime = loaded.runtime.clone()?;
+    let (buffers, cut) = memory?;
+    // As they are cut in the end: AF_XDP has sizes of its own.
+    let runtime = Runtime { buffer_size: cut.size, headroom: cut.headroom, ..loaded.runtime.clone()? };
     let ports = ports.into_iter().collect::<Option<Vec<_>>>()?;
-    Some(Plan { runtime, cores: cores?, buffers: buffers?, ports, nodes: graph.nodes, order: graph.order })
+    Some(Plan { runtime, cores: cores?, buffers, ports, nodes: graph.nodes, order: graph.order })
 }
 
 impl Plan {

@@ -9,12 +9,13 @@ use serde::{Deserialize, Serialize};
 use super::connection::Connection;
 use super::raw::{Flow, Offload, RateLimit};
 use super::types::{Mac, Period, Repeat, RssKey, probability, within, within_signed, within_some};
+use super::xdp::Xdp;
 
 /// The `device` of a port that is the software device.
 pub const SOFT: &str = "soft";
 
 /// The kinds of links, as a help names them.
-pub(super) const LINKS: &str = "\"loopback\", \"generator\", \"pcap\", \"packet\" or \"tap\"";
+pub(super) const LINKS: &str = "\"loopback\", \"generator\", \"pcap\", \"packet\", \"tap\" or \"xdp\"";
 
 /// The type of the queue pairs of a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -264,6 +265,8 @@ pub enum Link {
     Packet(Packet),
     /// A TAP interface, with the host at the other end.
     Tap(Tap),
+    /// An interface of the kernel, by AF_XDP.
+    Xdp(Xdp),
 }
 
 impl Link {
@@ -275,6 +278,7 @@ impl Link {
             Self::Pcap(_) => "pcap",
             Self::Packet(_) => "packet",
             Self::Tap(_) => "tap",
+            Self::Xdp(_) => "xdp",
         }
     }
 
@@ -283,6 +287,7 @@ impl Link {
         match self {
             Self::Packet(link) => Some(&link.interface),
             Self::Tap(link) => Some(&link.name),
+            Self::Xdp(link) => Some(&link.interface),
             Self::Loopback(_) | Self::Generator(_) | Self::Pcap(_) => None,
         }
     }
@@ -299,6 +304,7 @@ impl<'de> Deserialize<'de> for Link {
             Pcap(Pcap),
             Packet(Packet),
             Tap(Tap),
+            Xdp(Xdp),
         }
         Ok(match Outside::deserialize(deserializer)? {
             Outside::Loopback(link) => Self::Loopback(link),
@@ -306,6 +312,7 @@ impl<'de> Deserialize<'de> for Link {
             Outside::Pcap(link) => Self::Pcap(link),
             Outside::Packet(link) => Self::Packet(link),
             Outside::Tap(link) => Self::Tap(link),
+            Outside::Xdp(link) => Self::Xdp(link),
         })
     }
 }

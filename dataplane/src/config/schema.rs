@@ -10,6 +10,7 @@ use super::connection::{Alternate, Connection};
 use super::port::{Clock, Faults, Generator, Loopback, Packet, Pcap, Port, Rss, Size, Tap};
 use super::raw::{EthernetHeader, Gre, Ipv4Header, Ipv6Header, Match, Mpls, Ports, RateLimit, Vxlan};
 use super::runtime::Runtime;
+use super::xdp::{Xdp, XdpBusyPoll, XdpSelect};
 
 /// What a config file may hold, as far as the stages' own parameters leave it open.
 #[derive(JsonSchema)]
@@ -215,7 +216,7 @@ const STAGE: &str = "A stage. Packets enter at the first that is listed, and go 
 /// The reference of all keys that aren't a stage's own, as Markdown.
 pub fn reference_markdown() -> String {
     let link = "A `link` of this `kind` ";
-    let sections: [(&str, Schema, &str); 25] = [
+    let sections: [(&str, Schema, &str); 28] = [
         ("`[runtime]`", schema_for!(Runtime), "Workers, memory and the loop. All of it may be left out."),
         ("`[[port]]`", schema_for!(Port), "A port: one device, and how it is used."),
         (
@@ -275,6 +276,13 @@ pub fn reference_markdown() -> String {
             schema_for!(Tap),
             "is a TAP interface, with the host at the other end: see [links](links.md).",
         ),
+        (
+            "`link` with `kind = \"xdp\"`",
+            schema_for!(Xdp),
+            "is an interface of the kernel, by AF_XDP: see [links](links.md).",
+        ),
+        ("`filter` and `except` of an xdp link", schema_for!(XdpSelect), "Frames that have all of what is given."),
+        ("`busy_poll` of an xdp link", schema_for!(XdpBusyPoll), "How the driver is polled from the worker."),
         (
             "`faults` of a port",
             schema_for!(Faults),

@@ -69,9 +69,15 @@ pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result
     for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate() {
         let meet = |connection: &Connection| meet(plan, port, index, connection, &meetings);
         devices.push(if port.config.device == config::SOFT {
-            let device = SoftDevice::new(soft::spec(index, port, info, clock, &mut cables)?)?;
+            let device = SoftDevice::new(soft::spec(index, port, info, lanes, clock, &mut cables)?)?;
             let what = format!("{} {}", config::SOFT, port.config.link.as_ref().map_or("", config::Link::kind));
-            let provider = Provider { what, counters: Box::new(soft::counters), finish: soft::finish };
+            let provider = Provider {
+                what,
+                detail: soft::detail,
+                counters: Box::new(soft::counters),
+                why: SoftDevice::wire_error,
+                finish: soft::finish,
+            };
             let watch = Arc::new(Watch::start(device.clone(), clock, stamps)?);
             Arc::new(Port::open(device, watch, provider, port, meet)?)
         } else {
@@ -134,7 +140,11 @@ impl<D, F: Fn(&D) -> BTreeMap<String, u64> + Send + Sync> Count<D> for F {}
 struct Provider<D> {
     /// The device, in words.
     what: String,
+    /// What else there is to say of it, once its lanes are open.
+    detail: fn(&D) -> Option<String>,
     counters: Box<dyn Count<D>>,
+    /// Why the last verb failed, where more is known than its errno.
+    why: fn(&D) -> Option<Error>,
     finish: fn(&D) -> Vec<Error>,
 }
 
@@ -221,7 +231,10 @@ impl<D: Device> PortDevice for Port<D> {
         let queue = if self.connection.is_some() { (0, 1) } else { spec.queue };
         let spec = LaneSpec { queue, ..spec };
         let watch = &self.watch;
-        Ok(Box::new(VerbsLane::open(device, pd, pool, spec, wiring, watch.alarms(), watch.clocks())?))
+        let lane = VerbsLane::open(device, pd, pool, spec, wiring, watch.alarms(), watch.clocks());
+        // What the wire has to say is more than the verb that failed.
+        let lane = lane.map_err(|error| (self.provider.why)(device).unwrap_or(error))?;
+        Ok(Box::new(lane))
     }
 
     fn patience(&self) -> Duration {
@@ -245,7 +258,8 @@ impl<D: Device> PortDevice for Port<D> {
     }
 
     fn describe(&self) -> String {
-        self.provider.what.clone()
+        let what = &self.provider.what;
+        (self.provider.detail)(&self.device).map_or_else(|| what.clone(), |detail| format!("{what} {detail}"))
     }
 
     fn counters(&self) -> BTreeMap<String, u64> {
@@ -298,6 +312,6 @@ mod verbs {
         let (device, counters) = if raw { raw::prepare(device, plan, workers)? } else { (device, Default::default()) };
         let what = format!("{} port {}", port.device, port.device_port);
         let counters = Box::new(move |_: &VerbsDevice| raw::counted(&counters));
-        Ok((device, Provider { what, counters, finish: |_| Vec::new() }))
+        Ok((device, Provider { what, detail: |_| None, counters, why: |_| None, finish: |_| Vec::new() }))
     }
 }

@@ -10,14 +10,19 @@ use crate::error::{Error, Result};
 use crate::pipeline::PortInfo;
 use crate::provider::Capability;
 use crate::provider::soft::{
-    CounterEvent, CounterSpec, FaultSpec, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Pace, PacketSpec, PcapSpec,
-    RssFields, RssSpec, SoftDevice, SoftSpec, TapSpec,
+    BusyPoll, Copying, CounterEvent, CounterSpec, FaultSpec, Filter, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink,
+    Mode, Pace, PacketSpec, PcapSpec, RssFields, RssSpec, Selector, SoftDevice, SoftSpec, TapSpec, XdpSpec,
 };
 use crate::units::Nanos;
 
 /// What the device counted.
 pub(super) fn counters(device: &SoftDevice) -> BTreeMap<String, u64> {
     device.counters().named().filter(|(_, value)| *value > 0).map(|(name, value)| (name.into(), value)).collect()
+}
+
+/// What its wire is, where the kind of the link does not say all.
+pub(super) fn detail(device: &SoftDevice) -> Option<String> {
+    device.describe_link()
 }
 
 /// What went wrong with its input or output.
@@ -36,6 +41,7 @@ pub(super) fn spec(
     index: usize,
     port: &PortPlan,
     info: &PortInfo,
+    workers: usize,
     clock: &HostClock,
     cables: &mut BTreeMap<usize, LoopbackLink>,
 ) -> Result<SoftSpec> {
@@ -56,6 +62,7 @@ pub(super) fn spec(
             up: link.up,
             persistent: link.persistent,
         }),
+        Some(Link::Xdp(link)) => LinkSpec::Xdp(xdp(link, workers)),
         Some(Link::Loopback(_)) | None => LinkSpec::Loopback(cable(index, port.peer.unwrap_or(index), cables)),
     };
     let mut spec = SoftSpec::new(&info.name, link);
@@ -104,6 +111,35 @@ fn pcap(link: &config::Pcap) -> Result<PcapSpec> {
         },
         snaplen: link.snaplen,
     })
+}
+
+fn xdp(link: &config::Xdp, workers: usize) -> XdpSpec {
+    let selectors = |list: &[config::XdpSelect]| {
+        let selector = |it: &config::XdpSelect| Selector {
+            ether_type: it.ether_type,
+            vlan: it.vlan,
+            protocol: it.protocol,
+            port: it.port,
+            prefix: it.prefix,
+        };
+        list.iter().map(selector).collect()
+    };
+    XdpSpec {
+        interface: link.interface.clone(),
+        mode: match link.mode {
+            config::XdpMode::Auto => Mode::Auto,
+            config::XdpMode::Native => Mode::Native,
+            config::XdpMode::Generic => Mode::Generic,
+        },
+        copying: match link.copy {
+            config::XdpCopy::Auto => Copying::Auto,
+            config::XdpCopy::Zero => Copying::Zero,
+            config::XdpCopy::Copy => Copying::Copy,
+        },
+        filter: Filter { take: selectors(&link.filter), except: selectors(&link.except) },
+        busy_poll: link.busy_poll.map(|busy| BusyPoll { micros: busy.micros, budget: busy.budget }),
+        queues: u16::try_from(workers).unwrap_or(u16::MAX),
+    }
 }
 
 fn faults(faults: &config::Faults) -> FaultSpec {

@@ -295,8 +295,38 @@ fn typical_mistakes_get_exact_messages() {
         ),
         (
             generator,
+            "faults = { loss = 0.1 }\nlink = { kind = \"xdp\", interface = \"eth 1\", mode = \"fast\" }",
+            &[(12, "unknown value `fast`", "the values are `auto`, `generic`, `native`")],
+        ),
+        (
+            generator,
+            "faults = { loss = 0.1 }\nlink = { kind = \"xdp\", interface = \"eth 1\" }",
+            &[
+                (
+                    11,
+                    "frames of `wan` are in the kernel's hands, where no faults are made",
+                    "take `faults` out, or write link = { kind = \"packet\" }",
+                ),
+                (
+                    12,
+                    "no interface can have the name `eth 1`",
+                    "it has 1 to 15 bytes, no space, slash or colon: `ip link` lists those there are",
+                ),
+            ],
+        ),
+        (
+            generator,
+            "link = { kind = \"xdp\", interface = \"e\", except = [{ protocol = \"ssh\" }] }",
+            &[(
+                11,
+                "expected \"tcp\", \"udp\", \"icmp\", \"icmpv6\" or a number from 0 to 255, found the string \"ssh\"",
+                "",
+            )],
+        ),
+        (
+            generator,
             "link = { kind = \"rope\" }",
-            &[(11, "unknown value `rope`", "the values are `generator`, `loopback`, `packet`, `pcap`, `tap`")],
+            &[(11, "unknown value `rope`", "the values are `generator`, `loopback`, `packet`, `pcap`, `tap`, `xdp`")],
         ),
         (
             generator,
@@ -304,7 +334,7 @@ fn typical_mistakes_get_exact_messages() {
             &[(
                 11,
                 "the key `kind` is missing",
-                "write kind = \"loopback\", \"generator\", \"pcap\", \"packet\" or \"tap\"",
+                "write kind = \"loopback\", \"generator\", \"pcap\", \"packet\", \"tap\" or \"xdp\"",
             )],
         ),
         (
@@ -313,7 +343,7 @@ fn typical_mistakes_get_exact_messages() {
             &[(
                 6,
                 "the software device of `wan` has no link",
-                "add link = { kind = \"loopback\", \"generator\", \"pcap\", \"packet\" or \"tap\" }",
+                "add link = { kind = \"loopback\", \"generator\", \"pcap\", \"packet\", \"tap\" or \"xdp\" }",
             )],
         ),
         (

@@ -370,3 +370,43 @@ fn an_interface_that_is_made_anew_is_followed() {
         carry(&mut a, &mut b, 100, |_| 64);
     });
 }
+
+/// Set for a process that is only there to be killed.
+const VICTIM: &str = "DATAPLANE_TEST_XDP_VICTIM";
+
+/// Not a test: the process that [`a_killed_process_leaves_no_program`] kills.
+#[test]
+fn victim() {
+    if std::env::var_os(VICTIM).is_none() {
+        return;
+    }
+    let mut end = End::new(device(link("va"), 1500).unwrap(), (0, 1), 2048);
+    end.start(0);
+    thread::sleep(PATIENCE);
+}
+
+#[test]
+fn a_killed_process_leaves_no_program() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let this = std::env::current_exe().unwrap();
+        let name = "provider::soft::tests::xdp::victim";
+        let mut victim = Command::new(this).args(["--exact", name]).env(VICTIM, "1").spawn().unwrap();
+        let wait = |wanted: bool| {
+            let deadline = Instant::now() + PATIENCE / 2;
+            while has_program("va") != wanted {
+                assert!(Instant::now() < deadline, "the program is there: {}", !wanted);
+            }
+        };
+        wait(true);
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        wait(false);
+        // The queue is free as well.
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        b.start(0);
+        carry(&mut b, &mut a, 100, |_| 64);
+    });
+}
