@@ -310,7 +310,7 @@ fn typical_mistakes_get_exact_messages() {
                 (
                     12,
                     "no interface can have the name `eth 1`",
-                    "it has 1 to 15 bytes, no space, slash or colon: `ip link` lists those there are",
+                    "it has 1 to 15 bytes, no space, slash, colon or percent sign: `ip link` lists those there are",
                 ),
             ],
         ),
