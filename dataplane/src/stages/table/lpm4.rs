@@ -1,8 +1,10 @@
 //! Longest prefix match for IPv4: the DIR-24-8 scheme of Gupta, Lin and McKeown
 //! ("Routing lookups in hardware at memory access speeds", INFOCOM 1998).
 
+use std::sync::Arc;
+
 use super::TableError;
-use super::trie::Trie;
+use super::trie::{Cells, Trie};
 
 /// A table of IPv4 prefixes. A lookup is one load for prefixes up to /24, two for longer ones.
 ///
@@ -18,8 +20,32 @@ use super::trie::Trie;
 /// assert_eq!(table.lookup(address("192.0.2.1")), None);
 /// # Ok::<(), dataplane::stages::table::TableError>(())
 /// ```
-#[derive(Clone)]
 pub struct Lpm4(Trie<{ 1 << 24 }, 256>);
+
+/// What is looked up in while another thread changes the table: it sees every change when it is made. A lookup that
+/// was begun before [`Lpm4::reclaim`] was told of it must not go on behind that.
+#[derive(Clone)]
+pub struct View4(Arc<Cells<{ 1 << 24 }, 256>>);
+
+impl std::fmt::Debug for View4 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("View4").finish_non_exhaustive()
+    }
+}
+
+impl View4 {
+    /// The value of the longest prefix that covers the address.
+    #[inline]
+    pub fn lookup(&self, address: u32) -> Option<u32> {
+        self.0.lookup(left(address))
+    }
+
+    /// As [`Lpm4::lookup_batch`].
+    #[inline]
+    pub fn lookup_batch(&self, addresses: &[u32], values: &mut [u32]) {
+        self.0.lookup_batch(addresses, values, left);
+    }
+}
 
 impl Default for Lpm4 {
     fn default() -> Self {
@@ -37,6 +63,27 @@ impl Lpm4 {
     /// A table without prefixes.
     pub fn new() -> Self {
         Self(Trie::new())
+    }
+
+    /// A table whose nodes, which prefixes longer than the first level need, are at most so many.
+    pub fn with_nodes(most: usize) -> Self {
+        Self(Trie::with_nodes(most))
+    }
+
+    /// What to look up in, also from other threads.
+    pub fn view(&self) -> View4 {
+        View4(self.0.cells().clone())
+    }
+
+    /// Says what time it is, in any unit: memory that is taken out of use from now on is of that time. What was taken
+    /// out before `quiet` may be used anew, as every lookup that was under way then has ended.
+    pub fn reclaim(&mut self, time: u64, quiet: u64) {
+        self.0.reclaim(time, quiet);
+    }
+
+    /// Every prefix, by address, length and value, in no order.
+    pub fn prefixes(&self) -> impl Iterator<Item = (u32, u8, u32)> + '_ {
+        self.0.rules().map(|(key, len, value)| (unleft(key), len, value))
     }
 
     /// A table of many prefixes: address, length, value. Of a prefix that comes twice the last counts. Bits behind
@@ -68,7 +115,7 @@ impl Lpm4 {
     ///
     /// # Errors
     ///
-    /// A length above 32, or a value above [`super::MAX_VALUE`]; the table is unchanged then.
+    /// A length above 32, a value above [`super::MAX_VALUE`], or no memory: the table is unchanged then.
     pub fn insert(&mut self, address: u32, len: u8, value: u32) -> Result<Option<u32>, TableError> {
         if len > 32 {
             return Err(TableError::PrefixLength { len, max: 32 });
@@ -89,14 +136,14 @@ impl Lpm4 {
     /// The value of the longest prefix that covers the address.
     #[inline]
     pub fn lookup(&self, address: u32) -> Option<u32> {
-        self.0.lookup(left(address))
+        self.0.cells().lookup(left(address))
     }
 
     /// Looks up as many addresses as both slices have, [`super::MISS`] for none. Faster than one by one, as the
     /// memory accesses of a batch overlap.
     #[inline]
     pub fn lookup_batch(&self, addresses: &[u32], values: &mut [u32]) {
-        self.0.lookup_batch(addresses, values, left);
+        self.0.cells().lookup_batch(addresses, values, left);
     }
 }
 
@@ -104,6 +151,11 @@ impl Lpm4 {
 #[inline]
 fn left(address: u32) -> u128 {
     u128::from(address) << 96
+}
+
+/// The address that is at the left end of 128 bits.
+fn unleft(key: u128) -> u32 {
+    (key >> 96) as u32
 }
 
 #[cfg(test)]

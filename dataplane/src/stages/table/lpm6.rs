@@ -1,8 +1,10 @@
 //! Longest prefix match for IPv6: a multibit trie whose first level takes 20 bits, and whose nodes take four
 //! and fill one cache line.
 
+use std::sync::Arc;
+
 use super::TableError;
-use super::trie::Trie;
+use super::trie::{Cells, Trie};
 
 /// A table of IPv6 prefixes. A lookup is one load for prefixes up to /20 and one more for every four bits behind.
 ///
@@ -18,8 +20,32 @@ use super::trie::Trie;
 /// assert_eq!(table.lookup(address("2001:db9::1")), None);
 /// # Ok::<(), dataplane::stages::table::TableError>(())
 /// ```
-#[derive(Clone)]
 pub struct Lpm6(Trie<{ 1 << 20 }, 16>);
+
+/// What is looked up in while another thread changes the table: it sees every change when it is made. A lookup that
+/// was begun before [`Lpm6::reclaim`] was told of it must not go on behind that.
+#[derive(Clone)]
+pub struct View6(Arc<Cells<{ 1 << 20 }, 16>>);
+
+impl std::fmt::Debug for View6 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("View6").finish_non_exhaustive()
+    }
+}
+
+impl View6 {
+    /// The value of the longest prefix that covers the address.
+    #[inline]
+    pub fn lookup(&self, address: u128) -> Option<u32> {
+        self.0.lookup(left(address))
+    }
+
+    /// As [`Lpm6::lookup_batch`].
+    #[inline]
+    pub fn lookup_batch(&self, addresses: &[u128], values: &mut [u32]) {
+        self.0.lookup_batch(addresses, values, left);
+    }
+}
 
 impl Default for Lpm6 {
     fn default() -> Self {
@@ -37,6 +63,27 @@ impl Lpm6 {
     /// A table without prefixes.
     pub fn new() -> Self {
         Self(Trie::new())
+    }
+
+    /// A table whose nodes, which prefixes longer than the first level need, are at most so many.
+    pub fn with_nodes(most: usize) -> Self {
+        Self(Trie::with_nodes(most))
+    }
+
+    /// What to look up in, also from other threads.
+    pub fn view(&self) -> View6 {
+        View6(self.0.cells().clone())
+    }
+
+    /// Says what time it is, in any unit: memory that is taken out of use from now on is of that time. What was taken
+    /// out before `quiet` may be used anew, as every lookup that was under way then has ended.
+    pub fn reclaim(&mut self, time: u64, quiet: u64) {
+        self.0.reclaim(time, quiet);
+    }
+
+    /// Every prefix, by address, length and value, in no order.
+    pub fn prefixes(&self) -> impl Iterator<Item = (u128, u8, u32)> + '_ {
+        self.0.rules().map(|(key, len, value)| (unleft(key), len, value))
     }
 
     /// A table of many prefixes: address, length, value. Of a prefix that comes twice the last counts. Bits behind
@@ -68,7 +115,7 @@ impl Lpm6 {
     ///
     /// # Errors
     ///
-    /// A length above 128, or a value above [`super::MAX_VALUE`]; the table is unchanged then.
+    /// A length above 128, a value above [`super::MAX_VALUE`], or no memory: the table is unchanged then.
     pub fn insert(&mut self, address: u128, len: u8, value: u32) -> Result<Option<u32>, TableError> {
         if len > 128 {
             return Err(TableError::PrefixLength { len, max: 128 });
@@ -89,14 +136,14 @@ impl Lpm6 {
     /// The value of the longest prefix that covers the address.
     #[inline]
     pub fn lookup(&self, address: u128) -> Option<u32> {
-        self.0.lookup(left(address))
+        self.0.cells().lookup(left(address))
     }
 
     /// Looks up as many addresses as both slices have, [`super::MISS`] for none. Faster than one by one, as the
     /// memory accesses of a batch overlap.
     #[inline]
     pub fn lookup_batch(&self, addresses: &[u128], values: &mut [u32]) {
-        self.0.lookup_batch(addresses, values, left);
+        self.0.cells().lookup_batch(addresses, values, left);
     }
 }
 
@@ -104,6 +151,11 @@ impl Lpm6 {
 #[inline]
 fn left(address: u128) -> u128 {
     address
+}
+
+/// The address that is at the left end of 128 bits.
+fn unleft(key: u128) -> u128 {
+    key
 }
 
 #[cfg(test)]

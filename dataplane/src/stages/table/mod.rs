@@ -30,4 +30,7 @@ pub enum TableError {
     /// A value above [`MAX_VALUE`].
     #[error("the value {0} is above {MAX_VALUE}, the greatest a table stores")]
     Value(u32),
+    /// The table has as many nodes as it may have.
+    #[error("the prefix needs more than the {0} nodes that the table may have")]
+    Full(usize),
 }

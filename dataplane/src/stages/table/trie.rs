@@ -6,8 +6,16 @@
 //!
 //! Addresses are left-aligned in 128 bits. Both levels are allocated zeroed and untouched pages stay unmapped; the
 //! prefix of length 0 is held apart, or it would touch them all.
+//!
+//! One thread changes the trie while any number look up in its cells, which are atomics: a change writes a new node
+//! before it links it, and every cell that it does not mean says the same before, during and after. A node that was
+//! taken out is used anew only when its owner says that nobody can be looking at it any more ([`Trie::reclaim`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use zerocopy::FromZeros;
 
 use super::{MAX_VALUE, TableError};
 
@@ -29,73 +37,44 @@ struct Cell {
     depth: u8,
 }
 
-/// See the module. `SLOTS` and `FAN` are powers of two.
-#[derive(Clone)]
+/// How many nodes are allocated at once. Pages of them that are not used are not mapped.
+const CHUNK: usize = 1 << 12;
+
+/// The most chunks: 16,777,216 nodes, one for every cell of the first level of IPv4.
+const CHUNKS: usize = 1 << 12;
+
+/// A cache line or several.
+#[derive(FromZeros)]
+#[repr(C, align(64))]
+struct Node<const FAN: usize>([AtomicU32; FAN]);
+
+/// What is looked up in. `SLOTS` and `FAN` are powers of two.
+pub(super) struct Cells<const SLOTS: usize, const FAN: usize> {
+    first: Box<[AtomicU32]>,
+    nodes: Box<[OnceLock<Box<[Node<FAN>]>>]>,
+    default: AtomicU32,
+}
+
+/// See the module.
 pub(super) struct Trie<const SLOTS: usize, const FAN: usize> {
-    first: Box<[u32; SLOTS]>,
+    cells: Arc<Cells<SLOTS, FAN>>,
     first_depths: Box<[u8; SLOTS]>,
-    nodes: Vec<[u32; FAN]>,
     depths: Vec<[u8; FAN]>,
     free: Vec<usize>,
-    default: u32,
+    /// Nodes that were taken out, each with the time of that, as the owner counts it.
+    retired: VecDeque<(u64, usize)>,
+    time: u64,
+    /// The most nodes.
+    most: usize,
     rules: HashMap<(u128, u8), u32>,
 }
 
-impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
+impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
     const FIRST_BITS: u32 = SLOTS.ilog2();
     const NODE_BITS: u32 = FAN.ilog2();
 
-    pub(super) fn new() -> Self {
-        Self {
-            first: boxed(vec![0; SLOTS]),
-            first_depths: boxed(vec![0; SLOTS]),
-            nodes: Vec::new(),
-            depths: Vec::new(),
-            free: Vec::new(),
-            default: 0,
-            rules: HashMap::new(),
-        }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.rules.len()
-    }
-
-    /// Whether every cell is as in a new trie and every node free.
-    #[cfg(test)]
-    pub(super) fn is_clear(&self) -> bool {
-        let clear = self.first.iter().all(|entry| *entry == 0) && self.first_depths.iter().all(|depth| *depth == 0);
-        clear && self.default == 0 && self.free.len() == self.nodes.len()
-    }
-
-    pub(super) fn reserve(&mut self, rules: usize) {
-        self.rules.reserve(rules);
-    }
-
-    pub(super) fn get(&self, address: u128, len: u8) -> Option<u32> {
-        self.rules.get(&(prefix(address, len), len)).copied()
-    }
-
-    pub(super) fn insert(&mut self, address: u128, len: u8, value: u32) -> Result<Option<u32>, TableError> {
-        if value > MAX_VALUE {
-            return Err(TableError::Value(value));
-        }
-        let key = prefix(address, len);
-        let old = self.rules.insert((key, len), value);
-        self.paint(key, len, Cell { entry: value + 1, depth: len });
-        Ok(old)
-    }
-
-    pub(super) fn remove(&mut self, address: u128, len: u8) -> Option<u32> {
-        let key = prefix(address, len);
-        let old = self.rules.remove(&(key, len))?;
-        let parent = (1..len).rev().find_map(|depth| {
-            let value = self.rules.get(&(prefix(key, depth), depth))?;
-            Some(Cell { entry: value + 1, depth })
-        });
-        let path = self.paint(key, len, parent.unwrap_or(Cell { entry: 0, depth: 0 }));
-        self.collapse(&path);
-        Some(old)
+    fn new() -> Self {
+        Self { first: zeroed(SLOTS), nodes: (0..CHUNKS).map(|_| OnceLock::new()).collect(), default: AtomicU32::new(0) }
     }
 
     #[inline]
@@ -138,32 +117,161 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
 
     #[inline]
     fn first_entry(&self, address: u128) -> u32 {
-        self.first[(address >> (128 - Self::FIRST_BITS)) as usize & (SLOTS - 1)]
+        let at = (address >> (128 - Self::FIRST_BITS)) as usize & (SLOTS - 1);
+        self.first.get(at).map_or(0, |cell| cell.load(Ordering::Acquire))
     }
 
     /// The cell of a node that the leading bits of `rest` select.
     #[inline]
     fn node_entry(&self, entry: u32, rest: u128) -> u32 {
         let at = (rest >> (128 - Self::NODE_BITS)) as usize & (FAN - 1);
-        self.nodes.get((entry & !NODE) as usize).map_or(0, |node| node[at])
+        self.node((entry & !NODE) as usize).map_or(0, |node| node.0[at].load(Ordering::Acquire))
     }
 
     #[inline]
     fn or_default(&self, entry: u32) -> u32 {
-        if entry == 0 { self.default } else { entry }
+        if entry == 0 { self.default.load(Ordering::Relaxed) } else { entry }
+    }
+
+    #[inline]
+    fn node(&self, node: usize) -> Option<&Node<FAN>> {
+        self.nodes.get(node / CHUNK)?.get()?.get(node % CHUNK)
+    }
+
+    fn place(&self, place: Place) -> Option<&AtomicU32> {
+        match place {
+            Place::First(slot) => self.first.get(slot),
+            Place::Node(node, at) => self.node(node)?.0.get(at),
+        }
+    }
+}
+
+impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
+    const FIRST_BITS: u32 = SLOTS.ilog2();
+    const NODE_BITS: u32 = FAN.ilog2();
+
+    pub(super) fn new() -> Self {
+        Self::with_nodes(CHUNK * CHUNKS)
+    }
+
+    /// A trie of at most so many nodes.
+    pub(super) fn with_nodes(most: usize) -> Self {
+        Self {
+            cells: Arc::new(Cells::new()),
+            first_depths: boxed(vec![0; SLOTS]),
+            depths: Vec::new(),
+            free: Vec::new(),
+            retired: VecDeque::new(),
+            time: 0,
+            most: most.min(CHUNK * CHUNKS),
+            rules: HashMap::new(),
+        }
+    }
+
+    /// What to look up in, also from other threads.
+    pub(super) fn cells(&self) -> &Arc<Cells<SLOTS, FAN>> {
+        &self.cells
+    }
+
+    /// Says what time it is for nodes that are taken out from now on. Those that were taken out before `quiet` nobody
+    /// looks at any more.
+    pub(super) fn reclaim(&mut self, time: u64, quiet: u64) {
+        self.time = time;
+        while let Some((_, node)) = self.retired.pop_front_if(|(retired, _)| *retired < quiet) {
+            self.free.push(node);
+        }
+    }
+
+    /// Every prefix with its value.
+    pub(super) fn rules(&self) -> impl Iterator<Item = (u128, u8, u32)> + '_ {
+        self.rules.iter().map(|((key, len), value)| (*key, *len, *value))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether every cell is as in a new trie and every node free.
+    #[cfg(test)]
+    pub(super) fn is_clear(&self) -> bool {
+        let first = &self.cells.first;
+        let clear = first.iter().all(|entry| entry.load(Ordering::Relaxed) == 0)
+            && self.first_depths.iter().all(|depth| *depth == 0);
+        clear
+            && self.cells.default.load(Ordering::Relaxed) == 0
+            && self.free.len() + self.retired.len() == self.depths.len()
+    }
+
+    pub(super) fn reserve(&mut self, rules: usize) {
+        self.rules.reserve(rules);
+    }
+
+    pub(super) fn get(&self, address: u128, len: u8) -> Option<u32> {
+        self.rules.get(&(prefix(address, len), len)).copied()
+    }
+
+    pub(super) fn insert(&mut self, address: u128, len: u8, value: u32) -> Result<Option<u32>, TableError> {
+        if value > MAX_VALUE {
+            return Err(TableError::Value(value));
+        }
+        let key = prefix(address, len);
+        if self.room() < self.missing(key, len) {
+            return Err(TableError::Full(self.most));
+        }
+        let old = self.rules.insert((key, len), value);
+        self.paint(key, len, Cell { entry: value + 1, depth: len });
+        Ok(old)
+    }
+
+    /// How many nodes may still be taken.
+    fn room(&self) -> usize {
+        self.free.len() + self.most - self.depths.len()
+    }
+
+    /// How many nodes a prefix needs that are not there.
+    fn missing(&self, key: u128, len: u8) -> usize {
+        let levels = (u32::from(len).saturating_sub(Self::FIRST_BITS)).div_ceil(Self::NODE_BITS);
+        let (mut place, mut used) = (Place::First((key >> (128 - Self::FIRST_BITS)) as usize), Self::FIRST_BITS);
+        for there in 0..levels {
+            let Cell { entry, .. } = self.cell(place);
+            if entry & NODE == 0 {
+                return (levels - there) as usize;
+            }
+            used += Self::NODE_BITS;
+            place = Place::Node((entry & !NODE) as usize, (key >> (128 - used)) as usize & (FAN - 1));
+        }
+        0
+    }
+
+    pub(super) fn remove(&mut self, address: u128, len: u8) -> Option<u32> {
+        let key = prefix(address, len);
+        let old = self.rules.remove(&(key, len))?;
+        let parent = (1..len).rev().find_map(|depth| {
+            let value = self.rules.get(&(prefix(key, depth), depth))?;
+            Some(Cell { entry: value + 1, depth })
+        });
+        let path = self.paint(key, len, parent.unwrap_or(Cell { entry: 0, depth: 0 }));
+        self.collapse(&path);
+        Some(old)
     }
 
     fn cell(&self, place: Place) -> Cell {
-        match place {
-            Place::First(slot) => Cell { entry: self.first[slot], depth: self.first_depths[slot] },
-            Place::Node(node, at) => Cell { entry: self.nodes[node][at], depth: self.depths[node][at] },
-        }
+        let depth = match place {
+            Place::First(slot) => self.first_depths[slot],
+            Place::Node(node, at) => self.depths[node][at],
+        };
+        // This thread alone writes.
+        Cell { entry: self.cells.place(place).map_or(0, |cell| cell.load(Ordering::Relaxed)), depth }
     }
 
     fn set(&mut self, place: Place, cell: Cell) {
         match place {
-            Place::First(slot) => (self.first[slot], self.first_depths[slot]) = (cell.entry, cell.depth),
-            Place::Node(node, at) => (self.nodes[node][at], self.depths[node][at]) = (cell.entry, cell.depth),
+            Place::First(slot) => self.first_depths[slot] = cell.depth,
+            Place::Node(node, at) => self.depths[node][at] = cell.depth,
+        }
+        if let Some(to) = self.cells.place(place) {
+            // Who sees the number of a node sees what was written to it.
+            to.store(cell.entry, Ordering::Release);
         }
     }
 
@@ -174,11 +282,14 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
             return (entry & !NODE) as usize;
         }
         let node = self.free.pop().unwrap_or_else(|| {
-            self.nodes.push([0; FAN]);
             self.depths.push([0; FAN]);
-            self.nodes.len() - 1
+            self.depths.len() - 1
         });
-        self.nodes[node] = [entry; FAN];
+        // `insert` has seen to it that there is room.
+        if let Some(chunk) = self.cells.nodes.get(node / CHUNK) {
+            let chunk = chunk.get_or_init(|| zeroed(CHUNK));
+            chunk[node % CHUNK].0.iter().for_each(|cell| cell.store(entry, Ordering::Relaxed));
+        }
         self.depths[node] = [depth; FAN];
         self.set(place, Cell { entry: NODE | node as u32, depth: 0 });
         node
@@ -189,7 +300,7 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
     /// that lead to it.
     fn paint(&mut self, key: u128, len: u8, cell: Cell) -> Vec<(Place, u32)> {
         if len == 0 {
-            self.default = cell.entry;
+            self.cells.default.store(cell.entry, Ordering::Relaxed);
             return Vec::new();
         }
         let (bits, mut path) = (u32::from(len), Vec::new());
@@ -234,14 +345,20 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
             let node = (self.cell(*place).entry & !NODE) as usize;
             // Cells from prefixes that end above the node are all from the same one.
             let alike = self.depths[node].iter().all(|depth| u32::from(*depth) <= *used)
-                && self.nodes[node].iter().all(|entry| entry & NODE == 0);
+                && (0..FAN).all(|at| self.cell(Place::Node(node, at)).entry & NODE == 0);
             if !alike {
                 return;
             }
             self.set(*place, self.cell(Place::Node(node, 0)));
-            self.free.push(node);
+            self.retired.push_back((self.time, node));
         }
     }
+}
+
+/// As many elements that are zero, in pages that are mapped when they are touched.
+fn zeroed<T: FromZeros>(len: usize) -> Box<[T]> {
+    // It fails only as an allocation does, which ends the program wherever it fails.
+    FromZeros::new_box_zeroed_with_elems(len).unwrap_or_else(|_| panic!("no memory for {len} cells"))
 }
 
 /// An array made from a slice on the heap, never on the stack. The slice comes from `vec![0; N]`, which asks the
