@@ -41,6 +41,9 @@ pub enum Error {
     /// A connection cannot be made as it was asked for, or its peer is not to be had.
     #[error("{0}")]
     Peer(String),
+    /// The kernel's routes cannot be followed.
+    #[error("kernel: {0}")]
+    Kernel(String),
     /// A worker stopped before its time.
     #[error("worker {worker}: {message}")]
     Worker {

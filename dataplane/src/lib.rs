@@ -21,6 +21,7 @@
 //! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; messages without `unsafe` | provider, mem, clock |
 //! | [`pipeline`] | the `Stage` trait, the registry, graph compilation and the walk | mem, header, clock |
 //! | [`stages`] | one file per built-in stage | pipeline, header, mem, prelude |
+//! | [`kernel`] | follows routes and neighbours of the kernel, for the tables of stages | stages, pipeline, header |
 //! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |
 //! | [`config`] | TOML to a checked plan; touches no device | topology |
 //! | [`runtime`] | a plan becomes objects; the worker loop; control | all of the above |
@@ -34,6 +35,7 @@ pub mod clock;
 pub mod config;
 pub mod error;
 pub mod header;
+pub mod kernel;
 pub mod lane;
 pub mod mem;
 pub mod pipeline;

@@ -576,6 +576,10 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub mac: Option<Mac>,
+    /// The interface of the kernel that stands for this port to a routing daemon: its addresses, neighbours and routes are
+    /// those of the port (`source = "kernel"`). Absent: that of its link, where it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
     /// How its queue pairs find their peers, and with what attributes they are connected: of `"ud"`, `"rc"` and `"uc"`,
     /// which need it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -608,6 +612,15 @@ pub struct Port {
     /// Capabilities that a software device is made to lack.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refuse: Vec<Capability>,
+}
+
+impl Port {
+    /// The interface of the kernel that the port is, if it is one.
+    pub fn kernel_interface(&self) -> Option<&str> {
+        // The interface of a TAP is the host's end of the wire, not the port.
+        let link = self.link.as_ref().filter(|link| !matches!(link, Link::Tap(_)));
+        self.interface.as_deref().or_else(|| link?.interface())
+    }
 }
 
 fn first_port() -> u8 {

@@ -189,6 +189,11 @@ impl Graph {
         self.nodes.iter_mut().map(|node| (node.name.as_str(), &mut node.stage))
     }
 
+    /// Lets every stage look at its slow things. No packet is in the graph.
+    pub(crate) fn tick(&mut self, ctx: &Ctx) {
+        self.nodes.iter_mut().for_each(|node| node.stage.tick(ctx));
+    }
+
     /// Moves what is in the entry through all stages into the outboxes.
     #[inline]
     pub(crate) fn walk<O: Observer>(&mut self, ctx: &Ctx, pool: &mut Pool, observer: &mut O) {

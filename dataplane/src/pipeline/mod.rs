@@ -32,6 +32,8 @@ pub struct Ctx {
     pub start: Nanos,
     /// What the wall clock said at the start: nanoseconds since 1970.
     pub epoch: Nanos,
+    /// About when it is, on the line of time that stamps are on: as of the last [`Stage::tick`].
+    pub now: Nanos,
     /// Which worker this is, from 0.
     pub worker: usize,
 }
@@ -112,6 +114,13 @@ pub trait Stage: Send {
     ///
     /// It runs on the worker: it must not allocate, lock, wait, or panic.
     fn process(&mut self, ctx: &Ctx, batch: &mut Batch);
+
+    /// Looks at slow things: called between batches, every 256 loops of the worker and after every sleep.
+    ///
+    /// As [`Stage::process`], it runs on the worker.
+    fn tick(&mut self, ctx: &Ctx) {
+        let _ = ctx;
+    }
 
     /// Its outputs beside the next stage: names and meanings. [`crate::mem::Edge`] is an index into these.
     fn outputs() -> &'static [(&'static str, &'static str)]

@@ -17,6 +17,8 @@ pub struct PortInfo {
     pub mac: [u8; 6],
     /// The largest payload of a frame, in bytes.
     pub mtu: u16,
+    /// The interface of the kernel that it is, if it is one.
+    pub interface: Option<String>,
 }
 
 /// A next hop: the address to resolve, on a port.
@@ -164,6 +166,17 @@ impl<'a> Setup<'a> {
         Ok(made)
     }
 
+    /// Something of which there is one in a run, for all stages that want it: made by the first.
+    pub fn common<T: Send + Sync + 'static>(&mut self, make: impl FnOnce() -> Arc<T>) -> Arc<T> {
+        let key = (String::new(), TypeId::of::<T>());
+        if let Some(known) = self.shared.get(&key).cloned().and_then(|known| known.downcast::<T>().ok()) {
+            return known;
+        }
+        let made = make();
+        self.shared.insert(key, made.clone());
+        made
+    }
+
     /// The name of the stage in the config.
     pub fn stage(&self) -> &str {
         &self.stage
@@ -194,6 +207,11 @@ pub(crate) fn identity(path: &Path) -> PathBuf {
 }
 
 impl Resources {
+    /// What stages asked [`Setup::common`] for, if any did.
+    pub(crate) fn common<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
+        self.shared.get(&(String::new(), TypeId::of::<T>())).cloned().and_then(|known| known.downcast().ok())
+    }
+
     pub(crate) fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {
         let (next_hops, shared) = (NextHops::default(), HashMap::new());
         Self { ports, folder: folder.to_owned(), next_hops, shared, files: HashMap::new(), offline: false }

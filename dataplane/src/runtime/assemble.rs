@@ -1,6 +1,7 @@
 //! Config and registry become programs: everything that can be checked without a device is checked here.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
 use crate::mem::Preference;
@@ -8,6 +9,7 @@ use crate::pipeline::{
     Facts, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Setup, Stage, Target, identity,
 };
 use crate::provider::soft::mac_of;
+use crate::stages::forwarding::Forwarding;
 use crate::topology::Topology;
 
 /// A config that has been checked in full: the plan, and a program for every worker.
@@ -19,6 +21,8 @@ pub struct Assembly {
     /// The machine that it was planned for.
     pub topology: Topology,
     pub(crate) programs: Vec<Program>,
+    /// The tables that follow the kernel's, if a stage asks for them.
+    pub(crate) forwarding: Option<Arc<Forwarding>>,
 }
 
 impl Catalog for Registry {
@@ -94,7 +98,7 @@ fn build(
         }
         programs.push(program);
     }
-    Some(Assembly { plan: plan?, ports, topology, programs })
+    Some(Assembly { plan: plan?, ports, topology, programs, forwarding: resources.common() })
 }
 
 fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
@@ -111,6 +115,7 @@ fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
             None => port.and_then(interface).unwrap_or([2, 0, 0, 0, 0, (index as u8).wrapping_add(1)]),
         },
         mtu: port.map_or(u16::MAX, |port| port.mtu.min(u32::from(u16::MAX)) as u16),
+        interface: port.and_then(config::Port::kernel_interface).map(str::to_owned),
     };
     loaded.named_ports().enumerate().map(info).collect()
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::clock::HostClock;
 use crate::config;
 use crate::error::{Error, Result};
+use crate::kernel::Mirror;
 use crate::lane::{Lane, LaneCounters, LaneSpec};
 use crate::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
 use crate::pipeline::{Graph, Program, Target};
@@ -44,6 +45,8 @@ pub struct Run {
     names: Vec<String>,
     workers: Vec<Thread>,
     clock: HostClock,
+    /// Ends when it is dropped.
+    _mirror: Option<Mirror>,
 }
 
 /// What a worker is made from, on its own thread.
@@ -75,9 +78,11 @@ impl Run {
     /// # Errors
     /// As [`Run::start`]; or it was not wished any more.
     pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
-        let Assembly { plan, ports: infos, topology, programs } = assembly;
+        let Assembly { plan, ports: infos, topology, programs, forwarding } = assembly;
         let clock = HostClock::new();
         let ports = devices::open(&plan, &infos, &clock)?;
+        // Before there are workers: what the kernel knows already, they know from their first packet on.
+        let mirror = forwarding.map(|tables| Mirror::start(tables, &infos)).transpose()?;
         let control = Arc::new(Control::new(programs.len(), options.packets));
         let plan = Arc::new(plan);
         let workers = programs.len();
@@ -140,7 +145,7 @@ impl Run {
         };
         let threads = threads.into_iter().map(tell).collect();
         let names = plan.ports.iter().map(|port| port.config.name.clone()).collect();
-        Ok(Self { control, ports, names, workers: threads, clock })
+        Ok(Self { control, ports, names, workers: threads, clock, _mirror: mirror })
     }
 
     /// The sums over all workers, as of a moment ago.

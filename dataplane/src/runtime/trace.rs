@@ -107,7 +107,7 @@ impl Tracer {
     /// first, then those of its copies. The first packet's time is when the run begins.
     pub fn trace(&mut self, port: usize, time: Nanos, packet: &[u8]) -> Vec<Trace> {
         let start = *self.start.get_or_insert(time);
-        let ctx = Ctx { start, epoch: start, worker: 0 };
+        let ctx = Ctx { start, epoch: start, now: time, worker: 0 };
         let stamp = Stamp::new(time, ClockSource::Virtual);
         if !self.graph.entry(port as u8).push_bytes(packet, stamp, &mut self.pool) {
             let end = End::TooLong(self.pool.layout().room());

@@ -75,6 +75,9 @@ impl Worker {
         let start = clock.nanos();
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let epoch = Nanos(since.map_or(0, |since| since.as_nanos() as u64));
+        let number = self.number;
+        let ctx = |now| Ctx { start, epoch, now, worker: number };
+        let mut now = start;
         let at = |lane: usize| move |error: VerbError| (lane, error);
         for lane in 0..self.lanes.len() {
             self.lanes[lane].refill(&mut self.pool).map_err(at(lane))?;
@@ -92,8 +95,7 @@ impl Worker {
                 self.control.settle(limit, n);
                 if n > 0 {
                     received += n;
-                    let ctx = Ctx { start, epoch, worker: self.number };
-                    self.graph.walk(&ctx, &mut self.pool, &mut NoObserver);
+                    self.graph.walk(&ctx(now), &mut self.pool, &mut NoObserver);
                     for (port, lane) in self.lanes.iter_mut().enumerate() {
                         if !self.graph.outbox(port).is_empty() {
                             lane.transmit(&mut self.pool, self.graph.outbox(port));
@@ -109,6 +111,8 @@ impl Worker {
             let slept = self.idle.after(received, &mut self.lanes, &self.inputs);
             if slept || self.counts.loops.is_multiple_of(HOUSEKEEPING) {
                 self.publish();
+                now = clock.nanos();
+                self.graph.tick(&ctx(now));
                 for lane in 0..self.lanes.len() {
                     self.lanes[lane].attend(&mut self.pool).map_err(at(lane))?;
                 }

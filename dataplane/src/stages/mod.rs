@@ -8,7 +8,9 @@ pub mod capture;
 pub mod count;
 pub mod cross;
 pub mod drop;
+pub mod forwarding;
 pub mod icmp;
+pub mod icmp_error;
 pub mod limit;
 pub mod mac_swap;
 pub mod mirror;
@@ -43,6 +45,7 @@ pub fn register(registry: &mut Registry) {
     registry.add_described::<cross::Cross>("cross");
     registry.add_described::<drop::Drop>("drop");
     registry.add_described::<icmp::Icmp>("icmp");
+    registry.add_described::<icmp_error::IcmpError>("icmp_error");
     registry.add_described::<limit::Limit>("limit");
     registry.add_described::<mac_swap::MacSwap>("mac_swap");
     registry.add_described::<mirror::Mirror>("mirror");

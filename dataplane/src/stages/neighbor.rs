@@ -13,11 +13,17 @@ use crate::header::ipv4::Ipv4;
 use crate::header::ipv6::Ipv6;
 use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason};
 use crate::pipeline::{Ctx, Facts, NextHop, Problem, Setup, Stage};
+use crate::stages::forwarding::{Forwarding, Reader, Resolved};
+use crate::stages::parameter::Origin;
+use crate::stages::table::bucket::TokenBucket;
 
 /// Writes the link addresses of packets that were routed: from the port that they leave by to their next hop.
 ///
 /// The next hop is the gateway that a stage before has chosen, or else the destination itself. Packets to one that is
 /// not in the table leave by `unresolved`, unchanged; where it leads nowhere they are dropped.
+///
+/// With `source = "kernel"` the neighbours are those of the kernel, and follow it. For one that is not known the kernel
+/// is asked to find it; packets to one that does not answer leave by `unreachable`.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -27,12 +33,24 @@ use crate::pipeline::{Ctx, Facts, NextHop, Problem, Setup, Stage};
 ///     { address = "192.0.2.1", mac = "02:00:00:00:00:01", port = "wan" },
 ///     { address = "2001:db8::1", mac = "02:00:00:00:00:01" },
 /// ]
+///
+/// [[pipeline.stage]]
+/// name = "follow"
+/// use = "neighbor"
+/// source = "kernel"
 /// ```
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Neighbor {
     /// The neighbours that are known.
+    #[serde(default)]
     pub table: Vec<Entry>,
+    /// Where the neighbours come from: `config` or `kernel`.
+    #[serde(default)]
+    pub source: Origin,
+    #[serde(skip)]
+    #[schemars(skip)]
+    kernel: Option<Kernel>,
     /// Where next hops are, by number less 1.
     #[serde(skip)]
     #[schemars(skip)]
@@ -51,6 +69,14 @@ pub struct Neighbor {
     #[serde(skip)]
     #[schemars(skip)]
     names: Vec<String>,
+}
+
+/// The neighbours of the kernel.
+#[derive(Debug)]
+struct Kernel {
+    reader: Reader,
+    /// How often it asks for neighbours of which nothing is known at all.
+    asks: TokenBucket,
 }
 
 /// A neighbour.
@@ -128,9 +154,17 @@ impl Hasher for Mix {
 }
 
 const UNRESOLVED: Edge = Edge::new(0);
+const UNREACHABLE: Edge = Edge::new(1);
+
+/// Unknown neighbours that a worker asks for in a second, and at once.
+const ASKS: (u64, u64) = (1000, 256);
 
 impl Stage for Neighbor {
-    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+    fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
+        if let Some(kernel) = &mut self.kernel {
+            let now = ctx.now.0.saturating_sub(ctx.start.0);
+            return batch.iter_mut().for_each(|packet| kernel.handle(packet, now));
+        }
         for mut packet in batch.iter_mut() {
             let Some(from) = self.ports.get(usize::from(packet.meta().egress)).copied() else {
                 packet.drop(Reason::NoPort);
@@ -146,14 +180,32 @@ impl Stage for Neighbor {
     }
 
     fn outputs() -> &'static [(&'static str, &'static str)] {
-        &[("unresolved", "packets whose next hop is not in the table")]
+        &[
+            ("unresolved", "packets whose next hop is not in the table"),
+            ("unreachable", "packets whose next hop does not answer, says the kernel"),
+        ]
     }
 
     fn needs(&self) -> Facts {
         Facts::HEADERS | Facts::EGRESS | Facts::NEXT_HOP
     }
 
+    fn tick(&mut self, _ctx: &Ctx) {
+        if let Some(kernel) = &self.kernel {
+            kernel.reader.pass();
+        }
+    }
+
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        if self.source == Origin::Kernel {
+            if !self.table.is_empty() {
+                let problem = Problem::at("source", "the kernel's neighbours alone, or those of the config");
+                return Err(problem.help("take table out, or source"));
+            }
+            let asks = TokenBucket::new(ASKS.0, ASKS.1, 0);
+            self.kernel = Some(Kernel { reader: Forwarding::of(setup).join(), asks });
+            return Ok(());
+        }
         self.ports = setup.ports().iter().map(|port| MacAddr(port.mac)).collect();
         self.macs.clear();
         let mut listed: HashMap<(IpAddr, Option<u8>), usize> = HashMap::new();
@@ -194,6 +246,9 @@ impl Stage for Neighbor {
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
+        if self.kernel.is_some() {
+            return Some("the kernel's neighbours are followed in a run alone".to_owned());
+        }
         let hop = match packet.meta().next_hop.checked_sub(1) {
             Some(place) => *self.gateways.get(place as usize)?,
             None => NextHop { address: destination(packet)?.address(), port: packet.meta().egress },
@@ -203,6 +258,40 @@ impl Stage for Neighbor {
             Some(mac) => format!("{} on {port} is at {mac}", hop.address),
             None => format!("{} on {port} is not in the table", hop.address),
         })
+    }
+}
+
+impl Kernel {
+    #[inline]
+    fn handle(&mut self, mut packet: Packet<'_>, now: u64) {
+        let Some(from) = self.reader.mac(packet.meta().egress) else {
+            packet.drop(Reason::NoPort);
+            return;
+        };
+        let resolved = match packet.meta().next_hop {
+            0 => self.neighbor(&packet, now),
+            number => self.reader.numbered(number),
+        };
+        match resolved {
+            Resolved::At(to) => {
+                let (destination, source) = packet.ethernet_addresses_mut();
+                (*destination, *source) = (to.0, from.0);
+            }
+            Resolved::Unknown => packet.steer(UNRESOLVED),
+            Resolved::Failed => packet.steer(UNREACHABLE),
+        }
+    }
+
+    /// The destination itself, as a neighbour.
+    #[inline]
+    fn neighbor(&mut self, packet: &Packet<'_>, now: u64) -> Resolved {
+        let Some(key) = destination(packet) else { return Resolved::Unknown };
+        let hop = NextHop { address: key.address(), port: packet.meta().egress };
+        let known = self.reader.neighbor(hop);
+        if known.is_none() && self.asks.take(now, 1) {
+            self.reader.ask(hop);
+        }
+        known.unwrap_or(Resolved::Unknown)
     }
 }
 

@@ -152,6 +152,17 @@ impl fmt::Display for Protocol {
     }
 }
 
+/// Where a table comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// The config.
+    #[default]
+    Config,
+    /// The kernel, whose tables it follows.
+    Kernel,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -59,7 +59,12 @@ pub struct HarnessBuilder {
 impl Harness {
     /// Ports `a` and `b` (02:00:00:00:00:0a and ..0b, MTU 1500), and nothing before the stage.
     pub fn builder() -> HarnessBuilder {
-        let port = |name: &str, last| PortInfo { name: name.to_owned(), mac: [2, 0, 0, 0, 0, last], mtu: 1500 };
+        let port = |name: &str, last| PortInfo {
+            name: name.to_owned(),
+            mac: [2, 0, 0, 0, 0, last],
+            mtu: 1500,
+            interface: None,
+        };
         HarnessBuilder {
             ports: vec![port("a", 10), port("b", 11)],
             folder: PathBuf::new(),
@@ -113,7 +118,7 @@ impl Harness {
             assert!(fits, "a batch holds 256 packets of at most 9,216 bytes");
         }
         self.batch.set_ingress(self.ingress);
-        let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), worker: 0 };
+        let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(self.now), worker: 0 };
         for stage in &mut self.before {
             stage.process(&ctx, &mut self.batch);
             self.batch.clear_labels();

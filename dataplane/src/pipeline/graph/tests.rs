@@ -78,7 +78,7 @@ fn walk(nodes: Vec<NodeSpec>, packets: &[&str]) -> (Graph, usize) {
     for packet in packets {
         assert!(graph.entry(0).push_bytes(packet.as_bytes(), Stamp::NONE, &mut pool));
     }
-    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), worker: 0 };
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
     graph.walk(&ctx, &mut pool, &mut NoObserver);
     let sent = graph.outbox(0).len();
     assert_eq!(pool.available() + sent, 64, "every slot is free or in an outbox");

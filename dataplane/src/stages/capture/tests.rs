@@ -251,7 +251,7 @@ fn two_workers(folder: &Path) {
     let mut pools = [pool(), pool()];
     let mut graphs = [0, 1].map(|worker| graph(&mut resources, worker, &pools[worker]));
     for (worker, (graph, pool)) in graphs.iter_mut().zip(&mut pools).enumerate() {
-        let ctx = Ctx { start: Nanos(0), epoch: Nanos(1_700_000_000_000_000_000), worker };
+        let ctx = Ctx { start: Nanos(0), epoch: Nanos(1_700_000_000_000_000_000), now: Nanos(0), worker };
         for byte in 0..10u8 {
             let stamp = Stamp::new(Nanos(u64::from(byte) * 1000 + worker as u64), ClockSource::Virtual);
             assert!(graph.entry(0).push_bytes(&[byte; 60], stamp, pool));

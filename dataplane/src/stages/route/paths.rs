@@ -9,10 +9,10 @@
 use std::collections::HashMap;
 
 /// How many buckets a prefix with several paths has.
-pub(super) const BUCKETS: usize = 256;
+pub(in crate::stages) const BUCKETS: usize = 256;
 
 /// The greatest weight of a path.
-pub(super) const MAX_WEIGHT: u16 = 64;
+pub(in crate::stages) const MAX_WEIGHT: u16 = 64;
 
 /// A path, as the worker needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,12 +113,12 @@ impl Paths {
 }
 
 /// FNV-1a, 64 bits (draft-eastlake-fnv): the same on every host.
-fn seed(name: &str) -> u64 {
+pub(in crate::stages) fn seed(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// The path with the highest draw for a bucket.
-fn winner(bucket: u64, members: &[(u32, u16)], seeds: &[u64]) -> u32 {
+pub(in crate::stages) fn winner(bucket: u64, members: &[(u32, u16)], seeds: &[u64]) -> u32 {
     let draws = members.iter().zip(seeds).map(|((path, weight), seed)| {
         let draws = (0..u64::from(*weight)).map(|turn| mix(seed ^ mix(bucket << 16 | turn)));
         (draws.max(), *seed, *path)
