@@ -123,9 +123,16 @@ pub struct Xdp {
     /// Frames that go on to the kernel whatever `filter` says, such as `[{ protocol = "tcp", port = 22 }]`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub except: Vec<XdpSelect>,
+    /// Whether frames to any address are received, and not only those to the interface's own.
+    #[serde(default = "yes")]
+    pub promiscuous: bool,
     /// Lets the driver be polled from the worker, and keeps its interrupts off. Absent: interrupts as usual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_poll: Option<XdpBusyPoll>,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// How the buffers of a worker are cut, in bytes.

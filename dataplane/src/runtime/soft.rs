@@ -137,6 +137,7 @@ fn xdp(link: &config::Xdp, workers: usize) -> XdpSpec {
             config::XdpCopy::Copy => Copying::Copy,
         },
         filter: Filter { take: selectors(&link.filter), except: selectors(&link.except) },
+        promiscuous: link.promiscuous,
         busy_poll: link.busy_poll.map(|busy| BusyPoll { micros: busy.micros, budget: busy.budget }),
         queues: u16::try_from(workers).unwrap_or(u16::MAX),
     }

@@ -196,8 +196,9 @@ fn carry(from: &mut End, to: &mut End, count: u32, length: impl Fn(u32) -> usize
 fn frames_arrive_as_they_were_sent_and_every_slot_comes_back() {
     in_namespace(|| {
         veth(1, 1500);
-        for mode in [Mode::Auto, Mode::Native, Mode::Generic] {
-            let of = |name| device(XdpSpec { mode, ..link(name) }, 1500).unwrap();
+        let busy = Some(BusyPoll { micros: 20, budget: 64 });
+        for (mode, busy_poll) in [(Mode::Auto, None), (Mode::Native, busy), (Mode::Generic, None)] {
+            let of = |name| device(XdpSpec { mode, busy_poll, ..link(name) }, 1500).unwrap();
             let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
             a.start(0);
             b.start(0);

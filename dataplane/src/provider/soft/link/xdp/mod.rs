@@ -17,7 +17,7 @@ mod socket;
 mod tests;
 
 use std::io;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -78,6 +78,8 @@ pub struct XdpSpec {
     pub copying: Copying,
     /// What is taken; the rest goes on to the kernel.
     pub filter: Filter,
+    /// Whether frames to any address are received, and not only those to the interface's own.
+    pub promiscuous: bool,
     /// Whether the driver is polled from the worker.
     pub busy_poll: Option<BusyPoll>,
     /// How many queue pairs there are to be: the first of them has the first queue of the interface, and so on.
@@ -92,6 +94,7 @@ impl XdpSpec {
             mode: Mode::Auto,
             copying: Copying::Auto,
             filter: Filter::default(),
+            promiscuous: true,
             busy_poll: None,
             queues: 1,
         }
@@ -116,6 +119,8 @@ pub(in crate::provider::soft) struct Xdp {
 #[derive(Debug, Default)]
 struct At {
     attached: Option<bpf::Attached>,
+    /// Held for its end.
+    _promiscuous: Option<OwnedFd>,
     native: bool,
 }
 
@@ -190,12 +195,15 @@ impl Xdp {
         };
         let mut at = lock(&self.at);
         // What is left of an interface that is gone.
-        at.attached = None;
+        *at = At::default();
+        let promiscuous = self.spec.promiscuous.then(|| socket::promiscuous(index)).transpose();
+        let promiscuous = promiscuous.map_err(|error| Error::Wire(explain(name, "promiscuous mode", &error)))?;
         let mut why: Option<io::Error> = None;
         for mode in modes {
             match self.program.attach(index, *mode) {
                 Ok(attached) => {
-                    *at = At { attached: Some(attached), native: *mode == bpf::Attach::Native };
+                    let native = *mode == bpf::Attach::Native;
+                    *at = At { attached: Some(attached), _promiscuous: promiscuous, native };
                     drop(at);
                     if let Some(why) = why {
                         warn(name, &without_native(name, &why));

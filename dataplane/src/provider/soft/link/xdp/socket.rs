@@ -203,6 +203,26 @@ impl AsFd for Socket {
     }
 }
 
+/// Lets an interface receive frames to any address, until the result is dropped or the process ends (`packet(7)`).
+pub(super) fn promiscuous(interface: u32) -> io::Result<OwnedFd> {
+    // SAFETY: a plain system call, whose descriptor is nobody else's. Protocol 0 receives nothing.
+    let socket = unsafe {
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    let member = libc::packet_mreq {
+        mr_ifindex: interface as libc::c_int,
+        mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    set(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)?;
+    Ok(socket)
+}
+
 /// What the kernel counts of a socket that is open.
 pub(super) fn statistics(fd: RawFd) -> io::Result<libc::xdp_statistics> {
     get(fd, libc::XDP_STATISTICS)
