@@ -328,6 +328,14 @@ impl Batch {
         self.metas[index].egress
     }
 
+    /// The port that all packets name; `None`: they name several, or there are none.
+    #[inline]
+    pub(crate) fn common_egress(&self) -> Option<u8> {
+        let metas = &self.metas[..self.len()];
+        let first = metas.first()?.egress;
+        (metas.iter().fold(0, |other, meta| other | (meta.egress ^ first)) == 0).then_some(first)
+    }
+
     /// Gives the slot of one packet back; the caller forgets its entry.
     #[inline]
     pub(crate) fn free_one(&self, index: usize, pool: &mut Pool) {

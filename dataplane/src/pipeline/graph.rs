@@ -238,7 +238,10 @@ impl Moves<'_> {
         let inbox = match node.next {
             Target::Node(to) => &mut later[to - *place - 1].inbox,
             Target::Port(port) => &mut outboxes[port],
-            Target::Egress => return self.one_by_one(&mut NoObserver),
+            Target::Egress => match node.inbox.common_egress().map(usize::from) {
+                Some(port) if port < outboxes.len() => &mut outboxes[port],
+                _ => return self.one_by_one(&mut NoObserver),
+            },
             Target::Drop if node.watch.is_some() => return self.one_by_one(&mut NoObserver),
             Target::Drop => {
                 node.counters.dropped_next += node.inbox.len() as u64;

@@ -46,12 +46,18 @@ impl QpCore {
             }
             return running;
         }
-        let (Wire::Generator(generator), Some(slots)) = (&mut self.wire, &self.slots) else { return false };
+        let Some(slots) = &self.slots else { return false };
         if !self.runs || !running || !self.recv.is_slots() || !shared.device.is_up() {
             return false;
         }
-        let lost = generator.skip_beyond(self.recv.len() as u64);
-        let (n, bytes) = generator.receive_run(&mut self.recv, slots, run, limit - run.len, ticks);
+        let (recv, room) = (&mut self.recv, limit - run.len);
+        let (lost, (n, bytes)) = match &mut self.wire {
+            Wire::Generator(generator) => {
+                (generator.skip_beyond(recv.len() as u64), generator.receive_run(recv, slots, run, room, ticks))
+            }
+            Wire::Pcap(player) => (0, player.receive_run(recv, slots, run, room, ticks)),
+            _ => return false,
+        };
         shared.counts.rx_packets.add(n as u64);
         shared.counts.rx_bytes.add(bytes);
         if lost > 0 {

@@ -178,7 +178,8 @@ impl QpCore {
         let slots = Slots::new(mr.clone(), layout, recv_wr_id, self.pd).ok_or(libc::EINVAL)?;
         self.runs = match &mut self.wire {
             Wire::Generator(generator) => generator.bind(layout) && slots.writable && self.faults.is_none(),
-            Wire::Loopback(_) | Wire::Pcap(_) | Wire::Packet(_) | Wire::Tap(_) => false,
+            Wire::Pcap(player) => player.bind(layout) && slots.writable && self.faults.is_none(),
+            Wire::Loopback(_) | Wire::Packet(_) | Wire::Tap(_) => false,
             Wire::Xdp(_) if !slots.writable => return Err(libc::EINVAL),
             Wire::Xdp(queue) => queue.bind(mr.region(), layout, recv_wr_id).map(|()| true)?,
         };
@@ -283,7 +284,7 @@ impl QpCore {
             return self.lend(shared, cq, run, first_wr_id);
         }
         let n = (run.len() as u64).min(self.space(shared)) as usize;
-        let counted = matches!(self.wire, Wire::Generator(_)) && self.faults.is_none();
+        let counted = self.wire.swallows() && self.faults.is_none();
         if !counted || n == 0 || shared.state() != QpState::Rts {
             return self.post_each(shared, cq, run, first_wr_id);
         }

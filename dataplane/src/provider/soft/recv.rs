@@ -1,6 +1,8 @@
 //! A receive queue: a ring of slots, and beside it the full requests of those that were not posted as slots.
 
-use crate::provider::{RecvRequest, Sge};
+use crate::mem::vector;
+use crate::provider::{Completions, RecvRequest, Sge, WcStatus};
+use crate::units::Ticks;
 
 /// Marks an entry whose request stands beside the ring, at the same place.
 const GENERAL: u32 = 1 << 31;
@@ -98,6 +100,35 @@ impl RecvQueue {
     pub(super) fn advance(&mut self, n: usize) {
         self.head = self.place(n);
         self.len -= n;
+    }
+
+    /// Receives `n` frames into the oldest slots, which there must be and no other request, and adds them to the run,
+    /// which must have room. `write` writes frames into slots, and their lengths; it returns their bytes, as this does.
+    #[inline]
+    pub(super) fn fill(
+        &mut self,
+        run: &mut Completions,
+        n: usize,
+        recv_wr_id: u64,
+        ticks: Ticks,
+        mut write: impl FnMut(&[u32], &mut [u32]) -> u64,
+    ) -> u64 {
+        let until = run.len + n;
+        let mut bytes = 0;
+        while run.len < until {
+            let at = run.len;
+            let part = self.front(until - at);
+            let end = at + part.len();
+            vector::write_ids(&mut run.wr_id[at..end], part, recv_wr_id);
+            bytes += write(part, &mut run.byte_len[at..end]);
+            run.ticks[at..end].fill(ticks);
+            if run.failed {
+                run.status[at..end].fill(WcStatus::Success);
+            }
+            run.len = end;
+            self.advance(end - at);
+        }
+        bytes
     }
 
     /// Takes the oldest off.

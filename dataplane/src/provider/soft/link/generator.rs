@@ -6,11 +6,11 @@ use std::sync::Arc;
 use crate::clock::{HostClock, Timebase};
 use crate::error::{Error, Result};
 use crate::mem::{SlotLayout, vector};
+use crate::provider::Completions;
 use crate::provider::soft::fault::Random;
 use crate::provider::soft::memory::Slots;
 use crate::provider::soft::recv::RecvQueue;
 use crate::provider::soft::rss::Rss;
-use crate::provider::{Completions, WcStatus};
 use crate::units::Ticks;
 
 /// What a frame is.
@@ -352,24 +352,10 @@ impl Generator {
         ticks: Ticks,
     ) -> (usize, u64) {
         let n = recv.len().min(limit).min(usize::try_from(self.due()).unwrap_or(usize::MAX));
-        let from = run.len;
-        let mut bytes = 0;
-        while run.len < from + n {
-            let at = run.len;
-            let part = recv.front(from + n - at);
-            let end = at + part.len();
-            vector::write_ids(&mut run.wr_id[at..end], part, slots.recv_wr_id);
-            bytes += match self.plan.copy {
-                true => self.copy_into(slots, part, &mut run.byte_len[at..end]),
-                false => self.stamp_into(slots, part, &mut run.byte_len[at..end]),
-            };
-            run.ticks[at..end].fill(ticks);
-            if run.failed {
-                run.status[at..end].fill(WcStatus::Success);
-            }
-            run.len = end;
-            recv.advance(end - at);
-        }
+        let bytes = recv.fill(run, n, slots.recv_wr_id, ticks, |part, lengths| match self.plan.copy {
+            true => self.copy_into(slots, part, lengths),
+            false => self.stamp_into(slots, part, lengths),
+        });
         self.pass(n as u64);
         (n, bytes)
     }

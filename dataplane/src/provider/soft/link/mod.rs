@@ -247,6 +247,16 @@ impl Wire {
         }
     }
 
+    /// Whether what is sent is counted and goes nowhere.
+    #[inline]
+    pub(super) fn swallows(&self) -> bool {
+        match self {
+            Self::Generator(_) => true,
+            Self::Pcap(player) => player.swallows(),
+            Self::Loopback(_) | Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => false,
+        }
+    }
+
     /// Sends a frame. Not of a wire that has the slots themselves.
     #[inline]
     pub(super) fn send(&mut self, frame: &[u8], counts: &Counting) -> Result<Sent, WcStatus> {

@@ -10,9 +10,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::clock::{ClockSource, HostClock, Timebase};
 use crate::error::{Error, Result};
-use crate::provider::WcStatus;
+use crate::mem::SlotLayout;
 use crate::provider::soft::link::capture::{Capture, Writer};
+use crate::provider::soft::memory::Slots;
+use crate::provider::soft::recv::RecvQueue;
 use crate::provider::soft::rss::Rss;
+use crate::provider::{Completions, WcStatus};
 use crate::units::{Nanos, Ticks};
 
 /// How fast a capture is played.
@@ -182,14 +185,57 @@ impl Player {
             return false;
         }
         let index = self.mine[self.next];
+        self.step();
+        deliver(self.files.capture.frame(index as usize));
+        true
+    }
+
+    /// Whether frames can be received a run at a time into slots of this layout: at once, and each of them fits.
+    pub(in crate::provider::soft) fn bind(&mut self, layout: SlotLayout) -> bool {
+        let fits = |index: &u32| self.files.capture.frame(*index as usize).len() <= layout.room() as usize;
+        self.files.spec.pace == Pace::Fast && self.mine.iter().all(fits)
+    }
+
+    /// Whether what is sent goes nowhere.
+    pub(in crate::provider::soft) fn swallows(&self) -> bool {
+        self.files.output.is_none()
+    }
+
+    /// Receives into posted slots, until `run` has `limit` more. Returns how many frames, and their bytes.
+    #[inline]
+    pub(in crate::provider::soft) fn receive_run(
+        &mut self,
+        recv: &mut RecvQueue,
+        slots: &Slots,
+        run: &mut Completions,
+        limit: usize,
+        ticks: Ticks,
+    ) -> (usize, u64) {
+        let n = recv.len().min(limit).min(usize::try_from(self.due()).unwrap_or(usize::MAX));
+        let bytes = recv.fill(run, n, slots.recv_wr_id, ticks, |part, lengths| {
+            let mut bytes = 0;
+            for (length, &slot) in lengths.iter_mut().zip(part) {
+                let frame = self.files.capture.frame(self.mine[self.next] as usize);
+                // It fits: `bind` has seen to all, and the slot was checked when it was posted.
+                let _ = slots.write(slot, frame);
+                *length = frame.len() as u32;
+                bytes += frame.len() as u64;
+                self.step();
+            }
+            bytes
+        });
+        (n, bytes)
+    }
+
+    /// Goes on to the next frame.
+    #[inline]
+    fn step(&mut self) {
         self.next += 1;
         if self.next == self.mine.len() {
             self.next = 0;
             self.began = None;
             self.rounds = self.rounds.map(|rounds| rounds - 1);
         }
-        deliver(self.files.capture.frame(index as usize));
-        true
     }
 
     pub(super) fn send(&mut self, frame: &[u8]) -> Result<(), WcStatus> {
