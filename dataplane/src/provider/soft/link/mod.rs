@@ -21,6 +21,8 @@ pub use tap::TapSpec;
 pub use xdp::{BusyPoll, Copying, Filter, HEADROOM as XDP_HEADROOM, Mode, Selector, XdpSpec};
 
 pub(super) use generator::{Generator, Plan};
+#[cfg(test)]
+pub(super) use interface::Interface;
 pub(super) use interface::Watcher;
 pub(super) use loopback::Port;
 pub(super) use packet::{BURST, PacketPort, Packets};

@@ -270,12 +270,18 @@ impl TapPort {
         usize::try_from(n).ok().filter(|n| *n > 0)
     }
 
-    /// Hands the next frame over, if one has come in.
+    /// Takes a new queue where the interface was removed and has come back.
     #[inline]
-    pub(super) fn take(&mut self, deliver: impl FnOnce(&[u8])) -> bool {
+    fn renew(&mut self) {
         if let Some(queue) = self.handover.take() {
             self.queue = Some(queue);
         }
+    }
+
+    /// Hands the next frame over, if one has come in.
+    #[inline]
+    pub(super) fn take(&mut self, deliver: impl FnOnce(&[u8])) -> bool {
+        self.renew();
         let Some(n) = self.read() else { return false };
         deliver(&self.buffer[..n]);
         true
@@ -284,6 +290,8 @@ impl TapPort {
     /// Sends a frame.
     #[inline]
     pub(super) fn send(&mut self, frame: &[u8], counts: &Counting) -> Result<(), WcStatus> {
+        // A port that only sends is never asked for what came in.
+        self.renew();
         let written = self.queue.as_ref().map_or(Err(libc::EBADFD), |queue| {
             // SAFETY: the frame is readable for as long as is said.
             let n = unsafe { libc::write(queue.as_raw_fd(), frame.as_ptr().cast(), frame.len()) };

@@ -22,7 +22,7 @@ fn pair(of: u16) -> (Rig, Vec<Rig>) {
 }
 
 /// A UDP frame whose source port tells its flow, and whose payload its number.
-fn datagram(flow: u16, number: u8) -> Vec<u8> {
+pub(super) fn datagram(flow: u16, number: u8) -> Vec<u8> {
     let mut frame = vec![0; 60];
     frame[12..24].copy_from_slice(&[8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17]);
     frame[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);

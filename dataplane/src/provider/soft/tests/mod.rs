@@ -3,6 +3,7 @@
 mod clocks;
 mod faults;
 mod features;
+mod interfaces;
 mod links;
 mod messages;
 mod oddities;

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use super::*;
 
 /// An EtherType for experiments (IEEE 802): the kernel's own chatter has another.
-const ETHER_TYPE: u16 = 0x88b5;
+pub(super) const ETHER_TYPE: u16 = 0x88b5;
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Runs `work` on a thread in a fresh network namespace, which goes with it.
-fn in_namespace(work: impl FnOnce() + Send + 'static) {
+pub(super) fn in_namespace(work: impl FnOnce() + Send + 'static) {
     let thread = thread::spawn(move || {
         // SAFETY: a plain system call, which concerns this thread alone.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -29,12 +29,12 @@ fn in_namespace(work: impl FnOnce() + Send + 'static) {
 }
 
 /// Runs ip(8) in the namespace of the thread.
-fn ip(arguments: &str) -> bool {
+pub(super) fn ip(arguments: &str) -> bool {
     Command::new("ip").args(arguments.split(' ')).status().is_ok_and(|status| status.success())
 }
 
 /// A veth pair, `va` and `b`, both up.
-fn veth(queues: u32, mtu: u32) {
+pub(super) fn veth(queues: u32, mtu: u32) {
     let queues = format!("numrxqueues {queues} numtxqueues {queues}");
     assert!(ip(&format!("link add name va mtu {mtu} {queues} type veth peer name vb mtu {mtu} {queues}")));
     for end in ["va", "vb"] {

@@ -246,14 +246,20 @@ impl PacketPort {
         }
     }
 
+    /// Takes new sockets where the interface was removed and has come back; what is still in the old ring is lost.
+    #[inline]
+    fn renew(&mut self) {
+        let Some(end) = &mut self.end else { return };
+        if let Some(fresh) = end.seat.fresh.take() {
+            self.lost += std::mem::replace(&mut end.socket, fresh).discard();
+        }
+    }
+
     /// Hands the next frame over, if one has come in.
     #[inline]
     pub(super) fn take(&mut self, counts: &Counting, deliver: impl FnOnce(&[u8])) -> bool {
+        self.renew();
         let Some(end) = &mut self.end else { return false };
-        if let Some(fresh) = end.seat.fresh.take() {
-            // The interface was removed and has come back; what is still in the old ring is lost.
-            self.lost += std::mem::replace(&mut end.socket, fresh).discard();
-        }
         loop {
             if let Some(part) = self.splitter.next() {
                 deliver(part);
@@ -318,6 +324,8 @@ impl PacketPort {
 
     /// Sends; tells of each frame, in order, how long it was and whether the kernel took it.
     pub(super) fn flush(&mut self, counts: &Counting, each: impl FnMut(Result<usize, WcStatus>)) {
+        // A port that only sends is never asked for what came in.
+        self.renew();
         let socket = self.end.as_ref().map(|end| &end.socket.sender);
         self.outbox.flush(socket, counts, each);
     }

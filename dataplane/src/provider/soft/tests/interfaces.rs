@@ -1,0 +1,315 @@
+//! AF_PACKET and TAP links, in network namespaces of the tests' own.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use super::links::datagram;
+use super::xdp::{ETHER_TYPE, PATIENCE, in_namespace, ip, veth};
+use super::*;
+use crate::error::Error;
+use crate::provider::soft::link::Interface;
+
+use WcStatus::{GeneralErr, LocLenErr, Success};
+
+fn device(link: LinkSpec, mtu: u32) -> Result<SoftDevice, Error> {
+    SoftDevice::new(SoftSpec { mtu, ..SoftSpec::new("soft", link) })
+}
+
+/// A queue pair on an interface, with all its receives posted.
+fn rig(link: LinkSpec, mtu: u32) -> Rig {
+    receiving(Rig::on(device(link, mtu).unwrap(), HostClock::manual(), Plan::default()))
+}
+
+fn receiving(rig: Rig) -> Rig {
+    let mut rig = rig.ready();
+    rig.post_recv_run(&(0..16).collect::<Vec<_>>()).unwrap();
+    rig
+}
+
+fn packet(interface: &str) -> Rig {
+    rig(LinkSpec::Packet(PacketSpec::new(interface)), 1500)
+}
+
+/// A frame of this length that no host sends by itself, with these tags.
+fn numbered(number: u8, len: usize, tags: &[[u8; 4]]) -> Vec<u8> {
+    let mut frame = frame(number, len);
+    frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
+    frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 8]);
+    for (tag, place) in tags.iter().zip([12, 16]) {
+        frame[place..place + 4].copy_from_slice(tag);
+    }
+    let ether_type = 12 + 4 * tags.len();
+    frame[ether_type..ether_type + 2].copy_from_slice(&ETHER_TYPE.to_be_bytes());
+    frame
+}
+
+fn is_ours(frame: &[u8]) -> bool {
+    frame.windows(2).take(21).any(|bytes| bytes == ETHER_TYPE.to_be_bytes())
+}
+
+impl Rig {
+    fn send_one(&mut self, frame: &[u8]) -> WcStatus {
+        let desc = self.put(40, frame);
+        self.post_send_run(&[desc], 7).unwrap();
+        self.sent()[0].1
+    }
+
+    /// What has come in by now, of ours; their receives are posted anew.
+    fn frames(&mut self) -> Vec<Result<Vec<u8>, WcStatus>> {
+        let mut frames = Vec::new();
+        for (wr_id, status, len) in self.received() {
+            let slot = (wr_id - 1000) as u32;
+            let frame = if status == Success { Ok(self.get(slot, len as usize)) } else { Err(status) };
+            self.post_recv_run(&[slot]).unwrap();
+            if frame.as_ref().map_or(true, |frame| is_ours(frame) || frame.len() == 60) {
+                frames.push(frame);
+            }
+        }
+        frames
+    }
+
+    fn next_frame(&mut self) -> Result<Vec<u8>, WcStatus> {
+        let mut frames = Vec::new();
+        until("a frame", || {
+            frames.extend(self.frames());
+            !frames.is_empty()
+        });
+        assert_eq!(frames.len(), 1);
+        frames.remove(0)
+    }
+
+    fn hears(&self, kind: EventKind) {
+        let mut heard = Vec::new();
+        until("an event", || {
+            heard.extend(self.events());
+            heard.contains(&kind)
+        });
+    }
+
+    /// Sends until something comes through: the far end may not be there at once.
+    fn reaches(&mut self, other: &mut Rig) {
+        until("a way through", || {
+            self.send_one(&numbered(1, 99, &[]));
+            !other.frames().is_empty()
+        });
+        // Of those that were on their way.
+        until("silence", || other.frames().is_empty());
+    }
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn frames_cross_as_they_are() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let (mut a, mut b) = (packet("va"), packet("vb"));
+        let tags: [&[[u8; 4]]; 4] =
+            [&[], &[[0x81, 0, 0x60, 7]], &[[0x88, 0xa8, 0, 5]], &[[0x88, 0xa8, 0, 5], [0x81, 0, 0, 7]]];
+        for (nth, (len, tags)) in [60, 61, 1514].into_iter().flat_map(|len| tags.map(|tags| (len, tags))).enumerate() {
+            let frame = numbered(nth as u8, len, tags);
+            for forth in [true, false] {
+                let (from, to) = if forth { (&mut a, &mut b) } else { (&mut b, &mut a) };
+                assert_eq!(from.send_one(&frame), Success);
+                assert_eq!(to.next_frame().unwrap(), frame, "{len} bytes, tags {tags:?}");
+            }
+        }
+        // A burst is in order, and its own sender does not see it.
+        let burst: Vec<_> = (0..16).map(|at| a.put(32 + at, &numbered(at as u8, 60, &[]))).collect();
+        a.post_send_run(&burst, 0).unwrap();
+        assert_eq!(a.sent(), [(15, Success)]);
+        let mut got = Vec::new();
+        until("a burst", || {
+            got.extend(b.frames().into_iter().map(|frame| frame.unwrap()[20]));
+            got.len() == 16
+        });
+        assert_eq!(got, (0..16).map(|at: u8| at + 20).collect::<Vec<_>>());
+        assert_eq!((a.frames(), a.device.counters().tx_packets), (vec![], 12 + 16));
+    });
+}
+
+#[test]
+fn what_is_longer_than_the_ring_takes_another_way() {
+    in_namespace(|| {
+        veth(1, 9000);
+        let (mut a, mut b) = (packet("va"), rig(LinkSpec::Packet(PacketSpec::new("vb")), 500));
+        for (len, tags) in [(1400, &[][..]), (1404, &[[0x81, 0, 0, 7]]), (60, &[])] {
+            let frame = numbered(3, len, tags);
+            assert_eq!(a.send_one(&frame), Success);
+            assert_eq!(b.next_frame().unwrap(), frame);
+        }
+        assert_eq!(b.device.counters().rx_missed, 0);
+    });
+}
+
+#[test]
+fn what_is_longer_than_a_receive_ends_that_alone() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let mut a = packet("va");
+        let spec = LinkSpec::Packet(PacketSpec::new("vb"));
+        let mut b = Rig::on(device(spec, 1500).unwrap(), HostClock::manual(), Plan::default()).ready();
+        let short = b.sge(0, 100);
+        b.post_recv(1000, &[short]).unwrap();
+        b.post_recv_run(&[1]).unwrap();
+        a.send_one(&numbered(1, 101, &[]));
+        assert_eq!(b.next_frame(), Err(LocLenErr));
+        a.send_one(&numbered(2, 101, &[]));
+        assert_eq!(b.next_frame().unwrap(), numbered(2, 101, &[]));
+        assert_eq!((b.device.counters().rx_too_long, b.qp.state()), (1, QpState::Rts));
+    });
+}
+
+#[test]
+fn what_nobody_fetches_is_counted() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let mut a = packet("va");
+        let mut b = rig(LinkSpec::Packet(PacketSpec { ring: 64, ..PacketSpec::new("vb") }), 1500);
+        for number in 0..200 {
+            assert_eq!(a.send_one(&numbered(number, 60, &[])), Success);
+        }
+        let mut got = 0;
+        until("all 200, received or missed", || {
+            got += b.frames().len() as u64;
+            got + b.device.counters().rx_missed >= 200
+        });
+        let missed = b.device.counters().rx_missed;
+        assert!(got >= 64 && missed > 0, "{got} received, {missed} missed");
+    });
+}
+
+#[test]
+fn queues_share_what_comes_in() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let mut a = packet("va");
+        let shared = device(LinkSpec::Packet(PacketSpec::new("vb")), 1500).unwrap();
+        let mut queues = [0, 1].map(|index| {
+            let plan = Plan { queue: (index, 2), ..Plan::default() };
+            receiving(Rig::on(shared.clone(), HostClock::manual(), plan))
+        });
+        let mut got = [0, 1].map(|_| Vec::new());
+        for round in 0..2 {
+            for flow in 0..32 {
+                assert_eq!(a.send_one(&datagram(flow, round)), Success);
+            }
+            until("every datagram", || {
+                for (queue, got) in queues.iter_mut().zip(&mut got) {
+                    got.extend(queue.frames().into_iter().map(|frame| frame.unwrap()[35]));
+                }
+                got[0].len() + got[1].len() == 32 * (usize::from(round) + 1)
+            });
+        }
+        let flows = got.map(|got| got.into_iter().collect::<BTreeSet<_>>());
+        assert!(flows.iter().all(|flows| !flows.is_empty()) && flows[0].is_disjoint(&flows[1]), "{flows:?}");
+        assert_eq!(flows[0].len() + flows[1].len(), 32);
+    });
+}
+
+#[test]
+fn a_port_follows_its_interface() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let (mut a, mut b) = (packet("va"), packet("vb"));
+        a.reaches(&mut b);
+        // Down, and no carrier at the far end.
+        assert!(ip("link set vb down"));
+        a.hears(EventKind::PortErr);
+        b.hears(EventKind::PortErr);
+        assert_eq!((a.send_one(&numbered(1, 60, &[])), a.qp.state()), (GeneralErr, QpState::Rts));
+        assert_eq!((a.device.counters().tx_link_down, a.device.port(1).unwrap().state), (1, PortState::Down));
+        assert!(ip("link set vb up"));
+        a.hears(EventKind::PortActive);
+        b.hears(EventKind::PortActive);
+        a.reaches(&mut b);
+        b.reaches(&mut a);
+        // Removed, and there again.
+        assert!(ip("link del va"));
+        a.hears(EventKind::PortErr);
+        b.hears(EventKind::PortErr);
+        assert_eq!(b.send_one(&numbered(1, 60, &[])), GeneralErr);
+        veth(1, 1500);
+        a.hears(EventKind::PortActive);
+        b.hears(EventKind::PortActive);
+        a.reaches(&mut b);
+        b.reaches(&mut a);
+        // Another address, and a shorter MTU.
+        assert!(ip("link set va address 02:00:00:00:00:aa"));
+        a.hears(EventKind::GidChange);
+        assert_eq!(a.device.gid().0[8..], [0, 0, 0, 0xff, 0xfe, 0, 0, 0xaa]);
+        assert!(ip("link set va mtu 1000"));
+        assert_eq!((a.send_one(&numbered(1, 1200, &[])), a.device.counters().tx_refused), (GeneralErr, 1));
+        a.reaches(&mut b);
+    });
+}
+
+#[test]
+fn a_tap_is_made_as_it_is_wished_and_gone_with_its_device() {
+    in_namespace(|| {
+        let mac = [2, 0, 0, 0, 0, 0x77];
+        let mut tap = rig(LinkSpec::Tap(TapSpec { mac: Some(mac), ..TapSpec::new("dp0") }), 1400);
+        let made = Interface::need("dp0").unwrap();
+        assert_eq!((made.mac, made.mtu, made.is_set_up), (mac, 1400, true));
+        let mut host = packet("dp0");
+        host.reaches(&mut tap);
+        for len in [60, 1414] {
+            let frame = numbered(5, len, &[[0x81, 0, 0, 7]]);
+            assert_eq!(host.send_one(&frame), Success);
+            assert_eq!(tap.next_frame().unwrap(), frame);
+            assert_eq!(tap.send_one(&frame), Success);
+            assert_eq!(host.next_frame().unwrap(), frame);
+        }
+        assert!(ip("link set dp0 down"));
+        tap.hears(EventKind::PortErr);
+        assert_eq!((tap.send_one(&numbered(1, 60, &[])), tap.qp.state()), (GeneralErr, QpState::Rts));
+        assert!(ip("link set dp0 up"));
+        tap.hears(EventKind::PortActive);
+        host.reaches(&mut tap);
+        drop(tap);
+        until("the end of the interface", || Interface::find("dp0").unwrap().is_none());
+    });
+}
+
+#[test]
+fn a_tap_that_is_there_is_attached_to_and_stays() {
+    in_namespace(|| {
+        assert!(ip("tuntap add dev dp0 mode tap") && ip("link set dp0 mtu 1300"));
+        let mut tap = rig(LinkSpec::Tap(TapSpec::new("dp0")), 1500);
+        assert_eq!(Interface::need("dp0").unwrap().mtu, 1300);
+        packet("dp0").reaches(&mut tap);
+        // Removed, and there again.
+        assert!(ip("link del dp0"));
+        tap.hears(EventKind::PortErr);
+        assert_eq!(tap.send_one(&numbered(1, 60, &[])), GeneralErr);
+        assert!(ip("tuntap add dev dp0 mode tap multi_queue") && ip("link set dp0 up"));
+        tap.hears(EventKind::PortActive);
+        packet("dp0").reaches(&mut tap);
+        drop(tap);
+        assert!(Interface::find("dp0").unwrap().is_some());
+    });
+}
+
+#[test]
+fn what_cannot_be_used_says_why() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let error = |link| device(link, 1500).unwrap_err().to_string();
+        let missing = error(LinkSpec::Packet(PacketSpec::new("no-such")));
+        assert!(missing.contains("no interface `no-such`") && missing.contains("`ip link`"), "{missing}");
+        let no_tap = error(LinkSpec::Tap(TapSpec::new("va")));
+        assert!(no_tap.contains("`va` is no TAP"), "{no_tap}");
+        let tap = rig(LinkSpec::Tap(TapSpec::new("dp0")), 1500);
+        assert!(tap.device.port(1).is_ok() && ip("tuntap add dev one mode tap"));
+        let taken = rig(LinkSpec::Tap(TapSpec::new("one")), 1500);
+        let busy = error(LinkSpec::Tap(TapSpec::new("one")));
+        assert!(busy.contains("another program has it"), "{busy}");
+        drop(taken);
+    });
+}
