@@ -118,8 +118,8 @@ pub(in crate::provider::soft) struct Xdp {
 /// The program's place.
 #[derive(Debug, Default)]
 struct At {
-    attached: Option<bpf::Attached>,
-    /// Held for its end.
+    /// Held for their ends.
+    _attached: Option<bpf::Attached>,
     _promiscuous: Option<OwnedFd>,
     native: bool,
 }
@@ -203,7 +203,7 @@ impl Xdp {
             match self.program.attach(index, *mode) {
                 Ok(attached) => {
                     let native = *mode == bpf::Attach::Native;
-                    *at = At { attached: Some(attached), _promiscuous: promiscuous, native };
+                    *at = At { _attached: Some(attached), _promiscuous: promiscuous, native };
                     drop(at);
                     if let Some(why) = why {
                         warn(name, &without_native(name, &why));
