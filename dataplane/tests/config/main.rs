@@ -79,6 +79,35 @@ fn records(text: &str) -> Vec<(usize, usize, String, String)> {
         .collect()
 }
 
+/// The buffers of a worker with a port on AF_XDP are what that takes, and the plan says so.
+#[test]
+fn buffers_of_xdp_ports_are_half_a_page_or_whole_ones() {
+    let text = |runtime: &str, mtu: u32| {
+        format!(
+            "[runtime]\n{runtime}\n[[port]]\nname = \"wan\"\ndevice = \"soft\"\nmtu = {mtu}\nlink = {{ kind = \"xdp\", interface = \
+             \"eth0\" }}\n[pipeline]\ninput = [\"wan\"]\n[[pipeline.stage]]\nuse = \"drop\"\n"
+        )
+    };
+    for (runtime, mtu, size, headroom) in [
+        ("", 1500, 1984, 256),
+        ("", 1706, 1984, 256),
+        ("", 1707, 4032, 256),
+        ("headroom = 300", 1662, 1984, 300),
+        ("headroom = 300", 1663, 4032, 300),
+        ("buffer_size = 2049", 1500, 4032, 256),
+        ("", 9000, 12_224, 256),
+        ("", 61_098, 61_376, 256),
+    ] {
+        let (plan, diagnostics) = check(&text(runtime, mtu), &[]);
+        let plan = plan.unwrap_or_else(|| panic!("{}", diagnostics.render(false)));
+        assert_eq!((plan.runtime.buffer_size, plan.runtime.headroom), (size, headroom), "{runtime}, mtu {mtu}");
+    }
+    let long = records(&text("", 61_099));
+    assert_eq!((long[0].2.contains("61121 bytes"), long[0].3.as_str()), (true, "make it at most 61098"), "{long:?}");
+    let headroom = records(&text("headroom = 2049\nbuffer_size = 4096", 1500));
+    assert_eq!(headroom[0].3, "make it at most 2048", "{headroom:?}");
+}
+
 /// A line of the good config.
 const GENERATOR: &str = "link = { kind = \"generator\", flows = 16, rate = 1000 }";
 

@@ -13,6 +13,8 @@
 //! - Where hardware differs, it is as strict as any: a send queue's entries are free only after a completion of the same
 //!   or a later request was polled, completion queues overrun, keys are checked.
 //! - Where the standard and the kernel's software device differ, [`Profile`] says which it follows.
+//! - On an AF_XDP link the slots of runs are lent to the kernel, and a send ends when the kernel gives its slot back.
+//!   Requests that name memory piece by piece fail there with `EOPNOTSUPP`, and slots are bound anew after RESET.
 //! - A raw frame longer than its posted receive completes it with [`WcStatus::LocLenErr`](super::WcStatus) and the queue
 //!   pair goes on; a datagram that is too long takes its queue pair to ERR.
 //! - Memory that a peer may use is read and written byte by byte through atomics ([`std::sync::atomic::AtomicU8`]): its
