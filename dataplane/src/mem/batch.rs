@@ -1,7 +1,7 @@
 //! A batch: the descriptors of up to 256 packets, and what is known of each.
 
 use crate::clock::Stamp;
-use crate::mem::packet::{CONSUMED, DROPPED, NEXT};
+use crate::mem::packet::{CONSUMED, DROPPED, HELD, NEXT, Wait};
 use crate::mem::pool::{SlotMemory, SlotState};
 use crate::mem::vector::{self, Words};
 use crate::mem::{Edge, Meta, Packet, Packets, Pool, Reason};
@@ -64,6 +64,10 @@ pub struct Batch {
     len: usize,
     /// The port that the packets were received on: all of those that are in the graph at one time came by one.
     pub(super) ingress: u8,
+    /// Whether they have waited in the stage that they are in.
+    pub(super) wait: Wait,
+    /// Slots for the packets that a stage makes.
+    spares: Vec<u32>,
     descs: [Desc; BATCH],
     stamps: [Stamp; BATCH],
     metas: [Meta; BATCH],
@@ -77,6 +81,8 @@ impl Batch {
             memory: pool.memory().clone(),
             len: 0,
             ingress: 0,
+            wait: Wait::Fresh,
+            spares: Vec::with_capacity(BATCH),
             descs: [Desc::default(); BATCH],
             stamps: [Stamp::NONE; BATCH],
             metas: [Meta::default(); BATCH],
@@ -102,6 +108,63 @@ impl Batch {
     #[inline]
     pub(crate) fn set_ingress(&mut self, port: u8) {
         self.ingress = port;
+    }
+
+    /// Whether the packets have waited.
+    #[inline]
+    pub(crate) fn wait(&self) -> Wait {
+        self.wait
+    }
+
+    /// The port that the packets were received on.
+    #[inline]
+    pub(crate) fn ingress(&self) -> u8 {
+        self.ingress
+    }
+
+    /// Says whether the packets have waited.
+    #[inline]
+    pub(crate) fn set_wait(&mut self, wait: Wait) {
+        self.wait = wait;
+    }
+
+    /// Takes slots from which a stage may make so many packets of each, as far as there are slots and as they fit.
+    pub(crate) fn stock(&mut self, makes: usize, pool: &mut Pool) {
+        // There are none, and there is room for as many as fit into a batch: nothing is allocated.
+        let wanted = self.len().saturating_mul(makes).min(self.space());
+        self.spares.extend_from_slice(pool.take(wanted, SlotState::Batched));
+    }
+
+    /// Gives back what the stage did not need.
+    pub(crate) fn unstock(&mut self, pool: &mut Pool) {
+        pool.put(&self.spares, SlotState::Batched);
+        self.spares.clear();
+    }
+
+    /// Makes a packet behind all others, of two parts of one that is there: bytes from its start. It is known of it what is
+    /// known of that one. `None`: there is no such packet or part, no slot for it, or it is longer than a slot. A stage that
+    /// makes packets says so by `Stage::makes`.
+    pub fn make_from(&mut self, index: usize, parts: [std::ops::Range<usize>; 2]) -> Option<Packet<'_>> {
+        let (from, at, layout) = (*self.descs().get(index)?, self.len(), self.memory.layout);
+        let within = |part: &std::ops::Range<usize>| part.start <= part.end && part.end <= usize::from(from.len);
+        let len = parts.iter().map(std::iter::ExactSizeIterator::len).sum::<usize>();
+        if at == BATCH || !parts.iter().all(within) || len > layout.room() as usize {
+            return None;
+        }
+        let slot = self.spares.pop()?;
+        self.push(Desc { slot, offset: layout.headroom, len: len as u16 }, self.stamps[index]);
+        self.metas[at] = self.metas[index];
+        let mut to = usize::from(layout.headroom);
+        for part in parts {
+            // SAFETY: both slots are owned by this batch and are not the same; the part lies in the packet that it is of,
+            // which lies in its slot, and all parts together fit behind the headroom of the other.
+            unsafe {
+                let source = self.memory.slot(from.slot).add(usize::from(from.offset) + part.start);
+                self.memory.slot(slot).add(to).copy_from_nonoverlapping(source, part.len());
+            }
+            to += part.len();
+        }
+        Some(Packet::at(self, at))
     }
 
     /// How many more would fit.
@@ -276,6 +339,7 @@ impl Batch {
         match self.labels[index] {
             NEXT => Fate::Next,
             CONSUMED => Fate::Consumed,
+            HELD => Fate::Held,
             label if label >= DROPPED => Fate::Dropped(Reason::from_code(label - DROPPED)),
             edge => Fate::Edge(Edge::from_label(edge)),
         }
@@ -371,4 +435,6 @@ pub(crate) enum Fate {
     Dropped(Reason),
     /// The stage has taken what it needs; the packet ends here.
     Consumed,
+    /// It waits in the stage.
+    Held,
 }

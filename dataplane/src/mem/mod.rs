@@ -23,7 +23,7 @@ pub(crate) use batch::Fate;
 pub use batch::{BATCH, Batch, Desc};
 pub use memlock::{Memlock, Shortage};
 pub use node::Preference;
-pub use packet::{Colour, Edge, Meta, MetaFlags, Packet, Packets};
+pub use packet::{Colour, Edge, Meta, MetaFlags, Packet, Packets, Wait};
 pub use pool::{GUARD, Pool, SlotLayout, SlotState};
 pub use reason::Reason;
 pub use region::{Notice, PageKind, Region, RegionSpec};

@@ -10,6 +10,7 @@ use crate::mem::{Batch, Desc, GUARD, Reason};
 
 /// Labels: what a stage decided for a packet, one byte each.
 pub(super) const NEXT: u8 = 0;
+pub(super) const HELD: u8 = 126;
 pub(super) const CONSUMED: u8 = 127;
 pub(super) const DROPPED: u8 = 128;
 
@@ -114,6 +115,18 @@ pub struct Meta {
     pub flow_hash: u32,
 }
 
+/// Whether a packet has waited in the stage that it is in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wait {
+    /// It comes for the first time.
+    #[default]
+    Fresh,
+    /// The stage has held it.
+    Held,
+    /// The stage has held it as long as it may.
+    Overdue,
+}
+
 /// One packet of a batch.
 ///
 /// Its bytes are `data()`. `headroom()` bytes before and `tailroom()` bytes after can be claimed with `prepend` and
@@ -127,16 +140,18 @@ pub struct Packet<'b> {
     copy: &'b mut u8,
     stamp: Stamp,
     ingress: u8,
+    wait: Wait,
 }
 
 impl<'b> Packet<'b> {
     /// The packet at an index below the batch's length.
     #[inline]
     pub(super) fn at(batch: &'b mut Batch, index: usize) -> Self {
-        let ingress = batch.ingress;
+        let (ingress, wait) = (batch.ingress, batch.wait);
         let (memory, descs, metas, labels, copies, stamps) = batch.parts();
         Self {
             ingress,
+            wait,
             memory,
             desc: &mut descs[index],
             meta: &mut metas[index],
@@ -304,6 +319,19 @@ impl<'b> Packet<'b> {
         *self.label = CONSUMED;
     }
 
+    /// Lets it wait in the stage, which says by `Stage::holds` that it does so: it comes again at a later look at slow
+    /// things, among packets of its port. Where no more can wait it is dropped as `queue_full`.
+    #[inline]
+    pub fn hold(&mut self) {
+        *self.label = HELD;
+    }
+
+    /// Whether it has waited in this stage.
+    #[inline]
+    pub fn wait(&self) -> Wait {
+        self.wait
+    }
+
     /// Asks for a copy of it, as it is when the stage is done with the batch, on an output. At most one a stage.
     #[inline]
     pub fn copy_to(&mut self, edge: Edge) {
@@ -321,15 +349,17 @@ pub struct Packets<'b> {
     copies: slice::IterMut<'b, u8>,
     stamps: slice::Iter<'b, Stamp>,
     ingress: u8,
+    wait: Wait,
 }
 
 impl<'b> Packets<'b> {
     #[inline]
     pub(super) fn new(batch: &'b mut Batch) -> Self {
-        let ingress = batch.ingress;
+        let (ingress, wait) = (batch.ingress, batch.wait);
         let (memory, descs, metas, labels, copies, stamps) = batch.parts();
         Self {
             ingress,
+            wait,
             memory,
             descs: descs.iter_mut(),
             metas: metas.iter_mut(),
@@ -353,6 +383,7 @@ impl<'b> Iterator for Packets<'b> {
             copy: self.copies.next()?,
             stamp: *self.stamps.next()?,
             ingress: self.ingress,
+            wait: self.wait,
         })
     }
 

@@ -66,6 +66,8 @@ reasons! {
     NotConnected = "not_connected",
     /// The stage sent it to an output that it does not have.
     Undeclared = "undeclared_output",
+    /// As many packets wait in the stage as it may hold.
+    QueueFull = "queue_full",
     /// The worker stopped before it could be handled.
     Stopped = "stopped",
 }

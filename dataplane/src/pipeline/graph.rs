@@ -1,6 +1,7 @@
 //! The graph at work: batches walk from stage to stage.
 
-use crate::mem::{BATCH, Batch, Edge, Fate, Packet, Pool, Reason};
+use crate::mem::{BATCH, Batch, Edge, Fate, Packet, Pool, Reason, Wait};
+use crate::pipeline::held::Held;
 use crate::pipeline::{Cause, Ctx, NodeSpec, Program, Stage, Target};
 
 /// What a stage has done, in packets.
@@ -14,6 +15,8 @@ pub struct NodeCounters {
     pub consumed: u64,
     /// Copies made.
     pub copied: u64,
+    /// Packets made of others.
+    pub made: u64,
     /// Copies asked for and not made: no slot was free, or the stage does not say that it copies.
     pub copies_missed: u64,
     /// Left by each output, by index.
@@ -31,6 +34,7 @@ impl Default for NodeCounters {
             batches: 0,
             consumed: 0,
             copied: 0,
+            made: 0,
             copies_missed: 0,
             outputs: [0; Edge::MOST],
             dropped_next: 0,
@@ -66,6 +70,8 @@ pub enum Step {
     Dropped(Reason),
     /// The stage consumed it.
     Consumed,
+    /// It waits in the stage.
+    Held,
     /// A copy of it goes there, by the output with this index.
     Copied(usize, Target),
 }
@@ -86,6 +92,9 @@ struct Node {
     outputs: Box<[Target]>,
     /// Whether room was made for its copies.
     copies: bool,
+    /// The most packets that are made of one.
+    makes: usize,
+    held: Option<Held>,
     counters: NodeCounters,
     watch: Option<Watch>,
 }
@@ -138,6 +147,8 @@ impl Graph {
         let burst = BATCH / program.multiplicity();
         let nodes = program.nodes.into_iter().map(|node| Node {
             copies: node.stage.copies(),
+            makes: node.stage.makes(),
+            held: node.stage.holds().map(|longest| Held::new(longest, pool)),
             watch: node.drops.map(|by| Watch::new(by, &node)),
             name: node.name,
             stage: node.stage,
@@ -191,7 +202,37 @@ impl Graph {
 
     /// Lets every stage look at its slow things. No packet is in the graph.
     pub(crate) fn tick(&mut self, ctx: &Ctx) {
-        self.nodes.iter_mut().for_each(|node| node.stage.tick(ctx));
+        for node in &mut self.nodes {
+            node.stage.tick(ctx);
+            if let Some(held) = &mut node.held {
+                held.begin();
+            }
+        }
+    }
+
+    /// Lets some of the packets that waited at the last [`Graph::tick`] go through their stage again, and on. `false`: there
+    /// were none left. What is in the outboxes is to be sent before the next call.
+    pub(crate) fn release<O: Observer>(&mut self, ctx: &Ctx, pool: &mut Pool, observer: &mut O) -> bool {
+        let burst = self.burst;
+        for node in &mut self.nodes {
+            let Some(held) = &mut node.held else { continue };
+            let count = held.fill(&mut node.inbox, burst, ctx.now);
+            if count > 0 {
+                // They were counted when they came.
+                node.counters.packets -= count as u64;
+                self.walk(ctx, pool, observer);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Drops all packets that wait: the worker stops.
+    pub(crate) fn drop_held(&mut self, pool: &mut Pool) {
+        for node in &mut self.nodes {
+            let freed = node.held.as_mut().map_or(0, |held| held.free(pool));
+            node.counters.drops[usize::from(Reason::Stopped.code())] += freed as u64;
+        }
     }
 
     /// Moves what is in the entry through all stages into the outboxes.
@@ -208,7 +249,15 @@ impl Graph {
             }
             node.counters.packets += node.inbox.len() as u64;
             node.counters.batches += 1;
-            node.stage.process(ctx, &mut node.inbox);
+            if node.makes > 0 {
+                let before = node.inbox.len();
+                node.inbox.stock(node.makes, pool);
+                node.stage.process(ctx, &mut node.inbox);
+                node.inbox.unstock(pool);
+                node.counters.made += (node.inbox.len() - before) as u64;
+            } else {
+                node.stage.process(ctx, &mut node.inbox);
+            }
             let mut moves = Moves { ctx, place, node, earlier, later, outboxes, pool };
             if O::WATCHES || moves.node.inbox.wants_copies() || moves.node.inbox.is_steered() {
                 moves.one_by_one(observer);
@@ -245,14 +294,17 @@ impl Moves<'_> {
             Target::Drop if node.watch.is_some() => return self.one_by_one(&mut NoObserver),
             Target::Drop => {
                 node.counters.dropped_next += node.inbox.len() as u64;
+                node.inbox.set_wait(Wait::Fresh);
                 return node.inbox.free_into(pool);
             }
         };
         if inbox.is_empty() {
             std::mem::swap(inbox, &mut node.inbox);
+            inbox.set_wait(Wait::Fresh);
         } else {
             inbox.append(&mut node.inbox);
         }
+        node.inbox.set_wait(Wait::Fresh);
     }
 
     fn one_by_one<O: Observer>(&mut self, observer: &mut O) {
@@ -270,9 +322,14 @@ impl Moves<'_> {
                 self.show_drop(index, &step);
             }
             let Self { place, node, later, outboxes, pool, .. } = self;
+            if let (Step::Held, Some(held)) = (step, &mut node.held)
+                && held.take(&node.inbox, index, self.ctx.now)
+            {
+                continue;
+            }
             let inbox = match step {
                 Step::Next(target) | Step::Output(_, target) => inbox_of(target, *place, later, outboxes),
-                Step::Dropped(_) | Step::Consumed | Step::Copied(..) => None,
+                Step::Dropped(_) | Step::Consumed | Step::Held | Step::Copied(..) => None,
             };
             if !inbox.is_some_and(|inbox| inbox.push_from(&node.inbox, index)) {
                 node.inbox.free_one(index, pool);
@@ -280,6 +337,7 @@ impl Moves<'_> {
         }
         self.node.inbox.clear_labels();
         self.node.inbox.forget();
+        self.node.inbox.set_wait(Wait::Fresh);
     }
 
     /// What becomes of a packet; it is counted here.
@@ -297,6 +355,8 @@ impl Moves<'_> {
             },
             Fate::Dropped(reason) => Step::Dropped(reason),
             Fate::Consumed => Step::Consumed,
+            Fate::Held if node.held.as_ref().is_some_and(Held::has_room) => Step::Held,
+            Fate::Held => Step::Dropped(Reason::QueueFull),
         };
         let step = match step {
             Step::Next(Target::Egress) => match usize::from(node.inbox.egress(index)) {

@@ -6,6 +6,7 @@
 
 mod graph;
 mod headers;
+mod held;
 mod problem;
 mod program;
 mod registry;
@@ -187,6 +188,17 @@ pub trait Stage: Send {
     /// Whether it asks for copies of packets.
     fn copies(&self) -> bool {
         false
+    }
+
+    /// The most packets that it makes of one ([`Batch::make_from`]).
+    fn makes(&self) -> usize {
+        0
+    }
+
+    /// Whether it lets packets wait ([`Packet::hold`]), and how long: what has waited longer comes back as overdue. At most
+    /// [`crate::mem::BATCH`] packets wait in a stage of a worker.
+    fn holds(&self) -> Option<Nanos> {
+        None
     }
 
     /// Where unlabelled packets go.

@@ -69,10 +69,11 @@ impl Program {
         &self.nodes
     }
 
-    /// How many packets there may be of one received, by copies. Counting ends above what a batch holds.
+    /// How many packets there may be of one received, by copies and by what stages make of it. Counting ends above what a
+    /// batch holds.
     pub fn multiplicity(&self) -> usize {
-        let copying = self.nodes.iter().filter(|node| node.stage.copies());
-        copying.fold(1, |most: usize, _| most.saturating_mul(2).min(2 * BATCH))
+        let each = self.nodes.iter().map(|node| 1 + node.stage.makes() + usize::from(node.stage.copies()));
+        each.fold(1, |most: usize, one| most.saturating_mul(one).min(2 * BATCH))
     }
 
     /// Checks that every stage gets what it needs to know, whichever way a packet comes. `source` is what the device

@@ -37,6 +37,7 @@ pub(crate) fn stage_report(
         batches: counters.batches,
         consumed: counters.consumed,
         copied: counters.copied,
+        made: counters.made,
         copies_missed: counters.copies_missed,
         ..StageReport::default()
     };
@@ -61,6 +62,7 @@ pub(crate) fn ledger(stages: &[StageReport], lanes: &[(&str, &LaneCounters)], he
     let mut ledger = Ledger { held, ..Ledger::default() };
     for stage in stages {
         ledger.copied += stage.copied;
+        ledger.generated += stage.made;
         ledger.consumed += stage.consumed;
         for (reason, &packets) in &stage.drops {
             ledger.drop(&stage.name, reason, packets);
@@ -172,6 +174,7 @@ fn add_stage(sum: &mut StageReport, stage: &StageReport) {
     sum.batches += stage.batches;
     sum.consumed += stage.consumed;
     sum.copied += stage.copied;
+    sum.made += stage.made;
     sum.copies_missed += stage.copies_missed;
     let add = |sum: &mut BTreeMap<String, u64>, other: &BTreeMap<String, u64>| {
         for (name, value) in other {

@@ -30,6 +30,8 @@ pub enum End {
     Dropped(String),
     /// A stage consumed it.
     Consumed,
+    /// It would wait in a stage.
+    Held,
     /// It would not be received: it is longer than a buffer, which holds so many bytes.
     TooLong(u32),
 }
@@ -123,6 +125,7 @@ impl Tracer {
             open: vec![Open::default()],
         };
         self.graph.walk(&ctx, &mut self.pool, &mut watch);
+        self.graph.drop_held(&mut self.pool);
         let traces = watch.open.into_iter().map(Open::close).collect();
         for port in 0..self.ports.len() {
             self.graph.outbox(port).free_into(&mut self.pool);
@@ -230,6 +233,7 @@ impl Observer for Watch<'_> {
                 (None, self.end(node, Target::Drop, &reason))
             }
             Step::Consumed => (None, Some(End::Consumed)),
+            Step::Held => (None, Some(End::Held)),
             Step::Copied(output, target) => {
                 let name = self.output(node, output);
                 let end = self.end(node, target, &name);

@@ -96,11 +96,7 @@ impl Worker {
                 if n > 0 {
                     received += n;
                     self.graph.walk(&ctx(now), &mut self.pool, &mut NoObserver);
-                    for (port, lane) in self.lanes.iter_mut().enumerate() {
-                        if !self.graph.outbox(port).is_empty() {
-                            lane.transmit(&mut self.pool, self.graph.outbox(port));
-                        }
-                    }
+                    self.transmit();
                 }
                 self.lanes[place].refill(&mut self.pool).map_err(at(place))?;
             }
@@ -113,12 +109,25 @@ impl Worker {
                 self.publish();
                 now = clock.nanos();
                 self.graph.tick(&ctx(now));
+                while self.graph.release(&ctx(now), &mut self.pool, &mut NoObserver) {
+                    self.transmit();
+                }
                 for lane in 0..self.lanes.len() {
                     self.lanes[lane].attend(&mut self.pool).map_err(at(lane))?;
                 }
                 if self.is_done(received, clock.now()) {
                     return Ok(());
                 }
+            }
+        }
+    }
+
+    /// Sends what the graph has put into its outboxes.
+    #[inline]
+    fn transmit(&mut self) {
+        for (port, lane) in self.lanes.iter_mut().enumerate() {
+            if !self.graph.outbox(port).is_empty() {
+                lane.transmit(&mut self.pool, self.graph.outbox(port));
             }
         }
     }
@@ -138,6 +147,7 @@ impl Worker {
 
     /// Intake has stopped: lets what is being sent be sent, then takes everything back from the devices.
     fn drain(&mut self) {
+        self.graph.drop_held(&mut self.pool);
         let deadline = Instant::now() + self.drain_timeout;
         let before_deadline = |what: &mut dyn FnMut() -> bool| {
             while !what() && Instant::now() < deadline {

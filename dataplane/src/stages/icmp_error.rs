@@ -11,7 +11,7 @@ use crate::header::ethernet::Ethernet;
 use crate::header::ipv4::{Ipv4, write_checksum};
 use crate::header::ipv6::Ipv6;
 use crate::header::{Header, icmp, protocol};
-use crate::mem::{Batch, MetaFlags, Packet, Reason};
+use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason};
 use crate::pipeline::{Ctx, Facts, Problem, Setup, Stage};
 use crate::stages::forwarding::{Forwarding, Reader};
 use crate::stages::parameter::Origin;
@@ -21,8 +21,8 @@ use crate::stages::table::bucket::TokenBucket;
 /// Makes of a packet the ICMP or ICMPv6 error that tells its sender why it goes no further (RFC 792, RFC 1812 section
 /// 4.3, RFC 4443).
 ///
-/// The error goes back by the port and to the station that the packet came from: it leaves with those as egress port and
-/// link address, for a `tx` stage. It comes from the address of that port. It holds as much of the packet as makes 576
+/// The error leaves by `reply`, to go back by the port and to the station that the packet came from: it has those as egress
+/// port and link address, for a `tx` stage. It comes from the address of that port. It holds as much of the packet as makes 576
 /// bytes of IPv4 or 1,280 of IPv6.
 ///
 /// No error is made about an ICMP error, about any fragment but the first, about what came to a group of stations or
@@ -34,6 +34,7 @@ use crate::stages::table::bucket::TokenBucket;
 /// name      = "expired"
 /// use       = "icmp_error"
 /// kind      = "time_exceeded"
+/// outputs   = { reply = "out" }
 /// addresses = [{ port = "wan", address = "192.0.2.1" }, { port = "wan", address = "2001:db8::1" }]
 ///
 /// [[pipeline.stage]]
@@ -42,6 +43,11 @@ use crate::stages::table::bucket::TokenBucket;
 /// kind       = "too_big"
 /// source     = "kernel"
 /// per_second = 1_000
+/// outputs    = { reply = "out" }
+///
+/// [[pipeline.stage]]
+/// name = "out"
+/// use  = "tx"
 /// ```
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -142,9 +148,9 @@ struct Port {
     v6: Option<IpAddr>,
 }
 
+const REPLY: Edge = Edge::new(0);
 const NOT_TOLD: Reason = Reason::own(0);
 const NO_ADDRESS: Reason = Reason::own(1);
-const NO_HEADROOM: Reason = Reason::own(2);
 
 /// The most of an error (RFC 1812, section 4.3.2.3; RFC 4443, section 2.4 c), in bytes from its IP header on.
 const MOST_V4: usize = 576;
@@ -158,17 +164,25 @@ impl Stage for IcmpError {
     fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
         let now = ctx.now.0.saturating_sub(ctx.start.0);
         for mut packet in batch.iter_mut() {
-            if let Err(reason) = self.tell(&mut packet, now) {
-                packet.drop(reason);
+            match self.tell(&mut packet, now) {
+                Ok(()) => packet.steer(REPLY),
+                Err(reason) => packet.drop(reason),
             }
         }
+    }
+
+    fn outputs() -> &'static [(&'static str, &'static str)] {
+        &[("reply", "errors, for the port that the packet came in by")]
+    }
+
+    fn is_terminal() -> bool {
+        true
     }
 
     fn reasons() -> &'static [(&'static str, &'static str)] {
         &[
             ("not_told", "no error is made about such a packet (RFC 1812, section 4.3.2.7; RFC 4443, section 2.4 e)"),
             ("no_address", "the port that it came in by has no address to tell it from"),
-            ("no_headroom", "no room before the packet for the header of the error"),
         ]
     }
 
@@ -177,7 +191,7 @@ impl Stage for IcmpError {
         Facts::HEADERS | egress
     }
 
-    fn sets(&self) -> Facts {
+    fn sets_on(&self, _output: usize) -> Facts {
         Facts::EGRESS
     }
 
@@ -258,7 +272,7 @@ impl IcmpError {
             }
             IpAddr::V6(own) => wrap_v6(packet, own.octets(), head),
         }
-        .ok_or(NO_HEADROOM)?;
+        .ok_or(Reason::NoHeadroom)?;
         let meta = packet.meta_mut();
         (meta.egress, meta.next_hop) = (ingress, 0);
         Ok(())

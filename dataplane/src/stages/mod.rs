@@ -9,6 +9,7 @@ pub mod count;
 pub mod cross;
 pub mod drop;
 pub mod forwarding;
+pub mod fragment;
 pub mod icmp;
 pub mod icmp_error;
 pub mod limit;
@@ -44,6 +45,7 @@ pub fn register(registry: &mut Registry) {
     registry.add_described::<count::Count>("count");
     registry.add_described::<cross::Cross>("cross");
     registry.add_described::<drop::Drop>("drop");
+    registry.add_described::<fragment::Fragment>("fragment");
     registry.add_described::<icmp::Icmp>("icmp");
     registry.add_described::<icmp_error::IcmpError>("icmp_error");
     registry.add_described::<limit::Limit>("limit");

@@ -11,11 +11,12 @@ use zerocopy::FromBytes;
 use crate::header::MacAddr;
 use crate::header::ipv4::Ipv4;
 use crate::header::ipv6::Ipv6;
-use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason};
+use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason, Wait};
 use crate::pipeline::{Ctx, Facts, NextHop, Problem, Setup, Stage};
 use crate::stages::forwarding::{Forwarding, Reader, Resolved};
 use crate::stages::parameter::Origin;
 use crate::stages::table::bucket::TokenBucket;
+use crate::units::Nanos;
 
 /// Writes the link addresses of packets that were routed: from the port that they leave by to their next hop.
 ///
@@ -23,7 +24,8 @@ use crate::stages::table::bucket::TokenBucket;
 /// not in the table leave by `unresolved`, unchanged; where it leads nowhere they are dropped.
 ///
 /// With `source = "kernel"` the neighbours are those of the kernel, and follow it. For one that is not known the kernel
-/// is asked to find it; packets to one that does not answer leave by `unreachable`.
+/// is asked to find it, and packets wait meanwhile: 16 for one neighbour, 256 for all, of each worker, and four seconds.
+/// Those that have waited so long leave by `unresolved`, those to one that does not answer by `unreachable`.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -77,6 +79,8 @@ struct Kernel {
     reader: Reader,
     /// How often it asks for neighbours of which nothing is known at all.
     asks: TokenBucket,
+    /// How many packets wait, by a hash of their next hop.
+    waiting: [u8; QUEUES],
 }
 
 /// A neighbour.
@@ -156,6 +160,12 @@ impl Hasher for Mix {
 const UNRESOLVED: Edge = Edge::new(0);
 const UNREACHABLE: Edge = Edge::new(1);
 
+/// How many packets wait for one neighbour, and by how many hashes neighbours are told apart.
+const WAIT_FOR_ONE: u8 = 16;
+const QUEUES: usize = 256;
+/// How long a packet waits: a little longer than the kernel asks with its own defaults, three times in three seconds.
+const LONGEST: Nanos = Nanos(4_000_000_000);
+
 /// Unknown neighbours that a worker asks for in a second, and at once.
 const ASKS: (u64, u64) = (1000, 256);
 
@@ -191,9 +201,15 @@ impl Stage for Neighbor {
     }
 
     fn tick(&mut self, _ctx: &Ctx) {
-        if let Some(kernel) = &self.kernel {
+        if let Some(kernel) = &mut self.kernel {
             kernel.reader.pass();
+            // Those that wait are counted anew as they come through again.
+            kernel.waiting = [0; QUEUES];
         }
+    }
+
+    fn holds(&self) -> Option<Nanos> {
+        self.kernel.as_ref().map(|_| LONGEST)
     }
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
@@ -203,7 +219,7 @@ impl Stage for Neighbor {
                 return Err(problem.help("take table out, or source"));
             }
             let asks = TokenBucket::new(ASKS.0, ASKS.1, 0);
-            self.kernel = Some(Kernel { reader: Forwarding::of(setup).join(), asks });
+            self.kernel = Some(Kernel { reader: Forwarding::of(setup).join(), asks, waiting: [0; QUEUES] });
             return Ok(());
         }
         self.ports = setup.ports().iter().map(|port| MacAddr(port.mac)).collect();
@@ -277,9 +293,27 @@ impl Kernel {
                 let (destination, source) = packet.ethernet_addresses_mut();
                 (*destination, *source) = (to.0, from.0);
             }
-            Resolved::Unknown => packet.steer(UNRESOLVED),
+            Resolved::Unknown if packet.wait() == Wait::Overdue => packet.steer(UNRESOLVED),
+            Resolved::Unknown => self.hold(packet),
             Resolved::Failed => packet.steer(UNREACHABLE),
         }
+    }
+
+    /// Lets a packet wait until its neighbour is found.
+    #[cold]
+    fn hold(&mut self, mut packet: Packet<'_>) {
+        let hop = match packet.meta().next_hop {
+            0 => destination(&packet).map_or(0, |key| (key.address as u64 ^ (key.address >> 64) as u64) as u32),
+            number => number,
+        };
+        // Neighbours of one hash share a queue: each of them waits for fewer, none for more.
+        let queue = &mut self.waiting[(hop.wrapping_mul(0x9e37_79b1) >> 24) as usize % QUEUES];
+        if *queue >= WAIT_FOR_ONE {
+            packet.drop(Reason::QueueFull);
+            return;
+        }
+        *queue += 1;
+        packet.hold();
     }
 
     /// The destination itself, as a neighbour.
@@ -288,7 +322,8 @@ impl Kernel {
         let Some(key) = destination(packet) else { return Resolved::Unknown };
         let hop = NextHop { address: key.address(), port: packet.meta().egress };
         let known = self.reader.neighbor(hop);
-        if known.is_none() && self.asks.take(now, 1) {
+        // It was asked for when it came.
+        if known.is_none() && packet.wait() == Wait::Fresh && self.asks.take(now, 1) {
             self.reader.ask(hop);
         }
         known.unwrap_or(Resolved::Unknown)

@@ -103,6 +103,8 @@ pub struct StageReport {
     pub consumed: u64,
     /// Copies made.
     pub copied: u64,
+    /// Packets made of others, such as fragments.
+    pub made: u64,
     /// Copies not made, for want of a free slot.
     pub copies_missed: u64,
     /// Its own counters.
@@ -216,9 +218,12 @@ impl fmt::Display for Report {
             };
             let mut ways = words(&stage.outputs, "");
             ways.extend(words(&stage.drops, "drop:"));
-            for (name, packets) in
-                [("consumed", stage.consumed), ("copied", stage.copied), ("copies missed", stage.copies_missed)]
-            {
+            for (name, packets) in [
+                ("consumed", stage.consumed),
+                ("copied", stage.copied),
+                ("made", stage.made),
+                ("copies missed", stage.copies_missed),
+            ] {
                 if packets > 0 {
                     ways.push(format!("{name} {packets}"));
                 }

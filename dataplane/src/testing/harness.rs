@@ -21,6 +21,8 @@ pub enum Fate {
     Dropped(String),
     /// The stage consumed it.
     Consumed,
+    /// It waits in the stage.
+    Held,
 }
 
 /// A packet after the stage.
@@ -87,7 +89,9 @@ impl Harness {
     /// There are more than a batch holds, or one is longer than 9,216 bytes.
     pub fn run<T: AsRef<[u8]>>(&mut self, packets: &[T]) -> Vec<Outcome> {
         let ctx = self.bring(packets);
+        self.batch.stock(self.stage.makes(), &mut self.pool);
         self.stage.process(&ctx, &mut self.batch);
+        self.batch.unstock(&mut self.pool);
         let outcomes = (0..self.batch.len()).map(|index| self.outcome(index)).collect();
         self.batch.clear_labels();
         self.batch.free_into(&mut self.pool);
@@ -150,6 +154,7 @@ impl Harness {
             Label::Edge(edge) => Fate::Output(name(edge)),
             Label::Dropped(reason) => Fate::Dropped(reason.name(&self.reasons)),
             Label::Consumed => Fate::Consumed,
+            Label::Held => Fate::Held,
         };
         let copy = self.batch.copy_wanted(index).map(name);
         let packet = self.batch.get_mut(index).expect("the index is below the batch's length");

@@ -98,6 +98,7 @@ fn way(frame: &[u8], trace: Trace) -> Way {
         End::Sent(port) => ("sent", Some(port)),
         End::Dropped(reason) => ("dropped", Some(reason)),
         End::Consumed => ("consumed", None),
+        End::Held => ("held", None),
         End::TooLong(room) => ("not_received", Some(format!("longer than a buffer, which holds {room} bytes"))),
     };
     Way { changes: changes(frame, &trace.bytes), path: trace.hops.into_iter().map(step).collect(), fate, detail }

@@ -157,3 +157,97 @@ fn what_a_stage_did_not_declare_is_counted_and_loses_no_slot() {
     assert_eq!((sent, counters.copied, counters.copies_missed), (3, 0, 2));
     assert_eq!(counters.drops[usize::from(Reason::Undeclared.code())], 1);
 }
+
+/// Holds packets until it is told to let them go; says how often each came, and drops what is overdue.
+#[derive(Clone, Default)]
+struct Gate {
+    open: Arc<std::sync::atomic::AtomicBool>,
+    seen: Arc<Mutex<Vec<(u8, Wait)>>>,
+}
+
+impl Stage for Gate {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            self.seen.lock().unwrap().push((packet.ingress(), packet.wait()));
+            if packet.wait() == Wait::Overdue {
+                packet.drop(Reason::NoNeighbor);
+            } else if !self.open.load(std::sync::atomic::Ordering::Relaxed) {
+                packet.hold();
+            }
+        }
+    }
+
+    fn holds(&self) -> Option<Nanos> {
+        Some(Nanos(100))
+    }
+}
+
+#[test]
+fn what_waits_comes_again_until_it_goes_on_is_overdue_or_the_worker_stops() {
+    let (gate, mut pool) = (Gate::default(), pool());
+    let nodes = vec![node("gate", gate.clone(), Target::Port(0), None)];
+    let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+    let ctx = |now| Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(now), worker: 0 };
+    let release = |graph: &mut Graph, pool: &mut Pool, now| {
+        graph.tick(&ctx(now));
+        while graph.release(&ctx(now), pool, &mut NoObserver) {}
+        std::mem::take(&mut *gate.seen.lock().unwrap())
+    };
+    // Two came by one port, one by another, and later one more.
+    for (port, packets, now) in [(1, 2, 10), (2, 1, 20), (1, 1, 60)] {
+        for _ in 0..packets {
+            assert!(graph.entry(port).push_bytes(b"x", Stamp::NONE, &mut pool));
+        }
+        graph.walk(&ctx(now), &mut pool, &mut NoObserver);
+    }
+    assert_eq!(gate.seen.lock().unwrap().drain(..).count(), 4);
+    let held = Wait::Held;
+    assert_eq!(release(&mut graph, &mut pool, 70), [(1, held), (1, held), (2, held), (1, held)]);
+    assert_eq!((pool.available(), graph.outbox(0).len()), (60, 0));
+    // The first two have waited too long.
+    let late = Wait::Overdue;
+    assert_eq!(release(&mut graph, &mut pool, 115), [(1, late), (1, late), (2, held), (1, held)]);
+    assert_eq!(pool.available(), 62);
+    gate.open.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(release(&mut graph, &mut pool, 116), [(2, held), (1, held)]);
+    assert_eq!((pool.available(), graph.outbox(0).len()), (62, 2));
+    assert_eq!(release(&mut graph, &mut pool, 117), []);
+    graph.outbox(0).free_into(&mut pool);
+    // A packet counts once, however often it comes.
+    let counters = graph.counters().next().unwrap().1.clone();
+    assert_eq!((counters.packets, counters.drops[usize::from(Reason::NoNeighbor.code())]), (4, 2));
+    gate.open.store(false, std::sync::atomic::Ordering::Relaxed);
+    graph.entry(0).push_bytes(b"x", Stamp::NONE, &mut pool);
+    graph.walk(&ctx(200), &mut pool, &mut NoObserver);
+    graph.tick(&ctx(201));
+    graph.drop_held(&mut pool);
+    assert_eq!((pool.available(), graph.dropped()), (64, 3));
+    assert!(!graph.release(&ctx(202), &mut pool, &mut NoObserver));
+}
+
+#[test]
+fn more_than_may_wait_is_dropped_and_nothing_is_lost() {
+    let gate = Gate::default();
+    let layout = SlotLayout::new(0, 64, 600).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    let mut pool = Pool::new(Arc::new(Region::allocate(spec).unwrap().0), layout).unwrap();
+    let mut graph = Graph::new(Program::new(vec![node("gate", gate, Target::Port(0), None)]), 1, &pool);
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    for round in 0..20 {
+        for _ in 0..50 {
+            assert!(graph.entry(round % 3).push_bytes(b"x", Stamp::NONE, &mut pool));
+        }
+        graph.walk(&ctx, &mut pool, &mut NoObserver);
+        if round % 2 == 1 {
+            graph.tick(&ctx);
+            // Some go through again, and more come meanwhile.
+            graph.release(&ctx, &mut pool, &mut NoObserver);
+        }
+        assert!(pool.available() >= 600 - BATCH);
+    }
+    let counters = graph.counters().next().unwrap().1.clone();
+    let full = counters.drops[usize::from(Reason::QueueFull.code())];
+    assert_eq!((counters.packets, full, pool.available()), (1000, 1000 - BATCH as u64, 600 - BATCH));
+    graph.drop_held(&mut pool);
+    assert_eq!((pool.available(), graph.dropped()), (600, 1000));
+}

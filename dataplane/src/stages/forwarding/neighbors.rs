@@ -21,7 +21,7 @@ const PLACES: usize = MOST * 4;
 /// In how many places an entry may lie.
 const WINDOW: usize = 32;
 /// How long the number of a next hop that is gone is not given to another: packets may be held that have it.
-const REST: Duration = Duration::from_secs(3);
+const REST: Duration = Duration::from_secs(6);
 
 const MAC: u64 = (1 << 48) - 1;
 /// The link address is known.
