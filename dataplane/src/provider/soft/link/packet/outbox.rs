@@ -15,13 +15,14 @@ pub(super) struct Outbox {
     bytes: Box<[u8]>,
     stride: usize,
     count: usize,
-    /// One for each frame's place in `bytes`.
+    /// How long each frame is.
+    lengths: [usize; BURST],
+    /// What the system call reads: written anew before each.
     parts: Box<[libc::iovec; BURST]>,
-    /// One for each of `parts`.
     messages: Box<[libc::mmsghdr; BURST]>,
 }
 
-// SAFETY: its pointers are to its own boxes, which do not move with it.
+// SAFETY: its pointers mean something only within `send`, which writes them first.
 unsafe impl Send for Outbox {}
 
 impl std::fmt::Debug for Outbox {
@@ -34,20 +35,16 @@ impl Outbox {
     /// For frames of up to `longest` bytes.
     pub(super) fn new(longest: usize) -> Self {
         let stride = longest.next_multiple_of(64);
-        let mut bytes = vec![0; stride * BURST].into_boxed_slice();
-        let base = bytes.as_mut_ptr();
-        let part = |i: usize| libc::iovec { iov_base: base.wrapping_add(i * stride).cast(), iov_len: 0 };
-        let mut parts = Box::new(std::array::from_fn::<_, BURST, _>(part));
-        let first = parts.as_mut_ptr();
-        let message = |i: usize| {
-            // SAFETY: zero is a value of every field.
-            let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
-            message.msg_hdr.msg_iov = first.wrapping_add(i);
-            message.msg_hdr.msg_iovlen = 1;
-            message
-        };
-        let messages = Box::new(std::array::from_fn::<_, BURST, _>(message));
-        Self { bytes, stride, count: 0, parts, messages }
+        // SAFETY: zero is a value of every field of both.
+        let (part, message) = unsafe { (std::mem::zeroed::<libc::iovec>(), std::mem::zeroed::<libc::mmsghdr>()) };
+        Self {
+            bytes: vec![0; stride * BURST].into(),
+            stride,
+            count: 0,
+            lengths: [0; BURST],
+            parts: Box::new([part; BURST]),
+            messages: Box::new([message; BURST]),
+        }
     }
 
     #[inline]
@@ -61,7 +58,7 @@ impl Outbox {
         let place = self.count * self.stride;
         let length = frame.len().min(self.stride);
         self.bytes[place..place + length].copy_from_slice(&frame[..length]);
-        self.parts[self.count].iov_len = length;
+        self.lengths[self.count] = length;
         self.count += 1;
     }
 
@@ -78,7 +75,7 @@ impl Outbox {
             let sent = socket.map_or(Err(libc::ENETDOWN), |socket| self.send(socket, done, count));
             let refused = match sent {
                 Ok(sent) => {
-                    self.parts[done..done + sent].iter().for_each(|part| each(Ok(part.iov_len)));
+                    self.lengths[done..done + sent].iter().for_each(|length| each(Ok(*length)));
                     done += sent;
                     continue;
                 }
@@ -105,8 +102,17 @@ impl Outbox {
 
     /// Sends those from `from` to `to`. Returns how many the kernel took, at least one; or the `errno` of the first.
     fn send(&mut self, socket: &OwnedFd, from: usize, to: usize) -> Result<usize, i32> {
+        let frames = self.bytes.chunks_exact_mut(self.stride).zip(&self.lengths);
+        for ((frame, length), part) in frames.zip(&mut *self.parts).take(to).skip(from) {
+            *part = libc::iovec { iov_base: frame.as_mut_ptr().cast(), iov_len: *length };
+        }
+        for (part, message) in self.parts.iter_mut().zip(&mut *self.messages).take(to).skip(from) {
+            message.msg_hdr.msg_iov = part;
+            message.msg_hdr.msg_iovlen = 1;
+        }
         let messages = &mut self.messages[from..to];
-        // SAFETY: each message names one part, which names bytes of this outbox that were written; all outlive the call.
+        // SAFETY: each message names its part, which names bytes of this outbox; all outlive the call, and nothing has
+        // touched them since they were named.
         let sent = unsafe {
             let count = messages.len() as libc::c_uint;
             libc::sendmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), count, libc::MSG_DONTWAIT as _)

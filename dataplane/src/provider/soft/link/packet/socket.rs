@@ -63,8 +63,8 @@ impl Frame {
     /// The frame with its tag, if it had one.
     pub(super) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the kernel wrote `kept` bytes from `start` on, and before them the header of what is to be done, which
-        // has more than the four bytes of a tag; it touches none of them until the frame is given back. `Frame`
-        // borrows, by its only maker, the ring for itself.
+        // has more than the four bytes of a tag; it touches none of them until the frame is given back,
+        // which `PacketPort` does when it is done with these bytes.
         let bytes = unsafe {
             let tag = if self.vlan.is_some() { 4 } else { 0 };
             std::slice::from_raw_parts_mut(self.start.as_ptr().sub(tag), self.kept + tag)
