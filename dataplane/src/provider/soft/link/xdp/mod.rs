@@ -109,7 +109,7 @@ pub(in crate::provider::soft) struct Xdp {
     longest: usize,
     map: bpf::SocketMap,
     program: bpf::Program,
-    /// The number of the interface that the program is at; 0: it is gone.
+    /// The number of the interface that the program is at, or was when it was removed.
     index: AtomicU32,
     at: Mutex<At>,
     sockets: Mutex<Sockets>,
@@ -211,15 +211,18 @@ impl Xdp {
                     self.index.store(index, Ordering::Relaxed);
                     return Ok(());
                 }
+                // What no other mode would mend.
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EBUSY | libc::EEXIST | libc::EPERM | libc::ENODEV)
+                    ) =>
+                {
+                    return Err(Error::Wire(self.why_not_attached(index, &error)));
+                }
+                // The first reason is that of the better mode.
                 Err(error) => {
-                    let final_word =
-                        matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST | libc::EPERM | libc::ENODEV));
-                    // The first reason is that of the better mode.
-                    let first = why.get_or_insert(error);
-                    if final_word {
-                        why = Some(io::Error::from_raw_os_error(first.raw_os_error().unwrap_or(libc::EIO)));
-                        break;
-                    }
+                    why.get_or_insert(error);
                 }
             }
         }
@@ -254,7 +257,7 @@ impl Xdp {
         }
     }
 
-    /// The number of the interface that the program is at; 0: it is gone.
+    /// The number of the interface that the program is at.
     #[inline]
     fn interface(&self) -> u32 {
         self.index.load(Ordering::Relaxed)
