@@ -4,6 +4,7 @@ pub mod acl;
 pub mod arp;
 #[cfg(test)]
 mod bench;
+pub mod bridge;
 pub mod capture;
 pub mod count;
 pub mod cross;
@@ -41,6 +42,7 @@ pub fn registry() -> Registry {
 pub fn register(registry: &mut Registry) {
     registry.add_described::<acl::Acl>("acl");
     registry.add_described::<arp::Arp>("arp");
+    registry.add_described::<bridge::Bridge>("bridge");
     registry.add_described::<capture::Capture>("capture");
     registry.add_described::<count::Count>("count");
     registry.add_described::<cross::Cross>("cross");

@@ -135,6 +135,11 @@ impl Harness {
         self.now += nanos;
     }
 
+    /// Changes the port that packets are received on, as an index.
+    pub fn set_ingress(&mut self, port: u8) {
+        self.ingress = port;
+    }
+
     /// The stage's own counters.
     pub fn counters(&self) -> Vec<(String, u64)> {
         let mut counters = Vec::new();
