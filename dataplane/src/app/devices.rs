@@ -50,6 +50,9 @@ fn soft() -> Soft {
         about::<config::Loopback>("loopback"),
         about::<config::Generator>("generator"),
         about::<config::Pcap>("pcap"),
+        about::<config::Tap>("tap"),
+        about::<config::Packet>("packet"),
+        about::<config::Xdp>("xdp"),
     ];
     Soft { device: SOFT, links, capabilities: Capability::ALL.to_vec() }
 }

@@ -14,6 +14,8 @@ use crate::provider::connect::{self, ConnectError, Exchanged, Lifeline, Listener
 const GLANCE: Duration = Duration::from_millis(50);
 /// The pause after an exchange that failed.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Between two troubles that are told.
+const QUIET: Duration = Duration::from_secs(10);
 
 /// Where the peer is.
 #[derive(Clone, Debug)]
@@ -43,19 +45,25 @@ pub(crate) struct Introducer {
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
-    /// What went wrong last.
-    trouble: Mutex<Option<String>>,
+    /// What went wrong last, and when anything was told.
+    trouble: Mutex<Option<(String, Instant)>>,
 }
 
 impl Shared {
     fn note(&self, text: String) {
         let mut trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        // What is tried some times in a second, for hours maybe, is not told as often.
-        match trouble.as_ref() == Some(&text) {
-            true => tracing::debug!("{text}"),
-            false => tracing::warn!("{text}"),
-        }
-        *trouble = Some(text);
+        // What is tried some times in a second, for hours maybe, is not told as often, nor what differs by a number alone.
+        let told = match trouble.as_ref() {
+            Some((last, told)) if *last == text || told.elapsed() < QUIET => {
+                tracing::debug!("{text}");
+                *told
+            }
+            _ => {
+                tracing::warn!("{text}");
+                Instant::now()
+            }
+        };
+        *trouble = Some((text, told));
     }
 }
 
@@ -78,7 +86,7 @@ impl Introducer {
 
     /// What went wrong last, if anything did.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(text, _)| text.clone())
     }
 }
 
