@@ -43,6 +43,12 @@ impl InFlight {
         self.posted
     }
 
+    /// The newest.
+    #[cold]
+    pub(super) fn last(&self) -> Option<Desc> {
+        (self.len() > 0).then(|| self.descs[self.place(self.posted - 1).0])
+    }
+
     /// How many sends are outstanding before the one with this number; `None`: it is not outstanding.
     #[inline]
     pub(super) fn position(&self, number: u64) -> Option<usize> {

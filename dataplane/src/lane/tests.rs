@@ -140,7 +140,7 @@ fn lost_queues_are_made_anew() {
     assert!(counters.tx > 0 && counters.abandoned > 0, "{counters:?}");
 }
 
-/// Of a run that was accepted in part no send is signalled. Without another that tells of them they come back by a reset.
+/// Of a run that was accepted in part no send is signalled. Without another that tells of them, a marker does.
 #[test]
 fn sends_that_nobody_tells_of_come_back() {
     let source = LinkSpec::Generator(GeneratorSpec { count: Some(43), ..GeneratorSpec::default() });
@@ -154,7 +154,23 @@ fn sends_that_nobody_tells_of_come_back() {
         bench.lanes[1].attend(&mut bench.pool).unwrap();
     }
     let counters = bench.finish().remove(1);
-    assert_eq!((counters.tx, counters.tx_errors, counters.recoveries), (32, 11, 1), "{counters:?}");
+    assert_eq!((counters.tx, counters.tx_errors, counters.recoveries), (42, 1, 1), "{counters:?}");
+    assert_eq!((counters.abandoned, counters.stale), (0, 0), "{counters:?}");
+}
+
+/// The same where the lane is stopped: nothing waits for a deadline.
+#[test]
+fn a_marker_tells_of_them_when_a_lane_is_stopped() {
+    let source = LinkSpec::Generator(GeneratorSpec { count: Some(43), ..GeneratorSpec::default() });
+    let faults = FaultSpec { post_error_at: 43, post_errno: libc::ENOMEM, ..FaultSpec::default() };
+    let mut bench = Bench::new(vec![(source, FaultSpec::default()), (generator(), faults)]);
+    bench.refill();
+    (0..10).for_each(|_| bench.round());
+    assert_eq!((bench.lanes[1].sending(), bench.lanes[1].counters().tx), (10, 32));
+    bench.lanes[1].stop().unwrap();
+    assert_eq!(bench.lanes[1].drain(&mut bench.pool).unwrap(), 0);
+    let counters = bench.finish().remove(1);
+    assert_eq!((counters.tx, counters.tx_errors, counters.stopped), (42, 1, 0), "{counters:?}");
 }
 
 /// With another send behind them it tells of them, and nothing is reset.

@@ -311,6 +311,32 @@ impl<D: Device> VerbsLane<D> {
             let _ = self.queues.qp.modify(&attributes, mask);
         }
         self.phase = Phase::Failed(Instant::now());
+        self.mark();
+    }
+
+    /// In state ERR, with sends outstanding of which no completion will tell: posts a marker behind them, whose flush
+    /// tells that they are over. Where it is refused they come back at the deadline.
+    #[cold]
+    fn mark(&mut self) {
+        let newest = self.in_flight.last().filter(|_| self.silent.is_some() && self.in_flight.space() > 0);
+        let Some(newest) = newest.filter(|_| self.queues.qp.state() == QpState::Err) else { return };
+        let id = WrId::new(WrKind::Marker, self.generation, self.in_flight.next());
+        // SAFETY: the slot is the device's already, as that of the newest send, which comes back no earlier than this
+        // request; and in state ERR nothing is read.
+        let _ = unsafe { self.queues.qp.post_send_run(&[newest], id.0) };
+    }
+
+    /// The flush of a marker: what is outstanding is over, and of that no send failed, or it would have told.
+    #[cold]
+    fn marked(&mut self, id: WrId, pool: &mut Pool) -> bool {
+        let is_marker = id == WrId::new(WrKind::Marker, self.generation, self.in_flight.next());
+        if is_marker {
+            let sent = self.in_flight.len();
+            self.counters.tx += sent as u64;
+            self.counters.tx_bytes += self.in_flight.reclaim(sent, pool, Stamp::NONE, &mut NoSink);
+            self.silent = None;
+        }
+        is_marker
     }
 
     /// Polls the send queue and takes back what has completed.
@@ -323,7 +349,7 @@ impl<D: Device> VerbsLane<D> {
             let id = WrId(self.run.wr_id[i]);
             let status = if self.run.failed { self.run.status[i] } else { WcStatus::Success };
             let Some(behind) = self.in_flight.position(id.number()).filter(|_| id.tag() == tag) else {
-                self.counters.stale += 1;
+                self.counters.stale += u64::from(!self.marked(id, pool));
                 continue;
             };
             // Completions come in order and errors always complete, so all before this one were sent.
@@ -572,7 +598,9 @@ impl<D: Device> Lane for VerbsLane<D> {
     fn stop(&mut self) -> Result<(), VerbError> {
         self.stopping = true;
         let (attributes, mask) = QpAttributes::to(QpState::Err);
-        self.queues.qp.modify(&attributes, mask)
+        self.queues.qp.modify(&attributes, mask)?;
+        self.mark();
+        Ok(())
     }
 
     fn drain(&mut self, pool: &mut Pool) -> Result<usize, VerbError> {

@@ -8,6 +8,8 @@ pub enum WrKind {
     Receive = 1,
     /// A send; the number counts the sends of the queue pair.
     Send = 2,
+    /// A send of no packet, posted in state ERR for its flush; the number is that of the next send.
+    Marker = 3,
 }
 
 /// Kind in the top 8 bits, generation of the queue pair in the next 16, number in the low 40.
