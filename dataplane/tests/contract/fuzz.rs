@@ -12,12 +12,11 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use dataplane::lane::message::{Binding, MessageDomain, MessageSharedQueue};
+use dataplane::lane::message::{MessageDomain, MessageSharedQueue};
 use dataplane::provider::{
-    Access, AttributeMask, Device, EventKind, MemoryWindow, MwKind, ProtectionDomain, QpAttributes, QpState, QpType,
-    RecvRequest, Remote, SendFlags, SendOp, SendRequest, Sge, SrqSpec, WcStatus,
+    Access, AttributeMask, Device, QpAttributes, QpState, QpType, RecvRequest, Remote, SendFlags, SendOp, SendRequest,
+    Sge, SrqSpec, WcStatus,
 };
-use dataplane::units::{Gid, QpNum, Rkey};
 
 use crate::bed::{Bed, CAPS, Connection, End, EndSpec, Of, Outcome, PATIENCE, Pair, Stop, remote, told, told_post};
 use crate::cases::{bad_lkey, bad_rkey};
@@ -78,8 +77,6 @@ enum Far {
     Fixed,
     /// Not a multiple of eight.
     Odd,
-    /// Memory of the peer by the key of its window, within what that was bound to.
-    Window(u16),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,10 +84,6 @@ enum Op {
     Send,
     SendWithImm(u32),
     SendWithInvBadKey,
-    /// Ends the key of the peer's window.
-    SendWithInvWindow,
-    /// Ends the key of the own one.
-    LocalInvWindow,
     Write(Far),
     WriteWithImm(Far, u32),
     Read(Far),
@@ -131,23 +124,6 @@ enum Step {
     },
     /// Both to RESET and back to RTS.
     Reconnect,
-    /// The window of b: bound, or bound to nothing.
-    Bind {
-        access: Access,
-        clears: bool,
-    },
-    /// The shared queue says once when fewer receives are left.
-    Arm {
-        limit: u32,
-    },
-    /// b joins the group, or leaves it.
-    Member {
-        joins: bool,
-    },
-    /// a sends to the group.
-    Cast {
-        requests: Vec<Request>,
-    },
 }
 
 /// What a program runs with.
@@ -159,10 +135,6 @@ struct Setting {
     shared: bool,
     /// What b lets a do.
     access: Access,
-    /// Whether b has a window.
-    window: Option<MwKind>,
-    /// Whether there is a group of multicast.
-    group: bool,
 }
 
 /// What is common to all programs on a bed: making it takes more time than a program.
@@ -176,17 +148,7 @@ struct Stage<'a, D: Device> {
     pattern: Vec<u8>,
     /// Says when what was sent before has arrived or is lost.
     barrier: Pair<D>,
-    /// Lets the network interface of a device of the kernel's take the group in.
-    _member: Option<std::net::UdpSocket>,
 }
-
-/// A group of link-local scope that nobody else uses.
-const GROUP: Gid = Gid([0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xda, 0x7a, 0x00, 0x02]);
-
-/// What a window allows.
-const WINDOW: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
-
-type Mw<D> = <<D as Device>::Pd as ProtectionDomain>::Mw;
 
 impl<'a, D: Device> Stage<'a, D> {
     fn new(bed: &'a Bed<D>) -> Outcome<Self> {
@@ -197,18 +159,7 @@ impl<'a, D: Device> Stage<'a, D> {
         let [a, b] = foreign;
         let spec = EndSpec::new(QpType::Rc);
         let barrier = Pair::connected(bed, spec, Connection::default(), Connection::default())?;
-        let own = barrier.b.gid.0;
-        let interface = bed.b.gids(1)?.iter().find(|it| it.gid == own).map_or(0, |it| it.interface);
-        let _member = match interface {
-            0 => None,
-            some => {
-                let socket = std::net::UdpSocket::bind("[::]:0")?;
-                socket.join_multicast_v6(&std::net::Ipv6Addr::from(GROUP.0), some)?;
-                Some(socket)
-            }
-        };
-        let pattern = crate::cases::pattern(1, MEMORY);
-        Ok(Self { bed, domains, fixed, foreign: [a?, b?], pattern, barrier, _member })
+        Ok(Self { bed, domains, fixed, foreign: [a?, b?], pattern: crate::cases::pattern(1, MEMORY), barrier })
     }
 
     /// There and back.
@@ -240,19 +191,8 @@ struct Taken {
 struct Run<'s, 'a, D: Device> {
     stage: &'s mut Stage<'a, D>,
     setting: Setting,
-    // It goes before the queue pair and the region that it is bound to: rxe waits seconds for who still has them.
-    window: Option<Mw<D>>,
     pair: Pair<D>,
     srq: Option<MessageSharedQueue<D>>,
-    /// The request that was to bind it last, and whether the window is bound since then.
-    binding: u64,
-    bound: bool,
-    /// Whether b is in the group.
-    joined: bool,
-    /// Whether the shared queue watches, how often it has stopped to, and how often it has said so.
-    armed: bool,
-    fired: usize,
-    heard: usize,
     next: u64,
     /// By end: sends, receives.
     sends: [VecDeque<Taken>; 2],
@@ -306,75 +246,8 @@ impl<'s, 'a, D: Device> Run<'s, 'a, D> {
         for end in [&pair.a, &pair.b] {
             end.buffer.write(0, &stage.pattern);
         }
-        let window = setting.window.map(|kind| pair.b.domain.alloc_mw(kind)).transpose()?;
-        // What earlier programs left.
-        while stage.bed.b.poll_async_event().is_some() {}
         let none = || [VecDeque::new(), VecDeque::new()];
-        Ok(Self {
-            stage,
-            setting,
-            pair,
-            srq,
-            window,
-            binding: 0,
-            bound: false,
-            joined: false,
-            armed: false,
-            fired: 0,
-            heard: 0,
-            next: 1,
-            sends: none(),
-            receives: none(),
-            log: Vec::new(),
-        })
-    }
-
-    /// Takes off what the second device has said, and counts the limits.
-    fn hear(&mut self) {
-        let Some(number) = self.srq.as_ref().map(MessageSharedQueue::number) else { return };
-        while let Some(event) = self.stage.bed.b.poll_async_event() {
-            self.heard += usize::from(event.kind == EventKind::SrqLimitReached && event.element == number);
-        }
-    }
-
-    /// Whether the shared queue still watches.
-    fn look_at_limit(&mut self) -> Outcome {
-        let Some(srq) = &self.srq else { return Ok(()) };
-        let limit = srq.limit()?;
-        self.fired += usize::from(self.armed && limit == 0);
-        self.armed = limit > 0;
-        self.log.push(format!("limit {limit}"));
-        Ok(())
-    }
-
-    fn bind(&mut self, access: Access, clears: bool) {
-        let Some(window) = &mut self.window else { return };
-        let (wr_id, buffer) = (self.next, self.pair.b.buffer.clone());
-        self.next += 1;
-        let part = if clears { 0..0 } else { FAR..MEMORY };
-        let binding = Binding { wr_id, flags: SendFlags::SIGNALED, buffer: &buffer, part, access };
-        let done = self.pair.b.qp.bind_mw(window, &binding);
-        if done.is_ok() {
-            self.sends[1].push_back(Taken { wr_id, signalled: true, sges: Vec::new() });
-            self.binding = wr_id;
-        }
-        self.log.push(format!("bind: {}", told_post(done)));
-    }
-
-    /// The key of the window, to end it. That of a window that is bound to nothing is not ended: rxe of Linux 6.1 then goes
-    /// by a null pointer, and the machine stops.
-    fn end_of_window(&self) -> Rkey {
-        let far = if self.bound { Far::Window(0) } else { Far::BadKey };
-        self.far(false, far, 0).rkey
-    }
-
-    /// a sends to the group instead of to b.
-    fn cast(&mut self, requests: &[Request]) -> Outcome {
-        let group = self.pair.a.domain.create_ah(&self.pair.a.path(GROUP))?;
-        let usual = self.pair.a.to.replace((group, QpNum(0xff_ffff)));
-        self.post_sends(false, requests);
-        self.pair.a.to = usual;
-        Ok(())
+        Ok(Self { stage, setting, pair, srq, next: 1, sends: none(), receives: none(), log: Vec::new() })
     }
 
     fn end(&mut self, b: bool) -> &mut End<D> {
@@ -409,11 +282,6 @@ impl<'s, 'a, D: Device> Run<'s, 'a, D> {
             Far::Below => Remote { addr: peer.buffer.addr() - 1, ..remote(peer, 0) },
             Far::Fixed => self.stage.fixed[usize::from(!b)].remote(0),
             Far::Odd => remote(peer, FAR + 3),
-            // The window is b's. a has none, and b asks for what there is not.
-            Far::Window(at) => match self.window.as_ref().filter(|_| !b) {
-                Some(window) => Remote { rkey: window.rkey(), ..remote(peer, FAR + 8 * usize::from(at)) },
-                None => bad_rkey(remote(peer, FAR)),
-            },
         }
     }
 
@@ -426,8 +294,6 @@ impl<'s, 'a, D: Device> Run<'s, 'a, D> {
                 let (attributes, mask) = QpAttributes::to(*state);
                 let from = self.end(*b).qp.query()?.state;
                 if (from, *state) == (QpState::Rts, QpState::Sqd) {
-                    // It takes off all that the device has said.
-                    self.hear();
                     // Not before what is under way is done, which is another state of some devices.
                     crate::cases::drain(self.end(*b))?;
                     self.log.push("drained".to_owned());
@@ -462,32 +328,15 @@ impl<'s, 'a, D: Device> Run<'s, 'a, D> {
                 let own = connection(self.stage.bed);
                 self.pair.advance(QpState::Rts, own, Connection { access: self.setting.access, ..own })?;
             }
-            Step::Bind { access, clears } => self.bind(*access, *clears),
-            Step::Arm { limit } => {
-                if let Some(srq) = &mut self.srq {
-                    let done = srq.arm_limit(*limit);
-                    self.armed |= done.is_ok();
-                    self.log.push(format!("limit {limit}: {}", told(done)));
-                }
-            }
-            Step::Member { joins } => {
-                let qp = &mut self.pair.b.qp;
-                let done = if *joins { qp.attach_multicast(GROUP, 0) } else { qp.detach_multicast(GROUP, 0) };
-                self.joined = if done.is_ok() { *joins } else { self.joined };
-                self.log.push(format!("joins {joins}: {}", told(done)));
-            }
-            Step::Cast { requests } => self.cast(requests)?,
         }
         let counts = self.wait(wanted)?;
         // What nobody is told of may still be under way.
-        if self.setting.kind != QpType::Rc && matches!(step, Step::Sends { .. } | Step::Cast { .. }) {
+        if self.setting.kind != QpType::Rc && matches!(step, Step::Sends { .. }) {
             self.stage.settle()?;
             self.pair.pump()?;
         }
         self.account()?;
-        self.bound |= self.pair.b.sent.iter().any(|it| it.wr_id == self.binding && it.status == WcStatus::Success);
         self.pair.tell(&mut self.log);
-        self.look_at_limit()?;
         Ok(counts)
     }
 
@@ -536,8 +385,6 @@ impl<'s, 'a, D: Device> Run<'s, 'a, D> {
                 sges: self.sges(b, request.local, place),
             });
         }
-        // It may be ended by one of them, whether they say so or not.
-        let ends = requests.iter().any(|it| matches!(it.op, Op::SendWithInvWindow | Op::LocalInvWindow));
         let ops: Vec<SendOp<'_>> = requests
             .iter()
             .zip(&posted)
@@ -545,8 +392,6 @@ impl<'s, 'a, D: Device> Run<'s, 'a, D> {
                 Op::Send => SendOp::Send,
                 Op::SendWithImm(imm) => SendOp::SendWithImm(imm),
                 Op::SendWithInvBadKey => SendOp::SendWithInv(bad_rkey(Remote::default()).rkey),
-                Op::SendWithInvWindow => SendOp::SendWithInv(self.end_of_window()),
-                Op::LocalInvWindow => SendOp::LocalInv(self.end_of_window()),
                 Op::Write(far) => SendOp::RdmaWrite(self.far(b, far, taken.wr_id)),
                 Op::WriteWithImm(far, imm) => SendOp::RdmaWriteWithImm(self.far(b, far, taken.wr_id), imm),
                 Op::Read(far) => SendOp::RdmaRead(self.far(b, far, taken.wr_id)),
@@ -556,7 +401,6 @@ impl<'s, 'a, D: Device> Run<'s, 'a, D> {
                 Op::FetchAdd(far, add) => SendOp::FetchAdd { remote: self.far(b, far, taken.wr_id), add },
             })
             .collect();
-        self.bound &= !ends;
         let end = if b { &mut self.pair.b } else { &mut self.pair.a };
         let to = end.to.clone();
         let to = to.as_ref().map(|(ah, qp)| dataplane::provider::Destination { ah, qp: *qp, qkey: crate::bed::QKEY });
@@ -699,16 +543,6 @@ impl<'s, 'a, D: Device> Run<'s, 'a, D> {
         }
         self.account()?;
         self.pair.tell(&mut self.log);
-        self.look_at_limit()?;
-        // Each time that it stopped to watch it has said so, once.
-        self.hear();
-        while self.heard < self.fired && begin.elapsed() < PATIENCE {
-            std::thread::yield_now();
-            self.hear();
-        }
-        if self.heard != self.fired {
-            return Err(Stop::Fail(format!("{ACCOUNT}{} limit events for {}", self.heard, self.fired)));
-        }
         for end in [&self.pair.a, &self.pair.b] {
             let bytes = end.buffer.to_vec(0..end.buffer.len());
             // FNV-1a, of words.
@@ -742,12 +576,6 @@ fn choose<D: Device>(random: &mut Random, run: &Run<'_, '_, D>) -> Outcome<Step>
     let broken = states.iter().any(|state| !matches!(state, QpState::Rts));
     if broken && !random.once_in(3) {
         return Ok(Step::Reconnect);
-    }
-    if !broken
-        && random.once_in(4)
-        && let Some(step) = special(random, run)
-    {
-        return Ok(step);
     }
     let b = random.once_in(3);
     let (own, peer) = (states[usize::from(b)], states[usize::from(!b)]);
@@ -793,44 +621,6 @@ fn choose<D: Device>(random: &mut Random, run: &Run<'_, '_, D>) -> Outcome<Step>
             Step::BadModify { b, state, mask: (1 << random.below(21)) | (1 << random.below(21)) }
         }
         _ => Step::Reconnect,
-    })
-}
-
-/// What only some programs have: a window, a limit, a group.
-fn special<D: Device>(random: &mut Random, run: &Run<'_, '_, D>) -> Option<Step> {
-    let Setting { window, shared, group, kind, .. } = run.setting;
-    if group {
-        return Some(match random.below(3) {
-            0 => Step::Member { joins: !run.joined },
-            _ => {
-                let plain = Request { op: Op::Send, local: Local::Good(length(random)), ..send(random, kind) };
-                Step::Cast {
-                    requests: vec![Request { signalled: true, inline: false, ..plain }; 1 + random.below(2) as usize],
-                }
-            }
-        });
-    }
-    if shared && random.once_in(2) {
-        return Some(Step::Arm { limit: 1 + random.below(5) as u32 });
-    }
-    let two = window? == MwKind::Type2;
-    let request = |op, local| Request { op, local, signalled: true, inline: false, fence: false, solicited: false };
-    let far = Far::Window(random.below(100) as u16);
-    Some(match random.below(8) {
-        0..3 => {
-            let access = random.of(&[WINDOW, WINDOW, Access::REMOTE_READ]);
-            // A window of the second type is ended by its key.
-            let clears = !two && random.once_in(4);
-            Step::Bind { access: if clears { Access::empty() } else { access }, clears }
-        }
-        3 if two => Step::Sends { b: true, requests: vec![request(Op::LocalInvWindow, Local::Nothing)] },
-        4 if two => {
-            let local = Local::Good(length(random));
-            Step::Sends { b: false, requests: vec![request(Op::SendWithInvWindow, local)] }
-        }
-        5 => Step::Sends { b: false, requests: vec![request(Op::FetchAdd(far, random.next()), Local::Good(8))] },
-        6 => Step::Sends { b: false, requests: vec![request(Op::Read(far), Local::Good(length(random)))] },
-        _ => Step::Sends { b: false, requests: vec![request(Op::Write(far), Local::Good(length(random)))] },
     })
 }
 
@@ -939,8 +729,6 @@ fn setting(random: &mut Random) -> Setting {
         signal_all: random.once_in(4),
         shared: kind == QpType::Rc && random.once_in(4),
         access: random.of(&[all, all, all, all, Access::REMOTE_READ, Access::empty()]),
-        window: if kind == QpType::Rc { random.of(&[None, Some(MwKind::Type1), Some(MwKind::Type2)]) } else { None },
-        group: kind == QpType::Ud && random.once_in(2),
     }
 }
 
@@ -1029,12 +817,12 @@ fn shrink<A: Device, B: Device>(
         let mut without = steps.clone();
         without.remove(at);
         fewer.push(without);
-        if let Step::Sends { requests, .. } | Step::Cast { requests } = &steps[at]
+        if let Step::Sends { requests, .. } = &steps[at]
             && requests.len() > 1
         {
             for leave in 0..requests.len() {
                 let mut shorter = steps.clone();
-                if let Step::Sends { requests, .. } | Step::Cast { requests } = &mut shorter[at] {
+                if let Step::Sends { requests, .. } = &mut shorter[at] {
                     requests.remove(leave);
                 }
                 fewer.push(shorter);
