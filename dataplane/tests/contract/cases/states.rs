@@ -27,10 +27,12 @@ fn attributes<D: Device>(end: &End<D>, from: QpState, to: QpState) -> QpAttribut
 
 /// To SQD, and waits until what was under way is done: until then a device may allow less.
 pub(crate) fn drain<D: Device>(end: &mut End<D>) -> Outcome {
+    let device = end.domain.device().clone();
+    // rxe tells of every time that it is drained, asked or not: what it told of an earlier one is not the word waited for.
+    while device.wait_async_event(std::time::Duration::ZERO).is_some() {}
     let (attributes, mask) = QpAttributes::to(QpState::Sqd);
     let attributes = QpAttributes { notify_drained: true, ..attributes };
     end.qp.modify(&attributes, mask | AttributeMask::EN_SQD_ASYNC_NOTIFY)?;
-    let device = end.domain.device().clone();
     let begin = std::time::Instant::now();
     while begin.elapsed() < crate::bed::PATIENCE {
         let event = device.wait_async_event(crate::bed::PATIENCE);
