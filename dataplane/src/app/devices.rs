@@ -8,7 +8,8 @@ use serde::Serialize;
 use super::args;
 use super::console::{self, Stop};
 use crate::config::{self, SOFT};
-use crate::provider::{Capability, CqApi, DeviceInfo, Missing};
+use crate::provider::soft::{GeneratorSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use crate::provider::{Capability, CqApi, Device, DeviceInfo, Missing};
 
 #[derive(Serialize)]
 struct Devices {
@@ -21,7 +22,7 @@ struct Devices {
 struct Soft {
     device: &'static str,
     links: Vec<Link>,
-    /// What it can be made to lack.
+    /// What it has, and can be made to lack.
     capabilities: Vec<Capability>,
 }
 
@@ -54,7 +55,11 @@ fn soft() -> Soft {
         about::<config::Packet>("packet"),
         about::<config::Xdp>("xdp"),
     ];
-    Soft { device: SOFT, links, capabilities: Capability::ALL.to_vec() }
+    // It is asked itself, with a wire for raw packets and with one for connections.
+    let wires = [LinkSpec::Generator(GeneratorSpec::default()), LinkSpec::Loopback(LoopbackLink::reflect())];
+    let devices = wires.map(|link| SoftDevice::new(SoftSpec::new(SOFT, link)));
+    let has = |capability: &Capability| devices.iter().flatten().any(|it| it.capabilities().has.contains(capability));
+    Soft { device: SOFT, links, capabilities: Capability::ALL.into_iter().filter(has).collect() }
 }
 
 #[cfg(feature = "verbs")]
