@@ -140,15 +140,21 @@ fn lost_queues_are_made_anew() {
     assert!(counters.tx > 0 && counters.abandoned > 0, "{counters:?}");
 }
 
-/// Of a run that was accepted in part no send is signalled. Without another that tells of them, a marker does.
-#[test]
-fn sends_that_nobody_tells_of_come_back() {
+/// The second lane has 10 sends outstanding, and the one that was to tell of them was refused.
+fn with_a_silent_tail() -> Bench {
     let source = LinkSpec::Generator(GeneratorSpec { count: Some(43), ..GeneratorSpec::default() });
     let faults = FaultSpec { post_error_at: 43, post_errno: libc::ENOMEM, ..FaultSpec::default() };
     let mut bench = Bench::new(vec![(source, FaultSpec::default()), (generator(), faults)]);
     bench.refill();
     (0..10).for_each(|_| bench.round());
     assert_eq!((bench.lanes[1].sending(), bench.lanes[1].counters().tx), (10, 32));
+    bench
+}
+
+/// Of a run that was accepted in part no send is signalled. Without another that tells of them, a marker does.
+#[test]
+fn sends_that_nobody_tells_of_come_back() {
+    let mut bench = with_a_silent_tail();
     while bench.lanes[1].sending() > 0 {
         bench.round();
         bench.lanes[1].attend(&mut bench.pool).unwrap();
@@ -161,12 +167,7 @@ fn sends_that_nobody_tells_of_come_back() {
 /// The same where the lane is stopped: nothing waits for a deadline.
 #[test]
 fn a_marker_tells_of_them_when_a_lane_is_stopped() {
-    let source = LinkSpec::Generator(GeneratorSpec { count: Some(43), ..GeneratorSpec::default() });
-    let faults = FaultSpec { post_error_at: 43, post_errno: libc::ENOMEM, ..FaultSpec::default() };
-    let mut bench = Bench::new(vec![(source, FaultSpec::default()), (generator(), faults)]);
-    bench.refill();
-    (0..10).for_each(|_| bench.round());
-    assert_eq!((bench.lanes[1].sending(), bench.lanes[1].counters().tx), (10, 32));
+    let mut bench = with_a_silent_tail();
     bench.lanes[1].stop().unwrap();
     assert_eq!(bench.lanes[1].drain(&mut bench.pool).unwrap(), 0);
     let counters = bench.finish().remove(1);

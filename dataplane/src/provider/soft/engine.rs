@@ -325,12 +325,16 @@ impl QpCore {
     #[inline]
     fn lend(&mut self, shared: &QpShared, cq: &mut CqCore, run: &[Desc], first_wr_id: u64) -> Result<(), PostError> {
         let space = self.space(shared) as usize;
-        let (Some(slots), Wire::Xdp(queue)) = (&self.slots, &mut self.wire) else { return Ok(()) };
+        let Some(slots) = &self.slots else { return Ok(()) };
         let layout = slots.layout;
-        if queue.is_stale() {
+        if matches!(&self.wire, Wire::Xdp(queue) if queue.is_stale()) {
             shared.fail();
         }
         let state = shared.state();
+        if state == QpState::Err {
+            // Before the run: what is posted now goes nowhere.
+            self.fail(shared, cq);
+        }
         let valid = match state {
             QpState::Rts | QpState::Err => run.iter().take_while(|&&desc| layout.admits(desc)).count(),
             _ => 0,
@@ -341,9 +345,8 @@ impl QpCore {
             (n, errno) = (0..n).find_map(|at| faults.refuses().map(|errno| (at, errno))).unwrap_or((n, errno));
         }
         self.posted += n as u64;
-        queue.send(&run[..n], first_wr_id, self.signal_all);
-        if state == QpState::Err {
-            self.fail(shared, cq);
+        if let Wire::Xdp(queue) = &mut self.wire {
+            queue.send(&run[..n], first_wr_id, self.signal_all);
         }
         match n == run.len() {
             true => Ok(()),

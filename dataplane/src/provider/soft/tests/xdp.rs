@@ -364,6 +364,9 @@ fn an_interface_that_is_made_anew_is_followed() {
         }
         assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
         assert_eq!(sent.iter().map(|(wr_id, _)| *wr_id).collect::<Vec<_>>(), [7_777]);
+        // What is posted now goes nowhere, whatever became of its slot before.
+        a.send(&[last], 8_888).unwrap();
+        assert_eq!(a.sent(), [(8_888, WcStatus::WrFlushErr)]);
         for end in [&mut a, &mut b] {
             end.go(QpState::Reset).unwrap();
             end.start(0);

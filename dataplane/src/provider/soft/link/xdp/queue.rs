@@ -64,8 +64,8 @@ struct Sent {
     slot: u32,
     len: u16,
     signaled: bool,
-    /// Whether it has a length that no frame has.
-    refused: bool,
+    /// How it ends, where the kernel never had it: there was no socket any more, or no frame is as long.
+    refused: Option<WcStatus>,
 }
 
 /// A send that is over.
@@ -391,8 +391,12 @@ impl Queue {
             let mut addr = geometry.address(desc.slot) + u64::from(desc.offset);
             let mut len = u32::from(desc.len);
             let mut pieces = 1;
-            let refused = !(LEAST_FRAME..=self.xdp.longest).contains(&usize::from(desc.len));
-            if let Some(socket) = self.socket.as_mut().filter(|_| !refused) {
+            let is_sound = (LEAST_FRAME..=self.xdp.longest).contains(&usize::from(desc.len));
+            let refused = match &self.socket {
+                None => Some(WcStatus::WrFlushErr),
+                Some(_) => (!is_sound).then_some(WcStatus::LocLenErr),
+            };
+            if let Some(socket) = self.socket.as_mut().filter(|_| refused.is_none()) {
                 loop {
                     let piece = len.min(chunk - (addr as u32 & (chunk - 1)));
                     let options = if piece < len { libc::XDP_PKT_CONTD } else { 0 };
@@ -402,8 +406,8 @@ impl Queue {
                     }
                     (addr, len, pieces) = (addr + u64::from(piece), len - piece, pieces + 1);
                 }
+                self.states[desc.slot as usize] = pieces;
             }
-            self.states[desc.slot as usize] = pieces;
             let signaled = signal_all || at + 1 == run.len();
             let wr_id = first_wr_id.wrapping_add(at as u64);
             let sent = Sent { wr_id, slot: desc.slot, len: desc.len, signaled, refused };
@@ -456,19 +460,18 @@ impl Queue {
     #[inline]
     pub(in crate::provider::soft) fn pop_sent(&mut self) -> Option<Over> {
         let it = *self.sent.get(self.head).filter(|_| self.sending > 0)?;
-        let sent = self.states[it.slot as usize] == OURS;
-        if !sent && !it.refused && self.socket.is_some() {
-            return None;
-        }
-        self.states[it.slot as usize] = OURS;
+        let status = match it.refused {
+            Some(refused) => refused,
+            None if self.states[it.slot as usize] == OURS => WcStatus::Success,
+            None if self.socket.is_some() => return None,
+            None => {
+                self.states[it.slot as usize] = OURS;
+                WcStatus::WrFlushErr
+            }
+        };
         self.head = (self.head + 1) & (self.sent.len() - 1);
         self.sending -= 1;
         self.over += 1;
-        let status = match (sent, it.refused) {
-            (true, _) => WcStatus::Success,
-            (_, true) => WcStatus::LocLenErr,
-            _ => WcStatus::WrFlushErr,
-        };
         let signaled = it.signaled || status != WcStatus::Success;
         Some(Over { wr_id: it.wr_id, status, signaled, count: self.over, len: it.len })
     }
