@@ -50,14 +50,11 @@ impl QpCore {
         if !self.runs || !running || !self.recv.is_slots() || !shared.device.is_up() {
             return false;
         }
-        let (recv, room) = (&mut self.recv, limit - run.len);
-        let (lost, (n, bytes)) = match &mut self.wire {
-            Wire::Generator(generator) => {
-                (generator.skip_beyond(recv.len() as u64), generator.receive_run(recv, slots, run, room, ticks))
-            }
-            Wire::Pcap(player) => (0, player.receive_run(recv, slots, run, room, ticks)),
-            _ => return false,
-        };
+        let (recv, wire) = (&mut self.recv, &mut self.wire);
+        let lost = wire.skip_beyond(recv.len() as u64);
+        let due = usize::try_from(wire.backlog()).unwrap_or(usize::MAX);
+        let n = recv.len().min(limit - run.len).min(due);
+        let bytes = recv.fill(run, n, slots.recv_wr_id, ticks, |part, lengths| wire.write(slots, part, lengths));
         shared.counts.rx_packets.add(n as u64);
         shared.counts.rx_bytes.add(bytes);
         if lost > 0 {

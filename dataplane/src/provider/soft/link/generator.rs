@@ -6,10 +6,8 @@ use std::sync::Arc;
 use crate::clock::{HostClock, Timebase};
 use crate::error::{Error, Result};
 use crate::mem::{SlotLayout, vector};
-use crate::provider::Completions;
 use crate::provider::soft::fault::Random;
 use crate::provider::soft::memory::Slots;
-use crate::provider::soft::recv::RecvQueue;
 use crate::provider::soft::rss::Rss;
 use crate::units::Ticks;
 
@@ -317,7 +315,7 @@ impl Generator {
         }
     }
 
-    pub(in crate::provider::soft) fn skip_beyond(&mut self, room: u64) -> u64 {
+    pub(super) fn skip_beyond(&mut self, room: u64) -> u64 {
         if self.rate.is_none() {
             return 0;
         }
@@ -341,23 +339,14 @@ impl Generator {
         true
     }
 
-    /// Receives up to `limit` frames into posted slots, straight into the run. Returns how many, and their bytes.
+    /// Writes frames that are due into posted slots, and their lengths. Returns their bytes.
     #[inline]
-    pub(in crate::provider::soft) fn receive_run(
-        &mut self,
-        recv: &mut RecvQueue,
-        slots: &Slots,
-        run: &mut Completions,
-        limit: usize,
-        ticks: Ticks,
-    ) -> (usize, u64) {
-        let n = recv.len().min(limit).min(usize::try_from(self.due()).unwrap_or(usize::MAX));
-        let bytes = recv.fill(run, n, slots.recv_wr_id, ticks, |part, lengths| match self.plan.copy {
+    pub(super) fn write(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
+        self.pass(part.len() as u64);
+        match self.plan.copy {
             true => self.copy_into(slots, part, lengths),
             false => self.stamp_into(slots, part, lengths),
-        });
-        self.pass(n as u64);
-        (n, bytes)
+        }
     }
 
     #[inline]

@@ -34,6 +34,7 @@ use crate::clock::HostClock;
 use crate::error::{Error, Result};
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::fabric::Fabric;
+use crate::provider::soft::memory::Slots;
 use crate::provider::soft::rss::Rss;
 use crate::provider::soft::status::Status;
 use crate::provider::soft::{SoftCounters, SoftSpec};
@@ -198,6 +199,7 @@ impl Wire {
 
     /// How many frames wait at the least that would have filled posted receives by now; the most that can be said of a
     /// source without end is `u64::MAX`.
+    #[inline]
     pub(super) fn backlog(&mut self) -> u64 {
         match self {
             Self::Generator(generator) => generator.due(),
@@ -212,6 +214,7 @@ impl Wire {
 
     /// Lets go of the frames that came too early for `room` receives; returns how many. Only a wire with a time of its
     /// own does not wait.
+    #[inline]
     pub(super) fn skip_beyond(&mut self, room: u64) -> u64 {
         match self {
             Self::Generator(generator) => generator.skip_beyond(room),
@@ -246,6 +249,17 @@ impl Wire {
         match self {
             Self::Packet(port) => port.is_full(),
             Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Tap(_) | Self::Xdp(_) => false,
+        }
+    }
+
+    /// Writes frames into posted slots, no more than [`Wire::backlog`] has said, and their lengths. Returns their bytes. Of a
+    /// wire that has them in memory.
+    #[inline]
+    pub(super) fn write(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
+        match self {
+            Self::Generator(generator) => generator.write(slots, part, lengths),
+            Self::Pcap(player) => player.write(slots, part, lengths),
+            Self::Loopback(_) | Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => 0,
         }
     }
 

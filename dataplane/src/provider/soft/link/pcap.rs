@@ -11,11 +11,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use crate::clock::{ClockSource, HostClock, Timebase};
 use crate::error::{Error, Result};
 use crate::mem::SlotLayout;
+use crate::provider::WcStatus;
 use crate::provider::soft::link::capture::{Capture, Writer};
 use crate::provider::soft::memory::Slots;
-use crate::provider::soft::recv::RecvQueue;
 use crate::provider::soft::rss::Rss;
-use crate::provider::{Completions, WcStatus};
 use crate::units::{Nanos, Ticks};
 
 /// How fast a capture is played.
@@ -201,30 +200,19 @@ impl Player {
         self.files.output.is_none()
     }
 
-    /// Receives into posted slots, until `run` has `limit` more. Returns how many frames, and their bytes.
+    /// Writes frames that are due into posted slots, and their lengths. Returns their bytes.
     #[inline]
-    pub(in crate::provider::soft) fn receive_run(
-        &mut self,
-        recv: &mut RecvQueue,
-        slots: &Slots,
-        run: &mut Completions,
-        limit: usize,
-        ticks: Ticks,
-    ) -> (usize, u64) {
-        let n = recv.len().min(limit).min(usize::try_from(self.due()).unwrap_or(usize::MAX));
-        let bytes = recv.fill(run, n, slots.recv_wr_id, ticks, |part, lengths| {
-            let mut bytes = 0;
-            for (length, &slot) in lengths.iter_mut().zip(part) {
-                let frame = self.files.capture.frame(self.mine[self.next] as usize);
-                // It fits: `bind` has seen to all, and the slot was checked when it was posted.
-                let _ = slots.write(slot, frame);
-                *length = frame.len() as u32;
-                bytes += frame.len() as u64;
-                self.step();
-            }
-            bytes
-        });
-        (n, bytes)
+    pub(super) fn write(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
+        let mut bytes = 0;
+        for (length, &slot) in lengths.iter_mut().zip(part) {
+            let frame = self.files.capture.frame(self.mine[self.next] as usize);
+            // It fits: `bind` has seen to all, and the slot was checked when it was posted.
+            let _ = slots.write(slot, frame);
+            *length = frame.len() as u32;
+            bytes += frame.len() as u64;
+            self.step();
+        }
+        bytes
     }
 
     /// Goes on to the next frame.
