@@ -244,30 +244,72 @@ fn a_run_that_fails_is_status_1_and_says_why() {
 
 /// Starts a run that does not end by itself, and returns when it runs.
 fn endless(folder: &Folder) -> Child {
-    let config =
-        CONFIG.replace("kind = \"pcap\", input = \"in.pcap\", output = \"wan.pcapng\"", "kind = \"generator\"");
-    let config = config.replace("kind = \"pcap\", output = \"lan.pcapng\"", "kind = \"generator\"");
-    let path = folder.write("endless.toml", config);
-    let mut run = command(&[OsStr::new("run"), path.as_os_str(), OsStr::new("-jv")]);
-    let mut child = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = start_endless(folder, CONFIG);
     let mut lines = BufReader::new(child.stderr.as_mut().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("running")), "it ends before it runs");
     child
 }
 
+fn start_endless(folder: &Folder, config: &str) -> Child {
+    let config =
+        config.replace("kind = \"pcap\", input = \"in.pcap\", output = \"wan.pcapng\"", "kind = \"generator\"");
+    let config = config.replace("kind = \"pcap\", output = \"lan.pcapng\"", "kind = \"generator\"");
+    let path = folder.write("endless.toml", config);
+    let mut run = command(&[OsStr::new("run"), path.as_os_str(), OsStr::new("-jv")]);
+    run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn send(child: &Child, signal: &str) {
+    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// The rest of a run that was told to end: its report.
+fn rest(mut child: Child) -> Value {
+    let mut out = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let report = json(&out);
+    assert_eq!(report["ledger"]["unaccounted"], 0);
+    report
+}
+
 #[test]
 fn an_interrupt_drains_and_reports() {
     let folder = Folder::new("interrupt");
-    for signal in ["-INT", "-TERM"] {
-        let mut child = endless(&folder);
-        let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-        let mut out = String::new();
-        child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-        let status = child.wait().unwrap();
-        assert_eq!(status.code(), Some(0), "{signal}");
-        assert_eq!(json(&out)["ledger"]["unaccounted"], 0);
+    // Without a file to read anew, a hangup is the end too.
+    for signal in ["-INT", "-TERM", "-HUP"] {
+        let child = endless(&folder);
+        send(&child, signal);
+        rest(child);
     }
+}
+
+#[test]
+fn a_hangup_reads_rules_anew() {
+    let folder = Folder::new("hangup");
+    folder.write("rules.toml", "rules = []");
+    let from = "rules = [{ action = \"deny\", protocol = \"icmp\", src = \"192.0.2.1/32\" }]";
+    let mut child = start_endless(&folder, &CONFIG.replace(from, "file = \"rules.toml\""));
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut says = |part: &str| {
+        let found = lines.by_ref().map(|line| line.unwrap()).find(|line| line.contains(part));
+        found.unwrap_or_else(|| panic!("it does not say `{part}`"))
+    };
+    says("running");
+    folder.write("rules.toml", "rules = [{ action = \"deny\" }]");
+    send(&child, "-HUP");
+    says("edge: reloaded: rules: 1, before: 0, from ");
+    folder.write("rules.toml", "rules = [\n  { action = \"deny\", dst_prot = 1 },\n]");
+    send(&child, "-HUP");
+    says("edge: not reloaded, all stays as it was:");
+    let told = says("rules.toml:2:");
+    assert!(told.contains("unknown field `dst_prot`") && told.contains("(the file has `rules = "), "{told}");
+    send(&child, "-INT");
+    let report = rest(child);
+    let edge = report["stages"].as_array().unwrap().iter().find(|stage| stage["name"] == "edge").unwrap();
+    let counters = &edge["counters"];
+    assert_eq!((&counters["reloads"], &counters["refused"], &counters["rules"]), (&1.into(), &1.into(), &1.into()));
 }
 
 #[test]

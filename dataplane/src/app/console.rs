@@ -52,6 +52,12 @@ pub(super) fn tell(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
+/// Writes a line to standard error.
+pub(super) fn say(line: &str) {
+    let clear = if is_watched() { CLEAR_LINE } else { "" };
+    tell(&format!("{clear}{line}\n"));
+}
+
 /// Says why, if there is anything to say, and returns the status.
 pub(super) fn fail(message: &str, status: i32) -> i32 {
     if !message.is_empty() {
@@ -63,6 +69,11 @@ pub(super) fn fail(message: &str, status: i32) -> i32 {
 /// Whether a person reads standard error.
 pub(super) fn is_watched() -> bool {
     io::stderr().is_terminal()
+}
+
+/// Whether the process still has the terminal that it was started from, if it was from one.
+pub(super) fn has_terminal() -> bool {
+    io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()
 }
 
 /// Whether colours are wanted on standard error (<https://no-color.org>).

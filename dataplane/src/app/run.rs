@@ -1,6 +1,6 @@
 //! `run`: from config to report.
 
-use std::thread;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -24,9 +24,15 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])
         .map_err(|error| Stop::Failed(format!("signals cannot be handled: {error}")))?;
     let options = Options { duration: args.duration, packets: args.packets };
-    let run = Run::start_unless(assembly, options, || signals.pending().next().is_some())?;
+    let hangup = Hangup { reloads: assembly.can_reload(), attended: console::has_terminal() };
+    let mut asked = false;
+    let mut is_end = |signal| {
+        asked |= hangup.reloads(signal);
+        !hangup.reloads(signal)
+    };
+    let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
-    watch(&run, &mut signals);
+    thread::scope(|scope| watch(&run, &mut signals, (hangup, asked), scope));
     let mut report = run.join()?;
     let outcome = match report.is_good() {
         true => Ok(()),
@@ -44,13 +50,43 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
     outcome
 }
 
+/// What SIGHUP means: where there are files to read anew, that; otherwise the end, as SIGINT and SIGTERM.
+#[derive(Clone, Copy)]
+struct Hangup {
+    reloads: bool,
+    /// The run was started from a terminal. When that is gone, SIGHUP is what it was made for: the end.
+    attended: bool,
+}
+
+impl Hangup {
+    fn reloads(self, signal: i32) -> bool {
+        signal == SIGHUP && self.reloads && (!self.attended || console::has_terminal())
+    }
+}
+
+/// Has files read anew, and says what came of it.
+fn reload(run: &Run) {
+    for (stage, told) in run.reload() {
+        match told {
+            Ok(now) => console::say(&format!("{stage}: reloaded: {now}")),
+            Err(problems) => {
+                console::say(&format!("{stage}: not reloaded, all stays as it was:"));
+                problems.iter().for_each(|problem| console::say(&format!("  {problem}")));
+            }
+        }
+    }
+}
+
 /// Shows progress and what devices say until the run ends.
-fn watch(run: &Run, signals: &mut Signals) {
+fn watch<'s>(run: &'s Run, signals: &mut Signals, hangup: (Hangup, bool), scope: &'s Scope<'s, '_>) {
     let mut meter = console::is_watched().then(|| Meter::new(run.progress()));
     let mut stopping: Option<Instant> = None;
+    let (hangup, mut asked) = hangup;
+    let mut reloading: Option<ScopedJoinHandle<'_, ()>> = None;
     while !run.is_finished() {
         for signal in signals.pending() {
             match stopping {
+                None if hangup.reloads(signal) => asked = true,
                 None => {
                     stopping = Some(Instant::now());
                     run.stop();
@@ -63,6 +99,11 @@ fn watch(run: &Run, signals: &mut Signals) {
                     std::process::exit(128 + signal);
                 }
             }
+        }
+        // Many rules take a while to be compiled: meanwhile signals are heard.
+        if asked && reloading.as_ref().is_none_or(ScopedJoinHandle::is_finished) {
+            asked = false;
+            reloading = Some(scope.spawn(|| reload(run)));
         }
         for event in run.events() {
             tracing::warn!("{event}");

@@ -10,6 +10,7 @@ mod held;
 mod problem;
 mod program;
 mod registry;
+mod reload;
 mod setup;
 
 use bitflags::bitflags;
@@ -19,6 +20,8 @@ pub use headers::Headers;
 pub use problem::Problem;
 pub use program::{NodeSpec, Program, Target};
 pub use registry::{Kind, Registry};
+pub use reload::Reload;
+pub(crate) use reload::Reloads;
 pub use setup::{NextHop, NextHops, PortInfo, Setup};
 pub(crate) use setup::{Resources, identity};
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::pipeline::{Problem, Stage};
+use crate::pipeline::{Problem, Reload, Reloads, Stage};
 
 /// A port as stages know it. Its number is its place in [`Setup::ports`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +61,7 @@ pub struct Setup<'a> {
     next_hops: &'a mut NextHops,
     shared: &'a mut HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
     files: &'a mut HashMap<PathBuf, String>,
+    reloads: &'a mut Reloads,
     offline: bool,
     rejected: Vec<Problem>,
     stage: String,
@@ -77,6 +78,7 @@ impl<'a> Setup<'a> {
             next_hops: &mut resources.next_hops,
             shared: &mut resources.shared,
             files: &mut resources.files,
+            reloads: &mut resources.reloads,
             offline: resources.offline,
             rejected: Vec::new(),
             stage: stage.to_owned(),
@@ -177,6 +179,11 @@ impl<'a> Setup<'a> {
         made
     }
 
+    /// Has something read anew whenever the run is told to: said once for all workers, by the first.
+    pub fn reloads(&mut self, reload: impl Reload + 'static) {
+        self.reloads.push((self.stage.clone(), Box::new(reload)));
+    }
+
     /// The name of the stage in the config.
     pub fn stage(&self) -> &str {
         &self.stage
@@ -196,6 +203,7 @@ pub(crate) struct Resources {
     pub(crate) shared: HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
     /// Files that somebody writes or reads, and who.
     pub(crate) files: HashMap<PathBuf, String>,
+    pub(crate) reloads: Reloads,
     pub(crate) offline: bool,
 }
 
@@ -214,6 +222,7 @@ impl Resources {
 
     pub(crate) fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {
         let (next_hops, shared) = (NextHops::default(), HashMap::new());
-        Self { ports, folder: folder.to_owned(), next_hops, shared, files: HashMap::new(), offline: false }
+        let (files, reloads) = (HashMap::new(), Vec::new());
+        Self { ports, folder: folder.to_owned(), next_hops, shared, files, reloads, offline: false }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
 use crate::mem::Preference;
 use crate::pipeline::{
-    Facts, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Setup, Stage, Target, identity,
+    Facts, NodeSpec, PortInfo, Problem, Program, Registry, Reloads, Resources, Setup, Stage, Target, identity,
 };
 use crate::provider::soft::mac_of;
 use crate::stages::forwarding::Forwarding;
@@ -23,6 +23,15 @@ pub struct Assembly {
     pub(crate) programs: Vec<Program>,
     /// The tables that follow the kernel's, if a stage asks for them.
     pub(crate) forwarding: Option<Arc<Forwarding>>,
+    /// What is read anew when the run is told to.
+    pub(crate) reloads: Reloads,
+}
+
+impl Assembly {
+    /// Whether a stage has something to read anew ([`Run::reload`](super::Run::reload)).
+    pub fn can_reload(&self) -> bool {
+        !self.reloads.is_empty()
+    }
 }
 
 impl Catalog for Registry {
@@ -98,7 +107,8 @@ fn build(
         }
         programs.push(program);
     }
-    Some(Assembly { plan: plan?, ports, topology, programs, forwarding: resources.common() })
+    let forwarding = resources.common();
+    Some(Assembly { plan: plan?, ports, topology, programs, forwarding, reloads: resources.reloads })
 }
 
 fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {

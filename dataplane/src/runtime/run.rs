@@ -1,8 +1,8 @@
 //! A run: workers on their cores from start to report.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::kernel::Mirror;
 use crate::lane::{Lane, LaneCounters, LaneSpec};
 use crate::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
-use crate::pipeline::{Graph, Program, Target};
+use crate::pipeline::{Graph, Problem, Program, Reloads, Target};
 use crate::runtime::Assembly;
 use crate::runtime::control::Control;
 use crate::runtime::devices::{self, PortDevice};
@@ -25,6 +25,8 @@ use crate::units::{CoreId, Nanos, NumaNode};
 
 /// How often it is looked whether a start is still wished.
 const GLANCE: Duration = Duration::from_millis(50);
+/// How long it is waited until workers have taken up what was read anew. One that has not by then does so later.
+const UPTAKE: Duration = Duration::from_secs(1);
 
 /// When a run ends, beside being told to.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +49,7 @@ pub struct Run {
     clock: HostClock,
     /// Ends when it is dropped.
     _mirror: Option<Mirror>,
+    reloads: Mutex<Reloads>,
 }
 
 /// What a worker is made from, on its own thread.
@@ -78,7 +81,7 @@ impl Run {
     /// # Errors
     /// As [`Run::start`]; or it was not wished any more.
     pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
-        let Assembly { plan, ports: infos, topology, programs, forwarding } = assembly;
+        let Assembly { plan, ports: infos, topology, programs, forwarding, reloads } = assembly;
         let clock = HostClock::new();
         let ports = devices::open(&plan, &infos, &clock)?;
         // Before there are workers: what the kernel knows already, they know from their first packet on.
@@ -145,7 +148,7 @@ impl Run {
         };
         let threads = threads.into_iter().map(tell).collect();
         let names = plan.ports.iter().map(|port| port.config.name.clone()).collect();
-        Ok(Self { control, ports, names, workers: threads, clock, _mirror: mirror })
+        Ok(Self { control, ports, names, workers: threads, clock, _mirror: mirror, reloads: reloads.into() })
     }
 
     /// The sums over all workers, as of a moment ago.
@@ -162,6 +165,27 @@ impl Run {
     pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {
         let control = self.control.clone();
         move || control.stop()
+    }
+
+    /// Whether a stage has something to read anew.
+    pub fn can_reload(&self) -> bool {
+        !self.reloads.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Has the stages read anew what they take from outside, such as files of rules, and returns when the workers have
+    /// taken it up. They are not stopped. Says for each such stage, by its name, what there is now, or all that is wrong
+    /// and left as it was.
+    pub fn reload(&self) -> Vec<(String, Result<String, Vec<Problem>>)> {
+        let mut reloads = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = reloads.iter_mut().map(|(stage, reload)| (stage.clone(), reload.reload())).collect();
+        let begin = Instant::now();
+        while !reloads.iter_mut().fold(true, |all, (_, reload)| all & reload.settle())
+            && begin.elapsed() < UPTAKE
+            && !self.is_finished()
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
+        told
     }
 
     /// Whether every worker has ended.

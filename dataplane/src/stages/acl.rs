@@ -1,5 +1,6 @@
 //! Ordered rules.
 
+mod live;
 mod rules;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use serde::Deserialize;
 use crate::header::protocol;
 use crate::prelude::*;
 use crate::stages::table::classifier::{Addresses, Key};
+use live::{Exchange, Live, Reloader, Set};
 use rules::{RuleSpec, Rules};
 
 /// Permits or denies packets by ordered rules, of which the first that matches decides.
@@ -22,13 +24,20 @@ use rules::{RuleSpec, Rules};
 /// A rule with ports or TCP flags matches only packets that show them, which fragments behind the first do not:
 /// `fragments = "deny"` drops all fragments that do not show their ports (RFC 1858 and RFC 3128 tell why).
 ///
-/// A file has the same rules, as TOML; they come behind those of the config:
+/// A file has the same rules, as TOML; they come behind those of the config, and are 100,000 at most with them:
 ///
 /// ```text
 /// rules = [
 ///     { action = "deny", src = "203.0.113.0/24" },
 /// ]
 /// ```
+///
+/// On SIGHUP the file is read anew while packets flow. Each worker changes from the old rules to the new ones between two
+/// batches, so that no packet is judged by some of both. Where anything is wrong with the file, all of that is told, and
+/// the old rules stay. It is best replaced at once, by `mv`: half of a file may be rules as well. A rule keeps its count
+/// when the new rules have it too: under its name, or without one at the same place; the hits of rules that are no more
+/// are in `gone`. The counters `rules`, `reloads` and `refused` say how many rules there are, how often they were
+/// changed, and how often a file was refused.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -48,7 +57,7 @@ pub struct Acl {
     /// The rules, the first before all others.
     #[serde(default)]
     rules: Vec<RuleSpec>,
-    /// A file with more rules, relative to the config.
+    /// A file with more rules, relative to the config. It is read anew on SIGHUP.
     file: Option<PathBuf>,
     /// What becomes of packets that no rule matches: `permit` or `deny`.
     default: Action,
@@ -58,10 +67,14 @@ pub struct Acl {
     fragments: Fragments,
     #[serde(skip)]
     #[schemars(skip)]
-    compiled: Option<Arc<Rules>>,
+    set: Option<Box<Set>>,
     #[serde(skip)]
     #[schemars(skip)]
-    hits: Vec<u64>,
+    exchange: Option<Arc<Exchange>>,
+    /// Where there is a file, and for one worker: it counts for all what is the same for all.
+    #[serde(skip)]
+    #[schemars(skip)]
+    live: Option<Arc<Live>>,
     #[serde(skip)]
     #[schemars(skip)]
     default_hits: u64,
@@ -154,8 +167,8 @@ impl Verdict {
 
 impl Stage for Acl {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        let Self { compiled, hits, default_hits, fragments_denied, default, fragments, .. } = self;
-        let Some(rules) = compiled else { return };
+        let Self { set, default_hits, fragments_denied, default, fragments, .. } = self;
+        let Some(Set { rules, hits }) = set.as_deref_mut() else { return };
         for mut packet in batch.iter_mut() {
             let verdict = judge(*fragments, rules, &packet);
             let counter = match verdict {
@@ -170,31 +183,55 @@ impl Stage for Acl {
         }
     }
 
+    fn tick(&mut self, _ctx: &Ctx) {
+        if let (Some(set), Some(exchange)) = (&mut self.set, &self.exchange) {
+            exchange.take_up(set);
+        }
+    }
+
     fn needs(&self) -> Facts {
         Facts::HEADERS
     }
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
-        let (rules, file) = (std::mem::take(&mut self.rules), self.file.as_deref());
-        let compiled = setup.shared(|setup| Rules::load(rules, file, setup))?;
-        self.hits = vec![0; compiled.actions.len()];
-        self.compiled = Some(compiled);
+        let (own, file) = (std::mem::take(&mut self.rules), self.file.as_deref().map(|file| setup.path(file)));
+        let live = setup.shared(|setup| {
+            let rules = Rules::load(&own, file.as_deref()).map_err(|mut problems| {
+                let last = problems.pop().unwrap_or_else(|| Problem::at("rules", "they cannot be used"));
+                problems.into_iter().for_each(|problem| setup.reject(problem));
+                last
+            })?;
+            Ok(Live::new(rules))
+        })?;
+        let (set, exchange) = live.join();
+        (self.set, self.exchange) = (Some(set), Some(exchange));
+        if let Some(file) = file.filter(|_| setup.worker().0 == 0) {
+            setup.reloads(Reloader { live: live.clone(), own, file });
+            self.live = Some(live);
+        }
         Ok(())
     }
 
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        let Some(rules) = &self.compiled else { return };
-        for (name, hits) in rules.names.iter().zip(&self.hits) {
-            report(name, *hits);
+        let (Some(set), Some(exchange)) = (&self.set, &self.exchange) else { return };
+        let (earlier, gone) = exchange.earlier(&set.rules);
+        for ((name, hits), earlier) in set.rules.names.iter().zip(&set.hits).zip(earlier) {
+            report(name, hits + earlier);
         }
         if self.fragments == Fragments::Deny {
             report("fragments", self.fragments_denied);
         }
         report("default", self.default_hits);
+        if self.file.is_some() {
+            report("gone", gone);
+        }
+        if let Some(live) = &self.live {
+            live.counters(report);
+        }
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
-        let rules = self.compiled.as_ref()?;
+        let rules = &self.set.as_ref()?.rules;
         let verdict = judge(self.fragments, rules, packet);
         let action = match verdict.action(self.default, rules) {
             Action::Permit => "permit",

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::clock::{ClockSource, Stamp};
 use crate::mem::{Batch, Edge, Fate as Label, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout};
-use crate::pipeline::{Ctx, PortInfo, Problem, Resources, Setup, Stage};
+use crate::pipeline::{Ctx, PortInfo, Problem, Reloads, Resources, Setup, Stage};
 use crate::units::Nanos;
 
 /// What a stage decided for a packet.
@@ -44,6 +44,7 @@ pub struct Harness {
     outputs: &'static [(&'static str, &'static str)],
     reasons: Vec<&'static str>,
     before: Vec<Box<dyn Stage>>,
+    reloads: Reloads,
     pool: Pool,
     batch: Box<Batch>,
     now: u64,
@@ -140,6 +141,21 @@ impl Harness {
         self.ingress = port;
     }
 
+    /// Has the stage read anew what it takes from outside: see [`crate::pipeline::Reload`]. It takes it up at its next
+    /// [`tick`](Self::tick).
+    ///
+    /// # Errors
+    /// All that is wrong with it.
+    pub fn reload(&mut self) -> Result<(), Vec<Problem>> {
+        self.reloads.iter_mut().try_for_each(|(_, reload)| reload.reload().map(|_| ()))
+    }
+
+    /// What happens between batches.
+    pub fn tick(&mut self) {
+        let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(self.now), worker: 0 };
+        self.stage.tick(&ctx);
+    }
+
     /// The stage's own counters.
     pub fn counters(&self) -> Vec<(String, u64)> {
         let mut counters = Vec::new();
@@ -224,6 +240,7 @@ impl HarnessBuilder {
         let pool = Pool::new(Arc::new(region), layout).map_err(|error| Problem::at("", error.to_string()))?;
         let batch = Batch::new(&pool);
         let reasons = S::reasons().iter().map(|(name, _)| *name).collect();
-        Ok(Harness { stage, outputs: S::outputs(), reasons, before, pool, batch, now: 0, ingress })
+        let reloads = resources.reloads;
+        Ok(Harness { stage, outputs: S::outputs(), reasons, before, reloads, pool, batch, now: 0, ingress })
     }
 }

@@ -8,6 +8,7 @@ mod conservation;
 mod differential;
 mod hostile;
 mod peers;
+mod reload;
 mod tables;
 mod wire;
 mod workers;

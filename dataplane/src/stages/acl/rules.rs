@@ -2,14 +2,16 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::io::{self, Read};
 use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use toml::Spanned;
 
 use super::Action;
 use crate::header::{protocol, tcp};
-use crate::pipeline::{Problem, Setup};
+use crate::pipeline::Problem;
 use crate::stages::parameter::{Ports, Prefix, Protocol};
 use crate::stages::table::classifier::{Classifier, FlagMatch, Rule};
 
@@ -152,8 +154,18 @@ impl fmt::Display for RuleSpec {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    rules: Vec<RuleSpec>,
+    rules: Vec<Spanned<RuleSpec>>,
 }
+
+/// The most rules of a stage.
+pub(super) const MOST: usize = 100_000;
+/// The most bytes of a file: many more than so many rules have.
+const LARGEST: u64 = 32 << 20;
+/// The most mistakes that are told of at once.
+const TOLD: usize = 20;
+
+/// Counters that are no rule's.
+const RESERVED: [&str; 6] = ["default", "fragments", "gone", "refused", "reloads", "rules"];
 
 /// Rules that all workers share.
 pub(super) struct Rules {
@@ -163,37 +175,84 @@ pub(super) struct Rules {
     pub(super) names: Vec<String>,
     /// What the rules say.
     pub(super) texts: Vec<String>,
+    /// Whether they have names of their own.
+    named: Vec<bool>,
+}
+
+/// Reads a file; what is wrong with it, as a problem of the key `file`.
+fn read(path: &Path) -> Result<String, Problem> {
+    let fault = |error: String, help: &str| Problem::at("file", format!("{}: {error}", path.display())).help(help);
+    let failed = |error: io::Error| fault(error.to_string(), "paths start from the folder of the config");
+    // Whoever opened a pipe would wait for its writer.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(fault("it is no regular file".to_owned(), "name a text file"));
+    }
+    let mut bytes = Vec::new();
+    std::fs::File::open(path).map_err(failed)?.take(LARGEST + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > LARGEST {
+        return Err(fault(format!("it has more than {} MiB", LARGEST >> 20), "take rules together by their prefixes"));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]).into_owned();
+        let (line, column) = position(&valid, valid.len());
+        let message = format!("{}:{line}:{column}: this is not UTF-8", path.display());
+        Problem::at("file", message).help("the file is TOML, a text in UTF-8")
+    })
+}
+
+/// The line and the column of a byte, from 1; columns count characters.
+fn position(text: &str, byte: usize) -> (usize, usize) {
+    let before = text.get(..byte).unwrap_or(text);
+    let line = before.rfind('\n').map_or(0, |end| end + 1);
+    (before.matches('\n').count() + 1, before[line..].chars().count() + 1)
 }
 
 impl Rules {
-    /// Compiles the rules of a config and of its file.
-    pub(super) fn load(mut rules: Vec<RuleSpec>, file: Option<&Path>, setup: &mut Setup<'_>) -> Result<Self, Problem> {
-        let own = rules.len();
-        if let Some(file) = file {
-            let path = setup.path(file);
-            let fault = |error: String| Problem::at("file", format!("{}: {error}", path.display()));
-            let text = std::fs::read_to_string(&path)
-                .map_err(|error| fault(error.to_string()).help("paths start from the folder of the config"))?;
+    /// Compiles the rules of a config, and behind them those of a file.
+    ///
+    /// # Errors
+    /// All that is wrong with them, up to a number that somebody may still read; never nothing.
+    pub(super) fn load(own: &[RuleSpec], file: Option<&Path>) -> Result<Self, Vec<Problem>> {
+        let (mut rules, mut text, mut starts) = (own.to_vec(), String::new(), Vec::new());
+        if let Some(path) = file {
+            text = read(path).map_err(|problem| vec![problem])?;
             let File { rules: more } = toml::from_str(&text).map_err(|error| {
-                fault(error.to_string()).help("the file has `rules = [...]` as the config may have")
+                let (line, column) = position(&text, error.span().map_or(0, |span| span.start));
+                let message = format!("{}:{line}:{column}: {}", path.display(), error.message().trim());
+                vec![Problem::at("file", message).help("the file has `rules = [...]` as the config may have")]
             })?;
-            rules.extend(more);
+            starts.extend(more.iter().map(|rule| rule.span().start));
+            rules.extend(more.into_iter().map(Spanned::into_inner));
         }
-        let mut names = HashSet::new();
-        for (at, rule) in rules.iter().enumerate() {
-            let place = match (at.checked_sub(own), file) {
-                (Some(at), Some(file)) => format!("file: {} rules[{at}]", file.display()),
-                _ => format!("rules[{at}]"),
-            };
-            if let Err(problem) = rule.check() {
-                setup.reject(Problem { key: format!("{place}.{}", problem.key), ..problem });
+        if rules.len() > MOST {
+            let problem = Problem::at(if file.is_some() { "file" } else { "rules" }, format!("{} rules", rules.len()));
+            return Err(vec![problem.help(format!("{MOST} at most: take them together by their prefixes"))]);
+        }
+        // With the place of the rule, in the config or in the file.
+        let at = |rule: usize, problem: Problem| match (rule.checked_sub(own.len()), file) {
+            (Some(place), Some(file)) => {
+                let (line, column) = position(&text, starts.get(place).copied().unwrap_or(0));
+                let message = format!("rules[{place}].{}: {}", problem.key, problem.message);
+                let message = format!("{}:{line}:{column}: {message}", file.display());
+                Problem { key: "file".to_owned(), message, ..problem }
             }
+            _ => Problem { key: format!("rules[{rule}].{}", problem.key), ..problem },
+        };
+        let (mut names, mut problems) = (HashSet::new(), Vec::new());
+        for (place, rule) in rules.iter().enumerate() {
+            problems.extend(rule.check().err().map(|problem| at(place, problem)));
             if let Some(name) = &rule.name
-                && (!names.insert(name) || ["default", "fragments"].contains(&name.as_str()))
+                && (!names.insert(name) || RESERVED.contains(&name.as_str()))
             {
-                let problem = Problem::at(format!("{place}.name"), format!("there is a counter `{name}` already"));
-                setup.reject(problem.help("name it differently, or not at all"));
+                let problem = Problem::at("name", format!("there is a counter `{name}` already"));
+                problems.push(at(place, problem.help("name it differently, or not at all")));
             }
+            if problems.len() >= TOLD {
+                break;
+            }
+        }
+        if !problems.is_empty() {
+            return Err(problems);
         }
         let name = |(at, rule): (usize, &RuleSpec)| rule.name.clone().unwrap_or_else(|| format!("rules[{at}]"));
         let names: Vec<String> = rules.iter().enumerate().map(name).collect();
@@ -201,7 +260,13 @@ impl Rules {
             classifier: Classifier::new(&rules.iter().map(RuleSpec::compile).collect::<Vec<_>>()),
             actions: rules.iter().map(|rule| rule.action).collect(),
             texts: rules.iter().zip(&names).map(|(rule, name)| format!("{name}: {rule}")).collect(),
+            named: rules.iter().map(|rule| rule.name.is_some()).collect(),
             names,
         })
+    }
+
+    /// By what a rule is the same in another set: its own name, or its place and what it says.
+    pub(super) fn identity(&self, rule: usize) -> &str {
+        if self.named[rule] { &self.names[rule] } else { &self.texts[rule] }
     }
 }

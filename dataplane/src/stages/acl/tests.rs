@@ -1,4 +1,6 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use ipnet::{IpNet, Ipv4Net};
 use proptest::prelude::*;
@@ -99,12 +101,161 @@ fn a_file_has_more_rules() {
     let fates = harness.run(&[v4([10, 1, 0, 1], [1; 4]).build(), v4([10, 2, 0, 1], [1; 4]).build()]);
     assert_eq!([&fates[0].fate, &fates[1].fate], [&Fate::Next, &denied()]);
     let bad = build("rules = [\n  { action = \"deny\", src = \"10.0.0/8\" },\n]").err().unwrap();
-    assert!(bad.contains("rules.toml: TOML parse error at line 2") && bad.contains("`10.0.0/8` is no prefix"), "{bad}");
+    assert!(bad.contains("rules.toml:2:28: `10.0.0/8` is no prefix"), "{bad}");
     let place = build("rules = [{ action = \"deny\", vlan = 4095 }]").err().unwrap();
-    assert_eq!(place, "file: rules.toml rules[0].vlan: 4095 is no VLAN identifier (0 to 4094)");
+    assert!(place.ends_with("rules.toml:1:10: rules[0].vlan: 4095 is no VLAN identifier (0 to 4094)"), "{place}");
     std::fs::remove_dir_all(&folder).unwrap();
     let missing = bench::parsed::<Acl>("default = \"deny\"\nfile = \"nowhere.toml\"").err().unwrap();
     assert!(missing.starts_with("file: nowhere.toml: No such file"), "{missing}");
+}
+
+/// A folder that is gone when the test is.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("dataplane-rules-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    fn write(&self, text: impl AsRef<[u8]>) {
+        std::fs::write(self.0.join("rules.toml"), text).unwrap();
+    }
+
+    fn build(&self) -> Harness {
+        let rules = "rules = [{ action = \"permit\", src = \"10.1.0.0/16\", name = \"own\" }]";
+        let parameters = format!("default = \"permit\"\nfile = \"rules.toml\"\n{rules}");
+        bench::builder().folder(&self.0).build::<Acl>(&parameters).unwrap()
+    }
+}
+
+impl std::ops::Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn counted(harness: &Harness) -> Vec<(String, u64)> {
+    harness.counters().into_iter().filter(|(_, count)| *count > 0).collect()
+}
+
+fn counts(expected: &[(&str, u64)]) -> Vec<(String, u64)> {
+    expected.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+}
+
+#[test]
+fn a_file_that_changed_is_read_anew() {
+    let folder = Folder::new();
+    folder.write(
+        "rules = [{ action = \"deny\", src = \"10.2.0.0/16\" }, { action = \"deny\", vlan = 7, name = \"seven\" }]",
+    );
+    let mut harness = folder.build();
+    let from = |second, vlan: Option<u16>| {
+        let packet = v4([10, second, 0, 1], [1; 4]);
+        vlan.map_or(packet, |vlan| packet.vlan(vlan)).build()
+    };
+    let packets = [from(1, None), from(2, None), from(3, None), from(3, Some(7))];
+    let fates = |harness: &mut Harness| {
+        let permitted = harness.run(&packets).into_iter().map(|outcome| outcome.fate == Fate::Next);
+        permitted.collect::<Vec<_>>()
+    };
+    assert_eq!(fates(&mut harness), [true, false, true, false]);
+    folder.write("rules = [{ action = \"deny\", src = \"10.3.0.0/16\", name = \"seven\" }]");
+    harness.tick();
+    assert_eq!(fates(&mut harness), [true, false, true, false], "nobody said that the file is to be read");
+    harness.reload().unwrap();
+    assert_eq!(fates(&mut harness), [true, false, true, false], "within a batch nothing changes");
+    harness.tick();
+    assert_eq!(fates(&mut harness), [true, true, false, false]);
+    // The name stands for the rule, whatever it says; the other rule is no more.
+    let expected = [("own", 4), ("seven", 3 + 2), ("default", 3 + 1), ("gone", 3), ("rules", 2), ("reloads", 1)];
+    assert_eq!(counted(&harness), counts(&expected));
+    // Twice before anybody looks: the latest rules are taken.
+    folder.write("rules = [{ action = \"deny\" }]");
+    harness.reload().unwrap();
+    folder.write("rules = []");
+    harness.reload().unwrap();
+    harness.tick();
+    assert_eq!(fates(&mut harness), [true; 4]);
+    let expected = [("own", 5), ("default", 3 + 1 + 3), ("gone", 3 + 5), ("rules", 1), ("reloads", 3)];
+    assert_eq!(counted(&harness), counts(&expected));
+}
+
+#[test]
+fn a_file_that_cannot_be_used_changes_nothing() {
+    let folder = Folder::new();
+    let path = folder.0.join("rules.toml");
+    folder.write("rules = [{ action = \"deny\", src = \"10.2.0.0/16\", name = \"two\" }]");
+    let mut harness = folder.build();
+    let denied_one = v4([10, 2, 0, 1], [1; 4]).build();
+    let many = format!("rules = [\n{}]", "{ action = \"deny\" },\n".repeat(100_000));
+    let cases: [(&[u8], &str); 9] = [
+        (b"rules = [\n  { action = \"deny\", src = \"10.2.0.0/16\" },\n  { action = \"de", "rules.toml:3:"),
+        (b"", "missing field `rules`"),
+        (b"rules = [{ action = \"deny\", scr = \"10.2.0.0/16\" }]", "rules.toml:1:29: unknown field `scr`"),
+        (
+            b"rules = [\n{ action = \"deny\" },\n  { action = \"deny\", vlan = 9999 }]",
+            "rules.toml:3:3: rules[1].vlan: 9999",
+        ),
+        (
+            b"rules = [{ action = \"deny\", name = \"own\" }]",
+            "rules.toml:1:10: rules[0].name: there is a counter `own`",
+        ),
+        (b"rules = [{ action = \"deny\", name = \"gone\" }]", "there is a counter `gone` already"),
+        (b"rules = [] # \n\xff", "rules.toml:2:1: this is not UTF-8"),
+        (many.as_bytes(), "100001 rules (100000 at most"),
+        (&vec![b'#'; (32 << 20) + 1], "it has more than 32 MiB"),
+    ];
+    let mut refused = 0;
+    let mut refuses = |harness: &mut Harness, expected: &str| {
+        let problems = harness.reload().unwrap_err();
+        let told = problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+        assert!(told.contains(expected) && told.contains('('), "{expected}: {told}");
+        harness.tick();
+        assert_eq!(harness.run_one(&denied_one).fate, denied());
+        refused += 1;
+        assert_eq!(counted(harness), counts(&[("two", refused), ("rules", 2), ("refused", refused)]));
+    };
+    for (text, expected) in cases {
+        folder.write(text);
+        refuses(&mut harness, expected);
+    }
+    std::fs::remove_file(&path).unwrap();
+    refuses(&mut harness, "No such file");
+    std::fs::create_dir(&path).unwrap();
+    refuses(&mut harness, "it is no regular file");
+    // All that is wrong, and not the first of it alone.
+    std::fs::remove_dir(&path).unwrap();
+    folder.write(format!("rules = [{}]", "{ action = \"deny\", vlan = 5000 },".repeat(30)));
+    assert_eq!(harness.reload().unwrap_err().len(), 20);
+    folder.write("rules = []");
+    harness.reload().unwrap();
+    harness.tick();
+    assert_eq!(harness.run_one(&denied_one).fate, Fate::Next);
+}
+
+#[test]
+fn as_many_rules_as_there_may_be() {
+    let folder = Folder::new();
+    let rule = |at: u32| {
+        let [_, a, b, c] = (at << 4).to_be_bytes();
+        format!("{{ action = \"deny\", src = \"10.{a}.{b}.{c}/28\", dst = \"172.16.{}.0/24\" }},\n", at % 256)
+    };
+    folder.write("rules = []");
+    let mut harness = folder.build();
+    folder.write(format!("rules = [\n{}]", (0..99_999).map(rule).collect::<String>()));
+    harness.reload().unwrap();
+    harness.tick();
+    for at in (0..99_999u32).step_by(4_999) {
+        let [_, a, b, c] = (at << 4).to_be_bytes();
+        let packet = |net: u32| v4([10, a, b, c | 5], [172, 16, (net % 256) as u8, 9]).build();
+        let fates = harness.run(&[packet(at), packet(at + 1)]);
+        let expected = if a == 1 { Fate::Next } else { denied() };
+        assert_eq!((&fates[0].fate, &fates[1].fate), (&expected, &Fate::Next), "{at}");
+    }
 }
 
 #[test]

@@ -1,0 +1,164 @@
+//! Rules that change while workers look packets up in them.
+//!
+//! A new set is compiled on the thread that reloads, together with the counters that each worker needs for it, and put
+//! where the worker's stage takes it up between two batches. What the worker had goes the way back, to be counted and
+//! freed: workers only exchange one pointer for another.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_queue::ArrayQueue;
+
+use super::rules::{RuleSpec, Rules};
+use crate::pipeline::{Problem, Reload};
+
+/// Rules, and how often a worker found each.
+pub(super) struct Set {
+    pub(super) rules: Arc<Rules>,
+    pub(super) hits: Vec<u64>,
+}
+
+impl Set {
+    fn new(rules: &Arc<Rules>) -> Box<Self> {
+        Box::new(Self { rules: rules.clone(), hits: vec![0; rules.actions.len()] })
+    }
+}
+
+/// Between the stage of one worker and who reloads.
+pub(super) struct Exchange {
+    /// The latest rules, if the worker has not taken them yet.
+    next: ArrayQueue<Box<Set>>,
+    /// What it had before: at most the one that it had when `next` was last given, and the one before that.
+    before: ArrayQueue<Box<Set>>,
+    past: Mutex<Past>,
+}
+
+/// What became of earlier rules of a worker.
+#[derive(Default)]
+struct Past {
+    /// Sets that were given and not come back yet, beside the one in use.
+    out: usize,
+    /// Hits by [`Rules::identity`].
+    hits: HashMap<String, u64>,
+}
+
+impl Past {
+    /// Takes in what the worker has handed back.
+    fn collect(&mut self, before: &ArrayQueue<Box<Set>>) {
+        while let Some(set) = before.pop() {
+            self.out -= 1;
+            for (rule, hits) in set.hits.iter().enumerate().filter(|(_, hits)| **hits > 0) {
+                *self.hits.entry(set.rules.identity(rule).to_owned()).or_default() += hits;
+            }
+        }
+    }
+}
+
+impl Exchange {
+    /// Takes up newer rules, if there are any. On the worker: it neither waits nor frees.
+    #[inline]
+    pub(super) fn take_up(&self, set: &mut Box<Set>) {
+        if let Some(next) = self.next.pop() {
+            // There is room for all that can come back.
+            let _ = self.before.push(std::mem::replace(set, next));
+        }
+    }
+
+    fn give(&self, rules: &Arc<Rules>) {
+        let mut past = self.past();
+        past.collect(&self.before);
+        past.out += 1;
+        if self.next.force_push(Set::new(rules)).is_some() {
+            past.out -= 1;
+        }
+    }
+
+    /// The hits of earlier sets: for each rule of this one those that it had in them, and last those of rules that it does
+    /// not have.
+    pub(super) fn earlier(&self, rules: &Rules) -> (Vec<u64>, u64) {
+        let mut past = self.past();
+        past.collect(&self.before);
+        let mut hits = past.hits.clone();
+        let known = (0..rules.actions.len()).map(|rule| hits.remove(rules.identity(rule)).unwrap_or(0)).collect();
+        (known, hits.values().sum())
+    }
+
+    fn past(&self) -> MutexGuard<'_, Past> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What the stages of all workers share.
+pub(super) struct Live {
+    latest: Mutex<Arc<Rules>>,
+    exchanges: Mutex<Vec<Arc<Exchange>>>,
+    reloads: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Live {
+    pub(super) fn new(rules: Rules) -> Self {
+        let (reloads, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { latest: Mutex::new(Arc::new(rules)), exchanges: Mutex::default(), reloads, refused }
+    }
+
+    /// One more stage: the rules that it begins with, and where it gets others.
+    pub(super) fn join(&self) -> (Box<Set>, Arc<Exchange>) {
+        let (next, before) = (ArrayQueue::new(1), ArrayQueue::new(2));
+        let exchange = Arc::new(Exchange { next, before, past: Mutex::default() });
+        self.exchanges().push(exchange.clone());
+        (Set::new(&self.latest()), exchange)
+    }
+
+    /// Reports what there is once for all workers.
+    pub(super) fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        report("rules", self.latest().actions.len() as u64);
+        report("reloads", self.reloads.load(Ordering::Relaxed));
+        report("refused", self.refused.load(Ordering::Relaxed));
+    }
+
+    fn latest(&self) -> MutexGuard<'_, Arc<Rules>> {
+        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exchanges(&self) -> MutexGuard<'_, Vec<Arc<Exchange>>> {
+        self.exchanges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads a file of rules anew.
+pub(super) struct Reloader {
+    pub(super) live: Arc<Live>,
+    /// The rules of the config, which stay before those of the file.
+    pub(super) own: Vec<RuleSpec>,
+    pub(super) file: PathBuf,
+}
+
+impl Reload for Reloader {
+    fn reload(&mut self) -> Result<String, Vec<Problem>> {
+        let rules = match Rules::load(&self.own, Some(&self.file)) {
+            Ok(rules) => Arc::new(rules),
+            Err(problems) => {
+                self.live.refused.fetch_add(1, Ordering::Relaxed);
+                return Err(problems);
+            }
+        };
+        let before = std::mem::replace(&mut *self.live.latest(), rules.clone());
+        for exchange in self.live.exchanges().iter() {
+            exchange.give(&rules);
+        }
+        self.live.reloads.fetch_add(1, Ordering::Relaxed);
+        let (now, before) = (rules.actions.len(), before.actions.len());
+        Ok(format!("rules: {now}, before: {before}, from {}", self.file.display()))
+    }
+
+    fn settle(&mut self) -> bool {
+        self.live.exchanges().iter().fold(true, |all, exchange| {
+            let mut past = exchange.past();
+            past.collect(&exchange.before);
+            all & (past.out == 0)
+        })
+    }
+}
