@@ -18,7 +18,7 @@ pub(super) fn parse<'s>(source: &'s Source, diagnostics: &mut Diagnostics) -> Pa
     for (text, span) in source.overrides() {
         let (table, wrong) = parse_text(text, span.start, diagnostics);
         damaged |= wrong;
-        merge(&mut root, table, diagnostics);
+        Override { text, diagnostics }.merge(&mut root, table);
     }
     Parsed { root, damaged }
 }
@@ -171,51 +171,64 @@ fn prune_array(array: &mut DeArray<'_>, spoilt: &[Span], diagnostics: &mut Diagn
 }
 
 /// Puts the entries of an override in place of those of the file.
-fn merge<'s>(into: &mut DeTable<'s>, from: DeTable<'s>, diagnostics: &mut Diagnostics) {
-    for (key, value) in from {
-        let merged = into.get_mut(key.get_ref().as_ref()).map(|old| (old.get_mut(), value.get_ref().is_table()));
-        match (merged, value) {
-            (Some((DeValue::Table(old), true)), value) => {
-                if let DeValue::Table(new) = value.into_inner() {
-                    merge(old, new, diagnostics);
+struct Override<'t, 'd> {
+    text: &'t str,
+    diagnostics: &'d mut Diagnostics,
+}
+
+impl Override<'_, '_> {
+    /// A table of dotted keys says where; one in braces is a value, and takes the place of the old one.
+    fn is_path(&self, value: &Spanned<DeValue<'_>>) -> bool {
+        value.get_ref().is_table() && !self.text[value.span().start..].starts_with('{')
+    }
+
+    fn merge<'s>(&mut self, into: &mut DeTable<'s>, from: DeTable<'s>) {
+        for (key, value) in from {
+            let merged = into.get_mut(key.get_ref().as_ref()).map(|old| (old.get_mut(), self.is_path(&value)));
+            match (merged, value) {
+                (Some((DeValue::Table(old), true)), value) => {
+                    if let DeValue::Table(new) = value.into_inner() {
+                        self.merge(old, new);
+                    }
                 }
-            }
-            (Some((DeValue::Array(old), true)), value) => {
-                if let DeValue::Table(new) = value.into_inner() {
-                    merge_array(key.get_ref(), old, new, diagnostics);
+                (Some((DeValue::Array(old), true)), value) => {
+                    if let DeValue::Table(new) = value.into_inner() {
+                        self.merge_array(key.get_ref(), old, new);
+                    }
                 }
-            }
-            (_, value) => {
-                // The place of the new key counts, which an insert alone would not take over.
-                into.remove(key.get_ref().as_ref());
-                into.insert(key, value);
+                (_, value) => {
+                    // The place of the new key counts, which an insert alone would not take over.
+                    into.remove(key.get_ref().as_ref());
+                    into.insert(key, value);
+                }
             }
         }
     }
-}
 
-/// Elements of an array go by their index or, tables, by their name.
-fn merge_array<'s>(what: &str, into: &mut DeArray<'s>, from: DeTable<'s>, diagnostics: &mut Diagnostics) {
-    for (key, value) in from {
-        let name = key.get_ref().as_ref();
-        let named = |value: &Spanned<DeValue<'_>>| {
-            let field = |key| value.get_ref().get(key).and_then(|value| value.get_ref().as_str());
-            field("name").or_else(|| field("use")) == Some(name)
-        };
-        let index = into.iter().position(named).or_else(|| name.parse().ok());
-        let Some(old) = index.and_then(|index| into.get_mut(index)) else {
-            let message = format!("there is no `{what}` of the name or index `{name}`");
-            let count = into.len();
-            diagnostics.push(Mistake::error(key.span(), message).help(format!("there are {count}, counted from 0")));
-            continue;
-        };
-        match (old.get_mut(), value) {
-            (DeValue::Table(old), value) if value.get_ref().is_table() => {
-                if let DeValue::Table(new) = value.into_inner() {
-                    merge(old, new, diagnostics);
+    /// Elements of an array go by their index or, tables, by their name.
+    fn merge_array<'s>(&mut self, what: &str, into: &mut DeArray<'s>, from: DeTable<'s>) {
+        for (key, value) in from {
+            let name = key.get_ref().as_ref();
+            let named = |value: &Spanned<DeValue<'_>>| {
+                let field = |key| value.get_ref().get(key).and_then(|value| value.get_ref().as_str());
+                field("name").or_else(|| field("use")) == Some(name)
+            };
+            let index = into.iter().position(named).or_else(|| name.parse().ok());
+            let Some(old) = index.and_then(|index| into.get_mut(index)) else {
+                let message = format!("there is no `{what}` of the name or index `{name}`");
+                let count = into.len();
+                let mistake = Mistake::error(key.span(), message);
+                self.diagnostics.push(mistake.help(format!("there are {count}, counted from 0")));
+                continue;
+            };
+            match (old.get_mut(), self.is_path(&value), value) {
+                (DeValue::Table(old), true, value) => {
+                    if let DeValue::Table(new) = value.into_inner() {
+                        self.merge(old, new);
+                    }
                 }
+                (_, _, value) => *old = value,
             }
-            (_, value) => *old = value,
         }
     }
 }

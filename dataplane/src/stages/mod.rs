@@ -13,6 +13,7 @@ pub mod forwarding;
 pub mod fragment;
 pub mod icmp;
 pub mod icmp_error;
+pub mod ingress;
 pub mod limit;
 pub mod mac_swap;
 pub mod mirror;
@@ -50,6 +51,7 @@ pub fn register(registry: &mut Registry) {
     registry.add_described::<fragment::Fragment>("fragment");
     registry.add_described::<icmp::Icmp>("icmp");
     registry.add_described::<icmp_error::IcmpError>("icmp_error");
+    registry.add_described::<ingress::Ingress>("ingress");
     registry.add_described::<limit::Limit>("limit");
     registry.add_described::<mac_swap::MacSwap>("mac_swap");
     registry.add_described::<mirror::Mirror>("mirror");

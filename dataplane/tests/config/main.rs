@@ -524,6 +524,23 @@ fn a_setting_of_the_command_line_replaces_that_of_the_file() {
     assert_eq!((plan.runtime.burst, plan.ports[1].config.mtu, plan.ports[0].config.rx_depth), (16, 1400, 64));
 }
 
+/// A table in braces is a value: nothing of the old one stays.
+#[test]
+fn a_table_of_the_command_line_replaces_that_of_the_file() {
+    let text = "[[port]]\nname = 'a'\ndevice = 'soft'\nlink = { kind = 'generator', rate = 5 }\n\
+        [pipeline]\ninput = ['a']\n[[pipeline.stage]]\nuse = 'drop'\n";
+    for (key, value) in
+        [("port.a.link", "{ kind = \"tap\", name = \"dp0\" }"), ("port.a", "{ link.kind = \"loopback\" }")]
+    {
+        let (_, diagnostics) = check(text, &[(key, value)]);
+        let records = diagnostics.records();
+        assert!(records.iter().all(|record| !record.message.contains("rate")), "{records:?}");
+        assert_eq!(records.is_empty(), key == "port.a.link", "{records:?}");
+    }
+    let records = check(text, &[("port.a.link.kind", "\"tap\"")]).1.records();
+    assert!(records.iter().any(|record| record.message == "unknown key `rate`"), "{records:?}");
+}
+
 #[test]
 fn a_mistake_in_a_setting_of_the_command_line_names_the_flag() {
     for (key, value, column, message) in [
