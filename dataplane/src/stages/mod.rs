@@ -9,6 +9,7 @@ pub mod capture;
 pub mod count;
 pub mod cross;
 pub mod drop;
+pub mod filter;
 pub mod forwarding;
 pub mod fragment;
 pub mod icmp;
@@ -48,6 +49,7 @@ pub fn register(registry: &mut Registry) {
     registry.add_described::<count::Count>("count");
     registry.add_described::<cross::Cross>("cross");
     registry.add_described::<drop::Drop>("drop");
+    registry.add_described::<filter::Filter>("filter");
     registry.add_described::<fragment::Fragment>("fragment");
     registry.add_described::<icmp::Icmp>("icmp");
     registry.add_described::<icmp_error::IcmpError>("icmp_error");

@@ -6,6 +6,7 @@ mod common;
 mod configs;
 mod conservation;
 mod differential;
+mod filter;
 mod hostile;
 mod peers;
 mod reload;
