@@ -1,0 +1,359 @@
+"""What live tests are made of: processes that end with the test, hosts in network namespaces of their own, and the program
+between them, over each kind of link. Whatever happens, nothing of it is left.
+
+A script of such tests has functions `case_NAME(network)`, and ends with `sys.exit(live.main(__doc__, globals(), TOOLS))`.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+REPO = pathlib.Path(__file__).resolve().parents[1]
+KINDS = ["packet", "tap", "xdp"]
+TOOLS = ["ip", "ethtool", "bridge", "ping", "sysctl"]
+# Whatever is waited for: it is there much sooner, or something is wrong.
+PATIENCE = 60
+LOSSES = {"rx_missed", "rx_out_of_buffer", "rx_too_long", "tx_queue_full", "tx_refused"}
+A4, B4, A6, B6 = "10.77.0.1", "10.77.0.2", "fd77::1", "fd77::2"
+
+
+class Failed(Exception):
+    pass
+
+
+def command(*words, check=True, timeout=PATIENCE, **options):
+    words = [str(word) for word in words]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(words, timeout=timeout, check=False, **{**pipes, **options})
+    if check and done.returncode != 0:
+        raise Failed(f"`{' '.join(words)}` ended with {done.returncode}:\n{done.stdout}")
+    return done
+
+
+def until(what, condition):
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Failed(f"not within {PATIENCE} s: {what}")
+        time.sleep(0.02)
+
+
+class Process:
+    """A process of ours, whose lines can be waited for. It is gone when the block is left."""
+
+    def __init__(self, *words, stderr=subprocess.STDOUT):
+        self.words, self.lines = [str(word) for word in words], []
+        self.changed = threading.Condition()
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": stderr, "text": True}
+        self.process = subprocess.Popen(self.words, cwd=REPO, **pipes)
+        heard = self.process.stdout if stderr == subprocess.STDOUT else self.process.stderr
+        self.reader = threading.Thread(target=self.read, args=(heard,), daemon=True)
+        self.reader.start()
+
+    def read(self, heard):
+        for line in heard:
+            with self.changed:
+                self.lines.append(line)
+                self.changed.notify_all()
+
+    def says(self, text, times=1):
+        def count():
+            return sum(text in line for line in self.lines)
+
+        with self.changed:
+            self.changed.wait_for(lambda: count() >= times or self.process.poll() is not None, timeout=PATIENCE)
+            if count() < times:
+                raise Failed(f"`{' '.join(self.words)}` does not say {text!r} {times} times:\n{''.join(self.lines)}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self.reader.join()
+        self.process.stdout.close()
+
+
+class Network:
+    """The two hosts, and the namespace between them in which configs/wire.toml joins them."""
+
+    config = "wire.toml"
+    ports = {"left": "left", "right": "right"}
+    hosts = {"a": (A4, A6), "b": (B4, B6)}
+
+    def __init__(self, kind, folder):
+        self.kind, self.folder, self.workers = kind, folder, 1
+        self.names = {host: f"dp-live-{os.getpid()}-{host}" for host in ("a", "m", "b")}
+
+    def __enter__(self):
+        try:
+            for name in self.names.values():
+                command("ip", "netns", "add", name)
+                command("ip", "-n", name, "link", "set", "dev", "lo", "up")
+            self.middle()
+            self.join("a", "left")
+            self.join("b", "right")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for name in self.names.values():
+            command("ip", "netns", "del", name, check=False)
+
+    def middle(self):
+        # The kernel there has no say: it has no address.
+        self.settings("m", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1")
+
+    def link(self, interface):
+        """The link of a port, as a config has it."""
+        key = "name" if self.kind == "tap" else "interface"
+        return f'{{ kind = "{self.kind}", {key} = "{interface}" }}'
+
+    def sets(self):
+        """What is set in the config."""
+        return [f"port.{port}.link={self.link(interface)}" for port, interface in self.ports.items()]
+
+    def settings(self, host, *settings):
+        self.at(host, "sysctl", "-qw", *settings)
+
+    def words(self, host, *words):
+        return ["ip", "netns", "exec", self.names[host], *words]
+
+    def at(self, host, *words, **options):
+        return command(*self.words(host, *words), **options)
+
+    def ip(self, host, *words, **options):
+        return command("ip", "-n", self.names[host], *words, **options)
+
+    def join(self, host, port):
+        """Makes what is between a host and a port of the program."""
+        v4, v6 = self.hosts[host]
+        veth = f"{port}-host" if self.kind == "tap" else port
+        queues = ["numrxqueues", "2", "numtxqueues", "2"]
+        far = ["peer", "name", veth, "netns", self.names["m"], *queues]
+        self.ip(host, "link", "add", "eth0", *queues, "type", "veth", *far)
+        if self.kind == "tap":
+            bridge = ["link", "add", f"{port}-bridge", "type", "bridge", "ageing_time", "0", "mcast_snooping", "0"]
+            self.ip("m", *bridge)
+            self.tap(port)
+            self.slave(veth, port)
+            self.ip("m", "link", "set", "dev", f"{port}-bridge", "up")
+        self.ip("m", "link", "set", "dev", veth, "up")
+        if self.kind == "xdp":
+            # There are no words for an offload in AF_XDP, and each worker has one queue: what comes by another is the kernel's.
+            self.at(host, "ethtool", "--offload", "eth0", "tx", "off", "txvlan", "off")
+            self.channels(host, "eth0")
+            self.channels("m", port)
+        self.settings(host, "net.ipv6.conf.all.accept_dad=0", "net.ipv6.conf.default.accept_dad=0")
+        self.ip(host, "link", "set", "dev", "eth0", "up")
+        self.ip(host, "address", "add", f"{v4}/24", "dev", "eth0")
+        self.ip(host, "address", "add", f"{v6}/64", "dev", "eth0", "nodad")
+
+    def channels(self, host, interface):
+        self.at(host, "ethtool", "--set-channels", interface, "rx", self.workers, "tx", self.workers)
+
+    def serve(self, workers):
+        """Gives each worker a queue."""
+        if self.kind == "xdp" and workers != self.workers:
+            self.workers = workers
+            for host, interface in (("m", "left"), ("m", "right"), ("a", "eth0"), ("b", "eth0")):
+                self.channels(host, interface)
+
+    def tap(self, port):
+        self.at("m", "ip", "tuntap", "add", "dev", port, "mode", "tap", "multi_queue")
+        self.slave(port, port)
+        self.ip("m", "link", "set", "dev", port, "up")
+
+    def slave(self, interface, port):
+        # What is replayed comes from one side with the addresses of both.
+        self.ip("m", "link", "set", "dev", interface, "master", f"{port}-bridge")
+        self.ip("m", "link", "set", "dev", interface, "type", "bridge_slave", "learning", "off")
+
+    def remove_left(self):
+        self.ip("m", "link", "del", "dev", "left")
+
+    def restore_left(self):
+        if self.kind == "tap":
+            self.tap("left")
+        else:
+            self.join("a", "left")
+
+    def set_mtu(self, mtu):
+        middle = ["left", "right"]
+        if self.kind == "tap":
+            middle += [f"{port}-{part}" for port in ("left", "right") for part in ("host", "bridge")]
+        for host, names in (("a", ["eth0"]), ("m", middle), ("b", ["eth0"])):
+            for name in names:
+                self.ip(host, "link", "set", "dev", name, "mtu", mtu)
+
+    def pings(self, address=None):
+        address = address or self.hosts["b"][0]
+        return self.at("a", "ping", "-c", "1", "-W", "1", address, check=False).returncode == 0
+
+    def ping(self, address, *words, count=10):
+        """So many come back. Whether one was lost the report says: ping itself gives up within milliseconds."""
+        told = self.at("a", "ping", "-c", count, "-w", PATIENCE, *words, address, timeout=2 * PATIENCE).stdout
+        received = re.search(r" (\d+) received", told)
+        # More are sent while some are on their way.
+        if received is None or int(received[1]) < count:
+            raise Failed(told)
+
+
+class Program:
+    """The program between the hosts."""
+
+    def __init__(self, network, *sets, workers=1):
+        sets = [f"runtime.workers={workers}", 'runtime.hugepages="none"', *network.sets(), *sets]
+        sets = [word for entry in sets for word in ("--set", entry)]
+        run = [PROGRAM, "run", REPO / "configs" / network.config, "--report", "json", *sets]
+        network.serve(workers)
+        self.network = network
+        self.process = Process(*network.words("m", *run), stderr=subprocess.PIPE)
+
+    def __enter__(self):
+        self.process.__enter__()
+        try:
+            until("a ping through the program", self.is_through)
+        except BaseException:
+            self.process.__exit__()
+            raise
+        return self
+
+    def is_through(self):
+        if self.process.process.poll() is not None:
+            self.process.reader.join()
+            raise Failed(f"the program has ended:\n{self.log()}")
+        return self.network.pings()
+
+    def __exit__(self, *_):
+        self.process.__exit__()
+
+    def log(self):
+        return "".join(self.process.lines)
+
+    def kill(self):
+        self.process.process.kill()
+        self.process.process.wait()
+
+    def end(self, losses=True):
+        """Ends it, and sees that it ended well, and where that is said, without losses; gives its report."""
+        process = self.process.process
+        process.send_signal(signal.SIGINT)
+        deadline = threading.Timer(PATIENCE, process.kill)
+        deadline.start()
+        out = process.stdout.read()
+        process.wait()
+        deadline.cancel()
+        self.process.reader.join()
+        if process.returncode != 0:
+            raise Failed(f"the program ended with {process.returncode}:\n{self.log()}{out}")
+        report = json.loads(out)
+        missing = [worker["slots_missing"] for worker in report["workers"]]
+        ledger = report["ledger"]
+        if ledger["unaccounted"] != 0 or ledger["held"] != 0 or any(missing) or report["errors"]:
+            raise Failed(f"it does not add up:\n{json.dumps(report, indent=2)}")
+        lost = {
+            f"{port['name']}.{name}": count
+            for port in report["ports"]
+            for name, count in port["device_counters"].items()
+            if name in LOSSES
+        }
+        if lost and not losses:
+            raise Failed(f"packets were lost: {lost}")
+        for port in ("left", "right"):
+            [link] = json.loads(self.network.ip("m", "-j", "link", "show", "dev", port).stdout)
+            if "xdp" in link:
+                raise Failed(f"an XDP program is left: {link}")
+        return report
+
+
+def iperf(network, *words):
+    """A measurement from `a` to `b`; gives the bytes that came."""
+    with Process(*network.words("b", "iperf3", "--server", "--one-off", "--forceflush")) as server:
+        server.says("Server listening")
+        done = network.at("a", "iperf3", "--json", "--time", 1, "--connect-timeout", 10_000, *words)
+    end = json.loads(done.stdout)["end"]
+    received = end.get("sum_received", end.get("sum", {}))["bytes"]
+    if received == 0:
+        raise Failed(f"nothing came through: {end}")
+    return received
+
+
+def built():
+    command("cargo", "build", "--quiet", "--locked", "--bin", "dataplane", cwd=REPO, timeout=1800)
+    return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", REPO / "target")) / "debug/dataplane"
+
+
+def why_not(tools):
+    """Why nothing can be tested here, if so."""
+    if os.geteuid() != 0:
+        return "network namespaces take root"
+    missing = [tool for tool in [*TOOLS, *tools] if shutil.which(tool) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed: `tools/setup live`"
+    probe = f"dp-live-{os.getpid()}-probe"
+    made = command("ip", "netns", "add", probe, check=False)
+    if made.returncode != 0:
+        return f"no network namespace can be made: {made.stdout.strip()}"
+    try:
+        veth = command("ip", "-n", probe, "link", "add", "x", "type", "veth", "peer", "name", "y", check=False)
+        return None if veth.returncode == 0 else f"no veth pair can be made: {veth.stdout.strip()}"
+    finally:
+        command("ip", "netns", "del", probe)
+
+
+def main(description, names, tools, network=Network):
+    """Runs the cases among these names, as the command line says; gives the exit status."""
+    cases = {name.removeprefix("case_"): case for name, case in names.items() if name.startswith("case_")}
+    arguments = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--times", type=int, default=1, help="so many times")
+    arguments.add_argument("--only", choices=cases, help="this case alone")
+    arguments.add_argument("--program", type=pathlib.Path, help="what to test; absent: it is built")
+    arguments.add_argument("kinds", nargs="*", metavar="KIND")
+    chosen = arguments.parse_args()
+    unknown = set(chosen.kinds) - set(KINDS)
+    if unknown:
+        arguments.error(f"no kind of link: {', '.join(unknown)}; there are {', '.join(KINDS)}")
+    reason = why_not(tools)
+    if reason:
+        print(f"skipped: {reason}")
+        return 0
+    # A signal ends the blocks that are open as an error does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    global PROGRAM
+    PROGRAM = chosen.program or built()
+    cases = {chosen.only: cases[chosen.only]} if chosen.only else cases
+    script = pathlib.Path(sys.argv[0]).name
+    for _ in range(chosen.times):
+        for kind in chosen.kinds or KINDS:
+            if kind == "tap" and not pathlib.Path("/dev/net/tun").exists():
+                print("  tap\n    skipped: there is no /dev/net/tun: `modprobe tun`")
+                continue
+            for name, case in cases.items():
+                began = time.monotonic()
+                print(f"  {kind} {name}", flush=True)
+                try:
+                    with tempfile.TemporaryDirectory() as folder, network(kind, pathlib.Path(folder)) as made:
+                        case(made)
+                except (Failed, subprocess.TimeoutExpired) as failed:
+                    print(f"{script}: {kind} {name}: {failed}", file=sys.stderr)
+                    return 1
+                print(f"    ok, {time.monotonic() - began:.1f} s", flush=True)
+    left = re.findall(rf"dp-live-{os.getpid()}-\w+", command("ip", "netns", "list").stdout)
+    if left:
+        print(f"{script}: left behind: {left}", file=sys.stderr)
+        return 1
+    return 0
