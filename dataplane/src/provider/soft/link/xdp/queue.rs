@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use super::super::prefetch;
 use super::socket::{Refused, Socket, SocketSpec, await_release};
 use super::{HEADROOM, Xdp};
 use crate::mem::{Desc, GUARD, Region, SlotLayout};
@@ -277,6 +278,9 @@ impl Queue {
                 break;
             }
             self.states[slot as usize] = OURS;
+            if let Some(region) = &self.region {
+                prefetch(region.base().as_ptr().wrapping_add(it.addr as usize));
+            }
             run.push(self.recv_wr_id.wrapping_add(u64::from(slot)), WcStatus::Success, it.len, ticks);
             received.bytes += u64::from(it.len);
             taken += 1;
