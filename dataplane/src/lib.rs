@@ -20,7 +20,7 @@
 //! | [`provider`] | the verbs contract as traits; `soft` implements it in process, `verbs` by libibverbs | mem, header, clock |
 //! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; messages without `unsafe` | provider, mem, clock |
 //! | [`pipeline`] | the `Stage` trait, the registry, graph compilation and the walk | mem, header, clock |
-//! | [`stages`] | one file per built-in stage | pipeline, header, mem, prelude |
+//! | [`stages`] | one file per built-in stage | pipeline, header, mem, clock, prelude |
 //! | [`kernel`] | follows routes and neighbours of the kernel, for the tables of stages | stages, pipeline, header |
 //! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |
 //! | [`config`] | TOML to a checked plan; touches no device | topology |

@@ -1,5 +1,6 @@
 //! Packets into a file.
 
+mod files;
 mod pcapng;
 mod sink;
 
@@ -11,7 +12,8 @@ use serde::Deserialize;
 
 use crate::pipeline::Cause;
 use crate::prelude::*;
-use sink::{Sink, Spec};
+use files::{Rotation, Spec};
+use sink::Sink;
 
 /// Writes the packets that pass to a pcapng file, with nanosecond time stamps; they all go on.
 ///
@@ -20,8 +22,15 @@ use sink::{Sink, Spec};
 ///
 /// Workers only copy packets into buffers; a thread of its own writes them. When all buffers are full the packet goes
 /// on without being written and is counted as `missed`. With `lossless` the worker waits for a buffer instead: right
-/// for offline runs, wrong where packets arrive at their own pace. A capture that fails, as on a full disk, stops
-/// writing but not the packets, and the run ends with the error.
+/// for offline runs, wrong where packets arrive at their own pace. A capture that fails, as on a full disk, says so at
+/// once and stops writing but not the packets, which are counted as `missed`, and the run ends with the error.
+///
+/// With `rotate_bytes` or `rotate_seconds` there is one file after another, each complete in itself. Their names are as
+/// those of Wireshark's `dumpcap`, with a number and the date of the first packet in UTC: `out_00001_20231114221320.pcapng`.
+/// Of those of this run as many stay as `keep` says. After a failure the next file is tried a second later.
+///
+/// The time stamps are those that packets were received with; the description of a file's interface names the clock that
+/// they are of, and where there are several, there is an interface for each.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -49,8 +58,14 @@ pub struct Capture {
     comment: Option<String>,
     /// Ends the capture after so many packets.
     max_packets: Option<u64>,
-    /// Ends the capture before the file has more than so many bytes, those of its headers included.
+    /// Ends the capture before the file has more than so many bytes, those of its headers included; all files together.
     max_bytes: Option<u64>,
+    /// Begins a further file before one has more than so many bytes, 4,096 or more.
+    rotate_bytes: Option<u64>,
+    /// Begins a further file with the first packet that comes so many seconds after the first of the file before it.
+    rotate_seconds: Option<u64>,
+    /// How many files stay when there is one after another; the oldest goes first. Absent: all of them.
+    keep: Option<usize>,
     /// How many packets may wait to be written: 1 to 65,536.
     #[serde(default = "buffers")]
     buffers: usize,
@@ -80,16 +95,49 @@ impl Capture {
     /// Copies a packet for the writer; of one that was dropped, `cause` says why.
     #[inline]
     fn take(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Option<Cause<'_>>) {
-        let Some(sink) = self.sink.as_ref().filter(|sink| sink.wants_more()) else { return };
+        let Some(sink) = &self.sink else { return };
+        if !sink.wants_more() {
+            self.missed += u64::from(sink.misses());
+            return;
+        }
         let nanos = ctx.epoch.0.saturating_add(ctx.nanos(packet.stamp()));
         let comment = match cause {
             Some(cause) => [cause.stage, ".", cause.reason],
             None => [self.comment.as_deref().unwrap_or_default(), "", ""],
         };
-        match sink.offer(nanos, packet.data(), &comment, self.lossless) {
+        match sink.offer(nanos, packet.stamp(), packet.data(), &comment, self.lossless) {
             true => self.taken += 1,
             false => self.missed += 1,
         }
+    }
+}
+
+impl Capture {
+    /// When there is a further file, if ever.
+    fn rotation(&self) -> Result<Option<Rotation>, Problem> {
+        if self.rotate_bytes.is_none() && self.rotate_seconds.is_none() {
+            return match self.keep {
+                None => Ok(None),
+                Some(_) => {
+                    let problem = Problem::at("keep", "there is one file only");
+                    Err(problem.help("add `rotate_bytes` or `rotate_seconds`, or take `keep` out"))
+                }
+            };
+        }
+        if let Some(bytes) = self.rotate_bytes.filter(|bytes| *bytes < 4096) {
+            return Err(Problem::at("rotate_bytes", format!("{bytes} bytes are too few")).help("4096 or more"));
+        }
+        if self.rotate_seconds == Some(0) {
+            return Err(Problem::at("rotate_seconds", "0 seconds are too few").help("1 or more"));
+        }
+        if self.keep == Some(0) {
+            return Err(Problem::at("keep", "0 files are none").help("1 or more"));
+        }
+        Ok(Some(Rotation {
+            bytes: self.rotate_bytes.unwrap_or(u64::MAX),
+            nanos: self.rotate_seconds.map_or(u64::MAX, |seconds| seconds.saturating_mul(1_000_000_000)),
+            keep: self.keep.unwrap_or(usize::MAX),
+        }))
     }
 }
 
@@ -124,6 +172,7 @@ impl Stage for Capture {
             let problem = Problem::at("comment", format!("{} bytes are too many", comment.len()));
             return Err(problem.help(format!("{} at most", sink::COMMENT)));
         }
+        let rotation = self.rotation()?;
         if setup.is_offline() {
             return Ok(());
         }
@@ -136,6 +185,7 @@ impl Stage for Capture {
             buffers: self.buffers,
             max_packets: self.max_packets.unwrap_or(u64::MAX),
             max_bytes: self.max_bytes.unwrap_or(u64::MAX),
+            rotation,
         };
         let sink = setup.shared(|_| Sink::start(spec))?;
         sink.join();
@@ -149,7 +199,7 @@ impl Stage for Capture {
     }
 
     fn finish(&mut self) -> crate::error::Result<()> {
-        self.sink.take().map_or(Ok(()), |sink| sink.leave(self.missed))
+        self.sink.take().map_or(Ok(()), |sink| sink.leave())
     }
 }
 

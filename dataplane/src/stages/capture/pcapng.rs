@@ -1,6 +1,9 @@
-//! Writes pcapng files (draft-ietf-opsawg-pcapng), little-endian, with one Ethernet interface.
+//! Writes pcapng files (draft-ietf-opsawg-pcapng), little-endian, of Ethernet: an interface for each clock that packets
+//! are stamped by, which its description names.
 
 use std::io::{self, Write};
+
+use crate::clock::ClockSource;
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
@@ -15,6 +18,7 @@ const END_OF_OPTIONS: u16 = 0;
 const COMMENT: u16 = 1;
 const USER_APPLICATION: u16 = 4;
 const INTERFACE_NAME: u16 = 2;
+const INTERFACE_TEXT: u16 = 3;
 const TIME_RESOLUTION: u16 = 9;
 const RECEIVED: u16 = 4;
 const DROPPED: u16 = 5;
@@ -26,6 +30,8 @@ pub(super) const STATISTICS: u64 = 52;
 pub(super) struct Record<'a> {
     /// Nanoseconds since 1970.
     pub(super) nanos: u64,
+    /// The clock that said so.
+    pub(super) source: ClockSource,
     /// Bytes that the packet had.
     pub(super) original: u32,
     /// Those that were kept.
@@ -35,8 +41,8 @@ pub(super) struct Record<'a> {
 }
 
 impl Record<'_> {
-    /// Bytes that it takes in the file.
-    pub(super) fn size(&self) -> u64 {
+    /// Bytes that its block takes.
+    fn size(&self) -> u64 {
         let comment = match self.comment.len() {
             0 => 0,
             len => 4 + len.next_multiple_of(4) + 4,
@@ -48,14 +54,19 @@ impl Record<'_> {
 /// Writes blocks. Every block is put together in memory first, as its length comes before its content.
 pub(super) struct Writer<W> {
     out: W,
+    name: String,
+    snaplen: u32,
+    /// The clocks that there are interfaces for, by their numbers.
+    sources: Vec<ClockSource>,
     block: Vec<u8>,
     written: u64,
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes the section header and the description of the one interface.
-    pub(super) fn new(out: W, interface: &str, snaplen: u32) -> io::Result<Self> {
-        let mut writer = Self { out, block: Vec::with_capacity(4096), written: 0 };
+    /// Writes the section header.
+    pub(super) fn new(out: W, name: &str, snaplen: u32) -> io::Result<Self> {
+        let (name, block) = (name.to_owned(), Vec::with_capacity(4096));
+        let mut writer = Self { out, name, snaplen, sources: Vec::new(), block, written: 0 };
         writer.begin(SECTION_HEADER);
         writer.put(&BYTE_ORDER_MAGIC.to_le_bytes());
         // Version 1.0, and a section of unknown length.
@@ -64,15 +75,42 @@ impl<W: Write> Writer<W> {
         writer.option(USER_APPLICATION, concat!("dataplane ", env!("CARGO_PKG_VERSION")).as_bytes());
         writer.option(END_OF_OPTIONS, &[]);
         writer.end()?;
-        writer.begin(INTERFACE_DESCRIPTION);
-        writer.put(&LINKTYPE_ETHERNET.to_le_bytes());
-        writer.put(&snaplen.to_le_bytes());
-        writer.option(INTERFACE_NAME, interface.as_bytes());
-        // Units of ten to the minus ninth second.
-        writer.option(TIME_RESOLUTION, &[9]);
-        writer.option(END_OF_OPTIONS, &[]);
-        writer.end()?;
         Ok(writer)
+    }
+
+    /// The number of the interface for a clock; it is described when it comes first.
+    fn interface(&mut self, source: ClockSource) -> io::Result<u32> {
+        let known = self.sources.iter().position(|known| *known == source);
+        if known.is_none() {
+            self.describe(source);
+            self.end()?;
+            self.sources.push(source);
+        }
+        Ok(known.unwrap_or(self.sources.len() - 1) as u32)
+    }
+
+    /// Puts the description of an interface together, but for its end.
+    fn describe(&mut self, source: ClockSource) {
+        let name = std::mem::take(&mut self.name);
+        self.begin(INTERFACE_DESCRIPTION);
+        self.put(&LINKTYPE_ETHERNET.to_le_bytes());
+        self.put(&self.snaplen.to_le_bytes());
+        self.option(INTERFACE_NAME, name.as_bytes());
+        self.option(INTERFACE_TEXT, format!("time stamps: {source}").as_bytes());
+        // Units of ten to the minus ninth second.
+        self.option(TIME_RESOLUTION, &[9]);
+        self.option(END_OF_OPTIONS, &[]);
+        self.name = name;
+    }
+
+    /// Bytes that a packet takes.
+    pub(super) fn cost(&mut self, record: &Record<'_>) -> u64 {
+        let mut cost = record.size();
+        if !self.sources.contains(&record.source) {
+            self.describe(record.source);
+            cost += self.block.len() as u64 + 4;
+        }
+        cost
     }
 
     /// Bytes written so far.
@@ -82,8 +120,9 @@ impl<W: Write> Writer<W> {
 
     /// Writes a packet.
     pub(super) fn packet(&mut self, record: &Record<'_>) -> io::Result<()> {
+        let interface = self.interface(record.source)?;
         self.begin(ENHANCED_PACKET);
-        self.put(&0u32.to_le_bytes());
+        self.put(&interface.to_le_bytes());
         self.put_time(record.nanos);
         self.put(&(record.bytes.len() as u32).to_le_bytes());
         self.put(&record.original.to_le_bytes());
@@ -97,6 +136,9 @@ impl<W: Write> Writer<W> {
 
     /// Writes how many packets there were, and how many of them are not in the file; then everything that is buffered.
     pub(super) fn finish(&mut self, nanos: u64, received: u64, dropped: u64) -> io::Result<()> {
+        if self.sources.is_empty() {
+            self.interface(ClockSource::None)?;
+        }
         self.begin(INTERFACE_STATISTICS);
         self.put(&0u32.to_le_bytes());
         self.put_time(nanos);

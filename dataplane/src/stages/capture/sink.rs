@@ -1,17 +1,19 @@
 //! Between the workers and the file: a ring of buffers, and the thread that writes them out.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter};
+use std::fs::{self, OpenOptions};
+use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 
-use super::pcapng::{Record, STATISTICS, Writer};
+use super::files::{Files, Spec};
+use super::pcapng::Record;
+use crate::clock::{ClockSource, Stamp};
 use crate::error::{Error, Result};
 use crate::pipeline::Problem;
 
@@ -21,20 +23,13 @@ pub(super) const COMMENT: usize = 128;
 /// How long the writer rests when there is nothing to write.
 const REST: Duration = Duration::from_millis(1);
 
-/// What to write, and where.
-#[derive(Clone)]
-pub(super) struct Spec {
-    pub(super) path: PathBuf,
-    pub(super) interface: String,
-    pub(super) snaplen: u16,
-    pub(super) buffers: usize,
-    pub(super) max_packets: u64,
-    pub(super) max_bytes: u64,
-}
+/// How long after a failure a capture of several files tries the next one.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// A packet on its way to the file.
 struct Frame {
     nanos: u64,
+    source: ClockSource,
     original: u32,
     len: usize,
     bytes: Box<[u8]>,
@@ -45,12 +40,14 @@ struct Frame {
 impl Frame {
     fn new(snaplen: u16) -> Box<Self> {
         let bytes = vec![0; usize::from(snaplen)].into_boxed_slice();
-        Box::new(Self { nanos: 0, original: 0, len: 0, bytes, comment_len: 0, comment: [0; COMMENT] })
+        let source = ClockSource::None;
+        Box::new(Self { nanos: 0, source, original: 0, len: 0, bytes, comment_len: 0, comment: [0; COMMENT] })
     }
 
     #[inline]
-    fn fill(&mut self, nanos: u64, packet: &[u8], comment: &[&str]) {
+    fn fill(&mut self, nanos: u64, source: ClockSource, packet: &[u8], comment: &[&str]) {
         self.nanos = nanos;
+        self.source = source;
         self.original = packet.len() as u32;
         self.len = packet.len().min(self.bytes.len());
         self.bytes[..self.len].copy_from_slice(&packet[..self.len]);
@@ -66,6 +63,7 @@ impl Frame {
     fn record(&self) -> Record<'_> {
         Record {
             nanos: self.nanos,
+            source: self.source,
             original: self.original,
             bytes: &self.bytes[..self.len],
             comment: &self.comment[..self.comment_len],
@@ -79,6 +77,8 @@ struct Ring {
     full: ArrayQueue<Box<Frame>>,
     /// The writer takes no more: a limit is reached, or the file failed.
     closed: AtomicBool,
+    /// It takes no more because the file failed.
+    failed: AtomicBool,
     /// No worker offers any more.
     stop: AtomicBool,
     /// The run has come to its end: there is to be a file, with packets or without.
@@ -89,10 +89,9 @@ struct Ring {
 /// One file, which the stages of all workers write to.
 pub(super) struct Sink {
     ring: Arc<Ring>,
-    path: PathBuf,
     /// How many stages have joined and not left.
     users: AtomicUsize,
-    writer: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    writer: Mutex<Option<JoinHandle<Result<()>>>>,
 }
 
 impl Sink {
@@ -107,6 +106,7 @@ impl Sink {
             free: ArrayQueue::new(spec.buffers),
             full: ArrayQueue::new(spec.buffers),
             closed: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             complete: AtomicBool::new(false),
             missed: AtomicU64::new(0),
@@ -121,7 +121,7 @@ impl Sink {
             .name(name)
             .spawn(move || drain(&shared, &spec))
             .map_err(|error| Problem::at("", format!("no thread for the capture: {error}")))?;
-        Ok(Self { ring, path, users: AtomicUsize::new(0), writer: Mutex::new(Some(writer)) })
+        Ok(Self { ring, users: AtomicUsize::new(0), writer: Mutex::new(Some(writer)) })
     }
 
     /// One more stage writes.
@@ -135,27 +135,41 @@ impl Sink {
         !self.ring.closed.load(Ordering::Relaxed)
     }
 
+    /// One that is not taken any more: whether it is left out for a failure, and not for a limit.
+    #[cold]
+    pub(super) fn misses(&self) -> bool {
+        self.ring.failed.load(Ordering::Relaxed) && self.miss()
+    }
+
+    /// Counts one that is left out.
+    #[cold]
+    fn miss(&self) -> bool {
+        self.ring.missed.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
     /// Copies a packet for the writer. `false`: there was no free buffer.
     #[inline]
-    pub(super) fn offer(&self, nanos: u64, packet: &[u8], comment: &[&str], wait: bool) -> bool {
+    pub(super) fn offer(&self, nanos: u64, stamp: Stamp, packet: &[u8], comment: &[&str], wait: bool) -> bool {
         let mut frame = self.ring.free.pop();
         // The writer empties the ring even when the file has failed, so this ends.
         while wait && frame.is_none() {
             thread::yield_now();
             frame = self.ring.free.pop();
         }
-        let Some(mut frame) = frame else { return false };
-        frame.fill(nanos, packet, comment);
+        let Some(mut frame) = frame else {
+            return !self.miss();
+        };
+        frame.fill(nanos, stamp.source(), packet, comment);
         // There are no more buffers than the queue has room for.
         self.ring.full.push(frame).is_ok()
     }
 
-    /// One stage less, which left so many packets out. With the last the file is complete.
+    /// One stage less. With the last the file is complete.
     ///
     /// # Errors
     /// What went wrong while writing; told to the last stage.
-    pub(super) fn leave(&self, missed: u64) -> Result<()> {
-        self.ring.missed.fetch_add(missed, Ordering::Relaxed);
+    pub(super) fn leave(&self) -> Result<()> {
         if self.users.fetch_sub(1, Ordering::AcqRel) != 1 {
             return Ok(());
         }
@@ -168,8 +182,7 @@ impl Sink {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(writer) = writer else { return Ok(()) };
         writer.thread().unpark();
-        let written = writer.join().unwrap_or_else(|_| Err(io::Error::other("the writer of the capture panicked")));
-        written.map_err(|source| Error::File { path: self.path.clone(), source })
+        writer.join().unwrap_or_else(|_| Err(Error::Wire("the writer of the capture panicked".to_owned())))
     }
 }
 
@@ -201,56 +214,37 @@ fn check(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The file, once there is one.
-struct Output<'a> {
-    spec: &'a Spec,
-    writer: Option<Writer<BufWriter<File>>>,
-    packets: u64,
-    latest: u64,
-}
-
-impl Output<'_> {
-    fn writer(&mut self) -> io::Result<&mut Writer<BufWriter<File>>> {
-        if self.writer.is_none() {
-            if let Some(folder) = self.spec.path.parent() {
-                fs::create_dir_all(folder)?;
-            }
-            let out = BufWriter::with_capacity(1 << 16, File::create(&self.spec.path)?);
-            self.writer = Some(Writer::new(out, &self.spec.interface, self.spec.snaplen.into())?);
+/// Writes what workers offer, until they stop. After a failure it only empties the ring, so that none has to wait; a capture
+/// of several files goes on with the next one after a while. Returns the first failure.
+fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
+    let mut files = Files::new(spec);
+    let mut fault: Result<()> = Ok(());
+    let mut failed: Option<Instant> = None;
+    let fail = |files: &mut Files<'_>, fault: &mut Result<()>, source: io::Error| {
+        let path: PathBuf = files.path().to_owned();
+        files.abandon();
+        tracing::error!("capture {}: {}: {source}: packets are left out", spec.interface, path.display());
+        ring.failed.store(true, Ordering::Relaxed);
+        ring.closed.store(true, Ordering::Relaxed);
+        if fault.is_ok() {
+            *fault = Err(Error::File { path, source });
         }
-        self.writer.as_mut().ok_or_else(|| io::Error::other("no file"))
-    }
-
-    /// Writes a packet. `false`: a limit is reached, and it was not written.
-    fn packet(&mut self, record: &Record<'_>) -> io::Result<bool> {
-        let (max_packets, max_bytes) = (self.spec.max_packets, self.spec.max_bytes);
-        let packets = self.packets;
-        let writer = self.writer()?;
-        if packets >= max_packets || writer.written() + record.size() + STATISTICS > max_bytes {
-            return Ok(false);
-        }
-        writer.packet(record)?;
-        self.packets += 1;
-        self.latest = self.latest.max(record.nanos);
-        Ok(true)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.writer.as_mut().map_or(Ok(()), Writer::flush)
-    }
-}
-
-/// Writes what workers offer, until they stop. After a failure it only empties the ring, so that none has to wait.
-fn drain(ring: &Ring, spec: &Spec) -> io::Result<()> {
-    let mut output = Output { spec, writer: None, packets: 0, latest: 0 };
-    let mut fault = Ok(());
+        Some(Instant::now())
+    };
     loop {
         let stopped = ring.stop.load(Ordering::Acquire);
         while let Some(frame) = ring.full.pop() {
-            if !ring.closed.load(Ordering::Relaxed) {
-                let went_on = output.packet(&frame.record());
-                ring.closed.store(!matches!(went_on, Ok(true)), Ordering::Relaxed);
-                fault = fault.and(went_on.map(|_| ()));
+            if failed.is_some() {
+                // It was offered before the worker could know.
+                ring.missed.fetch_add(1, Ordering::Relaxed);
+            } else if !ring.closed.load(Ordering::Relaxed) {
+                match files.packet(&frame.record(), ring.missed.load(Ordering::Relaxed)) {
+                    Ok(went_on) => ring.closed.store(!went_on, Ordering::Relaxed),
+                    Err(error) => {
+                        ring.missed.fetch_add(1, Ordering::Relaxed);
+                        failed = fail(&mut files, &mut fault, error);
+                    }
+                }
             }
             // It came from there.
             let _ = ring.free.push(frame);
@@ -259,18 +253,28 @@ fn drain(ring: &Ring, spec: &Spec) -> io::Result<()> {
         if stopped {
             break;
         }
-        if fault.is_ok() {
+        match failed {
             // Whoever reads along sees what there is.
-            fault = output.flush();
-            ring.closed.fetch_or(fault.is_err(), Ordering::Relaxed);
+            None => {
+                if let Err(error) = files.flush() {
+                    failed = fail(&mut files, &mut fault, error);
+                }
+            }
+            Some(since) if spec.rotation.is_some() && since.elapsed() >= RETRY => {
+                failed = None;
+                ring.failed.store(false, Ordering::Relaxed);
+                ring.closed.store(false, Ordering::Relaxed);
+            }
+            Some(_) => {}
         }
         thread::park_timeout(REST);
     }
-    fault?;
-    if output.writer.is_none() && !ring.complete.load(Ordering::Relaxed) {
-        return Ok(());
-    }
-    let (packets, latest) = (output.packets, output.latest);
     let missed = ring.missed.load(Ordering::Relaxed);
-    output.writer()?.finish(latest, packets + missed, missed)
+    let empty = fault.is_ok() && ring.complete.load(Ordering::Relaxed);
+    if failed.is_none()
+        && let Err(error) = files.finish(missed, empty)
+    {
+        fail(&mut files, &mut fault, error);
+    }
+    fault
 }

@@ -33,6 +33,14 @@ impl Folder {
         self.0.join("out.pcapng")
     }
 
+    /// The files that there are, in their order.
+    fn files(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
     fn read(&self) -> Contents {
         Contents::of(&std::fs::read(self.file()).unwrap())
     }
@@ -46,6 +54,7 @@ impl Drop for Folder {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Written {
+    clock: String,
     nanos: u64,
     original: usize,
     bytes: Vec<u8>,
@@ -56,6 +65,7 @@ struct Written {
 #[derive(Debug, Default)]
 struct Contents {
     interface: String,
+    clocks: Vec<String>,
     snaplen: u32,
     packets: Vec<Written>,
     received: u64,
@@ -71,11 +81,13 @@ impl Contents {
             match block {
                 Block::SectionHeader(_) => assert_eq!(blocks, 0),
                 Block::InterfaceDescription(interface) => {
-                    assert_eq!((blocks, interface.linktype.0, interface.ts_resolution()), (1, 1, Some(1_000_000_000)));
+                    assert_eq!((interface.linktype.0, interface.ts_resolution()), (1, Some(1_000_000_000)));
+                    contents.clocks.push(interface.if_description().unwrap().unwrap().to_owned());
                     contents.interface = interface.if_name().unwrap().unwrap().to_owned();
                     contents.snaplen = interface.snaplen;
                 }
                 Block::EnhancedPacket(packet) => contents.packets.push(Written {
+                    clock: contents.clocks[packet.if_id as usize].clone(),
                     nanos: u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low),
                     original: packet.origlen as usize,
                     bytes: packet.packet_data().to_vec(),
@@ -118,7 +130,8 @@ fn another_reader_finds_every_packet() {
     for (at, (packet, written)) in packets.iter().zip(contents.packets).enumerate() {
         let nanos = (at as u64 + 1) * 1_000_000_007;
         let comment = Some("größer".to_owned());
-        assert_eq!(written, Written { nanos, original: packet.len(), bytes: packet.clone(), comment });
+        let clock = "time stamps: virtual".to_owned();
+        assert_eq!(written, Written { clock, nanos, original: packet.len(), bytes: packet.clone(), comment });
     }
 }
 
@@ -173,8 +186,123 @@ fn a_full_disk_ends_the_capture_and_not_the_packets() {
         let outcomes = harness.run(&vec![vec![7; 1400]; 256]);
         assert!(outcomes.iter().all(|outcome| outcome.fate == Fate::Next));
     }
+    let counted: u64 = harness.counters().into_iter().map(|(_, value)| value).sum();
+    assert_eq!(counted, 20 * 256, "each is taken or missed");
     let error = harness.stage().finish().unwrap_err().to_string();
     assert_eq!(error, "/dev/full: No space left on device (os error 28)");
+}
+
+/// Files by size: every packet is in one of them, each of which is complete and no larger than it may be.
+#[test]
+fn a_capture_goes_on_in_further_files() {
+    let folder = Folder::new();
+    let mut harness = folder.build("file = \"out.pcapng\"\nlossless = true\nrotate_bytes = 10_000").unwrap();
+    let packets = packets(256);
+    harness.advance(1_700_000_000_000_000_000);
+    harness.run(&packets);
+    harness.stage().finish().unwrap();
+    let files = folder.files();
+    assert!(files.len() > 15, "{files:?}");
+    let mut written = Vec::new();
+    for (at, name) in files.iter().enumerate() {
+        assert_eq!(*name, format!("out_{:05}_20231114221320.pcapng", at + 1));
+        let bytes = std::fs::read(folder.0.join(name)).unwrap();
+        // One more packet would not have fitted.
+        assert!(bytes.len() <= 10_000 && (bytes.len() > 8_300 || at + 1 == files.len()), "{name}: {}", bytes.len());
+        let contents = Contents::of(&bytes);
+        written.extend(contents.packets);
+        assert_eq!((contents.received, contents.dropped), (written.len() as u64, 0));
+    }
+    assert!(written.iter().map(|packet| &packet.bytes).eq(&packets));
+}
+
+/// Files by time, of which some stay.
+#[test]
+fn old_files_go() {
+    let folder = Folder::new();
+    std::fs::write(folder.0.join("out_00001_20001231235959.pcapng"), "of another run").unwrap();
+    let parameters = "file = \"out.pcapng\"\nlossless = true\nrotate_seconds = 60\nkeep = 3";
+    let mut harness = folder.build(parameters).unwrap();
+    // Two packets a file, the second as late as it may be.
+    for _ in 0..5 {
+        harness.run_one(&[7; 60]);
+        harness.advance(59_999_999_999);
+        harness.run_one(&[8; 60]);
+        harness.advance(1);
+    }
+    harness.stage().finish().unwrap();
+    let expected = [
+        "out_00001_20001231235959.pcapng",
+        "out_00003_19700101000200.pcapng",
+        "out_00004_19700101000300.pcapng",
+        "out_00005_19700101000400.pcapng",
+    ];
+    assert_eq!(folder.files(), expected);
+    for name in &expected[1..] {
+        let contents = Contents::of(&std::fs::read(folder.0.join(name)).unwrap());
+        let bytes: Vec<u8> = contents.packets.iter().map(|packet| packet.bytes[0]).collect();
+        assert_eq!(bytes, [7, 8], "{name}");
+    }
+}
+
+/// What is left out is counted, and the next file is tried when there may be room again.
+#[test]
+fn a_failure_is_left_behind_with_the_next_file() {
+    let folder = Folder::new();
+    let inner = folder.0.join("inner");
+    let parameters = "file = \"inner/out.pcapng\"\nlossless = true\nrotate_bytes = 4096";
+    let mut harness = folder.build(parameters).unwrap();
+    // Something is in the way of the folder.
+    std::fs::write(&inner, []).unwrap();
+    let counters = |harness: &Harness| {
+        let counters: Vec<u64> = harness.counters().into_iter().map(|(_, value)| value).collect();
+        (counters[0], counters[1])
+    };
+    let mut given = 0;
+    let mut until = |harness: &mut Harness, condition: &mut dyn FnMut(&Harness) -> bool| {
+        let begin = std::time::Instant::now();
+        while !condition(harness) {
+            assert!(begin.elapsed() < std::time::Duration::from_secs(60), "{:?}", counters(harness));
+            assert_eq!(harness.run_one(&[7; 1000]).fate, Fate::Next);
+            given += 1;
+            std::thread::yield_now();
+        }
+    };
+    until(&mut harness, &mut |harness| counters(harness).1 > 0);
+    std::fs::remove_file(&inner).unwrap();
+    until(&mut harness, &mut |_| std::fs::read_dir(&inner).is_ok_and(|files| files.count() > 2));
+    let (taken, missed) = counters(&harness);
+    assert_eq!(taken + missed, given);
+    let error = harness.stage().finish().unwrap_err().to_string();
+    assert!(error.contains("inner"), "{error}");
+    let mut last: Vec<PathBuf> = std::fs::read_dir(&inner).unwrap().map(|entry| entry.unwrap().path()).collect();
+    last.sort();
+    let contents = Contents::of(&std::fs::read(last.last().unwrap()).unwrap());
+    // Some of those that were taken were missed after all: the file knows.
+    assert_eq!(contents.received, given);
+    assert!(contents.dropped >= missed);
+}
+
+#[test]
+fn a_file_names_the_clocks_of_its_packets() {
+    let mut file = Vec::new();
+    let mut writer = pcapng::Writer::new(&mut file, "eth0", 100).unwrap();
+    let mut expected = 0;
+    for (nanos, source) in [ClockSource::Software, ClockSource::DeviceTicks, ClockSource::Software].iter().enumerate() {
+        let nanos = nanos as u64;
+        let record = pcapng::Record { nanos, source: *source, original: 60, bytes: &[1; 60], comment: &[] };
+        let before = writer.written();
+        expected += writer.cost(&record);
+        writer.packet(&record).unwrap();
+        assert!(writer.written() > before);
+    }
+    let headers = writer.written() - expected;
+    writer.finish(3, 3, 0).unwrap();
+    assert_eq!(writer.written() - expected - headers, pcapng::STATISTICS);
+    let contents = Contents::of(&file);
+    assert_eq!(contents.clocks, ["time stamps: software", "time stamps: device_ticks"]);
+    let clocks: Vec<&str> = contents.packets.iter().map(|packet| packet.clock.as_str()).collect();
+    assert_eq!(clocks, ["time stamps: software", "time stamps: device_ticks", "time stamps: software"]);
 }
 
 #[test]
@@ -204,6 +332,15 @@ fn bad_parameters_are_told_with_their_place() {
     assert_eq!(refused(&format!("{file}buffers = 0")), "buffers: 0 buffers are not to be had (1 to 65536)");
     let long = format!("{file}comment = \"{}\"", "x".repeat(129));
     assert_eq!(refused(&long), "comment: 129 bytes are too many (128 at most)");
+    for (parameters, expected) in [
+        ("keep = 3", "keep: there is one file only (add `rotate_bytes`"),
+        ("rotate_bytes = 4095", "rotate_bytes: 4095 bytes are too few (4096 or more)"),
+        ("rotate_seconds = 0", "rotate_seconds: 0 seconds are too few (1 or more)"),
+        ("rotate_seconds = 1\nkeep = 0", "keep: 0 files are none (1 or more)"),
+    ] {
+        let told = refused(&format!("{file}{parameters}"));
+        assert!(told.starts_with(expected), "{told}");
+    }
     assert!(refused("").contains("missing field `file`"));
 }
 
