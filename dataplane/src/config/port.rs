@@ -508,6 +508,9 @@ pub struct Packet {
     /// `tcpdump`.
     #[serde(default = "yes")]
     pub qdisc_bypass: bool,
+    /// Whether frames that the host itself sends by the interface are received as well: for a program that only looks on.
+    #[serde(default)]
+    pub outgoing: bool,
 }
 
 /// A TAP interface, with the host at the other end. One that is there is attached to; otherwise it is made.

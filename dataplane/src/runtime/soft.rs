@@ -54,6 +54,7 @@ pub(super) fn spec(
             ring: link.ring,
             promiscuous: link.promiscuous,
             qdisc_bypass: link.qdisc_bypass,
+            outgoing: link.outgoing,
         }),
         Some(Link::Tap(link)) => LinkSpec::Tap(TapSpec {
             name: link.name.clone(),

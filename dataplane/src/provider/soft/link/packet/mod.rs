@@ -40,6 +40,8 @@ pub struct PacketSpec {
     /// Whether what is sent goes to the driver directly: not through the queueing discipline of the interface
     /// (`tc(8)`), and past `tcpdump`.
     pub qdisc_bypass: bool,
+    /// Whether frames that the host itself sends by the interface are received as well, and not only those that come in.
+    pub outgoing: bool,
 }
 
 impl PacketSpec {
@@ -50,7 +52,13 @@ impl PacketSpec {
 
     /// An interface, used in the usual way.
     pub fn new(interface: &str) -> Self {
-        Self { interface: interface.to_owned(), ring: Self::RING, promiscuous: true, qdisc_bypass: true }
+        Self {
+            interface: interface.to_owned(),
+            ring: Self::RING,
+            promiscuous: true,
+            qdisc_bypass: true,
+            outgoing: false,
+        }
     }
 }
 

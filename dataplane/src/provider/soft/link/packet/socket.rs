@@ -103,7 +103,7 @@ impl Socket {
         set(libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as libc::c_int, "PACKET_VERSION")?;
         set(libc::PACKET_VNET_HDR, 1, "PACKET_VNET_HDR")?;
         set(libc::PACKET_COPY_THRESH, 1, "PACKET_COPY_THRESH")?;
-        set(libc::PACKET_IGNORE_OUTGOING, 1, "PACKET_IGNORE_OUTGOING")?;
+        set(libc::PACKET_IGNORE_OUTGOING, (!spec.outgoing).into(), "PACKET_IGNORE_OUTGOING")?;
         grow(&receiver, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF);
         let stride = (longest + BEFORE).next_power_of_two();
         let frames = spec.ring as usize;
@@ -128,7 +128,7 @@ impl Socket {
         }
         bind(&receiver, index, libc::ETH_P_ALL as u16).map_err(|error| ("bind", error))?;
         if let Some(group) = group {
-            join(&receiver, group).map_err(|error| ("PACKET_FANOUT", error))?;
+            join(&receiver, group, spec.outgoing).map_err(|error| ("PACKET_FANOUT", error))?;
         }
         let sender = packet_socket().map_err(|error| ("an AF_PACKET socket", error))?;
         if spec.qdisc_bypass {
@@ -307,9 +307,9 @@ fn bind(socket: &OwnedFd, index: u32, protocol: u16) -> io::Result<()> {
 }
 
 /// Joins the sockets that share an interface by the hash of their flows; without a group, founds one.
-fn join(socket: &OwnedFd, group: &mut Option<u16>) -> io::Result<()> {
+fn join(socket: &OwnedFd, group: &mut Option<u16>, outgoing: bool) -> io::Result<()> {
     // In a group it is this flag that keeps outgoing frames away, and not the option of the socket.
-    let kind = libc::PACKET_FANOUT_HASH | libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING;
+    let kind = libc::PACKET_FANOUT_HASH | if outgoing { 0 } else { libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING };
     let found = if group.is_none() { libc::PACKET_FANOUT_FLAG_UNIQUEID } else { 0 };
     let argument = u32::from(group.unwrap_or(0)) | (kind | found) << 16;
     set_option(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &argument)?;
