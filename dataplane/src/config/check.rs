@@ -106,12 +106,30 @@ impl<'a> Checker<'a, '_> {
         inputs
     }
 
+    /// An address is one port's.
+    fn addresses(&mut self, index: usize, port: &Port) {
+        let loaded = self.loaded;
+        for (place, address) in port.addresses.iter().enumerate() {
+            let same = |other: &&super::types::Address| other.0.addr() == address.0.addr();
+            let before = loaded.ports[..index].iter().filter_map(|entry| entry.port.as_ref());
+            let owner = before.chain([port]).find(|other| {
+                let until = if std::ptr::eq(*other, port) { place } else { other.addresses.len() };
+                other.addresses[..until].iter().any(|other| same(&other))
+            });
+            if let Some(owner) = owner {
+                let message = format!("{} is an address of `{}` already", address.0.addr(), owner.name);
+                self.error(&format!("port[{index}].addresses[{place}]"), message, "leave one of them out");
+            }
+        }
+    }
+
     /// Checks one port; gives its peer.
     fn port(&mut self, index: usize, port: &Port) -> Option<usize> {
         let at = |key: &str| format!("port[{index}].{key}");
         connection::connection(self.loaded, index, port, self.diagnostics);
         raw::raw(self.loaded, index, port, self.diagnostics);
         self.peer(index, port);
+        self.addresses(index, port);
         if port.device.is_empty() {
             self.error(&at("device"), "a port needs a device", "name a verbs device, or \"soft\"");
         }

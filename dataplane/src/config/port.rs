@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::connection::Connection;
 use super::raw::{Flow, Offload, RateLimit};
-use super::types::{Mac, Period, Repeat, RssKey, probability, within, within_signed, within_some};
+use super::types::{Address, Mac, Period, Repeat, RssKey, probability, within, within_signed, within_some};
 use super::xdp::Xdp;
 
 /// The `device` of a port that is the software device.
@@ -583,6 +583,11 @@ pub struct Port {
     /// those of the port (`source = "kernel"`). Absent: that of its link, where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
+    /// The addresses of this host on it, such as `"192.0.2.1/24"`: stages answer for them (`arp`, `icmp`), speak with them
+    /// (`icmp_error`) and ask for neighbours with them (`neighbor`), where they are told of no others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<String>")]
+    pub addresses: Vec<Address>,
     /// How its queue pairs find their peers, and with what attributes they are connected: of `"ud"`, `"rc"` and `"uc"`,
     /// which need it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

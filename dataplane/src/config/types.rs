@@ -1,9 +1,11 @@
 //! Values that a config writes in a form of its own.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use serde::de::{Error as _, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -93,6 +95,44 @@ impl FromStr for Mac {
             .and_then(|parts| parts.try_into().ok())
             .map(Self)
             .ok_or_else(|| format!("`{text}` is no MAC address\nwrite six bytes in hexadecimal: \"02:00:00:00:00:01\""))
+    }
+}
+
+/// An address of a port and how long the prefix of its link is, written `"192.0.2.1/24"` or `"2001:db8::1/64"`. Without a
+/// length there is nobody beside it on the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address(pub IpNet);
+
+as_string!(Address, "an address and the length of its prefix, such as \"192.0.2.1/24\"");
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let net = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        let net: IpNet = net.map_err(|_| {
+            format!(
+                "`{text}` is no address\nwrite it with the length of its prefix: \"192.0.2.1/24\" or \"2001:db8::1/64\""
+            )
+        })?;
+        let address = net.addr();
+        let alone = match net {
+            IpNet::V4(net) => {
+                let of_all = net.prefix_len() < 31 && (net.addr() == net.network() || net.addr() == net.broadcast());
+                !of_all && !net.addr().is_broadcast()
+            }
+            IpNet::V6(_) => true,
+        };
+        if !alone || address.is_unspecified() || address.is_multicast() {
+            return Err(format!("`{text}` is not the address of a single host"));
+        }
+        Ok(Self(net))
     }
 }
 
@@ -279,6 +319,33 @@ pub fn probability<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D:
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_have_the_prefix_of_their_link() {
+        for (text, whole) in [
+            ("192.0.2.1/24", "192.0.2.1/24"),
+            ("192.0.2.1", "192.0.2.1/32"),
+            ("192.0.2.0/31", "192.0.2.0/31"),
+            ("2001:db8::1/64", "2001:db8::1/64"),
+            ("fe80::1", "fe80::1/128"),
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), whole);
+        }
+        for (text, message) in [
+            ("192.0.2.1/33", "is no address"),
+            ("eth0", "is no address"),
+            ("192.0.2.0/24", "is not the address of a single host"),
+            ("192.0.2.255/24", "is not the address of a single host"),
+            ("224.0.0.1", "is not the address of a single host"),
+            ("0.0.0.0", "is not the address of a single host"),
+            ("255.255.255.255", "is not the address of a single host"),
+            ("ff02::1/64", "is not the address of a single host"),
+            ("::", "is not the address of a single host"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err();
+            assert!(error.contains(message), "{text}: {error}");
+        }
+    }
 
     #[test]
     fn what_is_written_is_read_back() {

@@ -28,6 +28,7 @@ pub mod grh;
 pub mod icmp;
 pub mod ipv4;
 pub mod ipv6;
+pub mod ndp;
 pub mod parse;
 pub mod tcp;
 pub mod tunnel;

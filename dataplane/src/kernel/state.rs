@@ -17,7 +17,7 @@ use super::rib::{LOCAL, MAIN, Rib};
 use super::socket::{Message, Requests};
 use crate::header::MacAddr;
 use crate::pipeline::{NextHop, PortInfo};
-use crate::stages::forwarding::{Count, Forwarding, Hop, Kind, TABLES, Target, Writer};
+use crate::stages::forwarding::{Count, Forwarding, Hop, Kind, Mark, TABLES, Target, Writer};
 
 /// The most neighbours that are asked for at a time.
 const ASKED_AT_ONCE: usize = 32;
@@ -216,7 +216,8 @@ impl State {
 
     fn set_neighbor(&mut self, neighbor: &Neighbor) {
         let Some(hop) = self.hop(neighbor) else { return };
-        match self.writer.set_neighbor(hop, neighbor.resolved, neighbor.stale) {
+        let mark = if neighbor.stale { Mark::Watched } else { Mark::Quiet };
+        match self.writer.set_neighbor(hop, neighbor.resolved, mark) {
             Ok(()) => self.tables.add(Count::Changes, 1),
             Err(refused) => {
                 self.tables.add(Count::Refused, 1);

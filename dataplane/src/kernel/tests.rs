@@ -69,6 +69,7 @@ fn bed() -> (Arc<Forwarding>, Vec<PortInfo>) {
         mac: [2, 0, 0, 0, 0, 99],
         mtu: 9000,
         interface: Some(interface.to_owned()),
+        addresses: Vec::new(),
     };
     (Forwarding::new(&["a".to_owned(), "b".to_owned()]), vec![port("a", "a0"), port("b", "b0")])
 }

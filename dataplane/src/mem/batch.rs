@@ -128,10 +128,10 @@ impl Batch {
         self.wait = wait;
     }
 
-    /// Takes slots from which a stage may make so many packets of each, as far as there are slots and as they fit.
-    pub(crate) fn stock(&mut self, makes: usize, pool: &mut Pool) {
+    /// Takes so many slots from which a stage may make packets, as far as there are slots and as they fit.
+    pub(crate) fn stock(&mut self, wanted: usize, pool: &mut Pool) {
         // There are none, and there is room for as many as fit into a batch: nothing is allocated.
-        let wanted = self.len().saturating_mul(makes).min(self.space());
+        let wanted = wanted.min(self.space());
         self.spares.extend_from_slice(pool.take(wanted, SlotState::Batched));
     }
 
@@ -165,6 +165,21 @@ impl Batch {
             to += part.len();
         }
         Some(Packet::at(self, at))
+    }
+
+    /// Makes a packet of these bytes behind all others, of which nothing is known yet. `None`: there is no slot for it, or it
+    /// is longer than a slot. A stage that makes packets says so by `Stage::makes` or `Stage::emits`.
+    pub fn make(&mut self, bytes: &[u8]) -> Option<Packet<'_>> {
+        let (at, layout) = (self.len(), self.memory.layout);
+        if at == BATCH || bytes.len() > layout.room() as usize {
+            return None;
+        }
+        let slot = self.spares.pop()?;
+        self.push(Desc { slot, offset: layout.headroom, len: bytes.len() as u16 }, Stamp::NONE);
+        self.metas[at] = Meta::default();
+        let mut packet = Packet::at(self, at);
+        packet.data_mut().copy_from_slice(bytes);
+        Some(packet)
     }
 
     /// How many more would fit.

@@ -94,6 +94,9 @@ struct Node {
     copies: bool,
     /// The most packets that are made of one.
     makes: usize,
+    /// The most packets that it makes of nothing, and whether it may do so now.
+    emits: usize,
+    due: bool,
     held: Option<Held>,
     counters: NodeCounters,
     watch: Option<Watch>,
@@ -148,6 +151,8 @@ impl Graph {
         let nodes = program.nodes.into_iter().map(|node| Node {
             copies: node.stage.copies(),
             makes: node.stage.makes(),
+            emits: node.stage.emits().min(burst),
+            due: false,
             held: node.stage.holds().map(|longest| Held::new(longest, pool)),
             watch: node.drops.map(|by| Watch::new(by, &node)),
             name: node.name,
@@ -204,14 +209,16 @@ impl Graph {
     pub(crate) fn tick(&mut self, ctx: &Ctx) {
         for node in &mut self.nodes {
             node.stage.tick(ctx);
+            node.due = node.emits > 0;
             if let Some(held) = &mut node.held {
                 held.begin();
             }
         }
     }
 
-    /// Lets some of the packets that waited at the last [`Graph::tick`] go through their stage again, and on. `false`: there
-    /// were none left. What is in the outboxes is to be sent before the next call.
+    /// Lets some of the packets that waited at the last [`Graph::tick`] go through their stage again, and on; when none is
+    /// left, a stage makes some of nothing. `false`: there were none. What is in the outboxes is to be sent before the next
+    /// call.
     pub(crate) fn release<O: Observer>(&mut self, ctx: &Ctx, pool: &mut Pool, observer: &mut O) -> bool {
         let burst = self.burst;
         for node in &mut self.nodes {
@@ -224,7 +231,26 @@ impl Graph {
                 return true;
             }
         }
-        false
+        (0..self.nodes.len()).any(|place| self.emit(place, ctx, pool, observer))
+    }
+
+    /// Lets a stage make packets of nothing, if it has not since the last [`Graph::tick`]. `false`: it made none.
+    fn emit<O: Observer>(&mut self, place: usize, ctx: &Ctx, pool: &mut Pool, observer: &mut O) -> bool {
+        let Self { nodes, outboxes, .. } = self;
+        let (nodes, later) = nodes.split_at_mut(place + 1);
+        let Some((node, earlier)) = nodes.split_last_mut().filter(|(node, _)| node.due) else { return false };
+        node.due = false;
+        node.inbox.set_ingress(0);
+        node.inbox.stock(node.emits, pool);
+        node.stage.emit(ctx, &mut node.inbox);
+        node.inbox.unstock(pool);
+        if node.inbox.is_empty() {
+            return false;
+        }
+        node.counters.made += node.inbox.len() as u64;
+        Moves { ctx, place, node, earlier, later, outboxes, pool }.all(observer);
+        self.walk(ctx, pool, observer);
+        true
     }
 
     /// Drops all packets that wait: the worker stops.
@@ -251,19 +277,14 @@ impl Graph {
             node.counters.batches += 1;
             if node.makes > 0 {
                 let before = node.inbox.len();
-                node.inbox.stock(node.makes, pool);
+                node.inbox.stock(before.saturating_mul(node.makes), pool);
                 node.stage.process(ctx, &mut node.inbox);
                 node.inbox.unstock(pool);
                 node.counters.made += (node.inbox.len() - before) as u64;
             } else {
                 node.stage.process(ctx, &mut node.inbox);
             }
-            let mut moves = Moves { ctx, place, node, earlier, later, outboxes, pool };
-            if O::WATCHES || moves.node.inbox.wants_copies() || moves.node.inbox.is_steered() {
-                moves.one_by_one(observer);
-            } else {
-                moves.whole();
-            }
+            Moves { ctx, place, node, earlier, later, outboxes, pool }.all(observer);
         }
     }
 }
@@ -280,6 +301,16 @@ struct Moves<'a> {
 }
 
 impl Moves<'_> {
+    /// Moves all packets.
+    #[inline]
+    fn all<O: Observer>(&mut self, observer: &mut O) {
+        if O::WATCHES || self.node.inbox.wants_copies() || self.node.inbox.is_steered() {
+            self.one_by_one(observer);
+        } else {
+            self.whole();
+        }
+    }
+
     /// Nothing was labelled: the batch is handed over as it is.
     #[inline]
     fn whole(&mut self) {

@@ -198,6 +198,19 @@ pub trait Stage: Send {
         0
     }
 
+    /// The most packets that it makes of nothing between two batches ([`Stage::emit`]).
+    fn emits(&self) -> usize {
+        0
+    }
+
+    /// Makes packets of nothing ([`Batch::make`]), which then leave as those of [`Stage::process`] do: called after every
+    /// [`Stage::tick`], with an empty batch. They count as received on the first port.
+    ///
+    /// As [`Stage::process`], it runs on the worker.
+    fn emit(&mut self, ctx: &Ctx, batch: &mut Batch) {
+        let _ = (ctx, batch);
+    }
+
     /// Whether it lets packets wait ([`Packet::hold`]), and how long: what has waited longer comes back as overdue. At most
     /// [`crate::mem::BATCH`] packets wait in a stage of a worker.
     fn holds(&self) -> Option<Nanos> {

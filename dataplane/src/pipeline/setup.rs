@@ -6,6 +6,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
 use crate::pipeline::{Problem, Reload, Reloads, Stage};
 
 /// A port as stages know it. Its number is its place in [`Setup::ports`].
@@ -19,10 +21,12 @@ pub struct PortInfo {
     pub mtu: u16,
     /// The interface of the kernel that it is, if it is one.
     pub interface: Option<String>,
+    /// The addresses of this host on it, each with the prefix of the link.
+    pub addresses: Vec<IpNet>,
 }
 
 /// A next hop: the address to resolve, on a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NextHop {
     /// The address of the gateway.
     pub address: IpAddr,

@@ -10,6 +10,7 @@ use crate::pipeline::{
 };
 use crate::provider::soft::mac_of;
 use crate::stages::forwarding::Forwarding;
+use crate::stages::resolution::Resolution;
 use crate::topology::Topology;
 
 /// A config that has been checked in full: the plan, and a program for every worker.
@@ -23,6 +24,8 @@ pub struct Assembly {
     pub(crate) programs: Vec<Program>,
     /// The tables that follow the kernel's, if a stage asks for them.
     pub(crate) forwarding: Option<Arc<Forwarding>>,
+    /// How neighbours are found, if a stage asks for that.
+    pub(crate) resolution: Option<Arc<Resolution>>,
     /// What is read anew when the run is told to.
     pub(crate) reloads: Reloads,
 }
@@ -107,8 +110,14 @@ fn build(
         }
         programs.push(program);
     }
+    let resolution = resources.common::<Resolution>();
+    if let Some((stage, problem)) = resolution.as_deref().and_then(Resolution::flaw) {
+        let index = order.iter().find(|index| loaded.stage_name(**index) == Some(stage)).or(order.first());
+        diagnostics.push(mistake(&loaded, *index?, stage, problem));
+        return None;
+    }
     let forwarding = resources.common();
-    Some(Assembly { plan: plan?, ports, topology, programs, forwarding, reloads: resources.reloads })
+    Some(Assembly { plan: plan?, ports, topology, programs, forwarding, resolution, reloads: resources.reloads })
 }
 
 fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
@@ -126,6 +135,7 @@ fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
         },
         mtu: port.map_or(u16::MAX, |port| port.mtu.min(u32::from(u16::MAX)) as u16),
         interface: port.and_then(config::Port::kernel_interface).map(str::to_owned),
+        addresses: port.map_or_else(Vec::new, |port| port.addresses.iter().map(|address| address.0).collect()),
     };
     loaded.named_ports().enumerate().map(info).collect()
 }

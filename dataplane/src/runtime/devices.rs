@@ -32,6 +32,9 @@ pub(crate) trait PortDevice: Send + Sync {
     /// What the device has reported since the last call, in words.
     fn events(&self) -> Vec<String>;
 
+    /// Has `act` called, on another thread, whenever the port may have changed: its link went up, or down.
+    fn on_change(&self, act: Box<dyn FnMut() + Send>);
+
     /// What is known of its clocks, where it has any of its own.
     fn clocks(&self) -> Vec<ClockReport>;
 
@@ -251,6 +254,10 @@ impl<D: Device> PortDevice for Port<D> {
 
     fn events(&self) -> Vec<String> {
         self.watch.lines()
+    }
+
+    fn on_change(&self, act: Box<dyn FnMut() + Send>) {
+        self.watch.on_port(self.number, act);
     }
 
     fn clocks(&self) -> Vec<ClockReport> {

@@ -19,6 +19,7 @@ use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::idle::Idle;
 use crate::runtime::report::{self, Outcome};
 use crate::runtime::worker::{Counts, Spans, Worker};
+use crate::stages::resolution::Resolver;
 use crate::telemetry::{PortReport, Progress, Report, WorkerReport};
 use crate::topology::pin_current_thread;
 use crate::units::{CoreId, Nanos, NumaNode};
@@ -49,6 +50,8 @@ pub struct Run {
     clock: HostClock,
     /// Ends when it is dropped.
     _mirror: Option<Mirror>,
+    /// The same.
+    _resolver: Option<Resolver>,
     reloads: Mutex<Reloads>,
 }
 
@@ -81,11 +84,18 @@ impl Run {
     /// # Errors
     /// As [`Run::start`]; or it was not wished any more.
     pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
-        let Assembly { plan, ports: infos, topology, programs, forwarding, reloads } = assembly;
+        let Assembly { plan, ports: infos, topology, programs, forwarding, resolution, reloads } = assembly;
         let clock = HostClock::new();
         let ports = devices::open(&plan, &infos, &clock)?;
         // Before there are workers: what the kernel knows already, they know from their first packet on.
         let mirror = forwarding.map(|tables| Mirror::start(tables, &infos)).transpose()?;
+        if let Some(resolution) = &resolution {
+            for (number, port) in (0..=u8::MAX).zip(&ports) {
+                let resolution = resolution.clone();
+                port.on_change(Box::new(move || resolution.announce(number)));
+            }
+        }
+        let resolver = resolution.map(Resolver::start).transpose()?.flatten();
         let control = Arc::new(Control::new(programs.len(), options.packets));
         let plan = Arc::new(plan);
         let workers = programs.len();
@@ -148,7 +158,8 @@ impl Run {
         };
         let threads = threads.into_iter().map(tell).collect();
         let names = plan.ports.iter().map(|port| port.config.name.clone()).collect();
-        Ok(Self { control, ports, names, workers: threads, clock, _mirror: mirror, reloads: reloads.into() })
+        let (_mirror, _resolver, reloads) = (mirror, resolver, reloads.into());
+        Ok(Self { control, ports, names, workers: threads, clock, _mirror, _resolver, reloads })
     }
 
     /// The sums over all workers, as of a moment ago.

@@ -5,17 +5,21 @@ use std::net::{IpAddr, Ipv4Addr};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::header::arp::{Arp as Message, REQUEST};
+use crate::header::arp::{Arp as Message, REPLY as ANSWER, REQUEST};
 use crate::header::ethernet::Ethernet;
 use crate::header::{Header, MacAddr};
 use crate::mem::{Batch, Edge, MetaFlags, Packet};
 use crate::pipeline::{Ctx, Facts, Problem, Setup, Stage};
+use crate::stages::resolution::{Claim, Ear, Word};
 use crate::stages::responder::Responder;
 
 /// Answers ARP requests for IPv4 addresses of this host (RFC 826).
 ///
 /// A request becomes its answer and leaves by `reply`, to go out by the port that it came in by; VLAN tags stay as they
 /// are. Everything else goes on: requests for other addresses or to another station, announcements, answers.
+///
+/// Without `addresses` it answers for those that the port of the request has in the config. Where a `neighbor` stage has
+/// `source = "resolve"`, what messages say of neighbours is told to it.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -32,7 +36,8 @@ use crate::stages::responder::Responder;
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Arp {
-    /// The addresses to answer for.
+    /// The addresses to answer for; without any, those that the ports have in the config.
+    #[serde(default)]
     pub addresses: Vec<Ipv4Addr>,
     /// The port whose requests are answered; without one, those of all ports.
     #[serde(default)]
@@ -43,6 +48,9 @@ pub struct Arp {
     #[serde(skip)]
     #[schemars(skip)]
     own: Responder,
+    #[serde(skip)]
+    #[schemars(skip)]
+    ear: Ear,
     #[serde(skip)]
     #[schemars(skip)]
     conflicts: u64,
@@ -61,8 +69,13 @@ enum Meaning {
 }
 
 impl Stage for Arp {
-    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+    fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
+            if self.ear.is_open()
+                && let Some(word) = self.word(&packet)
+            {
+                self.ear.hear(packet.ingress(), packet.meta().flags, word, ctx);
+            }
             match self.meaning(&packet) {
                 Meaning::Asked(mac) => {
                     if answer(&mut packet, mac) {
@@ -90,7 +103,8 @@ impl Stage for Arp {
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let addresses: Vec<IpAddr> = self.addresses.iter().copied().map(IpAddr::V4).collect();
-        self.own = Responder::new(&addresses, self.port.as_deref(), self.mac, setup)?;
+        self.own = Responder::new(&addresses, IpAddr::is_ipv4, self.port.as_deref(), self.mac, setup)?;
+        self.ear = Ear::new(setup, IpAddr::is_ipv4);
         Ok(())
     }
 
@@ -115,15 +129,35 @@ impl Arp {
         let (Some(message), Ok(ethernet)) = (message(packet), Ethernet::view(packet.data())) else {
             return Meaning::Other;
         };
-        let Some(mac) = self.own.mac(packet.ingress()) else { return Meaning::Other };
-        if self.own.has_v4(&message.sender_ip) {
+        let ingress = packet.ingress();
+        let Some(mac) = self.own.mac(ingress) else { return Meaning::Other };
+        if self.own.is_on_v4(ingress, &message.sender_ip) {
             return if message.sender_mac == mac { Meaning::Other } else { Meaning::Conflict };
         }
-        let asked = message.operation.get() == REQUEST && self.own.has_v4(&message.target_ip);
+        let asked = message.operation.get() == REQUEST && self.own.is_on_v4(ingress, &message.target_ip);
         let to_us = ethernet.destination == mac || ethernet.destination.is_multicast();
         // An answer to a group would reach stations that did not ask.
         let from_one = !message.sender_mac.is_multicast() && message.sender_mac != MacAddr::ZERO;
         if asked && to_us && from_one { Meaning::Asked(mac) } else { Meaning::Other }
+    }
+}
+
+impl Arp {
+    /// What a message says of its sender.
+    fn word(&self, packet: &Packet<'_>) -> Option<Word> {
+        let (message, ethernet) = (message(packet)?, Ethernet::view(packet.data()).ok()?);
+        let mac = self.own.mac(packet.ingress())?;
+        let to_us = ethernet.destination == mac || ethernet.destination.is_multicast();
+        let for_us = self.own.is_on_v4(packet.ingress(), &message.target_ip);
+        let claim = match message.operation.get() {
+            REQUEST if for_us => Claim::Asks,
+            ANSWER if for_us && ethernet.destination == mac => Claim::Answer,
+            // An announcement, or a question or an answer between others that was overheard.
+            REQUEST | ANSWER => Claim::Announces,
+            _ => return None,
+        };
+        let address = IpAddr::V4(message.sender_ip.into());
+        to_us.then_some(Word { address, mac: Some(message.sender_mac), claim, overrides: true })
     }
 }
 
@@ -153,7 +187,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::header::arp::REPLY as ANSWER;
     use crate::stages::parse::Parse;
     use crate::testing::{Fate, Harness, frame, strategies};
 

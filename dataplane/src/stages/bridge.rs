@@ -373,7 +373,13 @@ mod tests {
     }
 
     fn bench(ingress: u8, parameters: &str) -> Result<Harness, String> {
-        let port = |name: &str| PortInfo { name: name.to_owned(), mac: [2; 6], mtu: 1500, interface: None };
+        let port = |name: &str| PortInfo {
+            name: name.to_owned(),
+            mac: [2; 6],
+            mtu: 1500,
+            interface: None,
+            addresses: Vec::new(),
+        };
         let ports = ["a", "b", "c", "d"].map(port);
         Harness::builder().ports(&ports).ingress(ingress).after(Parse::default()).build::<Bridge>(parameters)
     }

@@ -73,7 +73,13 @@ mod tests {
     use crate::testing::{Fate, Harness};
 
     fn harness(parameters: &str, ingress: u8) -> Result<Harness, String> {
-        let port = |name: &str| PortInfo { name: name.to_owned(), mac: [2; 6], mtu: 1500, interface: None };
+        let port = |name: &str| PortInfo {
+            name: name.to_owned(),
+            mac: [2; 6],
+            mtu: 1500,
+            interface: None,
+            addresses: Vec::new(),
+        };
         Harness::builder().ports(&["a", "b", "c"].map(port)).ingress(ingress).build::<Cross>(parameters)
     }
 

@@ -248,7 +248,7 @@ mod tests {
     use crate::testing::{Fate, Harness, Outcome, frame, strategies};
 
     fn bench(mtu: u16, parameters: &str) -> Harness {
-        let port = PortInfo { name: "a".to_owned(), mac: [2; 6], mtu, interface: None };
+        let port = PortInfo { name: "a".to_owned(), mac: [2; 6], mtu, interface: None, addresses: Vec::new() };
         struct Out;
         impl Stage for Out {
             fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {

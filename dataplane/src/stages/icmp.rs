@@ -11,9 +11,11 @@ use crate::header::ethernet::Ethernet;
 use crate::header::icmp::{self, Icmp as Message};
 use crate::header::ipv4::Ipv4;
 use crate::header::ipv6::Ipv6;
+use crate::header::ndp::ALL_NODES;
 use crate::header::{Header, MacAddr, protocol};
 use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason};
 use crate::pipeline::{Ctx, Facts, Problem, Setup, Stage};
+use crate::stages::resolution::Ear;
 use crate::stages::responder::{Responder, is_host};
 
 mod discovery;
@@ -24,6 +26,10 @@ mod discovery;
 /// A request becomes its answer and leaves by `reply`, to go out by the port that it came in by. Not answered, and let
 /// go on, are fragments, requests with IP options or extension headers, those that come from or were sent to a group of
 /// stations, and whatever is not for these addresses. Requests for them with a wrong checksum are dropped.
+///
+/// Without `addresses` it answers for those that the ports have in the config: solicitations for an address on its own port
+/// alone, echo requests on any. Where a `neighbor` stage has `source = "resolve"`, what neighbours advertise ends here,
+/// and is told to it.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -40,7 +46,8 @@ mod discovery;
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Icmp {
-    /// The addresses to answer for.
+    /// The addresses to answer for; without any, those that the ports have in the config.
+    #[serde(default)]
     pub addresses: Vec<IpAddr>,
     /// The port whose requests are answered; without one, those of all ports.
     #[serde(default)]
@@ -57,6 +64,9 @@ pub struct Icmp {
     #[serde(skip)]
     #[schemars(skip)]
     own: Responder,
+    #[serde(skip)]
+    #[schemars(skip)]
+    ear: Ear,
 }
 
 const fn ttl() -> u8 {
@@ -70,23 +80,27 @@ const fn router() -> bool {
 const REPLY: Edge = Edge::new(0);
 const BAD_SOLICITATION: Reason = Reason::own(0);
 const NO_TAILROOM: Reason = Reason::own(1);
+const BAD_ADVERTISEMENT: Reason = Reason::own(2);
 
 /// What becomes of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Answered,
+    /// It was for this host, and has been heard.
+    Heard,
     NotOurs,
     Refused(Reason),
 }
 
 impl Stage for Icmp {
-    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+    fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
-            match self.answer(&mut packet) {
+            match self.answer(&mut packet, ctx) {
                 Verdict::Answered => {
                     packet.meta_mut().egress = packet.ingress();
                     packet.steer(REPLY);
                 }
+                Verdict::Heard => packet.consume(),
                 Verdict::NotOurs => {}
                 Verdict::Refused(reason) => packet.drop(reason),
             }
@@ -101,6 +115,7 @@ impl Stage for Icmp {
         &[
             ("bad_solicitation", "a neighbour solicitation that RFC 4861, section 7.1.1, says to discard"),
             ("no_tailroom", "no room behind a neighbour solicitation for what its answer has in addition"),
+            ("bad_advertisement", "a neighbour advertisement that RFC 4861, section 7.1.2, says to discard"),
         ]
     }
 
@@ -116,14 +131,15 @@ impl Stage for Icmp {
         if self.ttl == 0 {
             return Err(Problem::at("ttl", "an answer with a TTL of 0 goes nowhere").help("1 to 255"));
         }
-        self.own = Responder::new(&self.addresses, self.port.as_deref(), self.mac, setup)?;
+        self.own = Responder::new(&self.addresses, |_| true, self.port.as_deref(), self.mac, setup)?;
+        self.ear = Ear::new(setup, IpAddr::is_ipv6);
         Ok(())
     }
 }
 
 impl Icmp {
     #[inline]
-    fn answer(&self, packet: &mut Packet<'_>) -> Verdict {
+    fn answer(&mut self, packet: &mut Packet<'_>, ctx: &Ctx) -> Verdict {
         let meta = packet.meta();
         if !meta.flags.contains(MetaFlags::L4) || meta.flags.contains(MetaFlags::FRAGMENT) {
             return Verdict::NotOurs;
@@ -135,7 +151,7 @@ impl Icmp {
                 self.echo_v4(packet)
             }
             protocol::ICMPV6 if meta.flags.contains(MetaFlags::IPV6) && usize::from(ip_len) == Ipv6::LEN => {
-                self.icmpv6(packet, mac)
+                self.icmpv6(packet, mac, ctx)
             }
             _ => None,
         };
@@ -166,19 +182,27 @@ impl Icmp {
         Some(Verdict::Answered)
     }
 
-    fn icmpv6(&self, packet: &mut Packet<'_>, mac: MacAddr) -> Option<Verdict> {
+    fn icmpv6(&mut self, packet: &mut Packet<'_>, mac: MacAddr, ctx: &Ctx) -> Option<Verdict> {
+        let (ingress, flags) = (packet.ingress(), packet.meta().flags);
         let (link, ip, bytes) = layers::<Ipv6>(packet)?;
         let message = Message::view(bytes).ok()?;
-        let is_solicitation = message.kind == icmp::V6_NEIGHBOR_SOLICITATION;
-        let wanted = if is_solicitation {
-            // What follows the front of the message begins with the address that is asked for.
-            let target = bytes.get(Message::LEN..).and_then(|content| content.first_chunk());
-            target.is_none_or(|target| self.own.has_v6(target)) && !link.source.is_multicast()
-        } else {
-            (message.kind, message.code) == (icmp::V6_ECHO_REQUEST, 0)
-                && self.own.has_v6(&ip.destination)
-                && is_host(ip.source_addr().into())
-                && between_stations(link)
+        let wanted = match message.kind {
+            icmp::V6_NEIGHBOR_SOLICITATION => {
+                // What follows the front of the message begins with the address that is asked for.
+                let target = bytes.get(Message::LEN..).and_then(|content| content.first_chunk());
+                target.is_none_or(|target| self.own.is_on_v6(ingress, target)) && !link.source.is_multicast()
+            }
+            icmp::V6_NEIGHBOR_ADVERTISEMENT => {
+                let ours = self.own.is_on_v6(ingress, &ip.destination) || ip.destination == ALL_NODES;
+                ours && !link.source.is_multicast() && self.ear.is_open()
+            }
+            icmp::V6_ECHO_REQUEST => {
+                message.code == 0
+                    && self.own.has_v6(&ip.destination)
+                    && is_host(ip.source_addr().into())
+                    && between_stations(link)
+            }
+            _ => false,
         };
         if !wanted {
             return Some(Verdict::NotOurs);
@@ -187,14 +211,31 @@ impl Icmp {
         if pseudo.bytes(bytes).checksum() != 0 {
             return Some(Verdict::Refused(Reason::BadChecksum));
         }
-        if is_solicitation {
-            return Some(discovery::advertise(packet, mac, self.router));
+        match message.kind {
+            icmp::V6_NEIGHBOR_SOLICITATION => {
+                let Some(word) = discovery::solicitation(ip, bytes) else {
+                    return Some(Verdict::Refused(BAD_SOLICITATION));
+                };
+                if let Some(word) = word {
+                    self.ear.hear(ingress, flags, word, ctx);
+                }
+                discovery::advertise(packet, mac, self.router)
+            }
+            icmp::V6_NEIGHBOR_ADVERTISEMENT => {
+                let Some(word) = discovery::advertisement(ip, bytes) else {
+                    return Some(Verdict::Refused(BAD_ADVERTISEMENT));
+                };
+                self.ear.hear(ingress, flags, word, ctx);
+                Some(Verdict::Heard)
+            }
+            _ => {
+                echo(bytes, icmp::V6_ECHO_REPLY)?;
+                std::mem::swap(&mut ip.source, &mut ip.destination);
+                ip.hop_limit = self.ttl;
+                std::mem::swap(&mut link.source, &mut link.destination);
+                Some(Verdict::Answered)
+            }
         }
-        echo(bytes, icmp::V6_ECHO_REPLY)?;
-        std::mem::swap(&mut ip.source, &mut ip.destination);
-        ip.hop_limit = self.ttl;
-        std::mem::swap(&mut link.source, &mut link.destination);
-        Some(Verdict::Answered)
     }
 }
 

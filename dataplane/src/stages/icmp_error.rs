@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use zerocopy::FromBytes;
@@ -58,7 +59,7 @@ pub struct IcmpError {
     /// Where the addresses of the ports come from: `config` or `kernel`.
     #[serde(default)]
     source: Origin,
-    /// The addresses of the ports.
+    /// The addresses of the ports; without any, those that their `[[port]]` names.
     #[serde(default)]
     addresses: Vec<Address>,
     /// Errors in a second, over all workers.
@@ -148,6 +149,16 @@ struct Port {
     v6: Option<IpAddr>,
 }
 
+impl Port {
+    /// Takes the first address of each kind; of IPv6 one that is known beyond the link, if there is one.
+    fn speak_with(&mut self, addresses: &[IpNet]) {
+        let of = |wanted: fn(&IpAddr) -> bool| addresses.iter().map(IpNet::addr).find(wanted);
+        self.v4 = of(IpAddr::is_ipv4);
+        let beyond = of(|address| matches!(address, IpAddr::V6(address) if !address.is_unicast_link_local()));
+        self.v6 = beyond.or_else(|| of(IpAddr::is_ipv6));
+    }
+}
+
 const REPLY: Edge = Edge::new(0);
 const NOT_TOLD: Reason = Reason::own(0);
 const NO_ADDRESS: Reason = Reason::own(1);
@@ -219,8 +230,15 @@ impl Stage for IcmpError {
             }
             Origin::Kernel => self.reader = Some(Forwarding::of(setup).join()),
             Origin::Config if self.addresses.is_empty() => {
-                let problem = Problem::at("addresses", "there is none to tell errors from");
-                return Err(problem.help("list one of each port, or set source = \"kernel\""));
+                for (port, info) in self.ports.iter_mut().zip(setup.ports()) {
+                    port.speak_with(&info.addresses);
+                }
+                if self.ports.iter().all(|port| port.v4.is_none() && port.v6.is_none()) {
+                    let problem = Problem::at("addresses", "there is none to tell errors from");
+                    return Err(
+                        problem.help("list one of each port, here or in its [[port]], or set source = \"kernel\"")
+                    );
+                }
             }
             Origin::Config => {}
         }

@@ -21,6 +21,7 @@ pub mod mirror;
 pub mod neighbor;
 pub mod parameter;
 pub mod parse;
+pub(crate) mod resolution;
 pub mod responder;
 pub mod route;
 pub mod sample;

@@ -14,7 +14,7 @@ use crate::header::ipv6::Ipv6;
 use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason, Wait};
 use crate::pipeline::{Ctx, Facts, NextHop, Problem, Setup, Stage};
 use crate::stages::forwarding::{Forwarding, Reader, Resolved};
-use crate::stages::parameter::Origin;
+use crate::stages::resolution::{Asker, Resolution, Wishes};
 use crate::stages::table::bucket::TokenBucket;
 use crate::units::Nanos;
 
@@ -26,6 +26,11 @@ use crate::units::Nanos;
 /// With `source = "kernel"` the neighbours are those of the kernel, and follow it. For one that is not known the kernel
 /// is asked to find it, and packets wait meanwhile: 16 for one neighbour, 256 for all, of each worker, and four seconds.
 /// Those that have waited so long leave by `unresolved`, those to one that does not answer by `unreachable`.
+///
+/// With `source = "resolve"` it finds them itself, by ARP (RFC 826) and neighbour solicitations (RFC 4861), with the addresses
+/// that the ports have in the config; packets wait in the same way. Stages `arp` and `icmp`, which answer for these addresses,
+/// hear the answers. Questions leave it as packets to neighbours do. Who does not answer three times in three seconds cannot
+/// be reached for three more.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -40,6 +45,12 @@ use crate::units::Nanos;
 /// name = "follow"
 /// use = "neighbor"
 /// source = "kernel"
+///
+/// [[pipeline.stage]]
+/// name = "find"
+/// use = "neighbor"
+/// source = "resolve"
+/// reachable = 30
 /// ```
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -47,12 +58,24 @@ pub struct Neighbor {
     /// The neighbours that are known.
     #[serde(default)]
     pub table: Vec<Entry>,
-    /// Where the neighbours come from: `config` or `kernel`.
+    /// Where the neighbours come from: `config`, `kernel` or `resolve`.
     #[serde(default)]
-    pub source: Origin,
+    pub source: Source,
+    /// The most neighbours that are known at a time, of `resolve`: 16 to 16,384, and 4,096 if nothing is said. Where there are
+    /// as many, the oldest that never answered makes room.
+    #[serde(default)]
+    pub most: Option<u16>,
+    /// About how many seconds an answer is believed, of `resolve`: 1 to 3,600, and 30 if nothing is said. After that a
+    /// neighbour that is used is asked again, five seconds later.
+    #[serde(default)]
+    pub reachable: Option<u16>,
+    /// After how many seconds a neighbour is forgotten that nobody uses, of `resolve`: 1 to 86,400, and 600 if nothing is
+    /// said.
+    #[serde(default)]
+    pub ageing: Option<u32>,
     #[serde(skip)]
     #[schemars(skip)]
-    kernel: Option<Kernel>,
+    live: Option<Live>,
     /// Where next hops are, by number less 1.
     #[serde(skip)]
     #[schemars(skip)]
@@ -73,14 +96,56 @@ pub struct Neighbor {
     names: Vec<String>,
 }
 
-/// The neighbours of the kernel.
+/// Where neighbours come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The config.
+    #[default]
+    Config,
+    /// The kernel, whose table it follows.
+    Kernel,
+    /// The neighbours themselves, which are asked.
+    Resolve,
+}
+
+/// Neighbours that come and go.
 #[derive(Debug)]
-struct Kernel {
-    reader: Reader,
+struct Live {
+    known: Known,
     /// How often it asks for neighbours of which nothing is known at all.
     asks: TokenBucket,
     /// How many packets wait, by a hash of their next hop.
     waiting: [u8; QUEUES],
+}
+
+/// Who knows them.
+#[derive(Debug)]
+enum Known {
+    Kernel(Reader),
+    Resolution(Asker),
+}
+
+impl Known {
+    #[inline]
+    fn reader(&self) -> &Reader {
+        match self {
+            Self::Kernel(reader) => reader,
+            Self::Resolution(asker) => &asker.reader,
+        }
+    }
+
+    /// What is known of a next hop by its number.
+    #[inline]
+    fn numbered(&self, number: u32) -> Resolved {
+        match self {
+            Self::Kernel(reader) => reader.numbered(number),
+            Self::Resolution(asker) => {
+                let place = number.checked_sub(1).and_then(|place| asker.numbers.get(place as usize));
+                place.map_or(Resolved::Unknown, |number| asker.reader.numbered(*number))
+            }
+        }
+    }
 }
 
 /// A neighbour.
@@ -171,9 +236,9 @@ const ASKS: (u64, u64) = (1000, 256);
 
 impl Stage for Neighbor {
     fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
-        if let Some(kernel) = &mut self.kernel {
+        if let Some(live) = &mut self.live {
             let now = ctx.now.0.saturating_sub(ctx.start.0);
-            return batch.iter_mut().for_each(|packet| kernel.handle(packet, now));
+            return batch.iter_mut().for_each(|packet| live.handle(packet, now));
         }
         for mut packet in batch.iter_mut() {
             let Some(from) = self.ports.get(usize::from(packet.meta().egress)).copied() else {
@@ -192,7 +257,7 @@ impl Stage for Neighbor {
     fn outputs() -> &'static [(&'static str, &'static str)] {
         &[
             ("unresolved", "packets whose next hop is not in the table"),
-            ("unreachable", "packets whose next hop does not answer, says the kernel"),
+            ("unreachable", "packets whose next hop does not answer"),
         ]
     }
 
@@ -201,25 +266,51 @@ impl Stage for Neighbor {
     }
 
     fn tick(&mut self, _ctx: &Ctx) {
-        if let Some(kernel) = &mut self.kernel {
-            kernel.reader.pass();
+        if let Some(live) = &mut self.live {
+            live.known.reader().pass();
             // Those that wait are counted anew as they come through again.
-            kernel.waiting = [0; QUEUES];
+            live.waiting = [0; QUEUES];
+        }
+    }
+
+    fn emits(&self) -> usize {
+        if self.asker().is_some() { Asker::FRAMES } else { 0 }
+    }
+
+    fn emit(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        if let Some(asker) = self.asker() {
+            asker.emit(batch);
+        }
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        if let Some(asker) = self.asker() {
+            asker.counters(report);
         }
     }
 
     fn holds(&self) -> Option<Nanos> {
-        self.kernel.as_ref().map(|_| LONGEST)
+        self.live.as_ref().map(|_| LONGEST)
     }
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
-        if self.source == Origin::Kernel {
+        let known = match self.source {
+            Source::Config => None,
+            Source::Kernel => Some(Known::Kernel(Forwarding::of(setup).join())),
+            Source::Resolve => Some(Known::Resolution(Resolution::want(setup, self.wishes()?)?)),
+        };
+        let given =
+            [("most", self.most.is_some()), ("reachable", self.reachable.is_some()), ("ageing", self.ageing.is_some())];
+        for (key, _) in given.into_iter().filter(|(_, given)| *given && self.source != Source::Resolve) {
+            let problem = Problem::at(key, format!("`{key}` is of neighbours that it finds itself"));
+            setup.reject(problem.help("set source = \"resolve\", or take it out"));
+        }
+        if let Some(known) = known {
             if !self.table.is_empty() {
-                let problem = Problem::at("source", "the kernel's neighbours alone, or those of the config");
+                let problem = Problem::at("source", "the neighbours of the config alone, or others");
                 return Err(problem.help("take table out, or source"));
             }
-            let asks = TokenBucket::new(ASKS.0, ASKS.1, 0);
-            self.kernel = Some(Kernel { reader: Forwarding::of(setup).join(), asks, waiting: [0; QUEUES] });
+            self.live = Some(Live { known, asks: TokenBucket::new(ASKS.0, ASKS.1, 0), waiting: [0; QUEUES] });
             return Ok(());
         }
         self.ports = setup.ports().iter().map(|port| MacAddr(port.mac)).collect();
@@ -262,8 +353,8 @@ impl Stage for Neighbor {
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
-        if self.kernel.is_some() {
-            return Some("the kernel's neighbours are followed in a run alone".to_owned());
+        if self.live.is_some() {
+            return Some("neighbours are found in a run alone".to_owned());
         }
         let hop = match packet.meta().next_hop.checked_sub(1) {
             Some(place) => *self.gateways.get(place as usize)?,
@@ -277,16 +368,16 @@ impl Stage for Neighbor {
     }
 }
 
-impl Kernel {
+impl Live {
     #[inline]
     fn handle(&mut self, mut packet: Packet<'_>, now: u64) {
-        let Some(from) = self.reader.mac(packet.meta().egress) else {
+        let Some(from) = self.known.reader().mac(packet.meta().egress) else {
             packet.drop(Reason::NoPort);
             return;
         };
         let resolved = match packet.meta().next_hop {
             0 => self.neighbor(&packet, now),
-            number => self.reader.numbered(number),
+            number => self.known.numbered(number),
         };
         match resolved {
             Resolved::At(to) => {
@@ -321,16 +412,45 @@ impl Kernel {
     fn neighbor(&mut self, packet: &Packet<'_>, now: u64) -> Resolved {
         let Some(key) = destination(packet) else { return Resolved::Unknown };
         let hop = NextHop { address: key.address(), port: packet.meta().egress };
-        let known = self.reader.neighbor(hop);
+        let known = self.known.reader().neighbor(hop);
         // It was asked for when it came.
         if known.is_none() && packet.wait() == Wait::Fresh && self.asks.take(now, 1) {
-            self.reader.ask(hop);
+            self.known.reader().ask(hop);
         }
         known.unwrap_or(Resolved::Unknown)
     }
 }
 
 impl Neighbor {
+    /// By which it asks, if it finds neighbours itself.
+    fn asker(&self) -> Option<&Asker> {
+        match &self.live.as_ref()?.known {
+            Known::Kernel(_) => None,
+            Known::Resolution(asker) => Some(asker),
+        }
+    }
+
+    /// The parameters of finding neighbours.
+    fn wishes(&self) -> Result<Wishes, Problem> {
+        let wishes = Wishes {
+            most: self.most.unwrap_or(4096),
+            reachable: self.reachable.unwrap_or(30),
+            ageing: self.ageing.unwrap_or(600),
+        };
+        let given = [
+            ("most", u32::from(wishes.most), 16..=16_384),
+            ("reachable", u32::from(wishes.reachable), 1..=3600),
+            ("ageing", wishes.ageing, 1..=86_400),
+        ];
+        for (key, value, range) in given {
+            if !range.contains(&value) {
+                let help = format!("{} to {}", range.start(), range.end());
+                return Err(Problem::at(key, format!("{value} is not to be had")).help(help));
+            }
+        }
+        Ok(wishes)
+    }
+
     #[inline]
     fn resolve(&self, packet: &Packet<'_>) -> Option<MacAddr> {
         match packet.meta().next_hop.checked_sub(1) {

@@ -2,31 +2,32 @@
 
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use crate::header::MacAddr;
 use crate::pipeline::{Problem, Setup};
 
 /// The addresses that a stage answers for.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Responder {
-    /// Sorted.
-    v4: Vec<[u8; 4]>,
-    /// Sorted.
-    v6: Vec<[u8; 16]>,
+    /// Sorted, each with the port that it is on; without one it is on all.
+    v4: Vec<([u8; 4], Option<u8>)>,
+    /// The same.
+    v6: Vec<([u8; 16], Option<u8>)>,
     /// By port: the link address to answer with, if packets that came in by it are answered.
     macs: Vec<Option<MacAddr>>,
 }
 
 impl Responder {
-    /// Takes the parameters `addresses`, `port` and `mac` of a stage.
+    /// Takes the parameters `addresses`, `port` and `mac` of a stage. Without addresses it answers for those of the ports that
+    /// are of a wanted kind.
     pub(super) fn new(
         addresses: &[IpAddr],
+        wanted: impl Fn(&IpAddr) -> bool,
         port: Option<&str>,
         mac: Option<MacAddr>,
         setup: &mut Setup<'_>,
     ) -> Result<Self, Problem> {
-        if addresses.is_empty() {
-            return Err(Problem::at("addresses", "there is none to answer for").help("list at least one"));
-        }
         if mac.is_some_and(MacAddr::is_multicast) {
             return Err(Problem::at("mac", "a group of stations cannot answer").help("give that of a single station"));
         }
@@ -36,6 +37,18 @@ impl Responder {
             only.is_none_or(|only| usize::from(only) == number).then_some(mac.unwrap_or(MacAddr(port.mac)))
         });
         let mut own = Self { macs: macs.collect(), ..Self::default() };
+        if addresses.is_empty() {
+            for (number, port) in (0..=u8::MAX).zip(setup.ports()) {
+                if own.mac(number).is_some() {
+                    let of_port = port.addresses.iter().map(IpNet::addr).filter(&wanted);
+                    of_port.for_each(|address| own.add(address, Some(number)));
+                }
+            }
+            if own.v4.is_empty() && own.v6.is_empty() {
+                let problem = Problem::at("addresses", "there is none to answer for");
+                return Err(problem.help("list at least one, here or in a [[port]]: addresses = [\"192.0.2.1/24\"]"));
+            }
+        }
         for (place, address) in addresses.iter().enumerate() {
             let problem = |what: &str| Problem::at(format!("addresses[{place}]"), format!("{address} {what}"));
             if !is_host(*address) {
@@ -43,14 +56,18 @@ impl Responder {
             } else if addresses[..place].contains(address) {
                 setup.reject(problem("is listed twice"));
             }
-            match address {
-                IpAddr::V4(address) => own.v4.push(address.octets()),
-                IpAddr::V6(address) => own.v6.push(address.octets()),
-            }
+            own.add(*address, None);
         }
         own.v4.sort_unstable();
         own.v6.sort_unstable();
         Ok(own)
+    }
+
+    fn add(&mut self, address: IpAddr, port: Option<u8>) {
+        match address {
+            IpAddr::V4(address) => self.v4.push((address.octets(), port)),
+            IpAddr::V6(address) => self.v6.push((address.octets(), port)),
+        }
     }
 
     /// The link address to answer with what came in by a port, if it is answered.
@@ -59,16 +76,30 @@ impl Responder {
         self.macs.get(usize::from(ingress)).copied().flatten()
     }
 
-    /// Whether it answers for an IPv4 address.
+    /// Whether an IPv4 address is one of this host.
     #[inline]
     pub(super) fn has_v4(&self, address: &[u8; 4]) -> bool {
-        self.v4.binary_search(address).is_ok()
+        self.v4.binary_search_by_key(address, |own| own.0).is_ok()
     }
 
-    /// Whether it answers for an IPv6 address.
+    /// Whether an IPv6 address is one of this host.
     #[inline]
     pub(super) fn has_v6(&self, address: &[u8; 16]) -> bool {
-        self.v6.binary_search(address).is_ok()
+        self.v6.binary_search_by_key(address, |own| own.0).is_ok()
+    }
+
+    /// Whether an IPv4 address is one of this host on the link of a port.
+    #[inline]
+    pub(super) fn is_on_v4(&self, port: u8, address: &[u8; 4]) -> bool {
+        let found = self.v4.binary_search_by_key(address, |own| own.0);
+        found.is_ok_and(|at| self.v4.get(at).is_some_and(|own| own.1.is_none_or(|on| on == port)))
+    }
+
+    /// Whether an IPv6 address is one of this host on the link of a port.
+    #[inline]
+    pub(super) fn is_on_v6(&self, port: u8, address: &[u8; 16]) -> bool {
+        let found = self.v6.binary_search_by_key(address, |own| own.0);
+        found.is_ok_and(|at| self.v6.get(at).is_some_and(|own| own.1.is_none_or(|on| on == port)))
     }
 }
 

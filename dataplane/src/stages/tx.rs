@@ -103,7 +103,13 @@ mod tests {
     use crate::testing::{Fate, Harness, frame};
 
     fn ports() -> [PortInfo; 2] {
-        let port = |name: &str, mtu| PortInfo { name: name.to_owned(), mac: [2; 6], mtu, interface: None };
+        let port = |name: &str, mtu| PortInfo {
+            name: name.to_owned(),
+            mac: [2; 6],
+            mtu,
+            interface: None,
+            addresses: Vec::new(),
+        };
         [port("jumbo", 9000), port("small", 576)]
     }
 

@@ -67,6 +67,7 @@ impl Harness {
             mac: [2, 0, 0, 0, 0, last],
             mtu: 1500,
             interface: None,
+            addresses: Vec::new(),
         };
         HarnessBuilder {
             ports: vec![port("a", 10), port("b", 11)],
@@ -90,13 +91,31 @@ impl Harness {
     /// There are more than a batch holds, or one is longer than 9,216 bytes.
     pub fn run<T: AsRef<[u8]>>(&mut self, packets: &[T]) -> Vec<Outcome> {
         let ctx = self.bring(packets);
-        self.batch.stock(self.stage.makes(), &mut self.pool);
+        self.batch.stock(packets.len() * self.stage.makes(), &mut self.pool);
         self.stage.process(&ctx, &mut self.batch);
+        self.outcomes()
+    }
+
+    /// Lets the stage look at slow things ([`Stage::tick`]), then make packets of nothing ([`Stage::emit`]). Returns those.
+    pub fn tick(&mut self) -> Vec<Outcome> {
+        let ctx = self.ctx();
+        self.stage.tick(&ctx);
+        self.batch.stock(self.stage.emits(), &mut self.pool);
+        self.stage.emit(&ctx, &mut self.batch);
+        self.outcomes()
+    }
+
+    /// What became of the packets in the batch, which are gone then.
+    fn outcomes(&mut self) -> Vec<Outcome> {
         self.batch.unstock(&mut self.pool);
         let outcomes = (0..self.batch.len()).map(|index| self.outcome(index)).collect();
         self.batch.clear_labels();
         self.batch.free_into(&mut self.pool);
         outcomes
+    }
+
+    fn ctx(&self) -> Ctx {
+        Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(self.now), worker: 0 }
     }
 
     /// The same for one packet.
@@ -123,7 +142,7 @@ impl Harness {
             assert!(fits, "a batch holds 256 packets of at most 9,216 bytes");
         }
         self.batch.set_ingress(self.ingress);
-        let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(self.now), worker: 0 };
+        let ctx = self.ctx();
         for stage in &mut self.before {
             stage.process(&ctx, &mut self.batch);
             self.batch.clear_labels();
@@ -148,12 +167,6 @@ impl Harness {
     /// All that is wrong with it.
     pub fn reload(&mut self) -> Result<(), Vec<Problem>> {
         self.reloads.iter_mut().try_for_each(|(_, reload)| reload.reload().map(|_| ()))
-    }
-
-    /// What happens between batches.
-    pub fn tick(&mut self) {
-        let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(self.now), worker: 0 };
-        self.stage.tick(&ctx);
     }
 
     /// The stage's own counters.

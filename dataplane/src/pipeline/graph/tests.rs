@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 use crate::clock::Stamp;
-use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
+use crate::mem::{PageKind, Region, RegionSpec, SlotLayout, SlotState};
 use crate::pipeline::NodeSpec;
 use crate::units::Nanos;
 
@@ -250,4 +250,54 @@ fn more_than_may_wait_is_dropped_and_nothing_is_lost() {
     assert_eq!((counters.packets, full, pool.available()), (1000, 1000 - BATCH as u64, 600 - BATCH));
     graph.drop_held(&mut pool);
     assert_eq!((pool.available(), graph.dropped()), (600, 1000));
+}
+
+/// Makes as many packets of nothing as it is told, and hands on what comes.
+#[derive(Clone, Default)]
+struct Source(Arc<std::sync::atomic::AtomicUsize>);
+
+impl Stage for Source {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+    fn emits(&self) -> usize {
+        8
+    }
+
+    fn emit(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for _ in 0..self.0.swap(0, std::sync::atomic::Ordering::Relaxed) {
+            if batch.make(b"made").is_none() {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_stage_makes_of_nothing_goes_on_and_is_counted() {
+    let (source, mut pool) = (Source::default(), pool());
+    let free = pool.available();
+    let gate = Gate::default();
+    gate.open.store(true, std::sync::atomic::Ordering::Relaxed);
+    let nodes =
+        vec![node("source", source.clone(), Target::Node(1), None), node("gate", gate.clone(), Target::Port(0), None)];
+    let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    // No more than it says; none without a tick; and what it did not need is given back.
+    for (wanted, made) in [(0, 0), (3, 3), (20, 8)] {
+        source.0.store(wanted, std::sync::atomic::Ordering::Relaxed);
+        assert!(!graph.release(&ctx, &mut pool, &mut NoObserver));
+        graph.tick(&ctx);
+        while graph.release(&ctx, &mut pool, &mut NoObserver) {}
+        assert_eq!((graph.outbox(0).len(), pool.available()), (made, free - made));
+        graph.outbox(0).free_into(&mut pool);
+    }
+    let counters: Vec<(u64, u64)> = graph.counters().map(|(_, counters)| (counters.packets, counters.made)).collect();
+    assert_eq!(counters, [(0, 11), (11, 0)]);
+    // Without slots there is nothing to make it of.
+    let taken: Vec<u32> = std::iter::from_fn(|| pool.take_one(SlotState::Batched)).collect();
+    source.0.store(1, std::sync::atomic::Ordering::Relaxed);
+    graph.tick(&ctx);
+    assert!(!graph.release(&ctx, &mut pool, &mut NoObserver));
+    pool.put(&taken, SlotState::Batched);
+    assert_eq!(pool.available(), free);
 }

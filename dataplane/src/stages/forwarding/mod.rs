@@ -23,7 +23,7 @@ use crate::stages::table::lpm4::View4;
 use crate::stages::table::lpm6::View6;
 
 pub use groups::{Kind, Path};
-pub use neighbors::Resolved;
+pub use neighbors::{Mark, Resolved};
 pub use writer::{Hop, ROUTES, Refused, Target, Writer};
 
 /// The most tables: the main one and those of VRFs.
@@ -173,6 +173,13 @@ impl Forwarding {
     /// The neighbour that is at a place: the number of a next hop less 1.
     pub fn hop(&self, place: usize) -> Option<NextHop> {
         self.neighbors.hop(place)
+    }
+
+    /// What is known of a neighbour as a hint, and whether its answer is waited for. Whoever does not [join](Self::join) may
+    /// be told of another that has just taken the place of this one.
+    pub fn hint(&self, hop: NextHop) -> Option<(Resolved, bool)> {
+        let place = self.neighbors.find(hop)?;
+        Some((self.neighbors.at(place).0, self.neighbors.is_asked(place)))
     }
 
     /// The next neighbour that a worker needs to know.

@@ -35,6 +35,8 @@ const GONE: u64 = 1 << 51;
 /// Whoever uses the entry next says so.
 const WATCHED: u64 = 1 << 52;
 const V6: u64 = 1 << 53;
+/// It was asked, and its answer is waited for.
+const ASKED: u64 = 1 << 54;
 const PORT: u32 = 56;
 /// What must agree beside the address.
 const KIND: u64 = USED | V6 | 0xff << PORT;
@@ -55,6 +57,17 @@ pub enum Resolved {
     Unknown,
     /// It did not answer.
     Failed,
+}
+
+/// What workers are to tell of a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// Nothing.
+    Quiet,
+    /// Its next use.
+    Watched,
+    /// What it answers.
+    Asked,
 }
 
 /// What workers read.
@@ -108,6 +121,11 @@ impl Neighbors {
             }
         }
         None
+    }
+
+    /// Whether the answer of the neighbour at a place is waited for.
+    pub(super) fn is_asked(&self, place: usize) -> bool {
+        self.places.get(place).is_some_and(|place| place.word.load(Ordering::Relaxed) & ASKED != 0)
     }
 
     /// What is known of the neighbour at a place, and whether its use is to be told.
@@ -227,23 +245,28 @@ impl Writer {
         self.leave(hop, now);
     }
 
-    /// Says what is known of a neighbour; `watched`: its next use is to be told. `false`: there are too many.
-    pub(super) fn set(&mut self, hop: NextHop, resolved: Resolved, watched: bool) -> bool {
+    /// Says what is known of a neighbour. `false`: there are too many.
+    pub(super) fn set(&mut self, hop: NextHop, resolved: Resolved, mark: Mark) -> bool {
         let Some(entry) = self.enter(hop) else { return false };
         entry.listed = true;
         let place = entry.place;
-        self.write(hop, place, resolved, watched);
+        self.write(hop, place, resolved, mark);
         true
     }
 
-    fn write(&self, hop: NextHop, place: usize, resolved: Resolved, watched: bool) {
+    fn write(&self, hop: NextHop, place: usize, resolved: Resolved, mark: Mark) {
         let (_, v6) = bits(hop.address);
         let state = match resolved {
             Resolved::At(MacAddr([a, b, c, d, e, f])) => KNOWN | u64::from_le_bytes([a, b, c, d, e, f, 0, 0]),
             Resolved::Failed => FAILED,
             Resolved::Unknown => 0,
         };
-        let word = USED | v6 | u64::from(hop.port) << PORT | state | if watched { WATCHED } else { 0 };
+        let mark = match mark {
+            Mark::Quiet => 0,
+            Mark::Watched => WATCHED,
+            Mark::Asked => ASKED,
+        };
+        let word = USED | v6 | u64::from(hop.port) << PORT | state | mark;
         self.cells.places[place].word.store(word, Ordering::Release);
     }
 
@@ -252,7 +275,7 @@ impl Writer {
         let Some(entry) = self.entries.get_mut(&hop) else { return };
         entry.listed = false;
         let place = entry.place;
-        self.write(hop, place, Resolved::Unknown, true);
+        self.write(hop, place, Resolved::Unknown, Mark::Watched);
         self.leave(hop, now);
     }
 

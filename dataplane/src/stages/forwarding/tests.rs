@@ -89,7 +89,7 @@ proptest! {
                 }
                 Change::Resolve(port, last, mac) => {
                     let hop = NextHop { address: gateway(last), port };
-                    writer.set_neighbor(hop, Resolved::At(MacAddr([2, 0, 0, 0, 0, mac])), false).unwrap();
+                    writer.set_neighbor(hop, Resolved::At(MacAddr([2, 0, 0, 0, 0, mac])), Mark::Quiet).unwrap();
                     macs.insert((port, last), mac);
                 }
                 Change::Forget(port, last) => {
@@ -152,7 +152,7 @@ fn what_stays_is_always_there_while_others_change() {
     let (shared, mut writer) = tables();
     for last in 1..=2 {
         let hop = NextHop { address: gateway(last), port: last - 1 };
-        writer.set_neighbor(hop, Resolved::At(MacAddr([2, 0, 0, 0, 0, last])), false).unwrap();
+        writer.set_neighbor(hop, Resolved::At(MacAddr([2, 0, 0, 0, 0, last])), Mark::Quiet).unwrap();
     }
     writer.set_route(0, "0.0.0.0/0".parse().unwrap(), &to(&[(0, 1)])).unwrap();
     writer.set_route(0, "20.1.2.128/25".parse().unwrap(), &to(&[(1, 2)])).unwrap();
@@ -216,7 +216,7 @@ fn a_flood_of_routes_and_neighbours_is_refused_at_the_limit() {
     let mut neighbors = 0usize;
     for at in 0..40_000u32 {
         let hop = NextHop { address: Ipv4Addr::from(20 << 24 | at).into(), port: 0 };
-        neighbors += usize::from(writer.set_neighbor(hop, Resolved::Failed, false).is_ok());
+        neighbors += usize::from(writer.set_neighbor(hop, Resolved::Failed, Mark::Quiet).is_ok());
     }
     assert!(neighbors > 16_000 && neighbors <= 1 << 14, "{neighbors}");
     let reader = shared.join();
@@ -269,11 +269,11 @@ fn a_worker_asks_once_and_is_asked_for_again() {
     writer.watch_unresolved();
     assert_eq!(reader.numbered(path.next_hop), Resolved::Unknown);
     assert_eq!(shared.question(), Some(hop));
-    writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), false).unwrap();
+    writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), Mark::Quiet).unwrap();
     writer.watch_unresolved();
     assert_eq!((reader.numbered(path.next_hop), shared.question()), (Resolved::At(MacAddr([2; 6])), None));
     // One that is stale is used on, and told.
-    writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), true).unwrap();
+    writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), Mark::Watched).unwrap();
     assert_eq!((reader.numbered(path.next_hop), shared.question()), (Resolved::At(MacAddr([2; 6])), Some(hop)));
     for _ in 0..2 * QUESTIONS {
         reader.ask(hop);

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::groups::{self, Groups, Held, Key, Kind, Leg};
 use super::neighbors::{self, Neighbors};
-use super::{Count, Forwarding, Resolved, TABLES, Views};
+use super::{Count, Forwarding, Mark, Resolved, TABLES, Views};
 use crate::pipeline::NextHop;
 use crate::stages::table::lpm4::Lpm4;
 use crate::stages::table::lpm6::Lpm6;
@@ -208,12 +208,20 @@ impl Writer {
         }
     }
 
-    /// Says what is known of a neighbour. `watched`: the next use of it is to be told, by [`Forwarding::question`].
+    /// Says what is known of a neighbour, and what is to be told of it. The next use is told by [`Forwarding::question`].
     ///
     /// # Errors
     /// There are too many.
-    pub fn set_neighbor(&mut self, hop: NextHop, resolved: Resolved, watched: bool) -> Result<(), Refused> {
-        if self.neighbors.set(hop, resolved, watched) { Ok(()) } else { Err(Refused) }
+    pub fn set_neighbor(&mut self, hop: NextHop, resolved: Resolved, mark: Mark) -> Result<(), Refused> {
+        if self.neighbors.set(hop, resolved, mark) { Ok(()) } else { Err(Refused) }
+    }
+
+    /// The number of a next hop that a route of the config goes by: it has a place from now on.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn number(&mut self, hop: NextHop) -> Result<u32, Refused> {
+        self.neighbors.hold(hop).ok_or(Refused)
     }
 
     /// A neighbour was asked for: it has an entry from now on, if it had none.
@@ -221,7 +229,7 @@ impl Writer {
     /// # Errors
     /// There are too many.
     pub fn note_neighbor(&mut self, hop: NextHop) -> Result<(), Refused> {
-        if self.neighbors.knows(hop) { Ok(()) } else { self.set_neighbor(hop, Resolved::Unknown, false) }
+        if self.neighbors.knows(hop) { Ok(()) } else { self.set_neighbor(hop, Resolved::Unknown, Mark::Quiet) }
     }
 
     /// Nothing is known of a neighbour any more.

@@ -131,8 +131,10 @@ fn a_file_adds_to_the_table() {
 
 #[test]
 fn workers_share_the_tables_and_the_numbers() {
-    let mut resources =
-        Resources::new(vec![PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 1500, interface: None }], Path::new(""));
+    let mut resources = Resources::new(
+        vec![PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 1500, interface: None, addresses: Vec::new() }],
+        Path::new(""),
+    );
     let mut prepare = |name: &str, worker| {
         let text = "table = [{ prefix = \"::/0\", via = \"fe80::1\", port = \"a\" }]";
         let mut stage: Route = toml::from_str(text).unwrap();

@@ -1,0 +1,155 @@
+//! The frames by which neighbours are asked, and told of this host: ARP (RFC 826, RFC 5227) and RFC 4861.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use zerocopy::IntoBytes;
+
+use crate::header::arp::{Arp, REQUEST};
+use crate::header::checksum::Sum;
+use crate::header::ethernet::Ethernet;
+use crate::header::ipv6::Ipv6;
+use crate::header::ndp::{
+    ALL_NODES, HOP_LIMIT, LinkAddress, Neighbor, OVERRIDE, ROUTER, SOURCE_LINK_ADDRESS, TARGET_LINK_ADDRESS, group_mac,
+    is_of_link, solicited_node,
+};
+use crate::header::{Header, MacAddr, U16, U32, ether_type, icmp, protocol};
+use crate::mem::{Batch, MetaFlags};
+use crate::pipeline::{NextHop, PortInfo};
+
+const MESSAGE: usize = Neighbor::LEN + LinkAddress::LEN;
+/// Bytes of the longest of them.
+const LONGEST: usize = Ethernet::LEN + Ipv6::LEN + MESSAGE;
+/// Bytes of the shortest frame of Ethernet, without its check sequence.
+const SHORTEST: usize = 60;
+
+/// A frame that a worker is to send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame {
+    port: u8,
+    /// Bytes up to the end of the message, and of the frame.
+    end: u16,
+    len: u16,
+    v6: bool,
+    bytes: [u8; LONGEST],
+}
+
+impl Frame {
+    fn new(port: u8, v6: bool, parts: [&[u8]; 3]) -> Self {
+        let (mut bytes, mut end) = ([0; LONGEST], 0);
+        for part in parts {
+            bytes[end..end + part.len()].copy_from_slice(part);
+            end += part.len();
+        }
+        Self { port, end: end as u16, len: end.max(SHORTEST) as u16, v6, bytes }
+    }
+
+    /// Makes a packet of it, which has its port as egress. `false`: there is no slot for it.
+    pub(crate) fn put(&self, batch: &mut Batch) -> bool {
+        let Some(mut packet) = self.bytes.get(..usize::from(self.len)).and_then(|bytes| batch.make(bytes)) else {
+            return false;
+        };
+        let meta = packet.meta_mut();
+        (meta.l3, meta.end, meta.egress) = (Ethernet::LEN as u16, self.end, self.port);
+        if self.v6 {
+            (meta.ether_type, meta.protocol) = (ether_type::IPV6, protocol::ICMPV6);
+            (meta.flags, meta.l4) = (MetaFlags::IPV6 | MetaFlags::L4, (Ethernet::LEN + Ipv6::LEN) as u16);
+        } else {
+            (meta.ether_type, meta.flags) = (ether_type::ARP, MetaFlags::ARP);
+        }
+        true
+    }
+}
+
+/// With which of its addresses a port speaks to a neighbour: one of the same prefix, or else the first of the kind.
+pub(super) fn speaker(port: &PortInfo, to: IpAddr) -> Option<IpAddr> {
+    let same_kind = || port.addresses.iter().filter(|own| own.addr().is_ipv4() == to.is_ipv4());
+    let on_link = same_kind().find(|own| own.contains(&to));
+    let scope = |address: IpAddr| matches!(address, IpAddr::V6(address) if is_of_link(address));
+    let of_scope = || same_kind().find(|own| scope(own.addr()) == scope(to));
+    on_link.or_else(of_scope).or_else(|| same_kind().next()).map(ipnet::IpNet::addr)
+}
+
+/// The question where a neighbour is, to all stations or to one. `None`: the port has no address to ask with.
+pub(super) fn question(port: &PortInfo, hop: NextHop, at: Option<MacAddr>) -> Option<Frame> {
+    let mac = MacAddr(port.mac);
+    Some(match (speaker(port, hop.address)?, hop.address) {
+        (IpAddr::V4(own), IpAddr::V4(asked)) => {
+            let message = Arp::new(REQUEST, (mac, own), (MacAddr::ZERO, asked));
+            arp(hop.port, at.unwrap_or(MacAddr::BROADCAST), &message)
+        }
+        (IpAddr::V6(own), IpAddr::V6(asked)) => {
+            let group = solicited_node(&asked.octets());
+            let (to_mac, to) = at.map_or((group_mac(&group), group), |at| (at, asked.octets()));
+            let kind = (icmp::V6_NEIGHBOR_SOLICITATION, 0, SOURCE_LINK_ADDRESS);
+            discovery(hop.port, (mac, own), (to_mac, to), kind, asked)
+        }
+        _ => return None,
+    })
+}
+
+/// Tells all stations of a link where an address of this host is.
+pub(super) fn announcement(number: u8, port: &PortInfo, own: IpAddr) -> Frame {
+    let mac = MacAddr(port.mac);
+    match own {
+        IpAddr::V4(own) => arp(number, MacAddr::BROADCAST, &Arp::new(REQUEST, (mac, own), (MacAddr::ZERO, own))),
+        IpAddr::V6(own) => {
+            let kind = (icmp::V6_NEIGHBOR_ADVERTISEMENT, ROUTER | OVERRIDE, TARGET_LINK_ADDRESS);
+            discovery(number, (mac, own), (group_mac(&ALL_NODES), ALL_NODES), kind, own)
+        }
+    }
+}
+
+fn link(source: MacAddr, destination: MacAddr, ether_type: u16) -> Ethernet {
+    Ethernet { destination, source, ether_type: U16::new(ether_type) }
+}
+
+fn arp(port: u8, to: MacAddr, message: &Arp) -> Frame {
+    let link = link(message.sender_mac, to, ether_type::ARP);
+    Frame::new(port, false, [link.as_bytes(), message.as_bytes(), &[]])
+}
+
+/// A message of a type, with flags and an option that has the link address of its sender.
+fn discovery(
+    port: u8,
+    from: (MacAddr, Ipv6Addr),
+    to: (MacAddr, [u8; 16]),
+    (kind, flags, option): (u8, u32, u8),
+    target: Ipv6Addr,
+) -> Frame {
+    let ip = Ipv6 {
+        version_class_flow: U32::new(6 << 28),
+        payload_length: U16::new(MESSAGE as u16),
+        next_header: protocol::ICMPV6,
+        hop_limit: HOP_LIMIT,
+        source: from.1.octets(),
+        destination: to.1,
+    };
+    let target = target.octets();
+    let mut message = Neighbor { kind, code: 0, checksum: U16::new(0), flags: U32::new(flags), target };
+    let option = LinkAddress { kind: option, length: 1, mac: from.0 };
+    let sum = Sum::default().pseudo_ipv6(&ip.source, &ip.destination, protocol::ICMPV6, MESSAGE as u32);
+    message.checksum.set(sum.bytes(message.as_bytes()).bytes(option.as_bytes()).checksum());
+    let mut bytes = [0; MESSAGE];
+    bytes[..Neighbor::LEN].copy_from_slice(message.as_bytes());
+    bytes[Neighbor::LEN..].copy_from_slice(option.as_bytes());
+    let link = link(from.0, to.0, ether_type::IPV6);
+    Frame::new(port, true, [link.as_bytes(), ip.as_bytes(), &bytes])
+}
+
+/// Whether there can be a station with an address on the link of a port: not this host, not all hosts of a prefix.
+pub(super) fn is_askable(ports: &[PortInfo], hop: NextHop) -> bool {
+    let own = ports.iter().flat_map(|port| &port.addresses).any(|own| own.addr() == hop.address);
+    let Some(port) = ports.get(usize::from(hop.port)) else { return false };
+    let of_all = |address: Ipv4Addr| {
+        let of_prefix = |own: &&ipnet::IpNet| match own {
+            ipnet::IpNet::V4(own) => own.prefix_len() < 31 && [own.network(), own.broadcast()].contains(&address),
+            ipnet::IpNet::V6(_) => false,
+        };
+        port.addresses.iter().any(|own| of_prefix(&own))
+    };
+    let host = match hop.address {
+        IpAddr::V4(address) => !of_all(address) && !address.is_loopback(),
+        IpAddr::V6(address) => !address.is_loopback(),
+    };
+    !own && host && crate::stages::responder::is_host(hop.address) && speaker(port, hop.address).is_some()
+}
