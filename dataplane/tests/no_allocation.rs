@@ -71,6 +71,11 @@ rules = [
 ]
 
 [[pipeline.stage]]
+use = "filter"
+# ip
+bytecode = "4 40 0 0 12 21 0 1 2048 6 0 0 65535 6 0 0 0"
+
+[[pipeline.stage]]
 use = "limit"
 packets_per_second = 1000
 burst = 100

@@ -285,6 +285,16 @@ fn an_interrupt_drains_and_reports() {
     }
 }
 
+/// As when the terminal is gone: what is said on standard error gets nowhere.
+#[test]
+fn a_run_ends_well_when_nobody_hears_it() {
+    let folder = Folder::new("unheard");
+    let mut child = endless(&folder);
+    drop(child.stderr.take());
+    send(&child, "-HUP");
+    rest(child);
+}
+
 #[test]
 fn a_hangup_reads_rules_anew() {
     let folder = Folder::new("hangup");

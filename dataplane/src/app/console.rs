@@ -96,7 +96,8 @@ pub(super) fn log(verbose: u8) {
     };
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(is_coloured());
     // An app that has set up logs of its own keeps them.
-    let _ = logs.without_time().with_target(false).try_init();
+    // That nobody reads them is no reason to say so, nor to end.
+    let _ = logs.without_time().with_target(false).log_internal_errors(false).try_init();
 }
 
 /// The mistakes of a config.
