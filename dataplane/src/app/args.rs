@@ -20,6 +20,9 @@ pub(super) struct Cli {
 
 const STATUS: &str = "Exit status: 0 done and the ledger balances, 1 a failed run, 2 a wrong command line or config.";
 
+const DOCTOR_STATUS: &str =
+    "Exit status: 0 nothing will fail or lose packets, 1 something will, 2 a wrong command line or config.";
+
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Run a pipeline and report
@@ -36,6 +39,9 @@ pub(super) enum Command {
     Devices(Devices),
     /// Show cores, nodes and devices, and where workers would go
     Topology(Topology),
+    /// Say what on this host costs speed or will fail, with the command that mends it; nothing is changed
+    #[command(after_help = DOCTOR_STATUS)]
+    Doctor(Doctor),
     /// Print the config reference as Markdown
     #[command(hide = true)]
     Reference,
@@ -149,6 +155,19 @@ pub(super) struct Topology {
     /// A config, to show where its workers would go
     #[arg(value_name = "CONFIG")]
     pub(super) config: Option<PathBuf>,
+    /// Print JSON
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Doctor {
+    /// A config, to look at what it uses; without it all interfaces are looked at
+    #[arg(value_name = "CONFIG")]
+    pub(super) config: Option<PathBuf>,
+    /// Override a value, such as runtime.burst=32 or port.wan.mtu=9000
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting, requires = "config")]
+    pub(super) settings: Vec<(String, String)>,
     /// Print JSON
     #[arg(short, long)]
     pub(super) json: bool,

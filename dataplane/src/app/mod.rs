@@ -1,4 +1,5 @@
-//! The command line that every app has: `run`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`.
+//! The command line that every app has: `run`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
+//! `doctor`.
 //!
 //! An app is its own stages and one line; the built-in stages are there too:
 //!
@@ -27,6 +28,7 @@ mod args;
 mod check;
 mod console;
 mod devices;
+mod doctor;
 mod explain;
 mod graph;
 mod reference;
@@ -108,6 +110,7 @@ impl App {
             Command::Explain(args) => explain::explain(&self.registry, &args),
             Command::Stages(args) => stages::stages(&self.registry, &args),
             Command::Devices(args) => devices::devices(&args),
+            Command::Doctor(args) => doctor::doctor(&self.registry, &args),
             Command::Topology(args) => topology::topology(&self.registry, &args),
             Command::Reference => console::print(&reference::markdown(&self.registry)),
         }

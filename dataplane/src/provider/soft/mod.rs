@@ -52,11 +52,13 @@ pub use fabric::SoftSrq;
 pub use fault::FaultSpec;
 pub use handle::SoftAh;
 pub use inbox::SoftChannel;
+#[cfg(test)]
+pub(crate) use link::XdpSupport;
 pub use link::{
     BusyPoll, Copying, Filter, FrameKind, GeneratorSpec, LinkSpec, LoopbackLink, Mode, Pace, PacketSpec, PcapSpec,
     Selector, TapSpec, XDP_HEADROOM, XdpSpec,
 };
-pub(crate) use link::{Capture, mac_of};
+pub(crate) use link::{Capture, InterfaceFacts, XdpProgram, mac_of};
 pub use memory::SoftMr;
 pub use pd::SoftPd;
 pub use qp::SoftQp;

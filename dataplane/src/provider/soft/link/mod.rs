@@ -1,6 +1,7 @@
 //! What the wire of a software device is made of.
 
 mod capture;
+mod facts;
 mod generator;
 mod interface;
 mod loopback;
@@ -12,6 +13,9 @@ mod xdp;
 use std::sync::Arc;
 
 pub(crate) use capture::Capture;
+#[cfg(test)]
+pub(crate) use facts::XdpSupport;
+pub(crate) use facts::{InterfaceFacts, XdpProgram};
 pub use generator::{FrameKind, GeneratorSpec};
 pub(crate) use interface::mac_of;
 pub use loopback::LoopbackLink;

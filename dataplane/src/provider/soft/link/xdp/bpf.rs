@@ -208,8 +208,8 @@ impl Program {
 #[derive(Debug)]
 pub(super) struct Attached(#[allow(dead_code, reason = "held for its end")] OwnedFd);
 
-/// The numbers of the link and of its program that an interface has already, where it is attached by a link.
-pub(super) fn holder(interface: u32) -> Option<(u32, u32)> {
+/// The number of the link that holds a program at an interface, where one does.
+pub(in crate::provider::soft) fn holder(interface: u32, program: u32) -> Option<u32> {
     /// `struct bpf_link_info`, as of links to interfaces.
     #[repr(C)]
     #[derive(Clone, Copy, Default)]
@@ -247,8 +247,9 @@ pub(super) fn holder(interface: u32) -> Option<(u32, u32)> {
         // SAFETY: the structure of BPF_OBJ_GET_INFO_BY_FD; the kernel writes at most `size` bytes, all of which are plain
         // numbers.
         let told = unsafe { bpf(OBJ_GET_INFO_BY_FD, &mut about) };
-        if told.is_ok() && info.kind == LINK_TYPE_XDP && info.interface == interface {
-            return Some((info.id, info.program));
+        // Interfaces of other network namespaces have the same numbers; programs do not.
+        if told.is_ok() && info.kind == LINK_TYPE_XDP && (info.interface, info.program) == (interface, program) {
+            return Some(info.id);
         }
     }
 }

@@ -21,13 +21,15 @@ use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(in crate::provider::soft) use bpf::holder;
 pub use program::{Filter, Selector};
 pub(in crate::provider::soft) use queue::{Over, Queue, Received};
 
 use crate::error::{Error, Result};
 use crate::mem::Notice;
 use crate::provider::soft::SoftCounters;
-use crate::provider::soft::link::interface::{Interface, Request, Watcher};
+use crate::provider::soft::link::facts::{XdpProgram, receive_queues, xdp_program};
+use crate::provider::soft::link::interface::{Interface, Watcher};
 use crate::provider::soft::status::Status;
 
 /// Bytes that the kernel keeps before every frame: `XDP_PACKET_HEADROOM`. Slots have at least as much headroom.
@@ -233,12 +235,12 @@ impl Xdp {
     fn why_not_attached(&self, index: u32, error: &io::Error) -> String {
         let name = &self.spec.interface;
         match error.raw_os_error() {
-            Some(libc::EBUSY | libc::EEXIST) => match bpf::holder(index) {
-                Some((link, program)) => format!(
+            Some(libc::EBUSY | libc::EEXIST) => match xdp_program(index) {
+                Some(XdpProgram { program, link: Some(link) }) => format!(
                     "interface `{name}`: another XDP program is attached to it (bpf_link {link}, program {program}): end \
                      the process that holds the link, or `bpftool link detach id {link}`"
                 ),
-                None => format!(
+                _ => format!(
                     "interface `{name}`: another XDP program is attached to it: take it off with `ip link set dev {name} \
                      xdp off`, or `xdpgeneric off` if that is its mode"
                 ),
@@ -364,28 +366,6 @@ fn add(into: &mut SoftCounters, counts: &libc::xdp_statistics) {
         kernel_tx_invalid: counts.tx_invalid_descs,
         ..SoftCounters::default()
     });
-}
-
-/// How many receive queues an interface has (`ETHTOOL_GCHANNELS`). `None`: its driver does not say.
-fn receive_queues(name: &str) -> Option<u32> {
-    /// `struct ethtool_channels`.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Channels {
-        command: u32,
-        most: [u32; 4],
-        receive: u32,
-        send: u32,
-        other: u32,
-        combined: u32,
-    }
-    const GET_CHANNELS: u32 = 0x3c;
-    const ETHTOOL: libc::c_ulong = 0x8946;
-    let mut channels = Channels { command: GET_CHANNELS, ..Channels::default() };
-    let mut request = Request::new(name)?;
-    request.ifreq.ifr_ifru.ifru_data = (&raw mut channels).cast();
-    request.ask(ETHTOOL).ok()?;
-    Some(channels.receive + channels.combined).filter(|queues| *queues > 0)
 }
 
 /// Every queue pair must have a queue; queues without one go to the kernel.
