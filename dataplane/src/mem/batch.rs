@@ -104,9 +104,9 @@ impl Batch {
         self.len == 0
     }
 
-    /// Says which port the packets were received on.
+    /// Says which port the packets were received on: those that a stage makes of nothing count as received on it.
     #[inline]
-    pub(crate) fn set_ingress(&mut self, port: u8) {
+    pub fn set_ingress(&mut self, port: u8) {
         self.ingress = port;
     }
 

@@ -204,7 +204,7 @@ pub trait Stage: Send {
     }
 
     /// Makes packets of nothing ([`Batch::make`]), which then leave as those of [`Stage::process`] do: called after every
-    /// [`Stage::tick`], with an empty batch. They count as received on the first port.
+    /// [`Stage::tick`], with an empty batch. They count as received on the first port, or on that of [`Batch::set_ingress`].
     ///
     /// As [`Stage::process`], it runs on the worker.
     fn emit(&mut self, ctx: &Ctx, batch: &mut Batch) {

@@ -53,8 +53,8 @@ use crate::stages::table::bucket::TokenBucket;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IcmpError {
-    /// Why the packet goes no further: `time_exceeded`, `net_unreachable`, `host_unreachable`, `prohibited` or `too_big`,
-    /// which tells the MTU of the port that the packet was to leave by.
+    /// Why the packet goes no further: `time_exceeded`, `reassembly_timeout`, `net_unreachable`, `host_unreachable`,
+    /// `prohibited` or `too_big`, which tells the MTU of the port that the packet was to leave by.
     kind: Kind,
     /// Where the addresses of the ports come from: `config` or `kernel`.
     #[serde(default)]
@@ -97,6 +97,8 @@ fn burst() -> u64 {
 enum Kind {
     /// It has no hop left.
     TimeExceeded,
+    /// Its other fragments did not come in time.
+    ReassemblyTimeout,
     /// There is no route.
     NetUnreachable,
     /// The last router cannot reach the host.
@@ -112,6 +114,7 @@ impl Kind {
     const fn v4(self) -> (u8, u8) {
         match self {
             Self::TimeExceeded => (icmp::TIME_EXCEEDED, 0),
+            Self::ReassemblyTimeout => (icmp::TIME_EXCEEDED, 1),
             Self::NetUnreachable => (icmp::UNREACHABLE, 0),
             Self::HostUnreachable => (icmp::UNREACHABLE, 1),
             Self::Prohibited => (icmp::UNREACHABLE, 13),
@@ -123,6 +126,7 @@ impl Kind {
     const fn v6(self) -> (u8, u8) {
         match self {
             Self::TimeExceeded => (icmp::V6_TIME_EXCEEDED, 0),
+            Self::ReassemblyTimeout => (icmp::V6_TIME_EXCEEDED, 1),
             Self::NetUnreachable => (icmp::V6_UNREACHABLE, 0),
             Self::HostUnreachable => (icmp::V6_UNREACHABLE, 3),
             Self::Prohibited => (icmp::V6_UNREACHABLE, 1),

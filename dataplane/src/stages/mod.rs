@@ -21,6 +21,7 @@ pub mod mirror;
 pub mod neighbor;
 pub mod parameter;
 pub mod parse;
+pub mod reassemble;
 pub(crate) mod resolution;
 pub mod responder;
 pub mod route;
@@ -60,6 +61,7 @@ pub fn register(registry: &mut Registry) {
     registry.add_described::<mirror::Mirror>("mirror");
     registry.add_described::<neighbor::Neighbor>("neighbor");
     registry.add_described::<parse::Parse>("parse");
+    registry.add_described::<reassemble::Reassemble>("reassemble");
     registry.add_described::<route::Route>("route");
     registry.add_described::<sample::Sample>("sample");
     registry.add_described::<ttl::Ttl>("ttl");

@@ -92,6 +92,14 @@ impl Parse {
     }
 }
 
+/// Finds the headers anew of a packet that a stage has made another of.
+pub(super) fn again(packet: &mut Packet<'_>) -> Result<(), Malformed> {
+    let found = dissect(packet.data())?;
+    let flow_hash = flow_hash(packet.data(), &found);
+    note(packet.meta_mut(), &found, flow_hash);
+    Ok(())
+}
+
 /// The reason that a flaw is counted under.
 fn reason(flaw: Malformed) -> Reason {
     match flaw {
