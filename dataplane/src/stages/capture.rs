@@ -96,18 +96,15 @@ impl Capture {
     #[inline]
     fn take(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Option<Cause<'_>>) {
         let Some(sink) = &self.sink else { return };
-        if !sink.wants_more() {
-            self.missed += u64::from(sink.misses());
-            return;
-        }
         let nanos = ctx.epoch.0.saturating_add(ctx.nanos(packet.stamp()));
         let comment = match cause {
             Some(cause) => [cause.stage, ".", cause.reason],
             None => [self.comment.as_deref().unwrap_or_default(), "", ""],
         };
         match sink.offer(nanos, packet.stamp(), packet.data(), &comment, self.lossless) {
-            true => self.taken += 1,
-            false => self.missed += 1,
+            Some(true) => self.taken += 1,
+            Some(false) => self.missed += 1,
+            None => {}
         }
     }
 }

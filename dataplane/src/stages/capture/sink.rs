@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -71,14 +71,19 @@ impl Frame {
     }
 }
 
+/// The writer takes packets.
+const OPEN: u8 = 0;
+/// It takes no more: a limit is reached.
+const FULL: u8 = 1;
+/// It takes none, as the file failed: they are missed.
+const FAILED: u8 = 2;
+
 /// What workers and writer share.
 struct Ring {
     free: ArrayQueue<Box<Frame>>,
     full: ArrayQueue<Box<Frame>>,
-    /// The writer takes no more: a limit is reached, or the file failed.
-    closed: AtomicBool,
-    /// It takes no more because the file failed.
-    failed: AtomicBool,
+    /// One of the states below.
+    state: AtomicU8,
     /// No worker offers any more.
     stop: AtomicBool,
     /// The run has come to its end: there is to be a file, with packets or without.
@@ -105,8 +110,7 @@ impl Sink {
         let ring = Arc::new(Ring {
             free: ArrayQueue::new(spec.buffers),
             full: ArrayQueue::new(spec.buffers),
-            closed: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
+            state: AtomicU8::new(OPEN),
             stop: AtomicBool::new(false),
             complete: AtomicBool::new(false),
             missed: AtomicU64::new(0),
@@ -129,40 +133,32 @@ impl Sink {
         self.users.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether packets are still taken.
+    /// Copies a packet for the writer. `None`: there are to be no more. `false`: it is missed, as there was no free buffer
+    /// or the file failed.
     #[inline]
-    pub(super) fn wants_more(&self) -> bool {
-        !self.ring.closed.load(Ordering::Relaxed)
-    }
-
-    /// One that is not taken any more: whether it is left out for a failure, and not for a limit.
-    #[cold]
-    pub(super) fn misses(&self) -> bool {
-        self.ring.failed.load(Ordering::Relaxed) && self.miss()
-    }
-
-    /// Counts one that is left out.
-    #[cold]
-    fn miss(&self) -> bool {
-        self.ring.missed.fetch_add(1, Ordering::Relaxed);
-        true
-    }
-
-    /// Copies a packet for the writer. `false`: there was no free buffer.
-    #[inline]
-    pub(super) fn offer(&self, nanos: u64, stamp: Stamp, packet: &[u8], comment: &[&str], wait: bool) -> bool {
+    pub(super) fn offer(&self, nanos: u64, stamp: Stamp, packet: &[u8], comment: &[&str], wait: bool) -> Option<bool> {
+        match self.ring.state.load(Ordering::Relaxed) {
+            OPEN => {}
+            FAILED => return Some(self.miss()),
+            _ => return None,
+        }
         let mut frame = self.ring.free.pop();
         // The writer empties the ring even when the file has failed, so this ends.
         while wait && frame.is_none() {
             thread::yield_now();
             frame = self.ring.free.pop();
         }
-        let Some(mut frame) = frame else {
-            return !self.miss();
-        };
+        let Some(mut frame) = frame else { return Some(self.miss()) };
         frame.fill(nanos, stamp.source(), packet, comment);
         // There are no more buffers than the queue has room for.
-        self.ring.full.push(frame).is_ok()
+        Some(self.ring.full.push(frame).is_ok())
+    }
+
+    /// Counts one that is left out: `false`, it was not taken.
+    #[cold]
+    fn miss(&self) -> bool {
+        self.ring.missed.fetch_add(1, Ordering::Relaxed);
+        false
     }
 
     /// One stage less. With the last the file is complete.
@@ -224,8 +220,7 @@ fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
         let path: PathBuf = files.path().to_owned();
         files.abandon();
         tracing::error!("capture {}: {}: {source}: packets are left out", spec.interface, path.display());
-        ring.failed.store(true, Ordering::Relaxed);
-        ring.closed.store(true, Ordering::Relaxed);
+        ring.state.store(FAILED, Ordering::Relaxed);
         if fault.is_ok() {
             *fault = Err(Error::File { path, source });
         }
@@ -237,9 +232,10 @@ fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
             if failed.is_some() {
                 // It was offered before the worker could know.
                 ring.missed.fetch_add(1, Ordering::Relaxed);
-            } else if !ring.closed.load(Ordering::Relaxed) {
+            } else if ring.state.load(Ordering::Relaxed) == OPEN {
                 match files.packet(&frame.record(), ring.missed.load(Ordering::Relaxed)) {
-                    Ok(went_on) => ring.closed.store(!went_on, Ordering::Relaxed),
+                    Ok(true) => {}
+                    Ok(false) => ring.state.store(FULL, Ordering::Relaxed),
                     Err(error) => {
                         ring.missed.fetch_add(1, Ordering::Relaxed);
                         failed = fail(&mut files, &mut fault, error);
@@ -262,8 +258,7 @@ fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
             }
             Some(since) if spec.rotation.is_some() && since.elapsed() >= RETRY => {
                 failed = None;
-                ring.failed.store(false, Ordering::Relaxed);
-                ring.closed.store(false, Ordering::Relaxed);
+                ring.state.store(OPEN, Ordering::Relaxed);
             }
             Some(_) => {}
         }
