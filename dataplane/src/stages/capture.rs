@@ -23,7 +23,8 @@ use sink::Sink;
 /// Workers only copy packets into buffers; a thread of its own writes them. When all buffers are full the packet goes
 /// on without being written and is counted as `missed`. With `lossless` the worker waits for a buffer instead: right
 /// for offline runs, wrong where packets arrive at their own pace. A capture that fails, as on a full disk, says so at
-/// once and stops writing but not the packets, which are counted as `missed`, and the run ends with the error.
+/// once and stops writing but not the packets, which are counted as `missed`, and the run ends with the error. Those that
+/// were `taken` before and are not in the file for sure are counted as `lost`.
 ///
 /// With `rotate_bytes` or `rotate_seconds` there is one file after another, each complete in itself. Their names are as
 /// those of Wireshark's `dumpcap`, with a number and the date of the first packet in UTC: `out_00001_20231114221320.pcapng`.
@@ -81,6 +82,9 @@ pub struct Capture {
     #[serde(skip)]
     #[schemars(skip)]
     missed: u64,
+    #[serde(skip)]
+    #[schemars(skip)]
+    lost: u64,
 }
 
 fn whole() -> u16 {
@@ -193,10 +197,14 @@ impl Stage for Capture {
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
         report("taken", self.taken);
         report("missed", self.missed);
+        report("lost", self.lost);
     }
 
     fn finish(&mut self) -> crate::error::Result<()> {
-        self.sink.take().map_or(Ok(()), |sink| sink.leave())
+        let Some(sink) = self.sink.take() else { return Ok(()) };
+        let (lost, done) = sink.leave();
+        self.lost = lost;
+        done
     }
 }
 

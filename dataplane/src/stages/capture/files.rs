@@ -38,6 +38,8 @@ pub(super) struct Files<'a> {
     names: VecDeque<PathBuf>,
     begun: u64,
     packets: u64,
+    /// Those of them that may not be in the file yet.
+    buffered: u64,
     /// Bytes of the files that are complete.
     bytes: u64,
     latest: u64,
@@ -51,7 +53,7 @@ struct Open {
 
 impl<'a> Files<'a> {
     pub(super) fn new(spec: &'a Spec) -> Self {
-        Self { spec, open: None, names: VecDeque::new(), begun: 0, packets: 0, bytes: 0, latest: 0 }
+        Self { spec, open: None, names: VecDeque::new(), begun: 0, packets: 0, buffered: 0, bytes: 0, latest: 0 }
     }
 
     /// The file that is being written.
@@ -78,13 +80,16 @@ impl<'a> Files<'a> {
         }
         writer.packet(record)?;
         self.packets += 1;
+        self.buffered += 1;
         self.latest = self.latest.max(record.nanos);
         Ok(true)
     }
 
     /// Writes out what is buffered.
     pub(super) fn flush(&mut self) -> io::Result<()> {
-        self.open.as_mut().map_or(Ok(()), |open| open.writer.flush())
+        self.open.as_mut().map_or(Ok(()), |open| open.writer.flush())?;
+        self.buffered = 0;
+        Ok(())
     }
 
     /// The end: the open file is complete. With `empty` there is one also where no packet came.
@@ -96,15 +101,19 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    /// Leaves the open file as it is, after a failure.
-    pub(super) fn abandon(&mut self) {
+    /// Leaves the open file as it is, after a failure. Returns how many packets may be missing in it.
+    pub(super) fn abandon(&mut self) -> u64 {
         self.open = None;
+        let missing = std::mem::take(&mut self.buffered);
+        self.packets -= missing;
+        missing
     }
 
     fn complete(&mut self, missed: u64) -> io::Result<()> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         open.writer.finish(self.latest, self.packets + missed, missed)?;
         self.bytes += open.writer.written();
+        self.buffered = 0;
         Ok(())
     }
 

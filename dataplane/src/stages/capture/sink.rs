@@ -89,6 +89,15 @@ struct Ring {
     /// The run has come to its end: there is to be a file, with packets or without.
     complete: AtomicBool,
     missed: AtomicU64,
+    /// Those of them that were taken, and then not written.
+    lost: AtomicU64,
+}
+
+impl Ring {
+    fn lose(&self, packets: u64) {
+        self.missed.fetch_add(packets, Ordering::Relaxed);
+        self.lost.fetch_add(packets, Ordering::Relaxed);
+    }
 }
 
 /// One file, which the stages of all workers write to.
@@ -114,6 +123,7 @@ impl Sink {
             stop: AtomicBool::new(false),
             complete: AtomicBool::new(false),
             missed: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
         });
         for _ in 0..spec.buffers {
             // The queue was made for so many.
@@ -161,16 +171,15 @@ impl Sink {
         false
     }
 
-    /// One stage less. With the last the file is complete.
-    ///
-    /// # Errors
-    /// What went wrong while writing; told to the last stage.
-    pub(super) fn leave(&self) -> Result<()> {
+    /// One stage less. With the last the file is complete: it is told how many packets were taken from all of them and then
+    /// not written, and what went wrong while writing.
+    pub(super) fn leave(&self) -> (u64, Result<()>) {
         if self.users.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return Ok(());
+            return (0, Ok(()));
         }
         self.ring.complete.store(true, Ordering::Relaxed);
-        self.close()
+        let closed = self.close();
+        (self.ring.lost.load(Ordering::Relaxed), closed)
     }
 
     fn close(&self) -> Result<()> {
@@ -218,7 +227,7 @@ fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
     let mut failed: Option<Instant> = None;
     let fail = |files: &mut Files<'_>, fault: &mut Result<()>, source: io::Error| {
         let path: PathBuf = files.path().to_owned();
-        files.abandon();
+        ring.lose(files.abandon());
         tracing::error!("capture {}: {}: {source}: packets are left out", spec.interface, path.display());
         ring.state.store(FAILED, Ordering::Relaxed);
         if fault.is_ok() {
@@ -231,13 +240,13 @@ fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
         while let Some(frame) = ring.full.pop() {
             if failed.is_some() {
                 // It was offered before the worker could know.
-                ring.missed.fetch_add(1, Ordering::Relaxed);
+                ring.lose(1);
             } else if ring.state.load(Ordering::Relaxed) == OPEN {
                 match files.packet(&frame.record(), ring.missed.load(Ordering::Relaxed)) {
                     Ok(true) => {}
                     Ok(false) => ring.state.store(FULL, Ordering::Relaxed),
                     Err(error) => {
-                        ring.missed.fetch_add(1, Ordering::Relaxed);
+                        ring.lose(1);
                         failed = fail(&mut files, &mut fault, error);
                     }
                 }
