@@ -9,7 +9,8 @@ use serde::Deserialize;
 use crate::header::Header;
 use crate::header::MacAddr;
 use crate::header::ethernet::Ethernet;
-use crate::mem::{Batch, MetaFlags, Packet, Reason};
+use crate::header::vlan::{VlanTag, is_tag};
+use crate::mem::{Batch, Packet, Reason};
 use crate::pipeline::{Ctx, Facts, Problem, Setup, Stage};
 
 /// Sends frames to the port behind which their station was last heard, for every VLAN apart; where that is not known, and
@@ -17,7 +18,7 @@ use crate::pipeline::{Ctx, Facts, Problem, Setup, Stage};
 ///
 /// All workers learn into one table of 65,536 stations. One that was not heard for `ageing` seconds is forgotten; where
 /// many share a place of the table the one that was heard longest ago makes room. Frames to the reserved addresses
-/// 01:80:c2:00:00:00 to ..0f, which no bridge sends on, and frames whose source is a group are dropped, and so is what came
+/// 01:80:c2:00:00:00 to ..0f, which no bridge sends on, and frames whose source is a group or all zeros are dropped, and so is what came
 /// by the port that it would leave by.
 ///
 /// A frame that goes to several ports takes a buffer for each: a burst is at most 256 packets divided by the number of
@@ -215,14 +216,10 @@ impl Stage for Bridge {
         &[
             ("alone", "there is no other port in its VLAN"),
             ("reserved", "an address that no bridge sends on"),
-            ("bad_source", "the source is a group of stations"),
+            ("bad_source", "the source is a group of stations, or no station"),
             ("same_port", "its station is behind the port that it came by"),
             ("not_a_member", "the port that it came by, or its station's, is not in its VLAN"),
         ]
-    }
-
-    fn needs(&self) -> Facts {
-        Facts::HEADERS
     }
 
     fn sets(&self) -> Facts {
@@ -294,8 +291,12 @@ fn time(ctx: &Ctx) -> u64 {
     (ctx.now.0.saturating_sub(ctx.start.0) / (UNIT * 1_000_000_000)) & TIME
 }
 
+/// The VLAN of a frame. A bridge looks at nothing behind the tag: what is there is not its business.
+#[inline]
 fn vlan_of(packet: &Packet<'_>) -> u16 {
-    if packet.meta().flags.contains(MetaFlags::VLAN) { packet.meta().vlan & 0xfff } else { 0 }
+    let Some((header, rest)) = packet.data().split_at_checked(size_of::<Ethernet>()) else { return 0 };
+    let is_tagged = Ethernet::view(header).is_ok_and(|link| is_tag(link.ether_type.get()));
+    if is_tagged { VlanTag::view(rest).map_or(0, |tag| tag.id()) } else { 0 }
 }
 
 impl Bridge {
@@ -317,7 +318,7 @@ impl Bridge {
         else {
             return Err(NOT_A_MEMBER);
         };
-        if link.source.is_multicast() {
+        if link.source.is_multicast() || link.source == MacAddr::ZERO {
             return Err(BAD_SOURCE);
         }
         if link.destination.0[..5] == [1, 0x80, 0xc2, 0, 0] && link.destination.0[5] < 16 {
@@ -365,7 +366,6 @@ mod tests {
 
     use super::*;
     use crate::pipeline::PortInfo;
-    use crate::stages::parse::Parse;
     use crate::testing::{Fate, Harness, frame};
 
     fn station(number: u8) -> MacAddr {
@@ -381,7 +381,7 @@ mod tests {
             addresses: Vec::new(),
         };
         let ports = ["a", "b", "c", "d"].map(port);
-        Harness::builder().ports(&ports).ingress(ingress).after(Parse::default()).build::<Bridge>(parameters)
+        Harness::builder().ports(&ports).ingress(ingress).build::<Bridge>(parameters)
     }
 
     /// Sends one frame in by a port; the ports that it leaves by, or why it does not.
@@ -436,6 +436,20 @@ mod tests {
         assert_eq!(send(&mut bench, station(1), MacAddr([1, 0, 0x5e, 0, 0, 5]), 0), Ok(vec![0, 2, 3]));
         assert_eq!(send(&mut bench, station(1), MacAddr([1, 0x80, 0xc2, 0, 0, 0xe]), 0), Err("reserved".to_owned()));
         assert_eq!(send(&mut bench, MacAddr([3; 6]), station(1), 0), Err("bad_source".to_owned()));
+        assert_eq!(send(&mut bench, MacAddr::ZERO, station(1), 0), Err("bad_source".to_owned()));
+    }
+
+    /// Whatever is behind the addresses and the tag.
+    #[test]
+    fn a_frame_is_switched_whatever_it_carries() {
+        let mut bench = bench(0, "ports = ['a', 'b']").unwrap();
+        for behind in
+            [&[8, 0, 0x45][..], &[8, 0, 0xff, 0xff], &[0x86, 0xdd], &[0x81, 0, 0, 7, 0x81, 0, 0, 9, 8, 0], &[0x81, 0]]
+        {
+            let sent: Vec<u8> = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2][..], behind].concat();
+            let outcome = bench.run_one(&sent);
+            assert_eq!((outcome.fate, outcome.bytes, outcome.meta.egress), (Fate::Next, sent, 1));
+        }
     }
 
     #[test]
