@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
-use super::pcapng::{Record, STATISTICS, Writer};
+use super::pcapng::{self, Record, STATISTICS, Writer};
 
 /// What to write, and where.
 #[derive(Clone)]
@@ -34,6 +34,8 @@ pub(super) struct Rotation {
 pub(super) struct Files<'a> {
     spec: &'a Spec,
     open: Option<Open>,
+    /// The file that is being written, or was to be.
+    path: PathBuf,
     /// Those of this capture that are there, with the open one last.
     names: VecDeque<PathBuf>,
     begun: u64,
@@ -49,16 +51,34 @@ struct Open {
     writer: Writer<BufWriter<File>>,
     /// When its first packet came.
     since: u64,
+    /// Packets that went to files before it.
+    before: u64,
+    /// Bytes that are written out: the end of a block.
+    flushed: u64,
+}
+
+impl Open {
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()?;
+        self.flushed = self.writer.written();
+        Ok(())
+    }
 }
 
 impl<'a> Files<'a> {
     pub(super) fn new(spec: &'a Spec) -> Self {
-        Self { spec, open: None, names: VecDeque::new(), begun: 0, packets: 0, buffered: 0, bytes: 0, latest: 0 }
+        let (path, names) = (spec.path.clone(), VecDeque::new());
+        Self { spec, open: None, path, names, begun: 0, packets: 0, buffered: 0, bytes: 0, latest: 0 }
     }
 
-    /// The file that is being written.
+    /// The file that is being written, or was to be.
     pub(super) fn path(&self) -> &Path {
-        self.names.back().unwrap_or(&self.spec.path)
+        &self.path
+    }
+
+    /// Whether a file is being written.
+    pub(super) fn is_open(&self) -> bool {
+        self.open.is_some()
     }
 
     /// Writes a packet; so many others were left out so far. `false`: a limit is reached, and it was not written.
@@ -66,7 +86,7 @@ impl<'a> Files<'a> {
         if self.packets >= self.spec.max_packets {
             return Ok(false);
         }
-        if let (Some(Open { writer, since }), Some(rotation)) = (&mut self.open, self.spec.rotation) {
+        if let (Some(Open { writer, since, .. }), Some(rotation)) = (&mut self.open, self.spec.rotation) {
             let is_old = record.nanos.saturating_sub(*since) >= rotation.nanos;
             // A file of one packet that is larger than all may be, is complete as well.
             if is_old || writer.written() + writer.cost(record) + STATISTICS > rotation.bytes {
@@ -87,7 +107,7 @@ impl<'a> Files<'a> {
 
     /// Writes out what is buffered.
     pub(super) fn flush(&mut self) -> io::Result<()> {
-        self.open.as_mut().map_or(Ok(()), |open| open.writer.flush())?;
+        self.open.as_mut().map_or(Ok(()), Open::flush)?;
         self.buffered = 0;
         Ok(())
     }
@@ -101,41 +121,65 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    /// Leaves the open file as it is, after a failure. Returns how many packets may be missing in it.
+    /// Gives the open file up, after a failure: what is whole in it stays. Returns how many packets are missing in it.
     pub(super) fn abandon(&mut self) -> u64 {
-        self.open = None;
-        let missing = std::mem::take(&mut self.buffered);
+        let buffered = std::mem::take(&mut self.buffered);
+        let Some(open) = self.open.take() else { return buffered };
+        // Without the attempt to write the rest, which dropping it would make.
+        let (file, _) = open.writer.into_inner().into_parts();
+        // One that cannot be read is cut to where it was last known to be whole.
+        let (end, found) = match file.metadata() {
+            Ok(known) if known.is_file() => File::open(&self.path)
+                .and_then(|file| pcapng::whole(file, open.flushed, known.len()))
+                .unwrap_or((open.flushed, 0)),
+            _ => (open.flushed, 0),
+        };
+        let missing = buffered.saturating_sub(found);
         self.packets -= missing;
+        self.bytes += end;
+        // Neither can be helped here: the failure itself is told. A name that is not numbered may be that of a device.
+        if self.spec.rotation.is_some() && self.packets == open.before {
+            let _ = fs::remove_file(&self.path);
+            self.names.pop_back();
+            self.begun -= 1;
+            self.bytes -= end;
+        } else {
+            let _ = file.set_len(end);
+        }
         missing
     }
 
     fn complete(&mut self, missed: u64) -> io::Result<()> {
-        let Some(mut open) = self.open.take() else { return Ok(()) };
+        let Some(open) = &mut self.open else { return Ok(()) };
         open.writer.finish(self.latest, self.packets + missed, missed)?;
         self.bytes += open.writer.written();
         self.buffered = 0;
+        self.open = None;
         Ok(())
     }
 
-    /// The writer of the open file; without one, of a new one.
+    /// The writer of the open file; without one, of a new one. Older files go when the new one has begun, so that a disk
+    /// that is full costs none.
     fn open(&mut self, since: u64) -> io::Result<&mut Writer<BufWriter<File>>> {
         if self.open.is_none() {
             let spec = self.spec;
-            // Before there is one more: it may be that there is no room left.
-            while self.names.len() >= spec.rotation.map_or(1, |rotation| rotation.keep) {
-                let oldest = self.names.pop_front();
-                // Somebody else may have taken it away.
-                oldest.filter(|_| spec.rotation.is_some()).map_or(Ok(()), fs::remove_file).or_else(unless_gone)?;
-            }
-            self.begun += 1;
-            let path = spec.rotation.map_or_else(|| spec.path.clone(), |_| numbered(&spec.path, self.begun, since));
-            if let Some(folder) = path.parent() {
+            let number = self.begun + 1;
+            self.path = spec.rotation.map_or_else(|| spec.path.clone(), |_| numbered(&spec.path, number, since));
+            if let Some(folder) = self.path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            let file = File::create(&path)?;
-            self.names.push_back(path);
-            let writer = Writer::new(BufWriter::with_capacity(1 << 16, file), &spec.interface, spec.snaplen.into())?;
-            self.open = Some(Open { writer, since });
+            let file = BufWriter::with_capacity(1 << 16, File::create(&self.path)?);
+            self.begun = number;
+            self.names.push_back(self.path.clone());
+            let writer = Writer::new(file, &spec.interface, spec.snaplen.into())?;
+            self.open.insert(Open { writer, since, before: self.packets, flushed: 0 }).flush()?;
+            while let Some(oldest) = self.names.front()
+                && spec.rotation.is_some_and(|rotation| self.names.len() > rotation.keep)
+            {
+                // Somebody else may have taken it away.
+                fs::remove_file(oldest).or_else(unless_gone)?;
+                self.names.pop_front();
+            }
         }
         self.open.as_mut().map(|open| &mut open.writer).ok_or_else(|| io::Error::other("no file"))
     }
@@ -173,6 +217,48 @@ fn date(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A device that is full stands where the third file is to be: the two that are there stay until there is a third.
+    #[test]
+    fn a_file_that_cannot_be_begun_costs_no_other() {
+        let folder = std::env::temp_dir().join(format!("dataplane-capture-files-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let spec = Spec {
+            path: folder.join("out.pcapng"),
+            interface: "test".to_owned(),
+            snaplen: 100,
+            buffers: 1,
+            max_packets: u64::MAX,
+            max_bytes: u64::MAX,
+            // Every packet is a file.
+            rotation: Some(Rotation { bytes: 0, nanos: u64::MAX, keep: 2 }),
+        };
+        let name = |number| numbered(&spec.path, number, 0);
+        std::os::unix::fs::symlink("/dev/full", name(3)).unwrap();
+        let record =
+            Record { nanos: 0, source: crate::clock::ClockSource::None, original: 60, bytes: &[7; 60], comment: &[] };
+        let there = || [1, 2, 3, 4].map(|number| name(number).is_file());
+        let mut files = Files::new(&spec);
+        assert!(files.packet(&record, 0).unwrap() && files.packet(&record, 0).unwrap());
+        let error = files.packet(&record, 0).unwrap_err();
+        assert_eq!((error.kind(), files.path()), (io::ErrorKind::StorageFull, &*name(3)));
+        assert_eq!((files.abandon(), there()), (0, [true, true, false, false]));
+        assert!(name(3).symlink_metadata().is_err(), "what failed without a packet goes");
+        assert!(files.packet(&record, 0).unwrap());
+        assert_eq!((there(), files.packets), ([false, true, true, false], 3));
+
+        // Of what is in the file, and of what is not, the former stays.
+        files.flush().unwrap();
+        let whole = fs::metadata(name(3)).unwrap().len();
+        let open = files.open.as_mut().unwrap();
+        open.flushed = 0;
+        fs::OpenOptions::new().append(true).open(name(3)).unwrap().set_len(whole + 50).unwrap();
+        files.buffered = 3;
+        files.packets += 2;
+        assert_eq!((files.abandon(), files.packets), (2, 3));
+        assert_eq!((there(), fs::metadata(name(3)).unwrap().len()), ([false, true, true, false], whole));
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     /// What `date -u -d @SECONDS +%Y%m%d%H%M%S` says.
     #[test]

@@ -1,7 +1,7 @@
 //! Writes pcapng files (draft-ietf-opsawg-pcapng), little-endian, of Ethernet: an interface for each clock that packets
 //! are stamped by, which its description names.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, Write};
 
 use crate::clock::ClockSource;
 
@@ -49,6 +49,27 @@ impl Record<'_> {
         };
         (32 + self.bytes.len().next_multiple_of(4) + comment) as u64
     }
+}
+
+/// Where the last block ends that is whole, in a file of so many bytes, and how many packets there are from `from` on, which
+/// is where a block begins.
+pub(super) fn whole(file: impl Read + Seek, from: u64, len: u64) -> io::Result<(u64, u64)> {
+    let mut file = io::BufReader::new(file);
+    file.seek(io::SeekFrom::Start(from))?;
+    let (mut end, mut packets) = (from, 0);
+    while end + 12 <= len {
+        let mut head = [0; 8];
+        file.read_exact(&mut head)?;
+        let (kind, size) = (u32::from_le_bytes([head[0], head[1], head[2], head[3]]), &head[4..]);
+        let size = u32::from_le_bytes([size[0], size[1], size[2], size[3]]);
+        if size < 12 || end + u64::from(size) > len {
+            break;
+        }
+        file.seek_relative(i64::from(size) - 8)?;
+        end += u64::from(size);
+        packets += u64::from(kind == ENHANCED_PACKET);
+    }
+    Ok((end, packets))
 }
 
 /// Writes blocks. Every block is put together in memory first, as its length comes before its content.
@@ -152,6 +173,11 @@ impl<W: Write> Writer<W> {
     /// Writes everything that is buffered.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
+    }
+
+    /// What was written to, as it is.
+    pub(super) fn into_inner(self) -> W {
+        self.out
     }
 
     /// The type, and room for the length.

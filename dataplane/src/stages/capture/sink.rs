@@ -23,8 +23,9 @@ pub(super) const COMMENT: usize = 128;
 /// How long the writer rests when there is nothing to write.
 const REST: Duration = Duration::from_millis(1);
 
-/// How long after a failure a capture of several files tries the next one.
-const RETRY: Duration = Duration::from_secs(1);
+/// How long after a failure a capture of several files tries the next one: twice as long with each that fails, up to the
+/// second of them.
+const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 /// A packet on its way to the file.
 struct Frame {
@@ -223,22 +224,12 @@ fn check(path: &Path) -> io::Result<()> {
 /// of several files goes on with the next one after a while. Returns the first failure.
 fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
     let mut files = Files::new(spec);
-    let mut fault: Result<()> = Ok(());
-    let mut failed: Option<Instant> = None;
-    let fail = |files: &mut Files<'_>, fault: &mut Result<()>, source: io::Error| {
-        let path: PathBuf = files.path().to_owned();
-        ring.lose(files.abandon());
-        tracing::error!("capture {}: {}: {source}: packets are left out", spec.interface, path.display());
-        ring.state.store(FAILED, Ordering::Relaxed);
-        if fault.is_ok() {
-            *fault = Err(Error::File { path, source });
-        }
-        Some(Instant::now())
-    };
+    let mut faults =
+        Faults { ring, spec, first: Ok(()), failed: None, told: false, wait: RETRY[0], again: Instant::now() };
     loop {
         let stopped = ring.stop.load(Ordering::Acquire);
         while let Some(frame) = ring.full.pop() {
-            if failed.is_some() {
+            if faults.failed.is_some() {
                 // It was offered before the worker could know.
                 ring.lose(1);
             } else if ring.state.load(Ordering::Relaxed) == OPEN {
@@ -247,7 +238,7 @@ fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
                     Ok(false) => ring.state.store(FULL, Ordering::Relaxed),
                     Err(error) => {
                         ring.lose(1);
-                        failed = fail(&mut files, &mut fault, error);
+                        faults.fail(&mut files, error);
                     }
                 }
             }
@@ -258,27 +249,93 @@ fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
         if stopped {
             break;
         }
-        match failed {
+        if faults.failed.is_some() {
+            faults.retry();
+        } else {
             // Whoever reads along sees what there is.
-            None => {
-                if let Err(error) = files.flush() {
-                    failed = fail(&mut files, &mut fault, error);
-                }
+            match files.flush() {
+                Ok(()) if files.is_open() => faults.mended(&files),
+                Ok(()) => {}
+                Err(error) => faults.fail(&mut files, error),
             }
-            Some(since) if spec.rotation.is_some() && since.elapsed() >= RETRY => {
-                failed = None;
-                ring.state.store(OPEN, Ordering::Relaxed);
-            }
-            Some(_) => {}
         }
         thread::park_timeout(REST);
     }
     let missed = ring.missed.load(Ordering::Relaxed);
-    let empty = fault.is_ok() && ring.complete.load(Ordering::Relaxed);
-    if failed.is_none()
+    let empty = faults.first.is_ok() && ring.complete.load(Ordering::Relaxed);
+    if faults.failed.is_none()
         && let Err(error) = files.finish(missed, empty)
     {
-        fail(&mut files, &mut fault, error);
+        faults.fail(&mut files, error);
     }
-    fault
+    faults.first
+}
+
+/// What went wrong with the files, and when to try again.
+struct Faults<'a> {
+    ring: &'a Ring,
+    spec: &'a Spec,
+    first: Result<()>,
+    /// When it did, if no attempt was made since.
+    failed: Option<Instant>,
+    /// It was said that packets are left out, and not yet that they are written again.
+    told: bool,
+    /// How long after a failure the next attempt is.
+    wait: Duration,
+    /// When the latest was.
+    again: Instant,
+}
+
+impl Faults<'_> {
+    fn fail(&mut self, files: &mut Files<'_>, source: io::Error) {
+        let path: PathBuf = files.path().to_owned();
+        self.ring.lose(files.abandon());
+        self.ring.state.store(FAILED, Ordering::Relaxed);
+        if !std::mem::replace(&mut self.told, true) {
+            tracing::error!("capture {}: {}: {source}: packets are left out", self.spec.interface, path.display());
+        }
+        if self.first.is_ok() {
+            self.first = Err(Error::File { path, source });
+        } else {
+            self.wait = backoff(self.wait, self.again.elapsed());
+        }
+        self.failed = Some(Instant::now());
+    }
+
+    /// Makes a further attempt if it is time, and there may be a further file.
+    fn retry(&mut self) {
+        if self.spec.rotation.is_some() && self.failed.is_some_and(|since| since.elapsed() >= self.wait) {
+            (self.failed, self.again) = (None, Instant::now());
+            self.ring.state.store(OPEN, Ordering::Relaxed);
+        }
+    }
+
+    /// Packets are being written.
+    fn mended(&mut self, files: &Files<'_>) {
+        if std::mem::take(&mut self.told) {
+            tracing::warn!("capture {}: goes on in {}", self.spec.interface, files.path().display());
+        }
+    }
+}
+
+/// How long to wait after a failure, so long after the attempt before which the wait was `last`.
+fn backoff(last: Duration, ran: Duration) -> Duration {
+    let [shortest, longest] = RETRY;
+    if ran >= longest { shortest } else { (last * 2).min(longest) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_become_rare_until_one_lasts() {
+        let mut wait = RETRY[0];
+        let waits = [(); 7].map(|()| {
+            wait = backoff(wait, Duration::from_millis(3));
+            wait.as_secs()
+        });
+        assert_eq!(waits, [2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(backoff(wait, Duration::from_secs(60)), RETRY[0]);
+    }
 }
