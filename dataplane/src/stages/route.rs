@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use crate::header::MacAddr;
 use crate::mem::BATCH;
+use crate::pipeline::PortInfo;
 use crate::prelude::*;
 use crate::stages::forwarding::{Forwarding, Kind as Fate, Reader};
 use crate::stages::parameter::{Origin, Prefix};
@@ -35,11 +36,15 @@ use table::Routes;
 ///
 /// Packets for which there is no route leave by `no_route`. What is neither IPv4 nor IPv6 is dropped as `unsupported`.
 ///
+/// A packet whose source cannot be is not sent on (RFC 1812, section 5.3.7; RFC 4291, section 2.5), nor is a frame to
+/// another station, to a group or to all stations (RFC 1812, section 5.3.4): where a port has `addresses` or is an interface
+/// of the kernel. Other ports, such as those of captures, take frames to every station.
+///
 /// With `source = "kernel"` the routes are those of the kernel, and follow it: the main table, or that of the VRF that
 /// the interface of the port belongs to which a packet came in by. Packets for this host leave by `local`, as do those
 /// for groups and all stations, and those that the kernel routes by an interface that is no port. What the kernel's
-/// routes refuse leaves by `unreachable` and `prohibited`. Frames for other stations and packets whose source cannot be
-/// are dropped.
+/// routes refuse leaves by `unreachable` and `prohibited`. Frames to groups and to all stations leave by `local`, those to
+/// other stations are dropped.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -85,6 +90,10 @@ pub struct Route {
     #[serde(skip)]
     #[schemars(skip)]
     routes: Option<Arc<Routes>>,
+    /// The station that each port is to be spoken to as, where it is told apart.
+    #[serde(skip)]
+    #[schemars(skip)]
+    stations: Box<[Option<MacAddr>]>,
     #[serde(skip)]
     #[schemars(skip)]
     scratch: Scratch,
@@ -124,6 +133,8 @@ const MARTIAN: Reason = Reason::own(2);
 /// The addresses of a batch, collected so that their lookups can wait for memory together.
 struct Scratch {
     kinds: [Kind; BATCH],
+    /// Whether the source is none that may be sent on.
+    martian: [bool; BATCH],
     v4: [u32; BATCH],
     v6: [u128; BATCH],
     found_v4: [u32; BATCH],
@@ -141,6 +152,7 @@ impl Default for Scratch {
     fn default() -> Self {
         Self {
             kinds: [Kind::Other; BATCH],
+            martian: [false; BATCH],
             v4: [0; BATCH],
             v6: [0; BATCH],
             found_v4: [MISS; BATCH],
@@ -149,18 +161,34 @@ impl Default for Scratch {
     }
 }
 
-/// The destination of an IPv4 packet.
+/// Source and destination of an IPv4 packet.
 #[inline]
-fn destination_v4(packet: &Packet<'_>) -> Option<u32> {
-    let bytes = packet.data().get(usize::from(packet.meta().l3) + 16..)?;
-    bytes.first_chunk().map(|address| u32::from_be_bytes(*address))
+fn addresses_v4(packet: &Packet<'_>) -> Option<[u32; 2]> {
+    let bytes = packet.data().get(usize::from(packet.meta().l3) + 12..)?.first_chunk()?;
+    let both = u64::from_be_bytes(*bytes);
+    Some([(both >> 32) as u32, both as u32])
 }
 
-/// The destination of an IPv6 packet.
+/// Source and destination of an IPv6 packet.
 #[inline]
-fn destination_v6(packet: &Packet<'_>) -> Option<u128> {
-    let bytes = packet.data().get(usize::from(packet.meta().l3) + 24..)?;
-    bytes.first_chunk().map(|address| u128::from_be_bytes(*address))
+fn addresses_v6(packet: &Packet<'_>) -> Option<[u128; 2]> {
+    let bytes = packet.data().get(usize::from(packet.meta().l3) + 8..)?;
+    let (source, rest) = bytes.split_first_chunk()?;
+    Some([u128::from_be_bytes(*source), u128::from_be_bytes(*rest.first_chunk()?)])
+}
+
+/// Whether a source is none that may be sent on (RFC 1812, section 5.3.7): of "this network", the host itself, a group or
+/// what is reserved.
+#[inline]
+fn is_martian_v4(source: u32) -> bool {
+    let first = source >> 24;
+    first == 0 || first == 127 || first >= 224
+}
+
+/// The same (RFC 4291, section 2.5): unspecified, the host itself, of one link or a group.
+#[inline]
+fn is_martian_v6(source: u128) -> bool {
+    source <= 1 || source >> 118 == 0xfe80 >> 6 || source >> 120 == 0xff
 }
 
 impl Scratch {
@@ -173,17 +201,19 @@ impl Scratch {
         look_up_v6: impl FnOnce(&[u128], &mut [u32]),
     ) {
         let (mut v4, mut v6) = (0, 0);
-        for (packet, kind) in batch.iter_mut().zip(&mut self.kinds) {
+        for ((packet, kind), martian) in batch.iter_mut().zip(&mut self.kinds).zip(&mut self.martian) {
             let flags = packet.meta().flags;
-            let address_v4 = if flags.contains(MetaFlags::IPV4) { destination_v4(&packet) } else { None };
-            let address_v6 = if flags.contains(MetaFlags::IPV6) { destination_v6(&packet) } else { None };
-            *kind = match (address_v4, address_v6) {
-                (Some(address), _) => {
+            let of_v4 = if flags.contains(MetaFlags::IPV4) { addresses_v4(&packet) } else { None };
+            let of_v6 = if flags.contains(MetaFlags::IPV6) { addresses_v6(&packet) } else { None };
+            *kind = match (of_v4, of_v6) {
+                (Some([source, address]), _) => {
+                    *martian = is_martian_v4(source);
                     self.v4[v4 % BATCH] = address;
                     v4 += 1;
                     Kind::V4
                 }
-                (None, Some(address)) => {
+                (None, Some([source, address])) => {
+                    *martian = is_martian_v6(source);
                     self.v6[v6 % BATCH] = address;
                     v6 += 1;
                     Kind::V6
@@ -201,13 +231,16 @@ impl Scratch {
 impl Stage for Route {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let Some(routes) = &self.routes else { return self.follow(batch) };
+        // All packets of a batch came in by one port.
+        let Some(ingress) = batch.get_mut(0).map(|packet| packet.ingress()) else { return };
+        let station = self.stations.get(usize::from(ingress)).copied().flatten();
         self.scratch.look_up(
             batch,
             |v4, out| routes.v4.lookup_batch(v4, out),
             |v6, out| routes.v6.lookup_batch(v6, out),
         );
         let (mut v4, mut v6) = (self.scratch.found_v4.iter(), self.scratch.found_v6.iter());
-        for (mut packet, kind) in batch.iter_mut().zip(&self.scratch.kinds) {
+        for ((mut packet, kind), martian) in batch.iter_mut().zip(&self.scratch.kinds).zip(&self.scratch.martian) {
             let found = match kind {
                 Kind::V4 => v4.next(),
                 Kind::V6 => v6.next(),
@@ -217,8 +250,13 @@ impl Stage for Route {
                 packet.drop(Reason::Unsupported);
                 continue;
             };
+            if station.is_some_and(|own| station_of(&packet) != own) {
+                packet.drop(NOT_FOR_US);
+                continue;
+            }
             match routes.paths.choose(*found, packet.meta().flow_hash) {
                 Some(path) if path.drop => packet.drop(BLACKHOLE),
+                Some(_) if *martian => packet.drop(MARTIAN),
                 Some(path) => {
                     let meta = packet.meta_mut();
                     (meta.egress, meta.next_hop) = (path.egress, path.next_hop);
@@ -240,8 +278,8 @@ impl Stage for Route {
     fn reasons() -> &'static [(&'static str, &'static str)] {
         &[
             ("blackhole", "the route says drop"),
-            ("not_for_us", "the frame is for another station; with the kernel's routes alone"),
-            ("martian", "the source is no address that may be sent on; with the kernel's routes alone"),
+            ("not_for_us", "the frame is for another station, or with routes of the config for several"),
+            ("martian", "the source is no address that may be sent on"),
         ]
     }
 
@@ -268,6 +306,8 @@ impl Stage for Route {
             return Ok(());
         }
         let (table, file) = (std::mem::take(&mut self.table), self.file.as_deref());
+        let speaks = |port: &PortInfo| port.interface.is_some() || !port.addresses.is_empty();
+        self.stations = setup.ports().iter().map(|port| speaks(port).then_some(MacAddr(port.mac))).collect();
         self.routes = Some(setup.shared(|setup| Routes::load(&table, file, setup))?);
         Ok(())
     }
@@ -291,9 +331,9 @@ impl Stage for Route {
         let routes = self.routes.as_ref()?;
         let flags = packet.meta().flags;
         let destination: IpAddr = if flags.contains(MetaFlags::IPV4) {
-            IpAddr::V4(destination_v4(packet)?.into())
+            IpAddr::V4(addresses_v4(packet)?[1].into())
         } else if flags.contains(MetaFlags::IPV6) {
-            IpAddr::V6(destination_v6(packet)?.into())
+            IpAddr::V6(addresses_v6(packet)?[1].into())
         } else {
             return None;
         };
@@ -317,7 +357,7 @@ impl Route {
             None => self.scratch.look_up(batch, |_, found| found.fill(MISS), |_, found| found.fill(MISS)),
         }
         let (mut v4, mut v6) = (self.scratch.found_v4.iter(), self.scratch.found_v6.iter());
-        for (mut packet, kind) in batch.iter_mut().zip(&self.scratch.kinds) {
+        for ((mut packet, kind), martian) in batch.iter_mut().zip(&self.scratch.kinds).zip(&self.scratch.martian) {
             let found = match kind {
                 Kind::V4 => v4.next(),
                 Kind::V6 => v6.next(),
@@ -327,7 +367,7 @@ impl Route {
                 packet.drop(Reason::Unsupported);
                 continue;
             };
-            let station = packet.data().first_chunk().map_or(MacAddr::ZERO, |mac| MacAddr(*mac));
+            let station = station_of(&packet);
             if station != own {
                 // To a group of stations (RFC 1812, section 5.3.4): for this host perhaps, but not to be sent on.
                 if station.is_multicast() {
@@ -339,7 +379,7 @@ impl Route {
             }
             let path = reader.path(*found, packet.meta().flow_hash);
             match path.map(|path| path.kind) {
-                Some(Fate::Forward) if is_martian(&packet, *kind) => packet.drop(MARTIAN),
+                Some(Fate::Forward) if *martian => packet.drop(MARTIAN),
                 Some(Fate::Forward) => {
                     let meta = packet.meta_mut();
                     (meta.egress, meta.next_hop) = path.map_or((0, 0), |path| (path.egress, path.next_hop));
@@ -354,24 +394,10 @@ impl Route {
     }
 }
 
-/// Whether the source is none that may be sent on (RFC 1812, section 5.3.7; RFC 4291, section 2.5).
+/// The station that a frame is for.
 #[inline]
-fn is_martian(packet: &Packet<'_>, kind: Kind) -> bool {
-    let l3 = usize::from(packet.meta().l3);
-    let header = packet.data().get(l3..).unwrap_or_default();
-    match kind {
-        Kind::V4 => header.get(12..).and_then(|bytes| bytes.first_chunk::<4>()).is_none_or(|source| {
-            // "This network", the host itself, groups and what is reserved.
-            source[0] == 0 || source[0] == 127 || source[0] >= 224
-        }),
-        Kind::V6 => header.get(8..).and_then(|bytes| bytes.first_chunk::<16>()).is_none_or(|source| {
-            let of_link = source[0] == 0xfe && source[1] & 0xc0 == 0x80;
-            // The unspecified address and the host itself differ in the last bit.
-            let of_host = source[..15] == [0; 15] && source[15] <= 1;
-            of_link || of_host || source[0] == 0xff
-        }),
-        Kind::Other => true,
-    }
+fn station_of(packet: &Packet<'_>) -> MacAddr {
+    packet.data().first_chunk().map_or(MacAddr::ZERO, |mac| MacAddr(*mac))
 }
 
 #[cfg(test)]

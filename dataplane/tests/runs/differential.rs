@@ -178,6 +178,9 @@ fn route(mut frame: Vec<u8>) -> Result<(usize, Vec<u8>), &'static str> {
     {
         return Err(reason);
     }
+    if is_in(found.source, "127.0.0.0/8") {
+        return Err("route.martian");
+    }
     let ttl = found.l3 + if found.source.is_ipv4() { 8 } else { 7 };
     if frame[ttl] <= 1 {
         return Err("ttl.expired");

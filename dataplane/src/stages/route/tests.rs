@@ -31,7 +31,7 @@ impl Drop for Folder {
 fn to(destination: IpAddr) -> Vec<u8> {
     match destination {
         IpAddr::V4(address) => frame().ipv4([192, 0, 2, 9].into(), address).udp(1, 2).build(),
-        IpAddr::V6(address) => frame().ipv6(Ipv6Addr::LOCALHOST, address).udp(1, 2).build(),
+        IpAddr::V6(address) => frame().ipv6("2001:db8:ffff::9".parse().unwrap(), address).udp(1, 2).build(),
     }
 }
 
@@ -68,6 +68,66 @@ fn the_longest_prefix_decides() {
     assert_eq!(hop(&send(&mut harness, "2001:db9::1")), Err(Fate::Output("no_route".to_owned())));
     let arp = frame().ether_type(0x88cc).payload(&[0; 46]).build();
     assert_eq!(hop(&harness.run_one(&arp)), Err(Fate::Dropped("unsupported".to_owned())));
+}
+
+/// Drops by either reason, and `None` where the packet goes on.
+fn dropped(outcome: &Outcome) -> Option<&str> {
+    match &outcome.fate {
+        Fate::Dropped(reason) => Some(reason),
+        _ => None,
+    }
+}
+
+#[test]
+fn sources_that_cannot_be_are_not_sent_on() {
+    let mut harness = bench::parsed::<Route>(TABLE).unwrap();
+    let mut from = |source: &str| {
+        let packet = match source.parse().unwrap() {
+            IpAddr::V4(source) => frame().ipv4(source, [10, 1, 2, 3].into()).udp(1, 2).build(),
+            IpAddr::V6(source) => frame().ipv6(source, "2001:db8::77".parse().unwrap()).udp(1, 2).build(),
+        };
+        dropped(&harness.run_one(&packet)).map(str::to_owned)
+    };
+    let v4 = ["0.0.0.0", "0.255.255.255", "127.0.0.1", "127.255.255.255", "224.0.0.1", "240.0.0.1", "255.255.255.255"];
+    let v6 = ["::", "::1", "fe80::1", "febf:ffff::1", "ff00::", "ff02::1", "ffff::1"];
+    for source in v4.into_iter().chain(v6) {
+        assert_eq!(from(source).as_deref(), Some("martian"), "{source}");
+    }
+    let good =
+        ["1.0.0.0", "126.255.255.255", "128.0.0.1", "223.255.255.255", "::2", "fe7f:ffff::1", "fec0::1", "fd00::1"];
+    for source in good {
+        assert_eq!(from(source), None, "{source}");
+    }
+}
+
+#[test]
+fn frames_to_other_stations_are_not_sent_on() {
+    let port = |interface: Option<&str>, addresses: &[&str]| PortInfo {
+        name: "a".to_owned(),
+        mac: [2, 0, 0, 0, 0, 10],
+        mtu: 1500,
+        interface: interface.map(str::to_owned),
+        addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+    };
+    let table = "table = [{ prefix = \"0.0.0.0/0\", port = \"a\" }]";
+    let to = |mac: [u8; 6]| {
+        let ip = frame()
+            .ethernet(MacAddr([2, 0, 0, 0, 0, 1]), MacAddr(mac))
+            .ipv4([192, 0, 2, 9].into(), [192, 0, 2, 7].into());
+        ip.udp(1, 2).build()
+    };
+    let stations = [[2, 0, 0, 0, 0, 10], [2, 0, 0, 0, 0, 11], [0xff; 6], [1, 0, 0x5e, 0, 0, 1]];
+    let frames = stations.map(to);
+    let fates = |port: PortInfo| -> Vec<bool> {
+        let mut harness = bench::builder().ports(&[port]).build::<Route>(table).unwrap();
+        let outcomes = harness.run(&frames);
+        let reasons = outcomes.iter().map(dropped);
+        reasons.inspect(|reason| assert!(matches!(reason, None | Some("not_for_us")))).map(|r| r.is_none()).collect()
+    };
+    assert_eq!(fates(port(Some("eth0"), &[])), [true, false, false, false]);
+    assert_eq!(fates(port(None, &["192.0.2.1/24"])), [true, false, false, false]);
+    // It has no station of its own.
+    assert_eq!(fates(port(None, &[])), [true; 4]);
 }
 
 #[test]
