@@ -40,6 +40,9 @@ use table::Routes;
 /// another station, to a group or to all stations (RFC 1812, section 5.3.4): where a port has `addresses` or is an interface
 /// of the kernel. Other ports, such as those of captures, take frames to every station.
 ///
+/// A port is one network. A frame of a VLAN is of another, and is dropped as `tagged`, or leaves by `local` with the kernel's
+/// routes: put `vlan` in front, which takes the tag off, where it is to be routed all the same.
+///
 /// With `source = "kernel"` the routes are those of the kernel, and follow it: the main table, or that of the VRF that
 /// the interface of the port belongs to which a packet came in by. Packets for this host leave by `local`, as do those
 /// for groups and all stations, and those that the kernel routes by an interface that is no port. What the kernel's
@@ -129,6 +132,7 @@ const PROHIBITED: Edge = Edge::new(3);
 const BLACKHOLE: Reason = Reason::own(0);
 const NOT_FOR_US: Reason = Reason::own(1);
 const MARTIAN: Reason = Reason::own(2);
+const TAGGED: Reason = Reason::own(3);
 
 /// The addresses of a batch, collected so that their lookups can wait for memory together.
 struct Scratch {
@@ -254,6 +258,10 @@ impl Stage for Route {
                 packet.drop(NOT_FOR_US);
                 continue;
             }
+            if is_tagged(&packet) {
+                packet.drop(TAGGED);
+                continue;
+            }
             match routes.paths.choose(*found, packet.meta().flow_hash) {
                 Some(path) if path.drop => packet.drop(BLACKHOLE),
                 Some(_) if *martian => packet.drop(MARTIAN),
@@ -280,6 +288,7 @@ impl Stage for Route {
             ("blackhole", "the route says drop"),
             ("not_for_us", "the frame is for another station, or with routes of the config for several"),
             ("martian", "the source is no address that may be sent on"),
+            ("tagged", "the frame is of a VLAN; with routes of the config"),
         ]
     }
 
@@ -377,6 +386,11 @@ impl Route {
                 }
                 continue;
             }
+            // It came by another interface, on top of the port.
+            if is_tagged(&packet) {
+                packet.steer(LOCAL);
+                continue;
+            }
             let path = reader.path(*found, packet.meta().flow_hash);
             match path.map(|path| path.kind) {
                 Some(Fate::Forward) if *martian => packet.drop(MARTIAN),
@@ -392,6 +406,13 @@ impl Route {
             }
         }
     }
+}
+
+/// Whether a frame is of a VLAN. A tag that says a priority alone is none (IEEE 802.1Q, section 9.6).
+#[inline]
+fn is_tagged(packet: &Packet<'_>) -> bool {
+    let Meta { flags, vlan, .. } = packet.meta();
+    flags.contains(MetaFlags::VLAN) && (vlan & 0xfff != 0 || flags.contains(MetaFlags::QINQ))
 }
 
 /// The station that a frame is for.

@@ -72,6 +72,8 @@ use = "tx"
 /// What the model finds in a frame.
 struct Found {
     l3: usize,
+    /// Whether it is of a VLAN.
+    tagged: bool,
     source: IpAddr,
     destination: IpAddr,
     protocol: u8,
@@ -95,8 +97,9 @@ fn parse(frame: &[u8]) -> Result<Found, &'static str> {
     if frame.len() < 14 {
         return Err("parse.runt");
     }
-    let mut at = 12;
+    let (mut at, mut tagged) = (12, false);
     while [0x8100, 0x88a8, 0x9100].contains(&be16(frame, at)) {
+        tagged = at > 12 || be16(frame, at + 2) & 0xfff != 0;
         at += 4;
     }
     let l3 = at + 2;
@@ -132,7 +135,7 @@ fn parse(frame: &[u8]) -> Result<Found, &'static str> {
         _ => return Err("parse.other"),
     };
     let port = (first && [6, 17].contains(&protocol)).then(|| be16(frame, l4 + 2));
-    Ok(Found { l3, source, destination, protocol, port })
+    Ok(Found { l3, tagged, source, destination, protocol, port })
 }
 
 fn is_in(address: IpAddr, prefix: &str) -> bool {
@@ -171,6 +174,9 @@ fn route(mut frame: Vec<u8>) -> Result<(usize, Vec<u8>), &'static str> {
     let found = parse(&frame)?;
     if denied(&found) {
         return Err("acl.denied");
+    }
+    if found.tagged {
+        return Err("route.tagged");
     }
     let next = next(found.destination);
     if let Err(reason) = next

@@ -131,6 +131,43 @@ fn frames_to_other_stations_are_not_sent_on() {
 }
 
 #[test]
+fn frames_of_vlans_are_not_sent_on() {
+    let mut harness = bench::parsed::<Route>(TABLE).unwrap();
+    let mut of = |tags: &[u16]| {
+        let ip = frame().ipv4([192, 0, 2, 9].into(), [10, 1, 2, 3].into()).udp(1, 2);
+        let tagged = tags.iter().fold(ip, |frame, tci| frame.vlan(*tci));
+        dropped(&harness.run_one(&tagged.build())).map(str::to_owned)
+    };
+    for tags in [&[1][..], &[4095], &[0xe064], &[0, 7], &[7, 0], &[0, 0]] {
+        assert_eq!(of(tags).as_deref(), Some("tagged"), "{tags:x?}");
+    }
+    // A priority is no network.
+    for tags in [&[][..], &[0], &[0xe000], &[0x1000]] {
+        assert_eq!(of(tags), None, "{tags:x?}");
+    }
+}
+
+#[test]
+fn with_the_kernels_routes_tags_are_the_hosts() {
+    let port = PortInfo {
+        name: "a".to_owned(),
+        mac: [2, 0, 0, 0, 0, 10],
+        mtu: 1500,
+        interface: Some("eth0".to_owned()),
+        addresses: Vec::new(),
+    };
+    let mut harness = bench::builder().ports(&[port]).build::<Route>("source = \"kernel\"").unwrap();
+    let mut to = |station: [u8; 6], tci: u16| {
+        let ethernet = frame().ethernet(MacAddr([2, 0, 0, 0, 0, 1]), MacAddr(station)).vlan(tci);
+        harness.run_one(&ethernet.ipv4([192, 0, 2, 9].into(), [10, 1, 2, 3].into()).udp(1, 2).build()).fate
+    };
+    let own = [2, 0, 0, 0, 0, 10];
+    assert_eq!(to(own, 7), Fate::Output("local".to_owned()));
+    assert_eq!(to(own, 0), Fate::Output("no_route".to_owned()));
+    assert_eq!(to([2, 0, 0, 0, 0, 11], 7), Fate::Dropped("not_for_us".to_owned()));
+}
+
+#[test]
 fn a_mixed_batch_keeps_its_order() {
     let mut harness = bench::parsed::<Route>(TABLE).unwrap();
     let destinations = ["10.0.0.1", "2001:db8::5", "1.1.1.1", "::1", "10.66.0.1", "2001:db8::6", "203.0.113.1"];
