@@ -59,6 +59,8 @@ pub(super) struct NextHop {
     pub(super) index: u32,
     pub(super) via: Option<IpAddr>,
     pub(super) weight: u16,
+    /// Whether packets get other headers on this way, which is left to the host.
+    pub(super) wrapped: bool,
 }
 
 /// Where a route leads.
@@ -198,12 +200,19 @@ fn via(attribute: &RouteAttribute) -> Option<IpAddr> {
     }
 }
 
+/// Whether packets get another header by it, or other labels: `RTA_ENCAP`, `RTA_NEWDST`.
+fn wraps(attribute: &RouteAttribute) -> bool {
+    use RouteAttribute::{Encap, EncapType, NewDestination, NewDestinationAddress};
+    matches!(attribute, Encap(_) | EncapType(_) | NewDestination(_) | NewDestinationAddress(_))
+}
+
 fn hop_of(hop: &RouteNextHop) -> Option<NextHop> {
     // The kernel says one less than the weight.
     let weight = u16::from(hop.hops) + 1;
     let alive = !hop.flags.contains(RouteNextHopFlags::Dead);
     let via = hop.attributes.iter().find_map(via);
-    alive.then_some(NextHop { index: hop.interface_index, via, weight })
+    let wrapped = hop.attributes.iter().any(wraps);
+    alive.then_some(NextHop { index: hop.interface_index, via, weight, wrapped })
 }
 
 fn route(message: &RouteMessage) -> Option<Route> {
@@ -231,11 +240,12 @@ fn route(message: &RouteMessage) -> Option<Route> {
             other => gateway = gateway.or(via(other)),
         }
     }
+    let wrapped = message.attributes.iter().any(wraps);
     let leads = match header.kind {
         RouteType::Unicast => Leads::To(match (many, index) {
             (Some(hops), _) => hops,
             (None, Some(_)) if header.flags.contains(RouteFlags::Dead) => Box::default(),
-            (None, Some(index)) => Box::new([NextHop { index, via: gateway, weight: 1 }]),
+            (None, Some(index)) => Box::new([NextHop { index, via: gateway, weight: 1, wrapped }]),
             (None, None) => Box::default(),
         }),
         RouteType::Local | RouteType::Broadcast | RouteType::Anycast | RouteType::Multicast => Leads::Only(Kind::Local),

@@ -230,6 +230,8 @@ impl State {
     fn target(&self, leads: &Leads) -> Option<Target> {
         let hops = match leads {
             Leads::Only(kind) => return Some(Target::Only(*kind)),
+            // One that is wrapped leaves the choice among all to the host.
+            Leads::To(hops) if hops.iter().any(|hop| hop.wrapped) => return Some(Target::Only(Kind::Local)),
             Leads::To(hops) => hops,
         };
         let ours = hops.iter().filter_map(|hop| {

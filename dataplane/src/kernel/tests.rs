@@ -7,6 +7,12 @@ use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::route::{
+    MplsLabel, RouteAddress, RouteAttribute, RouteLwEnCapType, RouteMessage, RouteNextHop, RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
 use super::*;
 use crate::header::MacAddr;
 use crate::pipeline::NextHop;
@@ -321,6 +327,66 @@ fn a_hundred_thousand_routes_come_and_go() {
         println!("{} resyncs, {} changes", tables.count(Count::Resyncs), tables.count(Count::Changes));
         assert_eq!(tables.count(Count::Refused), 0);
     });
+}
+
+/// A port `a` that the kernel calls 7, without a kernel.
+fn alone() -> (Arc<Forwarding>, State) {
+    let port =
+        PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 1500, interface: Some("a0".to_owned()), addresses: vec![] };
+    let tables = Forwarding::new(&["a".to_owned()]);
+    let writer = tables.writer().unwrap();
+    let mut state = State::new(tables.clone(), writer, &[port]);
+    let mut link = LinkMessage::default();
+    link.header.index = 7;
+    link.header.flags = LinkFlags::Up | LinkFlags::LowerUp;
+    link.attributes = vec![LinkAttribute::IfName("a0".to_owned()), LinkAttribute::Address(vec![2; 6])];
+    tell(&mut state, RouteNetlinkMessage::NewLink(link));
+    (tables, state)
+}
+
+fn tell(state: &mut State, inner: RouteNetlinkMessage) {
+    state.apply(socket::Message { flags: 0, inner });
+}
+
+/// Encapsulations are the host's: a router that sent such packets on as they are would leak them.
+#[test]
+fn routes_that_wrap_packets_are_left_to_the_host() {
+    let (tables, mut state) = alone();
+    let reader = tables.join();
+    let gateway = || RouteAttribute::Gateway(RouteAddress::Inet([10, 1, 0, 9].into()));
+    let label = || {
+        RouteAttribute::NewDestination(vec![MplsLabel { label: 100, traffic_class: 0, bottom_of_stack: true, ttl: 0 }])
+    };
+    let encap = || vec![RouteAttribute::EncapType(RouteLwEnCapType::Mpls), RouteAttribute::Encap(Vec::new())];
+    let mut route = |net: u8, attributes: Vec<RouteAttribute>| {
+        let mut message = RouteMessage::default();
+        message.header.address_family = AddressFamily::Inet;
+        message.header.destination_prefix_length = 8;
+        message.header.table = 254;
+        message.header.kind = RouteType::Unicast;
+        message.attributes = vec![RouteAttribute::Destination(RouteAddress::Inet([net, 0, 0, 0].into()))];
+        message.attributes.extend(attributes);
+        tell(&mut state, RouteNetlinkMessage::NewRoute(message));
+        fate(&reader, 0, &format!("{net}.1.1.1"))
+    };
+    let single = |more: Vec<RouteAttribute>| [vec![RouteAttribute::Oif(7), gateway()], more].concat();
+    assert_eq!(route(20, single(Vec::new())), "0 10.1.0.9");
+    assert_eq!(route(21, single(encap())), "Local");
+    assert_eq!(route(22, single(vec![label()])), "Local");
+    let many = |more: Vec<RouteAttribute>| {
+        let hop = |attributes: Vec<RouteAttribute>| {
+            let mut hop = RouteNextHop::default();
+            hop.interface_index = 7;
+            hop.attributes = [vec![gateway()], attributes].concat();
+            hop
+        };
+        vec![RouteAttribute::MultiPath(vec![hop(Vec::new()), hop(more)])]
+    };
+    assert_eq!(route(23, many(Vec::new())), "0 10.1.0.9");
+    assert_eq!(route(24, many(encap())), "Local");
+    assert_eq!(route(25, many(vec![label()])), "Local");
+    // It loses what wrapped it.
+    assert_eq!(route(21, single(Vec::new())), "0 10.1.0.9");
 }
 
 #[test]
