@@ -28,7 +28,8 @@ use sink::Sink;
 ///
 /// With `rotate_bytes` or `rotate_seconds` there is one file after another, each complete in itself. Their names are as
 /// those of Wireshark's `dumpcap`, with a number and the date of the first packet in UTC: `out_00001_20231114221320.pcapng`.
-/// Of those of this run as many stay as `keep` says. After a failure the next file is tried a second later.
+/// Of those of this run as many stay as `keep` says; an old one goes when the new one has begun. After a failure the next
+/// file is tried a second later, and then ever more rarely, up to a minute; the one that failed is cut to what is whole.
 ///
 /// The time stamps are those that packets were received with; the description of a file's interface names the clock that
 /// they are of, and where there are several, there is an interface for each.
