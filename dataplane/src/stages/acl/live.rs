@@ -4,7 +4,7 @@
 //! where the worker's stage takes it up between two batches. What the worker had goes the way back, to be counted and
 //! freed: workers only exchange one pointer for another.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,8 +40,10 @@ pub(super) struct Exchange {
 struct Past {
     /// Sets that were given and not come back yet, beside the one in use.
     out: usize,
-    /// Hits by [`Rules::identity`].
+    /// Hits by [`Rules::identity`], of rules that the latest set has or that came back since it was given.
     hits: HashMap<String, u64>,
+    /// Those of all others.
+    gone: u64,
 }
 
 impl Past {
@@ -53,6 +55,14 @@ impl Past {
                 *self.hits.entry(set.rules.identity(rule).to_owned()).or_default() += hits;
             }
         }
+    }
+
+    /// Adds up what these rules do not have, so that rules that come and go leave nothing behind but a number.
+    fn fold(&mut self, rules: &Rules) {
+        let known: HashSet<&str> = (0..rules.actions.len()).map(|rule| rules.identity(rule)).collect();
+        let before: u64 = self.hits.values().sum();
+        self.hits.retain(|rule, _| known.contains(rule.as_str()));
+        self.gone += before - self.hits.values().sum::<u64>();
     }
 }
 
@@ -69,6 +79,7 @@ impl Exchange {
     fn give(&self, rules: &Arc<Rules>) {
         let mut past = self.past();
         past.collect(&self.before);
+        past.fold(rules);
         past.out += 1;
         if self.next.force_push(Set::new(rules)).is_some() {
             past.out -= 1;
@@ -80,9 +91,11 @@ impl Exchange {
     pub(super) fn earlier(&self, rules: &Rules) -> (Vec<u64>, u64) {
         let mut past = self.past();
         past.collect(&self.before);
-        let mut hits = past.hits.clone();
-        let known = (0..rules.actions.len()).map(|rule| hits.remove(rules.identity(rule)).unwrap_or(0)).collect();
-        (known, hits.values().sum())
+        let hits = |rule| past.hits.get(rules.identity(rule)).copied().unwrap_or(0);
+        let known: Vec<u64> = (0..rules.actions.len()).map(hits).collect();
+        // No two rules of a set are the same.
+        let others = past.hits.values().sum::<u64>() - known.iter().sum::<u64>();
+        (known, past.gone + others)
     }
 
     fn past(&self) -> MutexGuard<'_, Past> {
@@ -160,5 +173,28 @@ impl Reload for Reloader {
             past.collect(&exchange.before);
             all & (past.out == 0)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_that_come_and_go_leave_a_number() {
+        let rules = |round: u64| {
+            let text = format!("action = \"deny\"\nname = \"{round}\"");
+            Rules::load(&[toml::from_str(&text).unwrap()], None).unwrap_or_else(|_| panic!("{text}"))
+        };
+        let live = Live::new(rules(0));
+        let (mut set, exchange) = live.join();
+        for round in 1..=50 {
+            set.hits[0] += round;
+            exchange.give(&Arc::new(rules(round)));
+            exchange.take_up(&mut set);
+        }
+        assert_eq!(exchange.earlier(&set.rules), (vec![0], 50 * 51 / 2));
+        let kept = exchange.past().hits.len();
+        assert!(kept <= 2, "{kept} of rules that are no more");
     }
 }
