@@ -322,6 +322,79 @@ fn a_hangup_reads_rules_anew() {
     assert_eq!((&counters["reloads"], &counters["refused"], &counters["rules"]), (&1.into(), &1.into(), &1.into()));
 }
 
+/// A hundred thousand rules take a while to be compiled: the end comes meanwhile, and another hangup does not hurry it.
+#[test]
+fn an_end_does_not_wait_for_rules() {
+    let folder = Folder::new("abandoned");
+    folder.write("rules.toml", "rules = []");
+    let from = "rules = [{ action = \"deny\", protocol = \"icmp\", src = \"192.0.2.1/32\" }]";
+    let mut child = start_endless(&folder, &CONFIG.replace(from, "file = \"rules.toml\""));
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(|line| line.unwrap());
+    assert!(lines.any(|line| line.contains("running")));
+    let rule = |at: u32| {
+        let [_, a, b, c] = at.to_be_bytes();
+        format!("{{ action = \"deny\", src = \"10.{a}.{b}.{c}\", dst = \"172.{a}.{b}.{c}\" }},\n")
+    };
+    folder.write("rules.toml", format!("rules = [\n{}]", (0..99_999).map(rule).collect::<String>()));
+    send(&child, "-HUP");
+    assert!(lines.any(|line| line.contains("files are read anew")));
+    send(&child, "-INT");
+    send(&child, "-HUP");
+    assert!(lines.any(|line| line.contains("not read anew any more")), "it waited for the rules");
+    rest(child);
+}
+
+/// As `ulimit -f` has it: who writes the file is told, and the program goes on.
+#[test]
+fn a_file_that_may_not_grow_ends_no_run() {
+    let folder = Folder::new("limited");
+    let config = folder.write(
+        "limited.toml",
+        r#"
+        [runtime]
+        workers = 1
+        hugepages = "none"
+        [[port]]
+        name = "in"
+        device = "soft"
+        link = { kind = "generator", size = 100 }
+        [pipeline]
+        input = ["in"]
+        [[pipeline.stage]]
+        use = "capture"
+        file = "all.pcapng"
+        lossless = true
+        rotate_bytes = 100_000
+        [[pipeline.stage]]
+        use = "drop"
+        "#,
+    );
+    let mut run = Command::new("sh");
+    run.args(["-c", "ulimit -f 8; exec \"$0\" run \"$1\" -j --packets 5000", env!("CARGO_BIN_EXE_dataplane")]);
+    let (status, out, err) = ended(run.arg(config).output().unwrap());
+    assert_eq!(status, 1, "{err}");
+    assert_eq!(err.matches("packets are left out").count(), 1, "{err}");
+    assert!(err.contains("File too large"), "{err}");
+    let report = json(&out);
+    assert_eq!((&report["packets"]["rx"], &report["ledger"]["unaccounted"]), (&5000.into(), &0.into()));
+    // What is there is whole: as many packets as were taken and not lost.
+    let mut packets = 0;
+    let files = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path());
+    for path in files.filter(|path| path.to_string_lossy().contains("all_")) {
+        let bytes = fs::read(path).unwrap();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            let word = |at: usize| u32::from_le_bytes(rest[at..at + 4].try_into().unwrap());
+            packets += u64::from(word(0) == 6);
+            rest = &rest[word(4) as usize..];
+        }
+    }
+    let capture = report["stages"].as_array().unwrap().iter().find(|stage| stage["name"] == "capture").unwrap();
+    let counted = |name: &str| capture["counters"][name].as_u64().unwrap();
+    assert_eq!(counted("taken") - counted("lost"), packets);
+    assert!(packets > 0);
+}
+
 #[test]
 fn a_graph_has_every_stage_and_port() {
     let folder = Folder::new("graph");

@@ -1,15 +1,16 @@
 //! `run`: from config to report.
 
-use std::thread::{self, Scope, ScopedJoinHandle};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use super::args::{self, Form};
 use super::console::{self, CLEAR_LINE, Stop};
-use crate::pipeline::Registry;
-use crate::runtime::{Options, Run};
+use crate::pipeline::{Problem, Registry};
+use crate::runtime::{Assembly, Options, Run};
 use crate::telemetry::Progress;
 use crate::topology::Topology;
 
@@ -20,19 +21,23 @@ const AT_ONCE: Duration = Duration::from_millis(200);
 const SHOW: Duration = Duration::from_millis(500);
 
 pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
-    let assembly = console::assembly(&args.config, registry, Topology::discover()?)?;
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])
+    // With a handler, a file that may not grow is an error of whoever writes it, and not the end of the process.
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGXFSZ])
         .map_err(|error| Stop::Failed(format!("signals cannot be handled: {error}")))?;
+    let (assembly, mut asked) = assembled(registry, args, &mut signals)?;
     let options = Options { duration: args.duration, packets: args.packets };
     let hangup = Hangup { reloads: assembly.can_reload(), attended: console::has_terminal() };
-    let mut asked = false;
+    if asked && !hangup.reloads() {
+        return Err(Stop::Failed(UNWANTED.to_owned()));
+    }
     let mut is_end = |signal| {
-        asked |= hangup.reloads(signal);
-        !hangup.reloads(signal)
+        let effect = Effect::of(signal, hangup, None);
+        asked |= effect == Effect::Reload;
+        effect == Effect::Stop
     };
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
-    thread::scope(|scope| watch(&run, &mut signals, (hangup, asked), scope));
+    watch(&run, &mut signals, hangup, asked);
     let mut report = run.join()?;
     let outcome = match report.is_good() {
         true => Ok(()),
@@ -50,6 +55,37 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
     outcome
 }
 
+/// Reads the config. Rules may take long to be compiled: SIGINT and SIGTERM end the program meanwhile, which holds nothing
+/// yet. Says whether SIGHUP came.
+fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Result<(Assembly, bool), Stop> {
+    let (done, is_done) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let watcher = scope.spawn(move || {
+            let mut hung_up = false;
+            loop {
+                for signal in signals.pending() {
+                    match signal {
+                        SIGHUP => hung_up = true,
+                        SIGINT | SIGTERM => std::process::exit(console::fail(UNWANTED, 1)),
+                        _ => {}
+                    }
+                }
+                if is_done.recv_timeout(LOOK) == Err(RecvTimeoutError::Disconnected) {
+                    return hung_up;
+                }
+            }
+        });
+        let topology = Topology::discover();
+        let assembly = topology.map_err(Stop::from).and_then(|known| console::assembly(&args.config, registry, known));
+        drop(done);
+        // It does not panic.
+        let hung_up = watcher.join().unwrap_or_default();
+        Ok((assembly?, hung_up))
+    })
+}
+
+const UNWANTED: &str = "stopped before it ran";
+
 /// What SIGHUP means: where there are files to read anew, that; otherwise the end, as SIGINT and SIGTERM.
 #[derive(Clone, Copy)]
 struct Hangup {
@@ -59,14 +95,62 @@ struct Hangup {
 }
 
 impl Hangup {
-    fn reloads(self, signal: i32) -> bool {
-        signal == SIGHUP && self.reloads && (!self.attended || console::has_terminal())
+    fn reloads(self) -> bool {
+        self.reloads && (!self.attended || console::has_terminal())
     }
 }
 
-/// Has files read anew, and says what came of it.
-fn reload(run: &Run) {
-    for (stage, told) in run.reload() {
+/// What a signal has a run do.
+#[derive(Debug, PartialEq, Eq)]
+enum Effect {
+    Nothing,
+    Reload,
+    Stop,
+    /// To end without a report.
+    Abort,
+}
+
+impl Effect {
+    /// Of a run that was told to stop so long ago, or was not.
+    fn of(signal: i32, hangup: Hangup, stopping: Option<Duration>) -> Self {
+        match (signal, stopping) {
+            (SIGXFSZ, _) => Self::Nothing,
+            (SIGHUP, None) if hangup.reloads() => Self::Reload,
+            (_, None) => Self::Stop,
+            // It is no wish to lose anything, and there is no use for new rules any more.
+            (SIGHUP, Some(_)) => Self::Nothing,
+            // A program that sends one to a whole group of processes may well send two.
+            (_, Some(since)) if since < AT_ONCE => Self::Nothing,
+            (_, Some(_)) => Self::Abort,
+        }
+    }
+}
+
+/// What the stages say that were told to read anew.
+type Told = Vec<(String, Result<String, Vec<Problem>>)>;
+
+/// Has files read anew on a thread of its own. Many rules take a while to be compiled: a run that ends does not wait for
+/// them.
+fn reload(run: &Run) -> Receiver<Told> {
+    tracing::info!("files are read anew");
+    let (tell, told) = mpsc::channel();
+    let reload = run.reloader();
+    // It may be that nobody hears it any more. Without a thread the channel ends at once.
+    let spawned = thread::Builder::new().name("reload".to_owned()).spawn(move || drop(tell.send(reload())));
+    if let Err(error) = spawned {
+        tracing::error!("no thread to read files anew: {error}");
+    }
+    told
+}
+
+/// Says what came of it, if that is known. `false`: it is not known yet.
+fn say_reloaded(reloading: &Receiver<Told>) -> bool {
+    let told = match reloading.try_recv() {
+        Ok(told) => told,
+        Err(TryRecvError::Disconnected) => return true,
+        Err(TryRecvError::Empty) => return false,
+    };
+    for (stage, told) in told {
         match told {
             Ok(now) => console::say(&format!("{stage}: reloaded: {now}")),
             Err(problems) => {
@@ -75,35 +159,36 @@ fn reload(run: &Run) {
             }
         }
     }
+    true
 }
 
-/// Shows progress and what devices say until the run ends.
-fn watch<'s>(run: &'s Run, signals: &mut Signals, hangup: (Hangup, bool), scope: &'s Scope<'s, '_>) {
+/// Shows progress and what devices say until the run ends. `asked`: files are to be read anew.
+fn watch(run: &Run, signals: &mut Signals, hangup: Hangup, mut asked: bool) {
     let mut meter = console::is_watched().then(|| Meter::new(run.progress()));
     let mut stopping: Option<Instant> = None;
-    let (hangup, mut asked) = hangup;
-    let mut reloading: Option<ScopedJoinHandle<'_, ()>> = None;
+    let mut reloading: Option<Receiver<Told>> = None;
     while !run.is_finished() {
         for signal in signals.pending() {
-            match stopping {
-                None if hangup.reloads(signal) => asked = true,
-                None => {
+            match Effect::of(signal, hangup, stopping.map(|since| since.elapsed())) {
+                Effect::Nothing => {}
+                Effect::Reload => asked = true,
+                Effect::Stop => {
                     stopping = Some(Instant::now());
                     run.stop();
                     tracing::info!("stopping: once more stops at once");
                 }
-                // A program that sends one to a whole group of processes may well send two.
-                Some(since) if since.elapsed() < AT_ONCE => {}
-                Some(_) => {
+                Effect::Abort => {
                     console::tell("\nstopped at once: what was on its way is lost, and there is no report\n");
                     std::process::exit(128 + signal);
                 }
             }
         }
-        // Many rules take a while to be compiled: meanwhile signals are heard.
-        if asked && reloading.as_ref().is_none_or(ScopedJoinHandle::is_finished) {
+        if reloading.as_ref().is_some_and(say_reloaded) {
+            reloading = None;
+        }
+        if asked && reloading.is_none() && stopping.is_none() {
             asked = false;
-            reloading = Some(scope.spawn(|| reload(run)));
+            reloading = Some(reload(run));
         }
         for event in run.events() {
             tracing::warn!("{event}");
@@ -118,6 +203,9 @@ fn watch<'s>(run: &'s Run, signals: &mut Signals, hangup: (Hangup, bool), scope:
     }
     if meter.is_some() {
         console::tell(CLEAR_LINE);
+    }
+    if reloading.is_some_and(|reloading| !say_reloaded(&reloading)) {
+        console::say("files are not read anew any more: the run has ended");
     }
 }
 
@@ -171,6 +259,25 @@ fn rate(packets: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_second_wish_to_end_ends_at_once_and_a_hangup_is_none() {
+        let [none, files] = [false, true].map(|reloads| Hangup { reloads, attended: false });
+        let (soon, later) = (Some(AT_ONCE / 2), Some(AT_ONCE));
+        for (signal, hangup, stopping, expected) in [
+            (SIGHUP, files, None, Effect::Reload),
+            (SIGHUP, none, None, Effect::Stop),
+            (SIGHUP, files, later, Effect::Nothing),
+            (SIGHUP, none, later, Effect::Nothing),
+            (SIGINT, files, None, Effect::Stop),
+            (SIGTERM, files, soon, Effect::Nothing),
+            (SIGTERM, none, later, Effect::Abort),
+            (SIGXFSZ, none, None, Effect::Nothing),
+            (SIGXFSZ, none, later, Effect::Nothing),
+        ] {
+            assert_eq!(Effect::of(signal, hangup, stopping), expected, "{signal} {stopping:?}");
+        }
+    }
 
     #[test]
     fn progress_is_a_difference_over_time() {

@@ -52,7 +52,7 @@ pub struct Run {
     _mirror: Option<Mirror>,
     /// The same.
     _resolver: Option<Resolver>,
-    reloads: Mutex<Reloads>,
+    reloads: Arc<Mutex<Reloads>>,
 }
 
 /// What a worker is made from, on its own thread.
@@ -158,7 +158,7 @@ impl Run {
         };
         let threads = threads.into_iter().map(tell).collect();
         let names = plan.ports.iter().map(|port| port.config.name.clone()).collect();
-        let (_mirror, _resolver, reloads) = (mirror, resolver, reloads.into());
+        let (_mirror, _resolver, reloads) = (mirror, resolver, Arc::new(reloads.into()));
         Ok(Self { control, ports, names, workers: threads, clock, _mirror, _resolver, reloads })
     }
 
@@ -187,16 +187,24 @@ impl Run {
     /// taken it up. They are not stopped. Says for each such stage, by its name, what there is now, or all that is wrong
     /// and left as it was.
     pub fn reload(&self) -> Vec<(String, Result<String, Vec<Problem>>)> {
-        let mut reloads = self.reloads.lock().unwrap_or_else(PoisonError::into_inner);
-        let told = reloads.iter_mut().map(|(stage, reload)| (stage.clone(), reload.reload())).collect();
-        let begin = Instant::now();
-        while !reloads.iter_mut().fold(true, |all, (_, reload)| all & reload.settle())
-            && begin.elapsed() < UPTAKE
-            && !self.is_finished()
-        {
-            thread::sleep(Duration::from_millis(1));
+        self.reloader()()
+    }
+
+    /// [`Run::reload`] for another thread, which the end of the run does not wait for.
+    pub fn reloader(&self) -> impl Fn() -> Vec<(String, Result<String, Vec<Problem>>)> + Send + 'static {
+        let (reloads, control) = (self.reloads.clone(), self.control.clone());
+        move || {
+            let mut reloads = reloads.lock().unwrap_or_else(PoisonError::into_inner);
+            let told = reloads.iter_mut().map(|(stage, reload)| (stage.clone(), reload.reload())).collect();
+            let begin = Instant::now();
+            while !reloads.iter_mut().fold(true, |all, (_, reload)| all & reload.settle())
+                && begin.elapsed() < UPTAKE
+                && !control.is_stopped()
+            {
+                thread::sleep(Duration::from_millis(1));
+            }
+            told
         }
-        told
     }
 
     /// Whether every worker has ended.
