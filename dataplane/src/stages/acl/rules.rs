@@ -8,6 +8,7 @@ use std::path::Path;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::Action;
 use crate::header::{protocol, tcp};
@@ -207,22 +208,61 @@ fn position(text: &str, byte: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[line..].chars().count() + 1)
 }
 
+/// The rules of a file that can be read, each with its place among all and where it begins in the text; and all mistakes of
+/// those that cannot, up to a number.
+fn parse(text: &str) -> (Vec<(usize, usize, RuleSpec)>, Vec<toml::de::Error>) {
+    let first = match toml::from_str(text) {
+        Ok(File { rules }) => {
+            let place = |(place, rule): (usize, Spanned<RuleSpec>)| (place, rule.span().start, rule.into_inner());
+            return (rules.into_iter().enumerate().map(place).collect(), Vec::new());
+        }
+        Err(error) => error,
+    };
+    let (table, mut errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        // What else is wrong may come of these.
+        errors.truncate(TOLD);
+        return (Vec::new(), errors);
+    }
+    let mut rules = Vec::new();
+    for (key, value) in table.into_inner() {
+        let DeValue::Array(array) = value.into_inner() else { continue };
+        for (place, value) in array.into_iter().enumerate().filter(|_| key.get_ref() == "rules") {
+            let start = value.span().start;
+            match RuleSpec::deserialize(ValueDeserializer::from(value)) {
+                Ok(rule) => rules.push((place, start, rule)),
+                Err(error) if errors.len() < TOLD => errors.push(error),
+                Err(_) => {}
+            }
+        }
+    }
+    // It may be none of a rule.
+    if errors.iter().all(|error| error.span() != first.span()) {
+        errors.insert(0, first);
+    }
+    (rules, errors)
+}
+
 impl Rules {
     /// Compiles the rules of a config, and behind them those of a file.
     ///
     /// # Errors
     /// All that is wrong with them, up to a number that somebody may still read; never nothing.
     pub(super) fn load(own: &[RuleSpec], file: Option<&Path>) -> Result<Self, Vec<Problem>> {
-        let (mut rules, mut text, mut starts) = (own.to_vec(), String::new(), Vec::new());
+        let (mut rules, mut text, mut starts, mut wrong) = (own.to_vec(), String::new(), Vec::new(), Vec::new());
         if let Some(path) = file {
             text = read(path).map_err(|problem| vec![problem])?;
-            let File { rules: more } = toml::from_str(&text).map_err(|error| {
-                let (line, column) = position(&text, error.span().map_or(0, |span| span.start));
+            let (more, errors) = parse(&text);
+            wrong.extend(errors.into_iter().map(|error| {
+                let start = error.span().map_or(0, |span| span.start);
+                let (line, column) = position(&text, start);
                 let message = format!("{}:{line}:{column}: {}", path.display(), error.message().trim());
-                vec![Problem::at("file", message).help("the file has `rules = [...]` as the config may have")]
-            })?;
-            starts.extend(more.iter().map(|rule| rule.span().start));
-            rules.extend(more.into_iter().map(Spanned::into_inner));
+                (start, Problem::at("file", message).help("the file has `rules = [...]` as the config may have"))
+            }));
+            for (place, start, rule) in more {
+                starts.push((place, start));
+                rules.push(rule);
+            }
         }
         if rules.len() > MOST {
             let problem = Problem::at(if file.is_some() { "file" } else { "rules" }, format!("{} rules", rules.len()));
@@ -231,28 +271,30 @@ impl Rules {
         // With the place of the rule, in the config or in the file.
         let at = |rule: usize, problem: Problem| match (rule.checked_sub(own.len()), file) {
             (Some(place), Some(file)) => {
-                let (line, column) = position(&text, starts.get(place).copied().unwrap_or(0));
+                let (place, start) = starts.get(place).copied().unwrap_or_default();
+                let (line, column) = position(&text, start);
                 let message = format!("rules[{place}].{}: {}", problem.key, problem.message);
                 let message = format!("{}:{line}:{column}: {message}", file.display());
-                Problem { key: "file".to_owned(), message, ..problem }
+                (start, Problem { key: "file".to_owned(), message, ..problem })
             }
-            _ => Problem { key: format!("rules[{rule}].{}", problem.key), ..problem },
+            _ => (0, Problem { key: format!("rules[{rule}].{}", problem.key), ..problem }),
         };
-        let (mut names, mut problems) = (HashSet::new(), Vec::new());
+        let mut names = HashSet::new();
         for (place, rule) in rules.iter().enumerate() {
-            problems.extend(rule.check().err().map(|problem| at(place, problem)));
+            wrong.extend(rule.check().err().map(|problem| at(place, problem)));
             if let Some(name) = &rule.name
                 && (!names.insert(name) || RESERVED.contains(&name.as_str()))
             {
                 let problem = Problem::at("name", format!("there is a counter `{name}` already"));
-                problems.push(at(place, problem.help("name it differently, or not at all")));
+                wrong.push(at(place, problem.help("name it differently, or not at all")));
             }
-            if problems.len() >= TOLD {
+            if wrong.len() >= TOLD {
                 break;
             }
         }
-        if !problems.is_empty() {
-            return Err(problems);
+        if !wrong.is_empty() {
+            wrong.sort_by_key(|(start, _)| *start);
+            return Err(wrong.into_iter().map(|(_, problem)| problem).take(TOLD).collect());
         }
         let name = |(at, rule): (usize, &RuleSpec)| rule.name.clone().unwrap_or_else(|| format!("rules[{at}]"));
         let names: Vec<String> = rules.iter().enumerate().map(name).collect();

@@ -231,6 +231,30 @@ fn a_file_that_cannot_be_used_changes_nothing() {
     std::fs::remove_dir(&path).unwrap();
     folder.write(format!("rules = [{}]", "{ action = \"deny\", vlan = 5000 },".repeat(30)));
     assert_eq!(harness.reload().unwrap_err().len(), 20);
+    folder.write(format!("rules = [{}]", "{ action = \"deny\", vlan = \"x\" },".repeat(30)));
+    assert_eq!(harness.reload().unwrap_err().len(), 20);
+    let told = |harness: &mut Harness, expected: &[&str]| {
+        let problems = harness.reload().unwrap_err();
+        assert_eq!(problems.len(), expected.len(), "{problems:?}");
+        for (problem, expected) in problems.iter().zip(expected) {
+            assert!(problem.to_string().contains(expected), "{expected}: {problem}");
+        }
+    };
+    folder.write(
+        "rules = [\n{ action = \"deny\", scr = 1 },\n{ action = \"deny\" },\n{ action = \"deny\", vlan = 5000 },\n\
+         { action = \"dny\" },\n{ action = \"deny\", src = \"10.0.0.0/33\" },\n]\nrule = 1",
+    );
+    told(
+        &mut harness,
+        &["toml:2:20: unknown", "toml:4:1: rules[2].vlan: 5000", "toml:5:12:", "toml:6:26:", "toml:8:1:"],
+    );
+    folder.write("[[rules]]\naction = 7\n[[rules]]\naction = \"deny\"\nvlan = 4095\n[[rules]]\nvlan = 1\n");
+    told(&mut harness, &["toml:2:10:", "rules[1].vlan: 4095", "missing field `action`"]);
+    folder.write("rules = [\n{ action = },\n{ action = \"deny\", vlan = },\n]");
+    let problems = harness.reload().unwrap_err();
+    for line in ["toml:2:", "toml:3:"] {
+        assert!(problems.iter().any(|problem| problem.to_string().contains(line)), "{line} {problems:?}");
+    }
     folder.write("rules = []");
     harness.reload().unwrap();
     harness.tick();
