@@ -110,6 +110,12 @@ fn follow(state: &mut State, events: &Events, requests: &mut Requests, stop: &At
         if asked.elapsed() >= ASK_AGAIN {
             asked = Instant::now();
             state.ask_again();
+            if state.take_left_out()
+                && let Err(error) = state.read_neighbors(requests)
+            {
+                tracing::warn!("kernel: reading neighbours anew: {error}");
+                anew = anew.or(Some(Instant::now() + CARE / 60));
+            }
         }
         state.answer(requests);
         state.publish();

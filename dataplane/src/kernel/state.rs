@@ -36,6 +36,8 @@ pub(super) struct State {
     addresses: Vec<Address>,
     /// Something may have changed that was not told.
     doubt: bool,
+    /// Neighbours were not taken, as there were too many.
+    left_out: bool,
     warned: HashSet<&'static str>,
 }
 
@@ -52,6 +54,7 @@ impl State {
             rib: Rib::default(),
             addresses: Vec::new(),
             doubt: false,
+            left_out: false,
             warned: HashSet::new(),
         }
     }
@@ -63,6 +66,11 @@ impl State {
     /// Whether all is to be read anew; asked, it is forgotten.
     pub(super) fn take_doubt(&mut self) -> bool {
         std::mem::take(&mut self.doubt)
+    }
+
+    /// Whether neighbours that were not taken may have room now, and are to be read anew; asked, it is forgotten.
+    pub(super) fn take_left_out(&mut self) -> bool {
+        self.left_out && self.writer.has_room() && std::mem::take(&mut self.left_out)
     }
 
     pub(super) fn publish(&mut self) {
@@ -220,6 +228,7 @@ impl State {
         match self.writer.set_neighbor(hop, neighbor.resolved, mark) {
             Ok(()) => self.tables.add(Count::Changes, 1),
             Err(refused) => {
+                self.left_out = true;
                 self.tables.add(Count::Refused, 1);
                 self.warn("neighbors", format!("{} is not taken: {refused}", neighbor.address));
             }
@@ -336,7 +345,7 @@ impl State {
         Ok(())
     }
 
-    fn read_neighbors(&mut self, requests: &mut Requests) -> io::Result<()> {
+    pub(super) fn read_neighbors(&mut self, requests: &mut Requests) -> io::Result<()> {
         let mut neighbors = Vec::new();
         let what = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
         dump(requests, what, &mut neighbors, |news| match news {

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
 use netlink_packet_route::route::{
     MplsLabel, RouteAddress, RouteAttribute, RouteLwEnCapType, RouteMessage, RouteNextHop, RouteType,
 };
@@ -387,6 +388,34 @@ fn routes_that_wrap_packets_are_left_to_the_host() {
     assert_eq!(route(25, many(vec![label()])), "Local");
     // It loses what wrapped it.
     assert_eq!(route(21, single(Vec::new())), "0 10.1.0.9");
+}
+
+/// Who was refused is told of only once by the kernel: all are read anew, but not before there is room.
+#[test]
+fn neighbours_that_were_left_out_are_read_when_there_is_room() {
+    let (tables, mut state) = alone();
+    let reader = tables.join();
+    let address = |number: u32| std::net::Ipv4Addr::from(0x0a01_0000 + number);
+    let message = |number: u32| {
+        let mut message = NeighbourMessage::default();
+        message.header.ifindex = 7;
+        message.header.state = NeighbourState::Reachable;
+        message.attributes = vec![
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(address(number))),
+            NeighbourAttribute::LinkLayerAddress(vec![2, 0, 0, 0, 1, 1]),
+        ];
+        message
+    };
+    let known = |number: u32| reader.neighbor(NextHop { address: address(number).into(), port: 0 }).is_some();
+    let mut number = 0;
+    while tables.count(Count::Refused) == 0 {
+        assert!(!state.take_left_out());
+        number += 1;
+        tell(&mut state, RouteNetlinkMessage::NewNeighbour(message(number)));
+    }
+    assert!(known(1) && !known(number) && !state.take_left_out());
+    tell(&mut state, RouteNetlinkMessage::DelNeighbour(message(1)));
+    assert!(state.take_left_out() && !state.take_left_out());
 }
 
 #[test]
