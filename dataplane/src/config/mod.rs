@@ -48,8 +48,8 @@ pub use explain::{nearest, suggest};
 pub use load::{Loaded, load};
 pub use plan::{Catalog, NodePlan, Plan, PortPlan, StageShape, Target, plan};
 pub use port::{
-    Capability, Clock, ClockEvent, ClockEventKind, Faults, Generator, Link, Loopback, Pace, Packet, Pcap, Port,
-    Protocol, Qp, Rss, RssField, SOFT, Size, Tap,
+    Capability, Clock, ClockEvent, ClockEventKind, Faults, FrameStamps, Generator, Link, Loopback, Pace, Packet, Pcap,
+    Port, Protocol, Qp, Rss, RssField, SOFT, Size, Tap,
 };
 pub use raw::{
     Action, EthernetHeader, Flow, Frames, Gre, Inner, Ipv4Header, Ipv6Header, Match, Mpls, Offload, Ports, RateLimit,

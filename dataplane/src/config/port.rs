@@ -511,6 +511,20 @@ pub struct Packet {
     /// Whether frames that the host itself sends by the interface are received as well: for a program that only looks on.
     #[serde(default)]
     pub outgoing: bool,
+    /// Who says when a frame came in, with `timestamps = "wallclock"`: `kernel`, or `hardware`, the NIC.
+    #[serde(default)]
+    pub stamps: FrameStamps,
+}
+
+/// Who says when a frame came in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FrameStamps {
+    /// The kernel, when it got the frame from the driver.
+    #[default]
+    Kernel,
+    /// The NIC, where it can; otherwise the kernel, with a warning.
+    Hardware,
 }
 
 /// A TAP interface, with the host at the other end. One that is there is attached to; otherwise it is made.

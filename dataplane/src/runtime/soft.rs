@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::clock::HostClock;
-use crate::config::{self, ClockEventKind, Link, PortPlan, RssField};
+use crate::config::{self, ClockEventKind, FrameStamps, Link, PortPlan, RssField};
 use crate::error::{Error, Result};
 use crate::pipeline::PortInfo;
 use crate::provider::Capability;
@@ -55,6 +55,7 @@ pub(super) fn spec(
             promiscuous: link.promiscuous,
             qdisc_bypass: link.qdisc_bypass,
             outgoing: link.outgoing,
+            hardware_stamps: link.stamps == FrameStamps::Hardware,
         }),
         Some(Link::Tap(link)) => LinkSpec::Tap(TapSpec {
             name: link.name.clone(),

@@ -44,6 +44,14 @@ impl Stamps {
     }
 }
 
+/// The moment of a poll.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Now {
+    pub(super) ticks: Ticks,
+    /// The ticks are nanoseconds of the wall clock.
+    pub(super) by_wall: bool,
+}
+
 /// An entry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cqe {
@@ -373,7 +381,7 @@ impl CqCore {
     /// Lets the queue pairs receive: into `run` until it has `limit` entries, or into the ring until that has.
     fn drive(&mut self, limit: usize, mut run: Option<&mut Completions>) {
         // Here alone does a poll look at the clock, and once.
-        let ticks = self.stamps.now();
+        let now = Now { ticks: self.stamps.now(), by_wall: matches!(self.stamps, Stamps::Wallclock(..)) };
         let count = self.attached.len();
         for step in 0..count {
             let turn = if self.turn + step < count { self.turn + step } else { self.turn + step - count };
@@ -387,13 +395,13 @@ impl CqCore {
             let overran = qp.with(Use::MoveIn, |core| {
                 if core.overruns(qp, room) {
                     if *ignore_overrun {
-                        core.receive(qp, ring, usize::MAX, ticks);
+                        core.receive(qp, ring, usize::MAX, now);
                     }
                     return true;
                 }
-                let direct = run.as_deref_mut().is_some_and(|run| core.receive_run(qp, run, limit, ticks));
+                let direct = run.as_deref_mut().is_some_and(|run| core.receive_run(qp, run, limit, now.ticks));
                 if !direct {
-                    core.receive(qp, ring, room.min(limit - has), ticks);
+                    core.receive(qp, ring, room.min(limit - has), now);
                 }
                 false
             });

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::provider::completion::Values;
-use crate::provider::soft::cq::Cqe;
+use crate::provider::soft::cq::{Cqe, Now};
 use crate::provider::soft::engine::QpCore;
 use crate::provider::soft::fault::{Faults, Flap};
 use crate::provider::soft::link::{Queue, Received, Wire};
@@ -63,8 +63,9 @@ impl QpCore {
         true
     }
 
-    /// Receives up to `most` frames; in state ERR flushes as many receives.
-    pub(super) fn receive(&mut self, shared: &QpShared, ring: &mut VecDeque<Cqe>, most: usize, ticks: Ticks) {
+    /// Receives up to `most` frames; in state ERR flushes as many receives. `now` is the stamp of what has none of its own.
+    pub(super) fn receive(&mut self, shared: &QpShared, ring: &mut VecDeque<Cqe>, most: usize, now: Now) {
+        let Now { ticks, by_wall } = now;
         let enough = ring.len().saturating_add(most);
         if let Wire::Xdp(queue) = &mut self.wire {
             return lent(shared, queue, ring, enough, ticks);
@@ -73,7 +74,7 @@ impl QpCore {
         if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
             shared.counts.rx_missed.add(wire.missed());
             if !shared.device.is_up() {
-                (0..MOST_FRAMES).take_while(|_| !wire.waits() && wire.take(&shared.counts, |_| {})).for_each(drop);
+                (0..MOST_FRAMES).take_while(|_| !wire.waits() && wire.take(&shared.counts, |_, _| {})).for_each(drop);
                 return;
             }
             let lost = wire.skip_beyond(recv.len() as u64);
@@ -87,7 +88,10 @@ impl QpCore {
                 }
                 patience -= 1;
                 let more = match faults {
-                    None => wire.take(&shared.counts, |frame| ring.extend(receiver.deliver(frame, None))),
+                    None => wire.take(&shared.counts, |frame, came| {
+                        receiver.ticks = came.filter(|_| by_wall).map_or(ticks, |came| Ticks(came.0));
+                        ring.extend(receiver.deliver(frame, None));
+                    }),
                     Some(faults) => {
                         let more = faults.take(wire, &shared.counts, |faults, frame| {
                             let fails = (receiver.recv.len() > 0).then(|| faults.receive_fails()).flatten();

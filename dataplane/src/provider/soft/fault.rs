@@ -348,7 +348,7 @@ impl Faults<Vec<u8>> {
     /// none.
     pub(super) fn take(&mut self, wire: &mut Wire, counts: &Counting, deliver: impl FnOnce(&mut Self, &[u8])) -> bool {
         self.catch_up();
-        if self.ready.is_empty() && !wire.take(counts, |frame| self.arrive(frame.to_vec())) {
+        if self.ready.is_empty() && !wire.take(counts, |frame, _| self.arrive(frame.to_vec())) {
             self.wait();
             if self.ready.is_empty() {
                 return false;

@@ -43,6 +43,7 @@ use crate::provider::soft::rss::Rss;
 use crate::provider::soft::status::Status;
 use crate::provider::soft::{SoftCounters, SoftSpec};
 use crate::provider::{QpSpec, WcStatus};
+use crate::units::Nanos;
 
 /// Begins to bring what another core wrote there to this one, which will need it soon. Any address will do.
 #[inline]
@@ -128,7 +129,8 @@ impl Link {
     pub(super) fn describe(&self) -> Option<String> {
         match self {
             Self::Xdp(xdp) => Some(xdp.describe()),
-            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Packet(_) | Self::Tap(_) => None,
+            Self::Packet(packets) => packets.describe(),
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Tap(_) => None,
         }
     }
 
@@ -239,16 +241,16 @@ impl Wire {
         }
     }
 
-    /// Hands the next frame over, if one has come in. Not of a wire that has the slots themselves.
+    /// Hands the next frame over, if one has come in, and when it came by the wall clock, where the wire itself says so. Not of a wire that has the slots themselves.
     #[inline]
-    pub(super) fn take(&mut self, counts: &Counting, deliver: impl FnOnce(&[u8])) -> bool {
+    pub(super) fn take(&mut self, counts: &Counting, deliver: impl FnOnce(&[u8], Option<Nanos>)) -> bool {
         match self {
-            Self::Generator(generator) => generator.take(deliver),
-            Self::Loopback(port) => port.take(deliver),
-            Self::Pcap(player) => player.take(deliver),
+            Self::Generator(generator) => generator.take(|frame| deliver(frame, None)),
+            Self::Loopback(port) => port.take(|frame| deliver(frame, None)),
+            Self::Pcap(player) => player.take(|frame| deliver(frame, None)),
             Self::Xdp(_) => false,
             Self::Packet(port) => port.take(counts, deliver),
-            Self::Tap(port) => port.take(deliver),
+            Self::Tap(port) => port.take(|frame| deliver(frame, None)),
         }
     }
 

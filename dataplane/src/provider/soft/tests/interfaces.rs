@@ -1,7 +1,7 @@
 //! AF_PACKET and TAP links, in network namespaces of the tests' own.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::links::datagram;
 use super::xdp::{ETHER_TYPE, PATIENCE, in_namespace, ip, veth};
@@ -103,6 +103,33 @@ fn until(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "not in time: {what}");
         std::thread::yield_now();
     }
+}
+
+/// With wall-clock completions each frame has the stamp of the kernel, and not that of the poll: the clock of the device
+/// stands still here.
+#[test]
+fn frames_are_stamped_when_they_come_in() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let mut a = packet("va");
+        for hardware_stamps in [false, true] {
+            // A veth pair has no clock: the kernel stamps all the same.
+            let link = LinkSpec::Packet(PacketSpec { hardware_stamps, ..PacketSpec::new("vb") });
+            let plan = Plan { fields: PollFields::STANDARD | PollFields::WALLCLOCK, ..Plan::default() };
+            let mut b = receiving(Rig::on(device(link, 1500).unwrap(), HostClock::manual(), plan));
+            let described = b.device.describe_link();
+            assert_eq!(described.as_deref(), hardware_stamps.then_some("vb (stamps: the kernel's)"));
+            let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+            let mut last = now();
+            for number in 0..10 {
+                assert_eq!(a.send_one(&numbered(number, 60, &[])), Success);
+                until("the frame", || b.frames().contains(&Ok(numbered(number, 60, &[]))));
+                let stamp = b.run.ticks[b.run.len - 1].0;
+                assert!((last..=now()).contains(&stamp), "{stamp} is not from {last} to {}", now());
+                last = stamp;
+            }
+        }
+    });
 }
 
 #[test]

@@ -9,9 +9,10 @@
 mod offload;
 mod outbox;
 mod socket;
+mod stamps;
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::Result;
@@ -19,6 +20,7 @@ use crate::provider::WcStatus;
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::link::interface::{Handover, Interface, Watcher, refused};
 use crate::provider::soft::status::Status;
+use crate::units::Nanos;
 use offload::Splitter;
 use outbox::Outbox;
 use socket::{Socket, insert_tag};
@@ -42,6 +44,8 @@ pub struct PacketSpec {
     pub qdisc_bypass: bool,
     /// Whether frames that the host itself sends by the interface are received as well, and not only those that come in.
     pub outgoing: bool,
+    /// Whether the NIC is to stamp what comes in, and not the kernel: for completions with wall-clock stamps.
+    pub hardware_stamps: bool,
 }
 
 impl PacketSpec {
@@ -58,6 +62,7 @@ impl PacketSpec {
             promiscuous: true,
             qdisc_bypass: true,
             outgoing: false,
+            hardware_stamps: false,
         }
     }
 }
@@ -68,6 +73,8 @@ pub(in crate::provider::soft) struct Packets {
     spec: PacketSpec,
     /// The longest frame that is received or sent, in bytes.
     longest: usize,
+    /// The NIC stamps what comes in.
+    by_nic: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -119,11 +126,22 @@ impl Packets {
     /// It is not there, or the kernel refuses it; with what to do.
     pub(super) fn open(spec: &PacketSpec, longest: usize) -> Result<Self> {
         let interface = Interface::need(&spec.interface)?;
+        let by_nic = spec.hardware_stamps && stamps::by_nic(&spec.interface);
         // What is refused is refused now, with its reason, and not to the first worker.
-        Socket::open(spec, longest, interface.index, None)
+        Socket::open(spec, longest, interface.index, by_nic, None)
             .map_err(|(what, error)| refused(&spec.interface, what, "CAP_NET_RAW", &error))?;
         let state = Mutex::new(State { interface, group: None, seats: Vec::new() });
-        Ok(Self { spec: spec.clone(), longest, state })
+        Ok(Self { spec: spec.clone(), longest, by_nic: by_nic.into(), state })
+    }
+
+    fn by_nic(&self) -> bool {
+        self.by_nic.load(Ordering::Relaxed)
+    }
+
+    /// Whose stamps those of its frames are, where somebody asked.
+    pub(super) fn describe(&self) -> Option<String> {
+        let by = if self.by_nic() { "the NIC's" } else { "the kernel's" };
+        self.spec.hardware_stamps.then(|| format!("{} (stamps: {by})", self.spec.interface))
     }
 
     /// Begins to watch the interface.
@@ -157,6 +175,9 @@ impl Packets {
 
     /// Makes new sockets for all queues, on an interface that has another number.
     fn come_back(&self, state: &mut State, now: &Interface) -> Result<(), ()> {
+        if self.spec.hardware_stamps {
+            self.by_nic.store(stamps::by_nic(&self.spec.interface), Ordering::Relaxed);
+        }
         state.group = None;
         state.seats.retain(|seat| seat.strong_count() > 0);
         let mut made = Vec::new();
@@ -173,7 +194,7 @@ impl Packets {
 
     fn socket(&self, queue: (u16, u16), index: u32, group: &mut Option<u16>) -> Result<Socket, ()> {
         let group = (queue.1 > 1).then_some(group);
-        Socket::open(&self.spec, self.longest, index, group).map_err(|(what, error)| {
+        Socket::open(&self.spec, self.longest, index, self.by_nic(), group).map_err(|(what, error)| {
             tracing::warn!("{}: {what}: {error}", self.spec.interface);
         })
     }
@@ -183,10 +204,12 @@ impl Packets {
         let mut state = lock(&self.state);
         let State { interface, group, .. } = &mut *state;
         let group = (queue.1 > 1).then_some(group);
-        let socket = Socket::open(&self.spec, self.longest, interface.index, group).map_err(|(what, error)| {
-            tracing::error!("{}", refused(&self.spec.interface, what, "CAP_NET_RAW", &error));
-            error.raw_os_error().unwrap_or(libc::EIO)
-        })?;
+        let socket = Socket::open(&self.spec, self.longest, interface.index, self.by_nic(), group).map_err(
+            |(what, error)| {
+                tracing::error!("{}", refused(&self.spec.interface, what, "CAP_NET_RAW", &error));
+                error.raw_os_error().unwrap_or(libc::EIO)
+            },
+        )?;
         let seat = Arc::new(Seat {
             queue,
             fresh: Handover::default(),
@@ -210,6 +233,8 @@ pub(in crate::provider::soft) struct PacketPort {
     outbox: Outbox,
     /// Frames that were lost here, and not told yet.
     lost: u64,
+    /// When the last frame of the ring came in.
+    came: Option<Nanos>,
 }
 
 #[derive(Debug)]
@@ -222,7 +247,7 @@ impl PacketPort {
     pub(super) fn new(link: Arc<Packets>, queue: (u16, u16)) -> Self {
         let splitter = Splitter::new(LONGEST, link.longest);
         let outbox = Outbox::new(link.longest);
-        Self { link, queue, end: None, splitter, outbox, lost: 0 }
+        Self { link, queue, end: None, splitter, outbox, lost: 0, came: None }
     }
 
     /// Begins to receive.
@@ -265,15 +290,16 @@ impl PacketPort {
 
     /// Hands the next frame over, if one has come in.
     #[inline]
-    pub(super) fn take(&mut self, counts: &Counting, deliver: impl FnOnce(&[u8])) -> bool {
+    pub(super) fn take(&mut self, counts: &Counting, deliver: impl FnOnce(&[u8], Option<Nanos>)) -> bool {
         self.renew();
         let Some(end) = &mut self.end else { return false };
         loop {
             if let Some(part) = self.splitter.next() {
-                deliver(part);
+                deliver(part, self.came);
                 return true;
             }
             let Some(mut frame) = end.socket.front() else { return false };
+            self.came = frame.came;
             if frame.is_whole() && !frame.unfinished.is_several() {
                 let tag = if frame.vlan.is_some() { 4 } else { 0 };
                 let unfinished = frame.unfinished.moved(tag);
@@ -282,7 +308,7 @@ impl PacketPort {
                     unfinished.complete(bytes);
                     counts.rx_completed.add(1);
                 }
-                deliver(bytes);
+                deliver(bytes, self.came);
                 end.socket.give_back();
                 return true;
             }
@@ -313,7 +339,7 @@ impl PacketPort {
             }
             // One frame, or none that can be split: the posted receive decides whether it is too long.
             unfinished.complete(&mut self.splitter.frame);
-            deliver(&self.splitter.frame);
+            deliver(&self.splitter.frame, self.came);
             return true;
         }
     }

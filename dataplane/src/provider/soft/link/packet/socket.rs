@@ -17,6 +17,7 @@ use memmap2::{MmapOptions, MmapRaw};
 
 use super::offload::{HEADER, Unfinished};
 use crate::provider::soft::link::PacketSpec;
+use crate::units::Nanos;
 
 /// The least block of a ring: whole frames, and several of them, so that the kernel finds its memory in few pieces.
 const BLOCK: usize = 1 << 16;
@@ -37,6 +38,8 @@ pub(super) struct Socket {
     mask: usize,
     /// The next frame to look at.
     head: usize,
+    /// Frames are stamped by the NIC.
+    by_nic: bool,
 }
 
 /// A frame in the ring, which is ours until it is given back.
@@ -52,6 +55,8 @@ pub(super) struct Frame {
     pub(super) vlan: Option<[u8; 4]>,
     /// What is still to be done with it.
     pub(super) unfinished: Unfinished,
+    /// When it came in by the clock that was asked for: nanoseconds since 1970.
+    pub(super) came: Option<Nanos>,
 }
 
 impl Frame {
@@ -85,7 +90,8 @@ pub(super) fn insert_tag(bytes: &mut [u8], tag: [u8; 4]) {
 }
 
 impl Socket {
-    /// Opens the sockets of one queue on the interface `index`, for frames of up to `longest` bytes. A queue of several
+    /// Opens the sockets of one queue on the interface `index`, for frames of up to `longest` bytes, which the NIC stamps or
+    /// the kernel. A queue of several
     /// joins the others' group, or founds it where there is none yet.
     ///
     /// # Errors
@@ -94,6 +100,7 @@ impl Socket {
         spec: &PacketSpec,
         longest: usize,
         index: u32,
+        by_nic: bool,
         group: Option<&mut Option<u16>>,
     ) -> Result<Self, (&'static str, io::Error)> {
         let receiver = packet_socket().map_err(|error| ("an AF_PACKET socket", error))?;
@@ -104,6 +111,9 @@ impl Socket {
         set(libc::PACKET_VNET_HDR, 1, "PACKET_VNET_HDR")?;
         set(libc::PACKET_COPY_THRESH, 1, "PACKET_COPY_THRESH")?;
         set(libc::PACKET_IGNORE_OUTGOING, (!spec.outgoing).into(), "PACKET_IGNORE_OUTGOING")?;
+        if by_nic {
+            set(libc::PACKET_TIMESTAMP, libc::SOF_TIMESTAMPING_RAW_HARDWARE as libc::c_int, "PACKET_TIMESTAMP")?;
+        }
         grow(&receiver, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF);
         let stride = (longest + BEFORE).next_power_of_two();
         let frames = spec.ring as usize;
@@ -139,7 +149,7 @@ impl Socket {
         grow(&sender, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF);
         // Without a protocol it receives nothing.
         bind(&sender, index, 0).map_err(|error| ("bind", error))?;
-        let mut socket = Self { receiver: Arc::new(receiver), sender, map, stride, mask: frames - 1, head: 0 };
+        let mut socket = Self { receiver: Arc::new(receiver), sender, map, stride, mask: frames - 1, head: 0, by_nic };
         // What came before the group was joined has come to the others as well.
         socket.discard();
         Ok(socket)
@@ -187,7 +197,17 @@ impl Socket {
             is_copied: status & libc::TP_STATUS_COPY != 0,
             vlan,
             unfinished: Unfinished::read(header),
+            came: self.came(status, &descriptor),
         })
+    }
+
+    /// When a frame came in: the kernel always says by its own clock, or instead by the NIC's, if that is asked for and has
+    /// stamped this one.
+    #[inline]
+    fn came(&self, status: u32, descriptor: &libc::tpacket2_hdr) -> Option<Nanos> {
+        let by_nic = status & libc::TP_STATUS_TS_RAW_HARDWARE != 0;
+        let nanos = u64::from(descriptor.tp_sec) * 1_000_000_000 + u64::from(descriptor.tp_nsec);
+        (by_nic == self.by_nic).then_some(Nanos(nanos))
     }
 
     /// Gives the frame that [`Socket::front`] found back to the kernel.
