@@ -6,6 +6,7 @@ use dataplane::config::Source;
 use dataplane::pipeline::Registry;
 use dataplane::prelude::*;
 use dataplane::runtime::{Options, Run};
+use dataplane::telemetry::Report;
 use dataplane::testing::frame;
 
 use crate::common::{Folder, assembled_with, assert_good, captures, counter, drops, frames_of};
@@ -166,19 +167,25 @@ fn ports_are_joined_across_workers() {
             port = "left"
             "#
         );
-        let report = folder.run_until(&text, Options { packets: Some(20_000), ..Options::default() });
-        assert_good(&report);
-        let [source, left, right] = &report.ports[..] else { panic!("{report}") };
-        assert_eq!((left.packets.rx, right.packets.tx, source.packets.tx), (0, 0, 0), "{report}");
-        // What goes in at one end has come out, or the device says that it was lost, or it was still under way.
-        assert_eq!(right.packets.rx, counter(&report, 2, "rx_packets"), "{report}");
-        assert!(right.packets.rx > 0 && right.packets.rx <= left.packets.tx, "{report}");
-        assert_eq!(left.packets.tx + drops(&report, "left.tx_full") + drops(&report, "ttl.expired"), report.packets.rx);
-        assert_eq!(report.workers.len(), workers);
-        for worker in &report.workers {
-            assert!(worker.ledger.rx > 0, "{report}");
-        }
+        // A machine with other work to do may start a worker late: then more packets are asked for.
+        let shared = (0..8).map(|times| joined(&folder, &text, 20_000 << times)).any(|report| {
+            assert_eq!(report.workers.len(), workers);
+            report.workers.iter().all(|worker| worker.ledger.rx > 0)
+        });
+        assert!(shared, "a worker of {workers} got nothing");
     }
+}
+
+/// What goes in at one end has come out, or the device says that it was lost, or it was still under way.
+fn joined(folder: &Folder, text: &str, packets: u64) -> Report {
+    let report = folder.run_until(text, Options { packets: Some(packets), ..Options::default() });
+    assert_good(&report);
+    let [source, left, right] = &report.ports[..] else { panic!("{report}") };
+    assert_eq!((left.packets.rx, right.packets.tx, source.packets.tx), (0, 0, 0), "{report}");
+    assert_eq!(right.packets.rx, counter(&report, 2, "rx_packets"), "{report}");
+    assert!(right.packets.rx > 0 && right.packets.rx <= left.packets.tx, "{report}");
+    assert_eq!(left.packets.tx + drops(&report, "left.tx_full") + drops(&report, "ttl.expired"), report.packets.rx);
+    report
 }
 
 /// With two workers, one of which gets nothing, a number of packets is still reached, and not exceeded.
