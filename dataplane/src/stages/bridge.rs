@@ -365,21 +365,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::pipeline::PortInfo;
-    use crate::testing::{Fate, Harness, frame};
+    use crate::testing::{Fate, Harness, frame, port};
 
     fn station(number: u8) -> MacAddr {
         MacAddr([2, 0, 0, 0, 1, number])
     }
 
     fn bench(ingress: u8, parameters: &str) -> Result<Harness, String> {
-        let port = |name: &str| PortInfo {
-            name: name.to_owned(),
-            mac: [2; 6],
-            mtu: 1500,
-            interface: None,
-            addresses: Vec::new(),
-        };
         let ports = ["a", "b", "c", "d"].map(port);
         Harness::builder().ports(&ports).ingress(ingress).build::<Bridge>(parameters)
     }

@@ -69,17 +69,9 @@ impl Stage for Cross {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::PortInfo;
-    use crate::testing::{Fate, Harness};
+    use crate::testing::{Fate, Harness, port};
 
     fn harness(parameters: &str, ingress: u8) -> Result<Harness, String> {
-        let port = |name: &str| PortInfo {
-            name: name.to_owned(),
-            mac: [2; 6],
-            mtu: 1500,
-            interface: None,
-            addresses: Vec::new(),
-        };
         Harness::builder().ports(&["a", "b", "c"].map(port)).ingress(ingress).build::<Cross>(parameters)
     }
 

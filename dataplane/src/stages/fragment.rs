@@ -245,10 +245,10 @@ mod tests {
     use crate::header::ipv4::checksum_ok;
     use crate::pipeline::PortInfo;
     use crate::stages::parse::Parse;
-    use crate::testing::{Fate, Harness, Outcome, frame, strategies};
+    use crate::testing::{Fate, Harness, Outcome, frame, port, strategies};
 
     fn bench(mtu: u16, parameters: &str) -> Harness {
-        let port = PortInfo { name: "a".to_owned(), mac: [2; 6], mtu, interface: None, addresses: Vec::new() };
+        let port = PortInfo { mtu, ..port("a") };
         struct Out;
         impl Stage for Out {
             fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {

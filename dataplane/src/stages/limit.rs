@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
     use crate::pipeline::{PortInfo, Resources};
-    use crate::testing::{Fate, Harness, frame};
+    use crate::testing::{Fate, Harness, frame, port};
 
     const SECOND: u64 = 1_000_000_000;
 
@@ -336,7 +336,7 @@ mod tests {
             burst in 100u64..2_000,
             packets in prop::collection::vec((0u64..600, 14usize..600), 1..80),
         ) {
-            let port = PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 80, interface: None, addresses: Vec::new() };
+            let port = PortInfo { mtu: 80, ..port("a") };
             let parameters = format!("bytes_per_second = {SECOND}\nburst = {burst}");
             let mut harness = Harness::builder().ports(&[port]).build::<Limit>(&parameters).unwrap();
             let mut level = burst;

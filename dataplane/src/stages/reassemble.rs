@@ -1,6 +1,7 @@
 //! `reassemble`: puts fragments together again.
 
 mod assembly;
+mod index;
 #[cfg(test)]
 mod tests;
 
@@ -12,6 +13,7 @@ use crate::pipeline::{Ctx, Facts, Problem, Setup, Stage};
 use crate::stages::parse;
 use crate::stages::responder::Responder;
 use assembly::{Assembly, Flaw, Key, Piece};
+use index::Index;
 
 /// Puts the fragments of IPv4 and IPv6 datagrams together (RFC 791, RFC 8200 section 4.5).
 ///
@@ -73,6 +75,9 @@ pub struct Reassemble {
     places: Vec<Place>,
     #[serde(skip)]
     #[schemars(skip)]
+    index: Index,
+    #[serde(skip)]
+    #[schemars(skip)]
     counts: Counts,
 }
 
@@ -104,7 +109,6 @@ struct Place {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Free,
     Open,
     /// What still comes of it is dropped for this reason.
     GivenUp(Reason),
@@ -183,28 +187,44 @@ impl Stage for Reassemble {
     fn tick(&mut self, ctx: &Ctx) {
         let now = ctx.now.0.saturating_sub(ctx.start.0);
         let timeout = u64::from(self.timeout) * 1_000_000_000;
-        for place in self.places.iter_mut().filter(|place| now.saturating_sub(place.since) >= timeout) {
-            self.counts.expired += u64::from(place.state == State::Open);
-            place.state = match place.state {
-                State::Open if place.assembly.first().is_some() => State::Expired,
-                State::Expired => State::Expired,
-                _ => State::Free,
-            };
+        let mut next = self.index.oldest();
+        while let Some(at) = next {
+            next = self.index.after(at);
+            let place = &mut self.places[at];
+            match place.state {
+                // It waits to be told.
+                State::Expired => continue,
+                // All behind it are younger.
+                _ if now.saturating_sub(place.since) < timeout => return,
+                State::Open => self.counts.expired += 1,
+                State::GivenUp(_) => {}
+            }
+            if place.state == State::Open && place.assembly.first().is_some() {
+                place.state = State::Expired;
+                self.index.forget(&place.key, at);
+            } else {
+                self.index.close(&place.key, at);
+            }
         }
     }
 
     fn emit(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        let expired = |place: &&mut Place| place.state == State::Expired;
         // All packets of a batch came in by one port; the others come next time.
-        let Some(port) = self.places.iter_mut().find(expired).map(|place| place.key.port) else { return };
-        batch.set_ingress(port);
-        for place in self.places.iter_mut().filter(expired).filter(|place| place.key.port == port).take(EXPIRING) {
+        let (mut next, mut port, mut made) = (self.index.oldest(), None, 0);
+        while let Some(at) = next.filter(|at| made < EXPIRING && self.places[*at].state == State::Expired) {
+            next = self.index.after(at);
+            let place = &self.places[at];
+            if *port.get_or_insert(place.key.port) != place.key.port {
+                continue;
+            }
+            batch.set_ingress(place.key.port);
             let Some(mut packet) = place.assembly.first().and_then(|first| batch.make(first)) else { return };
             match parse::again(&mut packet) {
                 Ok(()) => packet.steer(EXPIRED),
                 Err(_) => packet.drop(BAD_FRAGMENT),
             }
-            place.state = State::Free;
+            self.index.close(&place.key, at);
+            made += 1;
         }
     }
 
@@ -230,17 +250,19 @@ impl Stage for Reassemble {
             self.hosts = Some(hosts.map_err(problem)?);
         }
         let place = |_| Place {
-            state: State::Free,
+            state: State::Open,
             key: Key::default(),
             since: 0,
             assembly: Assembly::new(usize::from(self.largest)),
         };
         self.places = (0..self.datagrams).map(place).collect();
+        self.index = Index::new(self.datagrams);
         Ok(())
     }
 
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        let open = self.places.iter().filter(|place| place.state == State::Open).count();
+        let taken = std::iter::successors(self.index.oldest(), |at| self.index.after(*at));
+        let open = taken.filter(|at| self.places[*at].state == State::Open).count();
         report("open", open as u64);
         report("completed", self.counts.completed);
         report("expired", self.counts.expired);
@@ -264,8 +286,8 @@ impl Reassemble {
     /// Takes a fragment in. If it was the last that was missing, the packet becomes the whole.
     fn take(&mut self, packet: &mut Packet<'_>, now: u64) {
         let Some(piece) = assembly::locate(packet) else { return packet.drop(BAD_FRAGMENT) };
-        let at = self.place(&piece, now);
-        let Some(place) = at.and_then(|at| self.places.get_mut(at)) else { return packet.drop(BAD_FRAGMENT) };
+        let Some(at) = self.place(&piece, now) else { return packet.drop(BAD_FRAGMENT) };
+        let place = &mut self.places[at];
         if let State::GivenUp(reason) = place.state {
             return packet.drop(reason);
         }
@@ -276,7 +298,7 @@ impl Reassemble {
         };
         let reason = match flaw {
             None => {
-                place.state = State::Free;
+                self.index.close(&place.key, at);
                 self.counts.completed += 1;
                 if parse::again(packet).is_err() {
                     packet.drop(BAD_FRAGMENT);
@@ -295,30 +317,24 @@ impl Reassemble {
 
     /// The place of a fragment's datagram, which gets one.
     fn place(&mut self, piece: &Piece, now: u64) -> Option<usize> {
-        let is_known = |place: &Place| !matches!(place.state, State::Free | State::Expired) && place.key == piece.key;
-        if let Some(known) = self.places.iter().position(is_known) {
+        if let Some(known) = self.index.find(&piece.key) {
             return Some(known);
         }
-        // The oldest of its source, of all, and one that is free.
-        let (mut own, mut own_count, mut oldest, mut free) = (None::<(u64, usize)>, 0, None::<(u64, usize)>, None);
-        for (at, place) in self.places.iter().enumerate() {
-            if place.state == State::Free {
-                free = free.or(Some(at));
-                continue;
-            }
-            let entry = (place.since, at);
-            oldest = Some(oldest.map_or(entry, |known| known.min(entry)));
-            if place.key.source == piece.key.source && place.key.v6 == piece.key.v6 {
-                own_count += 1;
-                own = Some(own.map_or(entry, |known| known.min(entry)));
-            }
+        let own = self.index.oldest_of_source(&piece.key).filter(|(_, open)| *open >= self.per_source);
+        let gone = match own {
+            Some((own, _)) => Some(own),
+            None if self.index.is_full() => self.index.oldest(),
+            None => None,
+        };
+        if let Some(gone) = gone {
+            let place = &self.places[gone];
+            self.counts.evicted += u64::from(place.state == State::Open);
+            self.index.close(&place.key, gone);
         }
-        let own = own.filter(|_| own_count >= self.per_source).map(|(_, at)| at);
-        let taken = own.or(free).or(oldest.map(|(_, at)| at))?;
-        let place = self.places.get_mut(taken)?;
-        self.counts.evicted += u64::from(place.state == State::Open);
+        let at = self.index.open(piece.key)?;
+        let place = &mut self.places[at];
         (place.state, place.key, place.since) = (State::Open, piece.key, now);
         place.assembly.clear();
-        Some(taken)
+        Some(at)
     }
 }

@@ -100,17 +100,10 @@ fn tag_bytes(packet: &Packet<'_>) -> usize {
 mod tests {
     use super::*;
     use crate::header::ether_type;
-    use crate::testing::{Fate, Harness, frame};
+    use crate::testing::{Fate, Harness, frame, port};
 
     fn ports() -> [PortInfo; 2] {
-        let port = |name: &str, mtu| PortInfo {
-            name: name.to_owned(),
-            mac: [2; 6],
-            mtu,
-            interface: None,
-            addresses: Vec::new(),
-        };
-        [port("jumbo", 9000), port("small", 576)]
+        [PortInfo { mtu: 9000, ..port("jumbo") }, PortInfo { mtu: 576, ..port("small") }]
     }
 
     /// Sends frames by a port, or by the second port where none is named.

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use crate::clock::{ClockSource, Stamp};
 use crate::mem::{Batch, Edge, Fate as Label, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout};
 use crate::pipeline::{Ctx, PortInfo, Problem, Reloads, Resources, Setup, Stage};
+use crate::testing::port;
 use crate::units::Nanos;
 
 /// What a stage decided for a packet.
@@ -62,15 +63,8 @@ pub struct HarnessBuilder {
 impl Harness {
     /// Ports `a` and `b` (02:00:00:00:00:0a and ..0b, MTU 1500), and nothing before the stage.
     pub fn builder() -> HarnessBuilder {
-        let port = |name: &str, last| PortInfo {
-            name: name.to_owned(),
-            mac: [2, 0, 0, 0, 0, last],
-            mtu: 1500,
-            interface: None,
-            addresses: Vec::new(),
-        };
         HarnessBuilder {
-            ports: vec![port("a", 10), port("b", 11)],
+            ports: vec![port("a"), PortInfo { mac: [2, 0, 0, 0, 0, 11], ..port("b") }],
             folder: PathBuf::new(),
             before: Vec::new(),
             ingress: 0,

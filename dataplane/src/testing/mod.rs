@@ -27,6 +27,7 @@
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use crate::pipeline::PortInfo;
 use crate::provider::soft::Capture;
 
 mod harness;
@@ -38,6 +39,11 @@ pub use pipeline::Pipeline;
 
 pub use crate::header::build::Frame;
 pub use crate::runtime::{End, Hop, Trace};
+
+/// A port of this name, with link address 02:00:00:00:00:0a and MTU 1500: no interface of the kernel, and without addresses.
+pub fn port(name: &str) -> PortInfo {
+    PortInfo { name: name.to_owned(), mac: [2, 0, 0, 0, 0, 10], mtu: 1500, interface: None, addresses: Vec::new() }
+}
 
 /// The frames of a capture file, pcap or pcapng.
 ///

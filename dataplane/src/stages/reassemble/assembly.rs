@@ -17,7 +17,7 @@ const CONGESTED: u8 = 1 << 3;
 const INCAPABLE: u8 = 1;
 
 /// What all fragments of a datagram have in common, and no other datagram on its way has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) source: [u8; 16],
     destination: [u8; 16],

@@ -8,7 +8,7 @@ use crate::header::build::{Extension, Frame};
 use crate::header::ipv4::{MORE_FRAGMENTS, checksum_ok};
 use crate::pipeline::PortInfo;
 use crate::stages::parse::Parse;
-use crate::testing::{Fate, Harness, Outcome, frame, strategies};
+use crate::testing::{Fate, Harness, Outcome, frame, port, strategies};
 
 const V4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(198, 51, 100, 2)];
 const V6: [Ipv6Addr; 2] =
@@ -353,13 +353,7 @@ fn a_whole_that_does_not_fit_a_buffer_is_dropped() {
 
 #[test]
 fn those_for_others_go_on_where_only_own_ones_are_wanted() {
-    let port = PortInfo {
-        name: "a".to_owned(),
-        mac: [2; 6],
-        mtu: 1500,
-        interface: None,
-        addresses: vec!["198.51.100.2/24".parse().unwrap()],
-    };
+    let port = PortInfo { addresses: vec!["198.51.100.2/24".parse().unwrap()], ..port("a") };
     let builder = Harness::builder().ports(&[port]).after(Parse::default());
     let mut bench = builder.build::<Reassemble>("own = true").unwrap();
     assert_eq!(fate(&mut bench, &part(1, 0, true, 8)), Fate::Consumed);
