@@ -18,6 +18,8 @@ pub const V6_UNREACHABLE: u8 = 1;
 pub const V6_PACKET_TOO_BIG: u8 = 2;
 /// ICMPv6: time exceeded.
 pub const V6_TIME_EXCEEDED: u8 = 3;
+/// ICMPv6: parameter problem.
+pub const V6_PARAMETER_PROBLEM: u8 = 4;
 /// ICMPv6: echo request.
 pub const V6_ECHO_REQUEST: u8 = 128;
 /// ICMPv6: the answer to an echo request.

@@ -138,13 +138,9 @@ impl Requests {
     ) -> io::Result<()> {
         for last in (0..TRIES).rev() {
             self.send(NLM_F_DUMP, what.clone())?;
-            let mut consistent = true;
-            self.answers(|flags, inner| {
-                consistent &= flags & NLM_F_DUMP_INTR == 0;
-                each(Message { flags, inner });
-            })?;
+            let flags = self.answers(|flags, inner| each(Message { flags, inner }))?;
             // A kernel that changes all the time: what is told of it meanwhile mends it.
-            if consistent || last == 0 {
+            if flags & NLM_F_DUMP_INTR == 0 || last == 0 {
                 return Ok(());
             }
             restart();
@@ -155,12 +151,12 @@ impl Requests {
     /// Sends something to be done, and waits until it is.
     pub(super) fn tell(&mut self, what: RouteNetlinkMessage) -> io::Result<()> {
         self.send(NLM_F_ACK | NLM_F_CREATE, what)?;
-        self.answers(|_, _| {})
+        self.answers(|_, _| {}).map(|_| ())
     }
 
-    /// Reads the answers to the last request.
-    fn answers(&mut self, mut each: impl FnMut(u16, RouteNetlinkMessage)) -> io::Result<()> {
-        let mut buffer = Vec::with_capacity(BUFFER);
+    /// Reads the answers to the last request, and tells the flags that any of them had, the closing one as well.
+    fn answers(&mut self, mut each: impl FnMut(u16, RouteNetlinkMessage)) -> io::Result<u16> {
+        let (mut buffer, mut flags) = (Vec::with_capacity(BUFFER), 0);
         loop {
             if !is_readable(&self.socket, PATIENCE)? {
                 return Err(io::Error::new(ErrorKind::TimedOut, "the kernel does not answer"));
@@ -177,6 +173,7 @@ impl Requests {
                 if message.header.sequence_number != self.sequence {
                     return;
                 }
+                flags |= message.header.flags;
                 match message.payload {
                     NetlinkPayload::InnerMessage(inner) => each(message.header.flags, inner),
                     NetlinkPayload::Done(_) => end = Some(Ok(())),
@@ -186,7 +183,7 @@ impl Requests {
                 }
             });
             if let Some(end) = end {
-                return end;
+                return end.map(|()| flags);
             }
         }
     }

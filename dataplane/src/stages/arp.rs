@@ -138,6 +138,8 @@ impl Arp {
         let to_us = ethernet.destination == mac || ethernet.destination.is_multicast();
         // An answer to a group would reach stations that did not ask.
         let from_one = !message.sender_mac.is_multicast() && message.sender_mac != MacAddr::ZERO;
+        let sender = Ipv4Addr::from(message.sender_ip);
+        let from_one = from_one && (sender.is_unspecified() || self.own.may_ask_v4(sender));
         if asked && to_us && from_one { Meaning::Asked(mac) } else { Meaning::Other }
     }
 }

@@ -132,7 +132,7 @@ impl Stage for Icmp {
             return Err(Problem::at("ttl", "an answer with a TTL of 0 goes nowhere").help("1 to 255"));
         }
         self.own = Responder::new(&self.addresses, |_| true, self.port.as_deref(), self.mac, setup)?;
-        self.ear = Ear::new(setup, IpAddr::is_ipv6);
+        self.ear = Ear::new(setup, IpAddr::is_ipv6).of_router(self.router);
         Ok(())
     }
 }
@@ -163,7 +163,7 @@ impl Icmp {
         let message = Message::view(bytes).ok()?;
         let wanted = (message.kind, message.code) == (icmp::ECHO_REQUEST, 0)
             && self.own.has_v4(&ip.destination)
-            && is_host(ip.source_addr().into())
+            && self.own.may_ask_v4(ip.source_addr())
             && between_stations(link);
         if !wanted {
             return Some(Verdict::NotOurs);

@@ -16,7 +16,7 @@ use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason};
 use crate::pipeline::{Ctx, Facts, Problem, Setup, Stage};
 use crate::stages::forwarding::{Forwarding, Reader};
 use crate::stages::parameter::Origin;
-use crate::stages::responder::is_host;
+use crate::stages::responder::{Responder, is_host};
 use crate::stages::table::bucket::TokenBucket;
 
 /// Makes of a packet the ICMP or ICMPv6 error that tells its sender why it goes no further (RFC 792, RFC 1812 section
@@ -54,7 +54,9 @@ use crate::stages::table::bucket::TokenBucket;
 #[serde(deny_unknown_fields)]
 pub struct IcmpError {
     /// Why the packet goes no further: `time_exceeded`, `reassembly_timeout`, `net_unreachable`, `host_unreachable`,
-    /// `prohibited` or `too_big`, which tells the MTU of the port that the packet was to leave by.
+    /// `prohibited`, `too_big`, which tells the MTU of the port that the packet was to leave by, or `port_unreachable`, which
+    /// is for packets to this host that nothing has taken: those that are neither UDP nor TCP have a protocol that cannot be
+    /// reached.
     kind: Kind,
     /// Where the addresses of the ports come from: `config` or `kernel`.
     #[serde(default)]
@@ -77,6 +79,10 @@ pub struct IcmpError {
     #[serde(skip)]
     #[schemars(skip)]
     reader: Option<Reader>,
+    /// This host, as far as the config knows it.
+    #[serde(skip)]
+    #[schemars(skip)]
+    hosts: Option<Responder>,
     /// Tells errors of IPv4 apart.
     #[serde(skip)]
     #[schemars(skip)]
@@ -107,6 +113,8 @@ enum Kind {
     Prohibited,
     /// It does not fit on the next link.
     TooBig,
+    /// Nobody on this host takes it.
+    PortUnreachable,
 }
 
 impl Kind {
@@ -119,6 +127,7 @@ impl Kind {
             Self::HostUnreachable => (icmp::UNREACHABLE, 1),
             Self::Prohibited => (icmp::UNREACHABLE, 13),
             Self::TooBig => (icmp::UNREACHABLE, 4),
+            Self::PortUnreachable => (icmp::UNREACHABLE, 3),
         }
     }
 
@@ -131,6 +140,7 @@ impl Kind {
             Self::HostUnreachable => (icmp::V6_UNREACHABLE, 3),
             Self::Prohibited => (icmp::V6_UNREACHABLE, 1),
             Self::TooBig => (icmp::V6_PACKET_TOO_BIG, 0),
+            Self::PortUnreachable => (icmp::V6_UNREACHABLE, 4),
         }
     }
 }
@@ -246,6 +256,11 @@ impl Stage for IcmpError {
             }
             Origin::Config => {}
         }
+        self.hosts = Responder::new(&[], |_| true, None, None, setup).ok();
+        if self.kind == Kind::PortUnreachable && (self.reader.is_some() || self.hosts.is_none()) {
+            let problem = Problem::at("kind", "packets for this host are the kernel's, or no port has an address");
+            return Err(problem.help("add addresses = [\"192.0.2.1/24\"] to a [[port]], and take source out"));
+        }
         for (place, entry) in self.addresses.iter().enumerate() {
             let port = setup.port(&entry.port, &format!("addresses[{place}].port"))?;
             let problem = |message| Problem::at(format!("addresses[{place}].address"), message);
@@ -267,7 +282,7 @@ impl IcmpError {
     /// Makes an error of a packet.
     fn tell(&mut self, packet: &mut Packet<'_>, now: u64) -> Result<(), Reason> {
         let v6 = packet.meta().flags.contains(MetaFlags::IPV6);
-        if !may_be_told(packet, self.kind) {
+        if !may_be_told(packet, self.kind, self.hosts.as_ref()) {
             return Err(NOT_TOLD);
         }
         let (ingress, egress) = (packet.ingress(), packet.meta().egress);
@@ -286,6 +301,13 @@ impl IcmpError {
             return Err(Reason::RateExceeded);
         }
         let (kind, code) = if v6 { self.kind.v6() } else { self.kind.v4() };
+        let (kind, code, rest) = match self.kind {
+            Kind::PortUnreachable if !matches!(packet.meta().protocol, protocol::UDP | protocol::TCP) => {
+                // RFC 4443, section 3.4: where the protocol is named, in bytes from the IP header on.
+                if v6 { (icmp::V6_PARAMETER_PROBLEM, 1, 6) } else { (icmp::UNREACHABLE, 2, 0) }
+            }
+            _ => (kind, code, rest),
+        };
         let head = IcmpHead { kind, code, rest };
         match own {
             IpAddr::V4(own) => {
@@ -319,7 +341,7 @@ impl IcmpHead {
 }
 
 /// Whether the sender of a packet is to be told anything.
-fn may_be_told(packet: &Packet<'_>, kind: Kind) -> bool {
+fn may_be_told(packet: &Packet<'_>, kind: Kind, hosts: Option<&Responder>) -> bool {
     let meta = packet.meta();
     let flags = meta.flags;
     if flags.contains(MetaFlags::FRAGMENT) && !flags.contains(MetaFlags::FIRST_FRAGMENT) {
@@ -339,16 +361,27 @@ fn may_be_told(packet: &Packet<'_>, kind: Kind) -> bool {
         // Of an ICMP message that was cut off nobody knows whether it is an error.
         let error = || message.is_none_or(|kind| !matches!(kind, icmp::ECHO_REQUEST | icmp::ECHO_REPLY | 13..=18));
         let source = ip.source_addr();
-        let host = is_host(source.into()) && !source.is_loopback() && source.octets()[0] < 240;
-        host && is_host(ip.destination_addr().into()) && !(ip.protocol == protocol::ICMP && error())
+        let host = is_host(source.into()) && source.octets()[0] < 240;
+        let known = hosts.is_none_or(|hosts| {
+            let here = hosts.has_v4(&ip.destination) || kind != Kind::PortUnreachable;
+            let both = hosts.may_ask_v4(source) && hosts.may_ask_v4(ip.destination_addr());
+            here && both && !hosts.has_v4(&ip.source)
+        });
+        let message = ip.protocol == protocol::ICMP && (error() || kind == Kind::PortUnreachable);
+        host && known && is_host(ip.destination_addr().into()) && !message
     } else if flags.contains(MetaFlags::IPV6) {
         let Ok(ip) = Ipv6::view(datagram) else { return false };
         // Types below 128 are errors (RFC 4443, section 2.1); a redirect is as good as one.
         let error = || message.is_none_or(|kind| kind < 128 || kind == 137);
         let source = ip.source_addr();
-        let host = is_host(source.into()) && !source.is_loopback();
+        let known = hosts.is_none_or(|hosts| {
+            // Where an extension header names the protocol is not looked for.
+            let here = hosts.has_v6(&ip.destination) && (ip.next_header == meta.protocol);
+            (here || kind != Kind::PortUnreachable) && !hosts.has_v6(&ip.source)
+        });
         let to = groups || !ip.destination_addr().is_multicast();
-        host && to && !(meta.protocol == protocol::ICMPV6 && error())
+        let message = meta.protocol == protocol::ICMPV6 && (error() || kind == Kind::PortUnreachable);
+        is_host(source.into()) && known && to && !message
     } else {
         false
     }

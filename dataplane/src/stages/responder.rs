@@ -1,6 +1,6 @@
 //! What the stages that answer for this host have in common: whom they answer for, and with which link address.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
@@ -14,6 +14,8 @@ pub(super) struct Responder {
     v4: Vec<([u8; 4], Option<u8>)>,
     /// The same.
     v6: Vec<([u8; 16], Option<u8>)>,
+    /// Addresses of all hosts of the ports' networks.
+    of_all: Vec<[u8; 4]>,
     /// By port: the link address to answer with, if packets that came in by it are answered.
     macs: Vec<Option<MacAddr>>,
 }
@@ -58,8 +60,11 @@ impl Responder {
             }
             own.add(*address, None);
         }
+        let networks = setup.ports().iter().flat_map(|port| &port.addresses);
+        own.of_all = networks.filter_map(hosts_of_all).flatten().map(|address| address.octets()).collect();
         own.v4.sort_unstable();
         own.v6.sort_unstable();
+        own.of_all.sort_unstable();
         Ok(own)
     }
 
@@ -80,6 +85,12 @@ impl Responder {
     #[inline]
     pub(super) fn has_v4(&self, address: &[u8; 4]) -> bool {
         self.v4.binary_search_by_key(address, |own| own.0).is_ok()
+    }
+
+    /// Whether an IPv4 address can be that of one other host, to be answered.
+    #[inline]
+    pub(super) fn may_ask_v4(&self, address: Ipv4Addr) -> bool {
+        is_host(address.into()) && self.of_all.binary_search(&address.octets()).is_err()
     }
 
     /// Whether an IPv6 address is one of this host.
@@ -103,9 +114,18 @@ impl Responder {
     }
 }
 
+/// The addresses that mean all hosts of the network of an address (RFC 1122, section 3.2.1.3): with the host's part all
+/// ones, and, as once was said, all zeros. A network of two hosts has none (RFC 3021).
+pub(super) fn hosts_of_all(own: &IpNet) -> Option<[Ipv4Addr; 2]> {
+    match own {
+        IpNet::V4(own) => (own.prefix_len() < 31).then(|| [own.broadcast(), own.network()]),
+        IpNet::V6(_) => None,
+    }
+}
+
 /// Whether an address can be that of one host: of an answer's sender, and of its receiver.
 #[inline]
 pub(super) fn is_host(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());
-    !address.is_multicast() && !address.is_unspecified() && !broadcast
+    !address.is_multicast() && !address.is_unspecified() && !address.is_loopback() && !broadcast
 }

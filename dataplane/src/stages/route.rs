@@ -17,6 +17,7 @@ use crate::prelude::*;
 use crate::stages::forwarding::{Forwarding, Kind as Fate, Reader};
 use crate::stages::parameter::{Origin, Prefix};
 use crate::stages::table::MISS;
+use paths::Fate as End;
 use table::Routes;
 
 /// Chooses egress port and next hop by the longest prefix of the destination address.
@@ -34,7 +35,8 @@ use table::Routes;
 /// 10.2.0.0/16  drop
 /// ```
 ///
-/// Packets for which there is no route leave by `no_route`. What is neither IPv4 nor IPv6 is dropped as `unsupported`.
+/// Packets for which there is no route leave by `no_route`, those for the `addresses` of the ports, and for all hosts of their
+/// networks, by `local`, where no route for that very address says otherwise. What is neither IPv4 nor IPv6 is dropped as `unsupported`.
 ///
 /// A packet whose source cannot be is not sent on (RFC 1812, section 5.3.7; RFC 4291, section 2.5), nor is a frame to
 /// another station, to a group or to all stations (RFC 1812, section 5.3.4): where a port has `addresses` or is an interface
@@ -263,12 +265,15 @@ impl Stage for Route {
                 continue;
             }
             match routes.paths.choose(*found, packet.meta().flow_hash) {
-                Some(path) if path.drop => packet.drop(BLACKHOLE),
-                Some(_) if *martian => packet.drop(MARTIAN),
-                Some(path) => {
-                    let meta = packet.meta_mut();
-                    (meta.egress, meta.next_hop) = (path.egress, path.next_hop);
-                }
+                Some(path) => match path.fate {
+                    End::Forward if *martian => packet.drop(MARTIAN),
+                    End::Forward => {
+                        let meta = packet.meta_mut();
+                        (meta.egress, meta.next_hop) = (path.egress, path.next_hop);
+                    }
+                    End::Drop => packet.drop(BLACKHOLE),
+                    End::Local => packet.steer(LOCAL),
+                },
                 None => packet.steer(NO_ROUTE),
             }
         }
@@ -277,7 +282,7 @@ impl Stage for Route {
     fn outputs() -> &'static [(&'static str, &'static str)] {
         &[
             ("no_route", "no prefix covers the destination"),
-            ("local", "for this host, says the kernel"),
+            ("local", "for this host, says the kernel or an address of a port"),
             ("unreachable", "the kernel's route says that it cannot be reached"),
             ("prohibited", "the kernel's route says that it is forbidden"),
         ]

@@ -14,6 +14,7 @@ use crate::header::ndp::{
 use crate::header::{Header, MacAddr, U16, U32, icmp, protocol};
 use crate::mem::Packet;
 use crate::stages::resolution::{Claim, Word};
+use crate::stages::responder::is_host;
 
 const UNSPECIFIED: [u8; 16] = [0; 16];
 
@@ -61,7 +62,7 @@ pub(super) fn solicitation(ip: &Ipv6, message: &[u8]) -> Option<Option<Word>> {
     let from_nobody = ip.source == UNSPECIFIED;
     let valid = front.code == 0
         && ip.hop_limit == HOP_LIMIT
-        && !ip.source_addr().is_multicast()
+        && (from_nobody || is_host(ip.source_addr().into()))
         && !(from_nobody && (source.is_some() || ip.destination != solicited_node(&front.target)));
     let address = IpAddr::V6(ip.source.into());
     let word = source.map(|mac| Word { address, mac: Some(mac), claim: Claim::Asks, overrides: true });

@@ -7,8 +7,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::header::MacAddr;
+use crate::pipeline::PortInfo;
 use crate::stages::parse::Parse;
-use crate::testing::{Fate, Frame, Harness, Outcome, frame, strategies};
+use crate::testing::{Fate, Frame, Harness, Outcome, frame, port, strategies};
 
 const OURS: &str = "addresses = [{ port = 'b', address = '192.0.2.254' }, { port = 'b', address = '2001:db8::fe' }]";
 
@@ -103,6 +104,54 @@ fn the_sender_is_told_by_ipv6() {
         assert!(icmp.is_checksum_valid(from, to));
         assert_eq!((icmp.type_u8(), icmp.code_u8(), u32::from_be_bytes(icmp.bytes5to8())), expected);
         assert_eq!(icmp.payload(), &sent[14..14 + icmp.payload().len()]);
+    }
+}
+
+/// A bench whose second port has addresses in the config.
+fn own_bench(kind: &str) -> Harness {
+    let addresses = ["192.0.2.254/24", "2001:db8::fe/64"].map(|text| text.parse().unwrap());
+    let ports = [port("a"), PortInfo { addresses: addresses.to_vec(), ..port("b") }];
+    let builder = Harness::builder().ports(&ports).after(Parse::default()).after(Out).ingress(1);
+    builder.build::<IcmpError>(&format!("kind = '{kind}'")).unwrap()
+}
+
+#[test]
+fn nobody_here_takes_a_packet() {
+    let to = |source: [u8; 4], to: [u8; 4]| frame().ipv4(source.into(), to.into());
+    let (peer, here) = ([198, 51, 100, 7], [192, 0, 2, 254]);
+    let to_v6 = |to: &str| frame().ipv6("2001:db8:7::7".parse().unwrap(), to.parse().unwrap());
+    let mut bench = own_bench("port_unreachable");
+    for (sent, expected) in [
+        (to(peer, here).udp(1, 9), (1, 3, 3, 0)),
+        (to(peer, here).tcp(1, 179), (1, 3, 3, 0)),
+        (to(peer, here).protocol(89).payload(&[0; 24]), (1, 3, 2, 0)),
+        (to_v6("2001:db8::fe").udp(1, 9), (6, 1, 4, 0)),
+        (to_v6("2001:db8::fe").protocol(89).payload(&[0; 24]), (6, 4, 1, 6)),
+    ] {
+        let outcome = bench.run_one(&sent.build());
+        assert!(told(&outcome), "{expected:?}: {:?}", outcome.fate);
+        let at = if expected.0 == 1 { 34 } else { 54 };
+        let error = &outcome.bytes[at..at + 8];
+        let rest = u32::from_be_bytes(error[4..].try_into().unwrap());
+        assert_eq!((error[0], error[1], rest), (expected.1, expected.2, expected.3));
+    }
+    for untold in [
+        to(peer, here).icmp(0, 0, [0; 4]).build(),
+        to(peer, here).icmp(8, 0, [0; 4]).build(),
+        to_v6("2001:db8::fe").icmp(129, 0, [0; 4]).build(),
+        to(peer, [192, 0, 2, 9]).udp(1, 9).build(),
+        to(peer, [192, 0, 2, 255]).udp(1, 9).build(),
+        to([192, 0, 2, 255], here).udp(1, 9).build(),
+        to(here, here).udp(1, 9).build(),
+        to_v6("2001:db8::9").udp(1, 9).build(),
+    ] {
+        assert_eq!(reason(bench.run_one(&untold)), "not_told");
+    }
+    // Of a host on the way nobody of this one, nor a whole network, is told.
+    let mut bench = own_bench("time_exceeded");
+    assert!(told(&bench.run_one(&to(peer, [203, 0, 113, 9]).udp(1, 2).build())));
+    for source in [here, [192, 0, 2, 255], [192, 0, 2, 0]] {
+        assert_eq!(reason(bench.run_one(&to(source, [203, 0, 113, 9]).udp(1, 2).build())), "not_told");
     }
 }
 

@@ -1,6 +1,6 @@
 //! The frames by which neighbours are asked, and told of this host: ARP (RFC 826, RFC 5227) and RFC 4861.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr};
 
 use zerocopy::IntoBytes;
 
@@ -15,6 +15,7 @@ use crate::header::ndp::{
 use crate::header::{Header, MacAddr, U16, U32, ether_type, icmp, protocol};
 use crate::mem::{Batch, MetaFlags};
 use crate::pipeline::{NextHop, PortInfo};
+use crate::stages::responder::{hosts_of_all, is_host};
 
 const MESSAGE: usize = Neighbor::LEN + LinkAddress::LEN;
 /// Bytes of the longest of them.
@@ -88,12 +89,13 @@ pub(super) fn question(port: &PortInfo, hop: NextHop, at: Option<MacAddr>) -> Op
 }
 
 /// Tells all stations of a link where an address of this host is.
-pub(super) fn announcement(number: u8, port: &PortInfo, own: IpAddr) -> Frame {
+pub(super) fn announcement(number: u8, port: &PortInfo, own: IpAddr, router: bool) -> Frame {
     let mac = MacAddr(port.mac);
     match own {
         IpAddr::V4(own) => arp(number, MacAddr::BROADCAST, &Arp::new(REQUEST, (mac, own), (MacAddr::ZERO, own))),
         IpAddr::V6(own) => {
-            let kind = (icmp::V6_NEIGHBOR_ADVERTISEMENT, ROUTER | OVERRIDE, TARGET_LINK_ADDRESS);
+            let flags = OVERRIDE | if router { ROUTER } else { 0 };
+            let kind = (icmp::V6_NEIGHBOR_ADVERTISEMENT, flags, TARGET_LINK_ADDRESS);
             discovery(number, (mac, own), (group_mac(&ALL_NODES), ALL_NODES), kind, own)
         }
     }
@@ -140,16 +142,6 @@ fn discovery(
 pub(super) fn is_askable(ports: &[PortInfo], hop: NextHop) -> bool {
     let own = ports.iter().flat_map(|port| &port.addresses).any(|own| own.addr() == hop.address);
     let Some(port) = ports.get(usize::from(hop.port)) else { return false };
-    let of_all = |address: Ipv4Addr| {
-        let of_prefix = |own: &&ipnet::IpNet| match own {
-            ipnet::IpNet::V4(own) => own.prefix_len() < 31 && [own.network(), own.broadcast()].contains(&address),
-            ipnet::IpNet::V6(_) => false,
-        };
-        port.addresses.iter().any(|own| of_prefix(&own))
-    };
-    let host = match hop.address {
-        IpAddr::V4(address) => !of_all(address) && !address.is_loopback(),
-        IpAddr::V6(address) => !address.is_loopback(),
-    };
-    !own && host && crate::stages::responder::is_host(hop.address) && speaker(port, hop.address).is_some()
+    let of_all = port.addresses.iter().filter_map(hosts_of_all).flatten().any(|all| hop.address == all);
+    !own && !of_all && is_host(hop.address) && speaker(port, hop.address).is_some()
 }

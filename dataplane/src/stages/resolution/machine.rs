@@ -22,6 +22,8 @@ pub(super) const DELAY: Millis = 5000;
 pub(super) const PENANCE: Millis = 3000;
 /// Questions about neighbours that are not known, in a second and at once; as many are to spare for those that are known.
 const QUESTIONS: (u64, u64) = (500, 64);
+/// Where room has to be made, this part of all that fit may be forgotten at once.
+const AT_ONCE: usize = 16;
 
 /// What a config may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +105,8 @@ pub(super) struct Machine {
     wide: TokenBucket,
     narrow: TokenBucket,
     random: u64,
+    /// Until the next turn there is no room to be made, for those that are wanted and for those that ask.
+    full: [bool; 2],
     pub(super) asked: u64,
     pub(super) refused: u64,
     pub(super) evicted: u64,
@@ -112,7 +116,17 @@ impl Machine {
     pub(super) fn new(settings: Settings, seed: u64) -> Self {
         let bucket = || TokenBucket::new(QUESTIONS.0, QUESTIONS.1, 0);
         let (entries, random) = (HashMap::new(), seed | 1);
-        Self { settings, entries, wide: bucket(), narrow: bucket(), random, asked: 0, refused: 0, evicted: 0 }
+        Self {
+            settings,
+            entries,
+            wide: bucket(),
+            narrow: bucket(),
+            random,
+            full: [false; 2],
+            asked: 0,
+            refused: 0,
+            evicted: 0,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -173,6 +187,7 @@ impl Machine {
 
     /// Time has passed: to be called some times in a second.
     pub(super) fn turn(&mut self, now: Millis, acts: &mut Vec<Act>) {
+        self.full = [false; 2];
         let due = |(hop, entry): (&NextHop, &Entry)| (entry.until <= now).then_some((*hop, *entry));
         let mut due: Vec<(NextHop, Entry)> = self.entries.iter().filter_map(due).collect();
         // Those that have waited longest are the first to be asked.
@@ -264,15 +279,27 @@ impl Machine {
         if self.entries.len() < self.settings.most {
             return true;
         }
+        if self.full[usize::from(unasked)] {
+            return false;
+        }
         let rank = |(hop, entry): (&NextHop, &Entry)| match entry.state {
             State::Stale(_) if entry.confirmed && unasked => None,
             State::Stale(_) | State::Incomplete(_) | State::Failed => Some((entry.confirmed, entry.since, *hop)),
             _ => None,
         };
-        let Some((_, _, hop)) = self.entries.iter().filter_map(rank).min() else { return false };
-        self.entries.remove(&hop);
-        self.evicted += 1;
-        acts.push(Act::Forget(hop));
-        true
+        // Of strangers some at once: under a flood of them not all are looked at for each.
+        let mut gone: Vec<_> = self.entries.iter().filter_map(rank).collect();
+        let strangers = gone.iter().filter(|(confirmed, ..)| !confirmed).count();
+        if let Some(last) = gone.len().min(strangers.min(self.settings.most / AT_ONCE).max(1)).checked_sub(1) {
+            gone.select_nth_unstable(last);
+            gone.truncate(last + 1);
+        }
+        for (.., hop) in &gone {
+            self.entries.remove(hop);
+            self.evicted += 1;
+            acts.push(Act::Forget(*hop));
+        }
+        self.full[usize::from(unasked)] = gone.is_empty();
+        !gone.is_empty()
     }
 }

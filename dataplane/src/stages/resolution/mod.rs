@@ -78,6 +78,8 @@ pub(crate) struct Resolution {
     ports: Vec<PortInfo>,
     /// Whether a stage hears messages of IPv4, and of IPv6.
     hears: [AtomicBool; 2],
+    /// Whether neighbours are told that this host is no router.
+    host: AtomicBool,
     open: OnceLock<Open>,
 }
 
@@ -130,7 +132,9 @@ impl Resolution {
     /// That of the run.
     fn of(setup: &mut Setup<'_>) -> Arc<Self> {
         let ports = setup.ports().to_vec();
-        setup.common(|| Arc::new(Self { ports, hears: Default::default(), open: OnceLock::new() }))
+        setup.common(|| {
+            Arc::new(Self { ports, hears: Default::default(), host: AtomicBool::default(), open: OnceLock::new() })
+        })
     }
 
     /// A stage wants neighbours to be found.
@@ -266,6 +270,14 @@ impl Ear {
         Self { resolution: Some(resolution), hints: Some(TokenBucket::new(HINTS.0, HINTS.1, 0)) }
     }
 
+    /// One of a stage that tells neighbours whether this host is a router.
+    pub(crate) fn of_router(self, router: bool) -> Self {
+        if let Some(resolution) = &self.resolution {
+            resolution.host.store(!router, Ordering::Relaxed);
+        }
+        self
+    }
+
     /// Whether anybody wants to know.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
@@ -280,7 +292,8 @@ impl Ear {
         let Some(open) = resolution.open.get().filter(|_| !flags.contains(MetaFlags::VLAN)) else { return };
         let Word { address, mac, mut claim, overrides } = word;
         let own = resolution.ports.iter().flat_map(|port| &port.addresses).any(|own| own.addr() == address);
-        let one = mac.is_none_or(|mac| !mac.is_multicast() && mac != MacAddr::ZERO);
+        let this = |mac: MacAddr| resolution.ports.iter().any(|port| MacAddr(port.mac) == mac);
+        let one = mac.is_none_or(|mac| !mac.is_multicast() && mac != MacAddr::ZERO && !this(mac));
         let hop = NextHop { address, port };
         let hint = open.tables.hint(hop);
         let passed = match hint {
@@ -381,7 +394,8 @@ impl Mind {
             }
             if ANNOUNCEMENTS.get(*times).is_some_and(|at| *since + *at <= now) {
                 *times += 1;
-                port.addresses.iter().for_each(|own| send(frames::announcement(number, port, own.addr())));
+                let router = !resolution.host.load(Ordering::Relaxed);
+                port.addresses.iter().for_each(|own| send(frames::announcement(number, port, own.addr(), router)));
             }
         }
         writer.publish(&open.tables);

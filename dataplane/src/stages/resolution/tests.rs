@@ -14,7 +14,7 @@ use crate::stages::forwarding::Mark;
 use crate::stages::icmp::Icmp;
 use crate::stages::neighbor::Neighbor;
 use crate::stages::parse::Parse;
-use crate::testing::{Fate, Harness, frame, strategies};
+use crate::testing::{Fate, Harness, frame, port, strategies};
 
 const REACHABLE: u64 = 30_000;
 const AGEING: u64 = 600_000;
@@ -373,14 +373,8 @@ const OURS: MacAddr = MacAddr([2, 0, 0, 0, 0, 11]);
 
 /// A bench whose second port has addresses, with all that hears before a stage that asks.
 fn bench(parameters: &str) -> std::result::Result<(Harness, Mind), String> {
-    let port = |name: &str, last, addresses: &[&str]| PortInfo {
-        name: name.to_owned(),
-        mac: [2, 0, 0, 0, 0, last],
-        mtu: 1500,
-        interface: None,
-        addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
-    };
-    let ports = [port("a", 10, &[]), port("b", 11, &["10.0.0.1/24", "fe80::1/64", "2001:db8::1/64"])];
+    let addresses = ["10.0.0.1/24", "fe80::1/64", "2001:db8::1/64"].map(|text| text.parse().unwrap());
+    let ports = [port("a"), PortInfo { mac: OURS.0, addresses: addresses.to_vec(), ..port("b") }];
     let inside = Inside::default();
     let arp = toml::from_str::<Arp>("").unwrap();
     let icmp = toml::from_str::<Icmp>("").unwrap();
@@ -529,6 +523,19 @@ fn own_addresses_and_those_of_all_are_not_asked_for() {
 }
 
 #[test]
+fn nobody_else_has_a_link_address_of_this_host() {
+    let (mut harness, mut mind) = bench("").unwrap();
+    for (number, own) in [MacAddr(port("a").mac), OURS].into_iter().enumerate() {
+        let claim = frame().ethernet(own, OURS).arp(REQUEST, (own, [10, 0, 0, 9].into()), (OURS, [10, 0, 0, 1].into()));
+        harness.run_one(&claim.pad_to(60).build());
+        mind.step(number as u64);
+        assert_eq!(mind.machine.len(), 0);
+    }
+    let ignored = harness.counters().into_iter().find(|(name, _)| name == "ignored").unwrap().1;
+    assert_eq!(ignored, 2);
+}
+
+#[test]
 fn a_flood_of_messages_fills_no_queue() {
     let (mut harness, mut mind) = bench("most = 16").unwrap();
     mind.step(0);
@@ -586,13 +593,8 @@ fn what_does_not_fit_is_told() {
 
 #[test]
 fn it_speaks_with_an_address_of_the_link() {
-    let port = PortInfo {
-        name: "b".to_owned(),
-        mac: OURS.0,
-        mtu: 1500,
-        interface: None,
-        addresses: vec!["10.0.0.1/24".parse().unwrap(), "10.9.0.1/16".parse().unwrap()],
-    };
+    let addresses = ["10.0.0.1/24", "10.9.0.1/16"].map(|text| text.parse().unwrap());
+    let port = PortInfo { addresses: addresses.to_vec(), ..port("b") };
     // It speaks with the address of the same prefix, and else with the first.
     for (asked, speaks) in
         [([10, 9, 3, 3], [10, 9, 0, 1]), ([10, 0, 0, 7], [10, 0, 0, 1]), ([9, 9, 9, 9], [10, 0, 0, 1])]

@@ -21,8 +21,17 @@ pub(super) struct Path {
     pub(super) next_hop: u32,
     /// The port.
     pub(super) egress: u8,
-    /// There is none: packets are dropped.
-    pub(super) drop: bool,
+    /// What becomes of packets.
+    pub(super) fate: Fate,
+}
+
+/// What becomes of packets on a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Forward,
+    Drop,
+    /// They are for this host.
+    Local,
 }
 
 /// All paths, and the groups of them that prefixes point to.
@@ -60,7 +69,7 @@ impl Paths {
 
     /// Whether a path drops.
     pub(super) fn drops(&self, path: u32) -> bool {
-        self.paths.get(path as usize).is_some_and(|path| path.drop)
+        self.paths.get(path as usize).is_some_and(|path| path.fate == Fate::Drop)
     }
 
     /// The name of a path.
@@ -143,7 +152,7 @@ mod tests {
     fn table(members: &[(String, u16)]) -> Vec<String> {
         let mut paths = Paths::default();
         let add = |(at, (name, weight)): (usize, &(String, u16))| {
-            (paths.path(name, Path { next_hop: at as u32 + 1, egress: 0, drop: false }), *weight)
+            (paths.path(name, Path { next_hop: at as u32 + 1, egress: 0, fate: Fate::Forward }), *weight)
         };
         let members: Vec<(u32, u16)> = members.iter().enumerate().map(add).collect();
         let group = paths.group(&members);
@@ -205,7 +214,7 @@ mod tests {
     #[test]
     fn a_single_path_takes_all_and_an_unknown_group_none() {
         let mut paths = Paths::default();
-        let path = Path { next_hop: 3, egress: 1, drop: false };
+        let path = Path { next_hop: 3, egress: 1, fate: Fate::Forward };
         let only = paths.path("only", path);
         let group = paths.group(&[(only, 7)]);
         assert_eq!((paths.choose(group, 0), paths.choose(group, u32::MAX)), (Some(path), Some(path)));

@@ -7,9 +7,10 @@ use std::path::Path as FilePath;
 use ipnet::IpNet;
 
 use super::Entry;
-use super::paths::{MAX_WEIGHT, Path, Paths};
+use super::paths::{Fate, MAX_WEIGHT, Path, Paths};
 use crate::pipeline::{NextHop, Problem, Setup};
 use crate::stages::parameter::Prefix;
+use crate::stages::responder::hosts_of_all;
 use crate::stages::table::lpm4::Lpm4;
 use crate::stages::table::lpm6::Lpm6;
 
@@ -44,6 +45,8 @@ enum Origin {
     Table(u32),
     /// The line of the file with this number.
     Line(u32),
+    /// The addresses of a port.
+    Port,
 }
 
 /// What a route says, wherever it was written.
@@ -89,8 +92,11 @@ impl Routes {
         if let Some(file) = file {
             loader.read(file, &mut bad)?;
         }
+        loader.add_own();
         let Loader { setup, paths, mut listed, .. } = loader;
         listed.sort_unstable();
+        // What the config says of an address of its own holds.
+        listed.dedup_by(|route, before| route.origin == Origin::Port && route.prefix == before.prefix);
         let routes = Self::build(paths, &listed, &mut bad, setup)?;
         if bad.is_empty() {
             return Ok(routes);
@@ -131,6 +137,7 @@ impl Routes {
                     match route.origin {
                         Origin::Table(at) => setup.reject(Problem::at(format!("table[{at}]"), text)),
                         Origin::Line(line) => bad.push((line, text)),
+                        Origin::Port => {}
                     }
                 }
                 members.push((route.path, route.weight));
@@ -188,7 +195,7 @@ impl Loader<'_, '_> {
                 let problem = Problem::at("drop", "a route that drops has no path");
                 return Err(problem.help("take via and port out, or drop"));
             }
-            self.paths.path("drop", Path { next_hop: 0, egress: 0, drop })
+            self.paths.path("drop", Path { next_hop: 0, egress: 0, fate: Fate::Drop })
         } else {
             let Some(name) = port else {
                 return Err(Problem::at("port", "no port is named").help("name one, or say drop"));
@@ -205,10 +212,20 @@ impl Loader<'_, '_> {
                 None => std::fmt::Write::write_fmt(&mut self.name, format_args!("on {name}")),
             };
             let next_hop = via.map_or(0, |address| self.setup.next_hops().number(NextHop { address, port: egress }));
-            self.paths.path(&self.name, Path { next_hop, egress, drop })
+            self.paths.path(&self.name, Path { next_hop, egress, fate: Fate::Forward })
         };
         self.listed.push(Listed { prefix, path, weight, origin });
         Ok(())
+    }
+
+    /// Adds what is for this host: the addresses of the ports, and those of all hosts of their networks.
+    fn add_own(&mut self) {
+        let path = self.paths.path("for this host", Path { next_hop: 0, egress: 0, fate: Fate::Local });
+        for own in self.setup.ports().iter().flat_map(|port| &port.addresses) {
+            let of_all = hosts_of_all(own).into_iter().flatten().map(IpAddr::V4);
+            let prefixes = of_all.chain([own.addr()]).map(IpNet::from);
+            self.listed.extend(prefixes.map(|prefix| Listed { prefix, path, origin: Origin::Port, weight: 1 }));
+        }
     }
 
     /// Adds the routes of a file, and notes what is wrong with its lines.

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::pipeline::{PortInfo, Resources};
 use crate::stages::bench;
-use crate::testing::{Fate, Harness, Outcome, frame};
+use crate::testing::{Fate, Harness, Outcome, frame, port};
 
 /// A folder that is gone when the test is.
 struct Folder(PathBuf);
@@ -70,6 +70,29 @@ fn the_longest_prefix_decides() {
     assert_eq!(hop(&harness.run_one(&arp)), Err(Fate::Dropped("unsupported".to_owned())));
 }
 
+#[test]
+fn what_is_for_this_host_leaves_by_local() {
+    let addresses = ["10.0.0.1/24", "192.0.2.1/31", "2001:db8::1/64"].map(|text| text.parse().unwrap());
+    let here = PortInfo { addresses: addresses.to_vec(), ..port("a") };
+    let builder = Harness::builder().ports(&[here, port("b")]).after(crate::stages::parse::Parse::default());
+    let more = "\ntable = [{ prefix = '10.0.0.0/24', port = 'a' }, { prefix = '10.0.0.0/32', port = 'b' }, \
+                { prefix = '0.0.0.0/0', port = 'b' }, { prefix = '::/0', port = 'b' }]";
+    let mut harness = builder.build::<Route>(more).unwrap();
+    let mut sent = |to: &str| {
+        let mut bytes = self::to(to.parse().unwrap());
+        bytes[..6].copy_from_slice(&port("a").mac);
+        hop(&harness.run_one(&bytes))
+    };
+    let local = Err(Fate::Output("local".to_owned()));
+    // Networks of two have no address of all hosts, and what the config says of one holds.
+    for own in ["10.0.0.1", "10.0.0.255", "192.0.2.1", "2001:db8::1"] {
+        assert_eq!(sent(own), local, "{own}");
+    }
+    for (other, egress) in [("10.0.0.2", 0), ("10.0.0.0", 1), ("192.0.2.0", 1), ("2001:db8::2", 1), ("10.0.1.255", 1)] {
+        assert_eq!(sent(other), Ok((egress, 0)), "{other}");
+    }
+}
+
 /// Drops by either reason, and `None` where the packet goes on.
 fn dropped(outcome: &Outcome) -> Option<&str> {
     match &outcome.fate {
@@ -103,11 +126,9 @@ fn sources_that_cannot_be_are_not_sent_on() {
 #[test]
 fn frames_to_other_stations_are_not_sent_on() {
     let port = |interface: Option<&str>, addresses: &[&str]| PortInfo {
-        name: "a".to_owned(),
-        mac: [2, 0, 0, 0, 0, 10],
-        mtu: 1500,
         interface: interface.map(str::to_owned),
         addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+        ..port("a")
     };
     let table = "table = [{ prefix = \"0.0.0.0/0\", port = \"a\" }]";
     let to = |mac: [u8; 6]| {
@@ -149,13 +170,7 @@ fn frames_of_vlans_are_not_sent_on() {
 
 #[test]
 fn with_the_kernels_routes_tags_are_the_hosts() {
-    let port = PortInfo {
-        name: "a".to_owned(),
-        mac: [2, 0, 0, 0, 0, 10],
-        mtu: 1500,
-        interface: Some("eth0".to_owned()),
-        addresses: Vec::new(),
-    };
+    let port = PortInfo { interface: Some("eth0".to_owned()), ..port("a") };
     let mut harness = bench::builder().ports(&[port]).build::<Route>("source = \"kernel\"").unwrap();
     let mut to = |station: [u8; 6], tci: u16| {
         let ethernet = frame().ethernet(MacAddr([2, 0, 0, 0, 0, 1]), MacAddr(station)).vlan(tci);
@@ -228,10 +243,7 @@ fn a_file_adds_to_the_table() {
 
 #[test]
 fn workers_share_the_tables_and_the_numbers() {
-    let mut resources = Resources::new(
-        vec![PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 1500, interface: None, addresses: Vec::new() }],
-        Path::new(""),
-    );
+    let mut resources = Resources::new(vec![port("a")], Path::new(""));
     let mut prepare = |name: &str, worker| {
         let text = "table = [{ prefix = \"::/0\", via = \"fe80::1\", port = \"a\" }]";
         let mut stage: Route = toml::from_str(text).unwrap();
