@@ -168,7 +168,10 @@ impl fmt::Display for Plan {
                 (Link::Loopback(_), Some(peer)) => {
                     format!(" loopback to {}", self.ports.get(peer).map_or("?", |peer| peer.config.name.as_str()))
                 }
-                _ => format!(" {}", link.kind()),
+                _ => {
+                    let interface = link.interface().map_or(String::new(), |interface| format!(" on {interface}"));
+                    format!(" {}{interface}", link.kind())
+                }
             });
             let node = port.node.map_or(String::new(), |node| format!(", node {node}"));
             let input = if port.input { ", input" } else { "" };

@@ -68,6 +68,33 @@ pub enum EventSubject {
 }
 
 impl EventKind {
+    /// What happened, in words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::CqErr => "the completion queue failed",
+            Self::QpFatal => "the queue pair failed",
+            Self::QpReqErr => "the peer sent what the queue pair does not allow",
+            Self::QpAccessErr => "the peer touched memory that it may not",
+            Self::CommEst => "the first packet came before the queue pair was ready to send",
+            Self::SqDrained => "the send queue has finished what was under way",
+            Self::PathMig => "the connection moved to its other path",
+            Self::PathMigErr => "the connection could not move to its other path",
+            Self::DeviceFatal => "the device is gone for good",
+            Self::PortActive => "the link is up",
+            Self::PortErr => "the link is down",
+            Self::LidChange => "the local identifier changed",
+            Self::PkeyChange => "the partition keys changed",
+            Self::SmChange => "another subnet manager took over",
+            Self::SrqErr => "the shared receive queue failed",
+            Self::SrqLimitReached => "the shared receive queue runs low",
+            Self::QpLastWqeReached => "the failed queue pair took its last receive",
+            Self::ClientReregister => "the subnet manager wants registrations anew",
+            Self::GidChange => "the addresses of the link changed",
+            Self::WqFatal => "the work queue failed",
+            Self::Unknown(_) => "something happened that has no name here",
+        }
+    }
+
     /// What events of this kind are about.
     pub const fn subject(self) -> EventSubject {
         match self {

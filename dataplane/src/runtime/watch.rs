@@ -161,9 +161,10 @@ fn listen<D: Device>(device: &D, shared: &Shared) {
 
 /// The line of an event that comes for the n-th time, if it is worth one: the first few, then each power of two.
 fn line(event: AsyncEvent, times: u64) -> Option<String> {
+    let words = event.kind.words();
     match times {
-        1..=3 => Some(event.to_string()),
-        _ if is_worth(times) => Some(format!("{event} ({times} times)")),
+        1..=3 => Some(format!("{words} ({event})")),
+        _ if is_worth(times) => Some(format!("{words} ({event}, {times} times)")),
         _ => None,
     }
 }
@@ -201,7 +202,10 @@ mod tests {
         while !thread.is_finished() {
             thread::yield_now();
         }
-        assert_eq!(watch.lines(), ["IBV_EVENT_PORT_ERR on port 1", "IBV_EVENT_DEVICE_FATAL"]);
+        assert_eq!(
+            watch.lines(),
+            ["the link is down (IBV_EVENT_PORT_ERR on port 1)", "the device is gone for good (IBV_EVENT_DEVICE_FATAL)"]
+        );
     }
 
     #[test]
@@ -209,6 +213,6 @@ mod tests {
         let event = AsyncEvent { kind: EventKind::CqErr, element: 3 };
         let lines: Vec<String> = (1..=37).filter_map(|times| line(event, times)).collect();
         assert_eq!(lines.len(), 7, "{lines:?}");
-        assert!(lines[6].ends_with("(32 times)"));
+        assert!(lines[6].ends_with(", 32 times)"));
     }
 }

@@ -179,9 +179,12 @@ impl fmt::Display for Report {
             "{:.3} s · received {} packets, {} bytes · sent {} packets, {} bytes · {:.3} Mpps",
             self.duration_s, self.packets.rx, self.bytes.rx, self.packets.tx, self.bytes.tx, self.rate_mpps
         )?;
-        writeln!(f, "\n{:<16}{:>14}{:>14}  device", "port", "received", "sent")?;
+        // As wide as the longest name, and two spaces.
+        let width = |names: &mut dyn Iterator<Item = &String>| names.map(|name| name.len() + 2).max().unwrap_or(0);
+        let names = width(&mut self.ports.iter().map(|port| &port.name)).max(16);
+        writeln!(f, "\n{:<names$}{:>14}{:>14}  device", "port", "received", "sent")?;
         for port in &self.ports {
-            writeln!(f, "{:<16}{:>14}{:>14}  {}", port.name, port.packets.rx, port.packets.tx, port.device)?;
+            writeln!(f, "{:<names$}{:>14}{:>14}  {}", port.name, port.packets.rx, port.packets.tx, port.device)?;
             let trouble = [
                 ("receives failed", port.rx_errors),
                 ("send queue full", port.tx_full),
@@ -211,7 +214,9 @@ impl fmt::Display for Report {
                 writeln!(f, "  clock {clock}")?;
             }
         }
-        writeln!(f, "\n{:<16}{:<12}{:>12}  where to", "stage", "use", "packets")?;
+        let names = width(&mut self.stages.iter().map(|stage| &stage.name)).max(16);
+        let kinds = width(&mut self.stages.iter().map(|stage| &stage.kind)).max(12);
+        writeln!(f, "\n{:<names$}{:<kinds$}{:>12}  where to", "stage", "use", "packets")?;
         for stage in &self.stages {
             let words = |counts: &BTreeMap<String, u64>, mark: &str| -> Vec<String> {
                 counts.iter().map(|(name, packets)| format!("{mark}{name} {packets}")).collect()
@@ -228,9 +233,9 @@ impl fmt::Display for Report {
                     ways.push(format!("{name} {packets}"));
                 }
             }
-            writeln!(f, "{:<16}{:<12}{:>12}  {}", stage.name, stage.kind, stage.packets, ways.join(", "))?;
+            writeln!(f, "{:<names$}{:<kinds$}{:>12}  {}", stage.name, stage.kind, stage.packets, ways.join(", "))?;
             for (name, value) in &stage.counters {
-                writeln!(f, "{:<40}  {name} {value}", "")?;
+                writeln!(f, "{:<1$}  {name} {value}", "", names + kinds + 12)?;
             }
         }
         let latency = &self.latency_ns;
