@@ -2,6 +2,7 @@
 
 use super::args;
 use super::console::{self, Stop};
+use super::doctor;
 use crate::config::Diagnostics;
 use crate::pipeline::Registry;
 use crate::runtime::assemble;
@@ -14,6 +15,7 @@ pub(super) fn check(registry: &Registry, args: &args::Check) -> Result<(), Stop>
     match assembly {
         Some(assembly) => {
             console::show(&diagnostics);
+            doctor::warn(&assembly.plan, true);
             if args.json { console::print_json(&assembly.plan) } else { console::print(&assembly.plan.to_string()) }
         }
         None if args.json => {

@@ -9,6 +9,7 @@ use signal_hook::iterator::Signals;
 
 use super::args::{self, Form};
 use super::console::{self, CLEAR_LINE, Stop};
+use super::doctor;
 use crate::pipeline::{Problem, Registry};
 use crate::runtime::{Assembly, Options, Run};
 use crate::telemetry::Progress;
@@ -25,6 +26,8 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGXFSZ])
         .map_err(|error| Stop::Failed(format!("signals cannot be handled: {error}")))?;
     let (assembly, mut asked) = assembled(registry, args, &mut signals)?;
+    // What will not run says so itself.
+    doctor::warn(&assembly.plan, false);
     let options = Options { duration: args.duration, packets: args.packets };
     let hangup = Hangup { reloads: assembly.can_reload(), attended: console::has_terminal() };
     if asked && !hangup.reloads() {

@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{Finding, Roots, Section, Severity, numbers};
-use crate::config::{Link, Plan, PortPlan, Xdp, XdpCopy, XdpMode};
+use crate::config::{Link, NodePlan, Plan, PortPlan, Xdp, XdpCopy, XdpMode};
 use crate::provider::soft::{InterfaceFacts, XdpProgram};
 use crate::units::CoreId;
 
@@ -36,14 +36,16 @@ const BPF: (u32, &str) = (39, "cap_bpf");
 pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
     let mut sections = Vec::new();
     for port in &plan.ports {
-        let (used, name) = match &port.config.link {
-            Some(Link::Packet(link)) => (Used::Packet, &link.interface),
-            Some(Link::Tap(link)) => (Used::Tap, &link.name),
-            Some(Link::Xdp(link)) => (Used::Xdp(link), &link.interface),
+        let used = match &port.config.link {
+            Some(Link::Packet(_)) => Used::Packet,
+            Some(Link::Tap(_)) => Used::Tap,
+            Some(Link::Xdp(link)) => Used::Xdp(link),
             _ => continue,
         };
+        let Some(name) = port.config.link.as_ref().and_then(Link::interface) else { continue };
         let case = Case { name, used, cores: &plan.cores, port: Some(port) };
-        let findings = findings(roots, &case, &InterfaceFacts::of(name));
+        let mut findings = findings(roots, &case, &InterfaceFacts::of(name));
+        findings.extend(starved_kernel(plan, &case));
         sections.push(Section { subject: format!("port `{}`, interface `{name}`", port.config.name), findings });
     }
     sections
@@ -316,6 +318,23 @@ fn forwarding(roots: &Roots, case: &Case<'_>) -> Vec<Finding> {
         )
     };
     ["ipv4", "ipv6"].into_iter().filter(on).map(finding).collect()
+}
+
+/// The kernel, which finds the neighbours and answers for the addresses, gets nothing to hear.
+fn starved_kernel(plan: &Plan, case: &Case<'_>) -> Option<Finding> {
+    let Used::Xdp(link) = case.used else { return None };
+    let source = |node: &NodePlan| node.parameters.get("source").and_then(|source| source.as_str()) == Some("kernel");
+    let all = link.filter.is_empty() && link.except.is_empty();
+    // What stands for the port may be handed to the kernel by another.
+    let itself = case.port.is_some_and(|port| port.config.interface.is_none());
+    (all && itself && plan.nodes.iter().any(source)).then(|| {
+        Finding::new(
+            Severity::Breaks,
+            "it takes every frame, and stages follow the kernel (`source = \"kernel\"`)",
+            "the kernel sees no ARP, no neighbour discovery and nothing that is for its own addresses",
+            "except = [{ ether_type = 0x0806 }, { prefix = \"ff00::/8\" }, ..] in the link, as docs/router.md has it",
+        )
+    })
 }
 
 /// The kernel drops what is handed to it by an interface that it would not send the answer by.

@@ -124,6 +124,17 @@ pub(super) fn doctor(registry: &Registry, args: &args::Doctor) -> Result<(), Sto
     }
 }
 
+/// Tells what packets will be lost or wrong by on the interfaces of a plan; `all`: also by what it will not run.
+pub(super) fn warn(plan: &Plan, all: bool) {
+    for Section { subject, findings } in interface::of_plan(&Roots::real(), plan) {
+        for Finding { what, costs, fix, .. } in
+            findings.iter().filter(|it| it.severity == Severity::Breaks || all && it.severity == Severity::Fails)
+        {
+            tracing::warn!("{subject}: {what}: {costs}. To mend it: {fix}");
+        }
+    }
+}
+
 /// Looks at the host, and at every interface of the plan, or without one at every interface.
 fn examine(roots: &Roots, topology: &Topology, plan: Option<&Plan>) -> Vec<Section> {
     let mut sections = vec![Section { subject: "host".to_owned(), findings: host::findings(roots, topology, plan) }];

@@ -222,6 +222,24 @@ fn a_host_without_huge_pages_and_with_slow_cores_is_told() {
 }
 
 #[test]
+fn a_kernel_that_is_followed_and_hears_nothing_is_found() {
+    let host = Host::new("starved");
+    let starved = |link: &str, more: &str| {
+        let link = format!("{{ kind = \"xdp\", interface = \"no-such\"{link} }}\n{more}");
+        let text = CONFIG.replace("{ kind = \"packet\", interface = \"no-such\" }", &link);
+        assert_ne!(text, CONFIG);
+        let front = "[[pipeline.stage]]\nuse = \"parse\"\n[[pipeline.stage]]\nuse = \"route\"\nsource = \"kernel\"\n";
+        let text = text.replacen("[[pipeline.stage]]", &format!("{front}[[pipeline.stage]]"), 1);
+        let sections = interface::of_plan(&host.0, &plan(&text));
+        sections.iter().flat_map(|section| &section.findings).any(|it| it.what.contains("takes every frame"))
+    };
+    assert!(starved("", ""));
+    assert!(!starved(", except = [{ ether_type = 0x0806 }]", ""));
+    assert!(!starved(", filter = [{ protocol = \"udp\" }]", ""));
+    assert!(!starved("", "interface = \"eth9\""));
+}
+
+#[test]
 fn an_mtu_of_another_size_is_found() {
     let (host, plan) = (Host::new("mtu"), plan(CONFIG));
     let port: &PortPlan = &plan.ports[0];
