@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Header, HeaderError, U16, checksum};
+use super::checksum::{self, Sum};
+use super::{Header, HeaderError, U16};
 
 /// "Don't fragment" in the flags and fragment offset field.
 pub const DONT_FRAGMENT: u16 = 0x4000;
@@ -136,9 +137,10 @@ pub fn checksum_ok(datagram: &[u8]) -> bool {
 ///
 /// Those of [`Header::view`]; nothing is written then.
 pub fn write_checksum(datagram: &mut [u8]) -> Result<(), HeaderError> {
-    let len = Ipv4::view(datagram)?.header_len();
-    Ipv4::view_mut(datagram)?.checksum.set(0);
-    let sum = checksum::checksum(datagram.get(..len).ok_or(HeaderError::Truncated)?);
+    let header = Ipv4::view(datagram)?;
+    let (len, old) = (header.header_len(), header.checksum.get());
+    // The version is in the sum: it is not 0.
+    let sum = Sum::default().bytes(datagram.get(..len).ok_or(HeaderError::Truncated)?).without(old).checksum();
     Ipv4::view_mut(datagram)?.checksum.set(sum);
     Ok(())
 }

@@ -6,6 +6,7 @@ pub mod arp;
 mod bench;
 pub mod bridge;
 pub mod capture;
+pub mod checksum;
 pub mod count;
 pub mod cross;
 pub mod drop;
@@ -48,6 +49,7 @@ pub fn register(registry: &mut Registry) {
     registry.add_described::<arp::Arp>("arp");
     registry.add_described::<bridge::Bridge>("bridge");
     registry.add_described::<capture::Capture>("capture");
+    registry.add_described::<checksum::Checksum>("checksum");
     registry.add_described::<count::Count>("count");
     registry.add_described::<cross::Cross>("cross");
     registry.add_described::<drop::Drop>("drop");
