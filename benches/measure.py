@@ -116,7 +116,7 @@ def write_json(path, document):
     note(f"wrote {path}")
 
 
-def update_docs(section, text):
-    """Puts a table into its section of docs/performance.md."""
-    command = [str(REPO / "tools/replace-section"), str(REPO / "docs/performance.md"), section]
+def update_docs(section, text, page=REPO / "docs/performance.md"):
+    """Puts a table into its section of a page."""
+    command = [str(REPO / "tools/replace-section"), str(page), section]
     subprocess.run(command, input=text + "\n", text=True, check=True)

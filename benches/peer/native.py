@@ -1,0 +1,70 @@
+"""The peers from Debian's source package, built for this processor, and kept under target/."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from measure import REPO, fail, note, output
+
+# Only what is measured; the rest of DPDK would take a quarter of an hour more.
+OPTIONS = [
+    *["-Dplatform=native", "-Dbuildtype=release", "-Ddefault_library=static", "-Dtests=false", "-Denable_docs=false"],
+    *["-Denable_drivers=bus/vdev,mempool/ring,net/null,net/pcap,net/ring", "-Denable_apps=test-pmd"],
+    "-Dexamples=l3fwd,l3fwd-graph,ip_pipeline",
+]
+# l3fwd asks for checksums by the device, which no software port has, and does nothing with them: one flag less.
+L3FWD_FLAG = r"/\.offloads = RTE_ETH_RX_OFFLOAD_CHECKSUM,/d"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+
+def target():
+    return Path(os.environ.get("CARGO_TARGET_DIR", REPO / "target")) / "peers"
+
+
+def run(log, *command, cwd):
+    with open(log, "a") as file:
+        if subprocess.run([str(word) for word in command], cwd=cwd, stdout=file, stderr=subprocess.STDOUT).returncode != 0:
+            fail(f"{' '.join(map(str, command))} failed: see {log}")
+
+
+def sources(folder):
+    """Lists of source packages of the archives that this machine has its packages from; its own lists stay as they are."""
+    wanted = "$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)"
+    lines = []
+    for line in (output("apt-get", "indextargets", "--format", wanted, "Created-By: Packages") or "").splitlines():
+        uri, release, component, origin = line.split()[:4]
+        if origin == "Debian":
+            lines.append(f"deb-src [signed-by={KEYRING}] {uri} {release} {component}")
+    if not lines:
+        fail("apt knows no archive of Debian to have the source package of dpdk from: see /etc/apt/sources.list.d")
+    (folder / "sources.list").write_text("\n".join(sorted(set(lines))) + "\n")
+    (folder / "lists").mkdir(exist_ok=True)
+    options = {"SourceList": folder / "sources.list", "SourceParts": "/dev/null"}
+    return [*(f"-oDir::Etc::{key}={value}" for key, value in options.items()), f"-oDir::State::Lists={folder / 'lists'}"]
+
+
+def build():
+    """Builds the installed version, unless that was done; gives the folder of the build."""
+    version = output("dpkg-query", "--show", "--showformat=${source:Version}", "dpdk-dev")
+    if not version:
+        fail("dpdk-dev is not installed: tools/setup build bench")
+    folder = target() / f"native-{version}"
+    made, done = folder / "build", folder / "done"
+    if done.exists() and done.read_text() == " ".join(OPTIONS):
+        return made
+    subprocess.run([str(REPO / "tools/setup"), "bench-native"], check=True, stdout=sys.stderr)
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log"
+    note(f"building DPDK {version} for this processor, once: some ten minutes; {log} tells more")
+    options = sources(folder)
+    run(log, "apt-get", *options, "update", cwd=folder)
+    source = folder / f"dpdk-{version.partition('-')[0]}"
+    if not source.exists():
+        run(log, "apt-get", *options, "source", f"dpdk={version}", cwd=folder)
+    run(log, "sed", "-i", L3FWD_FLAG, "examples/l3fwd/main.c", cwd=source)
+    again = ["--reconfigure"] if (made / "build.ninja").exists() else []
+    run(log, "meson", "setup", *again, *OPTIONS, made, source, cwd=folder)
+    run(log, "ninja", "-C", made, cwd=folder)
+    done.write_text(" ".join(OPTIONS))
+    return made

@@ -1,0 +1,81 @@
+"""Programs that are measured: started, spoken to by lines, and ended by their own process id, however this one ends."""
+
+import atexit
+import subprocess
+import threading
+
+from measure import fail
+
+TIMEOUT_S = 120
+
+running = set()
+
+
+def end_all():
+    for process in list(running):
+        process.kill()
+        process.wait()
+
+
+atexit.register(end_all)
+
+
+class Program:
+    """A program with orders on its standard input and answers on its standard output."""
+
+    def __init__(self, command):
+        self.command = [str(word) for word in command]
+        self.printed = []
+        self.process = subprocess.Popen(
+            # Output would otherwise come in blocks, once there is enough of it.
+            ["stdbuf", "-oL", *self.command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+        )
+        running.add(self.process)
+
+    def say(self, order):
+        try:
+            self.process.stdin.write(f"{order}\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self.failed(f"it was gone before `{order}`")
+
+    def until(self, wanted, timeout=TIMEOUT_S):
+        """The next line in which `wanted`, a compiled pattern, is found; gives the match."""
+        watchdog = threading.Timer(timeout, self.process.kill)
+        watchdog.start()
+        try:
+            for line in self.process.stdout:
+                self.printed.append(line)
+                if found := wanted.search(line):
+                    return found
+        finally:
+            watchdog.cancel()
+        return self.failed(f"it did not print `{wanted.pattern}` in {timeout} s")
+
+    def end(self, order):
+        """Has it end by itself; gives all that it printed."""
+        self.say(order)
+        try:
+            self.printed.append(self.process.communicate(timeout=TIMEOUT_S)[0])
+        except subprocess.TimeoutExpired:
+            self.failed(f"it did not end on `{order}`")
+        running.discard(self.process)
+        if self.process.returncode != 0:
+            self.failed(f"it ended with status {self.process.returncode}")
+        return "".join(self.printed)
+
+    def failed(self, what):
+        self.kill()
+        printed = "".join(self.printed[-15:])
+        return fail(f"{' '.join(self.command)}: {what}\n{printed}")
+
+    def kill(self):
+        if self.process in running:
+            self.process.kill()
+            self.process.wait()
+            running.discard(self.process)

@@ -1,0 +1,94 @@
+"""How results show: the table, the table of the README, and what is written for programs."""
+
+from statistics import median
+
+from measure import cell, of_machine, summary
+
+
+def met(peer, ratios):
+    return None if peer.goal is None else median(ratios) >= peer.goal
+
+
+def goal(peer, ratios):
+    if peer.goal is None:
+        return ""
+    return f"{peer.goal:g}, {'met' if met(peer, ratios) else '**missed**'}"
+
+
+def table(results, facts, chosen):
+    lines = [
+        "| row | work | ours | peer | theirs | ours ÷ theirs | goal | clock, GHz |",
+        "| --: | --- | --: | --- | --: | --: | --- | --: |",
+    ]
+    for result in results:
+        case = result.case
+        first = [case.row, case.work, f"{cell(result.ours)} {case.unit}"]
+        last = f"{min(result.clock_ghz):.2f} to {max(result.clock_ghz):.2f}"
+        for peer in case.peers:
+            ratios = result.ratios[peer.name]
+            theirs = [peer.name, cell(result.theirs[peer.name]), cell(ratios, 2), goal(peer, ratios), last]
+            lines.append(f"| {' | '.join(map(str, first + theirs))} |")
+            first, last = ["", "", ""], ""
+    lines += [
+        "",
+        f"Median (least to most) of {chosen.rounds} rounds of {chosen.seconds:g} s. {of_machine(facts)}",
+        "",
+        *notes(results),
+    ]
+    return "\n".join(lines)
+
+
+def notes(results):
+    """What was compared, and what is to be known of a row; what several rows say is said once."""
+    rows = {}
+    for result in results:
+        for text in (result.checked, result.case.note):
+            if text:
+                rows.setdefault(text, set()).add(result.case.row)
+    return [f"- Row {', '.join(map(str, sorted(of)))}: {text}" for text, of in rows.items()]
+
+
+def headline(results):
+    """One line a row: its first case, beside the fastest peer that has a goal."""
+    lines = ["| work, one core | ours | DPDK | ours ÷ theirs |", "| --- | --: | --: | --: |"]
+    shown = set()
+    for result in results:
+        case = result.case
+        if case.row in shown or not case.peers:
+            continue
+        shown.add(case.row)
+        peer = min(case.peers, key=lambda peer: median(result.ratios[peer.name]))
+        values = [median(result.ours), median(result.theirs[peer.name]), median(result.ratios[peer.name])]
+        ours, theirs, ratio = values
+        lines.append(f"| {case.work} | {ours:.1f} {case.unit} | {theirs:.1f} ({peer.name}) | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
+def document(results, facts, chosen):
+    return {
+        "machine": facts,
+        "rounds": chosen.rounds,
+        "seconds": chosen.seconds,
+        "rows": [
+            {
+                "row": result.case.row,
+                "work": result.case.work,
+                "unit": result.case.unit,
+                "checked": result.checked,
+                "note": result.case.note,
+                "core_clock_ghz": result.clock_ghz,
+                "ours": {**summary(result.ours), "all": result.ours},
+                "peers": [
+                    {
+                        "name": peer.name,
+                        "goal": peer.goal,
+                        "met": met(peer, result.ratios[peer.name]),
+                        "theirs": {**summary(result.theirs[peer.name]), "all": result.theirs[peer.name]},
+                        "ratio": {**summary(result.ratios[peer.name]), "all": result.ratios[peer.name]},
+                    }
+                    for peer in result.case.peers
+                ],
+            }
+            for result in results
+        ],
+    }
