@@ -38,7 +38,7 @@ pub enum Idle {
     Spin,
     /// Polls on with pauses, which leaves more of the physical core to its other thread.
     Pause,
-    /// Sleeps for short times: leaves the core to others, costs latency.
+    /// Sleeps until a packet comes, where the device can tell, else for short times: leaves the core to others, costs latency.
     Sleep,
 }
 

@@ -253,6 +253,11 @@ impl Graph {
         true
     }
 
+    /// Whether packets wait in a stage.
+    pub(crate) fn holds(&self) -> bool {
+        self.nodes.iter().any(|node| node.held.as_ref().is_some_and(|held| !held.is_empty()))
+    }
+
     /// Drops all packets that wait: the worker stops.
     pub(crate) fn drop_held(&mut self, pool: &mut Pool) {
         for node in &mut self.nodes {

@@ -42,6 +42,11 @@ impl Held {
         self.waiting.batch.len() + (self.leaving.batch.len() - self.next) < BATCH
     }
 
+    /// Whether none waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.batch.is_empty() && self.next == self.leaving.batch.len()
+    }
+
     /// Takes one packet of the stage's batch, which forgets it. There is room.
     pub(super) fn take(&mut self, from: &Batch, index: usize, now: Nanos) -> bool {
         let at = self.waiting.batch.len();

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::lane::Lane;
+use crate::pipeline::Graph;
 
 /// The policy for loops in which nothing was received.
 #[derive(Clone, Copy, Debug)]
@@ -28,15 +29,23 @@ impl Idle {
     const PATIENCE: u32 = 10_000;
     /// How long one sleep is where nothing wakes the worker: as long as a packet may wait.
     const NAP: Duration = Duration::from_micros(50);
-    /// How long one sleep is where packets wake it: as long as being told to stop may wait.
+    /// How long one sleep is where packets wake it: as long as being told to stop may wait, or the ticks of stages.
     const SLEEP: Duration = Duration::from_millis(20);
+    /// The same while packets are being sent or wait in a stage, whose end wakes nobody.
+    const BUSY: Duration = Duration::from_millis(1);
     /// The most lanes that can wake a worker.
     const WAKERS: usize = 16;
 
     /// Does it. `inputs` are the places of the lanes that packets come from. Returns whether it slept, so that loops say
     /// nothing of how long ago the slow things were looked at.
     #[inline]
-    pub(crate) fn after(&mut self, received: usize, lanes: &mut [Box<dyn Lane>], inputs: &[usize]) -> bool {
+    pub(crate) fn after(
+        &mut self,
+        received: usize,
+        lanes: &mut [Box<dyn Lane>],
+        inputs: &[usize],
+        graph: &Graph,
+    ) -> bool {
         match self {
             Self::Spin => {}
             Self::Pause if received == 0 => (0..16).for_each(|_| std::hint::spin_loop()),
@@ -44,7 +53,7 @@ impl Idle {
             Self::Sleep { empty, armed } if received == 0 => {
                 *empty = empty.saturating_add(1);
                 if *empty > Self::PATIENCE {
-                    *armed = Self::sleep(*armed, lanes, inputs);
+                    *armed = Self::sleep(*armed, lanes, inputs, graph);
                     return !*armed;
                 }
             }
@@ -56,10 +65,8 @@ impl Idle {
     /// Arms the lanes; called again after one more loop without a packet, sleeps until one of them wakes it. Returns
     /// whether they are armed.
     #[cold]
-    fn sleep(armed: bool, lanes: &mut [Box<dyn Lane>], inputs: &[usize]) -> bool {
-        let sending = lanes.iter().any(|lane| lane.sending() > 0);
-        // Sends that complete wake nobody, and slots that are not taken back may be missed.
-        if sending || inputs.is_empty() || inputs.len() > Self::WAKERS {
+    fn sleep(armed: bool, lanes: &mut [Box<dyn Lane>], inputs: &[usize], graph: &Graph) -> bool {
+        if inputs.is_empty() || inputs.len() > Self::WAKERS {
             std::thread::sleep(Self::NAP);
             return false;
         }
@@ -70,12 +77,14 @@ impl Idle {
             }
             return all;
         }
+        let busy = graph.holds() || lanes.iter().any(|lane| lane.sending() > 0);
+        let time = if busy { Self::BUSY } else { Self::SLEEP };
         let mut wakers = inputs.iter().filter_map(|&input| lanes[input].waker()).cycle();
         if let Some(first) = wakers.next() {
             let mut fds: [PollFd<'_>; Self::WAKERS] =
                 array::from_fn(|_| PollFd::from_borrowed_fd(wakers.next().unwrap_or(first), PollFlags::IN));
             // Whatever woke it: it looks.
-            let _ = poll(&mut fds[..inputs.len()], Timespec::try_from(Self::SLEEP).ok().as_ref());
+            let _ = poll(&mut fds[..inputs.len()], Timespec::try_from(time).ok().as_ref());
         }
         for &input in inputs {
             lanes[input].woken();

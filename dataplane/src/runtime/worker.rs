@@ -104,7 +104,7 @@ impl Worker {
             if received == 0 {
                 self.counts.idle_loops += 1;
             }
-            let slept = self.idle.after(received, &mut self.lanes, &self.inputs);
+            let slept = self.idle.after(received, &mut self.lanes, &self.inputs, &self.graph);
             if slept || self.counts.loops.is_multiple_of(HOUSEKEEPING) {
                 self.publish();
                 now = clock.nanos();

@@ -5,15 +5,18 @@ use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::clock::{HostClock, Timebase};
 use crate::error::VerbError;
 use crate::provider::completion::Values;
+use crate::provider::soft::channel::SoftChannel;
 use crate::provider::soft::counter::Counter;
 use crate::provider::soft::device::Shared;
+use crate::provider::soft::engine::QpCore;
 use crate::provider::soft::fault::{FaultSpec, Random};
 use crate::provider::soft::home::{Home, Use};
-use crate::provider::soft::inbox::{Inbox, SoftChannel};
+use crate::provider::soft::inbox::Inbox;
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::spec::Profile;
 use crate::provider::{
@@ -212,6 +215,19 @@ impl CqCore {
                 _ => {}
             }
         }
+    }
+
+    /// Lets a channel watch what the receives of this queue come from. `false`: not all that ends here comes from what can be
+    /// watched.
+    #[cold]
+    fn watch(&mut self, channel: &SoftChannel) -> bool {
+        self.refresh();
+        let Self { attached, number, lends, .. } = self;
+        attached.iter().all(|Attached { qp, receives, sends }| {
+            let watch = |core: &mut QpCore| core.descriptor().is_some_and(|fd| channel.tell_by(*number, fd).is_ok());
+            // What the kernel gives back after a send it does not announce.
+            !(*sends && *lends) && (!receives || qp.with(Use::Visit, watch).unwrap_or(false))
+        })
     }
 
     /// Lets connections and datagrams come in.
@@ -460,6 +476,11 @@ impl CqCore {
 /// How many entries a cursor lets come in at a time.
 const CURSOR_RUN: usize = 64;
 
+/// When an armed queue is told of that cannot be watched: as long as a packet may wait.
+const NAP: Duration = Duration::from_micros(50);
+/// When an armed queue is told of while the link is down. One that comes up again may have other descriptors.
+const DOWN: Duration = Duration::from_millis(20);
+
 /// A completion queue of the software device.
 #[derive(Debug)]
 pub struct SoftCq(pub(super) Arc<CqShared>, PhantomData<Cell<()>>);
@@ -564,11 +585,23 @@ impl CompletionQueue for SoftCq {
     }
 
     fn arm(&mut self, solicited_only: bool) -> Result<(), VerbError> {
+        let refused = |errno| VerbError::new("ibv_req_notify_cq", errno);
         if self.0.device.is_gone() {
-            return Err(VerbError::new("ibv_req_notify_cq", libc::EIO));
+            return Err(refused(libc::EIO));
         }
-        let polled = self.0.raw.load(Ordering::Relaxed);
-        self.0.inbox.arm(solicited_only, polled).map_err(|errno| VerbError::new("ibv_req_notify_cq", errno))
+        let channel = self.0.inbox.channel().ok_or(refused(libc::EINVAL))?;
+        if !self.0.raw.load(Ordering::Relaxed) {
+            self.0.inbox.arm(solicited_only);
+            return Ok(());
+        }
+        // Entries come in only by polling.
+        let watched = self.0.home.with(Use::Visit, |core| core.watch(channel)).unwrap_or(false);
+        match (self.0.device.is_up(), watched) {
+            (true, true) => {}
+            (true, false) => channel.tell_after(self.0.number, NAP),
+            (false, _) => channel.tell_after(self.0.number, DOWN),
+        }
+        Ok(())
     }
 
     fn resize(&mut self, depth: u32) -> Result<u32, VerbError> {

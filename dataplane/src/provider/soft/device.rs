@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::clock::{ClockSource, Timebase};
 use crate::error::{Error, Result, VerbError};
+use crate::provider::soft::channel::SoftChannel;
 use crate::provider::soft::counter::Counter;
 use crate::provider::soft::cq::{PollFaults, SoftCq, Stamps};
-use crate::provider::soft::inbox::SoftChannel;
 use crate::provider::soft::link::{Link, Watcher};
 use crate::provider::soft::memory::Keys;
 use crate::provider::soft::pd::SoftPd;
@@ -358,7 +358,7 @@ impl Device for SoftDevice {
         const VERB: &str = "ibv_create_comp_channel";
         self.0.check(VERB)?;
         match self.0.has(Capability::Events) {
-            true => Ok(SoftChannel::new(&self.0)),
+            true => SoftChannel::new(&self.0),
             false => Err(VerbError::new(VERB, libc::EOPNOTSUPP)),
         }
     }

@@ -1,6 +1,7 @@
 //! What a queue pair of raw packets does: its states, its sends. Sends are carried out when they are posted.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -185,6 +186,12 @@ impl QpCore {
         };
         self.slots = Some(slots);
         Ok(())
+    }
+
+    /// What is readable when something has come in. `None`: that is found out by polling alone.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        // Faults hold frames back.
+        self.wire.descriptor().filter(|_| self.faults.is_none())
     }
 
     pub(super) fn ended(&self) -> bool {

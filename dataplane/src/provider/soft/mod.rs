@@ -22,6 +22,7 @@
 //!   and not for the owner (`IBV_ATOMIC_HCA`).
 #![allow(unsafe_code)]
 
+mod channel;
 mod counter;
 mod counters;
 mod cq;
@@ -44,6 +45,7 @@ mod status;
 mod window;
 
 pub use crate::provider::{RssFields, RssSpec};
+pub use channel::SoftChannel;
 pub use counter::{CounterEvent, CounterSpec};
 pub use counters::SoftCounters;
 pub use cq::{SoftCq, SoftCursor};
@@ -51,7 +53,6 @@ pub use device::{SoftDevice, SoftProvider};
 pub use fabric::SoftSrq;
 pub use fault::FaultSpec;
 pub use handle::SoftAh;
-pub use inbox::SoftChannel;
 #[cfg(test)]
 pub(crate) use link::XdpSupport;
 pub use link::{

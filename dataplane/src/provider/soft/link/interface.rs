@@ -6,7 +6,7 @@
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::sockopt::socket_error;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
 use crate::error::{Error, Result};
@@ -150,6 +151,13 @@ pub(in crate::provider::soft) fn refused(name: &str, what: &str, capability: &st
         _ => String::new(),
     };
     Error::Wire(format!("interface `{name}`: {what}: {error}{remedy}"))
+}
+
+/// A socket of an interface, to wait for what comes in. What happened to the interface makes a socket readable once, until
+/// it is asked for; the thread that watches the interface says it.
+pub(in crate::provider::soft) fn to_wait_for(socket: BorrowedFd<'_>) -> BorrowedFd<'_> {
+    let _ = socket_error(socket);
+    socket
 }
 
 /// What an interface that has come back is used by: made by the thread that watches, taken by the one that works.

@@ -10,6 +10,7 @@ mod pcap;
 mod tap;
 mod xdp;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 pub(crate) use capture::Capture;
@@ -117,6 +118,14 @@ impl Link {
             Self::Packet(packets) => Wire::Packet(Box::new(PacketPort::new(packets.clone(), queue))),
             Self::Tap(tap) => Wire::Tap(TapPort::new(tap.clone())),
             Self::Xdp(xdp) => Wire::Xdp(Queue::new(xdp.clone(), u32::from(queue.0), spec.caps)),
+        }
+    }
+
+    /// Whether it is an interface of the kernel.
+    pub(super) fn is_interface(&self) -> bool {
+        match self {
+            Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => true,
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => false,
         }
     }
 
@@ -322,6 +331,16 @@ impl Wire {
         match self {
             Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => true,
             Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => false,
+        }
+    }
+
+    /// What is readable when a frame has come in. `None`: of this kind, or at this time, there is no such thing.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Packet(port) => port.descriptor(),
+            Self::Tap(port) => port.descriptor(),
+            Self::Xdp(queue) => queue.descriptor(),
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => None,
         }
     }
 

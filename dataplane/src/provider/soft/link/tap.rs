@@ -5,7 +5,7 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -268,6 +268,11 @@ impl TapPort {
         let n = unsafe { libc::read(queue.as_raw_fd(), self.buffer.as_mut_ptr().cast(), self.buffer.len()) };
         // Whatever the error: nothing has come. Whether the interface is still there is the watcher's affair.
         usize::try_from(n).ok().filter(|n| *n > 0)
+    }
+
+    /// What is readable when a frame has come in. A queue whose interface was removed is so for ever.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.as_ref().filter(|queue| tun_name(queue).is_ok()).map(|queue| queue.as_fd())
     }
 
     /// Takes a new queue where the interface was removed and has come back.

@@ -1,7 +1,9 @@
 //! AF_PACKET and TAP links, in network namespaces of the tests' own.
 
 use std::collections::BTreeSet;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::links::datagram;
 use super::xdp::{ETHER_TYPE, PATIENCE, in_namespace, ip, veth};
@@ -274,6 +276,87 @@ fn a_port_follows_its_interface() {
         assert!(ip("link set va mtu 1000"));
         assert_eq!((a.send_one(&numbered(1, 1200, &[])), a.device.counters().tx_refused), (GeneralErr, 1));
         a.reaches(&mut b);
+    });
+}
+
+/// A queue pair whose receives are told of by a channel.
+fn listening(link: LinkSpec) -> (Rig, SoftChannel) {
+    let mut rig = Rig::on(device(link, 1500).unwrap(), HostClock::manual(), Plan::default());
+    let channel = rig.device.create_channel().unwrap();
+    let cq = CqSpec { depth: 64, fields: PollFields::STANDARD, ..CqSpec::default() };
+    (rig.recv, _) = rig.device.create_cq(&cq, Some(&channel)).unwrap();
+    let spec = QpSpec::new(QpType::RawPacket, Plan::default().caps);
+    rig.qp = rig.pd.create_qp(&spec, &rig.send, &rig.recv, None).unwrap();
+    rig.qp.bind_slots(&rig.mr, rig.layout, 1000).unwrap();
+    (receiving(rig), channel)
+}
+
+/// Another thread sends frames one by one to this one, which sleeps when it finds none.
+fn wakes(far: &'static str, rig: &mut Rig, channel: &SoftChannel) {
+    let (go, told) = std::sync::mpsc::channel();
+    let sender = std::thread::spawn(move || {
+        let mut far = packet(far);
+        while let Ok(number) = told.recv() {
+            assert_eq!(far.send_one(&numbered(number, 60, &[])), Success);
+        }
+    });
+    for number in 0..100 {
+        go.send(number).unwrap();
+        // It comes before any of this, or between, or after.
+        let mut frames = rig.frames();
+        while frames.is_empty() {
+            rig.recv.arm(false).unwrap();
+            frames = rig.frames();
+            if frames.is_empty() {
+                assert_eq!(channel.wait(PATIENCE), Ok(Some(rig.recv.number())), "frame {number} wakes nobody");
+                frames = rig.frames();
+            }
+        }
+        assert_eq!(frames, [Ok(numbered(number, 60, &[]))]);
+    }
+    drop(go);
+    sender.join().unwrap();
+}
+
+#[test]
+fn a_frame_wakes_who_sleeps() {
+    with_taps(|| {
+        veth(1, 1500);
+        let (mut b, channel) = listening(LinkSpec::Packet(PacketSpec::new("vb")));
+        wakes("va", &mut b, &channel);
+        let (mut tap, other) = listening(LinkSpec::Tap(TapSpec::new("dp0")));
+        wakes("dp0", &mut tap, &other);
+        // The descriptor is readable from the frame on until the event is taken.
+        let is_readable = |channel: &SoftChannel| {
+            let mut fds = [PollFd::from_borrowed_fd(channel.descriptor().unwrap(), PollFlags::IN)];
+            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+        };
+        let mut a = packet("va");
+        while channel.wait(Duration::ZERO).unwrap().is_some() {}
+        assert!(!is_readable(&channel));
+        a.send_one(&numbered(1, 60, &[]));
+        until("the frame", || !b.frames().is_empty());
+        assert!(!is_readable(&channel), "it is not armed");
+        b.recv.arm(false).unwrap();
+        a.send_one(&numbered(2, 60, &[]));
+        until("an event", || is_readable(&channel));
+        assert!(channel.wait(Duration::ZERO).unwrap().is_some() && !is_readable(&channel), "it was armed once");
+        // Down it is told of now and then, for it may come back as another.
+        assert!(ip("link del va"));
+        b.hears(EventKind::PortErr);
+        b.recv.arm(false).unwrap();
+        assert_eq!(channel.wait(PATIENCE), Ok(Some(b.recv.number())));
+        veth(1, 1500);
+        b.hears(EventKind::PortActive);
+        packet("va").reaches(&mut b);
+        wakes("va", &mut b, &channel);
+        // A queue of sends is told of in any case.
+        let cq = CqSpec { depth: 4, ..CqSpec::default() };
+        let (mut sends, _) = b.device.create_cq(&cq, Some(&channel)).unwrap();
+        let spec = QpSpec::new(QpType::RawPacket, Plan::default().caps);
+        let _qp = b.pd.create_qp(&spec, &sends, &sends, None).unwrap();
+        sends.arm(false).unwrap();
+        until("an event", || channel.wait(PATIENCE) == Ok(Some(sends.number())));
     });
 }
 

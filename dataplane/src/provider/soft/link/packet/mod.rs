@@ -11,14 +11,14 @@ mod outbox;
 mod socket;
 mod stamps;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::error::Result;
 use crate::provider::WcStatus;
 use crate::provider::soft::counters::Counting;
-use crate::provider::soft::link::interface::{Handover, Interface, Watcher, refused};
+use crate::provider::soft::link::interface::{Handover, Interface, Watcher, refused, to_wait_for};
 use crate::provider::soft::status::Status;
 use crate::units::Nanos;
 use offload::Splitter;
@@ -277,6 +277,11 @@ impl PacketPort {
             0 => lost,
             _ => lost + end.seat.missed.swap(0, Ordering::Relaxed),
         }
+    }
+
+    /// What is readable when a frame is in the ring.
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.end.as_ref().map(|end| to_wait_for(end.socket.receiver.as_fd()))
     }
 
     /// Takes new sockets where the interface was removed and has come back; what is still in the old ring is lost.

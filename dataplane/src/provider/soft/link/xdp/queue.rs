@@ -4,12 +4,14 @@
 //! frame that is longer than a chunk comes in several slots: their bytes are joined in the first, and the others are
 //! lent again. A send lends as many chunks as its bytes are in.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use super::super::prefetch;
 use super::socket::{Refused, Socket, SocketSpec, await_release};
 use super::{HEADROOM, Xdp};
 use crate::mem::{Desc, GUARD, Region, SlotLayout};
+use crate::provider::soft::link::interface::to_wait_for;
 use crate::provider::{Completions, QpCaps, WcStatus};
 use crate::units::Ticks;
 
@@ -228,6 +230,11 @@ impl Queue {
     pub(in crate::provider::soft) fn clear(&mut self) {
         self.states.fill(OURS);
         (self.posted, self.flushed, self.head, self.sending, self.over) = (0, 0, 0, 0, 0);
+    }
+
+    /// What is readable when something is in the RX ring.
+    pub(in crate::provider::soft) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().filter(|_| self.bound).map(|socket| to_wait_for(socket.as_fd()))
     }
 
     /// Receives that may still be posted.
