@@ -3,12 +3,13 @@
 //! `cargo run --release --example soft_rate --no-default-features`
 #![allow(unsafe_code, reason = "posting lends memory to the device")]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use dataplane::clock::HostClock;
 use dataplane::error::Result;
-use dataplane::mem::{Desc, PageKind, Region, RegionSpec, SlotLayout};
+use dataplane::mem::{Desc, PageKind, Region, RegionSpec, Run, SlotLayout};
 use dataplane::provider::soft::{GeneratorSpec, LinkSpec, SoftDevice, SoftSpec};
 use dataplane::provider::{
     Access, CompletionQueue, Completions, CqSpec, Device, PollFields, ProtectionDomain, QpAttributes, QpCaps, QpSpec,
@@ -51,9 +52,9 @@ fn measure(burst: usize, stamped: bool) -> Result<f64> {
     {
         qp.modify(&attributes, mask).map_err(fail)?;
     }
-    let slots: Vec<u32> = (0..DEPTH).collect();
+    let mut posted: VecDeque<u32> = (0..DEPTH).collect();
     // SAFETY: nothing else uses the slots.
-    unsafe { qp.post_recv_run(&slots) }.map_err(|refused| fail(refused.error))?;
+    unsafe { qp.post_recv_run(posted.make_contiguous()) }.map_err(|refused| fail(refused.error))?;
 
     let mut run = Completions::new();
     let mut done = Completions::new();
@@ -63,12 +64,13 @@ fn measure(burst: usize, stamped: bool) -> Result<f64> {
     let begin = Instant::now();
     while count < PACKETS {
         let n = recv_cq.poll_run(&mut run, burst).map_err(fail)?;
-        let arrived = run.wr_id[..n].iter().zip(&run.byte_len[..n]);
-        for (desc, (&slot, &len)) in descs[..n].iter_mut().zip(arrived) {
-            *desc = Desc { slot: slot as u32, offset: 128, len: len as u16 };
+        // The one queue pair of its queue completes receives in the order in which they were posted.
+        assert!(run.in_order || n == 0);
+        for ((desc, slot), &len) in descs[..n].iter_mut().zip(posted.drain(..n)).zip(&run.byte_len[..n]) {
+            *desc = Desc { slot, offset: 128, len: len as u16 };
         }
         // SAFETY: the slots were received, and are posted again only after their sends are done.
-        unsafe { qp.post_send_run(&descs[..n], count as u64) }.map_err(|refused| fail(refused.error))?;
+        unsafe { qp.post_send_run(Run::of(&descs[..n]), count as u64) }.map_err(|refused| fail(refused.error))?;
         count += n;
         send_cq.poll_run(&mut done, burst).map_err(fail)?;
         for (slot, desc) in slots[..n].iter_mut().zip(&descs[..n]) {
@@ -76,6 +78,7 @@ fn measure(burst: usize, stamped: bool) -> Result<f64> {
         }
         // SAFETY: as above.
         unsafe { qp.post_recv_run(&slots[..n]) }.map_err(|refused| fail(refused.error))?;
+        posted.extend(&slots[..n]);
     }
     Ok(begin.elapsed().as_nanos() as f64 / count as f64)
 }

@@ -117,12 +117,28 @@ impl Stamper {
     /// The stamps of a burst that has just been polled, one for each. Both slices are of one length.
     #[inline]
     pub fn stamp(&mut self, ticks: &[Ticks], stamps: &mut [Stamp]) {
+        self.stamp_each(ticks, stamps, 1);
+    }
+
+    /// The stamp of a burst of `n` completions that all have these ticks.
+    #[inline]
+    pub fn stamp_all(&mut self, ticks: Ticks, n: usize) -> Stamp {
+        let mut stamps = [Stamp::NONE];
+        if !matches!(self.mode, Mode::None) {
+            self.stamp_each(&[ticks], &mut stamps, n as u64);
+        }
+        stamps[0]
+    }
+
+    /// The stamps of a burst; each is that of so many completions.
+    #[inline]
+    fn stamp_each(&mut self, ticks: &[Ticks], stamps: &mut [Stamp], times: u64) {
         match &mut self.mode {
             Mode::None => stamps.fill(Stamp::NONE),
-            Mode::Burst => self.by_host(stamps, 0),
+            Mode::Burst => self.by_host(stamps, times, 0),
             Mode::Same(timebase) => {
                 let timebase = *timebase;
-                self.counts.host += stamps.len() as u64;
+                self.counts.host += stamps.len() as u64 * times;
                 each(ticks, stamps, |ticks| {
                     self.last = self.last.max(timebase.nanos(ticks).0);
                     Stamp::new(Nanos(self.last), timebase.source)
@@ -131,18 +147,18 @@ impl Stamper {
             Mode::Device(reader) => {
                 let now = self.host.nanos().0;
                 match reader.stamp(now, &mut self.last, ticks, stamps) {
-                    Ok(()) => self.counts.device += stamps.len() as u64,
-                    Err(implausible) => self.by_host(stamps, implausible),
+                    Ok(()) => self.counts.device += stamps.len() as u64 * times,
+                    Err(implausible) => self.by_host(stamps, times, implausible),
                 }
             }
         }
     }
 
-    fn by_host(&mut self, stamps: &mut [Stamp], implausible: u64) {
+    fn by_host(&mut self, stamps: &mut [Stamp], times: u64, implausible: u64) {
         self.last = self.last.max(self.host.nanos().0);
         stamps.fill(Stamp::new(Nanos(self.last), self.host.timebase().source));
-        self.counts.host += stamps.len() as u64;
-        self.counts.implausible += implausible;
+        self.counts.host += stamps.len() as u64 * times;
+        self.counts.implausible += implausible * times;
     }
 }
 

@@ -1,6 +1,8 @@
 //! The receives that have not completed, in the order in which they were posted, which is the order in which a queue
 //! pair completes them.
 
+use crate::provider::WrId;
+
 /// A ring as deep as the receive queue. What is in it is the device's, whatever the device says.
 #[derive(Debug)]
 pub(super) struct Posted {
@@ -36,7 +38,9 @@ impl Posted {
         let at = self.place(self.len);
         let (first, second) = slots.split_at(slots.len().min(self.slots.len() - at));
         self.slots[at..at + first.len()].copy_from_slice(first);
-        self.slots[..second.len()].copy_from_slice(second);
+        if !second.is_empty() {
+            self.slots[..second.len()].copy_from_slice(second);
+        }
         self.len += slots.len();
     }
 
@@ -56,17 +60,17 @@ impl Posted {
         self.len -= n;
     }
 
-    /// Takes a slot off, wherever it is. `false`: it is not posted.
+    /// Takes the slot of a receive off, wherever it is. `None`: no receive of this tag and slot is posted.
     #[cold]
-    pub(super) fn remove(&mut self, slot: u64) -> bool {
-        let Some(index) = (0..self.len).find(|&index| u64::from(self.slots[self.place(index)]) == slot) else {
-            return false;
-        };
+    pub(super) fn remove(&mut self, id: WrId, tag: u64) -> Option<u32> {
+        let is_it = |&index: &usize| u64::from(self.slots[self.place(index)]) == id.number() && id.tag() == tag;
+        let index = (0..self.len).find(is_it)?;
+        let slot = self.slots[self.place(index)];
         for later in (0..index).rev() {
             self.slots[self.place(later + 1)] = self.slots[self.place(later)];
         }
         self.advance(1);
-        true
+        Some(slot)
     }
 
     /// Takes the oldest off.
@@ -86,6 +90,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::provider::WrKind;
 
     proptest! {
         /// Against a queue of the standard library.
@@ -110,7 +115,9 @@ mod tests {
                     }
                     2 => {
                         let at = model.iter().position(|slot| *slot == amount);
-                        prop_assert_eq!(posted.remove(u64::from(amount)), at.is_some());
+                        let id = WrId::new(WrKind::Receive, 3, amount.into());
+                        prop_assert_eq!(posted.remove(id, id.tag() ^ 1 << 50), None);
+                        prop_assert_eq!(posted.remove(id, id.tag()), at.map(|_| amount));
                         at.map(|at| model.remove(at));
                     }
                     _ => prop_assert_eq!(posted.pop(), model.pop_front()),

@@ -10,7 +10,7 @@ use super::wiring::{QpOf, Wiring};
 use super::{ACCESS, Alarms, Lane, LaneCounters, LaneSpec, LatencySink, NoSink, Stamping};
 use crate::clock::{Clocks, Stamp, Stamper};
 use crate::error::{Result, VerbError};
-use crate::mem::{Batch, Desc, Pool, SlotState, vector};
+use crate::mem::{Batch, Desc, Pool, Run, SlotState, Stamps, vector};
 use crate::provider::{
     Capability, CompletionChannel, CompletionQueue, Completions, CqFlags, CqGranted, CqSpec, Device, EventKind,
     PollFields, ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QueuePair, RUN, WcStatus, WrId, WrKind,
@@ -62,6 +62,8 @@ pub(crate) struct VerbsLane<D: Device> {
     send_stamper: Stamper,
     /// The stamps of `run`.
     stamps: Box<[Stamp; RUN]>,
+    /// Slots from both ends of a ring.
+    joined: Box<[u32; RUN]>,
     granted: CqGranted,
 }
 
@@ -75,13 +77,18 @@ struct Queues<D: Device> {
     channel: Option<D::Channel>,
 }
 
-/// The stamps of a run.
+/// The stamp of all of a run; `None`: they may differ, and are in `stamps`.
 #[inline]
-fn stamp(stamper: &mut Stamper, run: &Completions, stamps: &mut [Stamp]) {
+fn stamp(stamper: &mut Stamper, run: &Completions, stamps: &mut [Stamp]) -> Option<Stamp> {
     if run.failed {
-        return stamp_good(stamper, run, stamps);
+        stamp_good(stamper, run, stamps);
+        return None;
+    }
+    if run.in_order || stamps.len() == 1 {
+        return Some(stamper.stamp_all(run.ticks[0], stamps.len()));
     }
     stamper.stamp(&run.ticks[..stamps.len()], stamps);
+    None
 }
 
 /// After an error a completion has no ticks.
@@ -170,6 +177,7 @@ impl<D: Device> VerbsLane<D> {
             recv_stamper: stamper.clone(),
             send_stamper: stamper,
             stamps: Box::new([Stamp::NONE; RUN]),
+            joined: Box::new([0; RUN]),
             granted,
         };
         lane.begin(pool).map_err(named)?;
@@ -207,27 +215,26 @@ impl<D: Device> VerbsLane<D> {
             Err(lost) => return self.rebuild(pool, lost).map(|()| 0),
         };
         let run = &*self.run;
-        stamp(&mut self.recv_stamper, run, &mut self.stamps[..n]);
+        let alike = stamp(&mut self.recv_stamper, run, &mut self.stamps[..n]);
         if run.failed || n > self.posted.len() {
-            return Ok(self.sort_receives(pool, batch, n));
+            return Ok(self.sort_receives(pool, batch, n, alike));
         }
         let tag = self.tag(WrKind::Receive);
         let offset = pool.layout().headroom + self.prefix;
+        let stamps = alike.map_or(Stamps::Each(&self.stamps[..n]), Stamps::Alike);
         let before = batch.len();
-        let (mut at, mut bytes) = (0, Some(0));
-        for slots in self.posted.front(n) {
-            let ids = at..at + slots.len();
-            at = ids.end;
-            let (lengths, stamps) = (&run.byte_len[ids.clone()], &self.stamps[ids.clone()]);
-            let received = match vector::are_ids(&run.wr_id[ids], slots, tag) {
-                true => batch.receive(slots, lengths, self.prefix, offset, stamps),
-                false => None,
-            };
-            bytes = bytes.zip(received).map(|(before, more)| before + more);
-        }
-        let Some(bytes) = bytes else {
-            batch.truncate(before);
-            return Ok(self.sort_receives(pool, batch, n));
+        let slots = match self.posted.front(n) {
+            [slots, []] => slots,
+            [slots, rest] => {
+                self.joined[..slots.len()].copy_from_slice(slots);
+                self.joined[slots.len()..n].copy_from_slice(rest);
+                &self.joined[..n]
+            }
+        };
+        let are_those = run.in_order || vector::are_ids(&run.wr_id[..n], slots, tag);
+        let received = are_those.then(|| batch.receive(slots, &run.byte_len[..n], self.prefix, offset, stamps));
+        let Some(bytes) = received.flatten() else {
+            return Ok(self.sort_receives(pool, batch, n, alike));
         };
         pool.moved_descs(&batch.descs()[before..], SlotState::Posted, SlotState::Batched);
         self.posted.advance(n);
@@ -238,25 +245,28 @@ impl<D: Device> VerbsLane<D> {
 
     /// The same, one completion at a time: some of them are not as they should be.
     #[cold]
-    fn sort_receives(&mut self, pool: &mut Pool, batch: &mut Batch, n: usize) -> usize {
+    fn sort_receives(&mut self, pool: &mut Pool, batch: &mut Batch, n: usize, alike: Option<Stamp>) -> usize {
         let layout = pool.layout();
         let tag = self.tag(WrKind::Receive);
         let room = layout.room() - u32::from(self.prefix);
+        let in_order = self.run.in_order;
         let mut good = 0;
         for i in 0..n {
-            let id = WrId(self.run.wr_id[i]);
-            if id.tag() != tag || !self.posted.remove(id.number()) {
+            let slot = match in_order {
+                true => self.posted.pop(),
+                false => self.posted.remove(WrId(self.run.wr_id[i]), tag),
+            };
+            let Some(slot) = slot else {
                 self.counters.stale += 1;
                 continue;
-            }
-            let slot = id.number() as u32;
+            };
             let status = if self.run.failed { self.run.status[i] } else { WcStatus::Success };
             let len = self.run.byte_len[i].checked_sub(u32::from(self.prefix)).filter(|len| *len <= room);
             match (status, len.and_then(|len| u16::try_from(len).ok())) {
                 (WcStatus::Success, Some(len)) => {
                     pool.moved(&[slot], SlotState::Posted, SlotState::Batched);
                     let desc = Desc { slot, offset: layout.headroom + self.prefix, len };
-                    batch.push(desc, self.stamps[i]);
+                    batch.push(desc, alike.unwrap_or(self.stamps[i]));
                     self.counters.rx += 1;
                     self.counters.rx_bytes += u64::from(len);
                     good += 1;
@@ -277,11 +287,13 @@ impl<D: Device> VerbsLane<D> {
     fn discard_receives(&mut self, pool: &mut Pool, n: usize) {
         let tag = self.tag(WrKind::Receive);
         for i in 0..n {
-            let id = WrId(self.run.wr_id[i]);
-            if id.tag() == tag && self.posted.remove(id.number()) {
-                pool.put_one(id.number() as u32, SlotState::Posted);
-            } else {
-                self.counters.stale += 1;
+            let slot = match self.run.in_order {
+                true => self.posted.pop(),
+                false => self.posted.remove(WrId(self.run.wr_id[i]), tag),
+            };
+            match slot {
+                Some(slot) => pool.put_one(slot, SlotState::Posted),
+                None => self.counters.stale += 1,
             }
         }
     }
@@ -323,7 +335,7 @@ impl<D: Device> VerbsLane<D> {
         let id = WrId::new(WrKind::Marker, self.generation, self.in_flight.next());
         // SAFETY: the slot is the device's already, as that of the newest send, which comes back no earlier than this
         // request; and in state ERR nothing is read.
-        let _ = unsafe { self.queues.qp.post_send_run(&[newest], id.0) };
+        let _ = unsafe { self.queues.qp.post_send_run(Run::of(&[newest]), id.0) };
     }
 
     /// The flush of a marker: what is outstanding is over, and of that no send failed, or it would have told.
@@ -344,7 +356,10 @@ impl<D: Device> VerbsLane<D> {
     fn poll_sends(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<usize, VerbError> {
         let n = self.queues.send_cq.poll_run(&mut self.run, RUN)?;
         let tag = self.tag(WrKind::Send);
-        stamp(&mut self.send_stamper, &self.run, &mut self.stamps[..n]);
+        if n == 0 {
+            return Ok(0);
+        }
+        let alike = stamp(&mut self.send_stamper, &self.run, &mut self.stamps[..n]);
         for i in 0..n {
             let id = WrId(self.run.wr_id[i]);
             let status = if self.run.failed { self.run.status[i] } else { WcStatus::Success };
@@ -355,7 +370,7 @@ impl<D: Device> VerbsLane<D> {
             // Completions come in order and errors always complete, so all before this one were sent.
             let sent = behind + usize::from(status == WcStatus::Success);
             self.counters.tx += sent as u64;
-            self.counters.tx_bytes += self.in_flight.reclaim(sent, pool, self.stamps[i], latency);
+            self.counters.tx_bytes += self.in_flight.reclaim(sent, pool, alike.unwrap_or(self.stamps[i]), latency);
             if status != WcStatus::Success {
                 self.in_flight.reclaim(1, pool, Stamp::NONE, latency);
                 match self.stopping && status == WcStatus::WrFlushErr {
@@ -472,10 +487,10 @@ impl<D: Device> VerbsLane<D> {
     }
 
     fn post_receives(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
-        while self.posted.space() > 0 {
+        loop {
             let slots = pool.take(self.posted.space().min(RUN), SlotState::Posted);
             if slots.is_empty() {
-                break;
+                return Ok(());
             }
             // SAFETY: the slots have just left the pool and come back only by their completions, or when the queue pair
             // was reset or has ended. The pool's region is kept by `mr`, which is dropped after the queue pair.
@@ -487,8 +502,10 @@ impl<D: Device> VerbsLane<D> {
                 return Err(refused.error);
             }
             self.posted.extend(slots);
+            if slots.len() < RUN {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Drops what a message of the connection has no room for.
@@ -525,15 +542,16 @@ impl<D: Device> Lane for VerbsLane<D> {
                 return self.refuse(pool, batch);
             }
         }
-        if self.longest < u16::MAX && batch.descs().iter().any(|desc| desc.len > self.longest) {
+        if batch.run().extent().longest > self.longest.into() {
             self.refuse_long(pool, batch);
         }
-        let n = batch.len().min(self.in_flight.space());
+        let run = batch.run().first(self.in_flight.space());
+        let n = run.len();
         let first = WrId::new(WrKind::Send, self.generation, self.in_flight.next()).0;
-        pool.moved_descs(&batch.descs()[..n], SlotState::Batched, SlotState::Sending);
+        pool.moved_descs(run.descs(), SlotState::Batched, SlotState::Sending);
         // SAFETY: the slots leave the batch below, and `in_flight` gives them back to the pool only when this request or
         // a later one has completed, or when the queue pair was reset or has ended. The region is kept as for receives.
-        let posted = unsafe { self.queues.qp.post_send_run(&batch.descs()[..n], first) };
+        let posted = unsafe { self.queues.qp.post_send_run(run, first) };
         let taken = match posted {
             Ok(()) => n,
             Err(refused) => refused.accepted.min(n),
@@ -544,7 +562,7 @@ impl<D: Device> Lane for VerbsLane<D> {
         } else if taken > 0 {
             self.silent.get_or_insert_with(Instant::now);
         }
-        self.in_flight.extend(&batch.descs()[..taken], &batch.stamps()[..taken]);
+        self.in_flight.extend(run.first(taken), batch.stamps().part(0, taken));
         if taken < batch.len() {
             pool.moved_descs(&batch.descs()[taken..n], SlotState::Sending, SlotState::Batched);
             self.counters.tx_errors += (n - taken) as u64;

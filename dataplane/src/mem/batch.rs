@@ -3,7 +3,8 @@
 use crate::clock::Stamp;
 use crate::mem::packet::{CONSUMED, DROPPED, HELD, NEXT, Wait};
 use crate::mem::pool::{SlotMemory, SlotState};
-use crate::mem::vector::{self, Words};
+use crate::mem::run::{Run, Stamps};
+use crate::mem::vector::{self, Extent, Received, Word};
 use crate::mem::{Edge, Meta, Packet, Packets, Pool, Reason};
 
 /// The most packets in a batch.
@@ -11,7 +12,7 @@ pub const BATCH: usize = 256;
 
 /// Where a packet's bytes are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(C)]
+#[repr(C, align(8))]
 pub struct Desc {
     /// The slot.
     pub slot: u32,
@@ -22,34 +23,35 @@ pub struct Desc {
 }
 
 impl Desc {
-    /// Descriptors as pairs of words: the slot, and the place in it. In this form a loop over them is vectorised well.
+    /// Descriptors as words. In this form a loop over them is vectorised well.
     #[inline]
-    pub(crate) fn words(descs: &[Self]) -> &[Words] {
-        const { assert!(size_of::<Self>() == 8 && align_of::<Self>() == align_of::<[u32; 2]>()) };
-        // SAFETY: of the same size and alignment, as just seen, hence without padding; every bit pattern is a `u32`.
+    pub(crate) fn words(descs: &[Self]) -> &[Word] {
+        const { assert!(size_of::<Self>() == 8 && align_of::<Self>() >= align_of::<Word>()) };
+        // SAFETY: of the same size, as just seen, hence without padding, and aligned; every bit pattern is a word.
         unsafe { std::slice::from_raw_parts(descs.as_ptr().cast(), descs.len()) }
     }
 
     /// The same, to be written.
     #[inline]
-    pub(crate) fn words_mut(descs: &mut [Self]) -> &mut [Words] {
-        // SAFETY: as for `words`; and the other way, every two words are a descriptor.
+    pub(crate) fn words_mut(descs: &mut [Self]) -> &mut [Word] {
+        // SAFETY: as for `words`; and the other way, every word is a descriptor.
         unsafe { std::slice::from_raw_parts_mut(descs.as_mut_ptr().cast(), descs.len()) }
     }
 
-    /// The second of those words. Of the length, the low 16 bits count.
+    /// That of these. Of the length, the low 16 bits count.
     #[inline]
-    pub(crate) const fn word(offset: u16, len: u32) -> u32 {
+    pub(crate) const fn word(slot: u32, offset: u16, len: u32) -> Word {
         match cfg!(target_endian = "little") {
-            true => offset as u32 | len << 16,
-            false => (offset as u32) << 16 | len & 0xffff,
+            true => slot as Word | ((offset as u32 | len << 16) as Word) << 32,
+            false => (slot as Word) << 32 | ((offset as u32) << 16 | len & 0xffff) as Word,
         }
     }
 
-    /// The offset and the length in the second of those words.
+    /// The slot, the offset and the length in a word.
     #[inline]
-    pub(crate) const fn place(word: u32) -> (u32, u32) {
-        if cfg!(target_endian = "little") { (word & 0xffff, word >> 16) } else { (word >> 16, word & 0xffff) }
+    pub(crate) const fn of_word(word: Word) -> (u32, u32, u32) {
+        let (low, high) = (word as u32, (word >> 32) as u32);
+        if cfg!(target_endian = "little") { (low, high & 0xffff, high >> 16) } else { (high, low >> 16, low & 0xffff) }
     }
 }
 
@@ -66,6 +68,12 @@ pub struct Batch {
     pub(super) ingress: u8,
     /// Whether they have waited in the stage that they are in.
     pub(super) wait: Wait,
+    /// What is so of all packets; `None`: some may have changed since that was known.
+    extent: Option<Extent>,
+    /// The stamp that all packets have, and then `stamps` means nothing; `None`: each has its own.
+    stamp: Option<Stamp>,
+    /// Whether a packet may have been labelled, or a copy of it asked for.
+    touched: bool,
     /// Slots for the packets that a stage makes.
     spares: Vec<u32>,
     descs: [Desc; BATCH],
@@ -82,6 +90,9 @@ impl Batch {
             len: 0,
             ingress: 0,
             wait: Wait::Fresh,
+            extent: None,
+            stamp: None,
+            touched: false,
             spares: Vec::with_capacity(BATCH),
             descs: [Desc::default(); BATCH],
             stamps: [Stamp::NONE; BATCH],
@@ -152,7 +163,7 @@ impl Batch {
             return None;
         }
         let slot = self.spares.pop()?;
-        self.push(Desc { slot, offset: layout.headroom, len: len as u16 }, self.stamps[index]);
+        self.push(Desc { slot, offset: layout.headroom, len: len as u16 }, self.stamps().at(index));
         self.metas[at] = self.metas[index];
         let mut to = usize::from(layout.headroom);
         for part in parts {
@@ -203,27 +214,53 @@ impl Batch {
     /// All bytes of all packets.
     #[inline]
     pub fn bytes(&self) -> u64 {
-        u64::from(vector::bytes(Desc::words(self.descs())))
+        u64::from(self.look().bytes)
     }
 
     /// Whether every packet has at least `shortest` and at most `longest` bytes.
     #[inline]
-    pub fn lengths_are_within(&self, shortest: u16, longest: u16) -> bool {
-        vector::lengths_are_within(Desc::words(self.descs()), shortest.into(), longest.into())
+    pub fn lengths_are_within(&mut self, shortest: u16, longest: u16) -> bool {
+        let extent = self.extent();
+        extent.shortest >= shortest.into() && extent.longest <= longest.into()
+    }
+
+    /// What is so of all packets, where that is not known by now.
+    #[inline]
+    fn look(&self) -> Extent {
+        self.extent.unwrap_or_else(|| vector::extent(Desc::words(self.descs())))
+    }
+
+    /// What is so of all packets.
+    #[inline]
+    fn extent(&mut self) -> Extent {
+        let extent = self.look();
+        self.extent = Some(extent);
+        extent
+    }
+
+    /// All packets, to be sent.
+    #[inline]
+    pub(crate) fn run(&self) -> Run<'_> {
+        Run::known(self.descs(), self.look())
     }
 
     /// What the packets of a batch borrow, cut to its length.
     #[inline]
     #[allow(clippy::type_complexity, reason = "named once, taken apart at once")]
-    pub(super) fn parts(&mut self) -> (&SlotMemory, &mut [Desc], &mut [Meta], &mut [u8], &mut [u8], &[Stamp]) {
+    pub(super) fn parts(&mut self) -> (&SlotMemory, &mut [Desc], &mut [Meta], &mut [u8], &mut [u8], Stamps<'_>) {
         let len = self.len();
+        self.extent = None;
+        self.touched = true;
         (
             &self.memory,
             &mut self.descs[..len],
             &mut self.metas[..len],
             &mut self.labels[..len],
             &mut self.copies[..len],
-            &self.stamps[..len],
+            match self.stamp {
+                Some(stamp) => Stamps::Alike(stamp),
+                None => Stamps::Each(&self.stamps[..len]),
+            },
         )
     }
 
@@ -233,12 +270,32 @@ impl Batch {
     }
 
     #[inline]
-    pub(crate) fn stamps(&self) -> &[Stamp] {
-        &self.stamps[..self.len()]
+    pub(crate) fn stamps(&self) -> Stamps<'_> {
+        match self.stamp {
+            Some(stamp) => Stamps::Alike(stamp),
+            None => Stamps::Each(&self.stamps[..self.len()]),
+        }
+    }
+
+    /// Sets the stamps of so many packets behind all others.
+    #[inline]
+    fn add_stamps(&mut self, stamps: Stamps<'_>, n: usize) {
+        let at = self.len();
+        match (stamps, self.stamp) {
+            (Stamps::Alike(stamp), _) if at == 0 => return self.stamp = Some(stamp),
+            (Stamps::Alike(stamp), Some(known)) if stamp == known => return,
+            (_, Some(known)) => self.stamps[..at].fill(known),
+            _ => {}
+        }
+        self.stamp = None;
+        match stamps {
+            Stamps::Alike(stamp) => self.stamps[at..at + n].fill(stamp),
+            Stamps::Each(stamps) => self.stamps[at..at + n].copy_from_slice(stamps),
+        }
     }
 
     /// Adds packets that were received into these slots, at `offset`, with so many bytes each, less `prefix`. All slices
-    /// are of one length. Returns their bytes.
+    /// are of one length, and so are the stamps. Returns their bytes.
     ///
     /// `None`: one of them does not lie in a slot, or there is no space; nothing was added.
     #[inline]
@@ -248,17 +305,19 @@ impl Batch {
         lengths: &[u32],
         prefix: u16,
         offset: u16,
-        stamps: &[Stamp],
+        stamps: Stamps<'_>,
     ) -> Option<u64> {
         let layout = self.memory.layout;
         let (at, n) = (self.len(), slots.len());
-        let descs = self.descs.get_mut(at..at + n).filter(|_| lengths.len() == n && stamps.len() == n)?;
+        let descs = self.descs.get_mut(at..at + n).filter(|_| lengths.len() == n)?;
         let room = layout.limit().checked_sub(offset.into())?;
         let words = Desc::words_mut(descs);
-        let bytes = vector::write_descs(words, slots, lengths, prefix.into(), offset, layout.count, room)?;
-        self.stamps[at..at + n].copy_from_slice(stamps);
+        let received = Received { prefix: prefix.into(), offset, count: layout.count, room };
+        let extent = vector::write_descs(words, slots, lengths, &received)?;
+        self.add_stamps(stamps, n);
+        self.extent = if at == 0 { Some(extent) } else { self.extent.map(|known| known.and(extent)) };
         self.len = at + n;
-        Some(bytes.into())
+        Some(extent.bytes.into())
     }
 
     /// Adds a packet. `false`: it does not lie in a slot, or there is no space.
@@ -267,15 +326,11 @@ impl Batch {
         if at == BATCH || !self.memory.layout.admits(desc) {
             return false;
         }
-        (self.descs[at], self.stamps[at]) = (desc, stamp);
+        self.descs[at] = desc;
+        self.add_stamps(Stamps::Alike(stamp), 1);
+        self.extent = None;
         self.len = at + 1;
         true
-    }
-
-    /// Forgets the packets from an index on, which have just been added: their slots are still the caller's.
-    #[cold]
-    pub(crate) fn truncate(&mut self, len: usize) {
-        self.len = self.len().min(len);
     }
 
     /// Takes everything from `from`, which must be of the same pool and fit.
@@ -284,10 +339,12 @@ impl Batch {
         debug_assert!(self.memory.is(&from.memory) && self.space() >= from.len());
         let (at, n) = (self.len(), from.len().min(self.space()));
         self.descs[at..at + n].copy_from_slice(&from.descs[..n]);
-        self.stamps[at..at + n].copy_from_slice(&from.stamps[..n]);
+        self.add_stamps(from.stamps().part(0, n), n);
+        self.extent = self.extent.zip(from.extent).map(|(own, more)| own.and(more));
         self.metas[at..at + n].copy_from_slice(&from.metas[..n]);
         self.len = at + n;
         self.ingress = from.ingress;
+        from.extent = None;
         from.len = 0;
     }
 
@@ -300,7 +357,8 @@ impl Batch {
             return false;
         }
         self.descs[at] = from.descs[index];
-        self.stamps[at] = from.stamps[index];
+        self.add_stamps(Stamps::Alike(from.stamps().at(index)), 1);
+        self.extent = None;
         self.metas[at] = from.metas[index];
         self.ingress = from.ingress;
         self.len = at + 1;
@@ -336,16 +394,16 @@ impl Batch {
         true
     }
 
-    /// Whether any packet was labelled.
+    /// Whether any packet was labelled, or a copy of it asked for.
     #[inline]
-    pub(crate) fn is_steered(&self) -> bool {
-        self.labels[..self.len()].iter().fold(0, |any, label| any | label) != NEXT
-    }
-
-    /// Whether a copy of any packet was asked for.
-    #[inline]
-    pub(crate) fn wants_copies(&self) -> bool {
-        self.copies[..self.len()].iter().fold(0, |any, edge| any | edge) != NEXT
+    pub(crate) fn is_labelled(&mut self) -> bool {
+        if self.touched {
+            let len = self.len();
+            let any = |labels: &[u8]| labels.iter().fold(0, |any, label| any | label);
+            const { assert!(NEXT == 0) };
+            self.touched = any(&self.labels[..len]) | any(&self.copies[..len]) != NEXT;
+        }
+        self.touched
     }
 
     /// Where a packet is to go.
@@ -381,6 +439,7 @@ impl Batch {
                 pool.put_one(self.descs[index].slot, SlotState::Batched);
             }
         }
+        self.extent = None;
         self.len = kept;
         before - kept
     }
@@ -392,12 +451,14 @@ impl Batch {
         let len = self.len();
         self.labels[..len].fill(NEXT);
         self.copies[..len].fill(NEXT);
+        self.touched = false;
     }
 
     /// Forgets all packets, which have no labels: their slots are the caller's now.
     #[inline]
     pub(crate) fn forget(&mut self) {
-        debug_assert!(!self.is_steered() && !self.wants_copies());
+        debug_assert!(!self.is_labelled());
+        self.extent = None;
         self.len = 0;
     }
 
@@ -433,8 +494,9 @@ impl Batch {
     /// Gives all slots back, of packets without labels, to the pool that they came from.
     #[inline]
     pub(crate) fn free_into(&mut self, pool: &mut Pool) {
-        debug_assert!(self.memory.is(pool.memory()) && !self.is_steered() && !self.wants_copies());
+        debug_assert!(self.memory.is(pool.memory()) && !self.is_labelled());
         pool.put_descs(self.descs(), SlotState::Batched);
+        self.extent = None;
         self.len = 0;
     }
 }

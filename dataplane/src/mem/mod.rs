@@ -16,6 +16,7 @@ mod packet;
 mod pool;
 mod reason;
 mod region;
+mod run;
 pub(crate) mod shared;
 pub(crate) mod vector;
 
@@ -27,3 +28,5 @@ pub use packet::{Colour, Edge, Meta, MetaFlags, Packet, Packets, Wait};
 pub use pool::{GUARD, Pool, SlotLayout, SlotState};
 pub use reason::Reason;
 pub use region::{Notice, PageKind, Region, RegionSpec};
+pub use run::Run;
+pub(crate) use run::Stamps;

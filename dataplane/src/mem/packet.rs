@@ -6,7 +6,7 @@ use bitflags::bitflags;
 
 use crate::clock::Stamp;
 use crate::mem::pool::SlotMemory;
-use crate::mem::{Batch, Desc, GUARD, Reason};
+use crate::mem::{Batch, Desc, GUARD, Reason, Stamps};
 
 /// Labels: what a stage decided for a packet, one byte each.
 pub(super) const NEXT: u8 = 0;
@@ -157,7 +157,7 @@ impl<'b> Packet<'b> {
             meta: &mut metas[index],
             label: &mut labels[index],
             copy: &mut copies[index],
-            stamp: stamps[index],
+            stamp: stamps.at(index),
         }
     }
 
@@ -347,7 +347,8 @@ pub struct Packets<'b> {
     metas: slice::IterMut<'b, Meta>,
     labels: slice::IterMut<'b, u8>,
     copies: slice::IterMut<'b, u8>,
-    stamps: slice::Iter<'b, Stamp>,
+    stamps: Stamps<'b>,
+    next: usize,
     ingress: u8,
     wait: Wait,
 }
@@ -365,7 +366,8 @@ impl<'b> Packets<'b> {
             metas: metas.iter_mut(),
             labels: labels.iter_mut(),
             copies: copies.iter_mut(),
-            stamps: stamps.iter(),
+            stamps,
+            next: 0,
         }
     }
 }
@@ -375,13 +377,16 @@ impl<'b> Iterator for Packets<'b> {
 
     #[inline]
     fn next(&mut self) -> Option<Packet<'b>> {
+        let desc = self.descs.next()?;
+        let stamp = self.stamps.at(self.next);
+        self.next += 1;
         Some(Packet {
             memory: self.memory,
-            desc: self.descs.next()?,
+            desc,
             meta: self.metas.next()?,
             label: self.labels.next()?,
             copy: self.copies.next()?,
-            stamp: *self.stamps.next()?,
+            stamp,
             ingress: self.ingress,
             wait: self.wait,
         })

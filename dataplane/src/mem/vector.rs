@@ -7,8 +7,8 @@ use multiversion::multiversion;
 
 use crate::mem::Desc;
 
-/// What the loops make of a descriptor: its slot, and its place in it.
-pub(crate) type Words = [u32; 2];
+/// What the loops make of a descriptor.
+pub(crate) type Word = u64;
 
 /// Whether these are the ids of these slots: `tag` with the slot in its low bits. Both are of one length.
 #[multiversion(targets("x86_64+avx2"))]
@@ -24,85 +24,116 @@ pub(crate) fn write_ids(ids: &mut [u64], slots: &[u32], base: u64) {
     }
 }
 
-/// Whether all slots are below `count`.
+/// Copies slots, if all are below `below`. Both are of one length. `false`: one is not, and what `to` has then means
+/// nothing.
 #[multiversion(targets("x86_64+avx2"))]
-pub(crate) fn are_below(slots: &[u32], count: u32) -> bool {
-    let last = count.wrapping_sub(1);
-    slots.iter().fold(last, |outside, slot| outside | slot | last.wrapping_sub(*slot)) >> 31 == 0
+pub(crate) fn copy_below(to: &mut [u32], slots: &[u32], below: u32) -> bool {
+    let mut last = 0;
+    for (to, slot) in to.iter_mut().zip(slots) {
+        last = last.max(*slot);
+        *to = *slot;
+    }
+    last < below || slots.is_empty()
 }
 
-/// Writes descriptors of packets that begin at `offset` of their slots and have so many bytes, less `prefix`. All three
-/// slices are of one length. `None`: a slot is not below `count`, or a packet has more than `room` bytes. Else their
-/// bytes.
+/// What is so of all packets of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    /// The bytes of all.
+    pub(crate) bytes: u32,
+    /// The fewest bytes of a packet; of none, the most that there are.
+    pub(crate) shortest: u32,
+    /// The most.
+    pub(crate) longest: u32,
+    /// No slot is beyond.
+    pub(crate) last: u32,
+    /// No packet ends beyond, in bytes from the start of its slot.
+    pub(crate) end: u32,
+}
+
+impl Extent {
+    /// That of no packets.
+    pub(crate) const NONE: Self = Self { bytes: 0, shortest: u32::MAX, longest: 0, last: 0, end: 0 };
+
+    /// That of two runs together.
+    #[inline]
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            shortest: self.shortest.min(other.shortest),
+            longest: self.longest.max(other.longest),
+            last: self.last.max(other.last),
+            end: self.end.max(other.end),
+        }
+    }
+
+    /// Whether what is so of packets is within this.
+    pub(crate) fn covers(self, exact: Self) -> bool {
+        let Self { bytes, shortest, longest, last, end } = self;
+        bytes == exact.bytes
+            && (shortest, longest) == (exact.shortest, exact.longest)
+            && last >= exact.last
+            && end >= exact.end
+    }
+}
+
+/// Packets that were received.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    /// Bytes before them, which their lengths count and they do not have.
+    pub(crate) prefix: u32,
+    /// Where they begin in their slots.
+    pub(crate) offset: u16,
+    /// How many slots there are.
+    pub(crate) count: u32,
+    /// The most bytes that one may have.
+    pub(crate) room: u32,
+}
+
+/// Writes their descriptors. All three slices are of one length. `None`: a slot is not one, or a packet is too long.
 #[multiversion(targets("x86_64+avx2"))]
-pub(crate) fn write_descs(
-    descs: &mut [Words],
-    slots: &[u32],
-    lengths: &[u32],
-    prefix: u32,
-    offset: u16,
-    count: u32,
-    room: u32,
-) -> Option<u32> {
-    let (mut outside, mut bytes) = (0, 0u32);
+pub(crate) fn write_descs(descs: &mut [Word], slots: &[u32], lengths: &[u32], received: &Received) -> Option<Extent> {
+    let Received { prefix, offset, count, room } = *received;
+    let (mut bytes, mut shortest, mut longest, mut last) = (0, u32::MAX, 0, 0);
     for ((desc, slot), length) in descs.iter_mut().zip(slots).zip(lengths) {
         let length = length.wrapping_sub(prefix);
-        outside |= length | room.wrapping_sub(length) | slot | count.wrapping_sub(1).wrapping_sub(*slot);
-        bytes = bytes.wrapping_add(length);
-        *desc = [*slot, Desc::word(offset, length)];
+        bytes = length.wrapping_add(bytes);
+        shortest = shortest.min(length);
+        longest = longest.max(length);
+        last = last.max(*slot);
+        *desc = Desc::word(*slot, offset, length);
     }
-    (outside >> 31 == 0).then_some(bytes)
+    let extent = Extent { bytes, shortest, longest, last, end: u32::from(offset) + longest.min(room) };
+    (last < count && longest <= room).then_some(extent)
+}
+
+/// What is so of all of these.
+#[multiversion(targets("x86_64+avx2"))]
+pub(crate) fn extent(descs: &[Word]) -> Extent {
+    let Extent { mut bytes, mut shortest, mut longest, mut last, mut end } = Extent::NONE;
+    for desc in descs {
+        let (slot, offset, length) = Desc::of_word(*desc);
+        bytes = bytes.wrapping_add(length);
+        shortest = shortest.min(length);
+        longest = longest.max(length);
+        last = last.max(slot);
+        end = end.max(offset + length);
+    }
+    Extent { bytes, shortest, longest, last, end }
 }
 
 /// The bytes of packets.
 #[multiversion(targets("x86_64+avx2"))]
-pub(crate) fn bytes(descs: &[Words]) -> u32 {
-    descs.iter().fold(0, |sum: u32, [_, place]| sum.wrapping_add(Desc::place(*place).1))
-}
-
-/// Whether each packet has at least `shortest` and at most `longest` bytes.
-#[multiversion(targets("x86_64+avx2"))]
-pub(crate) fn lengths_are_within(descs: &[Words], shortest: u32, longest: u32) -> bool {
-    let outside = |outside, [_, place]: &Words| {
-        let (_, length) = Desc::place(*place);
-        outside | length.wrapping_sub(shortest) | longest.wrapping_sub(length)
-    };
-    descs.iter().fold(0, outside) >> 31 == 0
+pub(crate) fn bytes(descs: &[Word]) -> u32 {
+    descs.iter().fold(0, |sum: u32, desc| sum.wrapping_add(Desc::of_word(*desc).2))
 }
 
 /// Copies the slots out of descriptors. Both are of one length.
 #[multiversion(targets("x86_64+avx2"))]
-pub(crate) fn copy_slots(slots: &mut [u32], descs: &[Words]) {
-    for (slot, [of, _]) in slots.iter_mut().zip(descs) {
-        *slot = *of;
+pub(crate) fn copy_slots(slots: &mut [u32], descs: &[Word]) {
+    for (slot, desc) in slots.iter_mut().zip(descs) {
+        *slot = Desc::of_word(*desc).0;
     }
-}
-
-/// What the packets of a run may be.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
-    /// Slots are below; at least 1.
-    pub(crate) count: u32,
-    /// Where a packet ends in its slot at the latest.
-    pub(crate) end: u32,
-    /// The least bytes of a packet.
-    pub(crate) shortest: u32,
-    /// The most.
-    pub(crate) longest: u32,
-}
-
-/// The bytes of packets. `None`: one of them is out of bounds.
-#[multiversion(targets("x86_64+avx2"))]
-pub(crate) fn bytes_within(descs: &[Words], bounds: Bounds) -> Option<u32> {
-    let Bounds { count, end, shortest, longest } = bounds;
-    let (mut outside, mut bytes) = (0, 0u32);
-    for [slot, place] in descs {
-        let (offset, length) = Desc::place(*place);
-        outside |= slot | (count - 1).wrapping_sub(*slot) | end.wrapping_sub(offset + length);
-        outside |= length.wrapping_sub(shortest) | longest.wrapping_sub(length);
-        bytes = bytes.wrapping_add(length);
-    }
-    (outside >> 31 == 0).then_some(bytes)
 }
 
 #[cfg(test)]
@@ -135,7 +166,9 @@ mod tests {
                 prop_assert!(!are_ids(&ids, &slots, tag));
             }
             for count in [1, 10, 40, 1 << 24] {
-                prop_assert_eq!(are_below(&slots, count), slots.iter().all(|slot| *slot < count));
+                let mut copied = vec![0; slots.len()];
+                let all = slots.iter().all(|slot| *slot < count);
+                prop_assert_eq!((copy_below(&mut copied, &slots, count), copied == slots), (all, true));
             }
 
             let words = Desc::words(&descs);
@@ -144,17 +177,18 @@ mod tests {
             let mut copied = vec![0; descs.len()];
             copy_slots(&mut copied, words);
             prop_assert!(copied.iter().zip(&descs).all(|(slot, desc)| *slot == desc.slot));
-            for (shortest, longest) in [(0, 3000), (100, 2900), (14, 65_535)] {
-                let within = |desc: &Desc| (shortest..=longest).contains(&u32::from(desc.len));
-                prop_assert_eq!(lengths_are_within(words, shortest, longest), descs.iter().all(within));
-                for (count, end) in [(40, 6000), (39, 6000), (40, 5900)] {
-                    let inside = |desc: &Desc| {
-                        within(desc) && desc.slot < count && u32::from(desc.offset) + u32::from(desc.len) <= end
-                    };
-                    let expected = descs.iter().all(inside).then_some(sum);
-                    prop_assert_eq!(bytes_within(words, Bounds { count, end, shortest, longest }), expected);
-                }
-            }
+            let least = |of: fn(&Desc) -> u32| descs.iter().map(of).min();
+            let most = |of: fn(&Desc) -> u32| descs.iter().map(of).max().unwrap_or(0);
+            let expected = Extent {
+                bytes: sum,
+                shortest: least(|desc| desc.len.into()).unwrap_or(u32::MAX),
+                longest: most(|desc| desc.len.into()),
+                last: most(|desc| desc.slot),
+                end: most(|desc| u32::from(desc.offset) + u32::from(desc.len)),
+            };
+            prop_assert_eq!(extent(words), expected);
+            let (first, second) = words.split_at(at.index(words.len() + 1));
+            prop_assert_eq!(extent(first).and(extent(second)), expected);
         }
 
         #[test]
@@ -164,15 +198,18 @@ mod tests {
         ) {
             let (slots, lengths): (Vec<u32>, Vec<u32>) = packets.iter().copied().unzip();
             let mut descs = vec![Desc::default(); packets.len()];
-            let written = write_descs(Desc::words_mut(&mut descs), &slots, &lengths, prefix, 128, count, room);
+            let written = write_descs(Desc::words_mut(&mut descs), &slots, &lengths, &Received { prefix, offset: 128, count, room });
             let fits = |(slot, length): &(u32, u32)| *slot < count && length.wrapping_sub(prefix) <= room;
             if !packets.iter().all(fits) {
                 prop_assert_eq!(written, None);
                 return Ok(());
             }
             let expected = packets.iter().map(|(slot, length)| Desc { slot: *slot, offset: 128, len: (length - prefix) as u16 });
-            prop_assert_eq!(written, Some(lengths.iter().map(|length| length - prefix).sum()));
-            prop_assert!(descs.into_iter().eq(expected));
+            prop_assert!(descs.iter().copied().eq(expected));
+            prop_assert_eq!(written.map(|extent| extent.end), Some(128 + written.map_or(0, |extent| extent.longest)));
+            let known = extent(Desc::words(&descs));
+            // Of no packets, none ends anywhere.
+            prop_assert_eq!(written.map(|extent| Extent { end: known.end, ..extent }), Some(known));
         }
     }
 }

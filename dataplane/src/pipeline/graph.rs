@@ -309,7 +309,7 @@ impl Moves<'_> {
     /// Moves all packets.
     #[inline]
     fn all<O: Observer>(&mut self, observer: &mut O) {
-        if O::WATCHES || self.node.inbox.wants_copies() || self.node.inbox.is_steered() {
+        if O::WATCHES || self.node.inbox.is_labelled() {
             self.one_by_one(observer);
         } else {
             self.whole();

@@ -181,6 +181,9 @@ pub struct Completions {
     pub len: usize,
     /// Whether any status is not success. Only then `status` is valid.
     pub failed: bool,
+    /// Whether they are the oldest receives of the one queue pair that reports to the queue, in the order in which those
+    /// were posted, and all of one moment. Then nothing is in `wr_id`, and of `ticks` the first alone is valid.
+    pub in_order: bool,
     /// What the requests were posted with.
     pub wr_id: [u64; RUN],
     /// Bytes received; for unreliable datagrams with the 40 of the GRH.
@@ -197,6 +200,7 @@ impl Completions {
         Box::new(Self {
             len: 0,
             failed: false,
+            in_order: false,
             wr_id: [0; RUN],
             byte_len: [0; RUN],
             ticks: [Ticks(0); RUN],
@@ -209,11 +213,13 @@ impl Completions {
     pub fn clear(&mut self) {
         self.len = 0;
         self.failed = false;
+        self.in_order = false;
     }
 
-    /// Adds one. `false`: it is full.
+    /// Adds one; what is there is not [`Completions::in_order`]. `false`: it is full.
     #[inline]
     pub fn push(&mut self, wr_id: u64, status: WcStatus, byte_len: u32, ticks: Ticks) -> bool {
+        debug_assert!(!self.in_order);
         let at = self.len;
         if at >= RUN {
             return false;

@@ -50,7 +50,7 @@ pub use wr_id::{WrId, WrKind};
 
 use crate::clock::Timebase;
 use crate::error::{Error, Result, VerbError};
-use crate::mem::{Desc, Memlock, Region, SlotLayout};
+use crate::mem::{Memlock, Region, Run, SlotLayout};
 use crate::units::{Gid, Lkey, QpNum, Rkey, Ticks};
 
 /// A source of devices.
@@ -281,7 +281,8 @@ pub trait CompletionQueue: Send {
     /// It cannot be used any more: it overran, or the device is gone.
     fn start_poll(&mut self) -> Result<Option<Self::Cursor<'_>>, VerbError>;
 
-    /// Polls up to `limit` completions (at most [`RUN`]) into `run`, whose former content is gone. Returns how many.
+    /// Polls up to `limit` completions (at most [`RUN`]) into `run`, whose former content is gone. Returns how many. What
+    /// there is of each [`Completions::failed`] and [`Completions::in_order`] say.
     ///
     /// # Errors
     /// As [`CompletionQueue::start_poll`]; `run` is then empty.
@@ -454,7 +455,7 @@ pub trait QueuePair: Send {
     ///
     /// # Safety
     /// As [`QueuePair::post_send`].
-    unsafe fn post_send_run(&mut self, run: &[Desc], first_wr_id: u64) -> Result<(), PostError>;
+    unsafe fn post_send_run(&mut self, run: Run<'_>, first_wr_id: u64) -> Result<(), PostError>;
 
     /// Whether nothing will be received any more: a capture that is played to its end. A wire never ends.
     fn source_ended(&self) -> bool {

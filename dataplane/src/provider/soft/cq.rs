@@ -20,7 +20,7 @@ use crate::provider::soft::inbox::Inbox;
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::spec::Profile;
 use crate::provider::{
-    Completion, CompletionQueue, Completions, Cursor, EventKind, PollFields, QpState, RUN, WcStatus,
+    Completion, CompletionQueue, Completions, Cursor, EventKind, PollFields, QpState, RUN, WcOpcode, WcStatus,
 };
 use crate::units::{QpNum, Ticks};
 
@@ -55,7 +55,31 @@ pub(super) struct Now {
     pub(super) by_wall: bool,
 }
 
-/// An entry.
+/// An entry of a queue pair of raw packets.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) wr_id: u64,
+    pub(super) ticks: Ticks,
+    /// Sends that are over when this has been polled, counted from the queue pair's start; 0 for receives.
+    pub(super) release: u64,
+    /// Bytes received.
+    pub(super) byte_len: u32,
+    /// The queue pair whose request it was.
+    pub(super) qp: QpNum,
+    pub(super) status: WcStatus,
+}
+
+impl Entry {
+    /// The same, as a cursor shows it.
+    fn completion(&self) -> Completion {
+        let Self { wr_id, ticks, release, byte_len, qp: qp_num, status } = *self;
+        let opcode = if release > 0 { WcOpcode::Send } else { WcOpcode::Recv };
+        let values = Values { opcode: opcode.raw(), byte_len, qp_num, ticks, ..Values::default() };
+        Completion::new(wr_id, status, 0, PollFields::all(), values)
+    }
+}
+
+/// An entry of a queue pair on a fabric.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cqe {
     pub(super) completion: Completion,
@@ -156,7 +180,8 @@ impl Drop for CqShared {
 pub(super) struct CqCore {
     number: u32,
     depth: usize,
-    ring: VecDeque<Cqe>,
+    /// Those of raw packets.
+    ring: VecDeque<Entry>,
     ignore_overrun: bool,
     /// Whether it overran.
     dead: bool,
@@ -170,6 +195,10 @@ pub(super) struct CqCore {
     messages: bool,
     /// Whether sends end here some time after they were posted.
     lends: bool,
+    /// Whether a poll has nothing to do before it looks at the ring, unless something has happened.
+    plain: bool,
+    /// Whether any of them sends here.
+    senders: bool,
     inbox: Arc<Inbox>,
     generation: u64,
     /// The first to be driven by the next poll, so that none starves.
@@ -179,14 +208,15 @@ pub(super) struct CqCore {
 
 impl CqCore {
     /// Adds an entry; where there is no room the queue overruns.
-    pub(super) fn push(&mut self, cqe: Cqe) {
+    #[inline]
+    pub(super) fn push(&mut self, entry: Entry) {
         if self.ring.len() >= self.depth {
             if !self.ignore_overrun {
                 return self.overrun();
             }
             self.ring.pop_front();
         }
-        self.ring.push_back(cqe);
+        self.ring.push_back(entry);
     }
 
     /// Forgets the entries of a queue pair.
@@ -244,18 +274,18 @@ impl CqCore {
 
     /// Sends up to this one are over at a queue pair.
     #[inline]
-    fn release(&self, cqe: &Cqe) {
-        if cqe.release > 0
-            && let Some(attached) = self.attached.iter().find(|attached| attached.qp.number == cqe.qp)
+    fn release(&self, qp: QpNum, release: u64) {
+        if release > 0
+            && let Some(attached) = self.attached.iter().find(|attached| attached.qp.number == qp)
         {
-            attached.qp.released.store(cqe.release, Ordering::Relaxed);
+            attached.qp.released.store(release, Ordering::Relaxed);
         }
     }
 
     /// A request on a fabric is over, and its place in its queue free.
     fn release_message(&self, cqe: &Cqe) {
         if cqe.release > 0 {
-            self.release(cqe);
+            self.release(cqe.qp, cqe.release);
         } else if let Some(attached) = self.attached.iter().find(|attached| attached.qp.number == cqe.qp) {
             attached.qp.polled.fetch_add(1, Ordering::Relaxed);
         }
@@ -290,13 +320,30 @@ impl CqCore {
         self.attached.clone_from(&self.attachments.list.lock().unwrap_or_else(PoisonError::into_inner));
         self.receivers = self.attached.iter().any(|attached| attached.receives && attached.qp.home.is_some());
         self.messages |= self.attached.iter().any(|attached| attached.qp.home.is_none());
+        self.senders = self.attached.iter().any(|attached| attached.sends);
+        self.plain = !self.messages && !self.lends && self.faults.is_none();
         self.generation = generation;
         let attached = &self.attached;
         self.ring.retain(|cqe| attached.iter().any(|other| other.qp.number == cqe.qp));
     }
 
-    /// Gets ready to poll. `false`: the queue is busy.
+    /// Whether [`CqCore::begin`] has nothing to do.
     #[inline]
+    fn is_calm(&self) -> bool {
+        self.plain
+            && !self.dead
+            && self.attachments.generation.load(Ordering::Acquire) == self.generation
+            && !self.device.is_gone()
+            && !(self.senders && self.has_failed_senders())
+    }
+
+    #[inline]
+    fn has_failed_senders(&self) -> bool {
+        self.attached.iter().any(|attached| attached.sends && attached.qp.state() == QpState::Err)
+    }
+
+    /// Gets ready to poll. `false`: the queue is busy.
+    #[inline(never)]
     fn begin(&mut self) -> Result<bool, i32> {
         if self.dead || self.device.is_gone() {
             return Err(libc::EIO);
@@ -311,7 +358,7 @@ impl CqCore {
         if self.lends {
             self.reap();
         }
-        if self.attached.iter().any(|attached| attached.sends && attached.qp.state() == QpState::Err) {
+        if self.has_failed_senders() {
             self.flush_sends();
         }
         if self.faults.is_some() { self.stumble() } else { Ok(true) }
@@ -356,27 +403,50 @@ impl CqCore {
 
     /// Takes the oldest entry off.
     #[inline]
-    fn pop(&mut self) -> Option<Completion> {
-        let cqe = self.ring.pop_front()?;
-        self.release(&cqe);
-        Some(cqe.completion)
+    fn pop(&mut self) -> Option<Entry> {
+        let entry = self.ring.pop_front()?;
+        self.release(entry.qp, entry.release);
+        Some(entry)
     }
 
     #[inline]
     fn pop_into(&mut self, run: &mut Completions, limit: usize) {
         while run.len < limit && !self.ring.is_empty() {
             let Some(it) = self.pop() else { return };
-            run.push(it.wr_id, it.status, it.byte_len().unwrap_or(0), it.raw_ticks());
+            run.push(it.wr_id, it.status, it.byte_len, it.ticks);
         }
     }
 
     #[inline]
     fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, i32> {
         run.clear();
-        if !self.begin()? {
+        let limit = limit.min(RUN);
+        if !self.is_calm() && !self.begin()? {
             return Ok(0);
         }
-        let limit = limit.min(RUN);
+        if self.plain {
+            self.pop_into(run, limit);
+            if run.len == 0 && self.receivers && limit > 0 {
+                let now = self.now();
+                if !self.receive_alone(run, limit, now) {
+                    self.drive(limit, Some(run), now);
+                }
+            } else if run.len < limit && self.receivers {
+                let now = self.now();
+                self.drive(limit, Some(run), now);
+            }
+        } else {
+            self.poll_specially(run, limit);
+        }
+        if self.dead {
+            run.clear();
+            return Err(libc::EIO);
+        }
+        Ok(run.len)
+    }
+
+    /// A run of a queue that has more than raw packets of its own, or faults.
+    fn poll_specially(&mut self, run: &mut Completions, limit: usize) {
         if let Some(it) = self.faults.as_mut().and_then(PollFaults::garbage).filter(|_| limit > 0) {
             run.push(it.wr_id, it.status, it.byte_len().unwrap_or(0), it.raw_ticks());
         }
@@ -385,19 +455,31 @@ impl CqCore {
             self.collect(run, limit);
         }
         if run.len < limit && self.receivers {
-            self.drive(limit, Some(run));
-            if self.dead {
-                run.clear();
-                return Err(libc::EIO);
-            }
+            let now = self.now();
+            self.drive(limit, Some(run), now);
         }
-        Ok(run.len)
+    }
+
+    /// The clock. A poll looks at it when it lets queue pairs receive, and once.
+    #[inline]
+    fn now(&self) -> Now {
+        Now { ticks: self.stamps.now(), by_wall: matches!(self.stamps, Stamps::Wallclock(..)) }
+    }
+
+    /// Lets the one queue pair that reports here receive into an empty run. `false`: there are others, or it needs
+    /// [`CqCore::drive`]. Nothing is in the ring.
+    #[inline]
+    fn receive_alone(&mut self, run: &mut Completions, limit: usize, now: Now) -> bool {
+        let [Attached { qp, receives: true, .. }] = &*self.attached else { return false };
+        let depth = self.depth;
+        let received =
+            qp.with(Use::MoveIn, |core| !core.overruns(qp, depth) && core.receive_run(qp, run, limit, now.ticks, true));
+        received == Some(true)
     }
 
     /// Lets the queue pairs receive: into `run` until it has `limit` entries, or into the ring until that has.
-    fn drive(&mut self, limit: usize, mut run: Option<&mut Completions>) {
-        // Here alone does a poll look at the clock, and once.
-        let now = Now { ticks: self.stamps.now(), by_wall: matches!(self.stamps, Stamps::Wallclock(..)) };
+    #[inline(never)]
+    fn drive(&mut self, limit: usize, mut run: Option<&mut Completions>, now: Now) {
         let count = self.attached.len();
         for step in 0..count {
             let turn = if self.turn + step < count { self.turn + step } else { self.turn + step - count };
@@ -415,7 +497,7 @@ impl CqCore {
                     }
                     return true;
                 }
-                let direct = run.as_deref_mut().is_some_and(|run| core.receive_run(qp, run, limit, now.ticks));
+                let direct = run.as_deref_mut().is_some_and(|run| core.receive_run(qp, run, limit, now.ticks, false));
                 if !direct {
                     core.receive(qp, ring, room.min(limit - has), now);
                 }
@@ -451,12 +533,13 @@ impl CqCore {
             return Ok(Some(cqe.completion));
         }
         if self.ring.is_empty() && self.receivers {
-            self.drive(CURSOR_RUN, None);
+            let now = self.now();
+            self.drive(CURSOR_RUN, None, now);
             if self.dead {
                 return Err(libc::EIO);
             }
         }
-        Ok(self.pop())
+        Ok(self.pop().map(|entry| entry.completion()))
     }
 }
 
@@ -514,6 +597,8 @@ impl SoftCq {
             receivers: false,
             messages: false,
             lends: device.link.lends(),
+            plain: false,
+            senders: false,
             inbox: inbox.clone(),
             generation: 0,
             turn: 0,

@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 
-use crate::provider::completion::Values;
-use crate::provider::soft::cq::{Cqe, Now};
+use crate::mem::vector;
+use crate::provider::soft::cq::{Entry, Now};
 use crate::provider::soft::engine::QpCore;
 use crate::provider::soft::fault::{Faults, Flap};
 use crate::provider::soft::link::{Queue, Received, Wire};
 use crate::provider::soft::memory::{KeyCache, Slots};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::{Posted, RecvQueue};
-use crate::provider::{Completion, Completions, EventKind, PollFields, QpState, RUN, WcOpcode, WcStatus};
+use crate::provider::{Completions, EventKind, QpState, RUN, WcStatus};
 use crate::units::Ticks;
 
 /// Frames taken off a wire in one poll, most of which may be lost on the way.
@@ -31,30 +31,49 @@ impl QpCore {
         }
     }
 
-    /// Receives straight into `run`, until it has `limit` entries. `false`: this needs [`QpCore::receive`].
+    /// Receives straight into `run`, until it has `limit` entries; `in_order` if that has none, and no other queue pair
+    /// reports where this one does. `false`: this needs [`QpCore::receive`].
     #[inline]
-    pub(super) fn receive_run(&mut self, shared: &QpShared, run: &mut Completions, limit: usize, ticks: Ticks) -> bool {
+    pub(super) fn receive_run(
+        &mut self,
+        shared: &QpShared,
+        run: &mut Completions,
+        limit: usize,
+        ticks: Ticks,
+        in_order: bool,
+    ) -> bool {
         let running = matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
-        if let Wire::Xdp(queue) = &mut self.wire {
-            if queue.is_stale() {
-                shared.fail();
-                return false;
-            }
-            if running {
-                let received = queue.receive(run, limit, ticks);
-                count(shared, &received);
-            }
-            return running;
+        let Some(slots) = self.slots.as_ref().filter(|_| self.runs) else { return false };
+        let (recv, wire) = (&mut self.recv, &mut self.wire);
+        if let Wire::Xdp(queue) = wire {
+            return receive_lent(shared, queue, run, limit, ticks, running);
         }
-        let Some(slots) = &self.slots else { return false };
-        if !self.runs || !running || !self.recv.is_slots() || !shared.device.is_up() {
+        if !running || !recv.is_slots() || !shared.device.is_up() {
             return false;
         }
-        let (recv, wire) = (&mut self.recv, &mut self.wire);
         let lost = wire.skip_beyond(recv.len() as u64);
         let due = usize::try_from(wire.backlog()).unwrap_or(usize::MAX);
-        let n = recv.len().min(limit - run.len).min(due);
-        let bytes = recv.fill(run, n, slots.recv_wr_id, ticks, |part, lengths| wire.write(slots, part, lengths));
+        let (from, n) = (run.len, recv.len().min(limit - run.len).min(due));
+        let (until, mut at, mut bytes) = (from + n, from, 0);
+        while at < until {
+            let part = recv.front(until - at);
+            let end = at + part.len();
+            bytes += wire.write(slots, part, &mut run.byte_len[at..end]);
+            if !in_order {
+                vector::write_ids(&mut run.wr_id[at..end], part, slots.recv_wr_id);
+            }
+            recv.advance(end - at);
+            at = end;
+        }
+        run.len = until;
+        run.in_order = in_order;
+        match in_order {
+            true => run.ticks[0] = ticks,
+            false => run.ticks[from..until].fill(ticks),
+        }
+        if run.failed {
+            run.status[from..until].fill(WcStatus::Success);
+        }
         shared.counts.rx_packets.add(n as u64);
         shared.counts.rx_bytes.add(bytes);
         if lost > 0 {
@@ -64,7 +83,7 @@ impl QpCore {
     }
 
     /// Receives up to `most` frames; in state ERR flushes as many receives. `now` is the stamp of what has none of its own.
-    pub(super) fn receive(&mut self, shared: &QpShared, ring: &mut VecDeque<Cqe>, most: usize, now: Now) {
+    pub(super) fn receive(&mut self, shared: &QpShared, ring: &mut VecDeque<Entry>, most: usize, now: Now) {
         let Now { ticks, by_wall } = now;
         let enough = ring.len().saturating_add(most);
         if let Wire::Xdp(queue) = &mut self.wire {
@@ -119,9 +138,30 @@ impl QpCore {
     }
 }
 
+/// Receives from a queue that slots are lent to, straight into `run`. `false`: it has stopped.
+#[inline]
+fn receive_lent(
+    shared: &QpShared,
+    queue: &mut Queue,
+    run: &mut Completions,
+    limit: usize,
+    ticks: Ticks,
+    running: bool,
+) -> bool {
+    if queue.is_stale() {
+        shared.fail();
+        return false;
+    }
+    if running {
+        let received = queue.receive(run, limit, ticks);
+        count(shared, &received);
+    }
+    running
+}
+
 /// Receives from, or flushes, a queue that slots are lent to, until `ring` has `enough`. For cursors and failures.
 #[cold]
-fn lent(shared: &QpShared, queue: &mut Queue, ring: &mut VecDeque<Cqe>, enough: usize, ticks: Ticks) {
+fn lent(shared: &QpShared, queue: &mut Queue, ring: &mut VecDeque<Entry>, enough: usize, ticks: Ticks) {
     match shared.state() {
         QpState::Rtr | QpState::Rts | QpState::Sqd => {
             let mut run = Completions::new();
@@ -129,9 +169,8 @@ fn lent(shared: &QpShared, queue: &mut Queue, ring: &mut VecDeque<Cqe>, enough: 
             count(shared, &received);
             for at in 0..run.len {
                 let status = if run.failed { run.status[at] } else { WcStatus::Success };
-                let mut cqe = entry(shared, run.wr_id[at], status, ticks);
-                cqe.completion.values().byte_len = run.byte_len[at];
-                ring.push_back(cqe);
+                let entry = entry(shared, run.wr_id[at], status, ticks);
+                ring.push_back(Entry { byte_len: run.byte_len[at], ..entry });
             }
         }
         QpState::Err => {
@@ -171,10 +210,8 @@ fn wr_id(posted: &Posted<'_>, slots: Option<&Slots>) -> u64 {
 }
 
 /// The entry of a receive.
-fn entry(shared: &QpShared, wr_id: u64, status: WcStatus, ticks: Ticks) -> Cqe {
-    let values = Values { opcode: WcOpcode::Recv.raw(), qp_num: shared.number, ticks, ..Values::default() };
-    let completion = Completion::new(wr_id, status, 0, PollFields::all(), values);
-    Cqe { completion, qp: shared.number, release: 0 }
+fn entry(shared: &QpShared, wr_id: u64, status: WcStatus, ticks: Ticks) -> Entry {
+    Entry { wr_id, ticks, release: 0, byte_len: 0, qp: shared.number, status }
 }
 
 /// What it takes to receive a frame.
@@ -188,7 +225,7 @@ struct Receiver<'a> {
 
 impl Receiver<'_> {
     /// Receives a frame, or loses it. With `fails` the receive ends so, whatever the frame.
-    fn deliver(&mut self, bytes: &[u8], fails: Option<WcStatus>) -> Option<Cqe> {
+    fn deliver(&mut self, bytes: &[u8], fails: Option<WcStatus>) -> Option<Entry> {
         let counts = &self.shared.counts;
         let Some(posted) = self.recv.pop() else {
             counts.rx_out_of_buffer.add(1);
@@ -202,16 +239,15 @@ impl Receiver<'_> {
             }
             (None, Posted::General { sges, .. }) => self.keys.scatter(sges, bytes),
         };
-        let mut cqe = entry(self.shared, wr_id, WcStatus::Success, self.ticks);
-        let completion = &mut cqe.completion;
+        let mut entry = entry(self.shared, wr_id, WcStatus::Success, self.ticks);
         match written {
             Ok(()) => {
                 counts.rx_packets.add(1);
                 counts.rx_bytes.add(bytes.len() as u64);
-                completion.values().byte_len = bytes.len() as u32;
+                entry.byte_len = bytes.len() as u32;
             }
             Err(status) => {
-                completion.status = status;
+                entry.status = status;
                 let too_long = status == WcStatus::LocLenErr;
                 counts.rx_too_long.add(u64::from(too_long));
                 // A frame that is too long for its receive is the sender's doing: the queue pair goes on.
@@ -220,6 +256,6 @@ impl Receiver<'_> {
                 }
             }
         }
-        Some(cqe)
+        Some(entry)
     }
 }

@@ -6,11 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::VerbError;
-use crate::mem::vector::{self, Bounds};
-use crate::mem::{Desc, SlotLayout};
-use crate::provider::completion::Values;
+use crate::mem::{Desc, Run, SlotLayout};
 use crate::provider::soft::counters::Counting;
-use crate::provider::soft::cq::{CqCore, Cqe, Stamps};
+use crate::provider::soft::cq::{CqCore, Entry, Stamps};
 use crate::provider::soft::device::Shared;
 use crate::provider::soft::fault::{Faults, PostFaults};
 use crate::provider::soft::handle::SoftAh;
@@ -19,8 +17,8 @@ use crate::provider::soft::memory::{KeyCache, Slots, SoftMr, copy_inline};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::RecvQueue;
 use crate::provider::{
-    Capability, Completion, MemoryRegion, PollFields, PostError, QpSpec, QpState, RecvRequest, SendApi, SendFlags,
-    SendRequest, Sge, WcOpcode, WcStatus, WrOpcode,
+    Capability, MemoryRegion, PostError, QpSpec, QpState, RecvRequest, SendApi, SendFlags, SendRequest, Sge, WcStatus,
+    WrOpcode,
 };
 use crate::units::Ticks;
 
@@ -34,6 +32,10 @@ pub(super) struct QpCore {
     pub(super) slots: Option<Slots>,
     /// Whether receives into the slots can be carried out a run at a time.
     pub(super) runs: bool,
+    /// Slots below can be posted without a closer look.
+    settled: u32,
+    /// Whether sends are only counted, a run at a time.
+    swallows: bool,
     pub(super) keys: KeyCache,
     pub(super) wire: Wire,
     pub(super) faults: Option<Faults<Vec<u8>>>,
@@ -96,12 +98,15 @@ impl QpCore {
         let (caps, clock) = (spec.caps, &device.spec.clock);
         let inline = if device.has(Capability::Inline) { u64::from(caps.inline) } else { 0 };
         let longest = device.spec.max_frame() as usize;
+        let wire = device.link.wire(spec, &device.rss, clock);
         Self {
             recv: RecvQueue::new(caps.recv_depth, caps.recv_sges),
             slots: None,
             runs: false,
+            settled: 0,
+            swallows: wire.swallows() && faults.spares_queues(),
             keys: KeyCache::new(device.keys.clone(), pd),
-            wire: device.link.wire(spec, &device.rss, clock),
+            wire,
             faults: (!faults.spares_queues()).then(|| Faults::new(faults, spec.queue.0, clock.clone())),
             scratch: Vec::with_capacity(longest + 64),
             refused: [1, 2].map(|salt| PostFaults::new(&faults, u64::from(spec.queue.0) << 32 | salt)),
@@ -162,7 +167,7 @@ impl QpCore {
     }
 
     /// Flushes the oldest send that waits.
-    pub(super) fn flush_one(&mut self, shared: &QpShared) -> Option<Cqe> {
+    pub(super) fn flush_one(&mut self, shared: &QpShared) -> Option<Entry> {
         if let Wire::Xdp(queue) = &mut self.wire {
             queue.close();
             return std::iter::from_fn(|| queue.pop_sent()).find_map(|over| over_entry(shared, &over, || Ticks(0)));
@@ -185,6 +190,7 @@ impl QpCore {
             Wire::Xdp(queue) => queue.bind(mr.region(), layout, recv_wr_id).map(|()| true)?,
         };
         self.slots = Some(slots);
+        self.settle();
         Ok(())
     }
 
@@ -219,34 +225,55 @@ impl QpCore {
 
     #[inline]
     pub(super) fn post_recv_run(&mut self, shared: &QpShared, slots: &[u32]) -> Result<(), PostError> {
-        let count = match &self.slots {
-            Some(bound) if shared.state() != QpState::Reset => bound.layout.count,
-            _ => 0,
-        };
+        // Slots below are of the layout, and nothing has to be done to them.
+        let below = if shared.state() == QpState::Reset { 0 } else { self.settled };
+        match self.recv.push_slots(slots, below) {
+            true => Ok(()),
+            false => self.post_recv_some(shared, slots),
+        }
+    }
+
+    /// The same, where it may be that not all are taken.
+    #[inline(never)]
+    fn post_recv_some(&mut self, shared: &QpShared, slots: &[u32]) -> Result<(), PostError> {
+        let bound = self.slots.as_ref().filter(|_| shared.state() != QpState::Reset);
+        let count = bound.map_or(0, |bound| bound.layout.count);
         let space = match &self.wire {
             Wire::Xdp(queue) => queue.space(),
             _ => self.recv.space(),
         };
-        let mut accepted = slots.len().min(space);
-        let mut errno = libc::ENOMEM;
-        if count == 0 || !vector::are_below(slots, count) {
-            let valid = slots.iter().take_while(|&&slot| slot < count).count();
-            if valid <= accepted && valid < slots.len() {
-                (accepted, errno) = (valid, libc::EINVAL);
-            }
-        }
+        let valid = slots.iter().take_while(|&&slot| slot < count).count();
+        let (mut accepted, mut errno) = (valid.min(space), if valid <= space { libc::EINVAL } else { libc::ENOMEM });
         if let Some(faults) = &mut self.refused[0] {
             let refused = (0..accepted).find_map(|at| faults.refuses().map(|errno| (at, errno)));
             (accepted, errno) = refused.unwrap_or((accepted, errno));
         }
-        match &mut self.wire {
-            Wire::Xdp(queue) => queue.post(&slots[..accepted]),
-            _ => self.recv.push_slots(&slots[..accepted]),
+        let taken = &slots[..accepted];
+        match (&mut self.wire, &self.slots) {
+            (Wire::Xdp(queue), _) => queue.post(taken),
+            (wire, Some(bound)) => {
+                if self.runs {
+                    wire.prepare(bound, taken);
+                }
+                self.recv.push_slots(taken, count);
+                self.settle();
+            }
+            _ => {}
         }
         match accepted == slots.len() {
             true => Ok(()),
             false => Err(PostError { accepted, error: VerbError::new("ibv_post_recv", errno) }),
         }
+    }
+
+    /// Finds out which slots can be posted without more ado.
+    fn settle(&mut self) {
+        self.settled = match (&self.wire, &self.slots) {
+            (Wire::Xdp(_), _) | (_, None) => 0,
+            _ if self.refused[0].is_some() => 0,
+            (wire, Some(bound)) if self.runs => wire.prepared().unwrap_or(bound.layout.count),
+            (_, Some(bound)) => bound.layout.count,
+        };
     }
 
     pub(super) fn post_send(
@@ -281,44 +308,38 @@ impl QpCore {
         &mut self,
         shared: &QpShared,
         cq: &mut CqCore,
-        run: &[Desc],
+        run: Run<'_>,
         first_wr_id: u64,
     ) -> Result<(), PostError> {
         let Some(slots) = &self.slots else {
             return Err(PostError { accepted: 0, error: VerbError::new("ibv_post_send", libc::EINVAL) });
         };
         if self.lends() {
-            return self.lend(shared, cq, run, first_wr_id);
+            return self.lend(shared, cq, run.descs(), first_wr_id);
         }
-        let n = (run.len() as u64).min(self.space(shared)) as usize;
-        let counted = self.wire.swallows() && self.faults.is_none();
-        if !counted || n == 0 || shared.state() != QpState::Rts {
-            return self.post_each(shared, cq, run, first_wr_id);
+        let (n, extent, layout) = (run.len() as u64, run.extent(), slots.layout);
+        let counted = self.swallows
+            && (1..=self.space(shared)).contains(&n)
+            && extent.last < layout.count
+            && extent.end <= layout.limit()
+            && extent.shortest >= LEAST_FRAME as u32
+            && extent.longest <= self.longest as u32
+            && shared.state() == QpState::Rts;
+        if !counted {
+            return self.post_each(shared, cq, run.descs(), first_wr_id);
         }
-        let bounds = Bounds {
-            count: slots.layout.count,
-            end: slots.layout.limit(),
-            shortest: LEAST_FRAME as u32,
-            longest: self.longest as u32,
-        };
-        let Some(bytes) = vector::bytes_within(Desc::words(&run[..n]), bounds) else {
-            return self.post_each(shared, cq, run, first_wr_id);
-        };
-        self.posted += n as u64;
+        self.posted += n;
         if shared.device.is_up() {
-            shared.counts.tx_packets.add(n as u64);
-            shared.counts.tx_bytes.add(u64::from(bytes));
+            shared.counts.tx_packets.add(n);
+            shared.counts.tx_bytes.add(u64::from(extent.bytes));
         }
-        let per_packet = self.signal_all && n > 1;
-        let from = if per_packet { 0 } else { n - 1 };
-        for i in from..n {
-            let release = self.posted - (n - 1 - i) as u64;
-            self.complete(shared, cq, first_wr_id.wrapping_add(i as u64), WcStatus::Success, release);
+        for before in (1..n).rev().filter(|_| self.signal_all) {
+            let id = first_wr_id.wrapping_add(n - 1 - before);
+            cq.push(entry(shared, id, WcStatus::Success, self.posted - before, cq.stamps.now()));
         }
-        match n == run.len() {
-            true => Ok(()),
-            false => Err(PostError { accepted: n, error: VerbError::new("ibv_post_send", libc::ENOMEM) }),
-        }
+        let id = first_wr_id.wrapping_add(n - 1);
+        cq.push(entry(shared, id, WcStatus::Success, self.posted, cq.stamps.now()));
+        Ok(())
     }
 
     /// Whether slots are lent to the kernel, and nothing else is sent or received.
@@ -329,7 +350,7 @@ impl QpCore {
 
     /// A run of sends whose slots are lent to the kernel. What a frame cannot be as long as ends by itself, with an error,
     /// and is nothing to the others.
-    #[inline]
+    #[inline(never)]
     fn lend(&mut self, shared: &QpShared, cq: &mut CqCore, run: &[Desc], first_wr_id: u64) -> Result<(), PostError> {
         let space = self.space(shared) as usize;
         let Some(slots) = &self.slots else { return Ok(()) };
@@ -363,7 +384,7 @@ impl QpCore {
 
     /// Takes note of the sends that the kernel has given back, while `ring` has fewer than `most` entries.
     #[inline]
-    pub(super) fn reap(&mut self, shared: &QpShared, ring: &mut VecDeque<Cqe>, most: usize, stamps: &Stamps) {
+    pub(super) fn reap(&mut self, shared: &QpShared, ring: &mut VecDeque<Entry>, most: usize, stamps: &Stamps) {
         let Wire::Xdp(queue) = &mut self.wire else { return };
         if !queue.sends() {
             return;
@@ -387,6 +408,7 @@ impl QpCore {
     }
 
     /// A run of sends that need to be looked at one by one.
+    #[inline(never)]
     fn post_each(
         &mut self,
         shared: &QpShared,
@@ -580,16 +602,15 @@ impl QpCore {
 
 /// The entry of a send that was lent, if it has one.
 #[inline]
-fn over_entry(shared: &QpShared, over: &Over, ticks: impl FnOnce() -> Ticks) -> Option<Cqe> {
+fn over_entry(shared: &QpShared, over: &Over, ticks: impl FnOnce() -> Ticks) -> Option<Entry> {
     let ticks = || if over.status == WcStatus::Success { ticks() } else { Ticks(0) };
     over.signaled.then(|| entry(shared, over.wr_id, over.status, over.count, ticks()))
 }
 
 /// The entry of a send.
-fn entry(shared: &QpShared, wr_id: u64, status: WcStatus, release: u64, ticks: Ticks) -> Cqe {
-    let values = Values { opcode: WcOpcode::Send.raw(), qp_num: shared.number, ticks, ..Values::default() };
-    let completion = Completion::new(wr_id, status, 0, PollFields::all(), values);
-    Cqe { completion, qp: shared.number, release }
+#[inline]
+fn entry(shared: &QpShared, wr_id: u64, status: WcStatus, release: u64, ticks: Ticks) -> Entry {
+    Entry { wr_id, ticks, release, byte_len: 0, qp: shared.number, status }
 }
 
 fn request(it: &Waiting) -> Outgoing<'_> {

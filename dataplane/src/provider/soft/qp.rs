@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 use crate::error::VerbError;
-use crate::mem::{Desc, SlotLayout};
+use crate::mem::{Run, SlotLayout};
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::cq::{Attached, CqCore, CqShared, SoftCq};
 use crate::provider::soft::device::Shared;
@@ -269,9 +269,9 @@ impl QueuePair for SoftQp {
     }
 
     #[inline]
-    unsafe fn post_send_run(&mut self, run: &[Desc], first_wr_id: u64) -> Result<(), PostError> {
+    unsafe fn post_send_run(&mut self, run: Run<'_>, first_wr_id: u64) -> Result<(), PostError> {
         if let Some(connection) = &self.connection {
-            return connection.post_send_run(run, first_wr_id);
+            return connection.post_send_run(run.descs(), first_wr_id);
         }
         self.with("ibv_post_send", |shared, core, cq| core.post_send_run(shared, cq, run, first_wr_id))
     }

@@ -1,8 +1,7 @@
 //! A receive queue: a ring of slots, and beside it the full requests of those that were not posted as slots.
 
 use crate::mem::vector;
-use crate::provider::{Completions, RecvRequest, Sge, WcStatus};
-use crate::units::Ticks;
+use crate::provider::{RecvRequest, Sge};
 
 /// Marks an entry whose request stands beside the ring, at the same place.
 const GENERAL: u32 = 1 << 31;
@@ -66,14 +65,20 @@ impl RecvQueue {
         (self.head + index) & (self.entries.len() - 1)
     }
 
-    /// Adds slots, of which there must be space for all.
+    /// Adds slots, if there is space for all and all are below a number that is at most [`GENERAL`], and not 0.
     #[inline]
-    pub(super) fn push_slots(&mut self, slots: &[u32]) {
+    pub(super) fn push_slots(&mut self, slots: &[u32], below: u32) -> bool {
+        if slots.len() > self.space() || below == 0 {
+            return false;
+        }
         let at = self.place(self.len);
         let (first, second) = slots.split_at(slots.len().min(self.entries.len() - at));
-        self.entries[at..at + first.len()].copy_from_slice(first);
-        self.entries[..second.len()].copy_from_slice(second);
-        self.len += slots.len();
+        let fit = vector::copy_below(&mut self.entries[at..at + first.len()], first, below)
+            && (second.is_empty() || vector::copy_below(&mut self.entries[..second.len()], second, below));
+        if fit {
+            self.len += slots.len();
+        }
+        fit
     }
 
     /// Adds a request. There must be space, and not too many elements.
@@ -100,35 +105,6 @@ impl RecvQueue {
     pub(super) fn advance(&mut self, n: usize) {
         self.head = self.place(n);
         self.len -= n;
-    }
-
-    /// Receives `n` frames into the oldest slots, which there must be and no other request, and adds them to the run,
-    /// which must have room. `write` writes frames into slots, and their lengths; it returns their bytes, as this does.
-    #[inline]
-    pub(super) fn fill(
-        &mut self,
-        run: &mut Completions,
-        n: usize,
-        recv_wr_id: u64,
-        ticks: Ticks,
-        mut write: impl FnMut(&[u32], &mut [u32]) -> u64,
-    ) -> u64 {
-        let until = run.len + n;
-        let mut bytes = 0;
-        while run.len < until {
-            let at = run.len;
-            let part = self.front(until - at);
-            let end = at + part.len();
-            vector::write_ids(&mut run.wr_id[at..end], part, recv_wr_id);
-            bytes += write(part, &mut run.byte_len[at..end]);
-            run.ticks[at..end].fill(ticks);
-            if run.failed {
-                run.status[at..end].fill(WcStatus::Success);
-            }
-            run.len = end;
-            self.advance(end - at);
-        }
-        bytes
     }
 
     /// Takes the oldest off.

@@ -28,7 +28,7 @@ use super::rss::WorkQueue;
 use super::srq::VerbsSrq;
 use super::window::VerbsMw;
 use crate::error::VerbError;
-use crate::mem::{Desc, SlotLayout};
+use crate::mem::{Run, SlotLayout};
 use crate::provider::{
     AttributeMask, Destination, MwBind, PostError, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair,
     RecvRequest, SendApi, SendRequest, check_transition,
@@ -534,9 +534,9 @@ impl QueuePair for VerbsQp {
     }
 
     #[inline]
-    unsafe fn post_send_run(&mut self, run: &[Desc], first_wr_id: u64) -> Result<(), PostError> {
+    unsafe fn post_send_run(&mut self, run: Run<'_>, first_wr_id: u64) -> Result<(), PostError> {
         // SAFETY: the caller's promise.
-        unsafe { self.send_run(run, first_wr_id) }
+        unsafe { self.send_run(run.descs(), first_wr_id) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::clock::{HostClock, Timebase};
 use crate::error::{Error, Result};
-use crate::mem::{SlotLayout, vector};
+use crate::mem::SlotLayout;
 use crate::provider::soft::fault::Random;
 use crate::provider::soft::memory::Slots;
 use crate::provider::soft::rss::Rss;
@@ -299,7 +299,15 @@ impl Generator {
     /// How many frames have come in and not been handed over.
     #[inline]
     pub(super) fn due(&mut self) -> u64 {
-        let Some((frames, nanos)) = self.rate else { return self.left };
+        match self.rate {
+            None => self.left,
+            Some(rate) => self.due_by_now(rate),
+        }
+    }
+
+    /// The same at a rate.
+    #[inline(never)]
+    fn due_by_now(&mut self, (frames, nanos): (u128, u128)) -> u64 {
         let now = self.clock.now();
         let began = *self.began.get_or_insert(now);
         let elapsed = self.timebase.between(began, now).0;
@@ -315,10 +323,13 @@ impl Generator {
         }
     }
 
+    #[inline]
     pub(super) fn skip_beyond(&mut self, room: u64) -> u64 {
-        if self.rate.is_none() {
-            return 0;
-        }
+        if self.rate.is_none() { 0 } else { self.skip(room) }
+    }
+
+    #[inline(never)]
+    fn skip(&mut self, room: u64) -> u64 {
         let lost = self.due().saturating_sub(room);
         self.pass(lost);
         lost
@@ -345,7 +356,7 @@ impl Generator {
         self.pass(part.len() as u64);
         match self.plan.copy {
             true => self.copy_into(slots, part, lengths),
-            false => self.stamp_into(slots, part, lengths),
+            false => self.lengths_of(part, lengths),
         }
     }
 
@@ -364,10 +375,7 @@ impl Generator {
     }
 
     #[inline]
-    fn stamp_into(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
-        if !vector::are_below(part, self.stamped.below) {
-            self.write_first(slots, part);
-        }
+    fn lengths_of(&self, part: &[u32], lengths: &mut [u32]) -> u64 {
         if self.stamped.lengths.is_empty() {
             lengths.fill(self.stamped.longest);
             return u64::from(self.stamped.longest) * part.len() as u64;
@@ -380,9 +388,16 @@ impl Generator {
         bytes
     }
 
-    /// Writes the slots that are used for the first time.
-    #[cold]
-    fn write_first(&mut self, slots: &Slots, part: &[u32]) {
+    /// All slots below have their frame; `None`: slots get theirs when it comes in.
+    pub(super) fn prepared(&self) -> Option<u32> {
+        (!self.plan.copy).then_some(self.stamped.below)
+    }
+
+    /// Writes the slots that are used for the first time, where nothing is copied later.
+    pub(super) fn prepare(&mut self, slots: &Slots, part: &[u32]) {
+        if self.plan.copy {
+            return;
+        }
         for &slot in part {
             if !self.stamped.written[slot as usize] {
                 let _ = slots.write(slot, self.of_slot(slot));

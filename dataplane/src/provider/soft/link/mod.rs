@@ -291,6 +291,21 @@ impl Wire {
         }
     }
 
+    /// Gets slots ready that are being posted, for [`Wire::write`].
+    pub(super) fn prepare(&mut self, slots: &Slots, part: &[u32]) {
+        if let Self::Generator(generator) = self {
+            generator.prepare(slots, part);
+        }
+    }
+
+    /// All slots below are ready by now; `None`: all that there are.
+    pub(super) fn prepared(&self) -> Option<u32> {
+        match self {
+            Self::Generator(generator) => generator.prepared(),
+            Self::Loopback(_) | Self::Pcap(_) | Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => None,
+        }
+    }
+
     /// Whether what is sent is counted and goes nowhere.
     #[inline]
     pub(super) fn swallows(&self) -> bool {

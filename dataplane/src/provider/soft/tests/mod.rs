@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use crate::clock::HostClock;
 use crate::error::VerbError;
-use crate::mem::{Desc, PageKind, Region, RegionSpec, SlotLayout};
+use crate::mem::{Desc, PageKind, Region, RegionSpec, Run, SlotLayout};
 use crate::provider::soft::*;
 use crate::provider::*;
 use crate::units::{Gid, Lkey, Nanos, QpNum, Rkey, Ticks};
@@ -40,6 +40,8 @@ struct Rig {
     qp: SoftQp,
     clock: HostClock,
     run: Box<Completions>,
+    /// The receives that have not completed, in the order in which they were posted.
+    posted: Vec<u64>,
 }
 
 /// What a rig is made of.
@@ -100,7 +102,7 @@ impl Rig {
         let mr = pd.register(region(layout.bytes()), plan.access).unwrap();
         qp.bind_slots(&mr, layout, 1000).unwrap();
         let ah = pd.create_ah(&Path { gid: device.gid(), ..Path::default() }).unwrap();
-        Self { device, pd, ah, mr, layout, send, recv, qp, clock, run: Completions::new() }
+        Self { device, pd, ah, mr, layout, send, recv, qp, clock, run: Completions::new(), posted: Vec::new() }
     }
 
     fn go(&mut self, state: QpState) {
@@ -111,6 +113,9 @@ impl Rig {
             other => QpAttributes::to(other),
         };
         self.qp.modify(&attributes, mask).unwrap();
+        if state == QpState::Reset {
+            self.posted.clear();
+        }
     }
 
     /// From RESET to RTS.
@@ -151,17 +156,22 @@ impl Rig {
 
     fn post_recv_run(&mut self, slots: &[u32]) -> Result<(), PostError> {
         // SAFETY: tests leave posted slots alone.
-        unsafe { self.qp.post_recv_run(slots) }
+        let posted = unsafe { self.qp.post_recv_run(slots) };
+        let accepted = posted.as_ref().map_or_else(|refused| refused.accepted, |()| slots.len());
+        self.posted.extend(slots[..accepted].iter().map(|slot| 1000 + u64::from(*slot)));
+        posted
     }
 
     fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         // SAFETY: as above.
-        unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges }]) }
+        let posted = unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges }]) };
+        self.posted.extend(posted.is_ok().then_some(wr_id));
+        posted
     }
 
     fn post_send_run(&mut self, run: &[Desc], first: u64) -> Result<(), PostError> {
         // SAFETY: as above.
-        unsafe { self.qp.post_send_run(run, first) }
+        unsafe { self.qp.post_send_run(Run::of(run), first) }
     }
 
     fn post_send(&mut self, wr_id: u64, sges: &[Sge], flags: SendFlags) -> Result<(), PostError> {
@@ -176,8 +186,27 @@ impl Rig {
     }
 
     fn received(&mut self) -> Vec<(u64, WcStatus, u32)> {
-        self.recv.poll_run(&mut self.run, RUN).unwrap();
-        listed(&self.run)
+        self.receive(RUN)
+    }
+
+    fn receive(&mut self, limit: usize) -> Vec<(u64, WcStatus, u32)> {
+        assert!(self.recv.poll_run(&mut self.run, limit).unwrap() <= limit);
+        if self.run.in_order {
+            let oldest = self.posted.iter().copied();
+            self.run.wr_id.iter_mut().zip(oldest).take(self.run.len).for_each(|(to, from)| *to = from);
+            let first = self.run.ticks[0];
+            self.run.ticks[..self.run.len].fill(first);
+        }
+        let received = listed(&self.run);
+        received.iter().for_each(|(wr_id, ..)| self.has_received(*wr_id));
+        received
+    }
+
+    /// A receive has completed.
+    fn has_received(&mut self, wr_id: u64) {
+        if let Some(at) = self.posted.iter().position(|posted| *posted == wr_id) {
+            self.posted.remove(at);
+        }
     }
 
     fn sent(&mut self) -> Vec<(u64, WcStatus)> {
