@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::plan::PortPlan;
-use super::port::Link;
+use super::port::{FrameStamps, Link};
 use super::types::{within, within_some};
 
 /// Who runs the XDP program of an interface.
@@ -126,6 +126,9 @@ pub struct Xdp {
     /// Whether frames to any address are received, and not only those to the interface's own.
     #[serde(default = "yes")]
     pub promiscuous: bool,
+    /// Who says when a frame came in, with `timestamps = "wallclock"`: `kernel`, or `hardware`, the NIC.
+    #[serde(default)]
+    pub stamps: FrameStamps,
     /// Lets the driver be polled from the worker, and keeps its interrupts off. Absent: interrupts as usual.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_poll: Option<XdpBusyPoll>,

@@ -66,13 +66,14 @@ pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result
     let mut cables: BTreeMap<usize, LoopbackLink> = BTreeMap::new();
     let mut devices: Vec<Arc<dyn PortDevice>> = Vec::new();
     let (lanes, stamps) = (plan.cores.len(), stamping(plan));
+    let stamped = stamps == Stamping::Wallclock;
     let meetings: Vec<Arc<Meeting>> = plan.ports.iter().map(|_| Arc::new(Meeting::new(lanes))).collect();
     #[cfg(feature = "verbs")]
     let mut hosts = verbs::Hosts::default();
     for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate() {
         let meet = |connection: &Connection| meet(plan, port, index, connection, &meetings);
         devices.push(if port.config.device == config::SOFT {
-            let device = SoftDevice::new(soft::spec(index, port, info, lanes, clock, &mut cables)?)?;
+            let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
             let what = format!("{} {}", config::SOFT, port.config.link.as_ref().map_or("", config::Link::kind));
             let provider = Provider {
                 what,

@@ -33,7 +33,7 @@ pub(super) fn finish(device: &SoftDevice) -> Vec<Error> {
     error.into_iter().chain(last).collect()
 }
 
-/// What the device of a port is made from.
+/// What the device of a port is made from. `stamped`: what comes in is to be stamped by the wall clock.
 ///
 /// # Errors
 /// A folder for its output cannot be made.
@@ -42,6 +42,7 @@ pub(super) fn spec(
     port: &PortPlan,
     info: &PortInfo,
     workers: usize,
+    stamped: bool,
     clock: &HostClock,
     cables: &mut BTreeMap<usize, LoopbackLink>,
 ) -> Result<SoftSpec> {
@@ -81,6 +82,7 @@ pub(super) fn spec(
     }
     spec.refuse = config.refuse.iter().map(|capability| refused(*capability)).collect();
     spec.rss = rss(&config.rss);
+    spec.stamped = stamped;
     Ok(spec)
 }
 
@@ -140,6 +142,7 @@ fn xdp(link: &config::Xdp, workers: usize) -> XdpSpec {
         },
         filter: Filter { take: selectors(&link.filter), except: selectors(&link.except) },
         promiscuous: link.promiscuous,
+        hardware_stamps: link.stamps == FrameStamps::Hardware,
         busy_poll: link.busy_poll.map(|busy| BusyPoll { micros: busy.micros, budget: busy.budget }),
         queues: u16::try_from(workers).unwrap_or(u16::MAX),
     }

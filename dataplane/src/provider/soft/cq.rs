@@ -473,7 +473,7 @@ impl CqCore {
         let [Attached { qp, receives: true, .. }] = &*self.attached else { return false };
         let depth = self.depth;
         let received =
-            qp.with(Use::MoveIn, |core| !core.overruns(qp, depth) && core.receive_run(qp, run, limit, now.ticks, true));
+            qp.with(Use::MoveIn, |core| !core.overruns(qp, depth) && core.receive_run(qp, run, limit, now, true));
         received == Some(true)
     }
 
@@ -497,7 +497,7 @@ impl CqCore {
                     }
                     return true;
                 }
-                let direct = run.as_deref_mut().is_some_and(|run| core.receive_run(qp, run, limit, now.ticks, false));
+                let direct = run.as_deref_mut().is_some_and(|run| core.receive_run(qp, run, limit, now, false));
                 if !direct {
                     core.receive(qp, ring, room.min(limit - has), now);
                 }

@@ -39,14 +39,14 @@ impl QpCore {
         shared: &QpShared,
         run: &mut Completions,
         limit: usize,
-        ticks: Ticks,
+        now: Now,
         in_order: bool,
     ) -> bool {
         let running = matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
         let Some(slots) = self.slots.as_ref().filter(|_| self.runs) else { return false };
         let (recv, wire) = (&mut self.recv, &mut self.wire);
         if let Wire::Xdp(queue) = wire {
-            return receive_lent(shared, queue, run, limit, ticks, running);
+            return receive_lent(shared, queue, run, limit, now, running);
         }
         if !running || !recv.is_slots() || !shared.device.is_up() {
             return false;
@@ -68,8 +68,8 @@ impl QpCore {
         run.len = until;
         run.in_order = in_order;
         match in_order {
-            true => run.ticks[0] = ticks,
-            false => run.ticks[from..until].fill(ticks),
+            true => run.ticks[0] = now.ticks,
+            false => run.ticks[from..until].fill(now.ticks),
         }
         if run.failed {
             run.status[from..until].fill(WcStatus::Success);
@@ -87,7 +87,7 @@ impl QpCore {
         let Now { ticks, by_wall } = now;
         let enough = ring.len().saturating_add(most);
         if let Wire::Xdp(queue) = &mut self.wire {
-            return lent(shared, queue, ring, enough, ticks);
+            return lent(shared, queue, ring, enough, now);
         }
         let Self { recv, slots, keys, wire, faults, mute, .. } = self;
         if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
@@ -145,7 +145,7 @@ fn receive_lent(
     queue: &mut Queue,
     run: &mut Completions,
     limit: usize,
-    ticks: Ticks,
+    now: Now,
     running: bool,
 ) -> bool {
     if queue.is_stale() {
@@ -153,7 +153,7 @@ fn receive_lent(
         return false;
     }
     if running {
-        let received = queue.receive(run, limit, ticks);
+        let received = queue.receive(run, limit, now);
         count(shared, &received);
     }
     running
@@ -161,15 +161,15 @@ fn receive_lent(
 
 /// Receives from, or flushes, a queue that slots are lent to, until `ring` has `enough`. For cursors and failures.
 #[cold]
-fn lent(shared: &QpShared, queue: &mut Queue, ring: &mut VecDeque<Entry>, enough: usize, ticks: Ticks) {
+fn lent(shared: &QpShared, queue: &mut Queue, ring: &mut VecDeque<Entry>, enough: usize, now: Now) {
     match shared.state() {
         QpState::Rtr | QpState::Rts | QpState::Sqd => {
             let mut run = Completions::new();
-            let received = queue.receive(&mut run, RUN.min(enough - ring.len()), ticks);
+            let received = queue.receive(&mut run, RUN.min(enough - ring.len()), now);
             count(shared, &received);
             for at in 0..run.len {
                 let status = if run.failed { run.status[at] } else { WcStatus::Success };
-                let entry = entry(shared, run.wr_id[at], status, ticks);
+                let entry = entry(shared, run.wr_id[at], status, run.ticks[at]);
                 ring.push_back(Entry { byte_len: run.byte_len[at], ..entry });
             }
         }

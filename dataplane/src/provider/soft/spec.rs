@@ -56,6 +56,9 @@ pub struct SoftSpec {
     pub refuse: Vec<Capability>,
     /// How frames are spread over queues.
     pub rss: RssSpec,
+    /// Whether frames are to be stamped when they come in, for completions with wall-clock stamps, where that costs something:
+    /// on an AF_XDP link.
+    pub stamped: bool,
     /// How much of everything it has.
     pub limits: SoftLimits,
 }
@@ -77,6 +80,7 @@ impl SoftSpec {
             faults: FaultSpec::default(),
             refuse: Vec::new(),
             rss: RssSpec::STANDARD,
+            stamped: false,
             limits: SoftLimits::default(),
         }
     }

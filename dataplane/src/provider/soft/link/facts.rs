@@ -126,20 +126,37 @@ const XDP_BASIC: u64 = 1;
 const XDP_REDIRECT: u64 = 1 << 1;
 const XDP_ZERO_COPY: u64 = 1 << 3;
 
+/// `NETDEV_A_DEV_XDP_RX_METADATA_FEATURES`, and of those `NETDEV_XDP_RX_METADATA_TIMESTAMP`.
+const METADATA: (u16, u64) = (5, 1);
+
 /// What the driver can do. `None`: a kernel before 6.3, which does not know.
 fn xdp_support(index: u32) -> Option<XdpSupport> {
+    let features = number(&device(index)?, NETDEV.2)?;
+    Some(XdpSupport {
+        native: features & (XDP_BASIC | XDP_REDIRECT) == XDP_BASIC | XDP_REDIRECT,
+        zero_copy: features & XDP_ZERO_COPY != 0,
+    })
+}
+
+/// Whether the driver tells XDP programs when the NIC received a frame. `None`: a kernel that does not know.
+pub(super) fn tells_time(index: u32) -> Option<bool> {
+    number(&device(index)?, METADATA.0).map(|features| features & METADATA.1 != 0)
+}
+
+/// A number of 64 bits among attributes.
+fn number(all: &[u8], wanted: u16) -> Option<u64> {
+    Some(u64::from_ne_bytes(attribute(all, wanted)?.get(..8)?.try_into().ok()?))
+}
+
+/// What the netlink family `netdev` says of an interface.
+fn device(index: u32) -> Option<Vec<u8>> {
     let socket = Socket::new(NETLINK_GENERIC).ok()?;
     socket.connect(&SocketAddr::new(0, 0)).ok()?;
     let (control, get_family, family_id, family_name) = CONTROL;
     let answer = converse(&socket, control, get_family, family_name, b"netdev\0")?;
     let family = u16::from_ne_bytes(attribute(&answer, family_id)?.get(..2)?.try_into().ok()?);
-    let (get_device, of_index, features) = NETDEV;
-    let answer = converse(&socket, family, get_device, of_index, &index.to_ne_bytes())?;
-    let features = u64::from_ne_bytes(attribute(&answer, features)?.get(..8)?.try_into().ok()?);
-    Some(XdpSupport {
-        native: features & (XDP_BASIC | XDP_REDIRECT) == XDP_BASIC | XDP_REDIRECT,
-        zero_copy: features & XDP_ZERO_COPY != 0,
-    })
+    let (get_device, of_index, _) = NETDEV;
+    converse(&socket, family, get_device, of_index, &index.to_ne_bytes())
 }
 
 /// `IFLA_XDP`, and in it `IFLA_XDP_PROG_ID` (linux/if_link.h).

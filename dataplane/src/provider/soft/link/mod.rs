@@ -7,6 +7,7 @@ mod interface;
 mod loopback;
 mod packet;
 mod pcap;
+mod stamps;
 mod tap;
 mod xdp;
 
@@ -94,9 +95,9 @@ impl Link {
             LinkSpec::Loopback(link) => Self::Loopback(link.clone()),
             LinkSpec::Generator(spec) => Self::Generator(Arc::new(Plan::new(spec, max_frame)?)),
             LinkSpec::Pcap(spec) => Self::Pcap(Arc::new(Files::open(spec)?)),
-            LinkSpec::Xdp(spec) => Self::Xdp(Arc::new(Xdp::open(spec, max_frame)?)),
-            LinkSpec::Packet(spec) => Self::Packet(Arc::new(Packets::open(spec, max_frame)?)),
-            LinkSpec::Tap(tap) => Self::Tap(Arc::new(Tap::open(tap, spec.mtu)?)),
+            LinkSpec::Xdp(link) => Self::Xdp(Arc::new(Xdp::open(link, max_frame, spec.stamped)?)),
+            LinkSpec::Packet(link) => Self::Packet(Arc::new(Packets::open(link, max_frame, spec.stamped)?)),
+            LinkSpec::Tap(tap) => Self::Tap(Arc::new(Tap::open(tap, spec.mtu, spec.stamped)?)),
         })
     }
 
@@ -139,7 +140,8 @@ impl Link {
         match self {
             Self::Xdp(xdp) => Some(xdp.describe()),
             Self::Packet(packets) => packets.describe(),
-            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Tap(_) => None,
+            Self::Tap(tap) => tap.describe(),
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) => None,
         }
     }
 

@@ -48,6 +48,8 @@ impl TapSpec {
 #[derive(Debug)]
 pub(in crate::provider::soft) struct Tap {
     spec: TapSpec,
+    /// Completions are to say when frames came in.
+    stamped: bool,
     state: Mutex<State>,
 }
 
@@ -68,7 +70,7 @@ impl Tap {
     ///
     /// # Errors
     /// The kernel refuses; with what to do.
-    pub(super) fn open(spec: &TapSpec, device_mtu: u32) -> Result<Self> {
+    pub(super) fn open(spec: &TapSpec, device_mtu: u32, stamped: bool) -> Result<Self> {
         let said = |what: &str, error: &io::Error| refused(&spec.name, what, "CAP_NET_ADMIN", error);
         let was_there = Interface::find(&spec.name).map_err(|error| said("a TAP", &error))?.is_some();
         let first = attach(&spec.name).map_err(|error| match error.raw_os_error() {
@@ -88,11 +90,16 @@ impl Tap {
             persist.map_err(|error| said("to be persistent", &error))?;
         }
         let state = State { index, spare: vec![Arc::new(first)], queues: Vec::new(), ends: Vec::new() };
-        Ok(Self { spec: spec.clone(), state: Mutex::new(state) })
+        Ok(Self { spec: spec.clone(), stamped, state: Mutex::new(state) })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose stamps those of its frames are, where they have any: a TAP has no clock.
+    pub(super) fn describe(&self) -> Option<String> {
+        self.stamped.then(|| format!("{} (stamps: the poll's)", self.spec.name))
     }
 
     /// Begins to watch the interface.

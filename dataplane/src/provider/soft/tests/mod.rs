@@ -12,7 +12,7 @@ mod recovery;
 mod states;
 mod table;
 mod verbs;
-mod xdp;
+pub(in crate::provider::soft) mod xdp;
 
 mod ends;
 

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::*;
 
@@ -12,7 +12,7 @@ pub(super) const ETHER_TYPE: u16 = 0x88b5;
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Runs `work` on a thread in a fresh network namespace, which goes with it.
-pub(super) fn in_namespace(work: impl FnOnce() + Send + 'static) {
+pub(in crate::provider::soft) fn in_namespace(work: impl FnOnce() + Send + 'static) {
     let thread = thread::spawn(move || {
         // SAFETY: a plain system call, which concerns this thread alone.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -34,7 +34,7 @@ pub(super) fn ip(arguments: &str) -> bool {
 }
 
 /// A veth pair, `va` and `b`, both up.
-pub(super) fn veth(queues: u32, mtu: u32) {
+pub(in crate::provider::soft) fn veth(queues: u32, mtu: u32) {
     let queues = format!("numrxqueues {queues} numtxqueues {queues}");
     assert!(ip(&format!("link add name va mtu {mtu} {queues} type veth peer name vb mtu {mtu} {queues}")));
     for end in ["va", "vb"] {
@@ -85,8 +85,12 @@ const RECV: u64 = 1 << 40;
 
 impl End {
     fn new(device: SoftDevice, queue: (u16, u16), stride: usize) -> Self {
+        Self::with(device, queue, stride, PollFields::STANDARD)
+    }
+
+    fn with(device: SoftDevice, queue: (u16, u16), stride: usize, fields: PollFields) -> Self {
         let pd = device.alloc_pd().unwrap();
-        let cq = CqSpec { depth: 2 * DEPTH, fields: PollFields::STANDARD, ..CqSpec::default() };
+        let cq = CqSpec { depth: 2 * DEPTH, fields, ..CqSpec::default() };
         let (send, _) = device.create_cq(&cq, None).unwrap();
         let channel = device.create_channel().unwrap();
         let (recv, _) = device.create_cq(&cq, Some(&channel)).unwrap();
@@ -204,6 +208,31 @@ fn carry(from: &mut End, to: &mut End, count: u32, length: impl Fn(u32) -> usize
     }
 }
 
+/// Sends until something arrives: a queue pair that begins anew may have its queue some polls later. Nothing is under way
+/// afterwards.
+fn reach(from: &mut End, to: &mut End) {
+    let deadline = Instant::now() + PATIENCE;
+    let send = |from: &mut End, len| {
+        let desc = from.put(200, &frame(0, len));
+        from.send(&[desc], 1).unwrap();
+        while from.sent().is_empty() {
+            assert!(Instant::now() < deadline, "nothing is sent");
+        }
+    };
+    let heard = |to: &mut End, len| {
+        let received = to.received();
+        to.post(&received.iter().map(|(wr_id, ..)| (wr_id - RECV) as u32).collect::<Vec<_>>()).unwrap();
+        assert!(Instant::now() < deadline, "nothing arrives: {:?}", to.device.counters());
+        received.iter().any(|(.., received)| *received >= len)
+    };
+    while !heard(to, 60) {
+        send(from, 60);
+    }
+    // Frames keep their order.
+    send(from, 61);
+    while !heard(to, 61) {}
+}
+
 #[test]
 fn frames_arrive_as_they_were_sent_and_every_slot_comes_back() {
     in_namespace(|| {
@@ -235,6 +264,7 @@ fn frames_arrive_as_they_were_sent_and_every_slot_comes_back() {
             // And it begins anew, also with other slots.
             b.go(QpState::Reset).unwrap();
             b.start(100);
+            reach(&mut a, &mut b);
             carry(&mut a, &mut b, 200, |_| 900);
             assert!(has_program("va") && has_program("vb"));
             drop((a, b));
@@ -284,6 +314,50 @@ fn a_frame_wakes_who_sleeps() {
             }
             drop(go);
             sender.join().unwrap();
+        }
+    });
+}
+
+/// With wall-clock completions each frame has the stamp of the XDP program, and not that of the poll: the clock of the device
+/// stands still here.
+#[test]
+fn frames_are_stamped_when_they_come_in() {
+    in_namespace(|| {
+        // Of the longer ones each is in three buffers.
+        veth(1, 9000);
+        for (mode, hardware_stamps) in [(Mode::Native, false), (Mode::Native, true), (Mode::Generic, false)] {
+            let of = |name| XdpSpec { mode, hardware_stamps, ..link(name) };
+            let mut a = End::new(device(of("va"), 9000).unwrap(), (0, 1), 12_288);
+            a.start(0);
+            let (mtu, clock) = (9000, HostClock::manual());
+            let spec = SoftSpec { mtu, clock, stamped: true, ..SoftSpec::new("vb", LinkSpec::Xdp(of("vb"))) };
+            let fields = PollFields::STANDARD | PollFields::WALLCLOCK;
+            let mut b = End::with(SoftDevice::new(spec).unwrap(), (0, 1), 12_288, fields);
+            b.start(0);
+            // A veth pair has no clock: the kernel stamps all the same.
+            let runs = if mode == Mode::Native { "native" } else { "generic" };
+            let described = format!("vb ({runs}, copy, stamps: the kernel's)");
+            assert_eq!(b.device.describe_link(), Some(described));
+            /// How far the reading of two clocks may be off.
+            const EXACT: u64 = 50_000;
+            let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+            let (mut last, lengths) = (now() - EXACT, if mode == Mode::Native { [60, 9_014] } else { [60, 900] });
+            for number in 0..20 {
+                let sent = frame(number, lengths[number as usize % 2]);
+                let desc = a.put(200, &sent);
+                a.send(&[desc], 1).unwrap();
+                let (deadline, mut received) = (Instant::now() + PATIENCE, Vec::new());
+                while received.is_empty() || a.sent().is_empty() {
+                    assert!(Instant::now() < deadline, "frame {number}");
+                    received.extend(b.received());
+                }
+                let [(wr_id, WcStatus::Success, len)] = received[..] else { panic!("{received:?}") };
+                assert_eq!(b.get((wr_id - RECV) as u32, len), sent);
+                b.post(&[(wr_id - RECV) as u32]).unwrap();
+                let stamp = b.run.ticks[0].0;
+                assert!((last + 1..=now() + EXACT).contains(&stamp), "{stamp} is not from {last} to {}", now());
+                last = stamp;
+            }
         }
     });
 }
@@ -428,6 +502,8 @@ fn an_interface_that_is_made_anew_is_followed() {
             end.go(QpState::Reset).unwrap();
             end.start(0);
         }
+        reach(&mut b, &mut a);
+        reach(&mut a, &mut b);
         carry(&mut a, &mut b, 100, |_| 64);
     });
 }

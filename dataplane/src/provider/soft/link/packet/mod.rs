@@ -9,7 +9,6 @@
 mod offload;
 mod outbox;
 mod socket;
-mod stamps;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,6 +18,7 @@ use crate::error::Result;
 use crate::provider::WcStatus;
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::link::interface::{Handover, Interface, Watcher, refused, to_wait_for};
+use crate::provider::soft::link::stamps;
 use crate::provider::soft::status::Status;
 use crate::units::Nanos;
 use offload::Splitter;
@@ -73,6 +73,8 @@ pub(in crate::provider::soft) struct Packets {
     spec: PacketSpec,
     /// The longest frame that is received or sent, in bytes.
     longest: usize,
+    /// Completions are to say when frames came in.
+    stamped: bool,
     /// The NIC stamps what comes in.
     by_nic: AtomicBool,
     state: Mutex<State>,
@@ -115,6 +117,11 @@ impl Seat {
     }
 }
 
+/// Whether the NIC stamps what comes in; otherwise says why not.
+fn by_nic(interface: &str) -> bool {
+    stamps::ask_nic(interface).inspect_err(|error| stamps::warn_of_kernel(interface, error)).is_ok()
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -124,14 +131,14 @@ impl Packets {
     ///
     /// # Errors
     /// It is not there, or the kernel refuses it; with what to do.
-    pub(super) fn open(spec: &PacketSpec, longest: usize) -> Result<Self> {
+    pub(super) fn open(spec: &PacketSpec, longest: usize, stamped: bool) -> Result<Self> {
         let interface = Interface::need(&spec.interface)?;
-        let by_nic = spec.hardware_stamps && stamps::by_nic(&spec.interface);
+        let by_nic = spec.hardware_stamps && by_nic(&spec.interface);
         // What is refused is refused now, with its reason, and not to the first worker.
         Socket::open(spec, longest, interface.index, by_nic, None)
             .map_err(|(what, error)| refused(&spec.interface, what, "CAP_NET_RAW", &error))?;
         let state = Mutex::new(State { interface, group: None, seats: Vec::new() });
-        Ok(Self { spec: spec.clone(), longest, by_nic: by_nic.into(), state })
+        Ok(Self { spec: spec.clone(), longest, stamped, by_nic: by_nic.into(), state })
     }
 
     fn by_nic(&self) -> bool {
@@ -141,7 +148,7 @@ impl Packets {
     /// Whose stamps those of its frames are, where somebody asked.
     pub(super) fn describe(&self) -> Option<String> {
         let by = if self.by_nic() { "the NIC's" } else { "the kernel's" };
-        self.spec.hardware_stamps.then(|| format!("{} (stamps: {by})", self.spec.interface))
+        (self.stamped || self.spec.hardware_stamps).then(|| format!("{} (stamps: {by})", self.spec.interface))
     }
 
     /// Begins to watch the interface.
@@ -176,7 +183,7 @@ impl Packets {
     /// Makes new sockets for all queues, on an interface that has another number.
     fn come_back(&self, state: &mut State, now: &Interface) -> Result<(), ()> {
         if self.spec.hardware_stamps {
-            self.by_nic.store(stamps::by_nic(&self.spec.interface), Ordering::Relaxed);
+            self.by_nic.store(by_nic(&self.spec.interface), Ordering::Relaxed);
         }
         state.group = None;
         state.seats.retain(|seat| seat.strong_count() > 0);

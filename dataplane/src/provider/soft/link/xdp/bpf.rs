@@ -1,5 +1,6 @@
 //! `bpf(2)`, as far as XDP needs it.
 
+use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -23,6 +24,8 @@ const ATTACH_TYPE_XDP: u32 = 37;
 const LINK_TYPE_XDP: u32 = 6;
 /// `BPF_F_XDP_HAS_FRAGS`: the program can be given frames of several buffers.
 const HAS_FRAGS: u32 = 1 << 5;
+/// `BPF_F_XDP_DEV_BOUND_ONLY`: the program is for one interface, and may call what its driver has.
+const BOUND: u32 = 1 << 6;
 
 /// How a program is attached: `XDP_FLAGS_*` of linux/if_link.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,16 +122,30 @@ impl Program {
     /// Loads a program.
     ///
     /// # Errors
-    /// As `bpf(2)`; where the kernel's verifier refused it, with the end of what that said.
+    /// As `bpf(2)`.
     pub(super) fn load(code: &[Instruction]) -> io::Result<Self> {
+        // It calls nothing that is for GPL programs alone.
+        Self::load_for(code, 0, 0, c"MIT OR Apache-2.0")
+    }
+
+    /// Loads a program that calls functions of the kernel, for one interface alone.
+    ///
+    /// # Errors
+    /// As `bpf(2)`.
+    pub(super) fn load_bound(code: &[Instruction], interface: u32) -> io::Result<Self> {
+        // Such functions are for programs that may be passed on under the GPL, as the MIT licence allows.
+        Self::load_for(code, BOUND, interface, c"Dual MIT/GPL")
+    }
+
+    fn load_for(code: &[Instruction], flags: u32, interface: u32, license: &CStr) -> io::Result<Self> {
         // Kernels before 5.18 know no frames of several buffers.
-        Self::load_as(code, HAS_FRAGS).or_else(|error| match error.raw_os_error() {
-            Some(libc::EINVAL) => Self::load_as(code, 0),
+        Self::load_as(code, flags | HAS_FRAGS, interface, license).or_else(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => Self::load_as(code, flags, interface, license),
             _ => Err(error),
         })
     }
 
-    fn load_as(code: &[Instruction], flags: u32) -> io::Result<Self> {
+    fn load_as(code: &[Instruction], flags: u32, interface: u32, license: &CStr) -> io::Result<Self> {
         #[repr(C)]
         struct Load {
             kind: u32,
@@ -148,15 +165,14 @@ impl Program {
             kind: PROG_TYPE_XDP,
             count: code.len() as u32,
             code: code.as_ptr(),
-            // It calls nothing that is for GPL programs alone.
-            license: c"MIT OR Apache-2.0".as_ptr(),
+            license: license.as_ptr(),
             log_level: 0,
             log_size: 0,
             log: std::ptr::null_mut(),
             kernel_version: 0,
             flags,
             name: NAME,
-            interface: 0,
+            interface,
             attach_type: ATTACH_TYPE_XDP,
         };
         // SAFETY: laid out as the anonymous structure of BPF_PROG_LOAD; code and licence outlive the call.

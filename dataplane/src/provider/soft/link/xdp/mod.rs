@@ -9,6 +9,7 @@
 //! descriptor the process has: however the process ends, the program goes with it.
 
 mod bpf;
+mod btf;
 mod program;
 mod queue;
 mod ring;
@@ -18,18 +19,20 @@ mod tests;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(in crate::provider::soft) use bpf::holder;
+use program::Stamp;
 pub use program::{Filter, Selector};
 pub(in crate::provider::soft) use queue::{Over, Queue, Received};
 
 use crate::error::{Error, Result};
 use crate::mem::Notice;
 use crate::provider::soft::SoftCounters;
-use crate::provider::soft::link::facts::{XdpProgram, receive_queues, xdp_program};
+use crate::provider::soft::link::facts::{XdpProgram, receive_queues, tells_time, xdp_program};
 use crate::provider::soft::link::interface::{Interface, Watcher};
+use crate::provider::soft::link::stamps;
 use crate::provider::soft::status::Status;
 
 /// Bytes that the kernel keeps before every frame: `XDP_PACKET_HEADROOM`. Slots have at least as much headroom.
@@ -82,6 +85,8 @@ pub struct XdpSpec {
     pub filter: Filter,
     /// Whether frames to any address are received, and not only those to the interface's own.
     pub promiscuous: bool,
+    /// Whether the NIC is to stamp what comes in, and not the kernel: for completions with wall-clock stamps.
+    pub hardware_stamps: bool,
     /// Whether the driver is polled from the worker.
     pub busy_poll: Option<BusyPoll>,
     /// How many queue pairs there are to be: the first of them has the first queue of the interface, and so on.
@@ -97,6 +102,7 @@ impl XdpSpec {
             copying: Copying::Auto,
             filter: Filter::default(),
             promiscuous: true,
+            hardware_stamps: false,
             busy_poll: None,
             queues: 1,
         }
@@ -109,6 +115,10 @@ pub(in crate::provider::soft) struct Xdp {
     spec: XdpSpec,
     /// The longest frame.
     longest: usize,
+    /// The program stamps frames.
+    stamped: bool,
+    /// How many nanoseconds the wall clock is ahead of the stamps of the program.
+    ahead: AtomicI64,
     map: bpf::SocketMap,
     program: bpf::Program,
     /// The number of the interface that the program is at, or was when it was removed.
@@ -124,6 +134,8 @@ struct At {
     _attached: Option<bpf::Attached>,
     _promiscuous: Option<OwnedFd>,
     native: bool,
+    /// The NIC stamps frames.
+    by_nic: bool,
 }
 
 /// The sockets that are open, and what the others counted.
@@ -148,13 +160,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Xdp {
     /// Attaches the program to the interface. Until there are sockets all frames go on to the kernel.
-    pub(super) fn open(spec: &XdpSpec, longest: usize) -> Result<Self> {
+    pub(super) fn open(spec: &XdpSpec, longest: usize, stamped: bool) -> Result<Self> {
         let name = &spec.interface;
         let interface = Interface::need(name)?;
         check_queues(spec)?;
         let map = bpf::SocketMap::new(u32::from(spec.queues.max(1)));
         let map = map.map_err(|error| Error::Wire(explain(name, "the map of its sockets", &error)))?;
-        let Some(code) = program::program(&spec.filter, program::Taken::Socket(map.fd())) else {
+        let stamp = if stamped { Stamp::Kernel } else { Stamp::Nothing };
+        let Some(code) = program::program(&spec.filter, program::Taken::Socket(map.fd()), stamp) else {
             return Err(Error::Wire(format!("interface `{name}`: the filter is too long: give it fewer selectors")));
         };
         let program = bpf::Program::load(&code);
@@ -162,6 +175,8 @@ impl Xdp {
         let xdp = Self {
             spec: spec.clone(),
             longest,
+            stamped,
+            ahead: AtomicI64::new(0),
             map,
             program,
             index: AtomicU32::new(0),
@@ -184,6 +199,7 @@ impl Xdp {
             {
                 lock(&xdp.sockets).trouble = Some(error.to_string());
             }
+            xdp.compare_clocks();
             status.set_link(found.is_some_and(|interface| interface.has_carrier));
         })
     }
@@ -200,14 +216,22 @@ impl Xdp {
         *at = At::default();
         let promiscuous = self.spec.promiscuous.then(|| socket::promiscuous(index)).transpose();
         let promiscuous = promiscuous.map_err(|error| Error::Wire(explain(name, "promiscuous mode", &error)))?;
+        let bound = self.bound(index);
+        // The kernel itself runs none that is bound to a driver.
+        let with_nic = bound.iter().filter(|_| modes.contains(&bpf::Attach::Native));
+        let with_nic = with_nic.map(|program| (program, bpf::Attach::Native, true));
         let mut why: Option<io::Error> = None;
-        for mode in modes {
-            match self.program.attach(index, *mode) {
+        for (program, mode, by_nic) in with_nic.chain(modes.iter().map(|mode| (&self.program, *mode, false))) {
+            match program.attach(index, mode) {
                 Ok(attached) => {
-                    let native = *mode == bpf::Attach::Native;
-                    *at = At { _attached: Some(attached), _promiscuous: promiscuous, native };
+                    let native = mode == bpf::Attach::Native;
+                    *at = At { _attached: Some(attached), _promiscuous: promiscuous, native, by_nic };
                     drop(at);
-                    if let Some(why) = why {
+                    self.compare_clocks();
+                    if let Some(error) = why.as_ref().filter(|_| bound.is_some() && !by_nic) {
+                        stamps::warn_of_kernel(name, error);
+                    }
+                    if let Some(why) = why.filter(|_| !native) {
                         warn(name, &without_native(name, &why));
                     }
                     self.index.store(index, Ordering::Relaxed);
@@ -230,6 +254,44 @@ impl Xdp {
         }
         let error = why.unwrap_or_else(|| io::Error::from_raw_os_error(libc::EIO));
         Err(Error::Wire(self.why_not_attached(index, &error)))
+    }
+
+    /// The program that has the NIC's stamps, where those are asked for and to be had; otherwise says why not.
+    fn bound(&self, index: u32) -> Option<bpf::Program> {
+        if !self.stamped || !self.spec.hardware_stamps {
+            return None;
+        }
+        let name = &self.spec.interface;
+        let load = || {
+            let lacks = |what: &str| io::Error::new(io::ErrorKind::Unsupported, what.to_owned());
+            stamps::ask_nic(name)?;
+            if tells_time(index) == Some(false) {
+                return Err(lacks("its driver does not tell XDP programs"));
+            }
+            let function = btf::function(program::NIC_STAMP);
+            let stamp = Stamp::Nic(function.ok_or_else(|| lacks("a kernel before 6.3, or one without its types"))?);
+            let code = program::program(&self.spec.filter, program::Taken::Socket(self.map.fd()), stamp);
+            bpf::Program::load_bound(&code.ok_or_else(|| lacks("the filter is too long"))?, index)
+        };
+        load().inspect_err(|error| stamps::warn_of_kernel(name, error)).ok()
+    }
+
+    /// Learns how stamps become those of the wall clock, which may have been set.
+    fn compare_clocks(&self) {
+        /// More than two readings differ by, where nobody has set a clock.
+        const STEP: u64 = 20_000;
+        if self.stamped {
+            let now = if lock(&self.at).by_nic { 0 } else { stamps::wall_ahead() };
+            if now == 0 || now.abs_diff(self.ahead.load(Ordering::Relaxed)) > STEP {
+                self.ahead.store(now, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// How many nanoseconds the wall clock is ahead of the stamps before frames. `None`: there are none.
+    #[inline]
+    fn ahead(&self) -> Option<i64> {
+        self.stamped.then(|| self.ahead.load(Ordering::Relaxed))
     }
 
     fn why_not_attached(&self, index: u32, error: &io::Error) -> String {
@@ -338,9 +400,15 @@ impl Xdp {
 
     /// The link in words.
     pub(in crate::provider::soft) fn describe(&self) -> String {
-        let runs = if lock(&self.at).native { "native" } else { "generic" };
+        let At { native, by_nic, .. } = *lock(&self.at);
+        let runs = if native { "native" } else { "generic" };
         let copies = if lock(&self.sockets).zero_copy { "zero-copy" } else { "copy" };
-        format!("{} ({runs}, {copies})", self.spec.interface)
+        let stamps = match (self.stamped, by_nic) {
+            (false, _) => "",
+            (true, false) => ", stamps: the kernel's",
+            (true, true) => ", stamps: the NIC's",
+        };
+        format!("{} ({runs}, {copies}{stamps})", self.spec.interface)
     }
 
     /// Adds what the kernel has counted of the sockets.

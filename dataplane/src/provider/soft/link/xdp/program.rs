@@ -3,7 +3,7 @@
 //! Nothing is compiled and nothing is linked: the program is made when the link is, from the filter alone. It looks at a
 //! frame once, writes what it found on its stack, and goes through the selectors. A frame that is selected goes to the
 //! AF_XDP socket of the queue that it came in on; any other, and every frame of a queue without a socket, goes on to the
-//! kernel. It writes nothing into a frame.
+//! kernel. It writes nothing into a frame, and before one its stamp, where that is asked for.
 
 use std::os::fd::RawFd;
 
@@ -43,6 +43,22 @@ pub(super) enum Taken {
     Verdict(u32),
 }
 
+/// What is written before a frame that is taken: when it came in, in nanoseconds, and the same with every bit turned, so that
+/// nothing else is taken for it. 0 is no time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stamp {
+    Nothing,
+    /// By `CLOCK_MONOTONIC`.
+    Kernel,
+    /// By the clock of the NIC. The number of the kernel's function that tells.
+    Nic(u32),
+}
+
+/// Bytes of a stamp, right before the frame.
+pub(super) const STAMP: u64 = 16;
+/// The kernel's function that tells when the NIC received a frame.
+pub(super) const NIC_STAMP: &str = "bpf_xdp_metadata_rx_timestamp";
+
 /// `XDP_PASS`: on to the kernel.
 pub(super) const PASS: u32 = 2;
 
@@ -77,6 +93,8 @@ const DESTINATION_PORT: i16 = -20;
 const VERSION: i16 = -24;
 const SOURCE: i16 = -40;
 const DESTINATION: i16 = -56;
+/// Eight bytes of room for a time.
+const TIME: i16 = -64;
 
 /// A word that no field has.
 const NONE: i32 = 0x1_0000;
@@ -171,6 +189,11 @@ impl Assembler {
         self.emit(0xbf, to, from, 0, 0);
     }
 
+    /// Calls a helper by its number.
+    fn call(&mut self, helper: i32) {
+        self.emit(0x85, 0, 0, 0, helper);
+    }
+
     fn add(&mut self, register: u8, value: i32) {
         self.emit(0x07, register, 0, 0, value);
     }
@@ -229,7 +252,7 @@ impl Assembler {
 }
 
 /// Makes the program. `None`: there are too many selectors.
-pub(super) fn program(filter: &Filter, taken: Taken) -> Option<Vec<Instruction>> {
+pub(super) fn program(filter: &Filter, taken: Taken, stamp: Stamp) -> Option<Vec<Instruction>> {
     let mut it = Assembler::default();
     let (take, pass) = (it.label(), it.label());
     it.copy(CONTEXT, R1);
@@ -244,6 +267,9 @@ pub(super) fn program(filter: &Filter, taken: Taken) -> Option<Vec<Instruction>>
         }
     }
     it.here(take);
+    if stamp != Stamp::Nothing {
+        write_stamp(&mut it, stamp);
+    }
     match taken {
         Taken::Socket(map) => {
             // bpf_redirect_map(map, the queue, XDP_PASS where it has no socket)
@@ -251,7 +277,7 @@ pub(super) fn program(filter: &Filter, taken: Taken) -> Option<Vec<Instruction>>
             it.emit(LOAD_MAP, R1, 1, 0, map);
             it.emit(0, 0, 0, 0, 0);
             it.set(R3, PASS as i32);
-            it.emit(0x85, 0, 0, 0, 51);
+            it.call(51);
         }
         #[cfg(test)]
         Taken::Verdict(verdict) => it.set(R0, verdict as i32),
@@ -261,6 +287,41 @@ pub(super) fn program(filter: &Filter, taken: Taken) -> Option<Vec<Instruction>>
     it.set(R0, PASS as i32);
     it.emit(EXIT, 0, 0, 0, 0);
     it.finish()
+}
+
+/// Makes room before the frame, and writes when it came in. Where there can be no room nothing is written.
+fn write_stamp(it: &mut Assembler, stamp: Stamp) {
+    let done = it.label();
+    // bpf_xdp_adjust_meta(context, -STAMP)
+    it.copy(R1, CONTEXT);
+    it.set(R2, -(STAMP as i32));
+    it.call(54);
+    it.if_other(R0, 0, done);
+    match stamp {
+        Stamp::Nic(function) => {
+            // function(context, &time): what it does not know stays 0.
+            it.emit(0x7a, STACK, 0, TIME, 0);
+            it.copy(R1, CONTEXT);
+            it.copy(R2, STACK);
+            it.add(R2, TIME.into());
+            it.emit(0x85, 0, 2, 0, function as i32);
+            it.emit(0x79, R3, STACK, TIME, 0);
+        }
+        _ => {
+            // bpf_ktime_get_ns()
+            it.call(5);
+            it.copy(R3, R0);
+        }
+    }
+    it.load(Width::Word, R1, CONTEXT, 8);
+    it.load(Width::Word, R2, CONTEXT, 0);
+    it.copy(R4, R1);
+    it.add(R4, STAMP as i32);
+    it.jump(0x2d, R4, R2, 0, done);
+    it.emit(0x7b, R1, R3, 0, 0);
+    it.emit(0xa7, R3, 0, 0, -1);
+    it.emit(0x7b, R1, R3, 8, 0);
+    it.here(done);
 }
 
 /// Finds what selectors look at, and goes to `rules`.

@@ -6,11 +6,14 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::super::prefetch;
-use super::socket::{Refused, Socket, SocketSpec, await_release};
+use super::program::STAMP;
+use super::socket::{PATIENCE, Refused, Socket, SocketSpec, await_release};
 use super::{HEADROOM, Xdp};
 use crate::mem::{Desc, GUARD, Region, SlotLayout};
+use crate::provider::soft::cq::Now;
 use crate::provider::soft::link::interface::to_wait_for;
 use crate::provider::{Completions, QpCaps, WcStatus};
 use crate::units::Ticks;
@@ -19,6 +22,9 @@ use crate::units::Ticks;
 const OURS: u8 = 0;
 /// Of one that is to be received into; of one that is being sent: how many of its pieces are.
 const POSTED: u8 = 0x80;
+
+/// How long a queue that another socket still has is not asked for again.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The shortest frame: an Ethernet header.
 const LEAST_FRAME: usize = 14;
@@ -108,6 +114,12 @@ pub(in crate::provider::soft) struct Queue {
     posted: usize,
     /// Whether the socket is at its queue, and whether frames go to it.
     bound: bool,
+    /// Whether there was a socket at the queue before, whose end the kernel may take some time for.
+    again: bool,
+    /// Since when the queue is waited for, and when it is asked for again.
+    waits: Option<(Instant, Instant)>,
+    /// Whether it was waited for in vain.
+    in_vain: bool,
     listens: bool,
     /// The next slot to be looked at when receives are flushed.
     flushed: u32,
@@ -135,6 +147,9 @@ impl Queue {
             states: Box::default(),
             posted: 0,
             bound: false,
+            again: false,
+            waits: None,
+            in_vain: false,
             listens: false,
             flushed: 0,
             sent: Box::default(),
@@ -180,19 +195,49 @@ impl Queue {
         errno
     }
 
-    /// Begins to receive and to send.
+    /// Begins to receive and to send. Where there was a socket at the queue before, that may take until a later poll.
     pub(in crate::provider::soft) fn open(&mut self) -> Result<(), i32> {
+        self.waits = None;
+        let patience = if self.again { Duration::ZERO } else { PATIENCE };
+        match self.take_place(patience) {
+            Err(libc::EBUSY) if self.again && !self.in_vain => {
+                let now = Instant::now();
+                self.waits = Some((now, now + PAUSE));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Asks for the queue again, if it is waited for and the time has come.
+    #[cold]
+    fn ask_again(&mut self) {
+        let Some((since, next)) = self.waits else { return };
+        let now = Instant::now();
+        if now < next {
+            return;
+        }
+        self.waits = Some((since, now + PAUSE));
+        match self.take_place(Duration::ZERO) {
+            Ok(()) => self.waits = None,
+            Err(libc::EBUSY) if now < since + PATIENCE => {}
+            // The queue pair fails, and if the queue is not to be had then either, it cannot begin anew.
+            Err(_) => (self.waits, self.in_vain) = (None, true),
+        }
+    }
+
+    fn take_place(&mut self, patience: Duration) -> Result<(), i32> {
         let (Some(socket), Some(geometry)) = (&mut self.socket, self.geometry) else { return Err(libc::EINVAL) };
         if self.bound {
             return Ok(());
         }
         self.interface = self.xdp.interface();
         let several = self.xdp.longest > (geometry.chunk() - u32::from(geometry.layout.headroom)) as usize;
-        match socket.bind(self.interface, self.index, self.xdp.spec.copying, several) {
+        match socket.bind(self.interface, self.index, self.xdp.spec.copying, several, patience) {
             Ok(why) => self.xdp.opened(self.index, socket.raw(), socket.zero_copy, why),
             Err(refused) => return Err(self.refused(refused)),
         }
-        self.bound = true;
+        (self.bound, self.again, self.in_vain) = (true, true, false);
         self.listen()
     }
 
@@ -211,6 +256,7 @@ impl Queue {
     /// Takes everything back from the kernel. Returns how many frames had come in that nobody fetched.
     pub(in crate::provider::soft) fn close(&mut self) -> u64 {
         self.harvest();
+        self.waits = None;
         let Some(mut socket) = self.socket.take() else { return 0 };
         let lost = u64::from(socket.rx.ready(u32::MAX));
         if self.bound {
@@ -267,11 +313,12 @@ impl Queue {
 
     /// Receives into `run`, until it has `limit` entries.
     #[inline]
-    pub(in crate::provider::soft) fn receive(&mut self, run: &mut Completions, limit: usize, ticks: Ticks) -> Received {
+    pub(in crate::provider::soft) fn receive(&mut self, run: &mut Completions, limit: usize, now: Now) -> Received {
         let mut received = Received::default();
         let (Some(socket), Some(geometry)) = (&mut self.socket, self.geometry) else { return received };
         let room = geometry.layout.room();
         let headroom = u64::from(geometry.layout.headroom);
+        let ahead = self.xdp.ahead().filter(|_| now.by_wall);
         let ready = socket.rx.ready((limit - run.len) as u32).min((limit - run.len) as u32);
         let mut taken = 0;
         while taken < ready {
@@ -285,7 +332,11 @@ impl Queue {
                 break;
             }
             self.states[slot as usize] = OURS;
+            let mut ticks = now.ticks;
             if let Some(region) = &self.region {
+                if let Some(ahead) = ahead {
+                    ticks = take_stamp(region, it.addr, ahead).unwrap_or(ticks);
+                }
                 prefetch(region.base().as_ptr().wrapping_add(it.addr as usize));
             }
             run.push(self.recv_wr_id.wrapping_add(u64::from(slot)), WcStatus::Success, it.len, ticks);
@@ -298,7 +349,9 @@ impl Queue {
             socket.rx.release(taken);
         }
         if taken < ready {
-            self.receive_others(run, limit, ticks, &mut received);
+            self.receive_others(run, limit, now, &mut received);
+        } else if self.waits.is_some() {
+            self.ask_again();
         } else if ready == 0 && (self.busy || socket.fill.needs_wakeup()) {
             socket.wake_rx();
         }
@@ -307,12 +360,13 @@ impl Queue {
 
     /// The same for frames of several buffers, and for what is not as it should be.
     #[cold]
-    fn receive_others(&mut self, run: &mut Completions, limit: usize, ticks: Ticks, received: &mut Received) {
+    fn receive_others(&mut self, run: &mut Completions, limit: usize, now: Now, received: &mut Received) {
+        let ahead = self.xdp.ahead().filter(|_| now.by_wall);
         while run.len < limit
-            && let Some((slot, status, len)) = self.join()
+            && let Some((slot, status, len, came)) = self.join(ahead)
         {
             let Some(slot) = slot else { continue };
-            run.push(self.recv_wr_id.wrapping_add(u64::from(slot)), status, len, ticks);
+            run.push(self.recv_wr_id.wrapping_add(u64::from(slot)), status, len, came.unwrap_or(now.ticks));
             match status {
                 WcStatus::Success => {
                     received.frames += 1;
@@ -326,22 +380,25 @@ impl Queue {
     /// Takes one frame off, and joins its buffers in the slot of the first. `None`: no whole frame is there. Without a
     /// slot it was none that had been lent.
     #[cold]
-    fn join(&mut self) -> Option<(Option<u32>, WcStatus, u32)> {
+    fn join(&mut self, ahead: Option<i64>) -> Option<(Option<u32>, WcStatus, u32, Option<Ticks>)> {
         let (socket, geometry) = (self.socket.as_mut()?, self.geometry?);
         let region = self.region.as_ref()?;
         let ready = socket.rx.ready(u32::MAX);
         let continued = |it: libc::xdp_desc| it.options & libc::XDP_PKT_CONTD != 0;
         let last = (0..ready).find(|ahead| !continued(socket.rx.peek(*ahead)))?;
         let (headroom, room) = (usize::from(geometry.layout.headroom), geometry.layout.room() as usize);
-        let (mut first, mut len, mut fits) = (None, 0, true);
-        for ahead in 0..=last {
-            let it = socket.rx.peek(ahead);
+        let (mut first, mut len, mut fits, mut came) = (None::<u32>, 0, true, None);
+        for place in 0..=last {
+            let it = socket.rx.peek(place);
             let slot = geometry.slot(it.addr);
             let piece = it.len as usize;
             let inside =
                 it.addr.checked_add(u64::from(it.len)).is_some_and(|end| end <= geometry.layout.bytes() as u64);
             if !inside || self.states.get(slot as usize) != Some(&POSTED) {
                 continue;
+            }
+            if let Some(ahead) = ahead.filter(|_| first.is_none() && it.addr >= geometry.address(slot) + STAMP) {
+                came = take_stamp(region, it.addr, ahead);
             }
             let into = *first.get_or_insert(slot);
             fits &= len + piece <= room;
@@ -366,7 +423,7 @@ impl Queue {
         socket.fill.submit();
         socket.rx.release(last + 1);
         let status = if fits { WcStatus::Success } else { WcStatus::LocLenErr };
-        Some((first, status, len as u32))
+        Some((first, status, len as u32, came))
     }
 
     /// The next receive that is flushed: its `wr_id`. The socket is closed.
@@ -385,10 +442,10 @@ impl Queue {
         None
     }
 
-    /// Whether its socket is at an interface that has been made anew.
+    /// Whether its socket is at an interface that has been made anew, or was to be at a queue that is not to be had.
     #[inline]
     pub(in crate::provider::soft) fn is_stale(&self) -> bool {
-        self.bound && self.interface != self.xdp.interface()
+        self.bound && self.interface != self.xdp.interface() || self.in_vain
     }
 
     /// Lends packets to be sent. They are inside their slots, and there is space for all. The last is signalled, or every
@@ -459,7 +516,9 @@ impl Queue {
     #[inline]
     pub(in crate::provider::soft) fn look(&mut self) {
         self.harvest();
-        if let Some(socket) = &self.socket
+        if self.waits.is_some() {
+            self.ask_again();
+        } else if let Some(socket) = &self.socket
             && !socket.tx.is_drained()
             && socket.tx.needs_wakeup()
         {
@@ -486,6 +545,21 @@ impl Queue {
         let signaled = it.signaled || status != WcStatus::Success;
         Some(Over { wr_id: it.wr_id, status, signaled, count: self.over, len: it.len })
     }
+}
+
+/// What the program wrote before the frame at this place of a slot that the kernel has given back, on the wall clock, which is so
+/// far ahead. It is taken off, so that it is nothing to the next frame.
+#[inline]
+fn take_stamp(region: &Region, address: u64, ahead: i64) -> Option<Ticks> {
+    // SAFETY: the address is of a frame in a slot, with more than so many bytes of that slot before it, inside the region.
+    // Nobody else has the slot. The numbers may lie at any place.
+    let [nanos, turned] = unsafe {
+        let place = region.base().as_ptr().add((address - STAMP) as usize).cast::<[u64; 2]>();
+        let stamp = place.read_unaligned();
+        place.write_unaligned([0; 2]);
+        stamp
+    };
+    (nanos == !turned && nanos > 0).then(|| Ticks(nanos.wrapping_add_signed(ahead)))
 }
 
 impl Drop for Queue {

@@ -18,7 +18,7 @@ use crate::mem::Region;
 /// `XDP_MAX_TX_SKB_BUDGET`, of Linux 6.17: frames that one call sends.
 const MAX_TX_SKB_BUDGET: libc::c_int = 9;
 /// How long a queue may still be another socket's: the kernel ends one some time after it was closed.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a socket is made from.
 #[derive(Clone, Copy, Debug)]
@@ -114,14 +114,15 @@ impl Socket {
         })
     }
 
-    /// Takes its place at a queue. `several`: frames may be of several buffers. Returns why frames are copied where that
-    /// was not asked for.
+    /// Takes its place at a queue, waiting so long while that is another socket's. `several`: frames may be of several
+    /// buffers. Returns why frames are copied where that was not asked for.
     pub(super) fn bind(
         &mut self,
         interface: u32,
         queue: u32,
         copying: Copying,
         several: bool,
+        patience: Duration,
     ) -> Result<Option<io::Error>, Refused> {
         let modes: &[u16] = match copying {
             Copying::Auto => &[libc::XDP_ZEROCOPY, libc::XDP_COPY],
@@ -133,7 +134,7 @@ impl Socket {
         for mode in modes {
             for segments in segments {
                 let flags = mode | segments | libc::XDP_USE_NEED_WAKEUP;
-                let Err(error) = self.bind_as(interface, queue, flags) else {
+                let Err(error) = self.bind_as(interface, queue, flags, patience) else {
                     let options: libc::xdp_options =
                         get(self.fd.as_raw_fd(), libc::XDP_OPTIONS).map_err(at("XDP_OPTIONS"))?;
                     self.zero_copy = options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0;
@@ -152,7 +153,7 @@ impl Socket {
         Err(Refused { step: "bind", error })
     }
 
-    fn bind_as(&self, interface: u32, queue: u32, flags: u16) -> io::Result<()> {
+    fn bind_as(&self, interface: u32, queue: u32, flags: u16, patience: Duration) -> io::Result<()> {
         let address = libc::sockaddr_xdp {
             sxdp_family: libc::AF_XDP as u16,
             sxdp_flags: flags,
@@ -170,7 +171,7 @@ impl Socket {
                 return Ok(());
             }
             let error = io::Error::last_os_error();
-            if error.raw_os_error() != Some(libc::EBUSY) || begin.elapsed() > PATIENCE {
+            if error.raw_os_error() != Some(libc::EBUSY) || begin.elapsed() >= patience {
                 return Err(error);
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -234,7 +235,7 @@ pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32) {
     let spec = SocketSpec { bytes: 4096, chunk: 4096, headroom: 0, receives: 1, sends: 1, busy_poll: None };
     if let Ok(mut probe) = Socket::new(region, &spec) {
         // Refused in the end only where the queue is another program's already, or gone.
-        let _ = probe.bind(interface, queue, Copying::Copy, false);
+        let _ = probe.bind(interface, queue, Copying::Copy, false, PATIENCE);
     }
 }
 

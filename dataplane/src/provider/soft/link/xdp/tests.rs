@@ -5,15 +5,19 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use proptest::prelude::*;
 
-use super::bpf::Program;
-use super::program::{Filter, PASS, Selector, Taken, program};
+use super::bpf::{Attach, Program, SocketMap};
+use super::btf;
+use super::program::{Filter, NIC_STAMP, PASS, Selector, Stamp, Taken, program};
+use crate::provider::soft::link::facts::tells_time;
+use crate::provider::soft::link::interface::Interface;
+use crate::provider::soft::tests::xdp::{in_namespace, veth};
 
 /// `XDP_TX`: what a frame that is taken gets here.
 const TAKEN: u32 = 3;
 
-/// `None`: not as root, or the kernel has no BPF.
+/// `None`: not as root, or the kernel has no BPF. Whether frames are stamped changes no verdict.
 fn load(filter: &Filter) -> Option<Program> {
-    let code = program(filter, Taken::Verdict(TAKEN)).unwrap();
+    let code = program(filter, Taken::Verdict(TAKEN), Stamp::Kernel).unwrap();
     match Program::load(&code) {
         Ok(program) => Some(program),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
@@ -210,7 +214,37 @@ fn without_a_filter_everything_is_taken() {
 fn a_filter_that_is_too_long_is_no_program() {
     let selector = Selector { prefix: Some("2001:db8::1/128".parse().unwrap()), ..Selector::default() };
     assert!(
-        program(&Filter { take: vec![selector.clone(); 200], except: Vec::new() }, Taken::Verdict(TAKEN)).is_some()
+        program(
+            &Filter { take: vec![selector.clone(); 200], except: Vec::new() },
+            Taken::Verdict(TAKEN),
+            Stamp::Nothing
+        )
+        .is_some()
     );
-    assert!(program(&Filter { take: vec![selector; 5_000], except: Vec::new() }, Taken::Verdict(TAKEN)).is_none());
+    assert!(
+        program(&Filter { take: vec![selector; 5_000], except: Vec::new() }, Taken::Verdict(TAKEN), Stamp::Nothing)
+            .is_none()
+    );
+}
+
+/// A veth pair has no clock, but its driver has the function that tells: the program is taken for its interface alone.
+#[test]
+fn the_program_that_asks_the_nic_is_for_one_interface() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let index = |name| Interface::need(name).unwrap().index;
+        let Some(function) = btf::function(NIC_STAMP).filter(|_| tells_time(index("vb")) != Some(false)) else {
+            eprintln!("skipped: a kernel before 6.3, or one that does not say its types");
+            return;
+        };
+        let selector = Selector { port: Some(9), ..Selector::default() };
+        let filter = Filter { take: vec![selector], except: Vec::new() };
+        let map = SocketMap::new(1).unwrap();
+        let code = program(&filter, Taken::Socket(map.fd()), Stamp::Nic(function)).unwrap();
+        let program = Program::load_bound(&code, index("vb")).unwrap();
+        assert!(program.attach(index("va"), Attach::Native).is_err());
+        assert!(program.attach(index("vb"), Attach::Generic).is_err());
+        drop(program.attach(index("vb"), Attach::Native).unwrap());
+        assert!(Program::load(&code).is_err(), "it is bound to none");
+    });
 }
