@@ -15,7 +15,7 @@ pub fn nearest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) ->
 
 /// The help for a name that isn't among the candidates: the nearest one, or all of them. `what` is a plural noun.
 pub fn suggest(what: &str, name: &str, candidates: &[&str]) -> String {
-    const SHOWN: usize = 12;
+    const SHOWN: usize = 24;
     if let Some(near) = nearest(name, candidates.iter().copied()) {
         return format!("did you mean `{near}`?");
     }

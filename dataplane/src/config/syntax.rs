@@ -4,6 +4,7 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
 use super::diagnostics::{Diagnostics, Mistake};
+use super::explain::suggest;
 use super::source::{Source, Span};
 
 /// What could be parsed.
@@ -209,16 +210,18 @@ impl Override<'_, '_> {
     fn merge_array<'s>(&mut self, what: &str, into: &mut DeArray<'s>, from: DeTable<'s>) {
         for (key, value) in from {
             let name = key.get_ref().as_ref();
-            let named = |value: &Spanned<DeValue<'_>>| {
+            let name_of = |value: &Spanned<DeValue<'_>>| {
                 let field = |key| value.get_ref().get(key).and_then(|value| value.get_ref().as_str());
-                field("name").or_else(|| field("use")) == Some(name)
+                field("name").or_else(|| field("use")).map(str::to_owned)
             };
+            let named = |value: &Spanned<DeValue<'_>>| name_of(value).as_deref() == Some(name);
             let index = into.iter().position(named).or_else(|| name.parse().ok());
             let Some(old) = index.and_then(|index| into.get_mut(index)) else {
                 let message = format!("there is no `{what}` of the name or index `{name}`");
-                let count = into.len();
-                let mistake = Mistake::error(key.span(), message);
-                self.diagnostics.push(mistake.help(format!("there are {count}, counted from 0")));
+                let names: Vec<String> = into.iter().filter_map(name_of).collect();
+                let names = suggest("names", name, &names.iter().map(String::as_str).collect::<Vec<_>>());
+                let help = format!("there are {}, counted from 0; {names}", into.len());
+                self.diagnostics.push(Mistake::error(key.span(), message).help(help));
                 continue;
             };
             match (old.get_mut(), self.is_path(&value), value) {
