@@ -211,7 +211,7 @@ fn a_run_reports_on_standard_output_alone() {
     assert_eq!(report["packets"]["tx"], packets - dropped);
     assert!(ledger["drops"]["edge.denied"].as_u64().unwrap() > 0, "{ledger}");
     assert!(ledger["drops"]["noise.requested"].as_u64().unwrap() > 0, "{ledger}");
-    for key in ["duration_s", "bytes", "rate_mpps", "latency_ns", "ports", "stages", "workers"] {
+    for key in ["duration_s", "bytes", "rate_mpps", "latency_ns", "costs", "ports", "stages", "workers"] {
         assert!(!report[key].is_null(), "{key}");
     }
     for file in ["lan.pcapng", "denied.pcapng"] {

@@ -55,8 +55,29 @@ pub trait Observer {
         let _ = (node, packet, fate);
     }
 
-    /// Whether [`Observer::after`] wants to be called.
+    /// Whether [`Observer::before`] and [`Observer::after`] want to be called.
     const WATCHES: bool = true;
+
+    /// A part of the loop begins, and the one before it is done.
+    #[inline]
+    fn enters(&mut self, part: Part) {
+        let _ = part;
+    }
+}
+
+/// A part of a worker's loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A lane takes back what was sent.
+    Reap,
+    /// A lane takes in what came.
+    Receive,
+    /// The stage at this place has so many packets.
+    Stage(usize, usize),
+    /// Lanes send.
+    Transmit,
+    /// A lane posts receives.
+    Refill,
 }
 
 /// What becomes of a packet after a stage.
@@ -278,6 +299,7 @@ impl Graph {
             if O::WATCHES {
                 observer.before(place, &mut *node.stage, &mut node.inbox);
             }
+            observer.enters(Part::Stage(place, node.inbox.len()));
             node.counters.packets += node.inbox.len() as u64;
             node.counters.batches += 1;
             if node.makes > 0 {

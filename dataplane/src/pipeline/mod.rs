@@ -15,7 +15,7 @@ mod setup;
 
 use bitflags::bitflags;
 
-pub use graph::{Graph, NoObserver, NodeCounters, Observer, Step};
+pub use graph::{Graph, NoObserver, NodeCounters, Observer, Part, Step};
 pub use headers::Headers;
 pub use problem::Problem;
 pub use program::{NodeSpec, Program, Target};

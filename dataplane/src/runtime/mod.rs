@@ -15,6 +15,7 @@ mod raw;
 mod report;
 mod run;
 mod soft;
+mod stopwatch;
 mod trace;
 mod watch;
 mod worker;

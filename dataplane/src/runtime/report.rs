@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::clock::{ClockSource, Stamper};
+use crate::clock::{ClockSource, Stamper, Timebase};
 use crate::error::Error;
 use crate::lane::LaneCounters;
 use crate::mem::Reason;
 use crate::pipeline::{NodeCounters, Target};
-use crate::telemetry::{Latency, Ledger, PortReport, Report, StageReport, Totals, WorkerReport};
+use crate::runtime::stopwatch::Stopwatch;
+use crate::telemetry::{Costs, Latency, Ledger, PortReport, Report, StageReport, Totals, WorkerReport};
 use crate::units::Ticks;
 
 /// What one worker leaves behind.
@@ -16,6 +17,7 @@ pub(crate) struct Outcome {
     pub(crate) lanes: Vec<LaneCounters>,
     pub(crate) stages: Vec<StageReport>,
     pub(crate) latency: Latency,
+    pub(crate) costs: Option<Costs>,
     /// By lane: how many stamps there were of each clock, and how many of a device were not believed.
     pub(crate) stamps: Vec<(BTreeMap<ClockSource, u64>, u64)>,
     pub(crate) started: Ticks,
@@ -97,7 +99,7 @@ pub(crate) fn stamps(stampers: [&Stamper; 2]) -> (BTreeMap<ClockSource, u64>, u6
 }
 
 /// The whole run. `ports` has name, device and the device's own counters.
-pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec<String>) -> Report {
+pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec<String>, ticks: &Timebase) -> Report {
     let mut report = Report {
         duration_s: 0.0,
         packets: Totals::default(),
@@ -106,12 +108,13 @@ pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec
         rate_rx_mpps: 0.0,
         ledger: Ledger::default(),
         latency_ns: Latency::new().report(),
+        costs: Vec::new(),
         ports,
         stages: Vec::new(),
         workers: Vec::new(),
         errors,
     };
-    let mut latency = Latency::new();
+    let (mut latency, mut costs) = (Latency::new(), None::<Costs>);
     for outcome in outcomes {
         for (port, lane) in report.ports.iter_mut().zip(&outcome.lanes) {
             add_lane(port, lane);
@@ -127,6 +130,10 @@ pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec
         }
         report.ledger.add(&outcome.report.ledger);
         latency.add(&outcome.latency);
+        match (&mut costs, outcome.costs) {
+            (Some(sum), Some(costs)) => sum.add(&costs),
+            (sum, costs) => *sum = costs,
+        }
         report.errors.extend(outcome.errors.iter().map(Error::to_string));
         report.errors.extend(outcome.report.error.clone());
         report.workers.push(outcome.report);
@@ -138,6 +145,9 @@ pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec
         report.bytes.tx += port.bytes.tx;
     }
     report.latency_ns = latency.report();
+    let stages = report.stages.iter().map(|stage| stage.name.as_str());
+    let per_tick = ticks.nanos(Ticks(1_000_000_000)).0 as f64 / 1e9;
+    report.costs = costs.map_or_else(Vec::new, |costs| costs.report(Stopwatch::parts(stages), per_tick));
     report
 }
 

@@ -18,6 +18,7 @@ use crate::runtime::control::Control;
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::idle::Idle;
 use crate::runtime::report::{self, Outcome};
+use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker::{Counts, Spans, Worker};
 use crate::stages::resolution::Resolver;
 use crate::telemetry::{PortReport, Progress, Report, WorkerReport};
@@ -252,7 +253,7 @@ impl Run {
         let timebase = self.clock.timebase();
         let first = outcomes.iter().map(|outcome| outcome.started).min();
         let last = outcomes.iter().map(|outcome| outcome.ended).max();
-        let mut report = report::report(outcomes, ports.collect(), errors);
+        let mut report = report::report(outcomes, ports.collect(), errors, &timebase);
         if let (Some(first), Some(last)) = (first, last) {
             report::set_duration(&mut report, timebase.between(first, last).0 as f64 / 1e9);
         }
@@ -347,6 +348,8 @@ impl Seed {
         let worker = Worker {
             number: self.number,
             latency: Spans::default(),
+            timed: stopwatch::FIRST,
+            stopwatch: Some(Box::new(Stopwatch::new(&self.clock, graph.counters().count()))),
             inputs,
             burst: (runtime.burst as usize).min(graph.burst()),
             lanes,
@@ -455,6 +458,7 @@ fn harvest(mut worker: Worker, core: CoreId, plan: &config::Plan, shapes: &[Shap
         stages,
         stamps,
         latency: worker.latency.0,
+        costs: worker.stopwatch.map(|watch| watch.costs().clone()),
         started: worker.counts.started,
         ended: worker.counts.ended,
         errors,

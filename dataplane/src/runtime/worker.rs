@@ -7,9 +7,10 @@ use crate::clock::{HostClock, Stamp};
 use crate::error::VerbError;
 use crate::lane::{Lane, LatencySink};
 use crate::mem::Pool;
-use crate::pipeline::{Ctx, Graph, NoObserver};
+use crate::pipeline::{Ctx, Graph, NoObserver, Observer, Part};
 use crate::runtime::control::Control;
 use crate::runtime::idle::Idle;
+use crate::runtime::stopwatch::Stopwatch;
 use crate::telemetry::{Latency, Progress};
 use crate::units::{Nanos, Ticks};
 
@@ -30,6 +31,9 @@ pub(crate) struct Worker {
     pub(crate) drain_timeout: Duration,
     pub(crate) control: Arc<Control>,
     pub(crate) latency: Spans,
+    /// The number of the next loop that is timed.
+    pub(crate) timed: u64,
+    pub(crate) stopwatch: Option<Box<Stopwatch>>,
     pub(crate) counts: Counts,
 }
 
@@ -83,23 +87,11 @@ impl Worker {
             self.lanes[lane].refill(&mut self.pool).map_err(at(lane))?;
         }
         loop {
-            for (place, lane) in self.lanes.iter_mut().enumerate() {
-                lane.reap(&mut self.pool, &mut self.latency).map_err(at(place))?;
-            }
-            let mut received = 0;
-            for input in 0..self.inputs.len() {
-                let place = self.inputs[input];
-                let limit = self.control.claim(self.burst);
-                let lane = &mut self.lanes[place];
-                let n = lane.receive(&mut self.pool, self.graph.entry(place as u8), limit).map_err(at(place))?;
-                self.control.settle(limit, n);
-                if n > 0 {
-                    received += n;
-                    self.graph.walk(&ctx(now), &mut self.pool, &mut NoObserver);
-                    self.transmit();
-                }
-                self.lanes[place].refill(&mut self.pool).map_err(at(place))?;
-            }
+            let received = if self.counts.loops < self.timed {
+                self.turn(&ctx(now), &mut NoObserver)?
+            } else {
+                self.timed_turn(&ctx(now))?
+            };
             self.counts.loops += 1;
             if received == 0 {
                 self.counts.idle_loops += 1;
@@ -120,6 +112,46 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Once round: what was sent comes back, what came is received, goes through the graph and is sent.
+    #[inline]
+    fn turn<O: Observer>(&mut self, ctx: &Ctx, observer: &mut O) -> Result<usize, (usize, VerbError)> {
+        let at = |lane: usize| move |error: VerbError| (lane, error);
+        observer.enters(Part::Reap);
+        for (place, lane) in self.lanes.iter_mut().enumerate() {
+            lane.reap(&mut self.pool, &mut self.latency).map_err(at(place))?;
+        }
+        let mut received = 0;
+        for input in 0..self.inputs.len() {
+            let place = self.inputs[input];
+            observer.enters(Part::Receive);
+            let limit = self.control.claim(self.burst);
+            let lane = &mut self.lanes[place];
+            let n = lane.receive(&mut self.pool, self.graph.entry(place as u8), limit).map_err(at(place))?;
+            self.control.settle(limit, n);
+            if n > 0 {
+                received += n;
+                self.graph.walk(ctx, &mut self.pool, observer);
+                observer.enters(Part::Transmit);
+                self.transmit();
+            }
+            observer.enters(Part::Refill);
+            self.lanes[place].refill(&mut self.pool).map_err(at(place))?;
+        }
+        Ok(received)
+    }
+
+    #[cold]
+    fn timed_turn(&mut self, ctx: &Ctx) -> Result<usize, (usize, VerbError)> {
+        // It is here but within this function.
+        let Some(mut watch) = self.stopwatch.take() else { return self.turn(ctx, &mut NoObserver) };
+        watch.begin();
+        let received = self.turn(ctx, &mut *watch)?;
+        watch.end(received as u64);
+        self.stopwatch = Some(watch);
+        self.timed = Stopwatch::next(self.counts.loops, received as u64);
+        Ok(received)
     }
 
     /// Sends what the graph has put into its outboxes.

@@ -1,11 +1,13 @@
 //! Counting: the ledger, latency, snapshots that cost the worker nothing, and the report of a run.
 
 mod board;
+mod cost;
 mod latency;
 mod ledger;
 mod report;
 
 pub use board::{Board, Progress};
+pub use cost::{CostReport, Costs};
 pub use latency::Latency;
 pub use ledger::Ledger;
 pub use report::{LatencyReport, PortReport, Report, StageReport, Totals, WorkerReport};

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::clock::{ClockReport, ClockSource};
-use crate::telemetry::Ledger;
+use crate::telemetry::{CostReport, Ledger};
 
 /// Received and sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -152,6 +152,9 @@ pub struct Report {
     pub ledger: Ledger,
     /// How long those that were sent took.
     pub latency_ns: LatencyReport,
+    /// Where the time of a packet went, part by part of the loop, and in all: by bursts that were timed, one loop in about
+    /// a thousand.
+    pub costs: Vec<CostReport>,
     /// By port.
     pub ports: Vec<PortReport>,
     /// By stage, in the order of the pipeline.
@@ -236,6 +239,12 @@ impl fmt::Display for Report {
             writeln!(f, "{:<names$}{:<kinds$}{:>12}  {}", stage.name, stage.kind, stage.packets, ways.join(", "))?;
             for (name, value) in &stage.counters {
                 writeln!(f, "{:<1$}  {name} {value}", "", names + kinds + 12)?;
+            }
+        }
+        if !self.costs.is_empty() {
+            writeln!(f, "\n{:<names$}{:>10}{:>10}{:>10}{:>10}", "a packet's time", "ticks", "ns", "burst", "bursts")?;
+            for CostReport { part, ticks, ns, burst, bursts } in &self.costs {
+                writeln!(f, "{part:<names$}{ticks:>10.1}{ns:>10.2}{burst:>10.1}{bursts:>10}")?;
             }
         }
         let latency = &self.latency_ns;

@@ -68,6 +68,9 @@ fn generated_flows_are_shared_out_without_loss() {
             for worker in &report.workers {
                 assert!(worker.ledger.rx > count / 4, "{report}");
             }
+            let parts: Vec<&str> = report.costs.iter().map(|cost| cost.part.as_str()).collect();
+            assert_eq!(parts, ["reap", "receive", "parse", "tx", "transmit", "refill", "all"], "{report}");
+            assert!(report.costs.iter().all(|cost| cost.bursts >= 1 && cost.burst >= 1.0), "{report}");
         }
     }
 }

@@ -1,0 +1,137 @@
+//! Times one loop in a thousand, part by part, where packets came.
+
+use crate::clock::HostClock;
+use crate::pipeline::{Observer, Part};
+use crate::telemetry::Costs;
+
+/// Of so many loops one is timed. That costs some thousand instructions.
+const EVERY: u64 = 1024;
+/// The first of them: not one that follows the slow things that loops do now and then.
+pub(super) const FIRST: u64 = 128;
+/// Reads of the clock by which it is found out what one costs.
+const READS: usize = 1000;
+
+/// The parts of the lanes before the stages, and behind them.
+const BEFORE: [&str; 2] = ["reap", "receive"];
+const BEHIND: [&str; 2] = ["transmit", "refill"];
+
+/// Watches a walk, and what lanes do before and after it.
+pub(crate) struct Stopwatch {
+    clock: HostClock,
+    /// What a read of the clock takes, in ticks.
+    read: u64,
+    /// The part that the time goes to, since when, and what each had of this loop: ticks and packets.
+    open: usize,
+    since: u64,
+    laps: Box<[(u64, u64)]>,
+    costs: Costs,
+}
+
+impl Stopwatch {
+    pub(crate) fn new(clock: &HostClock, stages: usize) -> Self {
+        let now = || clock.now().0;
+        let read = (0..READS).map(|_| now().abs_diff(now())).min().unwrap_or(0);
+        let parts = BEFORE.len() + stages + BEHIND.len();
+        let laps = vec![(0, 0); parts].into_boxed_slice();
+        let costs = Costs::new(parts + 1);
+        Self { clock: clock.clone(), read, open: 0, since: 0, laps, costs }
+    }
+
+    /// The names of the parts, by number.
+    pub(crate) fn parts<'a>(stages: impl Iterator<Item = &'a str>) -> impl Iterator<Item = &'a str> {
+        BEFORE.into_iter().chain(stages).chain(BEHIND).chain(["all"])
+    }
+
+    pub(crate) fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    /// The number of the loop that is timed after that with this number, of which came what did.
+    pub(crate) const fn next(number: u64, received: u64) -> u64 {
+        // Where nothing came, those that follow are timed until something does.
+        if received == 0 { number + 1 } else { number + EVERY }
+    }
+
+    pub(crate) fn begin(&mut self) {
+        self.laps.fill((0, 0));
+        (self.open, self.since) = (0, self.clock.now().0);
+    }
+
+    /// Ends the loop, in which so many packets came.
+    pub(crate) fn end(&mut self, received: u64) {
+        self.close();
+        if received == 0 {
+            return;
+        }
+        let mut all = 0;
+        for (part, (ticks, packets)) in self.laps.iter().enumerate() {
+            all += ticks;
+            let is_stage = (BEFORE.len()..self.laps.len() - BEHIND.len()).contains(&part);
+            self.costs.record(part, *ticks, if is_stage { *packets } else { received });
+        }
+        self.costs.record(self.laps.len(), all, received);
+    }
+
+    /// The time up to now is that of the open part.
+    fn close(&mut self) {
+        let now = self.clock.now().0;
+        if let Some((ticks, _)) = self.laps.get_mut(self.open) {
+            *ticks += now.saturating_sub(self.since).saturating_sub(self.read);
+        }
+        self.since = now;
+    }
+}
+
+impl Observer for Stopwatch {
+    const WATCHES: bool = false;
+
+    fn enters(&mut self, part: Part) {
+        self.close();
+        let behind = self.laps.len() - BEHIND.len();
+        let (open, entered) = match part {
+            Part::Reap => (0, 0),
+            Part::Receive => (1, 0),
+            Part::Stage(place, packets) => (BEFORE.len() + place, packets as u64),
+            Part::Transmit => (behind, 0),
+            Part::Refill => (behind + 1, 0),
+        };
+        self.open = open;
+        if let Some((_, packets)) = self.laps.get_mut(open) {
+            *packets += entered;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Nanos;
+
+    #[test]
+    fn time_goes_to_the_part_that_was_entered_last() {
+        let clock = HostClock::manual();
+        let mut watch = Stopwatch::new(&clock, 2);
+        let mut turn = |received: u64| {
+            watch.begin();
+            let parts =
+                [Part::Reap, Part::Receive, Part::Stage(0, 10), Part::Stage(1, 4), Part::Transmit, Part::Refill];
+            for (ticks, part) in (1..).zip(parts) {
+                watch.enters(part);
+                clock.advance(Nanos(ticks * 100));
+            }
+            watch.end(received);
+        };
+        turn(0);
+        turn(10);
+        assert_eq!([Stopwatch::next(128, 0), Stopwatch::next(129, 10)], [129, 1153]);
+        let report = watch.costs().report(Stopwatch::parts(["parse", "ttl"].into_iter()), 1.0);
+        let told: Vec<(&str, f64)> = report.iter().map(|cost| (cost.part.as_str(), cost.ticks.round())).collect();
+        let names: Vec<&str> = told.iter().map(|(part, _)| *part).collect();
+        assert_eq!(names, ["reap", "receive", "parse", "ttl", "transmit", "refill", "all"]);
+        // 400 ticks for four packets in `ttl`, and ten for the others.
+        for ((part, ticks), expected) in told.iter().zip([10.0, 20.0, 30.0, 100.0, 50.0, 60.0, 210.0]) {
+            assert!((ticks - expected).abs() <= expected / 100.0, "{part}: {ticks}");
+        }
+        assert!(report.iter().all(|cost| cost.bursts == 1), "{report:?}");
+    }
+}
