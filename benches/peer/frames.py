@@ -44,6 +44,15 @@ def spoilt(frame):
     return bytes(changed)
 
 
+def with_ip_sum(frame):
+    """The same with the checksum of IPv4 that it must have."""
+    words = struct.unpack_from("!10H", frame, 14)
+    total = sum(words) - words[5]
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return frame[:IP_SUM] + struct.pack("!H", 0xFFFF - total) + frame[IP_SUM + 2 :]
+
+
 # By the work: what is done to a frame before it goes in, and what it must be when it comes out.
 SAME = (lambda frame: frame, lambda frame: frame)
 WORKS = {"io": SAME, "macswap": (SAME[0], swapped), "csum": (spoilt, SAME[1])}

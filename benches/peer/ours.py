@@ -9,12 +9,13 @@ TIMEOUT_S = 60
 
 
 class Pipeline:
-    """A config on its own core or cores. Each measurement is a run of its own."""
+    """A config on its own core or cores, with a burst or that of the config. Each measurement is a run of its own."""
 
     def __init__(self, program, config, cores, burst, sets=()):
         self.command = [program, "run", str(REPO / config), "--report", "json"]
         workers = ", ".join(map(str, cores))
-        for entry in (f"runtime.workers=[{workers}]", f"runtime.burst={burst}", "runtime.hugepages=2M", *sets):
+        own = () if burst is None else (f"runtime.burst={burst}",)
+        for entry in (f"runtime.workers=[{workers}]", *own, "runtime.hugepages=2M", *sets):
             self.command += ["--set", entry]
 
     def __enter__(self):

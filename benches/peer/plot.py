@@ -1,6 +1,7 @@
-"""The plot of the docs: a bar for every ratio, with its spread and its goal, as SVG."""
+"""The plots of the docs, as SVG: a bar for every ratio, with its spread and its goal; and curves."""
 
 from html import escape
+from math import log10
 from statistics import median
 
 WIDTH, LEFT, RIGHT = 960, 430, 60
@@ -46,3 +47,49 @@ def ratios(results, title):
         f'<line x1="{x(1):.1f}" y1="{TOP}" x2="{x(1):.1f}" y2="{height - 24}" stroke="{GOAL}" stroke-dasharray="4 3"/>'
     )
     return "\n".join([*out, "</svg>", ""])
+
+
+# A panel for every curve, so many beside each other.
+PANEL, TALL, ACROSS, EDGE = 320, 220, 3, 44
+
+
+def curves(measured):
+    """Panels of nanoseconds over a count on a logarithmic scale. `measured`: a title, and values by count."""
+    rows = -(-len(measured) // ACROSS)
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PANEL * ACROSS} {TALL * rows}" font-family="sans-serif" font-size="10">',
+        f'<rect width="{PANEL * ACROSS}" height="{TALL * rows}" fill="white"/>',
+    ]
+    for number, (title, values) in enumerate(measured):
+        out += panel(title, values, number % ACROSS * PANEL, number // ACROSS * TALL)
+    return "\n".join([*out, "</svg>", ""])
+
+
+def panel(title, values, left, top):
+    most, wide, tall = max(max(ns) for ns in values.values()), PANEL - EDGE - 16, TALL - 2 * EDGE
+    first, last = (log10(at) for at in (min(values), max(values)))
+
+    def place(at, ns):
+        x = left + EDGE + wide * ((log10(at) - first) / (last - first) if last > first else 0.5)
+        return x, top + EDGE + tall * (1 - ns / most)
+
+    out = [f'<text x="{left + 8}" y="{top + 20}" font-size="11">{escape(title)}</text>']
+    for part in (0, 0.5, 1):
+        y = top + EDGE + tall * (1 - part)
+        out.append(f'<line x1="{left + EDGE}" y1="{y:.1f}" x2="{left + EDGE + wide}" y2="{y:.1f}" stroke="#e2e8f0"/>')
+        out.append(f'<text x="{left + EDGE - 4}" y="{y + 3:.1f}" text-anchor="end" fill="#4a5568">{most * part:.3g} ns</text>')
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (place(at, median(ns)) for at, ns in values.items()))
+    out.append(f'<polyline points="{line}" fill="none" stroke="{OURS}" stroke-width="1.5"/>')
+    for at, ns in values.items():
+        (x, high), (_, low), (_, y) = place(at, max(ns)), place(at, min(ns)), place(at, median(ns))
+        out.append(f'<line x1="{x:.1f}" y1="{low:.1f}" x2="{x:.1f}" y2="{high:.1f}" stroke="#a0aec0" stroke-width="2"/>')
+        out.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{OURS}"/>')
+        out.append(f'<text x="{x:.1f}" y="{top + EDGE + tall + 14}" text-anchor="middle" fill="#4a5568">{short(at)}</text>')
+    return out
+
+
+def short(count):
+    for unit, letter in ((1_000_000, "M"), (1000, "k")):
+        if count >= unit:
+            return f"{count / unit:.3g}{letter}"
+    return str(count)
