@@ -1,7 +1,9 @@
 """Programs that are measured: started, spoken to by lines, and ended by their own process id, however this one ends."""
 
 import atexit
+import signal
 import subprocess
+import tempfile
 import threading
 
 from measure import fail
@@ -23,14 +25,16 @@ atexit.register(end_all)
 class Program:
     """A program with orders on its standard input and answers on its standard output."""
 
-    def __init__(self, command):
+    def __init__(self, command, discard=False):
+        """`discard`: what it prints is not asked for, and kept for a message alone."""
         self.command = [str(word) for word in command]
         self.printed = []
+        self.log = tempfile.TemporaryFile("w+") if discard else None
         self.process = subprocess.Popen(
             # Output would otherwise come in blocks, once there is enough of it.
             ["stdbuf", "-oL", *self.command],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=self.log or subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             bufsize=1,
@@ -69,8 +73,20 @@ class Program:
             self.failed(f"it ended with status {self.process.returncode}")
         return "".join(self.printed)
 
+    def interrupt(self):
+        """Has it end by SIGINT."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.failed("it did not end on SIGINT")
+        running.discard(self.process)
+
     def failed(self, what):
         self.kill()
+        if self.log:
+            self.log.seek(0)
+            self.printed = self.log.readlines()
         printed = "".join(self.printed[-15:])
         return fail(f"{' '.join(self.command)}: {what}\n{printed}")
 

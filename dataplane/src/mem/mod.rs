@@ -9,6 +9,7 @@
 //! their slot, and nothing outside this crate can make a batch.
 #![allow(unsafe_code)]
 
+mod advise;
 mod batch;
 mod memlock;
 mod node;
@@ -20,6 +21,7 @@ mod run;
 pub(crate) mod shared;
 pub(crate) mod vector;
 
+pub(crate) use advise::{advise_huge_pages, prefetch};
 pub(crate) use batch::Fate;
 pub use batch::{BATCH, Batch, Desc};
 pub use memlock::{Memlock, Shortage};

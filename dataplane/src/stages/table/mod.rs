@@ -4,11 +4,16 @@
 
 pub mod bucket;
 pub mod classifier;
+pub mod exact;
 pub mod lpm4;
 pub mod lpm6;
 #[cfg(test)]
 mod lpm_tests;
 mod trie;
+
+use zerocopy::FromZeros;
+
+use crate::mem::advise_huge_pages;
 
 /// What a batch lookup writes where nothing matched.
 pub const MISS: u32 = u32::MAX;
@@ -33,4 +38,15 @@ pub enum TableError {
     /// The table has as many nodes as it may have.
     #[error("the prefix needs more than the {0} nodes that the table may have")]
     Full(usize),
+    /// The table has as many keys as it takes.
+    #[error("the table has room for no more than {0} keys")]
+    Keys(usize),
+}
+
+/// As many elements that are zero, in pages that are mapped when they are touched: huge ones, where there are such.
+fn zeroed<T: FromZeros>(len: usize) -> Box<[T]> {
+    // It fails only as an allocation does, which ends the program wherever it fails.
+    let all = FromZeros::new_box_zeroed_with_elems(len).unwrap_or_else(|_| panic!("no memory for {len} entries"));
+    advise_huge_pages(&all);
+    all
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, OnceLock};
 
 use zerocopy::FromZeros;
 
-use super::{MAX_VALUE, TableError};
+use super::{MAX_VALUE, TableError, zeroed};
 
 /// In a cell: the other bits are the number of a node. Without: they are a value plus one, or 0 for none.
 const NODE: u32 = 1 << 31;
@@ -353,12 +353,6 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
             self.retired.push_back((self.time, node));
         }
     }
-}
-
-/// As many elements that are zero, in pages that are mapped when they are touched.
-fn zeroed<T: FromZeros>(len: usize) -> Box<[T]> {
-    // It fails only as an allocation does, which ends the program wherever it fails.
-    FromZeros::new_box_zeroed_with_elems(len).unwrap_or_else(|_| panic!("no memory for {len} cells"))
 }
 
 /// An array made from a slice on the heap, never on the stack. The slice comes from `vec![0; N]`, which asks the

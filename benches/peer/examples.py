@@ -1,0 +1,190 @@
+"""Rows 5 and 6: routing and a firewall, beside DPDK's examples, which come with the source package alone."""
+
+import functools
+import json
+import os
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+from measure import fail
+from peer.frames import captures, compare, read
+from peer.ours import Pipeline
+from peer.process import Program
+from peer.rounds import Case, Peer
+
+MEMORY_MIB = 600
+START_TIMEOUT_S = 60
+WARM_UP_S = 0.2
+NETWORKS = 16
+# The networks that l3fwd-graph has routes for.
+GRAPH_NETWORKS = 8
+RUNTIME = Path("/var/run/dpdk")
+ADDRESSES = 12
+
+
+class Example:
+    """A program that begins to forward when it starts. Between measurements it is stopped, as it would take the core. Its
+    rates are those of its port, by its telemetry socket."""
+
+    counter = 0
+
+    def __init__(self, program, lcores, device, words, files=None):
+        Example.counter += 1
+        self.prefix = f"peers{os.getpid()}-{Example.counter}"
+        self.program_path, self.words, self.files = program, words, files or {}
+        self.eal = [f"--lcores={lcores}", "--no-pci", "--in-memory", "-m", MEMORY_MIB, f"--file-prefix={self.prefix}"]
+        self.eal.append(f"--vdev={device}")
+
+    def __enter__(self):
+        self.folder = tempfile.TemporaryDirectory()
+        for name, text in self.files.items():
+            (Path(self.folder.name) / name).write_text(text)
+        words = [str(word).replace("@", f"{self.folder.name}/") for word in self.words]
+        self.program = Program([self.program_path, *self.eal, "--", *words], discard=True)
+        self.socket = self.connect()
+        self.wait("opackets", 1)
+        self.signal(signal.SIGSTOP)
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+        self.program.kill()
+        self.folder.cleanup()
+        folder = RUNTIME / self.prefix
+        if folder.exists():
+            for left in folder.iterdir():
+                left.unlink()
+            folder.rmdir()
+
+    def signal(self, number):
+        os.kill(self.program.process.pid, number)
+
+    def connect(self):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                one.settimeout(START_TIMEOUT_S)
+                one.connect(str(RUNTIME / self.prefix / "dpdk_telemetry.v2"))
+                one.recv(1024)
+                return one
+            except OSError:
+                one.close()
+                if self.program.process.poll() is not None or time.monotonic() > deadline:
+                    self.program.failed("it did not start")
+                time.sleep(0.05)
+
+    def stats(self):
+        self.socket.send(b"/ethdev/stats,0")
+        # Before the port is there the answer is null.
+        return json.loads(self.socket.recv(16384))["/ethdev/stats"] or {"opackets": 0, "ipackets": 0}
+
+    def wait(self, name, count):
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self.stats()[name] < count:
+            if time.monotonic() > deadline:
+                self.program.failed(f"its port has not {count} {name} after {START_TIMEOUT_S} s")
+            time.sleep(0.05)
+
+    def measure(self, seconds):
+        """Packets that were sent a second, in millions; all that came in must be sent."""
+        self.signal(signal.SIGCONT)
+        time.sleep(WARM_UP_S)
+        before, start = self.stats(), time.monotonic()
+        time.sleep(seconds)
+        after, end = self.stats(), time.monotonic()
+        self.signal(signal.SIGSTOP)
+        sent, received = (after[name] - before[name] for name in ("opackets", "ipackets"))
+        if sent < 0.99 * received:
+            fail(f"{self.program_path.name}: of {received} packets it sent {sent} alone")
+        return round(sent / (end - start) / 1e6, 3)
+
+    def finish(self, packets):
+        """Forwards until so many are sent, and ends by itself, so that a capture is complete."""
+        self.signal(signal.SIGCONT)
+        self.wait("opackets", packets)
+        self.program.interrupt()
+
+
+class Examples:
+    """`build`: the folder of a build of the source package."""
+
+    def __init__(self, program, build, main_core, core):
+        self.program, self.folder, self.main_core, self.core = program, build / "examples", main_core, core
+
+    def l3fwd(self, device):
+        files = {
+            "v4": "".join(f"R198.18.{number}.0/24 0\n" for number in range(NETWORKS)),
+            "v6": "R2001:db8::/32 0\n",
+        }
+        words = ["-p", "0x1", "--config=(0,0,1)", "--parse-ptype", "--rule_ipv4=@v4", "--rule_ipv6=@v6", "--lookup=lpm"]
+        return Example(self.folder / "dpdk-l3fwd", f"1@{self.core}", device, words, files)
+
+    def graph(self, device):
+        lcores = f"0@{self.main_core},1@{self.core}"
+        return Example(self.folder / "dpdk-l3fwd-graph", lcores, device, ["-p", "0x1", "--config=(0,0,1)"])
+
+    def firewall(self, device):
+        # 270: where the IP header is in a buffer of its own, behind 128 bytes of headroom, 128 of a header and Ethernet.
+        lines = [
+            "mempool MEMPOOL0 buffer 2304 pool 32K cache 256 cpu 0",
+            "link LINK0 dev net_pcap0 rxq 1 128 MEMPOOL0 txq 1 512 promiscuous on",
+            "table action profile AP0 ipv4 offset 270 fwd",
+            "pipeline PIPELINE0 period 10 offset_port_id 0 cpu 0",
+            "pipeline PIPELINE0 port in bsz 32 link LINK0 rxq 0",
+            "pipeline PIPELINE0 port out bsz 32 link LINK0 txq 0",
+            "pipeline PIPELINE0 table match acl ipv4 offset 270 size 4K action AP0",
+            "pipeline PIPELINE0 port in 0 table 0",
+            "pipeline PIPELINE0 table 0 rule add match default action fwd drop",
+        ]
+        for number in range(NETWORKS):
+            match = f"acl priority {number} ipv4 0.0.0.0 0 198.18.{number}.0 24 0 65535 9 9 17"
+            lines.append(f"pipeline PIPELINE0 table 0 rule add match {match} action fwd port 0")
+        # At last: what came in before the rules would be dropped.
+        lines.append("thread 1 pipeline PIPELINE0 enable")
+        lcores = f"0@{self.main_core},1@{self.core}"
+        words = ["-s", "@firewall.cli"]
+        return Example(self.folder / "dpdk-ip_pipeline", lcores, device, words, {"firewall.cli": "\n".join(lines) + "\n"})
+
+    def check(self, config, make, networks, queues):
+        """A capture into a capture, through both; compared behind the Ethernet addresses, which either side has its own of."""
+        frames = captures() / f"udp-1024-{networks}.pcap" if networks != NETWORKS else captures() / "udp-1024.pcap"
+        count = len(read(frames))
+        with tempfile.TemporaryDirectory() as folder:
+            out, outs = f"{folder}/ours.pcap", [f"{folder}/{queue}.pcap" for queue in range(queues)]
+            link = f'port.0.link={{ kind = "pcap", input = "{frames}", output = "{out}" }}'
+            Pipeline(self.program, config, [self.core], 32, [link]).run("--packets", str(count))
+            device = "net_pcap0" + f",rx_pcap={frames}" * queues + "".join(f",tx_pcap={one}" for one in outs)
+            with make(device) as peer:
+                peer.finish(count)
+            theirs = [frame[ADDRESSES:] for one in outs for frame in read(one)]
+            compare(f"{config}, the peer", theirs, [frame[ADDRESSES:] for frame in read(out)])
+        return (
+            f"{count} frames of as many flows went from a capture into a capture through each side, and came out alike behind "
+            "the Ethernet addresses, byte by byte."
+        )
+
+    def case(self, row, config, name, make, goal, networks=NETWORKS, queues=1, note=""):
+        capture = captures() / (f"udp-1024-{networks}.pcap" if networks != NETWORKS else "udp-1024.pcap")
+        sets = ["runtime.timestamps=none", f'port.0.link={{ kind = "pcap", input = "{capture}", loop = true }}']
+        device = "net_pcap0" + f",rx_pcap={capture}" * queues + ",infinite_rx=1"
+        return Case(
+            row,
+            {5: "IPv4 routing", 6: "firewall of 16 rules"}[row] + ", 1,024 flows, burst 32",
+            functools.partial(Pipeline, self.program, config, [self.core], 32, sets),
+            [Peer(f"{name}, native", functools.partial(make, device), goal)],
+            check=functools.partial(self.check, config, make, networks, queues),
+            note=note,
+        )
+
+    def cases(self, rows):
+        route = "benches/pipelines/route.toml"
+        if 5 in rows:
+            yield self.case(5, route, "l3fwd LPM", self.l3fwd, 1.2)
+            note = "l3fwd-graph has routes to 8 networks built in; there ours has those frames too."
+            yield self.case(5, route, "l3fwd-graph", self.graph, 1.6, GRAPH_NETWORKS, 2, note)
+        if 6 in rows:
+            yield self.case(6, "benches/pipelines/firewall.toml", "ip_pipeline", self.firewall, 1.5)

@@ -1,0 +1,331 @@
+/* Looks up in DPDK's tables what benches/tables looks up in ours, from the same files, which benches/peer/sets.py writes.
+ *
+ *     tables EAL-OPTIONS -- lpm-bulk|lpm-x4|fib|fib6|hash|acl FILE
+ *
+ * Prints `ready`, how long the table took to build, and a sum over the results of all lookups; then for every line
+ * `measure SECONDS` the rate, in millions of lookups a second. It ends with its input. */
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <rte_acl.h>
+#include <rte_byteorder.h>
+#include <rte_eal.h>
+#include <rte_errno.h>
+#include <rte_fib.h>
+#include <rte_fib6.h>
+#include <rte_hash.h>
+#include <rte_lpm.h>
+#include <rte_vect.h>
+
+#define BATCH 32
+#define MISS UINT32_MAX
+/* Enough for what benches/peer/sets.py makes. */
+#define TBL8 (1 << 16)
+#define TBL8_V6 (1 << 20)
+
+struct prefix4 { uint32_t address, len, value; };
+struct prefix6 { uint8_t address[16]; uint32_t len, value; };
+struct flow { uint32_t words[4]; };
+struct rule {
+	uint32_t source, destination;
+	uint8_t source_len, destination_len, protocol, protocol_mask;
+	uint16_t source_ports[2], destination_ports[2];
+};
+struct packet { uint32_t source, destination; uint16_t source_port, destination_port; uint8_t protocol, zero[3]; };
+
+static const uint8_t *entries, *lookups;
+static uint32_t entry_count, lookup_count;
+/* Looks up a batch from a place on. What a table finds it may leave in its own form, until `same` makes it ours. */
+static void (*lookup)(uint32_t at);
+static uint32_t values[BATCH];
+
+static void fail(const char *what)
+{
+	fprintf(stderr, "tables: %s\n", what);
+	exit(1);
+}
+
+static double now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec * 1e-9;
+}
+
+/* The file: two counts, the entries, the lookups. */
+static void load(const char *path, size_t entry, size_t one)
+{
+	FILE *file = fopen(path, "rb");
+	uint32_t counts[2];
+	if (file == NULL || fread(counts, sizeof(counts), 1, file) != 1)
+		fail("the file cannot be read");
+	entry_count = counts[0];
+	lookup_count = counts[1];
+	uint8_t *all = malloc(entry_count * entry + lookup_count * one);
+	if (all == NULL || fread(all, entry, entry_count, file) != entry_count ||
+	    fread(all + entry_count * entry, one, lookup_count, file) != lookup_count || lookup_count % BATCH != 0)
+		fail("the file is cut short");
+	fclose(file);
+	entries = all;
+	lookups = all + entry_count * entry;
+}
+
+static struct rte_lpm *lpm;
+
+static void build_lpm(void)
+{
+	const struct prefix4 *it = (const void *)entries;
+	struct rte_lpm_config config = { .max_rules = entry_count + 1, .number_tbl8s = TBL8 };
+	lpm = rte_lpm_create("lpm", SOCKET_ID_ANY, &config);
+	if (lpm == NULL)
+		fail("rte_lpm_create");
+	for (uint32_t i = 0; i < entry_count; i++)
+		if (rte_lpm_add(lpm, it[i].address, it[i].len, it[i].value) != 0)
+			fail("rte_lpm_add");
+}
+
+static void lpm_bulk(uint32_t at)
+{
+	uint32_t found[BATCH];
+	rte_lpm_lookup_bulk(lpm, (const uint32_t *)lookups + at, found, BATCH);
+	for (int i = 0; i < BATCH; i++)
+		values[i] = found[i] & RTE_LPM_LOOKUP_SUCCESS ? found[i] & 0xffffff : MISS;
+}
+
+static void lpm_x4(uint32_t at)
+{
+	const uint32_t *addresses = (const uint32_t *)lookups + at;
+	for (int i = 0; i < BATCH; i += 4)
+		rte_lpm_lookupx4(lpm, _mm_loadu_si128((const __m128i *)(addresses + i)), values + i, MISS);
+}
+
+static struct rte_fib *fib;
+/* Values take two bytes. */
+#define FIB_MISS 0x7fff
+static uint64_t hops[BATCH];
+
+static void build_fib(void)
+{
+	const struct prefix4 *it = (const void *)entries;
+	struct rte_fib_conf config = {
+		.type = RTE_FIB_DIR24_8, .default_nh = FIB_MISS, .max_routes = entry_count + 1,
+		.dir24_8 = { .nh_sz = RTE_FIB_DIR24_8_2B, .num_tbl8 = TBL8 / 2 - 1 },
+	};
+	fib = rte_fib_create("fib", SOCKET_ID_ANY, &config);
+	if (fib == NULL)
+		fail("rte_fib_create");
+	for (uint32_t i = 0; i < entry_count; i++)
+		if (rte_fib_add(fib, it[i].address, it[i].len, it[i].value) != 0)
+			fail("rte_fib_add");
+}
+
+static void fib_bulk(uint32_t at)
+{
+	rte_fib_lookup_bulk(fib, (uint32_t *)(uintptr_t)lookups + at, hops, BATCH);
+}
+
+static struct rte_fib6 *fib6;
+
+static void build_fib6(void)
+{
+	const struct prefix6 *it = (const void *)entries;
+	struct rte_fib6_conf config = {
+		.type = RTE_FIB6_TRIE, .default_nh = FIB_MISS, .max_routes = entry_count + 1,
+		.trie = { .nh_sz = RTE_FIB6_TRIE_4B, .num_tbl8 = TBL8_V6 },
+	};
+	fib6 = rte_fib6_create("fib6", SOCKET_ID_ANY, &config);
+	if (fib6 == NULL)
+		fail("rte_fib6_create");
+	for (uint32_t i = 0; i < entry_count; i++)
+		if (rte_fib6_add(fib6, it[i].address, it[i].len, it[i].value) != 0)
+			fail("rte_fib6_add");
+}
+
+static void fib6_bulk(uint32_t at)
+{
+	rte_fib6_lookup_bulk(fib6, (uint8_t (*)[16])(uintptr_t)lookups + at, hops, BATCH);
+}
+
+static struct rte_hash *hash;
+static uint32_t *numbers;
+static int32_t positions[BATCH];
+
+static void build_hash(void)
+{
+	const struct flow *it = (const void *)entries;
+	struct rte_hash_parameters parameters = { .name = "hash", .entries = entry_count, .key_len = sizeof(struct flow) };
+	parameters.extra_flag = RTE_HASH_EXTRA_FLAGS_EXT_TABLE;
+	hash = rte_hash_create(&parameters);
+	numbers = calloc(2 * entry_count + 64, sizeof(*numbers));
+	if (hash == NULL || numbers == NULL)
+		fail("rte_hash_create");
+	for (uint32_t i = 0; i < entry_count; i++) {
+		int32_t position = rte_hash_add_key(hash, &it[i]);
+		if (position < 0 || (uint32_t)position >= 2 * entry_count + 64)
+			fail("rte_hash_add_key");
+		numbers[position] = i;
+	}
+}
+
+static void hash_bulk(uint32_t at)
+{
+	const struct flow *flows = (const struct flow *)(const void *)lookups + at;
+	const void *keys[BATCH];
+	for (int i = 0; i < BATCH; i++)
+		keys[i] = &flows[i];
+	if (rte_hash_lookup_bulk(hash, keys, BATCH, positions) != 0)
+		fail("rte_hash_lookup_bulk");
+}
+
+static struct rte_acl_ctx *acl;
+RTE_ACL_RULE_DEF(acl_rule, 5);
+
+#define FIELD(kind, at, index, name) { .type = RTE_ACL_FIELD_TYPE_##kind, .size = sizeof(((struct packet *)0)->name), \
+	.field_index = at, .input_index = index, .offset = offsetof(struct packet, name) }
+static const struct rte_acl_field_def fields[5] = {
+	FIELD(BITMASK, 0, 0, protocol), FIELD(MASK, 1, 1, source), FIELD(MASK, 2, 2, destination),
+	FIELD(RANGE, 3, 3, source_port), FIELD(RANGE, 4, 3, destination_port),
+};
+
+static void build_acl(void)
+{
+	const struct rule *it = (const void *)entries;
+	struct rte_acl_param parameters = {
+		.name = "acl", .socket_id = SOCKET_ID_ANY, .rule_size = RTE_ACL_RULE_SZ(5), .max_rule_num = entry_count,
+	};
+	struct rte_acl_config config = { .num_categories = 1, .num_fields = 5 };
+	acl = rte_acl_create(&parameters);
+	if (acl == NULL)
+		fail("rte_acl_create");
+	for (uint32_t i = 0; i < entry_count; i++) {
+		struct acl_rule rule = {
+			/* The first that matches wins; 0 would be none. */
+			.data = { .category_mask = 1, .priority = entry_count - i, .userdata = i + 1 },
+			.field = {
+				{ .value.u8 = it[i].protocol, .mask_range.u8 = it[i].protocol_mask },
+				{ .value.u32 = it[i].source, .mask_range.u32 = it[i].source_len },
+				{ .value.u32 = it[i].destination, .mask_range.u32 = it[i].destination_len },
+				{ .value.u16 = it[i].source_ports[0], .mask_range.u16 = it[i].source_ports[1] },
+				{ .value.u16 = it[i].destination_ports[0], .mask_range.u16 = it[i].destination_ports[1] },
+			},
+		};
+		if (rte_acl_add_rules(acl, (struct rte_acl_rule *)&rule, 1) != 0)
+			fail("rte_acl_add_rules");
+	}
+	memcpy(config.defs, fields, sizeof(fields));
+	if (rte_acl_build(acl, &config) != 0)
+		fail("rte_acl_build");
+	/* The widest that this processor has. */
+	if (rte_acl_set_ctx_classify(acl, RTE_ACL_CLASSIFY_AVX512X32) != 0)
+		rte_acl_set_ctx_classify(acl, RTE_ACL_CLASSIFY_DEFAULT);
+	/* The classifier reads packets, in the byte order of the network. */
+	struct packet *packets = (void *)(uintptr_t)lookups;
+	for (uint32_t i = 0; i < lookup_count; i++) {
+		packets[i].source = rte_cpu_to_be_32(packets[i].source);
+		packets[i].destination = rte_cpu_to_be_32(packets[i].destination);
+		packets[i].source_port = rte_cpu_to_be_16(packets[i].source_port);
+		packets[i].destination_port = rte_cpu_to_be_16(packets[i].destination_port);
+	}
+}
+
+static void acl_bulk(uint32_t at)
+{
+	const struct packet *packets = (const struct packet *)(const void *)lookups + at;
+	const uint8_t *data[BATCH];
+	for (int i = 0; i < BATCH; i++)
+		data[i] = (const uint8_t *)&packets[i];
+	if (rte_acl_classify(acl, data, values, BATCH, 1) != 0)
+		fail("rte_acl_classify");
+}
+
+static const struct kind {
+	const char *name;
+	size_t entry, one;
+	void (*build)(void), (*lookup)(uint32_t);
+} kinds[] = {
+	{ "lpm-bulk", sizeof(struct prefix4), 4, build_lpm, lpm_bulk },
+	{ "lpm-x4", sizeof(struct prefix4), 4, build_lpm, lpm_x4 },
+	{ "fib", sizeof(struct prefix4), 4, build_fib, fib_bulk },
+	{ "fib6", sizeof(struct prefix6), 16, build_fib6, fib6_bulk },
+	{ "hash", sizeof(struct flow), sizeof(struct flow), build_hash, hash_bulk },
+	{ "acl", sizeof(struct rule), sizeof(struct packet), build_acl, acl_bulk },
+};
+
+/* The results as ours says them. */
+static void same(void)
+{
+	for (int i = 0; i < BATCH; i++) {
+		if (lookup == fib_bulk || lookup == fib6_bulk)
+			values[i] = hops[i] == FIB_MISS ? MISS : hops[i];
+		else if (lookup == hash_bulk)
+			values[i] = positions[i] < 0 ? MISS : numbers[positions[i]];
+		else if (lookup == acl_bulk)
+			values[i] -= 1;
+	}
+}
+
+static double measure(double seconds)
+{
+	uint64_t done = 0;
+	uint32_t at = 0;
+	double began = now();
+	for (;;) {
+		for (int i = 0; i < 1024; i++) {
+			lookup(at);
+			__asm__ volatile("" : : "r"(values), "r"(hops), "r"(positions) : "memory");
+			at += BATCH;
+			if (at == lookup_count)
+				at = 0;
+		}
+		done += 1024 * BATCH;
+		double took = now() - began;
+		if (took >= seconds)
+			return done / took / 1e6;
+	}
+}
+
+int main(int count, char **words)
+{
+	int used = rte_eal_init(count, words);
+	if (used < 0)
+		fail("rte_eal_init");
+	count -= used;
+	words += used;
+	if (count != 3)
+		fail("usage: tables EAL-OPTIONS -- KIND FILE");
+	const struct kind *kind = NULL;
+	for (size_t i = 0; i < RTE_DIM(kinds); i++)
+		if (strcmp(kinds[i].name, words[1]) == 0)
+			kind = &kinds[i];
+	if (kind == NULL)
+		fail("there is no such kind");
+
+	load(words[2], kind->entry, kind->one);
+	double began = now();
+	kind->build();
+	double took = now() - began;
+	lookup = kind->lookup;
+	uint64_t sum = 0xcbf29ce484222325;
+	for (uint32_t at = 0; at < lookup_count; at += BATCH) {
+		lookup(at);
+		same();
+		for (int i = 0; i < BATCH; i++)
+			sum = (sum ^ values[i]) * 0x100000001b3;
+	}
+	printf("ready %.3f %016" PRIx64 "\n", took, sum);
+	fflush(stdout);
+
+	char line[64];
+	double seconds;
+	while (fgets(line, sizeof(line), stdin) != NULL && strcmp(line, "quit\n") != 0) {
+		if (sscanf(line, "measure %lf", &seconds) != 1)
+			fail("no such order");
+		printf("rate %.3f\n", measure(seconds));
+		fflush(stdout);
+	}
+	return 0;
+}

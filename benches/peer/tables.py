@@ -1,0 +1,122 @@
+"""Rows 7 to 10: the tables alone, each side filled from the same file and asked the same."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+
+from measure import REPO, fail
+from peer import sets
+from peer.native import target
+from peer.process import Program
+from peer.rounds import Case, Peer
+
+READY = re.compile(r"^ready (\S+) ([0-9a-f]{16})$")
+RATE = re.compile(r"^rate (\S+)$")
+# Memory of each structure of the peers, in MiB of huge pages. The tables of a case are all there at once.
+MEMORY_MIB = {"lpm-x4": 400, "fib": 500, "fib6": 1300, "hash": 300, "acl": 500}
+BUILD_TIMEOUT_S = 300
+
+
+class Table:
+    """A program that has filled a table, and looks up in it when it is asked to. `sums` has the sums over all results by file:
+    whoever comes second must find the same."""
+
+    def __init__(self, command, name, sums):
+        self.command, self.name, self.sums = command, name, sums
+
+    def __enter__(self):
+        self.program = Program(self.command)
+        ready = self.program.until(READY, BUILD_TIMEOUT_S)
+        expected = self.sums.setdefault(self.name, ready[2])
+        if ready[2] != expected:
+            self.program.failed(f"its results for {self.name} are not those of ours: their sum is {ready[2]}, not {expected}")
+        return self
+
+    def __exit__(self, failed, *_):
+        if failed:
+            self.program.kill()
+        else:
+            self.program.end("quit")
+
+    def measure(self, seconds):
+        """Lookups a second, in millions."""
+        self.program.say(f"measure {seconds}")
+        return float(self.program.until(RATE)[1])
+
+
+def build_ours():
+    """Builds benches/tables; gives its path."""
+    command = ["cargo", "build", "--release", "--locked", "--package", "tables", "--message-format=json-render-diagnostics"]
+    built = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
+    if built.returncode != 0:
+        fail("the release build failed: see above")
+    for line in built.stdout.splitlines():
+        message = json.loads(line)
+        if message.get("executable") and message["target"]["name"] == "tables":
+            return message["executable"]
+    return fail("cargo built no program `tables`")
+
+
+def build_peer(name, folder=None):
+    """Compiles tables.c for this processor, against Debian's library or that of a build of our own; gives its path."""
+    environment = dict(os.environ)
+    static = []
+    if folder:
+        environment["PKG_CONFIG_PATH"] = str(folder / "meson-uninstalled")
+        static = ["--static"]
+
+    def flags(what):
+        command = ["pkg-config", what, *static, "libdpdk"]
+        asked = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if asked.returncode != 0:
+            fail(f"{' '.join(command)}: {asked.stderr.strip()}; Debian has it in libdpdk-dev: tools/setup bench")
+        return asked.stdout.split()
+
+    program = target() / f"tables-{name}"
+    source = REPO / "benches/peer/tables.c"
+    command = ["gcc", "-O3", "-march=native", *flags("--cflags"), "-o", program, source, *flags("--libs")]
+    if subprocess.run(command).returncode != 0:
+        fail(f"gcc did not compile {source}: see above")
+    return program
+
+
+class Tables:
+    """`peers`: the programs of the peers by the name of the build."""
+
+    def __init__(self, ours, peers, core):
+        self.ours, self.peers, self.core, self.sums = ours, peers, core, {}
+
+    def case(self, row, work, kind, name, theirs, goal, note):
+        path = sets.path(name)
+        eal = ["--no-pci", "--in-memory", f"--lcores=0@{self.core}", "--no-telemetry", "--log-level=4"]
+        # DPDK uses AVX-512 where it is told that it may.
+        eal += ["--force-max-simd-bitwidth=512", "--"]
+        peers = [
+            Peer(f"{shown}, {build}", functools.partial(Table, [program, "-m", MEMORY_MIB[structure], *eal, structure, path], name, self.sums), goal)
+            for build, program in self.peers.items()
+            for structure, shown in theirs.items()
+        ]
+        ours = functools.partial(Table, [self.ours, kind, path, self.core], name, self.sums)
+        compared = "The results of all lookups have the same sum on each side."
+        return Case(row, work, ours, peers, unit="M/s", note=f"{compared} {note}".strip())
+
+    def cases(self, rows):
+        """Those of some rows. The files are written when they are needed."""
+        if 7 in rows:
+            lpm = {"lpm-x4": "rte_lpm x4", "fib": "rte_fib"}
+            work = "IPv4 LPM, a million prefixes, random addresses"
+            yield self.case(7, work, "lpm4", "lpm4", lpm, 1.2, "rte_fib has next hops of two bytes, ours of 31 bits.")
+        if 8 in rows:
+            work = "IPv6 LPM, 200,000 prefixes, random addresses inside"
+            yield self.case(8, work, "lpm6", "lpm6", {"fib6": "rte_fib6"}, 1.2, "")
+        if 9 in rows:
+            note = "rte_hash gives the place of a key, ours its value."
+            for name in ("hit", "miss"):
+                work = f"exact match, a million 5-tuples, {name}"
+                yield self.case(9, work, "exact", f"exact-{name}", {"hash": "rte_hash"}, 1.3, note)
+        if 10 in rows:
+            for count in (100, 1000, 10_000):
+                work = f"ACL of {count:,} rules"
+                yield self.case(10, work, "acl", f"acl-{count}", {"acl": "rte_acl"}, 1.0, "")

@@ -1,0 +1,35 @@
+//! Exact match of flows.
+
+use dataplane::stages::table::exact::Exact;
+
+use crate::{Table, fail, file};
+
+/// Addresses, ports, and protocol with three bytes of zero.
+type Key = [u32; 4];
+
+pub(crate) struct Flows {
+    table: Exact<4>,
+    keys: Vec<Key>,
+}
+
+impl Flows {
+    /// A key's value is its place in the file.
+    pub(crate) fn new(bytes: &[u8]) -> Self {
+        let (flows, keys) = file::read::<Key, Key>(bytes);
+        let mut table = Exact::new(flows.len());
+        for (number, flow) in flows.iter().enumerate() {
+            table.insert(*flow, number as u32).unwrap_or_else(|error| fail(&error.to_string()));
+        }
+        Self { table, keys }
+    }
+}
+
+impl Table for Flows {
+    fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    fn lookup(&self, range: std::ops::Range<usize>, values: &mut [u32]) {
+        self.table.lookup_batch(&self.keys[range], values);
+    }
+}

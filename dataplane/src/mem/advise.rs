@@ -1,0 +1,32 @@
+//! Advice to the kernel and to the processor on memory that is not packet memory.
+
+use super::PageKind;
+
+/// Asks for transparent huge pages behind large tables, where every look-up is in another page. Where the kernel does not
+/// give any, all works as before. It counts for what is touched afterwards.
+pub(crate) fn advise_huge_pages<T>(table: &[T]) {
+    let (page, bytes) = (PageKind::Normal.size(), size_of_val(table));
+    if bytes < PageKind::Transparent.size() {
+        return;
+    }
+    let start = table.as_ptr().cast::<u8>();
+    let front = start.align_offset(page);
+    // SAFETY: the pages lie in the slice, which lives during the call; this advice changes no byte of them, and a
+    // refusal changes nothing at all.
+    let _ = unsafe {
+        libc::madvise(start.add(front).cast_mut().cast(), (bytes - front) & !(page - 1), libc::MADV_HUGEPAGE)
+    };
+}
+
+/// Has the processor fetch the cache line of an element, without waiting for it.
+#[inline(always)]
+pub(crate) fn prefetch<T>(element: Option<&T>) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(element) = element {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which changes nothing that a program can see, wherever it points. Every x86-64 has it.
+        unsafe { _mm_prefetch(std::ptr::from_ref(element).cast(), _MM_HINT_T0) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = element;
+}
