@@ -1,5 +1,6 @@
 """Rows 5 and 6: routing and a firewall, beside DPDK's examples, which come with the source package alone."""
 
+import atexit
 import functools
 import json
 import os
@@ -40,6 +41,7 @@ class Example:
 
     def __enter__(self):
         self.folder = tempfile.TemporaryDirectory()
+        atexit.register(self.clean)
         for name, text in self.files.items():
             (Path(self.folder.name) / name).write_text(text)
         words = [str(word).replace("@", f"{self.folder.name}/") for word in self.words]
@@ -53,6 +55,11 @@ class Example:
         self.socket.close()
         self.program.kill()
         self.folder.cleanup()
+        self.clean()
+        atexit.unregister(self.clean)
+
+    def clean(self):
+        """Takes away what DPDK leaves for others to find it by."""
         folder = RUNTIME / self.prefix
         if folder.exists():
             for left in folder.iterdir():
