@@ -95,6 +95,8 @@ pub struct DeviceClock {
     words: [AtomicU64; 6],
     /// What is added to the ticks of a wall clock that is not the host's: see [`crate::clock::Stamper`].
     offset: AtomicI64,
+    /// It is the host's own wall clock.
+    hosts: bool,
 }
 
 impl DeviceClock {
@@ -105,6 +107,7 @@ impl DeviceClock {
             version: CachePadded::new(AtomicU64::new(0)),
             words: Default::default(),
             offset: AtomicI64::new(0),
+            hosts: false,
         };
         clock.publish(mapping);
         clock
@@ -113,6 +116,17 @@ impl DeviceClock {
     /// What its stamps count where they can be used.
     pub fn source(&self) -> ClockSource {
         self.source
+    }
+
+    /// Says that it is the host's own wall clock: there is nothing to be added to it.
+    pub(super) fn set_hosts(&mut self) {
+        self.hosts = true;
+    }
+
+    /// Whether it is the host's own wall clock.
+    #[inline]
+    pub(super) fn is_hosts(&self) -> bool {
+        self.hosts
     }
 
     /// What is added to the ticks of a wall clock that is not the host's.

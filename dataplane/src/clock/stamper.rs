@@ -244,7 +244,7 @@ impl Reader {
             return Err(ticks.len() as u64);
         }
         self.slew(now);
-        if self.mapping.timebase.source != ClockSource::DeviceWallclock {
+        if self.mapping.timebase.source != ClockSource::DeviceWallclock || self.clock.is_hosts() {
             return self.convert(now, 0, last, ticks, stamps);
         }
         let offset = self.clock.offset();
@@ -278,11 +278,13 @@ impl Reader {
         let (latest, when) = self.mapping.at(Nanos(now + slack));
         let latest = latest.0.wrapping_sub(offset as u64);
         let when = when.0.saturating_add_signed(self.carry);
+        // Frames that several cores of the host have stamped may come out of order.
+        let most_back = if self.clock.is_hosts() { MOST_AGE } else { MOST_BACK };
         let (mut wrong, mut newest) = (false, *last);
         each(ticks, stamps, |ticks| {
             let age = latest.wrapping_sub(ticks.0) & timebase.mask;
             let nanos = when.saturating_sub(timebase.nanos(Ticks(age)).0);
-            wrong |= age > self.oldest || nanos + MOST_BACK < newest;
+            wrong |= age > self.oldest || nanos + most_back < newest;
             newest = nanos.min(now).max(newest);
             Stamp::new(Nanos(newest), timebase.source)
         });

@@ -195,6 +195,16 @@ impl ClockSync {
         }
     }
 
+    /// Says that it is the host's own wall clock: however old its stamps are, it is not another clock.
+    #[must_use]
+    pub fn of_host(mut self) -> Self {
+        // Nobody else has it yet.
+        if let Some(clock) = Arc::get_mut(&mut self.clock) {
+            clock.set_hosts();
+        }
+        self
+    }
+
     /// What workers read.
     pub fn clock(&self) -> Arc<DeviceClock> {
         self.clock.clone()

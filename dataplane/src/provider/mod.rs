@@ -108,6 +108,11 @@ pub trait Device: Clone + Send + Sync + 'static {
     /// `hca_core_clock` (in kHz) of `ibv_query_device_ex(3)`.
     fn timebase(&self) -> Timebase;
 
+    /// Whether wall-clock stamps are of the host's own clock, and not of one of the device.
+    fn wallclock_is_hosts(&self) -> bool {
+        false
+    }
+
     /// What that clock shows now: `ibv_query_rt_values_ex(3)`, whose `raw_clock.tv_nsec` is ticks. It takes about a
     /// microsecond of the bus, so it is not for workers; and a device that is gone is not asked, only answered for.
     ///

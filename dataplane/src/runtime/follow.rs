@@ -34,7 +34,11 @@ impl Follow {
         if asked && has(Capability::Timestamps) && counter.source != host.timebase().source {
             timebases.push(counter);
         }
-        let follow = |timebase| Followed { sync: ClockSync::new(timebase), due: 0, losses: 0 };
+        let sync = |timebase: Timebase| match timebase.source {
+            ClockSource::DeviceWallclock if device.wallclock_is_hosts() => ClockSync::new(timebase).of_host(),
+            _ => ClockSync::new(timebase),
+        };
+        let follow = |timebase| Followed { sync: sync(timebase), due: 0, losses: 0 };
         let mut follow = Self { host: host.clone(), clocks: timebases.into_iter().map(follow).collect() };
         follow.step(device, &mut |_| {});
         follow

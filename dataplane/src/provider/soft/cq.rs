@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
+
 use crate::clock::{HostClock, Timebase};
 use crate::error::VerbError;
 use crate::provider::completion::Values;
@@ -32,6 +34,9 @@ pub(super) enum Stamps {
     Ticks(Arc<Counter>),
     /// Nanoseconds: what they were when the clock showed those ticks, and how ticks become nanoseconds.
     Wallclock(HostClock, Timebase, u64, Ticks),
+    /// Nanoseconds of the host's wall clock and so many more. It is read without a system call (vdso(7)), and follows what
+    /// disciplines it, as the kernel's stamps of frames do.
+    HostWallclock(i64),
 }
 
 impl Stamps {
@@ -42,6 +47,10 @@ impl Stamps {
             Self::Ticks(counter) => counter.now(),
             Self::Wallclock(clock, timebase, nanos, since) => {
                 Ticks(nanos.wrapping_add(timebase.between(*since, clock.now()).0))
+            }
+            Self::HostWallclock(ahead) => {
+                let time = clock_gettime(ClockId::Realtime);
+                Ticks((time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).wrapping_add_signed(*ahead))
             }
         }
     }
@@ -463,7 +472,10 @@ impl CqCore {
     /// The clock. A poll looks at it when it lets queue pairs receive, and once.
     #[inline]
     fn now(&self) -> Now {
-        Now { ticks: self.stamps.now(), by_wall: matches!(self.stamps, Stamps::Wallclock(..)) }
+        Now {
+            ticks: self.stamps.now(),
+            by_wall: matches!(self.stamps, Stamps::Wallclock(..) | Stamps::HostWallclock(_)),
+        }
     }
 
     /// Lets the one queue pair that reports here receive into an empty run. `false`: there are others, or it needs

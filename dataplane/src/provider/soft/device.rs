@@ -321,6 +321,11 @@ impl Device for SoftDevice {
         self.0.counter.timebase()
     }
 
+    fn wallclock_is_hosts(&self) -> bool {
+        let real = self.0.spec.clock.timebase().source != ClockSource::Virtual;
+        real && self.0.spec.wall_ahead == 0 && !self.0.link.has_nic_stamps()
+    }
+
     fn raw_clock(&self) -> Result<Ticks, VerbError> {
         const VERB: &str = "ibv_query_rt_values_ex";
         self.0.check(VERB)?;
@@ -404,7 +409,12 @@ impl Device for SoftDevice {
         let stamps = if granted.fields.contains(PollFields::WALLCLOCK) {
             granted.stamps = ClockSource::DeviceWallclock;
             let clock = &self.0.spec.clock;
-            Stamps::Wallclock(clock.clone(), clock.timebase(), self.0.wall.0, self.0.wall.1)
+            match clock.timebase().source {
+                ClockSource::Virtual => {
+                    Stamps::Wallclock(clock.clone(), clock.timebase(), self.0.wall.0, self.0.wall.1)
+                }
+                _ => Stamps::HostWallclock(self.0.spec.wall_ahead),
+            }
         } else if granted.fields.contains(PollFields::TIMESTAMP) {
             // A counter whose frequency is not known counts all the same.
             granted.stamps = match self.0.counter.timebase().source {

@@ -18,6 +18,7 @@ use rustix::net::sockopt::socket_error;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
 use crate::error::{Error, Result};
+use crate::provider::soft::status::Status;
 
 /// The most bytes of a name: `IFNAMSIZ` less the zero at its end.
 const LONGEST_NAME: usize = libc::IFNAMSIZ - 1;
@@ -39,6 +40,16 @@ pub(in crate::provider::soft) struct Interface {
 }
 
 impl Interface {
+    /// Tells what has changed of it since it was so.
+    pub(super) fn tell_changes(&self, before: &Self, name: &str, status: &Status) {
+        if self.mac != before.mac {
+            status.set_mac(self.mac);
+        }
+        if self.mtu != before.mtu {
+            tracing::warn!("{name}: its MTU was {} and is {}", before.mtu, self.mtu);
+        }
+    }
+
     /// Looks one up. `None`: there is none of that name.
     ///
     /// # Errors

@@ -135,6 +135,15 @@ impl Link {
         matches!(self, Self::Xdp(_))
     }
 
+    /// Whether its frames have the stamps of a NIC's clock.
+    pub(super) fn has_nic_stamps(&self) -> bool {
+        match self {
+            Self::Packet(packets) => packets.by_nic(),
+            Self::Xdp(xdp) => xdp.by_nic(),
+            Self::Generator(_) | Self::Loopback(_) | Self::Pcap(_) | Self::Tap(_) => false,
+        }
+    }
+
     /// What it is, where the kind alone does not say all.
     pub(super) fn describe(&self) -> Option<String> {
         match self {

@@ -77,6 +77,8 @@ pub(in crate::provider::soft) struct Packets {
     stamped: bool,
     /// The NIC stamps what comes in.
     by_nic: AtomicBool,
+    /// Why the last socket on an interface that came back was refused.
+    trouble: Mutex<Option<String>>,
     state: Mutex<State>,
 }
 
@@ -138,10 +140,11 @@ impl Packets {
         Socket::open(spec, longest, interface.index, by_nic, None)
             .map_err(|(what, error)| refused(&spec.interface, what, "CAP_NET_RAW", &error))?;
         let state = Mutex::new(State { interface, group: None, seats: Vec::new() });
-        Ok(Self { spec: spec.clone(), longest, stamped, by_nic: by_nic.into(), state })
+        Ok(Self { spec: spec.clone(), longest, stamped, by_nic: by_nic.into(), trouble: Mutex::default(), state })
     }
 
-    fn by_nic(&self) -> bool {
+    /// Whether its frames have the NIC's stamps.
+    pub(super) fn by_nic(&self) -> bool {
         self.by_nic.load(Ordering::Relaxed)
     }
 
@@ -171,12 +174,7 @@ impl Packets {
         }
         let before = std::mem::replace(&mut state.interface, now);
         drop(state);
-        if now.mac != before.mac {
-            status.set_mac(now.mac);
-        }
-        if now.mtu != before.mtu {
-            tracing::warn!("{}: its MTU was {} and is {}", self.spec.interface, before.mtu, now.mtu);
-        }
+        now.tell_changes(&before, &self.spec.interface, status);
         status.set_link(now.has_carrier);
     }
 
@@ -192,6 +190,7 @@ impl Packets {
             let socket = self.socket(seat.queue, now.index, &mut state.group)?;
             made.push((seat, socket));
         }
+        *lock(&self.trouble) = None;
         for (seat, socket) in made {
             seat.follow(&socket);
             seat.fresh.put(socket);
@@ -202,7 +201,11 @@ impl Packets {
     fn socket(&self, queue: (u16, u16), index: u32, group: &mut Option<u16>) -> Result<Socket, ()> {
         let group = (queue.1 > 1).then_some(group);
         Socket::open(&self.spec, self.longest, index, self.by_nic(), group).map_err(|(what, error)| {
-            tracing::warn!("{}: {what}: {error}", self.spec.interface);
+            let trouble = format!("{}: {what}: {error}", self.spec.interface);
+            // It is tried again and again.
+            if lock(&self.trouble).replace(trouble.clone()).as_ref() != Some(&trouble) {
+                tracing::warn!("{trouble}");
+            }
         })
     }
 

@@ -190,17 +190,27 @@ impl Xdp {
     /// Watches the interface: its carrier is the link's. One that is made anew gets the program again, and the sockets
     /// follow it.
     pub(in crate::provider::soft) fn watch(self: &Arc<Self>, status: Arc<Status>) -> Result<Watcher> {
-        let xdp = Arc::downgrade(self);
+        let (xdp, mut before) = (Arc::downgrade(self), None::<Interface>);
         Watcher::start(&self.spec.interface, move |found| {
             let Some(xdp) = xdp.upgrade() else { return };
-            let known = xdp.index.load(Ordering::Relaxed);
-            if let Some(interface) = found.filter(|interface| interface.index != known)
+            let is_known = |interface: &Interface| interface.index == xdp.index.load(Ordering::Relaxed);
+            if let Some(interface) = found.filter(|interface| !is_known(interface))
                 && let Err(error) = xdp.attach(interface.index)
             {
-                lock(&xdp.sockets).trouble = Some(error.to_string());
+                let trouble = Some(error.to_string());
+                let told = std::mem::replace(&mut lock(&xdp.sockets).trouble, trouble.clone());
+                // It is tried again and again.
+                if told != trouble {
+                    tracing::warn!("{error}");
+                }
             }
             xdp.compare_clocks();
-            status.set_link(found.is_some_and(|interface| interface.has_carrier));
+            if let Some((now, before)) = found.zip(before) {
+                now.tell_changes(&before, &xdp.spec.interface, &status);
+            }
+            before = found.or(before);
+            // Without its program nothing comes.
+            status.set_link(found.is_some_and(|interface| interface.has_carrier && is_known(&interface)));
         })
     }
 
@@ -274,6 +284,11 @@ impl Xdp {
             bpf::Program::load_bound(&code.ok_or_else(|| lacks("the filter is too long"))?, index)
         };
         load().inspect_err(|error| stamps::warn_of_kernel(name, error)).ok()
+    }
+
+    /// Whether its frames have the NIC's stamps.
+    pub(super) fn by_nic(&self) -> bool {
+        lock(&self.at).by_nic
     }
 
     /// Learns how stamps become those of the wall clock, which may have been set.
