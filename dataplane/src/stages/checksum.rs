@@ -77,7 +77,8 @@ fn rewrite(packet: &mut Packet<'_>) -> Option<()> {
         }
         Sum::default().pseudo_ipv6(&ip.source, &ip.destination, meta.protocol, len as u32)
     };
-    let old = transport.get(at..at + 2)?;
+    // A length of UDP that has no room for its own header.
+    let Some(old) = transport.get(at..at + 2) else { return Some(()) };
     let old = u16::from_be_bytes([old[0], old[1]]);
     let is_udp = meta.protocol == protocol::UDP;
     if old == 0 && is_udp && meta.flags.contains(MetaFlags::IPV4) {

@@ -242,9 +242,9 @@ impl fmt::Display for Report {
             }
         }
         if !self.costs.is_empty() {
-            writeln!(f, "\n{:<names$}{:>10}{:>10}{:>10}{:>10}", "a packet's time", "ticks", "ns", "burst", "bursts")?;
+            writeln!(f, "\n{:<names$} {:>11} {:>11} {:>7} {:>9}", "a packet's time", "ticks", "ns", "burst", "bursts")?;
             for CostReport { part, ticks, ns, burst, bursts } in &self.costs {
-                writeln!(f, "{part:<names$}{ticks:>10.1}{ns:>10.2}{burst:>10.1}{bursts:>10}")?;
+                writeln!(f, "{part:<names$} {ticks:>11.1} {ns:>11.2} {burst:>7.1} {bursts:>9}")?;
             }
         }
         let latency = &self.latency_ns;

@@ -208,6 +208,17 @@ impl Machine {
         }
     }
 
+    /// The link of a port is another than before: nothing is known of who is behind it.
+    pub(super) fn forget(&mut self, port: u8, acts: &mut Vec<Act>) {
+        self.entries.retain(|hop, _| {
+            let stays = hop.port != port;
+            if !stays {
+                acts.push(Act::Forget(*hop));
+            }
+            stays
+        });
+    }
+
     /// A neighbour that workers cannot be told of.
     pub(super) fn drop(&mut self, hop: NextHop) {
         self.refused += 1;

@@ -391,6 +391,7 @@ impl Mind {
             // One that comes and goes is not told more often than one that stays.
             if *times == ANNOUNCEMENTS.len() && changed.swap(false, Ordering::Relaxed) {
                 (*since, *times) = (now, 0);
+                machine.forget(number, acts);
             }
             if ANNOUNCEMENTS.get(*times).is_some_and(|at| *since + *at <= now) {
                 *times += 1;
