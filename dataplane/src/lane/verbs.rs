@@ -19,6 +19,9 @@ use crate::provider::{
 
 type MrOf<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
 
+/// While packets come, the sends that are over are taken back, and receives are posted, so many at a time.
+const MANY: usize = 128;
+
 /// How long a queue pair in state ERR has to give back what was posted.
 const FLUSH_DEADLINE: Duration = Duration::from_millis(500);
 
@@ -64,6 +67,14 @@ pub(crate) struct VerbsLane<D: Device> {
     stamps: Box<[Stamp; RUN]>,
     /// Slots from both ends of a ring.
     joined: Box<[u32; RUN]>,
+    /// As long as packets come, sends are taken back when there are so many.
+    reap_at: usize,
+    /// The next send, when sends were last to be taken back.
+    reaped: u64,
+    /// As long as packets come, receives are posted when so many are missing.
+    refill_at: usize,
+    /// What was received, when receives were last to be posted.
+    refilled: u64,
     granted: CqGranted,
 }
 
@@ -178,6 +189,10 @@ impl<D: Device> VerbsLane<D> {
             send_stamper: stamper,
             stamps: Box::new([Stamp::NONE; RUN]),
             joined: Box::new([0; RUN]),
+            reap_at: 0,
+            reaped: 0,
+            refill_at: (recv_depth as usize / 8).min(MANY),
+            refilled: 0,
             granted,
         };
         lane.begin(pool).map_err(named)?;
@@ -188,6 +203,8 @@ impl<D: Device> VerbsLane<D> {
     fn begin(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
         self.phase = Phase::Waiting;
         self.queues.qp.bind_slots(&self.mr, pool.layout(), self.tag(WrKind::Receive))?;
+        let some = (self.in_flight.space() / 4).min(MANY);
+        self.reap_at = if self.queues.qp.sends_at_once() { some } else { 0 };
         self.wiring.initialise(&mut self.queues.qp)?;
         self.post_receives(pool)?;
         self.proceed()
@@ -515,6 +532,27 @@ impl<D: Device> VerbsLane<D> {
         self.counters.tx_too_long += batch.retain_into(pool, |desc| desc.len <= longest) as u64;
     }
 
+    /// Drops what the send queue has no room for.
+    #[cold]
+    fn refuse_rest(&mut self, pool: &mut Pool, batch: &mut Batch) {
+        let space = self.in_flight.space();
+        self.counters.tx_full += (batch.len() - space) as u64;
+        batch.truncate(space, pool);
+    }
+
+    /// Of a batch that was posted the queue pair has taken the first alone: drops the others.
+    #[cold]
+    fn keep_first(&mut self, pool: &mut Pool, batch: &mut Batch, taken: usize) {
+        if taken > 0 {
+            self.silent.get_or_insert_with(Instant::now);
+        }
+        self.counters.tx_errors += (batch.len() - taken) as u64;
+        pool.moved_descs(&batch.descs()[taken..], SlotState::Sending, SlotState::Batched);
+        batch.truncate(taken, pool);
+        self.in_flight.extend(batch.run(), batch.stamps());
+        batch.forget();
+    }
+
     /// Drops what is to be sent by a queue pair that has stopped. Posted, it would only be flushed, and while there is
     /// something to be flushed the queue pair cannot be reset.
     #[cold]
@@ -542,11 +580,17 @@ impl<D: Device> Lane for VerbsLane<D> {
                 return self.refuse(pool, batch);
             }
         }
-        if batch.run().extent().longest > self.longest.into() {
+        if batch.extent().longest > self.longest.into() {
             self.refuse_long(pool, batch);
         }
-        let run = batch.run().first(self.in_flight.space());
+        if batch.len() > self.in_flight.space() {
+            self.refuse_rest(pool, batch);
+        }
+        let run = batch.run();
         let n = run.len();
+        if n == 0 {
+            return;
+        }
         let first = WrId::new(WrKind::Send, self.generation, self.in_flight.next()).0;
         pool.moved_descs(run.descs(), SlotState::Batched, SlotState::Sending);
         // SAFETY: the slots leave the batch below, and `in_flight` gives them back to the pool only when this request or
@@ -556,30 +600,26 @@ impl<D: Device> Lane for VerbsLane<D> {
             Ok(()) => n,
             Err(refused) => refused.accepted.min(n),
         };
+        if taken < n {
+            return self.keep_first(pool, batch, taken);
+        }
         // The last of a run is signalled, and says of all before it that they are over.
-        if taken == n && n > 0 {
-            self.silent = None;
-        } else if taken > 0 {
-            self.silent.get_or_insert_with(Instant::now);
-        }
-        self.in_flight.extend(run.first(taken), batch.stamps().part(0, taken));
-        if taken < batch.len() {
-            pool.moved_descs(&batch.descs()[taken..n], SlotState::Sending, SlotState::Batched);
-            self.counters.tx_errors += (n - taken) as u64;
-            self.counters.tx_full += (batch.len() - n) as u64;
-            batch.free_from(taken, pool);
-        }
+        self.silent = None;
+        self.in_flight.extend(run, batch.stamps());
         batch.forget();
     }
 
     #[inline]
     fn reap(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<(), VerbError> {
-        if self.in_flight.len() > 0
-            && let Err(lost) = self.poll_sends(pool, latency)
-        {
-            return self.rebuild(pool, lost);
+        let (sending, next) = (self.in_flight.len(), self.in_flight.next());
+        let more_came = next != std::mem::replace(&mut self.reaped, next);
+        if sending == 0 || (more_came && sending < self.reap_at) {
+            return Ok(());
         }
-        Ok(())
+        match self.poll_sends(pool, latency) {
+            Ok(_) => Ok(()),
+            Err(lost) => self.rebuild(pool, lost),
+        }
     }
 
     #[inline]
@@ -589,6 +629,11 @@ impl<D: Device> Lane for VerbsLane<D> {
             if matches!(self.phase, Phase::Failed(_)) {
                 return Ok(());
             }
+        }
+        let received = self.counters.rx;
+        let more_came = received != std::mem::replace(&mut self.refilled, received);
+        if more_came && self.posted.space() < self.refill_at {
+            return Ok(());
         }
         self.post_receives(pool)
     }

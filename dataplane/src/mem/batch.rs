@@ -31,19 +31,20 @@ impl Desc {
         unsafe { std::slice::from_raw_parts(descs.as_ptr().cast(), descs.len()) }
     }
 
-    /// The same, to be written.
+    /// The same in halves, to be written: the slot, and the place in it.
     #[inline]
-    pub(crate) fn words_mut(descs: &mut [Self]) -> &mut [Word] {
-        // SAFETY: as for `words`; and the other way, every word is a descriptor.
+    pub(crate) fn pairs_mut(descs: &mut [Self]) -> &mut [[u32; 2]] {
+        const { assert!(align_of::<Self>() >= align_of::<[u32; 2]>()) };
+        // SAFETY: as for `words`; and the other way, every two words of 32 bits are a descriptor.
         unsafe { std::slice::from_raw_parts_mut(descs.as_mut_ptr().cast(), descs.len()) }
     }
 
-    /// That of these. Of the length, the low 16 bits count.
+    /// The second half. Of the length, the low 16 bits count.
     #[inline]
-    pub(crate) const fn word(slot: u32, offset: u16, len: u32) -> Word {
+    pub(crate) const fn place(offset: u16, len: u32) -> u32 {
         match cfg!(target_endian = "little") {
-            true => slot as Word | ((offset as u32 | len << 16) as Word) << 32,
-            false => (slot as Word) << 32 | ((offset as u32) << 16 | len & 0xffff) as Word,
+            true => offset as u32 | len << 16,
+            false => (offset as u32) << 16 | len & 0xffff,
         }
     }
 
@@ -232,7 +233,7 @@ impl Batch {
 
     /// What is so of all packets.
     #[inline]
-    fn extent(&mut self) -> Extent {
+    pub(crate) fn extent(&mut self) -> Extent {
         let extent = self.look();
         self.extent = Some(extent);
         extent
@@ -298,7 +299,7 @@ impl Batch {
     /// are of one length, and so are the stamps. Returns their bytes.
     ///
     /// `None`: one of them does not lie in a slot, or there is no space; nothing was added.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn receive(
         &mut self,
         slots: &[u32],
@@ -311,9 +312,9 @@ impl Batch {
         let (at, n) = (self.len(), slots.len());
         let descs = self.descs.get_mut(at..at + n).filter(|_| lengths.len() == n)?;
         let room = layout.limit().checked_sub(offset.into())?;
-        let words = Desc::words_mut(descs);
+        let pairs = Desc::pairs_mut(descs);
         let received = Received { prefix: prefix.into(), offset, count: layout.count, room };
-        let extent = vector::write_descs(words, slots, lengths, &received)?;
+        let extent = vector::write_descs(pairs, slots, lengths, &received)?;
         self.add_stamps(stamps, n);
         self.extent = if at == 0 { Some(extent) } else { self.extent.map(|known| known.and(extent)) };
         self.len = at + n;
@@ -489,6 +490,14 @@ impl Batch {
         for at in index..self.len() {
             self.free_one(at, pool);
         }
+    }
+
+    /// Gives the slots of the packets from an index on back, and forgets those packets.
+    #[cold]
+    pub(crate) fn truncate(&mut self, len: usize, pool: &mut Pool) {
+        self.free_from(len, pool);
+        self.len = self.len().min(len);
+        self.extent = None;
     }
 
     /// Gives all slots back, of packets without labels, to the pool that they came from.

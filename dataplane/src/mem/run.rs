@@ -46,12 +46,6 @@ impl<'a> Run<'a> {
     pub(crate) fn extent(&self) -> Extent {
         self.extent
     }
-
-    /// The first `n`, or all if they are fewer.
-    #[inline]
-    pub(crate) fn first(self, n: usize) -> Self {
-        if n < self.len() { Self::of(&self.descs[..n]) } else { self }
-    }
 }
 
 /// The stamps of a run of packets.

@@ -92,7 +92,12 @@ pub(crate) struct Received {
 
 /// Writes their descriptors. All three slices are of one length. `None`: a slot is not one, or a packet is too long.
 #[multiversion(targets("x86_64+avx2"))]
-pub(crate) fn write_descs(descs: &mut [Word], slots: &[u32], lengths: &[u32], received: &Received) -> Option<Extent> {
+pub(crate) fn write_descs(
+    descs: &mut [[u32; 2]],
+    slots: &[u32],
+    lengths: &[u32],
+    received: &Received,
+) -> Option<Extent> {
     let Received { prefix, offset, count, room } = *received;
     let (mut bytes, mut shortest, mut longest, mut last) = (0, u32::MAX, 0, 0);
     for ((desc, slot), length) in descs.iter_mut().zip(slots).zip(lengths) {
@@ -101,7 +106,7 @@ pub(crate) fn write_descs(descs: &mut [Word], slots: &[u32], lengths: &[u32], re
         shortest = shortest.min(length);
         longest = longest.max(length);
         last = last.max(*slot);
-        *desc = Desc::word(*slot, offset, length);
+        *desc = [*slot, Desc::place(offset, length)];
     }
     let extent = Extent { bytes, shortest, longest, last, end: u32::from(offset) + longest.min(room) };
     (last < count && longest <= room).then_some(extent)
@@ -198,7 +203,7 @@ mod tests {
         ) {
             let (slots, lengths): (Vec<u32>, Vec<u32>) = packets.iter().copied().unzip();
             let mut descs = vec![Desc::default(); packets.len()];
-            let written = write_descs(Desc::words_mut(&mut descs), &slots, &lengths, &Received { prefix, offset: 128, count, room });
+            let written = write_descs(Desc::pairs_mut(&mut descs), &slots, &lengths, &Received { prefix, offset: 128, count, room });
             let fits = |(slot, length): &(u32, u32)| *slot < count && length.wrapping_sub(prefix) <= room;
             if !packets.iter().all(fits) {
                 prop_assert_eq!(written, None);

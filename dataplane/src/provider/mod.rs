@@ -459,8 +459,13 @@ pub trait QueuePair: Send {
     /// See [`PostError`]. Where only a part was accepted its last may not be signalled: it is over when a later one is.
     ///
     /// # Safety
-    /// As [`QueuePair::post_send`].
+    /// As [`QueuePair::post_send`]; and nobody may write to the memory, atomically or not.
     unsafe fn post_send_run(&mut self, run: Run<'_>, first_wr_id: u64) -> Result<(), PostError>;
+
+    /// Whether sends complete in the moment in which they are posted: a later poll finds of them what an earlier one does.
+    fn sends_at_once(&self) -> bool {
+        false
+    }
 
     /// Whether nothing will be received any more: a capture that is played to its end. A wire never ends.
     fn source_ended(&self) -> bool {

@@ -42,6 +42,11 @@ pub(super) enum Stamps {
 impl Stamps {
     #[inline]
     pub(super) fn now(&self) -> Ticks {
+        if matches!(self, Self::None) { Ticks(0) } else { self.read() }
+    }
+
+    #[inline(never)]
+    fn read(&self) -> Ticks {
         match self {
             Self::None => Ticks(0),
             Self::Ticks(counter) => counter.now(),

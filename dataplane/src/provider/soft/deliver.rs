@@ -54,17 +54,19 @@ impl QpCore {
         let lost = wire.skip_beyond(recv.len() as u64);
         let due = usize::try_from(wire.backlog()).unwrap_or(usize::MAX);
         let (from, n) = (run.len, recv.len().min(limit - run.len).min(due));
-        let (until, mut at, mut bytes) = (from + n, from, 0);
-        while at < until {
-            let part = recv.front(until - at);
-            let end = at + part.len();
-            bytes += wire.write(slots, part, &mut run.byte_len[at..end]);
-            if !in_order {
-                vector::write_ids(&mut run.wr_id[at..end], part, slots.recv_wr_id);
-            }
-            recv.advance(end - at);
-            at = end;
+        let until = from + n;
+        let [first, rest] = recv.front(n);
+        let (lengths, more) = run.byte_len[from..until].split_at_mut(first.len());
+        let mut bytes = wire.write(slots, first, lengths);
+        if !rest.is_empty() {
+            bytes += wire.write(slots, rest, more);
         }
+        if !in_order {
+            let (ids, more) = run.wr_id[from..until].split_at_mut(first.len());
+            vector::write_ids(ids, first, slots.recv_wr_id);
+            vector::write_ids(more, rest, slots.recv_wr_id);
+        }
+        recv.advance(n);
         run.len = until;
         run.in_order = in_order;
         match in_order {

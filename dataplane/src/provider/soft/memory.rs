@@ -375,6 +375,19 @@ impl Slots {
         Sge { addr, length: self.layout.room(), lkey: self.mr.0.lkey }
     }
 
+    /// The bytes of a packet that is being sent. `None`: it does not lie in a slot.
+    #[inline]
+    pub(super) fn bytes(&self, desc: Desc) -> Option<&[u8]> {
+        if !self.layout.admits(desc) {
+            return None;
+        }
+        let offset = desc.slot as usize * self.layout.stride as usize + usize::from(desc.offset);
+        // SAFETY: the packet lies in its slot, as just seen, and the slots lie in the region (`new`), which the kernel has
+        // filled with zeros. The caller of `post_send_run` has promised that nobody writes it until the send is done, and
+        // sends out of slots are done when they are posted.
+        Some(unsafe { slice::from_raw_parts(self.mr.0.region.base().add(offset).as_ptr(), usize::from(desc.len)) })
+    }
+
     /// Writes a frame into a slot of a posted receive.
     pub(super) fn write(&self, slot: u32, bytes: &[u8]) -> Result<(), WcStatus> {
         if !self.writable || slot >= self.layout.count {

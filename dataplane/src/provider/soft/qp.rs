@@ -303,6 +303,10 @@ impl QueuePair for SoftQp {
         detached.map_err(|errno| VerbError::new("ibv_detach_mcast", errno))
     }
 
+    fn sends_at_once(&self) -> bool {
+        self.connection.is_none() && !self.shared.device.link.lends()
+    }
+
     fn source_ended(&self) -> bool {
         self.shared.with(Use::Visit, |core| core.ended()).unwrap_or(false)
     }

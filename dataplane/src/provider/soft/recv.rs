@@ -93,11 +93,13 @@ impl RecvQueue {
         self.general += 1;
     }
 
-    /// The oldest slots, at most `n`, and fewer where the ring wraps. Only while [`RecvQueue::is_slots`].
+    /// The oldest `n` slots, of which there must be as many: what is before the end of the ring, and the rest. Only while
+    /// [`RecvQueue::is_slots`].
     #[inline]
-    pub(super) fn front(&self, n: usize) -> &[u32] {
-        let n = n.min(self.len).min(self.entries.len() - self.head);
-        &self.entries[self.head..self.head + n]
+    pub(super) fn front(&self, n: usize) -> [&[u32]; 2] {
+        let n = n.min(self.len);
+        let before_end = n.min(self.entries.len() - self.head);
+        [&self.entries[self.head..self.head + before_end], &self.entries[..n - before_end]]
     }
 
     /// Takes the oldest entries off, which were slots.

@@ -293,7 +293,7 @@ impl Wire {
 
     /// Writes frames into posted slots, no more than [`Wire::backlog`] has said, and their lengths. Returns their bytes. Of a
     /// wire that has them in memory.
-    #[inline]
+    #[inline(never)]
     pub(super) fn write(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
         match self {
             Self::Generator(generator) => generator.write(slots, part, lengths),
