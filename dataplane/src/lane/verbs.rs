@@ -65,6 +65,8 @@ pub(crate) struct VerbsLane<D: Device> {
     send_stamper: Stamper,
     /// The stamps of `run`.
     stamps: Box<[Stamp; RUN]>,
+    /// Since the queue pair stopped its time is over, and nothing has come back in the last of it.
+    overdue: bool,
     /// Slots from both ends of a ring.
     joined: Box<[u32; RUN]>,
     /// As long as packets come, sends are taken back when there are so many.
@@ -188,6 +190,7 @@ impl<D: Device> VerbsLane<D> {
             recv_stamper: stamper.clone(),
             send_stamper: stamper,
             stamps: Box::new([Stamp::NONE; RUN]),
+            overdue: false,
             joined: Box::new([0; RUN]),
             reap_at: 0,
             reaped: 0,
@@ -231,6 +234,9 @@ impl<D: Device> VerbsLane<D> {
             Ok(n) => n,
             Err(lost) => return self.rebuild(pool, lost).map(|()| 0),
         };
+        if self.phase != Phase::Live {
+            self.more_comes_back();
+        }
         let run = &*self.run;
         let alike = stamp(&mut self.recv_stamper, run, &mut self.stamps[..n]);
         if run.failed || n > self.posted.len() {
@@ -340,6 +346,7 @@ impl<D: Device> VerbsLane<D> {
             let _ = self.queues.qp.modify(&attributes, mask);
         }
         self.phase = Phase::Failed(Instant::now());
+        self.overdue = false;
         self.mark();
     }
 
@@ -375,6 +382,9 @@ impl<D: Device> VerbsLane<D> {
         let tag = self.tag(WrKind::Send);
         if n == 0 {
             return Ok(0);
+        }
+        if self.phase != Phase::Live {
+            self.more_comes_back();
         }
         let alike = stamp(&mut self.send_stamper, &self.run, &mut self.stamps[..n]);
         for i in 0..n {
@@ -463,10 +473,19 @@ impl<D: Device> VerbsLane<D> {
         }
     }
 
+    /// Something has come back of a queue pair that has stopped: the rest gets as much time again.
+    #[cold]
+    fn more_comes_back(&mut self) {
+        if let Phase::Failed(since) = &mut self.phase {
+            *since = Instant::now();
+            self.overdue = false;
+        }
+    }
+
     /// A queue pair that has stopped: once everything has come back, or its time is over, it is reset and begins anew.
     #[cold]
-    fn recover(&mut self, pool: &mut Pool, since: Instant) -> Result<(), VerbError> {
-        if self.outstanding() > 0 && since.elapsed() < FLUSH_DEADLINE {
+    fn recover(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
+        if self.outstanding() > 0 && !self.overdue {
             return Ok(());
         }
         self.counters.abandoned += self.outstanding() as u64;
@@ -493,7 +512,7 @@ impl<D: Device> VerbsLane<D> {
         match self.phase {
             Phase::Live => Ok(()),
             Phase::Waiting => self.proceed(),
-            Phase::Failed(since) => self.recover(pool, since),
+            Phase::Failed(_) => self.recover(pool),
         }
     }
 
@@ -611,6 +630,10 @@ impl<D: Device> Lane for VerbsLane<D> {
 
     #[inline]
     fn reap(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<(), VerbError> {
+        if let Phase::Failed(since) = self.phase {
+            // Both queues are looked at once more before that counts: this thread may have been kept from it till now.
+            self.overdue = since.elapsed() >= FLUSH_DEADLINE;
+        }
         let (sending, next) = (self.in_flight.len(), self.in_flight.next());
         let more_came = next != std::mem::replace(&mut self.reaped, next);
         if sending == 0 || (more_came && sending < self.reap_at) {
