@@ -91,9 +91,10 @@ impl Ipv4 {
         if self.ttl <= 1 {
             return false;
         }
-        let old = u16::from_be_bytes([self.ttl, self.protocol]);
         self.ttl -= 1;
-        self.checksum.set(checksum::update_u16(self.checksum.get(), old, old - 0x0100));
+        // The sum of the header is 0x0100 less, so that its complement is as much more: with the carry of one's complement.
+        let checksum = self.checksum.get();
+        self.checksum.set(checksum.wrapping_add(0x0100 + u16::from(checksum >= 0xfeff)));
         true
     }
 

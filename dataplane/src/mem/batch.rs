@@ -62,7 +62,7 @@ impl Desc {
 /// [`crate::testing`].
 #[derive(Debug)]
 pub struct Batch {
-    memory: SlotMemory,
+    pub(super) memory: SlotMemory,
     /// At most [`BATCH`]. What is beyond in the arrays means nothing, but labels there are always `NEXT`.
     len: usize,
     /// The port that the packets were received on: all of those that are in the graph at one time came by one.
@@ -72,16 +72,16 @@ pub struct Batch {
     /// What is so of all packets; `None`: some may have changed since that was known.
     extent: Option<Extent>,
     /// The stamp that all packets have, and then `stamps` means nothing; `None`: each has its own.
-    stamp: Option<Stamp>,
+    pub(super) stamp: Option<Stamp>,
     /// Whether a packet may have been labelled, or a copy of it asked for.
     touched: bool,
     /// Slots for the packets that a stage makes.
     spares: Vec<u32>,
-    descs: [Desc; BATCH],
-    stamps: [Stamp; BATCH],
-    metas: [Meta; BATCH],
-    labels: [u8; BATCH],
-    copies: [u8; BATCH],
+    pub(super) descs: [Desc; BATCH],
+    pub(super) stamps: [Stamp; BATCH],
+    pub(super) metas: [Meta; BATCH],
+    pub(super) labels: [u8; BATCH],
+    pub(super) copies: [u8; BATCH],
 }
 
 impl Batch {
@@ -245,24 +245,11 @@ impl Batch {
         Run::known(self.descs(), self.look())
     }
 
-    /// What the packets of a batch borrow, cut to its length.
+    /// Packets are borrowed: what is known of all of them, and that they have no labels, may not be so behind that.
     #[inline]
-    #[allow(clippy::type_complexity, reason = "named once, taken apart at once")]
-    pub(super) fn parts(&mut self) -> (&SlotMemory, &mut [Desc], &mut [Meta], &mut [u8], &mut [u8], Stamps<'_>) {
-        let len = self.len();
+    pub(super) fn borrow_packets(&mut self) {
         self.extent = None;
         self.touched = true;
-        (
-            &self.memory,
-            &mut self.descs[..len],
-            &mut self.metas[..len],
-            &mut self.labels[..len],
-            &mut self.copies[..len],
-            match self.stamp {
-                Some(stamp) => Stamps::Alike(stamp),
-                None => Stamps::Each(&self.stamps[..len]),
-            },
-        )
     }
 
     #[inline]

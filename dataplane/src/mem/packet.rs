@@ -1,12 +1,14 @@
 //! One packet, borrowed from a batch.
 
+use std::marker::PhantomData;
+use std::ptr::NonNull;
 use std::slice;
 
 use bitflags::bitflags;
 
 use crate::clock::Stamp;
 use crate::mem::pool::SlotMemory;
-use crate::mem::{Batch, Desc, GUARD, Reason, Stamps};
+use crate::mem::{BATCH, Batch, Desc, GUARD, Reason};
 
 /// Labels: what a stage decided for a packet, one byte each.
 pub(super) const NEXT: u8 = 0;
@@ -133,89 +135,113 @@ pub enum Wait {
 /// `append`. A packet that is not labelled goes on to the next stage.
 #[derive(Debug)]
 pub struct Packet<'b> {
-    memory: &'b SlotMemory,
-    desc: &'b mut Desc,
-    meta: &'b mut Meta,
-    label: &'b mut u8,
-    copy: &'b mut u8,
-    stamp: Stamp,
-    ingress: u8,
-    wait: Wait,
+    /// The batch, and an index below its length that no other packet has: what this one is made of is nobody else's while
+    /// it lives. Of the rest of the batch it only reads, and nobody writes that meanwhile.
+    batch: NonNull<Batch>,
+    index: usize,
+    life: PhantomData<&'b mut Batch>,
+}
+
+/// The entry of an array of a batch at an index.
+///
+/// # Safety
+/// The array is there, and the index below [`BATCH`].
+#[inline(always)]
+unsafe fn entry<T>(array: *mut [T; BATCH], index: usize) -> *mut T {
+    // SAFETY: so says the caller.
+    unsafe { array.cast::<T>().add(index) }
 }
 
 impl<'b> Packet<'b> {
     /// The packet at an index below the batch's length.
     #[inline]
     pub(super) fn at(batch: &'b mut Batch, index: usize) -> Self {
-        let (ingress, wait) = (batch.ingress, batch.wait);
-        let (memory, descs, metas, labels, copies, stamps) = batch.parts();
-        Self {
-            ingress,
-            wait,
-            memory,
-            desc: &mut descs[index],
-            meta: &mut metas[index],
-            label: &mut labels[index],
-            copy: &mut copies[index],
-            stamp: stamps.at(index),
-        }
+        assert!(index < batch.len());
+        batch.borrow_packets();
+        Self { batch: NonNull::from(batch), index, life: PhantomData }
+    }
+
+    #[inline]
+    fn memory(&self) -> &SlotMemory {
+        // SAFETY: the batch lives as long as `life` says, and no packet writes what this is.
+        unsafe { &(*self.batch.as_ptr()).memory }
+    }
+
+    #[inline]
+    fn desc(&self) -> Desc {
+        // SAFETY: in bounds, and this packet's own.
+        unsafe { *entry(&raw mut (*self.batch.as_ptr()).descs, self.index) }
+    }
+
+    #[inline]
+    fn desc_mut(&mut self) -> &mut Desc {
+        // SAFETY: in bounds, and this packet's own, which `&mut self` borrows alone.
+        unsafe { &mut *entry(&raw mut (*self.batch.as_ptr()).descs, self.index) }
+    }
+
+    #[inline]
+    fn set_label(&mut self, label: u8) {
+        // SAFETY: in bounds, and this packet's own.
+        unsafe { *entry(&raw mut (*self.batch.as_ptr()).labels, self.index) = label }
+    }
+
+    /// The first byte of the packet.
+    #[inline]
+    fn start(&self) -> NonNull<u8> {
+        let desc = self.desc();
+        // SAFETY: the descriptor lies in its slot (`SlotLayout::admits` when it entered the batch, and every change of
+        // it below keeps that), hence in one allocation.
+        unsafe { self.memory().slot(desc.slot).add(usize::from(desc.offset)) }
     }
 
     /// Bytes of the packet.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "an empty packet is one of length 0, nothing special")]
     pub fn len(&self) -> usize {
-        usize::from(self.desc.len)
+        usize::from(self.desc().len)
     }
 
     /// The bytes.
     #[inline]
     pub fn data(&self) -> &[u8] {
-        // SAFETY: the descriptor lies in its slot (`SlotLayout::admits` when it entered the batch, and every change of
-        // it below keeps that), slots of a batch are distinct and owned by it, and the memory was zeroed by the kernel,
-        // so it is initialised. The borrow of the packet bounds the borrow of the bytes.
-        unsafe {
-            let start = self.memory.slot(self.desc.slot).add(usize::from(self.desc.offset));
-            slice::from_raw_parts(start.as_ptr(), self.len())
-        }
+        // SAFETY: the descriptor lies in its slot as in `start`, slots of a batch are distinct and owned by it, and the
+        // memory was zeroed by the kernel, so it is initialised. The borrow of the packet bounds the borrow of the bytes.
+        unsafe { slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 
     /// The bytes, to write.
     #[inline]
     pub fn data_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `data`; `&mut self` makes it the only borrow.
-        unsafe {
-            let start = self.memory.slot(self.desc.slot).add(usize::from(self.desc.offset));
-            slice::from_raw_parts_mut(start.as_ptr(), self.len())
-        }
+        unsafe { slice::from_raw_parts_mut(self.start().as_ptr(), self.len()) }
     }
 
     /// Where the packet may end in its slot.
     #[inline]
     fn limit(&self) -> usize {
-        self.memory.layout.limit() as usize
+        self.memory().layout.limit() as usize
     }
 
     /// Free bytes before the packet.
     #[inline]
     pub fn headroom(&self) -> usize {
-        usize::from(self.desc.offset)
+        usize::from(self.desc().offset)
     }
 
     /// Free bytes after the packet.
     #[inline]
     pub fn tailroom(&self) -> usize {
-        self.limit() - usize::from(self.desc.offset) - self.len()
+        self.limit() - usize::from(self.desc().offset) - self.len()
     }
 
     /// Puts `bytes` in front, and moves what the metadata says of offsets. Returns the new front, to be written whole;
     /// `None`: there is no such headroom, and nothing has changed.
     #[inline]
     pub fn prepend(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        let by = u16::try_from(bytes).ok().filter(|by| *by <= self.desc.offset)?;
-        let len = self.desc.len.checked_add(by)?;
-        self.desc.offset -= by;
-        self.desc.len = len;
+        let by = u16::try_from(bytes).ok().filter(|by| *by <= self.desc().offset)?;
+        let len = self.desc().len.checked_add(by)?;
+        let desc = self.desc_mut();
+        (desc.offset, desc.len) = (desc.offset - by, len);
         self.shift_meta(i32::from(by));
         self.data_mut().get_mut(..bytes)
     }
@@ -223,9 +249,9 @@ impl<'b> Packet<'b> {
     /// Cuts `bytes` off the front. `false`: it has not so many, and nothing has changed.
     #[inline]
     pub fn trim_front(&mut self, bytes: usize) -> bool {
-        let Some(by) = u16::try_from(bytes).ok().filter(|by| *by <= self.desc.len) else { return false };
-        self.desc.offset += by;
-        self.desc.len -= by;
+        let Some(by) = u16::try_from(bytes).ok().filter(|by| *by <= self.desc().len) else { return false };
+        let desc = self.desc_mut();
+        (desc.offset, desc.len) = (desc.offset + by, desc.len - by);
         self.shift_meta(-i32::from(by));
         true
     }
@@ -233,8 +259,10 @@ impl<'b> Packet<'b> {
     /// Cuts the packet to its first `len` bytes, if it has more.
     #[inline]
     pub fn truncate(&mut self, len: usize) {
-        self.desc.len = self.len().min(len) as u16;
-        self.meta.end = self.meta.end.min(self.desc.len);
+        let len = self.len().min(len) as u16;
+        self.desc_mut().len = len;
+        let meta = self.meta_mut();
+        meta.end = meta.end.min(len);
     }
 
     /// Adds `bytes` at the end. Returns them, to be written whole; `None`: there is no such tailroom.
@@ -245,7 +273,7 @@ impl<'b> Packet<'b> {
         }
         let len = self.len();
         // It fits: the sum is at most the slot's size, which is below 64 KiB.
-        self.desc.len = (len + bytes) as u16;
+        self.desc_mut().len = (len + bytes) as u16;
         self.data_mut().get_mut(len..)
     }
 
@@ -253,23 +281,27 @@ impl<'b> Packet<'b> {
     #[inline]
     fn shift_meta(&mut self, by: i32) {
         let shift = |offset: u16| u16::try_from(i32::from(offset) + by).unwrap_or(0);
-        self.meta.l3 = shift(self.meta.l3);
-        self.meta.l4 = if self.meta.l4 == 0 { 0 } else { shift(self.meta.l4) };
-        self.meta.end = shift(self.meta.end);
+        let meta = self.meta_mut();
+        meta.l3 = shift(meta.l3);
+        meta.l4 = if meta.l4 == 0 { 0 } else { shift(meta.l4) };
+        meta.end = shift(meta.end);
+    }
+
+    /// The first 12 bytes of its slot's rest: of a shorter packet some are not its own.
+    #[inline]
+    fn front(&mut self) -> &mut [u8; 12] {
+        const { assert!(GUARD >= 12) };
+        // SAFETY: a packet ends GUARD bytes before the end of its slot at the latest, so 12 bytes from its start are in
+        // the slot whatever its length; the rest as in `data_mut`.
+        unsafe { self.start().cast().as_mut() }
     }
 
     /// The destination and the source address of the Ethernet header. Of a frame shorter than 12 bytes the missing ones
     /// are zeros that the packet does not contain.
     #[inline]
     pub fn ethernet_addresses_mut(&mut self) -> (&mut [u8; 6], &mut [u8; 6]) {
-        const { assert!(GUARD >= 12) };
         let len = self.len();
-        // SAFETY: a packet ends GUARD bytes before the end of its slot at the latest, so 12 bytes from its start are in
-        // the slot whatever its length; the rest as in `data_mut`.
-        let front: &mut [u8; 12] = unsafe {
-            let start = self.memory.slot(self.desc.slot).add(usize::from(self.desc.offset));
-            start.cast().as_mut()
-        };
+        let front = self.front();
         if len < 12 {
             front[len..].fill(0);
         }
@@ -277,98 +309,96 @@ impl<'b> Packet<'b> {
         (destination.try_into().expect("half of 12 bytes is 6"), source.try_into().expect("half of 12 bytes is 6"))
     }
 
+    /// Writes the destination and the source address of the Ethernet header, one behind the other. A frame shorter than 12
+    /// bytes gets as many as it has.
+    #[inline]
+    pub fn set_ethernet_addresses(&mut self, both: [u8; 12]) {
+        *self.front() = both;
+    }
+
     /// What the stages before have found.
     #[inline]
     pub fn meta(&self) -> &Meta {
-        self.meta
+        // SAFETY: in bounds, and this packet's own.
+        unsafe { &*entry(&raw mut (*self.batch.as_ptr()).metas, self.index) }
     }
 
     /// The same, to write.
     #[inline]
     pub fn meta_mut(&mut self) -> &mut Meta {
-        self.meta
+        // SAFETY: in bounds, and this packet's own, which `&mut self` borrows alone.
+        unsafe { &mut *entry(&raw mut (*self.batch.as_ptr()).metas, self.index) }
     }
 
     /// When it was received, and by which clock (`Ctx::nanos` is the time since the run began).
     #[inline]
     pub fn stamp(&self) -> Stamp {
-        self.stamp
+        let batch = self.batch.as_ptr();
+        // SAFETY: the batch lives as long as `life` says, no packet writes its stamps, and the index is in bounds.
+        unsafe { (*batch).stamp.unwrap_or_else(|| *entry(&raw mut (*batch).stamps, self.index)) }
     }
 
     /// The port that it was received on, as an index.
     #[inline]
     pub fn ingress(&self) -> u8 {
-        self.ingress
+        // SAFETY: as for `memory`.
+        unsafe { (*self.batch.as_ptr()).ingress }
     }
 
     /// Sends it out by an output.
     #[inline]
     pub fn steer(&mut self, edge: Edge) {
-        *self.label = edge.label();
+        self.set_label(edge.label());
     }
 
     /// Drops it.
     #[inline]
     pub fn drop(&mut self, reason: Reason) {
-        *self.label = DROPPED + reason.code();
+        self.set_label(DROPPED + reason.code());
     }
 
     /// Ends it here: the stage has taken what it needs. The ledger counts it as consumed.
     #[inline]
     pub fn consume(&mut self) {
-        *self.label = CONSUMED;
+        self.set_label(CONSUMED);
     }
 
     /// Lets it wait in the stage, which says by `Stage::holds` that it does so: it comes again at a later look at slow
     /// things, among packets of its port. Where no more can wait it is dropped as `queue_full`.
     #[inline]
     pub fn hold(&mut self) {
-        *self.label = HELD;
+        self.set_label(HELD);
     }
 
     /// Whether it has waited in this stage.
     #[inline]
     pub fn wait(&self) -> Wait {
-        self.wait
+        // SAFETY: as for `memory`.
+        unsafe { (*self.batch.as_ptr()).wait }
     }
 
     /// Asks for a copy of it, as it is when the stage is done with the batch, on an output. At most one a stage.
     #[inline]
     pub fn copy_to(&mut self, edge: Edge) {
-        *self.copy = edge.label();
+        // SAFETY: in bounds, and this packet's own.
+        unsafe { *entry(&raw mut (*self.batch.as_ptr()).copies, self.index) = edge.label() }
     }
 }
 
 /// The packets of a batch, in order.
 #[derive(Debug)]
 pub struct Packets<'b> {
-    memory: &'b SlotMemory,
-    descs: slice::IterMut<'b, Desc>,
-    metas: slice::IterMut<'b, Meta>,
-    labels: slice::IterMut<'b, u8>,
-    copies: slice::IterMut<'b, u8>,
-    stamps: Stamps<'b>,
+    batch: NonNull<Batch>,
     next: usize,
-    ingress: u8,
-    wait: Wait,
+    end: usize,
+    life: PhantomData<&'b mut Batch>,
 }
 
 impl<'b> Packets<'b> {
     #[inline]
     pub(super) fn new(batch: &'b mut Batch) -> Self {
-        let (ingress, wait) = (batch.ingress, batch.wait);
-        let (memory, descs, metas, labels, copies, stamps) = batch.parts();
-        Self {
-            ingress,
-            wait,
-            memory,
-            descs: descs.iter_mut(),
-            metas: metas.iter_mut(),
-            labels: labels.iter_mut(),
-            copies: copies.iter_mut(),
-            stamps,
-            next: 0,
-        }
+        batch.borrow_packets();
+        Self { next: 0, end: batch.len(), batch: NonNull::from(batch), life: PhantomData }
     }
 }
 
@@ -377,24 +407,18 @@ impl<'b> Iterator for Packets<'b> {
 
     #[inline]
     fn next(&mut self) -> Option<Packet<'b>> {
-        let desc = self.descs.next()?;
-        let stamp = self.stamps.at(self.next);
-        self.next += 1;
-        Some(Packet {
-            memory: self.memory,
-            desc,
-            meta: self.metas.next()?,
-            label: self.labels.next()?,
-            copy: self.copies.next()?,
-            stamp,
-            ingress: self.ingress,
-            wait: self.wait,
+        let index = self.next;
+        // Below the batch's length, and each once.
+        (index < self.end).then(|| {
+            self.next += 1;
+            Packet { batch: self.batch, index, life: PhantomData }
         })
     }
 
     #[inline]
     fn size_hint(&self) -> (usize, Option<usize>) {
-        self.descs.size_hint()
+        let left = self.end - self.next;
+        (left, Some(left))
     }
 }
 

@@ -76,18 +76,31 @@ pub enum SlotState {
 /// The bytes that slots stand for. Cloned once a batch, never once a packet.
 #[derive(Clone, Debug)]
 pub(crate) struct SlotMemory {
+    /// Where the region begins: one load for each packet, not two.
+    base: NonNull<u8>,
     region: Arc<Region>,
     pub(crate) layout: SlotLayout,
 }
 
+// SAFETY: the pointer is that of the region, which is Send and Sync and kept alive beside it.
+unsafe impl Send for SlotMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SlotMemory {}
+
 impl SlotMemory {
+    fn new(region: Arc<Region>, layout: SlotLayout) -> Self {
+        const fn is_shared<T: Send + Sync>() {}
+        is_shared::<Region>();
+        Self { base: region.base(), region, layout }
+    }
+
     /// The first byte of a slot. The caller has seen to it that the slot is below the layout's count.
     #[inline]
     pub(crate) fn slot(&self, slot: u32) -> NonNull<u8> {
         debug_assert!(slot < self.layout.count);
         // SAFETY: slot < count, so the result is inside the mapping, which the region keeps alive and whose length is
         // at least count * stride.
-        unsafe { self.region.base().add(slot as usize * self.layout.stride as usize) }
+        unsafe { self.base.add(slot as usize * self.layout.stride as usize) }
     }
 
     /// Whether both stand for the same bytes.
@@ -117,7 +130,7 @@ impl Pool {
             return Err(Error::Memory(format!("a region of {} bytes is too small for {layout:?}", region.len())));
         }
         Ok(Self {
-            memory: SlotMemory { region, layout },
+            memory: SlotMemory::new(region, layout),
             // The lowest slots on top: a pool that is little used touches little memory.
             free: (0..layout.count).rev().collect(),
             available: layout.count as usize,

@@ -79,7 +79,7 @@ pub struct Neighbor {
     /// Where next hops are, by number less 1.
     #[serde(skip)]
     #[schemars(skip)]
-    hops: Vec<Option<MacAddr>>,
+    hops: Vec<Hop>,
     #[serde(skip)]
     #[schemars(skip)]
     macs: HashMap<Key, MacAddr, BuildHasherDefault<Mix>>,
@@ -159,6 +159,15 @@ pub struct Entry {
     /// The port behind which it is; without one, every port for which the table does not say otherwise.
     #[serde(default)]
     pub port: Option<String>,
+}
+
+/// A next hop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hop {
+    /// Both addresses of the link header.
+    link: [u8; 12],
+    /// The port, and 256 where the address is not known.
+    port: u16,
 }
 
 /// An address on a port.
@@ -241,6 +250,12 @@ impl Stage for Neighbor {
             return batch.iter_mut().for_each(|packet| live.handle(packet, now));
         }
         for mut packet in batch.iter_mut() {
+            let meta = packet.meta();
+            let hop = self.hops.get((meta.next_hop as usize).wrapping_sub(1));
+            if let Some(hop) = hop.filter(|hop| hop.port == u16::from(meta.egress)) {
+                packet.set_ethernet_addresses(hop.link);
+                continue;
+            }
             let Some(from) = self.ports.get(usize::from(packet.meta().egress)).copied() else {
                 packet.drop(Reason::NoPort);
                 continue;
@@ -346,8 +361,16 @@ impl Stage for Neighbor {
             }
         }
         setup.next_hops().all().clone_into(&mut self.gateways);
-        let mac = |hop: &NextHop| self.macs.get(&Key::new(hop.address, hop.port)).copied();
-        self.hops = self.gateways.iter().map(mac).collect();
+        let hop = |hop: &NextHop| {
+            let to = self.macs.get(&Key::new(hop.address, hop.port)).zip(self.ports.get(usize::from(hop.port)));
+            let mut link = [0; 12];
+            if let Some((MacAddr(to), MacAddr(from))) = to {
+                link[..6].copy_from_slice(to);
+                link[6..].copy_from_slice(from);
+            }
+            Hop { link, port: u16::from(hop.port) | if to.is_some() { 0 } else { 256 } }
+        };
+        self.hops = self.gateways.iter().map(hop).collect();
         self.names = setup.ports().iter().map(|port| port.name.clone()).collect();
         Ok(())
     }
@@ -454,7 +477,10 @@ impl Neighbor {
     #[inline]
     fn resolve(&self, packet: &Packet<'_>) -> Option<MacAddr> {
         match packet.meta().next_hop.checked_sub(1) {
-            Some(place) => self.hops.get(place as usize).copied().flatten(),
+            Some(place) => {
+                let hop = self.gateways.get(place as usize)?;
+                self.macs.get(&Key::new(hop.address, hop.port)).copied()
+            }
             None => self.macs.get(&destination(packet)?).copied(),
         }
     }

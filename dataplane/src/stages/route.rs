@@ -16,7 +16,7 @@ use crate::pipeline::PortInfo;
 use crate::prelude::*;
 use crate::stages::forwarding::{Forwarding, Kind as Fate, Reader};
 use crate::stages::parameter::{Origin, Prefix};
-use crate::stages::table::MISS;
+use crate::stages::table::{MAX_VALUE, MISS};
 use paths::Fate as End;
 use table::Routes;
 
@@ -136,16 +136,22 @@ const NOT_FOR_US: Reason = Reason::own(1);
 const MARTIAN: Reason = Reason::own(2);
 const TAGGED: Reason = Reason::own(3);
 
-/// The addresses of a batch, collected so that their lookups can wait for memory together.
+/// What was found for the packets of a batch, collected so that their lookups can wait for memory together.
 struct Scratch {
-    kinds: [Kind; BATCH],
+    /// By packet: its route, or [`NOT_IP`].
+    found: [u32; BATCH],
     /// Whether the source is none that may be sent on.
     martian: [bool; BATCH],
     v4: [u32; BATCH],
     v6: [u128; BATCH],
+    /// Where packets of both kinds are among each other: the kind of each, and what was found for each kind.
+    kinds: [Kind; BATCH],
     found_v4: [u32; BATCH],
     found_v6: [u32; BATCH],
 }
+
+/// There is no address to look up. No table has such a value.
+const NOT_IP: u32 = MISS - 1;
 
 #[derive(Clone, Copy)]
 enum Kind {
@@ -156,11 +162,13 @@ enum Kind {
 
 impl Default for Scratch {
     fn default() -> Self {
+        const { assert!(MAX_VALUE < NOT_IP) };
         Self {
-            kinds: [Kind::Other; BATCH],
+            found: [NOT_IP; BATCH],
             martian: [false; BATCH],
             v4: [0; BATCH],
             v6: [0; BATCH],
+            kinds: [Kind::Other; BATCH],
             found_v4: [MISS; BATCH],
             found_v6: [MISS; BATCH],
         }
@@ -206,6 +214,10 @@ impl Scratch {
         look_up_v4: impl FnOnce(&[u32], &mut [u32]),
         look_up_v6: impl FnOnce(&[u128], &mut [u32]),
     ) {
+        let n = batch.len().min(BATCH);
+        if self.is_v4(batch) {
+            return look_up_v4(&self.v4[..n], &mut self.found[..n]);
+        }
         let (mut v4, mut v6) = (0, 0);
         for ((packet, kind), martian) in batch.iter_mut().zip(&mut self.kinds).zip(&mut self.martian) {
             let flags = packet.meta().flags;
@@ -231,6 +243,26 @@ impl Scratch {
         let (v4, v6) = (v4.min(BATCH), v6.min(BATCH));
         look_up_v4(&self.v4[..v4], &mut self.found_v4[..v4]);
         look_up_v6(&self.v6[..v6], &mut self.found_v6[..v6]);
+        let (mut v4, mut v6) = (self.found_v4.iter(), self.found_v6.iter());
+        for (found, kind) in self.found[..n].iter_mut().zip(&self.kinds) {
+            let of_kind = match kind {
+                Kind::V4 => v4.next(),
+                Kind::V6 => v6.next(),
+                Kind::Other => None,
+            };
+            *found = of_kind.copied().unwrap_or(NOT_IP);
+        }
+    }
+
+    /// Collects the destinations of packets that are all of IPv4, as they mostly are. `false`: they are not.
+    #[inline]
+    fn is_v4(&mut self, batch: &mut Batch) -> bool {
+        for ((packet, address), martian) in batch.iter_mut().zip(&mut self.v4).zip(&mut self.martian) {
+            let addresses = addresses_v4(&packet).filter(|_| packet.meta().flags.contains(MetaFlags::IPV4));
+            let Some([source, destination]) = addresses else { return false };
+            (*address, *martian) = (destination, is_martian_v4(source));
+        }
+        true
     }
 }
 
@@ -245,17 +277,11 @@ impl Stage for Route {
             |v4, out| routes.v4.lookup_batch(v4, out),
             |v6, out| routes.v6.lookup_batch(v6, out),
         );
-        let (mut v4, mut v6) = (self.scratch.found_v4.iter(), self.scratch.found_v6.iter());
-        for ((mut packet, kind), martian) in batch.iter_mut().zip(&self.scratch.kinds).zip(&self.scratch.martian) {
-            let found = match kind {
-                Kind::V4 => v4.next(),
-                Kind::V6 => v6.next(),
-                Kind::Other => None,
-            };
-            let Some(found) = found else {
+        for ((mut packet, found), martian) in batch.iter_mut().zip(&self.scratch.found).zip(&self.scratch.martian) {
+            if *found == NOT_IP {
                 packet.drop(Reason::Unsupported);
                 continue;
-            };
+            }
             if station.is_some_and(|own| station_of(&packet) != own) {
                 packet.drop(NOT_FOR_US);
                 continue;
@@ -370,17 +396,11 @@ impl Route {
             ),
             None => self.scratch.look_up(batch, |_, found| found.fill(MISS), |_, found| found.fill(MISS)),
         }
-        let (mut v4, mut v6) = (self.scratch.found_v4.iter(), self.scratch.found_v6.iter());
-        for ((mut packet, kind), martian) in batch.iter_mut().zip(&self.scratch.kinds).zip(&self.scratch.martian) {
-            let found = match kind {
-                Kind::V4 => v4.next(),
-                Kind::V6 => v6.next(),
-                Kind::Other => None,
-            };
-            let Some(found) = found else {
+        for ((mut packet, found), martian) in batch.iter_mut().zip(&self.scratch.found).zip(&self.scratch.martian) {
+            if *found == NOT_IP {
                 packet.drop(Reason::Unsupported);
                 continue;
-            };
+            }
             let station = station_of(&packet);
             if station != own {
                 // To a group of stations (RFC 1812, section 5.3.4): for this host perhaps, but not to be sent on.
