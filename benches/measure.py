@@ -86,17 +86,17 @@ def reference_loop_ms(core):
         os.sched_setaffinity(0, allowed)
 
 
-def build():
-    """Builds the program; gives its path. Asking cargo finds it wherever the target directory is."""
-    command = ["cargo", "build", "--release", "--locked", "--bin", "dataplane", "--message-format=json-render-diagnostics"]
+def build(name="dataplane"):
+    """Builds a program; gives its path. Asking cargo finds it wherever the target directory is."""
+    command = ["cargo", "build", "--release", "--locked", "--bin", name, "--message-format=json-render-diagnostics"]
     built = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
     if built.returncode != 0:
         fail("the release build failed: see above")
     for line in built.stdout.splitlines():
         message = json.loads(line)
-        if message.get("executable") and message["target"]["name"] == "dataplane":
+        if message.get("executable") and message["target"]["name"] == name:
             return message["executable"]
-    return fail("cargo built no program `dataplane`")
+    return fail(f"cargo built no program `{name}`")
 
 
 def summary(values):

@@ -73,6 +73,13 @@ class Program:
             self.failed(f"it ended with status {self.process.returncode}")
         return "".join(self.printed)
 
+    def leave(self, failed):
+        """Ends it as a block does that it served: by its order `quit`, or at once where something else failed."""
+        if failed:
+            self.kill()
+        else:
+            self.end("quit")
+
     def interrupt(self):
         """Has it end by SIGINT."""
         self.process.send_signal(signal.SIGINT)

@@ -1,7 +1,6 @@
 """Rows 7 to 10: the tables alone, each side filled from the same file and asked the same."""
 
 import functools
-import json
 import os
 import re
 import subprocess
@@ -35,28 +34,12 @@ class Table:
         return self
 
     def __exit__(self, failed, *_):
-        if failed:
-            self.program.kill()
-        else:
-            self.program.end("quit")
+        self.program.leave(failed)
 
     def measure(self, seconds):
         """Lookups a second, in millions."""
         self.program.say(f"measure {seconds}")
         return float(self.program.until(RATE)[1])
-
-
-def build_ours():
-    """Builds benches/tables; gives its path."""
-    command = ["cargo", "build", "--release", "--locked", "--package", "tables", "--message-format=json-render-diagnostics"]
-    built = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
-    if built.returncode != 0:
-        fail("the release build failed: see above")
-    for line in built.stdout.splitlines():
-        message = json.loads(line)
-        if message.get("executable") and message["target"]["name"] == "tables":
-            return message["executable"]
-    return fail("cargo built no program `tables`")
 
 
 def build_peer(name, folder=None):

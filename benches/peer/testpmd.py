@@ -36,10 +36,7 @@ class Testpmd:
         return self
 
     def __exit__(self, failed, *_):
-        if failed:
-            self.program.kill()
-        else:
-            self.program.end("quit")
+        self.program.leave(failed)
 
     def measure(self, seconds):
         """Packets a second, in millions: testpmd's own figure for the time between two questions."""
