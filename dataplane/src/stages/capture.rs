@@ -2,10 +2,11 @@
 
 mod files;
 mod pcapng;
+mod ring;
 mod sink;
 
+use std::borrow::Borrow;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -13,7 +14,8 @@ use serde::Deserialize;
 use crate::pipeline::Cause;
 use crate::prelude::*;
 use files::{Rotation, Spec};
-use sink::Sink;
+use ring::Frame;
+use sink::{Sink, Tap};
 
 /// Writes the packets that pass to a pcapng file, with nanosecond time stamps; they all go on.
 ///
@@ -68,7 +70,7 @@ pub struct Capture {
     rotate_seconds: Option<u64>,
     /// How many files stay when there is one after another; the oldest goes first. Absent: all of them.
     keep: Option<usize>,
-    /// How many packets may wait to be written: 1 to 65,536.
+    /// How many packets may wait to be written: 1 to 65,536. Workers share them out evenly, and each has one at least.
     #[serde(default = "buffers")]
     buffers: usize,
     /// Whether a worker waits when all buffers are full, instead of leaving the packet out.
@@ -76,7 +78,7 @@ pub struct Capture {
     lossless: bool,
     #[serde(skip)]
     #[schemars(skip)]
-    sink: Option<Arc<Sink>>,
+    tap: Option<Tap>,
     #[serde(skip)]
     #[schemars(skip)]
     taken: u64,
@@ -97,20 +99,27 @@ fn buffers() -> usize {
 }
 
 impl Capture {
-    /// Copies a packet for the writer; of one that was dropped, `cause` says why.
+    /// Copies packets for the writer; of those that were dropped, `cause` says why.
     #[inline]
-    fn take(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Option<Cause<'_>>) {
-        let Some(sink) = &self.sink else { return };
-        let nanos = ctx.epoch.0.saturating_add(ctx.nanos(packet.stamp()));
-        let comment = match cause {
-            Some(cause) => [cause.stage, ".", cause.reason],
-            None => [self.comment.as_deref().unwrap_or_default(), "", ""],
+    fn take<'p, P: Borrow<Packet<'p>>>(
+        &mut self,
+        ctx: &Ctx,
+        packets: impl ExactSizeIterator<Item = P>,
+        cause: Option<Cause<'_>>,
+    ) {
+        let Some(tap) = &mut self.tap else { return };
+        let comment: &[&str] = match (cause, self.comment.as_deref()) {
+            (Some(cause), _) => &[cause.stage, ".", cause.reason],
+            (None, Some(comment)) => &[comment],
+            (None, None) => &[],
         };
-        match sink.offer(nanos, packet.stamp(), packet.data(), &comment, self.lossless) {
-            Some(true) => self.taken += 1,
-            Some(false) => self.missed += 1,
-            None => {}
-        }
+        let (taken, missed) = tap.offer(packets, self.lossless, |packet, buffer| {
+            let packet: &Packet<'_> = packet.borrow();
+            let nanos = ctx.epoch.0.saturating_add(ctx.nanos(packet.stamp()));
+            Frame::new(buffer, nanos, packet.stamp().source(), packet.data(), comment)
+        });
+        self.taken += taken;
+        self.missed += missed;
     }
 }
 
@@ -145,9 +154,7 @@ impl Capture {
 
 impl Stage for Capture {
     fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
-        for packet in batch.iter_mut() {
-            self.take(ctx, &packet, None);
-        }
+        self.take(ctx, batch.iter_mut(), None);
     }
 
     fn observes_drops() -> bool {
@@ -155,7 +162,7 @@ impl Stage for Capture {
     }
 
     fn observe_drop(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>) {
-        self.take(ctx, packet, Some(cause));
+        self.take(ctx, std::iter::once(packet), Some(cause));
     }
 
     fn needs(&self) -> Facts {
@@ -170,9 +177,9 @@ impl Stage for Capture {
             let problem = Problem::at("buffers", format!("{} buffers are not to be had", self.buffers));
             return Err(problem.help("1 to 65536"));
         }
-        if let Some(comment) = self.comment.as_ref().filter(|comment| comment.len() > sink::COMMENT) {
+        if let Some(comment) = self.comment.as_ref().filter(|comment| comment.len() > ring::COMMENT) {
             let problem = Problem::at("comment", format!("{} bytes are too many", comment.len()));
-            return Err(problem.help(format!("{} at most", sink::COMMENT)));
+            return Err(problem.help(format!("{} at most", ring::COMMENT)));
         }
         let rotation = self.rotation()?;
         if setup.is_offline() {
@@ -189,9 +196,8 @@ impl Stage for Capture {
             max_bytes: self.max_bytes.unwrap_or(u64::MAX),
             rotation,
         };
-        let sink = setup.shared(|_| Sink::start(spec))?;
-        sink.join();
-        self.sink = Some(sink);
+        let (_, workers) = setup.worker();
+        self.tap = Some(setup.shared(|_| Sink::start(spec))?.join(workers));
         Ok(())
     }
 
@@ -202,8 +208,8 @@ impl Stage for Capture {
     }
 
     fn finish(&mut self) -> crate::error::Result<()> {
-        let Some(sink) = self.sink.take() else { return Ok(()) };
-        let (lost, done) = sink.leave();
+        let Some(tap) = self.tap.take() else { return Ok(()) };
+        let (lost, done) = tap.leave();
         self.lost = lost;
         done
     }

@@ -1,4 +1,4 @@
-//! Between the workers and the file: a ring of buffers, and the thread that writes them out.
+//! Between the workers and the file: a ring of buffers for each worker, and the thread that writes them out.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -9,16 +9,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_queue::ArrayQueue;
-
 use super::files::{Files, Spec};
-use super::pcapng::Record;
-use crate::clock::{ClockSource, Stamp};
+use super::ring::{Buffer, Frame, Inlet, Outlet, ring};
 use crate::error::{Error, Result};
 use crate::pipeline::Problem;
-
-/// The most bytes of a comment.
-pub(super) const COMMENT: usize = 128;
 
 /// How long the writer rests when there is nothing to write.
 const REST: Duration = Duration::from_millis(1);
@@ -26,51 +20,6 @@ const REST: Duration = Duration::from_millis(1);
 /// How long after a failure a capture of several files tries the next one: twice as long with each that fails, up to the
 /// second of them.
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
-
-/// A packet on its way to the file.
-struct Frame {
-    nanos: u64,
-    source: ClockSource,
-    original: u32,
-    len: usize,
-    bytes: Box<[u8]>,
-    comment_len: usize,
-    comment: [u8; COMMENT],
-}
-
-impl Frame {
-    fn new(snaplen: u16) -> Box<Self> {
-        let bytes = vec![0; usize::from(snaplen)].into_boxed_slice();
-        let source = ClockSource::None;
-        Box::new(Self { nanos: 0, source, original: 0, len: 0, bytes, comment_len: 0, comment: [0; COMMENT] })
-    }
-
-    #[inline]
-    fn fill(&mut self, nanos: u64, source: ClockSource, packet: &[u8], comment: &[&str]) {
-        self.nanos = nanos;
-        self.source = source;
-        self.original = packet.len() as u32;
-        self.len = packet.len().min(self.bytes.len());
-        self.bytes[..self.len].copy_from_slice(&packet[..self.len]);
-        self.comment_len = 0;
-        for part in comment {
-            let room = &mut self.comment[self.comment_len..];
-            let len = part.floor_char_boundary(room.len());
-            room[..len].copy_from_slice(&part.as_bytes()[..len]);
-            self.comment_len += len;
-        }
-    }
-
-    fn record(&self) -> Record<'_> {
-        Record {
-            nanos: self.nanos,
-            source: self.source,
-            original: self.original,
-            bytes: &self.bytes[..self.len],
-            comment: &self.comment[..self.comment_len],
-        }
-    }
-}
 
 /// The writer takes packets.
 const OPEN: u8 = 0;
@@ -80,10 +29,10 @@ const FULL: u8 = 1;
 const FAILED: u8 = 2;
 
 /// What workers and writer share.
-struct Ring {
-    free: ArrayQueue<Box<Frame>>,
-    full: ArrayQueue<Box<Frame>>,
-    /// One of the states below.
+struct Shared {
+    /// Rings of workers that the writer has not seen yet.
+    joined: Mutex<Vec<Outlet>>,
+    /// One of the states above.
     state: AtomicU8,
     /// No worker offers any more.
     stop: AtomicBool,
@@ -94,7 +43,7 @@ struct Ring {
     lost: AtomicU64,
 }
 
-impl Ring {
+impl Shared {
     fn lose(&self, packets: u64) {
         self.missed.fetch_add(packets, Ordering::Relaxed);
         self.lost.fetch_add(packets, Ordering::Relaxed);
@@ -103,7 +52,9 @@ impl Ring {
 
 /// One file, which the stages of all workers write to.
 pub(super) struct Sink {
-    ring: Arc<Ring>,
+    shared: Arc<Shared>,
+    snaplen: u16,
+    buffers: usize,
     /// How many stages have joined and not left.
     users: AtomicUsize,
     writer: Mutex<Option<JoinHandle<Result<()>>>>,
@@ -117,74 +68,33 @@ impl Sink {
             let problem = Problem::at("file", format!("{} cannot be written: {error}", path.display()));
             problem.help("name a file in a folder that exists, and that you may write")
         })?;
-        let ring = Arc::new(Ring {
-            free: ArrayQueue::new(spec.buffers),
-            full: ArrayQueue::new(spec.buffers),
+        let shared = Arc::new(Shared {
+            joined: Mutex::new(Vec::new()),
             state: AtomicU8::new(OPEN),
             stop: AtomicBool::new(false),
             complete: AtomicBool::new(false),
             missed: AtomicU64::new(0),
             lost: AtomicU64::new(0),
         });
-        for _ in 0..spec.buffers {
-            // The queue was made for so many.
-            let _ = ring.free.push(Frame::new(spec.snaplen));
-        }
-        let shared = ring.clone();
+        let (snaplen, buffers, theirs) = (spec.snaplen, spec.buffers, shared.clone());
         let name = format!("capture {}", spec.interface);
         let writer = thread::Builder::new()
             .name(name)
-            .spawn(move || drain(&shared, &spec))
+            .spawn(move || drain(&theirs, &spec))
             .map_err(|error| Problem::at("", format!("no thread for the capture: {error}")))?;
-        Ok(Self { ring, users: AtomicUsize::new(0), writer: Mutex::new(Some(writer)) })
+        Ok(Self { shared, snaplen, buffers, users: AtomicUsize::new(0), writer: Mutex::new(Some(writer)) })
     }
 
-    /// One more stage writes.
-    pub(super) fn join(&self) {
+    /// One more stage writes, of so many: it has its share of the buffers.
+    pub(super) fn join(self: Arc<Self>, stages: usize) -> Tap {
+        let (inlet, outlet) = ring(self.buffers.div_ceil(stages), self.snaplen);
+        self.shared.joined.lock().unwrap_or_else(PoisonError::into_inner).push(outlet);
         self.users.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Copies a packet for the writer. `None`: there are to be no more. `false`: it is missed, as there was no free buffer
-    /// or the file failed.
-    #[inline]
-    pub(super) fn offer(&self, nanos: u64, stamp: Stamp, packet: &[u8], comment: &[&str], wait: bool) -> Option<bool> {
-        match self.ring.state.load(Ordering::Relaxed) {
-            OPEN => {}
-            FAILED => return Some(self.miss()),
-            _ => return None,
-        }
-        let mut frame = self.ring.free.pop();
-        // The writer empties the ring even when the file has failed, so this ends.
-        while wait && frame.is_none() {
-            thread::yield_now();
-            frame = self.ring.free.pop();
-        }
-        let Some(mut frame) = frame else { return Some(self.miss()) };
-        frame.fill(nanos, stamp.source(), packet, comment);
-        // There are no more buffers than the queue has room for.
-        Some(self.ring.full.push(frame).is_ok())
-    }
-
-    /// Counts one that is left out: `false`, it was not taken.
-    #[cold]
-    fn miss(&self) -> bool {
-        self.ring.missed.fetch_add(1, Ordering::Relaxed);
-        false
-    }
-
-    /// One stage less. With the last the file is complete: it is told how many packets were taken from all of them and then
-    /// not written, and what went wrong while writing.
-    pub(super) fn leave(&self) -> (u64, Result<()>) {
-        if self.users.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return (0, Ok(()));
-        }
-        self.ring.complete.store(true, Ordering::Relaxed);
-        let closed = self.close();
-        (self.ring.lost.load(Ordering::Relaxed), closed)
+        Tap { sink: self, inlet }
     }
 
     fn close(&self) -> Result<()> {
-        self.ring.stop.store(true, Ordering::Release);
+        self.shared.stop.store(true, Ordering::Release);
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(writer) = writer else { return Ok(()) };
         writer.thread().unpark();
@@ -196,6 +106,56 @@ impl Drop for Sink {
     fn drop(&mut self) {
         // A run that was never finished has nobody to tell.
         let _ = self.close();
+    }
+}
+
+/// Where the stage of one worker puts its packets.
+pub(super) struct Tap {
+    sink: Arc<Sink>,
+    inlet: Inlet,
+}
+
+impl Tap {
+    /// Makes frames of packets for the writer. Returns how many were taken, and how many are missed, as there was no free
+    /// buffer or the file failed. Neither: there are to be no more.
+    #[inline]
+    pub(super) fn offer<P>(
+        &mut self,
+        mut packets: impl ExactSizeIterator<Item = P>,
+        wait: bool,
+        mut frame: impl FnMut(P, Buffer) -> Frame,
+    ) -> (u64, u64) {
+        let shared = &*self.sink.shared;
+        let mut taken = 0;
+        match shared.state.load(Ordering::Relaxed) {
+            OPEN => loop {
+                taken += self.inlet.put(&mut packets, &mut frame) as u64;
+                // The writer empties the ring even when the file has failed, so this ends.
+                if packets.len() == 0 || !wait {
+                    break;
+                }
+                thread::yield_now();
+            },
+            FAILED => {}
+            _ => return (0, 0),
+        }
+        let missed = packets.len() as u64;
+        if missed > 0 {
+            shared.missed.fetch_add(missed, Ordering::Relaxed);
+        }
+        (taken, missed)
+    }
+
+    /// One stage less. With the last the file is complete: it is told how many packets were taken from all of them and then
+    /// not written, and what went wrong while writing.
+    pub(super) fn leave(self) -> (u64, Result<()>) {
+        let Sink { shared, users, .. } = &*self.sink;
+        if users.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return (0, Ok(()));
+        }
+        shared.complete.store(true, Ordering::Relaxed);
+        let closed = self.sink.close();
+        (shared.lost.load(Ordering::Relaxed), closed)
     }
 }
 
@@ -220,31 +180,19 @@ fn check(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes what workers offer, until they stop. After a failure it only empties the ring, so that none has to wait; a capture
+/// Writes what workers offer, until they stop. After a failure it only empties the rings, so that none has to wait; a capture
 /// of several files goes on with the next one after a while. Returns the first failure.
-fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
+fn drain(shared: &Shared, spec: &Spec) -> Result<()> {
+    let mut outlets = Vec::new();
     let mut files = Files::new(spec);
     let mut faults =
-        Faults { ring, spec, first: Ok(()), failed: None, told: false, wait: RETRY[0], again: Instant::now() };
+        Faults { shared, spec, first: Ok(()), failed: None, told: false, wait: RETRY[0], again: Instant::now() };
     loop {
-        let stopped = ring.stop.load(Ordering::Acquire);
-        while let Some(frame) = ring.full.pop() {
-            if faults.failed.is_some() {
-                // It was offered before the worker could know.
-                ring.lose(1);
-            } else if ring.state.load(Ordering::Relaxed) == OPEN {
-                match files.packet(&frame.record(), ring.missed.load(Ordering::Relaxed)) {
-                    Ok(true) => {}
-                    Ok(false) => ring.state.store(FULL, Ordering::Relaxed),
-                    Err(error) => {
-                        ring.lose(1);
-                        faults.fail(&mut files, error);
-                    }
-                }
-            }
-            // It came from there.
-            let _ = ring.free.push(frame);
-        }
+        let stopped = shared.stop.load(Ordering::Acquire);
+        outlets.append(&mut shared.joined.lock().unwrap_or_else(PoisonError::into_inner));
+        // In turns, a burst of each.
+        let mut take = |outlet: &mut Outlet| outlet.take(|frame| faults.write(&mut files, frame));
+        while outlets.iter_mut().map(&mut take).sum::<usize>() > 0 {}
         // What was offered before the stop has been seen by now.
         if stopped {
             break;
@@ -261,8 +209,8 @@ fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
         }
         thread::park_timeout(REST);
     }
-    let missed = ring.missed.load(Ordering::Relaxed);
-    let empty = faults.first.is_ok() && ring.complete.load(Ordering::Relaxed);
+    let missed = shared.missed.load(Ordering::Relaxed);
+    let empty = faults.first.is_ok() && shared.complete.load(Ordering::Relaxed);
     if faults.failed.is_none()
         && let Err(error) = files.finish(missed, empty)
     {
@@ -273,7 +221,7 @@ fn drain(ring: &Ring, spec: &Spec) -> Result<()> {
 
 /// What went wrong with the files, and when to try again.
 struct Faults<'a> {
-    ring: &'a Ring,
+    shared: &'a Shared,
     spec: &'a Spec,
     first: Result<()>,
     /// When it did, if no attempt was made since.
@@ -287,10 +235,27 @@ struct Faults<'a> {
 }
 
 impl Faults<'_> {
+    /// Writes a frame, unless there are to be no more.
+    fn write(&mut self, files: &mut Files<'_>, frame: &Frame) {
+        if self.failed.is_some() {
+            // It was offered before the worker could know.
+            self.shared.lose(1);
+        } else if self.shared.state.load(Ordering::Relaxed) == OPEN {
+            match files.packet(&frame.record(), self.shared.missed.load(Ordering::Relaxed)) {
+                Ok(true) => {}
+                Ok(false) => self.shared.state.store(FULL, Ordering::Relaxed),
+                Err(error) => {
+                    self.shared.lose(1);
+                    self.fail(files, error);
+                }
+            }
+        }
+    }
+
     fn fail(&mut self, files: &mut Files<'_>, source: io::Error) {
         let path: PathBuf = files.path().to_owned();
-        self.ring.lose(files.abandon());
-        self.ring.state.store(FAILED, Ordering::Relaxed);
+        self.shared.lose(files.abandon());
+        self.shared.state.store(FAILED, Ordering::Relaxed);
         if !std::mem::replace(&mut self.told, true) {
             tracing::error!("capture {}: {}: {source}: packets are left out", self.spec.interface, path.display());
         }
@@ -306,7 +271,7 @@ impl Faults<'_> {
     fn retry(&mut self) {
         if self.spec.rotation.is_some() && self.failed.is_some_and(|since| since.elapsed() >= self.wait) {
             (self.failed, self.again) = (None, Instant::now());
-            self.ring.state.store(OPEN, Ordering::Relaxed);
+            self.shared.state.store(OPEN, Ordering::Relaxed);
         }
     }
 
