@@ -1,15 +1,8 @@
-/* Looks up in DPDK's tables what benches/tables looks up in ours, from the same files, which benches/peer/sets.py writes.
+/* Looks up in DPDK's tables what benches/parts looks up in ours, from the same files, which benches/peer/sets.py writes.
  *
  *     tables EAL-OPTIONS -- lpm-bulk|lpm-x4|fib|fib6|hash|acl FILE
  *
- * Prints `ready`, how long the table took to build, and a sum over the results of all lookups; then for every line
- * `measure SECONDS` the rate, in millions of lookups a second. It ends with its input. */
-
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
+ * Answers as serve.h says: with lookups, and the sum over the results of all of them. */
 
 #include <rte_acl.h>
 #include <rte_byteorder.h>
@@ -20,6 +13,8 @@
 #include <rte_hash.h>
 #include <rte_lpm.h>
 #include <rte_vect.h>
+
+#include "serve.h"
 
 #define BATCH 32
 #define MISS UINT32_MAX
@@ -42,19 +37,6 @@ static uint32_t entry_count, lookup_count;
 /* Looks up a batch from a place on. What a table finds it may leave in its own form, until `same` makes it ours. */
 static void (*lookup)(uint32_t at);
 static uint32_t values[BATCH];
-
-static void fail(const char *what)
-{
-	fprintf(stderr, "tables: %s\n", what);
-	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec * 1e-9;
-}
 
 /* The file: two counts, the entries, the lookups. */
 static void load(const char *path, size_t entry, size_t one)
@@ -316,16 +298,6 @@ int main(int count, char **words)
 		for (int i = 0; i < BATCH; i++)
 			sum = (sum ^ values[i]) * 0x100000001b3;
 	}
-	printf("ready %.3f %016" PRIx64 "\n", took, sum);
-	fflush(stdout);
-
-	char line[64];
-	double seconds;
-	while (fgets(line, sizeof(line), stdin) != NULL && strcmp(line, "quit\n") != 0) {
-		if (sscanf(line, "measure %lf", &seconds) != 1)
-			fail("no such order");
-		printf("rate %.3f\n", measure(seconds));
-		fflush(stdout);
-	}
+	serve(took, sum, measure);
 	return 0;
 }

@@ -1,15 +1,17 @@
 //! Looks up in the library's tables what benches/peer/tables.c looks up in the peers', from the same files, which
-//! benches/peer/sets.py writes.
+//! benches/peer/sets.py writes; hands items from one core to another as benches/peer/ring.c does.
 //!
-//!     tables lpm4|lpm6|exact|acl FILE CORE
+//!     parts lpm4|lpm6|exact|acl FILE CORE
+//!     parts ring FROM_CORE CORE
 //!
-//! Prints `ready`, how long the table took to build, and a sum over the results of all lookups; then for every line
-//! `measure SECONDS` the rate, in millions of lookups a second. It ends with its input.
+//! Prints `ready`, how long it took to be, and a sum over the results of all lookups, or over the first items; then for
+//! every line `measure SECONDS` the rate, in millions of lookups or items a second. It ends with its input.
 
 mod acl;
 mod exact;
 mod file;
 mod lpm;
+mod ring;
 
 use std::hint::black_box;
 use std::io::{BufRead, Write};
@@ -28,13 +30,16 @@ trait Table {
 
 fn main() {
     let words: Vec<String> = std::env::args().collect();
-    let [_, kind, path, core] = &words[..] else { fail("usage: tables lpm4|lpm6|exact|acl FILE CORE") };
-    let id = core.parse().unwrap_or_else(|_| fail(&format!("{core} is no core")));
-    if !core_affinity::set_for_current(core_affinity::CoreId { id }) {
-        fail(&format!("this thread may not run on core {id}"));
-    }
-    let bytes = std::fs::read(path).unwrap_or_else(|error| fail(&format!("{path}: {error}")));
+    let [_, kind, what, core] = &words[..] else { fail("usage: parts lpm4|lpm6|exact|acl|ring FILE|FROM_CORE CORE") };
+    let core = number(core);
+    pin(core);
     let began = Instant::now();
+    if kind == "ring" {
+        let from = number(what);
+        let (_, sum) = ring::hand_over(from, ring::FIRST_ITEMS, Duration::from_secs(60));
+        return serve(began.elapsed(), sum, |time| ring::hand_over(from, u64::MAX, time).0);
+    }
+    let bytes = std::fs::read(what).unwrap_or_else(|error| fail(&format!("{what}: {error}")));
     let table: Box<dyn Table> = match kind.as_str() {
         "lpm4" => Box::new(lpm::V4::new(&bytes)),
         "lpm6" => Box::new(lpm::V6::new(&bytes)),
@@ -42,13 +47,16 @@ fn main() {
         "acl" => Box::new(acl::Rules::new(&bytes)),
         _ => fail(&format!("there is no kind {kind}")),
     };
-    println!("ready {:.3} {:016x}", began.elapsed().as_secs_f64(), sum(&*table));
+    serve(began.elapsed(), sum(&*table), |time| measure(&*table, time));
+}
+
+/// Says that it is ready, and measures when it is asked to.
+fn serve(took: Duration, sum: u64, measure: impl Fn(Duration) -> f64) {
+    println!("ready {:.3} {sum:016x}", took.as_secs_f64());
     for line in std::io::stdin().lock().lines() {
         let line = line.unwrap_or_else(|error| fail(&format!("standard input: {error}")));
         match line.split_once(' ').map(|(order, seconds)| (order, seconds.parse())) {
-            Some(("measure", Ok(seconds))) => {
-                println!("rate {:.3}", measure(&*table, Duration::from_secs_f64(seconds)))
-            }
+            Some(("measure", Ok(seconds))) => println!("rate {:.3}", measure(Duration::from_secs_f64(seconds))),
             _ if line == "quit" => break,
             _ => fail(&format!("no such order: {line}")),
         }
@@ -56,8 +64,19 @@ fn main() {
     }
 }
 
+fn number(core: &str) -> usize {
+    core.parse().unwrap_or_else(|_| fail(&format!("{core} is no core")))
+}
+
+/// Has this thread run on a core alone.
+fn pin(core: usize) {
+    if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
+        fail(&format!("this thread may not run on core {core}"));
+    }
+}
+
 fn fail(message: &str) -> ! {
-    eprintln!("tables: {message}");
+    eprintln!("parts: {message}");
     std::process::exit(1)
 }
 
