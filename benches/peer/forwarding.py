@@ -13,6 +13,7 @@ PIPELINES = {
     "copy": "benches/pipelines/copy.toml",
     "capture": "benches/pipelines/capture.toml",
     "csum": "benches/pipelines/checksum.toml",
+    "route": "benches/pipelines/route.toml",
 }
 NO_STAMPS = "runtime.timestamps=none"
 # Neither side of `csum` touches the addresses.
@@ -79,18 +80,20 @@ class Forwarding:
                 yield self.case(4, name, mode, PIPELINES[config], 32, device, goals, [link])
 
     def workers(self):
-        """Two cores, beside testpmd on two, and beside one worker of ours."""
+        """Two cores, beside one worker of ours; of row 1 also beside testpmd on two."""
         cores, burst = sorted({self.main_core, self.core}), 32
         link = 'port.0.link={ kind = "generator", size = 64, copy = false, flows = 1024 }'
-        yield Case(
-            12,
-            f"forward, two workers, RSS, burst {burst}",
-            self.ours(PIPELINES["io"], burst, link, cores=cores),
-            [
-                Peer("ours with one worker", self.ours(PIPELINES["io"], burst, link), 1.95),
-                *self.peers(
-                    "io", burst, "net_null0,size=64,copy=0", (None, None), cores=cores, more=["--rxq=2", "--txq=2"]
-                ),
-            ],
-            note="Of the two cores one also has all else that runs on this machine.",
-        )
+        more = ["--rxq=2", "--txq=2"]
+        testpmd = self.peers("io", burst, "net_null0,size=64,copy=0", (None, None), cores=cores, more=more)
+        for work, config, sets, peers in (
+            ("forward", PIPELINES["io"], [link], testpmd),
+            ("IPv4 routing, 1,024 flows", PIPELINES["route"], [], ()),
+        ):
+            ours = functools.partial(self.ours, config, burst, *sets)
+            yield Case(
+                12,
+                f"{work}, two workers, RSS, burst {burst}",
+                ours(cores=cores),
+                [Peer("ours with one worker", ours(), 1.95), *peers],
+                note="Of the two cores one also has all else that runs on this machine.",
+            )
