@@ -33,8 +33,6 @@ pub struct VerbsCq {
     pub(super) fields: PollFields,
     /// What the one stamp of a run is.
     pub(super) stamps: ClockSource,
-    /// Why it cannot be used any more.
-    pub(super) dead: Option<VerbError>,
     /// Polled, and not yet given out.
     pub(super) waiting: Waiting,
     /// One worker's: not to be shared.
@@ -45,8 +43,32 @@ pub struct VerbsCq {
 pub(super) enum Poller {
     /// `ibv_poll_cq(3)` into this array.
     Classic(Box<[Wc]>),
-    /// `ibv_start_poll(3)` and so on; whether one at a time.
-    Extended { single: bool },
+    /// `ibv_start_poll(3)` and so on.
+    Extended(Reads),
+    /// The same, one at a time.
+    Single,
+    /// Not any more.
+    Broken(VerbError),
+}
+
+/// What is read of each completion of a run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reads {
+    LengthAndTicks,
+    Length,
+    /// Whatever was granted.
+    Other,
+}
+
+impl Reads {
+    fn of(fields: PollFields) -> Self {
+        let of_run = fields & (PollFields::BYTE_LEN | PollFields::TIMESTAMP | PollFields::WALLCLOCK);
+        match () {
+            () if of_run == PollFields::BYTE_LEN | PollFields::TIMESTAMP => Self::LengthAndTicks,
+            () if of_run == PollFields::BYTE_LEN => Self::Length,
+            () => Self::Other,
+        }
+    }
 }
 
 /// The queue itself, as its owner and the queue pairs that report to it hold it.
@@ -402,18 +424,12 @@ pub(super) fn create(
         context: context.clone(),
     };
     let poller = match made.extended {
-        true => Poller::Extended { single: api == CqApi::ExtendedSingle },
+        true if api == CqApi::ExtendedSingle => Poller::Single,
+        true => Poller::Extended(Reads::of(fields)),
         false => Poller::Classic(vec![Wc::default(); RUN].into()),
     };
-    let cq = VerbsCq {
-        handle: Arc::new(handle),
-        poller,
-        fields,
-        stamps,
-        dead: None,
-        waiting: Waiting::default(),
-        alone: PhantomData,
-    };
+    let cq =
+        VerbsCq { handle: Arc::new(handle), poller, fields, stamps, waiting: Waiting::default(), alone: PhantomData };
     let api = if made.extended { api } else { CqApi::Classic };
     let depth = crate::provider::CompletionQueue::depth(&cq);
     Ok((cq, CqGranted { depth, fields, flags, api, stamps, refused, why }))

@@ -668,47 +668,35 @@ pub(super) unsafe fn ibv_post_wq_recv(
     }
 }
 
-/// The answer of starting a poll, or of going on: whether there is a completion.
-#[inline]
-fn polled(verb: &'static str, answer: c_int) -> Result<bool, VerbError> {
-    match answer {
-        0 => Ok(true),
-        libc::ENOENT => Ok(false),
-        error => Err(VerbError::new(verb, error.max(0))),
-    }
+/// Calls members of a CQ that [`check_readers`] has seen. A driver sets them when it makes the CQ and leaves them
+/// (rdma-core, as of version 55), so they are not looked at again for each completion.
+macro_rules! seen {
+    ($($(#[$doc:meta])* fn $verb:ident($($argument:ident: $type:ty),*) $(-> $answer:ty)? = $member:ident;)+) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// The CQ is alive, in the state that the man page wants, and was created with what this reads;
+        /// [`check_readers`] has seen that its driver has this.
+        #[inline]
+        pub(super) unsafe fn $verb(cq: *mut ibv_cq_ex $(, $argument: $type)*) $(-> $answer)? {
+            // SAFETY: the caller's promise.
+            unsafe { (&raw const (*cq).$member).read().unwrap_unchecked()(cq $(, $argument)*) }
+        }
+    )+};
 }
 
-/// Starts a poll; whether there is a completion. Only then [`ibv_end_poll`] is to be called.
-///
-/// # Errors
-/// `EOPNOTSUPP`: no extended CQ. `errno` 0: the driver says that the CQ is broken. Else what the driver says.
-///
-/// # Safety
-/// The CQ is alive, and no poll of it is under way.
-#[inline]
-pub(super) unsafe fn ibv_start_poll(cq: *mut ibv_cq_ex) -> Result<bool, VerbError> {
-    let mut attr = ibv_poll_cq_attr::default();
-    // SAFETY: the caller's promise.
-    unsafe {
-        let verb = function(&raw const (*cq).start_poll).ok_or(unsupported("ibv_start_poll"))?;
-        polled("ibv_start_poll", verb(cq, &mut attr))
-    }
-}
-
-/// Goes to the next completion; whether there is one. Whatever it answers, [`ibv_end_poll`] is to be called.
-///
-/// # Errors
-/// As of [`ibv_start_poll`].
-///
-/// # Safety
-/// A poll of the CQ is under way.
-#[inline]
-pub(super) unsafe fn ibv_next_poll(cq: *mut ibv_cq_ex) -> Result<bool, VerbError> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let verb = function(&raw const (*cq).next_poll).ok_or(unsupported("ibv_next_poll"))?;
-        polled("ibv_next_poll", verb(cq))
-    }
+seen! {
+    /// Starts a poll. 0: there is a completion, and only then [`ibv_end_poll`] is to be called; `ENOENT`: there is none;
+    /// less than 0: the CQ is broken; else an error.
+    fn ibv_start_poll(attr: *mut ibv_poll_cq_attr) -> c_int = start_poll;
+    /// Goes to the next completion; answers as [`ibv_start_poll`]. Whatever it answers, [`ibv_end_poll`] is to be called.
+    fn ibv_next_poll() -> c_int = next_poll;
+    /// Ends a poll.
+    fn ibv_end_poll() = end_poll;
+    /// Bytes that came.
+    fn wc_byte_len() -> u32 = read_byte_len;
+    /// The time of the completion in ticks of the device.
+    fn wc_completion_ts() -> u64 = read_completion_ts;
 }
 
 /// The `wr_id` and the status of the completion that a poll is at.
@@ -757,8 +745,6 @@ macro_rules! members {
 
 members! {
     ibv_cq_ex:
-    /// Ends a poll.
-    fn ibv_end_poll() = end_poll;
     /// What kind of work is complete. Not valid after an error.
     fn ibv_wc_read_opcode() -> u32 = read_opcode;
     /// The vendor's reason of an error.

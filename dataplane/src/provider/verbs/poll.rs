@@ -6,9 +6,10 @@
 
 use std::ffi::c_int;
 
-use ibverbs_sys::{ibv_cq_ex, ibv_wc_tm_info};
+use ibverbs_sys::ibv_wc_status::IBV_WC_SUCCESS;
+use ibverbs_sys::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
 
-use super::cq::{Handle, Poller, VerbsCq};
+use super::cq::{Handle, Poller, Reads, VerbsCq};
 use super::ffi::{self, Wc};
 use crate::clock::ClockSource;
 use crate::error::VerbError;
@@ -34,65 +35,86 @@ impl Waiting {
     }
 }
 
-/// Starts a poll; whether there is something. A wall clock that cannot be read at once is busy: there is nothing yet.
-///
-/// # Safety
-/// As of `ibv_start_poll`.
-#[inline]
-unsafe fn start(cq: *mut ibv_cq_ex) -> Result<bool, VerbError> {
-    // SAFETY: the caller's promise.
-    match unsafe { ffi::ibv_start_poll(cq) } {
-        Err(VerbError { errno: libc::EBUSY | libc::EAGAIN, .. }) => Ok(false),
-        answer => answer,
+/// What a walk came to.
+struct Walked {
+    /// How many completions there were.
+    taken: usize,
+    /// What the driver said when it was asked for one more; 0: it was not.
+    answer: c_int,
+}
+
+impl Walked {
+    /// Whether the queue broke. What was taken before holds.
+    fn result(&self) -> Result<(), VerbError> {
+        let verb = if self.taken == 0 { "ibv_start_poll" } else { "ibv_next_poll" };
+        match self.answer {
+            // A wall clock that cannot be read at once is busy: there is nothing yet.
+            0 | libc::ENOENT | libc::EBUSY | libc::EAGAIN => Ok(()),
+            // Less than 0: the driver says that the queue is broken.
+            error => Err(VerbError::new(verb, error.max(0))),
+        }
     }
 }
 
-/// Gives up to `limit` completions to `take`, which may read what is under the cursor. `single`: one between each start
-/// and end. A start that failed is not ended; a next that failed is.
-///
-/// # Errors
-/// The queue is broken. What was taken before holds.
+/// Polls once: gives up to `limit` completions with their numbers to `take`, which may read what is under the cursor. A
+/// start that failed is not ended; a next that failed is.
 ///
 /// # Safety
-/// The queue is alive, extended, and nobody else polls it.
+/// The queue is alive and extended, and nobody else polls it.
 #[inline]
-unsafe fn walk(
-    cq: *mut ibv_cq_ex,
-    single: bool,
-    limit: usize,
-    mut take: impl FnMut(*mut ibv_cq_ex, u64, u32),
-) -> Result<(), VerbError> {
-    // SAFETY: the caller's promise; each call comes when the man page wants it.
-    unsafe {
-        if limit == 0 || !start(cq)? {
-            return Ok(());
-        }
-        for taken in 1.. {
-            let (wr_id, status) = ffi::wc_id_and_status(cq);
-            take(cq, wr_id, status);
-            if taken == limit {
-                break;
-            }
-            if single {
-                let _ = ffi::ibv_end_poll(cq);
-                if !start(cq)? {
-                    return Ok(());
-                }
-                continue;
-            }
-            match ffi::ibv_next_poll(cq) {
-                Ok(true) => {}
-                Ok(false) | Err(VerbError { errno: libc::EBUSY | libc::EAGAIN, .. }) => break,
-                Err(error) => {
-                    let _ = ffi::ibv_end_poll(cq);
-                    return Err(error);
-                }
-            }
-        }
-        // A queue without this function has no start either.
-        let _ = ffi::ibv_end_poll(cq);
+unsafe fn walk(cq: *mut ibv_cq_ex, limit: usize, mut take: impl FnMut(usize, u64, u32)) -> Walked {
+    if limit == 0 {
+        return Walked { taken: 0, answer: 0 };
     }
-    Ok(())
+    // SAFETY: the caller's promise; each call comes when the man page wants it. That the driver has these was seen when the
+    // queue was created.
+    unsafe {
+        let answer = ffi::ibv_start_poll(cq, &mut ibv_poll_cq_attr::default());
+        if answer != 0 {
+            return Walked { taken: 0, answer };
+        }
+        let mut taken = 0;
+        loop {
+            let (wr_id, status) = ffi::wc_id_and_status(cq);
+            take(taken, wr_id, status);
+            taken += 1;
+            if taken >= limit {
+                ffi::ibv_end_poll(cq);
+                return Walked { taken, answer: 0 };
+            }
+            let answer = ffi::ibv_next_poll(cq);
+            if answer != 0 {
+                end_early(cq);
+                return Walked { taken, answer };
+            }
+        }
+    }
+}
+
+/// Ends a poll that found no more. Kept apart, so that a full one does not ask twice how it ended.
+///
+/// # Safety
+/// As of `ibv_end_poll`.
+#[inline(never)]
+unsafe fn end_early(cq: *mut ibv_cq_ex) {
+    // SAFETY: the caller's promise.
+    unsafe { ffi::ibv_end_poll(cq) };
+}
+
+/// The same by walks of one completion each.
+///
+/// # Safety
+/// As of [`walk`].
+unsafe fn walk_single(cq: *mut ibv_cq_ex, limit: usize, mut take: impl FnMut(usize, u64, u32)) -> Walked {
+    let mut taken = 0;
+    loop {
+        // SAFETY: the caller's promise.
+        let one = unsafe { walk(cq, limit.min(1), |_, wr_id, status| take(taken, wr_id, status)) };
+        taken += one.taken;
+        if one.taken == 0 || taken == limit {
+            return Walked { taken, ..one };
+        }
+    }
 }
 
 /// All that was asked for of the completion under the cursor.
@@ -182,11 +204,54 @@ fn copy(wc: &Wc, handle: &Handle, fields: PollFields) -> Completion {
     Completion::new(wc.wr_id, status, if failed { wc.vendor_err } else { 0 }, fields, values)
 }
 
+/// Polls into a run, which is empty. `read` puts down length and time of the completion under the cursor.
+///
+/// # Safety
+/// As of [`walk`].
+#[inline]
+unsafe fn walk_run(
+    handle: &Handle,
+    run: &mut Completions,
+    limit: usize,
+    read: impl Fn(*mut ibv_cq_ex, &mut u32, &mut Ticks),
+) -> Walked {
+    let cq = handle.raw_ex();
+    // SAFETY: the caller's promise. The cursor is at a completion.
+    let walked = unsafe {
+        walk(cq, limit, |at, wr_id, status| {
+            run.wr_id[at] = wr_id;
+            match status {
+                IBV_WC_SUCCESS => read(cq, &mut run.byte_len[at], &mut run.ticks[at]),
+                _ => fail(cq, handle, run, at, status),
+            }
+        })
+    };
+    run.len = walked.taken;
+    walked
+}
+
+/// The completion under the cursor is the number `at` of a run, and failed: it has neither length nor time.
+///
+/// # Safety
+/// A poll of the queue has a completion.
+#[cold]
+unsafe fn fail(cq: *mut ibv_cq_ex, handle: &Handle, run: &mut Completions, at: usize, status: u32) {
+    if !run.failed {
+        run.status.fill(WcStatus::Success);
+        run.failed = true;
+    }
+    run.status[at] = WcStatus::from_raw(status);
+    run.byte_len[at] = 0;
+    run.ticks[at] = Ticks(0);
+    // SAFETY: the caller's promise.
+    handle.suspect(unsafe { ffi::ibv_wc_read_qp_num(cq) }.unwrap_or(0));
+}
+
 impl VerbsCq {
     /// Whether it may be polled by this thread, at all.
     #[inline]
     fn begin(&self) -> Result<(), VerbError> {
-        if let Some(error) = self.dead {
+        if let Poller::Broken(error) = self.poller {
             return Err(error);
         }
         // EBUSY: it has no lock, and another thread polls it.
@@ -208,7 +273,7 @@ impl VerbsCq {
         let errno = if error.errno == 0 { libc::EIO } else { error.errno };
         let error = VerbError { errno, ..error };
         tracing::error!(device = self.handle.context().name, cq = self.handle.number(), "{error}");
-        self.dead = Some(error);
+        self.poller = Poller::Broken(error);
         if taken > 0 { Ok(taken) } else { Err(error) }
     }
 
@@ -219,28 +284,33 @@ impl VerbsCq {
         waiting.list.clear();
         waiting.next = 0;
         waiting.list.reserve(AHEAD);
+        let single = matches!(poller, Poller::Single);
         let result = match poller {
             Poller::Classic(wcs) => {
                 // SAFETY: the queue is alive, and it is this thread's.
                 let polled = unsafe { ffi::ibv_poll_cq(handle.raw(), &mut wcs[..AHEAD]) };
                 polled.map(|n| waiting.list.extend(wcs[..n].iter().map(|wc| copy(wc, handle, *fields))))
             }
-            Poller::Extended { single } => {
-                let take = |cq: *mut ibv_cq_ex, wr_id, status| {
+            Poller::Extended(_) | Poller::Single => {
+                let cq = handle.raw_ex();
+                let take = |_, wr_id, status| {
                     // SAFETY: the cursor is at a completion, and the fields were granted.
                     waiting.list.push(unsafe { read(cq, handle, *fields, wr_id, status) });
                 };
                 // SAFETY: the queue is alive, extended, and this thread's.
-                unsafe { walk(handle.raw_ex(), *single, AHEAD, take) }
+                unsafe { if single { walk_single(cq, AHEAD, take) } else { walk(cq, AHEAD, take) } }.result()
             }
+            Poller::Broken(error) => Err(*error),
         };
         let taken = self.waiting.list.len();
         self.finish(result, taken).map(|taken| taken > 0)
     }
 
-    /// What a cursor left.
-    #[cold]
-    fn hand_over(&mut self, run: &mut Completions, limit: usize) -> usize {
+    /// What a cursor left, or would be shown.
+    fn hand_over(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
+        if self.waiting.is_empty() && !self.fill()? {
+            return Ok(0);
+        }
         let Waiting { list, next } = &mut self.waiting;
         for completion in list.iter().skip(*next).take(limit) {
             let ticks = match self.stamps {
@@ -251,10 +321,31 @@ impl VerbsCq {
             run.push(completion.wr_id, completion.status, byte_len, ticks.unwrap_or(Ticks(0)));
         }
         *next += run.len;
-        run.len
+        Ok(run.len)
     }
 
-    #[inline]
+    /// A walk ended before its limit: mostly as there is no more.
+    #[inline(never)]
+    fn ended(&mut self, taken: usize, answer: c_int) -> Result<usize, VerbError> {
+        self.finish(Walked { taken, answer }.result(), taken)
+    }
+
+    /// Polls a queue that is not an extended one with nothing left by a cursor.
+    #[inline(never)]
+    fn run_other(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
+        if !self.waiting.is_empty() {
+            return self.hand_over(run, limit);
+        }
+        self.begin()?;
+        match &mut self.poller {
+            Poller::Classic(wcs) => {
+                let result = Self::run_classic(&self.handle, wcs, run, limit);
+                self.finish(result, run.len)
+            }
+            _ => self.hand_over(run, limit),
+        }
+    }
+
     fn run_classic(handle: &Handle, wcs: &mut [Wc], run: &mut Completions, limit: usize) -> Result<(), VerbError> {
         // SAFETY: the queue is alive, and it is this thread's.
         let n = unsafe { ffi::ibv_poll_cq(handle.raw(), &mut wcs[..limit]) }?;
@@ -292,38 +383,35 @@ impl CompletionQueue for VerbsCq {
     fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
         run.clear();
         let limit = limit.min(RUN);
-        if !self.waiting.is_empty() {
-            return Ok(self.hand_over(run, limit));
+        let Poller::Extended(reads) = self.poller else { return self.run_other(run, limit) };
+        if !self.waiting.is_empty() || !self.handle.owner.claim() {
+            return self.run_other(run, limit);
         }
-        self.begin()?;
-        let Self { handle, poller, fields, stamps, .. } = self;
-        let result = match poller {
-            Poller::Classic(wcs) => Self::run_classic(handle, wcs, run, limit),
-            Poller::Extended { single } => {
-                let (lengths, stamps) = (fields.contains(PollFields::BYTE_LEN), *stamps);
-                let take = |cq: *mut ibv_cq_ex, wr_id, status| {
-                    let status = WcStatus::from_raw(status);
-                    // SAFETY: the cursor is at a completion, and the fields were granted.
-                    unsafe {
-                        if status != WcStatus::Success {
-                            handle.suspect(ffi::ibv_wc_read_qp_num(cq).unwrap_or(0));
-                            run.push(wr_id, status, 0, Ticks(0));
-                            return;
-                        }
-                        let byte_len = if lengths { ffi::ibv_wc_read_byte_len(cq).unwrap_or(0) } else { 0 };
-                        let ticks = match stamps {
-                            ClockSource::DeviceTicks => ffi::ibv_wc_read_completion_ts(cq).unwrap_or(0),
-                            ClockSource::DeviceWallclock => ffi::ibv_wc_read_completion_wallclock_ns(cq).unwrap_or(0),
-                            _ => 0,
-                        };
-                        run.push(wr_id, status, byte_len, Ticks(ticks));
-                    }
-                };
-                // SAFETY: the queue is alive, extended, and this thread's.
-                unsafe { walk(handle.raw_ex(), *single, limit, take) }
+        let Self { handle, fields, .. } = self;
+        let has = |field| fields.contains(field);
+        // A loop of its own for what is mostly asked for.
+        // SAFETY: the queue is alive, extended, and this thread's; what was granted is read, at a completion.
+        let walked = unsafe {
+            match reads {
+                Reads::LengthAndTicks => walk_run(handle, run, limit, |cq, byte_len, ticks| {
+                    *byte_len = ffi::wc_byte_len(cq);
+                    *ticks = Ticks(ffi::wc_completion_ts(cq));
+                }),
+                Reads::Length => walk_run(handle, run, limit, |cq, byte_len, ticks| {
+                    *byte_len = ffi::wc_byte_len(cq);
+                    *ticks = Ticks(0);
+                }),
+                Reads::Other => walk_run(handle, run, limit, |cq, byte_len, ticks| {
+                    *byte_len = if has(PollFields::BYTE_LEN) { ffi::wc_byte_len(cq) } else { 0 };
+                    *ticks = Ticks(match () {
+                        () if has(PollFields::WALLCLOCK) => ffi::ibv_wc_read_completion_wallclock_ns(cq).unwrap_or(0),
+                        () if has(PollFields::TIMESTAMP) => ffi::wc_completion_ts(cq),
+                        () => 0,
+                    });
+                }),
             }
         };
-        self.finish(result, run.len)
+        if walked.answer == 0 { Ok(walked.taken) } else { self.ended(walked.taken, walked.answer) }
     }
 
     fn arm(&mut self, solicited_only: bool) -> Result<(), VerbError> {

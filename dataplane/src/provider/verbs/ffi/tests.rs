@@ -266,11 +266,8 @@ fn readers_and_builders_that_are_marked_missing_are_never_called() {
         unsafe {
             (&raw mut cq.read_byte_len).cast::<usize>().write(mark);
             (&raw mut cq.start_poll).cast::<usize>().write(mark);
-            (&raw mut cq.end_poll).cast::<usize>().write(mark);
             (&raw mut qp.wr_send).cast::<usize>().write(mark);
             assert_eq!(ibv_wc_read_byte_len(&mut cq), None);
-            assert_eq!(ibv_end_poll(&mut cq), None);
-            assert_eq!(ibv_start_poll(&mut cq), Err(VerbError::new("ibv_start_poll", libc::EOPNOTSUPP)));
             assert_eq!(ibv_wr_send(&mut qp), None);
             assert_eq!(check_readers(&mut cq, 1), Err(VerbError::new("ibv_start_poll", libc::EOPNOTSUPP)));
             assert_eq!(check_builders(&mut qp, 1), Err(VerbError::new("ibv_wr_start", libc::EOPNOTSUPP)));
@@ -288,10 +285,6 @@ fn answers_follow_the_man_pages() {
     unsafe { *libc::__errno_location() = libc::EAGAIN };
     assert_eq!((-1).value(verb), Err(VerbError::new(verb, libc::EAGAIN)));
     assert_eq!(ptr::null_mut::<ibv_qp>().value(verb), Err(VerbError::new(verb, libc::EAGAIN)));
-    assert_eq!(polled(verb, 0), Ok(true));
-    assert_eq!(polled(verb, libc::ENOENT), Ok(false));
-    assert_eq!(polled(verb, libc::EBUSY), Err(VerbError::new(verb, libc::EBUSY)));
-    assert_eq!(polled(verb, -2), Err(VerbError::new(verb, 0)));
 }
 
 /// What a driver may answer to polling comes out as it is, broken queues and nonsense included.
@@ -316,16 +309,17 @@ fn polling_tells_what_the_driver_says() {
         assert_eq!(check_readers(cq, attr.wc_flags), Ok(()));
         let missing = VerbError::new("ibv_wc_read_flow_tag", libc::EOPNOTSUPP);
         assert_eq!(check_readers(cq, IBV_WC_EX_WITH_FLOW_TAG.into()), Err(missing));
-        assert_eq!(ibv_start_poll(cq), Err(VerbError::new("ibv_start_poll", libc::EBUSY)));
-        assert_eq!(ibv_start_poll(cq), Ok(true));
+        let mut attr = ibv_poll_cq_attr::default();
+        assert_eq!(ibv_start_poll(cq, &mut attr), libc::EBUSY);
+        assert_eq!(ibv_start_poll(cq, &mut attr), 0);
         assert_eq!(wc_id_and_status(cq), (u64::MAX, 99));
         assert_eq!((ibv_wc_read_opcode(cq), ibv_wc_read_byte_len(cq)), (Some(200), Some(4)));
         assert_eq!((ibv_wc_read_flow_tag(cq), ibv_wc_read_qp_num(cq)), (None, None));
-        assert_eq!(ibv_next_poll(cq), Ok(true));
+        assert_eq!((wc_byte_len(cq), ibv_next_poll(cq)), (4, 0));
         assert_eq!(wc_id_and_status(cq), (2, 5));
-        assert_eq!(ibv_next_poll(cq), Err(VerbError::new("ibv_next_poll", 0)));
-        assert_eq!(ibv_end_poll(cq), Some(()));
-        assert_eq!(ibv_start_poll(cq), Ok(false));
+        assert_eq!(ibv_next_poll(cq), -2);
+        ibv_end_poll(cq);
+        assert_eq!(ibv_start_poll(cq, &mut attr), libc::ENOENT);
         ibv_destroy_cq(cq.cast()).unwrap();
 
         let cq = ibv_create_cq(fake.context(), 8, ptr::null_mut(), ptr::null_mut(), 0).unwrap().as_ptr();
