@@ -385,6 +385,8 @@ pub struct Generator {
     /// Whether every frame is written whole into its buffer. Without, a buffer is written on its first use alone, as a
     /// null device does, and a frame that comes back in it is what the pipeline made of it.
     pub copy: bool,
+    /// Whether every frame that is sent is copied out of its buffer, as a device reads it. Without, it is only counted.
+    pub copy_out: bool,
     /// The source MAC address.
     #[schemars(with = "String")]
     pub src_mac: Mac,
@@ -433,6 +435,7 @@ impl Default for Generator {
             count: None,
             protocol: Protocol::default(),
             copy: true,
+            copy_out: false,
             src_mac: Mac([0x02, 0, 0, 0, 0, 0x01]),
             dst_mac: Mac([0x02, 0, 0, 0, 0, 0x02]),
             src_ip: None,

@@ -247,6 +247,7 @@ fn generator(link: &config::Generator) -> GeneratorSpec {
         count: link.count,
         rate: link.rate,
         copy: link.copy,
+        copy_out: link.copy_out,
     }
 }
 
@@ -288,14 +289,14 @@ mod tests {
     fn every_key_of_a_generator_arrives() {
         let Link::Generator(link) = link(
             "kind = 'generator', sizes = [{ size = 90 }, { size = 65000, weight = 9 }], flows = 3, rate = 5, count = 7, \
-             protocol = 'udp6', copy = false, src_mac = '02:00:00:00:00:0a', dst_mac = '02:00:00:00:00:0b', \
+             protocol = 'udp6', copy = false, copy_out = true, src_mac = '02:00:00:00:00:0a', dst_mac = '02:00:00:00:00:0b', \
              src_ip = 'fd00::1', dst_ip = 'fd00::2', src_port = 11, dst_port = 12, vlan = 13, seed = 14",
         ) else {
             panic!("a generator")
         };
         let spec = generator(&link);
         assert_eq!((&spec.sizes[..], spec.flows, spec.kind), (&[(90, 1), (65_000, 9)][..], 3, FrameKind::Udp6));
-        assert_eq!((spec.rate, spec.count, spec.copy), (Some(5), Some(7), false));
+        assert_eq!((spec.rate, spec.count, spec.copy, spec.copy_out), (Some(5), Some(7), false, true));
         assert_eq!((spec.src_mac, spec.dst_mac), ([2, 0, 0, 0, 0, 10], [2, 0, 0, 0, 0, 11]));
         assert_eq!((spec.src_ip, spec.dst_ip), ("fd00::1".parse().ok(), "fd00::2".parse().ok()));
         assert_eq!((spec.src_port, spec.dst_port, spec.vlan, spec.seed), (11, 12, Some(13), 14));

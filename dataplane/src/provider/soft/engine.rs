@@ -36,6 +36,8 @@ pub(super) struct QpCore {
     settled: u32,
     /// Whether sends are only counted, a run at a time.
     swallows: bool,
+    /// Whether they are copied too.
+    copies_out: bool,
     pub(super) keys: KeyCache,
     pub(super) wire: Wire,
     pub(super) faults: Option<Faults<Vec<u8>>>,
@@ -105,6 +107,7 @@ impl QpCore {
             runs: false,
             settled: 0,
             swallows: wire.swallows() && faults.spares_queues(),
+            copies_out: wire.copies_out(),
             keys: KeyCache::new(device.keys.clone(), pd),
             wire,
             faults: (!faults.spares_queues()).then(|| Faults::new(faults, spec.queue.0, clock.clone())),
@@ -329,6 +332,9 @@ impl QpCore {
             return self.post_each(shared, cq, run.descs(), first_wr_id);
         }
         self.posted += n;
+        if self.copies_out {
+            self.wire.copy_out(slots, run.descs());
+        }
         if shared.device.is_up() {
             shared.counts.tx_packets.add(n);
             shared.counts.tx_bytes.add(u64::from(extent.bytes));

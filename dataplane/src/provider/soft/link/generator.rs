@@ -57,6 +57,8 @@ pub struct GeneratorSpec {
     /// Whether each receive gets its frame written. Without it a slot is written when it is first used, and what stages
     /// change in a packet stays changed: the fastest way to packets whose bytes do not matter.
     pub copy: bool,
+    /// Whether each frame that is sent is copied out of its slot, as a device reads it. Without it sends are only counted.
+    pub copy_out: bool,
 }
 
 impl Default for GeneratorSpec {
@@ -76,6 +78,7 @@ impl Default for GeneratorSpec {
             count: None,
             rate: None,
             copy: true,
+            copy_out: false,
         }
     }
 }
@@ -90,6 +93,8 @@ pub(in crate::provider::soft) struct Plan {
     count: Option<u64>,
     rate: Option<u64>,
     copy: bool,
+    /// Room for the longest frame that may be sent, where sends are copied out.
+    out: Option<usize>,
 }
 
 impl Plan {
@@ -115,7 +120,8 @@ impl Plan {
         // Every flow gets every size, and neighbours differ in their flow.
         let frames =
             sizes.iter().flat_map(|&size| (0..flows).map(move |flow| frame(spec, addresses, flow as u32, size)));
-        Ok(Self { frames: frames.collect(), count: spec.count, rate: spec.rate, copy: spec.copy })
+        let out = spec.copy_out.then_some(max_frame);
+        Ok(Self { frames: frames.collect(), count: spec.count, rate: spec.rate, copy: spec.copy, out })
     }
 }
 
@@ -244,6 +250,8 @@ pub(in crate::provider::soft) struct Generator {
     began: Option<Ticks>,
     passed: u64,
     stamped: Stamped,
+    /// Where sends are copied to; empty where they are not.
+    out: Box<[u8]>,
 }
 
 /// Without copying: what the slots hold.
@@ -273,8 +281,8 @@ impl Generator {
         // No share is rounded: a queue of a slow generator would never have a frame due.
         let rate = plan.rate.map(|rate| (u128::from(rate) * u128::from(own), 1_000_000_000 * u128::from(all)));
         let timebase = clock.timebase();
-        let stamped = Stamped::default();
-        Self { plan, mine, next: 0, left, clock, timebase, rate, began: None, passed: 0, stamped }
+        let (stamped, out) = (Stamped::default(), vec![0; plan.out.unwrap_or(0)].into());
+        Self { plan, mine, next: 0, left, clock, timebase, rate, began: None, passed: 0, stamped, out }
     }
 
     /// The frame that a slot holds when nothing is copied.
@@ -388,6 +396,18 @@ impl Generator {
         bytes
     }
 
+    /// Whether sends are copied out.
+    pub(super) fn copies_out(&self) -> bool {
+        !self.out.is_empty()
+    }
+
+    /// Copies a frame that is sent, if it is to be.
+    #[inline]
+    pub(super) fn copy_out(&mut self, frame: &[u8]) {
+        let len = frame.len().min(self.out.len());
+        self.out[..len].copy_from_slice(&frame[..len]);
+    }
+
     /// All slots below have their frame; `None`: slots get theirs when it comes in.
     pub(super) fn prepared(&self) -> Option<u32> {
         (!self.plan.copy).then_some(self.stamped.below)
@@ -414,6 +434,22 @@ impl Generator {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provider::RssSpec;
+
+    #[test]
+    fn what_is_sent_is_copied_out_if_it_is_to_be() {
+        for copy_out in [false, true] {
+            let plan = Plan::new(&GeneratorSpec { copy_out, ..GeneratorSpec::default() }, 100).unwrap();
+            let mut generator =
+                Generator::new(Arc::new(plan), (0, 1), &Rss::new(&RssSpec::STANDARD), HostClock::manual());
+            generator.copy_out(&[7; 60]);
+            generator.copy_out(&[8; 40]);
+            let expected = [&[8; 40][..], &[7; 20], &[0; 40]].concat();
+            assert_eq!(*generator.out, if copy_out { expected } else { Vec::new() });
+            // Longer than a frame may be.
+            generator.copy_out(&[9; 101]);
+        }
+    }
 
     #[test]
     fn frames_are_what_they_say() {

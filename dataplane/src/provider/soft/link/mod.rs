@@ -38,6 +38,7 @@ pub(super) use xdp::{Over, Queue, Received, Xdp};
 
 use crate::clock::HostClock;
 use crate::error::{Error, Result};
+use crate::mem::Desc;
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::fabric::Fabric;
 use crate::provider::soft::memory::Slots;
@@ -327,11 +328,23 @@ impl Wire {
         }
     }
 
+    /// Whether what is counted is copied too.
+    pub(super) fn copies_out(&self) -> bool {
+        matches!(self, Self::Generator(generator) if generator.copies_out())
+    }
+
+    /// Copies frames that are only counted.
+    pub(super) fn copy_out(&mut self, slots: &Slots, run: &[Desc]) {
+        if let Self::Generator(generator) = self {
+            run.iter().filter_map(|desc| slots.bytes(*desc)).for_each(|frame| generator.copy_out(frame));
+        }
+    }
+
     /// Sends a frame. Not of a wire that has the slots themselves.
     #[inline]
     pub(super) fn send(&mut self, frame: &[u8], counts: &Counting) -> Result<Sent, WcStatus> {
         match self {
-            Self::Generator(_) => {}
+            Self::Generator(generator) => generator.copy_out(frame),
             Self::Loopback(port) => port.send(frame),
             Self::Pcap(player) => player.send(frame)?,
             Self::Packet(port) => {
