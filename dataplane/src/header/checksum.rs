@@ -77,6 +77,16 @@ impl Sum {
     }
 }
 
+/// Whether an IPv4 header without options holds its right checksum.
+#[inline]
+pub fn header_fits(header: &[u8; 20]) -> bool {
+    // One's complement is arithmetic modulo 65,535, in which 65,536, and so the place of a 16-bit word in a longer one, is 1.
+    // The header is not all zeros, so a multiple is no sum of nothing.
+    let words = header.as_chunks::<4>().0;
+    let sum: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
+    sum > 0 && sum.is_multiple_of(65_535)
+}
+
 /// Folds a sum to 16 bits: carries are added back in.
 #[inline]
 fn fold(sum: u64) -> u16 {
@@ -148,6 +158,7 @@ mod tests {
     #[test]
     fn edges() {
         assert_eq!(checksum(&[]), 0xffff);
+        assert!(!header_fits(&[0; 20]) && header_fits(&[0xff; 20]));
         assert_eq!(checksum(&[0xff]), !0xff00);
         assert_eq!(checksum(&[0xff; 65_535]), naive(&[0xff; 65_535]));
         assert_eq!(Sum::default().u16(0xffff).udp_checksum(), 0xffff);
@@ -169,6 +180,16 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_header_fits_if_its_checksum_is_0(mut header: [u8; 20], right: bool) {
+            if right {
+                header[10..12].fill(0);
+                let sum = naive(&header);
+                header[10..12].copy_from_slice(&sum.to_be_bytes());
+            }
+            prop_assert_eq!(header_fits(&header), naive(&header) == 0);
+        }
+
         #[test]
         fn fast_is_naive(bytes in prop::collection::vec(any::<u8>(), 0..200), cut in 0usize..100) {
             prop_assert_eq!(checksum(&bytes), naive(&bytes));

@@ -166,7 +166,7 @@ pub trait Stage: Send {
         let _ = (ctx, packet, cause);
     }
 
-    /// What must be known of every packet that it gets.
+    /// What must be known of every packet that it gets. Before it is prepared: whatever it may come to need.
     fn needs(&self) -> Facts {
         Facts::empty()
     }

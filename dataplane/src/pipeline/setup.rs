@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::pipeline::{Problem, Reload, Reloads, Stage};
+use crate::pipeline::{Facts, Problem, Reload, Reloads, Stage};
 
 /// A port as stages know it. Its number is its place in [`Setup::ports`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +66,7 @@ pub struct Setup<'a> {
     shared: &'a mut HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
     files: &'a mut HashMap<PathBuf, String>,
     reloads: &'a mut Reloads,
+    wanted: Facts,
     offline: bool,
     rejected: Vec<Problem>,
     stage: String,
@@ -83,6 +84,7 @@ impl<'a> Setup<'a> {
             shared: &mut resources.shared,
             files: &mut resources.files,
             reloads: &mut resources.reloads,
+            wanted: resources.wanted,
             offline: resources.offline,
             rejected: Vec::new(),
             stage: stage.to_owned(),
@@ -106,6 +108,12 @@ impl<'a> Setup<'a> {
     /// Whether packets are only looked at, as by `dataplane explain`: then a stage writes no file and reaches nobody.
     pub fn is_offline(&self) -> bool {
         self.offline
+    }
+
+    /// Whether some stage of the pipeline needs to know this of packets ([`Stage::needs`]): what nobody needs does not have to
+    /// be found out.
+    pub fn wants(&self, facts: Facts) -> bool {
+        self.wanted.intersects(facts)
     }
 
     /// The ports of the config.
@@ -208,6 +216,8 @@ pub(crate) struct Resources {
     /// Files that somebody writes or reads, and who.
     pub(crate) files: HashMap<PathBuf, String>,
     pub(crate) reloads: Reloads,
+    /// What some stage needs to know of packets.
+    pub(crate) wanted: Facts,
     pub(crate) offline: bool,
 }
 
@@ -227,6 +237,15 @@ impl Resources {
     pub(crate) fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {
         let (next_hops, shared) = (NextHops::default(), HashMap::new());
         let (files, reloads) = (HashMap::new(), Vec::new());
-        Self { ports, folder: folder.to_owned(), next_hops, shared, files, reloads, offline: false }
+        Self {
+            ports,
+            folder: folder.to_owned(),
+            next_hops,
+            shared,
+            files,
+            reloads,
+            wanted: Facts::all(),
+            offline: false,
+        }
     }
 }

@@ -149,14 +149,18 @@ fn stages(
     worker: (usize, usize),
     diagnostics: &mut Diagnostics,
 ) -> Option<Vec<Box<dyn Stage>>> {
-    let mut stages = Vec::new();
+    let mut made = Vec::new();
     for &index in order {
         let Some(kind) = loaded.stage_kind(index).and_then(|kind| registry.get(kind)) else { continue };
-        let made = loaded.read_stage(index, |table| kind.make(toml::de::Deserializer::from(table)), diagnostics);
-        let Some(mut stage) = made else { continue };
-        let name = loaded.stage_name(index).unwrap_or(&kind.name).to_owned();
+        let stage = loaded.read_stage(index, |table| kind.make(toml::de::Deserializer::from(table)), diagnostics);
+        made.extend(stage.map(|stage| (index, loaded.stage_name(index).unwrap_or(&kind.name).to_owned(), stage)));
+    }
+    resources.wanted = made.iter().map(|(_, _, stage)| stage.needs()).collect();
+    let mut stages = Vec::new();
+    for (index, name, mut stage) in made {
         let problems = Setup::new(resources, &name, worker.0, worker.1).prepare(&mut *stage);
         if problems.is_empty() {
+            debug_assert!(resources.wanted.contains(stage.needs()), "`{name}` needs more than it said it would");
             stages.push(stage);
         }
         for problem in problems {

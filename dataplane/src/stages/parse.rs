@@ -3,11 +3,11 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::header::checksum::checksum;
+use crate::header::checksum::header_fits;
 use crate::header::parse::{Dissection, Flags, Malformed, dissect, dissect_usual, verify_ipv4_checksum};
 use crate::header::protocol;
 use crate::mem::{Batch, Edge, Meta, MetaFlags, Packet, Reason};
-use crate::pipeline::{Ctx, Facts, Stage};
+use crate::pipeline::{Ctx, Facts, Problem, Setup, Stage};
 
 /// Finds the headers of every packet, and drops malformed ones.
 ///
@@ -16,7 +16,8 @@ use crate::pipeline::{Ctx, Facts, Stage};
 ///
 /// It also hashes the flow: addresses, protocol and the ports of TCP and UDP, the same in both directions. Fragments,
 /// the first included, are hashed without ports, so that all fragments of a datagram are alike. The hash is the same on
-/// every machine and in every run; it is no defence against traffic that was made to collide.
+/// every machine and in every run; it is no defence against traffic that was made to collide. Where no stage of the pipeline
+/// needs the hash it stays 0.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -30,6 +31,10 @@ pub struct Parse {
     /// Whether IPv4 headers with a wrong checksum are dropped.
     #[serde(default = "yes")]
     pub verify_checksum: bool,
+    /// Whether nobody needs the hash of the flow.
+    #[serde(skip)]
+    #[schemars(skip)]
+    unhashed: bool,
 }
 
 const fn yes() -> bool {
@@ -38,7 +43,7 @@ const fn yes() -> bool {
 
 impl Default for Parse {
     fn default() -> Self {
-        Self { verify_checksum: yes() }
+        Self { verify_checksum: yes(), unhashed: false }
     }
 }
 
@@ -48,17 +53,7 @@ const BAD_EXTENSION: Reason = Reason::own(0);
 
 impl Stage for Parse {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        for mut packet in batch.iter_mut() {
-            // Of a frame of the usual kind the compiler knows where everything is.
-            if let Some(found) = dissect_usual(packet.data()) {
-                self.settle(&mut packet, &found);
-                continue;
-            }
-            match dissect(packet.data()) {
-                Ok(found) => self.settle(&mut packet, &found),
-                Err(flaw) => packet.drop(reason(flaw)),
-            }
-        }
+        if self.unhashed { self.find::<false>(batch) } else { self.find::<true>(batch) }
     }
 
     fn outputs() -> &'static [(&'static str, &'static str)] {
@@ -75,16 +70,36 @@ impl Stage for Parse {
     fn sets(&self) -> Facts {
         Facts::HEADERS | Facts::FLOW_HASH
     }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        self.unhashed = !setup.wants(Facts::FLOW_HASH);
+        Ok(())
+    }
 }
 
 impl Parse {
+    #[inline]
+    fn find<const HASH: bool>(&self, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            // Of a frame of the usual kind the compiler knows where everything is.
+            if let Some(found) = dissect_usual(packet.data()) {
+                self.settle::<HASH>(&mut packet, &found);
+                continue;
+            }
+            match dissect(packet.data()) {
+                Ok(found) => self.settle::<HASH>(&mut packet, &found),
+                Err(flaw) => packet.drop(reason(flaw)),
+            }
+        }
+    }
+
     /// Writes down what was found, and says where the packet goes.
     #[inline(always)]
-    fn settle(&self, packet: &mut Packet<'_>, found: &Dissection) {
+    fn settle<const HASH: bool>(&self, packet: &mut Packet<'_>, found: &Dissection) {
         if self.verify_checksum && !checksum_fits(packet.data(), found) {
             return packet.drop(Reason::BadChecksum);
         }
-        let flow_hash = flow_hash(packet.data(), found);
+        let flow_hash = if HASH { flow_hash(packet.data(), found) } else { 0 };
         note(packet.meta_mut(), found, flow_hash);
         if !found.flags.intersects(Flags::IPV4 | Flags::IPV6) {
             packet.steer(if found.flags.contains(Flags::ARP) { ARP } else { OTHER });
@@ -130,7 +145,7 @@ fn checksum_fits(frame: &[u8], found: &Dissection) -> bool {
     if found.flags.intersection(Flags::IPV4 | Flags::IP_OPTIONS) == Flags::IPV4 {
         // Nearly all headers have no options: of a known length the sum is a handful of additions.
         let header = frame.get(usize::from(found.l3)..).and_then(|ip| ip.first_chunk::<20>());
-        return header.is_some_and(|header| checksum(header) == 0);
+        return header.is_some_and(header_fits);
     }
     verify_ipv4_checksum(frame, found).is_ok()
 }

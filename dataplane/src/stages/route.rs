@@ -3,6 +3,7 @@
 pub(super) mod paths;
 mod table;
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -123,6 +124,12 @@ struct Entry {
     drop: bool,
 }
 
+/// Whether a prefix has several paths.
+fn has_twins(table: &[Entry]) -> bool {
+    let mut seen = HashSet::new();
+    !table.iter().all(|entry| seen.insert(entry.prefix.0))
+}
+
 fn one() -> u16 {
     1
 }
@@ -206,17 +213,20 @@ fn is_martian_v6(source: u128) -> bool {
 }
 
 impl Scratch {
-    /// Collects the destinations and looks them up.
+    /// Collects the destinations and looks them up. Whether all may be sent on, as they mostly may: IPv4 packets without a
+    /// tag, to this station if that is told apart, and of no martian.
     #[inline]
     fn look_up(
         &mut self,
         batch: &mut Batch,
+        own: Option<MacAddr>,
         look_up_v4: impl FnOnce(&[u32], &mut [u32]),
         look_up_v6: impl FnOnce(&[u128], &mut [u32]),
-    ) {
+    ) -> bool {
         let n = batch.len().min(BATCH);
-        if self.is_v4(batch) {
-            return look_up_v4(&self.v4[..n], &mut self.found[..n]);
+        if let Some(usual) = self.all_v4(batch, own) {
+            look_up_v4(&self.v4[..n], &mut self.found[..n]);
+            return usual;
         }
         let (mut v4, mut v6) = (0, 0);
         for ((packet, kind), martian) in batch.iter_mut().zip(&mut self.kinds).zip(&mut self.martian) {
@@ -252,17 +262,20 @@ impl Scratch {
             };
             *found = of_kind.copied().unwrap_or(NOT_IP);
         }
+        false
     }
 
-    /// Collects the destinations of packets that are all of IPv4, as they mostly are. `false`: they are not.
+    /// Collects the destinations of packets that are all of IPv4. `None`: they are not; else whether all may be sent on.
     #[inline]
-    fn is_v4(&mut self, batch: &mut Batch) -> bool {
+    fn all_v4(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> Option<bool> {
+        let mut usual = true;
         for ((packet, address), martian) in batch.iter_mut().zip(&mut self.v4).zip(&mut self.martian) {
-            let addresses = addresses_v4(&packet).filter(|_| packet.meta().flags.contains(MetaFlags::IPV4));
-            let Some([source, destination]) = addresses else { return false };
+            let flags = packet.meta().flags;
+            let [source, destination] = addresses_v4(&packet).filter(|_| flags.contains(MetaFlags::IPV4))?;
             (*address, *martian) = (destination, is_martian_v4(source));
+            usual &= !*martian & !flags.contains(MetaFlags::VLAN) & own.is_none_or(|own| station_of(&packet) == own);
         }
-        true
+        Some(usual)
     }
 }
 
@@ -272,11 +285,33 @@ impl Stage for Route {
         // All packets of a batch came in by one port.
         let Some(ingress) = batch.get_mut(0).map(|packet| packet.ingress()) else { return };
         let station = self.stations.get(usize::from(ingress)).copied().flatten();
-        self.scratch.look_up(
+        let usual = self.scratch.look_up(
             batch,
+            station,
             |v4, out| routes.v4.lookup_batch(v4, out),
             |v6, out| routes.v6.lookup_batch(v6, out),
         );
+        let settle = |packet: &mut Packet<'_>, found: u32, martian: bool| match routes
+            .paths
+            .choose(found, packet.meta().flow_hash)
+        {
+            Some(path) => match path.fate {
+                End::Forward if martian => packet.drop(MARTIAN),
+                End::Forward => {
+                    let meta = packet.meta_mut();
+                    (meta.egress, meta.next_hop) = (path.egress, path.next_hop);
+                }
+                End::Drop => packet.drop(BLACKHOLE),
+                End::Local => packet.steer(LOCAL),
+            },
+            None => packet.steer(NO_ROUTE),
+        };
+        if usual {
+            for (mut packet, found) in batch.iter_mut().zip(&self.scratch.found) {
+                settle(&mut packet, *found, false);
+            }
+            return;
+        }
         for ((mut packet, found), martian) in batch.iter_mut().zip(&self.scratch.found).zip(&self.scratch.martian) {
             if *found == NOT_IP {
                 packet.drop(Reason::Unsupported);
@@ -290,18 +325,7 @@ impl Stage for Route {
                 packet.drop(TAGGED);
                 continue;
             }
-            match routes.paths.choose(*found, packet.meta().flow_hash) {
-                Some(path) => match path.fate {
-                    End::Forward if *martian => packet.drop(MARTIAN),
-                    End::Forward => {
-                        let meta = packet.meta_mut();
-                        (meta.egress, meta.next_hop) = (path.egress, path.next_hop);
-                    }
-                    End::Drop => packet.drop(BLACKHOLE),
-                    End::Local => packet.steer(LOCAL),
-                },
-                None => packet.steer(NO_ROUTE),
-            }
+            settle(&mut packet, *found, *martian);
         }
     }
 
@@ -324,7 +348,12 @@ impl Stage for Route {
     }
 
     fn needs(&self) -> Facts {
-        Facts::HEADERS | Facts::FLOW_HASH
+        let splits = match &self.routes {
+            Some(routes) => routes.paths.split(),
+            // Not prepared: what there may be.
+            None => self.source == Origin::Kernel || self.file.is_some() || has_twins(&self.table),
+        };
+        if splits { Facts::HEADERS | Facts::FLOW_HASH } else { Facts::HEADERS }
     }
 
     fn sets(&self) -> Facts {
@@ -388,13 +417,35 @@ impl Route {
         // All packets of a batch came in by one port.
         let Some(ingress) = batch.get_mut(0).map(|packet| packet.ingress()) else { return };
         let Some(own) = reader.mac(ingress) else { return };
-        match reader.routes(ingress) {
+        let usual = match reader.routes(ingress) {
             Some((v4, v6)) => self.scratch.look_up(
                 batch,
+                Some(own),
                 |addresses, found| v4.lookup_batch(addresses, found),
                 |addresses, found| v6.lookup_batch(addresses, found),
             ),
-            None => self.scratch.look_up(batch, |_, found| found.fill(MISS), |_, found| found.fill(MISS)),
+            None => self.scratch.look_up(batch, Some(own), |_, found| found.fill(MISS), |_, found| found.fill(MISS)),
+        };
+        let settle = |packet: &mut Packet<'_>, found: u32, martian: bool| {
+            let path = reader.path(found, packet.meta().flow_hash);
+            match path.map(|path| path.kind) {
+                Some(Fate::Forward) if martian => packet.drop(MARTIAN),
+                Some(Fate::Forward) => {
+                    let meta = packet.meta_mut();
+                    (meta.egress, meta.next_hop) = path.map_or((0, 0), |path| (path.egress, path.next_hop));
+                }
+                Some(Fate::Local) => packet.steer(LOCAL),
+                Some(Fate::Blackhole) => packet.drop(BLACKHOLE),
+                Some(Fate::Unreachable) => packet.steer(UNREACHABLE),
+                Some(Fate::Prohibit) => packet.steer(PROHIBITED),
+                Some(Fate::Throw) | None => packet.steer(NO_ROUTE),
+            }
+        };
+        if usual {
+            for (mut packet, found) in batch.iter_mut().zip(&self.scratch.found) {
+                settle(&mut packet, *found, false);
+            }
+            return;
         }
         for ((mut packet, found), martian) in batch.iter_mut().zip(&self.scratch.found).zip(&self.scratch.martian) {
             if *found == NOT_IP {
@@ -416,19 +467,7 @@ impl Route {
                 packet.steer(LOCAL);
                 continue;
             }
-            let path = reader.path(*found, packet.meta().flow_hash);
-            match path.map(|path| path.kind) {
-                Some(Fate::Forward) if *martian => packet.drop(MARTIAN),
-                Some(Fate::Forward) => {
-                    let meta = packet.meta_mut();
-                    (meta.egress, meta.next_hop) = path.map_or((0, 0), |path| (path.egress, path.next_hop));
-                }
-                Some(Fate::Local) => packet.steer(LOCAL),
-                Some(Fate::Blackhole) => packet.drop(BLACKHOLE),
-                Some(Fate::Unreachable) => packet.steer(UNREACHABLE),
-                Some(Fate::Prohibit) => packet.steer(PROHIBITED),
-                Some(Fate::Throw) | None => packet.steer(NO_ROUTE),
-            }
+            settle(&mut packet, *found, *martian);
         }
     }
 }

@@ -85,6 +85,30 @@ fn a_million_routes_are_loaded_and_found() {
 }
 
 #[test]
+fn flows_share_equal_paths_and_keep_to_theirs() {
+    let by_file = CONFIG.replace("workers = 1", "workers = 1\nburst = 7");
+    let by_table = by_file.replace(
+        "file = \"routes.txt\"",
+        "table = [{ prefix = \"10.0.0.0/8\", port = \"a\" }, { prefix = \"10.0.0.0/8\", port = \"b\" }]",
+    );
+    for config in [by_file, by_table] {
+        let folder = Folder::new();
+        folder.write("routes.txt", "10.0.0.0/8 port a\n10.0.0.0/8 port b\n");
+        let flow = |port: u16| frame().ipv4([192, 0, 2, 1].into(), [10, 1, 2, 3].into()).udp(port, 53).build();
+        let frames: Vec<Vec<u8>> = (0..400).map(|number| flow(number % 200)).collect();
+        folder.capture("in.pcap", &frames);
+        assert_good(&folder.run(&config));
+        for name in ["a.pcap", "b.pcap"] {
+            let sent = frames_of(&folder.file(name));
+            assert!((120..=280).contains(&sent.len()), "{name}: {} of 400", sent.len());
+            // Both frames of a flow, or none: the second half is the first again.
+            let (first, second) = sent.split_at(sent.len() / 2);
+            assert!(first == second, "{name}");
+        }
+    }
+}
+
+#[test]
 fn every_bad_line_is_told_with_its_number() {
     let folder = Folder::new();
     folder.capture::<&[u8]>("in.pcap", []);

@@ -52,6 +52,8 @@ struct Group {
     first: u32,
     /// One below the number of buckets, which is a power of two.
     mask: u32,
+    /// Where there is no other: the path.
+    only: Path,
 }
 
 impl Paths {
@@ -65,6 +67,11 @@ impl Paths {
         self.names.push(name.to_owned());
         self.numbers.insert(name.to_owned(), number);
         number
+    }
+
+    /// Whether flows are told apart anywhere.
+    pub(super) fn split(&self) -> bool {
+        self.groups.iter().any(|group| group.mask > 0)
     }
 
     /// Whether a path drops.
@@ -91,7 +98,8 @@ impl Paths {
             }
         }
         let group = self.groups.len() as u32;
-        self.groups.push(Group { first, mask: self.buckets.len() as u32 - first - 1 });
+        let only = self.paths[self.buckets[first as usize] as usize];
+        self.groups.push(Group { first, mask: self.buckets.len() as u32 - first - 1, only });
         self.known.insert(members.to_vec(), group);
         group
     }
@@ -99,7 +107,7 @@ impl Paths {
     /// The number of the path that a flow takes; `None`: there is no such group.
     #[inline]
     pub(super) fn number(&self, group: u32, flow_hash: u32) -> Option<u32> {
-        let Group { first, mask } = *self.groups.get(group as usize)?;
+        let Group { first, mask, .. } = *self.groups.get(group as usize)?;
         // The hash may have been used to choose the worker: mixed, its low bits are no longer the same for all here.
         let bucket = (flow_hash.wrapping_mul(0x9e37_79b1) >> 24) & mask;
         self.buckets.get((first + bucket) as usize).copied()
@@ -108,12 +116,15 @@ impl Paths {
     /// The path that a flow takes; `None`: there is no such group.
     #[inline]
     pub(super) fn choose(&self, group: u32, flow_hash: u32) -> Option<Path> {
-        self.paths.get(self.number(group, flow_hash)? as usize).copied()
+        match self.groups.get(group as usize)? {
+            Group { mask: 0, only, .. } => Some(*only),
+            _ => self.paths.get(self.number(group, flow_hash)? as usize).copied(),
+        }
     }
 
     /// How many paths a group has.
     pub(super) fn members(&self, group: u32) -> usize {
-        let Some(Group { first, mask }) = self.groups.get(group as usize) else { return 0 };
+        let Some(Group { first, mask, .. }) = self.groups.get(group as usize) else { return 0 };
         let mut all = self.buckets[*first as usize..=(first + mask) as usize].to_vec();
         all.sort_unstable();
         all.dedup();

@@ -50,7 +50,7 @@ struct Node<const FAN: usize>([AtomicU32; FAN]);
 
 /// What is looked up in. `SLOTS` and `FAN` are powers of two.
 pub(super) struct Cells<const SLOTS: usize, const FAN: usize> {
-    first: Box<[AtomicU32]>,
+    first: Box<[AtomicU32; SLOTS]>,
     nodes: Box<[OnceLock<Box<[Node<FAN>]>>]>,
     default: AtomicU32,
 }
@@ -74,7 +74,11 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
     const NODE_BITS: u32 = FAN.ilog2();
 
     fn new() -> Self {
-        Self { first: zeroed(SLOTS), nodes: (0..CHUNKS).map(|_| OnceLock::new()).collect(), default: AtomicU32::new(0) }
+        Self {
+            first: boxed(zeroed(SLOTS)),
+            nodes: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
+            default: AtomicU32::new(0),
+        }
     }
 
     #[inline]
@@ -92,6 +96,7 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
     /// waits for their cache misses at the same time.
     #[inline]
     pub(super) fn lookup_batch<A: Copy>(&self, addresses: &[A], values: &mut [u32], left: impl Fn(A) -> u128) {
+        let default = self.default.load(Ordering::Relaxed);
         for (addresses, values) in addresses.chunks(WAYS).zip(values.chunks_mut(WAYS)) {
             let mut pending = 0;
             for (address, entry) in addresses.iter().zip(values.iter_mut()) {
@@ -110,7 +115,7 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
                 shift += Self::NODE_BITS;
             }
             for (_, entry) in addresses.iter().zip(values.iter_mut()) {
-                *entry = self.or_default(*entry).wrapping_sub(1);
+                *entry = if *entry == 0 { default } else { *entry }.wrapping_sub(1);
             }
         }
     }
@@ -118,7 +123,7 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
     #[inline]
     fn first_entry(&self, address: u128) -> u32 {
         let at = (address >> (128 - Self::FIRST_BITS)) as usize & (SLOTS - 1);
-        self.first.get(at).map_or(0, |cell| cell.load(Ordering::Acquire))
+        self.first[at].load(Ordering::Acquire)
     }
 
     /// The cell of a node that the leading bits of `rest` select.
@@ -158,7 +163,7 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
     pub(super) fn with_nodes(most: usize) -> Self {
         Self {
             cells: Arc::new(Cells::new()),
-            first_depths: boxed(vec![0; SLOTS]),
+            first_depths: boxed(vec![0; SLOTS].into()),
             depths: Vec::new(),
             free: Vec::new(),
             retired: VecDeque::new(),
@@ -357,8 +362,8 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
 
 /// An array made from a slice on the heap, never on the stack. The slice comes from `vec![0; N]`, which asks the
 /// allocator for pages that are zero already and are mapped when they are touched.
-fn boxed<T, const N: usize>(slice: Vec<T>) -> Box<[T; N]> {
-    slice.into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!("made with as many elements"))
+fn boxed<T, const N: usize>(slice: Box<[T]>) -> Box<[T; N]> {
+    slice.try_into().unwrap_or_else(|_| unreachable!("made with as many elements"))
 }
 
 /// The leading `len` bits of an address, the others zero.
