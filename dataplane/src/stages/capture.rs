@@ -22,7 +22,8 @@ use sink::{Sink, Tap};
 /// A stage that names it as its `drops` has the packets that it drops written as well, each with `stage.reason` as its
 /// comment. A capture of drops alone needs no packets to pass.
 ///
-/// Workers only copy packets into buffers; a thread of its own writes them. When all buffers are full the packet goes
+/// Workers only copy packets into buffers; a thread of its own writes them, a burst of each worker in turn: in the file packets
+/// of one worker are in order, those of several nearly so. When all buffers of its worker are full the packet goes
 /// on without being written and is counted as `missed`. With `lossless` the worker waits for a buffer instead: right
 /// for offline runs, wrong where packets arrive at their own pace. A capture that fails, as on a full disk, says so at
 /// once and stops writing but not the packets, which are counted as `missed`, and the run ends with the error. Those that
@@ -70,7 +71,7 @@ pub struct Capture {
     rotate_seconds: Option<u64>,
     /// How many files stay when there is one after another; the oldest goes first. Absent: all of them.
     keep: Option<usize>,
-    /// How many packets may wait to be written: 1 to 65,536. Workers share them out evenly, and each has one at least.
+    /// How many packets of each worker may wait to be written: 1 to 65,536.
     #[serde(default = "buffers")]
     buffers: usize,
     /// Whether a worker waits when all buffers are full, instead of leaving the packet out.
@@ -196,8 +197,7 @@ impl Stage for Capture {
             max_bytes: self.max_bytes.unwrap_or(u64::MAX),
             rotation,
         };
-        let (_, workers) = setup.worker();
-        self.tap = Some(setup.shared(|_| Sink::start(spec))?.join(workers));
+        self.tap = Some(setup.shared(|_| Sink::start(spec))?.join());
         Ok(())
     }
 

@@ -76,6 +76,11 @@ pub(super) fn ring(buffers: usize, snaplen: u16) -> (Inlet, Outlet) {
 }
 
 impl Inlet {
+    /// Whether there is no writer any more.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.full.is_abandoned()
+    }
+
     /// Makes frames of as many of these packets as there are buffers for, and hands them over all at once. Returns how many.
     #[inline]
     pub(super) fn put<P>(

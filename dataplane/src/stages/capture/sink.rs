@@ -17,6 +17,9 @@ use crate::pipeline::Problem;
 /// How long the writer rests when there is nothing to write.
 const REST: Duration = Duration::from_millis(1);
 
+/// Bursts of each ring that are written before somebody who reads along sees them.
+const TURNS: usize = 256;
+
 /// How long after a failure a capture of several files tries the next one: twice as long with each that fails, up to the
 /// second of them.
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
@@ -85,9 +88,9 @@ impl Sink {
         Ok(Self { shared, snaplen, buffers, users: AtomicUsize::new(0), writer: Mutex::new(Some(writer)) })
     }
 
-    /// One more stage writes, of so many: it has its share of the buffers.
-    pub(super) fn join(self: Arc<Self>, stages: usize) -> Tap {
-        let (inlet, outlet) = ring(self.buffers.div_ceil(stages), self.snaplen);
+    /// One more stage writes.
+    pub(super) fn join(self: Arc<Self>) -> Tap {
+        let (inlet, outlet) = ring(self.buffers, self.snaplen);
         self.shared.joined.lock().unwrap_or_else(PoisonError::into_inner).push(outlet);
         self.users.fetch_add(1, Ordering::Relaxed);
         Tap { sink: self, inlet }
@@ -131,7 +134,7 @@ impl Tap {
             OPEN => loop {
                 taken += self.inlet.put(&mut packets, &mut frame) as u64;
                 // The writer empties the ring even when the file has failed, so this ends.
-                if packets.len() == 0 || !wait {
+                if packets.len() == 0 || !wait || self.inlet.is_abandoned() {
                     break;
                 }
                 thread::yield_now();
@@ -190,9 +193,13 @@ fn drain(shared: &Shared, spec: &Spec) -> Result<()> {
     loop {
         let stopped = shared.stop.load(Ordering::Acquire);
         outlets.append(&mut shared.joined.lock().unwrap_or_else(PoisonError::into_inner));
-        // In turns, a burst of each.
+        // In turns, a burst of each. The rest of this loop is not put off for ever.
         let mut take = |outlet: &mut Outlet| outlet.take(|frame| faults.write(&mut files, frame));
-        while outlets.iter_mut().map(&mut take).sum::<usize>() > 0 {}
+        let mut turns = 0;
+        let mut take_all = || outlets.iter_mut().map(&mut take).sum::<usize>() > 0;
+        while take_all() && (stopped || turns < TURNS) {
+            turns += 1;
+        }
         // What was offered before the stop has been seen by now.
         if stopped {
             break;
@@ -207,7 +214,9 @@ fn drain(shared: &Shared, spec: &Spec) -> Result<()> {
                 Err(error) => faults.fail(&mut files, error),
             }
         }
-        thread::park_timeout(REST);
+        if turns < TURNS {
+            thread::park_timeout(REST);
+        }
     }
     let missed = shared.missed.load(Ordering::Relaxed);
     let empty = faults.first.is_ok() && shared.complete.load(Ordering::Relaxed);
