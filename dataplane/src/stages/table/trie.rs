@@ -96,26 +96,32 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
     /// waits for their cache misses at the same time.
     #[inline]
     pub(super) fn lookup_batch<A: Copy>(&self, addresses: &[A], values: &mut [u32], left: impl Fn(A) -> u128) {
-        let default = self.default.load(Ordering::Relaxed);
-        for (addresses, values) in addresses.chunks(WAYS).zip(values.chunks_mut(WAYS)) {
-            let mut pending = 0;
-            for (address, entry) in addresses.iter().zip(values.iter_mut()) {
-                *entry = self.first_entry(left(*address));
-                pending |= *entry;
-            }
-            let mut shift = Self::FIRST_BITS;
-            while pending & NODE != 0 {
-                pending = 0;
+        loop {
+            let default = self.default.load(Ordering::Acquire);
+            for (addresses, values) in addresses.chunks(WAYS).zip(values.chunks_mut(WAYS)) {
+                let mut pending = 0;
                 for (address, entry) in addresses.iter().zip(values.iter_mut()) {
-                    if *entry & NODE != 0 {
-                        *entry = self.node_entry(*entry, left(*address) << shift);
-                        pending |= *entry;
-                    }
+                    *entry = self.first_entry(left(*address));
+                    pending |= *entry;
                 }
-                shift += Self::NODE_BITS;
+                let mut shift = Self::FIRST_BITS;
+                while pending & NODE != 0 {
+                    pending = 0;
+                    for (address, entry) in addresses.iter().zip(values.iter_mut()) {
+                        if *entry & NODE != 0 {
+                            *entry = self.node_entry(*entry, left(*address) << shift);
+                            pending |= *entry;
+                        }
+                    }
+                    shift += Self::NODE_BITS;
+                }
+                for (_, entry) in addresses.iter().zip(values.iter_mut()) {
+                    *entry = if *entry == 0 { default } else { *entry }.wrapping_sub(1);
+                }
             }
-            for (_, entry) in addresses.iter().zip(values.iter_mut()) {
-                *entry = if *entry == 0 { default } else { *entry }.wrapping_sub(1);
+            // A table that had no default before and no cell after may have had either at all times.
+            if self.default.load(Ordering::Acquire) == default {
+                return;
             }
         }
     }
@@ -135,7 +141,7 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
 
     #[inline]
     fn or_default(&self, entry: u32) -> u32 {
-        if entry == 0 { self.default.load(Ordering::Relaxed) } else { entry }
+        if entry == 0 { self.default.load(Ordering::Acquire) } else { entry }
     }
 
     #[inline]
@@ -305,7 +311,7 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
     /// that lead to it.
     fn paint(&mut self, key: u128, len: u8, cell: Cell) -> Vec<(Place, u32)> {
         if len == 0 {
-            self.cells.default.store(cell.entry, Ordering::Relaxed);
+            self.cells.default.store(cell.entry, Ordering::Release);
             return Vec::new();
         }
         let (bits, mut path) = (u32::from(len), Vec::new());
