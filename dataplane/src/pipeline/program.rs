@@ -117,6 +117,8 @@ impl Program {
             "set timestamps = \"device\" in [runtime]"
         } else if missing.intersects(Facts::EGRESS | Facts::NEXT_HOP) {
             "put a stage with use = \"route\" before it, or name the port"
+        } else if missing.contains(Facts::FLOW_HASH) {
+            "put a stage with use = \"parse\" before it; a stage of your own says in `needs` that it may need the hash before it is prepared"
         } else {
             "put a stage that sets it before it"
         };

@@ -68,7 +68,7 @@ impl Stage for Parse {
     }
 
     fn sets(&self) -> Facts {
-        Facts::HEADERS | Facts::FLOW_HASH
+        if self.unhashed { Facts::HEADERS } else { Facts::HEADERS | Facts::FLOW_HASH }
     }
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
@@ -232,8 +232,13 @@ mod tests {
     use crate::header::{ether_type, ipv4};
     use crate::testing::{Fate, Harness, frame};
 
+    /// With the hash of the flow.
+    fn hashing() -> Harness {
+        Harness::builder().wanting(Facts::FLOW_HASH).build::<Parse>("").unwrap()
+    }
+
     fn parse(bytes: &[u8]) -> crate::testing::Outcome {
-        Harness::from_toml::<Parse>("").unwrap().run_one(bytes)
+        hashing().run_one(bytes)
     }
 
     fn v4() -> Frame<'static> {
@@ -321,8 +326,17 @@ mod tests {
     }
 
     #[test]
+    fn a_hash_that_nobody_needs_is_not_made_and_not_promised() {
+        let bytes = v4().udp(1, 2).build();
+        assert_eq!(Harness::from_toml::<Parse>("").unwrap().run_one(&bytes).meta.flow_hash, 0);
+        assert_ne!(parse(&bytes).meta.flow_hash, 0);
+        let unhashed = Parse { unhashed: true, ..Parse::default() };
+        assert_eq!((unhashed.sets(), Parse::default().sets()), (Facts::HEADERS, Facts::HEADERS | Facts::FLOW_HASH));
+    }
+
+    #[test]
     fn flows_spread() {
-        let mut harness = Harness::from_toml::<Parse>("").unwrap();
+        let mut harness = hashing();
         let hash = |harness: &mut Harness, bytes: &[u8]| harness.run_one(bytes).meta.flow_hash;
         // Neighbouring addresses and ports, whose sums are equal, and the same numbers in another place.
         let mut hashes = HashSet::new();

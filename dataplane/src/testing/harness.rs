@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use crate::clock::{ClockSource, Stamp};
 use crate::mem::{Batch, Edge, Fate as Label, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout};
-use crate::pipeline::{Ctx, PortInfo, Problem, Reloads, Resources, Setup, Stage};
+use crate::pipeline::{Ctx, Facts, PortInfo, Problem, Reloads, Resources, Setup, Stage};
 use crate::testing::port;
 use crate::units::Nanos;
 
@@ -58,6 +58,7 @@ pub struct HarnessBuilder {
     folder: PathBuf,
     before: Vec<Box<dyn Stage>>,
     ingress: u8,
+    wanted: Facts,
 }
 
 impl Harness {
@@ -68,6 +69,7 @@ impl Harness {
             folder: PathBuf::new(),
             before: Vec::new(),
             ingress: 0,
+            wanted: Facts::empty(),
         }
     }
 
@@ -219,6 +221,13 @@ impl HarnessBuilder {
         self
     }
 
+    /// What stages behind it need to know of packets.
+    #[must_use]
+    pub fn wanting(mut self, facts: Facts) -> Self {
+        self.wanted |= facts;
+        self
+    }
+
     /// Makes and prepares the stage.
     ///
     /// # Errors
@@ -233,10 +242,11 @@ impl HarnessBuilder {
     /// # Errors
     /// What [`Stage::prepare`] says.
     pub fn build_from<S: Stage + 'static>(self, stage: S) -> Result<Harness, Problem> {
-        let Self { ports, folder, before, ingress } = self;
+        let Self { ports, folder, before, ingress, wanted } = self;
         let mut resources = Resources::new(ports, &folder);
         let mut stage: Box<dyn Stage> = Box::new(stage);
         let mut before = before;
+        resources.wanted = before.iter().chain([&stage]).map(|stage| stage.needs()).fold(wanted, |all, it| all | it);
         for stage in before.iter_mut().chain([&mut stage]) {
             let problems = Setup::new(&mut resources, "under_test", 0, 1).prepare(&mut **stage);
             problems.into_iter().next().map_or(Ok(()), Err)?;

@@ -18,7 +18,7 @@ const PROTOCOL: u8 = 200;
 const SECOND: u64 = 1_000_000_000;
 
 fn bench(parameters: &str) -> Harness {
-    Harness::builder().after(Parse::default()).build::<Reassemble>(parameters).unwrap()
+    Harness::builder().wanting(Facts::FLOW_HASH).after(Parse::default()).build::<Reassemble>(parameters).unwrap()
 }
 
 /// A part of a datagram of one of two families.
@@ -209,7 +209,7 @@ proptest! {
 
 /// A frame as `parse` leaves it.
 fn known(frame: &[u8]) -> Outcome {
-    Harness::from_toml::<Parse>("").unwrap().run_one(frame)
+    Harness::builder().wanting(Facts::FLOW_HASH).build::<Parse>("").unwrap().run_one(frame)
 }
 
 fn facts(outcome: &Outcome) -> (u16, u16, u16, u8, u8, u32) {
