@@ -15,12 +15,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use zerocopy::FromZeros;
-
 use super::{MAX_VALUE, TableError, zeroed};
 
 /// In a cell: the other bits are the number of a node. Without: they are a value plus one, or 0 for none.
 const NODE: u32 = 1 << 31;
+
+/// The cell of a node that is not there.
+static NOTHING: AtomicU32 = AtomicU32::new(0);
 
 /// How many lookups of a batch are under way at once.
 const WAYS: usize = 32;
@@ -37,21 +38,42 @@ struct Cell {
     depth: u8,
 }
 
-/// How many nodes are allocated at once. Pages of them that are not used are not mapped.
-const CHUNK: usize = 1 << 12;
+/// Bytes of nodes that are allocated at once: most of them lie in whole huge pages. Pages that are not used are not mapped.
+const CHUNK_BYTES: usize = 32 << 20;
 
-/// The most chunks: 16,777,216 nodes, one for every cell of the first level of IPv4.
-const CHUNKS: usize = 1 << 12;
+/// The most nodes: one for every cell of the first level of IPv4.
+const NODES: usize = 1 << 24;
 
-/// A cache line or several.
-#[derive(FromZeros)]
-#[repr(C, align(64))]
-struct Node<const FAN: usize>([AtomicU32; FAN]);
+const LINE: usize = 64 / size_of::<AtomicU32>();
+
+/// Nodes, each of which is a cache line or several.
+struct Chunk<const FAN: usize> {
+    cells: Box<[AtomicU32]>,
+    /// Where the first line begins.
+    first: usize,
+}
+
+impl<const FAN: usize> Chunk<FAN> {
+    const NODES: usize = CHUNK_BYTES / (FAN * size_of::<AtomicU32>());
+
+    fn new() -> Self {
+        // Aligned by hand: of memory that is to be aligned otherwise the allocator writes the zeros itself, and so maps it all,
+        // before it is advised to use huge pages.
+        let cells: Box<[AtomicU32]> = zeroed(Self::NODES * FAN + LINE);
+        let first = cells.as_ptr().align_offset(64).min(LINE);
+        Self { cells, first }
+    }
+
+    #[inline]
+    fn node(&self, node: usize) -> Option<&[AtomicU32; FAN]> {
+        self.cells.get(self.first + node * FAN..)?.first_chunk()
+    }
+}
 
 /// What is looked up in. `SLOTS` and `FAN` are powers of two.
 pub(super) struct Cells<const SLOTS: usize, const FAN: usize> {
     first: Box<[AtomicU32; SLOTS]>,
-    nodes: Box<[OnceLock<Box<[Node<FAN>]>>]>,
+    nodes: Box<[OnceLock<Chunk<FAN>>]>,
     default: AtomicU32,
 }
 
@@ -74,9 +96,11 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
     const NODE_BITS: u32 = FAN.ilog2();
 
     fn new() -> Self {
+        // What selects a cell of a node lies in one half of an address.
+        const { assert!(Self::FIRST_BITS.is_multiple_of(Self::NODE_BITS) && 64 % Self::NODE_BITS == 0) };
         Self {
             first: boxed(zeroed(SLOTS)),
-            nodes: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
+            nodes: (0..NODES / Chunk::<FAN>::NODES).map(|_| OnceLock::new()).collect(),
             default: AtomicU32::new(0),
         }
     }
@@ -106,10 +130,20 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
                 }
                 let mut shift = Self::FIRST_BITS;
                 while pending & NODE != 0 {
-                    pending = 0;
-                    for (address, entry) in addresses.iter().zip(values.iter_mut()) {
+                    // First where the cells are, then what they say: so all these loads are under way at once.
+                    let mut cells = [&NOTHING; WAYS];
+                    let down = 64 - Self::NODE_BITS - shift % 64;
+                    for ((address, entry), cell) in addresses.iter().zip(values.iter()).zip(&mut cells) {
                         if *entry & NODE != 0 {
-                            *entry = self.node_entry(*entry, left(*address) << shift);
+                            let half = if shift < 64 { left(*address) >> 64 } else { left(*address) } as u64;
+                            let node = self.node((entry & !NODE) as usize);
+                            *cell = node.map_or(&NOTHING, |node| &node[(half >> down) as usize & (FAN - 1)]);
+                        }
+                    }
+                    pending = 0;
+                    for (entry, cell) in values.iter_mut().zip(cells) {
+                        if *entry & NODE != 0 {
+                            *entry = cell.load(Ordering::Acquire);
                             pending |= *entry;
                         }
                     }
@@ -136,7 +170,7 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
     #[inline]
     fn node_entry(&self, entry: u32, rest: u128) -> u32 {
         let at = (rest >> (128 - Self::NODE_BITS)) as usize & (FAN - 1);
-        self.node((entry & !NODE) as usize).map_or(0, |node| node.0[at].load(Ordering::Acquire))
+        self.node((entry & !NODE) as usize).map_or(0, |node| node[at].load(Ordering::Acquire))
     }
 
     #[inline]
@@ -145,14 +179,14 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
     }
 
     #[inline]
-    fn node(&self, node: usize) -> Option<&Node<FAN>> {
-        self.nodes.get(node / CHUNK)?.get()?.get(node % CHUNK)
+    fn node(&self, node: usize) -> Option<&[AtomicU32; FAN]> {
+        self.nodes.get(node / Chunk::<FAN>::NODES)?.get()?.node(node % Chunk::<FAN>::NODES)
     }
 
     fn place(&self, place: Place) -> Option<&AtomicU32> {
         match place {
             Place::First(slot) => self.first.get(slot),
-            Place::Node(node, at) => self.node(node)?.0.get(at),
+            Place::Node(node, at) => self.node(node)?.get(at),
         }
     }
 }
@@ -162,7 +196,7 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
     const NODE_BITS: u32 = FAN.ilog2();
 
     pub(super) fn new() -> Self {
-        Self::with_nodes(CHUNK * CHUNKS)
+        Self::with_nodes(NODES)
     }
 
     /// A trie of at most so many nodes.
@@ -174,7 +208,7 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
             free: Vec::new(),
             retired: VecDeque::new(),
             time: 0,
-            most: most.min(CHUNK * CHUNKS),
+            most: most.min(NODES),
             rules: HashMap::new(),
         }
     }
@@ -297,10 +331,10 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
             self.depths.len() - 1
         });
         // `insert` has seen to it that there is room.
-        if let Some(chunk) = self.cells.nodes.get(node / CHUNK) {
-            let chunk = chunk.get_or_init(|| zeroed(CHUNK));
-            chunk[node % CHUNK].0.iter().for_each(|cell| cell.store(entry, Ordering::Relaxed));
+        if let Some(chunk) = self.cells.nodes.get(node / Chunk::<FAN>::NODES) {
+            chunk.get_or_init(Chunk::new);
         }
+        self.cells.node(node).into_iter().flatten().for_each(|cell| cell.store(entry, Ordering::Relaxed));
         self.depths[node] = [depth; FAN];
         self.set(place, Cell { entry: NODE | node as u32, depth: 0 });
         node
