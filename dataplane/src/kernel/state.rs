@@ -36,8 +36,8 @@ pub(super) struct State {
     addresses: Vec<Address>,
     /// Something may have changed that was not told.
     doubt: bool,
-    /// Neighbours were not taken, as there were too many.
-    left_out: bool,
+    /// How many neighbours there were when one was not taken. There may be fewer than can be: a place must be near to where it hashes.
+    left_out: Option<usize>,
     warned: HashSet<&'static str>,
 }
 
@@ -54,7 +54,7 @@ impl State {
             rib: Rib::default(),
             addresses: Vec::new(),
             doubt: false,
-            left_out: false,
+            left_out: None,
             warned: HashSet::new(),
         }
     }
@@ -70,7 +70,7 @@ impl State {
 
     /// Whether neighbours that were not taken may have room now, and are to be read anew; asked, it is forgotten.
     pub(super) fn take_left_out(&mut self) -> bool {
-        self.left_out && self.writer.has_room() && std::mem::take(&mut self.left_out)
+        self.left_out.take_if(|then| self.writer.neighbors_known() < *then).is_some()
     }
 
     pub(super) fn publish(&mut self) {
@@ -228,7 +228,7 @@ impl State {
         match self.writer.set_neighbor(hop, neighbor.resolved, mark) {
             Ok(()) => self.tables.add(Count::Changes, 1),
             Err(refused) => {
-                self.left_out = true;
+                self.left_out = Some(self.writer.neighbors_known());
                 self.tables.add(Count::Refused, 1);
                 self.warn("neighbors", format!("{} is not taken: {refused}", neighbor.address));
             }

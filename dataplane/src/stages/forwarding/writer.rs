@@ -247,11 +247,6 @@ impl Writer {
         self.neighbors.len()
     }
 
-    /// Whether there may be more neighbours.
-    pub fn has_room(&self) -> bool {
-        self.neighbors.len() < neighbors::MOST
-    }
-
     /// Workers are to tell again when they need a neighbour that is not resolved: to be called once a second or so.
     pub fn watch_unresolved(&self) {
         self.neighbors.watch_unresolved();
