@@ -11,6 +11,8 @@ const MAP_CREATE: u32 = 0;
 const MAP_UPDATE_ELEM: u32 = 2;
 const MAP_DELETE_ELEM: u32 = 3;
 const PROG_LOAD: u32 = 5;
+/// How often a program is offered to a kernel that breaks its check off, as it does when a signal comes meanwhile.
+const ATTEMPTS: usize = 5;
 #[cfg(test)]
 const PROG_TEST_RUN: u32 = 10;
 const OBJ_GET_INFO_BY_FD: u32 = 15;
@@ -175,8 +177,14 @@ impl Program {
             interface,
             attach_type: ATTACH_TYPE_XDP,
         };
-        // SAFETY: laid out as the anonymous structure of BPF_PROG_LOAD; code and licence outlive the call.
-        unsafe { open(PROG_LOAD, &mut load).map(Self) }
+        let mut attempt = 1;
+        loop {
+            // SAFETY: laid out as the anonymous structure of BPF_PROG_LOAD; code and licence outlive the call.
+            match unsafe { open(PROG_LOAD, &mut load) } {
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && attempt < ATTEMPTS => attempt += 1,
+                loaded => return loaded.map(Self),
+            }
+        }
     }
 
     /// Attaches it to an interface, until the result is dropped or the process ends, however it does.
