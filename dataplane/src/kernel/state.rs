@@ -36,7 +36,8 @@ pub(super) struct State {
     addresses: Vec<Address>,
     /// Something may have changed that was not told.
     doubt: bool,
-    /// How many neighbours there were when one was not taken. There may be fewer than can be: a place must be near to where it hashes.
+    /// How many neighbours there were when one was not taken. That may be fewer than there can be, as its place must be near to
+    /// where it hashes.
     left_out: Option<usize>,
     warned: HashSet<&'static str>,
 }

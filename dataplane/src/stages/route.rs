@@ -291,41 +291,33 @@ impl Stage for Route {
             |v4, out| routes.v4.lookup_batch(v4, out),
             |v6, out| routes.v6.lookup_batch(v6, out),
         );
-        let settle = |packet: &mut Packet<'_>, found: u32, martian: bool| match routes
-            .paths
-            .choose(found, packet.meta().flow_hash)
-        {
-            Some(path) => match path.fate {
-                End::Forward if martian => packet.drop(MARTIAN),
-                End::Forward => {
-                    let meta = packet.meta_mut();
-                    (meta.egress, meta.next_hop) = (path.egress, path.next_hop);
-                }
-                End::Drop => packet.drop(BLACKHOLE),
-                End::Local => packet.steer(LOCAL),
-            },
-            None => packet.steer(NO_ROUTE),
-        };
-        if usual {
-            for (mut packet, found) in batch.iter_mut().zip(&self.scratch.found) {
-                settle(&mut packet, *found, false);
-            }
-            return;
-        }
         for ((mut packet, found), martian) in batch.iter_mut().zip(&self.scratch.found).zip(&self.scratch.martian) {
-            if *found == NOT_IP {
-                packet.drop(Reason::Unsupported);
-                continue;
+            if !usual {
+                if *found == NOT_IP {
+                    packet.drop(Reason::Unsupported);
+                    continue;
+                }
+                if station.is_some_and(|own| station_of(&packet) != own) {
+                    packet.drop(NOT_FOR_US);
+                    continue;
+                }
+                if is_tagged(&packet) {
+                    packet.drop(TAGGED);
+                    continue;
+                }
             }
-            if station.is_some_and(|own| station_of(&packet) != own) {
-                packet.drop(NOT_FOR_US);
-                continue;
+            match routes.paths.choose(*found, packet.meta().flow_hash) {
+                Some(path) => match path.fate {
+                    End::Forward if *martian => packet.drop(MARTIAN),
+                    End::Forward => {
+                        let meta = packet.meta_mut();
+                        (meta.egress, meta.next_hop) = (path.egress, path.next_hop);
+                    }
+                    End::Drop => packet.drop(BLACKHOLE),
+                    End::Local => packet.steer(LOCAL),
+                },
+                None => packet.steer(NO_ROUTE),
             }
-            if is_tagged(&packet) {
-                packet.drop(TAGGED);
-                continue;
-            }
-            settle(&mut packet, *found, *martian);
         }
     }
 
@@ -426,10 +418,31 @@ impl Route {
             ),
             None => self.scratch.look_up(batch, Some(own), |_, found| found.fill(MISS), |_, found| found.fill(MISS)),
         };
-        let settle = |packet: &mut Packet<'_>, found: u32, martian: bool| {
-            let path = reader.path(found, packet.meta().flow_hash);
+        for ((mut packet, found), martian) in batch.iter_mut().zip(&self.scratch.found).zip(&self.scratch.martian) {
+            if !usual {
+                if *found == NOT_IP {
+                    packet.drop(Reason::Unsupported);
+                    continue;
+                }
+                let station = station_of(&packet);
+                if station != own {
+                    // To a group of stations (RFC 1812, section 5.3.4): for this host perhaps, but not to be sent on.
+                    if station.is_multicast() {
+                        packet.steer(LOCAL)
+                    } else {
+                        packet.drop(NOT_FOR_US)
+                    }
+                    continue;
+                }
+                // It came by another interface, on top of the port.
+                if is_tagged(&packet) {
+                    packet.steer(LOCAL);
+                    continue;
+                }
+            }
+            let path = reader.path(*found, packet.meta().flow_hash);
             match path.map(|path| path.kind) {
-                Some(Fate::Forward) if martian => packet.drop(MARTIAN),
+                Some(Fate::Forward) if *martian => packet.drop(MARTIAN),
                 Some(Fate::Forward) => {
                     let meta = packet.meta_mut();
                     (meta.egress, meta.next_hop) = path.map_or((0, 0), |path| (path.egress, path.next_hop));
@@ -440,34 +453,6 @@ impl Route {
                 Some(Fate::Prohibit) => packet.steer(PROHIBITED),
                 Some(Fate::Throw) | None => packet.steer(NO_ROUTE),
             }
-        };
-        if usual {
-            for (mut packet, found) in batch.iter_mut().zip(&self.scratch.found) {
-                settle(&mut packet, *found, false);
-            }
-            return;
-        }
-        for ((mut packet, found), martian) in batch.iter_mut().zip(&self.scratch.found).zip(&self.scratch.martian) {
-            if *found == NOT_IP {
-                packet.drop(Reason::Unsupported);
-                continue;
-            }
-            let station = station_of(&packet);
-            if station != own {
-                // To a group of stations (RFC 1812, section 5.3.4): for this host perhaps, but not to be sent on.
-                if station.is_multicast() {
-                    packet.steer(LOCAL)
-                } else {
-                    packet.drop(NOT_FOR_US)
-                }
-                continue;
-            }
-            // It came by another interface, on top of the port.
-            if is_tagged(&packet) {
-                packet.steer(LOCAL);
-                continue;
-            }
-            settle(&mut packet, *found, *martian);
         }
     }
 }

@@ -15,7 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::{MAX_VALUE, TableError, zeroed};
+use super::{MAX_VALUE, MISS, TableError, zeroed};
 
 /// In a cell: the other bits are the number of a node. Without: they are a value plus one, or 0 for none.
 const NODE: u32 = 1 << 31;
@@ -107,13 +107,9 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
 
     #[inline]
     pub(super) fn lookup(&self, address: u128) -> Option<u32> {
-        let mut entry = self.first_entry(address);
-        let mut rest = address << Self::FIRST_BITS;
-        while entry & NODE != 0 {
-            entry = self.node_entry(entry, rest);
-            rest <<= Self::NODE_BITS;
-        }
-        self.or_default(entry).checked_sub(1)
+        let mut value = [MISS];
+        self.lookup_batch(&[address], &mut value, |address| address);
+        (value[0] != MISS).then_some(value[0])
     }
 
     /// Looks up as many addresses as both slices have. All go down level by level together, so that the processor
@@ -123,32 +119,7 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
         loop {
             let default = self.default.load(Ordering::Acquire);
             for (addresses, values) in addresses.chunks(WAYS).zip(values.chunks_mut(WAYS)) {
-                let mut pending = 0;
-                for (address, entry) in addresses.iter().zip(values.iter_mut()) {
-                    *entry = self.first_entry(left(*address));
-                    pending |= *entry;
-                }
-                let mut shift = Self::FIRST_BITS;
-                while pending & NODE != 0 {
-                    // First where the cells are, then what they say: so all these loads are under way at once.
-                    let mut cells = [&NOTHING; WAYS];
-                    let down = 64 - Self::NODE_BITS - shift % 64;
-                    for ((address, entry), cell) in addresses.iter().zip(values.iter()).zip(&mut cells) {
-                        if *entry & NODE != 0 {
-                            let half = if shift < 64 { left(*address) >> 64 } else { left(*address) } as u64;
-                            let node = self.node((entry & !NODE) as usize);
-                            *cell = node.map_or(&NOTHING, |node| &node[(half >> down) as usize & (FAN - 1)]);
-                        }
-                    }
-                    pending = 0;
-                    for (entry, cell) in values.iter_mut().zip(cells) {
-                        if *entry & NODE != 0 {
-                            *entry = cell.load(Ordering::Acquire);
-                            pending |= *entry;
-                        }
-                    }
-                    shift += Self::NODE_BITS;
-                }
+                self.descend(addresses, values, &left);
                 for (_, entry) in addresses.iter().zip(values.iter_mut()) {
                     *entry = if *entry == 0 { default } else { *entry }.wrapping_sub(1);
                 }
@@ -160,22 +131,36 @@ impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
         }
     }
 
+    /// What the last cell on the way of each of up to [`WAYS`] addresses says.
     #[inline]
-    fn first_entry(&self, address: u128) -> u32 {
-        let at = (address >> (128 - Self::FIRST_BITS)) as usize & (SLOTS - 1);
-        self.first[at].load(Ordering::Acquire)
-    }
-
-    /// The cell of a node that the leading bits of `rest` select.
-    #[inline]
-    fn node_entry(&self, entry: u32, rest: u128) -> u32 {
-        let at = (rest >> (128 - Self::NODE_BITS)) as usize & (FAN - 1);
-        self.node((entry & !NODE) as usize).map_or(0, |node| node[at].load(Ordering::Acquire))
-    }
-
-    #[inline]
-    fn or_default(&self, entry: u32) -> u32 {
-        if entry == 0 { self.default.load(Ordering::Acquire) } else { entry }
+    fn descend<A: Copy>(&self, addresses: &[A], entries: &mut [u32], left: impl Fn(A) -> u128) {
+        let mut pending = 0;
+        for (address, entry) in addresses.iter().zip(entries.iter_mut()) {
+            let at = (left(*address) >> (128 - Self::FIRST_BITS)) as usize & (SLOTS - 1);
+            *entry = self.first[at].load(Ordering::Acquire);
+            pending |= *entry;
+        }
+        let mut shift = Self::FIRST_BITS;
+        while pending & NODE != 0 {
+            // First where the cells are, then what they say: so all these loads are under way at once.
+            let mut cells = [&NOTHING; WAYS];
+            let down = 64 - Self::NODE_BITS - shift % 64;
+            for ((address, entry), cell) in addresses.iter().zip(entries.iter()).zip(&mut cells) {
+                if *entry & NODE != 0 {
+                    let half = if shift < 64 { left(*address) >> 64 } else { left(*address) } as u64;
+                    let node = self.node((entry & !NODE) as usize);
+                    *cell = node.map_or(&NOTHING, |node| &node[(half >> down) as usize & (FAN - 1)]);
+                }
+            }
+            pending = 0;
+            for (entry, cell) in entries.iter_mut().zip(cells) {
+                if *entry & NODE != 0 {
+                    *entry = cell.load(Ordering::Acquire);
+                    pending |= *entry;
+                }
+            }
+            shift += Self::NODE_BITS;
+        }
     }
 
     #[inline]
@@ -400,8 +385,8 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
     }
 }
 
-/// An array made from a slice on the heap, never on the stack. The slice comes from `vec![0; N]`, which asks the
-/// allocator for pages that are zero already and are mapped when they are touched.
+/// An array made from a slice on the heap, never on the stack. The slice is one for which the allocator was asked for pages
+/// that are zero already, and are mapped when they are touched.
 fn boxed<T, const N: usize>(slice: Box<[T]>) -> Box<[T; N]> {
     slice.try_into().unwrap_or_else(|_| unreachable!("made with as many elements"))
 }
