@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 
 use crossbeam_utils::CachePadded;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::timebase::SHIFT;
 use crate::clock::{ClockSource, Timebase};
 use crate::units::{Nanos, Ticks};
 
 /// How much the clock of a device can be trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClockState {
     /// Not at all: its stamps are not used.

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::timebase::SHIFT;
 use crate::clock::{ClockSource, ClockState, DeviceClock, HostClock, Mapping, Timebase};
@@ -104,7 +104,7 @@ impl fmt::Display for ClockFault {
 }
 
 /// What is known of the clock of a device, for a report.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClockReport {
     /// What its stamps count.
     pub source: ClockSource,

@@ -14,6 +14,8 @@ mod peer;
 mod raw;
 mod report;
 mod run;
+mod sample;
+mod snapshot;
 mod soft;
 mod stopwatch;
 mod trace;
@@ -22,4 +24,5 @@ mod worker;
 
 pub use assemble::{Assembly, assemble, assemble_offline};
 pub use run::{Options, Run};
+pub use snapshot::Snapshot;
 pub use trace::{End, Hop, Trace, Tracer};

@@ -2,22 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use crate::clock::{ClockSource, Stamper, Timebase};
+use crate::clock::{ClockSource, Timebase};
 use crate::error::Error;
 use crate::lane::LaneCounters;
 use crate::mem::Reason;
 use crate::pipeline::{NodeCounters, Target};
+use crate::runtime::sample::{Stamps, Times};
 use crate::runtime::stopwatch::Stopwatch;
-use crate::telemetry::{Costs, Latency, Ledger, PortReport, Report, StageReport, Totals, WorkerReport};
+use crate::telemetry::{CostReport, Costs, Ledger, PortReport, Report, StageReport, Totals, WorkerReport};
 use crate::units::Ticks;
 
-/// What one worker leaves behind.
+/// What one worker has done, or has done so far.
 pub(crate) struct Outcome {
     pub(crate) report: WorkerReport,
     pub(crate) lanes: Vec<LaneCounters>,
     pub(crate) stages: Vec<StageReport>,
-    pub(crate) latency: Latency,
-    pub(crate) costs: Option<Costs>,
     /// By lane: how many stamps there were of each clock, and how many of a device were not believed.
     pub(crate) stamps: Vec<(BTreeMap<ClockSource, u64>, u64)>,
     pub(crate) started: Ticks,
@@ -84,11 +83,10 @@ pub(crate) fn ledger(stages: &[StageReport], lanes: &[(&str, &LaneCounters)], he
 }
 
 /// How many stamps a lane took from each clock, and how many of the device's it did not believe.
-pub(crate) fn stamps(stampers: [&Stamper; 2]) -> (BTreeMap<ClockSource, u64>, u64) {
+pub(crate) fn stamps(of: &[Stamps; 2]) -> (BTreeMap<ClockSource, u64>, u64) {
     let (mut stamps, mut implausible) = (BTreeMap::new(), 0);
-    for stamper in stampers {
-        let counts = stamper.counts();
-        for (source, count) in [(stamper.source(), counts.device), (stamper.host_source(), counts.host)] {
+    for Stamps { source, host, counts } in *of {
+        for (source, count) in [(source, counts.device), (host, counts.host)] {
             if count > 0 {
                 *stamps.entry(source).or_default() += count;
             }
@@ -98,8 +96,18 @@ pub(crate) fn stamps(stampers: [&Stamper; 2]) -> (BTreeMap<ClockSource, u64>, u6
     (stamps, implausible)
 }
 
-/// The whole run. `ports` has name, device and the device's own counters.
-pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec<String>, ticks: &Timebase) -> Report {
+/// The whole run. `times` are those of all workers, `ports` has name, device and the device's own counters.
+pub(crate) fn report(
+    outcomes: Vec<Outcome>,
+    times: &Times,
+    ports: Vec<PortReport>,
+    errors: Vec<String>,
+    timebase: &Timebase,
+) -> Report {
+    // One that has not told anything yet has neither.
+    let told = || outcomes.iter().filter(|outcome| outcome.ended > Ticks(0));
+    let first = told().map(|outcome| outcome.started).min();
+    let last = told().map(|outcome| outcome.ended).max();
     let mut report = Report {
         duration_s: 0.0,
         packets: Totals::default(),
@@ -107,14 +115,13 @@ pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec
         rate_mpps: 0.0,
         rate_rx_mpps: 0.0,
         ledger: Ledger::default(),
-        latency_ns: Latency::new().report(),
+        latency_ns: times.latency.report(),
         costs: Vec::new(),
         ports,
         stages: Vec::new(),
         workers: Vec::new(),
         errors,
     };
-    let (mut latency, mut costs) = (Latency::new(), None::<Costs>);
     for outcome in outcomes {
         for (port, lane) in report.ports.iter_mut().zip(&outcome.lanes) {
             add_lane(port, lane);
@@ -129,11 +136,6 @@ pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec
             report.stages.iter_mut().zip(&outcome.stages).for_each(|(sum, stage)| add_stage(sum, stage));
         }
         report.ledger.add(&outcome.report.ledger);
-        latency.add(&outcome.latency);
-        match (&mut costs, outcome.costs) {
-            (Some(sum), Some(costs)) => sum.add(&costs),
-            (sum, costs) => *sum = costs,
-        }
         report.errors.extend(outcome.errors.iter().map(Error::to_string));
         report.errors.extend(outcome.report.error.clone());
         report.workers.push(outcome.report);
@@ -144,19 +146,19 @@ pub(crate) fn report(outcomes: Vec<Outcome>, ports: Vec<PortReport>, errors: Vec
         report.bytes.rx += port.bytes.rx;
         report.bytes.tx += port.bytes.tx;
     }
-    report.latency_ns = latency.report();
-    let stages = report.stages.iter().map(|stage| stage.name.as_str());
-    let per_tick = ticks.nanos(Ticks(1_000_000_000)).0 as f64 / 1e9;
-    report.costs = costs.map_or_else(Vec::new, |costs| costs.report(Stopwatch::parts(stages), per_tick));
+    report.costs = costs(&times.costs, &report.stages, timebase);
+    if let (Some(first), Some(last)) = (first, last) {
+        report.duration_s = timebase.between(first, last).0 as f64 / 1e9;
+    }
+    let rate = |packets: u64| if report.duration_s > 0.0 { packets as f64 / report.duration_s / 1e6 } else { 0.0 };
+    (report.rate_mpps, report.rate_rx_mpps) = (rate(report.packets.tx), rate(report.packets.rx));
     report
 }
 
-/// Sets the duration of the longest worker and the rates that follow from it.
-pub(crate) fn set_duration(report: &mut Report, seconds: f64) {
-    let rate = |packets: u64| if seconds > 0.0 { packets as f64 / seconds / 1e6 } else { 0.0 };
-    report.duration_s = seconds;
-    report.rate_mpps = rate(report.packets.tx);
-    report.rate_rx_mpps = rate(report.packets.rx);
+/// The costs of the parts of a loop with these stages.
+pub(crate) fn costs(costs: &Costs, stages: &[StageReport], timebase: &Timebase) -> Vec<CostReport> {
+    let per_tick = timebase.nanos(Ticks(1_000_000_000)).0 as f64 / 1e9;
+    costs.report(Stopwatch::parts(stages.iter().map(|stage| stage.name.as_str())), per_tick)
 }
 
 fn add_lane(port: &mut PortReport, lane: &LaneCounters) {

@@ -1,6 +1,5 @@
 //! A run: workers on their cores from start to report.
 
-use std::collections::BTreeMap;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -10,18 +9,20 @@ use crate::clock::HostClock;
 use crate::config;
 use crate::error::{Error, Result};
 use crate::kernel::Mirror;
-use crate::lane::{Lane, LaneCounters, LaneSpec};
+use crate::lane::{Lane, LaneSpec};
 use crate::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
-use crate::pipeline::{Graph, Problem, Program, Reloads, Target};
+use crate::pipeline::{Graph, Problem, Program, Reloads};
 use crate::runtime::Assembly;
 use crate::runtime::control::Control;
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::idle::Idle;
 use crate::runtime::report::{self, Outcome};
+use crate::runtime::sample::{self, Facts, Reply, Sample, Shape, Times};
+use crate::runtime::snapshot::{Sampler, Snapshot};
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker::{Counts, Spans, Worker};
 use crate::stages::resolution::Resolver;
-use crate::telemetry::{PortReport, Progress, Report, WorkerReport};
+use crate::telemetry::{PortReport, Progress, Report};
 use crate::topology::pin_current_thread;
 use crate::units::{CoreId, Nanos, NumaNode};
 
@@ -40,7 +41,7 @@ pub struct Options {
 }
 
 /// A worker's thread. It leaves nothing behind when it was never told to go.
-type Thread = JoinHandle<Result<Option<Outcome>>>;
+type Thread = JoinHandle<Result<Option<(Outcome, Times)>>>;
 
 /// A running data plane.
 pub struct Run {
@@ -54,6 +55,7 @@ pub struct Run {
     /// The same.
     _resolver: Option<Resolver>,
     reloads: Arc<Mutex<Reloads>>,
+    sampler: Mutex<Sampler>,
 }
 
 /// What a worker is made from, on its own thread.
@@ -67,6 +69,7 @@ struct Seed {
     ports: Vec<Arc<dyn PortDevice>>,
     control: Arc<Control>,
     clock: HostClock,
+    reply: Reply,
 }
 
 impl Run {
@@ -101,10 +104,12 @@ impl Run {
         let plan = Arc::new(plan);
         let workers = programs.len();
         let (ready, readiness) = mpsc::channel();
-        let mut threads = Vec::new();
+        let (mut threads, mut requests) = (Vec::new(), Vec::new());
         let mut failure = None;
         for (number, program) in programs.into_iter().enumerate() {
             let core = plan.cores[number];
+            let (request, reply) = sample::channel();
+            requests.push(request);
             let seed = Seed {
                 number,
                 workers,
@@ -115,6 +120,7 @@ impl Run {
                 ports: ports.clone(),
                 control: control.clone(),
                 clock: clock.clone(),
+                reply,
             };
             let ready = ready.clone();
             let (go, told) = mpsc::channel();
@@ -130,10 +136,10 @@ impl Run {
         }
         drop(ready);
         // A worker that cannot be set up, or panics, drops its sender without a word.
-        let (mut there, mut unwanted) = (0, false);
+        let (mut there, mut unwanted) = (vec![], false);
         loop {
             match readiness.recv_timeout(GLANCE) {
-                Ok(()) => there += 1,
+                Ok(facts) => there.push(facts),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) if unwanted || !cancelled() => {}
                 Err(RecvTimeoutError::Timeout) => {
@@ -142,7 +148,7 @@ impl Run {
                 }
             }
         }
-        if there < workers || unwanted {
+        if there.len() < workers || unwanted {
             // Those that wait for their peers wait for no run any more.
             control.stop();
             let told = || Error::Topology("stopped before all workers were ready".to_owned());
@@ -157,15 +163,41 @@ impl Run {
             let _ = go.send(());
             thread
         };
+        there.sort_unstable_by_key(|(number, _)| *number);
+        let sampler = Sampler::new(there.into_iter().map(|(_, facts)| facts).zip(requests)).into();
         let threads = threads.into_iter().map(tell).collect();
         let names = plan.ports.iter().map(|port| port.config.name.clone()).collect();
         let (_mirror, _resolver, reloads) = (mirror, resolver, Arc::new(reloads.into()));
-        Ok(Self { control, ports, names, workers: threads, clock, _mirror, _resolver, reloads })
+        Ok(Self { control, ports, names, workers: threads, clock, _mirror, _resolver, reloads, sampler })
     }
 
     /// The sums over all workers, as of a moment ago.
     pub fn progress(&self) -> Progress {
         self.control.progress()
+    }
+
+    /// What the run has done so far: the workers are asked, and asked anew once it was told. To be called until it is:
+    /// they answer when they have gone some hundred times round their loops, which costs them a few microseconds. What is
+    /// told of one that does not within a second is what it said before, and its silence is among the errors.
+    pub fn snapshot(&self) -> Option<Snapshot> {
+        let mut sampler = self.sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        let (outcomes, late) = sampler.poll()?;
+        let (times, timebase) = (sampler.times().clone(), self.clock.timebase());
+        let report = report::report(outcomes, &times, self.port_reports(), late, &timebase);
+        Some(Snapshot::new(report, times, timebase))
+    }
+
+    /// Name, device and what the device says of itself.
+    fn port_reports(&self) -> Vec<PortReport> {
+        let named = self.names.iter().zip(&self.ports);
+        let report = |(name, port): (&String, &Arc<dyn PortDevice>)| PortReport {
+            name: name.clone(),
+            device: port.describe(),
+            device_counters: port.counters(),
+            clocks: port.clocks(),
+            ..PortReport::default()
+        };
+        named.map(report).collect()
     }
 
     /// Tells the workers to stop taking packets in, send what they have, and end.
@@ -223,10 +255,10 @@ impl Run {
     ///
     /// # Errors
     /// A worker panicked: that is a bug.
-    pub fn join(self) -> Result<Report> {
+    pub fn join(mut self) -> Result<Report> {
         let mut outcomes = Vec::new();
         let mut failure = None;
-        for (number, worker) in self.workers.into_iter().enumerate() {
+        for (number, worker) in std::mem::take(&mut self.workers).into_iter().enumerate() {
             match worker.join() {
                 Ok(Ok(outcome)) => outcomes.extend(outcome),
                 Ok(Err(error)) => failure = failure.or(Some(error)),
@@ -243,21 +275,14 @@ impl Run {
         }
         let errors: Vec<String> =
             self.ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()).collect();
-        let ports = self.names.into_iter().zip(&self.ports).map(|(name, port)| PortReport {
-            name,
-            device: port.describe(),
-            device_counters: port.counters(),
-            clocks: port.clocks(),
-            ..PortReport::default()
-        });
-        let timebase = self.clock.timebase();
-        let first = outcomes.iter().map(|outcome| outcome.started).min();
-        let last = outcomes.iter().map(|outcome| outcome.ended).max();
-        let mut report = report::report(outcomes, ports.collect(), errors, &timebase);
-        if let (Some(first), Some(last)) = (first, last) {
-            report::set_duration(&mut report, timebase.between(first, last).0 as f64 / 1e9);
-        }
-        Ok(report)
+        let (ports, timebase) = (self.port_reports(), self.clock.timebase());
+        let mut times = self.sampler.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
+        let add = |(outcome, last): (Outcome, Times)| {
+            times.add(&last);
+            outcome
+        };
+        let outcomes = outcomes.into_iter().map(add).collect();
+        Ok(report::report(outcomes, &times, ports, errors, &timebase))
     }
 }
 
@@ -291,7 +316,7 @@ impl Drop for StopOnPanic {
 
 impl Seed {
     /// The life of a worker's thread.
-    fn grow(self, ready: Sender<()>, told: &Receiver<()>) -> Result<Option<Outcome>> {
+    fn grow(self, ready: Sender<(usize, Arc<Facts>)>, told: &Receiver<()>) -> Result<Option<(Outcome, Times)>> {
         let (clock, core, plan) = (self.clock.clone(), self.core, self.plan.clone());
         let _guard = StopOnPanic(self.control.clone());
         let shapes = Shape::of(&self.program);
@@ -299,14 +324,17 @@ impl Seed {
         // The others need not wait for their peers any longer: there will be no run.
         let set_up = self.set_up().inspect_err(|_| control.stop())?;
         let Some((mut worker, pages)) = set_up else { return Ok(None) };
+        let ports: Vec<String> = plan.ports.iter().map(|port| port.config.name.clone()).collect();
+        let granted = sample::granted(&ports, &worker.lanes);
+        let facts = Arc::new(Facts { core, slots: worker.pool.layout().count, pages, granted, ports, shapes });
         // The other side waits until every worker has said a word or let go of its sender.
-        let _ = ready.send(());
+        let _ = ready.send((worker.number, facts.clone()));
         drop(ready);
         if told.recv().is_err() {
             return Ok(None);
         }
         worker.run(&clock);
-        Ok(Some(harvest(worker, core, &plan, &shapes, pages)))
+        Ok(Some(harvest(worker, &facts)))
     }
 
     /// `None`: there will be no run.
@@ -363,6 +391,7 @@ impl Seed {
             drain_timeout: runtime.drain_timeout.0,
             control: self.control,
             counts: Counts::default(),
+            reply: self.reply,
         };
         Ok(Some((worker, pages)))
     }
@@ -397,70 +426,22 @@ impl Seed {
     }
 }
 
-/// What the report needs to know of a stage, kept aside when the program gets its memory.
-struct Shape {
-    kind: String,
-    outputs: Vec<(String, Target)>,
-    reasons: Vec<&'static str>,
-}
-
-impl Shape {
-    fn of(program: &Program) -> Vec<Self> {
-        let nodes = program.nodes().iter();
-        nodes
-            .map(|node| Self { kind: node.kind.clone(), outputs: node.outputs.clone(), reasons: node.reasons.clone() })
-            .collect()
-    }
-}
-
 /// A worker has ended: its counters become its part of the report.
-fn harvest(mut worker: Worker, core: CoreId, plan: &config::Plan, shapes: &[Shape], pages: PageKind) -> Outcome {
-    let mut errors = Vec::new();
-    let mut own: Vec<BTreeMap<String, u64>> = Vec::new();
-    for (_, stage) in worker.graph.stages() {
-        errors.extend(stage.finish().err());
-        let mut counters = BTreeMap::new();
-        stage.counters(&mut |name, value| *counters.entry(name.to_owned()).or_default() += value);
-        own.push(counters);
+fn harvest(mut worker: Worker, facts: &Facts) -> (Outcome, Times) {
+    let mut sample = Sample::new(facts);
+    let ended = worker.counts.ended;
+    sample.take(&mut worker, ended);
+    let mut outcome = sample.counters.outcome(facts);
+    for ((_, stage), report) in worker.graph.stages().zip(&mut outcome.stages) {
+        outcome.errors.extend(stage.finish().err());
+        stage.counters(&mut |name, value| *report.counters.entry(name.to_owned()).or_default() += value);
     }
-    let mut stages = Vec::new();
-    for (((name, counters), shape), own) in worker.graph.counters().zip(shapes).zip(own) {
-        let mut stage = report::stage_report((name, &shape.kind), counters, &shape.outputs, &shape.reasons);
-        stage.counters = own;
-        stages.push(stage);
-    }
-    let lanes: Vec<LaneCounters> = worker.lanes.iter().map(|lane| lane.counters().clone()).collect();
-    let stamps = worker.lanes.iter().map(|lane| report::stamps(lane.stampers())).collect();
-    let names = plan.ports.iter().map(|port| port.config.name.as_str());
-    let posted: usize = worker.lanes.iter().map(|lane| lane.posted()).sum();
-    let out = worker.pool.layout().count as usize - worker.pool.available();
-    let named: Vec<(&str, &LaneCounters)> = names.clone().zip(&lanes).collect();
-    let ledger = report::ledger(&stages, &named, (out - posted.min(out)) as u64);
-    let granted = names.zip(&worker.lanes).map(|(name, lane)| (name.to_owned(), lane.granted().to_string()));
-    let error = worker.counts.fault.map(|(lane, error)| {
-        let name = plan.ports.get(lane).map_or("?", |port| port.config.name.as_str());
+    outcome.report.slots_missing = sample.counters.out() as u64;
+    // Queues that were made anew may have been granted something else.
+    outcome.report.granted = sample::granted(&facts.ports, &worker.lanes);
+    outcome.report.error = worker.counts.fault.map(|(lane, error)| {
+        let name = facts.ports.get(lane).map_or("?", String::as_str);
         format!("worker {} stopped: port {name}: {error}", worker.number)
     });
-    let report = WorkerReport {
-        core: core.0,
-        loops: worker.counts.loops,
-        idle_loops: worker.counts.idle_loops,
-        ledger,
-        slots: u64::from(worker.pool.layout().count),
-        slots_missing: out as u64,
-        pages: pages.to_string(),
-        granted: granted.collect(),
-        error,
-    };
-    Outcome {
-        report,
-        lanes,
-        stages,
-        stamps,
-        latency: worker.latency.0,
-        costs: worker.stopwatch.map(|watch| watch.costs().clone()),
-        started: worker.counts.started,
-        ended: worker.counts.ended,
-        errors,
-    }
+    (outcome, sample.times)
 }

@@ -31,9 +31,8 @@ impl Stopwatch {
     pub(crate) fn new(clock: &HostClock, stages: usize) -> Self {
         let now = || clock.now().0;
         let read = (0..READS).map(|_| now().abs_diff(now())).min().unwrap_or(0);
-        let parts = BEFORE.len() + stages + BEHIND.len();
-        let laps = vec![(0, 0); parts].into_boxed_slice();
-        let costs = Costs::new(parts + 1);
+        let laps = vec![(0, 0); BEFORE.len() + stages + BEHIND.len()].into_boxed_slice();
+        let costs = Self::none(stages);
         Self { clock: clock.clone(), read, open: 0, since: 0, laps, costs }
     }
 
@@ -42,8 +41,13 @@ impl Stopwatch {
         BEFORE.into_iter().chain(stages).chain(BEHIND).chain(["all"])
     }
 
-    pub(crate) fn costs(&self) -> &Costs {
-        &self.costs
+    /// The costs of no burst, with so many stages.
+    pub(crate) fn none(stages: usize) -> Costs {
+        Costs::new(BEFORE.len() + stages + BEHIND.len() + 1)
+    }
+
+    pub(crate) fn costs(&mut self) -> &mut Costs {
+        &mut self.costs
     }
 
     /// The number of the loop that is timed after that with this number, of which came what did.

@@ -10,6 +10,7 @@ use crate::mem::Pool;
 use crate::pipeline::{Ctx, Graph, NoObserver, Observer, Part};
 use crate::runtime::control::Control;
 use crate::runtime::idle::Idle;
+use crate::runtime::sample::{Reply, Sample};
 use crate::runtime::stopwatch::Stopwatch;
 use crate::telemetry::{Latency, Progress};
 use crate::units::{Nanos, Ticks};
@@ -51,6 +52,8 @@ pub(crate) struct Worker {
     pub(crate) timed: u64,
     pub(crate) stopwatch: Option<Box<Stopwatch>>,
     pub(crate) counts: Counts,
+    /// Where it is asked for its numbers.
+    pub(crate) reply: Reply,
 }
 
 /// What the loop itself counts.
@@ -114,6 +117,9 @@ impl Worker {
             let slept = self.idle.after(received, &mut self.lanes, &self.inputs, &self.graph);
             if slept || self.counts.loops.is_multiple_of(HOUSEKEEPING) {
                 self.publish();
+                if let Some(sample) = self.reply.asked() {
+                    self.answer(clock.now(), sample);
+                }
                 now = clock.nanos();
                 // What disciplines the wall clock moves it against the processor's counter.
                 if now.0.saturating_sub(compared.0) > COMPARED {
@@ -218,6 +224,12 @@ impl Worker {
             lanes.iter_mut().fold(true, |done, lane| done & lane.drain(pool).map_or(true, |left| left == 0))
         });
         lanes.iter_mut().for_each(|lane| lane.abandon(pool));
+    }
+
+    #[cold]
+    fn answer(&mut self, now: Ticks, mut sample: Box<Sample>) {
+        sample.take(self, now);
+        self.reply.give(sample);
     }
 
     fn publish(&self) {

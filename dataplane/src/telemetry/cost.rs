@@ -1,10 +1,10 @@
 //! Where the time of a packet goes: bursts that are timed now and then, part by part.
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What a part of the loop costs.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CostReport {
     /// The part: `reap`, `receive`, `transmit` or `refill` of the lanes, the name of a stage, or `all`.
     pub part: String,
@@ -61,6 +61,26 @@ impl Costs {
         }
     }
 
+    /// Those that were recorded after an earlier look at the same.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut later = self.clone();
+        for (cost, earlier) in later.parts.iter_mut().zip(&earlier.parts) {
+            // Of the same bounds, and no count was more then: it cannot fail.
+            let _ = cost.ticks.subtract(&earlier.ticks);
+            cost.packets = cost.packets.saturating_sub(earlier.packets);
+        }
+        later
+    }
+
+    /// As at first: of no burst.
+    pub fn clear(&mut self) {
+        for cost in &mut self.parts {
+            cost.ticks.reset();
+            cost.packets = 0;
+        }
+    }
+
     /// Those parts that were met, with their names. `per_tick`: nanoseconds of a tick.
     pub fn report<'a>(&self, names: impl IntoIterator<Item = &'a str>, per_tick: f64) -> Vec<CostReport> {
         let met = self.parts.iter().zip(names).filter(|(cost, _)| !cost.ticks.is_empty());
@@ -89,7 +109,13 @@ mod tests {
         other.record(2, 100, 16);
         other.record(2, 100, 0);
         other.record(7, 100, 1);
+        let before = costs.clone();
         costs.add(&other);
+        let names = ["receive", "parse", "all"];
+        assert_eq!(costs.since(&before).report(names, 0.5), other.report(names, 0.5));
+        assert_eq!(costs.since(&costs).report(names, 0.5), []);
+        other.clear();
+        assert_eq!(other.report(names, 0.5), []);
         let report = costs.report(["receive", "parse", "all"], 0.5);
         let [receive, all] = &report[..] else { panic!("{report:?}") };
         assert_eq!((&receive.part[..], receive.bursts, receive.burst), ("receive", 5, 32.0));

@@ -52,6 +52,23 @@ impl Latency {
         self.unmeasured += other.unmeasured;
     }
 
+    /// Those that were recorded after an earlier look at the same.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut later = self.clone();
+        // Of the same bounds, and no count was more then: it cannot fail.
+        let _ = later.histogram.subtract(&earlier.histogram);
+        later.by_source.iter_mut().zip(earlier.by_source).for_each(|(sum, packets)| *sum = sum.saturating_sub(packets));
+        later.unmeasured = later.unmeasured.saturating_sub(earlier.unmeasured);
+        later
+    }
+
+    /// As at first: of no packet.
+    pub fn clear(&mut self) {
+        self.histogram.reset();
+        (self.by_source, self.unmeasured) = ([0; SOURCES], 0);
+    }
+
     /// The percentiles, with the clock that they were measured with, or the clocks.
     pub fn report(&self) -> LatencyReport {
         let at = |quantile| self.histogram.value_at_quantile(quantile);
@@ -104,7 +121,11 @@ mod tests {
         assert_eq!((latency.report().source, latency.report().unmeasured), (ticks, 2));
         let mut other = Latency::new();
         other.record(stamp(900, software), stamp(950, software), 4);
+        let before = latency.clone();
         latency.add(&other);
+        assert_eq!(latency.since(&before).report(), other.report());
+        other.clear();
+        assert_eq!(latency.since(&latency).report(), other.report());
         let report = latency.report();
         assert_eq!((report.source, report.count, report.unmeasured), (ClockSource::Mixed, 7, 2));
         assert_eq!(report.by_source, BTreeMap::from([(ticks, 3), (software, 4)]));

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Where packets came from and where they went.
 ///
 /// `rx + generated + copied = tx + dropped + consumed + held`; what is left of the difference is
 /// [`Ledger::unaccounted`], which must be 0. `held` is counted from the slots that are neither free nor posted, all else
 /// from events, so the two sides check each other.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
     /// Received.
     pub rx: u64,

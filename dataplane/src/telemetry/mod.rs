@@ -4,10 +4,12 @@ mod board;
 mod cost;
 mod latency;
 mod ledger;
+mod recent;
 mod report;
 
 pub use board::{Board, Progress};
 pub use cost::{CostReport, Costs};
 pub use latency::Latency;
 pub use ledger::Ledger;
+pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};
 pub use report::{LatencyReport, PortReport, Report, StageReport, Totals, WorkerReport};

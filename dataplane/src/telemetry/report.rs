@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::clock::{ClockReport, ClockSource};
 use crate::telemetry::{CostReport, Ledger};
 
 /// Received and sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Received.
     pub rx: u64,
@@ -18,7 +18,7 @@ pub struct Totals {
 }
 
 /// Percentiles of the time from receive stamp to send completion stamp, in nanoseconds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatencyReport {
     /// How many packets were measured.
     pub count: u64,
@@ -41,7 +41,7 @@ pub struct LatencyReport {
 }
 
 /// A port, over all workers.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PortReport {
     /// Its name in the config.
     pub name: String,
@@ -79,12 +79,12 @@ pub struct PortReport {
     /// Stamps of the device that could not be right, and were replaced by the host's.
     pub stamps_implausible: u64,
     /// The clocks of the device, where they are not the host's.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clocks: Vec<ClockReport>,
 }
 
 /// A stage, over all workers.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct StageReport {
     /// Its name in the config.
     pub name: String,
@@ -112,7 +112,7 @@ pub struct StageReport {
 }
 
 /// A worker.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WorkerReport {
     /// The core it was pinned to.
     pub core: u32,
@@ -120,6 +120,8 @@ pub struct WorkerReport {
     pub loops: u64,
     /// Times round the loop with nothing received.
     pub idle_loops: u64,
+    /// Bytes, without preamble and checksum of the frame.
+    pub bytes: Totals,
     /// Its ledger.
     pub ledger: Ledger,
     /// Slots of its pool.
@@ -136,7 +138,7 @@ pub struct WorkerReport {
 }
 
 /// A whole run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// Seconds from the start of the workers' loops to their end.
     pub duration_s: f64,
@@ -242,27 +244,10 @@ impl fmt::Display for Report {
             }
         }
         if !self.costs.is_empty() {
-            writeln!(f, "\n{:<names$} {:>11} {:>11} {:>7} {:>9}", "a packet's time", "ticks", "ns", "burst", "bursts")?;
-            for CostReport { part, ticks, ns, burst, bursts } in &self.costs {
-                writeln!(f, "{part:<names$} {ticks:>11.1} {ns:>11.2} {burst:>7.1} {bursts:>9}")?;
-            }
+            writeln!(f)?;
+            costs(f, &self.costs, names)?;
         }
-        let latency = &self.latency_ns;
-        if latency.count > 0 {
-            writeln!(
-                f,
-                "\nlatency in ns (clock: {}): p50 {} · p90 {} · p99 {} · p99.9 {} · max {}",
-                latency.source, latency.p50, latency.p90, latency.p99, latency.p999, latency.max
-            )?;
-            if latency.by_source.len() > 1 {
-                let counts: Vec<String> =
-                    latency.by_source.iter().map(|(source, packets)| format!("{source} {packets}")).collect();
-                writeln!(f, "  packets by clock: {}", counts.join(" · "))?;
-            }
-        }
-        if latency.unmeasured > 0 {
-            writeln!(f, "not timed, received by one clock and sent by another: {} packets", latency.unmeasured)?;
-        }
+        latency(f, &self.latency_ns)?;
         for (at, worker) in self.workers.iter().enumerate() {
             writeln!(
                 f,
@@ -276,4 +261,33 @@ impl fmt::Display for Report {
         }
         Ok(())
     }
+}
+
+/// A table of costs; the first column is so wide.
+pub(super) fn costs(f: &mut fmt::Formatter<'_>, costs: &[CostReport], names: usize) -> fmt::Result {
+    writeln!(f, "{:<names$} {:>11} {:>11} {:>7} {:>9}", "a packet's time", "ticks", "ns", "burst", "bursts")?;
+    for CostReport { part, ticks, ns, burst, bursts } in costs {
+        writeln!(f, "{part:<names$} {ticks:>11.1} {ns:>11.2} {burst:>7.1} {bursts:>9}")?;
+    }
+    Ok(())
+}
+
+/// A line of percentiles, if there are any.
+pub(super) fn latency(f: &mut fmt::Formatter<'_>, latency: &LatencyReport) -> fmt::Result {
+    if latency.count > 0 {
+        writeln!(
+            f,
+            "\nlatency in ns (clock: {}): p50 {} · p90 {} · p99 {} · p99.9 {} · max {}",
+            latency.source, latency.p50, latency.p90, latency.p99, latency.p999, latency.max
+        )?;
+        if latency.by_source.len() > 1 {
+            let counts: Vec<String> =
+                latency.by_source.iter().map(|(source, packets)| format!("{source} {packets}")).collect();
+            writeln!(f, "  packets by clock: {}", counts.join(" · "))?;
+        }
+    }
+    if latency.unmeasured > 0 {
+        writeln!(f, "not timed, received by one clock and sent by another: {} packets", latency.unmeasured)?;
+    }
+    Ok(())
 }

@@ -10,6 +10,7 @@ mod filter;
 mod hostile;
 mod peers;
 mod reload;
+mod snapshot;
 mod tables;
 mod wire;
 mod workers;

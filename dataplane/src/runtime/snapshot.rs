@@ -1,0 +1,139 @@
+//! What a run has done so far, put together of what its workers answer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock::Timebase;
+use crate::runtime::report::{self, Outcome};
+use crate::runtime::sample::{Counters, Facts, Request, Sample, Times};
+use crate::telemetry::{Recent, Report};
+
+/// How long workers are waited for. One answers within 256 loops, or when it next wakes.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What a run has done up to a moment.
+#[derive(Clone)]
+pub struct Snapshot {
+    report: Report,
+    times: Times,
+    timebase: Timebase,
+}
+
+impl Snapshot {
+    pub(crate) fn new(report: Report, times: Times, timebase: Timebase) -> Self {
+        Self { report, times, timebase }
+    }
+
+    /// All since the start, in the words of the report that a run ends with. `held` are packets on their way. Counters of
+    /// stages' own come at the end alone.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// What came after an earlier snapshot of the same run; `None`: since its start.
+    pub fn since(&self, earlier: Option<&Self>) -> Recent {
+        let times = earlier.map_or_else(|| self.times.clone(), |earlier| self.times.since(&earlier.times));
+        let mut recent = Recent::between(earlier.map(Self::report), &self.report);
+        recent.latency_ns = times.latency.report();
+        recent.costs = report::costs(&times.costs, &self.report.stages, &self.timebase);
+        recent
+    }
+}
+
+/// Asks the workers of a run.
+pub(crate) struct Sampler {
+    workers: Vec<Asked>,
+    /// What the samples brought up to now.
+    times: Times,
+    /// When workers were asked; `None`: they are not.
+    since: Option<Instant>,
+}
+
+struct Asked {
+    facts: Arc<Facts>,
+    request: Request,
+    /// What it answered last, to be used again.
+    last: Option<Box<Sample>>,
+    counters: Option<Counters>,
+    /// It was asked, and has not answered.
+    is_out: bool,
+}
+
+impl Sampler {
+    /// Of these workers, in their order.
+    pub(crate) fn new(workers: impl IntoIterator<Item = (Arc<Facts>, Request)>) -> Self {
+        let asked = |(facts, request)| Asked { facts, request, last: None, counters: None, is_out: false };
+        let workers: Vec<Asked> = workers.into_iter().map(asked).collect();
+        let stages = workers.first().map_or(0, |worker| worker.facts.shapes.len());
+        Self { workers, times: Times::new(stages), since: None }
+    }
+
+    /// Asks, where that is not done yet. Once all workers have answered, or patience is over: what each has done, and
+    /// which of them have not answered. What is told of those is what they last said.
+    pub(crate) fn poll(&mut self) -> Option<(Vec<Outcome>, Vec<String>)> {
+        let since = *self.since.get_or_insert_with(|| {
+            self.workers.iter_mut().for_each(Asked::ask);
+            Instant::now()
+        });
+        let times = &mut self.times;
+        let open = self.workers.iter_mut().fold(false, |open, worker| open | !worker.take(times));
+        if open && since.elapsed() < PATIENCE {
+            return None;
+        }
+        self.since = None;
+        let late = |(number, worker): (usize, &Asked)| {
+            let why = if worker.request.is_over() { "has ended" } else { "does not answer" };
+            worker.is_out.then(|| format!("worker {number} {why}: what is told of it is what it said before"))
+        };
+        let late = self.workers.iter().enumerate().filter_map(late).collect();
+        Some((self.workers.iter().map(Asked::outcome).collect(), late))
+    }
+
+    /// What was answered up to now. The workers have ended.
+    pub(crate) fn finish(mut self) -> Times {
+        for worker in &mut self.workers {
+            worker.take(&mut self.times);
+        }
+        self.times
+    }
+
+    pub(crate) fn times(&self) -> &Times {
+        &self.times
+    }
+}
+
+impl Asked {
+    fn ask(&mut self) {
+        if !self.is_out {
+            let sample = self.last.take().unwrap_or_else(|| Box::new(Sample::new(&self.facts)));
+            self.request.ask(sample);
+            self.is_out = true;
+        }
+    }
+
+    /// Takes the answer, if there is one. Whether none is waited for.
+    fn take(&mut self, times: &mut Times) -> bool {
+        if !self.is_out {
+            return true;
+        }
+        // In this order: an answer may be its last word.
+        let is_over = self.request.is_over();
+        let Some(mut sample) = self.request.answer() else { return is_over };
+        times.add(&sample.times);
+        sample.clear();
+        match &mut self.counters {
+            Some(counters) => counters.clone_from(&sample.counters),
+            none => *none = Some(sample.counters.clone()),
+        }
+        self.last = Some(sample);
+        self.is_out = false;
+        true
+    }
+
+    fn outcome(&self) -> Outcome {
+        match &self.counters {
+            Some(counters) => counters.outcome(&self.facts),
+            None => Sample::new(&self.facts).counters.outcome(&self.facts),
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! What a run that goes on did between two looks at it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::telemetry::{CostReport, Latency, LatencyReport, Report, Totals};
+
+/// How fast packets came and went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Million packets sent a second.
+    pub rate_mpps: f64,
+    /// Million packets received a second.
+    pub rate_rx_mpps: f64,
+    /// Billion bits of frames sent a second, without preamble and checksum.
+    pub rate_gbps: f64,
+    /// The same of those received.
+    pub rate_rx_gbps: f64,
+}
+
+/// How fast a port was.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PortRates {
+    /// Its name in the config.
+    pub name: String,
+    /// How fast.
+    #[serde(flatten)]
+    pub rates: Rates,
+}
+
+/// How fast a worker was.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WorkerRates {
+    /// The core it is pinned to.
+    pub core: u32,
+    /// How fast.
+    #[serde(flatten)]
+    pub rates: Rates,
+    /// Times round the loop.
+    pub loops: u64,
+    /// Of those with nothing received.
+    pub idle_loops: u64,
+}
+
+/// What came after an earlier look, or after the start.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Recent {
+    /// Seconds.
+    pub duration_s: f64,
+    /// How fast it was as a whole.
+    #[serde(flatten)]
+    pub rates: Rates,
+    /// By port.
+    pub ports: Vec<PortRates>,
+    /// By worker.
+    pub workers: Vec<WorkerRates>,
+    /// Drops by `stage.reason`.
+    pub drops: BTreeMap<String, u64>,
+    /// How long those took that were sent.
+    pub latency_ns: LatencyReport,
+    /// Where the time of a packet went.
+    pub costs: Vec<CostReport>,
+}
+
+impl Recent {
+    /// The difference of two reports of one run; of no earlier one: since its start. Latency and costs are no difference
+    /// of reports, and are left empty.
+    pub fn between(earlier: Option<&Report>, now: &Report) -> Self {
+        let seconds = now.duration_s - earlier.map_or(0.0, |earlier| earlier.duration_s);
+        let rates = |was: Option<(Totals, Totals)>, (packets, bytes): (Totals, Totals)| {
+            let (packets_then, bytes_then) = was.unwrap_or_default();
+            let rate = |was: u64, now: u64, unit: f64| match seconds {
+                seconds if seconds > 0.0 => now.saturating_sub(was) as f64 / seconds / unit,
+                _ => 0.0,
+            };
+            Rates {
+                rate_mpps: rate(packets_then.tx, packets.tx, 1e6),
+                rate_rx_mpps: rate(packets_then.rx, packets.rx, 1e6),
+                rate_gbps: rate(bytes_then.tx, bytes.tx, 1e9 / 8.0),
+                rate_rx_gbps: rate(bytes_then.rx, bytes.rx, 1e9 / 8.0),
+            }
+        };
+        let ports = now.ports.iter().enumerate().map(|(at, port)| {
+            let was = earlier.and_then(|earlier| earlier.ports.get(at)).map(|port| (port.packets, port.bytes));
+            PortRates { name: port.name.clone(), rates: rates(was, (port.packets, port.bytes)) }
+        });
+        let workers = now.workers.iter().enumerate().map(|(at, worker)| {
+            let was = earlier.and_then(|earlier| earlier.workers.get(at));
+            let packets = |ledger: &super::Ledger| Totals { rx: ledger.rx, tx: ledger.tx };
+            let (loops, idle) = was.map_or((0, 0), |was| (was.loops, was.idle_loops));
+            WorkerRates {
+                core: worker.core,
+                rates: rates(was.map(|was| (packets(&was.ledger), was.bytes)), (packets(&worker.ledger), worker.bytes)),
+                loops: worker.loops.saturating_sub(loops),
+                idle_loops: worker.idle_loops.saturating_sub(idle),
+            }
+        });
+        let drops = now.ledger.drops.iter().filter_map(|(name, &packets)| {
+            let was = earlier.and_then(|earlier| earlier.ledger.drops.get(name)).copied().unwrap_or(0);
+            (packets > was).then(|| (name.clone(), packets - was))
+        });
+        Self {
+            duration_s: seconds,
+            rates: rates(earlier.map(|earlier| (earlier.packets, earlier.bytes)), (now.packets, now.bytes)),
+            ports: ports.collect(),
+            workers: workers.collect(),
+            drops: drops.collect(),
+            latency_ns: Latency::new().report(),
+            costs: Vec::new(),
+        }
+    }
+}
+
+/// What a program that runs says of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Live {
+    /// Its process.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// Its config.
+    pub config: String,
+    /// All since its start.
+    #[serde(flatten)]
+    pub report: Report,
+    /// What came since it was last asked by the same connection, or else since its start.
+    pub recent: Recent,
+}
+
+impl fmt::Display for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pid, version, config, report, recent } = self;
+        writeln!(f, "{config} · process {pid}, version {version}, for {:.3} s", report.duration_s)?;
+        let first = format!("in {:.3} s", recent.duration_s);
+        let ports: Vec<String> = recent.ports.iter().map(|port| format!("port {}", port.name)).collect();
+        let drops = recent.drops.keys().map(String::len);
+        let names = recent.costs.iter().map(|cost| cost.part.len()).chain(ports.iter().map(String::len)).chain(drops);
+        let names = names.max().unwrap_or(0).max(22) + 2;
+        writeln!(f, "\n{first:<names$}{:>11}{:>11}{:>11}{:>11}", "Mpps in", "Gb/s in", "Mpps out", "Gb/s out")?;
+        let rates = |f: &mut fmt::Formatter<'_>, name: &str, rates: &Rates| {
+            let Rates { rate_mpps, rate_rx_mpps, rate_gbps, rate_rx_gbps } = rates;
+            write!(f, "{name:<names$}{rate_rx_mpps:>11.3}{rate_rx_gbps:>11.3}{rate_mpps:>11.3}{rate_gbps:>11.3}")
+        };
+        for (name, port) in ports.iter().zip(&recent.ports) {
+            rates(f, name, &port.rates)?;
+            writeln!(f)?;
+        }
+        for (number, worker) in recent.workers.iter().enumerate() {
+            rates(f, &format!("worker {number} on core {}", worker.core), &worker.rates)?;
+            let idle = worker.idle_loops as f64 / worker.loops.max(1) as f64 * 100.0;
+            writeln!(f, "  {} loops, {idle:.1} % idle", worker.loops)?;
+        }
+        rates(f, "all", &recent.rates)?;
+        writeln!(f)?;
+        if !recent.costs.is_empty() {
+            writeln!(f)?;
+            super::report::costs(f, &recent.costs, names)?;
+        }
+        super::report::latency(f, &recent.latency_ns)?;
+        if !recent.drops.is_empty() {
+            writeln!(f, "\n{:<names$}{:>11}", "dropped", "packets")?;
+        }
+        for (name, packets) in &recent.drops {
+            writeln!(f, "{name:<names$}{packets:>11}")?;
+        }
+        write!(f, "\nsince the start: {}", report.ledger)?;
+        for error in &report.errors {
+            writeln!(f, "error: {error}")?;
+        }
+        Ok(())
+    }
+}
