@@ -27,6 +27,8 @@ const DOCTOR_STATUS: &str =
 pub(super) enum Command {
     /// Run a pipeline and report
     Run(Run),
+    /// Show what a program that runs is doing: rates, costs, drops, the ledger
+    Stats(Stats),
     /// Show all mistakes of a config, or its plan when there are none
     Check(Check),
     /// Draw a pipeline
@@ -82,6 +84,22 @@ pub(super) enum Form {
     Human,
     /// For programs
     Json,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Stats {
+    /// The process of the program; without it the one that runs
+    #[arg(value_name = "PROCESS", conflicts_with = "socket")]
+    pub(super) process: Option<u32>,
+    /// The socket of the program: runtime.control of its config
+    #[arg(long, value_name = "PATH")]
+    pub(super) socket: Option<PathBuf>,
+    /// Show it again and again, after this time, such as 1s, with the rates since the time before
+    #[arg(long, value_name = "TIME", value_parser = interval)]
+    pub(super) every: Option<Duration>,
+    /// Print JSON, one object a line
+    #[arg(short, long)]
+    pub(super) json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -171,6 +189,13 @@ pub(super) struct Doctor {
     /// Print JSON
     #[arg(short, long)]
     pub(super) json: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match period(text)? {
+        Duration::ZERO => Err("it must be longer than nothing".to_owned()),
+        time => Ok(time),
+    }
 }
 
 fn period(text: &str) -> Result<Duration, String> {

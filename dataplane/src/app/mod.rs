@@ -1,5 +1,5 @@
-//! The command line that every app has: `run`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
-//! `doctor`.
+//! The command line that every app has: `run`, `stats`, `check`, `graph`, `explain`, `stages`, `devices`,
+//! `topology`, `doctor`.
 //!
 //! An app is its own stages and one line; the built-in stages are there too:
 //!
@@ -27,6 +27,7 @@
 mod args;
 mod check;
 mod console;
+mod control;
 mod devices;
 mod doctor;
 mod explain;
@@ -34,6 +35,7 @@ mod graph;
 mod reference;
 mod run;
 mod stages;
+mod stats;
 mod topology;
 
 use std::ffi::OsString;
@@ -105,6 +107,7 @@ impl App {
     fn execute(&self, command: Command) -> Result<(), Stop> {
         match command {
             Command::Run(args) => run::run(&self.registry, &args),
+            Command::Stats(args) => stats::stats(&args),
             Command::Check(args) => check::check(&self.registry, &args),
             Command::Graph(args) => graph::graph(&self.registry, &args),
             Command::Explain(args) => explain::explain(&self.registry, &args),

@@ -9,6 +9,7 @@ use signal_hook::iterator::Signals;
 
 use super::args::{self, Form};
 use super::console::{self, CLEAR_LINE, Stop};
+use super::control::Server;
 use super::doctor;
 use crate::pipeline::{Problem, Registry};
 use crate::runtime::{Assembly, Options, Run};
@@ -38,9 +39,10 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
         asked |= effect == Effect::Reload;
         effect == Effect::Stop
     };
+    let server = Server::start(&assembly.plan.runtime.control, &args.config.path)?;
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
-    watch(&run, &mut signals, hangup, asked);
+    watch(&run, &mut signals, hangup, asked, server);
     let mut report = run.join()?;
     let outcome = match report.is_good() {
         true => Ok(()),
@@ -165,8 +167,8 @@ fn say_reloaded(reloading: &Receiver<Told>) -> bool {
     true
 }
 
-/// Shows progress and what devices say until the run ends. `asked`: files are to be read anew.
-fn watch(run: &Run, signals: &mut Signals, hangup: Hangup, mut asked: bool) {
+/// Shows progress and what devices say, and answers clients, until the run ends. `asked`: files are to be read anew.
+fn watch(run: &Run, signals: &mut Signals, hangup: Hangup, mut asked: bool, mut server: Option<Server>) {
     let mut meter = console::is_watched().then(|| Meter::new(run.progress()));
     let mut stopping: Option<Instant> = None;
     let mut reloading: Option<Receiver<Told>> = None;
@@ -181,6 +183,7 @@ fn watch(run: &Run, signals: &mut Signals, hangup: Hangup, mut asked: bool) {
                     tracing::info!("stopping: once more stops at once");
                 }
                 Effect::Abort => {
+                    drop(server);
                     console::tell("\nstopped at once: what was on its way is lost, and there is no report\n");
                     std::process::exit(128 + signal);
                 }
@@ -199,8 +202,15 @@ fn watch(run: &Run, signals: &mut Signals, hangup: Hangup, mut asked: bool) {
         if let Some(meter) = &mut meter {
             meter.tick(run);
         }
-        thread::sleep(LOOK);
+        match &mut server {
+            Some(server) => {
+                server.turn(run);
+                server.wait(LOOK);
+            }
+            None => thread::sleep(LOOK),
+        }
     }
+    drop(server);
     for event in run.events() {
         tracing::warn!("{event}");
     }

@@ -59,5 +59,5 @@ pub use recover::{recover, recover_with};
 pub use runtime::{Hugepages, Idle, Runtime, Timestamps};
 pub use schema::{Row, markdown_table, reference_markdown, schema, schema_table};
 pub use source::{MAX_SIZE, Position, Source, Span};
-pub use types::{Address, Mac, Period, Repeat, RssKey, probability, within, within_signed, within_some};
+pub use types::{Address, Control, Mac, Period, Repeat, RssKey, probability, within, within_signed, within_some};
 pub use xdp::{Xdp, XdpBusyPoll, XdpCopy, XdpMode, XdpSelect};

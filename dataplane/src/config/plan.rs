@@ -13,6 +13,7 @@ use super::memory;
 use super::port::{Link, Port};
 use super::runtime::{Hugepages, Runtime};
 use super::source::Span;
+use super::types::Control;
 use crate::topology::Topology;
 use crate::units::{CoreId, NumaNode};
 
@@ -120,7 +121,10 @@ pub fn plan(
     }
     let (buffers, cut) = memory?;
     // As they are cut in the end: AF_XDP has sizes of its own.
-    let runtime = Runtime { buffer_size: cut.size, headroom: cut.headroom, ..loaded.runtime.clone()? };
+    let mut runtime = Runtime { buffer_size: cut.size, headroom: cut.headroom, ..loaded.runtime.clone()? };
+    if let Control::Path(path) = &mut runtime.control {
+        *path = loaded.source().resolve(path);
+    }
     let ports = ports.into_iter().collect::<Option<Vec<_>>>()?;
     Some(Plan { runtime, cores: cores?, buffers, ports, nodes: graph.nodes, order: graph.order })
 }

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::de::{SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::types::{Period, within, within_some};
+use super::types::{Control, Period, within, within_some};
 use crate::topology::Workers;
 use crate::units::CoreId;
 
@@ -96,6 +96,10 @@ pub struct Runtime {
     /// How long a run that is stopped waits for the packets on their way.
     #[schemars(with = "String")]
     pub drain_timeout: Period,
+    /// Where `dataplane stats` can ask what the program is doing. `"auto"`: at a socket that it finds by itself. `"none"`:
+    /// nowhere. A path: at a socket there, which is made, with rights for its owner alone, and removed at the end.
+    #[schemars(with = "String")]
+    pub control: Control,
 }
 
 impl Default for Runtime {
@@ -111,6 +115,7 @@ impl Default for Runtime {
             idle: Idle::default(),
             timestamps: Timestamps::default(),
             drain_timeout: Period(Duration::from_secs(5)),
+            control: Control::Auto,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -68,6 +69,43 @@ impl FromStr for Period {
         nanos.map(|nanos| Self(Duration::from_nanos(nanos))).ok_or_else(|| {
             format!("`{text}` is no length of time\nwrite a whole number and its unit: \"5s\", \"100ms\", \"20us\", \"50ns\" or \"2m\"")
         })
+    }
+}
+
+/// Where a program that runs can be asked for its numbers, written `"auto"`, `"none"` or as a path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Control {
+    /// At a socket named by the process, in the folder for such.
+    #[default]
+    Auto,
+    /// Nowhere.
+    None,
+    /// At this socket.
+    Path(PathBuf),
+}
+
+as_string!(Control, "\"auto\", \"none\", or the path of a socket");
+
+impl fmt::Display for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::None => f.write_str("none"),
+            Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl FromStr for Control {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("an empty path\nwrite \"auto\", \"none\", or the path of a socket".to_owned()),
+            "auto" => Ok(Self::Auto),
+            "none" => Ok(Self::None),
+            path => Ok(Self::Path(path.into())),
+        }
     }
 }
 
@@ -351,6 +389,9 @@ mod tests {
     fn what_is_written_is_read_back() {
         for text in ["5s", "100ms", "20us", "50ns", "0s", "120s"] {
             assert_eq!(text.parse::<Period>().unwrap().to_string(), text);
+        }
+        for text in ["auto", "none", "./auto", "/run/edge.sock"] {
+            assert_eq!(text.parse::<Control>().unwrap().to_string(), text);
         }
         assert_eq!("2m".parse::<Period>().unwrap().0, Duration::from_secs(120));
         assert_eq!("0a:1B:00:ff:10:01".parse::<Mac>().unwrap().to_string(), "0a:1b:00:ff:10:01");
