@@ -124,7 +124,7 @@ fn a_wrong_command_line_is_status_2_and_help_is_status_0() {
     }
     let (status, out, err) = dataplane(&folder, "--help");
     assert_eq!((status, err.as_str()), (0, ""));
-    for command in ["run", "check", "graph", "explain", "stages", "devices", "topology"] {
+    for command in ["run", "stats", "check", "graph", "explain", "stages", "devices", "topology"] {
         assert!(out.contains(&format!("  {command} ")), "{command}: {out}");
     }
 }

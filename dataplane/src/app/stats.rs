@@ -89,7 +89,7 @@ fn only() -> Result<Connection, Stop> {
         (_, None) => {
             let others = match others {
                 0 => String::new(),
-                others => format!("; {others} of other users, for whom this must be run as they"),
+                others => format!("; of other users there are {others}: ask as that user, or as root by --socket PATH"),
             };
             Err(Stop::Failed(format!("no program runs that can be asked{others}")))
         }
