@@ -14,10 +14,10 @@ use crate::stages::table::lpm6::Lpm6;
 
 /// The most routes, over all tables.
 pub const ROUTES: usize = 1 << 20;
-/// Nodes of a table, which prefixes need that are longer than 24 bits, of 1,280 bytes each: 320 MiB.
-const NODES_V4: usize = 1 << 18;
-/// Nodes of a table, which prefixes need that are longer than 20 bits, of 80 bytes each: 160 MiB.
-const NODES_V6: usize = 1 << 21;
+/// Cache lines of a table, which prefixes need that are longer than 24 bits, of 80 bytes each: 20 MiB.
+const LINES_V4: usize = 1 << 18;
+/// Cache lines of a table, which prefixes need that are longer than 22 bits, of 80 bytes each: 320 MiB.
+const LINES_V6: usize = 1 << 22;
 
 /// Destinations that are never routed, whatever a table says: groups, all stations, and those of one link.
 const OF_ONE_LINK: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "fe80::/10", "ff00::/8"];
@@ -87,7 +87,7 @@ impl Writer {
     pub fn open(&mut self, shared: &Forwarding, table: usize) -> bool {
         let Some(entry) = self.tables.get_mut(table) else { return false };
         if entry.is_none() {
-            let made = Table { v4: Lpm4::with_nodes(NODES_V4), v6: Lpm6::with_nodes(NODES_V6) };
+            let made = Table { v4: Lpm4::with_lines(LINES_V4), v6: Lpm6::with_lines(LINES_V6) };
             let views = Views { v4: made.v4.view(), v6: made.v6.view() };
             *entry = Some(made);
             for prefix in OF_ONE_LINK.iter().filter_map(|text| text.parse().ok()) {

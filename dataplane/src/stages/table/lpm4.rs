@@ -1,10 +1,12 @@
-//! Longest prefix match for IPv4: the DIR-24-8 scheme of Gupta, Lin and McKeown
-//! ("Routing lookups in hardware at memory access speeds", INFOCOM 1998).
+//! Longest prefix match for IPv4: a first level of 24 bits, as in DIR-24-8 (Gupta, Lin and McKeown, "Routing lookups in hardware at
+//! memory access speeds", INFOCOM 1998), and cache lines behind it.
 
 use std::sync::Arc;
 
 use super::TableError;
-use super::trie::{Cells, Trie};
+use super::cells::Cells;
+use super::form::V4;
+use super::trie::Trie;
 
 /// A table of IPv4 prefixes. A lookup is one load for prefixes up to /24, two for longer ones.
 ///
@@ -20,12 +22,12 @@ use super::trie::{Cells, Trie};
 /// assert_eq!(table.lookup(address("192.0.2.1")), None);
 /// # Ok::<(), dataplane::stages::table::TableError>(())
 /// ```
-pub struct Lpm4(Trie<{ 1 << 24 }, 256>);
+pub struct Lpm4(Trie<V4, { 1 << 24 }>);
 
 /// What is looked up in while another thread changes the table: it sees every change when it is made. A lookup that
 /// was begun before [`Lpm4::reclaim`] was told of it must not go on behind that.
 #[derive(Clone)]
-pub struct View4(Arc<Cells<{ 1 << 24 }, 256>>);
+pub struct View4(Arc<Cells<V4, { 1 << 24 }>>);
 
 impl std::fmt::Debug for View4 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -37,13 +39,13 @@ impl View4 {
     /// The value of the longest prefix that covers the address.
     #[inline]
     pub fn lookup(&self, address: u32) -> Option<u32> {
-        self.0.lookup(left(address))
+        self.0.lookup(address)
     }
 
     /// As [`Lpm4::lookup_batch`].
     #[inline]
     pub fn lookup_batch(&self, addresses: &[u32], values: &mut [u32]) {
-        self.0.lookup_batch(addresses, values, left);
+        self.0.lookup_batch(addresses, values);
     }
 }
 
@@ -65,9 +67,10 @@ impl Lpm4 {
         Self(Trie::new())
     }
 
-    /// A table whose nodes, which prefixes longer than the first level need, are at most so many.
-    pub fn with_nodes(most: usize) -> Self {
-        Self(Trie::with_nodes(most))
+    /// A table that has at most so many cache lines behind its first level. A prefix longer than that level takes one line or less where
+    /// few others are near.
+    pub fn with_lines(most: usize) -> Self {
+        Self(Trie::with_lines(most))
     }
 
     /// What to look up in, also from other threads.
@@ -97,6 +100,8 @@ impl Lpm4 {
         table.0.reserve(prefixes.len());
         for (address, len, value) in prefixes {
             table.insert(*address, *len, *value)?;
+            // Nobody looks into it yet.
+            table.0.reclaim(0, u64::MAX);
         }
         Ok(table)
     }
@@ -136,19 +141,18 @@ impl Lpm4 {
     /// The value of the longest prefix that covers the address.
     #[inline]
     pub fn lookup(&self, address: u32) -> Option<u32> {
-        self.0.cells().lookup(left(address))
+        self.0.cells().lookup(address)
     }
 
     /// Looks up as many addresses as both slices have, [`super::MISS`] for none. Faster than one by one, as the
     /// memory accesses of a batch overlap.
     #[inline]
     pub fn lookup_batch(&self, addresses: &[u32], values: &mut [u32]) {
-        self.0.cells().lookup_batch(addresses, values, left);
+        self.0.cells().lookup_batch(addresses, values);
     }
 }
 
 /// The address at the left end of 128 bits.
-#[inline]
 fn left(address: u32) -> u128 {
     u128::from(address) << 96
 }

@@ -1,12 +1,15 @@
-//! Longest prefix match for IPv6: a multibit trie whose first level takes 20 bits, and whose nodes take four
-//! and fill one cache line.
+//! Longest prefix match for IPv6: a first level of 22 bits, and cache lines behind it, of which each takes as many of the
+//! bits that are left as it has room for their boundaries.
 
 use std::sync::Arc;
 
 use super::TableError;
-use super::trie::{Cells, Trie};
+use super::cells::Cells;
+use super::form::V6;
+use super::trie::Trie;
 
-/// A table of IPv6 prefixes. A lookup is one load for prefixes up to /20 and one more for every four bits behind.
+/// A table of IPv6 prefixes. A lookup is one load for prefixes up to /22 and mostly one more for longer ones, up to /64;
+/// where many are near each other, one for every four bits in which they differ.
 ///
 /// ```
 /// use dataplane::stages::table::lpm6::Lpm6;
@@ -20,12 +23,12 @@ use super::trie::{Cells, Trie};
 /// assert_eq!(table.lookup(address("2001:db9::1")), None);
 /// # Ok::<(), dataplane::stages::table::TableError>(())
 /// ```
-pub struct Lpm6(Trie<{ 1 << 20 }, 16>);
+pub struct Lpm6(Trie<V6, { 1 << 22 }>);
 
 /// What is looked up in while another thread changes the table: it sees every change when it is made. A lookup that
 /// was begun before [`Lpm6::reclaim`] was told of it must not go on behind that.
 #[derive(Clone)]
-pub struct View6(Arc<Cells<{ 1 << 20 }, 16>>);
+pub struct View6(Arc<Cells<V6, { 1 << 22 }>>);
 
 impl std::fmt::Debug for View6 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -37,13 +40,13 @@ impl View6 {
     /// The value of the longest prefix that covers the address.
     #[inline]
     pub fn lookup(&self, address: u128) -> Option<u32> {
-        self.0.lookup(left(address))
+        self.0.lookup(address)
     }
 
     /// As [`Lpm6::lookup_batch`].
     #[inline]
     pub fn lookup_batch(&self, addresses: &[u128], values: &mut [u32]) {
-        self.0.lookup_batch(addresses, values, left);
+        self.0.lookup_batch(addresses, values);
     }
 }
 
@@ -65,9 +68,10 @@ impl Lpm6 {
         Self(Trie::new())
     }
 
-    /// A table whose nodes, which prefixes longer than the first level need, are at most so many.
-    pub fn with_nodes(most: usize) -> Self {
-        Self(Trie::with_nodes(most))
+    /// A table that has at most so many cache lines behind its first level. A prefix longer than that level takes one line or less where
+    /// few others are near; longer than /64, two.
+    pub fn with_lines(most: usize) -> Self {
+        Self(Trie::with_lines(most))
     }
 
     /// What to look up in, also from other threads.
@@ -97,6 +101,8 @@ impl Lpm6 {
         table.0.reserve(prefixes.len());
         for (address, len, value) in prefixes {
             table.insert(*address, *len, *value)?;
+            // Nobody looks into it yet.
+            table.0.reclaim(0, u64::MAX);
         }
         Ok(table)
     }
@@ -136,19 +142,18 @@ impl Lpm6 {
     /// The value of the longest prefix that covers the address.
     #[inline]
     pub fn lookup(&self, address: u128) -> Option<u32> {
-        self.0.cells().lookup(left(address))
+        self.0.cells().lookup(address)
     }
 
     /// Looks up as many addresses as both slices have, [`super::MISS`] for none. Faster than one by one, as the
     /// memory accesses of a batch overlap.
     #[inline]
     pub fn lookup_batch(&self, addresses: &[u128], values: &mut [u32]) {
-        self.0.cells().lookup_batch(addresses, values, left);
+        self.0.cells().lookup_batch(addresses, values);
     }
 }
 
 /// The address at the left end of 128 bits.
-#[inline]
 fn left(address: u128) -> u128 {
     address
 }
@@ -161,4 +166,33 @@ fn unleft(key: u128) -> u128 {
 #[cfg(test)]
 mod tests {
     crate::stages::table::lpm_tests::lpm_tests!(Lpm6, u128, 128);
+
+    /// What is alone costs a line for each half of an address, whatever its length.
+    #[test]
+    fn a_lone_prefix_takes_few_lines() {
+        for (len, lines) in [(22, 0), (23, 1), (48, 1), (63, 1), (64, 1), (65, 2), (127, 2), (128, 2)] {
+            let mut table = Lpm6::new();
+            table.insert(0x2001_0db8 << 96 | 0xf00f, len, 1).unwrap();
+            assert_eq!(table.0.used(), lines, "/{len}");
+        }
+        // The ends of a half need no boundary.
+        let mut table = Lpm6::new();
+        table.insert(u128::MAX, 128, 1).unwrap();
+        table.insert(0, 128, 2).unwrap();
+        table.insert(0x1234 << 64 | u128::from(u64::MAX), 128, 3).unwrap();
+        table.insert(0x1235 << 64, 128, 4).unwrap();
+        for (address, value) in [
+            (0, Some(2)),
+            (1, None),
+            (0x1234 << 64, None),
+            ((0x1235 << 64) - 2, None),
+            ((0x1235 << 64) - 1, Some(3)),
+            (0x1235 << 64, Some(4)),
+            ((0x1235 << 64) + 1, None),
+            (u128::MAX - 1, None),
+            (u128::MAX, Some(1)),
+        ] {
+            assert_eq!(table.lookup(address), value, "{address:x}");
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 macro_rules! lpm_tests {
     ($Lpm:ident, $Address:ident, $bits:literal) => {
+        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
         use proptest::prelude::*;
 
         use super::*;
@@ -33,13 +35,22 @@ macro_rules! lpm_tests {
             }
         }
 
-        /// Addresses that share their front, so that prefixes nest.
+        /// Addresses that share their front, so that prefixes nest; the first and the last of all.
         fn address() -> impl Strategy<Value = $Address> {
             prop_oneof![
-                any::<$Address>(),
-                (0..$bits as u32 - 1, 0..4u8)
+                2 => any::<$Address>(),
+                1 => prop::sample::select(vec![0, $Address::MAX]),
+                3 => (0..$bits as u32 - 1, 0..4u8)
                     .prop_map(|(shift, low)| ($Address::MAX / 5) ^ ($Address::from(low) << shift)),
             ]
+        }
+
+        /// Addresses that differ in few bits, in which many lie side by side.
+        fn crowded() -> impl Strategy<Value = (u32, Vec<$Address>)> {
+            let shift = prop_oneof![0..$bits as u32 - 8, prop::sample::select(vec![0, $bits / 2 - 1, $bits - 24])];
+            (shift, prop::collection::vec(any::<u8>(), 1..120)).prop_map(|(shift, lows)| {
+                (shift, lows.into_iter().map(|low| ($Address::MAX / 5) ^ ($Address::from(low) << shift)).collect())
+            })
         }
 
         fn changes() -> impl Strategy<Value = Vec<(bool, $Address, u8, u32)>> {
@@ -89,6 +100,132 @@ macro_rules! lpm_tests {
                 }
                 prop_assert!(table.is_empty() && table.0.is_clear());
             }
+        }
+
+        proptest! {
+            #![proptest_config(ProptestConfig::with_cases(48))]
+
+            /// What does not fit is refused and changes nothing, what is taken out makes room, and all of it in the end.
+            #[test]
+            fn crowds_split_and_merge(
+                (shift, addresses) in crowded(), lens in prop::collection::vec(0..10u32, 1..20), most in prop_oneof![8..64usize, Just(4096)],
+                probes in prop::collection::vec(address(), 20), order in any::<u64>(), reclaimed in 1..50u64,
+            ) {
+                let (mut table, mut model) = ($Lpm::with_lines(most), Model::default());
+                let prefixes = addresses.iter().zip(lens.iter().cycle()).zip(0u32..);
+                let prefixes: Vec<_> = prefixes.map(|((address, len), value)| {
+                    (*address, ($bits - (shift + len).min($bits)) as u8, value % 5 * (MAX_VALUE / 4))
+                }).collect();
+                let same = |table: &$Lpm, model: &Model| {
+                    let edges = model.0.iter().flat_map(|p| {
+                        let last = p.0 | !Model::mask(p.1);
+                        [p.0, last, last.wrapping_add(1), p.0.wrapping_sub(1)]
+                    });
+                    let probes: Vec<$Address> = edges.chain(probes.iter().copied()).chain(addresses.iter().copied()).collect();
+                    let mut values = vec![7; probes.len()];
+                    table.lookup_batch(&probes, &mut values);
+                    for (probe, value) in probes.iter().zip(values) {
+                        prop_assert_eq!(value, model.lookup(*probe).unwrap_or(MISS), "{:x}", probe);
+                    }
+                    Ok(())
+                };
+                let mut time = 0;
+                let mut pass = |table: &mut $Lpm| {
+                    time += 1;
+                    table.reclaim(time, if time % reclaimed == 0 { time } else { 0 });
+                };
+                for (address, len, value) in &prefixes {
+                    match table.insert(*address, *len, *value) {
+                        Ok(old) => prop_assert_eq!(old, model.insert(*address, *len, *value)),
+                        Err(error) => {
+                            prop_assert_eq!(error, TableError::Full(most.next_multiple_of(8)));
+                            prop_assert_eq!(table.get(*address, *len), None);
+                        }
+                    }
+                    pass(&mut table);
+                }
+                same(&table, &model)?;
+                let half = model.0.len() / 2;
+                while model.0.len() > half {
+                    let (address, len, value) = model.0[(order >> (model.0.len() % 32)) as usize % model.0.len()];
+                    prop_assert_eq!(table.remove(address, len), Some(value));
+                    model.remove(address, len);
+                    pass(&mut table);
+                }
+                same(&table, &model)?;
+                for (address, len, value) in &prefixes[..prefixes.len() / 2] {
+                    if let Ok(old) = table.insert(*address, *len, value / 2) {
+                        prop_assert_eq!(old, model.insert(*address, *len, value / 2));
+                    }
+                    pass(&mut table);
+                }
+                same(&table, &model)?;
+                for (address, len, value) in std::mem::take(&mut model.0) {
+                    prop_assert_eq!(table.remove(address, len), Some(value));
+                    pass(&mut table);
+                }
+                same(&table, &model)?;
+                prop_assert!(table.is_empty() && table.0.is_clear());
+            }
+        }
+
+        /// While prefixes come, change and go, who looks sees what was or what is, and nothing else; and what stays, always.
+        #[test]
+        fn readers_see_old_or_new() {
+            let front = $Address::MAX / 5;
+            let wide = |at: u8| (front ^ $Address::from(at) << ($bits - 31), ($bits - 28) as u8);
+            let narrow = |at: u8| (front ^ $Address::from(at) << ($bits - 31), $bits - u8::from(at % 2));
+            let mut table = $Lpm::new();
+            table.insert(front, 6, 1).unwrap();
+            table.insert(wide(0).0, wide(0).1, 2).unwrap();
+            for at in (1..64).step_by(9) {
+                table.insert(narrow(at).0, narrow(at).1, 3).unwrap();
+            }
+            let stays = |at: u8| at % 9 == 1;
+            let (view, time, done) = (table.view(), AtomicU64::new(1), AtomicBool::new(false));
+            // When each reader last had no lookup under way.
+            let passes = [AtomicU64::new(0), AtomicU64::new(0)];
+            let seen: u64 = std::thread::scope(|scope| {
+                let look = |pass: &AtomicU64| {
+                    let addresses: Vec<$Address> = (0..64).map(|at| narrow(at).0).collect();
+                    let (mut values, mut seen) = ([0; 64], 0);
+                    while !done.load(Ordering::Relaxed) {
+                        pass.store(time.load(Ordering::SeqCst), Ordering::SeqCst);
+                        view.lookup_batch(&addresses, &mut values);
+                        for (at, value) in (0..64u8).zip(values) {
+                            match value {
+                                3 if stays(at) => {}
+                                1 | 2 | 5 | 6 if !stays(at) => {}
+                                other => panic!("{other} for {at}"),
+                            }
+                        }
+                        seen += 1;
+                    }
+                    seen
+                };
+                let readers: Vec<_> = passes.iter().map(|pass| scope.spawn(move || look(pass))).collect();
+                for round in 0..60u32 {
+                    for at in (0..64).filter(|at| !stays(*at)) {
+                        let (address, len) = narrow(at);
+                        match round % 3 {
+                            0 => assert_eq!(table.insert(address, len, 5), Ok(None)),
+                            1 => assert_eq!(table.insert(address, len, 6), Ok(Some(5))),
+                            _ => assert_eq!(table.remove(address, len), Some(6)),
+                        }
+                        let now = time.fetch_add(1, Ordering::SeqCst) + 1;
+                        let quiet = passes.iter().map(|pass| pass.load(Ordering::SeqCst)).min().unwrap_or(0);
+                        table.reclaim(now, quiet);
+                    }
+                    if round % 6 == 5 {
+                        table.remove(wide(0).0, wide(0).1);
+                        table.insert(wide(0).0, wide(0).1, 2).unwrap();
+                    }
+                }
+                done.store(true, Ordering::Relaxed);
+                readers.into_iter().map(|reader| reader.join().unwrap()).sum()
+            });
+            assert!(seen > 0);
+            assert_eq!((table.len(), table.lookup(narrow(1).0)), (10 - 1, Some(3)));
         }
 
         #[test]

@@ -3,12 +3,16 @@
 //! Changing a table may allocate and is for the control path. Looking up never allocates, locks or panics.
 
 pub mod bucket;
+mod cells;
 pub mod classifier;
 pub mod exact;
+mod form;
+mod lines;
 pub mod lpm4;
 pub mod lpm6;
 #[cfg(test)]
 mod lpm_tests;
+mod runs;
 mod trie;
 
 use zerocopy::FromZeros;
@@ -35,8 +39,8 @@ pub enum TableError {
     /// A value above [`MAX_VALUE`].
     #[error("the value {0} is above {MAX_VALUE}, the greatest a table stores")]
     Value(u32),
-    /// The table has as many nodes as it may have.
-    #[error("the prefix needs more than the {0} nodes that the table may have")]
+    /// The table has as many cache lines as it may have. Those that were taken out count until they are reclaimed.
+    #[error("the prefix needs more than the {0} cache lines that the table may have")]
     Full(usize),
     /// The table has as many keys as it takes.
     #[error("the table has room for no more than {0} keys")]

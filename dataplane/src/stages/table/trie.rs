@@ -1,214 +1,78 @@
-//! The multibit trie behind both longest-prefix-match tables.
+//! The trie behind both longest-prefix-match tables.
 //!
-//! A first level indexed by the leading bits of the address, then nodes of `FAN` cells. A cell holds a value or the
-//! number of a node; prefixes are expanded to the cells they cover, so that a lookup never goes back. Beside every
-//! cell lies the length of the prefix that it came from, which only changes read.
+//! A first level is indexed by the leading bits of the address. Behind it lie cache lines of two kinds. A *bucket* has the
+//! boundaries between runs of addresses, and a cell for each run ([`Form`]); where there are too many for one, there are two,
+//! four or eight side by side, of which the next bits of the address choose one. Where they are too many for those, there is a *node*: 16
+//! cells, of which the next four bits choose. A cell holds a value, or says where lines are. So what is sparse costs
+//! one line, however long its prefixes are, and what is dense four bits a line.
 //!
-//! Addresses are left-aligned in 128 bits. Both levels are allocated zeroed and untouched pages stay unmapped; the
-//! prefix of length 0 is held apart, or it would touch them all.
+//! Addresses are left-aligned in 128 bits and told apart one half after the other: a cell for a single first half leads
+//! to lines for the second. Prefixes are expanded to the cells they cover, so that a lookup never goes back. Beside
+//! every cell lies the length of the prefix that it came from, which only changes read. Neighbouring runs are one only
+//! if they came from the same prefix: so the ends of every prefix that there is are boundaries, and it is taken out
+//! in place. All memory is allocated zeroed and untouched pages stay unmapped; the prefix of length 0 is held apart, or it would
+//! touch them all.
 //!
-//! One thread changes the trie while any number look up in its cells, which are atomics: a change writes a new node
-//! before it links it, and every cell that it does not mean says the same before, during and after. A node that was
-//! taken out is used anew only when its owner says that nobody can be looking at it any more ([`Trie::reclaim`]).
+//! One thread changes the trie while any number look up in its cells, which are atomics. Boundaries never change: a
+//! change that needs others writes new lines, which say what the old ones said, before it links them. Then it writes the
+//! cells that it means, in place; every other says the same before, during and after. Lines that were taken out are used anew
+//! only when the owner says that nobody can be looking at them any more ([`Trie::reclaim`]).
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use super::{MAX_VALUE, MISS, TableError, zeroed};
-
-/// In a cell: the other bits are the number of a node. Without: they are a value plus one, or 0 for none.
-const NODE: u32 = 1 << 31;
-
-/// The cell of a node that is not there.
-static NOTHING: AtomicU32 = AtomicU32::new(0);
-
-/// How many lookups of a batch are under way at once.
-const WAYS: usize = 32;
-
-#[derive(Clone, Copy)]
-enum Place {
-    First(usize),
-    Node(usize, usize),
-}
-
-#[derive(Clone, Copy)]
-struct Cell {
-    entry: u32,
-    depth: u8,
-}
-
-/// Bytes of nodes that are allocated at once: most of them lie in whole huge pages. Pages that are not used are not mapped.
-const CHUNK_BYTES: usize = 32 << 20;
-
-/// The most nodes: one for every cell of the first level of IPv4.
-const NODES: usize = 1 << 24;
-
-const LINE: usize = 64 / size_of::<AtomicU32>();
-
-/// Nodes, each of which is a cache line or several.
-struct Chunk<const FAN: usize> {
-    cells: Box<[AtomicU32]>,
-    /// Where the first line begins.
-    first: usize,
-}
-
-impl<const FAN: usize> Chunk<FAN> {
-    const NODES: usize = CHUNK_BYTES / (FAN * size_of::<AtomicU32>());
-
-    fn new() -> Self {
-        // Aligned by hand: of memory that is to be aligned otherwise the allocator writes the zeros itself, and so maps it all,
-        // before it is advised to use huge pages.
-        let cells: Box<[AtomicU32]> = zeroed(Self::NODES * FAN + LINE);
-        let first = cells.as_ptr().align_offset(64).min(LINE);
-        Self { cells, first }
-    }
-
-    #[inline]
-    fn node(&self, node: usize) -> Option<&[AtomicU32; FAN]> {
-        self.cells.get(self.first + node * FAN..)?.first_chunk()
-    }
-}
-
-/// What is looked up in. `SLOTS` and `FAN` are powers of two.
-pub(super) struct Cells<const SLOTS: usize, const FAN: usize> {
-    first: Box<[AtomicU32; SLOTS]>,
-    nodes: Box<[OnceLock<Chunk<FAN>>]>,
-    default: AtomicU32,
-}
+use super::cells::{BUCKET, CHOICE, Cells, LINE, LOW, NUMBER, boxed, line_of, size_of_group};
+use super::form::{CELLS, Form, WORDS, cell, set_cell};
+use super::lines::{Allocator, LINES, SIZES};
+use super::runs::{Cell, HALF, Place, Plan, Run, Span, divide, half_of};
+use super::{MAX_VALUE, TableError};
 
 /// See the module.
-pub(super) struct Trie<const SLOTS: usize, const FAN: usize> {
-    cells: Arc<Cells<SLOTS, FAN>>,
+pub(super) struct Trie<F, const SLOTS: usize> {
+    cells: Arc<Cells<F, SLOTS>>,
     first_depths: Box<[u8; SLOTS]>,
-    depths: Vec<[u8; FAN]>,
-    free: Vec<usize>,
-    /// Nodes that were taken out, each with the time of that, as the owner counts it.
-    retired: VecDeque<(u64, usize)>,
+    /// Of the cells of every line.
+    depths: Vec<[u8; CELLS]>,
+    lines: Allocator,
+    /// Groups of lines that were taken out, with their size and the time of that, as the owner counts it.
+    retired: VecDeque<(u64, usize, usize)>,
     time: u64,
-    /// The most nodes.
-    most: usize,
     rules: HashMap<(u128, u8), u32>,
 }
 
-impl<const SLOTS: usize, const FAN: usize> Cells<SLOTS, FAN> {
+impl<F: Form, const SLOTS: usize> Trie<F, SLOTS> {
     const FIRST_BITS: u32 = SLOTS.ilog2();
-    const NODE_BITS: u32 = FAN.ilog2();
-
-    fn new() -> Self {
-        // What selects a cell of a node lies in one half of an address.
-        const { assert!(Self::FIRST_BITS.is_multiple_of(Self::NODE_BITS) && 64 % Self::NODE_BITS == 0) };
-        Self {
-            first: boxed(zeroed(SLOTS)),
-            nodes: (0..NODES / Chunk::<FAN>::NODES).map(|_| OnceLock::new()).collect(),
-            default: AtomicU32::new(0),
-        }
-    }
-
-    #[inline]
-    pub(super) fn lookup(&self, address: u128) -> Option<u32> {
-        let mut value = [MISS];
-        self.lookup_batch(&[address], &mut value, |address| address);
-        (value[0] != MISS).then_some(value[0])
-    }
-
-    /// Looks up as many addresses as both slices have. All go down level by level together, so that the processor
-    /// waits for their cache misses at the same time.
-    #[inline]
-    pub(super) fn lookup_batch<A: Copy>(&self, addresses: &[A], values: &mut [u32], left: impl Fn(A) -> u128) {
-        loop {
-            let default = self.default.load(Ordering::Acquire);
-            for (addresses, values) in addresses.chunks(WAYS).zip(values.chunks_mut(WAYS)) {
-                self.descend(addresses, values, &left);
-                for (_, entry) in addresses.iter().zip(values.iter_mut()) {
-                    *entry = if *entry == 0 { default } else { *entry }.wrapping_sub(1);
-                }
-            }
-            // A table that had no default before and no cell after may have had either at all times.
-            if self.default.load(Ordering::Acquire) == default {
-                return;
-            }
-        }
-    }
-
-    /// What the last cell on the way of each of up to [`WAYS`] addresses says.
-    #[inline]
-    fn descend<A: Copy>(&self, addresses: &[A], entries: &mut [u32], left: impl Fn(A) -> u128) {
-        let mut pending = 0;
-        for (address, entry) in addresses.iter().zip(entries.iter_mut()) {
-            let at = (left(*address) >> (128 - Self::FIRST_BITS)) as usize & (SLOTS - 1);
-            *entry = self.first[at].load(Ordering::Acquire);
-            pending |= *entry;
-        }
-        let mut shift = Self::FIRST_BITS;
-        while pending & NODE != 0 {
-            // First where the cells are, then what they say: so all these loads are under way at once.
-            let mut cells = [&NOTHING; WAYS];
-            let down = 64 - Self::NODE_BITS - shift % 64;
-            for ((address, entry), cell) in addresses.iter().zip(entries.iter()).zip(&mut cells) {
-                if *entry & NODE != 0 {
-                    let half = if shift < 64 { left(*address) >> 64 } else { left(*address) } as u64;
-                    let node = self.node((entry & !NODE) as usize);
-                    *cell = node.map_or(&NOTHING, |node| &node[(half >> down) as usize & (FAN - 1)]);
-                }
-            }
-            pending = 0;
-            for (entry, cell) in entries.iter_mut().zip(cells) {
-                if *entry & NODE != 0 {
-                    *entry = cell.load(Ordering::Acquire);
-                    pending |= *entry;
-                }
-            }
-            shift += Self::NODE_BITS;
-        }
-    }
-
-    #[inline]
-    fn node(&self, node: usize) -> Option<&[AtomicU32; FAN]> {
-        self.nodes.get(node / Chunk::<FAN>::NODES)?.get()?.node(node % Chunk::<FAN>::NODES)
-    }
-
-    fn place(&self, place: Place) -> Option<&AtomicU32> {
-        match place {
-            Place::First(slot) => self.first.get(slot),
-            Place::Node(node, at) => self.node(node)?.get(at),
-        }
-    }
-}
-
-impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
-    const FIRST_BITS: u32 = SLOTS.ilog2();
-    const NODE_BITS: u32 = FAN.ilog2();
 
     pub(super) fn new() -> Self {
-        Self::with_nodes(NODES)
+        Self::with_lines(LINES)
     }
 
-    /// A trie of at most so many nodes.
-    pub(super) fn with_nodes(most: usize) -> Self {
+    /// A trie of at most so many lines.
+    pub(super) fn with_lines(most: usize) -> Self {
+        let lines = Allocator::new(most);
         Self {
-            cells: Arc::new(Cells::new()),
+            cells: Arc::new(Cells::new(lines.most())),
             first_depths: boxed(vec![0; SLOTS].into()),
             depths: Vec::new(),
-            free: Vec::new(),
+            lines,
             retired: VecDeque::new(),
             time: 0,
-            most: most.min(NODES),
             rules: HashMap::new(),
         }
     }
 
     /// What to look up in, also from other threads.
-    pub(super) fn cells(&self) -> &Arc<Cells<SLOTS, FAN>> {
+    pub(super) fn cells(&self) -> &Arc<Cells<F, SLOTS>> {
         &self.cells
     }
 
-    /// Says what time it is for nodes that are taken out from now on. Those that were taken out before `quiet` nobody
+    /// Says what time it is for lines that are taken out from now on. Those that were taken out before `quiet` nobody
     /// looks at any more.
     pub(super) fn reclaim(&mut self, time: u64, quiet: u64) {
         self.time = time;
-        while let Some((_, node)) = self.retired.pop_front_if(|(retired, _)| *retired < quiet) {
-            self.free.push(node);
+        while let Some((_, group, size)) = self.retired.pop_front_if(|(retired, ..)| *retired < quiet) {
+            self.lines.give(group, size);
         }
     }
 
@@ -221,15 +85,20 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
         self.rules.len()
     }
 
-    /// Whether every cell is as in a new trie and every node free.
+    /// Whether every cell is as in a new trie and every line free.
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
         let first = &self.cells.first;
         let clear = first.iter().all(|entry| entry.load(Ordering::Relaxed) == 0)
             && self.first_depths.iter().all(|depth| *depth == 0);
-        clear
-            && self.cells.default.load(Ordering::Relaxed) == 0
-            && self.free.len() + self.retired.len() == self.depths.len()
+        let retired: usize = self.retired.iter().map(|(_, _, size)| 1 << size).sum();
+        clear && self.cells.default.load(Ordering::Relaxed) == 0 && self.lines.free() + retired == self.lines.made()
+    }
+
+    /// Lines that are in use, those that were taken out among them.
+    #[cfg(test)]
+    pub(super) fn used(&self) -> usize {
+        self.lines.made() - self.lines.free()
     }
 
     pub(super) fn reserve(&mut self, rules: usize) {
@@ -245,32 +114,12 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
             return Err(TableError::Value(value));
         }
         let key = prefix(address, len);
-        if self.room() < self.missing(key, len) {
-            return Err(TableError::Full(self.most));
+        if !self.rules.contains_key(&(key, len)) && !self.bound(key, len) {
+            return Err(TableError::Full(self.lines.most()));
         }
         let old = self.rules.insert((key, len), value);
         self.paint(key, len, Cell { entry: value + 1, depth: len });
         Ok(old)
-    }
-
-    /// How many nodes may still be taken.
-    fn room(&self) -> usize {
-        self.free.len() + self.most - self.depths.len()
-    }
-
-    /// How many nodes a prefix needs that are not there.
-    fn missing(&self, key: u128, len: u8) -> usize {
-        let levels = (u32::from(len).saturating_sub(Self::FIRST_BITS)).div_ceil(Self::NODE_BITS);
-        let (mut place, mut used) = (Place::First((key >> (128 - Self::FIRST_BITS)) as usize), Self::FIRST_BITS);
-        for there in 0..levels {
-            let Cell { entry, .. } = self.cell(place);
-            if entry & NODE == 0 {
-                return (levels - there) as usize;
-            }
-            used += Self::NODE_BITS;
-            place = Place::Node((entry & !NODE) as usize, (key >> (128 - used)) as usize & (FAN - 1));
-        }
-        0
     }
 
     pub(super) fn remove(&mut self, address: u128, len: u8) -> Option<u32> {
@@ -280,115 +129,275 @@ impl<const SLOTS: usize, const FAN: usize> Trie<SLOTS, FAN> {
             let value = self.rules.get(&(prefix(key, depth), depth))?;
             Some(Cell { entry: value + 1, depth })
         });
-        let path = self.paint(key, len, parent.unwrap_or(Cell { entry: 0, depth: 0 }));
-        self.collapse(&path);
+        self.paint(key, len, parent.unwrap_or(Cell::NONE));
+        self.tidy(key);
         Some(old)
     }
 
     fn cell(&self, place: Place) -> Cell {
-        let depth = match place {
-            Place::First(slot) => self.first_depths[slot],
-            Place::Node(node, at) => self.depths[node][at],
-        };
         // This thread alone writes.
-        Cell { entry: self.cells.place(place).map_or(0, |cell| cell.load(Ordering::Relaxed)), depth }
+        match place {
+            Place::First(slot) => {
+                Cell { entry: self.cells.first[slot].load(Ordering::Relaxed), depth: self.first_depths[slot] }
+            }
+            Place::Line(line, at) => {
+                Cell { entry: cell(self.cells.lines.line(line), at), depth: self.depths[line][at] }
+            }
+        }
     }
 
     fn set(&mut self, place: Place, cell: Cell) {
         match place {
-            Place::First(slot) => self.first_depths[slot] = cell.depth,
-            Place::Node(node, at) => self.depths[node][at] = cell.depth,
-        }
-        if let Some(to) = self.cells.place(place) {
-            // Who sees the number of a node sees what was written to it.
-            to.store(cell.entry, Ordering::Release);
-        }
-    }
-
-    /// The node that hangs below a cell; makes one that says what the cell said.
-    fn node_below(&mut self, place: Place) -> usize {
-        let Cell { entry, depth } = self.cell(place);
-        if entry & NODE != 0 {
-            return (entry & !NODE) as usize;
-        }
-        let node = self.free.pop().unwrap_or_else(|| {
-            self.depths.push([0; FAN]);
-            self.depths.len() - 1
-        });
-        // `insert` has seen to it that there is room.
-        if let Some(chunk) = self.cells.nodes.get(node / Chunk::<FAN>::NODES) {
-            chunk.get_or_init(Chunk::new);
-        }
-        self.cells.node(node).into_iter().flatten().for_each(|cell| cell.store(entry, Ordering::Relaxed));
-        self.depths[node] = [depth; FAN];
-        self.set(place, Cell { entry: NODE | node as u32, depth: 0 });
-        node
-    }
-
-    /// Writes `cell` wherever the prefix is the longest that covers: on insertion over shorter ones, on removal over
-    /// itself, as nothing shorter is left below it. Gives the cells above the one where it ended, each with the bits
-    /// that lead to it.
-    fn paint(&mut self, key: u128, len: u8, cell: Cell) -> Vec<(Place, u32)> {
-        if len == 0 {
-            self.cells.default.store(cell.entry, Ordering::Release);
-            return Vec::new();
-        }
-        let (bits, mut path) = (u32::from(len), Vec::new());
-        let slot = (key >> (128 - Self::FIRST_BITS)) as usize;
-        if bits <= Self::FIRST_BITS {
-            for slot in slot..slot + (1 << (Self::FIRST_BITS - bits)) {
-                self.paint_below(Place::First(slot), len, cell);
+            Place::First(slot) => {
+                self.first_depths[slot] = cell.depth;
+                // Who sees the number of a line sees what was written to that.
+                self.cells.first[slot].store(cell.entry, Ordering::Release);
             }
-            return path;
+            Place::Line(line, at) => {
+                self.depths[line][at] = cell.depth;
+                set_cell(self.cells.lines.line(line), at, cell.entry);
+            }
         }
-        let (mut place, mut used) = (Place::First(slot), Self::FIRST_BITS);
+    }
+
+    /// Has the ends of a prefix be boundaries, or ends of cells. What the cells say is the same before and after.
+    /// `false`: there are too few lines, and nothing has changed.
+    fn bound(&mut self, key: u128, len: u8) -> bool {
+        if u32::from(len) <= Self::FIRST_BITS {
+            return true;
+        }
+        let slot = Self::slot(key);
+        let (mut place, mut span) = (Place::First(slot), Self::span(slot));
         loop {
-            let node = self.node_below(place);
-            path.push((place, used));
-            used += Self::NODE_BITS;
-            let at = (key >> (128 - used)) as usize & (FAN - 1);
-            if bits <= used {
-                for at in at..at + (1 << (used - bits)) {
-                    self.paint_below(Place::Node(node, at), len, cell);
+            let ((first, last), below) = (span.ends_of(key, len), span.half == 0 && u32::from(len) > HALF);
+            let cell = self.cell(place);
+            if first <= span.first && span.last() <= last {
+                if !below {
+                    return true;
                 }
-                return path;
+                span = Span::LOW;
+            } else if span.is_node(cell) {
+                (place, span) = span.child(cell, span.choice_of(half_of(key, span.half)));
+            } else {
+                let stored = if span.is_buckets(cell) { self.stored(cell, span) } else { Vec::new() };
+                let is_there = |boundary| stored.iter().any(|(_, run)| run.last == boundary);
+                if span.boundaries((first, last)).all(is_there) {
+                    // Only of what leads to the second half there is more to see.
+                    if !below {
+                        return true;
+                    }
+                    (place, span) = self.run_of(cell, span, first);
+                } else {
+                    let mut runs = self.runs(cell, span);
+                    divide(&mut runs, span, (first, last));
+                    // One more for the second half.
+                    if !self.rewrite(place, span, &Plan::of::<F>(&runs, span), usize::from(below)) {
+                        return false;
+                    }
+                }
             }
-            place = Place::Node(node, at);
         }
     }
 
-    /// Writes `cell` over what is no longer than `len` at a place and below it.
-    fn paint_below(&mut self, place: Place, len: u8, cell: Cell) {
-        let Cell { entry, depth } = self.cell(place);
-        if entry & NODE != 0 {
-            for at in 0..FAN {
-                self.paint_below(Place::Node((entry & !NODE) as usize, at), len, cell);
-            }
-        } else if depth <= len {
-            self.set(place, cell);
+    /// Writes `new` wherever the prefix is the longest that covers: on insertion over shorter ones, on removal over
+    /// itself, as nothing shorter is left below it.
+    fn paint(&mut self, key: u128, len: u8, new: Cell) {
+        if len == 0 {
+            return self.cells.default.store(new.entry, Ordering::Release);
+        }
+        let first = Self::slot(key);
+        for slot in first..first + (1 << Self::FIRST_BITS.saturating_sub(len.into())) {
+            self.paint_below(Place::First(slot), Self::span(slot), (key, len), new);
         }
     }
 
-    /// Takes out the nodes on a path that no longer tell addresses apart.
-    fn collapse(&mut self, path: &[(Place, u32)]) {
-        for (place, used) in path.iter().rev() {
-            let node = (self.cell(*place).entry & !NODE) as usize;
-            // Cells from prefixes that end above the node are all from the same one.
-            let alike = self.depths[node].iter().all(|depth| u32::from(*depth) <= *used)
-                && (0..FAN).all(|at| self.cell(Place::Node(node, at)).entry & NODE == 0);
-            if !alike {
-                return;
+    /// The same at a place, which the prefix covers unless it leads to lines, and below it.
+    fn paint_below(&mut self, place: Place, mut span: Span, of: (u128, u8), new: Cell) {
+        let cell = self.cell(place);
+        if cell.entry & LINE == 0 {
+            if cell.depth <= of.1 {
+                self.set(place, new);
             }
-            self.set(*place, self.cell(Place::Node(node, 0)));
-            self.retired.push_back((self.time, node));
+            return;
+        }
+        if cell.entry & LOW != 0 {
+            span = span.low();
+        }
+        let (first, last) = span.ends_of(of.0, of.1);
+        if span.is_node(cell) {
+            for at in 0..CELLS {
+                let (place, child) = span.child(cell, at);
+                if first <= child.last() && child.first <= last {
+                    self.paint_below(place, child, of, new);
+                }
+            }
+            return;
+        }
+        for (place, run) in self.stored(cell, span) {
+            if first <= run.last && run.last <= last {
+                self.paint_below(place, span.at(run.last), of, new);
+            }
         }
     }
-}
 
-/// An array made from a slice on the heap, never on the stack. The slice is one for which the allocator was asked for pages
-/// that are zero already, and are mapped when they are touched.
-fn boxed<T, const N: usize>(slice: Box<[T]>) -> Box<[T; N]> {
-    slice.try_into().unwrap_or_else(|_| unreachable!("made with as many elements"))
+    /// Takes out the boundaries and the lines on the way of an address that no longer tell addresses apart, as long as there
+    /// are lines for what is to be there instead.
+    fn tidy(&mut self, key: u128) {
+        let slot = Self::slot(key);
+        let (mut place, mut span, mut way) = (Place::First(slot), Self::span(slot), Vec::new());
+        loop {
+            let cell = self.cell(place);
+            if cell.entry & LINE == 0 {
+                break;
+            }
+            if cell.entry & LOW != 0 {
+                span = span.low();
+            }
+            way.push((place, span));
+            let key = half_of(key, span.half);
+            (place, span) =
+                if span.is_node(cell) { span.child(cell, span.choice_of(key)) } else { self.run_of(cell, span, key) };
+        }
+        for (place, span) in way.into_iter().rev() {
+            let cell = self.cell(place);
+            let is_node = span.is_node(cell);
+            let is_node_above = |(place, child): (Place, Span)| child.is_node(self.cell(place));
+            if is_node && (0..CELLS).any(|at| is_node_above(span.child(cell, at))) {
+                continue;
+            }
+            let runs = self.runs(cell, span);
+            // A node stays until there are clearly fewer runs than it was made for.
+            if is_node && runs.len() > F::RUNS / 2 {
+                continue;
+            }
+            let plan = Plan::of::<F>(&runs, span);
+            if is_node || plan.size() != (1 << size_of_group(cell.entry), self.stored(cell, span).len()) {
+                self.rewrite(place, span, &plan, 0);
+            }
+        }
+    }
+
+    /// Puts what is planned at a place, if there are lines for it and so many more.
+    fn rewrite(&mut self, place: Place, span: Span, plan: &Plan, more: usize) -> bool {
+        let mut needed = [0; SIZES];
+        plan.count(&mut needed);
+        needed[0] += more;
+        if !self.lines.has(&needed) {
+            return false;
+        }
+        let old = self.cell(place);
+        let new = self.make(plan, span.half);
+        self.set(place, new);
+        self.retire(old, span.half);
+        true
+    }
+
+    /// Makes the lines of a plan, and gives the cell that leads there.
+    fn make(&mut self, plan: &Plan, half: usize) -> Cell {
+        let of_half = LINE | if half == 0 { 0 } else { LOW };
+        match plan {
+            Plan::Cell(cell) => *cell,
+            Plan::Node(children) => {
+                let cells: Vec<Cell> = children.iter().map(|child| self.make(child, half)).collect();
+                let line = self.take(0);
+                self.write(line, [0; WORDS], 0, &cells);
+                Cell { entry: of_half | line as u32, depth: 0 }
+            }
+            Plan::Buckets(buckets) => {
+                let size = buckets.len().ilog2();
+                let group = self.take(size as usize);
+                for (line, runs) in (group..).zip(buckets) {
+                    let lasts: Vec<u64> = runs.iter().map(|run| run.last).collect();
+                    let cells: Vec<Cell> = runs.iter().map(|run| run.cell).collect();
+                    self.write(line, F::words(lasts.split_last().map_or(&[], |(_, lasts)| lasts)), F::FIRST, &cells);
+                }
+                Cell { entry: of_half | BUCKET | size << CHOICE | group as u32, depth: 0 }
+            }
+        }
+    }
+
+    fn take(&mut self, size: usize) -> usize {
+        let group = self.lines.take(size);
+        self.depths.resize(self.lines.made(), [0; CELLS]);
+        group
+    }
+
+    /// Writes a line that nobody sees yet.
+    fn write(&mut self, line: usize, mut words: [u64; WORDS], first: usize, cells: &[Cell]) {
+        for (at, cell) in (first..CELLS).zip(cells) {
+            words[at / 2] |= u64::from(cell.entry) << (32 * (at % 2));
+            self.depths[line][at] = cell.depth;
+        }
+        for (to, word) in self.cells.lines.line(line).iter().zip(words) {
+            to.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// The lines that a cell led to are out of use, but for those of the second half that it led to by way of the first.
+    fn retire(&mut self, cell: Cell, half: usize) {
+        if cell.entry & (LINE | LOW) != LINE | if half == 0 { 0 } else { LOW } {
+            return;
+        }
+        let line = (cell.entry & NUMBER) as usize;
+        if cell.entry & BUCKET == 0 {
+            for at in 0..CELLS {
+                self.retire(self.cell(Place::Line(line, at)), half);
+            }
+        }
+        self.retired.push_back((self.time, line, size_of_group(cell.entry)));
+    }
+
+    /// The runs of what a cell covers, as few as there can be.
+    fn runs(&self, cell: Cell, span: Span) -> Vec<Run> {
+        let mut runs = Vec::new();
+        self.collect(cell, span, &mut runs);
+        runs
+    }
+
+    fn collect(&self, cell: Cell, span: Span, runs: &mut Vec<Run>) {
+        if span.is_node(cell) {
+            for at in 0..CELLS {
+                let (place, child) = span.child(cell, at);
+                self.collect(self.cell(place), child, runs);
+            }
+        } else if span.is_buckets(cell) {
+            self.stored(cell, span).into_iter().for_each(|(_, run)| run.join(runs, span.half));
+        } else {
+            Run { last: span.last(), cell }.join(runs, span.half);
+        }
+    }
+
+    /// The runs as they are stored in buckets.
+    fn stored(&self, cell: Cell, span: Span) -> Vec<(Place, Run)> {
+        let size = size_of_group(cell.entry) as u32;
+        let mut stored = Vec::new();
+        for (number, part) in (line_of(cell.entry, 0)..).zip((0..1 << size).map(|at| span.part(size, at))) {
+            let line = self.cells.lines.line(number);
+            for at in 0..F::RUNS {
+                let boundary = if at + 1 < F::RUNS { F::boundary(line, at, span.first) } else { None };
+                let place = Place::Line(number, F::FIRST + at);
+                stored.push((place, Run { last: boundary.unwrap_or(part.last()), cell: self.cell(place) }));
+                if boundary.is_none() {
+                    break;
+                }
+            }
+        }
+        stored
+    }
+
+    /// Where the cell of an address is in buckets.
+    fn run_of(&self, cell: Cell, span: Span, key: u64) -> (Place, Span) {
+        let line = line_of(cell.entry, key << span.bits);
+        (Place::Line(line, F::FIRST + F::below(self.cells.lines.line(line), key)), span.at(key))
+    }
+
+    fn slot(key: u128) -> usize {
+        (key >> (u128::BITS - Self::FIRST_BITS)) as usize
+    }
+
+    fn span(slot: usize) -> Span {
+        Span { half: 0, bits: Self::FIRST_BITS, first: (slot as u64) << (HALF - Self::FIRST_BITS) }
+    }
 }
 
 /// The leading `len` bits of an address, the others zero.
