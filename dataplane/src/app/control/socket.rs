@@ -45,7 +45,7 @@ pub(super) fn name(process: u32) -> String {
 }
 
 /// The process whose socket is called so.
-pub(super) fn process_of(name: &OsStr) -> Option<u32> {
+fn process_of(name: &OsStr) -> Option<u32> {
     name.to_str()?.strip_prefix("dataplane-")?.strip_suffix(".sock")?.parse().ok()
 }
 
