@@ -10,22 +10,16 @@ use pcap_parser::pcapng::{Block, parse_block_be, parse_block_le};
 use pcap_parser::traits::PcapNGPacketBlock;
 use pcap_parser::{Linktype, nom, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_header};
 
+use crate::provider::soft::link::reel::Frames;
 use crate::units::Nanos;
 
 /// The frames of a capture.
 #[derive(Debug, Default)]
 pub(crate) struct Capture {
-    bytes: Vec<u8>,
-    records: Vec<Record>,
+    pub(super) frames: Frames,
+    times: Vec<Nanos>,
     /// Where the capture is damaged, and how: what stands here comes from before.
     pub(crate) damage: Option<Damage>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Record {
-    at: usize,
-    len: usize,
-    time: Nanos,
 }
 
 /// Where a capture makes no sense any more, and why.
@@ -40,22 +34,21 @@ type Refusal = String;
 
 impl Capture {
     pub(crate) fn len(&self) -> usize {
-        self.records.len()
+        self.frames.len()
     }
 
     pub(crate) fn frame(&self, index: usize) -> &[u8] {
-        let record = self.records[index];
-        &self.bytes[record.at..record.at + record.len]
+        self.frames.get(index)
     }
 
     /// When a frame was captured, since the epoch.
     pub(crate) fn time(&self, index: usize) -> Nanos {
-        self.records[index].time
+        self.times[index]
     }
 
     fn push(&mut self, frame: &[u8], time: Nanos) {
-        self.records.push(Record { at: self.bytes.len(), len: frame.len(), time });
-        self.bytes.extend_from_slice(frame);
+        self.frames.push(frame);
+        self.times.push(time);
     }
 
     /// Reads a whole file.
@@ -136,7 +129,7 @@ impl Capture {
                 },
                 Block::SimplePacket(it) => {
                     let len = it.data.len().min(it.origlen as usize);
-                    let time = capture.records.last().map_or(Nanos(0), |record| record.time);
+                    let time = capture.times.last().copied().unwrap_or(Nanos(0));
                     capture.push(&it.data[..len], time);
                 }
                 _ => {}
@@ -261,7 +254,7 @@ mod tests {
         #[test]
         fn garbage_is_no_panic(bytes in captures()) {
             if let Ok(capture) = Capture::read(&bytes) {
-                prop_assert!(capture.bytes.len() <= bytes.len());
+                prop_assert!((0..capture.len()).map(|index| capture.frame(index).len()).sum::<usize>() <= bytes.len());
             }
         }
     }

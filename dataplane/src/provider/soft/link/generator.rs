@@ -7,7 +7,8 @@ use crate::clock::{HostClock, Timebase};
 use crate::error::{Error, Result};
 use crate::mem::SlotLayout;
 use crate::provider::soft::fault::Random;
-use crate::provider::soft::memory::Slots;
+use crate::provider::soft::link::reel::{Frames, Reel};
+use crate::provider::soft::memory::{Slots, copy};
 use crate::provider::soft::rss::Rss;
 use crate::units::Ticks;
 
@@ -89,7 +90,7 @@ const MOST_BYTES: usize = 64 << 20;
 /// A round of frames, made beforehand.
 #[derive(Debug)]
 pub(in crate::provider::soft) struct Plan {
-    frames: Vec<Box<[u8]>>,
+    frames: Frames,
     count: Option<u64>,
     rate: Option<u64>,
     copy: bool,
@@ -118,10 +119,12 @@ impl Plan {
             )));
         }
         // Every flow gets every size, and neighbours differ in their flow.
-        let frames =
-            sizes.iter().flat_map(|&size| (0..flows).map(move |flow| frame(spec, addresses, flow as u32, size)));
+        let mut frames = Frames::default();
+        for &size in &sizes {
+            (0..flows as u32).for_each(|flow| frames.push(&frame(spec, addresses, flow, size)));
+        }
         let out = spec.copy_out.then_some(max_frame);
-        Ok(Self { frames: frames.collect(), count: spec.count, rate: spec.rate, copy: spec.copy, out })
+        Ok(Self { frames, count: spec.count, rate: spec.rate, copy: spec.copy, out })
     }
 }
 
@@ -238,9 +241,7 @@ fn checksum(bytes: &[u8], from: u32) -> u16 {
 #[derive(Debug)]
 pub(in crate::provider::soft) struct Generator {
     plan: Arc<Plan>,
-    /// Indices into the plan's frames.
-    mine: Box<[u32]>,
-    next: usize,
+    reel: Reel,
     /// Still to come; `u64::MAX`: no end.
     left: u64,
     clock: HostClock,
@@ -269,34 +270,34 @@ struct Stamped {
 
 impl Generator {
     pub(super) fn new(plan: Arc<Plan>, queue: (u16, u16), rss: &Rss, clock: HostClock) -> Self {
-        let mine: Box<[u32]> = (0..plan.frames.len() as u32)
-            .filter(|&index| rss.queue(&plan.frames[index as usize], queue.1) == queue.0)
-            .collect();
-        let (all, own) = (plan.frames.len() as u64, mine.len() as u64);
+        let reel = Reel::new(&plan.frames, |frame| rss.queue(frame, queue.1) == queue.0);
+        let (all, own) = (plan.frames.len() as u64, reel.numbers().len() as u64);
         let left = match plan.count {
             _ if own == 0 => 0,
             None => u64::MAX,
-            Some(count) => count / all * own + mine.partition_point(|&index| u64::from(index) < count % all) as u64,
+            Some(count) => {
+                count / all * own + reel.numbers().partition_point(|&number| u64::from(number) < count % all) as u64
+            }
         };
         // No share is rounded: a queue of a slow generator would never have a frame due.
         let rate = plan.rate.map(|rate| (u128::from(rate) * u128::from(own), 1_000_000_000 * u128::from(all)));
         let timebase = clock.timebase();
         let (stamped, out) = (Stamped::default(), vec![0; plan.out.unwrap_or(0)].into());
-        Self { plan, mine, next: 0, left, clock, timebase, rate, began: None, passed: 0, stamped, out }
+        Self { plan, reel, left, clock, timebase, rate, began: None, passed: 0, stamped, out }
     }
 
     /// The frame that a slot holds when nothing is copied.
     fn of_slot(&self, slot: u32) -> &[u8] {
-        &self.plan.frames[self.mine[slot as usize % self.mine.len()] as usize]
+        let numbers = self.reel.numbers();
+        self.plan.frames.get(numbers[slot as usize % numbers.len()] as usize)
     }
 
     /// Gets ready for slots of this layout. `false`: their receives need more care than a run has.
     pub(in crate::provider::soft) fn bind(&mut self, layout: SlotLayout) -> bool {
-        let longest = self.mine.iter().map(|&index| self.plan.frames[index as usize].len()).max().unwrap_or(0);
-        if self.mine.is_empty() || longest > layout.room() as usize {
+        let Some(longest) = self.reel.lengths().max().filter(|longest| *longest <= layout.room() as usize) else {
             return false;
-        }
-        let uniform = self.mine.iter().all(|&index| self.plan.frames[index as usize].len() == longest);
+        };
+        let uniform = self.reel.lengths().all(|length| length == longest);
         let lengths =
             if uniform { Vec::new() } else { (0..layout.count).map(|slot| self.of_slot(slot).len() as u32).collect() };
         self.stamped =
@@ -352,9 +353,7 @@ impl Generator {
             return false;
         }
         self.pass(1);
-        let index = self.mine[self.next];
-        self.next = if self.next + 1 == self.mine.len() { 0 } else { self.next + 1 };
-        deliver(&self.plan.frames[index as usize]);
+        deliver(self.reel.take(&self.plan.frames).0);
         true
     }
 
@@ -363,23 +362,9 @@ impl Generator {
     pub(super) fn write(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
         self.pass(part.len() as u64);
         match self.plan.copy {
-            true => self.copy_into(slots, part, lengths),
+            true => self.reel.write(&self.plan.frames, slots, part, lengths),
             false => self.lengths_of(part, lengths),
         }
-    }
-
-    #[inline]
-    fn copy_into(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
-        let mut bytes = 0;
-        for (length, &slot) in lengths.iter_mut().zip(part) {
-            let frame = &self.plan.frames[self.mine[self.next] as usize];
-            self.next = if self.next + 1 == self.mine.len() { 0 } else { self.next + 1 };
-            // It fits: `bind` has seen to the longest, and the slot was checked when it was posted.
-            let _ = slots.write(slot, frame);
-            *length = frame.len() as u32;
-            bytes += frame.len() as u64;
-        }
-        bytes
     }
 
     #[inline]
@@ -405,7 +390,7 @@ impl Generator {
     #[inline]
     pub(super) fn copy_out(&mut self, frame: &[u8]) {
         let len = frame.len().min(self.out.len());
-        self.out[..len].copy_from_slice(&frame[..len]);
+        copy(&mut self.out[..len], &frame[..len]);
     }
 
     /// All slots below have their frame; `None`: slots get theirs when it comes in.

@@ -7,6 +7,7 @@ mod interface;
 mod loopback;
 mod packet;
 mod pcap;
+mod reel;
 mod stamps;
 mod tap;
 mod xdp;

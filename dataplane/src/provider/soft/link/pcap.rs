@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::mem::SlotLayout;
 use crate::provider::WcStatus;
 use crate::provider::soft::link::capture::{Capture, Writer};
+use crate::provider::soft::link::reel::Reel;
 use crate::provider::soft::memory::Slots;
 use crate::provider::soft::rss::Rss;
 use crate::units::{Nanos, Ticks};
@@ -127,10 +128,9 @@ fn lock(output: &Mutex<Output>) -> std::sync::MutexGuard<'_, Output> {
 #[derive(Debug)]
 pub(in crate::provider::soft) struct Player {
     files: Arc<Files>,
-    mine: Box<[u32]>,
-    next: usize,
-    /// Rounds still to play; `None`: no end.
-    rounds: Option<u64>,
+    reel: Reel,
+    /// Frames still to come; `u64::MAX`: no end.
+    left: u64,
     clock: HostClock,
     timebase: Timebase,
     /// When this round began.
@@ -141,21 +141,23 @@ pub(in crate::provider::soft) struct Player {
 
 impl Player {
     pub(super) fn new(files: Arc<Files>, queue: (u16, u16), rss: &Rss, clock: HostClock) -> Self {
-        let mine: Box<[u32]> = (0..files.capture.len() as u32)
-            .filter(|&index| rss.queue(files.capture.frame(index as usize), queue.1) == queue.0)
-            .collect();
+        let reel = Reel::new(&files.capture.frames, |frame| rss.queue(frame, queue.1) == queue.0);
         let timebase = clock.timebase();
         let wall = match timebase.source {
             ClockSource::Virtual => Nanos(0),
             _ => Nanos(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)),
         };
-        let rounds = if mine.is_empty() { Some(0) } else { files.spec.times };
+        let left = match (reel.numbers().len() as u64, files.spec.times) {
+            (0, _) => 0,
+            (_, None) => u64::MAX,
+            (frames, Some(times)) => frames.saturating_mul(times),
+        };
         let wall = (wall, clock.now());
-        Self { files, mine, next: 0, rounds, clock, timebase, began: None, wall }
+        Self { files, reel, left, clock, timebase, began: None, wall }
     }
 
     pub(super) fn ended(&self) -> bool {
-        self.rounds == Some(0)
+        self.left == 0
     }
 
     /// How many frames have come in at least.
@@ -164,15 +166,12 @@ impl Player {
             return 0;
         }
         match self.files.spec.pace {
-            Pace::Fast => match self.rounds {
-                None => u64::MAX,
-                Some(rounds) => rounds.saturating_mul(self.mine.len() as u64) - self.next as u64,
-            },
+            Pace::Fast => self.left,
             Pace::File => {
                 let now = self.clock.now();
                 let began = *self.began.get_or_insert(now);
                 // Since the first frame of the whole capture: queues keep their distance.
-                let time = self.files.capture.time(self.mine[self.next] as usize).0;
+                let time = self.files.capture.time(self.reel.next() as usize).0;
                 let after = time.saturating_sub(self.files.capture.time(0).0);
                 u64::from(self.timebase.between(began, now).0 >= after)
             }
@@ -183,16 +182,18 @@ impl Player {
         if self.due() == 0 {
             return false;
         }
-        let index = self.mine[self.next];
-        self.step();
-        deliver(self.files.capture.frame(index as usize));
+        let (frame, last) = self.reel.take(&self.files.capture.frames);
+        deliver(frame);
+        if last {
+            self.began = None;
+        }
+        self.pass(1);
         true
     }
 
     /// Whether frames can be received a run at a time into slots of this layout: at once, and each of them fits.
     pub(in crate::provider::soft) fn bind(&mut self, layout: SlotLayout) -> bool {
-        let fits = |index: &u32| self.files.capture.frame(*index as usize).len() <= layout.room() as usize;
-        self.files.spec.pace == Pace::Fast && self.mine.iter().all(fits)
+        self.files.spec.pace == Pace::Fast && self.reel.lengths().all(|length| length <= layout.room() as usize)
     }
 
     /// Whether what is sent goes nowhere.
@@ -203,26 +204,14 @@ impl Player {
     /// Writes frames that are due into posted slots, and their lengths. Returns their bytes.
     #[inline]
     pub(super) fn write(&mut self, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
-        let mut bytes = 0;
-        for (length, &slot) in lengths.iter_mut().zip(part) {
-            let frame = self.files.capture.frame(self.mine[self.next] as usize);
-            // It fits: `bind` has seen to all, and the slot was checked when it was posted.
-            let _ = slots.write(slot, frame);
-            *length = frame.len() as u32;
-            bytes += frame.len() as u64;
-            self.step();
-        }
-        bytes
+        self.pass(part.len() as u64);
+        self.reel.write(&self.files.capture.frames, slots, part, lengths)
     }
 
-    /// Goes on to the next frame.
     #[inline]
-    fn step(&mut self) {
-        self.next += 1;
-        if self.next == self.mine.len() {
-            self.next = 0;
-            self.began = None;
-            self.rounds = self.rounds.map(|rounds| rounds - 1);
+    fn pass(&mut self, frames: u64) {
+        if self.left != u64::MAX {
+            self.left -= frames;
         }
     }
 

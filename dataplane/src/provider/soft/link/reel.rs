@@ -1,0 +1,100 @@
+//! Frames in memory that come in one after the other, and then from the first again.
+
+use crate::mem::BATCH;
+use crate::provider::soft::memory::Slots;
+
+/// Where a frame is.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    at: usize,
+    len: usize,
+}
+
+/// Frames, one behind the other.
+#[derive(Debug, Default)]
+pub(crate) struct Frames {
+    bytes: Vec<u8>,
+    places: Vec<Place>,
+}
+
+impl Frames {
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub(crate) fn get(&self, number: usize) -> &[u8] {
+        self.at(self.places[number])
+    }
+
+    pub(super) fn push(&mut self, frame: &[u8]) {
+        self.places.push(Place { at: self.bytes.len(), len: frame.len() });
+        self.bytes.extend_from_slice(frame);
+    }
+
+    #[inline]
+    fn at(&self, place: Place) -> &[u8] {
+        &self.bytes[place.at..][..place.len]
+    }
+}
+
+/// Those of the frames that come in by one queue.
+#[derive(Debug)]
+pub(super) struct Reel {
+    numbers: Box<[u32]>,
+    /// Where they are, so that nothing is looked up by number while they come: in rounds, as many as a burst is long.
+    places: Box<[Place]>,
+    next: usize,
+}
+
+impl Reel {
+    /// The frames that are `wanted`.
+    pub(super) fn new(frames: &Frames, wanted: impl Fn(&[u8]) -> bool) -> Self {
+        let numbers: Box<[u32]> =
+            (0..frames.len() as u32).filter(|&number| wanted(frames.get(number as usize))).collect();
+        let round = numbers.iter().map(|&number| frames.places[number as usize]);
+        let rounds = BATCH.div_ceil(numbers.len().max(1));
+        let places = std::iter::repeat_n(round, rounds).flatten().collect();
+        Self { numbers, places, next: 0 }
+    }
+
+    /// Their numbers.
+    pub(super) fn numbers(&self) -> &[u32] {
+        &self.numbers
+    }
+
+    /// Their lengths.
+    pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.places[..self.numbers.len()].iter().map(|place| place.len)
+    }
+
+    /// The number of the frame that is next.
+    pub(super) fn next(&self) -> u32 {
+        self.numbers[self.next % self.numbers.len()]
+    }
+
+    /// The next, and goes on; whether it was the last of a round.
+    pub(super) fn take<'f>(&mut self, frames: &'f Frames) -> (&'f [u8], bool) {
+        let frame = frames.at(self.places[self.next]);
+        self.next = if self.next + 1 == self.places.len() { 0 } else { self.next + 1 };
+        (frame, self.next.is_multiple_of(self.numbers.len()))
+    }
+
+    /// Writes the next frames into the slots of posted receives, and their lengths. Returns their bytes.
+    #[inline]
+    pub(super) fn write(&mut self, frames: &Frames, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
+        let (mut bytes, mut done) = (0, 0);
+        while done < part.len() && !self.places.is_empty() {
+            let rest = &self.places[self.next..];
+            for ((place, &slot), length) in rest.iter().zip(&part[done..]).zip(&mut lengths[done..]) {
+                // It fits: the wire has seen to the longest, and the slot was checked when it was posted.
+                let _ = slots.write(slot, frames.at(*place));
+                *length = place.len as u32;
+                bytes += place.len as u64;
+            }
+            let now = rest.len().min(part.len() - done);
+            done += now;
+            self.next = if now == rest.len() { 0 } else { self.next + now };
+        }
+        bytes
+    }
+}
