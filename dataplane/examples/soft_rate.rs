@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use dataplane::clock::HostClock;
 use dataplane::error::Result;
-use dataplane::mem::{Desc, PageKind, Region, RegionSpec, Run, SlotLayout};
+use dataplane::mem::{Desc, Loose, PageKind, Region, RegionSpec, SlotLayout};
 use dataplane::provider::soft::{GeneratorSpec, LinkSpec, SoftDevice, SoftSpec};
 use dataplane::provider::{
     Access, CompletionQueue, Completions, CqSpec, Device, PollFields, ProtectionDomain, QpAttributes, QpCaps, QpSpec,
@@ -70,7 +70,8 @@ fn measure(burst: usize, stamped: bool) -> Result<f64> {
             *desc = Desc { slot, offset: 128, len: len as u16 };
         }
         // SAFETY: the slots were received, and are posted again only after their sends are done.
-        unsafe { qp.post_send_run(Run::of(&descs[..n]), count as u64) }.map_err(|refused| fail(refused.error))?;
+        unsafe { qp.post_send_run(&Loose::new(&descs[..n]).run(), count as u64) }
+            .map_err(|refused| fail(refused.error))?;
         count += n;
         send_cq.poll_run(&mut done, burst).map_err(fail)?;
         for (slot, desc) in slots[..n].iter_mut().zip(&descs[..n]) {

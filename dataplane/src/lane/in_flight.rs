@@ -98,7 +98,7 @@ impl InFlight {
 
     /// Adds sends, which were received at these times; there must be space.
     #[inline]
-    pub(super) fn extend(&mut self, run: Run<'_>, stamps: Stamps<'_>) {
+    pub(super) fn extend(&mut self, run: &Run<'_>, stamps: Stamps<'_>) {
         let descs = run.descs();
         if descs.is_empty() {
             return;
@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
     use crate::clock::ClockSource;
-    use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
+    use crate::mem::{Loose, PageKind, Region, RegionSpec, SlotLayout};
     use crate::units::Nanos;
 
     /// What was recorded, a packet at a time.
@@ -207,8 +207,8 @@ mod tests {
                 let descs: Vec<Desc> =
                     slots.iter().zip(&sends).map(|(slot, send)| Desc { slot: *slot, offset: 0, len: send.0 }).collect();
                 match stamps.iter().all(|stamp| *stamp == stamps[0]) {
-                    true if n > 0 => in_flight.extend(Run::of(&descs), Stamps::Alike(stamps[0])),
-                    _ => in_flight.extend(Run::of(&descs), Stamps::Each(&stamps)),
+                    true if n > 0 => in_flight.extend(&Loose::new(&descs).run(), Stamps::Alike(stamps[0])),
+                    _ => in_flight.extend(&Loose::new(&descs).run(), Stamps::Each(&stamps)),
                 }
                 model.extend(descs.into_iter().zip(stamps));
                 prop_assert_eq!(in_flight.len(), model.len());

@@ -10,7 +10,7 @@ use super::wiring::{QpOf, Wiring};
 use super::{ACCESS, Alarms, Lane, LaneCounters, LaneSpec, LatencySink, NoSink, Stamping};
 use crate::clock::{Clocks, Stamp, Stamper};
 use crate::error::{Result, VerbError};
-use crate::mem::{Batch, Desc, Pool, Run, SlotState, Stamps, vector};
+use crate::mem::{Batch, Desc, Loose, Pool, SlotState, Stamps, vector};
 use crate::provider::{
     Capability, CompletionChannel, CompletionQueue, Completions, CqFlags, CqGranted, CqSpec, Device, EventKind,
     PollFields, ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QueuePair, RUN, WcStatus, WrId, WrKind,
@@ -359,7 +359,7 @@ impl<D: Device> VerbsLane<D> {
         let id = WrId::new(WrKind::Marker, self.generation, self.in_flight.next());
         // SAFETY: the slot is the device's already, as that of the newest send, which comes back no earlier than this
         // request; and in state ERR nothing is read.
-        let _ = unsafe { self.queues.qp.post_send_run(Run::of(&[newest]), id.0) };
+        let _ = unsafe { self.queues.qp.post_send_run(&Loose::new(&[newest]).run(), id.0) };
     }
 
     /// The flush of a marker: what is outstanding is over, and of that no send failed, or it would have told.
@@ -568,7 +568,8 @@ impl<D: Device> VerbsLane<D> {
         self.counters.tx_errors += (batch.len() - taken) as u64;
         pool.moved_descs(&batch.descs()[taken..], SlotState::Sending, SlotState::Batched);
         batch.truncate(taken, pool);
-        self.in_flight.extend(batch.run(), batch.stamps());
+        let (run, stamps) = batch.run();
+        self.in_flight.extend(&run, stamps);
         batch.forget();
     }
 
@@ -599,13 +600,13 @@ impl<D: Device> Lane for VerbsLane<D> {
                 return self.refuse(pool, batch);
             }
         }
-        if batch.extent().longest > self.longest.into() {
+        if batch.extent().longest > u32::from(self.longest) {
             self.refuse_long(pool, batch);
         }
         if batch.len() > self.in_flight.space() {
             self.refuse_rest(pool, batch);
         }
-        let run = batch.run();
+        let (run, stamps) = batch.run();
         let n = run.len();
         if n == 0 {
             return;
@@ -614,7 +615,7 @@ impl<D: Device> Lane for VerbsLane<D> {
         pool.moved_descs(run.descs(), SlotState::Batched, SlotState::Sending);
         // SAFETY: the slots leave the batch below, and `in_flight` gives them back to the pool only when this request or
         // a later one has completed, or when the queue pair was reset or has ended. The region is kept as for receives.
-        let posted = unsafe { self.queues.qp.post_send_run(run, first) };
+        let posted = unsafe { self.queues.qp.post_send_run(&run, first) };
         let taken = match posted {
             Ok(()) => n,
             Err(refused) => refused.accepted.min(n),
@@ -624,7 +625,7 @@ impl<D: Device> Lane for VerbsLane<D> {
         }
         // The last of a run is signalled, and says of all before it that they are over.
         self.silent = None;
-        self.in_flight.extend(run, batch.stamps());
+        self.in_flight.extend(&run, stamps);
         batch.forget();
     }
 

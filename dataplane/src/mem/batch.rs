@@ -69,8 +69,9 @@ pub struct Batch {
     pub(super) ingress: u8,
     /// Whether they have waited in the stage that they are in.
     pub(super) wait: Wait,
-    /// What is so of all packets; `None`: some may have changed since that was known.
-    extent: Option<Extent>,
+    /// What is so of all packets, if that is known: some may have changed since.
+    extent: Extent,
+    known: bool,
     /// The stamp that all packets have, and then `stamps` means nothing; `None`: each has its own.
     pub(super) stamp: Option<Stamp>,
     /// Whether a packet may have been labelled, or a copy of it asked for.
@@ -91,7 +92,8 @@ impl Batch {
             len: 0,
             ingress: 0,
             wait: Wait::Fresh,
-            extent: None,
+            extent: Extent::NONE,
+            known: false,
             stamp: None,
             touched: false,
             spares: Vec::with_capacity(BATCH),
@@ -215,7 +217,8 @@ impl Batch {
     /// All bytes of all packets.
     #[inline]
     pub fn bytes(&self) -> u64 {
-        u64::from(self.look().bytes)
+        let bytes = if self.known { self.extent.bytes } else { vector::bytes(Desc::words(self.descs())) };
+        u64::from(bytes)
     }
 
     /// Whether every packet has at least `shortest` and at most `longest` bytes.
@@ -225,30 +228,36 @@ impl Batch {
         extent.shortest >= shortest.into() && extent.longest <= longest.into()
     }
 
-    /// What is so of all packets, where that is not known by now.
-    #[inline]
-    fn look(&self) -> Extent {
-        self.extent.unwrap_or_else(|| vector::extent(Desc::words(self.descs())))
-    }
-
     /// What is so of all packets.
     #[inline]
-    pub(crate) fn extent(&mut self) -> Extent {
-        let extent = self.look();
-        self.extent = Some(extent);
-        extent
+    pub(crate) fn extent(&mut self) -> &Extent {
+        if !self.known {
+            self.extent = vector::extent(Desc::words(self.descs()));
+            self.known = true;
+        }
+        &self.extent
     }
 
-    /// All packets, to be sent.
+    /// What is so of all packets is so of others too, which are added.
     #[inline]
-    pub(crate) fn run(&self) -> Run<'_> {
-        Run::known(self.descs(), self.look())
+    fn join(&mut self, more: &Extent, known: bool) {
+        self.known &= known;
+        if self.known {
+            self.extent.join(more);
+        }
+    }
+
+    /// All packets, to be sent, and their stamps.
+    #[inline]
+    pub(crate) fn run(&mut self) -> (Run<'_>, Stamps<'_>) {
+        self.extent();
+        (Run::known(self.descs(), &self.extent), self.stamps())
     }
 
     /// Packets are borrowed: what is known of all of them, and that they have no labels, may not be so behind that.
     #[inline]
     pub(super) fn borrow_packets(&mut self) {
-        self.extent = None;
+        self.known = false;
         self.touched = true;
     }
 
@@ -301,11 +310,20 @@ impl Batch {
         let room = layout.limit().checked_sub(offset.into())?;
         let pairs = Desc::pairs_mut(descs);
         let received = Received { prefix: prefix.into(), offset, count: layout.count, room };
-        let extent = vector::write_descs(pairs, slots, lengths, &received)?;
+        let mut more = Extent::NONE;
+        let extent = if at == 0 { &mut self.extent } else { &mut more };
+        if !vector::write_descs(pairs, slots, lengths, &received, extent) {
+            self.known &= at > 0;
+            return None;
+        }
+        let bytes = extent.bytes;
+        match at {
+            0 => self.known = true,
+            _ => self.join(&more, true),
+        }
         self.add_stamps(stamps, n);
-        self.extent = if at == 0 { Some(extent) } else { self.extent.map(|known| known.and(extent)) };
         self.len = at + n;
-        Some(extent.bytes.into())
+        Some(bytes.into())
     }
 
     /// Adds a packet. `false`: it does not lie in a slot, or there is no space.
@@ -316,7 +334,7 @@ impl Batch {
         }
         self.descs[at] = desc;
         self.add_stamps(Stamps::Alike(stamp), 1);
-        self.extent = None;
+        self.known = false;
         self.len = at + 1;
         true
     }
@@ -328,11 +346,11 @@ impl Batch {
         let (at, n) = (self.len(), from.len().min(self.space()));
         self.descs[at..at + n].copy_from_slice(&from.descs[..n]);
         self.add_stamps(from.stamps().part(0, n), n);
-        self.extent = self.extent.zip(from.extent).map(|(own, more)| own.and(more));
+        self.join(&from.extent, from.known);
         self.metas[at..at + n].copy_from_slice(&from.metas[..n]);
         self.len = at + n;
         self.ingress = from.ingress;
-        from.extent = None;
+        from.known = false;
         from.len = 0;
     }
 
@@ -346,7 +364,7 @@ impl Batch {
         }
         self.descs[at] = from.descs[index];
         self.add_stamps(Stamps::Alike(from.stamps().at(index)), 1);
-        self.extent = None;
+        self.known = false;
         self.metas[at] = from.metas[index];
         self.ingress = from.ingress;
         self.len = at + 1;
@@ -427,7 +445,7 @@ impl Batch {
                 pool.put_one(self.descs[index].slot, SlotState::Batched);
             }
         }
-        self.extent = None;
+        self.known = false;
         self.len = kept;
         before - kept
     }
@@ -446,7 +464,7 @@ impl Batch {
     #[inline]
     pub(crate) fn forget(&mut self) {
         debug_assert!(!self.is_labelled());
-        self.extent = None;
+        self.known = false;
         self.len = 0;
     }
 
@@ -484,7 +502,7 @@ impl Batch {
     pub(crate) fn truncate(&mut self, len: usize, pool: &mut Pool) {
         self.free_from(len, pool);
         self.len = self.len().min(len);
-        self.extent = None;
+        self.known = false;
     }
 
     /// Gives all slots back, of packets without labels, to the pool that they came from.
@@ -492,7 +510,7 @@ impl Batch {
     pub(crate) fn free_into(&mut self, pool: &mut Pool) {
         debug_assert!(self.memory.is(pool.memory()) && !self.is_labelled());
         pool.put_descs(self.descs(), SlotState::Batched);
-        self.extent = None;
+        self.known = false;
         self.len = 0;
     }
 }

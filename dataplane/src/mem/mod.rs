@@ -30,5 +30,5 @@ pub use packet::{Colour, Edge, Meta, MetaFlags, Packet, Packets, Wait};
 pub use pool::{GUARD, Pool, SlotLayout, SlotState};
 pub use reason::Reason;
 pub use region::{Notice, PageKind, Region, RegionSpec};
-pub use run::Run;
 pub(crate) use run::Stamps;
+pub use run::{Loose, Run};

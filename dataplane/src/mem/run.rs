@@ -8,18 +8,34 @@ use crate::mem::vector::{self, Extent};
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     descs: &'a [Desc],
+    // A reference: it was written a number at a time just now, and a processor waits where it is to copy that in fewer and
+    // larger parts.
+    extent: &'a Extent,
+}
+
+/// Packets on their own, out of which a [`Run`] is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Loose<'a> {
+    descs: &'a [Desc],
     extent: Extent,
 }
 
-impl<'a> Run<'a> {
+impl<'a> Loose<'a> {
     /// These packets.
-    pub fn of(descs: &'a [Desc]) -> Self {
+    pub fn new(descs: &'a [Desc]) -> Self {
         Self { descs, extent: vector::extent(Desc::words(descs)) }
     }
 
+    /// To be sent.
+    pub fn run(&self) -> Run<'_> {
+        Run { descs: self.descs, extent: &self.extent }
+    }
+}
+
+impl<'a> Run<'a> {
     /// Packets of which this is known.
     #[inline]
-    pub(super) fn known(descs: &'a [Desc], extent: Extent) -> Self {
+    pub(super) fn known(descs: &'a [Desc], extent: &'a Extent) -> Self {
         debug_assert!(extent.covers(vector::extent(Desc::words(descs))));
         Self { descs, extent }
     }
@@ -43,7 +59,7 @@ impl<'a> Run<'a> {
     }
 
     #[inline]
-    pub(crate) fn extent(&self) -> Extent {
+    pub(crate) fn extent(&self) -> &'a Extent {
         self.extent
     }
 }

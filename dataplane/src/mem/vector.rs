@@ -11,13 +11,13 @@ use crate::mem::Desc;
 pub(crate) type Word = u64;
 
 /// Whether these are the ids of these slots: `tag` with the slot in its low bits. Both are of one length.
-#[multiversion(targets("x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(crate) fn are_ids(ids: &[u64], slots: &[u32], tag: u64) -> bool {
     ids.iter().zip(slots).fold(0, |other, (id, slot)| other | (id ^ (tag | u64::from(*slot)))) == 0
 }
 
 /// Writes the ids of slots: `base` and the slot, added. Both are of one length.
-#[multiversion(targets("x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(crate) fn write_ids(ids: &mut [u64], slots: &[u32], base: u64) {
     for (id, slot) in ids.iter_mut().zip(slots) {
         *id = base.wrapping_add(u64::from(*slot));
@@ -26,7 +26,7 @@ pub(crate) fn write_ids(ids: &mut [u64], slots: &[u32], base: u64) {
 
 /// Copies slots, if all are below `below`. Both are of one length. `false`: one is not, and what `to` has then means
 /// nothing.
-#[multiversion(targets("x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(crate) fn copy_below(to: &mut [u32], slots: &[u32], below: u32) -> bool {
     let mut last = 0;
     for (to, slot) in to.iter_mut().zip(slots) {
@@ -57,19 +57,17 @@ impl Extent {
 
     /// That of two runs together.
     #[inline]
-    pub(crate) fn and(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes + other.bytes,
-            shortest: self.shortest.min(other.shortest),
-            longest: self.longest.max(other.longest),
-            last: self.last.max(other.last),
-            end: self.end.max(other.end),
-        }
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.bytes += other.bytes;
+        self.shortest = self.shortest.min(other.shortest);
+        self.longest = self.longest.max(other.longest);
+        self.last = self.last.max(other.last);
+        self.end = self.end.max(other.end);
     }
 
     /// Whether what is so of packets is within this.
-    pub(crate) fn covers(self, exact: Self) -> bool {
-        let Self { bytes, shortest, longest, last, end } = self;
+    pub(crate) fn covers(&self, exact: Self) -> bool {
+        let Self { bytes, shortest, longest, last, end } = *self;
         bytes == exact.bytes
             && (shortest, longest) == (exact.shortest, exact.longest)
             && last >= exact.last
@@ -90,14 +88,16 @@ pub(crate) struct Received {
     pub(crate) room: u32,
 }
 
-/// Writes their descriptors. All three slices are of one length. `None`: a slot is not one, or a packet is too long.
-#[multiversion(targets("x86_64+avx2"))]
+/// Writes their descriptors, and what is so of all. All three slices are of one length. `false`: a slot is not one, or a
+/// packet is too long.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(crate) fn write_descs(
     descs: &mut [[u32; 2]],
     slots: &[u32],
     lengths: &[u32],
     received: &Received,
-) -> Option<Extent> {
+    extent: &mut Extent,
+) -> bool {
     let Received { prefix, offset, count, room } = *received;
     let (mut bytes, mut shortest, mut longest, mut last) = (0, u32::MAX, 0, 0);
     for ((desc, slot), length) in descs.iter_mut().zip(slots).zip(lengths) {
@@ -108,12 +108,12 @@ pub(crate) fn write_descs(
         last = last.max(*slot);
         *desc = [*slot, Desc::place(offset, length)];
     }
-    let extent = Extent { bytes, shortest, longest, last, end: u32::from(offset) + longest.min(room) };
-    (last < count && longest <= room).then_some(extent)
+    *extent = Extent { bytes, shortest, longest, last, end: u32::from(offset) + longest.min(room) };
+    last < count && longest <= room
 }
 
 /// What is so of all of these.
-#[multiversion(targets("x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(crate) fn extent(descs: &[Word]) -> Extent {
     let Extent { mut bytes, mut shortest, mut longest, mut last, mut end } = Extent::NONE;
     for desc in descs {
@@ -128,13 +128,13 @@ pub(crate) fn extent(descs: &[Word]) -> Extent {
 }
 
 /// The bytes of packets.
-#[multiversion(targets("x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(crate) fn bytes(descs: &[Word]) -> u32 {
     descs.iter().fold(0, |sum: u32, desc| sum.wrapping_add(Desc::of_word(*desc).2))
 }
 
 /// Copies the slots out of descriptors. Both are of one length.
-#[multiversion(targets("x86_64+avx2"))]
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(crate) fn copy_slots(slots: &mut [u32], descs: &[Word]) {
     for (slot, desc) in slots.iter_mut().zip(descs) {
         *slot = Desc::of_word(*desc).0;
@@ -193,7 +193,9 @@ mod tests {
             };
             prop_assert_eq!(extent(words), expected);
             let (first, second) = words.split_at(at.index(words.len() + 1));
-            prop_assert_eq!(extent(first).and(extent(second)), expected);
+            let mut both = extent(first);
+            both.join(&extent(second));
+            prop_assert_eq!(both, expected);
         }
 
         #[test]
@@ -203,18 +205,20 @@ mod tests {
         ) {
             let (slots, lengths): (Vec<u32>, Vec<u32>) = packets.iter().copied().unzip();
             let mut descs = vec![Desc::default(); packets.len()];
-            let written = write_descs(Desc::pairs_mut(&mut descs), &slots, &lengths, &Received { prefix, offset: 128, count, room });
+            let mut written = Extent::NONE;
+            let received = Received { prefix, offset: 128, count, room };
+            let all = write_descs(Desc::pairs_mut(&mut descs), &slots, &lengths, &received, &mut written);
             let fits = |(slot, length): &(u32, u32)| *slot < count && length.wrapping_sub(prefix) <= room;
-            if !packets.iter().all(fits) {
-                prop_assert_eq!(written, None);
+            prop_assert_eq!(all, packets.iter().all(fits));
+            if !all {
                 return Ok(());
             }
             let expected = packets.iter().map(|(slot, length)| Desc { slot: *slot, offset: 128, len: (length - prefix) as u16 });
             prop_assert!(descs.iter().copied().eq(expected));
-            prop_assert_eq!(written.map(|extent| extent.end), Some(128 + written.map_or(0, |extent| extent.longest)));
+            prop_assert_eq!(written.end, 128 + written.longest);
             let known = extent(Desc::words(&descs));
             // Of no packets, none ends anywhere.
-            prop_assert_eq!(written.map(|extent| Extent { end: known.end, ..extent }), Some(known));
+            prop_assert_eq!(Extent { end: known.end, ..written }, known);
         }
     }
 }

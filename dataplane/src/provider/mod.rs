@@ -460,7 +460,7 @@ pub trait QueuePair: Send {
     ///
     /// # Safety
     /// As [`QueuePair::post_send`]; and nobody may write to the memory, atomically or not.
-    unsafe fn post_send_run(&mut self, run: Run<'_>, first_wr_id: u64) -> Result<(), PostError>;
+    unsafe fn post_send_run(&mut self, run: &Run<'_>, first_wr_id: u64) -> Result<(), PostError>;
 
     /// Whether sends complete in the moment in which they are posted: a later poll finds of them what an earlier one does.
     fn sends_at_once(&self) -> bool {

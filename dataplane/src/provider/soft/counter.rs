@@ -99,11 +99,15 @@ impl Counter {
     /// What a completion is stamped with.
     #[inline]
     pub(super) fn now(&self) -> Ticks {
-        if self.stretches.is_empty() {
-            return Ticks(self.host.now().0 & self.timebase.mask);
-        }
+        let ticks = if self.stretches.is_empty() { self.host.now().0 } else { self.stretched() };
+        Ticks(ticks & self.timebase.mask)
+    }
+
+    /// By its own crystal.
+    #[inline(never)]
+    fn stretched(&self) -> u64 {
         let time = self.host.nanos().0.saturating_sub(self.made);
-        Ticks(self.stretch(time).map_or(0, |stretch| stretch.at(time)) & self.timebase.mask)
+        self.stretch(time).map_or(0, |stretch| stretch.at(time))
     }
 
     /// What asking for it gives.

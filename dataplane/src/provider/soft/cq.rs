@@ -42,14 +42,17 @@ pub(super) enum Stamps {
 impl Stamps {
     #[inline]
     pub(super) fn now(&self) -> Ticks {
-        if matches!(self, Self::None) { Ticks(0) } else { self.read() }
+        match self {
+            Self::None => Ticks(0),
+            Self::Ticks(counter) => counter.now(),
+            Self::Wallclock(..) | Self::HostWallclock(_) => self.read(),
+        }
     }
 
     #[inline(never)]
     fn read(&self) -> Ticks {
         match self {
-            Self::None => Ticks(0),
-            Self::Ticks(counter) => counter.now(),
+            Self::None | Self::Ticks(_) => Ticks(0),
             Self::Wallclock(clock, timebase, nanos, since) => {
                 Ticks(nanos.wrapping_add(timebase.between(*since, clock.now()).0))
             }
@@ -84,6 +87,9 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    const NONE: Self =
+        Self { wr_id: 0, ticks: Ticks(0), release: 0, byte_len: 0, qp: QpNum(0), status: WcStatus::Success };
+
     /// The same, as a cursor shows it.
     fn completion(&self) -> Completion {
         let Self { wr_id, ticks, release, byte_len, qp: qp_num, status } = *self;
@@ -222,7 +228,7 @@ pub(super) struct CqCore {
 
 impl CqCore {
     /// Adds an entry; where there is no room the queue overruns.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, entry: Entry) {
         if self.ring.len() >= self.depth {
             if !self.ignore_overrun {
@@ -230,7 +236,12 @@ impl CqCore {
             }
             self.ring.pop_front();
         }
-        self.ring.push_back(entry);
+        // It is written where it stays, a field at a time: a processor waits for what is copied in larger parts than it was
+        // written in just now.
+        self.ring.push_back(Entry::NONE);
+        if let Some(last) = self.ring.back_mut() {
+            *last = entry;
+        }
     }
 
     /// Forgets the entries of a queue pair.

@@ -25,6 +25,26 @@ use crate::units::Ticks;
 /// The shortest frame: an Ethernet header.
 const LEAST_FRAME: usize = 14;
 
+/// Of a post the first so many were taken. It fits registers, as what comes back from every post should.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Short {
+    accepted: u32,
+    pub(super) errno: i32,
+}
+
+impl Short {
+    /// None was taken.
+    pub(super) fn by_all(errno: i32) -> Self {
+        Self { accepted: 0, errno }
+    }
+
+    /// The same, as the verb says it.
+    #[cold]
+    pub(super) fn of(self, verb: &'static str) -> PostError {
+        PostError { accepted: self.accepted as usize, error: VerbError::new(verb, self.errno) }
+    }
+}
+
 /// The state of a queue pair that belongs to its worker.
 #[derive(Debug)]
 pub(super) struct QpCore {
@@ -207,8 +227,8 @@ impl QpCore {
         self.wire.ended() && !self.faults.as_ref().is_some_and(|faults| faults.holds_any())
     }
 
-    pub(super) fn post_recv(&mut self, shared: &QpShared, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        for (accepted, request) in requests.iter().enumerate() {
+    pub(super) fn post_recv(&mut self, shared: &QpShared, requests: &[RecvRequest<'_>]) -> Result<(), Short> {
+        for (accepted, request) in (0..).zip(requests) {
             let errno = if shared.state() == QpState::Reset || request.sges.len() > self.recv_sges {
                 libc::EINVAL
             } else if self.lends() {
@@ -221,13 +241,13 @@ impl QpCore {
                 self.recv.push(request);
                 continue;
             };
-            return Err(PostError { accepted, error: VerbError::new("ibv_post_recv", errno) });
+            return Err(Short { accepted, errno });
         }
         Ok(())
     }
 
     #[inline]
-    pub(super) fn post_recv_run(&mut self, shared: &QpShared, slots: &[u32]) -> Result<(), PostError> {
+    pub(super) fn post_recv_run(&mut self, shared: &QpShared, slots: &[u32]) -> Result<(), Short> {
         // Slots below are of the layout, and nothing has to be done to them.
         let below = if shared.state() == QpState::Reset { 0 } else { self.settled };
         match self.recv.push_slots(slots, below) {
@@ -238,7 +258,7 @@ impl QpCore {
 
     /// The same, where it may be that not all are taken.
     #[inline(never)]
-    fn post_recv_some(&mut self, shared: &QpShared, slots: &[u32]) -> Result<(), PostError> {
+    fn post_recv_some(&mut self, shared: &QpShared, slots: &[u32]) -> Result<(), Short> {
         let bound = self.slots.as_ref().filter(|_| shared.state() != QpState::Reset);
         let count = bound.map_or(0, |bound| bound.layout.count);
         let space = match &self.wire {
@@ -265,7 +285,7 @@ impl QpCore {
         }
         match accepted == slots.len() {
             true => Ok(()),
-            false => Err(PostError { accepted, error: VerbError::new("ibv_post_recv", errno) }),
+            false => Err(Short { accepted: accepted as u32, errno }),
         }
     }
 
@@ -311,12 +331,10 @@ impl QpCore {
         &mut self,
         shared: &QpShared,
         cq: &mut CqCore,
-        run: Run<'_>,
+        run: &Run<'_>,
         first_wr_id: u64,
-    ) -> Result<(), PostError> {
-        let Some(slots) = &self.slots else {
-            return Err(PostError { accepted: 0, error: VerbError::new("ibv_post_send", libc::EINVAL) });
-        };
+    ) -> Result<(), Short> {
+        let Some(slots) = &self.slots else { return Err(Short::by_all(libc::EINVAL)) };
         if self.lends() {
             return self.lend(shared, cq, run.descs(), first_wr_id);
         }
@@ -357,7 +375,7 @@ impl QpCore {
     /// A run of sends whose slots are lent to the kernel. What a frame cannot be as long as ends by itself, with an error,
     /// and is nothing to the others.
     #[inline(never)]
-    fn lend(&mut self, shared: &QpShared, cq: &mut CqCore, run: &[Desc], first_wr_id: u64) -> Result<(), PostError> {
+    fn lend(&mut self, shared: &QpShared, cq: &mut CqCore, run: &[Desc], first_wr_id: u64) -> Result<(), Short> {
         let space = self.space(shared) as usize;
         let Some(slots) = &self.slots else { return Ok(()) };
         let layout = slots.layout;
@@ -384,7 +402,7 @@ impl QpCore {
         }
         match n == run.len() {
             true => Ok(()),
-            false => Err(PostError { accepted: n, error: VerbError::new("ibv_post_send", errno) }),
+            false => Err(Short { accepted: n as u32, errno }),
         }
     }
 
@@ -415,13 +433,7 @@ impl QpCore {
 
     /// A run of sends that need to be looked at one by one.
     #[inline(never)]
-    fn post_each(
-        &mut self,
-        shared: &QpShared,
-        cq: &mut CqCore,
-        run: &[Desc],
-        first_wr_id: u64,
-    ) -> Result<(), PostError> {
+    fn post_each(&mut self, shared: &QpShared, cq: &mut CqCore, run: &[Desc], first_wr_id: u64) -> Result<(), Short> {
         let Some(slots) = &self.slots else { return Ok(()) };
         let layout = slots.layout;
         let valid = run.iter().take_while(|&&desc| layout.admits(desc)).count();
@@ -451,7 +463,7 @@ impl QpCore {
         self.flush(shared, cq);
         match errno {
             None => Ok(()),
-            Some(errno) => Err(PostError { accepted, error: VerbError::new("ibv_post_send", errno) }),
+            Some(errno) => Err(Short { accepted, errno }),
         }
     }
 

@@ -10,7 +10,7 @@ use crate::mem::{Run, SlotLayout};
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::cq::{Attached, CqCore, CqShared, SoftCq};
 use crate::provider::soft::device::Shared;
-use crate::provider::soft::engine::QpCore;
+use crate::provider::soft::engine::{QpCore, Short};
 use crate::provider::soft::fabric::{Connection, Fabric, SoftSrq};
 use crate::provider::soft::handle::SoftAh;
 use crate::provider::soft::home::{Home, Use};
@@ -114,36 +114,26 @@ impl SoftQp {
 
     /// Works at the queue pair and its send queue's completions.
     #[inline]
-    fn with<R>(
-        &self,
-        verb: &'static str,
-        work: impl FnOnce(&QpShared, &mut QpCore, &mut CqCore) -> Result<R, PostError>,
-    ) -> Result<R, PostError> {
-        let refused = |errno| Err(PostError { accepted: 0, error: VerbError::new(verb, errno) });
+    fn with<R>(&self, work: impl FnOnce(&QpShared, &mut QpCore, &mut CqCore) -> Result<R, Short>) -> Result<R, Short> {
         let shared = &*self.shared;
         if shared.device.is_gone() {
-            return refused(libc::EIO);
+            return Err(Short::by_all(libc::EIO));
         }
         let inside = |core: &mut QpCore| self.send_cq.home.with(Use::Visit, |cq| work(shared, core, cq));
         match shared.with(Use::Visit, inside) {
             Some(Some(result)) => result,
             // Another thread lives there.
-            _ => refused(libc::EBUSY),
+            _ => Err(Short::by_all(libc::EBUSY)),
         }
     }
 
     /// Works at the queue pair alone.
     #[inline]
-    fn with_core<R>(
-        &self,
-        verb: &'static str,
-        work: impl FnOnce(&QpShared, &mut QpCore) -> Result<R, PostError>,
-    ) -> Result<R, PostError> {
-        let refused = |errno| Err(PostError { accepted: 0, error: VerbError::new(verb, errno) });
+    fn with_core<R>(&self, work: impl FnOnce(&QpShared, &mut QpCore) -> Result<R, Short>) -> Result<R, Short> {
         if self.shared.device.is_gone() {
-            return refused(libc::EIO);
+            return Err(Short::by_all(libc::EIO));
         }
-        self.shared.with(Use::Visit, |core| work(&self.shared, core)).unwrap_or_else(|| refused(libc::EBUSY))
+        self.shared.with(Use::Visit, |core| work(&self.shared, core)).unwrap_or(Err(Short::by_all(libc::EBUSY)))
     }
 }
 
@@ -194,14 +184,14 @@ impl QueuePair for SoftQp {
         if let Some(connection) = &self.connection {
             return connection.modify(attributes, mask).map_err(|errno| VerbError::new(VERB, errno));
         }
-        let changed = self.with(VERB, |shared, core, cq| {
+        let changed = self.with(|shared, core, cq| {
             let from = shared.state();
             let to = if mask.contains(AttributeMask::STATE) { attributes.state } else { from };
             let valid = check_transition(shared.kind, from, to, mask).is_ok()
                 && (!mask.contains(AttributeMask::CUR_STATE) || attributes.current_state == from)
                 && (!mask.contains(AttributeMask::PORT) || attributes.port == 1);
             if !valid {
-                return Err(PostError { accepted: 0, error: VerbError::new(VERB, libc::EINVAL) });
+                return Err(Short::by_all(libc::EINVAL));
             }
             shared.set_state(to);
             match to {
@@ -213,7 +203,7 @@ impl QueuePair for SoftQp {
                 QpState::Rtr if from != QpState::Rtr => {
                     if let Err(errno) = core.open() {
                         shared.set_state(from);
-                        return Err(PostError { accepted: 0, error: VerbError::new(VERB, errno) });
+                        return Err(Short::by_all(errno));
                     }
                 }
                 QpState::Rts => core.resume(shared, cq),
@@ -222,7 +212,7 @@ impl QueuePair for SoftQp {
             }
             Ok(to)
         });
-        let to = changed.map_err(|refused| refused.error)?;
+        let to = changed.map_err(|refused| VerbError::new(VERB, refused.errno))?;
         if to == QpState::Reset && !Arc::ptr_eq(&self.send_cq, &self.recv_cq) {
             let purged = self.recv_cq.home.with(Use::Visit, |cq| cq.purge(self.shared.number));
             return purged.ok_or(VerbError::new(VERB, libc::EBUSY));
@@ -239,18 +229,15 @@ impl QueuePair for SoftQp {
         if let Some(connection) = &mut self.connection {
             return connection.bind(mr, layout, recv_wr_id).map_err(|errno| VerbError::new("bind_slots", errno));
         }
-        let bound = self.with_core("bind_slots", |_, core| {
-            core.bind(mr, layout, recv_wr_id)
-                .map_err(|errno| PostError { accepted: 0, error: VerbError::new("bind_slots", errno) })
-        });
-        bound.map_err(|refused| refused.error)
+        let bound = self.with_core(|_, core| core.bind(mr, layout, recv_wr_id).map_err(Short::by_all));
+        bound.map_err(|refused| VerbError::new("bind_slots", refused.errno))
     }
 
     unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         if let Some(connection) = &self.connection {
             return connection.post_recv(requests);
         }
-        self.with_core("ibv_post_recv", |shared, core| core.post_recv(shared, requests))
+        self.with_core(|shared, core| core.post_recv(shared, requests)).map_err(|short| short.of("ibv_post_recv"))
     }
 
     #[inline]
@@ -258,22 +245,24 @@ impl QueuePair for SoftQp {
         if let Some(connection) = &self.connection {
             return connection.post_recv_run(slots);
         }
-        self.with_core("ibv_post_recv", |shared, core| core.post_recv_run(shared, slots))
+        self.with_core(|shared, core| core.post_recv_run(shared, slots)).map_err(|short| short.of("ibv_post_recv"))
     }
 
     unsafe fn post_send(&mut self, requests: &[SendRequest<'_, SoftAh>]) -> Result<(), PostError> {
         if let Some(connection) = &self.connection {
             return connection.post_send(requests);
         }
-        self.with("ibv_post_send", |shared, core, cq| core.post_send(shared, cq, requests))
+        self.with(|shared, core, cq| Ok(core.post_send(shared, cq, requests)))
+            .unwrap_or_else(|short| Err(short.of("ibv_post_send")))
     }
 
     #[inline]
-    unsafe fn post_send_run(&mut self, run: Run<'_>, first_wr_id: u64) -> Result<(), PostError> {
+    unsafe fn post_send_run(&mut self, run: &Run<'_>, first_wr_id: u64) -> Result<(), PostError> {
         if let Some(connection) = &self.connection {
             return connection.post_send_run(run.descs(), first_wr_id);
         }
-        self.with("ibv_post_send", |shared, core, cq| core.post_send_run(shared, cq, run, first_wr_id))
+        self.with(|shared, core, cq| core.post_send_run(shared, cq, run, first_wr_id))
+            .map_err(|short| short.of("ibv_post_send"))
     }
 
     fn bind_mw(&mut self, mw: &mut SoftMw, bind: &MwBind<'_, SoftMr>) -> Result<(), PostError> {

@@ -534,7 +534,7 @@ impl QueuePair for VerbsQp {
     }
 
     #[inline]
-    unsafe fn post_send_run(&mut self, run: Run<'_>, first_wr_id: u64) -> Result<(), PostError> {
+    unsafe fn post_send_run(&mut self, run: &Run<'_>, first_wr_id: u64) -> Result<(), PostError> {
         // SAFETY: the caller's promise.
         unsafe { self.send_run(run.descs(), first_wr_id) }
     }

@@ -426,9 +426,9 @@ fn runs_of_slots_are_messages() {
             let (mr, bound) = (b.mr.clone(), b.qp.bind_slots(&b.mr, layout, 0));
             assert_eq!((bound.unwrap_err().errno, mr.lkey()), (libc::EBUSY, b.mr.lkey()));
             let desc = Desc { slot: 2, offset: HEADROOM, len: 60 };
-            a.qp.post_send_run(Run::of(&[desc; 3]), 40).unwrap();
+            a.qp.post_send_run(&Loose::new(&[desc; 3]).run(), 40).unwrap();
             let outside = Desc { slot: 16, ..desc };
-            assert_eq!(errno(a.qp.post_send_run(Run::of(&[desc, outside]), 50)), (1, libc::EINVAL));
+            assert_eq!(errno(a.qp.post_send_run(&Loose::new(&[desc, outside]).run(), 50)), (1, libc::EINVAL));
         }
         let before = if kind == QpType::Ud { 40 } else { 0 };
         assert_eq!(a.sent(), [(42, Success, 0), (50, Success, 0)], "the last of each alone");
@@ -437,7 +437,7 @@ fn runs_of_slots_are_messages() {
         assert_eq!(b.get(slot(6) + before, 60), frame(4, 60), "{kind}");
         let desc = Desc { slot: 2, offset: HEADROOM, len: 60 };
         // SAFETY: as above.
-        let full = unsafe { a.qp.post_send_run(Run::of(&[desc; 20]), 100) };
+        let full = unsafe { a.qp.post_send_run(&Loose::new(&[desc; 20]).run(), 100) };
         assert_eq!(errno(full), (16, libc::ENOMEM));
     }
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use crate::clock::HostClock;
 use crate::error::VerbError;
-use crate::mem::{Desc, PageKind, Region, RegionSpec, Run, SlotLayout};
+use crate::mem::{Desc, Loose, PageKind, Region, RegionSpec, SlotLayout};
 use crate::provider::soft::*;
 use crate::provider::*;
 use crate::units::{Gid, Lkey, Nanos, QpNum, Rkey, Ticks};
@@ -171,7 +171,7 @@ impl Rig {
 
     fn post_send_run(&mut self, run: &[Desc], first: u64) -> Result<(), PostError> {
         // SAFETY: as above.
-        unsafe { self.qp.post_send_run(Run::of(run), first) }
+        unsafe { self.qp.post_send_run(&Loose::new(run).run(), first) }
     }
 
     fn post_send(&mut self, wr_id: u64, sges: &[Sge], flags: SendFlags) -> Result<(), PostError> {

@@ -128,7 +128,7 @@ impl End {
 
     fn send(&mut self, run: &[Desc], first: u64) -> Result<(), PostError> {
         // SAFETY: as above.
-        unsafe { self.qp.post_send_run(Run::of(run), first) }
+        unsafe { self.qp.post_send_run(&Loose::new(run).run(), first) }
     }
 
     fn at(&self, slot: u32) -> *mut u8 {

@@ -8,7 +8,7 @@ use ibverbs_sys::{ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_device_att
 use proptest::prelude::*;
 
 use crate::clock::ClockSource;
-use crate::mem::{Desc, PageKind, Region, RegionSpec, Run, SlotLayout};
+use crate::mem::{Desc, Loose, PageKind, Region, RegionSpec, SlotLayout};
 use crate::provider::verbs::channel::VerbsChannel;
 use crate::provider::verbs::context::Context;
 use crate::provider::verbs::fake::{Call, Completion as Said, Fake, Op, Poll, with_domains};
@@ -640,7 +640,7 @@ fn runs_are_posted_in_place_and_the_last_is_signalled() {
             let run: Vec<Desc> = (0..5).map(|slot| Desc { slot, offset: 60 + slot as u16, len: 10 }).collect();
             let place = |slot: u64| vec![(base + slot * stride + 60 + slot, 10, key)];
             // SAFETY: the device moves no data.
-            unsafe { qp.post_send_run(Run::of(&run), 700) }.unwrap();
+            unsafe { qp.post_send_run(&Loose::new(&run).run(), 700) }.unwrap();
             let flags = |slot| if slot == 4 { 2 } else { 0 };
             let calls = fake.calls();
             if api == SendApi::Classic {

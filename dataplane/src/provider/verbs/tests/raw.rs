@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ibverbs_sys::{ibv_device_attr_ex, ibv_packet_pacing_caps, ibv_rss_caps, ibv_tso_caps};
 
-use crate::mem::{Desc, PageKind, Region, RegionSpec, Run, SlotLayout};
+use crate::mem::{Desc, Loose, PageKind, Region, RegionSpec, SlotLayout};
 use crate::provider::verbs::fake::{Call, Completion, Fake, Op, Poll};
 use crate::provider::verbs::ffi::Wc;
 use crate::provider::verbs::{
@@ -271,7 +271,7 @@ fn runs_of_sends_get_checksums_and_a_rate() {
         for _ in 0..2 {
             bed.fake.calls();
             // SAFETY: the device moves no data.
-            unsafe { qp.post_send_run(Run::of(&run), 7) }.unwrap();
+            unsafe { qp.post_send_run(&Loose::new(&run).run(), 7) }.unwrap();
             let calls = bed.fake.calls();
             let flags: Vec<u32> = calls
                 .iter()

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::mem::{Desc, PageKind, Region, RegionSpec, Run, SlotLayout};
+use crate::mem::{Desc, Loose, PageKind, Region, RegionSpec, SlotLayout};
 use crate::provider::verbs::{SelfTest, VerbsAh, VerbsCq, VerbsDevice, VerbsMr, VerbsPd, VerbsProvider, VerbsQp};
 use crate::provider::*;
 use crate::units::{Gid, QpNum, Rkey};
@@ -362,7 +362,7 @@ fn every_way_of_polling_gives_every_completion_once() {
                     })
                     .collect();
                 // SAFETY: at most 64 are under way, and a slot comes back after 128.
-                unsafe { left.post_send_run(Run::of(&descs), sent) }.unwrap();
+                unsafe { left.post_send_run(&Loose::new(&descs).run(), sent) }.unwrap();
                 sent += n;
             }
             a.cq.poll_run(&mut run, 32).unwrap();
@@ -697,11 +697,11 @@ fn runs_of_datagrams_go_where_they_were_bound_to() {
         let ah = a.pd.create_ah(&path).unwrap();
         let run: Vec<Desc> = (0..20).map(|slot| Desc { slot, offset: 40, len: 10 + slot as u16 }).collect();
         // SAFETY: the slots are not touched until they have been sent.
-        assert_eq!(errno(unsafe { left.post_send_run(Run::of(&run), 7) }), (0, libc::EINVAL));
+        assert_eq!(errno(unsafe { left.post_send_run(&Loose::new(&run).run(), 7) }), (0, libc::EINVAL));
         left.bind_slots(&a.mr, layout, 0).unwrap();
         right.bind_slots(&b.mr, layout, 100).unwrap();
         // SAFETY: as above.
-        assert_eq!(errno(unsafe { left.post_send_run(Run::of(&run), 7) }), (0, libc::EINVAL));
+        assert_eq!(errno(unsafe { left.post_send_run(&Loose::new(&run).run(), 7) }), (0, libc::EINVAL));
         left.bind_peer(Destination { ah: &ah, qp: right.number(), qkey: QKEY }).unwrap();
         let slots: Vec<u32> = (0..32).rev().collect();
         // SAFETY: the slots are looked at after they have been received.
@@ -712,7 +712,7 @@ fn runs_of_datagrams_go_where_they_were_bound_to() {
         let mut run = run;
         run.push(Desc { slot: 1, offset: 0, len: 1025 });
         // SAFETY: as above. The last is too long, and the twenty before it are sent.
-        assert_eq!(errno(unsafe { left.post_send_run(Run::of(&run), 7) }), (20, libc::EINVAL));
+        assert_eq!(errno(unsafe { left.post_send_run(&Loose::new(&run).run(), 7) }), (20, libc::EINVAL));
         good(&a.one(), 26, WcOpcode::Send);
         for (at, got) in b.completions(20).iter().enumerate() {
             good(got, 131 - at as u64, WcOpcode::Recv);
