@@ -175,11 +175,19 @@ pub fn dissect(frame: &[u8]) -> Result<Dissection, Malformed> {
     }
 }
 
+/// Bytes of the headers of a frame of the most usual kind: Ethernet, IPv4 and the longer of TCP and UDP.
+pub const USUAL: usize = 54;
+
 /// What [`dissect`] finds, if the frame is one of the most usual kind: untagged, IPv4 without options, not a fragment,
-/// TCP or UDP, without a flaw, and of 54 bytes or more. Everything is where it always is.
+/// TCP or UDP, without a flaw, and of [`USUAL`] bytes or more. Everything is where it always is.
 #[inline]
 pub fn dissect_usual(frame: &[u8]) -> Option<Dissection> {
-    let head = frame.first_chunk::<54>()?;
+    dissect_head(frame.first_chunk()?, frame.len())
+}
+
+/// The same of the first bytes of a frame that has `len`.
+#[inline]
+pub(crate) fn dissect_head(head: &[u8; USUAL], len: usize) -> Option<Dissection> {
     let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
     let (total, protocol) = (word(16), head[23]);
     let has_transport = match protocol {
@@ -190,8 +198,8 @@ pub fn dissect_usual(frame: &[u8]) -> Option<Dissection> {
     let is_usual = word(12) == ether_type::IPV4
         && head[14] == 0x45
         && word(20) & (ipv4::MORE_FRAGMENTS | ipv4::FRAGMENT_OFFSET) == 0
-        && frame.len() >= 14 + usize::from(total)
-        && frame.len() <= usize::from(u16::MAX);
+        && len >= 14 + usize::from(total)
+        && len <= usize::from(u16::MAX);
     (has_transport && is_usual).then(|| Dissection {
         l3: 14,
         l4: 34,

@@ -5,7 +5,7 @@ use crate::mem::packet::{CONSUMED, DROPPED, HELD, NEXT, Wait};
 use crate::mem::pool::{SlotMemory, SlotState};
 use crate::mem::run::{Run, Stamps};
 use crate::mem::vector::{self, Extent, Received, Word};
-use crate::mem::{Edge, Meta, Packet, Packets, Pool, Reason};
+use crate::mem::{Edge, Heads, Meta, Packet, Packets, Pool, Reason};
 
 /// The most packets in a batch.
 pub const BATCH: usize = 256;
@@ -205,7 +205,31 @@ impl Batch {
     /// The packets, in order.
     #[inline]
     pub fn iter_mut(&mut self) -> Packets<'_> {
-        Packets::new(self)
+        Packets::from(self, 0)
+    }
+
+    /// The first `N` bytes of every packet, with what is known of it; of no packet where one is shorter. A loop over them costs
+    /// less than one over [`Batch::iter_mut`], as it cannot label packets: a stage goes over the packets that are as usual in
+    /// this way, up to the first that is not, and on from there in the other.
+    ///
+    /// ```
+    /// # use dataplane::mem::Batch;
+    /// # fn process(batch: &mut Batch) {
+    /// let usual = batch.heads_mut::<14>().take_while(|head| head.bytes[12..] == [8, 0]).count();
+    /// for packet in batch.iter_mut_from(usual) {
+    ///     // One that is not of IPv4, or comes behind one that is not.
+    /// }
+    /// # }
+    /// ```
+    #[inline]
+    pub fn heads_mut<const N: usize>(&mut self) -> Heads<'_, N> {
+        Heads::new(self)
+    }
+
+    /// The packets from an index on, in order.
+    #[inline]
+    pub fn iter_mut_from(&mut self, index: usize) -> Packets<'_> {
+        Packets::from(self, index)
     }
 
     /// One packet.

@@ -11,6 +11,7 @@
 
 mod advise;
 mod batch;
+mod head;
 mod memlock;
 mod node;
 mod packet;
@@ -24,6 +25,7 @@ pub(crate) mod vector;
 pub(crate) use advise::{advise_huge_pages, prefetch};
 pub(crate) use batch::Fate;
 pub use batch::{BATCH, Batch, Desc};
+pub use head::{Head, Heads};
 pub use memlock::{Memlock, Shortage};
 pub use node::Preference;
 pub use packet::{Colour, Edge, Meta, MetaFlags, Packet, Packets, Wait};

@@ -395,10 +395,14 @@ pub struct Packets<'b> {
 }
 
 impl<'b> Packets<'b> {
+    /// Those from an index on.
     #[inline]
-    pub(super) fn new(batch: &'b mut Batch) -> Self {
-        batch.borrow_packets();
-        Self { next: 0, end: batch.len(), batch: NonNull::from(batch), life: PhantomData }
+    pub(super) fn from(batch: &'b mut Batch, index: usize) -> Self {
+        let end = batch.len();
+        if index < end {
+            batch.borrow_packets();
+        }
+        Self { next: index.min(end), end, batch: NonNull::from(batch), life: PhantomData }
     }
 }
 

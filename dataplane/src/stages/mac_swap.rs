@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::header::Header;
 use crate::header::ethernet::Ethernet;
-use crate::mem::{Batch, Reason};
+use crate::mem::{Batch, Head, Reason};
 use crate::pipeline::{Ctx, Stage};
 
 /// Swaps the source and the destination address of the Ethernet header.
@@ -33,7 +33,13 @@ const fn ethernet_header() -> u16 {
 impl Stage for MacSwap {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let min_len = usize::from(self.min_len);
-        for mut packet in batch.iter_mut() {
+        let swap = |head: Head<'_, 12>| {
+            let (destination, source) = head.bytes.split_at_mut(6);
+            destination.swap_with_slice(source);
+        };
+        let all = batch.lengths_are_within(self.min_len, u16::MAX);
+        let swapped = if all { batch.heads_mut().map(swap).count() } else { 0 };
+        for mut packet in batch.iter_mut_from(swapped) {
             if packet.len() < min_len {
                 packet.drop(Reason::Runt);
                 continue;

@@ -11,7 +11,7 @@ use zerocopy::FromBytes;
 use crate::header::MacAddr;
 use crate::header::ipv4::Ipv4;
 use crate::header::ipv6::Ipv6;
-use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason, Wait};
+use crate::mem::{Batch, Edge, Meta, MetaFlags, Packet, Reason, Wait};
 use crate::pipeline::{Ctx, Facts, NextHop, Problem, Setup, Stage};
 use crate::stages::forwarding::{Forwarding, Reader, Resolved};
 use crate::stages::resolution::{Asker, Resolution, Wishes};
@@ -249,10 +249,13 @@ impl Stage for Neighbor {
             let now = ctx.now.0.saturating_sub(ctx.start.0);
             return batch.iter_mut().for_each(|packet| live.handle(packet, now));
         }
-        for mut packet in batch.iter_mut() {
-            let meta = packet.meta();
+        let hop = |meta: &Meta| {
             let hop = self.hops.get((meta.next_hop as usize).wrapping_sub(1));
-            if let Some(hop) = hop.filter(|hop| hop.port == u16::from(meta.egress)) {
+            hop.filter(|hop| hop.port == u16::from(meta.egress))
+        };
+        let usual = batch.heads_mut().map_while(|head| hop(head.meta).map(|hop| *head.bytes = hop.link)).count();
+        for mut packet in batch.iter_mut_from(usual) {
+            if let Some(hop) = hop(packet.meta()) {
                 packet.set_ethernet_addresses(hop.link);
                 continue;
             }

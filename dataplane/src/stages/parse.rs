@@ -4,9 +4,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::header::checksum::header_fits;
-use crate::header::parse::{Dissection, Flags, Malformed, dissect, dissect_usual, verify_ipv4_checksum};
+use crate::header::parse::{
+    Dissection, Flags, Malformed, USUAL, dissect, dissect_head, dissect_usual, verify_ipv4_checksum,
+};
 use crate::header::protocol;
-use crate::mem::{Batch, Edge, Meta, MetaFlags, Packet, Reason};
+use crate::mem::{Batch, Edge, Head, Meta, MetaFlags, Packet, Reason};
 use crate::pipeline::{Ctx, Facts, Problem, Setup, Stage};
 
 /// Finds the headers of every packet, and drops malformed ones.
@@ -80,7 +82,8 @@ impl Stage for Parse {
 impl Parse {
     #[inline]
     fn find<const HASH: bool>(&self, batch: &mut Batch) {
-        for mut packet in batch.iter_mut() {
+        let usual = batch.heads_mut().map_while(|head| self.find_usual::<HASH>(head)).count();
+        for mut packet in batch.iter_mut_from(usual) {
             // Of a frame of the usual kind the compiler knows where everything is.
             if let Some(found) = dissect_usual(packet.data()) {
                 self.settle::<HASH>(&mut packet, &found);
@@ -91,6 +94,17 @@ impl Parse {
                 Err(flaw) => packet.drop(reason(flaw)),
             }
         }
+    }
+
+    /// Writes down what is found of a frame of the usual kind. `None`: it is of another, or its checksum is wrong.
+    #[inline(always)]
+    fn find_usual<const HASH: bool>(&self, head: Head<'_, USUAL>) -> Option<()> {
+        let found = dissect_head(head.bytes, head.len.into())?;
+        if self.verify_checksum && !checksum_fits(head.bytes, &found) {
+            return None;
+        }
+        note(head.meta, &found, if HASH { flow_hash(head.bytes, &found) } else { 0 });
+        Some(())
     }
 
     /// Writes down what was found, and says where the packet goes.

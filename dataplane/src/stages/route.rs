@@ -11,7 +11,9 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::header::MacAddr;
+use crate::header::ethernet::Ethernet;
+use crate::header::ipv4::Ipv4;
+use crate::header::{Header, MacAddr};
 use crate::mem::BATCH;
 use crate::pipeline::PortInfo;
 use crate::prelude::*;
@@ -213,6 +215,12 @@ fn is_martian_v6(source: u128) -> bool {
 }
 
 impl Scratch {
+    /// What was found for the packets from an index on, and whether they are martians.
+    #[inline]
+    fn from(&self, index: usize) -> impl Iterator<Item = (&u32, &bool)> {
+        self.found.iter().zip(&self.martian).skip(index)
+    }
+
     /// Collects the destinations and looks them up. Whether all may be sent on, as they mostly may: IPv4 packets without a
     /// tag, to this station if that is told apart, and of no martian.
     #[inline]
@@ -265,17 +273,21 @@ impl Scratch {
         false
     }
 
-    /// Collects the destinations of packets that are all of IPv4. `None`: they are not; else whether all may be sent on.
+    /// Collects the destinations of packets that are all of IPv4, without tags. `None`: they are not; else whether all may be
+    /// sent on.
     #[inline]
     fn all_v4(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> Option<bool> {
-        let mut usual = true;
-        for ((packet, address), martian) in batch.iter_mut().zip(&mut self.v4).zip(&mut self.martian) {
-            let flags = packet.meta().flags;
-            let [source, destination] = addresses_v4(&packet).filter(|_| flags.contains(MetaFlags::IPV4))?;
-            (*address, *martian) = (destination, is_martian_v4(source));
-            usual &= !*martian & !flags.contains(MetaFlags::VLAN) & own.is_none_or(|own| station_of(&packet) == own);
-        }
-        Some(usual)
+        let (n, mut usual) = (batch.len(), true);
+        let heads = batch.heads_mut::<{ Ethernet::LEN + Ipv4::LEN }>().zip(&mut self.v4).zip(&mut self.martian);
+        let found = heads.map_while(|((head, address), martian)| {
+            let is_plain = head.meta.flags.intersection(MetaFlags::IPV4 | MetaFlags::VLAN) == MetaFlags::IPV4
+                && usize::from(head.meta.l3) == Ethernet::LEN;
+            let both = u64::from_be_bytes(*head.bytes.last_chunk()?);
+            (*address, *martian) = (both as u32, is_martian_v4((both >> 32) as u32));
+            usual &= !*martian & own.is_none_or(|own| head.bytes.first_chunk() == Some(&own.0));
+            is_plain.then_some(())
+        });
+        (found.count() == n).then_some(usual)
     }
 }
 
@@ -291,20 +303,24 @@ impl Stage for Route {
             |v4, out| routes.v4.lookup_batch(v4, out),
             |v6, out| routes.v6.lookup_batch(v6, out),
         );
-        for ((mut packet, found), martian) in batch.iter_mut().zip(&self.scratch.found).zip(&self.scratch.martian) {
-            if !usual {
-                if *found == NOT_IP {
-                    packet.drop(Reason::Unsupported);
-                    continue;
-                }
-                if station.is_some_and(|own| station_of(&packet) != own) {
-                    packet.drop(NOT_FOR_US);
-                    continue;
-                }
-                if is_tagged(&packet) {
-                    packet.drop(TAGGED);
-                    continue;
-                }
+        let send = |(head, found): (Head<'_, 0>, &u32)| {
+            let path = routes.paths.choose(*found, head.meta.flow_hash).filter(|path| path.fate == End::Forward)?;
+            (head.meta.egress, head.meta.next_hop) = (path.egress, path.next_hop);
+            Some(())
+        };
+        let sent = if usual { batch.heads_mut().zip(&self.scratch.found).map_while(send).count() } else { 0 };
+        for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
+            if *found == NOT_IP {
+                packet.drop(Reason::Unsupported);
+                continue;
+            }
+            if station.is_some_and(|own| station_of(&packet) != own) {
+                packet.drop(NOT_FOR_US);
+                continue;
+            }
+            if is_tagged(&packet) {
+                packet.drop(TAGGED);
+                continue;
             }
             match routes.paths.choose(*found, packet.meta().flow_hash) {
                 Some(path) => match path.fate {
@@ -418,27 +434,31 @@ impl Route {
             ),
             None => self.scratch.look_up(batch, Some(own), |_, found| found.fill(MISS), |_, found| found.fill(MISS)),
         };
-        for ((mut packet, found), martian) in batch.iter_mut().zip(&self.scratch.found).zip(&self.scratch.martian) {
-            if !usual {
-                if *found == NOT_IP {
-                    packet.drop(Reason::Unsupported);
-                    continue;
+        let send = |(head, found): (Head<'_, 0>, &u32)| {
+            let path = reader.path(*found, head.meta.flow_hash).filter(|path| path.kind == Fate::Forward)?;
+            (head.meta.egress, head.meta.next_hop) = (path.egress, path.next_hop);
+            Some(())
+        };
+        let sent = if usual { batch.heads_mut().zip(&self.scratch.found).map_while(send).count() } else { 0 };
+        for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
+            if *found == NOT_IP {
+                packet.drop(Reason::Unsupported);
+                continue;
+            }
+            let station = station_of(&packet);
+            if station != own {
+                // To a group of stations (RFC 1812, section 5.3.4): for this host perhaps, but not to be sent on.
+                if station.is_multicast() {
+                    packet.steer(LOCAL)
+                } else {
+                    packet.drop(NOT_FOR_US)
                 }
-                let station = station_of(&packet);
-                if station != own {
-                    // To a group of stations (RFC 1812, section 5.3.4): for this host perhaps, but not to be sent on.
-                    if station.is_multicast() {
-                        packet.steer(LOCAL)
-                    } else {
-                        packet.drop(NOT_FOR_US)
-                    }
-                    continue;
-                }
-                // It came by another interface, on top of the port.
-                if is_tagged(&packet) {
-                    packet.steer(LOCAL);
-                    continue;
-                }
+                continue;
+            }
+            // It came by another interface, on top of the port.
+            if is_tagged(&packet) {
+                packet.steer(LOCAL);
+                continue;
             }
             let path = reader.path(*found, packet.meta().flow_hash);
             match path.map(|path| path.kind) {

@@ -4,9 +4,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use zerocopy::FromBytes;
 
+use crate::header::Header;
+use crate::header::ethernet::Ethernet;
 use crate::header::ipv4::Ipv4;
 use crate::header::ipv6::Ipv6;
-use crate::mem::{Batch, Edge, MetaFlags, Packet, Reason};
+use crate::mem::{Batch, Edge, Head, MetaFlags, Packet, Reason};
 use crate::pipeline::{Ctx, Facts, Stage};
 
 /// Takes one off the TTL of IPv4 and off the hop limit of IPv6, and adjusts the IPv4 checksum.
@@ -27,7 +29,8 @@ const EXPIRED: Edge = Edge::new(0);
 
 impl Stage for Ttl {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        for mut packet in batch.iter_mut() {
+        let usual = batch.heads_mut().map_while(|mut head| usual_hop(&mut head).then_some(())).count();
+        for mut packet in batch.iter_mut_from(usual) {
             match hop(&mut packet) {
                 Some(true) => {}
                 Some(false) => packet.steer(EXPIRED),
@@ -43,6 +46,13 @@ impl Stage for Ttl {
     fn needs(&self) -> Facts {
         Facts::HEADERS
     }
+}
+
+/// Takes the hop of an IPv4 packet without tags. `false`: it is something else, or has no hop left; nothing has changed.
+#[inline]
+fn usual_hop(head: &mut Head<'_, { Ethernet::LEN + Ipv4::LEN }>) -> bool {
+    let is_usual = usize::from(head.meta.l3) == Ethernet::LEN && head.meta.flags.contains(MetaFlags::IPV4);
+    is_usual && Ipv4::mut_from_bytes(&mut head.bytes[Ethernet::LEN..]).is_ok_and(Ipv4::decrement_ttl)
 }
 
 /// Whether the packet had a hop left, which is taken; `None`: it was cut after it was parsed.
