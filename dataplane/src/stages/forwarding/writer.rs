@@ -16,7 +16,7 @@ use crate::stages::table::lpm6::Lpm6;
 pub const ROUTES: usize = 1 << 20;
 /// Cache lines of a table, which prefixes need that are longer than 24 bits, of 80 bytes each: 20 MiB.
 const LINES_V4: usize = 1 << 18;
-/// Cache lines of a table, which prefixes need that are longer than 22 bits, of 80 bytes each: 320 MiB.
+/// Cache lines of a table, which prefixes need that are longer than 20 bits, of 80 bytes each: 320 MiB.
 const LINES_V6: usize = 1 << 22;
 
 /// Destinations that are never routed, whatever a table says: groups, all stations, and those of one link.
@@ -87,7 +87,10 @@ impl Writer {
     pub fn open(&mut self, shared: &Forwarding, table: usize) -> bool {
         let Some(entry) = self.tables.get_mut(table) else { return false };
         if entry.is_none() {
-            let made = Table { v4: Lpm4::with_lines(LINES_V4), v6: Lpm6::with_lines(LINES_V6) };
+            let mut made = Table { v4: Lpm4::with_lines(LINES_V4), v6: Lpm6::with_lines(LINES_V6) };
+            // What is taken out before the next publication is of this time, in which readers may have begun to look.
+            made.v4.reclaim(self.time, 0);
+            made.v6.reclaim(self.time, 0);
             let views = Views { v4: made.v4.view(), v6: made.v6.view() };
             *entry = Some(made);
             for prefix in OF_ONE_LINK.iter().filter_map(|text| text.parse().ok()) {

@@ -181,6 +181,7 @@ macro_rules! lpm_tests {
             for at in (1..64).step_by(9) {
                 table.insert(narrow(at).0, narrow(at).1, 3).unwrap();
             }
+            table.reclaim(1, 0);
             let stays = |at: u8| at % 9 == 1;
             let (view, time, done) = (table.view(), AtomicU64::new(1), AtomicBool::new(false));
             // When each reader last had no lookup under way.
