@@ -78,8 +78,8 @@ impl Lpm4 {
         View4(self.0.cells().clone())
     }
 
-    /// Says what time it is, in any unit: memory that is taken out of use from now on is of that time. What was taken
-    /// out before `quiet` may be used anew, as every lookup that was under way then has ended.
+    /// Says what time it is, in any unit: memory that is taken out of use from now on is of that time, and before
+    /// the first call of time 0. What was taken out before `quiet` may be used anew, as every lookup that was under way then has ended.
     pub fn reclaim(&mut self, time: u64, quiet: u64) {
         self.0.reclaim(time, quiet);
     }

@@ -153,14 +153,18 @@ impl Plan {
             return Self::Cell(run.cell);
         }
         // Few runs are in few addresses: there are bits to choose by where they are too many.
+        let parts = || (0..CELLS).map(|at| span.part(NODE_BITS, at));
         for size in 0..SIZES as u32 {
             let buckets: Vec<Vec<Run>> = (0..1 << size).map(|at| within(runs, span.part(size, at))).collect();
             if buckets.iter().all(|runs| runs.len() <= F::RUNS) {
                 return Self::Buckets(buckets);
             }
+            // One line that says it all is better than two.
+            if span.bits + NODE_BITS <= HALF && parts().all(|part| within(runs, part).len() == 1) {
+                break;
+            }
         }
-        let parts = (0..CELLS).map(|at| span.part(NODE_BITS, at));
-        Self::Node(parts.map(|part| Self::of::<F>(&within(runs, part), part)).collect())
+        Self::Node(parts().map(|part| Self::of::<F>(&within(runs, part), part)).collect())
     }
 
     /// Adds how many groups of lines of each size it takes.
