@@ -107,20 +107,22 @@ impl<const WORDS: usize> Exact<WORDS> {
     /// The value of a key.
     #[inline]
     pub fn lookup(&self, key: &[u32; WORDS]) -> Option<u32> {
-        self.find(key, self.home(key)).and_then(|place| self.entries.get(index(place))).map(|entry| entry.value)
+        self.value(key, self.home(key))
     }
 
     /// Looks up as many keys as both slices have, [`MISS`] for none. Faster than one by one, as the memory accesses of a
     /// batch overlap.
     #[inline]
     pub fn lookup_batch(&self, keys: &[[u32; WORDS]], values: &mut [u32]) {
+        let both = keys.len().min(values.len());
+        let (keys, values) = (&keys[..both], &mut values[..both]);
         for (keys, values) in keys.chunks(WAYS).zip(values.chunks_mut(WAYS)) {
             self.lookup_ways(keys, values);
         }
     }
 
-    /// At most [`WAYS`]. Each step is one for all keys and has no branch that the keys decide, so that the processor waits for
-    /// the cache misses of a step together.
+    /// At most [`WAYS`], as many keys as values. Each step is one for all keys and has no branch that they decide, but for the
+    /// last, so that the processor waits for the cache misses of a step together.
     #[inline]
     fn lookup_ways(&self, keys: &[[u32; WORDS]], values: &mut [u32]) {
         let mut homes = [Home::default(); WAYS];
@@ -128,39 +130,29 @@ impl<const WORDS: usize> Exact<WORDS> {
             *home = self.home(key);
             home.groups.iter().for_each(|group| prefetch(self.tags.get(*group as usize)));
         }
-        let homes = homes.get(..keys.len()).unwrap_or(&[]);
-        // The first candidate of each; where there is none, the first place of all stands in, which is always at hand.
-        let (mut places, mut settled) = ([0; WAYS], [0; WAYS]);
-        for ((place, settled), home) in places.iter_mut().zip(&mut settled).zip(homes) {
+        // The first candidate of each that has one.
+        let (mut open, mut places, mut opened) = ([0; WAYS], [0; WAYS], 0);
+        for (at, (home, value)) in homes.iter().zip(values.iter_mut()).enumerate() {
             let [first, second] = home.groups;
             let (word, other) = (self.word(first), self.word(second));
             let here = matches(word, home.tag);
             let there = if word >> GONE_AT == 0 { 0 } else { matches(other, home.tag) };
             let (group, candidates) = if here != 0 { (first, here) } else { (second, there) };
-            let at = group as usize * PLACES + (candidates.trailing_zeros() / 8) as usize;
-            *place = if candidates == 0 { 0 } else { at };
-            // More candidates than the one; or none, which is the end of it.
-            let more = (candidates & candidates.wrapping_sub(1)) | if here != 0 { there } else { 0 };
-            *settled = u8::from(candidates == 0) << 1 | u8::from(more == 0);
-            prefetch(self.entries.get(*place));
+            let place = group as usize * PLACES + (candidates.trailing_zeros() / 8) as usize;
+            // Where there is none, the first place of all stands in, which is always at hand.
+            let place = if candidates == 0 { 0 } else { place };
+            prefetch(self.entries.get(place));
+            (open[opened % WAYS], places[opened % WAYS]) = (at, place);
+            opened += usize::from(candidates != 0);
+            *value = MISS;
         }
-        // Those that their first candidate does not settle.
-        let (mut open, mut opened) = ([0; WAYS], 0);
-        for (at, (((key, value), place), settled)) in
-            keys.iter().zip(values.iter_mut()).zip(places).zip(settled).enumerate()
-        {
-            let (found, is) = self.entries.get(place).map_or((0, false), |entry| (entry.value, same(&entry.key, key)));
-            let is = is & (settled & 2 == 0);
-            *value = if is { found } else { MISS };
-            if let Some(open) = open.get_mut(opened) {
-                *open = at;
-            }
-            opened += usize::from(!is & (settled & 1 == 0));
-        }
-        for at in open.iter().take(opened) {
+        for (at, place) in open.iter().zip(places).take(opened) {
             if let (Some(key), Some(home), Some(value)) = (keys.get(*at), homes.get(*at), values.get_mut(*at)) {
-                *value =
-                    self.find(key, *home).and_then(|place| self.entries.get(index(place))).map_or(MISS, |it| it.value);
+                *value = match self.entries.get(place) {
+                    Some(entry) if same(&entry.key, key) => entry.value,
+                    // Another key has the same tag: it is looked for alone, and seldom.
+                    _ => self.value(key, *home).unwrap_or(MISS),
+                };
             }
         }
     }
@@ -222,6 +214,11 @@ impl<const WORDS: usize> Exact<WORDS> {
     #[inline]
     fn word(&self, group: u32) -> u64 {
         self.tags.get(group as usize).copied().unwrap_or(0)
+    }
+
+    #[inline]
+    fn value(&self, key: &[u32; WORDS], home: Home) -> Option<u32> {
+        self.find(key, home).and_then(|place| self.entries.get(index(place))).map(|entry| entry.value)
     }
 
     #[inline]
