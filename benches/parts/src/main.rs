@@ -3,9 +3,11 @@
 //!
 //!     parts lpm4|lpm6|exact|acl FILE CORE
 //!     parts ring FROM_CORE CORE
+//!     parts acl-change FILE CORE
 //!
-//! Prints `ready`, how long it took to be, and a sum over the results of all lookups, or over the first items; then for
-//! every line `measure SECONDS` the rate, in millions of lookups or items a second. It ends with its input.
+//! The last tells how long a change of one rule takes, and compiling all of them. The others print `ready`, how long it took to
+//! be, and a sum over the results of all lookups, or over the first items; then for every line `measure SECONDS` the rate, in
+//! millions of lookups or items a second. They end with their input.
 
 mod acl;
 mod exact;
@@ -30,7 +32,9 @@ trait Table {
 
 fn main() {
     let words: Vec<String> = std::env::args().collect();
-    let [_, kind, what, core] = &words[..] else { fail("usage: parts lpm4|lpm6|exact|acl|ring FILE|FROM_CORE CORE") };
+    let [_, kind, what, core] = &words[..] else {
+        fail("usage: parts lpm4|lpm6|exact|acl|acl-change|ring FILE|FROM_CORE CORE")
+    };
     let core = number(core);
     pin(core);
     let began = Instant::now();
@@ -40,6 +44,10 @@ fn main() {
         return serve(began.elapsed(), sum, |time| ring::hand_over(from, u64::MAX, time).0);
     }
     let bytes = std::fs::read(what).unwrap_or_else(|error| fail(&format!("{what}: {error}")));
+    if kind == "acl-change" {
+        let [change, all] = acl::Rules::new(&bytes).change(Duration::from_secs(1));
+        return println!("change {:.1} us, all {:.1} us", change.as_secs_f64() * 1e6, all.as_secs_f64() * 1e6);
+    }
     let table: Box<dyn Table> = match kind.as_str() {
         "lpm4" => Box::new(lpm::V4::new(&bytes)),
         "lpm6" => Box::new(lpm::V6::new(&bytes)),

@@ -10,7 +10,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::header::protocol;
+use crate::mem::BATCH;
 use crate::prelude::*;
+use crate::stages::table::MISS;
 use crate::stages::table::classifier::{Addresses, Key};
 use live::{Exchange, Live, Reloader, Set};
 use rules::{RuleSpec, Rules};
@@ -142,15 +144,30 @@ fn key(packet: &Packet<'_>) -> Option<Key> {
     })
 }
 
-/// What decides on a packet.
-#[inline]
-fn judge(fragments: Fragments, rules: &Rules, packet: &Packet<'_>) -> Verdict {
-    let shown = packet.meta().flags.intersection(MetaFlags::FRAGMENT | MetaFlags::L4);
-    if fragments == Fragments::Deny && shown == MetaFlags::FRAGMENT {
-        return Verdict::Fragment;
+impl Fragments {
+    /// Whether a packet is dropped before any rule is asked.
+    #[inline]
+    fn denies(self, packet: &Packet<'_>) -> bool {
+        let shown = packet.meta().flags.intersection(MetaFlags::FRAGMENT | MetaFlags::L4);
+        self == Self::Deny && shown == MetaFlags::FRAGMENT
     }
-    let found = key(packet).and_then(|key| rules.classifier.lookup(&key));
-    found.map_or(Verdict::Default, |rule| Verdict::Rule(rule as usize))
+
+    /// What decides on packets, by what the rules have found for them; those that they decide on themselves have been asked for
+    /// without a key.
+    #[inline]
+    fn judge(self, found: u32, packet: &Packet<'_>) -> Verdict {
+        match found {
+            MISS if self.denies(packet) => Verdict::Fragment,
+            MISS => Verdict::Default,
+            rule => Verdict::Rule(rule as usize),
+        }
+    }
+
+    /// What a packet is looked up by, if the rules are asked.
+    #[inline]
+    fn key(self, packet: &Packet<'_>) -> Option<Key> {
+        if self.denies(packet) { None } else { key(packet) }
+    }
 }
 
 impl Verdict {
@@ -169,8 +186,11 @@ impl Stage for Acl {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let Self { set, default_hits, fragments_denied, default, fragments, .. } = self;
         let Some(Set { rules, hits }) = set.as_deref_mut() else { return };
-        for mut packet in batch.iter_mut() {
-            let verdict = judge(*fragments, rules, &packet);
+        let mut found = [MISS; BATCH];
+        let found = &mut found[..batch.len()];
+        rules.classifier.lookup_batch(found, |at| fragments.key(&batch.get_mut(at)?));
+        for (mut packet, found) in batch.iter_mut().zip(found) {
+            let verdict = fragments.judge(*found, &packet);
             let counter = match verdict {
                 Verdict::Rule(rule) => hits.get_mut(rule).unwrap_or(&mut *default_hits),
                 Verdict::Fragment => &mut *fragments_denied,
@@ -232,7 +252,8 @@ impl Stage for Acl {
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
         let rules = &self.set.as_ref()?.rules;
-        let verdict = judge(self.fragments, rules, packet);
+        let found = self.fragments.key(packet).and_then(|key| rules.classifier.lookup(&key));
+        let verdict = self.fragments.judge(found.unwrap_or(MISS), packet);
         let action = match verdict.action(self.default, rules) {
             Action::Permit => "permit",
             Action::Deny => "deny",
