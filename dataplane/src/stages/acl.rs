@@ -36,10 +36,11 @@ use rules::{RuleSpec, Rules};
 ///
 /// On SIGHUP the file is read anew while packets flow. Each worker changes from the old rules to the new ones between two
 /// batches, so that no packet is judged by some of both. Where anything is wrong with the file, all of that is told, and
-/// the old rules stay. It is best replaced at once, by `mv`: half of a file may be rules as well. A rule keeps its count
-/// when the new rules have it too: under its name, or without one at the same place; the hits of rules that are no more
-/// are in `gone`. The counters `rules`, `reloads` and `refused` say how many rules there are, how often they were
-/// changed, and how often a file was refused.
+/// the old rules stay. Of rules that are mostly the same, only those that differ are compiled. The file is best replaced at once,
+/// by `mv`: half of a file may be rules as well. A rule keeps its count when the new rules have it too: under its name, or
+/// without one at the same place; the hits of rules that are no more are in `gone`. The counters `rules`, `reloads` and
+/// `refused` say how many rules there are, how often they were changed,
+/// and how often a file was refused.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -152,14 +153,13 @@ impl Fragments {
         self == Self::Deny && shown == MetaFlags::FRAGMENT
     }
 
-    /// What decides on packets, by what the rules have found for them; those that they decide on themselves have been asked for
-    /// without a key.
+    /// What decides on a packet, by what was found with its key.
     #[inline]
-    fn judge(self, found: u32, packet: &Packet<'_>) -> Verdict {
-        match found {
-            MISS if self.denies(packet) => Verdict::Fragment,
-            MISS => Verdict::Default,
-            rule => Verdict::Rule(rule as usize),
+    fn judge(self, rules: &Rules, found: u32, packet: &Packet<'_>) -> Verdict {
+        match rules.places.get(found as usize) {
+            Some(place) => Verdict::Rule(*place as usize),
+            None if self.denies(packet) => Verdict::Fragment,
+            None => Verdict::Default,
         }
     }
 
@@ -190,7 +190,7 @@ impl Stage for Acl {
         let found = &mut found[..batch.len()];
         rules.classifier.lookup_batch(found, |at| fragments.key(&batch.get_mut(at)?));
         for (mut packet, found) in batch.iter_mut().zip(found) {
-            let verdict = fragments.judge(*found, &packet);
+            let verdict = fragments.judge(rules, *found, &packet);
             let counter = match verdict {
                 Verdict::Rule(rule) => hits.get_mut(rule).unwrap_or(&mut *default_hits),
                 Verdict::Fragment => &mut *fragments_denied,
@@ -216,7 +216,7 @@ impl Stage for Acl {
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let (own, file) = (std::mem::take(&mut self.rules), self.file.as_deref().map(|file| setup.path(file)));
         let live = setup.shared(|setup| {
-            let rules = Rules::load(&own, file.as_deref()).map_err(|mut problems| {
+            let rules = Rules::load(&own, file.as_deref(), None).map_err(|mut problems| {
                 let last = problems.pop().unwrap_or_else(|| Problem::at("rules", "they cannot be used"));
                 problems.into_iter().for_each(|problem| setup.reject(problem));
                 last
@@ -253,7 +253,7 @@ impl Stage for Acl {
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
         let rules = &self.set.as_ref()?.rules;
         let found = self.fragments.key(packet).and_then(|key| rules.classifier.lookup(&key));
-        let verdict = self.fragments.judge(found.unwrap_or(MISS), packet);
+        let verdict = self.fragments.judge(rules, found.unwrap_or(MISS), packet);
         let action = match verdict.action(self.default, rules) {
             Action::Permit => "permit",
             Action::Deny => "deny",

@@ -1,6 +1,6 @@
 //! Rules that change while workers look packets up in them.
 //!
-//! A new set is compiled on the thread that reloads, together with the counters that each worker needs for it, and put
+//! A new set is made on the thread that reloads, together with the counters that each worker needs for it, and put
 //! where the worker's stage takes it up between two batches. What the worker had goes the way back, to be counted and
 //! freed: workers only exchange one pointer for another.
 
@@ -151,14 +151,15 @@ pub(super) struct Reloader {
 
 impl Reload for Reloader {
     fn reload(&mut self) -> Result<String, Vec<Problem>> {
-        let rules = match Rules::load(&self.own, Some(&self.file)) {
+        let before = self.live.latest().clone();
+        let rules = match Rules::load(&self.own, Some(&self.file), Some(&before)) {
             Ok(rules) => Arc::new(rules),
             Err(problems) => {
                 self.live.refused.fetch_add(1, Ordering::Relaxed);
                 return Err(problems);
             }
         };
-        let before = std::mem::replace(&mut *self.live.latest(), rules.clone());
+        *self.live.latest() = rules.clone();
         for exchange in self.live.exchanges().iter() {
             exchange.give(&rules);
         }
@@ -184,7 +185,7 @@ mod tests {
     fn rules_that_come_and_go_leave_a_number() {
         let rules = |round: u64| {
             let text = format!("action = \"deny\"\nname = \"{round}\"");
-            Rules::load(&[toml::from_str(&text).unwrap()], None).unwrap_or_else(|_| panic!("{text}"))
+            Rules::load(&[toml::from_str(&text).unwrap()], None, None).unwrap_or_else(|_| panic!("{text}"))
         };
         let live = Live::new(rules(0));
         let (mut set, exchange) = live.join();

@@ -171,6 +171,8 @@ const RESERVED: [&str; 6] = ["default", "fragments", "gone", "refused", "reloads
 /// Rules that all workers share.
 pub(super) struct Rules {
     pub(super) classifier: Classifier,
+    /// The place of each by its number in the classifier.
+    pub(super) places: Vec<u32>,
     pub(super) actions: Vec<Action>,
     /// What the counters are called.
     pub(super) names: Vec<String>,
@@ -244,11 +246,11 @@ fn parse(text: &str) -> (Vec<(usize, usize, RuleSpec)>, Vec<toml::de::Error>) {
 }
 
 impl Rules {
-    /// Compiles the rules of a config, and behind them those of a file.
+    /// Compiles the rules of a config, and behind them those of a file: only those that differ, where there are rules before.
     ///
     /// # Errors
     /// All that is wrong with them, up to a number that somebody may still read; never nothing.
-    pub(super) fn load(own: &[RuleSpec], file: Option<&Path>) -> Result<Self, Vec<Problem>> {
+    pub(super) fn load(own: &[RuleSpec], file: Option<&Path>, before: Option<&Self>) -> Result<Self, Vec<Problem>> {
         let (mut rules, mut text, mut starts, mut wrong) = (own.to_vec(), String::new(), Vec::new(), Vec::new());
         if let Some(path) = file {
             text = read(path).map_err(|problem| vec![problem])?;
@@ -298,8 +300,16 @@ impl Rules {
         }
         let name = |(at, rule): (usize, &RuleSpec)| rule.name.clone().unwrap_or_else(|| format!("rules[{at}]"));
         let names: Vec<String> = rules.iter().enumerate().map(name).collect();
+        let compiled: Vec<Rule> = rules.iter().map(RuleSpec::compile).collect();
+        let mut classifier = before.map_or_else(|| Classifier::new(&[]), |before| before.classifier.clone());
+        classifier.update(&compiled);
+        let mut places = vec![0; classifier.numbers()];
+        for ((number, _), place) in classifier.rules().zip(0..) {
+            places[number as usize] = place;
+        }
         Ok(Self {
-            classifier: Classifier::new(&rules.iter().map(RuleSpec::compile).collect::<Vec<_>>()),
+            classifier,
+            places,
             actions: rules.iter().map(|rule| rule.action).collect(),
             texts: rules.iter().zip(&names).map(|(rule, name)| format!("{name}: {rule}")).collect(),
             named: rules.iter().map(|rule| rule.name.is_some()).collect(),

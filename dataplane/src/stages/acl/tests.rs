@@ -282,6 +282,44 @@ fn as_many_rules_as_there_may_be() {
     }
 }
 
+/// Few of many: the rules that are found, and those that are counted, are those of the file by their places.
+#[test]
+fn a_few_rules_of_many_change() {
+    let folder = Folder::new();
+    let rule =
+        |at: u32| format!("{{ action = \"deny\", dst = \"172.16.{}.{}/32\", name = \"{at}\" }},\n", at / 250, at % 250);
+    let mut order: Vec<u32> = (0..500).collect();
+    let write = |order: &[u32]| {
+        folder.write(format!("rules = [\n{}]", order.iter().map(|at| rule(*at)).collect::<String>()));
+    };
+    write(&order);
+    let mut harness = folder.build();
+    let packets: Vec<Vec<u8>> =
+        (0..520u32).map(|at| v4([10, 2, 0, 1], [172, 16, (at / 250) as u8, (at % 250) as u8]).build()).collect();
+    for round in 1..=20u64 {
+        // One goes, one comes, one moves.
+        order.remove(round as usize * 11);
+        order.insert(round as usize * 3, 499 + round as u32);
+        let moved = order.remove(400);
+        order.insert(round as usize, moved);
+        write(&order);
+        harness.reload().unwrap();
+        harness.tick();
+        let before = harness.counters();
+        let outcomes = packets.chunks(200).flat_map(|some| harness.run(some));
+        for (at, outcome) in (0..).zip(outcomes.collect::<Vec<_>>()) {
+            assert_eq!(outcome.fate, if order.contains(&at) { denied() } else { Fate::Next }, "{at} in round {round}");
+        }
+        let hits = |counters: &[(String, u64)], at: u32| {
+            counters.iter().find(|(name, _)| *name == at.to_string()).map(|(_, hits)| *hits)
+        };
+        let after = harness.counters();
+        for at in &order {
+            assert_eq!(hits(&after, *at), hits(&before, *at).map(|hits| hits + 1), "{at} in round {round}");
+        }
+    }
+}
+
 #[test]
 fn bad_rules_are_told_with_their_place() {
     let refused = |rule: &str| {
