@@ -95,7 +95,7 @@ impl Cut {
         limit: usize,
     ) -> Option<Self> {
         let sample: Vec<&Entry<W>> = entries.iter().step_by(entries.len().div_ceil(SAMPLE).max(1)).collect();
-        let most = ((entries.len() / 2).max(1).ilog2() as u8).clamp(1, MOST_BITS);
+        let most = ((entries.len() * 2).max(1).ilog2() as u8).clamp(1, MOST_BITS);
         // Few nodes have many rules, and those that are hard to divide take few bits.
         let least = if entries.len() > SAMPLE { 1 } else { most.saturating_sub(3).max(1) };
         let differing = differing(&sample);
@@ -122,7 +122,8 @@ impl Cut {
                 let aside = (sample.len() - kept) as f64 * scale;
                 let copies = copies as f64 / kept as f64;
                 let cells = cut.children() as f64 / entries.len() as f64;
-                let cost = met + aside * ASIDE + copies * COPY + cells * CELL;
+                let tree = if aside > 0.0 { TREE } else { 0.0 };
+                let cost = met + tree + aside * ASIDE + copies * COPY + cells * CELL;
                 if cost < best.0 {
                     best = (cost, Some(cut));
                 }
@@ -156,11 +157,13 @@ fn differing<const W: usize>(entries: &[&Entry<W>]) -> [u32; W] {
 }
 
 // What a cut costs, in rules that a packet meets.
-/// A rule put aside: another tree has to have it.
+/// One more tree, for rules put aside.
+const TREE: f64 = 4.0;
+/// A rule put aside.
 const ASIDE: f64 = 0.5;
 /// A copy of every rule.
-const COPY: f64 = 0.3;
+const COPY: f64 = 1.0;
 /// A cell for every rule.
-const CELL: f64 = 0.25;
+const CELL: f64 = 0.05;
 /// A node is worth it where it leaves less than this part of the rules.
 const WORTH: f64 = 0.8;
