@@ -3,9 +3,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
+use multiversion::multiversion;
+
 use crate::clock::{HostClock, Timebase};
 use crate::error::{Error, Result};
-use crate::mem::SlotLayout;
+use crate::mem::{Desc, SlotLayout};
 use crate::provider::soft::fault::Random;
 use crate::provider::soft::link::reel::{Frames, Reel};
 use crate::provider::soft::memory::{Slots, copy};
@@ -386,6 +388,11 @@ impl Generator {
         !self.out.is_empty()
     }
 
+    /// Copies frames that are sent.
+    pub(super) fn copy_run_out(&mut self, slots: &Slots, run: &[Desc]) {
+        copy_out(&mut self.out, slots, run);
+    }
+
     /// Copies a frame that is sent, if it is to be.
     #[inline]
     pub(super) fn copy_out(&mut self, frame: &[u8]) {
@@ -413,6 +420,17 @@ impl Generator {
         while stamped.written.get(stamped.below as usize).copied().unwrap_or(false) {
             stamped.below += 1;
         }
+    }
+}
+
+/// Copies frames, each over the one before.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn copy_out(out: &mut [u8], slots: &Slots, run: &[Desc]) {
+    // No closure: what the library makes of one has not the features of this function, and would call it for each frame.
+    for desc in run {
+        let Some(frame) = slots.bytes(*desc) else { continue };
+        let len = frame.len().min(out.len());
+        copy(&mut out[..len], &frame[..len]);
     }
 }
 

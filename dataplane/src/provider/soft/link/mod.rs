@@ -337,7 +337,7 @@ impl Wire {
     /// Copies frames that are only counted.
     pub(super) fn copy_out(&mut self, slots: &Slots, run: &[Desc]) {
         if let Self::Generator(generator) = self {
-            run.iter().filter_map(|desc| slots.bytes(*desc)).for_each(|frame| generator.copy_out(frame));
+            generator.copy_run_out(slots, run);
         }
     }
 

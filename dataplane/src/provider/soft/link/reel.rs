@@ -1,5 +1,7 @@
 //! Frames in memory that come in one after the other, and then from the first again.
 
+use multiversion::multiversion;
+
 use crate::mem::BATCH;
 use crate::provider::soft::memory::Slots;
 
@@ -85,16 +87,24 @@ impl Reel {
         let (mut bytes, mut done) = (0, 0);
         while done < part.len() && !self.places.is_empty() {
             let rest = &self.places[self.next..];
-            for ((place, &slot), length) in rest.iter().zip(&part[done..]).zip(&mut lengths[done..]) {
-                // It fits: the wire has seen to the longest, and the slot was checked when it was posted.
-                let _ = slots.write(slot, frames.at(*place));
-                *length = place.len as u32;
-                bytes += place.len as u64;
-            }
+            bytes += write(rest, frames, slots, &part[done..], &mut lengths[done..]);
             let now = rest.len().min(part.len() - done);
             done += now;
             self.next = if now == rest.len() { 0 } else { self.next + now };
         }
         bytes
     }
+}
+
+/// Writes frames into slots, as many as there are of both, and their lengths. Returns their bytes.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+fn write(places: &[Place], frames: &Frames, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
+    let mut bytes = 0;
+    for ((place, &slot), length) in places.iter().zip(part).zip(lengths) {
+        // It fits: the wire has seen to the longest, and the slot was checked when it was posted.
+        let _ = slots.write(slot, frames.at(*place));
+        *length = place.len as u32;
+        bytes += place.len as u64;
+    }
+    bytes
 }
