@@ -40,7 +40,8 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// Reads what there is, and follows it from then on. Ports are those interfaces that they name.
+    /// Reads what there is, and follows it from then on. Ports are those interfaces that they name. No worker is at work before
+    /// this is done.
     ///
     /// # Errors
     /// There is no socket to the kernel, or it does not answer; somebody follows it for these tables already.
@@ -57,6 +58,7 @@ impl Mirror {
         let mut requests = Requests::open().map_err(|error| failed("cannot open a netlink socket", error))?;
         let mut state = State::new(tables, writer, ports);
         state.read_anew(&mut requests).map_err(|error| failed("cannot read routes", error))?;
+        state.begin();
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
         let thread = thread::Builder::new().name("kernel-mirror".to_owned());

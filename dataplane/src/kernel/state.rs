@@ -39,6 +39,10 @@ pub(super) struct State {
     /// How many neighbours there were when one was not taken. That may be fewer than there can be, as its place must be near to
     /// where it hashes.
     left_out: Option<usize>,
+    /// Routes that were not taken.
+    refused: HashSet<(usize, IpNet)>,
+    /// Whether workers may be at work.
+    is_read: bool,
     warned: HashSet<&'static str>,
 }
 
@@ -56,6 +60,8 @@ impl State {
             addresses: Vec::new(),
             doubt: false,
             left_out: None,
+            refused: HashSet::new(),
+            is_read: false,
             warned: HashSet::new(),
         }
     }
@@ -75,7 +81,15 @@ impl State {
     }
 
     pub(super) fn publish(&mut self) {
-        self.writer.publish(&self.tables);
+        match self.is_read {
+            true => self.writer.publish(&self.tables),
+            false => self.writer.publish_unread(&self.tables),
+        }
+    }
+
+    /// From now on workers may be at work.
+    pub(super) fn begin(&mut self) {
+        self.is_read = true;
     }
 
     /// Lets workers ask again for what is not resolved.
@@ -261,9 +275,17 @@ impl State {
     fn write(&mut self, table: usize, prefix: IpNet) {
         let target = self.rib.best(self.opened[table], prefix).and_then(|leads| self.target(leads));
         self.tables.add(Count::Changes, 1);
+        self.refused.remove(&(table, prefix));
         match target {
             Some(target) => {
-                if let Err(refused) = self.writer.set_route(table, prefix, &target) {
+                let mut put = self.writer.set_route(table, prefix, &target);
+                if put.is_err() {
+                    // What was taken out since the last look may be free by now.
+                    self.publish();
+                    put = self.writer.set_route(table, prefix, &target);
+                }
+                if let Err(refused) = put {
+                    self.refused.insert((table, prefix));
                     self.tables.add(Count::Refused, 1);
                     self.warn("routes", format!("the route to {prefix} is not taken: {refused}"));
                 }
@@ -326,7 +348,7 @@ impl State {
         }
         let all = other_ports || rib.wide() != self.rib.wide();
         let old = std::mem::replace(&mut self.rib, rib);
-        let mut changed: HashSet<(usize, IpNet)> = HashSet::new();
+        let mut changed = std::mem::take(&mut self.refused);
         for (table, prefix) in old.prefixes().chain(self.rib.prefixes()) {
             let Some(table) = self.table(table) else { continue };
             let number = self.opened[table];

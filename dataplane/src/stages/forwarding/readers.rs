@@ -45,6 +45,15 @@ impl Readers {
         reader.0.store(self.now.load(Ordering::Acquire), Ordering::Release);
     }
 
+    /// Nobody has begun to look at anything. Only before any reader is at work: what it finds then it may lose.
+    pub(super) fn rest(&self) {
+        let now = self.now.load(Ordering::Acquire);
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        for seen in seen.iter().filter(|seen| seen.load(Ordering::Acquire) != u64::MAX) {
+            seen.store(now, Ordering::Release);
+        }
+    }
+
     /// Lets time go on. Returns the new time, and a time before which whatever was taken out is seen by nobody.
     pub(super) fn advance(&self) -> (u64, u64) {
         let now = self.now.fetch_add(1, Ordering::AcqRel) + 1;

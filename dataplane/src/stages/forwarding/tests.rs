@@ -206,7 +206,7 @@ fn what_stays_is_always_there_while_others_change() {
 fn a_flood_of_routes_and_neighbours_is_refused_at_the_limit() {
     let (shared, mut writer) = tables();
     let mut taken = 0usize;
-    // Every one needs a node of its own: memory is the limit.
+    // Every one needs a line of its own.
     for at in 0..(1u32 << 18) + 100 {
         let prefix = IpNet::new(Ipv4Addr::from((32 << 24) + (at << 8)).into(), 32).unwrap();
         taken += usize::from(writer.set_route(0, prefix, &Target::Only(Kind::Blackhole)).is_ok());
@@ -226,6 +226,28 @@ fn a_flood_of_routes_and_neighbours_is_refused_at_the_limit() {
         reader.neighbor(NextHop { address: Ipv4Addr::from(20 << 24 | 5).into(), port: 0 }),
         Some(Resolved::Failed)
     );
+}
+
+/// A table that is filled takes many lines out: they must come back, or it is full long before its limit.
+#[test]
+fn a_crowd_of_host_routes_is_taken_before_anyone_reads_and_while_one_does() {
+    let (shared, mut writer) = tables();
+    let reader = shared.join();
+    let host = |at: u32| IpAddr::V4(((32 << 24) + ((at / 40) << 8) + at % 40 * 6).into());
+    let prefix = |at: u32| IpNet::new(host(at), 32).unwrap();
+    for at in 0..120_000 {
+        writer.set_route(0, prefix(at), &to(&[(at as u8 % 2, 1)])).unwrap();
+        if at % 1024 == 0 {
+            if at < 110_000 {
+                writer.publish_unread(&shared);
+            } else {
+                reader.pass();
+                writer.publish(&shared);
+            }
+        }
+    }
+    let egress = |at: u32| find(&reader, 0, host(at), 0).map(|path| path.egress);
+    assert!((0..120_000).all(|at| egress(at) == Some(at as u8 % 2)));
 }
 
 #[test]

@@ -42,9 +42,9 @@ pub enum Target {
     Paths(Vec<Hop>),
 }
 
-/// There are as many routes, paths or neighbours as there may be.
+/// There are as many routes, paths or neighbours as there may be, or no memory of the tables is free at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there are as many routes, paths or neighbours as there may be")]
+#[error("there is no room for more routes, paths or neighbours")]
 pub struct Refused;
 
 /// Writes routes and neighbours, from one thread.
@@ -253,6 +253,14 @@ impl Writer {
     /// Workers are to tell again when they need a neighbour that is not resolved: to be called once a second or so.
     pub fn watch_unresolved(&self) {
         self.neighbors.watch_unresolved();
+    }
+
+    /// The same while no reader is at work yet, so that what was taken out may be used anew at once. A table that is filled
+    /// takes many lines out.
+    pub fn publish_unread(&mut self, shared: &Forwarding) {
+        self.publish(shared);
+        shared.readers.rest();
+        self.publish(shared);
     }
 
     /// Ends a run of changes: what they took out may be used anew when no reader can be looking at it.
