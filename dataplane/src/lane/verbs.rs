@@ -20,7 +20,7 @@ use crate::provider::{
 type MrOf<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
 
 /// While packets come, the sends that are over are taken back, and receives are posted, so many at a time.
-const MANY: usize = 128;
+const MANY: usize = 256;
 
 /// How long a queue pair in state ERR has to give back what was posted.
 const FLUSH_DEADLINE: Duration = Duration::from_millis(500);
@@ -194,7 +194,7 @@ impl<D: Device> VerbsLane<D> {
             joined: Box::new([0; RUN]),
             reap_at: 0,
             reaped: 0,
-            refill_at: (recv_depth as usize / 8).min(MANY),
+            refill_at: (recv_depth as usize / 4).min(MANY),
             refilled: 0,
             granted,
         };
