@@ -370,7 +370,10 @@ impl Batch {
         let (at, n) = (self.len(), from.len().min(self.space()));
         self.descs[at..at + n].copy_from_slice(&from.descs[..n]);
         self.add_stamps(from.stamps().part(0, n), n);
-        self.join(&from.extent, from.known);
+        match at {
+            0 => (self.extent, self.known) = (from.extent, from.known),
+            _ => self.join(&from.extent, from.known),
+        }
         self.metas[at..at + n].copy_from_slice(&from.metas[..n]);
         self.len = at + n;
         self.ingress = from.ingress;

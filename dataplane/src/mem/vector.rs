@@ -1,6 +1,6 @@
 //! The loops over the slots, ids and descriptors of a burst.
 //!
-//! Each has a version for AVX2, chosen when the program runs, beside the one for any processor. They have no branch a
+//! Each has versions for AVX-512 and AVX2, chosen when the program runs, beside the one for any processor. They have no branch a
 //! packet: what must not be is gathered in the bits of one word, in the top one where a difference went below zero.
 
 use multiversion::multiversion;

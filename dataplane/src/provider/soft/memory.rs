@@ -305,10 +305,12 @@ pub(super) fn copy(to: &mut [u8], frame: &[u8]) {
 
 #[inline]
 fn copy_ends<const N: usize>(to: &mut [u8], frame: &[u8]) {
-    let ends = (frame.first_chunk::<N>(), frame.last_chunk::<N>());
-    if let (Some(first), Some(last)) = ends {
-        to.first_chunk_mut().into_iter().for_each(|to| *to = *first);
-        to.last_chunk_mut::<N>().into_iter().for_each(|to| *to = *last);
+    debug_assert_eq!(to.len(), frame.len());
+    if let (Some(to), Some(first)) = (to.first_chunk_mut::<N>(), frame.first_chunk()) {
+        *to = *first;
+    }
+    if let (Some(to), Some(last)) = (to.last_chunk_mut::<N>(), frame.last_chunk()) {
+        *to = *last;
     }
 }
 
@@ -419,7 +421,8 @@ impl Slots {
         }
         let offset = slot as usize * self.layout.stride as usize + usize::from(self.layout.headroom);
         // SAFETY: slot and length were checked, so the bytes lie in the slot, and the slots lie in the region (`new`), which
-        // the kernel has filled with zeros. The caller of `post_recv_run` has lent the slot to the device.
+        // the kernel has filled with zeros. The caller of `post_recv_run` has lent the slot to the device, so nobody else looks
+        // at it, and a frame of the link's own does not overlap it.
         let to = unsafe { slice::from_raw_parts_mut(self.mr.0.region.base().add(offset).as_ptr(), bytes.len()) };
         copy(to, bytes);
         Ok(())

@@ -55,7 +55,7 @@ pub(super) struct Allocator {
 impl Allocator {
     /// At most so many lines: rounded up to whole groups of the greatest size.
     pub(super) fn new(most: usize) -> Self {
-        Self { free: Default::default(), made: 0, most: most.next_multiple_of(GROUP).min(LINES) }
+        Self { free: Default::default(), made: 0, most: most.min(LINES).next_multiple_of(GROUP) }
     }
 
     /// Whether there are so many groups of each size.

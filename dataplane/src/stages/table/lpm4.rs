@@ -68,7 +68,7 @@ impl Lpm4 {
     }
 
     /// A table that has at most so many cache lines behind its first level. A prefix longer than that level takes one line or less where
-    /// few others are near.
+    /// few others are near, and what a change takes out counts until it is reclaimed.
     pub fn with_lines(most: usize) -> Self {
         Self(Trie::with_lines(most))
     }

@@ -205,6 +205,10 @@ macro_rules! lpm_tests {
                     seen
                 };
                 let readers: Vec<_> = passes.iter().map(|pass| scope.spawn(move || look(pass))).collect();
+                // Nothing is used anew before each has looked once.
+                while passes.iter().any(|pass| pass.load(Ordering::SeqCst) == 0) {
+                    std::thread::yield_now();
+                }
                 for round in 0..60u32 {
                     for at in (0..64).filter(|at| !stays(*at)) {
                         let (address, len) = narrow(at);

@@ -15,7 +15,7 @@ pub(super) struct Leaf<const W: usize> {
     values: [[u32; LANES]; W],
     masks: [[u32; LANES]; W],
     ranks: [u64; LANES],
-    /// The leaf with the rules behind these, where so many lie in one place; itself otherwise.
+    /// The leaf with the rules behind these, where so many lie in one place; otherwise 0, the leaf without any.
     pub(super) next: u32,
 }
 
