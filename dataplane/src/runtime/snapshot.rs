@@ -69,7 +69,7 @@ impl Sampler {
     }
 
     /// Asks, where that is not done yet. Once all workers have answered, or patience is over: what each has done, and
-    /// which of them have not answered. What is told of those is what they last said.
+    /// which of those that have not ended have not answered. What is told of one that has not is what it last said.
     pub(crate) fn poll(&mut self) -> Option<(Vec<Outcome>, Vec<String>)> {
         let since = *self.since.get_or_insert_with(|| {
             self.workers.iter_mut().for_each(Asked::ask);
@@ -82,8 +82,8 @@ impl Sampler {
         }
         self.since = None;
         let late = |(number, worker): (usize, &Asked)| {
-            let why = if worker.request.is_over() { "has ended" } else { "does not answer" };
-            worker.is_out.then(|| format!("worker {number} {why}: what is told of it is what it said before"))
+            let is_late = worker.is_out && !worker.request.is_over();
+            is_late.then(|| format!("worker {number} does not answer: what is told of it is what it said before"))
         };
         let late = self.workers.iter().enumerate().filter_map(late).collect();
         Some((self.workers.iter().map(Asked::outcome).collect(), late))
@@ -135,5 +135,33 @@ impl Asked {
             Some(counters) => counters.outcome(&self.facts),
             None => Sample::new(&self.facts).counters.outcome(&self.facts),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::mem::PageKind;
+    use crate::runtime::sample;
+    use crate::units::CoreId;
+
+    #[test]
+    fn a_worker_that_has_ended_is_no_error_and_not_waited_for() {
+        let facts = Facts {
+            core: CoreId(0),
+            slots: 0,
+            pages: PageKind::Huge2M,
+            granted: BTreeMap::new(),
+            ports: Vec::new(),
+            shapes: Vec::new(),
+        };
+        let (request, reply) = sample::channel();
+        let mut sampler = Sampler::new([(Arc::new(facts), request)]);
+        assert!(sampler.poll().is_none());
+        drop(reply);
+        let (outcomes, late) = sampler.poll().unwrap();
+        assert_eq!((outcomes.len(), late), (1, Vec::new()));
     }
 }

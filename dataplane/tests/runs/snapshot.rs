@@ -46,10 +46,16 @@ fn snapshot(run: &Run) -> Snapshot {
     }
 }
 
+/// To which all workers answered in time.
+fn complete(run: &Run) -> Snapshot {
+    let complete = |snapshot: &Snapshot| snapshot.report().errors.is_empty();
+    std::iter::repeat_with(|| snapshot(run)).take(60).find(complete).expect("a worker does not answer")
+}
+
 /// Until so many bursts were timed.
 fn snapshot_with(run: &Run, bursts: u64) -> Snapshot {
     loop {
-        let snapshot = snapshot(run);
+        let snapshot = complete(run);
         if all(snapshot.report()) >= bursts {
             return snapshot;
         }
@@ -70,7 +76,7 @@ fn a_run_adds_up_at_every_moment_and_loses_nothing_by_being_looked_at() {
     let third = snapshot_with(&run, all(second.report()) + 2);
     for snapshot in [&first, &second, &third] {
         let report = snapshot.report();
-        assert_eq!((report.ledger.unaccounted, &report.errors[..]), (0, &[][..]), "{report}");
+        assert_eq!(report.ledger.unaccounted, 0, "{report}");
         assert!(report.ledger.dropped > 0 && report.ledger.drops.contains_key("acl.denied"), "{report}");
         assert_eq!(report.latency_ns.count, report.ledger.tx, "{report}");
     }
@@ -122,8 +128,7 @@ fn a_worker_that_does_not_answer_is_told_of_and_not_waited_for() {
     registry.add::<Gate>("gate");
     let source = Source::new(folder.file("test.toml"), text, &[]);
     let run = Run::start(assembled_with(&source, &registry).unwrap(), Options::default()).unwrap();
-    let before = snapshot(&run);
-    assert_eq!(before.report().errors, [""; 0]);
+    let before = complete(&run);
     CLOSED.store(true, Ordering::Relaxed);
     while !INSIDE.load(Ordering::Relaxed) {
         std::thread::yield_now();
@@ -145,7 +150,7 @@ fn a_worker_that_does_not_answer_is_told_of_and_not_waited_for() {
     assert!(again.report().workers[0].loops > late.report().workers[0].loops, "{}", again.report());
     CLOSED.store(false, Ordering::Relaxed);
     // It catches up.
-    while !snapshot(&run).report().errors.is_empty() {}
+    complete(&run);
     run.stop();
     let report = run.join().unwrap();
     assert!(report.is_good(), "{report}");
