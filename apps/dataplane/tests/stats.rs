@@ -1,9 +1,9 @@
 //! `stats` and a program that runs, from outside.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixStream;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, lchown, symlink};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -264,10 +264,17 @@ fn the_socket_of_a_killed_program_is_replaced_and_that_of_a_live_one_is_not() {
     assert!(first.socket.exists());
     let (status, _, err) = folder.dataplane("stats --socket @/edge.sock");
     assert_eq!((status, err.contains("no program listens there")), (1, true), "{err}");
+    // Two at once do not take it from each other, and nobody else's lock is in the way.
+    let common = File::open(&folder.0).unwrap();
+    common.lock().unwrap();
     let second = folder.run(settings, Some("edge.sock"));
+    assert_eq!(fs::symlink_metadata(folder.path("edge.sock.lock")).unwrap().permissions().mode() & 0o777, 0o600);
+    let (status, _, err) = folder.dataplane(&format!("run @/x.toml --packets 1{settings}"));
+    assert_eq!((status, err.contains("another program listens there")), (1, true), "{err}");
     let (status, out, _) = folder.dataplane("stats --socket @/edge.sock -j");
     assert_eq!((status, &json(&out)["pid"]), (0, &second.pid().into()));
     second.end("-TERM");
+    assert!(!folder.path("edge.sock.lock").exists());
     // What a killed one leaves in the common folder, the next one takes away.
     let mut third = folder.run("", None);
     third.child.kill().unwrap();
@@ -275,6 +282,7 @@ fn the_socket_of_a_killed_program_is_replaced_and_that_of_a_live_one_is_not() {
     assert!(third.socket.exists());
     let fourth = folder.run("", None);
     assert!(!third.socket.exists());
+    assert!(!folder.path(&format!(".dataplane-{}", fourth.pid())).exists());
     fourth.end("-TERM");
 }
 
@@ -371,13 +379,55 @@ fn hostile_clients_are_cut_off_and_hold_nobody_up() {
     assert_eq!(report["errors"], Value::Array(Vec::new()));
 }
 
+#[test]
+fn of_too_many_clients_the_one_that_was_silent_longest_is_told_to_go() {
+    let folder = Folder::new("many");
+    let running = folder.run("", None);
+    let ask = |client: &mut BufReader<UnixStream>| {
+        client.get_mut().write_all(b"stats\n").unwrap();
+        assert_eq!(line(client).unwrap()["pid"], running.pid());
+    };
+    let clients = std::iter::repeat_with(|| {
+        let mut client = BufReader::new(running.connect().unwrap());
+        ask(&mut client);
+        client
+    });
+    let mut clients: Vec<_> = clients.take(17).collect();
+    let first = &mut clients[0];
+    assert_eq!(line(first).unwrap()["error"], "too many clients");
+    assert!(line(first).is_none());
+    clients[1..].iter_mut().for_each(ask);
+}
+
 /// How many of the connections are at their end, or come to it.
 fn cut_off(streams: &mut [UnixStream]) -> usize {
-    let is_over = |stream: &mut UnixStream| match stream.read(&mut [0; 1]) {
-        Ok(read) => read == 0,
+    let is_over = |stream: &mut UnixStream| match stream.read_to_end(&mut Vec::new()) {
+        Ok(_) => true,
         Err(error) => error.kind() == ErrorKind::ConnectionReset,
     };
     streams.iter_mut().map(is_over).filter(|over| *over).count()
+}
+
+#[test]
+fn by_its_process_only_a_socket_of_this_user_is_found() {
+    let folder = Folder::new("own");
+    // There is no such process.
+    let (process, path) = (u32::MAX, folder.path(&format!("dataplane-{}.sock", u32::MAX)));
+    let listener = UnixListener::bind(folder.path("foreign.sock")).unwrap();
+    let is_asked = || {
+        let (status, out, err) = folder.dataplane(&format!("stats {process} --json"));
+        assert_eq!((status, out.as_str()), (1, ""), "{err}");
+        assert!(err.contains("no socket of this user"), "{err}");
+        listener.accept().is_ok()
+    };
+    listener.set_nonblocking(true).unwrap();
+    symlink(folder.path("foreign.sock"), &path).unwrap();
+    assert!(!is_asked(), "through a link");
+    fs::rename(folder.path("foreign.sock"), &path).unwrap();
+    match lchown(&path, Some(65534), None) {
+        Ok(()) => assert!(!is_asked(), "of another user"),
+        Err(error) => println!("skipped: a socket of another user cannot be made: {error}"),
+    }
 }
 
 #[test]
@@ -386,7 +436,7 @@ fn what_answers_but_is_no_program_of_ours_is_told() {
     let answer = |text: &'static str| {
         let path = folder.path("foreign.sock");
         let _ = fs::remove_file(&path);
-        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let listener = UnixListener::bind(&path).unwrap();
         thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let mut stream = BufReader::new(stream);
@@ -395,8 +445,8 @@ fn what_answers_but_is_no_program_of_ours_is_told() {
         })
     };
     for (text, why) in [
-        ("{\"error\": \"busy\"}\n", "busy"),
-        ("{\"pid\": 1}\n", "cannot read"),
+        ("{\"error\": \"bu\\u001bsy\"}\n", "bu\u{fffd}sy"),
+        ("{\"pid\": 1}\n", "--json shows it"),
         ("hello\n", "cannot read"),
         ("{\"pid\":", "ended before it answered"),
         ("", "ended before it answered"),
@@ -407,5 +457,23 @@ fn what_answers_but_is_no_program_of_ours_is_told() {
         assert!(err.contains(why), "{text}: {err}");
         there.join().unwrap();
     }
+    // What goes on to a program goes to a terminal too.
+    let there = answer("{\"pid\": \"\u{9b}2J\\u001b\"}\n");
+    let (status, out, err) = folder.dataplane("stats --socket @/foreign.sock --json");
+    assert_eq!((status, out.as_str(), err.as_str()), (0, "{\"pid\": \" 2J\\u001b\"}\n", ""));
+    there.join().unwrap();
+    for text in ["\u{1b}[2J\n", "{\"pid\": \"\u{1b}[2J\"}\n"] {
+        let there = answer(text);
+        let (status, out, err) = folder.dataplane("stats --socket @/foreign.sock --json");
+        assert_eq!((status, out.as_str()), (1, ""), "{err}");
+        assert!(err.contains("cannot read") && !err.contains('\u{1b}'), "{err}");
+        there.join().unwrap();
+    }
+    // One that hangs up has said why.
+    let there = answer("{\"pid\": 1}\n{\"error\": \"too many clients\"}\n");
+    let (status, out, err) = folder.dataplane("stats --socket @/foreign.sock --json --every 1ms");
+    assert_eq!((status, out.as_str()), (1, "{\"pid\": 1}\n"));
+    assert!(err.contains("too many clients"), "{err}");
+    there.join().unwrap();
     assert!(Path::new(&folder.path("foreign.sock")).exists());
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::args;
 use super::console::{self, Stop};
-use super::control::{Connection, Found, folders, of_process};
+use super::control::{Answer, Connection, Found, folders};
 use crate::telemetry::Live;
 
 pub(super) fn stats(args: &args::Stats) -> Result<(), Stop> {
@@ -19,7 +19,7 @@ pub(super) fn stats(args: &args::Stats) -> Result<(), Stop> {
     let mut is_first = true;
     loop {
         let asked = Instant::now();
-        let Some(line) = connection.stats().map_err(Stop::Failed)? else {
+        let Some(answer) = connection.stats().map_err(Stop::Failed)? else {
             return match is_first {
                 true => Err(Stop::Failed("the program ended before it answered".to_owned())),
                 false => {
@@ -29,8 +29,8 @@ pub(super) fn stats(args: &args::Stats) -> Result<(), Stop> {
             };
         };
         match args.json {
-            true => console::print(&line)?,
-            false => console::print(&format!("{}{}", if is_first { "" } else { "\n" }, live(&line)?))?,
+            true => console::print(&answer.line)?,
+            false => console::print(&format!("{}{}", if is_first { "" } else { "\n" }, live(answer)?))?,
         }
         let Some(every) = args.every else { return Ok(()) };
         is_first = false;
@@ -38,9 +38,9 @@ pub(super) fn stats(args: &args::Stats) -> Result<(), Stop> {
     }
 }
 
-fn live(line: &str) -> Result<Live, Stop> {
+fn live(answer: Answer) -> Result<Live, Stop> {
     let foreign = |error| Stop::Failed(format!("an answer that this version cannot read; --json shows it: {error}"));
-    serde_json::from_str(line).map_err(foreign)
+    serde_json::from_value(answer.value).map_err(foreign)
 }
 
 /// The program that listens at a socket.
@@ -57,13 +57,15 @@ fn at(path: &Path) -> Result<Connection, Stop> {
 
 /// The program that is this process.
 fn of(process: u32) -> Result<Connection, Stop> {
-    let there = of_process(process).find(|path| path.exists());
+    // What others call so may be anything.
+    let there = Found::within(&folders()).own.into_iter().find(|(found, _)| *found == process);
     let none = || {
         Stop::Failed(format!(
-            "process {process} has no socket here; one that its config names is found by --socket PATH"
+            "process {process} has no socket of this user here; one that its config names, or of another user, is found \
+             by --socket PATH"
         ))
     };
-    at(&there.ok_or_else(none)?)
+    at(&there.ok_or_else(none)?.1)
 }
 
 /// The program that runs, if it is one.
@@ -77,7 +79,7 @@ fn only() -> Result<Connection, Stop> {
         (_, Some(last)) => {
             running.push(last);
             let line = |(process, mut connection): (u32, Connection)| {
-                let live = connection.stats().ok().flatten().and_then(|line| live(&line).ok());
+                let live = connection.stats().ok().flatten().and_then(|answer| live(answer).ok());
                 let what = live.map_or("does not answer".to_owned(), |live| {
                     format!("{}, for {:.0} s", live.config, live.report.duration_s)
                 });

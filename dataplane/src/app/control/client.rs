@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SocketAddrUnix, SocketFlags, connect};
+use serde::Deserialize as _;
+use serde_json::Value;
 
 use super::{PATIENCE, Refusal, STATS, socket};
 
@@ -27,13 +29,40 @@ impl Found {
             folders.iter().flat_map(|folder| socket::sockets(folder)).partition(|(_, _, is_own)| *is_own);
         let mut own: Vec<_> = own.into_iter().map(|(process, path, _)| (process, path)).collect();
         own.sort();
+        own.dedup();
         Self { own, others: others.len() }
     }
 }
 
-/// Where the socket of a process may be.
-pub(in crate::app) fn of_process(process: u32) -> impl Iterator<Item = PathBuf> {
-    socket::folders().into_iter().map(move |folder| folder.join(socket::name(process)))
+/// What a program says of itself, if it is one of ours.
+pub(in crate::app) struct Answer {
+    /// A line of JSON.
+    pub(in crate::app) line: String,
+    /// What is in it. No text has control characters, such as a terminal would obey.
+    pub(in crate::app) value: Value,
+}
+
+impl Answer {
+    fn of(line: &str) -> serde_json::Result<Self> {
+        let mut value = serde_json::from_str(line)?;
+        clean(&mut value);
+        // In JSON those below U+0020 have been written as escapes; others need not be.
+        let line = line.trim_end().replace(char::is_control, " ") + "\n";
+        Ok(Self { line, value })
+    }
+}
+
+fn clean(value: &mut Value) {
+    let plain = |text: &str| text.replace(char::is_control, "\u{fffd}");
+    match value {
+        Value::String(text) => *text = plain(text),
+        Value::Array(values) => values.iter_mut().for_each(clean),
+        Value::Object(fields) => {
+            fields.values_mut().for_each(clean);
+            *fields = std::mem::take(fields).into_iter().map(|(name, value)| (plain(&name), value)).collect();
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
 }
 
 /// A connection to a program that runs.
@@ -54,21 +83,25 @@ impl Connection {
         Ok(Self { stream: BufReader::new(stream.into()), path: path.to_owned() })
     }
 
-    /// Asks what the program is doing: a line of JSON. `None`: it has ended.
+    /// Asks what the program is doing. `None`: it has ended.
     ///
     /// # Errors
-    /// It does not answer, or not so.
-    pub(in crate::app) fn stats(&mut self) -> Result<Option<String>, String> {
+    /// It does not answer, or by no line of JSON, or does not want to.
+    pub(in crate::app) fn stats(&mut self) -> Result<Option<Answer>, String> {
         let failed = |why: &str| Err(format!("{}: {why}", self.path.display()));
         let mut line = Vec::new();
-        let asked = self.stream.get_mut().write_all(format!("{STATS}\n").as_bytes());
+        let asked = match self.stream.get_mut().write_all(format!("{STATS}\n").as_bytes()) {
+            // It may have said why before it hung up.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+            asked => asked,
+        };
         let read = asked.and_then(|()| self.stream.by_ref().take(MOST).read_until(b'\n', &mut line));
         match read {
             Ok(_) if line.ends_with(b"\n") => {}
             Ok(_) if line.len() as u64 == MOST => return failed("the answer does not end"),
             Ok(_) => return Ok(None),
             Err(error) => match error.kind() {
-                ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => return Ok(None),
+                ErrorKind::ConnectionReset => return Ok(None),
                 ErrorKind::WouldBlock | ErrorKind::TimedOut => {
                     let patience = PATIENCE.as_secs();
                     return failed(&format!("no answer in {patience} s: the program may still be starting"));
@@ -76,10 +109,11 @@ impl Connection {
                 _ => return failed(&error.to_string()),
             },
         }
-        match (serde_json::from_slice::<Refusal>(&line), String::from_utf8(line)) {
-            (Ok(refusal), _) => failed(&refusal.error),
-            (_, Ok(line)) => Ok(Some(line)),
-            (_, Err(_)) => failed("the answer is no text"),
+        let Ok(line) = String::from_utf8(line) else { return failed("the answer is no text") };
+        match Answer::of(&line).map(|answer| (Refusal::deserialize(&answer.value), answer)) {
+            Ok((Ok(refusal), _)) => failed(&refusal.error),
+            Ok((Err(_), answer)) => Ok(Some(answer)),
+            Err(error) => failed(&format!("an answer that this version cannot read: {error}")),
         }
     }
 }

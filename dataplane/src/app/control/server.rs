@@ -18,7 +18,8 @@ use crate::config::Control;
 use crate::runtime::{Run, Snapshot};
 use crate::telemetry::Live;
 
-/// The most clients at a time. When one more comes, the one that was silent longest has to go.
+/// The most clients at a time. When one more comes, the one that was silent longest has to go; if none is silent, the new
+/// one has.
 const CLIENTS: usize = 16;
 /// The most bytes of a request.
 const LINE: usize = 256;
@@ -73,8 +74,8 @@ impl Server {
 
     /// Does what there is to do, without waiting for anything.
     pub(in crate::app) fn turn(&mut self, run: &Run) {
-        self.accept();
         self.clients.retain_mut(Client::hear);
+        self.accept();
         let is_due = self.answered.is_none_or(|answered| answered.elapsed() >= INTERVAL);
         self.is_asking |= is_due && self.clients.iter().any(|client| client.is_waiting);
         if self.is_asking
@@ -122,12 +123,21 @@ impl Server {
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
-            if self.clients.len() == CLIENTS
-                && let Some(silent) = (0..CLIENTS).min_by_key(|at| self.clients[*at].heard)
-            {
-                self.clients.swap_remove(silent);
+            let mut client = Client::new(stream);
+            if !client.hear() {
+                continue;
             }
-            self.clients.push(Client::new(stream));
+            if self.clients.len() == CLIENTS {
+                let silent = (0..CLIENTS).filter(|at| self.clients[*at].is_silent());
+                match silent.min_by_key(|at| self.clients[*at].heard) {
+                    Some(silent) => self.clients.swap_remove(silent).dismiss(),
+                    None => {
+                        client.dismiss();
+                        continue;
+                    }
+                }
+            }
+            self.clients.push(client);
         }
     }
 }
@@ -152,9 +162,14 @@ impl Client {
         }
     }
 
+    /// It has no answer to come, nor one to take.
+    fn is_silent(&self) -> bool {
+        !self.is_waiting && self.output.is_empty()
+    }
+
     /// Reads on, where its last request was answered. `false`: it is gone.
     fn hear(&mut self) -> bool {
-        if self.is_waiting || !self.output.is_empty() {
+        if !self.is_silent() {
             return true;
         }
         // Behind a request there may have been the next.
@@ -186,6 +201,12 @@ impl Client {
     fn refuse(&mut self, error: String) {
         self.is_refused = true;
         self.say(&Refusal { error });
+    }
+
+    /// Tells it that it is one too many.
+    fn dismiss(mut self) {
+        self.refuse("too many clients".to_owned());
+        self.tell();
     }
 
     fn answer(&mut self, config: &str, snapshot: &Rc<Snapshot>) {
