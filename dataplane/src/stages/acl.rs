@@ -9,11 +9,14 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use crate::header::Header;
+use crate::header::ethernet::Ethernet;
+use crate::header::ipv4::Ipv4;
 use crate::header::protocol;
-use crate::mem::BATCH;
+use crate::mem::{BATCH, Head};
 use crate::prelude::*;
 use crate::stages::table::MISS;
-use crate::stages::table::classifier::{Addresses, Key};
+use crate::stages::table::classifier::{Addresses, Key, V4Key, v4_key};
 use live::{Exchange, Live, Reloader, Set};
 use rules::{RuleSpec, Rules};
 
@@ -80,6 +83,9 @@ pub struct Acl {
     live: Option<Arc<Live>>,
     #[serde(skip)]
     #[schemars(skip)]
+    scratch: Box<Scratch>,
+    #[serde(skip)]
+    #[schemars(skip)]
     default_hits: u64,
     #[serde(skip)]
     #[schemars(skip)]
@@ -110,9 +116,45 @@ enum Fragments {
 /// What decides on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
-    Rule(usize),
+    Rule(u32, Action),
     Fragment,
     Default,
+}
+
+/// What is collected of the packets of a batch, so that their lookups can wait for memory together.
+struct Scratch {
+    keys: [V4Key; BATCH],
+    found: [u32; BATCH],
+    /// The places of those that are dropped.
+    denied: [u16; BATCH],
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self { keys: [V4Key::default(); BATCH], found: [MISS; BATCH], denied: [0; BATCH] }
+    }
+}
+
+/// Where the header behind IPv4 is in the most usual packets, without tags and options.
+const L4: usize = Ethernet::LEN + Ipv4::LEN;
+/// How far up to the flags of TCP.
+const USUAL: usize = L4 + 14;
+
+/// What a TCP or UDP packet over IPv4 is looked up by that shows its ports, without tags and options. `None`: it is something
+/// else.
+#[inline]
+fn usual_key(head: &Head<'_, USUAL>) -> Option<V4Key> {
+    const SHOWN: MetaFlags = MetaFlags::IPV4.union(MetaFlags::L4);
+    let (bytes, meta) = (&*head.bytes, &*head.meta);
+    let is_usual = meta.flags.intersection(SHOWN.union(MetaFlags::VLAN)) == SHOWN
+        && (usize::from(meta.l3), usize::from(meta.l4)) == (Ethernet::LEN, L4);
+    if !is_usual || !matches!(meta.protocol, protocol::TCP | protocol::UDP) {
+        return None;
+    }
+    let address = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+    let flags = (meta.protocol == protocol::TCP).then_some(bytes[L4 + 13]);
+    Some(v4_key((address(L4 - 8), address(L4 - 4)), meta.protocol, (port(L4), port(L4 + 2)), flags))
 }
 
 /// What a packet is looked up by; `None`: it is neither IPv4 nor IPv6.
@@ -156,8 +198,8 @@ impl Fragments {
     /// What decides on a packet, by what was found with its key.
     #[inline]
     fn judge(self, rules: &Rules, found: u32, packet: &Packet<'_>) -> Verdict {
-        match rules.places.get(found as usize) {
-            Some(place) => Verdict::Rule(*place as usize),
+        match rules.verdicts.get(found as usize) {
+            Some((place, action)) => Verdict::Rule(*place, *action),
             None if self.denies(packet) => Verdict::Fragment,
             None => Verdict::Default,
         }
@@ -173,9 +215,9 @@ impl Fragments {
 impl Verdict {
     /// What it means.
     #[inline]
-    fn action(self, default: Action, rules: &Rules) -> Action {
+    fn action(self, default: Action) -> Action {
         match self {
-            Self::Rule(rule) => rules.actions.get(rule).copied().unwrap_or(default),
+            Self::Rule(_, action) => action,
             Self::Fragment => Action::Deny,
             Self::Default => default,
         }
@@ -184,20 +226,39 @@ impl Verdict {
 
 impl Stage for Acl {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        let Self { set, default_hits, fragments_denied, default, fragments, .. } = self;
+        let Self { set, scratch, default_hits, fragments_denied, default, fragments, .. } = self;
         let Some(Set { rules, hits }) = set.as_deref_mut() else { return };
-        let mut found = [MISS; BATCH];
-        let found = &mut found[..batch.len()];
-        rules.classifier.lookup_batch(found, |at| fragments.key(&batch.get_mut(at)?));
-        for (mut packet, found) in batch.iter_mut().zip(found) {
+        let Scratch { keys, found, denied } = &mut **scratch;
+        let keyed = batch.heads_mut().zip(&mut *keys).map_while(|(head, key)| usual_key(&head).map(|now| *key = now));
+        let usual = keyed.count();
+        let (found, rest) = found[..batch.len()].split_at_mut(usual);
+        rules.classifier.lookup_v4(&keys[..usual], found);
+        let mut drops = 0;
+        for (place, found) in (0..).zip(&*found) {
+            let (counter, action) = match rules.verdicts.get(*found as usize) {
+                Some((rule, action)) => (hits.get_mut(*rule as usize).unwrap_or(&mut *default_hits), *action),
+                None => (&mut *default_hits, *default),
+            };
+            *counter += 1;
+            denied[drops % BATCH] = place;
+            drops += usize::from(action == Action::Deny);
+        }
+        for place in denied.iter().take(drops) {
+            batch.get_mut(usize::from(*place)).into_iter().for_each(|mut packet| packet.drop(Reason::Denied));
+        }
+        if rest.is_empty() {
+            return;
+        }
+        rules.classifier.lookup_batch(rest, |at| fragments.key(&batch.get_mut(usual + at)?));
+        for (mut packet, found) in batch.iter_mut_from(usual).zip(rest) {
             let verdict = fragments.judge(rules, *found, &packet);
             let counter = match verdict {
-                Verdict::Rule(rule) => hits.get_mut(rule).unwrap_or(&mut *default_hits),
+                Verdict::Rule(rule, _) => hits.get_mut(rule as usize).unwrap_or(&mut *default_hits),
                 Verdict::Fragment => &mut *fragments_denied,
                 Verdict::Default => &mut *default_hits,
             };
             *counter += 1;
-            if verdict.action(*default, rules) == Action::Deny {
+            if verdict.action(*default) == Action::Deny {
                 packet.drop(Reason::Denied);
             }
         }
@@ -254,12 +315,12 @@ impl Stage for Acl {
         let rules = &self.set.as_ref()?.rules;
         let found = self.fragments.key(packet).and_then(|key| rules.classifier.lookup(&key));
         let verdict = self.fragments.judge(rules, found.unwrap_or(MISS), packet);
-        let action = match verdict.action(self.default, rules) {
+        let action = match verdict.action(self.default) {
             Action::Permit => "permit",
             Action::Deny => "deny",
         };
         Some(match verdict {
-            Verdict::Rule(rule) => rules.texts.get(rule).cloned().unwrap_or_default(),
+            Verdict::Rule(rule, _) => rules.texts.get(rule as usize).cloned().unwrap_or_default(),
             Verdict::Fragment => "a fragment that does not show its ports: deny".to_owned(),
             Verdict::Default => format!("no rule matches: {action}"),
         })

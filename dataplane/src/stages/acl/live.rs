@@ -22,7 +22,7 @@ pub(super) struct Set {
 
 impl Set {
     fn new(rules: &Arc<Rules>) -> Box<Self> {
-        Box::new(Self { rules: rules.clone(), hits: vec![0; rules.actions.len()] })
+        Box::new(Self { rules: rules.clone(), hits: vec![0; rules.len()] })
     }
 }
 
@@ -59,7 +59,7 @@ impl Past {
 
     /// Adds up what these rules do not have, so that rules that come and go leave nothing behind but a number.
     fn fold(&mut self, rules: &Rules) {
-        let known: HashSet<&str> = (0..rules.actions.len()).map(|rule| rules.identity(rule)).collect();
+        let known: HashSet<&str> = (0..rules.len()).map(|rule| rules.identity(rule)).collect();
         let before: u64 = self.hits.values().sum();
         self.hits.retain(|rule, _| known.contains(rule.as_str()));
         self.gone += before - self.hits.values().sum::<u64>();
@@ -92,7 +92,7 @@ impl Exchange {
         let mut past = self.past();
         past.collect(&self.before);
         let hits = |rule| past.hits.get(rules.identity(rule)).copied().unwrap_or(0);
-        let known: Vec<u64> = (0..rules.actions.len()).map(hits).collect();
+        let known: Vec<u64> = (0..rules.len()).map(hits).collect();
         // No two rules of a set are the same.
         let others = past.hits.values().sum::<u64>() - known.iter().sum::<u64>();
         (known, past.gone + others)
@@ -127,7 +127,7 @@ impl Live {
 
     /// Reports what there is once for all workers.
     pub(super) fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("rules", self.latest().actions.len() as u64);
+        report("rules", self.latest().len() as u64);
         report("reloads", self.reloads.load(Ordering::Relaxed));
         report("refused", self.refused.load(Ordering::Relaxed));
     }
@@ -164,7 +164,7 @@ impl Reload for Reloader {
             exchange.give(&rules);
         }
         self.live.reloads.fetch_add(1, Ordering::Relaxed);
-        let (now, before) = (rules.actions.len(), before.actions.len());
+        let (now, before) = (rules.len(), before.len());
         Ok(format!("rules: {now}, before: {before}, from {}", self.file.display()))
     }
 

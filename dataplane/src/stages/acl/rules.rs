@@ -171,9 +171,8 @@ const RESERVED: [&str; 6] = ["default", "fragments", "gone", "refused", "reloads
 /// Rules that all workers share.
 pub(super) struct Rules {
     pub(super) classifier: Classifier,
-    /// The place of each by its number in the classifier.
-    pub(super) places: Vec<u32>,
-    pub(super) actions: Vec<Action>,
+    /// The place of each by its number in the classifier, and what it does.
+    pub(super) verdicts: Vec<(u32, Action)>,
     /// What the counters are called.
     pub(super) names: Vec<String>,
     /// What the rules say.
@@ -303,18 +302,22 @@ impl Rules {
         let compiled: Vec<Rule> = rules.iter().map(RuleSpec::compile).collect();
         let mut classifier = before.map_or_else(|| Classifier::new(&[]), |before| before.classifier.clone());
         classifier.update(&compiled);
-        let mut places = vec![0; classifier.numbers()];
-        for ((number, _), place) in classifier.rules().zip(0..) {
-            places[number as usize] = place;
+        let mut verdicts = vec![(0, Action::Deny); classifier.numbers()];
+        for ((number, _), (place, rule)) in classifier.rules().zip((0..).zip(&rules)) {
+            verdicts[number as usize] = (place, rule.action);
         }
         Ok(Self {
             classifier,
-            places,
-            actions: rules.iter().map(|rule| rule.action).collect(),
+            verdicts,
             texts: rules.iter().zip(&names).map(|(rule, name)| format!("{name}: {rule}")).collect(),
             named: rules.iter().map(|rule| rule.name.is_some()).collect(),
             names,
         })
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.names.len()
     }
 
     /// By what a rule is the same in another set: its own name, or its place and what it says.

@@ -395,7 +395,8 @@ impl Model {
 
 impl Sent {
     fn build(&self) -> Vec<u8> {
-        let packet = frame().ipv4(self.src, [9, 9, 9, 9].into());
+        // Long enough for what is done with usual packets.
+        let packet = frame().ipv4(self.src, [9, 9, 9, 9].into()).payload(&[0; 18]);
         let packet = self.vlan.map_or(packet, |vlan| packet.vlan(vlan | 0x6000));
         match self.protocol {
             6 => packet.tcp(1, self.dst_port).tcp_flags(if self.syn { tcp::SYN } else { tcp::ACK }).build(),
@@ -427,6 +428,13 @@ fn models() -> impl Strategy<Value = Vec<Model>> {
     prop::collection::vec(rule, 0..20)
 }
 
+/// Mostly usual packets, and then any.
+fn traffic() -> impl Strategy<Value = Vec<Sent>> {
+    let usual = sent().prop_map(|sent| Sent { protocol: sent.protocol.max(6), vlan: None, ..sent });
+    let (usual, mixed) = (prop::collection::vec(usual, 0..80), prop::collection::vec(sent(), 0..40));
+    (usual, mixed).prop_map(|(usual, mixed)| [usual, mixed].concat())
+}
+
 fn sent() -> impl Strategy<Value = Sent> {
     let protocol = prop::sample::select(vec![1u8, 6, 17]);
     (0u32..20, protocol, 0u16..8, any::<bool>(), prop::option::of(0u16..3))
@@ -441,7 +449,7 @@ proptest! {
     fn rules_are_their_model(
         rules in models(),
         permit in any::<bool>(),
-        sent in prop::collection::vec(sent(), 1..100),
+        sent in traffic(),
     ) {
         let texts: Vec<String> = rules.iter().map(Model::write).collect();
         let default = if permit { "permit" } else { "deny" };

@@ -39,6 +39,12 @@ impl<T: Clone, const PAGE: usize> Pages<T, PAGE> {
         Some(&self.pages.get(at / PAGE)?[at % PAGE])
     }
 
+    /// From there on those of the same page.
+    #[inline]
+    pub(super) fn from(&self, at: usize) -> &[T] {
+        self.pages.get(at / PAGE).map_or(&[], |page| &page[at % PAGE..])
+    }
+
     /// For a change, which is not seen in copies.
     pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut T> {
         Some(&mut Arc::make_mut(self.pages.get_mut(at / PAGE)?)[at % PAGE])

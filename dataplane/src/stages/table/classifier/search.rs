@@ -14,6 +14,17 @@ const LISTS: usize = ROOTS * WAYS;
 #[multiversion(targets("x86_64+avx2+bmi1+bmi2+lzcnt+popcnt"))]
 pub(super) fn search<const W: usize>(forest: &Forest<W>, keys: &[[u32; W]], ranks: &mut [u64; WAYS]) {
     let keys = keys.get(..WAYS).unwrap_or(keys);
+    if let Some(reached) = shallow(forest, keys) {
+        for ((rank, leaf), key) in ranks.iter_mut().zip(reached).zip(keys) {
+            *rank = forest.leaves.get(leaf as usize).map_or(NO_RANK, |leaf| {
+                leaf.first(multiversion::target::match_target! {
+                    "x86_64+avx2" => leaf.matches_avx2(key),
+                    _ => leaf.matches(key),
+                })
+            });
+        }
+        return;
+    }
     let mut nodes = [Cell::EMPTY; LISTS];
     let mut leaves = [0u32; LISTS];
     // Of all cells together, whether any says it.
@@ -73,4 +84,26 @@ pub(super) fn search<const W: usize>(forest: &Forest<W>, keys: &[[u32; W]], rank
         }
         found = left;
     }
+}
+
+/// The leaves that packets come to where few rules are: one tree, of a leaf or of one node over leaves, none of them long. `None`:
+/// this is another.
+#[inline(always)]
+fn shallow<const W: usize>(forest: &Forest<W>, keys: &[[u32; W]]) -> Option<[u32; WAYS]> {
+    let [root, others @ ..] = &forest.roots;
+    if others.iter().any(|root| *root != Cell::EMPTY) {
+        return None;
+    }
+    // Of what is empty too: the first leaf has no rules.
+    let (mut reached, mut any) = ([root.base() as u32; WAYS], *root);
+    if root.is_node() {
+        let (node, word) = (forest.cells.from(root.base()), root.word().min(W - 1));
+        any = Cell::EMPTY;
+        for (reached, key) in reached.iter_mut().zip(keys) {
+            let cell = node.get(root.place(key[word])).copied().unwrap_or(Cell::EMPTY);
+            *reached = cell.base() as u32;
+            any = any.or(cell);
+        }
+    }
+    (!any.is_node() && !any.is_long()).then_some(reached)
 }

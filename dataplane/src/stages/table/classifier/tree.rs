@@ -89,7 +89,13 @@ impl Cell {
     /// The cell that a word leads to.
     #[inline]
     pub(super) fn child(self, word: u32) -> usize {
-        self.base() + ((word >> (self.0 >> SHIFT & 31)) & self.mask()) as usize
+        self.base() + self.place(word)
+    }
+
+    /// The same, from the first of the node's.
+    #[inline]
+    pub(super) fn place(self, word: u32) -> usize {
+        ((word >> (self.0 >> SHIFT & 31)) & self.mask()) as usize
     }
 
     fn cut(self) -> Cut {
