@@ -139,7 +139,7 @@ impl Run {
         let (mut there, mut unwanted) = (vec![], false);
         loop {
             match readiness.recv_timeout(GLANCE) {
-                Ok(facts) => there.push(facts),
+                Ok(worker) => there.push(worker),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) if unwanted || !cancelled() => {}
                 Err(RecvTimeoutError::Timeout) => {
@@ -163,8 +163,9 @@ impl Run {
             let _ = go.send(());
             thread
         };
-        there.sort_unstable_by_key(|(number, _)| *number);
-        let sampler = Sampler::new(there.into_iter().map(|(_, facts)| facts).zip(requests)).into();
+        there.sort_unstable_by_key(|(number, ..)| *number);
+        let asked = there.into_iter().zip(requests).map(|((_, facts, sample), request)| (facts, sample, request));
+        let sampler = Sampler::new(asked).into();
         let threads = threads.into_iter().map(tell).collect();
         let names = plan.ports.iter().map(|port| port.config.name.clone()).collect();
         let (_mirror, _resolver, reloads) = (mirror, resolver, Arc::new(reloads.into()));
@@ -314,9 +315,12 @@ impl Drop for StopOnPanic {
     }
 }
 
+/// What a worker says when it is ready: its number, what it is, and what it is to be asked with.
+type Ready = (usize, Arc<Facts>, Box<Sample>);
+
 impl Seed {
     /// The life of a worker's thread.
-    fn grow(self, ready: Sender<(usize, Arc<Facts>)>, told: &Receiver<()>) -> Result<Option<(Outcome, Times)>> {
+    fn grow(self, ready: Sender<Ready>, told: &Receiver<()>) -> Result<Option<(Outcome, Times)>> {
         let (clock, core, plan) = (self.clock.clone(), self.core, self.plan.clone());
         let _guard = StopOnPanic(self.control.clone());
         let shapes = Shape::of(&self.program);
@@ -328,7 +332,8 @@ impl Seed {
         let granted = sample::granted(&ports, &worker.lanes);
         let facts = Arc::new(Facts { core, slots: worker.pool.layout().count, pages, granted, ports, shapes });
         // The other side waits until every worker has said a word or let go of its sender.
-        let _ = ready.send((worker.number, facts.clone()));
+        let sample = sample::first(&mut worker, &facts);
+        let _ = ready.send((worker.number, facts.clone(), sample));
         drop(ready);
         if told.recv().is_err() {
             return Ok(None);

@@ -1,7 +1,8 @@
 //! What a worker has done so far: taken on its own thread, between two turns of its loop, so that the ledger adds up.
 //!
 //! Whoever wants to know gives an empty sample, and the worker gives it back filled. It does not allocate for it, and a
-//! loop in 256 looks whether it was asked.
+//! loop in 256 looks whether it was asked. Samples are memory of the worker's thread, for what is in them is what it goes on to
+//! write into.
 
 use std::collections::BTreeMap;
 
@@ -99,6 +100,11 @@ impl Times {
         Self { latency: Latency::new(), costs: Stopwatch::none(stages) }
     }
 
+    /// Writes to all of it: memory is on the node of whoever wrote first.
+    fn touch(&mut self) {
+        std::hint::black_box(&mut *self).clear();
+    }
+
     pub(crate) fn add(&mut self, other: &Self) {
         self.latency.add(&other.latency);
         self.costs.add(&other.costs);
@@ -123,7 +129,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// An empty one for such a worker.
+    /// An empty one for such a worker, to be made on its thread.
     pub(crate) fn new(facts: &Facts) -> Self {
         let (lanes, stages) = (facts.ports.len(), facts.shapes.len());
         let counters = Counters {
@@ -211,6 +217,20 @@ pub(crate) struct Reply {
 pub(crate) struct Request {
     empty: Producer<Box<Sample>>,
     answers: Consumer<Box<Sample>>,
+}
+
+/// What a worker that begins gives to whoever will ask it. To be called on its thread, by whose first write the memory of its
+/// times is on its node for good.
+pub(crate) fn first(worker: &mut Worker, facts: &Facts) -> Box<Sample> {
+    // What the worker has changes hands with the first answer.
+    let (mut sample, mut own) = (Box::new(Sample::new(facts)), Times::new(facts.shapes.len()));
+    own.touch();
+    sample.times.touch();
+    worker.latency.0 = own.latency;
+    if let Some(watch) = &mut worker.stopwatch {
+        *watch.costs() = own.costs;
+    }
+    sample
 }
 
 /// Both ends of a way to ask.

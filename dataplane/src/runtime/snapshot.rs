@@ -52,17 +52,15 @@ pub(crate) struct Sampler {
 struct Asked {
     facts: Arc<Facts>,
     request: Request,
-    /// What it answered last, to be used again.
-    last: Option<Box<Sample>>,
+    /// For the next answer: what the worker gave at first, or what it answered last. `None`: it was asked, and has not answered.
+    empty: Option<Box<Sample>>,
     counters: Option<Counters>,
-    /// It was asked, and has not answered.
-    is_out: bool,
 }
 
 impl Sampler {
-    /// Of these workers, in their order.
-    pub(crate) fn new(workers: impl IntoIterator<Item = (Arc<Facts>, Request)>) -> Self {
-        let asked = |(facts, request)| Asked { facts, request, last: None, counters: None, is_out: false };
+    /// Of these workers, in their order, each with an empty sample of its own.
+    pub(crate) fn new(workers: impl IntoIterator<Item = (Arc<Facts>, Box<Sample>, Request)>) -> Self {
+        let asked = |(facts, empty, request)| Asked { facts, request, empty: Some(empty), counters: None };
         let workers: Vec<Asked> = workers.into_iter().map(asked).collect();
         let stages = workers.first().map_or(0, |worker| worker.facts.shapes.len());
         Self { workers, times: Times::new(stages), since: None }
@@ -82,7 +80,7 @@ impl Sampler {
         }
         self.since = None;
         let late = |(number, worker): (usize, &Asked)| {
-            let is_late = worker.is_out && !worker.request.is_over();
+            let is_late = worker.empty.is_none() && !worker.request.is_over();
             is_late.then(|| format!("worker {number} does not answer: what is told of it is what it said before"))
         };
         let late = self.workers.iter().enumerate().filter_map(late).collect();
@@ -104,16 +102,14 @@ impl Sampler {
 
 impl Asked {
     fn ask(&mut self) {
-        if !self.is_out {
-            let sample = self.last.take().unwrap_or_else(|| Box::new(Sample::new(&self.facts)));
+        if let Some(sample) = self.empty.take() {
             self.request.ask(sample);
-            self.is_out = true;
         }
     }
 
     /// Takes the answer, if there is one. Whether none is waited for.
     fn take(&mut self, times: &mut Times) -> bool {
-        if !self.is_out {
+        if self.empty.is_some() {
             return true;
         }
         // In this order: an answer may be its last word.
@@ -125,8 +121,7 @@ impl Asked {
             Some(counters) => counters.clone_from(&sample.counters),
             none => *none = Some(sample.counters.clone()),
         }
-        self.last = Some(sample);
-        self.is_out = false;
+        self.empty = Some(sample);
         true
     }
 
@@ -147,18 +142,32 @@ mod tests {
     use crate::runtime::sample;
     use crate::units::CoreId;
 
+    fn facts() -> Arc<Facts> {
+        let (ports, shapes) = (Vec::new(), Vec::new());
+        let granted = BTreeMap::new();
+        Arc::new(Facts { core: CoreId(0), slots: 0, pages: PageKind::Huge2M, granted, ports, shapes })
+    }
+
+    #[test]
+    fn a_worker_writes_into_memory_of_its_own_alone() {
+        let (facts, (request, mut reply)) = (facts(), sample::channel());
+        let own = Box::new(Sample::new(&facts));
+        let address = &raw const *own;
+        let mut sampler = Sampler::new([(facts, own, request)]);
+        for _ in 0..3 {
+            assert!(sampler.poll().is_none());
+            let asked = reply.asked().unwrap();
+            assert_eq!(&raw const *asked, address);
+            reply.give(asked);
+            assert!(sampler.poll().is_some());
+        }
+    }
+
     #[test]
     fn a_worker_that_has_ended_is_no_error_and_not_waited_for() {
-        let facts = Facts {
-            core: CoreId(0),
-            slots: 0,
-            pages: PageKind::Huge2M,
-            granted: BTreeMap::new(),
-            ports: Vec::new(),
-            shapes: Vec::new(),
-        };
-        let (request, reply) = sample::channel();
-        let mut sampler = Sampler::new([(Arc::new(facts), request)]);
+        let (facts, (request, reply)) = (facts(), sample::channel());
+        let own = Box::new(Sample::new(&facts));
+        let mut sampler = Sampler::new([(facts, own, request)]);
         assert!(sampler.poll().is_none());
         drop(reply);
         let (outcomes, late) = sampler.poll().unwrap();
