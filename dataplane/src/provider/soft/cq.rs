@@ -45,23 +45,21 @@ impl Stamps {
         match self {
             Self::None => Ticks(0),
             Self::Ticks(counter) => counter.now(),
-            Self::Wallclock(..) | Self::HostWallclock(_) => self.read(),
+            Self::Wallclock(clock, timebase, nanos, since) => wallclock(clock, timebase, *nanos, *since),
+            Self::HostWallclock(ahead) => host_wallclock(*ahead),
         }
     }
+}
 
-    #[inline(never)]
-    fn read(&self) -> Ticks {
-        match self {
-            Self::None | Self::Ticks(_) => Ticks(0),
-            Self::Wallclock(clock, timebase, nanos, since) => {
-                Ticks(nanos.wrapping_add(timebase.between(*since, clock.now()).0))
-            }
-            Self::HostWallclock(ahead) => {
-                let time = clock_gettime(ClockId::Realtime);
-                Ticks((time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).wrapping_add_signed(*ahead))
-            }
-        }
-    }
+#[inline(never)]
+fn wallclock(clock: &HostClock, timebase: &Timebase, nanos: u64, since: Ticks) -> Ticks {
+    Ticks(nanos.wrapping_add(timebase.between(since, clock.now()).0))
+}
+
+#[inline(never)]
+fn host_wallclock(ahead: i64) -> Ticks {
+    let time = clock_gettime(ClockId::Realtime);
+    Ticks((time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).wrapping_add_signed(ahead))
 }
 
 /// The moment of a poll.
