@@ -351,7 +351,7 @@ impl QpCore {
         }
         self.posted += n;
         if self.copies_out {
-            self.wire.copy_out(slots, run.descs());
+            self.wire.copy_out(slots, run);
         }
         if shared.device.is_up() {
             shared.counts.tx_packets.add(n);

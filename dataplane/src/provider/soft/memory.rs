@@ -1,6 +1,7 @@
 //! Registered memory: the table of keys, and the only places where the device touches bytes.
 
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -395,6 +396,19 @@ impl Slots {
         let offset = slot as usize * self.layout.stride as usize + usize::from(self.layout.headroom);
         let addr = (self.mr.0.region.base().addr().get() + offset) as u64;
         Sge { addr, length: self.layout.room(), lkey: self.mr.0.lkey }
+    }
+
+    /// Where slot 0 begins.
+    #[inline]
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.mr.0.region.base()
+    }
+
+    /// Where what is received into slot 0 begins.
+    #[inline]
+    pub(super) fn first(&self) -> NonNull<u8> {
+        // SAFETY: the headroom is less than the stride, and the slots lie in the region (`new`).
+        unsafe { self.start().add(usize::from(self.layout.headroom)) }
     }
 
     /// The bytes of a packet that is being sent. `None`: it does not lie in a slot.

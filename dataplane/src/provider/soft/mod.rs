@@ -34,6 +34,7 @@ mod fault;
 mod handle;
 mod home;
 mod inbox;
+mod line;
 mod link;
 mod memory;
 mod pd;

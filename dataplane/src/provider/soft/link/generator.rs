@@ -3,12 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use multiversion::multiversion;
+use zerocopy::IntoBytes;
 
 use crate::clock::{HostClock, Timebase};
 use crate::error::{Error, Result};
-use crate::mem::{Desc, SlotLayout};
+use crate::mem::{Run, SlotLayout};
 use crate::provider::soft::fault::Random;
+use crate::provider::soft::line::{self, LINE, Line};
 use crate::provider::soft::link::reel::{Frames, Reel};
 use crate::provider::soft::memory::{Slots, copy};
 use crate::provider::soft::rss::Rss;
@@ -86,6 +87,8 @@ impl Default for GeneratorSpec {
     }
 }
 
+/// Short frames that are sent together are copied to so many lines, one after the other.
+const SHORT_OUT: usize = 32;
 /// The most bytes that all different frames together may have.
 const MOST_BYTES: usize = 64 << 20;
 
@@ -96,7 +99,7 @@ pub(in crate::provider::soft) struct Plan {
     count: Option<u64>,
     rate: Option<u64>,
     copy: bool,
-    /// Room for the longest frame that may be sent, where sends are copied out.
+    /// The longest frame that may be sent, where sends are copied out.
     out: Option<usize>,
 }
 
@@ -253,8 +256,10 @@ pub(in crate::provider::soft) struct Generator {
     began: Option<Ticks>,
     passed: u64,
     stamped: Stamped,
-    /// Where sends are copied to; empty where they are not.
-    out: Box<[u8]>,
+    /// Where sends are copied to: room for the longest, and for several short ones; empty where they are not.
+    out: Box<[Line]>,
+    /// The longest that is.
+    longest_out: usize,
 }
 
 /// Without copying: what the slots hold.
@@ -284,8 +289,10 @@ impl Generator {
         // No share is rounded: a queue of a slow generator would never have a frame due.
         let rate = plan.rate.map(|rate| (u128::from(rate) * u128::from(own), 1_000_000_000 * u128::from(all)));
         let timebase = clock.timebase();
-        let (stamped, out) = (Stamped::default(), vec![0; plan.out.unwrap_or(0)].into());
-        Self { plan, reel, left, clock, timebase, rate, began: None, passed: 0, stamped, out }
+        let longest_out = plan.out.unwrap_or(0);
+        let out = vec![Line::ZERO; plan.out.map_or(0, |longest| longest.div_ceil(LINE).max(SHORT_OUT))].into();
+        let stamped = Stamped::default();
+        Self { plan, reel, left, clock, timebase, rate, began: None, passed: 0, stamped, out, longest_out }
     }
 
     /// The frame that a slot holds when nothing is copied.
@@ -389,15 +396,17 @@ impl Generator {
     }
 
     /// Copies frames that are sent.
-    pub(super) fn copy_run_out(&mut self, slots: &Slots, run: &[Desc]) {
-        copy_out(&mut self.out, slots, run);
+    pub(super) fn copy_run_out(&mut self, slots: &Slots, run: &Run<'_>) {
+        if !line::read(&mut self.out, slots, run) {
+            run.descs().iter().filter_map(|desc| slots.bytes(*desc)).for_each(|frame| self.copy_out(frame));
+        }
     }
 
     /// Copies a frame that is sent, if it is to be.
     #[inline]
     pub(super) fn copy_out(&mut self, frame: &[u8]) {
-        let len = frame.len().min(self.out.len());
-        copy(&mut self.out[..len], &frame[..len]);
+        let len = frame.len().min(self.longest_out);
+        copy(&mut self.out.as_mut_bytes()[..len], &frame[..len]);
     }
 
     /// All slots below have their frame; `None`: slots get theirs when it comes in.
@@ -423,17 +432,6 @@ impl Generator {
     }
 }
 
-/// Copies frames, each over the one before.
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
-fn copy_out(out: &mut [u8], slots: &Slots, run: &[Desc]) {
-    // No closure: what the library makes of one has not the features of this function, and would call it for each frame.
-    for desc in run {
-        let Some(frame) = slots.bytes(*desc) else { continue };
-        let len = frame.len().min(out.len());
-        copy(&mut out[..len], &frame[..len]);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -448,7 +446,8 @@ mod tests {
             generator.copy_out(&[7; 60]);
             generator.copy_out(&[8; 40]);
             let expected = [&[8; 40][..], &[7; 20], &[0; 40]].concat();
-            assert_eq!(*generator.out, if copy_out { expected } else { Vec::new() });
+            let copied = generator.out.first_chunk::<2>().map_or(&[][..], |lines| &lines.as_bytes()[..100]);
+            assert_eq!(copied, if copy_out { expected } else { Vec::new() });
             // Longer than a frame may be.
             generator.copy_out(&[9; 101]);
         }

@@ -39,7 +39,7 @@ pub(super) use xdp::{Over, Queue, Received, Xdp};
 
 use crate::clock::HostClock;
 use crate::error::{Error, Result};
-use crate::mem::Desc;
+use crate::mem::Run;
 use crate::provider::soft::counters::Counting;
 use crate::provider::soft::fabric::Fabric;
 use crate::provider::soft::memory::Slots;
@@ -335,7 +335,7 @@ impl Wire {
     }
 
     /// Copies frames that are only counted.
-    pub(super) fn copy_out(&mut self, slots: &Slots, run: &[Desc]) {
+    pub(super) fn copy_out(&mut self, slots: &Slots, run: &Run<'_>) {
         if let Self::Generator(generator) = self {
             generator.copy_run_out(slots, run);
         }

@@ -1,21 +1,16 @@
 //! Frames in memory that come in one after the other, and then from the first again.
 
 use multiversion::multiversion;
+use zerocopy::IntoBytes;
 
 use crate::mem::BATCH;
+use crate::provider::soft::line::{self, LINE, Line, Place};
 use crate::provider::soft::memory::Slots;
 
-/// Where a frame is.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    at: usize,
-    len: usize,
-}
-
-/// Frames, one behind the other.
+/// Frames, one behind the other, each from the beginning of a line on.
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
-    bytes: Vec<u8>,
+    lines: Vec<Line>,
     places: Vec<Place>,
 }
 
@@ -29,13 +24,15 @@ impl Frames {
     }
 
     pub(super) fn push(&mut self, frame: &[u8]) {
-        self.places.push(Place { at: self.bytes.len(), len: frame.len() });
-        self.bytes.extend_from_slice(frame);
+        let line = self.lines.len();
+        self.places.push(Place { line: line as u32, len: frame.len() as u32 });
+        self.lines.resize(line + frame.len().div_ceil(LINE), Line::ZERO);
+        self.lines[line..].as_mut_bytes()[..frame.len()].copy_from_slice(frame);
     }
 
     #[inline]
     fn at(&self, place: Place) -> &[u8] {
-        &self.bytes[place.at..][..place.len]
+        &self.lines[place.line as usize..].as_bytes()[..place.len as usize]
     }
 }
 
@@ -45,6 +42,8 @@ pub(super) struct Reel {
     numbers: Box<[u32]>,
     /// Where they are, so that nothing is looked up by number while they come: in rounds, as many as a burst is long.
     places: Box<[Place]>,
+    /// The length of all; `None`: they have several, or there are none.
+    length: Option<u32>,
     next: usize,
 }
 
@@ -55,8 +54,10 @@ impl Reel {
             (0..frames.len() as u32).filter(|&number| wanted(frames.get(number as usize))).collect();
         let round = numbers.iter().map(|&number| frames.places[number as usize]);
         let rounds = BATCH.div_ceil(numbers.len().max(1));
-        let places = std::iter::repeat_n(round, rounds).flatten().collect();
-        Self { numbers, places, next: 0 }
+        let places: Box<[Place]> = std::iter::repeat_n(round, rounds).flatten().collect();
+        let first = places.first().map(|place| place.len);
+        let length = first.filter(|first| places.iter().all(|place| place.len == *first));
+        Self { numbers, places, length, next: 0 }
     }
 
     /// Their numbers.
@@ -66,7 +67,7 @@ impl Reel {
 
     /// Their lengths.
     pub(super) fn lengths(&self) -> impl Iterator<Item = usize> {
-        self.places[..self.numbers.len()].iter().map(|place| place.len)
+        self.places[..self.numbers.len()].iter().map(|place| place.len as usize)
     }
 
     /// The number of the frame that is next.
@@ -87,8 +88,14 @@ impl Reel {
         let (mut bytes, mut done) = (0, 0);
         while done < part.len() && !self.places.is_empty() {
             let rest = &self.places[self.next..];
-            bytes += write(rest, frames, slots, &part[done..], &mut lengths[done..]);
             let now = rest.len().min(part.len() - done);
+            let (places, part, lengths) = (&rest[..now], &part[done..done + now], &mut lengths[done..done + now]);
+            bytes += match self.length {
+                Some(length) if line::write(slots, part, (&frames.lines, places), length, lengths) => {
+                    u64::from(length) * now as u64
+                }
+                _ => write(places, frames, slots, part, lengths),
+            };
             done += now;
             self.next = if now == rest.len() { 0 } else { self.next + now };
         }
@@ -103,8 +110,8 @@ fn write(places: &[Place], frames: &Frames, slots: &Slots, part: &[u32], lengths
     for ((place, &slot), length) in places.iter().zip(part).zip(lengths) {
         // It fits: the wire has seen to the longest, and the slot was checked when it was posted.
         let _ = slots.write(slot, frames.at(*place));
-        *length = place.len as u32;
-        bytes += place.len as u64;
+        *length = place.len;
+        bytes += u64::from(place.len);
     }
     bytes
 }
