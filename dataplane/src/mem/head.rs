@@ -22,6 +22,9 @@ pub struct Head<'b, const N: usize> {
 #[derive(Debug)]
 pub struct Heads<'b, const N: usize> {
     batch: NonNull<Batch>,
+    /// Where its slots are: what is written through one head could be the batch, for all that the compiler knows.
+    start: NonNull<u8>,
+    stride: usize,
     next: usize,
     end: usize,
     life: PhantomData<&'b mut Batch>,
@@ -32,7 +35,8 @@ impl<'b, const N: usize> Heads<'b, N> {
     #[inline]
     pub(super) fn new(batch: &'b mut Batch) -> Self {
         let end = if batch.extent().shortest as usize >= N { batch.len() } else { 0 };
-        Self { next: 0, end, batch: NonNull::from(batch), life: PhantomData }
+        let (start, stride) = (batch.memory.slot(0), batch.memory.layout.stride as usize);
+        Self { next: 0, end, start, stride, batch: NonNull::from(batch), life: PhantomData }
     }
 }
 
@@ -52,7 +56,7 @@ impl<'b, const N: usize> Iterator for Heads<'b, N> {
         unsafe {
             let desc = *(&raw const (*batch).descs).cast::<Desc>().add(index);
             let meta = &mut *(&raw mut (*batch).metas).cast::<Meta>().add(index);
-            let start = (*batch).memory.slot(desc.slot).add(usize::from(desc.offset));
+            let start = self.start.add(desc.slot as usize * self.stride + usize::from(desc.offset));
             Some(Head { bytes: start.cast().as_mut(), len: desc.len, meta })
         }
     }

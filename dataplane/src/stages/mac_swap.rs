@@ -1,11 +1,16 @@
 //! `mac_swap`: sends packets back to where they came from, on the link.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::_mm_shuffle_epi8;
+
+use multiversion::multiversion;
+use multiversion::target::match_target;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
 use crate::header::Header;
 use crate::header::ethernet::Ethernet;
-use crate::mem::{Batch, Head, Reason};
+use crate::mem::{Batch, Heads, Reason};
 use crate::pipeline::{Ctx, Stage};
 
 /// Swaps the source and the destination address of the Ethernet header.
@@ -33,12 +38,8 @@ const fn ethernet_header() -> u16 {
 impl Stage for MacSwap {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let min_len = usize::from(self.min_len);
-        let swap = |head: Head<'_, 12>| {
-            let (destination, source) = head.bytes.split_at_mut(6);
-            destination.swap_with_slice(source);
-        };
         let all = batch.lengths_are_within(self.min_len, u16::MAX);
-        let swapped = if all { batch.heads_mut().map(swap).count() } else { 0 };
+        let swapped = if all { swap(batch.heads_mut()) } else { 0 };
         for mut packet in batch.iter_mut_from(swapped) {
             if packet.len() < min_len {
                 packet.drop(Reason::Runt);
@@ -48,6 +49,31 @@ impl Stage for MacSwap {
             std::mem::swap(destination, source);
         }
     }
+}
+
+/// Where each of the first bytes is from: those of a register, the addresses and what is behind them.
+const FROM: [u8; 16] = [6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 12, 13, 14, 15];
+
+/// Swaps the addresses of packets; returns of how many.
+///
+/// With SSSE3 all bytes of one change places by one instruction. It is named here, as what the compiler makes of the other
+/// way has mostly not one step but ten.
+#[multiversion(targets("x86_64+ssse3"))]
+fn swap(heads: Heads<'_, { FROM.len() }>) -> usize {
+    let count = heads.len();
+    for head in heads {
+        match_target! {
+            "x86_64+ssse3" => {
+                let from = zerocopy::transmute!(FROM);
+                *head.bytes = zerocopy::transmute!(_mm_shuffle_epi8(zerocopy::transmute!(*head.bytes), from));
+            }
+            _ => {
+                let (destination, source) = head.bytes.split_at_mut(6);
+                destination.swap_with_slice(&mut source[..6]);
+            }
+        }
+    }
+    count
 }
 
 #[cfg(test)]
