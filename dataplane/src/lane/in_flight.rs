@@ -12,6 +12,9 @@ pub(super) struct InFlight {
     spans: Spans,
     depth: usize,
     posted: u64,
+    /// Those before are over.
+    over: u64,
+    /// Those before are over and their slots with the pool.
     reclaimed: u64,
 }
 
@@ -56,6 +59,7 @@ impl InFlight {
             spans: Spans { ring: vec![Span::default(); capacity].into(), first: 0, next: 0 },
             depth: depth as usize,
             posted: 0,
+            over: 0,
             reclaimed: 0,
         }
     }
@@ -82,11 +86,11 @@ impl InFlight {
         (self.len() > 0).then(|| self.descs[self.place(self.posted - 1).0])
     }
 
-    /// How many sends are outstanding before the one with this number; `None`: it is not outstanding.
+    /// How many sends are not over before the one with this number; `None`: it is over, or was never posted.
     #[inline]
     pub(super) fn position(&self, number: u64) -> Option<usize> {
-        let behind = number.wrapping_sub(self.reclaimed) & WrId::NUMBER;
-        (behind < self.len() as u64).then_some(behind as usize)
+        let behind = number.wrapping_sub(self.over) & WrId::NUMBER;
+        (behind < self.posted - self.over).then_some(behind as usize)
     }
 
     /// The ring's place of a count, and how many follow it before the end of the ring.
@@ -125,43 +129,44 @@ impl InFlight {
         self.posted = end;
     }
 
-    /// Gives the slots of the oldest `n` sends back to the pool, of which there are as many; with a stamp of their
-    /// completion, records how long they took. Returns their bytes.
+    /// The oldest `n` sends are over, of which there are as many; with a stamp of their completion, records how long they
+    /// took. Returns their bytes. Their slots come back by [`InFlight::reclaim`].
     #[inline]
-    pub(super) fn reclaim(
-        &mut self,
-        n: usize,
-        pool: &mut Pool,
-        completed: Stamp,
-        latency: &mut dyn LatencySink,
-    ) -> u64 {
+    pub(super) fn complete(&mut self, n: usize, completed: Stamp, latency: &mut dyn LatencySink) -> u64 {
+        let to = self.over + n as u64;
+        let mut bytes = 0;
+        while self.over < to {
+            let span = *self.spans.first();
+            let end = span.end.min(to);
+            let of_span = if end == span.end { span.bytes } else { self.bytes_until(end) };
+            if completed != Stamp::NONE {
+                latency.record(span.stamp, completed, end - self.over);
+            }
+            bytes += u64::from(of_span);
+            self.spans.first().bytes -= of_span;
+            self.spans.first += usize::from(end == span.end);
+            self.over = end;
+        }
+        bytes
+    }
+
+    /// Gives the slots of all sends that are over back to the pool: those of several bursts at once.
+    #[inline]
+    pub(super) fn reclaim(&mut self, pool: &mut Pool) {
+        let n = (self.over - self.reclaimed) as usize;
         let (at, before_end) = self.place(self.reclaimed);
         let first = n.min(before_end);
         pool.put_descs(&self.descs[at..at + first], SlotState::Sending);
         if first < n {
             pool.put_descs(&self.descs[..n - first], SlotState::Sending);
         }
-        let to = self.reclaimed + n as u64;
-        let mut bytes = 0;
-        while self.reclaimed < to {
-            let span = *self.spans.first();
-            let end = span.end.min(to);
-            let of_span = if end == span.end { span.bytes } else { self.bytes_until(end) };
-            if completed != Stamp::NONE {
-                latency.record(span.stamp, completed, end - self.reclaimed);
-            }
-            bytes += u64::from(of_span);
-            self.spans.first().bytes -= of_span;
-            self.spans.first += usize::from(end == span.end);
-            self.reclaimed = end;
-        }
-        bytes
+        self.reclaimed = self.over;
     }
 
     /// The bytes of the oldest sends, up to a count.
     #[cold]
     fn bytes_until(&self, end: u64) -> u32 {
-        (self.reclaimed..end).map(|count| u32::from(self.descs[self.place(count).0].len)).sum()
+        (self.over..end).map(|count| u32::from(self.descs[self.place(count).0].len)).sum()
     }
 }
 
@@ -216,7 +221,9 @@ mod tests {
                 let over = stamp(over);
                 let gone: Vec<(Desc, Stamp)> = model.drain(..done.min(model.len())).collect();
                 let mut recorded = Recorded::default();
-                let bytes = in_flight.reclaim(gone.len(), &mut pool, over, &mut recorded);
+                let bytes = in_flight.complete(gone.len(), over, &mut recorded);
+                prop_assert_eq!(in_flight.len(), gone.len() + model.len());
+                in_flight.reclaim(&mut pool);
                 prop_assert_eq!(bytes, gone.iter().map(|(desc, _)| u64::from(desc.len)).sum::<u64>());
                 let spans = gone.iter().filter(|_| over != Stamp::NONE).map(|(_, stamp)| (*stamp, over));
                 prop_assert!(spans.eq(recorded.0));

@@ -367,9 +367,11 @@ impl<D: Device> VerbsLane<D> {
     fn marked(&mut self, id: WrId, pool: &mut Pool) -> bool {
         let is_marker = id == WrId::new(WrKind::Marker, self.generation, self.in_flight.next());
         if is_marker {
+            self.in_flight.reclaim(pool);
             let sent = self.in_flight.len();
             self.counters.tx += sent as u64;
-            self.counters.tx_bytes += self.in_flight.reclaim(sent, pool, Stamp::NONE, &mut NoSink);
+            self.counters.tx_bytes += self.in_flight.complete(sent, Stamp::NONE, &mut NoSink);
+            self.in_flight.reclaim(pool);
             self.silent = None;
         }
         is_marker
@@ -397,9 +399,10 @@ impl<D: Device> VerbsLane<D> {
             // Completions come in order and errors always complete, so all before this one were sent.
             let sent = behind + usize::from(status == WcStatus::Success);
             self.counters.tx += sent as u64;
-            self.counters.tx_bytes += self.in_flight.reclaim(sent, pool, alike.unwrap_or(self.stamps[i]), latency);
+            self.counters.tx_bytes += self.in_flight.complete(sent, alike.unwrap_or(self.stamps[i]), latency);
             if status != WcStatus::Success {
-                self.in_flight.reclaim(1, pool, Stamp::NONE, latency);
+                self.in_flight.complete(1, Stamp::NONE, latency);
+                self.in_flight.reclaim(pool);
                 match self.stopping && status == WcStatus::WrFlushErr {
                     true => self.counters.stopped += 1,
                     false => self.counters.tx_errors += 1,
@@ -407,6 +410,7 @@ impl<D: Device> VerbsLane<D> {
                 self.note(status);
             }
         }
+        self.in_flight.reclaim(pool);
         Ok(n)
     }
 
@@ -462,11 +466,12 @@ impl<D: Device> VerbsLane<D> {
     #[cold]
     fn take_back(&mut self, pool: &mut Pool) {
         let sending = self.in_flight.len();
+        self.in_flight.complete(sending, Stamp::NONE, &mut NoSink);
+        self.in_flight.reclaim(pool);
         self.silent = None;
         while let Some(slot) = self.posted.pop() {
             pool.put_one(slot, SlotState::Posted);
         }
-        self.in_flight.reclaim(sending, pool, Stamp::NONE, &mut NoSink);
         match self.stopping {
             true => self.counters.stopped += sending as u64,
             false => self.counters.tx_errors += sending as u64,
