@@ -25,6 +25,9 @@ pub(super) const NODE_BITS: u32 = 4;
 /// How many lookups of a batch are under way at once.
 const WAYS: usize = 32;
 
+/// As many lookups in the first level are written out one after another.
+const UNROLLED: usize = 8;
+
 /// What is looked up in. `SLOTS` is a power of two.
 pub(super) struct Cells<F, const SLOTS: usize> {
     pub(super) first: Box<[AtomicU32; SLOTS]>,
@@ -52,11 +55,21 @@ impl<F: Form, const SLOTS: usize> Cells<F, SLOTS> {
     /// waits for their cache misses at the same time.
     #[inline]
     pub(super) fn lookup_batch(&self, addresses: &[F::Address], values: &mut [u32]) {
+        let both = addresses.len().min(values.len());
+        let (addresses, values) = (&addresses[..both], &mut values[..both]);
         loop {
             let default = self.default.load(Ordering::Acquire);
             for (addresses, values) in addresses.chunks(WAYS).zip(values.chunks_mut(WAYS)) {
+                let done = if default == 0 {
+                    self.in_first(addresses, values, |entry| entry)
+                } else {
+                    self.in_first(addresses, values, |entry| if entry == 0 { default } else { entry })
+                };
+                if done {
+                    continue;
+                }
                 self.descend(addresses, values);
-                for (_, entry) in addresses.iter().zip(values.iter_mut()) {
+                for entry in values {
                     *entry = if *entry == 0 { default } else { *entry }.wrapping_sub(1);
                 }
             }
@@ -67,13 +80,39 @@ impl<F: Form, const SLOTS: usize> Cells<F, SLOTS> {
         }
     }
 
+    /// The values of addresses that all end in the first level, with `or_default` for cells that say none. `false`: one goes on.
+    ///
+    /// What waits for a load that misses the caches takes a place in the processor from loads that could be under way
+    /// meanwhile. So nothing waits for the first look at a cell, and little for the second: whether it leads on is a branch, and
+    /// what was written is not read again.
+    #[inline(always)]
+    fn in_first(&self, addresses: &[F::Address], values: &mut [u32], or_default: impl Fn(u32) -> u32) -> bool {
+        let look = |address: &F::Address, value: &mut u32| {
+            let entry = self.first[Self::slot(*address)].load(Ordering::Acquire);
+            *value = or_default(entry).wrapping_sub(1);
+            entry & LINE == 0
+        };
+        for address in addresses {
+            prefetch(Some(&self.first[Self::slot(*address)]));
+        }
+        let ((some, rest), (into, into_rest)) = (addresses.as_chunks::<UNROLLED>(), values.as_chunks_mut::<UNROLLED>());
+        let whole =
+            some.iter().zip(into).all(|(some, into)| some.iter().zip(into).all(|(one, value)| look(one, value)));
+        whole && rest.iter().zip(into_rest).all(|(one, value)| look(one, value))
+    }
+
+    /// Which cell of the first level an address is in.
+    #[inline(always)]
+    fn slot(address: F::Address) -> usize {
+        (F::half(address, 0) >> (64 - Self::FIRST_BITS)) as usize & (SLOTS - 1)
+    }
+
     /// What the last cell on the way of each of up to [`WAYS`] addresses says.
     #[inline]
     fn descend(&self, addresses: &[F::Address], entries: &mut [u32]) {
         let mut pending = 0;
         for (address, entry) in addresses.iter().zip(entries.iter_mut()) {
-            let at = (F::half(*address, 0) >> (64 - Self::FIRST_BITS)) as usize & (SLOTS - 1);
-            *entry = self.first[at].load(Ordering::Acquire);
+            *entry = self.first[Self::slot(*address)].load(Ordering::Acquire);
             pending |= *entry;
         }
         for half in 0..F::HALVES {

@@ -166,6 +166,30 @@ fn unleft(key: u128) -> u32 {
 mod tests {
     crate::stages::table::lpm_tests::lpm_tests!(Lpm4, u32, 32);
 
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Batches of any length, of addresses that end in the first level, and of some that do not; what is behind the shorter
+        /// of both slices stays.
+        #[test]
+        fn batches_are_their_lookups(
+            prefixes in prop::collection::vec((address(), 8..=24u8, 0..=MAX_VALUE), 0..30), default in prop::option::of(0..=MAX_VALUE),
+            long in prop::option::of(address()), probes in prop::collection::vec(address(), 0..100), values in 0..100usize,
+        ) {
+            let long = long.map(|address| (address, 30, 1));
+            let all: Vec<_> = prefixes.into_iter().chain(default.map(|value| (0, 0, value))).chain(long).collect();
+            let table = Lpm4::build(&all).unwrap();
+            let mut model = Model::default();
+            for (address, len, value) in all {
+                model.insert(address, len, value);
+            }
+            let mut found = vec![7; values];
+            table.lookup_batch(&probes, &mut found);
+            let expected = probes.iter().map(|probe| model.lookup(*probe).unwrap_or(MISS)).chain(std::iter::repeat(7));
+            prop_assert_eq!(found, expected.take(values).collect::<Vec<_>>());
+        }
+    }
+
     #[test]
     fn a_million_prefixes() {
         let million: Vec<(u32, u8, u32)> = (0..1_000_000u32)
