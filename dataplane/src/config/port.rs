@@ -640,6 +640,9 @@ pub struct Port {
 }
 
 impl Port {
+    /// What `mtu` may be.
+    pub(crate) const MTU: std::ops::RangeInclusive<u32> = 68..=65_000;
+
     /// The interface of the kernel that the port is, if it is one.
     pub fn kernel_interface(&self) -> Option<&str> {
         // The interface of a TAP is the host's end of the wire, not the port.

@@ -51,18 +51,32 @@ impl PageKind {
     fn remedy(self, bytes: usize, node: Option<NumaNode>) -> String {
         match self {
             Self::Huge1G | Self::Huge2M => {
-                let pages = bytes.div_ceil(self.size());
-                let kib = self.size() >> 10;
-                let dir = match node {
-                    Some(node) => format!("/sys/devices/system/node/node{node}/hugepages"),
-                    None => "/sys/kernel/mm/hugepages".to_owned(),
-                };
-                let file = format!("{dir}/hugepages-{kib}kB/nr_hugepages");
-                let now: usize = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-                format!("echo {} | sudo tee {file}", now + pages)
+                let now = fs::read_to_string(self.reserved(node)).ok().and_then(|text| text.trim().parse().ok());
+                self.reserve(now.unwrap_or(0) + bytes.div_ceil(self.size()), node)
             }
             Self::Transparent => "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled".to_owned(),
             Self::Normal => "free some memory, or ask for fewer buffers".to_owned(),
+        }
+    }
+
+    /// Where the kernel is told how many of these huge pages are reserved (`hugetlbpage.rst` of the kernel).
+    fn reserved(self, node: Option<NumaNode>) -> String {
+        let kib = self.size() >> 10;
+        match node {
+            Some(node) => format!("/sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB/nr_hugepages"),
+            None => format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages"),
+        }
+    }
+
+    /// The shell command that has so many of these huge pages reserved, and what does when it doesn't.
+    pub(crate) fn reserve(self, pages: usize, node: Option<NumaNode>) -> String {
+        let command = format!("echo {pages} | sudo tee {}", self.reserved(node));
+        match self {
+            // So much memory is seldom in one piece once the host has run for a while.
+            Self::Huge1G => {
+                format!("{command}, or at boot, on the kernel's command line: hugepagesz=1G hugepages={pages}")
+            }
+            _ => command,
         }
     }
 }

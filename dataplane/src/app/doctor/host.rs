@@ -2,7 +2,7 @@
 
 use super::{Finding, Roots, Severity, numbers};
 use crate::config::{Hugepages, Idle, Plan};
-use crate::mem::Memlock;
+use crate::mem::{Memlock, PageKind};
 use crate::topology::Topology;
 use crate::units::CoreId;
 
@@ -44,10 +44,8 @@ fn huge_pages(topology: &Topology, plan: Option<&Plan>) -> Option<Finding> {
     });
     let name = if size == MEGABYTE_PAGE { "2 MiB" } else { "1 GiB" };
     let severity = if plan.is_some_and(|plan| plan.runtime.strict) { Severity::Fails } else { Severity::Slow };
-    let fix = match size {
-        MEGABYTE_PAGE => format!("sysctl vm.nr_hugepages={}", total + needed - free.min(needed)),
-        _ => format!("on the kernel's command line: hugepagesz=1G hugepages={}", total + needed - free.min(needed)),
-    };
+    let kind = if size == MEGABYTE_PAGE { PageKind::Huge2M } else { PageKind::Huge1G };
+    let fix = kind.reserve((total + needed - free.min(needed)) as usize, None);
     (free < needed).then(|| {
         let what = format!("{free} huge pages of {name} are free, and {needed} are wanted");
         Finding::new(severity, what, "packet memory on smaller pages: address translations for every packet", fix)

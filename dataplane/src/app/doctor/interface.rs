@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{Finding, Roots, Section, Severity, numbers};
-use crate::config::{Link, NodePlan, Plan, PortPlan, Xdp, XdpCopy, XdpMode};
+use crate::config::{Link, NodePlan, Plan, Port, PortPlan, Xdp, XdpCopy, XdpMode};
 use crate::provider::soft::{InterfaceFacts, XdpProgram};
 use crate::units::CoreId;
 
@@ -358,11 +358,17 @@ fn mtu(case: &Case<'_>, facts: &InterfaceFacts) -> Option<Finding> {
     let wanted = case.port?.config.mtu;
     let name = case.name;
     (facts.mtu != wanted && !matches!(case.used, Used::Tap)).then(|| {
+        let of_interface = format!("ip link set dev {name} mtu {wanted}");
+        // That of `lo` is 65536.
+        let fix = match Port::MTU.contains(&facts.mtu) {
+            true => format!("{of_interface}, or mtu = {} in the config", facts.mtu),
+            false => format!("{of_interface}; that of a port is {} to {}", Port::MTU.start(), Port::MTU.end()),
+        };
         Finding::new(
             Severity::Breaks,
             format!("its MTU is {}, and that of the port {wanted}", facts.mtu),
             "packets that the one takes and the other does not are dropped, and counted",
-            format!("ip link set dev {name} mtu {wanted}, or mtu = {} in the config", facts.mtu),
+            fix,
         )
     })
 }

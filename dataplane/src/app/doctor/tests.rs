@@ -210,7 +210,7 @@ fn a_host_without_huge_pages_and_with_slow_cores_is_told() {
     let plan = plan(CONFIG);
     let found = host::findings(&host.0, &Topology::uniform(4), Some(&plan));
     let has = |what: &str, fix: &str| found.iter().any(|it| it.what.contains(what) && it.fix.contains(fix));
-    assert!(has("0 huge pages of 2 MiB are free", "sysctl vm.nr_hugepages="), "{found:#?}");
+    assert!(has("0 huge pages of 2 MiB are free", "hugepages-2048kB/nr_hugepages"), "{found:#?}");
     assert!(has("core 1", "echo performance > /sys/devices/system/cpu/cpu1/"), "{found:#?}");
     assert!(has("other work on cores 0,", "isolcpus=managed_irq,domain,0 "), "core 1 is isolated: {found:#?}");
     let sections = examine(&host.0, &Topology::uniform(4), Some(&plan));
@@ -245,7 +245,13 @@ fn an_mtu_of_another_size_is_found() {
     let port: &PortPlan = &plan.ports[0];
     let case = Case { port: Some(port), ..case(Used::Packet) };
     let found = findings(&host.0, &case, &Ok(Some(good())));
-    assert!(found.len() == 1 && found[0].fix.contains("ip link set dev eth9 mtu 1400"), "{found:#?}");
+    assert!(
+        found.len() == 1 && found[0].fix == "ip link set dev eth9 mtu 1400, or mtu = 1500 in the config",
+        "{found:#?}"
+    );
+    // As that of `lo`, which the config cannot have.
+    let found = findings(&host.0, &case, &Ok(Some(InterfaceFacts { mtu: 65536, ..good() })));
+    assert!(found[0].fix == "ip link set dev eth9 mtu 1400; that of a port is 68 to 65000", "{found:#?}");
 }
 
 #[test]
