@@ -208,6 +208,29 @@ fn stats_show_where_packets_and_time_go_while_a_program_runs() {
 }
 
 #[test]
+fn what_is_lost_before_the_pipeline_is_said_by_port() {
+    let folder = Folder::new("lost");
+    // No worker takes that many.
+    fs::write(folder.path("x.toml"), CONFIG.replace("flows = 16", "flows = 16, rate = 1000000000")).unwrap();
+    let running = folder.run("", None);
+    let begin = Instant::now();
+    let lost = |stats: &Value| number(&stats["ports"][0]["rx_lost"]);
+    let mut stats = running.ask().unwrap();
+    while lost(&stats) == 0 {
+        assert!(begin.elapsed() < PATIENCE, "{stats}");
+        stats = running.ask().unwrap();
+    }
+    assert_eq!(stats["ports"][0]["device_counters"]["rx_out_of_buffer"], stats["ports"][0]["rx_lost"]);
+    assert_eq!(stats["recent"]["ports"][0]["rx_lost"], stats["ports"][0]["rx_lost"]);
+    assert_eq!(stats["ledger"]["unaccounted"], 0);
+    let (_, table, _) = folder.dataplane(&format!("stats {}", running.pid()));
+    for part in ["lost before the pipeline\n", "before the pipeline, at port wire\n"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    assert!(lost(&running.end("-TERM")) >= lost(&stats));
+}
+
+#[test]
 fn every_line_has_what_came_since_the_one_before_until_the_program_ends() {
     let folder = Folder::new("every");
     let running = folder.run("", None);

@@ -47,7 +47,7 @@ type Thread = JoinHandle<Result<Option<(Outcome, Times)>>>;
 pub struct Run {
     control: Arc<Control>,
     ports: Vec<Arc<dyn PortDevice>>,
-    names: Vec<String>,
+    plan: Arc<config::Plan>,
     workers: Vec<Thread>,
     clock: HostClock,
     /// Ends when it is dropped.
@@ -167,9 +167,8 @@ impl Run {
         let asked = there.into_iter().zip(requests).map(|((_, facts, sample), request)| (facts, sample, request));
         let sampler = Sampler::new(asked).into();
         let threads = threads.into_iter().map(tell).collect();
-        let names = plan.ports.iter().map(|port| port.config.name.clone()).collect();
         let (_mirror, _resolver, reloads) = (mirror, resolver, Arc::new(reloads.into()));
-        Ok(Self { control, ports, names, workers: threads, clock, _mirror, _resolver, reloads, sampler })
+        Ok(Self { control, ports, plan, workers: threads, clock, _mirror, _resolver, reloads, sampler })
     }
 
     /// The sums over all workers, as of a moment ago.
@@ -190,13 +189,20 @@ impl Run {
 
     /// Name, device and what the device says of itself.
     fn port_reports(&self) -> Vec<PortReport> {
-        let named = self.names.iter().zip(&self.ports);
-        let report = |(name, port): (&String, &Arc<dyn PortDevice>)| PortReport {
-            name: name.clone(),
-            device: port.describe(),
-            device_counters: port.counters(),
-            clocks: port.clocks(),
-            ..PortReport::default()
+        let named = self.plan.ports.iter().zip(&self.ports);
+        let report = |(plan, port): (&config::PortPlan, &Arc<dyn PortDevice>)| {
+            let device_counters = port.counters();
+            // Where nothing is to be received, nothing is lost; of a reliable connection the peer sends it again.
+            let can_lose = plan.input && plan.config.qp != config::Qp::Rc;
+            let losses = PortReport::LOSSES.iter().filter(|_| can_lose).filter_map(|name| device_counters.get(*name));
+            PortReport {
+                name: plan.config.name.clone(),
+                device: port.describe(),
+                rx_lost: losses.sum(),
+                device_counters,
+                clocks: port.clocks(),
+                ..PortReport::default()
+            }
         };
         named.map(report).collect()
     }
@@ -248,7 +254,7 @@ impl Run {
 
     /// What devices have to say since the last call: links that went down, queues that failed.
     pub fn events(&self) -> Vec<String> {
-        let named = self.names.iter().zip(&self.ports);
+        let named = self.plan.ports.iter().map(|plan| &plan.config.name).zip(&self.ports);
         named.flat_map(|(name, port)| port.events().into_iter().map(move |event| format!("{name}: {event}"))).collect()
     }
 

@@ -28,6 +28,9 @@ pub struct PortRates {
     /// How fast.
     #[serde(flatten)]
     pub rates: Rates,
+    /// Lost before they were received.
+    #[serde(default)]
+    pub rx_lost: u64,
 }
 
 /// How fast a worker was.
@@ -83,8 +86,12 @@ impl Recent {
             }
         };
         let ports = now.ports.iter().enumerate().map(|(at, port)| {
-            let was = earlier.and_then(|earlier| earlier.ports.get(at)).map(|port| (port.packets, port.bytes));
-            PortRates { name: port.name.clone(), rates: rates(was, (port.packets, port.bytes)) }
+            let was = earlier.and_then(|earlier| earlier.ports.get(at));
+            PortRates {
+                name: port.name.clone(),
+                rates: rates(was.map(|was| (was.packets, was.bytes)), (port.packets, port.bytes)),
+                rx_lost: port.rx_lost.saturating_sub(was.map_or(0, |was| was.rx_lost)),
+            }
         });
         let workers = now.workers.iter().enumerate().map(|(at, worker)| {
             let was = earlier.and_then(|earlier| earlier.workers.get(at));
@@ -145,12 +152,15 @@ impl fmt::Display for Live {
         };
         for (name, port) in ports.iter().zip(&recent.ports) {
             rates(f, name, &port.rates)?;
-            writeln!(f)?;
+            match port.rx_lost {
+                0 => writeln!(f)?,
+                lost => writeln!(f, "  {lost} lost before the pipeline")?,
+            }
         }
         for (number, worker) in recent.workers.iter().enumerate() {
             rates(f, &format!("worker {number} on core {}", worker.core), &worker.rates)?;
             let idle = worker.idle_loops as f64 / worker.loops.max(1) as f64 * 100.0;
-            writeln!(f, "  {} loops, {idle:.1} % idle", worker.loops)?;
+            writeln!(f, "  {} loops, {idle:.1} % of them idle", worker.loops)?;
         }
         rates(f, "all", &recent.rates)?;
         writeln!(f)?;
@@ -166,6 +176,7 @@ impl fmt::Display for Live {
             writeln!(f, "{name:<names$}{packets:>11}")?;
         }
         write!(f, "\nsince the start: {}", report.ledger)?;
+        super::report::lost(f, &report.ports)?;
         for error in &report.errors {
             writeln!(f, "error: {error}")?;
         }

@@ -72,6 +72,9 @@ pub struct PortReport {
     /// The first error status of a completion, with its likely cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
+    /// Lost before they were received, and so in no ledger: [`PortReport::LOSSES`] of the device together.
+    #[serde(default)]
+    pub rx_lost: u64,
     /// The device's own counters.
     pub device_counters: BTreeMap<String, u64>,
     /// How many completions were stamped by each clock.
@@ -81,6 +84,12 @@ pub struct PortReport {
     /// The clocks of the device, where they are not the host's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub clocks: Vec<ClockReport>,
+}
+
+impl PortReport {
+    /// The counters of a device that are of packets that came to it and were never received: nobody had posted a receive,
+    /// or fetched what was there, in time.
+    pub const LOSSES: [&str; 4] = ["rx_out_of_buffer", "rx_missed", "kernel_rx_dropped", "kernel_rx_ring_full"];
 }
 
 /// A stage, over all workers.
@@ -256,6 +265,7 @@ impl fmt::Display for Report {
             )?;
         }
         write!(f, "\n{}", self.ledger)?;
+        lost(f, &self.ports)?;
         for error in &self.errors {
             writeln!(f, "error: {error}")?;
         }
@@ -272,14 +282,42 @@ pub(super) fn costs(f: &mut fmt::Formatter<'_>, costs: &[CostReport], names: usi
     Ok(())
 }
 
+/// Beside the ledger: what was lost before it begins.
+pub(super) fn lost(f: &mut fmt::Formatter<'_>, ports: &[PortReport]) -> fmt::Result {
+    for PortReport { name, rx_lost, .. } in ports.iter().filter(|port| port.rx_lost > 0) {
+        writeln!(f, "  lost    {rx_lost:>12}  before the pipeline, at port {name}")?;
+    }
+    Ok(())
+}
+
+/// Nanoseconds in the unit that suits them, with three digits that matter.
+struct Readable(u64);
+
+impl fmt::Display for Readable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = match self.0 {
+            0..1_000 => return write!(f, "{} ns", self.0),
+            1_000..1_000_000 => (1e3, "µs"),
+            1_000_000..1_000_000_000 => (1e6, "ms"),
+            _ => (1e9, "s"),
+        };
+        let value = self.0 as f64 / unit;
+        let digits = match value {
+            value if value < 9.995 => 2,
+            value if value < 99.95 => 1,
+            _ => 0,
+        };
+        write!(f, "{value:.digits$} {name}")
+    }
+}
+
 /// A line of percentiles, if there are any.
 pub(super) fn latency(f: &mut fmt::Formatter<'_>, latency: &LatencyReport) -> fmt::Result {
     if latency.count > 0 {
-        writeln!(
-            f,
-            "\nlatency in ns (clock: {}): p50 {} · p90 {} · p99 {} · p99.9 {} · max {}",
-            latency.source, latency.p50, latency.p90, latency.p99, latency.p999, latency.max
-        )?;
+        let [p50, p90, p99, p999, max] =
+            [latency.p50, latency.p90, latency.p99, latency.p999, latency.max].map(Readable);
+        let source = latency.source;
+        writeln!(f, "\nlatency (clock: {source}): p50 {p50} · p90 {p90} · p99 {p99} · p99.9 {p999} · max {max}")?;
         if latency.by_source.len() > 1 {
             let counts: Vec<String> =
                 latency.by_source.iter().map(|(source, packets)| format!("{source} {packets}")).collect();
@@ -290,4 +328,24 @@ pub(super) fn latency(f: &mut fmt::Formatter<'_>, latency: &LatencyReport) -> fm
         writeln!(f, "not timed, received by one clock and sent by another: {} packets", latency.unmeasured)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_the_unit_that_suits_them() {
+        for (ns, text) in [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (1_000, "1.00 µs"),
+            (9_996, "10.0 µs"),
+            (16_105_471, "16.1 ms"),
+            (999_400_000, "999 ms"),
+            (61_000_000_000, "61.0 s"),
+        ] {
+            assert_eq!(Readable(ns).to_string(), text);
+        }
+    }
 }
