@@ -179,8 +179,10 @@ impl fmt::Display for Plan {
             });
             let node = port.node.map_or(String::new(), |node| format!(", node {node}"));
             let input = if port.input { ", input" } else { "" };
-            let (rx, tx) = (config.rx_depth, config.tx_depth);
-            writeln!(f, "  {}: {}{link}, {qp}, rx {rx}, tx {tx}{node}{input}", config.name, config.device)?;
+            // Who reads nothing of a port posts no receives there.
+            let rx = if port.input { format!(", rx {}", config.rx_depth) } else { String::new() };
+            let tx = config.tx_depth;
+            writeln!(f, "  {}: {}{link}, {qp}{rx}, tx {tx}{node}{input}", config.name, config.device)?;
         }
         writeln!(f, "\nstages")?;
         for node in self.order.iter().filter_map(|&index| self.nodes.get(index)) {
