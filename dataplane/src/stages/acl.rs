@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::header::Header;
 use crate::header::ethernet::Ethernet;
@@ -103,7 +103,7 @@ enum Action {
 }
 
 /// How fragments that do not show their ports are judged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Fragments {
     /// By the rules that name neither ports nor TCP flags.

@@ -1,7 +1,7 @@
 //! Counts.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::header::protocol;
 use crate::prelude::*;
@@ -30,7 +30,7 @@ pub struct Count {
 }
 
 /// What packets are told apart by.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum By {
     /// Nothing.

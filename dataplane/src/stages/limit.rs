@@ -1,7 +1,7 @@
 //! Meters.
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::prelude::*;
 use crate::stages::table::bucket::{SingleRate, TokenBucket, TwoRate};
@@ -68,7 +68,7 @@ pub struct Limit {
 }
 
 /// How a packet gets its colour.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Mode {
     /// One rate, two colours.
@@ -81,7 +81,7 @@ enum Mode {
 }
 
 /// What becomes of packets of a colour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Action {
     /// They go on, coloured.

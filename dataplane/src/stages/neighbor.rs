@@ -5,7 +5,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::net::IpAddr;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
 use crate::header::MacAddr;
@@ -97,7 +97,7 @@ pub struct Neighbor {
 }
 
 /// Where neighbours come from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     /// The config.

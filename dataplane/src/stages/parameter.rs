@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::header::protocol;
 
@@ -153,7 +153,7 @@ impl fmt::Display for Protocol {
 }
 
 /// Where a table comes from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// The config.
