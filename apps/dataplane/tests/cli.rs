@@ -166,7 +166,8 @@ fn check_shows_every_mistake_with_its_place() {
             "{message}: {err}"
         );
     }
-    assert!(err.ends_with(&format!("error: 4 mistakes in {}\n", folder.path("x.toml").display())), "{err}");
+    let last = format!("error: 4 mistakes in {}; there may be more, which", folder.path("x.toml").display());
+    assert!(err.contains(&last), "{err}");
     assert!(!err.contains('\x1b'), "no colours where no terminal is");
 
     let (status, out, err) = dataplane(&folder, "check --json @/x.toml");

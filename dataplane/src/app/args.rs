@@ -29,7 +29,7 @@ pub(super) enum Command {
     Run(Run),
     /// Show what a program that runs is doing: rates, costs, drops, the ledger
     Stats(Stats),
-    /// Show all mistakes of a config, or its plan when there are none
+    /// Show the mistakes of a config, or its plan when there are none
     Check(Check),
     /// Draw a pipeline
     Graph(Graph),

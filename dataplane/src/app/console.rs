@@ -6,7 +6,7 @@ use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
 use super::args;
-use crate::config::{Diagnostics, Source};
+use crate::config::{Diagnostics, Level, Source};
 use crate::error::Error;
 use crate::pipeline::Registry;
 use crate::runtime::{Assembly, assemble, assemble_offline};
@@ -105,11 +105,17 @@ pub(super) fn show(diagnostics: &Diagnostics) {
     tell(&diagnostics.render(is_coloured()));
 }
 
-/// How many mistakes there are, in words.
+/// How many mistakes there are, in words. What rests on something that is wrong has not been checked.
 pub(super) fn count(diagnostics: &Diagnostics) -> String {
-    let number = diagnostics.mistakes().len();
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} mistake{plural} in {}", diagnostics.source().path().display())
+    let mistakes = diagnostics.mistakes();
+    let errors = mistakes.iter().filter(|mistake| mistake.level == Level::Error).count();
+    let words = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
+    let warnings = match mistakes.len() - errors {
+        0 => String::new(),
+        warnings => format!(" and {}", words(warnings, "warning")),
+    };
+    let (file, errors) = (diagnostics.source().path().display(), words(errors, "mistake"));
+    format!("{errors}{warnings} in {file}; there may be more, which show once these are mended")
 }
 
 /// Reads a config file.

@@ -9,8 +9,9 @@ const HEAD: &str = "# Config reference
 
 Everything that a config may say. This page is made of the code by `dataplane reference`.
 
-A config is one TOML file. Keys that are not listed here are mistakes, and `dataplane check` shows all mistakes of a
-file at once, each with its place.
+A config is one TOML file. Keys that are not listed here are mistakes. `dataplane check` shows the mistakes of a file
+together, each with its place: of syntax and keys, of names and of what they lead to, of parameters and the files that they
+name. What rests on those is checked once they are mended, such as what a stage needs of the stages before it.
 
 ";
 
