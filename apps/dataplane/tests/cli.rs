@@ -188,6 +188,35 @@ fn check_shows_every_mistake_with_its_place() {
 }
 
 #[test]
+fn a_capture_and_a_device_that_are_not_there_are_shown_with_their_places() {
+    let folder = Folder::new("missing");
+    for (input, why) in
+        [("absent.pcap", "No such file"), (".", "a folder"), ("x.toml", "not a capture"), ("short", "not a capture")]
+    {
+        folder.write("short", [0xd4]);
+        folder.write("x.toml", CONFIG.replace("input = \"in.pcap\"", &format!("input = \"{input}\"")));
+        for command in ["check", "run", "doctor"] {
+            let (status, out, err) = dataplane(&folder, &format!("{command} @/x.toml"));
+            assert_eq!((status, out.as_str()), (2, ""), "{command} {input}");
+            assert!(err.contains("x.toml:9:33") && err.contains(why), "{command} {input}: {err}");
+        }
+    }
+    // To look at a pipeline takes no traffic.
+    assert_eq!(dataplane(&folder, "graph @/x.toml").0, 0);
+
+    let port = "name = \"a\"\ndevice = \"none_such\"\n";
+    let stage = "use = \"tx\"\nport = \"a\"\n";
+    let text =
+        format!("[runtime]\nworkers = 1\n[[port]]\n{port}[pipeline]\ninput = [\"a\"]\n[[pipeline.stage]]\n{stage}");
+    folder.write("x.toml", text);
+    let (status, out, err) = dataplane(&folder, "check @/x.toml");
+    assert!(status == 0 && out.contains("a: none_such"), "{out} {err}");
+    assert!(err.contains("x.toml:5:10") && err.contains("warning: this host has no RDMA device `none_such`"), "{err}");
+    let (status, out, _) = dataplane(&folder, "doctor @/x.toml");
+    assert!(status == 1 && out.contains("fails: this host has no RDMA device `none_such`"), "{out}");
+}
+
+#[test]
 fn a_config_that_cannot_be_read_is_status_2() {
     let folder = Folder::new("absent");
     let (status, out, err) = dataplane(&folder, "check @/y.toml");
@@ -227,10 +256,11 @@ fn a_run_reports_on_standard_output_alone() {
 #[test]
 fn a_run_that_fails_is_status_1_and_says_why() {
     let folder = Folder::new("failed");
-    fs::remove_file(folder.path("in.pcap")).unwrap();
-    let (status, out, err) = dataplane(&folder, "run @/x.toml");
+    folder.write("file", "");
+    folder.write("y.toml", CONFIG.replace("wan.pcapng", "file/wan.pcapng"));
+    let (status, out, err) = dataplane(&folder, "run @/y.toml");
     assert_eq!((status, out.as_str()), (1, ""));
-    assert!(err.contains("in.pcap"), "{err}");
+    assert!(err.contains("/file"), "{err}");
 
     // Damaged: what comes before is processed and reported.
     let whole = fs::read(capture("arp-and-ping.pcap")).unwrap();

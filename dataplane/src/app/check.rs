@@ -1,9 +1,9 @@
-//! `check`: all mistakes of a config, or its plan.
+//! `check`: the mistakes of a config, or its plan.
 
 use super::args;
 use super::console::{self, Stop};
 use super::doctor;
-use crate::config::Diagnostics;
+use crate::config::{self, Diagnostics, Mistake};
 use crate::pipeline::Registry;
 use crate::runtime::assemble;
 use crate::topology::Topology;
@@ -14,6 +14,12 @@ pub(super) fn check(registry: &Registry, args: &args::Check) -> Result<(), Stop>
     let assembly = assemble(&source, registry, Topology::discover()?, &mut diagnostics);
     match assembly {
         Some(assembly) => {
+            // The plan may be for another host, so this is no error.
+            let loaded = config::load(&source, &mut Diagnostics::new(&source));
+            for (place, what, fix) in doctor::absent_devices(&assembly.plan) {
+                let device = loaded.locate(&format!("port[{place}].device"));
+                diagnostics.push(Mistake::warning(device, what).help(fix));
+            }
             console::show(&diagnostics);
             doctor::warn(&assembly.plan, true);
             if args.json { console::print_json(&assembly.plan) } else { console::print(&assembly.plan.to_string()) }

@@ -8,7 +8,7 @@ use crate::mem::Preference;
 use crate::pipeline::{
     Facts, NodeSpec, PortInfo, Problem, Program, Registry, Reloads, Resources, Setup, Stage, Target, identity,
 };
-use crate::provider::soft::mac_of;
+use crate::provider::soft::{Capture, mac_of};
 use crate::stages::forwarding::Forwarding;
 use crate::stages::resolution::Resolution;
 use crate::topology::Topology;
@@ -90,6 +90,9 @@ fn build(
             resources.files.insert(identity(&source.resolve(path)), format!("port `{}`", port.name));
         }
     }
+    if !offline {
+        captures(&loaded, diagnostics);
+    }
     resources.offline = offline;
     let workers = plan.as_ref().map_or(1, |plan| plan.cores.len());
     let order: Vec<usize> =
@@ -118,6 +121,24 @@ fn build(
     }
     let forwarding = resources.common();
     Some(Assembly { plan: plan?, ports, topology, programs, forwarding, resolution, reloads: resources.reloads })
+}
+
+/// Captures that ports are to receive from and that are not there, or are none. Those are not read whole.
+fn captures(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) {
+    for (index, (_, port)) in loaded.named_ports().enumerate() {
+        let Some(config::Link::Pcap(config::Pcap { input: Some(input), .. })) =
+            port.and_then(|port| port.link.as_ref())
+        else {
+            continue;
+        };
+        let path = loaded.source().resolve(input);
+        let Err(why) = Capture::probe(&path) else { continue };
+        let at = loaded.locate(&format!("port[{index}].link.input"));
+        let mistake = Mistake::error(at, format!("{}: {why}", path.display()));
+        diagnostics.push(
+            mistake.help("name a file in pcap or pcapng of Ethernet frames; a relative path starts at the config"),
+        );
+    }
 }
 
 fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {

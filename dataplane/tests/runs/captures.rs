@@ -62,8 +62,7 @@ fn a_capture_cut_anywhere_is_played_as_far_as_it_is_whole() {
         let mut shortest = frames.len();
         for cut in (0..bytes.len()).rev().step_by(97) {
             let cut_file = folder.write("cut", &bytes[..cut]);
-            let assembly = folder.assemble(&config(&cut_file, "out.pcap", "")).unwrap();
-            let run = match dataplane::runtime::Run::start(assembly, Default::default()) {
+            let run = match folder.start(&config(&cut_file, "out.pcap", ""), Default::default()) {
                 Ok(run) => run,
                 Err(error) => {
                     // Not even the header is whole, which in pcapng names the programs that wrote the file.

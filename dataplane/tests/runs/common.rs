@@ -61,9 +61,9 @@ impl Folder {
         self.start(text, options).unwrap().join().unwrap()
     }
 
-    /// Starts a config that has no mistake.
+    /// Starts a config, if it has no mistake.
     pub(crate) fn start(&self, text: &str, options: Options) -> dataplane::error::Result<Run> {
-        Run::start(self.assemble(text).unwrap_or_else(|mistakes| panic!("{mistakes}")), options)
+        Run::start(self.assemble(text).map_err(dataplane::error::Error::Config)?, options)
     }
 }
 

@@ -1,5 +1,6 @@
 //! `doctor`: what on this host costs speed or will fail, with the command that mends it. It changes nothing.
 
+mod device;
 mod host;
 mod interface;
 #[cfg(test)]
@@ -135,11 +136,22 @@ pub(super) fn warn(plan: &Plan, all: bool) {
     }
 }
 
+/// The ports of a plan, by their places, whose RDMA device this host has not.
+pub(super) fn absent_devices(plan: &Plan) -> impl Iterator<Item = (usize, String, String)> {
+    let sections = device::of_plan(&Roots::real(), plan).into_iter();
+    sections.flat_map(|(place, Section { findings, .. })| {
+        findings.into_iter().map(move |Finding { what, fix, .. }| (place, what, fix))
+    })
+}
+
 /// Looks at the host, and at every interface of the plan, or without one at every interface.
 fn examine(roots: &Roots, topology: &Topology, plan: Option<&Plan>) -> Vec<Section> {
     let mut sections = vec![Section { subject: "host".to_owned(), findings: host::findings(roots, topology, plan) }];
     sections.extend(match plan {
-        Some(plan) => interface::of_plan(roots, plan),
+        Some(plan) => {
+            let devices = device::of_plan(roots, plan).into_iter().map(|(_, section)| section);
+            devices.chain(interface::of_plan(roots, plan)).collect()
+        }
         None => interface::all(roots),
     });
     sections

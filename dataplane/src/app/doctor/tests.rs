@@ -240,6 +240,20 @@ fn a_kernel_that_is_followed_and_hears_nothing_is_found() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_found() {
+    let plan = plan(
+        "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\ninput = [\"a\"]\n\
+         [[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n",
+    );
+    let found = |host: &Host| device::of_plan(&host.0, &plan).remove(0).1.findings;
+    let host = Host::new("devices");
+    assert!(found(&host)[0].fix.contains("device = \"soft\""));
+    let host = host.has("sys/class/infiniband/rdma6/node_type", "1: CA");
+    assert!(matches!(&found(&host)[..], [one] if one.severity == Severity::Fails && one.fix.ends_with("rdma6")));
+    assert_eq!(found(&host.has("sys/class/infiniband/rdma7/node_type", "1: CA")), []);
+}
+
+#[test]
 fn an_mtu_of_another_size_is_found() {
     let (host, plan) = (Host::new("mtu"), plan(CONFIG));
     let port: &PortPlan = &plan.ports[0];

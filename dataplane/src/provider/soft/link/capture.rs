@@ -2,8 +2,8 @@
 //!
 //! Formats: pcap (draft-ietf-opsawg-pcap) and pcapng (draft-ietf-opsawg-pcapng).
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
 use pcap_parser::pcapng::{Block, parse_block_be, parse_block_le};
@@ -57,6 +57,27 @@ impl Capture {
             Some([0x0a, 0x0d, 0x0d, 0x0a]) => Self::read_ng(file),
             Some(_) => Self::read_classic(file),
             None => Err("not a capture: shorter than any header".to_owned()),
+        }
+    }
+
+    /// Whether a file may be a capture, by its first bytes. What is no plain file is not opened, as what comes out of a pipe
+    /// comes once.
+    pub(crate) fn probe(path: &Path) -> Result<(), Refusal> {
+        /// The header of a pcap file; of pcapng the first bytes say what it is.
+        const HEADER: u64 = 24;
+        let about = fs::metadata(path).map_err(|error| error.to_string())?;
+        if about.is_dir() {
+            return Err("a folder".to_owned());
+        }
+        if !about.is_file() {
+            return Ok(());
+        }
+        let mut head = Vec::new();
+        let read = File::open(path).and_then(|file| file.take(HEADER).read_to_end(&mut head));
+        read.map_err(|error| error.to_string())?;
+        match head.first_chunk() {
+            Some([0x0a, 0x0d, 0x0d, 0x0a]) => Ok(()),
+            _ => Self::read(&head).map(drop),
         }
     }
 
