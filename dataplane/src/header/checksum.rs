@@ -80,11 +80,18 @@ impl Sum {
 /// Whether an IPv4 header without options holds its right checksum.
 #[inline]
 pub fn header_fits(header: &[u8; 20]) -> bool {
-    // One's complement is arithmetic modulo 65,535, in which 65,536, and so the place of a 16-bit word in a longer one, is 1.
-    // The header is not all zeros, so a multiple is no sum of nothing.
-    let words = header.as_chunks::<4>().0;
-    let sum: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
-    sum > 0 && sum.is_multiple_of(65_535)
+    // One's complement is arithmetic modulo 65,535, in which 65,536, and so the place of a 16-bit word in a longer one and a
+    // carry out of 64 bits, is 1. The header is not all zeros, so a multiple is no sum of nothing.
+    let (words, tail) = header.as_chunks::<8>();
+    let [first, second] = [words[0], words[1]].map(u64::from_ne_bytes);
+    let tail = tail.first_chunk().map_or(0, |tail| u32::from_ne_bytes(*tail));
+    let (sum, carry) = first.overflowing_add(second);
+    let (sum, again) = sum.overflowing_add(u64::from(tail) + u64::from(carry));
+    let sum = sum + u64::from(again);
+    // Multiples of an odd number are, times its inverse modulo 2^64, the numbers from 0 up to 2^64 less 1 divided by it; here
+    // from 1, as the sum is not 0. 65,535 times this quotient is 2^64 less 1, so the inverse is its negative.
+    const QUOTIENT: u64 = u64::MAX / 65_535;
+    sum.wrapping_mul(QUOTIENT.wrapping_neg()).wrapping_sub(1) < QUOTIENT
 }
 
 /// Folds a sum to 16 bits: carries are added back in.

@@ -72,6 +72,8 @@ pub struct Batch {
     /// What is so of all packets, if that is known: some may have changed since.
     extent: Extent,
     known: bool,
+    /// Whether all packets are as [`Batch::is_plain`] says; if not, some may be.
+    plain: bool,
     /// The stamp that all packets have, and then `stamps` means nothing; `None`: each has its own.
     pub(super) stamp: Option<Stamp>,
     /// Whether a packet may have been labelled, or a copy of it asked for.
@@ -94,6 +96,7 @@ impl Batch {
             wait: Wait::Fresh,
             extent: Extent::NONE,
             known: false,
+            plain: false,
             stamp: None,
             touched: false,
             spares: Vec::with_capacity(BATCH),
@@ -132,7 +135,7 @@ impl Batch {
 
     /// The port that the packets were received on.
     #[inline]
-    pub(crate) fn ingress(&self) -> u8 {
+    pub fn ingress(&self) -> u8 {
         self.ingress
     }
 
@@ -223,7 +226,27 @@ impl Batch {
     /// ```
     #[inline]
     pub fn heads_mut<const N: usize>(&mut self) -> Heads<'_, N> {
+        self.plain = false;
         Heads::new(self)
+    }
+
+    /// The same, for a stage that does not change what [`Batch::is_plain`] is about.
+    #[inline]
+    pub(crate) fn heads_keeping_plain<const N: usize>(&mut self) -> Heads<'_, N> {
+        Heads::new(self)
+    }
+
+    /// Whether every packet is known to be of IPv4 without a tag, options or a flaw: so its header is behind that of Ethernet,
+    /// and its metadata say so. A loop over many need not ask each of them.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.plain
+    }
+
+    /// Says that this is so of every packet, as `parse` has found.
+    #[inline]
+    pub(crate) fn set_plain(&mut self) {
+        self.plain = true;
     }
 
     /// The packets from an index on, in order.
@@ -266,6 +289,7 @@ impl Batch {
     #[inline]
     fn join(&mut self, more: &Extent, known: bool) {
         self.known &= known;
+        self.plain = false;
         if self.known {
             self.extent.join(more);
         }
@@ -281,7 +305,7 @@ impl Batch {
     /// Packets are borrowed: what is known of all of them, and that they have no labels, may not be so behind that.
     #[inline]
     pub(super) fn borrow_packets(&mut self) {
-        self.known = false;
+        (self.known, self.plain) = (false, false);
         self.touched = true;
     }
 
@@ -342,7 +366,7 @@ impl Batch {
         }
         let bytes = extent.bytes;
         match at {
-            0 => self.known = true,
+            0 => (self.known, self.plain) = (true, false),
             _ => self.join(&more, true),
         }
         self.add_stamps(stamps, n);
@@ -358,7 +382,7 @@ impl Batch {
         }
         self.descs[at] = desc;
         self.add_stamps(Stamps::Alike(stamp), 1);
-        self.known = false;
+        (self.known, self.plain) = (false, false);
         self.len = at + 1;
         true
     }
@@ -371,7 +395,7 @@ impl Batch {
         self.descs[at..at + n].copy_from_slice(&from.descs[..n]);
         self.add_stamps(from.stamps().part(0, n), n);
         match at {
-            0 => (self.extent, self.known) = (from.extent, from.known),
+            0 => (self.extent, self.known, self.plain) = (from.extent, from.known, from.plain),
             _ => self.join(&from.extent, from.known),
         }
         self.metas[at..at + n].copy_from_slice(&from.metas[..n]);
@@ -391,7 +415,7 @@ impl Batch {
         }
         self.descs[at] = from.descs[index];
         self.add_stamps(Stamps::Alike(from.stamps().at(index)), 1);
-        self.known = false;
+        (self.known, self.plain) = (false, false);
         self.metas[at] = from.metas[index];
         self.ingress = from.ingress;
         self.len = at + 1;
@@ -506,7 +530,9 @@ impl Batch {
     pub(crate) fn common_egress(&self) -> Option<u8> {
         let metas = &self.metas[..self.len()];
         let first = metas.first()?.egress;
-        (metas.iter().fold(0, |other, meta| other | (meta.egress ^ first)) == 0).then_some(first)
+        let is_first = |meta: &Meta| meta.egress == first;
+        let (eights, rest) = metas.as_chunks::<8>();
+        (eights.iter().all(|eight| eight.iter().all(is_first)) && rest.iter().all(is_first)).then_some(first)
     }
 
     /// Gives the slot of one packet back; the caller forgets its entry.

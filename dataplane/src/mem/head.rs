@@ -16,6 +16,16 @@ pub struct Head<'b, const N: usize> {
     pub len: u16,
     /// What the stages before have found.
     pub meta: &'b mut Meta,
+    #[expect(dead_code, reason = "it is read where an `Option` is matched")]
+    there: There,
+}
+
+/// What an `Option` tells a packet from none by. Without it that would be where the bytes are, which would be computed for
+/// this alone where a loop does not look at them.
+#[derive(Debug)]
+#[repr(u8)]
+enum There {
+    Yes = 1,
 }
 
 /// The fronts of the packets of a batch, in order.
@@ -23,7 +33,7 @@ pub struct Head<'b, const N: usize> {
 pub struct Heads<'b, const N: usize> {
     batch: NonNull<Batch>,
     /// Where its slots are: what is written through one head could be the batch, for all that the compiler knows.
-    start: NonNull<u8>,
+    slots: NonNull<u8>,
     stride: usize,
     next: usize,
     end: usize,
@@ -35,8 +45,8 @@ impl<'b, const N: usize> Heads<'b, N> {
     #[inline]
     pub(super) fn new(batch: &'b mut Batch) -> Self {
         let end = if batch.extent().shortest as usize >= N { batch.len() } else { 0 };
-        let (start, stride) = (batch.memory.slot(0), batch.memory.layout.stride as usize);
-        Self { next: 0, end, start, stride, batch: NonNull::from(batch), life: PhantomData }
+        let (slots, stride) = (batch.memory.slot(0), batch.memory.layout.stride as usize);
+        Self { next: 0, end, slots, stride, batch: NonNull::from(batch), life: PhantomData }
     }
 }
 
@@ -54,10 +64,10 @@ impl<'b, const N: usize> Iterator for Heads<'b, N> {
         // this entry of its arrays. The packet has at least `N` bytes (`new`), which lie in its slot, and slots of a batch are
         // distinct and owned by it; their memory was zeroed by the kernel, so it is initialised.
         unsafe {
-            let desc = *(&raw const (*batch).descs).cast::<Desc>().add(index);
+            let Desc { slot, offset, len } = *(&raw const (*batch).descs).cast::<Desc>().add(index);
             let meta = &mut *(&raw mut (*batch).metas).cast::<Meta>().add(index);
-            let start = self.start.add(desc.slot as usize * self.stride + usize::from(desc.offset));
-            Some(Head { bytes: start.cast().as_mut(), len: desc.len, meta })
+            let start = self.slots.add(slot as usize * self.stride + usize::from(offset));
+            Some(Head { bytes: start.cast().as_mut(), len, meta, there: There::Yes })
         }
     }
 

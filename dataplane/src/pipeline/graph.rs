@@ -311,7 +311,9 @@ impl Graph {
             } else {
                 node.stage.process(ctx, &mut node.inbox);
             }
-            Moves { ctx, place, node, earlier, later, outboxes, pool }.all(observer);
+            if O::WATCHES || !node.pass_on(place, later) {
+                Moves { ctx, place, node, earlier, later, outboxes, pool }.all(observer);
+            }
         }
     }
 }
@@ -466,6 +468,21 @@ impl Moves<'_> {
 }
 
 impl Node {
+    /// Hands the batch over as it is, which is what happens to most: nothing was labelled, and the stage that all go to has
+    /// none. `false`: it is not so, and nothing has changed.
+    #[inline]
+    fn pass_on(&mut self, place: usize, later: &mut [Self]) -> bool {
+        let Target::Node(to) = self.next else { return false };
+        let Some(next) = later.get_mut(to - place - 1) else { return false };
+        if self.inbox.is_labelled() || !next.inbox.is_empty() {
+            return false;
+        }
+        std::mem::swap(&mut next.inbox, &mut self.inbox);
+        next.inbox.set_wait(Wait::Fresh);
+        self.inbox.set_wait(Wait::Fresh);
+        true
+    }
+
     /// Where an output leads; one that the stage did not declare leads nowhere.
     #[inline]
     fn output(&self, edge: Edge) -> Target {

@@ -163,6 +163,7 @@ pub struct Entry {
 
 /// A next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(align(16))]
 struct Hop {
     /// Both addresses of the link header.
     link: [u8; 12],
@@ -253,7 +254,8 @@ impl Stage for Neighbor {
             let hop = self.hops.get((meta.next_hop as usize).wrapping_sub(1));
             hop.filter(|hop| hop.port == u16::from(meta.egress))
         };
-        let usual = batch.heads_mut().map_while(|head| hop(head.meta).map(|hop| *head.bytes = hop.link)).count();
+        let usual =
+            batch.heads_keeping_plain().map_while(|head| hop(head.meta).map(|hop| *head.bytes = hop.link)).count();
         for mut packet in batch.iter_mut_from(usual) {
             if let Some(hop) = hop(packet.meta()) {
                 packet.set_ethernet_addresses(hop.link);

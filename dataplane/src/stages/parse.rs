@@ -82,7 +82,10 @@ impl Stage for Parse {
 impl Parse {
     #[inline]
     fn find<const HASH: bool>(&self, batch: &mut Batch) {
-        let usual = batch.heads_mut().map_while(|head| self.find_usual::<HASH>(head)).count();
+        let usual = batch.heads_keeping_plain().map_while(|head| self.find_usual::<HASH>(head)).count();
+        if usual == batch.len() {
+            return batch.set_plain();
+        }
         for mut packet in batch.iter_mut_from(usual) {
             // Of a frame of the usual kind the compiler knows where everything is.
             if let Some(found) = dissect_usual(packet.data()) {

@@ -149,6 +149,8 @@ const TAGGED: Reason = Reason::own(3);
 struct Scratch {
     /// By packet: its route, or [`NOT_IP`].
     found: [u32; BATCH],
+    /// Whether all packets may be sent on as they mostly may: then the rest is of an earlier batch.
+    usual: bool,
     /// Whether the source is none that may be sent on.
     martian: [bool; BATCH],
     v4: [u32; BATCH],
@@ -174,6 +176,7 @@ impl Default for Scratch {
         const { assert!(MAX_VALUE < NOT_IP) };
         Self {
             found: [NOT_IP; BATCH],
+            usual: false,
             martian: [false; BATCH],
             v4: [0; BATCH],
             v6: [0; BATCH],
@@ -204,8 +207,8 @@ fn addresses_v6(packet: &Packet<'_>) -> Option<[u128; 2]> {
 /// what is reserved.
 #[inline]
 fn is_martian_v4(source: u32) -> bool {
-    let first = source >> 24;
-    first == 0 || first == 127 || first >= 224
+    let first = (source >> 24) as u8;
+    first == 127 || first.wrapping_sub(1) >= 223
 }
 
 /// The same (RFC 4291, section 2.5): unspecified, the host itself, of one link or a group.
@@ -217,8 +220,9 @@ fn is_martian_v6(source: u128) -> bool {
 impl Scratch {
     /// What was found for the packets from an index on, and whether they are martians.
     #[inline]
-    fn from(&self, index: usize) -> impl Iterator<Item = (&u32, &bool)> {
-        self.found.iter().zip(&self.martian).skip(index)
+    fn from(&self, index: usize) -> impl Iterator<Item = (u32, bool)> {
+        let all = self.found.iter().zip(&self.martian).skip(index);
+        all.map(|(found, martian)| (*found, *martian && !self.usual))
     }
 
     /// Collects the destinations and looks them up. Whether all may be sent on, as they mostly may: IPv4 packets without a
@@ -232,9 +236,10 @@ impl Scratch {
         look_up_v6: impl FnOnce(&[u128], &mut [u32]),
     ) -> bool {
         let n = batch.len().min(BATCH);
-        if let Some(usual) = self.all_v4(batch, own) {
+        self.usual = self.all_usual(batch, own);
+        if self.usual {
             look_up_v4(&self.v4[..n], &mut self.found[..n]);
-            return usual;
+            return true;
         }
         let (mut v4, mut v6) = (0, 0);
         for ((packet, kind), martian) in batch.iter_mut().zip(&mut self.kinds).zip(&mut self.martian) {
@@ -273,21 +278,24 @@ impl Scratch {
         false
     }
 
-    /// Collects the destinations of packets that are all of IPv4, without tags. `None`: they are not; else whether all may be
-    /// sent on.
+    /// Collects the destinations, if all packets may be sent on as they mostly may.
     #[inline]
-    fn all_v4(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> Option<bool> {
-        let (n, mut usual) = (batch.len(), true);
-        let heads = batch.heads_mut::<{ Ethernet::LEN + Ipv4::LEN }>().zip(&mut self.v4).zip(&mut self.martian);
-        let found = heads.map_while(|((head, address), martian)| {
-            let is_plain = head.meta.flags.intersection(MetaFlags::IPV4 | MetaFlags::VLAN) == MetaFlags::IPV4
-                && usize::from(head.meta.l3) == Ethernet::LEN;
+    fn all_usual(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> bool {
+        let (n, plain) = (batch.len(), batch.is_plain());
+        let heads = batch.heads_keeping_plain::<{ Ethernet::LEN + Ipv4::LEN }>();
+        let collect = |(head, address): (Head<'_, _>, &mut u32)| {
+            let is_plain = || {
+                head.meta.flags.intersection(MetaFlags::IPV4 | MetaFlags::VLAN) == MetaFlags::IPV4
+                    && usize::from(head.meta.l3) == Ethernet::LEN
+            };
             let both = u64::from_be_bytes(*head.bytes.last_chunk()?);
-            (*address, *martian) = (both as u32, is_martian_v4((both >> 32) as u32));
-            usual &= !*martian & own.is_none_or(|own| head.bytes.first_chunk() == Some(&own.0));
-            is_plain.then_some(())
-        });
-        (found.count() == n).then_some(usual)
+            *address = both as u32;
+            let is_usual = (plain || is_plain())
+                && !is_martian_v4((both >> 32) as u32)
+                && own.is_none_or(|own| head.bytes.first_chunk() == Some(&own.0));
+            is_usual.then_some(())
+        };
+        heads.zip(&mut self.v4).map_while(collect).count() == n
     }
 }
 
@@ -295,22 +303,26 @@ impl Stage for Route {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let Some(routes) = &self.routes else { return self.follow(batch) };
         // All packets of a batch came in by one port.
-        let Some(ingress) = batch.get_mut(0).map(|packet| packet.ingress()) else { return };
-        let station = self.stations.get(usize::from(ingress)).copied().flatten();
+        let station = self.stations.get(usize::from(batch.ingress())).copied().flatten();
         let usual = self.scratch.look_up(
             batch,
             station,
             |v4, out| routes.v4.lookup_batch(v4, out),
             |v6, out| routes.v6.lookup_batch(v6, out),
         );
+        // By value: that metadata are written does not change them, which the compiler would not know of what is behind `routes`.
+        let (groups, paths) = (routes.paths.groups(), &routes.paths);
         let send = |(head, found): (Head<'_, 0>, &u32)| {
-            let path = routes.paths.choose(*found, head.meta.flow_hash).filter(|path| path.fate == End::Forward)?;
+            let path = match groups.get(*found as usize)?.sends() {
+                Some(path) => *path,
+                None => paths.choose(*found, head.meta.flow_hash).filter(|path| path.fate == End::Forward)?,
+            };
             (head.meta.egress, head.meta.next_hop) = (path.egress, path.next_hop);
             Some(())
         };
-        let sent = if usual { batch.heads_mut().zip(&self.scratch.found).map_while(send).count() } else { 0 };
+        let sent = if usual { batch.heads_keeping_plain().zip(&self.scratch.found).map_while(send).count() } else { 0 };
         for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
-            if *found == NOT_IP {
+            if found == NOT_IP {
                 packet.drop(Reason::Unsupported);
                 continue;
             }
@@ -322,9 +334,9 @@ impl Stage for Route {
                 packet.drop(TAGGED);
                 continue;
             }
-            match routes.paths.choose(*found, packet.meta().flow_hash) {
+            match routes.paths.choose(found, packet.meta().flow_hash) {
                 Some(path) => match path.fate {
-                    End::Forward if *martian => packet.drop(MARTIAN),
+                    End::Forward if martian => packet.drop(MARTIAN),
                     End::Forward => {
                         let meta = packet.meta_mut();
                         (meta.egress, meta.next_hop) = (path.egress, path.next_hop);
@@ -423,7 +435,7 @@ impl Route {
     fn follow(&mut self, batch: &mut Batch) {
         let Some(reader) = &self.reader else { return };
         // All packets of a batch came in by one port.
-        let Some(ingress) = batch.get_mut(0).map(|packet| packet.ingress()) else { return };
+        let ingress = batch.ingress();
         let Some(own) = reader.mac(ingress) else { return };
         let usual = match reader.routes(ingress) {
             Some((v4, v6)) => self.scratch.look_up(
@@ -439,9 +451,9 @@ impl Route {
             (head.meta.egress, head.meta.next_hop) = (path.egress, path.next_hop);
             Some(())
         };
-        let sent = if usual { batch.heads_mut().zip(&self.scratch.found).map_while(send).count() } else { 0 };
+        let sent = if usual { batch.heads_keeping_plain().zip(&self.scratch.found).map_while(send).count() } else { 0 };
         for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
-            if *found == NOT_IP {
+            if found == NOT_IP {
                 packet.drop(Reason::Unsupported);
                 continue;
             }
@@ -460,9 +472,9 @@ impl Route {
                 packet.steer(LOCAL);
                 continue;
             }
-            let path = reader.path(*found, packet.meta().flow_hash);
+            let path = reader.path(found, packet.meta().flow_hash);
             match path.map(|path| path.kind) {
-                Some(Fate::Forward) if *martian => packet.drop(MARTIAN),
+                Some(Fate::Forward) if martian => packet.drop(MARTIAN),
                 Some(Fate::Forward) => {
                     let meta = packet.meta_mut();
                     (meta.egress, meta.next_hop) = path.map_or((0, 0), |path| (path.egress, path.next_hop));

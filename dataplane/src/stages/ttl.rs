@@ -8,7 +8,7 @@ use crate::header::Header;
 use crate::header::ethernet::Ethernet;
 use crate::header::ipv4::Ipv4;
 use crate::header::ipv6::Ipv6;
-use crate::mem::{Batch, Edge, Head, MetaFlags, Packet, Reason};
+use crate::mem::{Batch, Edge, Head, Meta, MetaFlags, Packet, Reason};
 use crate::pipeline::{Ctx, Facts, Stage};
 
 /// Takes one off the TTL of IPv4 and off the hop limit of IPv6, and adjusts the IPv4 checksum.
@@ -29,7 +29,9 @@ const EXPIRED: Edge = Edge::new(0);
 
 impl Stage for Ttl {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        let usual = batch.heads_mut().map_while(|mut head| usual_hop(&mut head).then_some(())).count();
+        let plain = batch.is_plain();
+        let take = |head: Head<'_, _>| ((plain || is_plain(head.meta)) && take_hop(head.bytes)).then_some(());
+        let usual = batch.heads_keeping_plain().map_while(take).count();
         for mut packet in batch.iter_mut_from(usual) {
             match hop(&mut packet) {
                 Some(true) => {}
@@ -48,11 +50,16 @@ impl Stage for Ttl {
     }
 }
 
-/// Takes the hop of an IPv4 packet without tags. `false`: it is something else, or has no hop left; nothing has changed.
+/// Whether it is an IPv4 packet without tags.
 #[inline]
-fn usual_hop(head: &mut Head<'_, { Ethernet::LEN + Ipv4::LEN }>) -> bool {
-    let is_usual = usize::from(head.meta.l3) == Ethernet::LEN && head.meta.flags.contains(MetaFlags::IPV4);
-    is_usual && Ipv4::mut_from_bytes(&mut head.bytes[Ethernet::LEN..]).is_ok_and(Ipv4::decrement_ttl)
+fn is_plain(meta: &Meta) -> bool {
+    usize::from(meta.l3) == Ethernet::LEN && meta.flags.contains(MetaFlags::IPV4)
+}
+
+/// Takes the hop of such a packet. `false`: it has none left, and nothing has changed.
+#[inline]
+fn take_hop(head: &mut [u8; Ethernet::LEN + Ipv4::LEN]) -> bool {
+    Ipv4::mut_from_bytes(&mut head[Ethernet::LEN..]).is_ok_and(Ipv4::decrement_ttl)
 }
 
 /// Whether the packet had a hop left, which is taken; `None`: it was cut after it was parsed.
@@ -106,6 +113,39 @@ mod tests {
                 prop_assert_eq!((outcome.bytes, outcome.fate), model(frame));
             }
         }
+    }
+
+    /// Takes the IP header away, or says that it does: as a stage of an app may.
+    struct Hides {
+        by_fronts: bool,
+    }
+
+    impl Stage for Hides {
+        fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+            if self.by_fronts {
+                batch.heads_mut::<0>().for_each(|head| head.meta.flags = MetaFlags::empty());
+            } else {
+                batch.iter_mut().for_each(|mut packet| packet.meta_mut().flags = MetaFlags::empty());
+            }
+        }
+    }
+
+    #[test]
+    fn what_parse_found_of_all_packets_is_forgotten_where_a_stage_may_have_changed_it() {
+        let frames =
+            vec![
+                crate::testing::frame().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).udp(1, 2).pad_to(60).build();
+                3
+            ];
+        for by_fronts in [false, true] {
+            let mut harness =
+                Harness::builder().after(Parse::default()).after(Hides { by_fronts }).build::<Ttl>("").unwrap();
+            assert!(harness.run(&frames).iter().zip(&frames).all(|(outcome, frame)| outcome.bytes == *frame));
+        }
+        let mut harness = Harness::builder().after(Parse::default()).build::<Ttl>("").unwrap();
+        assert!(
+            harness.run(&frames).iter().zip(&frames).all(|(outcome, frame)| outcome.bytes == model(frame.clone()).0)
+        );
     }
 
     #[test]

@@ -47,13 +47,24 @@ pub(super) struct Paths {
     known: HashMap<Vec<(u32, u16)>, u32>,
 }
 
+/// The paths that a prefix points to.
 #[derive(Clone, Copy, Debug)]
-struct Group {
+pub(super) struct Group {
     first: u32,
     /// One below the number of buckets, which is a power of two.
     mask: u32,
     /// Where there is no other: the path.
     only: Path,
+    /// Whether that is so, and it sends on.
+    sends: bool,
+}
+
+impl Group {
+    /// Its only path, if that sends on.
+    #[inline]
+    pub(super) fn sends(&self) -> Option<&Path> {
+        self.sends.then_some(&self.only)
+    }
 }
 
 impl Paths {
@@ -99,7 +110,8 @@ impl Paths {
         }
         let group = self.groups.len() as u32;
         let only = self.paths[self.buckets[first as usize] as usize];
-        self.groups.push(Group { first, mask: self.buckets.len() as u32 - first - 1, only });
+        let mask = self.buckets.len() as u32 - first - 1;
+        self.groups.push(Group { first, mask, only, sends: mask == 0 && only.fate == Fate::Forward });
         self.known.insert(members.to_vec(), group);
         group
     }
@@ -111,6 +123,12 @@ impl Paths {
         // The hash may have been used to choose the worker: mixed, its low bits are no longer the same for all here.
         let bucket = (flow_hash.wrapping_mul(0x9e37_79b1) >> 24) & mask;
         self.buckets.get((first + bucket) as usize).copied()
+    }
+
+    /// All groups, by number.
+    #[inline]
+    pub(super) fn groups(&self) -> &[Group] {
+        &self.groups
     }
 
     /// The path that a flow takes; `None`: there is no such group.
