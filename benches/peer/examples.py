@@ -176,7 +176,7 @@ class Examples:
 
     def case(self, row, config, name, make, goal, networks=NETWORKS, queues=1, note=""):
         capture = captures() / (f"udp-1024-{networks}.pcap" if networks != NETWORKS else "udp-1024.pcap")
-        sets = ["runtime.timestamps=none", f'port.0.link={{ kind = "pcap", input = "{capture}", loop = true }}']
+        sets = [f'port.0.link={{ kind = "pcap", input = "{capture}", loop = true }}']
         device = "net_pcap0" + f",rx_pcap={capture}" * queues + ",infinite_rx=1"
         return Case(
             row,

@@ -15,7 +15,7 @@ PIPELINES = {
     "csum": "benches/pipelines/checksum.toml",
     "route": "benches/pipelines/route.toml",
 }
-NO_STAMPS = "runtime.timestamps=none"
+WITHOUT_STAMPS = "runtime.timestamps=none"
 # Neither side of `csum` touches the addresses.
 CSUM = ["csum mac-swap off 0"]
 
@@ -28,7 +28,7 @@ class Forwarding:
         self.checked = {}
 
     def ours(self, config, burst, *sets, cores=None):
-        return functools.partial(Pipeline, self.program, config, cores or [self.core], burst, [NO_STAMPS, *sets])
+        return functools.partial(Pipeline, self.program, config, cores or [self.core], burst, sets)
 
     def testpmd(self, path, mode, burst, device, cores=None, more=()):
         orders = CSUM if mode == "csum" else []
@@ -65,6 +65,10 @@ class Forwarding:
         # The columns of goals: Debian's build, native.
         for burst in (32, 64):
             yield self.case(1, "forward", "io", PIPELINES["io"], burst, null(0), (2.5, 1.8))
+        # What they cost, of which the peer has nothing.
+        for burst in (32, 64):
+            work = "forward, without stamps and latency"
+            yield self.case(1, work, "io", PIPELINES["io"], burst, null(0), (None, None), [WITHOUT_STAMPS])
         for burst in (32, 64):
             yield self.case(2, "MAC swap", "macswap", PIPELINES["macswap"], burst, null(0), (1.8, 1.5))
         for burst in (32, 64):

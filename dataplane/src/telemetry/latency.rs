@@ -7,7 +7,10 @@ use hdrhistogram::Histogram;
 use crate::clock::{ClockSource, Stamp};
 use crate::telemetry::LatencyReport;
 
-/// Nanoseconds from receive stamp to send completion stamp, per packet, to three significant digits.
+/// Nanoseconds from receive stamp to send completion stamp, per packet, to two significant digits.
+///
+/// With a third the counters that a worker comes by in a run are some ten times as many, and take the first-level cache from
+/// its packets.
 #[derive(Clone, Debug)]
 pub struct Latency {
     histogram: Histogram<u64>,
@@ -25,8 +28,8 @@ impl Latency {
 
     /// An empty histogram. It never grows, so recording does not allocate.
     pub fn new() -> Self {
-        let histogram = Histogram::new_with_bounds(1, Self::MOST, 3);
-        let histogram = histogram.expect("1 to a minute at 3 digits are valid bounds");
+        let histogram = Histogram::new_with_bounds(1, Self::MOST, 2);
+        let histogram = histogram.expect("1 to a minute at 2 digits are valid bounds");
         Self { histogram, by_source: [0; SOURCES], unmeasured: 0 }
     }
 
@@ -142,8 +145,8 @@ mod tests {
         let report = at_once.report();
         assert_eq!(report, singly.report());
         assert_eq!((report.count, report.p50), (1_000, 100));
-        // Three digits: within a thousandth.
-        assert!(report.p99.abs_diff(2_000) <= 2 && report.p999.abs_diff(30_000) <= 30, "{report:?}");
+        // Two digits: within a hundredth.
+        assert!(report.p99.abs_diff(2_000) <= 20 && report.p999.abs_diff(30_000) <= 300, "{report:?}");
         assert!(report.max >= Latency::MOST);
     }
 }
