@@ -229,7 +229,8 @@ impl Stage for Acl {
         let Self { set, scratch, default_hits, fragments_denied, default, fragments, .. } = self;
         let Some(Set { rules, hits }) = set.as_deref_mut() else { return };
         let Scratch { keys, found, denied } = &mut **scratch;
-        let keyed = batch.heads_mut().zip(&mut *keys).map_while(|(head, key)| usual_key(&head).map(|now| *key = now));
+        let keyed =
+            batch.heads_keeping_plain().zip(&mut *keys).map_while(|(head, key)| usual_key(&head).map(|now| *key = now));
         let usual = keyed.count();
         let (found, rest) = found[..batch.len()].split_at_mut(usual);
         rules.classifier.lookup_v4(&keys[..usual], found);
