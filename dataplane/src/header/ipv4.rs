@@ -183,6 +183,23 @@ mod tests {
     }
 
     #[test]
+    fn a_hop_takes_every_checksum_to_what_the_rfc_says() {
+        let mut bytes = KNOWN;
+        for before in 0..=u16::MAX {
+            bytes[8] = 2;
+            bytes[10..12].copy_from_slice(&before.to_be_bytes());
+            assert!(Ipv4::view_mut(&mut bytes).unwrap().decrement_ttl());
+            let after = u16::from_be_bytes([bytes[10], bytes[11]]);
+            let expected = checksum::update_u16(before, 0x0200, 0x0100);
+            // 0 and 0xffff are the same in one's complement.
+            assert!(
+                after == expected || (after | expected == 0xffff && after & expected == 0),
+                "{before:#x}: {after:#x}"
+            );
+        }
+    }
+
+    #[test]
     fn new_addresses_keep_the_checksum_right() {
         let mut bytes = KNOWN;
         let ip = Ipv4::view_mut(&mut bytes).unwrap();

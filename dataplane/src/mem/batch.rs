@@ -135,7 +135,7 @@ impl Batch {
 
     /// The port that the packets were received on.
     #[inline]
-    pub fn ingress(&self) -> u8 {
+    pub(crate) fn ingress(&self) -> u8 {
         self.ingress
     }
 
@@ -236,8 +236,8 @@ impl Batch {
         Heads::new(self)
     }
 
-    /// Whether every packet is known to be of IPv4 without a tag, options or a flaw: so its header is behind that of Ethernet,
-    /// and its metadata say so. A loop over many need not ask each of them.
+    /// Whether every packet is known to be of IPv4 without a tag or options, as it should be but for the checksum, of which that
+    /// is `parse`'s to know: so its header is behind that of Ethernet, and its metadata say so. A loop over many need not ask each of them.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.plain
@@ -581,4 +581,68 @@ pub(crate) enum Fate {
     Consumed,
     /// It waits in the stage.
     Held,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
+
+    const HEADROOM: u16 = 64;
+
+    fn pool() -> Pool {
+        let layout = SlotLayout::new(HEADROOM.into(), 128, 64).unwrap();
+        let region = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+        Pool::new(Region::allocate(region).unwrap().0.into(), layout).unwrap()
+    }
+
+    fn of_one(pool: &mut Pool) -> Box<Batch> {
+        let mut batch = Batch::new(pool);
+        assert!(batch.push_bytes(&[0; 60], Stamp::NONE, pool));
+        batch
+    }
+
+    #[test]
+    fn packets_that_are_added_may_be_of_any_kind() {
+        let mut pool = pool();
+        let adds: [fn(&mut Batch, &mut Batch, &mut Pool); 7] = [
+            |to, from, _| to.append(from),
+            |to, from, _| assert!(to.push_from(from, 0)),
+            |to, from, pool| assert!(to.push_copy(from, 0, pool)),
+            |to, _, pool| assert!(to.push_bytes(&[0; 60], Stamp::NONE, pool)),
+            |to, _, pool| {
+                let slot = pool.take_one(SlotState::Batched).unwrap();
+                assert_eq!(to.receive(&[slot], &[60], 0, HEADROOM, Stamps::Alike(Stamp::NONE)), Some(60));
+            },
+            |to, _, pool| {
+                to.stock(1, pool);
+                assert!(to.make(&[0; 60]).is_some());
+            },
+            |to, _, pool| {
+                to.stock(1, pool);
+                assert!(to.make_from(0, [0..10, 20..30]).is_some());
+            },
+        ];
+        for (at, add) in adds.into_iter().enumerate() {
+            let (mut to, mut from) = (of_one(&mut pool), of_one(&mut pool));
+            to.set_plain();
+            add(&mut to, &mut from, &mut pool);
+            assert!(to.len() == 2 && !to.is_plain(), "{at}");
+        }
+    }
+
+    #[test]
+    fn what_is_known_of_a_batch_goes_with_it_until_packets_are_borrowed() {
+        let mut pool = pool();
+        let (mut first, mut second) = (Batch::new(&pool), of_one(&mut pool));
+        second.set_plain();
+        first.append(&mut second);
+        assert!(first.is_plain());
+        first.heads_keeping_plain::<14>().for_each(|head| head.meta.egress = 1);
+        assert!(first.is_plain());
+        second.append(&mut first);
+        assert!(second.is_plain() && second.get_mut(0).is_some() && !second.is_plain());
+        second.set_plain();
+        assert!(second.heads_mut::<14>().count() == 1 && !second.is_plain());
+    }
 }

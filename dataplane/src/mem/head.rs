@@ -7,7 +7,7 @@ use crate::mem::{Batch, Desc, Meta};
 
 /// The first `N` bytes of a packet, and what is known of it.
 ///
-/// There is no way here to label the packet or to change its length, so what is known of the batch as a whole stays so.
+/// There is no way here to label the packet or to change its length, so these stay known of the batch as a whole.
 #[derive(Debug)]
 pub struct Head<'b, const N: usize> {
     /// The first bytes.

@@ -283,6 +283,31 @@ mod tests {
         assert_eq!((meta.l4, meta.flags), (0, MetaFlags::IPV4 | MetaFlags::VLAN | MetaFlags::FRAGMENT));
     }
 
+    /// Marks the packets of a batch that is known to be plain.
+    #[derive(Default, Deserialize, JsonSchema)]
+    struct Marks {}
+
+    impl Stage for Marks {
+        fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+            let mark = u16::from(batch.is_plain());
+            batch.iter_mut().for_each(|mut packet| packet.meta_mut().user = mark);
+        }
+    }
+
+    #[test]
+    fn a_batch_of_plain_packets_is_known_as_such_and_no_other() {
+        let marks = |frames: &[Vec<u8>]| -> Vec<u16> {
+            let mut harness = Harness::builder().after(Parse::default()).build::<Marks>("").unwrap();
+            harness.run(frames).iter().map(|outcome| outcome.meta.user).collect()
+        };
+        let plain = v4().udp(1, 2).pad_to(60).build();
+        assert_eq!(marks(&[plain.clone(), v4().tcp(1, 2).build()]), [1, 1]);
+        for other in [v6().udp(1, 2).build(), v4().vlan(7).udp(1, 2).build(), v4().options(&[1; 4]).udp(1, 2).build()] {
+            assert_eq!(marks(&[plain.clone(), other.clone()]), [0, 0]);
+            assert_eq!(marks(&[other, plain.clone()]), [0, 0]);
+        }
+    }
+
     #[test]
     fn arp_and_other_frames_have_outputs() {
         let arp = parse(&frame().arp(1, ([1; 6].into(), [1; 4].into()), ([0; 6].into(), [2; 4].into())).build());

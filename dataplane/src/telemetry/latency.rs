@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 use crate::clock::{ClockSource, Stamp};
 use crate::telemetry::LatencyReport;
 
-/// Nanoseconds from receive stamp to send completion stamp, per packet, to two significant digits.
+/// Nanoseconds from receive stamp to send completion stamp, per packet: within a hundredth, and never less than it was.
 ///
 /// With a third the counters that a worker comes by in a run are some ten times as many, and take the first-level cache from
 /// its packets.

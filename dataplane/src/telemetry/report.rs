@@ -295,10 +295,11 @@ struct Readable(u64);
 
 impl fmt::Display for Readable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Where it would be rounded to a thousand it is one of the next unit.
         let (unit, name) = match self.0 {
             0..1_000 => return write!(f, "{} ns", self.0),
-            1_000..1_000_000 => (1e3, "µs"),
-            1_000_000..1_000_000_000 => (1e6, "ms"),
+            1_000..999_500 => (1e3, "µs"),
+            999_500..999_500_000 => (1e6, "ms"),
             _ => (1e9, "s"),
         };
         let value = self.0 as f64 / unit;
