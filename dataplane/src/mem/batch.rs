@@ -236,14 +236,14 @@ impl Batch {
         Heads::new(self)
     }
 
-    /// Whether every packet is known to be of IPv4 without a tag or options, as it should be but for the checksum, of which that
-    /// is `parse`'s to know: so its header is behind that of Ethernet, and its metadata say so. A loop over many need not ask each of them.
+    /// Whether `parse` has found every packet to be of IPv4 without a tag, options or a fragment, and nobody may have changed one
+    /// since: the header is behind that of Ethernet, and the metadata say so. A loop over many need not ask each of them.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.plain
     }
 
-    /// Says that this is so of every packet, as `parse` has found.
+    /// Says that it has.
     #[inline]
     pub(crate) fn set_plain(&mut self) {
         self.plain = true;

@@ -149,7 +149,7 @@ const TAGGED: Reason = Reason::own(3);
 struct Scratch {
     /// By packet: its route, or [`NOT_IP`].
     found: [u32; BATCH],
-    /// Whether all packets may be sent on as they mostly may: then the rest is of an earlier batch.
+    /// Whether all packets may be sent on as they mostly may; then `martian` is of an earlier batch.
     usual: bool,
     /// Whether the source is none that may be sent on.
     martian: [bool; BATCH],
@@ -225,8 +225,8 @@ impl Scratch {
         all.map(|(found, martian)| (*found, *martian && !self.usual))
     }
 
-    /// Collects the destinations and looks them up. Whether all may be sent on, as they mostly may: IPv4 packets without a
-    /// tag, to this station if that is told apart, and of no martian.
+    /// Collects the destinations and looks them up, and sees whether all packets may be sent on as they mostly may: of IPv4
+    /// without a tag, to this station if that is told apart, and of no martian.
     #[inline]
     fn look_up(
         &mut self,
@@ -234,12 +234,11 @@ impl Scratch {
         own: Option<MacAddr>,
         look_up_v4: impl FnOnce(&[u32], &mut [u32]),
         look_up_v6: impl FnOnce(&[u128], &mut [u32]),
-    ) -> bool {
+    ) {
         let n = batch.len().min(BATCH);
         self.usual = self.all_usual(batch, own);
         if self.usual {
-            look_up_v4(&self.v4[..n], &mut self.found[..n]);
-            return true;
+            return look_up_v4(&self.v4[..n], &mut self.found[..n]);
         }
         let (mut v4, mut v6) = (0, 0);
         for ((packet, kind), martian) in batch.iter_mut().zip(&mut self.kinds).zip(&mut self.martian) {
@@ -275,7 +274,6 @@ impl Scratch {
             };
             *found = of_kind.copied().unwrap_or(NOT_IP);
         }
-        false
     }
 
     /// Collects the destinations, if all packets may be sent on as they mostly may.
@@ -304,7 +302,7 @@ impl Stage for Route {
         let Some(routes) = &self.routes else { return self.follow(batch) };
         // All packets of a batch came in by one port.
         let station = self.stations.get(usize::from(batch.ingress())).copied().flatten();
-        let usual = self.scratch.look_up(
+        self.scratch.look_up(
             batch,
             station,
             |v4, out| routes.v4.lookup_batch(v4, out),
@@ -320,7 +318,11 @@ impl Stage for Route {
             (head.meta.egress, head.meta.next_hop) = (path.egress, path.next_hop);
             Some(())
         };
-        let sent = if usual { batch.heads_keeping_plain().zip(&self.scratch.found).map_while(send).count() } else { 0 };
+        let sent = if self.scratch.usual {
+            batch.heads_keeping_plain().zip(&self.scratch.found).map_while(send).count()
+        } else {
+            0
+        };
         for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
             if found == NOT_IP {
                 packet.drop(Reason::Unsupported);
@@ -437,7 +439,7 @@ impl Route {
         // All packets of a batch came in by one port.
         let ingress = batch.ingress();
         let Some(own) = reader.mac(ingress) else { return };
-        let usual = match reader.routes(ingress) {
+        match reader.routes(ingress) {
             Some((v4, v6)) => self.scratch.look_up(
                 batch,
                 Some(own),
@@ -445,13 +447,17 @@ impl Route {
                 |addresses, found| v6.lookup_batch(addresses, found),
             ),
             None => self.scratch.look_up(batch, Some(own), |_, found| found.fill(MISS), |_, found| found.fill(MISS)),
-        };
+        }
         let send = |(head, found): (Head<'_, 0>, &u32)| {
             let path = reader.path(*found, head.meta.flow_hash).filter(|path| path.kind == Fate::Forward)?;
             (head.meta.egress, head.meta.next_hop) = (path.egress, path.next_hop);
             Some(())
         };
-        let sent = if usual { batch.heads_keeping_plain().zip(&self.scratch.found).map_while(send).count() } else { 0 };
+        let sent = if self.scratch.usual {
+            batch.heads_keeping_plain().zip(&self.scratch.found).map_while(send).count()
+        } else {
+            0
+        };
         for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
             if found == NOT_IP {
                 packet.drop(Reason::Unsupported);
