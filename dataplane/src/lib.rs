@@ -13,14 +13,15 @@
 //! | --- | --- | --- |
 //! | [`units`] | newtypes for core, node, key, tick, nanosecond, byte | – |
 //! | [`error`] | the one error of everything that is set up | – |
+//! | [`file`] | files that a config names: opened without waiting, and each kept for one who writes it | – |
 //! | [`topology`] | cores, caches, NUMA nodes, device locality; pinning | – |
 //! | [`clock`] | the host's clock, those of devices, and stamps that say which they are of | – |
 //! | [`mem`] | huge-page regions, the buffer pool, batches and packets | topology, clock |
 //! | [`header`] | checked views of protocol headers | – |
-//! | [`provider`] | the verbs contract as traits; `soft` implements it in process, `verbs` by libibverbs | mem, header, clock |
+//! | [`provider`] | the verbs contract as traits; `soft` implements it in process, `verbs` by libibverbs | mem, header, clock, file |
 //! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; messages without `unsafe` | provider, mem, clock |
-//! | [`pipeline`] | the `Stage` trait, the registry, graph compilation and the walk | mem, header, clock |
-//! | [`stages`] | one file per built-in stage | pipeline, header, mem, clock, prelude |
+//! | [`pipeline`] | the `Stage` trait, the registry, graph compilation and the walk | mem, header, clock, file |
+//! | [`stages`] | one file per built-in stage | pipeline, header, mem, clock, file, prelude |
 //! | [`kernel`] | follows routes and neighbours of the kernel, for the tables of stages | stages, pipeline, header |
 //! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |
 //! | [`config`] | TOML to a checked plan; touches no device | topology |
@@ -30,10 +31,14 @@
 //!
 //! Not here: TCP termination, a control plane of its own, drivers that take the device from the kernel.
 
+// The map has the module that is for this crate alone as well.
+#![allow(rustdoc::private_intra_doc_links)]
+
 pub mod app;
 pub mod clock;
 pub mod config;
 pub mod error;
+mod file;
 pub mod header;
 pub mod kernel;
 pub mod lane;

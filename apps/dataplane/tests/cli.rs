@@ -256,11 +256,12 @@ fn a_run_reports_on_standard_output_alone() {
 #[test]
 fn a_run_that_fails_is_status_1_and_says_why() {
     let folder = Folder::new("failed");
-    folder.write("file", "");
-    folder.write("y.toml", CONFIG.replace("wan.pcapng", "file/wan.pcapng"));
-    let (status, out, err) = dataplane(&folder, "run @/y.toml");
+    let held = fs::File::create(folder.path("wan.pcapng")).unwrap();
+    held.lock().unwrap();
+    let (status, out, err) = dataplane(&folder, "run @/x.toml");
     assert_eq!((status, out.as_str()), (1, ""));
-    assert!(err.contains("/file"), "{err}");
+    assert!(err.contains("wan.pcapng: another port, stage or program writes or plays this file"), "{err}");
+    drop(held);
 
     // Damaged: what comes before is processed and reported.
     let whole = fs::read(capture("arp-and-ping.pcap")).unwrap();

@@ -41,7 +41,6 @@ pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<O
     let ports: Vec<_> = loaded.ports.iter().enumerate().map(plan).collect();
     checker.devices();
     checker.unused(&inputs);
-    link::files(loaded, &ports, diagnostics);
     link::interfaces(loaded, &ports, diagnostics);
     ports
 }

@@ -2,13 +2,12 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
 
 use super::diagnostics::{Diagnostics, Mistake};
 use super::load::Loaded;
 use super::memory::ETHERNET;
 use super::plan::PortPlan;
-use super::port::{Generator, Link, Pace, Packet, Pcap, Port, Protocol, Tap};
+use super::port::{Generator, Pace, Packet, Pcap, Port, Protocol, Tap};
 use super::types::Repeat;
 use super::xdp::Xdp;
 
@@ -155,35 +154,5 @@ pub(super) fn interfaces(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagno
             let mistake = Mistake::error(loaded.locate(&format!("port[{index}].link.{key}")), message);
             diagnostics.push(mistake.help("give every port an interface of its own"));
         }
-    }
-}
-
-/// Checks that no file is written that is read or written elsewhere. Paths are compared as they are written: links of the
-/// file system are not followed.
-pub(super) fn files(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagnostics: &mut Diagnostics) {
-    let plain = |path: &Path| -> PathBuf { std::path::absolute(path).unwrap_or_else(|_| path.to_owned()) };
-    let links: Vec<(usize, &str, &Pcap)> = ports
-        .iter()
-        .enumerate()
-        .filter_map(|(index, port)| match port.as_ref()?.config.link.as_ref()? {
-            Link::Pcap(link) => Some((index, port.as_ref()?.config.name.as_str(), link)),
-            _ => None,
-        })
-        .collect();
-    let named = |path: &Option<PathBuf>, name| path.as_deref().map(|path| (plain(path), name));
-    let inputs: HashMap<PathBuf, &str> = links.iter().filter_map(|(_, name, link)| named(&link.input, *name)).collect();
-    let mut outputs: HashMap<PathBuf, &str> = HashMap::new();
-    for (index, name, link) in &links {
-        let Some((output, _)) = named(&link.output, *name) else { continue };
-        let other = match (inputs.get(&output), outputs.get(&output)) {
-            (Some(reader), _) => Some(format!("`{name}` writes the file that `{reader}` plays")),
-            (None, Some(writer)) => Some(format!("`{name}` and `{writer}` write the same file")),
-            (None, None) => None,
-        };
-        if let Some(message) = other {
-            let mistake = Mistake::error(loaded.locate(&format!("port[{index}].link.output")), message);
-            diagnostics.push(mistake.help("give every `output` a file of its own"));
-        }
-        outputs.insert(output, name);
     }
 }

@@ -463,10 +463,13 @@ pub enum Pace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Pcap {
-    /// The capture that is received, in pcap or pcapng. A relative path starts from the folder of the config.
+    /// The capture that is received, in pcap or pcapng: a regular file, of 64 GiB at most, which is held in memory. A relative
+    /// path starts from the folder of the config.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<PathBuf>,
-    /// The capture that what is sent is written to.
+    /// The capture that what is sent is written to: a regular file, or a device that takes all, such as `/dev/null`. It is made,
+    /// with its folders; what was in it goes. While the run goes on, no other part of it, and no other run, may write or
+    /// read it, by whatever name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<PathBuf>,
     /// How often `input` is played: `false` once, `true` until the run ends, or a number.

@@ -22,8 +22,8 @@ pub use program::{NodeSpec, Program, Target};
 pub use registry::{Kind, Registry};
 pub use reload::Reload;
 pub(crate) use reload::Reloads;
+pub(crate) use setup::{Files, Resources};
 pub use setup::{NextHop, NextHops, PortInfo, Setup};
-pub(crate) use setup::{Resources, identity};
 
 use crate::clock::Stamp;
 use crate::mem::{Batch, Packet};

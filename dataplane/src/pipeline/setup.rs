@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use crate::file::Identity;
 use crate::pipeline::{Facts, Problem, Reload, Reloads, Stage};
 
 /// A port as stages know it. Its number is its place in [`Setup::ports`].
@@ -64,7 +65,7 @@ pub struct Setup<'a> {
     folder: &'a Path,
     next_hops: &'a mut NextHops,
     shared: &'a mut HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
-    files: &'a mut HashMap<PathBuf, String>,
+    files: &'a mut Files,
     reloads: &'a mut Reloads,
     wanted: Facts,
     offline: bool,
@@ -143,19 +144,22 @@ impl<'a> Setup<'a> {
         self.folder.join(path)
     }
 
-    /// Says that the stage writes a file, which nobody else may then write or play.
+    /// Says that the stage writes a file, which nobody else may then write or read.
     ///
     /// # Errors
     /// Somebody does; the problem is at `key`.
     pub fn claim(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
-        let me = format!("stage `{}`", self.stage);
-        match self.files.entry(identity(path)).or_insert_with(|| me.clone()) {
-            other if *other == me => Ok(()),
-            other => {
-                let problem = Problem::at(key, format!("{} is a file of {other}", path.display()));
-                Err(problem.help("name another file"))
-            }
-        }
+        let me = format!("the file that stage `{}` writes", self.stage);
+        self.files.write(path, &me).map_err(|why| Problem::at(key, why).help(Files::HELP))
+    }
+
+    /// Says that the stage reads a file, which nobody may then write.
+    ///
+    /// # Errors
+    /// Somebody does; the problem is at `key`.
+    pub fn reads(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
+        let me = format!("the file that stage `{}` reads", self.stage);
+        self.files.read(path, &me).map_err(|why| Problem::at(key, why).help(Files::HELP))
     }
 
     /// The numbers of next hops.
@@ -213,19 +217,51 @@ pub(crate) struct Resources {
     pub(crate) folder: PathBuf,
     pub(crate) next_hops: NextHops,
     pub(crate) shared: HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
-    /// Files that somebody writes or reads, and who.
-    pub(crate) files: HashMap<PathBuf, String>,
+    pub(crate) files: Files,
     pub(crate) reloads: Reloads,
     /// What some stage needs to know of packets.
     pub(crate) wanted: Facts,
     pub(crate) offline: bool,
 }
 
-/// A path as it is without links, as far as it exists.
-pub(crate) fn identity(path: &Path) -> PathBuf {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let in_folder = || Some(folder.canonicalize().ok()?.join(path.file_name()?));
-    path.canonicalize().ok().or_else(in_folder).unwrap_or_else(|| path.to_owned())
+/// The files of a config: one that is written is nobody else's, by whatever name.
+#[derive(Default)]
+pub(crate) struct Files(HashMap<Identity, Use>);
+
+/// What a file is, in words, and whether it is written.
+struct Use {
+    what: String,
+    is_written: bool,
+}
+
+impl Files {
+    /// What to do about a file of two.
+    pub(crate) const HELP: &str = "name another file: a link to one is the same file";
+
+    /// Notes a file that is read.
+    ///
+    /// # Errors
+    /// What else the file is.
+    pub(crate) fn read(&mut self, path: &Path, what: &str) -> Result<(), String> {
+        self.note(path, what, false)
+    }
+
+    /// Notes a file that is written. That may be said several times.
+    ///
+    /// # Errors
+    /// What else the file is.
+    pub(crate) fn write(&mut self, path: &Path, what: &str) -> Result<(), String> {
+        self.note(path, what, true)
+    }
+
+    fn note(&mut self, path: &Path, what: &str, is_written: bool) -> Result<(), String> {
+        let Some(identity) = Identity::of(path) else { return Ok(()) };
+        let known = self.0.entry(identity).or_insert_with(|| Use { what: what.to_owned(), is_written });
+        match known.what != what && (known.is_written || is_written) {
+            true => Err(format!("{} is {}", path.display(), known.what)),
+            false => Ok(()),
+        }
+    }
 }
 
 impl Resources {
@@ -236,7 +272,7 @@ impl Resources {
 
     pub(crate) fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {
         let (next_hops, shared) = (NextHops::default(), HashMap::new());
-        let (files, reloads) = (HashMap::new(), Vec::new());
+        let (files, reloads) = (Files::default(), Vec::new());
         Self {
             ports,
             folder: folder.to_owned(),

@@ -1,12 +1,13 @@
 //! Config and registry become programs: everything that can be checked without a device is checked here.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
+use crate::file;
 use crate::mem::Preference;
 use crate::pipeline::{
-    Facts, NodeSpec, PortInfo, Problem, Program, Registry, Reloads, Resources, Setup, Stage, Target, identity,
+    Facts, Files, NodeSpec, PortInfo, Problem, Program, Registry, Reloads, Resources, Setup, Stage, Target,
 };
 use crate::provider::soft::{Capture, mac_of};
 use crate::stages::forwarding::Forwarding;
@@ -83,13 +84,7 @@ fn build(
     let ports = ports(&loaded, offline);
     let folder = source.path().parent().unwrap_or(Path::new(""));
     let mut resources = Resources::new(ports.clone(), folder);
-    resources.files.insert(identity(source.path()), "the config itself".to_owned());
-    for port in loaded.ports() {
-        let Some(config::Link::Pcap(link)) = &port.link else { continue };
-        for path in [&link.input, &link.output].into_iter().flatten() {
-            resources.files.insert(identity(&source.resolve(path)), format!("port `{}`", port.name));
-        }
-    }
+    files(&loaded, &mut resources.files, diagnostics);
     if !offline {
         captures(&loaded, diagnostics);
     }
@@ -123,21 +118,55 @@ fn build(
     Some(Assembly { plan: plan?, ports, topology, programs, forwarding, resolution, reloads: resources.reloads })
 }
 
-/// Captures that ports are to receive from and that are not there, or are none. Those are not read whole.
+/// Notes the config and the files of ports. One that is written may be no other of them.
+fn files(loaded: &Loaded<'_>, files: &mut Files, diagnostics: &mut Diagnostics) {
+    let source = loaded.source();
+    // It is the first, so there is no other yet.
+    let _ = files.read(source.path(), "the config itself");
+    let links: Vec<(usize, &str, &config::Pcap)> = pcap_links(loaded).collect();
+    for (_, name, input) in links.iter().filter_map(|(index, name, link)| Some((index, name, link.input.as_ref()?))) {
+        // Nothing is written so far.
+        let _ = files.read(&source.resolve(input), &format!("the input of port `{name}`"));
+    }
+    for (index, name, output) in
+        links.iter().filter_map(|(index, name, link)| Some((index, name, link.output.as_ref()?)))
+    {
+        if let Err(why) = files.write(&source.resolve(output), &format!("the output of port `{name}`")) {
+            let at = loaded.locate(&format!("port[{index}].link.output"));
+            diagnostics.push(Mistake::error(at, why).help(Files::HELP));
+        }
+    }
+}
+
+/// The ports that play or write captures: the place, the name and the link of each.
+fn pcap_links<'l>(loaded: &'l Loaded<'_>) -> impl Iterator<Item = (usize, &'l str, &'l config::Pcap)> {
+    loaded.named_ports().enumerate().filter_map(|(index, (name, port))| match port?.link.as_ref()? {
+        config::Link::Pcap(link) => Some((index, name, link)),
+        _ => None,
+    })
+}
+
+/// Captures that ports are to receive from and that are not there, or are none, which are not read whole; and those that
+/// cannot be written.
 fn captures(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) {
-    for (index, (_, port)) in loaded.named_ports().enumerate() {
-        let Some(config::Link::Pcap(config::Pcap { input: Some(input), .. })) =
-            port.and_then(|port| port.link.as_ref())
-        else {
-            continue;
+    for (index, _, link) in pcap_links(loaded) {
+        let mut mistake = |key: &str, path: &Path, why: &str, help: &str| {
+            let at = loaded.locate(&format!("port[{index}].link.{key}"));
+            diagnostics.push(Mistake::error(at, format!("{}{why}", path.display())).help(help));
         };
-        let path = loaded.source().resolve(input);
-        let Err(why) = Capture::probe(&path) else { continue };
-        let at = loaded.locate(&format!("port[{index}].link.input"));
-        let mistake = Mistake::error(at, format!("{}: {why}", path.display()));
-        diagnostics.push(
-            mistake.help("name a file in pcap or pcapng of Ethernet frames; a relative path starts at the config"),
-        );
+        let resolve = |path: &PathBuf| loaded.source().resolve(path);
+        if let Some(path) = link.input.as_ref().map(resolve)
+            && let Err(why) = Capture::probe(&path)
+        {
+            let help = "name a regular file in pcap or pcapng of Ethernet frames; a relative path starts at the config";
+            mistake("input", &path, &format!(": {why}"), help);
+        }
+        if let Some(path) = link.output.as_ref().map(resolve)
+            && let Err(why) = file::can_be_written(&path)
+        {
+            let help = "name a file that you may write, in a folder that you may; a relative path starts at the config";
+            mistake("output", &path, &format!(" cannot be written: {why}"), help);
+        }
     }
 }
 

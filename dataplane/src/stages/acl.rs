@@ -63,7 +63,7 @@ pub struct Acl {
     /// The rules, the first before all others.
     #[serde(default)]
     rules: Vec<RuleSpec>,
-    /// A file with more rules, relative to the config. It is read anew on SIGHUP.
+    /// A file with more rules, relative to the config: a regular file of 32 MiB at most. It is read anew on SIGHUP.
     file: Option<PathBuf>,
     /// What becomes of packets that no rule matches: `permit` or `deny`.
     default: Action,
@@ -278,6 +278,7 @@ impl Stage for Acl {
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let (own, file) = (std::mem::take(&mut self.rules), self.file.as_deref().map(|file| setup.path(file)));
         let live = setup.shared(|setup| {
+            file.iter().try_for_each(|file| setup.reads(file, "file"))?;
             let rules = Rules::load(&own, file.as_deref(), None).map_err(|mut problems| {
                 let last = problems.pop().unwrap_or_else(|| Problem::at("rules", "they cannot be used"));
                 problems.into_iter().for_each(|problem| setup.reject(problem));

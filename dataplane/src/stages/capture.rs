@@ -54,7 +54,9 @@ use sink::{Sink, Tap};
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Capture {
-    /// The file, relative to the config. An old one is replaced when the first packet comes, or the run ends.
+    /// The file, relative to the config: a regular one, or a device that takes all, such as `/dev/null`. An old one is replaced
+    /// when the first packet comes, or the run ends; one that another part of the run, or another run, writes or plays is
+    /// left alone, by whatever name, and the capture fails.
     file: PathBuf,
     /// The most bytes of a packet that are written: 1 to 65,535.
     #[serde(default = "whole")]

@@ -1,15 +1,31 @@
 //! Parameters that several stages share: what a config writes for a prefix, for ports, for a protocol.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::str::FromStr;
 
 use ipnet::IpNet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::file;
 use crate::header::protocol;
+use crate::pipeline::Problem;
+
+/// Reads the file that the key `file` names; `less` is what to do about one of more than `most` bytes.
+pub(crate) fn file(path: &Path, most: u64, less: &str) -> Result<Vec<u8>, Problem> {
+    file::read(path, most).map_err(|error| {
+        let help = match error.kind() {
+            ErrorKind::FileTooLarge => less,
+            ErrorKind::InvalidInput => "name a text file",
+            _ => "paths start from the folder of the config",
+        };
+        Problem::at("file", format!("{}: {error}", path.display())).help(help)
+    })
+}
 
 /// A prefix of addresses, such as `"10.0.0.0/8"` or `"2001:db8::/32"`; an address alone stands for itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, JsonSchema)]

@@ -83,7 +83,7 @@ pub struct Route {
     /// Routes, in any order.
     #[serde(default)]
     table: Vec<Entry>,
-    /// A file with more of them, relative to the config.
+    /// A file with more of them, relative to the config: a regular file of 1 GiB at most.
     file: Option<PathBuf>,
     /// Where the routes come from: `config` or `kernel`.
     #[serde(default)]

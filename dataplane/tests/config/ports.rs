@@ -46,21 +46,6 @@ fn links_and_faults_that_cannot_be_are_named() {
         ),
         (
             generator,
-            "link = { kind = \"pcap\", input = \"/tmp/./out.pcap\" }",
-            &[(16, "`lan` writes the file that `wan` plays", "give every `output` a file of its own")],
-        ),
-        (
-            "input = \"in.pcap\", output = \"/tmp/out.pcap\"",
-            "input = \"in.pcap\", output = \"./in.pcap\"",
-            &[(16, "`lan` writes the file that `lan` plays", "give every `output` a file of its own")],
-        ),
-        (
-            generator,
-            "link = { kind = \"pcap\", output = \"/tmp/out.pcap\" }",
-            &[(16, "`lan` and `wan` write the same file", "give every `output` a file of its own")],
-        ),
-        (
-            generator,
             "link = { kind = \"pcap\", output = \"x\", pace = \"file\" }",
             &[(11, "`pace` is about `input`, and there is none", "add `input`, or take `pace` out")],
         ),

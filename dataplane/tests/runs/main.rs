@@ -6,6 +6,7 @@ mod common;
 mod configs;
 mod conservation;
 mod differential;
+mod files;
 mod filter;
 mod hostile;
 mod peers;

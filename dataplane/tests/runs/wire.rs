@@ -166,9 +166,9 @@ fn a_capture_takes_no_file_that_is_another_s() {
         )
     };
     for (file, other, expected) in [
-        ("a.pcapng", "./a.pcapng", Some("a file of stage `c`")),
-        ("a.pcapng", "port.pcap", Some("a file of port `p`")),
-        ("test.toml", "b.pcapng", Some("a file of the config itself")),
+        ("a.pcapng", "./a.pcapng", Some("is the file that stage `c` writes")),
+        ("a.pcapng", "port.pcap", Some("is the output of port `p`")),
+        ("test.toml", "b.pcapng", Some("is the config itself")),
         ("a.pcapng", "b.pcapng", None),
     ] {
         let said = folder.assemble(&two(file, other)).err();

@@ -3,7 +3,7 @@
 mod fields;
 
 use std::fmt::Write;
-use std::fs;
+use std::fs::File;
 
 use serde::Serialize;
 
@@ -57,9 +57,9 @@ pub(super) fn explain(registry: &Registry, args: &args::Explain) -> Result<(), S
     let mut tracer = Tracer::new(assembly)?;
     let port = port(&tracer, &inputs, args.port.as_deref())?;
     let named = |reason: &dyn std::fmt::Display| Stop::Failed(format!("{}: {reason}", args.capture.display()));
-    let file = fs::read(&args.capture).map_err(|error| named(&error))?;
-    let capture = Capture::read(&file).map_err(|reason| named(&reason))?;
-    drop(file);
+    // It may come out of a pipe: nothing keeps SIGINT from ending this.
+    let file = File::open(&args.capture).map_err(|error| named(&error))?;
+    let capture = Capture::load(&file).map_err(|reason| named(&reason))?;
     let count = capture.len().min(args.packets.unwrap_or(usize::MAX));
     for index in 0..count {
         let (frame, time) = (capture.frame(index), capture.time(index));

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::io::{self, Read};
 use std::path::Path;
 
 use schemars::JsonSchema;
@@ -13,7 +12,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 use super::Action;
 use crate::header::{protocol, tcp};
 use crate::pipeline::Problem;
-use crate::stages::parameter::{Ports, Prefix, Protocol};
+use crate::stages::parameter::{self, Ports, Prefix, Protocol};
 use crate::stages::table::classifier::{Classifier, FlagMatch, Rule};
 
 /// A rule: what it does, and what a packet must have for it.
@@ -183,17 +182,7 @@ pub(super) struct Rules {
 
 /// Reads a file; what is wrong with it, as a problem of the key `file`.
 fn read(path: &Path) -> Result<String, Problem> {
-    let fault = |error: String, help: &str| Problem::at("file", format!("{}: {error}", path.display())).help(help);
-    let failed = |error: io::Error| fault(error.to_string(), "paths start from the folder of the config");
-    // Whoever opened a pipe would wait for its writer.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(fault("it is no regular file".to_owned(), "name a text file"));
-    }
-    let mut bytes = Vec::new();
-    std::fs::File::open(path).map_err(failed)?.take(LARGEST + 1).read_to_end(&mut bytes).map_err(failed)?;
-    if bytes.len() as u64 > LARGEST {
-        return Err(fault(format!("it has more than {} MiB", LARGEST >> 20), "take rules together by their prefixes"));
-    }
+    let bytes = parameter::file(path, LARGEST, "take rules together by their prefixes")?;
     String::from_utf8(bytes).map_err(|error| {
         let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]).into_owned();
         let (line, column) = position(&valid, valid.len());

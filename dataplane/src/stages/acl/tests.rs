@@ -226,7 +226,7 @@ fn a_file_that_cannot_be_used_changes_nothing() {
     std::fs::remove_file(&path).unwrap();
     refuses(&mut harness, "No such file");
     std::fs::create_dir(&path).unwrap();
-    refuses(&mut harness, "it is no regular file");
+    refuses(&mut harness, "no regular file");
     // All that is wrong, and not the first of it alone.
     std::fs::remove_dir(&path).unwrap();
     folder.write(format!("rules = [{}]", "{ action = \"deny\", vlan = 5000 },".repeat(30)));

@@ -6,6 +6,7 @@ use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
 use super::pcapng::{self, Record, STATISTICS, Writer};
+use crate::file::Held;
 
 /// What to write, and where.
 #[derive(Clone)]
@@ -48,7 +49,7 @@ pub(super) struct Files<'a> {
 }
 
 struct Open {
-    writer: Writer<BufWriter<File>>,
+    writer: Writer<BufWriter<Held>>,
     /// When its first packet came.
     since: u64,
     /// Packets that went to files before it.
@@ -160,7 +161,7 @@ impl<'a> Files<'a> {
 
     /// The writer of the open file; without one, of a new one. Older files go when the new one has begun, so that a disk
     /// that is full costs none.
-    fn open(&mut self, since: u64) -> io::Result<&mut Writer<BufWriter<File>>> {
+    fn open(&mut self, since: u64) -> io::Result<&mut Writer<BufWriter<Held>>> {
         if self.open.is_none() {
             let spec = self.spec;
             let number = self.begun + 1;
@@ -168,7 +169,7 @@ impl<'a> Files<'a> {
             if let Some(folder) = self.path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            let file = BufWriter::with_capacity(1 << 16, File::create(&self.path)?);
+            let file = BufWriter::with_capacity(1 << 16, Held::output(&self.path)?);
             self.begun = number;
             self.names.push_back(self.path.clone());
             let writer = Writer::new(file, &spec.interface, spec.snaplen.into())?;

@@ -1,9 +1,7 @@
 //! Between the workers and the file: a ring of buffers for each worker, and the thread that writes them out.
 
-use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -12,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::files::{Files, Spec};
 use super::ring::{Buffer, Frame, Inlet, Outlet, ring};
 use crate::error::{Error, Result};
+use crate::file;
 use crate::pipeline::Problem;
 
 /// How long the writer rests when there is nothing to write.
@@ -67,9 +66,9 @@ impl Sink {
     /// Starts the writer. The file is not touched before there is something to write, or the end.
     pub(super) fn start(spec: Spec) -> std::result::Result<Self, Problem> {
         let path = spec.path.clone();
-        check(&path).map_err(|error| {
+        file::can_be_written(&path).map_err(|error| {
             let problem = Problem::at("file", format!("{} cannot be written: {error}", path.display()));
-            problem.help("name a file in a folder that exists, and that you may write")
+            problem.help("name a file that you may write, in a folder that you may")
         })?;
         let shared = Arc::new(Shared {
             joined: Mutex::new(Vec::new()),
@@ -159,27 +158,6 @@ impl Tap {
         shared.complete.store(true, Ordering::Relaxed);
         let closed = self.sink.close();
         (shared.lost.load(Ordering::Relaxed), closed)
-    }
-}
-
-/// Whether the file could be written, without touching it.
-fn check(path: &Path) -> io::Result<()> {
-    match fs::metadata(path) {
-        Ok(known) if known.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
-        Ok(known) if known.is_file() => OpenOptions::new().write(true).open(path).map(|_| ()),
-        // A pipe would keep the run waiting for its reader.
-        Ok(known) if known.file_type().is_fifo() || known.file_type().is_socket() => {
-            Err(io::Error::new(io::ErrorKind::Unsupported, "a pipe or socket may keep the run waiting"))
-        }
-        Ok(_) => Ok(()),
-        Err(_) => {
-            // Folders that are missing are made with the file; something else in their place is in the way.
-            let there = path.ancestors().skip(1).find_map(|folder| fs::metadata(folder).ok());
-            match there {
-                Some(known) if !known.is_dir() => Err(io::ErrorKind::NotADirectory.into()),
-                _ => Ok(()),
-            }
-        }
     }
 }
 

@@ -324,10 +324,10 @@ fn bad_parameters_are_told_with_their_place() {
     std::fs::write(folder.file(), []).unwrap();
     let blocked = refused("file = \"out.pcapng/inside/x.pcapng\"");
     assert!(
-        blocked.starts_with("file: ") && blocked.contains("x.pcapng cannot be written: not a directory"),
+        blocked.starts_with("file: ") && blocked.contains("x.pcapng cannot be written: Not a directory"),
         "{blocked}"
     );
-    assert!(refused("file = \".\"").contains("cannot be written: is a directory"), "{}", refused("file = \".\""));
+    assert!(refused("file = \".\"").contains("cannot be written: a folder"), "{}", refused("file = \".\""));
     let file = "file = \"out.pcapng\"\n";
     assert_eq!(refused(&format!("{file}snaplen = 0")), "snaplen: 0 bytes of a packet are none (1 to 65535)");
     assert_eq!(refused(&format!("{file}buffers = 0")), "buffers: 0 buffers are not to be had (1 to 65536)");

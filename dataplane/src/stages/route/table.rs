@@ -9,13 +9,16 @@ use ipnet::IpNet;
 use super::Entry;
 use super::paths::{Fate, MAX_WEIGHT, Path, Paths};
 use crate::pipeline::{NextHop, Problem, Setup};
-use crate::stages::parameter::Prefix;
+use crate::stages::parameter::{self, Prefix};
 use crate::stages::responder::hosts_of_all;
 use crate::stages::table::lpm4::Lpm4;
 use crate::stages::table::lpm6::Lpm6;
 
 /// The most bad lines that are told one by one.
 const TOLD: usize = 100;
+
+/// The most bytes of a file: several times those of the routes of the whole Internet.
+const LARGEST: u64 = 1 << 30;
 
 /// What a line of a file may be.
 const GRAMMAR: &str =
@@ -231,10 +234,8 @@ impl Loader<'_, '_> {
     /// Adds the routes of a file, and notes what is wrong with its lines.
     fn read(&mut self, file: &FilePath, bad: &mut Vec<(u32, String)>) -> Result<(), Problem> {
         let path = self.setup.path(file);
-        let bytes = std::fs::read(&path).map_err(|error| {
-            Problem::at("file", format!("{}: {error}", path.display()))
-                .help("paths start from the folder of the config")
-        })?;
+        self.setup.reads(&path, "file")?;
+        let bytes = parameter::file(&path, LARGEST, "take routes together by their prefixes")?;
         for (line, bytes) in (1..).zip(bytes.split(|byte| *byte == b'\n')) {
             let text = String::from_utf8_lossy(bytes);
             let route = text.split('#').next().unwrap_or_default().trim();

@@ -2,7 +2,7 @@
 //!
 //! Formats: pcap (draft-ietf-opsawg-pcap) and pcapng (draft-ietf-opsawg-pcapng).
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
@@ -10,6 +10,7 @@ use pcap_parser::pcapng::{Block, parse_block_be, parse_block_le};
 use pcap_parser::traits::PcapNGPacketBlock;
 use pcap_parser::{Linktype, nom, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_header};
 
+use crate::file::{self, Held};
 use crate::provider::soft::link::reel::Frames;
 use crate::units::Nanos;
 
@@ -31,6 +32,11 @@ pub(crate) struct Damage {
 
 /// Why nothing can be read.
 type Refusal = String;
+
+/// Bytes of the header of a pcap file; of pcapng the first of them say what it is.
+const HEADER: u64 = 24;
+/// The most bytes of a capture that is played: of more, lines of memory could not be counted in 32 bits.
+const MOST: u64 = 64 << 30;
 
 impl Capture {
     pub(crate) fn len(&self) -> usize {
@@ -60,24 +66,35 @@ impl Capture {
         }
     }
 
-    /// Whether a file may be a capture, by its first bytes. What is no plain file is not opened, as what comes out of a pipe
-    /// comes once.
+    /// Reads a file that is open, up to its end; what is no capture by its first bytes is not read further.
+    pub(crate) fn load(file: &File) -> Result<Self, Refusal> {
+        let mut bytes = Vec::new();
+        file.take(HEADER).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        Self::begin(&bytes)?;
+        // Of what is no plain file this is nothing.
+        let rest = file.metadata().map_or(0, |about| about.len().min(MOST)).saturating_sub(HEADER);
+        let room = bytes.try_reserve_exact(rest as usize).map_err(|error| error.to_string());
+        room?;
+        file.take(MOST - HEADER + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
+        match bytes.len() as u64 > MOST {
+            true => Err(format!("it has more than {} GiB, and is held in memory: take it apart", MOST >> 30)),
+            false => Self::read(&bytes),
+        }
+    }
+
+    /// Whether a file may be a capture that can be played, by its first bytes.
     pub(crate) fn probe(path: &Path) -> Result<(), Refusal> {
-        /// The header of a pcap file; of pcapng the first bytes say what it is.
-        const HEADER: u64 = 24;
-        let about = fs::metadata(path).map_err(|error| error.to_string())?;
-        if about.is_dir() {
-            return Err("a folder".to_owned());
-        }
-        if !about.is_file() {
-            return Ok(());
-        }
         let mut head = Vec::new();
-        let read = File::open(path).and_then(|file| file.take(HEADER).read_to_end(&mut head));
+        let read = file::open(path).and_then(|file| file.take(HEADER).read_to_end(&mut head));
         read.map_err(|error| error.to_string())?;
+        Self::begin(&head)
+    }
+
+    /// Whether a capture may begin so.
+    fn begin(head: &[u8]) -> Result<(), Refusal> {
         match head.first_chunk() {
             Some([0x0a, 0x0d, 0x0d, 0x0a]) => Ok(()),
-            _ => Self::read(&head).map(drop),
+            _ => Self::read(head).map(drop),
         }
     }
 
@@ -185,7 +202,7 @@ fn nanos(ticks: u64, resolution: u8, offset: i64) -> Nanos {
 /// A capture file that is being written: pcapng, or pcap with nanoseconds where the name ends so.
 #[derive(Debug)]
 pub(super) struct Writer {
-    file: BufWriter<File>,
+    file: BufWriter<Held>,
     classic: bool,
     /// The most bytes of a frame that are kept.
     snaplen: u32,
@@ -194,7 +211,7 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn create(path: &Path, snaplen: u32) -> io::Result<Self> {
         let classic = path.extension().is_some_and(|extension| extension == "pcap" || extension == "cap");
-        let mut file = BufWriter::with_capacity(1 << 18, File::create(path)?);
+        let mut file = BufWriter::with_capacity(1 << 18, Held::output(path)?);
         let header: &[u32] = match classic {
             true => &[0xa1b2_3c4d, 4 << 16 | 2, 0, 0, snaplen, 1],
             false => &[

@@ -10,6 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::clock::{ClockSource, HostClock, Timebase};
 use crate::error::{Error, Result};
+use crate::file::Held;
 use crate::mem::SlotLayout;
 use crate::provider::WcStatus;
 use crate::provider::soft::link::capture::{Capture, Writer};
@@ -55,6 +56,8 @@ impl Default for PcapSpec {
 pub(in crate::provider::soft) struct Files {
     spec: PcapSpec,
     capture: Capture,
+    /// It is in memory: here it is kept from those who would write it.
+    _input: Option<Held>,
     output: Option<Mutex<Output>>,
 }
 
@@ -86,18 +89,19 @@ impl Output {
 
 impl Files {
     pub(super) fn open(spec: &PcapSpec) -> Result<Self> {
-        let capture = match &spec.input {
-            None => Capture::default(),
+        let (capture, input) = match &spec.input {
+            None => (Capture::default(), None),
             Some(path) => {
-                let file = std::fs::read(path).map_err(|source| Error::File { path: path.clone(), source })?;
-                Capture::read(&file).map_err(|reason| Error::Wire(format!("{}: {reason}", path.display())))?
+                let file = Held::input(path).map_err(|source| Error::File { path: path.clone(), source })?;
+                let capture = Capture::load(&file);
+                (capture.map_err(|reason| Error::Wire(format!("{}: {reason}", path.display())))?, Some(file))
             }
         };
         let output = spec.output.clone().map(|path| match Writer::create(&path, spec.snaplen) {
             Ok(writer) => Ok(Mutex::new(Output { path, writer, failed: None })),
             Err(source) => Err(Error::File { path, source }),
         });
-        Ok(Self { spec: spec.clone(), capture, output: output.transpose()? })
+        Ok(Self { spec: spec.clone(), capture, _input: input, output: output.transpose()? })
     }
 
     pub(super) fn error(&self) -> Option<Error> {

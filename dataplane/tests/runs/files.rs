@@ -1,0 +1,176 @@
+//! Files of a config: what is written is nobody else's, and nothing is waited for.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use dataplane::runtime::Options;
+
+use crate::common::{Folder, assert_good, captures};
+
+/// Plays `input` to `output` through the stages.
+fn config(input: &str, output: &str, stages: &str) -> String {
+    format!(
+        r#"
+[runtime]
+workers = 1
+hugepages = "none"
+[[port]]
+name = "in"
+device = "soft"
+link = {{ kind = "pcap", input = "{input}" }}
+[[port]]
+name = "out"
+device = "soft"
+link = {{ kind = "pcap", output = "{output}" }}
+[pipeline]
+input = ["in"]
+{stages}
+[[pipeline.stage]]
+use = "tx"
+port = "out"
+"#
+    )
+}
+
+const LINE_OF_OUTPUT: &str = "test.toml:12:34";
+
+/// A folder with a capture, and links of all kinds.
+fn folder() -> Folder {
+    let folder = Folder::new();
+    fs::copy(&captures()[0], folder.file("in.pcap")).unwrap();
+    fs::hard_link(folder.file("in.pcap"), folder.file("hard.pcap")).unwrap();
+    symlink("in.pcap", folder.file("soft.pcap")).unwrap();
+    symlink("nothing.pcapng", folder.file("dangling.pcapng")).unwrap();
+    symlink("./dangling.pcapng", folder.file("further.pcapng")).unwrap();
+    symlink(".", folder.file("here")).unwrap();
+    folder
+}
+
+fn make_pipe(folder: &Folder) {
+    assert!(Command::new("mkfifo").arg(folder.file("pipe")).status().unwrap().success());
+}
+
+#[test]
+fn no_output_is_a_file_of_another_by_whatever_name() {
+    let folder = folder();
+    let before = fs::read(folder.file("in.pcap")).unwrap();
+    folder.write("rules.toml", "rules = []");
+    folder.write("routes.txt", "10.0.0.0/8 drop");
+    let capture = |file: &str| format!("[[pipeline.stage]]\nuse = 'capture'\nfile = '{file}'\n");
+    let acl =
+        "[[pipeline.stage]]\nuse = 'parse'\n[[pipeline.stage]]\nuse = 'acl'\ndefault = 'permit'\nfile = 'rules.toml'";
+    let route = "[[pipeline.stage]]\nuse = 'parse'\n[[pipeline.stage]]\nuse = 'route'\nfile = 'here/routes.txt'";
+    folder.write("test.toml", "");
+    for (output, stages, place, what) in [
+        ("./in.pcap", "", LINE_OF_OUTPUT, "is the input of port `in`"),
+        ("here/in.pcap", "", LINE_OF_OUTPUT, "is the input of port `in`"),
+        ("hard.pcap", "", LINE_OF_OUTPUT, "is the input of port `in`"),
+        ("soft.pcap", "", LINE_OF_OUTPUT, "is the input of port `in`"),
+        ("test.toml", "", LINE_OF_OUTPUT, "is the config itself"),
+        ("x.pcap", &capture("hard.pcap"), "test.toml:17:8", "is the input of port `in`"),
+        ("x.pcap", &capture("here/x.pcap"), "test.toml:17:8", "is the output of port `out`"),
+        ("nothing.pcapng", &capture("further.pcapng"), "test.toml:17:8", "is the output of port `out`"),
+        ("new/x.pcap", &capture("here/new/x.pcap"), "test.toml:17:8", "is the output of port `out`"),
+        ("rules.toml", acl, "test.toml:20:8", "is the output of port `out`"),
+        ("routes.txt", route, "test.toml:19:8", "is the output of port `out`"),
+    ] {
+        let error = folder.assemble(&config("in.pcap", output, stages)).err().unwrap();
+        for part in [place, what, "name another file"] {
+            assert!(error.contains(part), "{output}: {part:?} is not in: {error}");
+        }
+    }
+    let two = [capture("dangling.pcapng"), capture("nothing.pcapng")].concat().replacen("use", "name = 'one'\nuse", 1);
+    let error = folder.assemble(&config("in.pcap", "x.pcap", &two)).err().unwrap();
+    assert!(error.contains("is the file that stage `one` writes"), "{error}");
+    assert_eq!(fs::read(folder.file("in.pcap")).unwrap(), before);
+
+    // What several read, or takes all, may be of several.
+    let text = config("in.pcap", "/dev/null", &capture("/dev/null"));
+    assert_good(&folder.run(&text.replace("output = ", "input = \"soft.pcap\", output = ")));
+}
+
+/// Files of a run are kept from another run, whatever the config of either says.
+#[test]
+fn what_another_run_plays_or_writes_is_left_alone() {
+    let folder = folder();
+    let before = fs::read(folder.file("in.pcap")).unwrap();
+    let endless = config("in.pcap", "out.pcap", "").replace("input = \"in.pcap\"", "input = \"in.pcap\", loop = true");
+    let start = |text: &str| folder.start(text, Options::default());
+    let first = start(&endless).unwrap();
+    for (input, output) in [("vlan.pcap", "hard.pcap"), ("in.pcap", "out.pcap")] {
+        fs::copy(&captures()[0], folder.file("vlan.pcap")).unwrap();
+        let error = start(&config(input, output, "")).err().unwrap().to_string();
+        let told =
+            format!("{}: another port, stage or program writes or plays this file", folder.file(output).display());
+        assert!(error.contains(&told), "{error}");
+    }
+    // To play what is played harms nobody.
+    assert_good(&folder.run(&config("soft.pcap", "other.pcap", "")));
+    first.stop();
+    assert_good(&first.join().unwrap());
+    assert_eq!(fs::read(folder.file("in.pcap")).unwrap(), before);
+    assert_good(&folder.run(&config("in.pcap", "out.pcap", "")));
+    assert_good(&folder.run(&config("out.pcap", "in.pcap", "")));
+}
+
+/// The same for the file of a stage: it is opened when the first packet comes.
+#[test]
+fn a_capture_leaves_alone_what_another_run_plays() {
+    let folder = folder();
+    let held = fs::File::open(folder.file("in.pcap")).unwrap();
+    held.lock_shared().unwrap();
+    let before = fs::read(folder.file("in.pcap")).unwrap();
+    fs::copy(&captures()[0], folder.file("vlan.pcap")).unwrap();
+    let text = config("vlan.pcap", "out.pcap", "[[pipeline.stage]]\nuse = 'capture'\nfile = 'hard.pcap'\n");
+    let report = folder.run(&text);
+    assert!(!report.is_good() && report.errors[0].contains("another port, stage or program"), "{:?}", report.errors);
+    assert_eq!(fs::read(folder.file("in.pcap")).unwrap(), before);
+}
+
+#[test]
+fn pipes_and_devices_are_refused_and_not_waited_for() {
+    let folder = folder();
+    make_pipe(&folder);
+    let stage = |stage: &str| format!("[[pipeline.stage]]\nuse = 'parse'\n[[pipeline.stage]]\n{stage}\n");
+    let [capture, acl, route] = [
+        "use = 'capture'\nfile = 'pipe'",
+        "use = 'acl'\ndefault = 'deny'\nfile = 'pipe'",
+        "use = 'route'\nfile = 'pipe'",
+    ]
+    .map(stage);
+    let acl_of_zeros = acl.replace("'pipe'", "'/dev/zero'");
+    let route_of_zeros = route.replace("'pipe'", "'/dev/zero'");
+    for (input, output, stages, place, what) in [
+        ("pipe", "x.pcap", "", "test.toml:8:33", "pipe: a pipe, and no regular file"),
+        ("/dev/zero", "x.pcap", "", "test.toml:8:33", "/dev/zero: a device, and no regular file"),
+        ("/dev/null", "x.pcap", "", "test.toml:8:33", "/dev/null: a device, and no regular file"),
+        ("in.pcap", "pipe", "", LINE_OF_OUTPUT, "cannot be written: a pipe, and neither a regular file nor"),
+        ("in.pcap", ".", "", LINE_OF_OUTPUT, "cannot be written: a folder, and neither"),
+        ("in.pcap", "in.pcap/x.pcap", "", LINE_OF_OUTPUT, "cannot be written: Not a directory"),
+        ("in.pcap", "x.pcap", &capture, "test.toml:19:8", "cannot be written: a pipe"),
+        ("in.pcap", "x.pcap", &acl, "test.toml:20:8", "pipe: a pipe, and no regular file"),
+        ("in.pcap", "x.pcap", &acl_of_zeros, "test.toml:20:8", "/dev/zero: a device, and no regular file"),
+        ("in.pcap", "x.pcap", &route, "test.toml:19:8", "pipe: a pipe, and no regular file"),
+        ("in.pcap", "x.pcap", &route_of_zeros, "test.toml:19:8", "/dev/zero: a device, and no regular file"),
+    ] {
+        let error = folder.assemble(&config(input, output, stages)).err().unwrap_or_else(|| panic!("{input} {output}"));
+        for part in [place, what, "help: "] {
+            assert!(error.contains(part), "{input} {output}: {part:?} is not in: {error}");
+        }
+    }
+    assert!(!folder.file("x.pcap").exists(), "nothing is made to look at it");
+}
+
+/// Between the check and the run a file may become something else.
+#[test]
+fn a_file_that_has_become_a_pipe_is_not_waited_for() {
+    for pipe in ["in.pcap", "out.pcap"] {
+        let folder = folder();
+        make_pipe(&folder);
+        let assembly = folder.assemble(&config("in.pcap", "out.pcap", "")).unwrap();
+        fs::rename(folder.file("pipe"), folder.file(pipe)).unwrap();
+        let error = dataplane::runtime::Run::start(assembly, Options::default()).err().unwrap().to_string();
+        assert!(error.contains(pipe) && error.contains("a pipe, and n"), "{error}");
+    }
+}
