@@ -427,6 +427,75 @@ fn a_file_that_may_not_grow_ends_no_run() {
     assert!(packets > 0);
 }
 
+/// The frames of a capture of little-endian words, if all of it is whole.
+fn frames(bytes: &[u8]) -> Option<u64> {
+    let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
+    let is_ng = word(0) == Some(0x0a0d_0d0a);
+    let (mut at, mut frames) = (if is_ng { 0 } else { bytes.len().min(24) }, 0);
+    while at < bytes.len() {
+        frames += u64::from(!is_ng || word(at)? == 6);
+        at += if is_ng { word(at + 4)? } else { 16 + word(at + 8)? };
+    }
+    (at == bytes.len()).then_some(frames)
+}
+
+/// As on a full disk: what is in the file is whole, and what the ledger has as sent and the file has not is told.
+#[test]
+fn an_output_that_fails_is_cut_to_what_is_whole_and_the_rest_is_told() {
+    let folder = Folder::new("full");
+    for (output, limit) in [("a.pcap", 0), ("b.pcap", 1), ("c.pcapng", 77), ("d.pcap", 600), ("e.pcapng", 777)] {
+        let config = folder.write(
+            "full.toml",
+            format!(
+                r#"
+                [runtime]
+                workers = 1
+                hugepages = "none"
+                [[port]]
+                name = "in"
+                device = "soft"
+                link = {{ kind = "generator", size = 101, count = 5000 }}
+                [[port]]
+                name = "out"
+                device = "soft"
+                link = {{ kind = "pcap", output = "{output}" }}
+                [pipeline]
+                input = ["in"]
+                [[pipeline.stage]]
+                use = "tx"
+                port = "out"
+                "#
+            ),
+        );
+        let limited = |form: &str| {
+            let mut run = Command::new("sh");
+            run.args(["-c", "ulimit -f $3; exec \"$0\" run \"$1\" --report $2", env!("CARGO_BIN_EXE_dataplane")]);
+            ended(run.arg(&config).arg(form).arg(limit.to_string()).output().unwrap())
+        };
+        let (status, out, err) = limited("json");
+        assert_eq!(status, 1, "{err}");
+        let report = json(&out);
+        let (ledger, port) = (&report["ledger"], &report["ports"][1]);
+        assert_eq!((&ledger["rx"], &ledger["unaccounted"]), (&5000.into(), &0.into()));
+        let number = |value: &Value| value.as_u64().unwrap();
+        let (sent, lost) = (number(&port["packets"]["tx"]), number(&port["tx_lost"]));
+        assert_eq!(sent + ledger["drops"]["out.tx_error"].as_u64().unwrap_or(0), 5000);
+        assert_eq!(lost, number(&port["device_counters"]["tx_lost"]));
+        assert!(
+            err.contains(&format!("{output}: File too large (os error 27): {lost} packets that were sent")),
+            "{err}"
+        );
+        let bytes = fs::read(folder.path(output)).unwrap();
+        assert_eq!(frames(&bytes), Some(sent - lost), "{output}: {} bytes", bytes.len());
+        assert!(lost > 0 && bytes.len() <= limit * 512, "{output}: {lost} lost, {} bytes", bytes.len());
+        // Nearly all that the disk takes is there.
+        assert!(bytes.len() + 200 > limit * 512, "{output}: {} bytes", bytes.len());
+
+        let (_, out, _) = limited("human");
+        assert!(out.contains("of those that were sent: not in the file of port out"), "{out}");
+    }
+}
+
 #[test]
 fn a_graph_has_every_stage_and_port() {
     let folder = Folder::new("graph");

@@ -199,6 +199,7 @@ impl Run {
                 name: plan.config.name.clone(),
                 device: port.describe(),
                 rx_lost: losses.sum(),
+                tx_lost: device_counters.get("tx_lost").copied().unwrap_or_default(),
                 device_counters,
                 clocks: port.clocks(),
                 ..PortReport::default()

@@ -75,6 +75,9 @@ pub struct PortReport {
     /// Lost before they were received, and so in no ledger: [`PortReport::LOSSES`] of the device together.
     #[serde(default)]
     pub rx_lost: u64,
+    /// Lost after they were sent, which the ledger has as such: they are not in the capture file, which has failed.
+    #[serde(default)]
+    pub tx_lost: u64,
     /// The device's own counters.
     pub device_counters: BTreeMap<String, u64>,
     /// How many completions were stamped by each clock.
@@ -282,10 +285,13 @@ pub(super) fn costs(f: &mut fmt::Formatter<'_>, costs: &[CostReport], names: usi
     Ok(())
 }
 
-/// Beside the ledger: what was lost before it begins.
+/// Beside the ledger: what was lost before it begins, and behind its end.
 pub(super) fn lost(f: &mut fmt::Formatter<'_>, ports: &[PortReport]) -> fmt::Result {
     for PortReport { name, rx_lost, .. } in ports.iter().filter(|port| port.rx_lost > 0) {
         writeln!(f, "  lost    {rx_lost:>12}  before the pipeline, at port {name}")?;
+    }
+    for PortReport { name, tx_lost, .. } in ports.iter().filter(|port| port.tx_lost > 0) {
+        writeln!(f, "  lost    {tx_lost:>12}  of those that were sent: not in the file of port {name}")?;
     }
     Ok(())
 }

@@ -61,6 +61,8 @@ counters! {
     tx_queue_full,
     /// Lost because the kernel would not send them, such as for their length.
     tx_refused,
+    /// Sent, and then not written: the capture file that they were for has failed.
+    tx_lost,
     /// Datagrams that did not carry the right key.
     qkey_violations,
     /// Times that a connection began anew because an answer did not come, or said that something is missing.

@@ -3,7 +3,7 @@
 //! Formats: pcap (draft-ietf-opsawg-pcap) and pcapng (draft-ietf-opsawg-pcapng).
 
 use std::fs::File;
-use std::io::{self, BufWriter, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::Path;
 
 use pcap_parser::pcapng::{Block, parse_block_be, parse_block_le};
@@ -202,16 +202,26 @@ fn nanos(ticks: u64, resolution: u8, offset: i64) -> Nanos {
 /// A capture file that is being written: pcapng, or pcap with nanoseconds where the name ends so.
 #[derive(Debug)]
 pub(super) struct Writer {
-    file: BufWriter<Held>,
+    file: Held,
     classic: bool,
     /// The most bytes of a frame that are kept.
     snaplen: u32,
+    /// Bytes in the file: whole records.
+    written: u64,
+    /// What is not in the file yet: the header first, then whole records.
+    buffer: Vec<u8>,
+    /// Where the header or a record ends in the buffer.
+    ends: Vec<u32>,
 }
+
+/// So many bytes are kept before they are written.
+const BUFFER: usize = 1 << 18;
+/// So many records they are at the most: none has fewer than 16 bytes.
+const RECORDS: usize = BUFFER / 16;
 
 impl Writer {
     pub(super) fn create(path: &Path, snaplen: u32) -> io::Result<Self> {
         let classic = path.extension().is_some_and(|extension| extension == "pcap" || extension == "cap");
-        let mut file = BufWriter::with_capacity(1 << 18, Held::output(path)?);
         let header: &[u32] = match classic {
             true => &[0xa1b2_3c4d, 4 << 16 | 2, 0, 0, snaplen, 1],
             false => &[
@@ -232,35 +242,69 @@ impl Writer {
                 32, // interface description: Ethernet, nanoseconds
             ],
         };
-        for word in header {
-            file.write_all(&word.to_le_bytes())?;
-        }
-        Ok(Self { file, classic, snaplen })
+        let (file, ends) = (Held::output(path)?, Vec::with_capacity(RECORDS));
+        let mut writer = Self { file, classic, snaplen, written: 0, buffer: Vec::with_capacity(BUFFER), ends };
+        writer.put(header);
+        writer.ends.push(writer.buffer.len() as u32);
+        Ok(writer)
     }
 
+    /// Keeps a frame, and writes those that were kept before if there are many.
     pub(super) fn write(&mut self, frame: &[u8], time: Nanos) -> io::Result<()> {
         let original = frame.len() as u32;
         let frame = &frame[..frame.len().min(self.snaplen as usize)];
         let len = frame.len() as u32;
         let padding = frame.len().next_multiple_of(4) - frame.len();
         let block = 32 + len + padding as u32;
-        let header: &[u32] = match self.classic {
-            true => &[(time.0 / 1_000_000_000) as u32, (time.0 % 1_000_000_000) as u32, len, original],
-            false => &[6, block, 0, (time.0 >> 32) as u32, time.0 as u32, len, original],
-        };
-        for word in header {
-            self.file.write_all(&word.to_le_bytes())?;
+        if self.buffer.len() + block as usize > BUFFER {
+            self.flush()?;
         }
-        self.file.write_all(frame)?;
+        match self.classic {
+            true => self.put(&[(time.0 / 1_000_000_000) as u32, (time.0 % 1_000_000_000) as u32, len, original]),
+            false => self.put(&[6, block, 0, (time.0 >> 32) as u32, time.0 as u32, len, original]),
+        }
+        self.buffer.extend_from_slice(frame);
         if !self.classic {
-            self.file.write_all(&[0; 3][..padding])?;
-            self.file.write_all(&block.to_le_bytes())?;
+            self.buffer.extend_from_slice(&[0; 3][..padding]);
+            self.put(&[block]);
         }
+        self.ends.push(self.buffer.len() as u32);
         Ok(())
     }
 
+    fn put(&mut self, words: &[u32]) {
+        words.iter().for_each(|word| self.buffer.extend_from_slice(&word.to_le_bytes()));
+    }
+
+    /// Writes what was kept.
     pub(super) fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        self.file.write_all(&self.buffer)?;
+        self.written += self.buffer.len() as u64;
+        self.buffer.clear();
+        self.ends.clear();
+        Ok(())
+    }
+
+    /// After a failure: cuts the file to what is whole in it. Returns how many frames that were kept are not there.
+    pub(super) fn abandon(&mut self) -> u64 {
+        let reached = (&*self.file).stream_position().unwrap_or(self.written).saturating_sub(self.written);
+        let whole = self.ends.partition_point(|end| u64::from(*end) <= reached);
+        let end = whole.checked_sub(1).map_or(0, |last| u64::from(self.ends[last]));
+        // If it cannot be cut, a reader finds its last record damaged. The header is no frame.
+        let _ = self.file.set_len(self.written + end);
+        let frames = |records: usize| records - usize::from(self.written == 0 && records > 0);
+        let lost = frames(self.ends.len()) - frames(whole);
+        self.written += end;
+        self.buffer.clear();
+        self.ends.clear();
+        lost as u64
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // A run that was never finished has nobody to tell.
+        let _ = self.flush();
     }
 }
 

@@ -156,10 +156,12 @@ impl Link {
         }
     }
 
-    /// Adds what the kernel has counted.
+    /// Adds what is counted of the whole link: by the kernel, and of a file that has failed.
     pub(super) fn count(&self, into: &mut SoftCounters) {
-        if let Self::Xdp(xdp) = self {
-            xdp.count(into);
+        match self {
+            Self::Xdp(xdp) => xdp.count(into),
+            Self::Pcap(files) => files.count(into),
+            Self::Generator(_) | Self::Loopback(_) | Self::Packet(_) | Self::Tap(_) => {}
         }
     }
 

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::file::Held;
 use crate::mem::SlotLayout;
 use crate::provider::WcStatus;
+use crate::provider::soft::SoftCounters;
 use crate::provider::soft::link::capture::{Capture, Writer};
 use crate::provider::soft::link::reel::Reel;
 use crate::provider::soft::memory::Slots;
@@ -66,12 +67,17 @@ struct Output {
     path: PathBuf,
     writer: Writer,
     failed: Option<io::Error>,
+    /// Frames that had been sent when it failed and are not in the file.
+    lost: u64,
 }
 
 impl Output {
     fn attempt(&mut self, work: impl FnOnce(&mut Writer) -> io::Result<()>) -> bool {
-        if self.failed.is_none() {
-            self.failed = work(&mut self.writer).err();
+        if self.failed.is_none()
+            && let Err(error) = work(&mut self.writer)
+        {
+            self.lost = self.writer.abandon();
+            self.failed = Some(error);
         }
         self.failed.is_none()
     }
@@ -79,11 +85,8 @@ impl Output {
     fn error(&self) -> Option<Error> {
         let failed = self.failed.as_ref()?;
         // The error itself stays here, for those who ask again.
-        let source = match failed.raw_os_error() {
-            Some(errno) => io::Error::from_raw_os_error(errno),
-            None => io::Error::new(failed.kind(), failed.to_string()),
-        };
-        Some(Error::File { path: self.path.clone(), source })
+        let lost = format!("{failed}: {} packets that were sent are not in it", self.lost);
+        Some(Error::File { path: self.path.clone(), source: io::Error::new(failed.kind(), lost) })
     }
 }
 
@@ -98,7 +101,7 @@ impl Files {
             }
         };
         let output = spec.output.clone().map(|path| match Writer::create(&path, spec.snaplen) {
-            Ok(writer) => Ok(Mutex::new(Output { path, writer, failed: None })),
+            Ok(writer) => Ok(Mutex::new(Output { path, writer, failed: None, lost: 0 })),
             Err(source) => Err(Error::File { path, source }),
         });
         Ok(Self { spec: spec.clone(), capture, _input: input, output: output.transpose()? })
@@ -114,6 +117,11 @@ impl Files {
                 damage.offset, damage.reason
             )))
         })
+    }
+
+    /// Adds the frames that were sent and are not in the output.
+    pub(super) fn count(&self, into: &mut SoftCounters) {
+        into.tx_lost += self.output.as_ref().map_or(0, |output| lock(output).lost);
     }
 
     pub(super) fn finish(&self) -> Result<()> {
