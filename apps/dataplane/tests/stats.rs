@@ -313,18 +313,47 @@ fn the_socket_of_a_killed_program_is_replaced_and_that_of_a_live_one_is_not() {
 fn a_socket_that_cannot_be_made_is_told_and_nothing_else_is_touched() {
     let folder = Folder::new("wrong");
     fs::write(folder.path("mine"), "precious").unwrap();
-    let long = "x".repeat(120);
-    for (path, why) in [
-        ("missing/edge.sock", "No such file or directory"),
-        ("mine", "no socket"),
-        (&long, "at most 107 bytes"),
-        ("", "write \"auto\", \"none\", or the path"),
+    let whole = |bytes: usize| "x".repeat(bytes - folder.path("").as_os_str().len());
+    let text = fs::read_to_string(folder.path("x.toml")).unwrap();
+    for (path, why, fix) in [
+        ("missing/edge.sock", "missing: there is no such folder", "make it by `mkdir -p "),
+        ("mine", "mine: there is something that is no socket", "name a path where there is nothing yet"),
+        ("mine/edge.sock", "mine/edge.sock", "help: name"),
+        (&whole(108), "has at most 107 bytes, and this one has 108", "name a shorter path"),
+        ("", "an empty path", "write \"auto\", \"none\", or the path"),
     ] {
-        let (status, out, err) = folder.dataplane(&format!("run @/x.toml --packets 1 --set runtime.control={path}"));
-        assert_eq!((status, out.as_str()), (if path.is_empty() { 2 } else { 1 }, ""), "{err}");
-        assert!(err.contains("control") && err.contains(why), "{why}: {err}");
+        let config = text.replace("[runtime]\n", &format!("[runtime]\ncontrol = \"{path}\"\n"));
+        fs::write(folder.path("y.toml"), &config).unwrap();
+        let line = config.lines().position(|line| line.starts_with("control")).unwrap() + 1;
+        for command in ["run @/y.toml --packets 1", "check @/y.toml", "doctor @/y.toml"] {
+            let (status, out, err) = folder.dataplane(command);
+            assert_eq!((status, out.as_str()), (2, ""), "{err}");
+            for part in [&format!("y.toml:{line}:11"), why, fix] {
+                assert!(err.contains(part), "{command}: {part:?} is not in: {err}");
+            }
+        }
     }
+    // What is beside the path is as little ours.
+    let pipe = folder.path("edge.sock.lock");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    fs::write(folder.path("other.sock.lock"), "precious too").unwrap();
+    for path in ["edge.sock", "other.sock"] {
+        let (status, _, err) = folder.dataplane(&format!("run @/x.toml --packets 1 --set runtime.control={path}"));
+        assert_eq!((status, err.contains(&format!("{path}.lock: a file cannot be locked there"))), (1, true), "{err}");
+        assert!(err.contains("there is something that is no lock: take it away"), "{err}");
+    }
+    assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+    assert_eq!(fs::read_to_string(folder.path("other.sock.lock")).unwrap(), "precious too");
     assert_eq!(fs::read_to_string(folder.path("mine")).unwrap(), "precious");
+    // As long as a path may be, it is found.
+    let longest = whole(107);
+    let running = folder.run(&format!(" --set runtime.control={longest}"), Some(&longest));
+    let (status, out, err) = folder.dataplane(&format!("stats --socket @/{longest} -j"));
+    assert_eq!((status, &json(&out)["pid"]), (0, &running.pid().into()), "{err}");
+    running.end("-TERM");
+    let (status, _, err) = folder.dataplane(&format!("stats --socket @/{longest}x"));
+    assert_eq!(status, 2, "{err}");
+    assert!(err.contains("has at most 107 bytes, and this one has 108: go to its folder"), "{err}");
     // By itself it goes elsewhere, or does without.
     let line = "run @/x.toml --packets 1 --json";
     let Output { status, stdout, .. } =

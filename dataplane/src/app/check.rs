@@ -5,13 +5,12 @@ use super::console::{self, Stop};
 use super::doctor;
 use crate::config::{self, Diagnostics, Mistake};
 use crate::pipeline::Registry;
-use crate::runtime::assemble;
 use crate::topology::Topology;
 
 pub(super) fn check(registry: &Registry, args: &args::Check) -> Result<(), Stop> {
     let source = console::source(&args.config)?;
     let mut diagnostics = Diagnostics::new(&source);
-    let assembly = assemble(&source, registry, Topology::discover()?, &mut diagnostics);
+    let assembly = console::assemble_here(&source, registry, Topology::discover()?, &mut diagnostics);
     match assembly {
         Some(assembly) => {
             // The plan may be for another host, so this is no error.

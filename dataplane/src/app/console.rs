@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
-use super::args;
-use crate::config::{Diagnostics, Level, Source};
+use super::{args, control};
+use crate::config::{self, Diagnostics, Level, Mistake, Source};
 use crate::error::Error;
 use crate::pipeline::Registry;
 use crate::runtime::{Assembly, assemble, assemble_offline};
@@ -125,7 +125,21 @@ pub(super) fn source(config: &args::Config) -> Result<Source, Stop> {
 
 /// Reads and checks a config for this machine; its mistakes are shown.
 pub(super) fn assembly(config: &args::Config, registry: &Registry, topology: Topology) -> Result<Assembly, Stop> {
-    checked(config, |source, diagnostics| assemble(source, registry, topology, diagnostics))
+    checked(config, |source, diagnostics| assemble_here(source, registry, topology, diagnostics))
+}
+
+/// Checks a config for this machine, and where it wants to be asked.
+pub(super) fn assemble_here(
+    source: &Source,
+    registry: &Registry,
+    topology: Topology,
+    diagnostics: &mut Diagnostics,
+) -> Option<Assembly> {
+    let assembly = assemble(source, registry, topology, diagnostics)?;
+    let Some((what, fix)) = control::flaw(&assembly.plan.runtime.control) else { return Some(assembly) };
+    let place = config::load(source, &mut Diagnostics::new(source)).locate("runtime.control");
+    diagnostics.push(Mistake::error(place, what).help(fix));
+    None
 }
 
 /// Reads and checks a config to look at it, whatever machine it is for; its mistakes are shown.

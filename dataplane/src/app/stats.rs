@@ -49,6 +49,10 @@ fn at(path: &Path) -> Result<Connection, Stop> {
         let why = match error.kind() {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => "no program listens there".to_owned(),
             ErrorKind::WouldBlock => "the program has too many clients".to_owned(),
+            // It names the path by itself.
+            ErrorKind::InvalidFilename => {
+                return Stop::Usage(format!("{error}: go to its folder, and name it from there"));
+            }
             _ => error.to_string(),
         };
         Stop::Failed(format!("{}: {why}", path.display()))

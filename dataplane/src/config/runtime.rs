@@ -97,7 +97,8 @@ pub struct Runtime {
     #[schemars(with = "String")]
     pub drain_timeout: Period,
     /// Where `dataplane stats` can ask what the program is doing. `"auto"`: at a socket that it finds by itself. `"none"`:
-    /// nowhere. A path: at a socket there, which is made, with rights for its owner alone, and removed at the end.
+    /// nowhere. A path, of at most 107 bytes: at a socket there, which is made, with rights for its owner alone, and removed
+    /// at the end.
     #[schemars(with = "String")]
     pub control: Control,
 }

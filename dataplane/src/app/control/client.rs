@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{SocketAddrUnix, SocketFlags, connect};
+use rustix::net::{SocketFlags, connect};
 use serde::Deserialize as _;
 use serde_json::Value;
 
@@ -73,13 +73,15 @@ pub(in crate::app) struct Connection {
 
 impl Connection {
     /// # Errors
-    /// Of [`connect`]: there is no socket (`ENOENT`), nobody listens (`ECONNREFUSED`), or not to this user (`EACCES`).
+    /// Of [`connect`]: there is no socket (`ENOENT`), nobody listens (`ECONNREFUSED`), or not to this user (`EACCES`); or
+    /// the path can be none of a socket.
     pub(in crate::app) fn open(path: &Path) -> io::Result<Self> {
+        let address = socket::address(path).map_err(|why| io::Error::new(ErrorKind::InvalidFilename, why))?;
         let stream = socket::unix(SocketFlags::empty())?;
         for direction in [Timeout::Send, Timeout::Recv] {
             set_socket_timeout(&stream, direction, Some(PATIENCE))?;
         }
-        connect(&stream, &SocketAddrUnix::new(path)?)?;
+        connect(&stream, &address)?;
         Ok(Self { stream: BufReader::new(stream.into()), path: path.to_owned() })
     }
 

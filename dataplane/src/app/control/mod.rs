@@ -9,7 +9,7 @@ mod socket;
 
 pub(super) use client::{Answer, Connection, Found};
 pub(super) use server::Server;
-pub(super) use socket::folders;
+pub(super) use socket::{flaw, folders};
 
 use std::time::Duration;
 

@@ -16,6 +16,7 @@ use rustix::process::geteuid;
 
 use crate::app::console::Stop;
 use crate::config::Control;
+use crate::file;
 
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 16;
@@ -53,12 +54,16 @@ fn process_of(name: &OsStr) -> Option<u32> {
 
 /// The sockets in a folder that are called so: each with its process, and whether it is this user's.
 pub(super) fn sockets(folder: &Path) -> impl Iterator<Item = (u32, PathBuf, bool)> {
-    let user = geteuid().as_raw();
-    fs::read_dir(folder).into_iter().flatten().flatten().filter_map(move |entry| {
+    fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
         let process = process_of(&entry.file_name())?;
         let about = entry.metadata().ok().filter(|about| about.file_type().is_socket())?;
-        Some((process, entry.path(), about.uid() == user))
+        Some((process, entry.path(), is_own(&about)))
     })
+}
+
+/// Whether it is this user's.
+fn is_own(about: &Metadata) -> bool {
+    about.uid() == geteuid().as_raw()
 }
 
 /// A new socket.
@@ -78,10 +83,53 @@ fn is_alive(path: &Path) -> io::Result<bool> {
 
 /// Why there can be no socket.
 fn failed(path: &Path, error: &io::Error) -> String {
-    match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::NAMETOOLONG) => format!("{}: the path of a socket has at most 107 bytes", path.display()),
-        _ => format!("{}: a socket cannot be made there: {error}", path.display()),
+    format!("{}: a socket cannot be made there: {error}", path.display())
+}
+
+/// The most bytes of the path of a socket. The kernel has room for one more, but for none behind it: many programs, which
+/// may want to ask there too, end the path with a zero (unix(7)).
+const LONGEST: usize = 107;
+
+/// The address of a path, or why there can be none.
+pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, String> {
+    let bytes = path.as_os_str().len();
+    if bytes > LONGEST {
+        let path = path.display();
+        return Err(format!("{path}: the path of a socket has at most {LONGEST} bytes, and this one has {bytes}"));
     }
+    SocketAddrUnix::new(path).map_err(|error| failed(path, &error.into()))
+}
+
+/// What keeps a socket from where the config wants it, as far as that can be told without making one; and what to do. That
+/// another program listens there is not looked at.
+pub(in crate::app) fn flaw(wish: &Control) -> Option<(String, String)> {
+    let Control::Path(path) = wish else { return None };
+    if let Err(why) = address(path) {
+        return Some((why, "name a shorter path, such as \"/run/dataplane.sock\"".to_owned()));
+    }
+    match fs::symlink_metadata(path) {
+        Ok(there) if !there.file_type().is_socket() => {
+            return Some((no_socket(path), "name a path where there is nothing yet".to_owned()));
+        }
+        _ => {}
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let shown = folder.display();
+    match fs::metadata(folder) {
+        Ok(there) if there.is_dir() => {
+            let error = file::can_be_filled(folder).err()?;
+            Some((failed(path, &error), "name a path in a folder that you may write to".to_owned()))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Some((
+            format!("{shown}: there is no such folder"),
+            format!("make it by `mkdir -p {shown}`, or name another"),
+        )),
+        Ok(_) | Err(_) => Some((format!("{shown}: this is no folder that can be used"), "name another".to_owned())),
+    }
+}
+
+fn no_socket(path: &Path) -> String {
+    format!("{}: there is something that is no socket", path.display())
 }
 
 /// Listens at a path where there is nothing yet.
@@ -124,10 +172,13 @@ impl Socket {
     /// In a folder where it is looked for. It is listened at before it is called so: one that is not was left behind.
     fn within(folder: &Path) -> Result<Self, String> {
         let path = folder.join(name(process::id()));
+        address(&path)?;
         let failed = |error: io::Error| failed(&path, &error);
         let new = folder.join(format!(".dataplane-{}", process::id()));
         // Of a program that was this process before.
-        let _ = fs::remove_file(&new);
+        if fs::symlink_metadata(&new).is_ok_and(|there| there.file_type().is_socket() && is_own(&there)) {
+            let _ = fs::remove_file(&new);
+        }
         let listener = listener(&new).map_err(failed)?;
         if let Err(error) = renameat_with(CWD, &new, CWD, &path, RenameFlags::NOREPLACE) {
             let _ = fs::remove_file(&new);
@@ -140,12 +191,14 @@ impl Socket {
     fn at(path: &Path) -> Result<Self, String> {
         let failed = |error: io::Error| failed(path, &error);
         let another = || format!("{}: another program listens there", path.display());
-        SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
+        if let Some((why, fix)) = flaw(&Control::Path(path.to_owned())) {
+            return Err(format!("{why}: {fix}"));
+        }
         let unlocked = |error| format!("{}.lock: a file cannot be locked there: {error}", path.display());
         let lock = Lock::take(path).map_err(unlocked)?.ok_or_else(another)?;
         match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => {
-                return Err(format!("{}: there is something that is no socket", path.display()));
+                return Err(no_socket(path));
             }
             Ok(_) => match is_alive(path) {
                 Ok(true) => return Err(another()),
@@ -186,9 +239,10 @@ fn is_still(path: &Path, identified: Identity) -> bool {
     fs::symlink_metadata(path).is_ok_and(|there| identity(&there) == identified)
 }
 
-/// Keeps other programs from a path, by a file beside it. Dropping it removes the file.
+/// Keeps other programs from a path, by an empty file beside it. Dropping it removes the file.
 struct Lock {
     path: PathBuf,
+    identity: Identity,
     /// It is locked as long as it is open, however the program ends.
     _file: File,
 }
@@ -201,9 +255,16 @@ impl Lock {
         let flags = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         loop {
             let file = File::from(open(&path, flags, Mode::RUSR | Mode::WUSR)?);
+            let about = file.metadata()?;
+            // Such as a program of this kind leaves that is killed. Anything else would be lost at the end.
+            if !about.is_file() || about.len() > 0 || !is_own(&about) {
+                let why = "there is something that is no lock: take it away, or name another path for the socket";
+                return Err(io::Error::new(ErrorKind::AlreadyExists, why));
+            }
+            let identity = identity(&about);
             match file.try_lock() {
-                // Otherwise whoever had it has just removed it.
-                Ok(()) if is_still(&path, identity(&file.metadata()?)) => return Ok(Some(Self { path, _file: file })),
+                Ok(()) if is_still(&path, identity) => return Ok(Some(Self { path, identity, _file: file })),
+                // Whoever had it has just removed it.
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Ok(None),
                 Err(TryLockError::Error(error)) => return Err(error),
@@ -214,7 +275,9 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        if is_still(&self.path, self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
