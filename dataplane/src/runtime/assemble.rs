@@ -277,16 +277,14 @@ fn check(
     }
     let most = crate::mem::BATCH / program.multiplicity();
     if plan.runtime.burst as usize > most {
-        let copying = program.nodes().iter().filter(|node| node.stage.copies()).count();
-        let mistake = Mistake::error(
-            loaded.locate("runtime.burst"),
-            format!(
-                "a burst of {} and {copying} stages that copy may become more than a batch holds",
-                plan.runtime.burst
-            ),
-        );
+        let more = program.nodes().iter().filter(|node| node.stage.copies() || node.stage.makes() > 0);
+        let names: Vec<String> = more.map(|node| format!("`{}`", node.name)).collect();
+        let (burst, names, batch) = (plan.runtime.burst, names.join(", "), crate::mem::BATCH);
+        let message =
+            format!("a burst of {burst} may become more than the {batch} packets of a batch, by what {names} make");
+        let mistake = Mistake::error(loaded.locate("runtime.burst"), message);
         diagnostics.push(mistake.help(match most {
-            0 => "take some of them out: there may be 8".to_owned(),
+            0 => format!("take some of them out: a packet may become {batch} at the most"),
             _ => format!("set burst = {most} or less in [runtime]"),
         }));
     }

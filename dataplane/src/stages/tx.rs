@@ -12,8 +12,9 @@ use crate::pipeline::{Ctx, Exit, Facts, PortInfo, Problem, Setup, Stage};
 /// Sends packets out by a port.
 ///
 /// A frame that is longer than the port's MTU and its link header is dropped as `too_long`; each VLAN tag, up to two,
-/// counts as link header. One without a whole Ethernet header is dropped as `runt`: no device sends it, and one that is
-/// given it may stop.
+/// counts as link header. Padding behind the packet counts as the packet does: that of the shortest frames, to 60 bytes,
+/// is within any MTU, and what is padded beyond the MTU is too long, even where the packet itself is not. A frame without a
+/// whole Ethernet header is dropped as `runt`: no device sends it, and one that is given it may stop.
 ///
 /// ```toml
 /// [[pipeline.stage]]

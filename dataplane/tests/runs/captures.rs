@@ -118,6 +118,34 @@ fn what_is_no_capture_of_ethernet_is_refused_by_name() {
     assert!(error.contains(missing.to_str().unwrap()) && error.contains("No such file"), "{error}");
 }
 
+/// What is damaged is told in words of the format.
+#[test]
+fn a_record_that_makes_no_sense_is_told_by_its_place() {
+    let folder = Folder::new();
+    let mut input = fs::read(folder.capture("a.pcap", [[7; 60]])).unwrap();
+    let end = input.len();
+    // A record of more bytes than any has.
+    input.extend([0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff, 0x7f]);
+    input.extend([0; 60]);
+    let pcap = folder.write("in.pcap", &input);
+    play(&folder, &pcap, "ng.pcapng", "");
+    let mut input = fs::read(folder.file("ng.pcapng")).unwrap();
+    let ng_end = input.len();
+    // A block that is shorter than its own header.
+    input.extend([6, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let ng = folder.write("in.pcapng", &input);
+    for (input, end) in [(pcap, end), (ng, ng_end)] {
+        let report = play(&folder, &input, "out.pcap", "");
+        assert_conserved(&report);
+        let [error] = &report.errors[..] else { panic!("{:?}", report.errors) };
+        let begin = format!("{}: damaged at byte {end}: ", input.display());
+        let why = error.strip_prefix(&begin).unwrap_or_else(|| panic!("{error}"));
+        let known = ["no valid record", "the file ends in the middle of a record"];
+        let why = why.strip_suffix("; the 1 frames before it were played").unwrap_or_else(|| panic!("{error}"));
+        assert!(known.contains(&why), "{error}");
+    }
+}
+
 #[test]
 fn a_capture_without_packets_is_played_to_its_end() {
     let folder = Folder::new();

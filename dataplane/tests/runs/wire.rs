@@ -153,6 +153,29 @@ fn faults_that_leave_nothing_do_not_keep_a_run() {
     }
 }
 
+/// The stages that make packets of one are named, whether they copy it or take it apart.
+#[test]
+fn a_burst_that_may_outgrow_a_batch_is_told_with_what_makes_it_grow() {
+    let stage = |keys: &str| format!("[[pipeline.stage]]\n{keys}\n");
+    let route = "use = 'route'\ntable = [{ prefix = '0.0.0.0/0', via = '10.0.0.1', port = 'p' }]";
+    let fragments = ["use = 'parse'", route, "name = 'cut'\nuse = 'fragment'\nmost = 8"].map(stage).concat();
+    let copies = stage("name = 'copy'\nuse = 'mirror'\noutputs = { copy = 'drop' }");
+    let both = format!("{fragments}{copies}");
+    for (stages, names, fix) in [
+        (&fragments, "by what `cut` make", "set burst = 32 or less"),
+        (&both, "by what `cut`, `copy` make", "set burst = 16 or less"),
+    ] {
+        let config = config("workers = 1\nburst = 64", "kind = 'generator'").replacen(
+            "[[pipeline.stage]]",
+            &format!("{stages}[[pipeline.stage]]"),
+            1,
+        );
+        let said = Folder::new().assemble(&config).err().unwrap();
+        assert!(said.contains("a burst of 64 may become more than the 256 packets of a batch"), "{said}");
+        assert!(said.contains(names) && said.contains(fix), "{said}");
+    }
+}
+
 #[test]
 fn a_capture_takes_no_file_that_is_another_s() {
     let folder = Folder::new();

@@ -183,7 +183,6 @@ impl Capture {
 fn damage<I>(offset: usize, error: nom::Err<pcap_parser::PcapError<I>>) -> Damage {
     let reason = match error {
         nom::Err::Incomplete(_) => "the file ends in the middle of a record".to_owned(),
-        nom::Err::Error(pcap_parser::PcapError::NomError(_, kind)) => format!("no valid record ({kind:?})"),
         nom::Err::Error(_) | nom::Err::Failure(_) => "no valid record".to_owned(),
     };
     Damage { offset, reason }
