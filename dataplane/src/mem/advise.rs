@@ -18,15 +18,16 @@ pub(crate) fn advise_huge_pages<T>(table: &[T]) {
     };
 }
 
-/// Has the processor fetch the cache line of an element, without waiting for it.
+/// Has the processor fetch the cache line of a place, without waiting for it. A hint alone: the place need not be one that may
+/// be read, so no index has to be checked for it.
 #[inline(always)]
-pub(crate) fn prefetch<T>(element: Option<&T>) {
+pub(crate) fn prefetch<T>(place: *const T) {
     #[cfg(target_arch = "x86_64")]
-    if let Some(element) = element {
+    {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, which changes nothing that a program can see, wherever it points. Every x86-64 has it.
-        unsafe { _mm_prefetch(std::ptr::from_ref(element).cast(), _MM_HINT_T0) };
+        // SAFETY: it changes nothing that a program can see, wherever it points. Every x86-64 has it.
+        unsafe { _mm_prefetch(place.cast(), _MM_HINT_T0) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = element;
+    let _ = place;
 }

@@ -93,7 +93,7 @@ impl<F: Form, const SLOTS: usize> Cells<F, SLOTS> {
             entry & LINE == 0
         };
         for address in addresses {
-            prefetch(Some(&self.first[Self::slot(*address)]));
+            prefetch(self.first.as_ptr().wrapping_add(Self::slot(*address)));
         }
         let ((some, rest), (into, into_rest)) = (addresses.as_chunks::<UNROLLED>(), values.as_chunks_mut::<UNROLLED>());
         let whole =
@@ -139,7 +139,7 @@ impl<F: Form, const SLOTS: usize> Cells<F, SLOTS> {
             let mut lines = [self.lines.line(usize::MAX / 16); WAYS];
             for ((key, link), line) in keys.iter().zip(&links).zip(&mut lines).take(count) {
                 *line = self.lines.line(line_of(*link, key << shift));
-                prefetch(line.first());
+                prefetch(line.as_ptr());
             }
             let mut still = 0;
             for (at, line) in lines.iter().enumerate().take(count) {

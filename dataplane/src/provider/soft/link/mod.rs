@@ -49,19 +49,6 @@ use crate::provider::soft::{SoftCounters, SoftSpec};
 use crate::provider::{QpSpec, WcStatus};
 use crate::units::Nanos;
 
-/// Begins to bring what another core wrote there to this one, which will need it soon. Any address will do.
-#[inline]
-fn prefetch(place: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: the instruction is part of every processor of this kind, and a hint: it reads nothing and never faults.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(place.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
-}
-
 /// What the wire is.
 #[derive(Clone, Debug)]
 pub enum LinkSpec {

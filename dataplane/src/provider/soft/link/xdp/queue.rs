@@ -8,11 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::super::prefetch;
 use super::program::STAMP;
 use super::socket::{PATIENCE, Refused, Socket, SocketSpec, await_release};
 use super::{HEADROOM, Xdp};
-use crate::mem::{Desc, GUARD, Region, SlotLayout};
+use crate::mem::{Desc, GUARD, Region, SlotLayout, prefetch};
 use crate::provider::soft::cq::Now;
 use crate::provider::soft::link::interface::to_wait_for;
 use crate::provider::{Completions, QpCaps, WcStatus};
