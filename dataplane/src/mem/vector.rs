@@ -36,6 +36,14 @@ pub(crate) fn copy_below(to: &mut [u32], slots: &[u32], below: u32) -> bool {
     last < below || slots.is_empty()
 }
 
+/// Writes one length for all.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+pub(crate) fn fill(lengths: &mut [u32], length: u32) {
+    for place in lengths {
+        *place = length;
+    }
+}
+
 /// What is so of all packets of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {

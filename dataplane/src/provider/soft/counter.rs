@@ -97,7 +97,7 @@ impl Counter {
     }
 
     /// What a completion is stamped with.
-    #[inline]
+    #[inline(always)]
     pub(super) fn now(&self) -> Ticks {
         let ticks = if self.stretches.is_empty() { self.host.now().0 } else { self.stretched() };
         Ticks(ticks & self.timebase.mask)

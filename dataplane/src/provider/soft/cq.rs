@@ -1,7 +1,6 @@
 //! Completion queues. Polling one is what makes the device receive: it has no engine of its own.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +19,7 @@ use crate::provider::soft::fault::{FaultSpec, Random};
 use crate::provider::soft::home::{Home, Use};
 use crate::provider::soft::inbox::Inbox;
 use crate::provider::soft::qp::QpShared;
+use crate::provider::soft::ring::Ring;
 use crate::provider::soft::spec::Profile;
 use crate::provider::{
     Completion, CompletionQueue, Completions, Cursor, EventKind, PollFields, QpState, RUN, WcOpcode, WcStatus,
@@ -40,7 +40,7 @@ pub(super) enum Stamps {
 }
 
 impl Stamps {
-    #[inline]
+    #[inline(always)]
     pub(super) fn now(&self) -> Ticks {
         match self {
             Self::None => Ticks(0),
@@ -199,7 +199,7 @@ pub(super) struct CqCore {
     number: u32,
     depth: usize,
     /// Those of raw packets.
-    ring: VecDeque<Entry>,
+    ring: Ring<Entry>,
     ignore_overrun: bool,
     /// Whether it overran.
     dead: bool,
@@ -232,14 +232,9 @@ impl CqCore {
             if !self.ignore_overrun {
                 return self.overrun();
             }
-            self.ring.pop_front();
+            self.ring.pop();
         }
-        // It is written where it stays, a field at a time: a processor waits for what is copied in larger parts than it was
-        // written in just now.
-        self.ring.push_back(Entry::NONE);
-        if let Some(last) = self.ring.back_mut() {
-            *last = entry;
-        }
+        self.ring.push(entry);
     }
 
     /// Forgets the entries of a queue pair.
@@ -427,7 +422,7 @@ impl CqCore {
     /// Takes the oldest entry off.
     #[inline]
     fn pop(&mut self) -> Option<Entry> {
-        let entry = self.ring.pop_front()?;
+        let entry = self.ring.pop()?;
         self.release(entry.qp, entry.release);
         Some(entry)
     }
@@ -440,17 +435,19 @@ impl CqCore {
         }
         // Sends come mostly of one queue pair: the last of its entries says of all of them what is over.
         let (mut qp, mut release) = (QpNum(0), 0);
-        for it in self.ring.range(..n) {
-            run.push(it.wr_id, it.status, it.byte_len, it.ticks);
-            if it.release > 0 {
-                if it.qp != qp {
-                    self.release(qp, release);
+        for part in self.ring.front(n) {
+            for it in part {
+                run.push(it.wr_id, it.status, it.byte_len, it.ticks);
+                if it.release > 0 {
+                    if it.qp != qp {
+                        self.release(qp, release);
+                    }
+                    (qp, release) = (it.qp, it.release);
                 }
-                (qp, release) = (it.qp, it.release);
             }
         }
         self.release(qp, release);
-        self.ring.drain(..n);
+        self.ring.advance(n);
     }
 
     #[inline]
@@ -461,7 +458,9 @@ impl CqCore {
             return Ok(0);
         }
         if self.plain {
-            self.pop_into(run, limit);
+            if !self.ring.is_empty() {
+                self.pop_into(run, limit);
+            }
             if run.len == 0 && self.receivers && limit > 0 {
                 let now = self.now();
                 if !self.receive_alone(run, limit, now) {
@@ -548,7 +547,7 @@ impl CqCore {
                 }
                 // Entries over entries: the oldest are lost, and with them the receives that they tell of.
                 let excess = self.ring.len().saturating_sub(self.depth);
-                self.ring.drain(..excess);
+                self.ring.advance(excess);
             }
             if let Some(run) = run.as_deref_mut() {
                 self.pop_into(run, limit);
@@ -626,7 +625,7 @@ impl SoftCq {
         let core = CqCore {
             number,
             depth: depth as usize,
-            ring: VecDeque::with_capacity(depth as usize),
+            ring: Ring::new(depth as usize, Entry::NONE),
             ignore_overrun,
             dead: false,
             stamps,

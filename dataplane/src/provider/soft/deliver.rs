@@ -1,7 +1,5 @@
 //! How a queue pair of raw packets receives: frames off the wire into posted receives.
 
-use std::collections::VecDeque;
-
 use crate::mem::vector;
 use crate::provider::soft::cq::{Entry, Now};
 use crate::provider::soft::engine::QpCore;
@@ -10,6 +8,7 @@ use crate::provider::soft::link::{Queue, Received, Wire};
 use crate::provider::soft::memory::{KeyCache, Slots};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::{Posted, RecvQueue};
+use crate::provider::soft::ring::Ring;
 use crate::provider::{Completions, EventKind, QpState, RUN, WcStatus};
 use crate::units::Ticks;
 
@@ -33,7 +32,7 @@ impl QpCore {
 
     /// Receives straight into `run`, until it has `limit` entries; `in_order` if that has none, and no other queue pair
     /// reports where this one does. `false`: this needs [`QpCore::receive`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn receive_run(
         &mut self,
         shared: &QpShared,
@@ -85,7 +84,7 @@ impl QpCore {
     }
 
     /// Receives up to `most` frames; in state ERR flushes as many receives. `now` is the stamp of what has none of its own.
-    pub(super) fn receive(&mut self, shared: &QpShared, ring: &mut VecDeque<Entry>, most: usize, now: Now) {
+    pub(super) fn receive(&mut self, shared: &QpShared, ring: &mut Ring<Entry>, most: usize, now: Now) {
         let Now { ticks, by_wall } = now;
         let enough = ring.len().saturating_add(most);
         if let Wire::Xdp(queue) = &mut self.wire {
@@ -111,12 +110,12 @@ impl QpCore {
                 let more = match faults {
                     None => wire.take(&shared.counts, |frame, came| {
                         receiver.ticks = came.filter(|_| by_wall).map_or(ticks, |came| Ticks(came.0));
-                        ring.extend(receiver.deliver(frame, None));
+                        receiver.deliver(frame, None).into_iter().for_each(|entry| ring.push(entry));
                     }),
                     Some(faults) => {
                         let more = faults.take(wire, &shared.counts, |faults, frame| {
                             let fails = (receiver.recv.len() > 0).then(|| faults.receive_fails()).flatten();
-                            ring.extend(receiver.deliver(frame, fails));
+                            receiver.deliver(frame, fails).into_iter().for_each(|entry| ring.push(entry));
                         });
                         report(faults, shared);
                         more
@@ -134,7 +133,7 @@ impl QpCore {
             while ring.len() < enough {
                 let Some(posted) = recv.pop() else { return };
                 let wr_id = wr_id(&posted, slots.as_ref());
-                ring.push_back(entry(shared, wr_id, WcStatus::WrFlushErr, Ticks(0)));
+                ring.push(entry(shared, wr_id, WcStatus::WrFlushErr, Ticks(0)));
             }
         }
     }
@@ -163,7 +162,7 @@ fn receive_lent(
 
 /// Receives from, or flushes, a queue that slots are lent to, until `ring` has `enough`. For cursors and failures.
 #[cold]
-fn lent(shared: &QpShared, queue: &mut Queue, ring: &mut VecDeque<Entry>, enough: usize, now: Now) {
+fn lent(shared: &QpShared, queue: &mut Queue, ring: &mut Ring<Entry>, enough: usize, now: Now) {
     match shared.state() {
         QpState::Rtr | QpState::Rts | QpState::Sqd => {
             let mut run = Completions::new();
@@ -172,14 +171,14 @@ fn lent(shared: &QpShared, queue: &mut Queue, ring: &mut VecDeque<Entry>, enough
             for at in 0..run.len {
                 let status = if run.failed { run.status[at] } else { WcStatus::Success };
                 let entry = entry(shared, run.wr_id[at], status, run.ticks[at]);
-                ring.push_back(Entry { byte_len: run.byte_len[at], ..entry });
+                ring.push(Entry { byte_len: run.byte_len[at], ..entry });
             }
         }
         QpState::Err => {
             while ring.len() < enough
                 && let Some(wr_id) = queue.flush_receive()
             {
-                ring.push_back(entry(shared, wr_id, WcStatus::WrFlushErr, Ticks(0)));
+                ring.push(entry(shared, wr_id, WcStatus::WrFlushErr, Ticks(0)));
             }
         }
         _ => {}

@@ -16,6 +16,7 @@ use crate::provider::soft::link::{BURST, Over, Sent, Wire};
 use crate::provider::soft::memory::{KeyCache, Slots, SoftMr, copy_inline};
 use crate::provider::soft::qp::QpShared;
 use crate::provider::soft::recv::RecvQueue;
+use crate::provider::soft::ring::Ring;
 use crate::provider::{
     Capability, MemoryRegion, PostError, QpSpec, QpState, RecvRequest, SendApi, SendFlags, SendRequest, Sge, WcStatus,
     WrOpcode,
@@ -408,7 +409,7 @@ impl QpCore {
 
     /// Takes note of the sends that the kernel has given back, while `ring` has fewer than `most` entries.
     #[inline]
-    pub(super) fn reap(&mut self, shared: &QpShared, ring: &mut VecDeque<Entry>, most: usize, stamps: &Stamps) {
+    pub(super) fn reap(&mut self, shared: &QpShared, ring: &mut Ring<Entry>, most: usize, stamps: &Stamps) {
         let Wire::Xdp(queue) = &mut self.wire else { return };
         if !queue.sends() {
             return;
@@ -425,7 +426,8 @@ impl QpCore {
                 packets += 1;
                 bytes += u64::from(over.len);
             }
-            ring.extend(over_entry(shared, &over, || *ticks.get_or_insert_with(|| stamps.now())));
+            let entry = over_entry(shared, &over, || *ticks.get_or_insert_with(|| stamps.now()));
+            entry.into_iter().for_each(|entry| ring.push(entry));
         }
         shared.counts.tx_packets.add(packets);
         shared.counts.tx_bytes.add(bytes);

@@ -61,21 +61,30 @@ impl<T> Home<T> {
     #[inline]
     pub(super) fn with<R>(&self, kind: Use, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         let me = this_thread();
-        if self.owner.load(Ordering::Relaxed) == me {
-            return self.value.try_borrow_mut().ok().map(|mut value| work(&mut value));
-        }
-        self.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        let _visit = (kind == Use::Visit).then(|| Visit(&self.owner));
+        // One call of the work below, and not one here and one there: it becomes a part of its caller.
+        let _visit = if self.owner.load(Ordering::Relaxed) == me { None } else { Some(self.enter(kind, me)?) };
         self.value.try_borrow_mut().ok().map(|mut value| work(&mut value))
+    }
+
+    /// Comes from outside. `None`: another thread is there.
+    #[cold]
+    fn enter(&self, kind: Use, me: u64) -> Option<Visit<'_>> {
+        self.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(Visit { owner: &self.owner, kind })
     }
 }
 
-/// Leaves when it is dropped, also when the work panics.
-struct Visit<'a>(&'a AtomicU64);
+/// One that came from outside. If for a visit it leaves when it is dropped, also when the work panics.
+struct Visit<'a> {
+    owner: &'a AtomicU64,
+    kind: Use,
+}
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        self.0.store(0, Ordering::Release);
+        if self.kind == Use::Visit {
+            self.owner.store(0, Ordering::Release);
+        }
     }
 }
 

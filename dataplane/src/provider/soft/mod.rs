@@ -40,6 +40,7 @@ mod memory;
 mod pd;
 mod qp;
 mod recv;
+mod ring;
 mod rss;
 mod spec;
 mod status;

@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 
 use crate::clock::{HostClock, Timebase};
 use crate::error::{Error, Result};
-use crate::mem::{Run, SlotLayout};
+use crate::mem::{Run, SlotLayout, vector};
 use crate::provider::soft::fault::Random;
 use crate::provider::soft::line::{self, LINE, Line};
 use crate::provider::soft::link::reel::{Frames, Reel};
@@ -379,7 +379,7 @@ impl Generator {
     #[inline]
     fn lengths_of(&self, part: &[u32], lengths: &mut [u32]) -> u64 {
         if self.stamped.lengths.is_empty() {
-            lengths.fill(self.stamped.longest);
+            vector::fill(lengths, self.stamped.longest);
             return u64::from(self.stamped.longest) * part.len() as u64;
         }
         let mut bytes = 0;
