@@ -101,7 +101,7 @@ impl InFlight {
     }
 
     /// Adds sends, which were received at these times; there must be space.
-    #[inline]
+    #[inline(always)]
     pub(super) fn extend(&mut self, run: &Run<'_>, stamps: Stamps<'_>) {
         let descs = run.descs();
         if descs.is_empty() {
@@ -116,37 +116,43 @@ impl InFlight {
         let end = self.posted + descs.len() as u64;
         match stamps {
             Stamps::Alike(stamp) => self.spans.push(Span { end, stamp, bytes: run.extent().bytes }),
-            Stamps::Each(stamps) => {
-                let mut from = 0;
-                for alike in stamps.chunk_by(|a, b| a == b) {
-                    let to = from + alike.len();
-                    let bytes = vector::bytes(Desc::words(&descs[from..to]));
-                    self.spans.push(Span { end: self.posted + to as u64, stamp: alike[0], bytes });
-                    from = to;
-                }
-            }
+            Stamps::Each(stamps) => self.add_spans(descs, stamps),
         }
         self.posted = end;
     }
 
+    /// Adds the spans of sends that were received at several times.
+    #[inline(never)]
+    fn add_spans(&mut self, descs: &[Desc], stamps: &[Stamp]) {
+        let mut from = 0;
+        for alike in stamps.chunk_by(|a, b| a == b) {
+            let to = from + alike.len();
+            let bytes = vector::bytes(Desc::words(&descs[from..to]));
+            self.spans.push(Span { end: self.posted + to as u64, stamp: alike[0], bytes });
+            from = to;
+        }
+    }
+
     /// The oldest `n` sends are over, of which there are as many; with a stamp of their completion, records how long they
     /// took. Returns their bytes. Their slots come back by [`InFlight::reclaim`].
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete(&mut self, n: usize, completed: Stamp, latency: &mut dyn LatencySink) -> u64 {
-        let to = self.over + n as u64;
-        let mut bytes = 0;
-        while self.over < to {
+        let (mut over, mut bytes) = (self.over, 0);
+        let to = over + n as u64;
+        while over < to {
             let span = *self.spans.first();
-            let end = span.end.min(to);
-            let of_span = if end == span.end { span.bytes } else { self.bytes_until(end) };
+            let (end, of_span) = match span.end <= to {
+                true => (span.end, span.bytes),
+                false => (to, self.split_span(over, to)),
+            };
             if completed != Stamp::NONE {
-                latency.record(span.stamp, completed, end - self.over);
+                latency.record(span.stamp, completed, end - over);
             }
             bytes += u64::from(of_span);
-            self.spans.first().bytes -= of_span;
-            self.spans.first += usize::from(end == span.end);
-            self.over = end;
+            self.spans.first = self.spans.first.wrapping_add(usize::from(end == span.end));
+            over = end;
         }
+        self.over = to;
         bytes
     }
 
@@ -163,10 +169,12 @@ impl InFlight {
         self.reclaimed = self.over;
     }
 
-    /// The bytes of the oldest sends, up to a count.
+    /// Takes the sends before a count out of the oldest span. Returns their bytes.
     #[cold]
-    fn bytes_until(&self, end: u64) -> u32 {
-        (self.over..end).map(|count| u32::from(self.descs[self.place(count).0].len)).sum()
+    fn split_span(&mut self, over: u64, to: u64) -> u32 {
+        let bytes = (over..to).map(|count| u32::from(self.descs[self.place(count).0].len)).sum();
+        self.spans.first().bytes -= bytes;
+        bytes
     }
 }
 

@@ -91,7 +91,7 @@ struct Queues<D: Device> {
 }
 
 /// The stamp of all of a run; `None`: they may differ, and are in `stamps`.
-#[inline]
+#[inline(always)]
 fn stamp(stamper: &mut Stamper, run: &Completions, stamps: &mut [Stamp]) -> Option<Stamp> {
     if run.failed {
         stamp_good(stamper, run, stamps);
@@ -377,6 +377,15 @@ impl<D: Device> VerbsLane<D> {
         is_marker
     }
 
+    /// The same, or makes the queues anew. Apart from [`Lane::reap`], which most often has nothing to do.
+    #[inline(never)]
+    fn reap_some(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<(), VerbError> {
+        match self.poll_sends(pool, latency) {
+            Ok(_) => Ok(()),
+            Err(lost) => self.rebuild(pool, lost),
+        }
+    }
+
     /// Polls the send queue and takes back what has completed.
     #[inline]
     fn poll_sends(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<usize, VerbError> {
@@ -401,17 +410,23 @@ impl<D: Device> VerbsLane<D> {
             self.counters.tx += sent as u64;
             self.counters.tx_bytes += self.in_flight.complete(sent, alike.unwrap_or(self.stamps[i]), latency);
             if status != WcStatus::Success {
-                self.in_flight.complete(1, Stamp::NONE, latency);
-                self.in_flight.reclaim(pool);
-                match self.stopping && status == WcStatus::WrFlushErr {
-                    true => self.counters.stopped += 1,
-                    false => self.counters.tx_errors += 1,
-                }
-                self.note(status);
+                self.lose_send(pool, status);
             }
         }
         self.in_flight.reclaim(pool);
         Ok(n)
+    }
+
+    /// The oldest send ended with an error.
+    #[cold]
+    fn lose_send(&mut self, pool: &mut Pool, status: WcStatus) {
+        self.in_flight.complete(1, Stamp::NONE, &mut NoSink);
+        self.in_flight.reclaim(pool);
+        match self.stopping && status == WcStatus::WrFlushErr {
+            true => self.counters.stopped += 1,
+            false => self.counters.tx_errors += 1,
+        }
+        self.note(status);
     }
 
     /// There are alarms: acts on those about this lane.
@@ -487,6 +502,13 @@ impl<D: Device> VerbsLane<D> {
         }
     }
 
+    /// Of a queue pair that stopped then: whether its time is over. Both queues are looked at once more before that counts:
+    /// this thread may have been kept from it till now.
+    #[cold]
+    fn look_at_deadline(&mut self, since: Instant) {
+        self.overdue = since.elapsed() >= FLUSH_DEADLINE;
+    }
+
     /// A queue pair that has stopped: once everything has come back, or its time is over, it is reset and begins anew.
     #[cold]
     fn recover(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
@@ -527,6 +549,7 @@ impl<D: Device> VerbsLane<D> {
         self.phase != Phase::Live || self.queues.qp.state() == QpState::Err
     }
 
+    #[inline(never)]
     fn post_receives(&mut self, pool: &mut Pool) -> Result<(), VerbError> {
         loop {
             let slots = pool.take(self.posted.space().min(RUN), SlotState::Posted);
@@ -549,18 +572,12 @@ impl<D: Device> VerbsLane<D> {
         }
     }
 
-    /// Drops what a message of the connection has no room for.
+    /// Drops what a message of the connection has no room for, and of the others what the send queue has none for.
     #[cold]
-    fn refuse_long(&mut self, pool: &mut Pool, batch: &mut Batch) {
-        let longest = self.longest;
+    fn refuse_some(&mut self, pool: &mut Pool, batch: &mut Batch) {
+        let (longest, space) = (self.longest, self.in_flight.space());
         self.counters.tx_too_long += batch.retain_into(pool, |desc| desc.len <= longest) as u64;
-    }
-
-    /// Drops what the send queue has no room for.
-    #[cold]
-    fn refuse_rest(&mut self, pool: &mut Pool, batch: &mut Batch) {
-        let space = self.in_flight.space();
-        self.counters.tx_full += (batch.len() - space) as u64;
+        self.counters.tx_full += batch.len().saturating_sub(space) as u64;
         batch.truncate(space, pool);
     }
 
@@ -605,11 +622,8 @@ impl<D: Device> Lane for VerbsLane<D> {
                 return self.refuse(pool, batch);
             }
         }
-        if batch.extent().longest > u32::from(self.longest) {
-            self.refuse_long(pool, batch);
-        }
-        if batch.len() > self.in_flight.space() {
-            self.refuse_rest(pool, batch);
+        if batch.extent().longest > u32::from(self.longest) || batch.len() > self.in_flight.space() {
+            self.refuse_some(pool, batch);
         }
         let (run, stamps) = batch.run();
         let n = run.len();
@@ -637,18 +651,14 @@ impl<D: Device> Lane for VerbsLane<D> {
     #[inline]
     fn reap(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<(), VerbError> {
         if let Phase::Failed(since) = self.phase {
-            // Both queues are looked at once more before that counts: this thread may have been kept from it till now.
-            self.overdue = since.elapsed() >= FLUSH_DEADLINE;
+            self.look_at_deadline(since);
         }
         let (sending, next) = (self.in_flight.len(), self.in_flight.next());
         let more_came = next != std::mem::replace(&mut self.reaped, next);
         if sending == 0 || (more_came && sending < self.reap_at) {
             return Ok(());
         }
-        match self.poll_sends(pool, latency) {
-            Ok(_) => Ok(()),
-            Err(lost) => self.rebuild(pool, lost),
-        }
+        self.reap_some(pool, latency)
     }
 
     #[inline]

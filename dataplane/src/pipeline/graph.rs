@@ -288,7 +288,7 @@ impl Graph {
     }
 
     /// Moves what is in the entry through all stages into the outboxes.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn walk<O: Observer>(&mut self, ctx: &Ctx, pool: &mut Pool, observer: &mut O) {
         let Self { nodes, outboxes, .. } = self;
         for place in 0..nodes.len() {
@@ -311,7 +311,7 @@ impl Graph {
             } else {
                 node.stage.process(ctx, &mut node.inbox);
             }
-            if O::WATCHES || !node.pass_on(place, later) {
+            if O::WATCHES || !node.pass_on(place, later, outboxes) {
                 Moves { ctx, place, node, earlier, later, outboxes, pool }.all(observer);
             }
         }
@@ -468,17 +468,18 @@ impl Moves<'_> {
 }
 
 impl Node {
-    /// Hands the batch over as it is, which is what happens to most: nothing was labelled, and the stage that all go to has
-    /// none. `false`: it is not so, and nothing has changed.
+    /// Hands the batch over as it is, which is what happens to most: nothing was labelled, and the stage or port that all go to
+    /// has none. `false`: it is not so, and nothing has changed.
     #[inline]
-    fn pass_on(&mut self, place: usize, later: &mut [Self]) -> bool {
-        let Target::Node(to) = self.next else { return false };
-        let Some(next) = later.get_mut(to - place - 1) else { return false };
-        if self.inbox.is_labelled() || !next.inbox.is_empty() {
-            return false;
-        }
-        std::mem::swap(&mut next.inbox, &mut self.inbox);
-        next.inbox.set_wait(Wait::Fresh);
+    fn pass_on(&mut self, place: usize, later: &mut [Self], outboxes: &mut [Box<Batch>]) -> bool {
+        let next = match self.next {
+            Target::Node(to) => later.get_mut(to - place - 1).map(|node| &mut node.inbox),
+            Target::Port(port) => outboxes.get_mut(port),
+            Target::Egress | Target::Drop => None,
+        };
+        let Some(next) = next.filter(|next| next.is_empty() && !self.inbox.is_labelled()) else { return false };
+        std::mem::swap(next, &mut self.inbox);
+        next.set_wait(Wait::Fresh);
         self.inbox.set_wait(Wait::Fresh);
         true
     }

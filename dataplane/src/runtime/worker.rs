@@ -140,7 +140,7 @@ impl Worker {
     }
 
     /// Once round: what was sent comes back, what came is received, goes through the graph and is sent.
-    #[inline]
+    #[inline(always)]
     fn turn<O: Observer>(&mut self, ctx: &Ctx, observer: &mut O) -> Result<usize, (usize, VerbError)> {
         let at = |lane: usize| move |error: VerbError| (lane, error);
         observer.enters(Part::Reap);
@@ -170,7 +170,7 @@ impl Worker {
     #[cold]
     fn timed_turn(&mut self, ctx: &Ctx) -> Result<usize, (usize, VerbError)> {
         // It is here but within this function.
-        let Some(mut watch) = self.stopwatch.take() else { return self.turn(ctx, &mut NoObserver) };
+        let Some(mut watch) = self.stopwatch.take() else { return Ok(0) };
         watch.begin();
         let received = self.turn(ctx, &mut *watch)?;
         watch.end(received as u64);
