@@ -149,8 +149,8 @@ const TAGGED: Reason = Reason::own(3);
 struct Scratch {
     /// By packet: its route, or [`NOT_IP`].
     found: [u32; BATCH],
-    /// Whether all packets may be sent on as they mostly may; then `martian` is of an earlier batch.
-    usual: bool,
+    /// How many packets, from the first on, may be sent on as they mostly may: of them `martian` says nothing.
+    usual: usize,
     /// Whether the source is none that may be sent on.
     martian: [bool; BATCH],
     v4: [u32; BATCH],
@@ -176,7 +176,7 @@ impl Default for Scratch {
         const { assert!(MAX_VALUE < NOT_IP) };
         Self {
             found: [NOT_IP; BATCH],
-            usual: false,
+            usual: 0,
             martian: [false; BATCH],
             v4: [0; BATCH],
             v6: [0; BATCH],
@@ -221,27 +221,38 @@ impl Scratch {
     /// What was found for the packets from an index on, and whether they are martians.
     #[inline]
     fn from(&self, index: usize) -> impl Iterator<Item = (u32, bool)> {
-        let all = self.found.iter().zip(&self.martian).skip(index);
-        all.map(|(found, martian)| (*found, *martian && !self.usual))
+        let all = self.found.iter().zip(&self.martian).enumerate().skip(index);
+        all.map(|(index, (found, martian))| (*found, *martian && index >= self.usual))
     }
 
-    /// Collects the destinations and looks them up, and sees whether all packets may be sent on as they mostly may: of IPv4
-    /// without a tag, to this station if that is told apart, and of no martian.
+    /// Has `send` send on packets that may be as they mostly may, up to one that it cannot. Gives how many.
+    #[inline]
+    fn send(&self, batch: &mut Batch, send: impl FnMut((Head<'_, 0>, &u32)) -> Option<()>) -> usize {
+        let (all, heads) = (self.usual == batch.len(), batch.heads_keeping_plain().zip(&self.found));
+        // Mostly all: the loop over all has one end less to look for.
+        if all { heads.map_while(send).count() } else { heads.take(self.usual).map_while(send).count() }
+    }
+
+    /// Collects the destinations and looks them up: first of packets that may be sent on as they mostly may, up to one that may
+    /// not; then of those from there on, whatever they are.
     #[inline]
     fn look_up(
         &mut self,
         batch: &mut Batch,
         own: Option<MacAddr>,
-        look_up_v4: impl FnOnce(&[u32], &mut [u32]),
-        look_up_v6: impl FnOnce(&[u128], &mut [u32]),
+        look_up_v4: impl Fn(&[u32], &mut [u32]),
+        look_up_v6: impl Fn(&[u128], &mut [u32]),
     ) {
         let n = batch.len().min(BATCH);
-        self.usual = self.all_usual(batch, own);
-        if self.usual {
-            return look_up_v4(&self.v4[..n], &mut self.found[..n]);
+        let usual = self.collect_usual(batch, own).min(n);
+        self.usual = usual;
+        look_up_v4(&self.v4[..usual], &mut self.found[..usual]);
+        if usual == n {
+            return;
         }
         let (mut v4, mut v6) = (0, 0);
-        for ((packet, kind), martian) in batch.iter_mut().zip(&mut self.kinds).zip(&mut self.martian) {
+        for ((packet, kind), martian) in batch.iter_mut_from(usual).zip(&mut self.kinds).zip(&mut self.martian[usual..])
+        {
             let flags = packet.meta().flags;
             let of_v4 = if flags.contains(MetaFlags::IPV4) { addresses_v4(&packet) } else { None };
             let of_v6 = if flags.contains(MetaFlags::IPV6) { addresses_v6(&packet) } else { None };
@@ -266,7 +277,7 @@ impl Scratch {
         look_up_v4(&self.v4[..v4], &mut self.found_v4[..v4]);
         look_up_v6(&self.v6[..v6], &mut self.found_v6[..v6]);
         let (mut v4, mut v6) = (self.found_v4.iter(), self.found_v6.iter());
-        for (found, kind) in self.found[..n].iter_mut().zip(&self.kinds) {
+        for (found, kind) in self.found[usual..n].iter_mut().zip(&self.kinds) {
             let of_kind = match kind {
                 Kind::V4 => v4.next(),
                 Kind::V6 => v6.next(),
@@ -276,10 +287,11 @@ impl Scratch {
         }
     }
 
-    /// Collects the destinations, if all packets may be sent on as they mostly may.
+    /// Collects the destinations of packets that may be sent on as they mostly may, up to the first that may not: of IPv4 without a
+    /// tag, to this station if that is told apart, and of no martian. Gives how many.
     #[inline]
-    fn all_usual(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> bool {
-        let (n, plain) = (batch.len(), batch.is_plain());
+    fn collect_usual(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> usize {
+        let plain = batch.is_plain();
         let heads = batch.heads_keeping_plain::<{ Ethernet::LEN + Ipv4::LEN }>();
         let collect = |(head, address): (Head<'_, _>, &mut u32)| {
             let is_plain = || {
@@ -293,7 +305,7 @@ impl Scratch {
                 && own.is_none_or(|own| head.bytes.first_chunk() == Some(&own.0));
             is_usual.then_some(())
         };
-        heads.zip(&mut self.v4).map_while(collect).count() == n
+        heads.zip(&mut self.v4).map_while(collect).count()
     }
 }
 
@@ -318,11 +330,7 @@ impl Stage for Route {
             (head.meta.egress, head.meta.next_hop) = (path.egress, path.next_hop);
             Some(())
         };
-        let sent = if self.scratch.usual {
-            batch.heads_keeping_plain().zip(&self.scratch.found).map_while(send).count()
-        } else {
-            0
-        };
+        let sent = self.scratch.send(batch, send);
         for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
             if found == NOT_IP {
                 packet.drop(Reason::Unsupported);
@@ -453,11 +461,7 @@ impl Route {
             (head.meta.egress, head.meta.next_hop) = (path.egress, path.next_hop);
             Some(())
         };
-        let sent = if self.scratch.usual {
-            batch.heads_keeping_plain().zip(&self.scratch.found).map_while(send).count()
-        } else {
-            0
-        };
+        let sent = self.scratch.send(batch, send);
         for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
             if found == NOT_IP {
                 packet.drop(Reason::Unsupported);

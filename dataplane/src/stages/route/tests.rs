@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::pipeline::{PortInfo, Resources};
 use crate::stages::bench;
-use crate::testing::{Fate, Harness, Outcome, frame, port};
+use crate::testing::{Fate, Harness, Outcome, frame, port, strategies};
 
 /// A folder that is gone when the test is.
 struct Folder(PathBuf);
@@ -376,4 +376,34 @@ proptest! {
             prop_assert_eq!(hop(&outcome), expected);
         }
     }
+
+    /// What becomes of a packet does not depend on those before it and behind it.
+    #[test]
+    fn a_batch_is_its_packets(
+        frames in prop::collection::vec(
+            prop_oneof![6 => (0..5usize, 0..30u8).prop_map(mostly), 1 => strategies::any_frame()], 1..100,
+        ),
+        speaks in any::<bool>(),
+    ) {
+        let addresses = if speaks { vec!["192.0.2.254/24".parse().unwrap()] } else { Vec::new() };
+        let ports = [PortInfo { addresses, ..port("a") }, port("b")];
+        let mut harness = bench::builder().ports(&ports).build::<Route>(TABLE).unwrap();
+        let all = harness.run(&frames);
+        for (frame, outcome) in frames.iter().zip(all) {
+            let alone = harness.run_one(frame);
+            prop_assert_eq!((hop(&outcome), &outcome.bytes), (hop(&alone), &alone.bytes));
+        }
+    }
+}
+
+/// A frame as most are, to what the table has; one of thirty is of a martian, and one for another station.
+fn mostly((to, odd): (usize, u8)) -> Vec<u8> {
+    let station = if odd == 1 { [2, 0, 0, 0, 0, 99] } else { [2, 0, 0, 0, 0, 10] };
+    let source = if odd == 2 { [127, 0, 0, 1] } else { [172, 16, 0, odd] };
+    let destination = [[8, 8, 8, 8], [10, 1, 0, odd], [10, 66, 0, 1], [203, 0, 113, 1], [192, 0, 2, 254]][to];
+    frame()
+        .ethernet([2, 0, 0, 0, 9, 9].into(), station.into())
+        .ipv4(source.into(), destination.into())
+        .udp(1, 2)
+        .build()
 }
