@@ -1,5 +1,6 @@
 """How results show: the table, the table of the README, and what is written for programs."""
 
+from math import inf
 from statistics import median
 
 from measure import cell, of_machine, summary
@@ -49,18 +50,19 @@ def notes(results):
 
 
 def headline(results):
-    """One line a row: its first case, beside the fastest peer that has a goal."""
-    lines = ["| work | ours | beside | ours ÷ theirs |", "| --- | --: | --: | --: |"]
-    shown = set()
+    """One line a row: where it is least of its goal."""
+    least = {}
     for result in results:
-        case = result.case
-        if case.row in shown or not case.peers:
-            continue
-        shown.add(case.row)
-        peer = min(case.peers, key=lambda peer: median(result.ratios[peer.name]))
-        values = [median(result.ours), median(result.theirs[peer.name]), median(result.ratios[peer.name])]
-        ours, theirs, ratio = values
-        lines.append(f"| {case.work} | {ours:.1f} {case.unit} | {theirs:.1f} ({peer.name}) | {ratio:.2f} |")
+        for peer in result.case.peers:
+            reached = median(result.ratios[peer.name]) / peer.goal if peer.goal else inf
+            if reached < least.get(result.case.row, (inf,))[0]:
+                least[result.case.row] = reached, result, peer
+    lines = ["| work | ours | beside | ours ÷ theirs | goal |", "| --- | --: | --: | --: | --: |"]
+    for _, (_, result, peer) in sorted(least.items()):
+        ours, theirs = median(result.ours), median(result.theirs[peer.name])
+        ratio, case = median(result.ratios[peer.name]), result.case
+        beside = f"{theirs:.1f} ({peer.name})"
+        lines.append(f"| {case.work} | {ours:.1f} {case.unit} | {beside} | {ratio:.2f} | {peer.goal:g} |")
     return "\n".join(lines)
 
 

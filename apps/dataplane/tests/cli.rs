@@ -517,6 +517,16 @@ fn a_graph_has_every_stage_and_port() {
     let (status, _, err) = dataplane(&folder, "graph @/x.toml -o @/none/x.svg");
     assert_eq!(status, 1);
     assert!(err.contains("none/x.svg"), "{err}");
+
+    // Not over the config that it is drawn from, by whatever name.
+    std::os::unix::fs::symlink(folder.path("x.toml"), folder.path("link.svg")).unwrap();
+    let before = fs::read(folder.path("x.toml")).unwrap();
+    for output in ["x.toml", "link.svg"] {
+        let (status, _, err) = dataplane(&folder, &format!("graph @/x.toml -o @/{output}"));
+        assert_eq!(status, 1, "{err}");
+        assert!(err.contains("this is the config itself: name another file"), "{err}");
+    }
+    assert_eq!(fs::read(folder.path("x.toml")).unwrap(), before);
 }
 
 #[test]

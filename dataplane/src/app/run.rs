@@ -65,7 +65,7 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), Stop> {
 fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Result<(Assembly, bool), Stop> {
     let (done, is_done) = mpsc::channel::<()>();
     thread::scope(|scope| {
-        let watcher = scope.spawn(move || {
+        let watch = move || {
             let mut hung_up = false;
             loop {
                 for signal in signals.pending() {
@@ -79,7 +79,9 @@ fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Re
                     return hung_up;
                 }
             }
-        });
+        };
+        let watcher = thread::Builder::new().name("signals".to_owned()).spawn_scoped(scope, watch);
+        let watcher = watcher.map_err(|error| Stop::Failed(format!("a thread cannot be started: {error}")))?;
         let topology = Topology::discover();
         let assembly = topology.map_err(Stop::from).and_then(|known| console::assembly(&args.config, registry, known));
         drop(done);

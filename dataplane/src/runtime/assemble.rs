@@ -280,8 +280,9 @@ fn check(
         let more = program.nodes().iter().filter(|node| node.stage.copies() || node.stage.makes() > 0);
         let names: Vec<String> = more.map(|node| format!("`{}`", node.name)).collect();
         let (burst, names, batch) = (plan.runtime.burst, names.join(", "), crate::mem::BATCH);
-        let message =
-            format!("a burst of {burst} may become more than the {batch} packets of a batch, by what {names} make");
+        let message = format!(
+            "a burst of {burst} may become more than the {batch} packets of a batch, by what comes out of {names}"
+        );
         let mistake = Mistake::error(loaded.locate("runtime.burst"), message);
         diagnostics.push(mistake.help(match most {
             0 => format!("take some of them out: a packet may become {batch} at the most"),

@@ -170,7 +170,10 @@ impl Worker {
     #[cold]
     fn timed_turn(&mut self, ctx: &Ctx) -> Result<usize, (usize, VerbError)> {
         // It is here but within this function.
-        let Some(mut watch) = self.stopwatch.take() else { return Ok(0) };
+        let Some(mut watch) = self.stopwatch.take() else {
+            self.timed = u64::MAX;
+            return Ok(0);
+        };
         watch.begin();
         let received = self.turn(ctx, &mut *watch)?;
         watch.end(received as u64);

@@ -105,7 +105,8 @@ pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, String> {
 pub(in crate::app) fn flaw(wish: &Control) -> Option<(String, String)> {
     let Control::Path(path) = wish else { return None };
     if let Err(why) = address(path) {
-        return Some((why, "name a shorter path, such as \"/run/dataplane.sock\"".to_owned()));
+        let which = if path.as_os_str().len() > LONGEST { "a shorter" } else { "another" };
+        return Some((why, format!("name {which} path, such as \"/run/dataplane.sock\"")));
     }
     match fs::symlink_metadata(path) {
         Ok(there) if !there.file_type().is_socket() => {
@@ -256,13 +257,17 @@ impl Lock {
         loop {
             let file = File::from(open(&path, flags, Mode::RUSR | Mode::WUSR)?);
             let about = file.metadata()?;
+            let refused = |why: &str| {
+                let why = format!("{why}: take it away, or name another path for the socket");
+                Err(io::Error::new(ErrorKind::AlreadyExists, why))
+            };
             // Such as a program of this kind leaves that is killed. Anything else would be lost at the end.
-            if !about.is_file() || about.len() > 0 || !is_own(&about) {
-                let why = "there is something that is no lock: take it away, or name another path for the socket";
-                return Err(io::Error::new(ErrorKind::AlreadyExists, why));
+            if !about.is_file() || about.len() > 0 {
+                return refused("there is something that is no lock");
             }
             let identity = identity(&about);
             match file.try_lock() {
+                Ok(()) if !is_own(&about) => return refused("a program of another user has left one there"),
                 Ok(()) if is_still(&path, identity) => return Ok(Some(Self { path, identity, _file: file })),
                 // Whoever had it has just removed it.
                 Ok(()) => {}

@@ -4,12 +4,14 @@ mod layout;
 mod svg;
 mod text;
 
+use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
 use super::args::{self, Picture as Format};
 use super::console::{self, Stop};
 use crate::config::Plan;
+use crate::file::Identity;
 use crate::pipeline::{NodeSpec, Registry, Target};
 use crate::runtime::Assembly;
 
@@ -56,7 +58,13 @@ pub(super) fn graph(registry: &Registry, args: &args::Graph) -> Result<(), Stop>
     };
     match &args.output {
         None => console::print(&text),
-        Some(file) => fs::write(file, text).map_err(|error| Stop::Failed(format!("{}: {error}", file.display()))),
+        Some(file) => {
+            let failed = |why: &dyn Display| Stop::Failed(format!("{}: {why}", file.display()));
+            if Identity::of(file).is_some_and(|it| Identity::of(&args.config.path).as_ref() == Some(&it)) {
+                return Err(failed(&"this is the config itself: name another file"));
+            }
+            fs::write(file, text).map_err(|error| failed(&error))
+        }
     }
 }
 
