@@ -144,15 +144,22 @@ impl Held {
         Ok(Self(file))
     }
 
-    /// A file that is written: it is made, or what was in it goes.
+    /// A file that is to be written: it is made. What is in it stays until it is emptied, as a run that has opened it may
+    /// still not start.
     pub(crate) fn output(path: &Path) -> io::Result<Self> {
-        // What is in it goes once it is known to be nobody else's.
         let file = checked(path, OpenOptions::new().write(true).create(true), takes_packets)?;
         if file.metadata()?.is_file() {
             unless_held(file.try_lock())?;
-            file.set_len(0)?;
         }
         Ok(Self(file))
+    }
+
+    /// What was in an output before goes.
+    pub(crate) fn empty(&self) -> io::Result<()> {
+        match self.metadata()?.is_file() {
+            true => self.set_len(0),
+            false => Ok(()),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use dataplane::runtime::Options;
 
-use crate::common::{Folder, assert_good, captures};
+use crate::common::{Folder, assert_good, captures, frames_of};
 
 /// Plays `input` to `output` through the stages.
 fn config(input: &str, output: &str, stages: &str) -> String {
@@ -160,6 +160,26 @@ fn pipes_and_devices_are_refused_and_not_waited_for() {
         }
     }
     assert!(!folder.file("x.pcap").exists(), "nothing is made to look at it");
+}
+
+/// An output is emptied by a run that writes it, with packets or without, and not by one that fails at a later port.
+#[test]
+fn a_run_that_does_not_start_leaves_its_outputs_as_they_were() {
+    let folder = folder();
+    make_pipe(&folder);
+    let text = config("in.pcap", "out.pcap", "").replace("\"in.pcap\"", "\"in.pcap\", output = \"first.pcap\"");
+    let before = fs::read(folder.file("in.pcap")).unwrap();
+    fs::write(folder.file("first.pcap"), &before).unwrap();
+    let assembly = folder.assemble(&text).unwrap();
+    fs::rename(folder.file("pipe"), folder.file("out.pcap")).unwrap();
+    let error = dataplane::runtime::Run::start(assembly, Options::default()).err().unwrap().to_string();
+    assert!(error.contains("out.pcap: a pipe"), "{error}");
+    assert!(fs::read(folder.file("first.pcap")).unwrap() == before);
+
+    fs::remove_file(folder.file("out.pcap")).unwrap();
+    assert_good(&folder.run(&text));
+    assert_eq!(fs::metadata(folder.file("first.pcap")).unwrap().len(), 24, "nothing but a header");
+    assert_eq!(frames_of(&folder.file("out.pcap")), frames_of(&folder.file("in.pcap")));
 }
 
 /// Between the check and the run a file may become something else.

@@ -169,7 +169,9 @@ impl<'a> Files<'a> {
             if let Some(folder) = self.path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            let file = BufWriter::with_capacity(1 << 16, Held::output(&self.path)?);
+            let file = Held::output(&self.path)?;
+            file.empty()?;
+            let file = BufWriter::with_capacity(1 << 16, file);
             self.begun = number;
             self.names.push_back(self.path.clone());
             let writer = Writer::new(file, &spec.interface, spec.snaplen.into())?;

@@ -248,8 +248,16 @@ impl Writer {
         Ok(writer)
     }
 
+    /// Whether nothing but the header was to be written so far: what was in the file before is still there.
+    fn is_new(&self) -> bool {
+        self.written == 0 && self.ends.len() == 1
+    }
+
     /// Keeps a frame, and writes those that were kept before if there are many.
     pub(super) fn write(&mut self, frame: &[u8], time: Nanos) -> io::Result<()> {
+        if self.is_new() {
+            self.file.empty()?;
+        }
         let original = frame.len() as u32;
         let frame = &frame[..frame.len().min(self.snaplen as usize)];
         let len = frame.len() as u32;
@@ -277,6 +285,9 @@ impl Writer {
 
     /// Writes what was kept.
     pub(super) fn flush(&mut self) -> io::Result<()> {
+        if self.is_new() {
+            self.file.empty()?;
+        }
         self.file.write_all(&self.buffer)?;
         self.written += self.buffer.len() as u64;
         self.buffer.clear();
@@ -302,8 +313,10 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // A run that was never finished has nobody to tell.
-        let _ = self.flush();
+        // A run that was never finished has nobody to tell, and one that did not even start leaves the file as it was.
+        if !self.is_new() {
+            let _ = self.flush();
+        }
     }
 }
 
