@@ -27,10 +27,10 @@ pub(super) fn detail(device: &SoftDevice) -> Option<String> {
 
 /// What went wrong with its input or output.
 pub(super) fn finish(device: &SoftDevice) -> Vec<Error> {
-    // What went wrong on the way first; writing out the rest may fail for the same reason.
-    let error = device.wire_error();
-    let last = device.finish().err().filter(|_| error.is_none());
-    error.into_iter().chain(last).collect()
+    // What went wrong on the way first. An output that failed by then says so again when it is finished.
+    let mut errors: Vec<Error> = device.wire_error().into_iter().chain(device.finish().err()).collect();
+    errors.dedup_by_key(|error| error.to_string());
+    errors
 }
 
 /// What the device of a port is made from. `stamped`: what comes in is to be stamped by the wall clock.

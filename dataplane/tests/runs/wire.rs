@@ -47,6 +47,21 @@ fn a_full_disk_is_told_and_nothing_is_lost_by_it() {
     }
 }
 
+/// Whatever fails first, and whenever it does: neither hides the other.
+#[test]
+fn a_damaged_input_and_a_failed_output_are_both_told() {
+    for frames in [10, 20_000] {
+        let folder = Folder::new();
+        let input = folder.capture("in.pcap", (0..frames).map(|_| [1; 60]));
+        let whole = fs::read(&input).unwrap();
+        fs::write(&input, &whole[..whole.len() - 1]).unwrap();
+        let report = folder.run(&config("workers = 1", "kind = 'pcap', input = 'in.pcap', output = '/dev/full'"));
+        assert_conserved(&report);
+        let told = |what: &str| report.errors.iter().filter(|error| error.contains(what)).count();
+        assert_eq!((told("in.pcap: damaged"), told("No space left"), report.errors.len()), (1, 1, 2), "{report}");
+    }
+}
+
 #[test]
 fn an_output_that_cannot_be_made_is_told_at_once() {
     let folder = Folder::new();

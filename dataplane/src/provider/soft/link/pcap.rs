@@ -76,6 +76,7 @@ impl Output {
         if self.failed.is_none()
             && let Err(error) = work(&mut self.writer)
         {
+            tracing::error!("{}: {error}: further packets are dropped", self.path.display());
             self.lost = self.writer.abandon();
             self.failed = Some(error);
         }
@@ -107,16 +108,18 @@ impl Files {
         Ok(Self { spec: spec.clone(), capture, _input: input, output: output.transpose()? })
     }
 
+    /// What is wrong with the input, or else with the output: that is told by [`Self::finish`] as well.
     pub(super) fn error(&self) -> Option<Error> {
-        let written = self.output.as_ref().and_then(|output| lock(output).error());
-        written.or_else(|| {
-            let (damage, path) = (self.capture.damage.as_ref()?, self.spec.input.as_ref()?);
-            let (path, frames) = (path.display(), self.capture.len());
-            Some(Error::Wire(format!(
-                "{path}: damaged at byte {}: {}; the {frames} frames before it were played",
-                damage.offset, damage.reason
-            )))
-        })
+        self.damage().or_else(|| self.output.as_ref().and_then(|output| lock(output).error()))
+    }
+
+    fn damage(&self) -> Option<Error> {
+        let (damage, path) = (self.capture.damage.as_ref()?, self.spec.input.as_ref()?);
+        let (path, frames) = (path.display(), self.capture.len());
+        Some(Error::Wire(format!(
+            "{path}: damaged at byte {}: {}; the {frames} frames before it were played",
+            damage.offset, damage.reason
+        )))
     }
 
     /// Adds the frames that were sent and are not in the output.
