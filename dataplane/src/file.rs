@@ -55,8 +55,9 @@ fn refused(kind: FileType, what: &str) -> io::Error {
 /// Opens a file if its kind is allowed.
 fn checked(path: &Path, options: &mut OpenOptions, allowed: impl Fn(FileType) -> io::Result<()>) -> io::Result<File> {
     // To open one of another kind may do something already.
-    if let Ok(known) = fs::metadata(path) {
-        allowed(known.file_type())?;
+    match fs::metadata(path) {
+        Ok(known) => allowed(known.file_type())?,
+        Err(_) => can_be_named(path)?,
     }
     // Something else may be there by now: this is what counts, and it is not waited for.
     let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
@@ -69,12 +70,24 @@ pub(crate) fn can_be_written(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(_) => checked(path, OpenOptions::new().write(true), takes_packets).map(drop),
         // Folders that are missing are made with the file.
-        Err(error) if error.kind() == ErrorKind::NotFound => match existing(&target(path)) {
-            Some((_, known)) if !known.is_dir() => Err(ErrorKind::NotADirectory.into()),
-            Some((folder, _)) => can_be_filled(folder),
-            None => Ok(()),
-        },
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            can_be_named(path)?;
+            match existing(&target(path)) {
+                Some((_, known)) if !known.is_dir() => Err(ErrorKind::NotADirectory.into()),
+                Some((folder, _)) => can_be_filled(folder),
+                None => Ok(()),
+            }
+        }
         Err(error) => Err(error),
+    }
+}
+
+/// Whether a path ends in a name that a file can have: not if it is empty, nor if it ends as that of a folder does.
+fn can_be_named(path: &Path) -> io::Result<()> {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    match path.file_name().is_some_and(|name| bytes.ends_with(name.as_encoded_bytes())) {
+        true => Ok(()),
+        false => Err(io::Error::new(ErrorKind::InvalidInput, "the path does not end in the name of a file")),
     }
 }
 
@@ -89,11 +102,11 @@ pub(crate) fn can_be_filled(folder: &Path) -> io::Result<()> {
 
 /// The nearest of the folders of a path that is there.
 fn existing(path: &Path) -> Option<(&Path, fs::Metadata)> {
-    let folders = path.ancestors().skip(1).map(|folder| match folder.as_os_str().is_empty() {
+    let mut folders = path.ancestors().skip(1).map(|folder| match folder.as_os_str().is_empty() {
         true => Path::new("."),
         false => folder,
     });
-    folders.into_iter().find_map(|folder| Some((folder, fs::metadata(folder).ok()?)))
+    folders.find_map(|folder| Some((folder, fs::metadata(folder).ok()?)))
 }
 
 /// Where a path leads to that links follow which need not lead to anything.

@@ -152,7 +152,9 @@ fn captures(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) {
     for (index, _, link) in pcap_links(loaded) {
         let mut mistake = |key: &str, path: &Path, why: &str, help: &str| {
             let at = loaded.locate(&format!("port[{index}].link.{key}"));
-            diagnostics.push(Mistake::error(at, format!("{}{why}", path.display())).help(help));
+            // The path may be empty.
+            let message = format!("{}{why}", path.display());
+            diagnostics.push(Mistake::error(at, message.trim_start_matches([':', ' '])).help(help));
         };
         let resolve = |path: &PathBuf| loaded.source().resolve(path);
         if let Some(path) = link.input.as_ref().map(resolve)

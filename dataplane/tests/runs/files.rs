@@ -4,9 +4,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
+use dataplane::config::Source;
 use dataplane::runtime::Options;
 
-use crate::common::{Folder, assert_good, captures, frames_of};
+use crate::common::{Folder, assembled, assert_good, captures, frames_of};
 
 /// Plays `input` to `output` through the stages.
 fn config(input: &str, output: &str, stages: &str) -> String {
@@ -148,7 +149,16 @@ fn pipes_and_devices_are_refused_and_not_waited_for() {
         ("in.pcap", "pipe", "", LINE_OF_OUTPUT, "cannot be written: a pipe, and neither a regular file nor"),
         ("in.pcap", ".", "", LINE_OF_OUTPUT, "cannot be written: a folder, and neither"),
         ("in.pcap", "in.pcap/x.pcap", "", LINE_OF_OUTPUT, "cannot be written: Not a directory"),
+        ("in.pcap", "new/", "", LINE_OF_OUTPUT, "cannot be written: the path does not end in the name of a file"),
+        ("new/.", "x.pcap", "", "test.toml:8:33", "the path does not end in the name of a file"),
         ("in.pcap", "x.pcap", &capture, "test.toml:19:8", "cannot be written: a pipe"),
+        (
+            "in.pcap",
+            "x.pcap",
+            &capture.replace("'pipe'", "'new/'"),
+            "test.toml:19:8",
+            "does not end in the name of a file",
+        ),
         ("in.pcap", "x.pcap", &acl, "test.toml:20:8", "pipe: a pipe, and no regular file"),
         ("in.pcap", "x.pcap", &acl_of_zeros, "test.toml:20:8", "/dev/zero: a device, and no regular file"),
         ("in.pcap", "x.pcap", &route, "test.toml:19:8", "pipe: a pipe, and no regular file"),
@@ -180,6 +190,37 @@ fn a_run_that_does_not_start_leaves_its_outputs_as_they_were() {
     assert_good(&folder.run(&text));
     assert_eq!(fs::metadata(folder.file("first.pcap")).unwrap().len(), 24, "nothing but a header");
     assert_eq!(frames_of(&folder.file("out.pcap")), frames_of(&folder.file("in.pcap")));
+}
+
+/// Without a folder before it, an empty path stays empty.
+#[test]
+fn an_empty_path_is_no_file() {
+    let text = config("", "", "[[pipeline.stage]]\nuse = 'capture'\nfile = ''\n");
+    let error = assembled(&Source::new("test.toml", &text, &[])).err().unwrap();
+    for (place, what) in [
+        ("test.toml:8:33", "error: the path does not end in the name of a file"),
+        (LINE_OF_OUTPUT, "error: cannot be written: the path does not"),
+        ("test.toml:17:8", "cannot be written: the path does not"),
+    ] {
+        assert!(error.contains(place) && error.contains(what), "{place} {what}: {error}");
+    }
+    assert_eq!(error.matches("help: name a").count(), 3, "{error}");
+}
+
+/// It is not read to find out.
+#[test]
+fn a_capture_that_is_too_long_to_be_held_is_refused() {
+    let folder = folder();
+    let file = fs::OpenOptions::new().write(true).open(folder.file("in.pcap")).unwrap();
+    let set = |bytes: u64| file.set_len(bytes).unwrap();
+    set(64 << 30);
+    let assembly = folder.assemble(&config("in.pcap", "x.pcap", "")).unwrap();
+    set((64 << 30) + 1);
+    let checked = folder.assemble(&config("in.pcap", "x.pcap", "")).err().unwrap();
+    let started = dataplane::runtime::Run::start(assembly, Options::default()).err().unwrap().to_string();
+    for error in [checked, started] {
+        assert!(error.contains("in.pcap: it has more than 64 GiB") && error.contains("take it apart"), "{error}");
+    }
 }
 
 /// Between the check and the run a file may become something else.

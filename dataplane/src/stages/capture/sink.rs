@@ -67,7 +67,9 @@ impl Sink {
     pub(super) fn start(spec: Spec) -> std::result::Result<Self, Problem> {
         let path = spec.path.clone();
         file::can_be_written(&path).map_err(|error| {
-            let problem = Problem::at("file", format!("{} cannot be written: {error}", path.display()));
+            let message = format!("{} cannot be written: {error}", path.display());
+            // The path may be empty.
+            let problem = Problem::at("file", message.trim_start());
             problem.help("name a file that you may write, in a folder that you may")
         })?;
         let shared = Arc::new(Shared {

@@ -71,23 +71,35 @@ impl Capture {
         let mut bytes = Vec::new();
         file.take(HEADER).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
         Self::begin(&bytes)?;
-        // Of what is no plain file this is nothing.
-        let rest = file.metadata().map_or(0, |about| about.len().min(MOST)).saturating_sub(HEADER);
+        let rest = Self::length(file)?.saturating_sub(HEADER);
         let room = bytes.try_reserve_exact(rest as usize).map_err(|error| error.to_string());
         room?;
+        // It may grow while it is read.
         file.take(MOST - HEADER + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-        match bytes.len() as u64 > MOST {
-            true => Err(format!("it has more than {} GiB, and is held in memory: take it apart", MOST >> 30)),
-            false => Self::read(&bytes),
-        }
+        Self::fits(bytes.len() as u64)?;
+        Self::read(&bytes)
     }
 
     /// Whether a file may be a capture that can be played, by its first bytes.
     pub(crate) fn probe(path: &Path) -> Result<(), Refusal> {
         let mut head = Vec::new();
-        let read = file::open(path).and_then(|file| file.take(HEADER).read_to_end(&mut head));
-        read.map_err(|error| error.to_string())?;
-        Self::begin(&head)
+        let file = file::open(path).map_err(|error| error.to_string())?;
+        (&file).take(HEADER).read_to_end(&mut head).map_err(|error| error.to_string())?;
+        Self::begin(&head)?;
+        Self::length(&file).map(drop)
+    }
+
+    /// The bytes of a file that is not too long to be played; of what is no plain file this is 0.
+    fn length(file: &File) -> Result<u64, Refusal> {
+        let bytes = file.metadata().map_or(0, |about| about.len());
+        Self::fits(bytes).map(|()| bytes)
+    }
+
+    fn fits(bytes: u64) -> Result<(), Refusal> {
+        match bytes > MOST {
+            true => Err(format!("it has more than {} GiB, and is held in memory: take it apart", MOST >> 30)),
+            false => Ok(()),
+        }
     }
 
     /// Whether a capture may begin so.
