@@ -317,6 +317,17 @@ fn an_interrupt_drains_and_reports() {
     }
 }
 
+#[test]
+fn an_output_that_fails_is_told_while_the_run_goes_on() {
+    let folder = Folder::new("full-endless");
+    let mut child = start_endless(&folder, &CONFIG.replace("lan.pcapng", "/dev/full"));
+    let mut lines = BufReader::new(child.stderr.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("/dev/full: No space left")), "it ends without a word");
+    assert!(child.try_wait().unwrap().is_none());
+    send(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+}
+
 /// As when the terminal is gone: what is said on standard error gets nowhere.
 #[test]
 fn a_run_ends_well_when_nobody_hears_it() {
@@ -485,6 +496,7 @@ fn an_output_that_fails_is_cut_to_what_is_whole_and_the_rest_is_told() {
             err.contains(&format!("{output}: File too large (os error 27): {lost} packets that were sent")),
             "{err}"
         );
+        assert_eq!(err.matches("further packets are dropped").count(), 1, "{err}");
         let bytes = fs::read(folder.path(output)).unwrap();
         assert_eq!(frames(&bytes), Some(sent - lost), "{output}: {} bytes", bytes.len());
         assert!(lost > 0 && bytes.len() <= limit * 512, "{output}: {lost} lost, {} bytes", bytes.len());
