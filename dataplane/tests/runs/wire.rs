@@ -177,8 +177,8 @@ fn a_burst_that_may_outgrow_a_batch_is_told_with_what_makes_it_grow() {
     let copies = stage("name = 'copy'\nuse = 'mirror'\noutputs = { copy = 'drop' }");
     let both = format!("{fragments}{copies}");
     for (stages, names, fix) in [
-        (&fragments, "by what `cut` make", "set burst = 32 or less"),
-        (&both, "by what `cut`, `copy` make", "set burst = 16 or less"),
+        (&fragments, "by what comes out of `cut`", "set burst = 32 or less"),
+        (&both, "by what comes out of `cut`, `copy`", "set burst = 16 or less"),
     ] {
         let config = config("workers = 1\nburst = 64", "kind = 'generator'").replacen(
             "[[pipeline.stage]]",
