@@ -4,7 +4,7 @@ from html import escape
 from math import log10
 from statistics import median
 
-WIDTH, LEFT, RIGHT = 960, 430, 60
+BARS, RIGHT, LETTER = 470, 60, 6.6
 BAR, GAP, TOP = 16, 6, 56
 OURS, BEHIND, GOAL = "#2b6cb0", "#c05621", "#1a202c"
 
@@ -17,13 +17,15 @@ def ratios(results, title):
     ]
     most = max([1.5, *(max(values) for _, values, _ in bars), *(goal or 0 for *_, goal in bars)])
     height = TOP + len(bars) * (BAR + GAP) + 30
+    left = 16 + round(LETTER * max(len(name) for name, *_ in bars))
+    width = left + BARS + RIGHT
 
     def x(ratio):
-        return LEFT + (WIDTH - LEFT - RIGHT) * ratio / most
+        return left + BARS * ratio / most
 
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="16" y="24" font-size="15">{escape(title)}</text>',
         f'<text x="16" y="42" fill="#4a5568">bar: median; line: least to most; mark: goal; dashed: as fast as the peer</text>',
     ]
@@ -35,14 +37,14 @@ def ratios(results, title):
     for place, (name, values, goal) in enumerate(bars):
         y, middle = TOP + place * (BAR + GAP), median(values)
         line, colour = y + BAR / 2, OURS if goal is None or middle >= goal else BEHIND
-        out.append(f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
-        out.append(f'<rect x="{LEFT}" y="{y}" width="{x(middle) - LEFT:.1f}" height="{BAR}" fill="{colour}"/>')
+        out.append(f'<text x="{left - 8}" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
+        out.append(f'<rect x="{left}" y="{y}" width="{x(middle) - left:.1f}" height="{BAR}" fill="{colour}"/>')
         out.append(
             f'<line x1="{x(min(values)):.1f}" y1="{line}" x2="{x(max(values)):.1f}" y2="{line}" stroke="#a0aec0" stroke-width="2"/>'
         )
         if goal is not None:
             out.append(f'<rect x="{x(goal) - 1.5:.1f}" y="{y - 2}" width="3" height="{BAR + 4}" fill="{GOAL}"/>')
-        out.append(f'<text x="{x(max(values)) + 6:.1f}" y="{y + 12}">{middle:.2f}</text>')
+        out.append(f'<text x="{x(max(*values, goal or 0)) + 6:.1f}" y="{y + 12}">{middle:.2f}</text>')
     out.append(
         f'<line x1="{x(1):.1f}" y1="{TOP}" x2="{x(1):.1f}" y2="{height - 24}" stroke="{GOAL}" stroke-dasharray="4 3"/>'
     )
@@ -50,7 +52,7 @@ def ratios(results, title):
 
 
 # A panel for every curve, so many beside each other.
-PANEL, TALL, ACROSS, EDGE = 320, 220, 3, 44
+PANEL, TALL, ACROSS, EDGE = 400, 220, 3, 44
 
 
 def curves(measured):
