@@ -133,8 +133,8 @@ impl<const WORDS: usize> Exact<WORDS> {
         }
     }
 
-    /// At most [`WAYS`], as many keys as values. Each step is one for all keys and has no branch that they decide, so that the
-    /// processor waits for the cache misses of a step together: what is found of a key is a bit of a word.
+    /// At most [`WAYS`], as many keys as values. Each step is one for all keys and has hardly a branch that they decide, so that
+    /// the processor waits for the cache misses of a step together: what is found of a key is a bit of a word.
     #[inline(never)]
     fn lookup_ways(&self, keys: &[[u32; WORDS]], values: &mut [u32]) {
         let n = keys.len().min(WAYS);
@@ -143,25 +143,31 @@ impl<const WORDS: usize> Exact<WORDS> {
         let Homes { first, second, tags } = &homes;
         let tags_at = |group: u32| self.tags.as_ptr().wrapping_add(group as usize);
         first[..n].iter().for_each(|group| prefetch(tags_at(*group)));
+        let mut places = [0; WAYS];
+        let mut fetch = |at: usize, group: u32, matches: u64| {
+            let place = index((group as usize, first_place(matches)));
+            prefetch(self.entries.as_ptr().wrapping_add(place));
+            places[at] = place as u32;
+        };
         let (mut found, mut gone) = (0, 0);
         for at in 0..n {
             let word = self.word(first[at]);
-            found |= u32::from(matches(word, tags[at]) != 0) << at;
+            let matches = matches(word, tags[at]);
+            // A branch after all: what is fetched this early is waited for least.
+            if matches != 0 {
+                fetch(at, first[at], matches);
+            }
+            found |= u32::from(matches != 0) << at;
             gone |= u32::from(word >> GONE_AT != 0) << at;
         }
         // The other group counts only for those that are not in the first, while a key of that is elsewhere.
         let elsewhere = gone & !found;
         ones(elsewhere).for_each(|at| prefetch(tags_at(second[at])));
-        let mut places = [0; WAYS];
-        let mut fetch = |at: usize, group: u32| {
-            let matches = matches(self.word(group), tags[at]);
-            let place = index((group as usize, first_place(matches)));
-            prefetch(self.entries.as_ptr().wrapping_add(place));
-            places[at] = place as u32;
-            matches != 0
-        };
-        ones(found).for_each(|at| _ = fetch(at, first[at]));
-        ones(elsewhere).for_each(|at| found |= u32::from(fetch(at, second[at])) << at);
+        for at in ones(elsewhere) {
+            let matches = matches(self.word(second[at]), tags[at]);
+            fetch(at, second[at], matches);
+            found |= u32::from(matches != 0) << at;
+        }
         values.fill(MISS);
         for at in ones(found) {
             if let (Some(key), Some(value)) = (keys.get(at), values.get_mut(at)) {
