@@ -114,7 +114,7 @@ fn target(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
     for _ in 0..LINKS {
         let Ok(next) = fs::read_link(&path) else { break };
-        path = path.parent().map_or(next.clone(), |folder| folder.join(&next));
+        path = path.with_file_name(next);
     }
     path
 }

@@ -3,7 +3,7 @@
 use super::args;
 use super::console::{self, Stop};
 use super::doctor;
-use crate::config::{self, Diagnostics, Mistake};
+use crate::config::{Diagnostics, Mistake};
 use crate::pipeline::Registry;
 use crate::topology::Topology;
 
@@ -14,9 +14,8 @@ pub(super) fn check(registry: &Registry, args: &args::Check) -> Result<(), Stop>
     match assembly {
         Some(assembly) => {
             // The plan may be for another host, so this is no error.
-            let loaded = config::load(&source, &mut Diagnostics::new(&source));
-            for (place, what, fix) in doctor::absent_devices(&assembly.plan) {
-                let device = loaded.locate(&format!("port[{place}].device"));
+            for (port, what, fix) in doctor::absent_devices(&assembly.plan) {
+                let device = console::place(&source, &format!("port[{port}].device"));
                 diagnostics.push(Mistake::warning(device, what).help(fix));
             }
             console::show(&diagnostics);

@@ -1,6 +1,7 @@
 //! Standard output and standard error, and how a command ends.
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::ops::Range;
 
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
@@ -137,9 +138,13 @@ pub(super) fn assemble_here(
 ) -> Option<Assembly> {
     let assembly = assemble(source, registry, topology, diagnostics)?;
     let Some((what, fix)) = control::flaw(&assembly.plan.runtime.control) else { return Some(assembly) };
-    let place = config::load(source, &mut Diagnostics::new(source)).locate("runtime.control");
-    diagnostics.push(Mistake::error(place, what).help(fix));
+    diagnostics.push(Mistake::error(place(source, "runtime.control"), what).help(fix));
     None
+}
+
+/// Where a key of a config that has been checked is.
+pub(super) fn place(source: &Source, key: &str) -> Range<usize> {
+    config::load(source, &mut Diagnostics::new(source)).locate(key)
 }
 
 /// Reads and checks a config to look at it, whatever machine it is for; its mistakes are shown.

@@ -377,7 +377,7 @@ impl<D: Device> VerbsLane<D> {
         is_marker
     }
 
-    /// The same, or makes the queues anew. Apart from [`Lane::reap`], which most often has nothing to do.
+    /// Takes back what has been sent, or makes the queues anew. Apart from [`Lane::reap`], which most often has nothing to do.
     #[inline(never)]
     fn reap_some(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<(), VerbError> {
         match self.poll_sends(pool, latency) {

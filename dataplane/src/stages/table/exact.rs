@@ -119,7 +119,8 @@ impl<const WORDS: usize> Exact<WORDS> {
     /// The value of a key.
     #[inline]
     pub fn lookup(&self, key: &[u32; WORDS]) -> Option<u32> {
-        self.value(key, self.home(key))
+        let place = self.find(key, self.home(key))?;
+        self.entries.get(index(place)).map(|entry| entry.value)
     }
 
     /// Looks up as many keys as both slices have, [`MISS`] for none. Faster than one by one, as the memory accesses of a
@@ -221,11 +222,6 @@ impl<const WORDS: usize> Exact<WORDS> {
     #[inline]
     fn word(&self, group: u32) -> u64 {
         self.tags.get(group as usize).copied().unwrap_or(0)
-    }
-
-    #[inline]
-    fn value(&self, key: &[u32; WORDS], home: Home) -> Option<u32> {
-        self.find(key, home).and_then(|place| self.entries.get(index(place))).map(|entry| entry.value)
     }
 
     #[inline]
