@@ -31,3 +31,17 @@ pub(crate) fn prefetch<T>(place: *const T) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
 }
+
+/// The same as far as the second cache: for what is likely in none. More such can be under way at once, as there are few places for
+/// those that the first cache waits for.
+#[inline(always)]
+pub(crate) fn prefetch_afar<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: as above.
+        unsafe { _mm_prefetch(place.cast(), _MM_HINT_T1) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}

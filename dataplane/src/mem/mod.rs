@@ -22,7 +22,7 @@ mod run;
 pub(crate) mod shared;
 pub(crate) mod vector;
 
-pub(crate) use advise::{advise_huge_pages, prefetch};
+pub(crate) use advise::{advise_huge_pages, prefetch, prefetch_afar};
 pub(crate) use batch::Fate;
 pub use batch::{BATCH, Batch, Desc};
 pub use head::{Head, Heads};

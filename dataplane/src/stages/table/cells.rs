@@ -1,11 +1,11 @@
 //! What is looked up in: see [`super::trie`].
 
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::MISS;
+use super::first::First;
 use super::form::{Form, cell};
 use super::lines::Lines;
-use super::{MISS, zeroed};
 use crate::mem::prefetch;
 
 /// In an entry: it says where lines are. Without: the other bits are a value plus one, or 0 for none.
@@ -25,23 +25,20 @@ pub(super) const NODE_BITS: u32 = 4;
 /// How many lookups of a batch are under way at once.
 const WAYS: usize = 32;
 
-/// As many lookups in the first level are written out one after another.
-const UNROLLED: usize = 8;
+/// So many cells of the first level are gone on with at once.
+const TOGETHER: usize = 4;
 
-/// What is looked up in. `SLOTS` is a power of two.
-pub(super) struct Cells<F, const SLOTS: usize> {
-    pub(super) first: Box<[AtomicU32; SLOTS]>,
+/// What is looked up in.
+pub(super) struct Cells<F: Form> {
+    pub(super) first: F::First,
     pub(super) lines: Lines,
     pub(super) default: AtomicU32,
-    form: PhantomData<F>,
 }
 
-impl<F: Form, const SLOTS: usize> Cells<F, SLOTS> {
-    const FIRST_BITS: u32 = SLOTS.ilog2();
-
+impl<F: Form> Cells<F> {
     /// Of so many lines.
     pub(super) fn new(lines: usize) -> Self {
-        Self { first: boxed(zeroed(SLOTS)), lines: Lines::new(lines), default: AtomicU32::new(0), form: PhantomData }
+        Self { first: F::First::new(), lines: Lines::new(lines), default: AtomicU32::new(0) }
     }
 
     #[inline]
@@ -51,27 +48,37 @@ impl<F: Form, const SLOTS: usize> Cells<F, SLOTS> {
         (value[0] != MISS).then_some(value[0])
     }
 
-    /// Looks up as many addresses as both slices have. All go down level by level together, so that the processor
-    /// waits for their cache misses at the same time.
+    /// Looks up as many addresses as both slices have.
     #[inline]
     pub(super) fn lookup_batch(&self, addresses: &[F::Address], values: &mut [u32]) {
         let both = addresses.len().min(values.len());
-        let (addresses, values) = (&addresses[..both], &mut values[..both]);
+        let (whole, rest) = addresses[..both].as_chunks::<WAYS>();
+        let (into, into_rest) = values[..both].as_chunks_mut::<WAYS>();
+        for (addresses, values) in whole.iter().zip(into) {
+            self.lookup_ways(addresses, values);
+        }
+        if !rest.is_empty() {
+            self.lookup_ways(rest, into_rest);
+        }
+    }
+
+    /// Looks up at most [`WAYS`] addresses, as many as values. All go down level by level together, so that the processor waits
+    /// for their cache misses at the same time.
+    #[inline(always)]
+    fn lookup_ways<A, V>(&self, addresses: &A, values: &mut V)
+    where
+        A: AsRef<[F::Address]> + ?Sized,
+        V: AsMut<[u32]> + ?Sized,
+    {
         loop {
             let default = self.default.load(Ordering::Acquire);
-            for (addresses, values) in addresses.chunks(WAYS).zip(values.chunks_mut(WAYS)) {
-                let done = if default == 0 {
-                    self.in_first(addresses, values, |entry| entry)
-                } else {
-                    self.in_first(addresses, values, |entry| if entry == 0 { default } else { entry })
-                };
-                if done {
-                    continue;
-                }
-                self.descend(addresses, values);
-                for entry in values {
-                    *entry = if *entry == 0 { default } else { *entry }.wrapping_sub(1);
-                }
+            let done = if default == 0 {
+                Self::in_first(&self.first, addresses, values, |entry| entry)
+            } else {
+                Self::in_first(&self.first, addresses, values, |entry| if entry == 0 { default } else { entry })
+            };
+            if !done {
+                self.descend(addresses.as_ref(), values.as_mut(), default);
             }
             // A table that had no default before and no cell after may have had either at all times.
             if self.default.load(Ordering::Acquire) == default {
@@ -83,36 +90,56 @@ impl<F: Form, const SLOTS: usize> Cells<F, SLOTS> {
     /// The values of addresses that all end in the first level, with `or_default` for cells that say none. `false`: one goes on.
     ///
     /// What waits for a load that misses the caches takes a place in the processor from loads that could be under way
-    /// meanwhile. So nothing waits for the first look at a cell, and little for the second: whether it leads on is a branch, and
-    /// what was written is not read again.
-    #[inline(always)]
-    fn in_first(&self, addresses: &[F::Address], values: &mut [u32], or_default: impl Fn(u32) -> u32) -> bool {
-        let look = |address: &F::Address, value: &mut u32| {
-            let entry = self.first[Self::slot(*address)].load(Ordering::Acquire);
-            *value = or_default(entry).wrapping_sub(1);
-            entry & LINE == 0
-        };
-        for address in addresses {
-            prefetch(self.first.as_ptr().wrapping_add(Self::slot(*address)));
+    /// meanwhile: every instruction counts, even those that take no time. So nothing waits for the first look at a cell, and of
+    /// the second little, done with several at once; arrays need no loop, and a function of its own has all registers.
+    #[inline(never)]
+    fn in_first<A, V>(first: &F::First, addresses: &A, values: &mut V, or_default: impl Fn(u32) -> u32) -> bool
+    where
+        A: AsRef<[F::Address]> + ?Sized,
+        V: AsMut<[u32]> + ?Sized,
+    {
+        for address in addresses.as_ref() {
+            first.fetch(Self::slot(*address));
         }
-        let ((some, rest), (into, into_rest)) = (addresses.as_chunks::<UNROLLED>(), values.as_chunks_mut::<UNROLLED>());
-        let whole =
-            some.iter().zip(into).all(|(some, into)| some.iter().zip(into).all(|(one, value)| look(one, value)));
-        whole && rest.iter().zip(into_rest).all(|(one, value)| look(one, value))
+        // As if it were another array, or what was made of each address would be written down to be read again.
+        let addresses = std::hint::black_box(addresses).as_ref();
+        let ((some, rest), (into, into_rest)) =
+            (addresses.as_chunks::<TOGETHER>(), values.as_mut().as_chunks_mut::<TOGETHER>());
+        let mut all = 0;
+        for (addresses, values) in some.iter().zip(into) {
+            let cells = addresses.map(|address| first.near(Self::slot(address)));
+            *values = cells.map(|cell| or_default(cell).wrapping_sub(1));
+            all |= cells.iter().fold(0, |all, cell| all | cell);
+        }
+        for (address, value) in rest.iter().zip(into_rest) {
+            let cell = first.near(Self::slot(*address));
+            *value = or_default(cell).wrapping_sub(1);
+            all |= cell;
+        }
+        all & F::First::MORE == 0
     }
 
     /// Which cell of the first level an address is in.
     #[inline(always)]
     fn slot(address: F::Address) -> usize {
-        (F::half(address, 0) >> (64 - Self::FIRST_BITS)) as usize & (SLOTS - 1)
+        (F::half(address, 0) >> (64 - F::First::BITS)) as usize
+    }
+
+    /// The values of up to [`WAYS`] addresses.
+    #[inline(never)]
+    fn descend(&self, addresses: &[F::Address], values: &mut [u32], default: u32) {
+        self.last_cells(addresses, values);
+        for entry in values {
+            *entry = if *entry == 0 { default } else { *entry }.wrapping_sub(1);
+        }
     }
 
     /// What the last cell on the way of each of up to [`WAYS`] addresses says.
-    #[inline]
-    fn descend(&self, addresses: &[F::Address], entries: &mut [u32]) {
+    #[inline(always)]
+    fn last_cells(&self, addresses: &[F::Address], entries: &mut [u32]) {
         let mut pending = 0;
         for (address, entry) in addresses.iter().zip(entries.iter_mut()) {
-            *entry = self.first[Self::slot(*address)].load(Ordering::Acquire);
+            *entry = self.first.cell(Self::slot(*address));
             pending |= *entry;
         }
         for half in 0..F::HALVES {
@@ -126,7 +153,7 @@ impl<F: Form, const SLOTS: usize> Cells<F, SLOTS> {
     /// Goes on through the lines of one half. Gives the bits of what it comes to.
     #[inline]
     fn descend_half(&self, addresses: &[F::Address], entries: &mut [u32], half: usize) -> u32 {
-        let (mut shift, this) = if half == 0 { (Self::FIRST_BITS, LINE) } else { (0, LINE | LOW) };
+        let (mut shift, this) = if half == 0 { (F::First::BITS, LINE) } else { (0, LINE | LOW) };
         // Those that have not come to a value, with no branch that they decide.
         let (mut lanes, mut keys, mut links, mut count) = ([0; WAYS], [0; WAYS], [0; WAYS], 0);
         for (lane, (address, entry)) in addresses.iter().zip(entries.iter()).enumerate() {
@@ -176,10 +203,4 @@ pub(super) fn line_of(entry: u32, next: u64) -> usize {
 #[inline(always)]
 pub(super) fn size_of_group(entry: u32) -> usize {
     (entry >> CHOICE & 3) as usize
-}
-
-/// An array made from a slice on the heap, never on the stack. The slice is one for which the allocator was asked for pages
-/// that are zero already, and are mapped when they are touched.
-pub(super) fn boxed<T, const N: usize>(slice: Box<[T]>) -> Box<[T; N]> {
-    slice.try_into().unwrap_or_else(|_| unreachable!("made with as many elements"))
 }

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::first::{First, Narrow, Wide};
+
 /// A cache line, as words. It is a node: 16 cells of 32 bits, two a word, the first in the low bits. Or it is a bucket:
 /// boundaries in front, cells behind.
 pub(super) type Line = [AtomicU64; WORDS];
@@ -19,6 +21,8 @@ pub(super) const CELLS: usize = 16;
 pub(super) trait Form {
     /// As callers have them.
     type Address: Copy;
+    /// Their first level.
+    type First: First;
     /// How many halves can differ.
     const HALVES: usize;
     /// Runs of a bucket, at the most. Their cells end where the line does.
@@ -53,6 +57,7 @@ const BEHIND: u32 = 32;
 
 impl Form for V4 {
     type Address = u32;
+    type First = Narrow;
     const HALVES: usize = 1;
     const RUNS: usize = 11;
 
@@ -94,6 +99,7 @@ pub(super) struct V6;
 
 impl Form for V6 {
     type Address = u128;
+    type First = Wide;
     const HALVES: usize = 2;
     const RUNS: usize = 6;
 

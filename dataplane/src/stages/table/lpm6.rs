@@ -23,12 +23,12 @@ use super::trie::Trie;
 /// assert_eq!(table.lookup(address("2001:db9::1")), None);
 /// # Ok::<(), dataplane::stages::table::TableError>(())
 /// ```
-pub struct Lpm6(Trie<V6, { 1 << 20 }>);
+pub struct Lpm6(Trie<V6>);
 
 /// What is looked up in while another thread changes the table: it sees every change when it is made. A lookup that
 /// was begun before [`Lpm6::reclaim`] was told of it must not go on behind that.
 #[derive(Clone)]
-pub struct View6(Arc<Cells<V6, { 1 << 20 }>>);
+pub struct View6(Arc<Cells<V6>>);
 
 impl std::fmt::Debug for View6 {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

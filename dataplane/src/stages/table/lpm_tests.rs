@@ -45,6 +45,11 @@ macro_rules! lpm_tests {
             ]
         }
 
+        /// Some fit in two bytes, with all that a cell has beside them.
+        fn value() -> impl Strategy<Value = u32> {
+            prop_oneof![0..=MAX_VALUE, 0..=8u32, (1u32 << 15) - 4..(1 << 15) + 4, (1u32 << 16) - 4..(1 << 16) + 4]
+        }
+
         /// Addresses that differ in few bits, in which many lie side by side.
         fn crowded() -> impl Strategy<Value = (u32, Vec<$Address>)> {
             let shift = prop_oneof![0..$bits as u32 - 8, prop::sample::select(vec![0, $bits / 2 - 1, $bits - 24])];
@@ -55,7 +60,7 @@ macro_rules! lpm_tests {
 
         fn changes() -> impl Strategy<Value = Vec<(bool, $Address, u8, u32)>> {
             let len = prop_oneof![3 => 8..=$bits as u8, 1 => Just(0u8), 1 => Just($bits)];
-            prop::collection::vec((prop::bool::weighted(0.7), address(), len, 0..=MAX_VALUE), 1..60)
+            prop::collection::vec((prop::bool::weighted(0.7), address(), len, value()), 1..60)
         }
 
         proptest! {

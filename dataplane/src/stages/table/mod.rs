@@ -6,6 +6,7 @@ pub mod bucket;
 mod cells;
 pub mod classifier;
 pub mod exact;
+mod first;
 mod form;
 mod lines;
 pub mod lpm4;

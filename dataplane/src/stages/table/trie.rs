@@ -22,16 +22,18 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::cells::{BUCKET, CHOICE, Cells, LINE, LOW, NUMBER, boxed, line_of, size_of_group};
+use super::cells::{BUCKET, CHOICE, Cells, LINE, LOW, NUMBER, line_of, size_of_group};
+use super::first::First;
 use super::form::{CELLS, Form, WORDS, cell, set_cell};
 use super::lines::{Allocator, LINES, SIZES};
 use super::runs::{Cell, HALF, Place, Plan, Run, Span, divide, half_of};
 use super::{MAX_VALUE, TableError};
 
 /// See the module.
-pub(super) struct Trie<F, const SLOTS: usize> {
-    cells: Arc<Cells<F, SLOTS>>,
-    first_depths: Box<[u8; SLOTS]>,
+pub(super) struct Trie<F: Form> {
+    cells: Arc<Cells<F>>,
+    /// Of the cells of the first level.
+    first_depths: Vec<u8>,
     /// Of the cells of every line.
     depths: Vec<[u8; CELLS]>,
     lines: Allocator,
@@ -41,9 +43,7 @@ pub(super) struct Trie<F, const SLOTS: usize> {
     rules: HashMap<(u128, u8), u32>,
 }
 
-impl<F: Form, const SLOTS: usize> Trie<F, SLOTS> {
-    const FIRST_BITS: u32 = SLOTS.ilog2();
-
+impl<F: Form> Trie<F> {
     pub(super) fn new() -> Self {
         Self::with_lines(LINES)
     }
@@ -53,7 +53,7 @@ impl<F: Form, const SLOTS: usize> Trie<F, SLOTS> {
         let lines = Allocator::new(most);
         Self {
             cells: Arc::new(Cells::new(lines.most())),
-            first_depths: boxed(vec![0; SLOTS].into()),
+            first_depths: vec![0; 1 << F::First::BITS],
             depths: Vec::new(),
             lines,
             retired: VecDeque::new(),
@@ -63,7 +63,7 @@ impl<F: Form, const SLOTS: usize> Trie<F, SLOTS> {
     }
 
     /// What to look up in, also from other threads.
-    pub(super) fn cells(&self) -> &Arc<Cells<F, SLOTS>> {
+    pub(super) fn cells(&self) -> &Arc<Cells<F>> {
         &self.cells
     }
 
@@ -89,8 +89,7 @@ impl<F: Form, const SLOTS: usize> Trie<F, SLOTS> {
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
         let first = &self.cells.first;
-        let clear = first.iter().all(|entry| entry.load(Ordering::Relaxed) == 0)
-            && self.first_depths.iter().all(|depth| *depth == 0);
+        let clear = self.first_depths.iter().enumerate().all(|(slot, depth)| *depth == 0 && first.cell(slot) == 0);
         let retired: usize = self.retired.iter().map(|(_, _, size)| 1 << size).sum();
         clear && self.cells.default.load(Ordering::Relaxed) == 0 && self.lines.free() + retired == self.lines.made()
     }
@@ -137,9 +136,7 @@ impl<F: Form, const SLOTS: usize> Trie<F, SLOTS> {
     fn cell(&self, place: Place) -> Cell {
         // This thread alone writes.
         match place {
-            Place::First(slot) => {
-                Cell { entry: self.cells.first[slot].load(Ordering::Relaxed), depth: self.first_depths[slot] }
-            }
+            Place::First(slot) => Cell { entry: self.cells.first.cell(slot), depth: self.first_depths[slot] },
             Place::Line(line, at) => {
                 Cell { entry: cell(self.cells.lines.line(line), at), depth: self.depths[line][at] }
             }
@@ -150,8 +147,7 @@ impl<F: Form, const SLOTS: usize> Trie<F, SLOTS> {
         match place {
             Place::First(slot) => {
                 self.first_depths[slot] = cell.depth;
-                // Who sees the number of a line sees what was written to that.
-                self.cells.first[slot].store(cell.entry, Ordering::Release);
+                self.cells.first.set_cell(slot, cell.entry);
             }
             Place::Line(line, at) => {
                 self.depths[line][at] = cell.depth;
@@ -163,7 +159,7 @@ impl<F: Form, const SLOTS: usize> Trie<F, SLOTS> {
     /// Has the ends of a prefix be boundaries, or ends of cells. What the cells say is the same before and after.
     /// `false`: there are too few lines, and nothing has changed.
     fn bound(&mut self, key: u128, len: u8) -> bool {
-        if u32::from(len) <= Self::FIRST_BITS {
+        if u32::from(len) <= F::First::BITS {
             return true;
         }
         let slot = Self::slot(key);
@@ -206,7 +202,7 @@ impl<F: Form, const SLOTS: usize> Trie<F, SLOTS> {
             return self.cells.default.store(new.entry, Ordering::Release);
         }
         let first = Self::slot(key);
-        for slot in first..first + (1 << Self::FIRST_BITS.saturating_sub(len.into())) {
+        for slot in first..first + (1 << F::First::BITS.saturating_sub(len.into())) {
             self.paint_below(Place::First(slot), Self::span(slot), (key, len), new);
         }
     }
@@ -392,11 +388,11 @@ impl<F: Form, const SLOTS: usize> Trie<F, SLOTS> {
     }
 
     fn slot(key: u128) -> usize {
-        (key >> (u128::BITS - Self::FIRST_BITS)) as usize
+        (key >> (u128::BITS - F::First::BITS)) as usize
     }
 
     fn span(slot: usize) -> Span {
-        Span { half: 0, bits: Self::FIRST_BITS, first: (slot as u64) << (HALF - Self::FIRST_BITS) }
+        Span { half: 0, bits: F::First::BITS, first: (slot as u64) << (HALF - F::First::BITS) }
     }
 }
 
