@@ -51,6 +51,13 @@ impl<F: Form> Cells<F> {
     /// Looks up as many addresses as both slices have.
     #[inline]
     pub(super) fn lookup_batch(&self, addresses: &[F::Address], values: &mut [u32]) {
+        let arrays = (<&[_; WAYS]>::try_from(addresses), <&mut [_; WAYS]>::try_from(&mut *values));
+        let (Ok(addresses), Ok(values)) = arrays else { return self.lookup_any(addresses, values) };
+        self.lookup_ways(addresses, values);
+    }
+
+    #[inline(never)]
+    fn lookup_any(&self, addresses: &[F::Address], values: &mut [u32]) {
         let both = addresses.len().min(values.len());
         let (whole, rest) = addresses[..both].as_chunks::<WAYS>();
         let (into, into_rest) = values[..both].as_chunks_mut::<WAYS>();
