@@ -80,7 +80,11 @@ pub struct Batch {
     touched: bool,
     /// Slots for the packets that a stage makes.
     spares: Vec<u32>,
+    /// Of how many packets `starts` says where they start, no more than there are: who changes a descriptor says 0.
+    located: usize,
     pub(super) descs: [Desc; BATCH],
+    /// In bytes from the start of the first slot.
+    pub(super) starts: [usize; BATCH],
     pub(super) stamps: [Stamp; BATCH],
     pub(super) metas: [Meta; BATCH],
     pub(super) labels: [u8; BATCH],
@@ -100,7 +104,9 @@ impl Batch {
             stamp: None,
             touched: false,
             spares: Vec::with_capacity(BATCH),
+            located: 0,
             descs: [Desc::default(); BATCH],
+            starts: [0; BATCH],
             stamps: [Stamp::NONE; BATCH],
             metas: [Meta::default(); BATCH],
             labels: [NEXT; BATCH],
@@ -236,6 +242,13 @@ impl Batch {
         Heads::new(self)
     }
 
+    /// The same again, for a stage that mostly is one of several which do so one after another: where packets start is written
+    /// down by the first.
+    #[inline]
+    pub(crate) fn located_heads<const N: usize>(&mut self) -> Heads<'_, N, true> {
+        Heads::new(self)
+    }
+
     /// Whether `parse` has found every packet to be of IPv4 without a tag, options or a fragment, and nobody may have changed one
     /// since: the header is behind that of Ethernet, and the metadata say so. A loop over many need not ask each of them.
     #[inline]
@@ -285,6 +298,23 @@ impl Batch {
         &self.extent
     }
 
+    /// Forgets the packets from an index on.
+    #[inline]
+    fn shorten(&mut self, len: usize) {
+        self.len = self.len().min(len);
+        self.located = self.located.min(len);
+    }
+
+    /// Sees to it that `starts` is right of every packet. Loops over them one after another need not each go by the descriptors.
+    #[inline]
+    pub(super) fn locate(&mut self) {
+        let n = self.len();
+        if self.located < n {
+            vector::starts(&mut self.starts[..n], Desc::words(&self.descs[..n]), self.memory.layout.stride);
+            self.located = n;
+        }
+    }
+
     /// What is so of all packets is so of others too, which are added.
     #[inline]
     fn join(&mut self, more: &Extent, known: bool) {
@@ -306,7 +336,7 @@ impl Batch {
     #[inline]
     pub(super) fn borrow_packets(&mut self) {
         (self.known, self.plain) = (false, false);
-        self.touched = true;
+        (self.touched, self.located) = (true, 0);
     }
 
     #[inline]
@@ -402,7 +432,7 @@ impl Batch {
         self.len = at + n;
         self.ingress = from.ingress;
         from.known = false;
-        from.len = 0;
+        from.shorten(0);
     }
 
     /// Takes one packet of `from`, which keeps its own entry: the caller forgets it there.
@@ -496,8 +526,8 @@ impl Batch {
                 pool.put_one(self.descs[index].slot, SlotState::Batched);
             }
         }
-        self.known = false;
-        self.len = kept;
+        (self.known, self.located) = (false, 0);
+        self.shorten(kept);
         before - kept
     }
 
@@ -516,7 +546,7 @@ impl Batch {
     pub(crate) fn forget(&mut self) {
         debug_assert!(!self.is_labelled());
         self.known = false;
-        self.len = 0;
+        self.shorten(0);
     }
 
     /// The port that a packet names.
@@ -554,7 +584,7 @@ impl Batch {
     #[cold]
     pub(crate) fn truncate(&mut self, len: usize, pool: &mut Pool) {
         self.free_from(len, pool);
-        self.len = self.len().min(len);
+        self.shorten(len);
         self.known = false;
     }
 
@@ -564,7 +594,7 @@ impl Batch {
         debug_assert!(self.memory.is(pool.memory()) && !self.is_labelled());
         pool.put_descs(self.descs(), SlotState::Batched);
         self.known = false;
-        self.len = 0;
+        self.shorten(0);
     }
 }
 
@@ -585,6 +615,8 @@ pub(crate) enum Fate {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::mem::{PageKind, Region, RegionSpec, SlotLayout};
 
@@ -644,5 +676,99 @@ mod tests {
         assert!(second.is_plain() && second.get_mut(0).is_some() && !second.is_plain());
         second.set_plain();
         assert!(second.heads_mut::<14>().count() == 1 && !second.is_plain());
+    }
+
+    /// What is done with one batch or two.
+    #[derive(Clone, Copy, Debug)]
+    enum Change {
+        Append,
+        Take(usize),
+        Copy(usize),
+        Bytes,
+        Receive(usize),
+        Make,
+        Trim(usize, usize),
+        Prepend(usize),
+        Retain(u32),
+        Truncate(usize),
+        Free,
+        Look,
+        Swap,
+    }
+
+    fn change() -> impl Strategy<Value = Change> {
+        let index = 0..6usize;
+        prop_oneof![
+            Just(Change::Append),
+            index.clone().prop_map(Change::Take),
+            index.clone().prop_map(Change::Copy),
+            Just(Change::Bytes),
+            (1..5usize).prop_map(Change::Receive),
+            Just(Change::Make),
+            (index.clone(), 1..9usize).prop_map(|(at, by)| Change::Trim(at, by)),
+            index.clone().prop_map(Change::Prepend),
+            (1..4u32).prop_map(Change::Retain),
+            index.prop_map(Change::Truncate),
+            Just(Change::Free),
+            Just(Change::Look),
+            Just(Change::Swap),
+        ]
+    }
+
+    /// Where the fronts of all packets are, by what is written down and by the descriptors.
+    fn fronts(batch: &mut Batch) -> [Vec<*const u8>; 2] {
+        let located = batch.located_heads::<4>().map(|head| head.bytes.as_ptr()).collect();
+        [located, batch.heads_keeping_plain::<4>().map(|head| head.bytes.as_ptr()).collect()]
+    }
+
+    proptest! {
+        /// Whatever is done with a batch meanwhile, what is written down of where its packets start is right when it is used.
+        #[test]
+        fn packets_are_where_they_are_written_down_to_be(changes in prop::collection::vec(change(), 1..60)) {
+            let mut pool = pool();
+            let (mut one, mut other) = (of_one(&mut pool), of_one(&mut pool));
+            for change in changes {
+                match change {
+                    Change::Append => one.append(&mut other),
+                    Change::Take(index) if index < other.len() => {
+                        one.push_from(&other, index);
+                        let taken = other.descs()[index];
+                        for at in (0..other.len()).filter(|at| other.descs()[*at] != taken) {
+                            other.free_one(at, &mut pool);
+                        }
+                        other.clear_labels();
+                        other.forget();
+                    }
+                    Change::Copy(index) => _ = one.push_copy(&mut other, index, &mut pool),
+                    Change::Bytes => _ = one.push_bytes(&[0; 60], Stamp::NONE, &mut pool),
+                    Change::Receive(n) => {
+                        let slots: Vec<u32> = (0..n).filter_map(|_| pool.take_one(SlotState::Batched)).collect();
+                        let lengths = vec![60; slots.len()];
+                        prop_assert!(one.receive(&slots, &lengths, 0, HEADROOM, Stamps::Alike(Stamp::NONE)).is_some());
+                    }
+                    Change::Make => {
+                        one.stock(1, &mut pool);
+                        _ = one.make(&[0; 60]);
+                        one.unstock(&mut pool);
+                    }
+                    Change::Trim(index, by) => _ = one.get_mut(index).is_some_and(|mut packet| packet.trim_front(by)),
+                    Change::Prepend(index) => _ = one.get_mut(index).is_some_and(|mut packet| packet.prepend(2).is_some()),
+                    Change::Retain(of) => _ = one.retain_into(&mut pool, |desc| desc.slot % of == 0),
+                    Change::Truncate(len) => one.truncate(len, &mut pool),
+                    Change::Free => {
+                        one.clear_labels();
+                        one.free_into(&mut pool);
+                    }
+                    Change::Look => {
+                        let [located, exact] = fronts(&mut one);
+                        prop_assert_eq!(located, exact);
+                    }
+                    Change::Swap => std::mem::swap(&mut one, &mut other),
+                    Change::Take(_) => {}
+                }
+            }
+            let [located, exact] = fronts(&mut one);
+            prop_assert_eq!(located, exact);
+        }
     }
 }

@@ -28,9 +28,10 @@ enum There {
     Yes = 1,
 }
 
-/// The fronts of the packets of a batch, in order.
+/// The fronts of the packets of a batch, in order. `LOCATED`: by what the batch has written down of where packets start, which
+/// pays where several loops go over the same packets.
 #[derive(Debug)]
-pub struct Heads<'b, const N: usize> {
+pub struct Heads<'b, const N: usize, const LOCATED: bool = false> {
     batch: NonNull<Batch>,
     /// Where its slots are: what is written through one head could be the batch, for all that the compiler knows.
     slots: NonNull<u8>,
@@ -40,17 +41,20 @@ pub struct Heads<'b, const N: usize> {
     life: PhantomData<&'b mut Batch>,
 }
 
-impl<'b, const N: usize> Heads<'b, N> {
+impl<'b, const N: usize, const LOCATED: bool> Heads<'b, N, LOCATED> {
     /// Those of all packets; of none where one has fewer than `N` bytes.
     #[inline]
     pub(super) fn new(batch: &'b mut Batch) -> Self {
         let end = if batch.extent().shortest as usize >= N { batch.len() } else { 0 };
+        if LOCATED {
+            batch.locate();
+        }
         let (slots, stride) = (batch.memory.slot(0), batch.memory.layout.stride as usize);
         Self { next: 0, end, slots, stride, batch: NonNull::from(batch), life: PhantomData }
     }
 }
 
-impl<'b, const N: usize> Iterator for Heads<'b, N> {
+impl<'b, const N: usize, const LOCATED: bool> Iterator for Heads<'b, N, LOCATED> {
     type Item = Head<'b, N>;
 
     #[inline]
@@ -62,12 +66,16 @@ impl<'b, const N: usize> Iterator for Heads<'b, N> {
         self.next += 1;
         // SAFETY: the batch is borrowed alone for `'b`, and the index is below its length and comes once, so nobody else has
         // this entry of its arrays. The packet has at least `N` bytes (`new`), which lie in its slot, and slots of a batch are
-        // distinct and owned by it; their memory was zeroed by the kernel, so it is initialised.
+        // distinct and owned by it; their memory was zeroed by the kernel, so it is initialised. What is written down of where it
+        // starts is right (`new`).
         unsafe {
             let Desc { slot, offset, len } = *(&raw const (*batch).descs).cast::<Desc>().add(index);
             let meta = &mut *(&raw mut (*batch).metas).cast::<Meta>().add(index);
-            let start = self.slots.add(slot as usize * self.stride + usize::from(offset));
-            Some(Head { bytes: start.cast().as_mut(), len, meta, there: There::Yes })
+            let start = match LOCATED {
+                true => *(&raw const (*batch).starts).cast::<usize>().add(index),
+                false => slot as usize * self.stride + usize::from(offset),
+            };
+            Some(Head { bytes: self.slots.add(start).cast().as_mut(), len, meta, there: There::Yes })
         }
     }
 
@@ -78,7 +86,7 @@ impl<'b, const N: usize> Iterator for Heads<'b, N> {
     }
 }
 
-impl<const N: usize> ExactSizeIterator for Heads<'_, N> {}
+impl<const N: usize, const LOCATED: bool> ExactSizeIterator for Heads<'_, N, LOCATED> {}
 
 #[cfg(test)]
 mod tests {

@@ -135,6 +135,15 @@ pub(crate) fn extent(descs: &[Word]) -> Extent {
     Extent { bytes, shortest, longest, last, end }
 }
 
+/// Where packets start, in slots of so many bytes: bytes from the start of the first slot. Both are of one length.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+pub(crate) fn starts(starts: &mut [usize], descs: &[Word], stride: u32) {
+    for (start, desc) in starts.iter_mut().zip(descs) {
+        let (slot, offset, _) = Desc::of_word(*desc);
+        *start = slot as usize * stride as usize + offset as usize;
+    }
+}
+
 /// The bytes of packets.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(crate) fn bytes(descs: &[Word]) -> u32 {

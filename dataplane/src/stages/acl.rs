@@ -230,7 +230,7 @@ impl Stage for Acl {
         let Some(Set { rules, hits }) = set.as_deref_mut() else { return };
         let Scratch { keys, found, denied } = &mut **scratch;
         let keyed =
-            batch.heads_keeping_plain().zip(&mut *keys).map_while(|(head, key)| usual_key(&head).map(|now| *key = now));
+            batch.located_heads().zip(&mut *keys).map_while(|(head, key)| usual_key(&head).map(|now| *key = now));
         let usual = keyed.count();
         let (found, rest) = found[..batch.len()].split_at_mut(usual);
         rules.classifier.lookup_v4(&keys[..usual], found);

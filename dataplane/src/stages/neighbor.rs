@@ -254,8 +254,7 @@ impl Stage for Neighbor {
             let hop = self.hops.get((meta.next_hop as usize).wrapping_sub(1));
             hop.filter(|hop| hop.port == u16::from(meta.egress))
         };
-        let usual =
-            batch.heads_keeping_plain().map_while(|head| hop(head.meta).map(|hop| *head.bytes = hop.link)).count();
+        let usual = batch.located_heads().map_while(|head| hop(head.meta).map(|hop| *head.bytes = hop.link)).count();
         for mut packet in batch.iter_mut_from(usual) {
             if let Some(hop) = hop(packet.meta()) {
                 packet.set_ethernet_addresses(hop.link);

@@ -82,7 +82,7 @@ impl Stage for Parse {
 impl Parse {
     #[inline]
     fn find<const HASH: bool>(&self, batch: &mut Batch) {
-        let usual = batch.heads_keeping_plain().map_while(|head| self.find_usual::<HASH>(head)).count();
+        let usual = batch.located_heads().map_while(|head| self.find_usual::<HASH>(head)).count();
         if usual == batch.len() {
             return batch.set_plain();
         }

@@ -292,7 +292,7 @@ impl Scratch {
     #[inline]
     fn collect_usual(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> usize {
         let plain = batch.is_plain();
-        let heads = batch.heads_keeping_plain::<{ Ethernet::LEN + Ipv4::LEN }>();
+        let heads = batch.located_heads::<{ Ethernet::LEN + Ipv4::LEN }>();
         let collect = |(head, address): (Head<'_, _>, &mut u32)| {
             let is_plain = || {
                 head.meta.flags.intersection(MetaFlags::IPV4 | MetaFlags::VLAN) == MetaFlags::IPV4

@@ -31,7 +31,7 @@ impl Stage for Ttl {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let plain = batch.is_plain();
         let take = |head: Head<'_, _>| ((plain || is_plain(head.meta)) && take_hop(head.bytes)).then_some(());
-        let usual = batch.heads_keeping_plain().map_while(take).count();
+        let usual = batch.located_heads().map_while(take).count();
         for mut packet in batch.iter_mut_from(usual) {
             match hop(&mut packet) {
                 Some(true) => {}
