@@ -1,6 +1,6 @@
 //! What is looked up in: see [`super::trie`].
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use super::MISS;
 use super::first::First;
@@ -87,6 +87,8 @@ impl<F: Form> Cells<F> {
             if !done {
                 self.descend(addresses.as_ref(), values.as_mut(), default);
             }
+            // What the cells said was so before what is read behind: the default here, and all that values are numbers of.
+            fence(Ordering::Acquire);
             // A table that had no default before and no cell after may have had either at all times.
             if self.default.load(Ordering::Acquire) == default {
                 return;
@@ -112,18 +114,18 @@ impl<F: Form> Cells<F> {
         let addresses = std::hint::black_box(addresses).as_ref();
         let ((some, rest), (into, into_rest)) =
             (addresses.as_chunks::<TOGETHER>(), values.as_mut().as_chunks_mut::<TOGETHER>());
-        let mut all = 0;
+        let mut on = 0;
         for (addresses, values) in some.iter().zip(into) {
             let cells = addresses.map(|address| first.near(Self::slot(address)));
             *values = cells.map(|cell| or_default(cell).wrapping_sub(1));
-            all |= cells.iter().fold(0, |all, cell| all | cell);
+            on |= cells.iter().fold(0, |on, cell| on | F::First::goes_on(*cell));
         }
         for (address, value) in rest.iter().zip(into_rest) {
             let cell = first.near(Self::slot(*address));
             *value = or_default(cell).wrapping_sub(1);
-            all |= cell;
+            on |= F::First::goes_on(cell);
         }
-        all & F::First::MORE == 0
+        on & F::First::ON == 0
     }
 
     /// Which cell of the first level an address is in.

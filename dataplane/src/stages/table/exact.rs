@@ -343,7 +343,7 @@ fn locate<const WORDS: usize>(keys: &[[u32; WORDS]], seeds: &[u32; WORDS], group
     }
 }
 
-/// Every bit of the upper half depends on all of the key, and so does every bit of the lower.
+/// Every bit of the upper half depends on all of the key, and every bit of the lower on nearly all.
 #[inline(always)]
 fn hash<const WORDS: usize>(key: &[u32; WORDS], seeds: &[u32; WORDS]) -> u64 {
     let ((keys, last), (seeds, seed)) = (key.as_chunks::<2>(), seeds.as_chunks::<2>());
@@ -365,7 +365,7 @@ fn home(hash: u64, groups: u64) -> Home {
     // The two are never the same.
     let second = if first != second { second } else { first ^ 1 };
     let second = if u64::from(second) < groups { second } else { first - 1 };
-    // 0 is free. The low bits of the upper half hardly count for the group.
+    // 0 is free. The low bits of the upper half hardly count for the group, where there are not millions.
     let tag = (hash >> 32 & TAG).max(1);
     Home { groups: [first, second], tags: tag * ONES }
 }

@@ -6,36 +6,39 @@ use super::cells::LINE;
 use super::zeroed;
 use crate::mem::prefetch_afar;
 
-/// In a cell of two bytes: what it says does not fit in the others.
-const WIDE: u16 = 1 << 15;
+/// In a cell of two bytes: what it says does not fit there.
+const ELSEWHERE: u16 = u16::MAX;
 
-/// Cells by number. One thread writes, any number read.
+/// Cells by number. One thread writes, any number read. Loads of cells are relaxed, so that none is held up for another: who goes on
+/// by what they say has a fence between.
 pub(super) trait First {
     /// How many bits of an address choose a cell.
     const BITS: u32;
 
-    /// A bit of what [`First::near`] gives: the cell leads on, or says what only [`First::cell`] gives.
-    const MORE: u32;
+    /// The bit of [`First::goes_on`].
+    const ON: u32;
 
     /// Cells that say nothing.
     fn new() -> Self;
 
-    /// What a cell says. Who sees the number of a line sees what was written to that.
-    fn cell(&self, slot: usize) -> u32;
-
-    /// The same, where it has no [`First::MORE`]: all that most lookups need.
+    /// What a cell says, as far as is to be had at once.
     fn near(&self, slot: usize) -> u32;
+
+    /// Whether that is not a value, as the cell leads on or says more: then [`First::ON`] is set. Other bits mean nothing.
+    fn goes_on(near: u32) -> u32;
+
+    /// All that a cell says. Who sees the number of a line sees what was written to that.
+    fn cell(&self, slot: usize) -> u32;
 
     /// Has it say something else.
     fn set_cell(&self, slot: usize, entry: u32);
 
-    /// Has the processor fetch what [`First::cell`] will look at.
+    /// Has the processor fetch what [`First::near`] will look at.
     fn fetch(&self, slot: usize);
 }
 
-/// 2 to the 24 cells, for IPv4. What fits in 15 bits, as most values do, is kept in two bytes, and lookups see no more
-/// than those: half of the lines of the cache. A cell that says more is in another array, whose pages are mapped where there
-/// are such.
+/// 2 to the 24 cells, for IPv4, of two bytes: lookups see no more than those, half of the lines of the cache. A cell that leads on, or
+/// says a value that does not fit, is in another array, whose pages are mapped where there are such.
 pub(super) struct Narrow {
     cells: Box<[AtomicU16; 1 << Self::BITS]>,
     wide: Box<[AtomicU32; 1 << Self::BITS]>,
@@ -43,16 +46,26 @@ pub(super) struct Narrow {
 
 impl First for Narrow {
     const BITS: u32 = 24;
-    const MORE: u32 = WIDE as u32;
+    const ON: u32 = ELSEWHERE as u32 + 1;
 
     fn new() -> Self {
         Self { cells: boxed(zeroed(1 << Self::BITS)), wide: boxed(zeroed(1 << Self::BITS)) }
     }
 
     #[inline(always)]
+    fn near(&self, slot: usize) -> u32 {
+        self.cells[slot % (1 << Self::BITS)].load(Ordering::Relaxed).into()
+    }
+
+    #[inline(always)]
+    fn goes_on(near: u32) -> u32 {
+        near + 1
+    }
+
+    #[inline(always)]
     fn cell(&self, slot: usize) -> u32 {
         let near = self.near(slot);
-        if near & Self::MORE == 0 {
+        if near != u32::from(ELSEWHERE) {
             return near;
         }
         // The other array still has what was said when the cell was read, or has what is being said now.
@@ -60,18 +73,12 @@ impl First for Narrow {
         self.wide[slot % (1 << Self::BITS)].load(Ordering::Acquire)
     }
 
-    #[inline(always)]
-    fn near(&self, slot: usize) -> u32 {
-        // Behind a value there is nothing to be seen, so that nothing is held up for it.
-        self.cells[slot % (1 << Self::BITS)].load(Ordering::Relaxed).into()
-    }
-
     fn set_cell(&self, slot: usize, entry: u32) {
-        let cell = u16::try_from(entry).ok().filter(|cell| cell & WIDE == 0);
-        if cell.is_none() {
+        let fits = u16::try_from(entry).unwrap_or(ELSEWHERE);
+        if fits == ELSEWHERE {
             self.wide[slot].store(entry, Ordering::Release);
         }
-        self.cells[slot].store(cell.unwrap_or(WIDE), Ordering::Release);
+        self.cells[slot].store(fits, Ordering::Release);
     }
 
     #[inline(always)]
@@ -85,20 +92,25 @@ pub(super) struct Wide(Box<[AtomicU32; 1 << Self::BITS]>);
 
 impl First for Wide {
     const BITS: u32 = 20;
-    const MORE: u32 = LINE;
+    const ON: u32 = LINE;
 
     fn new() -> Self {
         Self(boxed(zeroed(1 << Self::BITS)))
     }
 
     #[inline(always)]
-    fn cell(&self, slot: usize) -> u32 {
-        self.0[slot % (1 << Self::BITS)].load(Ordering::Acquire)
+    fn near(&self, slot: usize) -> u32 {
+        self.0[slot % (1 << Self::BITS)].load(Ordering::Relaxed)
     }
 
     #[inline(always)]
-    fn near(&self, slot: usize) -> u32 {
-        self.cell(slot)
+    fn goes_on(near: u32) -> u32 {
+        near
+    }
+
+    #[inline(always)]
+    fn cell(&self, slot: usize) -> u32 {
+        self.0[slot % (1 << Self::BITS)].load(Ordering::Acquire)
     }
 
     fn set_cell(&self, slot: usize, entry: u32) {
