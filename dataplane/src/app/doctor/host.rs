@@ -1,7 +1,7 @@
 //! The host: pages, the limit on locked memory, and the cores of the workers.
 
 use super::{Finding, Roots, Severity, numbers};
-use crate::config::{Hugepages, Idle, Plan};
+use crate::config::{self, Hugepages, Idle, Link, Plan, PortPlan};
 use crate::mem::{Memlock, PageKind};
 use crate::topology::Topology;
 use crate::units::CoreId;
@@ -52,11 +52,19 @@ fn huge_pages(topology: &Topology, plan: Option<&Plan>) -> Option<Finding> {
     })
 }
 
+/// Only what is registered is locked: for verbs devices and AF_XDP sockets.
 fn locked_memory(plan: Option<&Plan>, limit: Memlock) -> Option<Finding> {
+    let registers =
+        |port: &PortPlan| port.config.device != config::SOFT || matches!(port.config.link, Some(Link::Xdp(_)));
+    let severity = match plan {
+        Some(plan) if plan.ports.iter().any(registers) => Severity::Fails,
+        Some(_) => return None,
+        None => Severity::Unseen,
+    };
     let shortage = limit.shortage(plan.map_or(SOME_PAGES * MEGABYTE_PAGE, bytes))?;
     let what = format!("{} bytes may be locked, and {} are wanted", shortage.limit, shortage.needed);
     let costs = "memory cannot be registered with a verbs device or an AF_XDP socket";
-    Some(Finding::new(Severity::Fails, what, costs, "ulimit -l unlimited, or setcap cap_ipc_lock+ep on the program"))
+    Some(Finding::new(severity, what, costs, "ulimit -l unlimited, or setcap cap_ipc_lock+ep on the program"))
 }
 
 fn governor(roots: &Roots, cores: &[CoreId]) -> Option<Finding> {
@@ -106,11 +114,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_limit_on_locked_memory_that_is_too_low_fails() {
+    fn a_limit_on_locked_memory_that_is_too_low_is_told() {
         let limit = |limit, privileged| Memlock { limit, locked: 0, privileged };
         assert_eq!(locked_memory(None, limit(u64::MAX, false)), None);
         assert_eq!(locked_memory(None, limit(8 << 20, true)), None);
         let found = locked_memory(None, limit(8 << 20, false)).unwrap();
-        assert!(found.severity == Severity::Fails && found.fix.contains("ulimit -l unlimited"), "{found:?}");
+        assert!(found.severity == Severity::Unseen && found.fix.contains("ulimit -l unlimited"), "{found:?}");
     }
 }
