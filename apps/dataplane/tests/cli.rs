@@ -530,15 +530,30 @@ fn a_graph_has_every_stage_and_port() {
     assert_eq!(status, 1);
     assert!(err.contains("none/x.svg"), "{err}");
 
-    // Not over the config that it is drawn from, by whatever name.
+    // Not over the config that it is drawn from, nor over what that plays, by whatever name.
     std::os::unix::fs::symlink(folder.path("x.toml"), folder.path("link.svg")).unwrap();
-    let before = fs::read(folder.path("x.toml")).unwrap();
-    for output in ["x.toml", "link.svg"] {
+    let before = ["x.toml", "in.pcap"].map(|name| fs::read(folder.path(name)).unwrap());
+    for (output, what) in
+        [("x.toml", "the config itself"), ("link.svg", "the config itself"), ("in.pcap", "the input of port")]
+    {
         let (status, _, err) = dataplane(&folder, &format!("graph @/x.toml -o @/{output}"));
         assert_eq!(status, 1, "{err}");
-        assert!(err.contains("this is the config itself: name another file"), "{err}");
+        assert!(err.contains(what) && err.contains("name another file"), "{err}");
     }
-    assert_eq!(fs::read(folder.path("x.toml")).unwrap(), before);
+    assert!(["x.toml", "in.pcap"].map(|name| fs::read(folder.path(name)).unwrap()) == before);
+}
+
+#[test]
+fn the_picture_of_the_quickstart_is_up_to_date() {
+    let folder = Folder::new("picture");
+    let repository = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let (status, out, _) = dataplane(&folder, &format!("graph {repository}/configs/quickstart.toml"));
+    assert_eq!(status, 0);
+    let drawn = fs::read_to_string(format!("{repository}/docs/quickstart.svg")).unwrap();
+    assert!(
+        drawn == out,
+        "draw it anew: target/release/dataplane graph configs/quickstart.toml -o docs/quickstart.svg"
+    );
 }
 
 #[test]

@@ -29,6 +29,8 @@ pub struct Assembly {
     pub(crate) resolution: Option<Arc<Resolution>>,
     /// What is read anew when the run is told to.
     pub(crate) reloads: Reloads,
+    /// Those that the config names, and the config.
+    pub(crate) files: Files,
 }
 
 impl Assembly {
@@ -115,7 +117,8 @@ fn build(
         return None;
     }
     let forwarding = resources.common();
-    Some(Assembly { plan: plan?, ports, topology, programs, forwarding, resolution, reloads: resources.reloads })
+    let (reloads, files) = (resources.reloads, resources.files);
+    Some(Assembly { plan: plan?, ports, topology, programs, forwarding, resolution, reloads, files })
 }
 
 /// Notes the config and the files of ports. One that is written may be no other of them.

@@ -88,7 +88,7 @@ impl Run {
     /// # Errors
     /// As [`Run::start`]; or it was not wished any more.
     pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
-        let Assembly { plan, ports: infos, topology, programs, forwarding, resolution, reloads } = assembly;
+        let Assembly { plan, ports: infos, topology, programs, forwarding, resolution, reloads, .. } = assembly;
         let clock = HostClock::new();
         let ports = devices::open(&plan, &infos, &clock)?;
         // Before there are workers: what the kernel knows already, they know from their first packet on.

@@ -4,15 +4,14 @@ mod layout;
 mod svg;
 mod text;
 
-use std::fmt::Display;
-use std::fs;
+use std::io::Write;
 use std::path::Path;
 
 use super::args::{self, Picture as Format};
 use super::console::{self, Stop};
 use crate::config::Plan;
-use crate::file::Identity;
-use crate::pipeline::{NodeSpec, Registry, Target};
+use crate::file::Held;
+use crate::pipeline::{Files, NodeSpec, Registry, Target};
 use crate::runtime::Assembly;
 
 /// What a picture shows: every way that a packet can take, from ports to ports.
@@ -50,7 +49,8 @@ struct Edge {
 }
 
 pub(super) fn graph(registry: &Registry, args: &args::Graph) -> Result<(), Stop> {
-    let picture = picture(&console::offline_assembly(&args.config, registry)?);
+    let mut assembly = console::offline_assembly(&args.config, registry)?;
+    let picture = picture(&assembly);
     let text = match args.format.unwrap_or_else(|| format_of(args.output.as_deref())) {
         Format::Svg => svg::draw(&picture),
         Format::Dot => text::dot(&picture),
@@ -59,11 +59,12 @@ pub(super) fn graph(registry: &Registry, args: &args::Graph) -> Result<(), Stop>
     match &args.output {
         None => console::print(&text),
         Some(file) => {
-            let failed = |why: &dyn Display| Stop::Failed(format!("{}: {why}", file.display()));
-            if Identity::of(file).is_some_and(|it| Identity::of(&args.config.path).as_ref() == Some(&it)) {
-                return Err(failed(&"this is the config itself: name another file"));
-            }
-            fs::write(file, text).map_err(|error| failed(&error))
+            assembly.files.write(file, "the picture").map_err(|why| Stop::Failed(format!("{why}: {}", Files::HELP)))?;
+            let written = Held::output(file).and_then(|held| {
+                held.empty()?;
+                (&*held).write_all(text.as_bytes())
+            });
+            written.map_err(|error| Stop::Failed(format!("{}: {error}", file.display())))
         }
     }
 }
