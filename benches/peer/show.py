@@ -60,9 +60,9 @@ def headline(results):
     lines = ["| work | ours | beside | ours ÷ theirs | goal |", "| --- | --: | --: | --: | --: |"]
     for _, (_, result, peer) in sorted(least.items()):
         ours, theirs = median(result.ours), median(result.theirs[peer.name])
-        ratio, case = median(result.ratios[peer.name]), result.case
+        ratios, case = result.ratios[peer.name], result.case
         beside = f"{theirs:.1f} ({peer.name})"
-        lines.append(f"| {case.work} | {ours:.1f} {case.unit} | {beside} | {ratio:.2f} | {peer.goal:g} |")
+        lines.append(f"| {case.work} | {ours:.1f} {case.unit} | {beside} | {median(ratios):.2f} | {goal(peer, ratios)} |")
     return "\n".join(lines)
 
 
