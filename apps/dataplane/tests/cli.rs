@@ -530,17 +530,21 @@ fn a_graph_has_every_stage_and_port() {
     assert_eq!(status, 1);
     assert!(err.contains("none/x.svg"), "{err}");
 
-    // Not over the config that it is drawn from, nor over what that plays, by whatever name.
+    // Not over the config that it is drawn from, nor over what that plays or writes, by whatever name.
     std::os::unix::fs::symlink(folder.path("x.toml"), folder.path("link.svg")).unwrap();
-    let before = ["x.toml", "in.pcap"].map(|name| fs::read(folder.path(name)).unwrap());
-    for (output, what) in
-        [("x.toml", "the config itself"), ("link.svg", "the config itself"), ("in.pcap", "the input of port")]
-    {
+    folder.write("denied.pcapng", "kept");
+    let before = ["x.toml", "in.pcap", "denied.pcapng"].map(|name| fs::read(folder.path(name)).unwrap());
+    for (output, what) in [
+        ("x.toml", "the config itself"),
+        ("link.svg", "the config itself"),
+        ("in.pcap", "the input of port"),
+        ("denied.pcapng", "the file that stage `denied` writes"),
+    ] {
         let (status, _, err) = dataplane(&folder, &format!("graph @/x.toml -o @/{output}"));
         assert_eq!(status, 1, "{err}");
         assert!(err.contains(what) && err.contains("name another file"), "{err}");
     }
-    assert!(["x.toml", "in.pcap"].map(|name| fs::read(folder.path(name)).unwrap()) == before);
+    assert!(["x.toml", "in.pcap", "denied.pcapng"].map(|name| fs::read(folder.path(name)).unwrap()) == before);
 }
 
 #[test]

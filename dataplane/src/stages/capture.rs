@@ -185,11 +185,11 @@ impl Stage for Capture {
             return Err(problem.help(format!("{} at most", ring::COMMENT)));
         }
         let rotation = self.rotation()?;
+        let path = setup.path(&self.file);
+        setup.claim(&path, "file")?;
         if setup.is_offline() {
             return Ok(());
         }
-        let path = setup.path(&self.file);
-        setup.claim(&path, "file")?;
         let spec = Spec {
             path,
             interface: setup.stage().to_owned(),
