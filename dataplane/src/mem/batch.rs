@@ -516,6 +516,7 @@ impl Batch {
     #[cold]
     pub(crate) fn retain_into(&mut self, pool: &mut Pool, keep: impl Fn(&Desc) -> bool) -> usize {
         let (before, mut kept) = (self.len(), 0);
+        (self.known, self.located) = (false, 0);
         for index in 0..before {
             if keep(&self.descs[index]) {
                 self.descs[kept] = self.descs[index];
@@ -526,7 +527,6 @@ impl Batch {
                 pool.put_one(self.descs[index].slot, SlotState::Batched);
             }
         }
-        (self.known, self.located) = (false, 0);
         self.shorten(kept);
         before - kept
     }

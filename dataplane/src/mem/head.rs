@@ -71,10 +71,12 @@ impl<'b, const N: usize, const LOCATED: bool> Iterator for Heads<'b, N, LOCATED>
         unsafe {
             let Desc { slot, offset, len } = *(&raw const (*batch).descs).cast::<Desc>().add(index);
             let meta = &mut *(&raw mut (*batch).metas).cast::<Meta>().add(index);
+            let found = || slot as usize * self.stride + usize::from(offset);
             let start = match LOCATED {
                 true => *(&raw const (*batch).starts).cast::<usize>().add(index),
-                false => slot as usize * self.stride + usize::from(offset),
+                false => found(),
             };
+            debug_assert_eq!(start, found());
             Some(Head { bytes: self.slots.add(start).cast().as_mut(), len, meta, there: There::Yes })
         }
     }
