@@ -89,7 +89,8 @@ impl<F: Form> Cells<F> {
             }
             // What the cells said was so before what is read behind: the default here, and all that values are numbers of.
             fence(Ordering::Acquire);
-            // A table that had no default before and no cell after may have had either at all times.
+            // A table that had no default before and no cell after may have had either at all times. A default that went and came
+            // back meanwhile is not noticed: that takes several changes while one batch is looked up.
             if self.default.load(Ordering::Acquire) == default {
                 return;
             }

@@ -9,8 +9,7 @@ use crate::mem::prefetch_afar;
 /// In a cell of two bytes: what it says does not fit there.
 const ELSEWHERE: u16 = u16::MAX;
 
-/// Cells by number. One thread writes, any number read. Loads of cells are relaxed, so that none is held up for another: who goes on
-/// by what they say has a fence between.
+/// Cells by number. One thread writes, any number read.
 pub(super) trait First {
     /// How many bits of an address choose a cell.
     const BITS: u32;
@@ -21,7 +20,8 @@ pub(super) trait First {
     /// Cells that say nothing.
     fn new() -> Self;
 
-    /// What a cell says, as far as is to be had at once.
+    /// What a cell says, as far as is to be had at once. Relaxed, so that no load is held up for another: who goes on by what it says
+    /// has a fence between.
     fn near(&self, slot: usize) -> u32;
 
     /// Whether that is not a value, as the cell leads on or says more: then [`First::ON`] is set. Other bits mean nothing.
@@ -68,7 +68,7 @@ impl First for Narrow {
         if near != u32::from(ELSEWHERE) {
             return near;
         }
-        // The other array still has what was said when the cell was read, or has what is being said now.
+        // The other array still has what was said when the cell was read, or has what was said since or is being said.
         fence(Ordering::Acquire);
         self.wide[slot % (1 << Self::BITS)].load(Ordering::Acquire)
     }
@@ -76,6 +76,7 @@ impl First for Narrow {
     fn set_cell(&self, slot: usize, entry: u32) {
         let fits = u16::try_from(entry).unwrap_or(ELSEWHERE);
         if fits == ELSEWHERE {
+            // First, so that who sees the cell say so sees it.
             self.wide[slot].store(entry, Ordering::Release);
         }
         self.cells[slot].store(fits, Ordering::Release);

@@ -9,7 +9,7 @@ use super::form::V4;
 use super::trie::Trie;
 
 /// A table of IPv4 prefixes. A lookup is one load for prefixes up to /24 with values below 65,534, two for greater values, and
-/// three for longer prefixes. Where many are greater or longer it takes twice the time, as all that are looked up with one go that way.
+/// three or more for longer prefixes. All that are looked up together with one of these go that way, which takes up to twice the time.
 ///
 /// ```
 /// use dataplane::stages::table::lpm4::Lpm4;
