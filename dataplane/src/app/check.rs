@@ -14,8 +14,9 @@ pub(super) fn check(registry: &Registry, args: &args::Check) -> Result<(), Stop>
     match assembly {
         Some(assembly) => {
             // The plan may be for another host, so this is no error.
+            let loaded = console::loaded(&source);
             for (port, what, fix) in doctor::absent_devices(&assembly.plan) {
-                let device = console::place(&source, &format!("port[{port}].device"));
+                let device = loaded.locate(&format!("port[{port}].device"));
                 diagnostics.push(Mistake::warning(device, what).help(fix));
             }
             console::show(&diagnostics);

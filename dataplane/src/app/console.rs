@@ -1,13 +1,12 @@
 //! Standard output and standard error, and how a command ends.
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
-use std::ops::Range;
 
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
 use super::{args, control};
-use crate::config::{self, Diagnostics, Level, Mistake, Source};
+use crate::config::{self, Diagnostics, Level, Loaded, Mistake, Source};
 use crate::error::Error;
 use crate::pipeline::Registry;
 use crate::runtime::{Assembly, assemble, assemble_offline};
@@ -138,13 +137,13 @@ pub(super) fn assemble_here(
 ) -> Option<Assembly> {
     let assembly = assemble(source, registry, topology, diagnostics)?;
     let Some((what, fix)) = control::flaw(&assembly.plan.runtime.control) else { return Some(assembly) };
-    diagnostics.push(Mistake::error(place(source, "runtime.control"), what).help(fix));
+    diagnostics.push(Mistake::error(loaded(source).locate("runtime.control"), what).help(fix));
     None
 }
 
-/// Where a key of a config that has been checked is.
-pub(super) fn place(source: &Source, key: &str) -> Range<usize> {
-    config::load(source, &mut Diagnostics::new(source)).locate(key)
+/// A config that has been checked, again: to find out where its keys are.
+pub(super) fn loaded(source: &Source) -> Loaded<'_> {
+    config::load(source, &mut Diagnostics::new(source))
 }
 
 /// Reads and checks a config to look at it, whatever machine it is for; its mistakes are shown.

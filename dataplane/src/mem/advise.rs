@@ -22,25 +22,25 @@ pub(crate) fn advise_huge_pages<T>(table: &[T]) {
 /// be read, so no index has to be checked for it.
 #[inline(always)]
 pub(crate) fn prefetch<T>(place: *const T) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: it changes nothing that a program can see, wherever it points. Every x86-64 has it.
-        unsafe { _mm_prefetch(place.cast(), _MM_HINT_T0) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
+    hint::<false, T>(place);
 }
 
 /// The same as far as the second cache: for what is likely in none. More such can be under way at once, as there are few places for
 /// those that the first cache waits for.
 #[inline(always)]
 pub(crate) fn prefetch_afar<T>(place: *const T) {
+    hint::<true, T>(place);
+}
+
+#[inline(always)]
+fn hint<const AFAR: bool, T>(place: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: as above.
-        unsafe { _mm_prefetch(place.cast(), _MM_HINT_T1) };
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        // SAFETY: it changes nothing that a program can see, wherever it points. Every x86-64 has it.
+        unsafe {
+            if AFAR { _mm_prefetch::<_MM_HINT_T1>(place.cast()) } else { _mm_prefetch::<_MM_HINT_T0>(place.cast()) }
+        };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;

@@ -1,6 +1,6 @@
 //! The first level of a trie: a cell for each value of an address's leading bits.
 
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use super::cells::LINE;
 use super::zeroed;
@@ -64,13 +64,12 @@ impl First for Narrow {
 
     #[inline(always)]
     fn cell(&self, slot: usize) -> u32 {
-        let near = self.near(slot);
-        if near != u32::from(ELSEWHERE) {
-            return near;
+        let slot = slot % (1 << Self::BITS);
+        match self.cells[slot].load(Ordering::Acquire) {
+            // The other array still has what was said when the cell was read, or has what was said since or is being said.
+            ELSEWHERE => self.wide[slot].load(Ordering::Acquire),
+            cell => cell.into(),
         }
-        // The other array still has what was said when the cell was read, or has what was said since or is being said.
-        fence(Ordering::Acquire);
-        self.wide[slot % (1 << Self::BITS)].load(Ordering::Acquire)
     }
 
     fn set_cell(&self, slot: usize, entry: u32) {
