@@ -31,6 +31,8 @@ const SETTLE: Duration = Duration::from_millis(50);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How often all is read anew without a cause.
 const CARE: Duration = Duration::from_secs(60);
+/// How long after a failure it is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// The thread that follows the kernel of this network namespace. Dropped, it ends.
 #[derive(Debug)]
@@ -46,11 +48,11 @@ impl Mirror {
     /// # Errors
     /// There is no socket to the kernel, or it does not answer; somebody follows it for these tables already.
     pub fn start(tables: Arc<Forwarding>, ports: &[PortInfo]) -> Result<Self> {
-        Self::start_with(tables, ports, socket::BACKLOG)
+        Self::start_with(tables, ports, socket::BACKLOG, CARE)
     }
 
-    /// The same, with so many bytes for what the kernel tells and is not read yet.
-    fn start_with(tables: Arc<Forwarding>, ports: &[PortInfo], backlog: usize) -> Result<Self> {
+    /// The same, with so many bytes for what the kernel tells and is not read yet, and all read anew so often without a cause.
+    fn start_with(tables: Arc<Forwarding>, ports: &[PortInfo], backlog: usize, care: Duration) -> Result<Self> {
         let failed = |what: &str, error: std::io::Error| Error::Kernel(format!("{what}: {error}"));
         let writer = tables.writer().ok_or_else(|| Error::Kernel("its tables are written already".to_owned()))?;
         // What changes while all is read is told behind it.
@@ -62,7 +64,7 @@ impl Mirror {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
         let thread = thread::Builder::new().name("kernel-mirror".to_owned());
-        let thread = thread.spawn(move || follow(&mut state, &events, &mut requests, &told));
+        let thread = thread.spawn(move || follow(&mut state, &events, &mut requests, care, &told));
         let thread = thread.map_err(|error| failed("its thread cannot be started", error))?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -79,7 +81,7 @@ impl Drop for Mirror {
 }
 
 /// The life of the thread.
-fn follow(state: &mut State, events: &Events, requests: &mut Requests, stop: &AtomicBool) {
+fn follow(state: &mut State, events: &Events, requests: &mut Requests, care: Duration, stop: &AtomicBool) {
     let (mut anew, mut asked, mut cared) = (None::<Instant>, Instant::now(), Instant::now());
     while !stop.load(Ordering::Relaxed) {
         match events.wait(NAP, |message| state.apply(message)) {
@@ -93,20 +95,20 @@ fn follow(state: &mut State, events: &Events, requests: &mut Requests, stop: &At
             }
             Err(error) => {
                 tracing::warn!("kernel: {error}");
-                anew = anew.or(Some(Instant::now() + CARE / 60));
+                anew = anew.or(Some(Instant::now() + AGAIN));
                 thread::sleep(NAP);
             }
         }
-        if cared.elapsed() >= CARE {
+        if cared.elapsed() >= care {
             cared = Instant::now();
             anew = anew.or(Some(cared));
         }
         if anew.is_some_and(|at| at <= Instant::now()) {
             anew = None;
             state.tables().add(Count::Resyncs, 1);
-            if let Err(error) = state.read_anew(requests) {
+            if let Err(error) = events.discard().and_then(|()| state.read_anew(requests)) {
                 tracing::warn!("kernel: reading anew: {error}");
-                anew = Some(Instant::now() + CARE / 60);
+                anew = Some(Instant::now() + AGAIN);
             }
         }
         if asked.elapsed() >= ASK_AGAIN {
@@ -116,7 +118,7 @@ fn follow(state: &mut State, events: &Events, requests: &mut Requests, stop: &At
                 && let Err(error) = state.read_neighbors(requests)
             {
                 tracing::warn!("kernel: reading neighbours anew: {error}");
-                anew = anew.or(Some(Instant::now() + CARE / 60));
+                anew = anew.or(Some(Instant::now() + AGAIN));
             }
         }
         state.answer(requests);

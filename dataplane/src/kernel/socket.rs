@@ -22,6 +22,8 @@ const BUFFER: usize = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The most reads between two looks at anything else.
 const AT_ONCE: usize = 256;
+/// The most that is thrown away at a time; without taking it apart that is faster than a kernel changes.
+const DISCARDED: usize = 1 << 20;
 /// How often a dump that changed under way is tried again.
 const TRIES: usize = 10;
 
@@ -96,6 +98,25 @@ impl Events {
             }
         }
         Ok(complete)
+    }
+
+    /// Throws away what was told so far, before all is read anew. Behind a loss the kernel says nothing of further ones until
+    /// its queue was found empty (`netlink_overrun` and `netlink_rcv_wake` in net/netlink/af_netlink.c): without this,
+    /// changes that are lost while all is read would stay unknown.
+    pub(super) fn discard(&self) -> io::Result<()> {
+        // The rest of a message goes with its beginning.
+        let mut buffer = Vec::with_capacity(16);
+        for _ in 0..DISCARDED {
+            buffer.clear();
+            match self.0.recv(&mut buffer, 0) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::Error::new(ErrorKind::ResourceBusy, "changes come faster than they can be thrown away"))
     }
 }
 

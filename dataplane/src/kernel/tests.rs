@@ -18,11 +18,12 @@ use super::*;
 use crate::header::MacAddr;
 use crate::pipeline::NextHop;
 use crate::stages::forwarding::{Kind, Path, Reader, Resolved};
+use crate::testing::Ended;
 
 /// Set in the process that is in the namespace.
 const INSIDE: &str = "DATAPLANE_TEST_IN_NAMESPACE";
 /// How long anything may take. Nothing is measured.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// Runs a test in a namespace of its own.
 fn in_namespace(name: &str, test: impl FnOnce()) {
@@ -293,7 +294,9 @@ fn a_hundred_thousand_routes_come_and_go() {
         let (tables, ports) = bed();
         ip("route add 20.0.0.0/8 via 10.1.0.9\n");
         let reader = tables.join();
-        let _mirror = Mirror::start_with(tables.clone(), &ports, 1 << 14).unwrap();
+        // What is lost must be found out at once: nothing is read anew without a cause for an hour.
+        let hour = Duration::from_secs(3600);
+        let _mirror = Mirror::start_with(tables.clone(), &ports, 1 << 14, hour).unwrap();
         const MANY: u32 = 100_000;
         let lines = |verb: &str| -> String {
             let one = |at: u32| {
@@ -305,6 +308,7 @@ fn a_hundred_thousand_routes_come_and_go() {
         let before = tables.count(Count::Routes);
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
+            let ended = Ended(&done);
             let watch = scope.spawn(|| {
                 let watcher = tables.join();
                 let mut looks = 0u64;
@@ -322,11 +326,35 @@ fn a_hundred_thousand_routes_come_and_go() {
                 let count = || tables.count(Count::Routes).saturating_sub(before);
                 until(verb, || (count() == expected, || format!("{} routes", count())));
             }
-            done.store(true, Ordering::Relaxed);
+            drop(ended);
             assert!(watch.join().unwrap() > 0);
         });
         println!("{} resyncs, {} changes", tables.count(Count::Resyncs), tables.count(Count::Changes));
         assert_eq!(tables.count(Count::Refused), 0);
+    });
+}
+
+/// Behind a loss the kernel is silent of further ones until all that it kept was read, and there may be more of that than is
+/// read at a time: what changes while all is read anew would never be told.
+#[test]
+fn what_changes_behind_a_loss_is_told() {
+    in_namespace("what_changes_behind_a_loss_is_told", || {
+        bed();
+        let events = Events::open(1 << 18).unwrap();
+        ip(&(0..5000)
+            .map(|at| format!("route add 40.0.{}.{}/32 via 10.2.0.9\n", at >> 8, at & 255))
+            .collect::<String>());
+        assert!(!events.wait(PATIENCE, |_| {}).unwrap(), "5000 routes are more than it keeps");
+        events.discard().unwrap();
+        ip("route add 20.0.0.0/8 via 10.1.0.9\n");
+        let prefix: ipnet::IpNet = "20.0.0.0/8".parse().unwrap();
+        let mut told = false;
+        let look = |message: socket::Message| {
+            told |=
+                matches!(messages::read(message.inner), Some(messages::News::Route(route)) if route.prefix == prefix);
+        };
+        assert!(events.wait(PATIENCE, look).unwrap());
+        assert!(told);
     });
 }
 

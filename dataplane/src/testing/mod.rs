@@ -69,6 +69,17 @@ pub fn frames_of(path: impl AsRef<Path>) -> Result<Vec<Vec<u8>>> {
     }
 }
 
+/// Tells threads to end when a test leaves this behind, by a panic too: a scope that waits for them would never end otherwise.
+#[cfg(test)]
+pub(crate) struct Ended<'a>(pub(crate) &'a std::sync::atomic::AtomicBool);
+
+#[cfg(test)]
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 /// A frame to build on, from 02:00:00:00:00:01 to 02:00:00:00:00:02.
 pub fn frame<'a>() -> Frame<'a> {
     Frame::new().ethernet(crate::header::MacAddr([2, 0, 0, 0, 0, 1]), crate::header::MacAddr([2, 0, 0, 0, 0, 2]))

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::Ended;
 
 fn tables() -> (Arc<Forwarding>, Box<Writer>) {
     let shared = Forwarding::new(&["a".to_owned(), "b".to_owned(), "c".to_owned()]);
@@ -159,6 +160,7 @@ fn what_stays_is_always_there_while_others_change() {
     writer.set_route(0, "2001:db8::/48".parse().unwrap(), &to(&[(1, 2)])).unwrap();
     let done = AtomicBool::new(false);
     let (seen, changes) = thread::scope(|scope| {
+        let ended = Ended(&done);
         let look = || {
             let reader = shared.join();
             let mut seen = 0u64;
@@ -195,7 +197,7 @@ fn what_stays_is_always_there_while_others_change() {
             }
             writer.publish(&shared);
         }
-        done.store(true, Ordering::Relaxed);
+        drop(ended);
         (readers.into_iter().map(|reader| reader.join().unwrap()).sum::<u64>(), changes)
     });
     assert!(seen > 0 && changes == 20 * 192);

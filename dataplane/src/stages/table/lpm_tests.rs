@@ -8,6 +8,7 @@ macro_rules! lpm_tests {
 
         use super::*;
         use crate::stages::table::{MAX_VALUE, MISS};
+        use crate::testing::Ended;
 
         /// Every prefix is tried.
         #[derive(Default)]
@@ -192,6 +193,7 @@ macro_rules! lpm_tests {
             // When each reader last had no lookup under way.
             let passes = [AtomicU64::new(0), AtomicU64::new(0)];
             let seen: u64 = std::thread::scope(|scope| {
+                let ended = Ended(&done);
                 let look = |pass: &AtomicU64| {
                     let addresses: Vec<$Address> = (0..64).map(|at| narrow(at).0).collect();
                     let (mut values, mut seen) = ([0; 64], 0);
@@ -231,7 +233,7 @@ macro_rules! lpm_tests {
                         table.insert(wide(0).0, wide(0).1, 2).unwrap();
                     }
                 }
-                done.store(true, Ordering::Relaxed);
+                drop(ended);
                 readers.into_iter().map(|reader| reader.join().unwrap()).sum()
             });
             assert!(seen > 0);

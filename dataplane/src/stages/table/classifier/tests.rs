@@ -5,6 +5,7 @@ use ipnet::Ipv4Net;
 use proptest::prelude::*;
 
 use super::*;
+use crate::testing::Ended;
 
 /// The definition: one rule after another, one field after another.
 fn first_match(rules: &[Rule], key: &Key) -> Option<u32> {
@@ -462,6 +463,7 @@ fn those_who_look_up_see_one_set_of_rules() {
     let latest = Mutex::new((classifier.clone(), answers(&classifier)));
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _ended = Ended(&ended);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !ended.load(Ordering::Relaxed) {
@@ -482,7 +484,6 @@ fn those_who_look_up_see_one_set_of_rules() {
             let next = (classifier.clone(), answers(&classifier));
             *latest.lock().unwrap() = next;
         }
-        ended.store(true, Ordering::Relaxed);
     });
 }
 
