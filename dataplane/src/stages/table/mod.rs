@@ -14,6 +14,7 @@ pub mod lpm6;
 #[cfg(test)]
 mod lpm_tests;
 mod runs;
+mod tags;
 mod trie;
 
 use zerocopy::FromZeros;
