@@ -88,16 +88,22 @@ impl Ipv4 {
     /// no hop left: its TTL is 0 or 1.
     #[inline]
     pub fn decrement_ttl(&mut self) -> bool {
-        if self.ttl <= 1 {
+        // TTL and checksum are the ends of four bytes, which are read and written at once.
+        const AT: usize = std::mem::offset_of!(Ipv4, ttl);
+        let Some(bytes) = self.as_mut_bytes()[AT..].first_chunk_mut::<4>() else { return false };
+        let four = u32::from_le_bytes(*bytes);
+        if four as u8 <= 1 {
             return false;
         }
-        self.ttl -= 1;
-        // The sum of the header is 0x0100 less, so that its complement is as much more: with the carry of one's complement.
-        // It does not depend on the order of bytes (RFC 1071, section 2 B), so the host's does, which costs nothing.
-        const MORE: u16 = 0x0100_u16.to_be();
-        let checksum = u16::from_ne_bytes(self.checksum.to_bytes());
-        let checksum = checksum.wrapping_add(MORE + u16::from(checksum >= 0xffff - MORE));
-        self.checksum = checksum.to_ne_bytes().into();
+        // The sum of the header is 0x0100 less, so that its complement is as much more: with the carry of one's complement, which
+        // is seldom. It does not depend on the order of bytes (RFC 1071, section 2 B): the checksum is the upper half here, the
+        // TTL the lowest byte.
+        #[cold]
+        fn carried(four: u32) -> u32 {
+            four.wrapping_add((2 << 16) - 1)
+        }
+        let fewer = if four < 0xfffe << 16 { four + ((1 << 16) - 1) } else { carried(four) };
+        *bytes = fewer.to_le_bytes();
         true
     }
 

@@ -95,12 +95,12 @@ pub struct Meta {
     pub l3: u16,
     /// From the start of the packet to its transport header, in bytes; 0: none was found.
     pub l4: u16,
-    /// From the start of the packet to the end of the datagram, in bytes: what follows is padding.
-    pub end: u16,
     /// The EtherType after all VLAN tags.
     pub ether_type: u16,
     /// The tag control information of the outer VLAN tag, if [`MetaFlags::VLAN`].
     pub vlan: u16,
+    /// From the start of the packet to the end of the datagram, in bytes: what follows is padding.
+    pub end: u16,
     /// What was found.
     pub flags: MetaFlags,
     /// The IP protocol after all extension headers.

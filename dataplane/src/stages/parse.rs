@@ -55,7 +55,13 @@ const BAD_EXTENSION: Reason = Reason::own(0);
 
 impl Stage for Parse {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        if self.unhashed { self.find::<false>(batch) } else { self.find::<true>(batch) }
+        // A loop of its own for each: what is the same for all packets is not asked of each.
+        match (self.verify_checksum, self.unhashed) {
+            (true, true) => self.find::<true, false>(batch),
+            (true, false) => self.find::<true, true>(batch),
+            (false, true) => self.find::<false, false>(batch),
+            (false, false) => self.find::<false, true>(batch),
+        }
     }
 
     fn outputs() -> &'static [(&'static str, &'static str)] {
@@ -81,8 +87,8 @@ impl Stage for Parse {
 
 impl Parse {
     #[inline]
-    fn find<const HASH: bool>(&self, batch: &mut Batch) {
-        let usual = batch.located_heads().map_while(|head| self.find_usual::<HASH>(head)).count();
+    fn find<const VERIFY: bool, const HASH: bool>(&self, batch: &mut Batch) {
+        let usual = batch.located_heads().map_while(find_usual::<VERIFY, HASH>).count();
         if usual == batch.len() {
             return batch.set_plain();
         }
@@ -99,17 +105,6 @@ impl Parse {
         }
     }
 
-    /// Writes down what is found of a frame of the usual kind. `None`: it is of another, or its checksum is wrong.
-    #[inline(always)]
-    fn find_usual<const HASH: bool>(&self, head: Head<'_, USUAL>) -> Option<()> {
-        let found = dissect_head(head.bytes, head.len.into())?;
-        if self.verify_checksum && !checksum_fits(head.bytes, &found) {
-            return None;
-        }
-        note(head.meta, &found, if HASH { flow_hash(head.bytes, &found) } else { 0 });
-        Some(())
-    }
-
     /// Writes down what was found, and says where the packet goes.
     #[inline(always)]
     fn settle<const HASH: bool>(&self, packet: &mut Packet<'_>, found: &Dissection) {
@@ -122,6 +117,17 @@ impl Parse {
             packet.steer(if found.flags.contains(Flags::ARP) { ARP } else { OTHER });
         }
     }
+}
+
+/// Writes down what is found of a frame of the usual kind. `None`: it is of another, or its checksum is wrong.
+#[inline(always)]
+fn find_usual<const VERIFY: bool, const HASH: bool>(head: Head<'_, USUAL>) -> Option<()> {
+    let found = dissect_head(head.bytes, head.len.into())?;
+    if VERIFY && !checksum_fits(head.bytes, &found) {
+        return None;
+    }
+    note(head.meta, &found, if HASH { flow_hash(head.bytes, &found) } else { 0 });
+    Some(())
 }
 
 /// Finds the headers anew of a packet that a stage has made another of.
