@@ -106,7 +106,7 @@ fn follow(state: &mut State, events: &Events, requests: &mut Requests, care: Dur
         if anew.is_some_and(|at| at <= Instant::now()) {
             anew = None;
             state.tables().add(Count::Resyncs, 1);
-            if let Err(error) = events.discard().and_then(|()| state.read_anew(requests)) {
+            if let Err(error) = state.read_anew(requests) {
                 tracing::warn!("kernel: reading anew: {error}");
                 anew = Some(Instant::now() + AGAIN);
             }

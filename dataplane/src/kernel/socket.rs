@@ -74,12 +74,11 @@ impl Events {
         Ok(Self(socket))
     }
 
-    /// Waits for changes and hands them over. `false`: the kernel had to throw some away.
+    /// Waits for changes and hands them over. `false`: the kernel had to throw some away, and all is to be read anew.
     pub(super) fn wait(&self, within: Duration, mut each: impl FnMut(Message)) -> io::Result<bool> {
         if !is_readable(&self.0, within)? {
             return Ok(true);
         }
-        let mut complete = true;
         let mut buffer = Vec::with_capacity(BUFFER);
         for _ in 0..AT_ONCE {
             buffer.clear();
@@ -91,19 +90,17 @@ impl Events {
                 }),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {
-                    complete = false;
-                }
+                Err(error) if is_loss(&error) => return self.discard().map(|()| false),
                 Err(error) => return Err(error),
             }
         }
-        Ok(complete)
+        Ok(true)
     }
 
-    /// Throws away what was told so far, before all is read anew. Behind a loss the kernel says nothing of further ones until
-    /// its queue was found empty (`netlink_overrun` and `netlink_rcv_wake` in net/netlink/af_netlink.c): without this,
-    /// changes that are lost while all is read would stay unknown.
-    pub(super) fn discard(&self) -> io::Result<()> {
+    /// Throws away what is there, as all is read anew behind a loss. The kernel says nothing of a further loss until its queue was
+    /// found empty (`netlink_overrun` and `netlink_rcv_wake` in net/netlink/af_netlink.c): otherwise changes that are lost while
+    /// all is read would stay unknown.
+    fn discard(&self) -> io::Result<()> {
         // The rest of a message goes with its beginning.
         let mut buffer = Vec::with_capacity(16);
         for _ in 0..DISCARDED {
@@ -111,13 +108,17 @@ impl Events {
             match self.0.recv(&mut buffer, 0) {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error()) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted || is_loss(&error) => {}
                 Err(error) => return Err(error),
             }
         }
         Err(io::Error::new(ErrorKind::ResourceBusy, "changes come faster than they can be thrown away"))
     }
+}
+
+/// Whether the kernel had to throw messages away.
+fn is_loss(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::NOBUFS.raw_os_error())
 }
 
 /// Asks.

@@ -303,7 +303,8 @@ impl State {
     /// Reads all there is, and writes what is not as it was.
     pub(super) fn read_anew(&mut self, requests: &mut Requests) -> io::Result<()> {
         let before = self.numbers.clone();
-        // A table that links name is opened first, so that its routes are taken.
+        // A table that links name is opened first, so that its routes are taken. And links are read under the kernel's lock: what it
+        // has told of before it did it, such as a route that goes, is done by then.
         let mut links = Vec::new();
         dump(requests, RouteNetlinkMessage::GetLink(LinkMessage::default()), &mut links, |news| match news {
             News::Link(link) => Some(link),
