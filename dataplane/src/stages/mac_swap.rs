@@ -1,8 +1,5 @@
 //! `mac_swap`: sends packets back to where they came from, on the link.
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::_mm_shuffle_epi8;
-
 use multiversion::multiversion;
 use multiversion::target::match_target;
 use schemars::JsonSchema;
@@ -63,10 +60,7 @@ fn swap(heads: Heads<'_, { FROM.len() }>) -> usize {
     let count = heads.len();
     for head in heads {
         match_target! {
-            "x86_64+ssse3" => {
-                let from = zerocopy::transmute!(FROM);
-                *head.bytes = zerocopy::transmute!(_mm_shuffle_epi8(zerocopy::transmute!(*head.bytes), from));
-            }
+            "x86_64+ssse3" => *head.bytes = swapped(*head.bytes),
             _ => {
                 let (destination, source) = head.bytes.split_at_mut(6);
                 destination.swap_with_slice(&mut source[..6]);
@@ -74,6 +68,20 @@ fn swap(heads: Heads<'_, { FROM.len() }>) -> usize {
         }
     }
     count
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_feature = "ssse3")))]
+#[target_feature(enable = "ssse3")]
+#[inline]
+fn swapped(bytes: [u8; FROM.len()]) -> [u8; FROM.len()] {
+    zerocopy::transmute!(std::arch::x86_64::_mm_shuffle_epi8(zerocopy::transmute!(bytes), zerocopy::transmute!(FROM)))
+}
+
+/// In a program that is built for such processors alone, there is no function for them: the compiler knows the instruction.
+#[cfg(all(target_arch = "x86_64", target_feature = "ssse3"))]
+#[inline]
+fn swapped(bytes: [u8; FROM.len()]) -> [u8; FROM.len()] {
+    FROM.map(|at| bytes[usize::from(at)])
 }
 
 #[cfg(test)]

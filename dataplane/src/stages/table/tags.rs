@@ -26,7 +26,7 @@ impl Group {
     }
 
     /// As [`Group::matches`], for processors with AVX2.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(target_feature = "avx2")))]
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(super) fn matches_avx2(&self, tag: u16) -> u32 {
@@ -42,14 +42,29 @@ impl Group {
         _mm256_movemask_epi8(same).cast_unsigned() & ALL
     }
 
+    /// In a program that is built for such processors alone, there is no function for them: what the compiler makes of the one for all.
+    #[cfg(all(target_arch = "x86_64", target_feature = "avx2"))]
+    #[allow(dead_code, reason = "not used where that processor has AVX-512 too")]
+    #[inline]
+    pub(super) fn matches_avx2(&self, tag: u16) -> u32 {
+        self.matches(tag)
+    }
+
     /// As [`Group::matches`], for processors with AVX-512.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(target_feature = "avx512bw")))]
     #[target_feature(enable = "avx512bw")]
     #[inline]
     pub(super) fn matches_avx512(&self, tag: u16) -> u32 {
         use std::arch::x86_64::{__m512i, _mm512_cmpeq_epi16_mask, _mm512_set1_epi16};
         let line: __m512i = zerocopy::transmute!(*self);
         _mm512_cmpeq_epi16_mask(line, _mm512_set1_epi16(tag.cast_signed())) & ALL
+    }
+
+    /// In a program that is built for such processors alone, there is no function for them: what the compiler makes of the one for all.
+    #[cfg(all(target_arch = "x86_64", target_feature = "avx512bw"))]
+    #[inline]
+    pub(super) fn matches_avx512(&self, tag: u16) -> u32 {
+        self.matches(tag)
     }
 
     /// A place that is free.
@@ -77,6 +92,8 @@ impl Group {
 }
 
 /// The bits of all places.
+#[cfg(target_arch = "x86_64")]
+#[allow(dead_code, reason = "not used in a program that is built for one processor")]
 const ALL: u32 = u32::MAX >> (u32::BITS as usize - PLACES);
 
 #[cfg(test)]

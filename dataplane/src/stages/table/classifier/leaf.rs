@@ -86,7 +86,7 @@ impl<const W: usize> Leaf<W> {
     }
 
     /// As [`Leaf::matches`], for processors with AVX2.
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(target_feature = "avx2")))]
     #[target_feature(enable = "avx2")]
     #[inline]
     pub(super) fn matches_avx2(&self, words: &[u32; W]) -> u32 {
@@ -105,5 +105,12 @@ impl<const W: usize> Leaf<W> {
         }
         let same = _mm256_cmpeq_epi32(other, _mm256_setzero_si256());
         _mm256_movemask_ps(_mm256_castsi256_ps(same)).cast_unsigned()
+    }
+
+    /// In a program that is built for such processors alone, there is no function for them: what the compiler makes of the one for all.
+    #[cfg(all(target_arch = "x86_64", target_feature = "avx2"))]
+    #[inline]
+    pub(super) fn matches_avx2(&self, words: &[u32; W]) -> u32 {
+        self.matches(words)
     }
 }
