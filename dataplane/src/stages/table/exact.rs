@@ -3,10 +3,11 @@
 //! of every key's hash beside its place, so that hardly another key is ever read.
 //!
 //! A key lies in one of two groups of 31 places, whose tags are one line of the cache. So many places are seldom all taken, and
-//! only then a key has to go to its other group: while none of a group had to, a key that is not there is nowhere, and of
-//! a hundred lookups that miss one has to look at a second line. So a batch of them mostly waits for memory once. The tags of a
-//! million keys are 3 MB; behind them lie the keys, of which a lookup that hits reads one and a lookup that misses none, but for
-//! one of 3,000.
+//! only then a key has to go to its other group: while none of a group had to, a key that is not there is nowhere. Of a hundred
+//! lookups that miss one has to look at a second line, so a batch of them mostly waits for memory once; where keys have come and
+//! gone for long it is ten, as those that had to go elsewhere do not come back. The tags of a million keys are 3 MB.
+//! Behind them lie the keys, with 30 MB where they are of four words: a lookup that hits reads one of them, and a lookup that misses
+//! none, but for one of 3,000.
 //!
 //! The hash is the NH of UMAC (Black, Halevi, Krawczyk, Krovetz and Rogaway, CRYPTO 1999; RFC 4418): products of 32 bits, of
 //! which a processor makes several at a time.
@@ -345,8 +346,9 @@ fn home(hash: u64, groups: u64) -> Home {
     // The two are never the same.
     let second = if first != second { second } else { first ^ 1 };
     let second = if u64::from(second) < groups { second } else { first - 1 };
-    // 0 is free. The bits between those that choose the groups: either choice takes the upper ones of its half.
-    let tag = ((hash >> 24) as u16).max(1);
+    // Either group takes the upper bits of its half, as many as there are groups; so the tag takes the lowest eight of each. 0 is
+    // free.
+    let tag = u16::from_le_bytes([(hash >> 32) as u8, hash as u8]).max(1);
     Home { groups: [first, second], tag }
 }
 
