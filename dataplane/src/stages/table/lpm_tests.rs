@@ -60,7 +60,7 @@ macro_rules! lpm_tests {
         }
 
         fn changes() -> impl Strategy<Value = Vec<(bool, $Address, u8, u32)>> {
-            let len = prop_oneof![3 => 8..=$bits as u8, 1 => Just(0u8), 1 => Just($bits)];
+            let len = prop_oneof![6 => 8..=$bits as u8, 1 => 1..8u8, 1 => Just(0u8), 2 => Just($bits)];
             prop::collection::vec((prop::bool::weighted(0.7), address(), len, value()), 1..60)
         }
 
