@@ -89,8 +89,9 @@ impl Ipv4 {
     #[inline]
     pub fn decrement_ttl(&mut self) -> bool {
         // TTL and checksum are the ends of four bytes, which are read and written at once.
-        const AT: usize = std::mem::offset_of!(Ipv4, ttl);
-        let Some(bytes) = self.as_mut_bytes()[AT..].first_chunk_mut::<4>() else { return false };
+        const WORD: usize = std::mem::offset_of!(Ipv4, ttl) / 4;
+        let words: &mut [[u8; 4]; Ipv4::LEN / 4] = zerocopy::transmute_mut!(self);
+        let bytes = &mut words[WORD];
         let four = u32::from_le_bytes(*bytes);
         if four as u8 <= 1 {
             return false;
