@@ -88,12 +88,9 @@ impl<const WORDS: usize> Exact<WORDS> {
     /// used. Which keys collide differs from table to table, so that nobody outside can choose keys that do.
     pub fn new(most: usize) -> Self {
         let random = RandomState::new();
-        Self::with_seeds(most, std::array::from_fn(|word| random.hash_one(word) as u32))
-    }
-
-    fn with_seeds(most: usize, seeds: [u32; WORDS]) -> Self {
         let most = most.min(1 << 30);
-        Self::with_groups((most * LOAD.1).div_ceil(LOAD.0 * PLACES).max(2), most, seeds)
+        let groups = (most * LOAD.1).div_ceil(LOAD.0 * PLACES).max(2);
+        Self::with_groups(groups, most, std::array::from_fn(|word| random.hash_one(word) as u32))
     }
 
     fn with_groups(groups: usize, most: usize, seeds: [u32; WORDS]) -> Self {

@@ -39,7 +39,7 @@ impl Group {
         // Halves of vectors are packed by themselves: the quarters come as 0, 2, 1, 3.
         let same = _mm256_packs_epi16(_mm256_cmpeq_epi16(low, tag), _mm256_cmpeq_epi16(high, tag));
         let same = _mm256_permute4x64_epi64::<0b11_01_10_00>(same);
-        _mm256_movemask_epi8(same).cast_unsigned() & ALL
+        _mm256_movemask_epi8(same).cast_unsigned() & !(1 << PLACES)
     }
 
     /// In a program that is built for such processors alone, there is no function for them: what the compiler makes of the one for all.
@@ -57,7 +57,7 @@ impl Group {
     pub(super) fn matches_avx512(&self, tag: u16) -> u32 {
         use std::arch::x86_64::{__m512i, _mm512_cmpeq_epi16_mask, _mm512_set1_epi16};
         let line: __m512i = zerocopy::transmute!(*self);
-        _mm512_cmpeq_epi16_mask(line, _mm512_set1_epi16(tag.cast_signed())) & ALL
+        _mm512_cmpeq_epi16_mask(line, _mm512_set1_epi16(tag.cast_signed())) & !(1 << PLACES)
     }
 
     /// In a program that is built for such processors alone, there is no function for them: what the compiler makes of the one for all.
@@ -90,11 +90,6 @@ impl Group {
         }
     }
 }
-
-/// The bits of all places.
-#[cfg(target_arch = "x86_64")]
-#[allow(dead_code, reason = "not used in a program that is built for one processor")]
-const ALL: u32 = u32::MAX >> (u32::BITS as usize - PLACES);
 
 #[cfg(test)]
 mod tests {
