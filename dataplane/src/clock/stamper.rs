@@ -218,12 +218,19 @@ impl Watch {
 }
 
 impl Reader {
+    /// It waits for a line where one is just being published: without one the first burst would be the host's to stamp.
     fn new(clock: Arc<DeviceClock>) -> Self {
-        // Nothing is published under this version, so the first look sees what there is.
-        let mapping = Mapping::new(Timebase::NONE, Ticks(0), Nanos(0));
-        Self {
+        // Nothing is published under this version.
+        let mut seen = u64::MAX;
+        let mapping = loop {
+            match clock.read(&mut seen) {
+                Some(mapping) => break mapping,
+                None => std::thread::yield_now(),
+            }
+        };
+        let mut reader = Self {
             clock,
-            seen: u64::MAX,
+            seen,
             mapping,
             rate: 0,
             oldest: 0,
@@ -232,7 +239,9 @@ impl Reader {
             carry: 0,
             slewed: 0,
             watch: Watch::new(0),
-        }
+        };
+        reader.take(mapping, mapping.nanos.0);
+        reader
     }
 
     /// The error is the number of stamps that were there and are not to be believed.

@@ -1,11 +1,13 @@
 //! Clocks that drift, wrap, jump and stop, against a model that knows the truth.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::error::VerbError;
+use crate::testing::Ended;
 use crate::units::{Nanos, Ticks};
 
 const SECOND: u64 = 1_000_000_000;
@@ -391,6 +393,32 @@ fn a_line_is_read_whole_or_not_at_all() {
         (2..=100_000).for_each(|number| clock.publish(&line(number)));
         ended.store(true, Ordering::Relaxed);
         readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+}
+
+/// A queue has its line when it is made, not only when it has come at a good moment.
+#[test]
+fn the_first_packet_is_stamped_by_the_device_whatever_its_clock_is_told_meanwhile() {
+    let line = Mapping {
+        state: ClockState::Coarse,
+        ..Mapping::new(Timebase::new(ClockSource::DeviceTicks, 1_000_000, u64::MAX), Ticks(1), Nanos(1))
+    };
+    let clock = Arc::new(DeviceClock::new(&line));
+    let host = HostClock::manual();
+    host.advance(Nanos(100));
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _ended = Ended(&ended);
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                clock.publish(&line);
+            }
+        });
+        for time in 0..100_000 {
+            let mut stamper = Stamper::new(ClockSource::DeviceTicks, &host, Some(&clock));
+            let stamp = stamper.stamp_all(Ticks(70), 1);
+            assert_eq!((stamp.source(), stamp.nanos()), (ClockSource::DeviceTicks, Nanos(70)), "time {time}");
+        }
     });
 }
 
