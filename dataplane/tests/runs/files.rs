@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use dataplane::config::Source;
 use dataplane::runtime::Options;
@@ -234,4 +236,22 @@ fn a_file_that_has_become_a_pipe_is_not_waited_for() {
         let error = dataplane::runtime::Run::start(assembly, Options::default()).err().unwrap().to_string();
         assert!(error.contains(pipe) && error.contains("a pipe, and n"), "{error}");
     }
+}
+
+/// Who looks at an output while little is sent sees it, and a program that is killed loses little of it.
+#[test]
+fn an_output_is_written_while_the_port_runs() {
+    let folder = Folder::new();
+    let slow = config("", "out.pcap", "").replace("kind = \"pcap\", input = \"\"", "kind = \"generator\", rate = 20");
+    let run = folder.start(&slow, Options::default()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // At this rate it would take minutes to fill the memory.
+    while fs::metadata(folder.file("out.pcap")).unwrap().len() == 0 {
+        assert!(Instant::now() < deadline, "nothing is written");
+        thread::yield_now();
+    }
+    run.stop();
+    let report = run.join().unwrap();
+    assert_good(&report);
+    assert_eq!(frames_of(&folder.file("out.pcap")).len() as u64, report.ports[1].packets.tx);
 }

@@ -434,9 +434,7 @@ impl Device for SoftDevice {
     }
 
     fn wait_async_event(&self, patience: Duration) -> Option<AsyncEvent> {
-        if let Some(fabric) = self.0.link.fabric() {
-            fabric.drive();
-        }
+        self.0.link.drive();
         self.0.status.wait(patience)
     }
 }

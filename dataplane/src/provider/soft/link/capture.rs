@@ -265,6 +265,11 @@ impl Writer {
         self.written == 0 && self.ends.len() == 1
     }
 
+    /// Whether frames are kept that are not in the file yet.
+    pub(super) fn has_frames(&self) -> bool {
+        !self.buffer.is_empty() && !self.is_new()
+    }
+
     /// Keeps a frame, and writes those that were kept before if there are many.
     pub(super) fn write(&mut self, frame: &[u8], time: Nanos) -> io::Result<()> {
         if self.is_new() {

@@ -162,6 +162,15 @@ impl Link {
         }
     }
 
+    /// What it has to do when nobody polls. Called several times a second.
+    pub(super) fn drive(&self) {
+        match self {
+            Self::Loopback(link) => link.fabric().drive(),
+            Self::Pcap(files) => files.flush_now_and_then(),
+            Self::Generator(_) | Self::Packet(_) | Self::Tap(_) | Self::Xdp(_) => {}
+        }
+    }
+
     /// What went wrong with it.
     pub(super) fn error(&self) -> Option<Error> {
         match self {

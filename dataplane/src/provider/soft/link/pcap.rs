@@ -6,7 +6,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::clock::{ClockSource, HostClock, Timebase};
 use crate::error::{Error, Result};
@@ -19,6 +19,9 @@ use crate::provider::soft::link::reel::Reel;
 use crate::provider::soft::memory::Slots;
 use crate::provider::soft::rss::Rss;
 use crate::units::{Nanos, Ticks};
+
+/// A frame that was sent is in the output so soon, give or take what the thread takes that sees to it.
+const FLUSH: Duration = Duration::from_secs(1);
 
 /// How fast a capture is played.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +72,8 @@ struct Output {
     failed: Option<io::Error>,
     /// Frames that had been sent when it failed and are not in the file.
     lost: u64,
+    /// When all that had been sent was in the file.
+    flushed: Instant,
 }
 
 impl Output {
@@ -102,7 +107,7 @@ impl Files {
             }
         };
         let output = spec.output.clone().map(|path| match Writer::create(&path, spec.snaplen) {
-            Ok(writer) => Ok(Mutex::new(Output { path, writer, failed: None, lost: 0 })),
+            Ok(writer) => Ok(Mutex::new(Output { path, writer, failed: None, lost: 0, flushed: Instant::now() })),
             Err(source) => Err(Error::File { path, source }),
         });
         Ok(Self { spec: spec.clone(), capture, _input: input, output: output.transpose()? })
@@ -125,6 +130,19 @@ impl Files {
     /// Adds the frames that were sent and are not in the output.
     pub(super) fn count(&self, into: &mut SoftCounters) {
         into.tx_lost += self.output.as_ref().map_or(0, |output| lock(output).lost);
+    }
+
+    /// Writes what was sent since the last time, where that was long ago: for those who look at the output while the port runs,
+    /// and so that little is lost with a program that is killed.
+    pub(super) fn flush_now_and_then(&self) {
+        let Some(output) = &self.output else { return };
+        let mut output = lock(output);
+        if output.flushed.elapsed() >= FLUSH {
+            output.flushed = Instant::now();
+            if output.writer.has_frames() {
+                output.attempt(Writer::flush);
+            }
+        }
     }
 
     pub(super) fn finish(&self) -> Result<()> {
