@@ -38,6 +38,8 @@ class Program:
             stderr=subprocess.STDOUT,
             text=True,
             bufsize=1,
+            # What a shell starts behind its back (`&`) hears of no SIGINT, and neither would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         running.add(self.process)
 
@@ -81,15 +83,11 @@ class Program:
             self.end("quit")
 
     def interrupt(self):
-        """Has it end by SIGINT; by another where one comes while it cannot take it, as it once did of many times."""
-        for _ in range(3):
-            self.process.send_signal(signal.SIGINT)
-            try:
-                self.process.wait(TIMEOUT_S / 3)
-                break
-            except subprocess.TimeoutExpired:
-                pass
-        else:
+        """Has it end by SIGINT."""
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
             self.failed("it did not end on SIGINT")
         running.discard(self.process)
 
