@@ -184,6 +184,7 @@ class Examples:
             f"{work}, 1,024 flows, burst 32",
             functools.partial(Pipeline, self.program, config, [self.core], 32, [link, *sets]),
             [Peer(f"{name}, native", functools.partial(make, device), goal)],
+            [self.core],
             check=functools.partial(self.check, config, make, networks, queues, sets),
             note=note,
         )

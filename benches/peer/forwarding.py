@@ -56,6 +56,7 @@ class Forwarding:
             f"{work}, burst {burst}",
             self.ours(config, burst, *sets),
             list(self.peers(mode, burst, device, goals)),
+            [self.core],
             check=functools.partial(self.check, mode, config),
             note=note,
         )
@@ -98,5 +99,6 @@ class Forwarding:
                 f"{work}, two workers, RSS, burst {burst}",
                 ours(cores=cores),
                 [Peer("ours with one worker", ours(), 1.95), *peers],
+                cores,
                 note="Of the two cores one also has all else that runs on this machine.",
             )

@@ -108,7 +108,7 @@ class Parts:
         ]
         ours = self.part(name, self.ours, kind, path, self.core)
         compared = "The results of all lookups have the same sum on each side."
-        return Case(row, work, ours, peers, unit="M/s", note=f"{compared} {note}".strip())
+        return Case(row, work, ours, peers, [self.core], unit="M/s", note=f"{compared} {note}".strip())
 
     def ring(self):
         """From the one core to the other."""
@@ -122,7 +122,8 @@ class Parts:
             "sum must be that of the squares. Of the two cores one also has all else that runs on this machine."
         )
         ours = self.part("ring", self.ours, "ring", self.main_core, self.core)
-        return Case(11, "hand-over between two cores, burst 32", ours, peers, unit="M/s", note=note)
+        cores = [self.main_core, self.core]
+        return Case(11, "hand-over between two cores, burst 32", ours, peers, cores, unit="M/s", note=note)
 
     def cases(self, rows):
         """Those of some rows. The files are written when they are needed."""

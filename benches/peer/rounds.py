@@ -1,15 +1,11 @@
-"""Measures a case: ours, theirs, ours, for as many rounds as wanted, with the clock of the core beside each."""
+"""Measures a case: ours, theirs, ours, for as many rounds as wanted, with a look at the cores before and behind each."""
 
 import contextlib
-import os
-import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import mean
 from typing import Callable
 
-from measure import fail, note
-from peer.native import target
+from measure import note
 
 
 @dataclass
@@ -30,6 +26,8 @@ class Case:
     work: str
     ours: Callable
     peers: list[Peer]
+    # All that it is measured on.
+    cores: list[int]
     unit: str = "Mpps"
     # Compares what comes out on all sides, and says how.
     check: Callable[[], str] | None = None
@@ -43,46 +41,40 @@ class Result:
     theirs: dict[str, list[float]] = field(default_factory=dict)
     ratios: dict[str, list[float]] = field(default_factory=dict)
     clock_ghz: list[float] = field(default_factory=list)
+    # Of all measurements, how many had the cores for themselves.
+    measured: int = 0
+    alone: int = 0
     checked: str = ""
 
 
-class Clock:
-    """The clock of a core, by a small program that is compiled for it."""
-
-    def __init__(self, core):
-        source = Path(__file__).with_name("clock.c")
-        self.core, self.program = core, target() / "clock"
-        self.program.parent.mkdir(parents=True, exist_ok=True)
-        if subprocess.run(["gcc", "-O2", "-o", self.program, source]).returncode != 0:
-            fail(f"gcc did not compile {source}: see above")
-
-    def ghz(self):
-        def pin():
-            os.sched_setaffinity(0, {self.core})
-
-        printed = subprocess.run([self.program], capture_output=True, text=True, check=True, preexec_fn=pin).stdout
-        return float(printed)
-
-
-def measure(case, rounds, seconds, clock):
+def measure(case, rounds, seconds, cores):
     result = Result(case, theirs={peer.name: [] for peer in case.peers}, ratios={peer.name: [] for peer in case.peers})
     if case.check:
         result.checked = case.check()
-    with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(case.ours())
-        theirs = {peer.name: stack.enter_context(peer.make()) for peer in case.peers}
-        for number in range(1, rounds + 1):
-            result.clock_ghz.append(clock.ghz())
-            before = ours.measure(seconds)
+    cores.begin()
+
+    def rate(side):
+        rate, alone = cores.measure(case.cores, lambda: side.measure(seconds))
+        result.measured += 1
+        result.alone += alone
+        return rate
+
+    for number in range(1, rounds + 1):
+        # Each round has starts of its own: one differs from the next, with the memory that it is given.
+        with contextlib.ExitStack() as stack:
+            ours = stack.enter_context(case.ours())
+            theirs = {peer.name: stack.enter_context(peer.make()) for peer in case.peers}
+            before = rate(ours)
             result.ours.append(before)
             for name, peer in theirs.items():
-                rate = peer.measure(seconds)
-                after = ours.measure(seconds)
+                between = rate(peer)
+                after = rate(ours)
                 result.ours.append(after)
-                result.theirs[name].append(rate)
+                result.theirs[name].append(between)
                 # Ours is what it was on both sides of theirs: a machine that drifts does so for both.
-                result.ratios[name].append(round(mean((before, after)) / rate, 3))
+                result.ratios[name].append(round(mean((before, after)) / between, 3))
                 before = after
-            last = ", ".join(f"{name} {rates[-1]} ({result.ratios[name][-1]})" for name, rates in result.theirs.items())
-            note(f"row {case.row}, {case.work}, round {number} of {rounds}: ours {result.ours[-1]}, {last}")
+        last = ", ".join(f"{name} {rates[-1]} ({result.ratios[name][-1]})" for name, rates in result.theirs.items())
+        note(f"row {case.row}, {case.work}, round {number} of {rounds}: ours {result.ours[-1]}, {last}")
+    result.clock_ghz = cores.ghz
     return result

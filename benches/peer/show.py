@@ -18,18 +18,18 @@ def goal(peer, ratios):
 
 def table(results, facts, chosen):
     lines = [
-        "| row | work | ours | peer | theirs | ours ÷ theirs | goal | clock, GHz |",
-        "| --: | --- | --: | --- | --: | --: | --- | --: |",
+        "| row | work | ours | peer | theirs | ours ÷ theirs | goal | clock, GHz | alone |",
+        "| --: | --- | --: | --- | --: | --: | --- | --: | --: |",
     ]
     for result in results:
         case = result.case
         first = [case.row, case.work, f"{cell(result.ours)} {case.unit}"]
-        last = f"{min(result.clock_ghz):.2f} to {max(result.clock_ghz):.2f}"
+        last = [f"{median(result.clock_ghz):.2f}", f"{result.alone} of {result.measured}"]
         for peer in case.peers:
             ratios = result.ratios[peer.name]
-            theirs = [peer.name, cell(result.theirs[peer.name]), cell(ratios, 2), goal(peer, ratios), last]
-            lines.append(f"| {' | '.join(map(str, first + theirs))} |")
-            first, last = ["", "", ""], ""
+            theirs = [peer.name, cell(result.theirs[peer.name]), cell(ratios, 2), goal(peer, ratios)]
+            lines.append(f"| {' | '.join(map(str, first + theirs + last))} |")
+            first, last = ["", "", ""], ["", ""]
     lines += [
         "",
         f"Median (least to most) of {chosen.rounds} rounds of {chosen.seconds:g} s. {of_machine(facts)}",
@@ -78,7 +78,9 @@ def document(results, facts, chosen):
                 "unit": result.case.unit,
                 "checked": result.checked,
                 "note": result.case.note,
-                "core_clock_ghz": result.clock_ghz,
+                "core_clock_ghz": summary(result.clock_ghz),
+                "measured": result.measured,
+                "alone": result.alone,
                 "ours": {**summary(result.ours), "all": result.ours},
                 "peers": [
                     {
