@@ -84,7 +84,7 @@ impl Mapping {
 }
 
 /// The clock of a device as its workers see it: one thread publishes what it is, any number read it. A reader neither
-/// locks nor waits: where it comes at a bad moment it keeps what it has and looks again later.
+/// locks nor waits, but for its first line: where it comes at a bad moment it keeps what it has and looks again later.
 #[derive(Debug)]
 pub struct DeviceClock {
     source: ClockSource,

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use dataplane::config::Source;
 use dataplane::runtime::Options;
+use dataplane::telemetry::Report;
 
-use crate::common::{Folder, assembled, assert_good, captures, frames_of};
+use crate::common::{Folder, assembled, assert_conserved, assert_good, captures, drops, frames_of};
 
 /// Plays `input` to `output` through the stages.
 fn config(input: &str, output: &str, stages: &str) -> String {
@@ -238,20 +239,42 @@ fn a_file_that_has_become_a_pipe_is_not_waited_for() {
     }
 }
 
+/// So slow that it would take minutes to fill the memory.
+fn slowly_to(output: &str) -> String {
+    config("", output, "").replace("kind = \"pcap\", input = \"\"", "kind = \"generator\", rate = 20")
+}
+
+fn wait_until(mut it_is: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !it_is() {
+        assert!(Instant::now() < deadline);
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Who looks at an output while little is sent sees it, and a program that is killed loses little of it.
 #[test]
 fn an_output_is_written_while_the_port_runs() {
     let folder = Folder::new();
-    let slow = config("", "out.pcap", "").replace("kind = \"pcap\", input = \"\"", "kind = \"generator\", rate = 20");
-    let run = folder.start(&slow, Options::default()).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    // At this rate it would take minutes to fill the memory.
-    while fs::metadata(folder.file("out.pcap")).unwrap().len() == 0 {
-        assert!(Instant::now() < deadline, "nothing is written");
-        thread::yield_now();
-    }
+    let run = folder.start(&slowly_to("out.pcap"), Options::default()).unwrap();
+    wait_until(|| fs::metadata(folder.file("out.pcap")).unwrap().len() > 0);
     run.stop();
     let report = run.join().unwrap();
     assert_good(&report);
     assert_eq!(frames_of(&folder.file("out.pcap")).len() as u64, report.ports[1].packets.tx);
+}
+
+/// A disk that is full is noticed then, and not only when much is sent.
+#[test]
+fn an_output_that_fails_while_the_port_runs_is_told_once() {
+    let folder = Folder::new();
+    let run = folder.start(&slowly_to("/dev/full"), Options::default()).unwrap();
+    let dropped = |report: &Report| report.ledger.dropped > 0;
+    wait_until(|| run.snapshot().is_some_and(|snapshot| dropped(snapshot.report())));
+    run.stop();
+    let report = run.join().unwrap();
+    assert_conserved(&report);
+    assert_eq!(drops(&report, "out.tx_error"), report.ledger.dropped, "{report}");
+    assert_eq!(report.errors.len(), 1, "{report}");
+    assert!(report.errors[0].contains("/dev/full") && report.errors[0].contains("No space left"), "{report}");
 }

@@ -72,7 +72,7 @@ struct Output {
     failed: Option<io::Error>,
     /// Frames that had been sent when it failed and are not in the file.
     lost: u64,
-    /// When all that had been sent was in the file.
+    /// When what had been sent was last to be written, but for what filled the memory before.
     flushed: Instant,
 }
 
