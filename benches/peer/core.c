@@ -1,10 +1,10 @@
 /* Prints, for each core that it is told, its clock in GHz and how many additions it does in a cycle, all of them at the
  * same time.
  *
- * A chain of additions, each of which waits for the one before, takes a cycle for each: that is the clock, by the fastest
- * of some tries, as others had the core in the rest. Additions that wait for nothing take what the core has for them. Where
- * it runs two threads, and the other one is at work, that is half of it: what others do, or a core that is asked for at the
- * same time and is the other half of the same. */
+ * A chain of additions, each of which waits for the one before, takes a cycle for each. Additions that wait for nothing take
+ * what the core has for them: where it runs two threads, and the other one is at work, that is half of it. The other one is
+ * somebody else's, or one of the cores that are looked at. The two are done in turns, as the clock may change; of the turns
+ * the lower quartile counts, as a few of them are interrupted, and the other thread need not be at work all the time. */
 
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -14,9 +14,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define STEPS 400000
-#define TRIES 5
-#define WIDE 60000000
+#define TURNS 10
+/* Additions of a turn. */
+#define CHAIN 200000
+#define WIDE 6400000
 
 /* What the compiler does not know it cannot shorten. */
 #define ADD(to) to += 3; __asm__ volatile("" : "+r"(to));
@@ -29,24 +30,19 @@ static double now(void)
 	return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
-static double clock_ghz(void)
+/* How long a chain takes, in nanoseconds. */
+static double chain(void)
 {
-	double best = 1e18;
-	uint64_t sum = 1;
+	uint64_t a = 1;
+	double start = now();
 
-	for (int try = 0; try < TRIES; try++) {
-		double start = now();
-		for (int i = 0; i < STEPS / 10; i++) {
-			TEN(ADD(sum))
-		}
-		double took = now() - start;
-		if (took < best)
-			best = took;
+	for (int i = 0; i < CHAIN / 10; i++) {
+		TEN(ADD(a))
 	}
-	return STEPS / best;
+	return now() - start;
 }
 
-/* Additions in a nanosecond. */
+/* How long additions take that wait for nothing. */
 static double wide(void)
 {
 	uint64_t a = 1, b = 1, c = 1, d = 1, e = 1, f = 1, g = 1, h = 1;
@@ -55,7 +51,14 @@ static double wide(void)
 	for (int i = 0; i < WIDE / 80; i++) {
 		TEN(ADD(a) ADD(b) ADD(c) ADD(d) ADD(e) ADD(f) ADD(g) ADD(h))
 	}
-	return WIDE / (now() - start);
+	return now() - start;
+}
+
+static int compare(const void *one, const void *other)
+{
+	double difference = *(const double *)one - *(const double *)other;
+
+	return (difference > 0) - (difference < 0);
 }
 
 static pthread_barrier_t all;
@@ -77,8 +80,17 @@ static void *look(void *given)
 	pthread_barrier_wait(&all);
 	if (failed)
 		return "this process may not use the core";
-	core->ghz = clock_ghz();
-	core->additions = wide() / core->ghz;
+	double fastest = 1e18;
+	double ratios[TURNS];
+	for (int turn = 0; turn < TURNS; turn++) {
+		double took = chain();
+		ratios[turn] = took / wide();
+		if (took < fastest)
+			fastest = took;
+	}
+	qsort(ratios, TURNS, sizeof(ratios[0]), compare);
+	core->ghz = CHAIN / fastest;
+	core->additions = (double)WIDE / CHAIN * ratios[TURNS / 4];
 	return NULL;
 }
 

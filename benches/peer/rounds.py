@@ -6,6 +6,9 @@ from statistics import mean
 from typing import Callable
 
 from measure import note
+from peer.core import Try
+
+OURS = "ours"
 
 
 @dataclass
@@ -40,10 +43,8 @@ class Result:
     ours: list[float] = field(default_factory=list)
     theirs: dict[str, list[float]] = field(default_factory=dict)
     ratios: dict[str, list[float]] = field(default_factory=dict)
-    clock_ghz: list[float] = field(default_factory=list)
-    # Of all measurements, how many had the cores for themselves.
-    measured: int = 0
-    alone: int = 0
+    # All that was measured, in order: the name of the side, and its tries, of which the last one counts.
+    measured: list[tuple[str, list[Try]]] = field(default_factory=list)
     checked: str = ""
 
 
@@ -51,24 +52,23 @@ def measure(case, rounds, seconds, cores):
     result = Result(case, theirs={peer.name: [] for peer in case.peers}, ratios={peer.name: [] for peer in case.peers})
     if case.check:
         result.checked = case.check()
-    cores.begin()
+    cores.begin(case.cores)
 
-    def rate(side):
-        rate, alone = cores.measure(case.cores, lambda: side.measure(seconds))
-        result.measured += 1
-        result.alone += alone
-        return rate
+    def rate(name, side):
+        tries = cores.measure(case.cores, lambda: side.measure(seconds))
+        result.measured.append((name, tries))
+        return tries[-1].rate
 
     for number in range(1, rounds + 1):
-        # Each round has starts of its own: one differs from the next, with the memory that it is given.
+        # Each round starts all sides anew: a start differs from the next, with the memory that it is given.
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(case.ours())
             theirs = {peer.name: stack.enter_context(peer.make()) for peer in case.peers}
-            before = rate(ours)
+            before = rate(OURS, ours)
             result.ours.append(before)
             for name, peer in theirs.items():
-                between = rate(peer)
-                after = rate(ours)
+                between = rate(name, peer)
+                after = rate(OURS, ours)
                 result.ours.append(after)
                 result.theirs[name].append(between)
                 # Ours is what it was on both sides of theirs: a machine that drifts does so for both.
@@ -76,5 +76,4 @@ def measure(case, rounds, seconds, cores):
                 before = after
         last = ", ".join(f"{name} {rates[-1]} ({result.ratios[name][-1]})" for name, rates in result.theirs.items())
         note(f"row {case.row}, {case.work}, round {number} of {rounds}: ours {result.ours[-1]}, {last}")
-    result.clock_ghz = cores.ghz
     return result

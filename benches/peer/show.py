@@ -1,5 +1,6 @@
 """How results show: the table, the table of the README, and what is written for programs."""
 
+from dataclasses import asdict
 from math import inf
 from statistics import median
 
@@ -13,10 +14,14 @@ def met(peer, ratios):
 def goal(peer, ratios):
     if peer.goal is None:
         return ""
-    return f"{peer.goal:g}, {'met' if met(peer, ratios) else '**missed**'}"
+    if met(peer, ratios):
+        return f"{peer.goal:g}, met"
+    # What two digits hide.
+    exact = f" ({median(ratios):.3f})" if round(median(ratios), 2) >= peer.goal else ""
+    return f"{peer.goal:g}, **missed**{exact}"
 
 
-def table(results, facts, chosen):
+def table(results, facts, chosen, cores):
     lines = [
         "| row | work | ours | peer | theirs | ours ÷ theirs | goal | clock, GHz | alone |",
         "| --: | --- | --: | --- | --: | --: | --- | --: | --: |",
@@ -24,7 +29,9 @@ def table(results, facts, chosen):
     for result in results:
         case = result.case
         first = [case.row, case.work, f"{cell(result.ours)} {case.unit}"]
-        last = [f"{median(result.clock_ghz):.2f}", f"{result.alone} of {result.measured}"]
+        taken = [tries[-1] for _, tries in result.measured]
+        alone = sum(cores.was_alone(one) for one in taken)
+        last = [f"{median(clocks(taken)):.2f}", f"{alone} of {len(taken)}"]
         for peer in case.peers:
             ratios = result.ratios[peer.name]
             theirs = [peer.name, cell(result.theirs[peer.name]), cell(ratios, 2), goal(peer, ratios)]
@@ -37,6 +44,10 @@ def table(results, facts, chosen):
         *notes(results),
     ]
     return "\n".join(lines)
+
+
+def clocks(tries):
+    return [look.ghz for one in tries for looks in one.looks.values() for look in looks]
 
 
 def notes(results):
@@ -66,9 +77,10 @@ def headline(results):
     return "\n".join(lines)
 
 
-def document(results, facts, chosen):
+def document(results, facts, chosen, complete):
     return {
         "machine": facts,
+        "complete": complete,
         "rounds": chosen.rounds,
         "seconds": chosen.seconds,
         "rows": [
@@ -78,9 +90,8 @@ def document(results, facts, chosen):
                 "unit": result.case.unit,
                 "checked": result.checked,
                 "note": result.case.note,
-                "core_clock_ghz": summary(result.clock_ghz),
-                "measured": result.measured,
-                "alone": result.alone,
+                # Those behind which the cores were not alone are tried again: the last one counts.
+                "measured": [{"side": name, "tries": [asdict(one) for one in tries]} for name, tries in result.measured],
                 "ours": {**summary(result.ours), "all": result.ours},
                 "peers": [
                     {
