@@ -199,7 +199,7 @@ class Examples:
             yield self.case(5, f"{work}, checksums unverified as theirs", route, l3fwd, 1.2, sets=unverified, note=note)
             yield self.case(5, f"{work}, checksums verified", route, l3fwd)
             note = "l3fwd-graph has routes to 8 networks built in; there ours has those frames too."
-            yield self.case(5, f"{work}, the same", route, graph, 1.6, GRAPH_NETWORKS, 2, unverified, note)
+            yield self.case(5, f"{work}, checksums unverified, {GRAPH_NETWORKS} networks", route, graph, 1.6, GRAPH_NETWORKS, 2, unverified, note)
         if 6 in rows:
             firewall = ("ip_pipeline", self.firewall)
             yield self.case(6, "firewall of 16 rules", "benches/pipelines/firewall.toml", firewall, 1.5)
