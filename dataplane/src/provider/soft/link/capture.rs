@@ -261,13 +261,8 @@ impl Writer {
     }
 
     /// Whether nothing but the header was to be written so far: what was in the file before is still there.
-    fn is_new(&self) -> bool {
+    pub(super) fn is_new(&self) -> bool {
         self.written == 0 && self.ends.len() == 1
-    }
-
-    /// Whether frames are kept that are not in the file yet.
-    pub(super) fn has_frames(&self) -> bool {
-        !self.buffer.is_empty() && !self.is_new()
     }
 
     /// Keeps a frame, and writes those that were kept before if there are many.

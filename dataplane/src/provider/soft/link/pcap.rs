@@ -139,7 +139,7 @@ impl Files {
         let mut output = lock(output);
         if output.flushed.elapsed() >= FLUSH {
             output.flushed = Instant::now();
-            if output.writer.has_frames() {
+            if !output.writer.is_new() {
                 output.attempt(Writer::flush);
             }
         }
