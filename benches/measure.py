@@ -1,4 +1,4 @@
-"""What the benchmarks beside a peer share: the facts of the machine, the program that is measured, and how results show."""
+"""Shared parts of the benchmarks: the facts of the machine, the build of the measured program, and the output of results."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def note(message):
 
 
 def output(*command):
-    """What a command prints, or None when it is not there or fails."""
+    """Returns the output of a command, or None if the command is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -34,7 +34,7 @@ def output(*command):
 
 
 def field_of(path, name):
-    """The value of the first `name: value` line of a /proc file."""
+    """Returns the value of the first `name: value` line of a /proc file."""
     for line in Path(path).read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
@@ -48,7 +48,7 @@ def free_huge_pages():
 
 
 def machine(program, **more):
-    """The facts of this machine and of what is measured on it."""
+    """Returns the facts of this machine and of the measured program."""
     return {
         "cpu": field_of("/proc/cpuinfo", "model name"),
         "cores": os.cpu_count(),
@@ -63,8 +63,8 @@ def machine(program, **more):
     }
 
 
-def of_machine(facts):
-    """The same in words, for below a table."""
+def machine_sentence(facts):
+    """Returns the facts as a sentence for the text below a table."""
     guest = ", virtual machine" if facts["hypervisor"] else ""
     return (
         f"{facts['cpu']}, {facts['cores']} cores{guest}, Linux {facts['kernel'].partition('-')[0]}, {facts['pages']} pages, "
@@ -73,7 +73,8 @@ def of_machine(facts):
 
 
 def reference_loop_ms(core):
-    """How long a fixed piece of work takes on the core: where this moves, the machine moved, not the program."""
+    """Returns the time of a fixed amount of work on the core, in milliseconds. If this time changes, the machine changed, not the
+    measured program."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -87,7 +88,7 @@ def reference_loop_ms(core):
 
 
 def build(name="dataplane"):
-    """Builds a program; gives its path. Asking cargo finds it wherever the target directory is."""
+    """Builds a program and returns its path. Asks cargo for the path, so that any target directory works."""
     command = ["cargo", "build", "--release", "--locked", "--bin", name, "--message-format=json-render-diagnostics"]
     built = subprocess.run(command, cwd=REPO, stdout=subprocess.PIPE, text=True)
     if built.returncode != 0:
@@ -104,7 +105,7 @@ def summary(values):
 
 
 def cell(values, digits=1):
-    """A table's cell: the median, and least and most."""
+    """Returns a table cell: the median, with minimum and maximum."""
     if not values:
         return "–"
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
@@ -117,6 +118,6 @@ def write_json(path, document):
 
 
 def update_docs(section, text, page=REPO / "docs/performance.md"):
-    """Puts a table into its section of a page."""
+    """Replaces the named section of a page with the text."""
     command = [str(REPO / "tools/replace-section"), str(page), section]
     subprocess.run(command, input=text + "\n", text=True, check=True)

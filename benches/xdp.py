@@ -1,7 +1,7 @@
-"""XDP programs of a few instructions, made and run by bpf(2): a source of frames, a sink that counts them, a redirect.
+"""Small XDP programs, loaded with bpf(2) without a compiler or library: a source of frames, a sink that counts frames, a redirect.
 
-Nothing is compiled and no library is needed. The source is BPF_PROG_RUN with live frames (`Documentation/bpf/bpf_prog_run.rst`
-of the kernel, 5.18 or newer): the kernel makes the frames itself and hands them to an interface, millions a second.
+The source uses BPF_PROG_RUN with live frames (`Documentation/bpf/bpf_prog_run.rst` of Linux 5.18 or newer). The kernel creates the
+frames and passes millions per second to an interface.
 """
 
 import ctypes
@@ -11,28 +11,28 @@ import struct
 import threading
 import time
 
-# The number of bpf(2), which no C library wraps.
+# The system call number of bpf(2), which has no wrapper in the C library.
 BPF = {"x86_64": 321, "aarch64": 280, "riscv64": 280}.get(platform.machine())
 CLONE_NEWNET = 0x40000000
 
 MAP_CREATE, MAP_LOOKUP, MAP_UPDATE, PROG_LOAD, PROG_RUN, LINK_CREATE = 0, 1, 2, 5, 10, 28
 MAP_PERCPU_ARRAY, PROG_XDP, ATTACH_XDP = 6, 6, 37
 LIVE_FRAMES = 1 << 1
-# By the driver (`XDP_FLAGS_DRV_MODE`): in the interface's own NAPI.
+# Driver mode (`XDP_FLAGS_DRV_MODE`): the program runs in the NAPI context of the interface.
 NATIVE = 1 << 2
 DROP, PASS = 1, 2
 
 FRAME_BYTES = 64
-# Ethernet and the IPv4 header up to its addresses.
+# Length of the Ethernet header and the IPv4 header up to its addresses.
 HEADER_BYTES = 32
-# Of the frames that were counted every 1024th is kept.
+# Every 1024th counted frame is kept as a sample.
 SAMPLE_MASK = 1023
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def bpf(command, layout, *values):
-    """bpf(2) with the part of its attributes that the command uses; gives what it answers, and the attributes after it."""
+    """Calls bpf(2) with the attributes of the command. Returns the result and the attributes after the call."""
     attributes = ctypes.create_string_buffer(struct.pack(layout, *values))
     done = libc.syscall(BPF, command, attributes, len(attributes) - 1)
     if done < 0:
@@ -56,7 +56,7 @@ def instruction(code, to=0, source=0, offset=0, value=0):
     return struct.pack("<BBhi", code, source << 4 | to, offset, value)
 
 
-# The few instructions that are used here (RFC 9669), by what they do to 64-bit registers.
+# Instructions on 64-bit registers (RFC 9669).
 def set_to(register, value):
     return instruction(0xB7, register, value=value)
 
@@ -77,7 +77,7 @@ EXIT = instruction(0x95)
 
 
 def load(code):
-    """Loads a program; gives its descriptor."""
+    """Loads a program and returns its descriptor."""
     text = ctypes.create_string_buffer(code, len(code))
     licence = ctypes.create_string_buffer(b"MIT OR Apache-2.0")
     layout = "<IIQQIIQII16sII"
@@ -86,12 +86,13 @@ def load(code):
 
 
 def attach(program, index):
-    """Attaches a program to an interface of this namespace, until the descriptor that this gives is closed."""
+    """Attaches a program to an interface of this namespace. Closing the returned descriptor detaches the program."""
     return bpf(LINK_CREATE, "<IIII", program, index, ATTACH_XDP, NATIVE)[0]
 
 
 def redirect(index, header=b""):
-    """A program that sends every frame out by an interface, and begins it with these bytes, a multiple of 8."""
+    """Loads a program that overwrites the start of every frame with `header` and sends the frame out of an interface. The length of
+    `header` is a multiple of 8 bytes. Returns the descriptor of the program."""
     write = b""
     if header:
         words = struct.unpack(f"<{len(header) // 8}Q", header)
@@ -101,7 +102,7 @@ def redirect(index, header=b""):
             + instruction(0x7B, 2, 4, 8 * at)
             for at, word in enumerate(words)
         ]
-        # r2: the frame, r3: its end.
+        # r2: start of the frame, r3: end of the frame.
         body = b"".join(stores)
         begin = instruction(0x61, 2, 1, 0) + instruction(0x61, 3, 1, 4) + copy(5, 2) + add(5, len(header))
         write = begin + instruction(0x2D, 5, 3, len(body) // 8) + body
@@ -109,13 +110,13 @@ def redirect(index, header=b""):
 
 
 class Sink:
-    """Counts and drops the frames that have `mark`, four bytes, at `at`; keeps a sample. Lets all others go on."""
+    """Counts and drops the frames that contain the four bytes `mark` at offset `at`, and keeps samples. Passes all other frames."""
 
     def __init__(self, mark, at):
         self.value_bytes = 8 + FRAME_BYTES
         self.map = bpf(MAP_CREATE, "<IIIIIII16s", MAP_PERCPU_ARRAY, 4, self.value_bytes, 1, 0, 0, 0, b"sink")[0]
         count = [
-            # r6: the frame, r7: its end. One that is shorter than it should be is not one of ours.
+            # r6: start of the frame, r7: end of the frame. Shorter frames do not belong to the benchmark.
             instruction(0x61, 6, 1, 0),
             instruction(0x61, 7, 1, 4),
             copy(2, 6),
@@ -123,7 +124,7 @@ class Sink:
             "pass if r2 > r7",
             instruction(0x61, 3, 6, at),
             "pass if r3 is not the mark",
-            # r0: the value of this core's map.
+            # r0: address of the map value of this core.
             instruction(0x62, 10, 0, -4, 0),
             instruction(0x18, 1, 1, 0, self.map),
             instruction(0x00),
@@ -152,7 +153,7 @@ class Sink:
         self.program = load(b"".join(code))
 
     def _exchange(self, command):
-        """Reads the values of all cores that there may be, or sets them to zero."""
+        """Reads the values of all possible cores, or sets them to zero."""
         with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
             cores = int(file.read().strip().split("-")[-1]) + 1
         key, values = ctypes.c_uint32(0), ctypes.create_string_buffer(self.value_bytes * cores)
@@ -160,7 +161,7 @@ class Sink:
         return [values.raw[core * self.value_bytes :][: self.value_bytes] for core in range(cores)]
 
     def _values(self):
-        """Of every core: how many frames, and one of them."""
+        """Returns the number of frames and the last sampled frame of each core."""
         raw = self._exchange(MAP_LOOKUP)
         return [(struct.unpack_from("<Q", it)[0], it[8:]) for it in raw]
 
@@ -175,10 +176,11 @@ class Sink:
 
 
 class Source(threading.Thread):
-    """Sends copies of a frame out by an interface, as many as it can, on one core, until it is stopped."""
+    """Sends copies of a frame out of an interface as fast as possible, on one core, until it is stopped."""
 
-    # As many as one system call sends, in less than a second. The kernel takes milliseconds to begin and to end.
-    AT_A_TIME = 1_000_000
+    # The number of frames per system call. Each call takes milliseconds to start and end, and should take less than a
+    # second.
+    FRAMES_PER_CALL = 1_000_000
 
     def __init__(self, namespace, index, frame, core):
         super().__init__(daemon=True)
@@ -189,24 +191,24 @@ class Source(threading.Thread):
     def run(self):
         try:
             enter(self.namespace)
-            # Of this thread alone.
+            # Pin only this thread.
             os.sched_setaffinity(threading.get_native_id(), {self.core})
-            # The memory of a frame is used again as it came back, and the kernel's own forwarding writes into its headers.
+            # The kernel reuses the frames without restoring their content, and kernel forwarding changes the headers.
             program = redirect(self.index, self.frame[:HEADER_BYTES])
             frame = ctypes.create_string_buffer(self.frame, len(self.frame))
             layout = "<IIIIQQIIIIQQIII"
-            values = (program, 0, len(self.frame), 0, address(frame), 0, self.AT_A_TIME, 0, 0, 0, 0, 0, LIVE_FRAMES, 0, 64)
+            values = (program, 0, len(self.frame), 0, address(frame), 0, self.FRAMES_PER_CALL, 0, 0, 0, 0, 0, LIVE_FRAMES, 0, 64)
             start = time.monotonic()
             while not self.stopping.is_set():
                 bpf(PROG_RUN, layout, *values)
-                self.sent += self.AT_A_TIME
+                self.sent += self.FRAMES_PER_CALL
             self.seconds = time.monotonic() - start
             os.close(program)
         except OSError as error:
             self.error = error
 
     def stop(self):
-        """Ends it; gives how many millions of frames it has sent a second."""
+        """Stops the source. Returns the sent frames in millions per second."""
         self.stopping.set()
         self.join()
         if self.error is not None:

@@ -1,3 +1,4 @@
-# For `cargo check --target aarch64-unknown-linux-gnu` elsewhere: rdma-core, which is built for the bindings, without the libnl of
-# that machine. Nothing of it is linked. `tools/test` names this file in CMAKE_TOOLCHAIN_FILE_aarch64_unknown_linux_gnu.
+# Toolchain file for `cargo check --target aarch64-unknown-linux-gnu` on another architecture. The build script of the
+# bindings builds rdma-core. This file disables libnl, which is missing for the target. `cargo check` links no library.
+# `tools/test` sets CMAKE_TOOLCHAIN_FILE_aarch64_unknown_linux_gnu to this file.
 set(ENABLE_RESOLVE_NEIGH FALSE CACHE BOOL "" FORCE)

@@ -1,7 +1,7 @@
-"""What live tests are made of: processes that end with the test, hosts in network namespaces of their own, and the program
-between them, over each kind of link. Whatever happens, nothing of it is left.
+"""Shared parts of the live tests: processes that end with the test, hosts in network namespaces, and the program that connects the
+hosts over each kind of link. At the end of a test, also after a failure, all processes and namespaces are removed.
 
-A script of such tests has functions `case_NAME(network)`, and ends with `sys.exit(live.main(__doc__, globals(), TOOLS))`.
+A test script defines functions `case_NAME(network)`, and ends with `sys.exit(live.main(__doc__, globals(), TOOLS))`.
 """
 
 import argparse
@@ -20,8 +20,8 @@ import time
 REPO = pathlib.Path(__file__).resolve().parents[1]
 KINDS = ["packet", "tap", "xdp"]
 TOOLS = ["ip", "ethtool", "bridge", "ping", "sysctl"]
-# Whatever is waited for: it is there much sooner, or something is wrong.
-PATIENCE = 60
+# The timeout of every wait, in seconds. A passing test waits much less.
+TIMEOUT = 60
 LOSSES = {"rx_missed", "rx_out_of_buffer", "rx_too_long", "tx_queue_full", "tx_refused"}
 A4, B4, A6, B6 = "10.77.0.1", "10.77.0.2", "fd77::1", "fd77::2"
 
@@ -30,49 +30,50 @@ class Failed(Exception):
     pass
 
 
-def command(*words, check=True, timeout=PATIENCE, **options):
+def command(*words, check=True, timeout=TIMEOUT, **options):
     words = [str(word) for word in words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(words, timeout=timeout, check=False, **{**pipes, **options})
     if check and done.returncode != 0:
-        raise Failed(f"`{' '.join(words)}` ended with {done.returncode}:\n{done.stdout}")
+        raise Failed(f"`{' '.join(words)}` exited with status {done.returncode}:\n{done.stdout}")
     return done
 
 
-def until(what, condition):
-    deadline = time.monotonic() + PATIENCE
+def until(activity, condition):
+    """Waits for a condition. `activity` describes the wait in the error message, such as "waiting for a ping"."""
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:
-            raise Failed(f"not within {PATIENCE} s: {what}")
+            raise Failed(f"timed out after {TIMEOUT} s: {activity}")
         time.sleep(0.02)
 
 
 class Process:
-    """A process of ours, whose lines can be waited for. It is gone when the block is left."""
+    """A child process with a method that waits for a line of its output. The end of the `with` block kills the process."""
 
     def __init__(self, *words, stderr=subprocess.STDOUT):
         self.words, self.lines = [str(word) for word in words], []
         self.changed = threading.Condition()
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": stderr, "text": True}
         self.process = subprocess.Popen(self.words, cwd=REPO, **pipes)
-        heard = self.process.stdout if stderr == subprocess.STDOUT else self.process.stderr
-        self.reader = threading.Thread(target=self.read, args=(heard,), daemon=True)
+        stream = self.process.stdout if stderr == subprocess.STDOUT else self.process.stderr
+        self.reader = threading.Thread(target=self.read, args=(stream,), daemon=True)
         self.reader.start()
 
-    def read(self, heard):
-        for line in heard:
+    def read(self, stream):
+        for line in stream:
             with self.changed:
                 self.lines.append(line)
                 self.changed.notify_all()
 
-    def says(self, text, times=1):
+    def wait_for(self, text, times=1):
         def count():
             return sum(text in line for line in self.lines)
 
         with self.changed:
-            self.changed.wait_for(lambda: count() >= times or self.process.poll() is not None, timeout=PATIENCE)
+            self.changed.wait_for(lambda: count() >= times or self.process.poll() is not None, timeout=TIMEOUT)
             if count() < times:
-                raise Failed(f"`{' '.join(self.words)}` does not say {text!r} {times} times:\n{''.join(self.lines)}")
+                raise Failed(f"`{' '.join(self.words)}` did not print {text!r} {times} times:\n{''.join(self.lines)}")
 
     def __enter__(self):
         return self
@@ -86,7 +87,7 @@ class Process:
 
 
 class Network:
-    """The two hosts, and the namespace between them in which configs/wire.toml joins them."""
+    """Two hosts `a` and `b`, and a namespace `m` in the middle, where the program connects the hosts."""
 
     config = "wire.toml"
     ports = {"left": "left", "right": "right"}
@@ -114,16 +115,16 @@ class Network:
             command("ip", "netns", "del", name, check=False)
 
     def middle(self):
-        # The kernel there has no say: it has no address.
+        # Without addresses, the kernel in this namespace does not answer.
         self.settings("m", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1")
 
     def link(self, interface):
-        """The link of a port, as a config has it."""
+        """Returns the `link` table of a port for the config."""
         key = "name" if self.kind == "tap" else "interface"
         return f'{{ kind = "{self.kind}", {key} = "{interface}" }}'
 
     def sets(self):
-        """What is set in the config."""
+        """Returns the overrides of the config."""
         return [f"port.{port}.link={self.link(interface)}" for port, interface in self.ports.items()]
 
     def settings(self, host, *settings):
@@ -139,7 +140,7 @@ class Network:
         return command("ip", "-n", self.names[host], *words, **options)
 
     def join(self, host, port):
-        """Makes what is between a host and a port of the program."""
+        """Creates the link between a host and a port of the program."""
         v4, v6 = self.hosts[host]
         veth = f"{port}-host" if self.kind == "tap" else port
         queues = ["numrxqueues", "2", "numtxqueues", "2"]
@@ -153,7 +154,8 @@ class Network:
             self.ip("m", "link", "set", "dev", f"{port}-bridge", "up")
         self.ip("m", "link", "set", "dev", veth, "up")
         if self.kind == "xdp":
-            # There are no words for an offload in AF_XDP, and each worker has one queue: what comes by another is the kernel's.
+            # AF_XDP frames carry no offload information, so disable offloads. Each worker serves one queue. The kernel would
+            # receive the packets of further queues.
             self.at(host, "ethtool", "--offload", "eth0", "tx", "off", "txvlan", "off")
             self.channels(host, "eth0")
             self.channels("m", port)
@@ -166,7 +168,7 @@ class Network:
         self.at(host, "ethtool", "--set-channels", interface, "rx", self.workers, "tx", self.workers)
 
     def serve(self, workers):
-        """Gives each worker a queue."""
+        """Sets the number of queues to the number of workers."""
         if self.kind == "xdp" and workers != self.workers:
             self.workers = workers
             for host, interface in (("m", "left"), ("m", "right"), ("a", "eth0"), ("b", "eth0")):
@@ -178,7 +180,7 @@ class Network:
         self.ip("m", "link", "set", "dev", port, "up")
 
     def slave(self, interface, port):
-        # What is replayed comes from one side with the addresses of both.
+        # Disable learning, because replayed captures contain the addresses of both sides.
         self.ip("m", "link", "set", "dev", interface, "master", f"{port}-bridge")
         self.ip("m", "link", "set", "dev", interface, "type", "bridge_slave", "learning", "off")
 
@@ -204,12 +206,13 @@ class Network:
         return self.at("a", "ping", "-c", "1", "-W", "1", address, check=False).returncode == 0
 
     def ping(self, address, *words, count=10):
-        """So many come back. Whether one was lost the report says: ping itself gives up within milliseconds."""
-        told = self.at("a", "ping", "-c", count, "-w", PATIENCE, *words, address, timeout=2 * PATIENCE).stdout
-        received = re.search(r" (\d+) received", told)
-        # More are sent while some are on their way.
+        """Waits for `count` replies. Ignores the losses that ping reports, because ping counts packets in flight as lost. The report
+        of the program shows losses."""
+        output = self.at("a", "ping", "-c", count, "-w", TIMEOUT, *words, address, timeout=2 * TIMEOUT).stdout
+        received = re.search(r" (\d+) received", output)
+        # Ping may send more requests while replies are in flight.
         if received is None or int(received[1]) < count:
-            raise Failed(told)
+            raise Failed(output)
 
 
 class Program:
@@ -226,7 +229,7 @@ class Program:
     def __enter__(self):
         self.process.__enter__()
         try:
-            until("a ping through the program", self.is_through)
+            until("waiting for a ping through the program", self.is_through)
         except BaseException:
             self.process.__exit__()
             raise
@@ -249,22 +252,23 @@ class Program:
         self.process.process.wait()
 
     def end(self, losses=True):
-        """Ends it, and sees that it ended well, and where that is said, without losses; gives its report."""
+        """Ends the program and returns its report. Checks exit status and ledger. If `losses` is False, also checks that the ports
+        lost no packet."""
         process = self.process.process
         process.send_signal(signal.SIGINT)
-        deadline = threading.Timer(PATIENCE, process.kill)
+        deadline = threading.Timer(TIMEOUT, process.kill)
         deadline.start()
         out = process.stdout.read()
         process.wait()
         deadline.cancel()
         self.process.reader.join()
         if process.returncode != 0:
-            raise Failed(f"the program ended with {process.returncode}:\n{self.log()}{out}")
+            raise Failed(f"the program exited with status {process.returncode}:\n{self.log()}{out}")
         report = json.loads(out)
         missing = [worker["slots_missing"] for worker in report["workers"]]
         ledger = report["ledger"]
         if ledger["unaccounted"] != 0 or ledger["held"] != 0 or any(missing) or report["errors"]:
-            raise Failed(f"it does not add up:\n{json.dumps(report, indent=2)}")
+            raise Failed(f"the ledger does not balance:\n{json.dumps(report, indent=2)}")
         lost = {
             f"{port['name']}.{name}": count
             for port in report["ports"]
@@ -276,19 +280,19 @@ class Program:
         for port in ("left", "right"):
             [link] = json.loads(self.network.ip("m", "-j", "link", "show", "dev", port).stdout)
             if "xdp" in link:
-                raise Failed(f"an XDP program is left: {link}")
+                raise Failed(f"an XDP program is still attached: {link}")
         return report
 
 
 def iperf(network, *words):
-    """A measurement from `a` to `b`; gives the bytes that came."""
+    """Runs iperf3 from `a` to `b`, and returns the number of received bytes."""
     with Process(*network.words("b", "iperf3", "--server", "--one-off", "--forceflush")) as server:
-        server.says("Server listening")
+        server.wait_for("Server listening")
         done = network.at("a", "iperf3", "--json", "--time", 1, "--connect-timeout", 10_000, *words)
     end = json.loads(done.stdout)["end"]
     received = end.get("sum_received", end.get("sum", {}))["bytes"]
     if received == 0:
-        raise Failed(f"nothing came through: {end}")
+        raise Failed(f"no data was received: {end}")
     return received
 
 
@@ -297,41 +301,48 @@ def built():
     return pathlib.Path(os.environ.get("CARGO_TARGET_DIR", REPO / "target")) / "debug/dataplane"
 
 
-def why_not(tools):
-    """Why nothing can be tested here, if so."""
+def reason_to_skip(tools):
+    """Returns the reason why the tests cannot run here, or None."""
     if os.geteuid() != 0:
-        return "network namespaces take root"
+        return "network namespaces require root"
     missing = [tool for tool in [*TOOLS, *tools] if shutil.which(tool) is None]
     if missing:
-        return f"{', '.join(missing)} not installed: `tools/setup live`"
+        return f"{', '.join(missing)} not installed; help: run `tools/setup live`"
     probe = f"dp-live-{os.getpid()}-probe"
     made = command("ip", "netns", "add", probe, check=False)
     if made.returncode != 0:
-        return f"no network namespace can be made: {made.stdout.strip()}"
+        return f"cannot create a network namespace: {made.stdout.strip()}"
     try:
         veth = command("ip", "-n", probe, "link", "add", "x", "type", "veth", "peer", "name", "y", check=False)
-        return None if veth.returncode == 0 else f"no veth pair can be made: {veth.stdout.strip()}"
+        return None if veth.returncode == 0 else f"cannot create a veth pair: {veth.stdout.strip()}"
     finally:
         command("ip", "netns", "del", probe)
 
 
+def skip(reason, margin=""):
+    """Reports that tests are skipped because the machine lacks something. Raises an error if DATAPLANE_SKIPS is `fail`."""
+    if os.environ.get("DATAPLANE_SKIPS") == "fail":
+        sys.exit(f"DATAPLANE_SKIPS=fail, but this machine cannot run the tests: {reason}")
+    print(f"{margin}skipped: {reason}")
+
+
 def main(description, names, tools, network=Network):
-    """Runs the cases among these names, as the command line says; gives the exit status."""
+    """Runs the cases that the command line selects, and returns the exit status."""
     cases = {name.removeprefix("case_"): case for name, case in names.items() if name.startswith("case_")}
     arguments = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--times", type=int, default=1, help="so many times")
-    arguments.add_argument("--only", choices=cases, help="this case alone")
-    arguments.add_argument("--program", type=pathlib.Path, help="what to test; absent: it is built")
+    arguments.add_argument("--times", type=int, default=1, help="repeat the cases this many times")
+    arguments.add_argument("--only", choices=cases, help="run only this case")
+    arguments.add_argument("--program", type=pathlib.Path, help="program to test (default: build it)")
     arguments.add_argument("kinds", nargs="*", metavar="KIND")
     chosen = arguments.parse_args()
     unknown = set(chosen.kinds) - set(KINDS)
     if unknown:
-        arguments.error(f"no kind of link: {', '.join(unknown)}; there are {', '.join(KINDS)}")
-    reason = why_not(tools)
+        arguments.error(f"unknown kind of link: {', '.join(unknown)} (choose from {', '.join(KINDS)})")
+    reason = reason_to_skip(tools)
     if reason:
-        print(f"skipped: {reason}")
+        skip(reason)
         return 0
-    # A signal ends the blocks that are open as an error does.
+    # On SIGTERM, leave the open blocks as after an error.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     global PROGRAM
     PROGRAM = chosen.program or built()
@@ -340,7 +351,8 @@ def main(description, names, tools, network=Network):
     for _ in range(chosen.times):
         for kind in chosen.kinds or KINDS:
             if kind == "tap" and not pathlib.Path("/dev/net/tun").exists():
-                print("  tap\n    skipped: there is no /dev/net/tun: `modprobe tun`")
+                print("  tap")
+                skip("/dev/net/tun does not exist; help: run `modprobe tun`", "    ")
                 continue
             for name, case in cases.items():
                 began = time.monotonic()
@@ -354,6 +366,6 @@ def main(description, names, tools, network=Network):
                 print(f"    ok, {time.monotonic() - began:.1f} s", flush=True)
     left = re.findall(rf"dp-live-{os.getpid()}-\w+", command("ip", "netns", "list").stdout)
     if left:
-        print(f"{script}: left behind: {left}", file=sys.stderr)
+        print(f"{script}: network namespaces were not removed: {left}", file=sys.stderr)
         return 1
     return 0

@@ -1,4 +1,4 @@
-"""Whether somebody else is at work on the cores that are measured."""
+"""Detects whether another guest or program uses the hyperthread siblings of the measured cores."""
 
 import subprocess
 import time
@@ -8,30 +8,30 @@ from pathlib import Path
 from measure import fail, note
 from peer.native import target
 
-# A core that does so much of the most that it was seen to do has its other thread idle.
-ALONE = 0.9
-# How long a core is looked at, before anything is measured, to know the most.
-FIRST_LOOK_S = 5
+# A core with at least this fraction of its maximum additions per cycle is undisturbed.
+UNDISTURBED = 0.9
+# The time to find the maximum of each core before the measurements, in seconds.
+CALIBRATION_S = 5
 
 
 @dataclass
-class Look:
-    """The clock of a core, and how many additions it did in a cycle."""
+class CoreSpeed:
+    """The clock of a core, and its number of additions per cycle."""
 
     ghz: float
     additions: float
 
 
 @dataclass
-class Try:
-    """A measurement, with the looks at each core before and behind it."""
+class Attempt:
+    """A measured rate, with the speed of each core before and after the measurement."""
 
     rate: float
-    looks: dict[int, list[Look]]
+    speeds: dict[int, list[CoreSpeed]]
 
 
 def siblings(core):
-    """The cores that are threads of the same, this one among them."""
+    """Returns the hyperthreads of a core, including the core itself."""
     try:
         text = Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list").read_text().strip()
     except OSError:
@@ -41,63 +41,66 @@ def siblings(core):
 
 
 class Cores:
-    """Of the two threads of a core (SMT) a virtual machine may have one, and another guest the other: then everything takes up to
-    twice the time, some things more than others, and no counter of the guest tells. So it is where two cores of the guest
-    are for a while the two threads of one. What additions a core does in a cycle tells, which a small program counts that is
-    compiled for it."""
+    """Watches the cores for interference by hyperthread siblings (SMT).
+
+    On a virtual machine, another guest may use the second hyperthread of a core. Then work takes up to twice the time, depending on the
+    work, and no counter of the guest shows the cause. Two cores of the guest on two hyperthreads of one core have the same effect. The
+    number of additions per cycle shows such interference. The program core.c measures this number."""
 
     def __init__(self, cores, patience):
-        """`patience`: how long a case may wait, and measure anew, in seconds. Then it is measured all the same."""
+        """`patience`: the time in seconds that a case may spend on waiting and repeated measurements. After that time, a disturbed
+        measurement is accepted."""
         source = Path(__file__).with_name("core.c")
         self.patience, self.left = patience, 0
-        self.most = dict.fromkeys(cores, 0)
+        self.maximum = dict.fromkeys(cores, 0)
         self.program = target() / "core"
         self.program.parent.mkdir(parents=True, exist_ok=True)
         if subprocess.run(["gcc", "-O2", "-pthread", "-o", self.program, source]).returncode != 0:
-            fail(f"gcc did not compile {source}: see above")
-        # Each by itself: two at a time may be two threads of one.
+            fail(f"gcc failed to compile {source}: see above")
+        # One core at a time, because two cores may be hyperthreads of one core.
         for core in cores:
-            end = time.monotonic() + FIRST_LOOK_S
+            end = time.monotonic() + CALIBRATION_S
             while time.monotonic() < end:
-                self.look([core])
-        note(f"additions a cycle at the most: {', '.join(f'{most} (core {core})' for core, most in self.most.items())}")
+                self.speeds([core])
+        note(f"maximum additions per cycle: {', '.join(f'{most} (core {core})' for core, most in self.maximum.items())}")
 
     def begin(self, cores):
-        """A case begins. For cores that are always threads of one, nothing is waited for."""
+        """Starts a case. If two of the cores are hyperthreads of one core, waiting is useless, so the case does not wait."""
         shared = any(other in siblings(core) for core in cores for other in cores if other != core)
         self.left = 0 if shared else self.patience
 
-    def look(self, cores):
-        looked = subprocess.run([self.program, *map(str, cores)], capture_output=True, text=True)
-        if looked.returncode != 0:
-            fail(looked.stderr.strip())
-        looks = {core: Look(*map(float, line.split())) for core, line in zip(cores, looked.stdout.splitlines(), strict=True)}
-        for core, look in looks.items():
-            self.most[core] = max(self.most[core], look.additions)
-        return looks
+    def speeds(self, cores):
+        """Measures the speed of these cores at the same time, and updates their maximum."""
+        done = subprocess.run([self.program, *map(str, cores)], capture_output=True, text=True)
+        if done.returncode != 0:
+            fail(done.stderr.strip())
+        speeds = {core: CoreSpeed(*map(float, line.split())) for core, line in zip(cores, done.stdout.splitlines(), strict=True)}
+        for core, speed in speeds.items():
+            self.maximum[core] = max(self.maximum[core], speed.additions)
+        return speeds
 
-    def is_alone(self, core, look):
-        return look.additions >= ALONE * self.most[core]
+    def is_undisturbed(self, core, speed):
+        return speed.additions >= UNDISTURBED * self.maximum[core]
 
-    def was_alone(self, one):
-        """Whether all looks of a try say so, by what is known of the cores by now."""
-        return all(self.is_alone(core, look) for core, looks in one.looks.items() for look in looks)
+    def was_undisturbed(self, attempt):
+        """Returns whether all cores were undisturbed before and after the attempt, compared with the current maximum."""
+        return all(self.is_undisturbed(core, speed) for core, speeds in attempt.speeds.items() for speed in speeds)
 
     def measure(self, cores, work):
-        """All tries of what `work` gives. The last one counts: the cores were alone before and behind it, or patience is over."""
-        tries = []
+        """Measures `work` and returns all attempts. The last attempt counts: the attempt was undisturbed, or no time is left."""
+        attempts = []
         while True:
             began = time.monotonic()
-            before = self.look(cores)
-            while not all(self.is_alone(*one) for one in before.items()) and time.monotonic() - began < self.left:
-                before = self.look(cores)
+            before = self.speeds(cores)
+            while not all(self.is_undisturbed(*speed) for speed in before.items()) and time.monotonic() - began < self.left:
+                before = self.speeds(cores)
             waited = time.monotonic() - began
             rate = work()
-            behind = self.look(cores)
-            tries.append(Try(rate, {core: [before[core], behind[core]] for core in cores}))
-            if self.was_alone(tries[-1]):
+            after = self.speeds(cores)
+            attempts.append(Attempt(rate, {core: [before[core], after[core]] for core in cores}))
+            if self.was_undisturbed(attempts[-1]):
                 self.left -= waited
-                return tries
+                return attempts
             self.left -= time.monotonic() - began
             if self.left <= 0:
-                return tries
+                return attempts

@@ -1,4 +1,6 @@
-"""Rows 5 and 6: routing and a firewall, beside DPDK's examples, which come with the source package alone."""
+"""Rows 5 and 6 of docs/peers.md: routing and a firewall, compared with DPDK's example programs.
+
+Debian provides the examples only as source."""
 
 import atexit
 import functools
@@ -20,15 +22,15 @@ MEMORY_MIB = 600
 START_TIMEOUT_S = 60
 WARM_UP_S = 0.2
 NETWORKS = 16
-# The networks that l3fwd-graph has routes for.
+# The number of networks that l3fwd-graph has routes for.
 GRAPH_NETWORKS = 8
 RUNTIME = Path("/var/run/dpdk")
 ADDRESSES = 12
 
 
 class Example:
-    """A program that begins to forward when it starts. Between measurements it is stopped, as it would take the core. Its
-    rates are those of its port, by its telemetry socket."""
+    """An example program. The program forwards packets as soon as it has started. SIGSTOP stops the program between measurements, so
+    that it does not use the core. The rate is computed from the port counters of the telemetry socket."""
 
     counter = 0
 
@@ -59,7 +61,7 @@ class Example:
         atexit.unregister(self.clean)
 
     def clean(self):
-        """Takes away what DPDK leaves for others to find it by."""
+        """Removes the files that DPDK leaves behind."""
         folder = RUNTIME / self.prefix
         if folder.exists():
             for left in folder.iterdir():
@@ -73,31 +75,31 @@ class Example:
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
-                one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                one.settimeout(START_TIMEOUT_S)
-                one.connect(str(RUNTIME / self.prefix / "dpdk_telemetry.v2"))
-                one.recv(1024)
-                return one
+                connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                connection.settimeout(START_TIMEOUT_S)
+                connection.connect(str(RUNTIME / self.prefix / "dpdk_telemetry.v2"))
+                connection.recv(1024)
+                return connection
             except OSError:
-                one.close()
+                connection.close()
                 if self.program.process.poll() is not None or time.monotonic() > deadline:
-                    self.program.failed("it did not start")
+                    self.program.failed("the program did not start")
                 time.sleep(0.05)
 
     def stats(self):
         self.socket.send(b"/ethdev/stats,0")
-        # Before the port is there the answer is null.
+        # The reply is null until the port exists.
         return json.loads(self.socket.recv(16384))["/ethdev/stats"] or {"opackets": 0, "ipackets": 0}
 
     def wait(self, name, count):
         deadline = time.monotonic() + START_TIMEOUT_S
         while self.stats()[name] < count:
             if time.monotonic() > deadline:
-                self.program.failed(f"its port has not {count} {name} after {START_TIMEOUT_S} s")
+                self.program.failed(f"the counter {name} did not reach {count} within {START_TIMEOUT_S} s")
             time.sleep(0.05)
 
     def measure(self, seconds):
-        """Packets that were sent a second, in millions; all that came in must be sent."""
+        """Returns the sent packets in millions per second. Fails if over 1 % of the received packets are not sent."""
         self.signal(signal.SIGCONT)
         time.sleep(WARM_UP_S)
         before, start = self.stats(), time.monotonic()
@@ -106,18 +108,18 @@ class Example:
         self.signal(signal.SIGSTOP)
         sent, received = (after[name] - before[name] for name in ("opackets", "ipackets"))
         if sent < 0.99 * received:
-            fail(f"{self.program_path.name}: of {received} packets it sent {sent} alone")
+            fail(f"{self.program_path.name}: sent only {sent} of {received} packets")
         return round(sent / (end - start) / 1e6, 3)
 
     def finish(self, packets):
-        """Forwards until so many are sent, and ends by itself, so that a capture is complete."""
+        """Forwards until the number of packets is sent, then ends the program with SIGINT, so that its capture is complete."""
         self.signal(signal.SIGCONT)
         self.wait("opackets", packets)
         self.program.interrupt()
 
 
 class Examples:
-    """`build`: the folder of a build of the source package."""
+    """`build`: the directory of a build of the source package."""
 
     def __init__(self, program, build, main_core, core):
         self.program, self.folder, self.main_core, self.core = program, build / "examples", main_core, core
@@ -135,7 +137,8 @@ class Examples:
         return Example(self.folder / "dpdk-l3fwd-graph", lcores, device, ["-p", "0x1", "--config=(0,0,1)"])
 
     def firewall(self, device):
-        # 270: where the IP header is in a buffer of its own, behind 128 bytes of headroom, 128 of a header and Ethernet.
+        # 270 is the offset of the IP header in a buffer: 128 bytes of mbuf header, 128 bytes of headroom, and 14 bytes of
+        # Ethernet header.
         lines = [
             "mempool MEMPOOL0 buffer 2304 pool 32K cache 256 cpu 0",
             "link LINK0 dev net_pcap0 rxq 1 128 MEMPOOL0 txq 1 512 promiscuous on",
@@ -150,14 +153,15 @@ class Examples:
         for number in range(NETWORKS):
             match = f"acl priority {number} ipv4 0.0.0.0 0 198.18.{number}.0 24 0 65535 9 9 17"
             lines.append(f"pipeline PIPELINE0 table 0 rule add match {match} action fwd port 0")
-        # At last: what came in before the rules would be dropped.
+        # Enable the pipeline last: packets that arrive before the rules are dropped.
         lines.append("thread 1 pipeline PIPELINE0 enable")
         lcores = f"0@{self.main_core},1@{self.core}"
         words = ["-s", "@firewall.cli"]
         return Example(self.folder / "dpdk-ip_pipeline", lcores, device, words, {"firewall.cli": "\n".join(lines) + "\n"})
 
     def check(self, config, make, networks, queues, sets):
-        """A capture into a capture, through both; compared behind the Ethernet addresses, which either side has its own of."""
+        """Plays a capture through both sides into another capture, and compares the frames without their Ethernet addresses. The
+        Ethernet addresses differ because each side has its own next hops."""
         frames = captures() / f"udp-1024-{networks}.pcap" if networks != NETWORKS else captures() / "udp-1024.pcap"
         count = len(read(frames))
         with tempfile.TemporaryDirectory() as folder:
@@ -170,8 +174,8 @@ class Examples:
             theirs = [frame[ADDRESSES:] for one in outs for frame in read(one)]
             compare(f"{config}, the peer", theirs, [frame[ADDRESSES:] for frame in read(out)])
         return (
-            f"{count} frames of as many flows went from a capture into a capture through each side, and came out alike behind "
-            "the Ethernet addresses, byte by byte."
+            f"Both sides forwarded {count:,} frames of {count:,} flows from one capture to another. After the Ethernet addresses, "
+            "the outputs were identical byte by byte."
         )
 
     def case(self, row, work, config, peer, goal=None, networks=NETWORKS, queues=1, sets=(), note=""):
@@ -193,13 +197,14 @@ class Examples:
         if 5 in rows:
             work, route = "IPv4 routing", "benches/pipelines/route.toml"
             l3fwd, graph = ("l3fwd LPM", self.l3fwd), ("l3fwd-graph", self.graph)
-            # What l3fwd leaves to hardware, which no software port has; neither does l3fwd-graph.
+            # l3fwd verifies the header checksum only in hardware, which software ports lack. l3fwd-graph does not verify
+            # the checksum at all.
             unverified = ["pipeline.stage.0.verify_checksum=false"]
-            note = "Neither peer verifies the checksum of headers; ours does in the row that says so."
-            yield self.case(5, f"{work}, checksums unverified as theirs", route, l3fwd, 1.2, sets=unverified, note=note)
-            yield self.case(5, f"{work}, checksums verified", route, l3fwd)
-            note = "l3fwd-graph has routes to 8 networks built in; there ours has those frames too."
-            yield self.case(5, f"{work}, checksums unverified, {GRAPH_NETWORKS} networks", route, graph, 1.6, GRAPH_NETWORKS, 2, unverified, note)
+            note = "Neither peer verifies the IPv4 header checksum. Dataplane verifies it only in the row that names it."
+            yield self.case(5, f"{work}, checksum not verified", route, l3fwd, 1.2, sets=unverified, note=note)
+            yield self.case(5, f"{work}, checksum verified", route, l3fwd)
+            note = "The example l3fwd-graph has built-in routes to 8 networks. Dataplane gets the same frames in that row."
+            yield self.case(5, f"{work}, checksum not verified, {GRAPH_NETWORKS} networks", route, graph, 1.6, GRAPH_NETWORKS, 2, unverified, note)
         if 6 in rows:
             firewall = ("ip_pipeline", self.firewall)
             yield self.case(6, "firewall of 16 rules", "benches/pipelines/firewall.toml", firewall, 1.5)

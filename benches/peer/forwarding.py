@@ -1,4 +1,4 @@
-"""Rows 1 to 4, and 12: forwarding, beside testpmd."""
+"""Rows 1 to 4 and 12 of docs/peers.md: forwarding, compared with testpmd."""
 
 import functools
 
@@ -16,12 +16,12 @@ PIPELINES = {
     "route": "benches/pipelines/route.toml",
 }
 WITHOUT_STAMPS = "runtime.timestamps=none"
-# Neither side of `csum` touches the addresses.
+# Neither side changes the addresses for `csum`.
 CSUM = ["csum mac-swap off 0"]
 
 
 class Forwarding:
-    """`builds`: the peer's builds by name, each a path of testpmd and which of the two goals is its own."""
+    """`builds`: a dictionary from the name of each DPDK build to the path of its testpmd. Goals have the order of `builds`."""
 
     def __init__(self, program, builds, main_core, core):
         self.program, self.builds, self.main_core, self.core = program, builds, main_core, core
@@ -31,22 +31,22 @@ class Forwarding:
         return functools.partial(Pipeline, self.program, config, cores or [self.core], burst, sets)
 
     def testpmd(self, path, mode, burst, device, cores=None, more=()):
-        orders = CSUM if mode == "csum" else []
-        return Testpmd(path, device, mode, self.main_core, cores or [self.core], burst, orders, more)
+        setup = CSUM if mode == "csum" else []
+        return Testpmd(path, device, mode, self.main_core, cores or [self.core], burst, setup, more)
 
     def peers(self, mode, burst, device, goals, **more):
         for (name, path), goal in zip(self.builds.items(), goals):
             yield Peer(f"testpmd {mode}, {name}", functools.partial(self.testpmd, path, mode, burst, device, **more), goal)
 
     def check(self, mode, config):
-        """Once for each way of forwarding."""
+        """Compares the output of all sides, once for each forwarding mode."""
         if (mode, config) not in self.checked:
             peers = {name: functools.partial(self.testpmd, path, mode, 32) for name, path in self.builds.items()}
             capture = captures() / "udp-1024.pcap"
             count = check_forwarding(mode, capture, config, self.program, self.core, peers)
             self.checked[mode, config] = (
-                f"`{mode}`: {count} frames of as many flows went from a capture into a capture through each side, and came out "
-                "alike, byte by byte, as they must."
+                f"`{mode}`: both sides forwarded {count:,} frames of {count:,} flows from one capture to another. The outputs were "
+                "identical byte by byte."
             )
         return self.checked[mode, config]
 
@@ -63,17 +63,17 @@ class Forwarding:
 
     def cases(self):
         null = "net_null0,size=64,copy={}".format
-        # The columns of goals: Debian's build, native.
+        # The order of the goals: Debian's build, native build.
         for burst in (32, 64):
             yield self.case(1, "forward", "io", PIPELINES["io"], burst, null(0), (2.5, 1.8))
-        # What they cost, of which the peer has nothing.
+        # Without timestamps and latency, which the peer does not measure.
         for burst in (32, 64):
-            work = "forward, without stamps and latency"
+            work = "forward, without timestamps"
             yield self.case(1, work, "io", PIPELINES["io"], burst, null(0), (None, None), [WITHOUT_STAMPS])
         for burst in (32, 64):
             yield self.case(2, "MAC swap", "macswap", PIPELINES["macswap"], burst, null(0), (1.8, 1.5))
         for burst in (32, 64):
-            yield self.case(3, "forward, copied in and out", "io", PIPELINES["copy"], burst, null(1), (2.0, 1.6))
+            yield self.case(3, "forward, copy in and out", "io", PIPELINES["copy"], burst, null(1), (2.0, 1.6))
         for flows in (1, 1024):
             capture = captures() / f"udp-{flows}.pcap"
             link = f'port.0.link={{ kind = "pcap", input = "{capture}", loop = true }}'
@@ -84,7 +84,7 @@ class Forwarding:
                 yield self.case(4, name, mode, PIPELINES[config], 32, device, goals, [link])
 
     def workers(self):
-        """Two cores, beside one worker of ours; of row 1 also beside testpmd on two."""
+        """Yields the cases of row 12: two workers compared with one. Forwarding is also compared with testpmd on two cores."""
         cores, burst = sorted({self.main_core, self.core}), 32
         link = 'port.0.link={ kind = "generator", size = 64, copy = false, flows = 1024 }'
         more = ["--rxq=2", "--txq=2"]
@@ -98,7 +98,7 @@ class Forwarding:
                 12,
                 f"{work}, two workers, RSS, burst {burst}",
                 ours(cores=cores),
-                [Peer("ours with one worker", ours(), 1.95), *peers],
+                [Peer("Dataplane with one worker", ours(), 1.95), *peers],
                 cores,
-                note="Of the two cores one also has all else that runs on this machine.",
+                note="One of the two cores also runs all other programs of this machine.",
             )

@@ -1,4 +1,4 @@
-"""What comes out, compared with what must come out, frame by frame."""
+"""Compares output frames with expected frames, one by one."""
 
 import struct
 import tempfile
@@ -8,14 +8,14 @@ from measure import REPO, fail
 from peer.ours import Pipeline
 
 HEADER, RECORD = struct.Struct("<IHHiIII"), struct.Struct("<IIII")
-# Where the checksums of IPv4 and of UDP lie in the frames of benches/make-captures.
+# The offsets of the IPv4 and UDP checksums in the frames of benches/make-captures.
 IP_SUM, UDP_SUM = 14 + 10, 14 + 20 + 6
 
 
 def read(path):
     data = Path(path).read_bytes()
     if len(data) < HEADER.size or HEADER.unpack_from(data)[0] not in (0xA1B2C3D4, 0xA1B23C4D):
-        fail(f"{path} is no capture of this machine's byte order")
+        fail(f"{path} is not a pcap file in this machine's byte order")
     frames, at = [], HEADER.size
     while at < len(data):
         length = RECORD.unpack_from(data, at)[2]
@@ -36,8 +36,8 @@ def swapped(frame):
     return frame[6:12] + frame[:6] + frame[12:]
 
 
-def spoilt(frame):
-    """The same with other checksums."""
+def with_wrong_sums(frame):
+    """Returns the frame with wrong IPv4 and UDP checksums."""
     changed = bytearray(frame)
     for at in (IP_SUM, UDP_SUM):
         changed[at : at + 2] = bytes([frame[at] ^ 0x55, frame[at + 1] ^ 0x55])
@@ -45,7 +45,7 @@ def spoilt(frame):
 
 
 def with_ip_sum(frame):
-    """The same with the checksum of IPv4 that it must have."""
+    """Returns the frame with a correct IPv4 checksum."""
     words = struct.unpack_from("!10H", frame, 14)
     total = sum(words) - words[5]
     while total >> 16:
@@ -53,37 +53,40 @@ def with_ip_sum(frame):
     return frame[:IP_SUM] + struct.pack("!H", 0xFFFF - total) + frame[IP_SUM + 2 :]
 
 
-# By the work: what is done to a frame before it goes in, and what it must be when it comes out.
-SAME = (lambda frame: frame, lambda frame: frame)
-WORKS = {"io": SAME, "macswap": (SAME[0], swapped), "csum": (spoilt, SAME[1])}
+def unchanged(frame):
+    return frame
 
 
-def compare(who, got, wanted):
-    if len(got) != len(wanted):
-        fail(f"{who}: {len(got)} frames came out, {len(wanted)} were to")
-    for number, (one, other) in enumerate(zip(got, wanted)):
-        if one != other:
-            fail(f"{who}: frame {number} is\n{one.hex()}\ninstead of\n{other.hex()}")
+# For each forwarding mode: the change of the capture's frame before the input, and the expected change by the output.
+MODES = {"io": (unchanged, unchanged), "macswap": (unchanged, swapped), "csum": (with_wrong_sums, unchanged)}
 
 
-def check_forwarding(work, capture, config, program, core, peers):
-    """Sends a capture through ours and through each peer, with a capture at the other end; all frames are compared.
+def compare(name, frames, expected):
+    if len(frames) != len(expected):
+        fail(f"{name}: the output has {len(frames)} frames instead of {len(expected)}")
+    for number, (frame, expected_frame) in enumerate(zip(frames, expected)):
+        if frame != expected_frame:
+            fail(f"{name}: frame {number} is\n{frame.hex()}\ninstead of\n{expected_frame.hex()}")
 
-    `peers` by name: what makes one, from a device and the frames' count. Gives how many frames."""
-    before, after = WORKS[work]
+
+def check_forwarding(mode, capture, config, program, core, peers):
+    """Plays a capture through Dataplane and through each peer into another capture, and compares all frames.
+
+    `peers` maps names to functions that create a peer from a device. Returns the number of frames."""
+    to_input, to_expected = MODES[mode]
     frames = read(capture)
-    wanted = [after(frame) for frame in frames]
+    expected = [to_expected(frame) for frame in frames]
     with tempfile.TemporaryDirectory() as folder:
-        fed, out = Path(folder) / "in.pcap", Path(folder) / "out.pcap"
-        write(fed, [before(frame) for frame in frames])
-        link = f'port.0.link={{ kind = "pcap", input = "{fed}", output = "{out}" }}'
+        source, out = Path(folder) / "in.pcap", Path(folder) / "out.pcap"
+        write(source, [to_input(frame) for frame in frames])
+        link = f'port.0.link={{ kind = "pcap", input = "{source}", output = "{out}" }}'
         Pipeline(program, config, [core], 32, [link]).run("--packets", str(len(frames)))
-        compare(f"{config}, ours", read(out), wanted)
+        compare(f"{config}, Dataplane", read(out), expected)
         for name, make in peers.items():
             out.unlink()
-            with make(f"net_pcap0,rx_pcap={fed},tx_pcap={out}") as peer:
+            with make(f"net_pcap0,rx_pcap={source},tx_pcap={out}") as peer:
                 peer.send(len(frames))
-            compare(f"{work}, {name}", read(out), wanted)
+            compare(f"{mode}, {name}", read(out), expected)
     return len(frames)
 
 

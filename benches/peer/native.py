@@ -1,4 +1,4 @@
-"""The peers from Debian's source package, built for this processor, and kept under target/."""
+"""Builds the DPDK programs of the benchmarks for this processor, from Debian's source package. The build is cached under target/."""
 
 import os
 import subprocess
@@ -7,17 +7,17 @@ from pathlib import Path
 
 from measure import REPO, fail, note, output
 
-# Only what is measured; the rest of DPDK would take a quarter of an hour more.
+# Build only the measured programs. A full build of DPDK takes 15 minutes longer.
 OPTIONS = [
     *["-Dplatform=native", "-Dbuildtype=release", "-Ddefault_library=static", "-Dtests=false", "-Denable_docs=false"],
     *["-Denable_drivers=bus/vdev,mempool/ring,net/null,net/pcap,net/ring", "-Denable_apps=test-pmd"],
     "-Dexamples=l3fwd,l3fwd-graph,ip_pipeline",
 ]
-# What is changed in the examples, with sed.
+# Changes of the examples, as sed scripts.
 CHANGES = {
-    # l3fwd asks for checksums by the device, which no software port has, and does nothing with them: one flag less.
+    # l3fwd requires checksum offload. Software ports lack this offload, and l3fwd does not use the result. Remove the flag.
     "l3fwd": r"/\.offloads = RTE_ETH_RX_OFFLOAD_CHECKSUM,/d",
-    # l3fwd-graph has routes built in, each by a port of its own: all by the one that there is.
+    # Each built-in route of l3fwd-graph uses a different port. Change all routes to the only port.
     "l3fwd-graph": r"s/\({RTE_IPV4(198, 18, [0-7], 0), 24, \)[0-7]}/\10}/g",
 }
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -34,7 +34,7 @@ def run(log, *command, cwd):
 
 
 def sources(folder):
-    """Lists of source packages of the archives that this machine has its packages from; its own lists stay as they are."""
+    """Returns options for apt that add the source packages of this machine's archives. The package lists of the machine stay unchanged."""
     wanted = "$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)"
     lines = []
     for line in (output("apt-get", "indextargets", "--format", wanted, "Created-By: Packages") or "").splitlines():
@@ -42,7 +42,7 @@ def sources(folder):
         if origin == "Debian":
             lines.append(f"deb-src [signed-by={KEYRING}] {uri} {release} {component}")
     if not lines:
-        fail("apt knows no archive of Debian to have the source package of dpdk from: see /etc/apt/sources.list.d")
+        fail("apt has no Debian archive with the source package of dpdk; help: check /etc/apt/sources.list.d")
     (folder / "sources.list").write_text("\n".join(sorted(set(lines))) + "\n")
     (folder / "lists").mkdir(exist_ok=True)
     options = {"SourceList": folder / "sources.list", "SourceParts": "/dev/null"}
@@ -50,10 +50,10 @@ def sources(folder):
 
 
 def build():
-    """Builds the installed version, unless that was done; gives the folder of the build."""
+    """Builds the installed version of DPDK unless it is already built. Returns the directory of the build."""
     version = output("dpkg-query", "--show", "--showformat=${source:Version}", "dpdk-dev")
     if not version:
-        fail("dpdk-dev is not installed: tools/setup build bench")
+        fail("dpdk-dev is not installed; help: run tools/setup build bench")
     folder = target() / f"native-{version}"
     made, done = folder / "build", folder / "done"
     recipe = "\n".join([*OPTIONS, *CHANGES.values()])
@@ -62,7 +62,7 @@ def build():
     subprocess.run([str(REPO / "tools/setup"), "bench-native"], check=True, stdout=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
-    note(f"building DPDK {version} for this processor, once: some ten minutes; {log} tells more")
+    note(f"building DPDK {version} for this processor, once, which takes about ten minutes; see {log}")
     options = sources(folder)
     run(log, "apt-get", *options, "update", cwd=folder)
     source = folder / f"dpdk-{version.partition('-')[0]}"

@@ -1,4 +1,4 @@
-"""Huge pages: raised for as long as they are needed, and put back."""
+"""Raises the number of huge pages during a benchmark, and restores the previous number at the end."""
 
 import atexit
 import os
@@ -10,7 +10,7 @@ COUNT = Path(f"/sys/kernel/mm/hugepages/hugepages-{HUGE_PAGE_KIB}kB/nr_hugepages
 
 
 def need(pages):
-    """Sees to it that so many huge pages are free; what was there before is there again when the program ends."""
+    """Ensures that at least this many huge pages are free. The end of the script restores the previous number."""
     free = free_huge_pages()
     if free >= pages:
         return
@@ -18,16 +18,16 @@ def need(pages):
     wanted = before + pages - free
     remedy = f"sysctl vm.nr_hugepages={wanted}"
     if os.geteuid() != 0:
-        fail(f"it takes {pages} free huge pages of {HUGE_PAGE_KIB} KiB, there are {free}: sudo {remedy}, or run it as root")
+        fail(f"{pages} free huge pages of {HUGE_PAGE_KIB} KiB are required, but only {free} are free; help: run sudo {remedy}, or run this script as root")
     COUNT.write_text(f"{wanted}\n")
     raised = int(COUNT.read_text())
 
     def restore():
-        # Who has changed it since knows better.
+        # Do not overwrite a later change by another program.
         if int(COUNT.read_text()) == raised:
             COUNT.write_text(f"{before}\n")
 
     atexit.register(restore)
-    note(f"huge pages: raised from {before} to {raised} until it ends")
+    note(f"huge pages: raised from {before} to {raised} until the end of this script")
     if free_huge_pages() < pages:
-        fail(f"the memory of this machine has no room for {pages} huge pages of {HUGE_PAGE_KIB} KiB: free some, then {remedy}")
+        fail(f"not enough memory for {pages} huge pages of {HUGE_PAGE_KIB} KiB; help: free memory, then run {remedy}")

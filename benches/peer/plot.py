@@ -1,10 +1,12 @@
-"""The plots of the docs, as SVG: a bar for every ratio, with its spread and its goal; and curves."""
+"""Draws the plots of the docs as SVG: bars for ratios with spread and goal, and curves."""
 
 from html import escape
 from math import log10
 from statistics import median
 
+# Widths in pixels: the area of the bars, the right margin, and a letter of a bar's name.
 BARS, RIGHT, LETTER = 470, 60, 6.6
+# Heights in pixels: a bar, the gap between bars, and the title.
 BAR, GAP, TOP = 16, 6, 56
 OURS, BEHIND, GOAL = "#2b6cb0", "#c05621", "#1a202c"
 
@@ -27,7 +29,7 @@ def ratios(results, title):
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="16" y="24" font-size="15">{escape(title)}</text>',
-        f'<text x="16" y="42" fill="#4a5568">bar: median; line: least to most; mark: goal; dashed: as fast as the peer</text>',
+        f'<text x="16" y="42" fill="#4a5568">bar: median; line: minimum to maximum; mark: goal; dashed line: equal speed</text>',
     ]
     step = 0.5 if most <= 6 else 1 if most <= 12 else 5
     for number in range(int(most / step) + 1):
@@ -51,24 +53,25 @@ def ratios(results, title):
     return "\n".join([*out, "</svg>", ""])
 
 
-# A panel for every curve, so many beside each other.
-PANEL, TALL, ACROSS, EDGE = 400, 220, 3, 44
+# Width and height of a panel in pixels, the number of panels per row, and the margin of a curve in its panel.
+PANEL_WIDTH, PANEL_HEIGHT, ACROSS, EDGE = 400, 220, 3, 44
 
 
 def curves(measured):
-    """Panels of nanoseconds over a count on a logarithmic scale. `measured`: a title, and values by count."""
+    """Returns one panel per curve: nanoseconds over a count on a logarithmic scale. `measured`: pairs of a title and the values by
+    count."""
     rows = -(-len(measured) // ACROSS)
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PANEL * ACROSS} {TALL * rows}" font-family="sans-serif" font-size="10">',
-        f'<rect width="{PANEL * ACROSS}" height="{TALL * rows}" fill="white"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {PANEL_WIDTH * ACROSS} {PANEL_HEIGHT * rows}" font-family="sans-serif" font-size="10">',
+        f'<rect width="{PANEL_WIDTH * ACROSS}" height="{PANEL_HEIGHT * rows}" fill="white"/>',
     ]
     for number, (title, values) in enumerate(measured):
-        out += panel(title, values, number % ACROSS * PANEL, number // ACROSS * TALL)
+        out += panel(title, values, number % ACROSS * PANEL_WIDTH, number // ACROSS * PANEL_HEIGHT)
     return "\n".join([*out, "</svg>", ""])
 
 
 def panel(title, values, left, top):
-    most, wide, tall = max(max(ns) for ns in values.values()), PANEL - EDGE - 16, TALL - 2 * EDGE
+    most, wide, tall = max(max(ns) for ns in values.values()), PANEL_WIDTH - EDGE - 16, PANEL_HEIGHT - 2 * EDGE
     first, last = (log10(at) for at in (min(values), max(values)))
 
     def place(at, ns):

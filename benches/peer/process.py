@@ -1,4 +1,4 @@
-"""Programs that are measured: started, spoken to by lines, and ended by their own process id, however this one ends."""
+"""Starts measured programs, exchanges lines with these programs, and ends each program by its process id, also after an error."""
 
 import atexit
 import signal
@@ -23,81 +23,81 @@ atexit.register(end_all)
 
 
 class Program:
-    """A program with orders on its standard input and answers on its standard output."""
+    """A program that reads commands from standard input and prints responses to standard output."""
 
     def __init__(self, command, discard=False):
-        """`discard`: what it prints is not asked for, and kept for a message alone."""
+        """`discard`: keeps the output only for error messages, so that nobody has to read the pipe."""
         self.command = [str(word) for word in command]
         self.printed = []
         self.log = tempfile.TemporaryFile("w+") if discard else None
         self.process = subprocess.Popen(
-            # Output would otherwise come in blocks, once there is enough of it.
+            # Without line buffering, a response would stay in the program's buffer.
             ["stdbuf", "-oL", *self.command],
             stdin=subprocess.PIPE,
             stdout=self.log or subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             bufsize=1,
-            # What a shell starts behind its back (`&`) hears of no SIGINT, and neither would its children.
+            # Background jobs (`&`) of a shell ignore SIGINT. Their children inherit this setting, so restore the default.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         running.add(self.process)
 
-    def say(self, order):
+    def write_line(self, command):
         try:
-            self.process.stdin.write(f"{order}\n")
+            self.process.stdin.write(f"{command}\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            self.failed(f"it was gone before `{order}`")
+            self.failed(f"the program had ended before `{command}`")
 
-    def until(self, wanted, timeout=TIMEOUT_S):
-        """The next line in which `wanted`, a compiled pattern, is found; gives the match."""
+    def wait_for(self, pattern, timeout=TIMEOUT_S):
+        """Reads lines until the compiled pattern matches, and returns the match."""
         watchdog = threading.Timer(timeout, self.process.kill)
         watchdog.start()
         try:
             for line in self.process.stdout:
                 self.printed.append(line)
-                if found := wanted.search(line):
-                    return found
+                if match := pattern.search(line):
+                    return match
         finally:
             watchdog.cancel()
-        return self.failed(f"it did not print `{wanted.pattern}` in {timeout} s")
+        return self.failed(f"no line matched `{pattern.pattern}` within {timeout} s")
 
-    def end(self, order):
-        """Has it end by itself; gives all that it printed."""
-        self.say(order)
+    def quit(self):
+        """Ends the program with the command `quit`."""
+        self.write_line("quit")
         try:
             self.printed.append(self.process.communicate(timeout=TIMEOUT_S)[0])
         except subprocess.TimeoutExpired:
-            self.failed(f"it did not end on `{order}`")
+            self.failed("the program did not end after `quit`")
         running.discard(self.process)
         if self.process.returncode != 0:
-            self.failed(f"it ended with status {self.process.returncode}")
-        return "".join(self.printed)
+            self.failed(f"exited with status {self.process.returncode}")
 
-    def leave(self, failed):
-        """Ends it as a block does that it served: by its order `quit`, or at once where something else failed."""
+    def close(self, failed):
+        """Ends the program at the end of a `with` block: with the command `quit`, or immediately after an error."""
         if failed:
             self.kill()
         else:
-            self.end("quit")
+            self.quit()
 
     def interrupt(self):
-        """Has it end by SIGINT."""
+        """Ends the program with SIGINT."""
         self.process.send_signal(signal.SIGINT)
         try:
             self.process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.failed("it did not end on SIGINT")
+            self.failed("the program did not end after SIGINT")
         running.discard(self.process)
 
-    def failed(self, what):
+    def failed(self, message):
+        """Ends this script with an error that contains the last lines of the program."""
         self.kill()
         if self.log:
             self.log.seek(0)
             self.printed = self.log.readlines()
         printed = "".join(self.printed[-15:])
-        return fail(f"{' '.join(self.command)}: {what}\n{printed}")
+        return fail(f"{' '.join(self.command)}: {message}\n{printed}")
 
     def kill(self):
         if self.process in running:

@@ -1,8 +1,9 @@
-/* Hands items of eight bytes from one core to another by DPDK's ring, as benches/parts does by the one that is used here.
+/* Passes items of 8 bytes from one core to another through DPDK's ring. benches/parts does the same with the ring of Dataplane.
  *
- *     ring EAL-OPTIONS, with two cores: 0 takes out what 1 puts in
+ *     ring EAL-OPTIONS
  *
- * Answers as serve.h says: with items handed over. */
+ * The EAL options must name two lcores: lcore 1 enqueues items and lcore 0 dequeues them. serve.h describes the protocol. The
+ * rates are items per second. */
 
 #include <stdbool.h>
 
@@ -15,10 +16,10 @@
 
 #define BURST 32
 #define SLOTS 1024
-/* Whole bursts. */
+/* The number of items for the checksum: a multiple of the burst size. */
 #define FIRST_ITEMS (1 << 20)
 
-/* Nothing that one side writes lies beside what the other reads. */
+/* The alignment keeps data of the two lcores in separate cache lines. */
 static struct {
 	struct rte_ring *ring;
 	uint64_t limit;
@@ -26,8 +27,8 @@ static struct {
 } shared __rte_cache_aligned;
 static uint64_t sent __rte_cache_aligned;
 
-/* Puts in the numbers from 0 on, burst by burst. */
-static int put(void *unused)
+/* Enqueues the numbers from 0 on, burst by burst, until the limit or the stop flag. */
+static int enqueue(void *unused)
 {
 	uint64_t next = 0, items[BURST];
 
@@ -44,56 +45,57 @@ static int put(void *unused)
 	return 0;
 }
 
-struct taken { uint64_t count, sum; };
+struct received { uint64_t count, sum; };
 
-/* Takes a burst out: of each item its product with its place is added, so that the order counts. */
-static bool take(struct taken *taken)
+/* Dequeues a burst. Adds each item multiplied by its position to the sum, so that the sum depends on the order. Returns false if
+ * the ring is empty. */
+static bool dequeue(struct received *received)
 {
-	uint64_t items[BURST], sum = taken->sum;
+	uint64_t items[BURST], sum = received->sum;
 	unsigned int count = rte_ring_sc_dequeue_burst(shared.ring, (void **)items, BURST, NULL);
 
 	for (unsigned int i = 0; i < count; i++)
-		sum += items[i] * (taken->count + i);
-	taken->sum = sum;
-	taken->count += count;
+		sum += items[i] * (received->count + i);
+	received->sum = sum;
+	received->count += count;
 	return count != 0;
 }
 
-/* The sum over so many numbers from 0 on, each in its place: that of their squares. */
-static uint64_t squares(uint64_t count)
+/* Returns the expected sum for the numbers from 0 to count - 1: the sum of their squares. */
+static uint64_t sum_of_squares(uint64_t count)
 {
 	unsigned __int128 n = count;
 
 	return n == 0 ? 0 : (n - 1) * n * (2 * n - 1) / 6;
 }
 
-/* Hands over so many items, or for so long; gives millions a second, and the sum. */
-static double hand_over(uint64_t limit, double seconds, uint64_t *sum)
+/* Passes up to `limit` items for at most `seconds`. Returns the rate in millions of items per second, and stores the sum. */
+static double pass_items(uint64_t limit, double seconds, uint64_t *sum)
 {
-	struct taken taken = { 0, 0 };
+	struct received received = { 0, 0 };
 	double took;
 
 	shared.limit = limit;
 	shared.stop = false;
-	if (rte_eal_remote_launch(put, NULL, 1) != 0)
-		fail("rte_eal_remote_launch");
-	while (!take(&taken))
+	if (rte_eal_remote_launch(enqueue, NULL, 1) != 0)
+		fail("rte_eal_remote_launch failed");
+	while (!dequeue(&received))
 		rte_pause();
 	double began = now();
 	do {
-		for (int i = 0; i < 1024 && taken.count < limit; i++)
-			if (!take(&taken))
+		for (int i = 0; i < 1024 && received.count < limit; i++)
+			if (!dequeue(&received))
 				rte_pause();
 		took = now() - began;
-	} while (taken.count < limit && took < seconds);
-	double rate = taken.count / took / 1e6;
+	} while (received.count < limit && took < seconds);
+	double rate = received.count / took / 1e6;
 	__atomic_store_n(&shared.stop, true, __ATOMIC_RELAXED);
 	rte_eal_wait_lcore(1);
-	while (take(&taken))
+	while (dequeue(&received))
 		;
-	if (taken.count != sent || taken.sum != squares(sent))
-		fail("what came out is not what was put in");
-	*sum = taken.sum;
+	if (received.count != sent || received.sum != sum_of_squares(sent))
+		fail("the received items differ from the sent items");
+	*sum = received.sum;
 	return rate;
 }
 
@@ -101,7 +103,7 @@ static double measure(double seconds)
 {
 	uint64_t sum;
 
-	return hand_over(UINT64_MAX, seconds, &sum);
+	return pass_items(UINT64_MAX, seconds, &sum);
 }
 
 int main(int count, char **words)
@@ -109,12 +111,12 @@ int main(int count, char **words)
 	uint64_t sum;
 
 	if (rte_eal_init(count, words) < 0)
-		fail("rte_eal_init");
+		fail("rte_eal_init failed");
 	shared.ring = rte_ring_create("ring", SLOTS, SOCKET_ID_ANY, RING_F_SP_ENQ | RING_F_SC_DEQ | RING_F_EXACT_SZ);
 	if (shared.ring == NULL)
-		fail("rte_ring_create");
+		fail("rte_ring_create failed");
 	double began = now();
-	hand_over(FIRST_ITEMS, 60, &sum);
+	pass_items(FIRST_ITEMS, 60, &sum);
 	serve(now() - began, sum, measure);
 	return 0;
 }

@@ -1,4 +1,5 @@
-"""Measures a case: ours, theirs, ours, for as many rounds as wanted, with a look at the cores before and behind each."""
+"""Measures a case in several rounds. Measurements of Dataplane ("ours") and of each peer ("theirs") alternate. The speed of the cores
+is measured before and after each measurement."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -6,33 +7,33 @@ from statistics import mean
 from typing import Callable
 
 from measure import note
-from peer.core import Try
+from peer.core import Attempt
 
 OURS = "ours"
 
 
 @dataclass
 class Peer:
-    """Who is measured beside us: `make` gives something to enter that has `measure(seconds)`."""
+    """A peer. `make` returns a context manager with a method `measure(seconds)`."""
 
     name: str
     make: Callable
-    # What ours ÷ theirs is to be; None: shown for comparison alone.
+    # The goal of Dataplane ÷ peer. None: there is no goal.
     goal: float | None = None
 
 
 @dataclass
 class Case:
-    """A line of the table."""
+    """A comparison of Dataplane with its peers. Several cases may belong to one row."""
 
     row: int
     work: str
     ours: Callable
     peers: list[Peer]
-    # All that it is measured on.
+    # All cores of the measurement.
     cores: list[int]
     unit: str = "Mpps"
-    # Compares what comes out on all sides, and says how.
+    # Compares the output of all sides, and returns a description of the comparison.
     check: Callable[[], str] | None = None
     note: str = ""
 
@@ -43,8 +44,8 @@ class Result:
     ours: list[float] = field(default_factory=list)
     theirs: dict[str, list[float]] = field(default_factory=dict)
     ratios: dict[str, list[float]] = field(default_factory=dict)
-    # All that was measured, in order: the name of the side, and its tries, of which the last one counts.
-    measured: list[tuple[str, list[Try]]] = field(default_factory=list)
+    # All measurements in order: the name of the side and its attempts. The last attempt counts.
+    measured: list[tuple[str, list[Attempt]]] = field(default_factory=list)
     checked: str = ""
 
 
@@ -55,12 +56,12 @@ def measure(case, rounds, seconds, cores):
     cores.begin(case.cores)
 
     def rate(name, side):
-        tries = cores.measure(case.cores, lambda: side.measure(seconds))
-        result.measured.append((name, tries))
-        return tries[-1].rate
+        attempts = cores.measure(case.cores, lambda: side.measure(seconds))
+        result.measured.append((name, attempts))
+        return attempts[-1].rate
 
     for number in range(1, rounds + 1):
-        # Each round starts all sides anew: a start differs from the next, with the memory that it is given.
+        # Each round restarts all sides, because the memory placement differs between starts and influences the rate.
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(case.ours())
             theirs = {peer.name: stack.enter_context(peer.make()) for peer in case.peers}
@@ -71,7 +72,7 @@ def measure(case, rounds, seconds, cores):
                 after = rate(OURS, ours)
                 result.ours.append(after)
                 result.theirs[name].append(between)
-                # Ours is what it was on both sides of theirs: a machine that drifts does so for both.
+                # The mean of the measurements before and after the peer cancels a linear drift of the machine.
                 result.ratios[name].append(round(mean((before, after)) / between, 3))
                 before = after
         last = ", ".join(f"{name} {rates[-1]} ({result.ratios[name][-1]})" for name, rates in result.theirs.items())

@@ -1,4 +1,4 @@
-/* What tables.c and ring.c share: they say that they are ready, and measure when they are asked to. */
+/* The protocol of tables.c and ring.c with benches/peer/parts.py: print `ready`, then measure on request. */
 
 #include <err.h>
 #include <inttypes.h>
@@ -8,9 +8,9 @@
 #include <string.h>
 #include <time.h>
 
-static void fail(const char *what)
+static void fail(const char *message)
 {
-	errx(1, "%s", what);
+	errx(1, "%s", message);
 }
 
 static double now(void)
@@ -20,18 +20,18 @@ static double now(void)
 	return t.tv_sec + t.tv_nsec * 1e-9;
 }
 
-/* Prints `ready`, how long it took to be, and a sum over what comes out; then for every line `measure SECONDS` of the input
- * what `measure` says, in millions a second. It ends with the input. */
-static void serve(double took, uint64_t sum, double (*measure)(double))
+/* Prints `ready`, the setup time in seconds, and the checksum of the results. Then, for each input line `measure SECONDS`,
+ * prints the rate that `measure` returns, in millions per second. Returns at the line `quit` or at the end of the input. */
+static void serve(double setup_seconds, uint64_t sum, double (*measure)(double))
 {
 	char line[64];
 	double seconds;
 
-	printf("ready %.3f %016" PRIx64 "\n", took, sum);
+	printf("ready %.3f %016" PRIx64 "\n", setup_seconds, sum);
 	fflush(stdout);
 	while (fgets(line, sizeof(line), stdin) != NULL && strcmp(line, "quit\n") != 0) {
 		if (sscanf(line, "measure %lf", &seconds) != 1)
-			fail("no such order");
+			fail("unknown request: expected `measure SECONDS` or `quit`");
 		printf("rate %.3f\n", measure(seconds));
 		fflush(stdout);
 	}

@@ -1,6 +1,6 @@
-"""What the tables are filled with and asked for: written once, and the same on every machine.
+"""Generates the entries and the lookups of the tables. The files are equal on every machine.
 
-A file has two counts of 32 bits, that of the entries and that of the lookups, then all entries, then all lookups."""
+A file starts with two 32-bit counts: the number of entries and the number of lookups. The entries and the lookups follow."""
 
 import random
 import struct
@@ -12,26 +12,26 @@ from measure import note
 from peer.frames import captures
 
 LOOKUPS = 1 << 20
-# Next hops: they fit the two bytes that rte_fib is fastest with.
+# The number of next hops. A next hop fits in 2 bytes, the fastest size for rte_fib.
 HOPS = 1 << 14
 
-# Lengths of prefixes, and how often each comes, in thousandths: about as in the tables of the Internet's routers.
+# The frequency of prefix lengths in thousandths, approximately as in the routing tables of the Internet.
 LENGTHS_4 = {8: 1, 12: 1, 14: 1, 16: 14, 18: 14, 19: 25, 20: 44, 21: 50, 22: 115, 23: 100, 24: 625, 28: 5, 32: 5}
 LENGTHS_6 = {29: 25, 32: 130, 36: 30, 40: 70, 44: 70, 46: 25, 47: 20, 48: 600, 56: 20, 64: 10}
 
 
 def chooser(rng, weights):
-    """Gives keys as often as their weights say."""
+    """Returns a function that picks keys according to their weights."""
     keys, sums = list(weights), list(accumulate(weights.values()))
     return lambda: keys[bisect(sums, rng.random() * sums[-1])]
 
 
-def prefixes(rng, count, bits, lengths, front):
-    """Different prefixes, in no order."""
+def prefixes(rng, count, bits, lengths, into_range):
+    """Returns different prefixes in random order. `into_range` maps a random address into the range of the prefixes."""
     length, found = chooser(rng, lengths), set()
     while len(found) < count:
         size = length()
-        address = front(rng.getrandbits(bits))
+        address = into_range(rng.getrandbits(bits))
         found.add((address >> (bits - size) << (bits - size), size))
     found = sorted(found)
     rng.shuffle(found)
@@ -39,9 +39,9 @@ def prefixes(rng, count, bits, lengths, front):
 
 
 def lpm4(file):
-    """A million prefixes; random addresses, over all there are."""
+    """Writes a million prefixes, and random addresses of the whole range."""
     rng = random.Random(4)
-    # Multicast and above are no routes.
+    # No routes for multicast and reserved addresses.
     found = prefixes(rng, 1_000_000, 32, LENGTHS_4, lambda address: address % (224 << 24))
     entries, lookups = array("I"), array("I")
     for address, size in found:
@@ -51,7 +51,7 @@ def lpm4(file):
 
 
 def lpm6(file):
-    """200,000 prefixes of 2000::/4; random addresses inside of them."""
+    """Writes 200,000 prefixes of 2000::/4, and random addresses inside these prefixes."""
     rng = random.Random(6)
     found = prefixes(rng, 200_000, 128, LENGTHS_6, lambda address: 0x2 << 124 | address >> 4)
     entries = b"".join(address.to_bytes(16, "big") + struct.pack("<II", size, rng.randrange(HOPS)) for address, size in found)
@@ -68,7 +68,7 @@ def flow(rng):
 
 
 def exact(file, hit):
-    """A million flows of TCP; lookups of those, or of others."""
+    """Writes a million TCP flows, and lookups: of these flows if `hit`, or else of other flows."""
     rng = random.Random(9)
     flows = list({flow(rng): None for _ in range(1_000_000)})
     lookups = [rng.choice(flows) for _ in range(LOOKUPS)] if hit else [flow(rng) for _ in range(LOOKUPS)]
@@ -76,15 +76,16 @@ def exact(file, hit):
 
 
 def acl(file, count):
-    """Rules as in the access lists that ClassBench's seeds were taken from (Taylor and Turner, INFOCOM 2005): pairs of
-    prefixes that share their fronts, mostly any source port, destination ports that are one, a range or any. Packets lie in
-    rules, more often in some than in others, and a tenth anywhere."""
+    """Writes rules and packets similar to the access lists of ClassBench (Taylor and Turner, INFOCOM 2005).
+
+    The prefixes of different rules have common leading bits. Most rules match any source port. The destination is one port, a range of
+    ports, or any port. Most packets match a rule, with an uneven distribution over the rules. A tenth of the packets are random."""
     rng = random.Random(count)
     source_len = chooser(rng, {0: 8, 8: 1, 16: 6, 20: 4, 22: 4, 24: 18, 26: 4, 27: 5, 28: 10, 30: 5, 32: 35})
     destination_len = chooser(rng, {0: 2, 16: 3, 20: 3, 21: 4, 23: 6, 24: 20, 26: 4, 27: 6, 28: 6, 30: 4, 32: 42})
     protocol = chooser(rng, {6: 75, 17: 15, 1: 3, None: 7})
     well_known = [20, 21, 22, 23, 25, 53, 80, 110, 123, 143, 161, 443, 445, 1433, 1521, 3306, 3389, 5632, 8080]
-    # Networks of a site: addresses share them.
+    # The /16 networks that the addresses of the rules share.
     sites = [rng.getrandbits(32) for _ in range(max(8, count // 20))]
 
     def address(size):
@@ -105,24 +106,25 @@ def acl(file, count):
     rules = {}
     while len(rules) < count:
         sizes = source_len(), destination_len()
-        of = protocol()
+        number = protocol()
+        mask = 0 if number is None else 255
         source_ports = (0, 65535) if rng.random() < 0.95 else ports()
-        both = ports() if of in (6, 17) else (0, 65535)
-        rules[address(sizes[0]), address(sizes[1]), *sizes, of or 0, 0 if of is None else 255, *source_ports, *both] = None
+        destination_ports = ports() if number in (6, 17) else (0, 65535)
+        rules[address(sizes[0]), address(sizes[1]), *sizes, number or 0, mask, *source_ports, *destination_ports] = None
     rules = list(rules)
 
     def packet():
         if rng.random() < 0.1:
             return rng.getrandbits(32), rng.getrandbits(32), rng.getrandbits(16), rng.getrandbits(16), 6
-        # Pareto, as the traces of ClassBench.
+        # A Pareto distribution, as in the traces of ClassBench.
         rule = rules[min(count - 1, int(count * 0.05 * (rng.paretovariate(1) - 1)))]
-        source, destination, source_bits, destination_bits, of, mask, *between = rule
+        source, destination, source_bits, destination_bits, number, mask, *port_ranges = rule
         return (
             source | rng.getrandbits(32 - source_bits),
             destination | rng.getrandbits(32 - destination_bits),
-            rng.randint(*between[:2]),
-            rng.randint(*between[2:]),
-            of if mask else 6,
+            rng.randint(*port_ranges[:2]),
+            rng.randint(*port_ranges[2:]),
+            number if mask else 6,
         )
 
     entries = b"".join(struct.pack("<IIBBBBHHHH", *rule) for rule in rules)
@@ -145,17 +147,17 @@ SETS = {
     "acl-1000": lambda file: acl(file, 1000),
     "acl-10000": lambda file: acl(file, 10_000),
 }
-# Raised when the sets change: those written before are written anew.
+# The version in the file names. Increase the version when a set changes, so that its file is written again.
 VERSION = 1
 
 
 def path(name):
-    """The file of a set, which is written if it is not there."""
-    where = captures() / f"{name}-{VERSION}.bin"
-    if not where.exists():
-        note(f"writing {where}")
-        part = where.with_suffix(".part")
+    """Returns the path of a set. Writes the file if it does not exist."""
+    path = captures() / f"{name}-{VERSION}.bin"
+    if not path.exists():
+        note(f"writing {path}")
+        part = path.with_suffix(".part")
         with open(part, "wb") as file:
             SETS[name](file)
-        part.rename(where)
-    return where
+        part.rename(path)
+    return path

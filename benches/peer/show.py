@@ -1,10 +1,15 @@
-"""How results show: the table, the table of the README, and what is written for programs."""
+"""Formats the results: the full table, the short table of the README, and the JSON document."""
 
 from dataclasses import asdict
 from math import inf
 from statistics import median
 
-from measure import cell, of_machine, summary
+from measure import REPO, cell, machine_sentence, summary
+
+PERFORMANCE = REPO / "docs/performance.md"
+HEAD = "| work | input | Dataplane | compared with | ratio | goal |"
+# The socket family of each link kind.
+AF = {"`packet`": "packet", "`xdp`": "xdp"}
 
 
 def met(peer, ratios):
@@ -16,22 +21,22 @@ def goal(peer, ratios):
         return ""
     if met(peer, ratios):
         return f"{peer.goal:g}, met"
-    # What two digits hide.
+    # If rounding to two digits reaches the goal, show three digits.
     exact = f" ({median(ratios):.3f})" if round(median(ratios), 2) >= peer.goal else ""
     return f"{peer.goal:g}, **missed**{exact}"
 
 
 def table(results, facts, chosen, cores):
     lines = [
-        "| row | work | ours | peer | theirs | ours ÷ theirs | goal | clock, GHz | alone |",
+        "| row | work | Dataplane | peer | result of the peer | Dataplane ÷ peer | goal | clock, GHz | undisturbed |",
         "| --: | --- | --: | --- | --: | --: | --- | --: | --: |",
     ]
     for result in results:
         case = result.case
         first = [case.row, case.work, f"{cell(result.ours)} {case.unit}"]
-        taken = [tries[-1] for _, tries in result.measured]
-        alone = sum(cores.was_alone(one) for one in taken)
-        last = [f"{median(clocks(taken)):.2f}", f"{alone} of {len(taken)}"]
+        counted = [attempts[-1] for _, attempts in result.measured]
+        undisturbed = sum(cores.was_undisturbed(attempt) for attempt in counted)
+        last = [f"{median(clocks(counted)):.2f}", f"{undisturbed} of {len(counted)}"]
         for peer in case.peers:
             ratios = result.ratios[peer.name]
             theirs = [peer.name, cell(result.theirs[peer.name]), cell(ratios, 2), goal(peer, ratios)]
@@ -39,42 +44,69 @@ def table(results, facts, chosen, cores):
             first, last = ["", "", ""], ["", ""]
     lines += [
         "",
-        f"Median (least to most) of {chosen.rounds} rounds of {chosen.seconds:g} s. {of_machine(facts)}",
+        f"Median (minimum to maximum) of {chosen.rounds} rounds of {chosen.seconds:g} s. {machine_sentence(facts)}",
         "",
         *notes(results),
     ]
     return "\n".join(lines)
 
 
-def clocks(tries):
-    return [look.ghz for one in tries for looks in one.looks.values() for look in looks]
+def clocks(attempts):
+    return [speed.ghz for attempt in attempts for speeds in attempt.speeds.values() for speed in speeds]
 
 
 def notes(results):
-    """What was compared, and what is to be known of a row; what several rows say is said once."""
+    """Returns the notes on the rows. A note that several rows share appears once."""
     rows = {}
     for result in results:
         for text in (result.checked, result.case.note):
             if text:
                 rows.setdefault(text, set()).add(result.case.row)
-    return [f"- Row {', '.join(map(str, sorted(of)))}: {text}" for text, of in rows.items()]
+    return [f"- Row {', '.join(map(str, sorted(numbers)))}: {text}" for text, numbers in rows.items()]
 
 
 def headline(results):
-    """One line a row: where it is least of its goal."""
+    """Returns the table of the README: for each row, the result with the lowest ratio compared with its goal."""
     least = {}
     for result in results:
         for peer in result.case.peers:
             reached = median(result.ratios[peer.name]) / peer.goal if peer.goal else inf
             if reached < least.get(result.case.row, (inf,))[0]:
                 least[result.case.row] = reached, result, peer
-    lines = ["| work | ours | beside | ours ÷ theirs | goal |", "| --- | --: | --: | --: | --: |"]
+    lines = [HEAD, "| --- | --- | --: | --: | --: | --- |"]
     for _, (_, result, peer) in sorted(least.items()):
         ours, theirs = median(result.ours), median(result.theirs[peer.name])
         ratios, case = result.ratios[peer.name], result.case
-        beside = f"{theirs:.1f} ({peer.name})"
-        lines.append(f"| {case.work} | {ours:.1f} {case.unit} | {beside} | {median(ratios):.2f} | {goal(peer, ratios)} |")
-    return "\n".join(lines)
+        compared = f"{theirs:.1f} ({peer.name})"
+        lines.append(
+            f"| {case.work} | memory | {ours:.1f} {case.unit} | {compared} | {median(ratios):.2f} | {goal(peer, ratios)} |"
+        )
+    return "\n".join(lines + interface_rows(PERFORMANCE.read_text()))
+
+
+def interface_rows(page):
+    """Returns rows for the README from the section `wires` of docs/performance.md, which benches/wires writes."""
+    section = page.partition("<!-- begin wires -->")[2].partition("<!-- end wires -->")[0]
+    measured = {}
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 3 and cells[1][:1].isdigit():
+            # The medians, without minimum and maximum.
+            measured[cells[0]] = cells[1].partition(" ")[0], cells[2].partition(" ")[0]
+    rows = []
+    for name, (rate, ratio) in measured.items():
+        if name.startswith("`"):
+            peer = next(other for other in measured if other.startswith("testpmd") and other.endswith(f"af_{AF[name]}"))
+            rows.append(f"| forward, link {name} | veth pair | {rate} Mpps | {measured[peer][0]} ({peer}) | {ratio} |  |")
+        elif not name.startswith("testpmd"):
+            rows.append(f"| forward, only in the kernel | veth pair |  | {rate} ({name}) |  |  |")
+    return rows
+
+
+def with_interface_rows(short, page):
+    """Returns the short table with its veth rows replaced by rows from this page."""
+    kept = [line for line in short.splitlines() if "| veth pair |" not in line]
+    return "\n".join(kept + interface_rows(page))
 
 
 def document(results, facts, chosen, complete):
@@ -90,8 +122,10 @@ def document(results, facts, chosen, complete):
                 "unit": result.case.unit,
                 "checked": result.checked,
                 "note": result.case.note,
-                # Those behind which the cores were not alone are tried again: the last one counts.
-                "measured": [{"side": name, "tries": [asdict(one) for one in tries]} for name, tries in result.measured],
+                # A disturbed measurement is repeated. The last attempt counts.
+                "measured": [
+                    {"side": name, "attempts": [asdict(attempt) for attempt in attempts]} for name, attempts in result.measured
+                ],
                 "ours": {**summary(result.ours), "all": result.ours},
                 "peers": [
                     {

@@ -1,8 +1,8 @@
-/* Looks up in DPDK's tables what benches/parts looks up in ours, from the same files, which benches/peer/sets.py writes.
+/* Measures DPDK's lookup tables. benches/parts measures Dataplane's tables with the same files, which benches/peer/sets.py writes.
  *
  *     tables EAL-OPTIONS -- lpm-bulk|lpm-x4|fib|fib6|hash|acl FILE
  *
- * Answers as serve.h says: with lookups, and the sum over the results of all of them. */
+ * serve.h describes the protocol. The rates are lookups per second. The checksum covers the results of all lookups. */
 
 #include <rte_acl.h>
 #include <rte_byteorder.h>
@@ -18,7 +18,7 @@
 
 #define BATCH 32
 #define MISS UINT32_MAX
-/* Enough for what benches/peer/sets.py makes. */
+/* Large enough for the files of benches/peer/sets.py. */
 #define TBL8 (1 << 16)
 #define TBL8_V6 (1 << 20)
 
@@ -34,26 +34,27 @@ struct packet { uint32_t source, destination; uint16_t source_port, destination_
 
 static const uint8_t *entries, *lookups;
 static uint32_t entry_count, lookup_count;
-/* Looks up a batch from a place on. What a table finds it may leave in its own form, until `same` makes it ours. */
+/* Looks up the batch that starts at lookup `at`. A table may leave its results in its own format. `convert_results` converts them
+ * to the format of benches/parts. */
 static void (*lookup)(uint32_t at);
 static uint32_t values[BATCH];
 
-/* The file: two counts, the entries, the lookups. */
-static void load(const char *path, size_t entry, size_t one)
+/* Reads a file: two counts, the entries, the lookups. `entry_size` and `lookup_size` are in bytes. */
+static void load(const char *path, size_t entry_size, size_t lookup_size)
 {
 	FILE *file = fopen(path, "rb");
 	uint32_t counts[2];
 	if (file == NULL || fread(counts, sizeof(counts), 1, file) != 1)
-		fail("the file cannot be read");
+		fail("cannot read the file");
 	entry_count = counts[0];
 	lookup_count = counts[1];
-	uint8_t *all = malloc(entry_count * entry + lookup_count * one);
-	if (all == NULL || fread(all, entry, entry_count, file) != entry_count ||
-	    fread(all + entry_count * entry, one, lookup_count, file) != lookup_count || lookup_count % BATCH != 0)
-		fail("the file is cut short");
+	uint8_t *all = malloc(entry_count * entry_size + lookup_count * lookup_size);
+	if (all == NULL || fread(all, entry_size, entry_count, file) != entry_count ||
+	    fread(all + entry_count * entry_size, lookup_size, lookup_count, file) != lookup_count || lookup_count % BATCH != 0)
+		fail("the file is truncated or its lookups do not fill whole batches");
 	fclose(file);
 	entries = all;
-	lookups = all + entry_count * entry;
+	lookups = all + entry_count * entry_size;
 }
 
 static struct rte_lpm *lpm;
@@ -64,10 +65,10 @@ static void build_lpm(void)
 	struct rte_lpm_config config = { .max_rules = entry_count + 1, .number_tbl8s = TBL8 };
 	lpm = rte_lpm_create("lpm", SOCKET_ID_ANY, &config);
 	if (lpm == NULL)
-		fail("rte_lpm_create");
+		fail("rte_lpm_create failed");
 	for (uint32_t i = 0; i < entry_count; i++)
 		if (rte_lpm_add(lpm, it[i].address, it[i].len, it[i].value) != 0)
-			fail("rte_lpm_add");
+			fail("rte_lpm_add failed");
 }
 
 static void lpm_bulk(uint32_t at)
@@ -86,7 +87,7 @@ static void lpm_x4(uint32_t at)
 }
 
 static struct rte_fib *fib;
-/* Values take two bytes. */
+/* The largest next hop of 2 bytes: rte_fib uses one bit of each entry itself. */
 #define FIB_MISS 0x7fff
 static uint64_t hops[BATCH];
 
@@ -99,10 +100,10 @@ static void build_fib(void)
 	};
 	fib = rte_fib_create("fib", SOCKET_ID_ANY, &config);
 	if (fib == NULL)
-		fail("rte_fib_create");
+		fail("rte_fib_create failed");
 	for (uint32_t i = 0; i < entry_count; i++)
 		if (rte_fib_add(fib, it[i].address, it[i].len, it[i].value) != 0)
-			fail("rte_fib_add");
+			fail("rte_fib_add failed");
 }
 
 static void fib_bulk(uint32_t at)
@@ -121,10 +122,10 @@ static void build_fib6(void)
 	};
 	fib6 = rte_fib6_create("fib6", SOCKET_ID_ANY, &config);
 	if (fib6 == NULL)
-		fail("rte_fib6_create");
+		fail("rte_fib6_create failed");
 	for (uint32_t i = 0; i < entry_count; i++)
 		if (rte_fib6_add(fib6, it[i].address, it[i].len, it[i].value) != 0)
-			fail("rte_fib6_add");
+			fail("rte_fib6_add failed");
 }
 
 static void fib6_bulk(uint32_t at)
@@ -144,11 +145,11 @@ static void build_hash(void)
 	hash = rte_hash_create(&parameters);
 	numbers = calloc(2 * entry_count + 64, sizeof(*numbers));
 	if (hash == NULL || numbers == NULL)
-		fail("rte_hash_create");
+		fail("rte_hash_create failed");
 	for (uint32_t i = 0; i < entry_count; i++) {
 		int32_t position = rte_hash_add_key(hash, &it[i]);
 		if (position < 0 || (uint32_t)position >= 2 * entry_count + 64)
-			fail("rte_hash_add_key");
+			fail("rte_hash_add_key failed");
 		numbers[position] = i;
 	}
 }
@@ -160,7 +161,7 @@ static void hash_bulk(uint32_t at)
 	for (int i = 0; i < BATCH; i++)
 		keys[i] = &flows[i];
 	if (rte_hash_lookup_bulk(hash, keys, BATCH, positions) != 0)
-		fail("rte_hash_lookup_bulk");
+		fail("rte_hash_lookup_bulk failed");
 }
 
 static struct rte_acl_ctx *acl;
@@ -182,10 +183,10 @@ static void build_acl(void)
 	struct rte_acl_config config = { .num_categories = 1, .num_fields = 5 };
 	acl = rte_acl_create(&parameters);
 	if (acl == NULL)
-		fail("rte_acl_create");
+		fail("rte_acl_create failed");
 	for (uint32_t i = 0; i < entry_count; i++) {
 		struct acl_rule rule = {
-			/* The first that matches wins; 0 would be none. */
+			/* The first matching rule has the highest priority. A result of 0 means no match, so `userdata` starts at 1. */
 			.data = { .category_mask = 1, .priority = entry_count - i, .userdata = i + 1 },
 			.field = {
 				{ .value.u8 = it[i].protocol, .mask_range.u8 = it[i].protocol_mask },
@@ -196,15 +197,15 @@ static void build_acl(void)
 			},
 		};
 		if (rte_acl_add_rules(acl, (struct rte_acl_rule *)&rule, 1) != 0)
-			fail("rte_acl_add_rules");
+			fail("rte_acl_add_rules failed");
 	}
 	memcpy(config.defs, fields, sizeof(fields));
 	if (rte_acl_build(acl, &config) != 0)
-		fail("rte_acl_build");
-	/* The widest that this processor has. */
+		fail("rte_acl_build failed");
+	/* Use AVX-512 if the processor supports it. */
 	if (rte_acl_set_ctx_classify(acl, RTE_ACL_CLASSIFY_AVX512X32) != 0)
 		rte_acl_set_ctx_classify(acl, RTE_ACL_CLASSIFY_DEFAULT);
-	/* The classifier reads packets, in the byte order of the network. */
+	/* The classifier reads the fields in network byte order. */
 	struct packet *packets = (void *)(uintptr_t)lookups;
 	for (uint32_t i = 0; i < lookup_count; i++) {
 		packets[i].source = rte_cpu_to_be_32(packets[i].source);
@@ -221,14 +222,14 @@ static void acl_bulk(uint32_t at)
 	for (int i = 0; i < BATCH; i++)
 		data[i] = (const uint8_t *)&packets[i];
 	if (rte_acl_classify(acl, data, values, BATCH, 1) != 0)
-		fail("rte_acl_classify");
+		fail("rte_acl_classify failed");
 }
 
-static const struct kind {
+static const struct structure {
 	const char *name;
-	size_t entry, one;
+	size_t entry_size, lookup_size;
 	void (*build)(void), (*lookup)(uint32_t);
-} kinds[] = {
+} structures[] = {
 	{ "lpm-bulk", sizeof(struct prefix4), 4, build_lpm, lpm_bulk },
 	{ "lpm-x4", sizeof(struct prefix4), 4, build_lpm, lpm_x4 },
 	{ "fib", sizeof(struct prefix4), 4, build_fib, fib_bulk },
@@ -237,8 +238,8 @@ static const struct kind {
 	{ "acl", sizeof(struct rule), sizeof(struct packet), build_acl, acl_bulk },
 };
 
-/* The results as ours says them. */
-static void same(void)
+/* Converts the results of a batch to the format of benches/parts: the value of the entry, or MISS. */
+static void convert_results(void)
 {
 	for (int i = 0; i < BATCH; i++) {
 		if (lookup == fib_bulk || lookup == fib6_bulk)
@@ -274,30 +275,30 @@ int main(int count, char **words)
 {
 	int used = rte_eal_init(count, words);
 	if (used < 0)
-		fail("rte_eal_init");
+		fail("rte_eal_init failed");
 	count -= used;
 	words += used;
 	if (count != 3)
-		fail("usage: tables EAL-OPTIONS -- KIND FILE");
-	const struct kind *kind = NULL;
-	for (size_t i = 0; i < RTE_DIM(kinds); i++)
-		if (strcmp(kinds[i].name, words[1]) == 0)
-			kind = &kinds[i];
-	if (kind == NULL)
-		fail("there is no such kind");
+		fail("usage: tables EAL-OPTIONS -- lpm-bulk|lpm-x4|fib|fib6|hash|acl FILE");
+	const struct structure *structure = NULL;
+	for (size_t i = 0; i < RTE_DIM(structures); i++)
+		if (strcmp(structures[i].name, words[1]) == 0)
+			structure = &structures[i];
+	if (structure == NULL)
+		fail("unknown table: expected lpm-bulk, lpm-x4, fib, fib6, hash or acl");
 
-	load(words[2], kind->entry, kind->one);
+	load(words[2], structure->entry_size, structure->lookup_size);
 	double began = now();
-	kind->build();
-	double took = now() - began;
-	lookup = kind->lookup;
+	structure->build();
+	double setup_seconds = now() - began;
+	lookup = structure->lookup;
 	uint64_t sum = 0xcbf29ce484222325;
 	for (uint32_t at = 0; at < lookup_count; at += BATCH) {
 		lookup(at);
-		same();
+		convert_results();
 		for (int i = 0; i < BATCH; i++)
 			sum = (sum ^ values[i]) * 0x100000001b3;
 	}
-	serve(took, sum, measure);
+	serve(setup_seconds, sum, measure);
 	return 0;
 }

@@ -1,5 +1,5 @@
-// A verbs device in memory, to be loaded before libibverbs (LD_PRELOAD): its completion queues always have more completions.
-// It has what it takes to open it, to ask what it can do, and to create and poll extended completion queues.
+// A verbs device in memory, for preloading before libibverbs (LD_PRELOAD). Its completion queues never run empty. The
+// library implements only these calls: open and query the device, create and poll extended completion queues.
 
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -38,7 +38,7 @@ static int start_poll(struct ibv_cq_ex *cq, struct ibv_poll_cq_attr *attr) {
 static void end_poll(struct ibv_cq_ex *cq) { fake(cq)->at = NULL; }
 static uint32_t read_byte_len(struct ibv_cq_ex *cq) { return fake(cq)->at->byte_len; }
 static uint64_t read_completion_ts(struct ibv_cq_ex *cq) { return fake(cq)->at->ticks; }
-// Of no field that is asked for.
+// Returns 0 for fields that the caller does not request.
 static uint32_t read_zero(struct ibv_cq_ex *cq) { return (void)cq, 0; }
 static enum ibv_wc_opcode read_opcode(struct ibv_cq_ex *cq) { return (void)cq, IBV_WC_RECV; }
 static unsigned int read_wc_flags(struct ibv_cq_ex *cq) { return (void)cq, 0; }
@@ -57,8 +57,8 @@ static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq
   return &self->cq;
 }
 
-static struct verbs_context around = {
-    .sz = sizeof around,
+static struct verbs_context extended_context = {
+    .sz = sizeof extended_context,
     .create_cq_ex = create_cq_ex,
     .context = {.abi_compat = __VERBS_ABI_IS_EXTENDED, .num_comp_vectors = 1, .async_fd = -1, .cmd_fd = -1}};
 static struct ibv_device device = {.name = "fake"};
@@ -72,13 +72,13 @@ struct ibv_device **ibv_get_device_list(int *count) {
 
 void ibv_free_device_list(struct ibv_device **list) { free(list); }
 const char *ibv_get_device_name(struct ibv_device *one) { return one->name; }
-struct ibv_context *ibv_open_device(struct ibv_device *one) { return around.context.device = one, &around.context; }
+struct ibv_context *ibv_open_device(struct ibv_device *one) { return extended_context.context.device = one, &extended_context.context; }
 int ibv_close_device(struct ibv_context *context) { return (void)context, 0; }
 enum ibv_fork_status ibv_is_fork_initialized(void) { return IBV_FORK_UNNEEDED; }
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context) { return (void)context, errno = EOPNOTSUPP, NULL; }
 
-struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *of, struct ibv_comp_channel *channel, int vector) {
-  return (void)context, (void)cqe, (void)of, (void)channel, (void)vector, errno = EOPNOTSUPP, NULL;
+struct ibv_cq *ibv_create_cq(struct ibv_context *context, int cqe, void *cq_context, struct ibv_comp_channel *channel, int vector) {
+  return (void)context, (void)cqe, (void)cq_context, (void)channel, (void)vector, errno = EOPNOTSUPP, NULL;
 }
 
 int ibv_destroy_cq(struct ibv_cq *cq) { return free(cq), 0; }

@@ -1,6 +1,10 @@
-// Polls a completion queue of the first verbs device so many times, and prints a sum over the last run: `poll BURST POLLS`.
-// What benches/polling/src/main.rs does by the project's own calls is done here as the man pages of ibv_create_cq_ex(3) and
-// verbs.h have it: the same fields, into arrays of the same kind.
+// Polls a completion queue of the first verbs device a given number of times. Prints the number of completions and a
+// checksum over the last batch.
+//
+//     poll BURST POLLS
+//
+// The program does the same as benches/polling/src/main.rs, with the C functions of ibv_create_cq_ex(3). Both programs
+// read the same fields into arrays of the same types.
 
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -11,7 +15,7 @@
 
 enum { RUN = 256 };
 
-// The first `len` entries of each are valid; `status` only if one failed.
+// The first `len` entries of each array are valid. `status` is only valid if `failed` is set.
 struct run {
   size_t len;
   bool failed;
@@ -27,7 +31,7 @@ static void __attribute__((cold, noinline)) fail(struct run *run, size_t at, enu
   run->status[at] = status;
 }
 
-// Up to `limit` completions into `run`; less than 0: an error.
+// Polls up to `limit` completions into `run`. Returns their number, or a negative value on an error.
 static inline int poll_run(struct ibv_cq_ex *cq, struct run *run, size_t limit) {
   run->len = 0;
   run->failed = false;
@@ -57,7 +61,7 @@ static inline int poll_run(struct ibv_cq_ex *cq, struct run *run, size_t limit) 
   return answer == 0 || answer == ENOENT ? (int)at : -1;
 }
 
-// What is counted.
+// benches/instructions counts the instructions of this function.
 __attribute__((noinline)) static long count_polls(struct ibv_cq_ex *cq, struct run *run, size_t burst, uint64_t polls) {
   long count = 0;
   for (uint64_t poll = 0; poll < polls; poll++) {
@@ -71,7 +75,7 @@ __attribute__((noinline)) static long count_polls(struct ibv_cq_ex *cq, struct r
 int main(int argc, char **argv) {
   struct ibv_device **devices = argc == 3 ? ibv_get_device_list(NULL) : NULL;
   struct ibv_context *context = devices && devices[0] ? ibv_open_device(devices[0]) : NULL;
-  if (!context) return fprintf(stderr, "poll BURST POLLS: there must be a verbs device\n"), 1;
+  if (!context) return fprintf(stderr, "usage: poll BURST POLLS, with at least one verbs device\n"), 1;
   struct ibv_cq_init_attr_ex attr = {
       .cqe = 1024, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP};
   struct ibv_cq_ex *cq = ibv_create_cq_ex(context, &attr);

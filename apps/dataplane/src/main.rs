@@ -1,4 +1,4 @@
-//! The `dataplane` program: the command line that every app has, with the built-in stages.
+//! The `dataplane` program. It has the command line that all apps have, and the built-in stages.
 
 fn main() -> dataplane::Result<()> {
     dataplane::prelude::App::new().run()

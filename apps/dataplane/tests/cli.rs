@@ -1,14 +1,18 @@
-//! The program from outside: exit statuses, what goes to which stream, and what is said.
+//! End-to-end tests of the `dataplane` program: its exit statuses, standard output and standard error.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
+use dataplane_testing::config::Config;
+use dataplane_testing::program::{RunningProgram, run};
+use dataplane_testing::{Folder, capture};
 use serde_json::Value;
-
-const CAPTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dataplane/tests/captures");
 
 const CONFIG: &str = r#"
 [runtime]
@@ -59,37 +63,12 @@ file = "denied.pcapng"
 next = "drop"
 "#;
 
-/// A folder of its own, with a config and the capture that it plays; removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("dataplane-cli-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        fs::write(path.join("x.toml"), CONFIG).unwrap();
-        fs::copy(capture("arp-and-ping.pcap"), path.join("in.pcap")).unwrap();
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    fn write(&self, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
-        let path = self.path(name);
-        fs::write(&path, text).unwrap();
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn capture(name: &str) -> PathBuf {
-    Path::new(CAPTURES).join(name)
+/// Returns a folder that contains a config and the capture that the config reads.
+fn folder_with_config() -> Folder {
+    let folder = Folder::new();
+    folder.write("x.toml", CONFIG);
+    fs::copy(capture("arp-and-ping.pcap"), folder.file("in.pcap")).unwrap();
+    folder
 }
 
 fn command<T: AsRef<OsStr>>(args: &[T]) -> Command {
@@ -98,15 +77,11 @@ fn command<T: AsRef<OsStr>>(args: &[T]) -> Command {
     command
 }
 
-/// The exit status, standard output and standard error of a command line. `@` stands for the folder.
+/// Runs the program with the arguments in `line`, where `@` stands for the path of the folder. Returns the exit status,
+/// standard output and standard error.
 fn dataplane(folder: &Folder, line: &str) -> (i32, String, String) {
-    let args: Vec<String> = line.split(' ').map(|arg| arg.replace('@', &folder.0.display().to_string())).collect();
-    ended(command(&args).output().unwrap())
-}
-
-fn ended(output: Output) -> (i32, String, String) {
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    let args: Vec<String> = line.split(' ').map(|arg| arg.replace('@', &folder.path().display().to_string())).collect();
+    run(&mut command(&args))
 }
 
 fn json(text: &str) -> Value {
@@ -114,8 +89,8 @@ fn json(text: &str) -> Value {
 }
 
 #[test]
-fn a_wrong_command_line_is_status_2_and_help_is_status_0() {
-    let folder = Folder::new("usage");
+fn wrong_command_line_is_status_2_and_help_is_status_0() {
+    let folder = folder_with_config();
     for line in ["", "fly", "run", "run @/x.toml --for soon", "run @/x.toml --set burst", "graph @/x.toml --format gif"]
     {
         let (status, out, err) = dataplane(&folder, line);
@@ -131,7 +106,7 @@ fn a_wrong_command_line_is_status_2_and_help_is_status_0() {
 
 #[test]
 fn check_prints_the_plan_of_a_config_without_mistakes() {
-    let folder = Folder::new("plan");
+    let folder = folder_with_config();
     let (status, out, err) = dataplane(&folder, "check @/x.toml");
     assert_eq!((status, err.as_str()), (0, ""));
     for part in ["workers   1", "wan: soft pcap", "parse: → edge, arp → noise, other → drop", "swap (mac_swap): → out"]
@@ -145,8 +120,8 @@ fn check_prints_the_plan_of_a_config_without_mistakes() {
 }
 
 #[test]
-fn check_shows_every_mistake_with_its_place() {
-    let folder = Folder::new("mistakes");
+fn check_shows_every_mistake_with_its_position() {
+    let folder = folder_with_config();
     let mut text = CONFIG.replace("workers = 1", "wrkers = 1").replace("use = \"mac_swap\"", "use = \"mac_swop\"");
     text = text
         .replace("\"deny\"", "\"dney\"")
@@ -155,7 +130,7 @@ fn check_shows_every_mistake_with_its_place() {
     let expected = [
         (3, "unknown key `wrkers`", "did you mean `workers`?"),
         (27, "unknown value `dney`", "did you mean `deny`?"),
-        (32, "there is no stage `mac_swop`", "did you mean `mac_swap`?"),
+        (32, "unknown stage kind `mac_swop`", "did you mean `mac_swap`?"),
         (36, "stage `tx`: there is no port `lam`", "did you mean `lan`?"),
     ];
     let (status, out, err) = dataplane(&folder, "check @/x.toml");
@@ -166,9 +141,9 @@ fn check_shows_every_mistake_with_its_place() {
             "{message}: {err}"
         );
     }
-    let last = format!("error: 4 mistakes in {}; there may be more, which", folder.path("x.toml").display());
+    let last = format!("error: 4 mistakes in {} (further checks run", folder.file("x.toml").display());
     assert!(err.contains(&last), "{err}");
-    assert!(!err.contains('\x1b'), "no colours where no terminal is");
+    assert!(!err.contains('\x1b'), "colours without a terminal");
 
     let (status, out, err) = dataplane(&folder, "check --json @/x.toml");
     assert_eq!((status, err.as_str()), (2, ""));
@@ -179,17 +154,17 @@ fn check_shows_every_mistake_with_its_place() {
         assert_eq!(record["line"], line, "{record}");
         assert!(record["message"].as_str().unwrap().contains(message), "{record}");
     }
-    // Every command that takes a config says the same.
+    // Every command that reads a config reports the same mistakes.
     for line in ["run @/x.toml", "graph @/x.toml", "explain @/x.toml @/in.pcap", "topology @/x.toml"] {
         let (status, out, err) = dataplane(&folder, line);
         assert_eq!((status, out.as_str()), (2, ""), "{line}");
-        assert!(err.contains("there is no stage `mac_swop`"), "{line}: {err}");
+        assert!(err.contains("unknown stage kind `mac_swop`"), "{line}: {err}");
     }
 }
 
 #[test]
-fn a_capture_and_a_device_that_are_not_there_are_shown_with_their_places() {
-    let folder = Folder::new("missing");
+fn missing_capture_and_device_are_shown_with_their_positions() {
+    let folder = folder_with_config();
     for (input, why) in
         [("absent.pcap", "No such file"), (".", "a folder"), ("x.toml", "not a capture"), ("short", "not a capture")]
     {
@@ -201,7 +176,7 @@ fn a_capture_and_a_device_that_are_not_there_are_shown_with_their_places() {
             assert!(err.contains("x.toml:9:33") && err.contains(why), "{command} {input}: {err}");
         }
     }
-    // To look at a pipeline takes no traffic.
+    // `graph` does not open the inputs of the config, so an invalid input is no error.
     assert_eq!(dataplane(&folder, "graph @/x.toml").0, 0);
 
     let port = "name = \"a\"\ndevice = \"none_such\"\n";
@@ -217,8 +192,55 @@ fn a_capture_and_a_device_that_are_not_there_are_shown_with_their_places() {
 }
 
 #[test]
-fn a_config_that_cannot_be_read_is_status_2() {
-    let folder = Folder::new("absent");
+fn strict_check_fails_on_problems_that_stop_a_run_at_its_start() {
+    let folder = Folder::new();
+    let (port, end) = ("[[port]]\nname = \"a\"\n", "[pipeline]\ninput = [\"a\"]\n[[pipeline.stage]]\nuse = \"drop\"\n");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    for (keys, place, message) in [
+        ("device = \"none_such\"".to_owned(), "x.toml:5:10", "this host has no RDMA device `none_such`".to_owned()),
+        (
+            "device = \"host\"\nlink = { kind = \"packet\", interface = \"no-such\" }".to_owned(),
+            "x.toml:6:8",
+            "there is no interface `no-such` in this network namespace".to_owned(),
+        ),
+        (
+            format!(
+                "device = \"soft\"\nqp = \"rc\"\nlink = {{ kind = \"loopback\" }}\nconnection = {{ listen = \"{address}\" }}"
+            ),
+            "x.toml:8:25",
+            format!("cannot listen on {address}"),
+        ),
+    ] {
+        folder.write("x.toml", format!("[runtime]\nworkers = 1\n{port}{keys}\n{end}"));
+        let (status, _, err) = dataplane(&folder, "check @/x.toml");
+        assert!(status == 0 && err.contains(&format!("warning: {message}")), "{err}");
+        let (status, out, err) = dataplane(&folder, "check --strict @/x.toml");
+        assert_eq!((status, out.as_str()), (2, ""), "{err}");
+        assert!(err.contains(&format!("error: {message}")) && err.contains(place) && err.contains("help: "), "{err}");
+        let (status, out, _) = dataplane(&folder, "check --strict -j @/x.toml");
+        assert!(status == 2 && json(&out)[0]["level"] == "error", "{out}");
+    }
+}
+
+#[test]
+fn strict_check_fails_on_a_control_socket_that_is_in_use() {
+    let folder = folder_with_config();
+    let path = folder.file("control.sock");
+    let _taken = UnixListener::bind(&path).unwrap();
+    folder.write("x.toml", CONFIG.replace("[runtime]", &format!("[runtime]\ncontrol = \"{}\"", path.display())));
+    let message = format!("another program listens on the control socket {}", path.display());
+    let (status, _, err) = dataplane(&folder, "check @/x.toml");
+    assert!(status == 0 && err.contains(&format!("warning: {message}")), "{err}");
+    let (status, out, err) = dataplane(&folder, "check --strict @/x.toml");
+    assert_eq!((status, out.as_str()), (2, ""), "{err}");
+    assert!(err.contains(&format!("error: {message}")) && err.contains("x.toml:3:11"), "{err}");
+    assert!(err.contains("help: end that program, or name another path"), "{err}");
+}
+
+#[test]
+fn unreadable_config_is_status_2() {
+    let folder = folder_with_config();
     let (status, out, err) = dataplane(&folder, "check @/y.toml");
     assert_eq!((status, out.as_str()), (2, ""));
     assert!(err.contains("y.toml: No such file"), "{err}");
@@ -228,8 +250,8 @@ fn a_config_that_cannot_be_read_is_status_2() {
 }
 
 #[test]
-fn a_run_reports_on_standard_output_alone() {
-    let folder = Folder::new("run");
+fn run_prints_only_the_report_to_standard_output() {
+    let folder = folder_with_config();
     let (status, out, err) = dataplane(&folder, "run @/x.toml --report json");
     assert_eq!(status, 0, "{err}");
     let report = json(&out);
@@ -245,7 +267,7 @@ fn a_run_reports_on_standard_output_alone() {
         assert!(!report[key].is_null(), "{key}");
     }
     for file in ["lan.pcapng", "denied.pcapng"] {
-        assert!(fs::metadata(folder.path(file)).unwrap().len() > 0, "{file}");
+        assert!(fs::metadata(folder.file(file)).unwrap().len() > 0, "{file}");
     }
 
     let (status, out, _) = dataplane(&folder, "run @/x.toml --packets 3");
@@ -254,16 +276,16 @@ fn a_run_reports_on_standard_output_alone() {
 }
 
 #[test]
-fn a_run_that_fails_is_status_1_and_says_why() {
-    let folder = Folder::new("failed");
-    let held = fs::File::create(folder.path("wan.pcapng")).unwrap();
+fn failed_run_is_status_1_with_an_error() {
+    let folder = folder_with_config();
+    let held = fs::File::create(folder.file("wan.pcapng")).unwrap();
     held.lock().unwrap();
     let (status, out, err) = dataplane(&folder, "run @/x.toml");
     assert_eq!((status, out.as_str()), (1, ""));
-    assert!(err.contains("wan.pcapng: another port, stage or program writes or plays this file"), "{err}");
+    assert!(err.contains("wan.pcapng: another port, stage or program uses this file"), "{err}");
     drop(held);
 
-    // Damaged: what comes before is processed and reported.
+    // The capture is truncated within its last packet. The packets before that packet are processed and reported.
     let whole = fs::read(capture("arp-and-ping.pcap")).unwrap();
     folder.write("in.pcap", &whole[..whole.len() - 5]);
     let (status, out, err) = dataplane(&folder, "run @/x.toml -j");
@@ -274,155 +296,142 @@ fn a_run_that_fails_is_status_1_and_says_why() {
     assert!(err.contains("in.pcap") && err.contains("byte"), "{err}");
 }
 
-/// Starts a run that does not end by itself, and returns when it runs.
-fn endless(folder: &Folder) -> Child {
-    let mut child = start_endless(folder, CONFIG);
-    let mut lines = BufReader::new(child.stderr.as_mut().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains("running")), "it ends before it runs");
-    child
+/// Starts a run that ends only on a signal. Returns when the program logs that the pipeline runs.
+fn endless(folder: &Folder) -> RunningProgram {
+    let mut running = start_endless(folder, CONFIG);
+    let mut lines = BufReader::new(running.stderr.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("running")), "the program ended before the pipeline ran");
+    running
 }
 
-fn start_endless(folder: &Folder, config: &str) -> Child {
+fn start_endless(folder: &Folder, config: &str) -> RunningProgram {
     let config =
         config.replace("kind = \"pcap\", input = \"in.pcap\", output = \"wan.pcapng\"", "kind = \"generator\"");
     let config = config.replace("kind = \"pcap\", output = \"lan.pcapng\"", "kind = \"generator\"");
     let path = folder.write("endless.toml", config);
     let mut run = command(&[OsStr::new("run"), path.as_os_str(), OsStr::new("-jv")]);
-    run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    RunningProgram::start(run.stdout(Stdio::piped()).stderr(Stdio::piped()))
 }
 
-fn send(child: &Child, signal: &str) {
-    let sent = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
-}
-
-/// The rest of a run that was told to end: its report.
-fn rest(mut child: Child) -> Value {
-    let mut out = String::new();
-    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+/// Waits for the end of a run that was stopped by a signal, and returns its report.
+fn report(stopped: RunningProgram) -> Value {
+    let (status, out, _) = stopped.end();
+    assert_eq!(status, 0);
     let report = json(&out);
     assert_eq!(report["ledger"]["unaccounted"], 0);
     report
 }
 
 #[test]
-fn an_interrupt_drains_and_reports() {
-    let folder = Folder::new("interrupt");
-    // Without a file to read anew, a hangup is the end too.
+fn stop_signal_drains_and_reports() {
+    let folder = folder_with_config();
+    // With no files to reload, SIGHUP also stops the run.
     for signal in ["-INT", "-TERM", "-HUP"] {
-        let child = endless(&folder);
-        send(&child, signal);
-        rest(child);
+        let running = endless(&folder);
+        running.signal(signal);
+        report(running);
     }
 }
 
 #[test]
-fn an_output_that_fails_is_told_while_the_run_goes_on() {
-    let folder = Folder::new("full-endless");
-    let mut child = start_endless(&folder, &CONFIG.replace("lan.pcapng", "/dev/full"));
-    let mut lines = BufReader::new(child.stderr.as_mut().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains("/dev/full: No space left")), "it ends without a word");
-    assert!(child.try_wait().unwrap().is_none());
-    send(&child, "-TERM");
-    assert_eq!(child.wait().unwrap().code(), Some(1));
+fn failed_output_is_logged_while_the_run_continues() {
+    let folder = folder_with_config();
+    let mut running = start_endless(&folder, &CONFIG.replace("lan.pcapng", "/dev/full"));
+    let mut lines = BufReader::new(running.stderr.as_mut().unwrap()).lines();
+    assert!(
+        lines.any(|line| line.unwrap().contains("/dev/full: No space left")),
+        "the program ended without a message"
+    );
+    assert!(running.try_wait().unwrap().is_none());
+    running.signal("-TERM");
+    assert_eq!(running.wait().unwrap().code(), Some(1));
 }
 
-/// As when the terminal is gone: what is said on standard error gets nowhere.
+/// Standard error is closed, as after its terminal was closed.
 #[test]
-fn a_run_ends_well_when_nobody_hears_it() {
-    let folder = Folder::new("unheard");
-    let mut child = endless(&folder);
-    drop(child.stderr.take());
-    send(&child, "-HUP");
-    rest(child);
+fn run_ends_normally_without_standard_error() {
+    let folder = folder_with_config();
+    let mut running = endless(&folder);
+    drop(running.stderr.take());
+    running.signal("-HUP");
+    report(running);
 }
 
 #[test]
-fn a_hangup_reads_rules_anew() {
-    let folder = Folder::new("hangup");
+fn hangup_reloads_rules() {
+    let folder = folder_with_config();
     folder.write("rules.toml", "rules = []");
     let from = "rules = [{ action = \"deny\", protocol = \"icmp\", src = \"192.0.2.1/32\" }]";
-    let mut child = start_endless(&folder, &CONFIG.replace(from, "file = \"rules.toml\""));
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let mut says = |part: &str| {
+    let mut running = start_endless(&folder, &CONFIG.replace(from, "file = \"rules.toml\""));
+    let mut lines = BufReader::new(running.stderr.take().unwrap()).lines();
+    let mut expect = |part: &str| {
         let found = lines.by_ref().map(|line| line.unwrap()).find(|line| line.contains(part));
-        found.unwrap_or_else(|| panic!("it does not say `{part}`"))
+        found.unwrap_or_else(|| panic!("`{part}` was not printed"))
     };
-    says("running");
+    expect("running");
     folder.write("rules.toml", "rules = [{ action = \"deny\" }]");
-    send(&child, "-HUP");
-    says("edge: reloaded: rules: 1, before: 0, from ");
+    running.signal("-HUP");
+    expect("edge: reloaded: rules: 1, before: 0, from ");
     folder.write("rules.toml", "rules = [\n  { action = \"deny\", dst_prot = 1 },\n]");
-    send(&child, "-HUP");
-    says("edge: not reloaded, all stays as it was:");
-    let told = says("rules.toml:2:");
-    assert!(told.contains("unknown field `dst_prot`") && told.contains("(the file has `rules = "), "{told}");
-    send(&child, "-INT");
-    let report = rest(child);
+    running.signal("-HUP");
+    expect("edge: not reloaded, the old data stays in use:");
+    let line = expect("rules.toml:2:");
+    assert!(line.contains("unknown field `dst_prot`") && line.contains("; help: write `rules = "), "{line}");
+    running.signal("-INT");
+    let report = report(running);
     let edge = report["stages"].as_array().unwrap().iter().find(|stage| stage["name"] == "edge").unwrap();
     let counters = &edge["counters"];
     assert_eq!((&counters["reloads"], &counters["refused"], &counters["rules"]), (&1.into(), &1.into(), &1.into()));
 }
 
-/// A hundred thousand rules take a while to be compiled: the end comes meanwhile, and another hangup does not hurry it.
+/// The first SIGHUP starts a reload that compiles 99,999 rules, which takes a while. During the reload, SIGINT stops
+/// the run, and a second SIGHUP has no effect.
 #[test]
-fn an_end_does_not_wait_for_rules() {
-    let folder = Folder::new("abandoned");
+fn stop_does_not_wait_for_a_reload() {
+    let folder = folder_with_config();
     folder.write("rules.toml", "rules = []");
     let from = "rules = [{ action = \"deny\", protocol = \"icmp\", src = \"192.0.2.1/32\" }]";
-    let mut child = start_endless(&folder, &CONFIG.replace(from, "file = \"rules.toml\""));
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(|line| line.unwrap());
+    let mut running = start_endless(&folder, &CONFIG.replace(from, "file = \"rules.toml\""));
+    let mut lines = BufReader::new(running.stderr.take().unwrap()).lines().map(|line| line.unwrap());
     assert!(lines.any(|line| line.contains("running")));
     let rule = |at: u32| {
         let [_, a, b, c] = at.to_be_bytes();
         format!("{{ action = \"deny\", src = \"10.{a}.{b}.{c}\", dst = \"172.{a}.{b}.{c}\" }},\n")
     };
     folder.write("rules.toml", format!("rules = [\n{}]", (0..99_999).map(rule).collect::<String>()));
-    send(&child, "-HUP");
-    assert!(lines.any(|line| line.contains("files are read anew")));
-    send(&child, "-INT");
-    send(&child, "-HUP");
-    assert!(lines.any(|line| line.contains("not read anew any more")), "it waited for the rules");
-    rest(child);
+    running.signal("-HUP");
+    assert!(lines.any(|line| line.contains("reloading files")));
+    running.signal("-INT");
+    running.signal("-HUP");
+    assert!(lines.any(|line| line.contains("reload abandoned")), "the run waited for the reload");
+    report(running);
 }
 
-/// As `ulimit -f` has it: who writes the file is told, and the program goes on.
+/// `ulimit -f` limits the file size. A write beyond the limit fails with an error, and the program continues.
 #[test]
-fn a_file_that_may_not_grow_ends_no_run() {
-    let folder = Folder::new("limited");
-    let config = folder.write(
-        "limited.toml",
-        r#"
-        [runtime]
-        workers = 1
-        hugepages = "none"
-        [[port]]
-        name = "in"
-        device = "soft"
-        link = { kind = "generator", size = 100 }
-        [pipeline]
-        input = ["in"]
-        [[pipeline.stage]]
-        use = "capture"
-        file = "all.pcapng"
-        lossless = true
-        rotate_bytes = 100_000
-        [[pipeline.stage]]
-        use = "drop"
-        "#,
-    );
-    let mut run = Command::new("sh");
-    run.args(["-c", "ulimit -f 8; exec \"$0\" run \"$1\" -j --packets 5000", env!("CARGO_BIN_EXE_dataplane")]);
-    let (status, out, err) = ended(run.arg(config).output().unwrap());
+fn file_size_limit_does_not_end_the_run() {
+    let folder = folder_with_config();
+    let config = Config::new()
+        .port("in", "kind = 'generator', size = 100")
+        .stage(
+            "capture",
+            "file = 'all.pcapng'
+lossless = true
+rotate_bytes = 100_000",
+        )
+        .stage("drop", "");
+    let config = folder.write("limited.toml", config.to_string());
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -f 8; exec \"$0\" run \"$1\" -j --packets 5000", env!("CARGO_BIN_EXE_dataplane")]);
+    let (status, out, err) = run(limited.arg(config));
     assert_eq!(status, 1, "{err}");
-    assert_eq!(err.matches("packets are left out").count(), 1, "{err}");
+    assert_eq!(err.matches("packets are not written").count(), 1, "{err}");
     assert!(err.contains("File too large"), "{err}");
     let report = json(&out);
     assert_eq!((&report["packets"]["rx"], &report["ledger"]["unaccounted"]), (&5000.into(), &0.into()));
-    // What is there is whole: as many packets as were taken and not lost.
+    // Every file is complete. Together, the files contain all packets that the stage took and did not lose.
     let mut packets = 0;
-    let files = fs::read_dir(&folder.0).unwrap().map(|entry| entry.unwrap().path());
+    let files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
     for path in files.filter(|path| path.to_string_lossy().contains("all_")) {
         let bytes = fs::read(path).unwrap();
         let mut rest = &bytes[..];
@@ -438,7 +447,7 @@ fn a_file_that_may_not_grow_ends_no_run() {
     assert!(packets > 0);
 }
 
-/// The frames of a capture of little-endian words, if all of it is whole.
+/// Returns the number of frames in a little-endian capture file, or `None` if the file ends within a frame.
 fn frames(bytes: &[u8]) -> Option<u64> {
     let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?) as usize);
     let is_ng = word(0) == Some(0x0a0d_0d0a);
@@ -450,38 +459,21 @@ fn frames(bytes: &[u8]) -> Option<u64> {
     (at == bytes.len()).then_some(frames)
 }
 
-/// As on a full disk: what is in the file is whole, and what the ledger has as sent and the file has not is told.
+/// `ulimit -f` acts like a full disk. The file ends with a complete packet. The program reports how many sent packets
+/// are missing in the file.
 #[test]
-fn an_output_that_fails_is_cut_to_what_is_whole_and_the_rest_is_told() {
-    let folder = Folder::new("full");
+fn failed_output_keeps_whole_packets_and_reports_lost_ones() {
+    let folder = folder_with_config();
     for (output, limit) in [("a.pcap", 0), ("b.pcap", 1), ("c.pcapng", 77), ("d.pcap", 600), ("e.pcapng", 777)] {
-        let config = folder.write(
-            "full.toml",
-            format!(
-                r#"
-                [runtime]
-                workers = 1
-                hugepages = "none"
-                [[port]]
-                name = "in"
-                device = "soft"
-                link = {{ kind = "generator", size = 101, count = 5000 }}
-                [[port]]
-                name = "out"
-                device = "soft"
-                link = {{ kind = "pcap", output = "{output}" }}
-                [pipeline]
-                input = ["in"]
-                [[pipeline.stage]]
-                use = "tx"
-                port = "out"
-                "#
-            ),
-        );
+        let config = Config::new()
+            .port("in", "kind = 'generator', size = 101, count = 5000")
+            .port("out", &format!("kind = 'pcap', output = '{output}'"))
+            .stage("tx", "port = 'out'");
+        let config = folder.write("full.toml", config.to_string());
         let limited = |form: &str| {
-            let mut run = Command::new("sh");
-            run.args(["-c", "ulimit -f $3; exec \"$0\" run \"$1\" --report $2", env!("CARGO_BIN_EXE_dataplane")]);
-            ended(run.arg(&config).arg(form).arg(limit.to_string()).output().unwrap())
+            let mut limited = Command::new("sh");
+            limited.args(["-c", "ulimit -f $3; exec \"$0\" run \"$1\" --report $2", env!("CARGO_BIN_EXE_dataplane")]);
+            run(limited.arg(&config).arg(form).arg(limit.to_string()))
         };
         let (status, out, err) = limited("json");
         assert_eq!(status, 1, "{err}");
@@ -493,24 +485,26 @@ fn an_output_that_fails_is_cut_to_what_is_whole_and_the_rest_is_told() {
         assert_eq!(sent + ledger["drops"]["out.tx_error"].as_u64().unwrap_or(0), 5000);
         assert_eq!(lost, number(&port["device_counters"]["tx_lost"]));
         assert!(
-            err.contains(&format!("{output}: File too large (os error 27): {lost} packets that were sent")),
+            err.contains(&format!(
+                "{output}: File too large (os error 27): {lost} sent packets are missing in the file"
+            )),
             "{err}"
         );
         assert_eq!(err.matches("further packets are dropped").count(), 1, "{err}");
-        let bytes = fs::read(folder.path(output)).unwrap();
+        let bytes = fs::read(folder.file(output)).unwrap();
         assert_eq!(frames(&bytes), Some(sent - lost), "{output}: {} bytes", bytes.len());
         assert!(lost > 0 && bytes.len() <= limit * 512, "{output}: {lost} lost, {} bytes", bytes.len());
-        // Nearly all that the disk takes is there.
+        // The file ends less than 200 bytes below the limit.
         assert!(bytes.len() + 200 > limit * 512, "{output}: {} bytes", bytes.len());
 
         let (_, out, _) = limited("human");
-        assert!(out.contains("of those that were sent: not in the file of port out"), "{out}");
+        assert!(out.contains("sent, but missing from the file of port out"), "{out}");
     }
 }
 
 #[test]
-fn a_graph_has_every_stage_and_port() {
-    let folder = Folder::new("graph");
+fn graph_has_every_stage_and_port() {
+    let folder = folder_with_config();
     for (format, first, last) in
         [("svg", "<svg", "</svg>\n"), ("dot", "digraph", "}\n"), ("mermaid", "flowchart", "\n")]
     {
@@ -525,15 +519,15 @@ fn a_graph_has_every_stage_and_port() {
     assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());
     let (status, out, _) = dataplane(&folder, "graph @/x.toml -o @/x.dot");
     assert_eq!((status, out.as_str()), (0, ""));
-    assert!(fs::read_to_string(folder.path("x.dot")).unwrap().starts_with("digraph"));
+    assert!(fs::read_to_string(folder.file("x.dot")).unwrap().starts_with("digraph"));
     let (status, _, err) = dataplane(&folder, "graph @/x.toml -o @/none/x.svg");
     assert_eq!(status, 1);
     assert!(err.contains("none/x.svg"), "{err}");
 
-    // Not over the config that it is drawn from, nor over what that plays or writes, by whatever name.
-    std::os::unix::fs::symlink(folder.path("x.toml"), folder.path("link.svg")).unwrap();
+    // `graph` must not overwrite the config or any input or output of the config, even through a symbolic link.
+    std::os::unix::fs::symlink(folder.file("x.toml"), folder.file("link.svg")).unwrap();
     folder.write("denied.pcapng", "kept");
-    let before = ["x.toml", "in.pcap", "denied.pcapng"].map(|name| fs::read(folder.path(name)).unwrap());
+    let before = ["x.toml", "in.pcap", "denied.pcapng"].map(|name| fs::read(folder.file(name)).unwrap());
     for (output, what) in [
         ("x.toml", "the config itself"),
         ("link.svg", "the config itself"),
@@ -544,25 +538,25 @@ fn a_graph_has_every_stage_and_port() {
         assert_eq!(status, 1, "{err}");
         assert!(err.contains(what) && err.contains("name another file"), "{err}");
     }
-    assert!(["x.toml", "in.pcap", "denied.pcapng"].map(|name| fs::read(folder.path(name)).unwrap()) == before);
+    assert!(["x.toml", "in.pcap", "denied.pcapng"].map(|name| fs::read(folder.file(name)).unwrap()) == before);
 }
 
 #[test]
-fn the_picture_of_the_quickstart_is_up_to_date() {
-    let folder = Folder::new("picture");
+fn quickstart_diagram_is_up_to_date() {
+    let folder = folder_with_config();
     let repository = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let (status, out, _) = dataplane(&folder, &format!("graph {repository}/configs/quickstart.toml"));
     assert_eq!(status, 0);
     let drawn = fs::read_to_string(format!("{repository}/docs/quickstart.svg")).unwrap();
     assert!(
         drawn == out,
-        "draw it anew: target/release/dataplane graph configs/quickstart.toml -o docs/quickstart.svg"
+        "outdated, run: target/release/dataplane graph configs/quickstart.toml -o docs/quickstart.svg"
     );
 }
 
 #[test]
-fn explain_tells_the_way_of_every_packet() {
-    let folder = Folder::new("explain");
+fn explain_shows_the_path_of_every_packet() {
+    let folder = folder_with_config();
     let (status, out, err) = dataplane(&folder, "explain @/x.toml @/in.pcap");
     assert_eq!((status, err.as_str()), (0, ""));
     let ping = "icmp echo request 1  98 bytes\n  parse → edge (no rule matches: permit) → swap → out lan\n  changed: \
@@ -571,8 +565,8 @@ fn explain_tells_the_way_of_every_packet() {
     assert!(out.contains(ping), "{out}");
     assert!(out.contains("  parse [arp] → noise\n  dropped: noise.requested\n"), "{out}");
     assert!(out.contains("\n  dropped: edge.denied\n"), "{out}");
-    let written = ["lan.pcapng", "wan.pcapng", "denied.pcapng"].map(|name| folder.path(name).exists());
-    assert_eq!(written, [false; 3], "nothing is opened, nothing is written");
+    let written = ["lan.pcapng", "wan.pcapng", "denied.pcapng"].map(|name| folder.file(name).exists());
+    assert_eq!(written, [false; 3], "explain wrote an output file");
 
     let (status, out, _) = dataplane(&folder, "explain -j @/x.toml @/in.pcap --packets 2");
     assert_eq!(status, 0);
@@ -583,15 +577,33 @@ fn explain_tells_the_way_of_every_packet() {
     assert_eq!(json(&out), Value::Array(Vec::new()));
 }
 
-/// What is explained is what happens: the fates add up to the ledger of a run.
+#[test]
+fn explain_names_the_stage_that_holds_a_packet() {
+    let folder = folder_with_config();
+    let neighbor = "[[pipeline.stage]]\nname = \"way\"\nuse = \"route\"\ntable = [{ prefix = \"0.0.0.0/0\", via = \
+                    \"203.0.113.9\", port = \"lan\" }]\n[[pipeline.stage]]\nname = \"find\"\nuse = \"neighbor\"\nsource \
+                    = \"resolve\"\n";
+    let text = CONFIG.replace("[[pipeline.stage]]\nname = \"swap\"\nuse = \"mac_swap\"\n", neighbor);
+    let text = text.replace("name = \"lan\"", "name = \"lan\"\naddresses = [\"203.0.113.1/24\"]");
+    let text = text.replace("name = \"noise\"\nuse = \"drop\"", "name = \"noise\"\nuse = \"arp\"\nnext = \"drop\"");
+    folder.write("x.toml", text);
+    let (status, out, err) = dataplane(&folder, "explain @/x.toml @/in.pcap");
+    assert_eq!(status, 0, "{err}");
+    assert!(out.contains("\n  held by find\n"), "{out}");
+    let (_, out, _) = dataplane(&folder, "explain -j @/x.toml @/in.pcap");
+    assert!(json(&out).as_array().unwrap().iter().any(|packet| packet["fate"] == "held"), "{out}");
+}
+
+/// `explain` reports what happened to each packet. The numbers of sent and dropped packets equal the numbers in the
+/// ledger (the packet accounting) of a run.
 #[test]
 fn explain_agrees_with_a_run() {
-    let folder = Folder::new("agree");
-    for name in fs::read_dir(CAPTURES).unwrap().map(|entry| entry.unwrap().path()) {
+    let folder = folder_with_config();
+    for name in fs::read_dir(capture("")).unwrap().map(|entry| entry.unwrap().path()) {
         if !name.extension().is_some_and(|end| end == "pcap" || end == "pcapng") {
             continue;
         }
-        fs::copy(&name, folder.path("in.pcap")).unwrap();
+        fs::copy(&name, folder.file("in.pcap")).unwrap();
         let (_, out, _) = dataplane(&folder, "explain -j @/x.toml @/in.pcap");
         let packets = json(&out);
         let packets = packets.as_array().unwrap();
@@ -607,8 +619,8 @@ fn explain_agrees_with_a_run() {
 }
 
 #[test]
-fn explain_goes_as_far_as_a_capture_is_valid() {
-    let folder = Folder::new("damaged");
+fn explain_shows_the_packets_before_damage() {
+    let folder = folder_with_config();
     let whole = fs::read(capture("arp-and-ping.pcap")).unwrap();
     folder.write("in.pcap", &whole[..whole.len() - 5]);
     let (status, out, err) = dataplane(&folder, "explain -j @/x.toml @/in.pcap");
@@ -623,22 +635,22 @@ fn explain_goes_as_far_as_a_capture_is_valid() {
     assert!(err.contains("in.pcap: not a capture"), "{err}");
     let (status, _, err) = dataplane(&folder, "explain @/x.toml @/in.pcap --port lan");
     assert_eq!(status, 2);
-    assert!(err.contains("`lan` is no input"), "{err}");
+    assert!(err.contains("`lan` is not an input"), "{err}");
 }
 
 #[test]
-fn nobody_reading_is_no_failure() {
-    let folder = Folder::new("pipe");
-    let args = ["explain".into(), folder.path("x.toml"), capture("mixed.pcap")];
-    let mut child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    let (status, _, err) = ended(child.wait_with_output().unwrap());
+fn closed_output_pipe_is_no_failure() {
+    let folder = folder_with_config();
+    let args = ["explain".into(), folder.file("x.toml"), capture("mixed.pcap")];
+    let mut running = RunningProgram::start(command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    drop(running.stdout.take());
+    let (status, _, err) = running.end();
     assert_eq!((status, err.as_str()), (0, ""));
 }
 
 #[test]
 fn stages_are_listed_and_described() {
-    let folder = Folder::new("stages");
+    let folder = folder_with_config();
     let (status, out, err) = dataplane(&folder, "stages");
     assert_eq!((status, err.as_str()), (0, ""));
     let (_, listed, _) = dataplane(&folder, "stages --json");
@@ -659,10 +671,10 @@ fn stages_are_listed_and_described() {
 
 #[test]
 fn devices_and_topology_describe_the_host() {
-    let folder = Folder::new("host");
+    let folder = folder_with_config();
     let (status, out, _) = dataplane(&folder, "devices");
     assert_eq!(status, 0);
-    for part in ["verbs devices\n", "software device", "loopback", "generator", "pcap"] {
+    for part in ["verbs devices\n", "(device = \"host\")", "(device = \"soft\")", "packet", "loopback", "pcap"] {
         assert!(out.contains(part), "{part}: {out}");
     }
     let (_, out, _) = dataplane(&folder, "devices -j");
@@ -672,7 +684,7 @@ fn devices_and_topology_describe_the_host() {
 
     let (status, out, _) = dataplane(&folder, "topology @/x.toml");
     assert_eq!(status, 0);
-    assert!(out.contains("\nworkers of the config\n  0: core "), "{out}");
+    assert!(out.contains("\nworkers of this config\n  0: core "), "{out}");
     let (_, out, _) = dataplane(&folder, "topology -j @/x.toml");
     let topology = json(&out);
     assert_eq!(topology["workers"].as_array().unwrap().len(), 1);
@@ -680,11 +692,26 @@ fn devices_and_topology_describe_the_host() {
 }
 
 #[test]
-fn the_config_reference_is_up_to_date() {
-    let folder = Folder::new("reference");
-    let (status, out, _) = dataplane(&folder, "reference");
+fn config_reference_is_up_to_date() {
+    let folder = Folder::new();
+    let (status, _, err) = dataplane(&folder, "reference --output @");
+    assert_eq!(status, 0, "{err}");
+    let docs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs"));
+    let pages = |folder: &Path| -> BTreeMap<PathBuf, String> {
+        let config = fs::read_dir(folder.join("config")).unwrap().map(|entry| entry.unwrap().path());
+        let all = config.chain([folder.join("config-reference.md")]);
+        all.map(|path| (path.strip_prefix(folder).unwrap().to_owned(), fs::read_to_string(&path).unwrap())).collect()
+    };
+    let help = "outdated, run: rm -r docs/config && cargo run -p dataplane-runner -- reference";
+    assert!(pages(docs) == pages(folder.path()), "{help}");
+}
+
+#[test]
+fn config_schema_is_up_to_date() {
+    let folder = Folder::new();
+    let (status, out, _) = dataplane(&folder, "schema");
     assert_eq!(status, 0);
-    let written = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config-reference.md");
+    let written = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/config.schema.json");
     let written = fs::read_to_string(written).unwrap();
-    assert!(written == out, "write it anew: cargo run -p dataplane-runner -- reference > docs/config-reference.md");
+    assert!(written == out, "outdated, run: cargo run -p dataplane-runner -- schema > docs/config.schema.json");
 }

@@ -1,136 +1,107 @@
-//! `stats` and a program that runs, from outside.
+//! End-to-end tests of the command `stats`, and of the control socket that `stats` connects to.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, lchown, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use dataplane_testing::config::Config;
+use dataplane_testing::program::{RunningProgram, run};
+use dataplane_testing::{Folder, skip, wait_until};
 use serde_json::Value;
 
-const CONFIG: &str = r#"
-[runtime]
-workers = 1
-hugepages = "none"
+/// Returns a config with a generator. A stage denies a part of the generated packets.
+fn config(link: &str) -> String {
+    let rules = "rules = [{ action = 'deny', protocol = 'udp', src_port = '1024-1027' }]";
+    Config::new()
+        .port("wire", link)
+        .stage("parse", "")
+        .stage("acl", &format!("name = 'edge'\ndefault = 'permit'\n{rules}"))
+        .stage("tx", "name = 'out'\nport = 'wire'")
+        .to_string()
+}
 
-[[port]]
-name = "wire"
-device = "soft"
-link = { kind = "generator", size = 64, flows = 16 }
+const LINK: &str = "kind = 'generator', size = 64, flows = 16";
 
-[pipeline]
-input = ["wire"]
+/// The maximum time to wait for an expected event.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-[[pipeline.stage]]
-use = "parse"
+/// A folder with a config. The folder is also the runtime directory, which contains the control sockets.
+struct RuntimeFolder(Folder);
 
-[[pipeline.stage]]
-name = "edge"
-use = "acl"
-default = "permit"
-rules = [{ action = "deny", protocol = "udp", src_port = "1024-1027" }]
-
-[[pipeline.stage]]
-name = "out"
-use = "tx"
-port = "wire"
-"#;
-
-/// How long is waited for what will come.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A folder of its own, with a config, that stands for the user's folder of sockets; removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("dataplane-stats-{}-{name}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        fs::write(path.join("x.toml"), CONFIG).unwrap();
-        Self(path)
+impl RuntimeFolder {
+    fn new() -> Self {
+        let folder = Folder::new();
+        folder.write("x.toml", config(LINK));
+        Self(folder)
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.file(name)
     }
 
     fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_dataplane"));
-        command.args(line.split(' ').map(|arg| arg.replace('@', &self.0.display().to_string())));
-        command.env_remove("RUST_LOG").env("XDG_RUNTIME_DIR", &self.0).stdin(Stdio::null());
+        command.args(line.split(' ').map(|arg| arg.replace('@', &self.0.path().display().to_string())));
+        command.env_remove("RUST_LOG").env("XDG_RUNTIME_DIR", self.0.path()).stdin(Stdio::null());
         command
     }
 
-    /// The exit status, standard output and standard error of a command line. `@` stands for the folder.
+    /// Runs the program with the arguments in `line`, where `@` stands for the path of the folder. Returns the exit
+    /// status, standard output and standard error.
     fn dataplane(&self, line: &str) -> (i32, String, String) {
-        let Output { status, stdout, stderr } = self.command(line).output().unwrap();
-        (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+        run(&mut self.command(line))
     }
 
-    /// A program that runs, and has answered at this socket.
+    /// Starts a program, and waits until the program answers on its control socket.
     fn run(&self, settings: &str, socket: Option<&str>) -> Running {
         let mut command = self.command(&format!("run @/x.toml --json{settings}"));
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-        let name = socket.map_or_else(|| format!("dataplane-{}.sock", child.id()), str::to_owned);
-        let mut running = Running { child, socket: self.path(&name) };
-        let begin = Instant::now();
-        while running.ask().is_none() {
-            assert!(begin.elapsed() < PATIENCE && running.child.try_wait().unwrap().is_none(), "it does not run");
-            thread::sleep(Duration::from_millis(5));
-        }
+        let program = RunningProgram::start(command.stdout(Stdio::piped()).stderr(Stdio::null()));
+        let name = socket.map_or_else(|| format!("dataplane-{}.sock", program.id()), str::to_owned);
+        let mut running = Running { program, socket: self.path(&name) };
+        wait_until("the program answers", || {
+            assert!(running.program.try_wait().unwrap().is_none(), "the program has ended");
+            running.ask().is_some()
+        });
         running
     }
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// A program that runs; killed if it still does at the end.
+/// A running program and its control socket.
 struct Running {
-    child: Child,
+    program: RunningProgram,
     socket: PathBuf,
 }
 
 impl Running {
     fn pid(&self) -> u32 {
-        self.child.id()
+        self.program.id()
     }
 
     fn connect(&self) -> Option<UnixStream> {
         let stream = UnixStream::connect(&self.socket).ok()?;
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         Some(stream)
     }
 
-    /// Asks by the protocol itself.
+    /// Requests statistics directly over the socket, without the command `stats`.
     fn ask(&self) -> Option<Value> {
         let mut stream = self.connect()?;
         stream.write_all(b"stats\n").ok()?;
-        Some(line(&mut BufReader::new(stream)).expect("it ends without an answer"))
+        Some(line(&mut BufReader::new(stream)).expect("the connection ended without an answer"))
     }
 
-    /// Ends it by a signal, and returns its report.
-    fn end(mut self, signal: &str) -> Value {
-        let sent = Command::new("kill").args([signal, &self.pid().to_string()]).status().unwrap();
-        assert!(sent.success());
-        let mut out = String::new();
-        self.child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0));
+    /// Stops the program with a signal, and returns its report.
+    fn end(self, signal: &str) -> Value {
+        self.program.signal(signal);
+        let (status, out, _) = self.program.end();
+        assert_eq!(status, 0);
         assert!(!self.socket.exists());
         json(&out)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -138,7 +109,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// A line of JSON. `None`: there is no more.
+/// Reads a line of JSON. Returns `None` at the end of the stream.
 fn line(stream: &mut impl BufRead) -> Option<Value> {
     let mut line = String::new();
     stream.read_line(&mut line).unwrap();
@@ -146,7 +117,7 @@ fn line(stream: &mut impl BufRead) -> Option<Value> {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 fn parts(stats: &Value) -> Vec<&str> {
@@ -154,8 +125,8 @@ fn parts(stats: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn stats_show_where_packets_and_time_go_while_a_program_runs() {
-    let folder = Folder::new("show");
+fn stats_show_counters_and_costs_of_a_running_program() {
+    let folder = RuntimeFolder::new();
     let running = folder.run("", None);
     let about = fs::symlink_metadata(&running.socket).unwrap();
     assert!(about.file_type().is_socket());
@@ -165,7 +136,7 @@ fn stats_show_where_packets_and_time_go_while_a_program_runs() {
         assert_eq!((status, err.as_str()), (0, ""));
         out
     };
-    // Until a burst was timed.
+    // Repeat until the time measurement has sampled a burst.
     let first = loop {
         let first = json(&shown(" --json"));
         if !parts(&first).is_empty() {
@@ -201,23 +172,23 @@ fn stats_show_where_packets_and_time_go_while_a_program_runs() {
     let report = running.end("-TERM");
     assert_eq!(report["ledger"]["unaccounted"], 0);
     assert!(number(&report["packets"]["rx"]) >= number(&second["packets"]["rx"]));
-    // The fields of the report are those that it has at the end.
+    // The live statistics have every field of the final report.
     for key in report.as_object().unwrap().keys() {
         assert!(second.get(key).is_some(), "{key}");
     }
 }
 
 #[test]
-fn what_is_lost_before_the_pipeline_is_said_by_port() {
-    let folder = Folder::new("lost");
-    // No worker takes that many.
-    fs::write(folder.path("x.toml"), CONFIG.replace("flows = 16", "flows = 16, rate = 1000000000")).unwrap();
+fn packets_lost_before_the_pipeline_are_counted_by_port() {
+    let folder = RuntimeFolder::new();
+    // No worker can generate packets at this rate.
+    fs::write(folder.path("x.toml"), config(&format!("{LINK}, rate = 1000000000"))).unwrap();
     let running = folder.run("", None);
     let begin = Instant::now();
     let lost = |stats: &Value| number(&stats["ports"][0]["rx_lost"]);
     let mut stats = running.ask().unwrap();
     while lost(&stats) == 0 {
-        assert!(begin.elapsed() < PATIENCE, "{stats}");
+        assert!(begin.elapsed() < TIMEOUT, "{stats}");
         stats = running.ask().unwrap();
     }
     assert_eq!(stats["ports"][0]["device_counters"]["rx_out_of_buffer"], stats["ports"][0]["rx_lost"]);
@@ -231,11 +202,11 @@ fn what_is_lost_before_the_pipeline_is_said_by_port() {
 }
 
 #[test]
-fn every_line_has_what_came_since_the_one_before_until_the_program_ends() {
-    let folder = Folder::new("every");
+fn each_line_covers_the_time_since_the_previous_line() {
+    let folder = RuntimeFolder::new();
     let running = folder.run("", None);
     let mut stats = folder.command(&format!("stats {} --every 10ms --json", running.pid()));
-    let mut stats = stats.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stats = RunningProgram::start(stats.stdout(Stdio::piped()).stderr(Stdio::piped()));
     let mut lines = BufReader::new(stats.stdout.take().unwrap());
     let [first, second, third] = [(); 3].map(|()| line(&mut lines).unwrap());
     assert_eq!(first["recent"]["duration_s"], first["duration_s"]);
@@ -248,13 +219,13 @@ fn every_line_has_what_came_since_the_one_before_until_the_program_ends() {
     }
     running.end("-INT");
     while line(&mut lines).is_some() {}
-    let ended = stats.wait_with_output().unwrap();
-    assert_eq!((ended.status.code(), ended.stderr.as_slice()), (Some(0), &b"the program has ended\n"[..]));
+    let (status, _, err) = stats.end();
+    assert_eq!((status, err.as_str()), (0, "the program has ended\n"));
 }
 
 #[test]
-fn two_programs_at_once_are_told_apart() {
-    let folder = Folder::new("two");
+fn two_running_programs_are_distinguished() {
+    let folder = RuntimeFolder::new();
     let [one, two] = [folder.run("", None), folder.run("", None)];
     let (status, out, err) = folder.dataplane("stats");
     assert_eq!((status, out.as_str()), (2, ""));
@@ -265,43 +236,43 @@ fn two_programs_at_once_are_told_apart() {
         assert_eq!(json(&out)["pid"], running.pid());
     }
     one.end("-TERM");
-    // The other one goes on.
+    // The other program continues.
     assert_eq!(two.ask().unwrap()["pid"], two.pid());
     two.end("-TERM");
 }
 
 #[test]
-fn the_socket_of_a_killed_program_is_replaced_and_that_of_a_live_one_is_not() {
-    let folder = Folder::new("stale");
+fn only_the_socket_of_a_killed_program_is_replaced() {
+    let folder = RuntimeFolder::new();
     let settings = " --set runtime.control=edge.sock";
     let mut first = folder.run(settings, Some("edge.sock"));
     let (status, out, err) = folder.dataplane(&format!("run @/x.toml --packets 1{settings}"));
     assert_eq!((status, out.as_str()), (1, ""));
-    assert!(err.contains("runtime.control") && err.contains("another program listens there"), "{err}");
-    // It is named by a path, so it is not found by its process.
+    assert!(err.contains("runtime.control") && err.contains("another program listens on"), "{err}");
+    // The config sets the path of the socket, so `stats` does not find the socket by process ID.
     let (status, _, err) = folder.dataplane(&format!("stats {}", first.pid()));
     assert_eq!(status, 1, "{err}");
     assert!(err.contains("--socket"), "{err}");
-    first.child.kill().unwrap();
-    first.child.wait().unwrap();
+    first.program.kill().unwrap();
+    first.program.wait().unwrap();
     assert!(first.socket.exists());
     let (status, _, err) = folder.dataplane("stats --socket @/edge.sock");
-    assert_eq!((status, err.contains("no program listens there")), (1, true), "{err}");
-    // Two at once do not take it from each other, and nobody else's lock is in the way.
-    let common = File::open(&folder.0).unwrap();
+    assert_eq!((status, err.contains("no program listens on this socket")), (1, true), "{err}");
+    // A second program does not take over the socket of a running program. A lock on the folder has no effect.
+    let common = File::open(folder.0.path()).unwrap();
     common.lock().unwrap();
     let second = folder.run(settings, Some("edge.sock"));
     assert_eq!(fs::symlink_metadata(folder.path("edge.sock.lock")).unwrap().permissions().mode() & 0o777, 0o600);
     let (status, _, err) = folder.dataplane(&format!("run @/x.toml --packets 1{settings}"));
-    assert_eq!((status, err.contains("another program listens there")), (1, true), "{err}");
+    assert_eq!((status, err.contains("another program listens on")), (1, true), "{err}");
     let (status, out, _) = folder.dataplane("stats --socket @/edge.sock -j");
     assert_eq!((status, &json(&out)["pid"]), (0, &second.pid().into()));
     second.end("-TERM");
     assert!(!folder.path("edge.sock.lock").exists());
-    // What a killed one leaves in the common folder, the next one takes away.
+    // A killed program leaves its socket in the default folder. The next program removes this socket.
     let mut third = folder.run("", None);
-    third.child.kill().unwrap();
-    third.child.wait().unwrap();
+    third.program.kill().unwrap();
+    third.program.wait().unwrap();
     assert!(third.socket.exists());
     let fourth = folder.run("", None);
     assert!(!third.socket.exists());
@@ -310,17 +281,17 @@ fn the_socket_of_a_killed_program_is_replaced_and_that_of_a_live_one_is_not() {
 }
 
 #[test]
-fn a_socket_that_cannot_be_made_is_told_and_nothing_else_is_touched() {
-    let folder = Folder::new("wrong");
+fn impossible_socket_path_is_reported_and_other_files_are_kept() {
+    let folder = RuntimeFolder::new();
     fs::write(folder.path("mine"), "precious").unwrap();
     let whole = |bytes: usize| "x".repeat(bytes - folder.path("").as_os_str().len());
     let text = fs::read_to_string(folder.path("x.toml")).unwrap();
     for (path, why, fix) in [
-        ("missing/edge.sock", "missing: there is no such folder", "make it by `mkdir -p "),
-        ("mine", "mine: there is something that is no socket", "name a path where there is nothing yet"),
+        ("missing/edge.sock", "missing does not exist", "run `mkdir -p "),
+        ("mine", "mine exists and is not a socket", "name a path that does not exist yet"),
         ("mine/edge.sock", "mine/edge.sock", "help: name"),
-        (&whole(108), "has at most 107 bytes, and this one has 108", "name a shorter path"),
-        ("", "an empty path", "write \"auto\", \"none\", or the path"),
+        (&whole(108), "has 108 bytes, more than the maximum of 107", "name a shorter path"),
+        ("", "the path is empty", "write \"auto\", \"none\", or the path"),
     ] {
         let config = text.replace("[runtime]\n", &format!("[runtime]\ncontrol = \"{path}\"\n"));
         fs::write(folder.path("y.toml"), &config).unwrap();
@@ -333,19 +304,19 @@ fn a_socket_that_cannot_be_made_is_told_and_nothing_else_is_touched() {
             }
         }
     }
-    // What is beside the path is as little ours.
+    // A file at the path of the lock file is not changed either.
     let pipe = folder.path("edge.sock.lock");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     fs::write(folder.path("other.sock.lock"), "precious too").unwrap();
     for path in ["edge.sock", "other.sock"] {
         let (status, _, err) = folder.dataplane(&format!("run @/x.toml --packets 1 --set runtime.control={path}"));
-        assert_eq!((status, err.contains(&format!("{path}.lock: a file cannot be locked there"))), (1, true), "{err}");
-        assert!(err.contains("there is something that is no lock: take it away"), "{err}");
+        assert_eq!((status, err.contains(&format!("{path}.lock: "))), (1, true), "{err}");
+        assert!(err.contains("the path exists and is not a lock file; help: remove the file"), "{err}");
     }
     assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
     assert_eq!(fs::read_to_string(folder.path("other.sock.lock")).unwrap(), "precious too");
     assert_eq!(fs::read_to_string(folder.path("mine")).unwrap(), "precious");
-    // As long as a path may be, it is found.
+    // A path of the maximum length works.
     let longest = whole(107);
     let running = folder.run(&format!(" --set runtime.control={longest}"), Some(&longest));
     let (status, out, err) = folder.dataplane(&format!("stats --socket @/{longest} -j"));
@@ -353,8 +324,9 @@ fn a_socket_that_cannot_be_made_is_told_and_nothing_else_is_touched() {
     running.end("-TERM");
     let (status, _, err) = folder.dataplane(&format!("stats --socket @/{longest}x"));
     assert_eq!(status, 2, "{err}");
-    assert!(err.contains("has at most 107 bytes, and this one has 108: go to its folder"), "{err}");
-    // By itself it goes elsewhere, or does without.
+    assert!(err.contains("has 108 bytes, more than the maximum of 107: change to its folder"), "{err}");
+    // With `control = "auto"` and a missing runtime directory, the program uses another folder or runs without a
+    // socket.
     let line = "run @/x.toml --packets 1 --json";
     let Output { status, stdout, .. } =
         folder.command(line).env("XDG_RUNTIME_DIR", folder.path("missing")).output().unwrap();
@@ -372,7 +344,7 @@ fn a_socket_that_cannot_be_made_is_told_and_nothing_else_is_touched() {
     }
 }
 
-/// Writes until it is not taken any more. How many bytes were.
+/// Writes until the peer closes the connection. Returns the number of written bytes.
 fn flood(stream: &mut UnixStream, piece: &[u8]) -> usize {
     let mut taken = 0;
     while taken < 1 << 30 {
@@ -388,36 +360,37 @@ fn flood(stream: &mut UnixStream, piece: &[u8]) -> usize {
 }
 
 #[test]
-fn hostile_clients_are_cut_off_and_hold_nobody_up() {
-    let folder = Folder::new("hostile");
+fn hostile_clients_are_disconnected_and_block_no_other_client() {
+    let folder = RuntimeFolder::new();
     let running = folder.run("", None);
     let before = running.ask().unwrap();
-    // Garbage is answered once.
+    // The server answers an unknown request once and closes the connection.
     for garbage in [&b"fly\n"[..], b"\n", b"\xff\xfe\x00\n", b"stats stats\n", b"{\"do\":\"stats\"}\n"] {
         let mut stream = running.connect().unwrap();
         stream.write_all(garbage).unwrap();
         let mut stream = BufReader::new(stream);
         let error = line(&mut stream).unwrap();
-        assert!(error["error"].as_str().unwrap().starts_with("no request `"), "{error}");
+        assert!(error["error"].as_str().unwrap().starts_with("unknown request `"), "{error}");
         assert!(line(&mut stream).is_none());
     }
-    // A gigabyte of it, with and without the end of a line.
+    // Garbage without line ends, and garbage that consists of line ends. The client writes until the server closes the
+    // connection, and at most 1 GiB.
     for piece in [&[b'x'; 1 << 16], &[b'\n'; 1 << 16]] {
         let mut stream = running.connect().unwrap();
         let taken = flood(&mut stream, piece);
         assert!(taken < 16 << 20, "{taken} bytes were taken");
     }
-    // Many requests at once are answered one after the other.
+    // The server answers several requests in order.
     let mut stream = running.connect().unwrap();
     stream.write_all(&b"stats\n".repeat(3)).unwrap();
     let mut stream = BufReader::new(stream);
     for _ in 0..3 {
         assert_eq!(line(&mut stream).unwrap()["pid"], running.pid());
     }
-    // One that asks and does not read, many that say nothing, and half a word of each.
+    // 40 clients send half a request. Another client sends requests and reads no answer.
     let mut silent: Vec<UnixStream> = (0..40).map(|_| running.connect().unwrap()).collect();
     for stream in &mut silent {
-        // Of so many the first have been cut off.
+        // The server has already closed the first of these connections.
         let _ = stream.write_all(b"sta");
     }
     let mut deaf = running.connect().unwrap();
@@ -426,14 +399,14 @@ fn hostile_clients_are_cut_off_and_hold_nobody_up() {
     assert!(number(&after["packets"]["rx"]) > number(&before["packets"]["rx"]));
     let (status, _, err) = folder.dataplane(&format!("stats {}", running.pid()));
     assert_eq!((status, err.as_str()), (0, ""));
-    assert_eq!(cut_off(&mut silent), 40, "those that do not go on are not waited for");
+    assert_eq!(cut_off(&mut silent), 40, "stalled clients are cut off");
     let report = running.end("-TERM");
     assert_eq!(report["errors"], Value::Array(Vec::new()));
 }
 
 #[test]
-fn of_too_many_clients_the_one_that_was_silent_longest_is_told_to_go() {
-    let folder = Folder::new("many");
+fn client_above_the_limit_replaces_the_client_idle_longest() {
+    let folder = RuntimeFolder::new();
     let running = folder.run("", None);
     let ask = |client: &mut BufReader<UnixStream>| {
         client.get_mut().write_all(b"stats\n").unwrap();
@@ -451,7 +424,7 @@ fn of_too_many_clients_the_one_that_was_silent_longest_is_told_to_go() {
     clients[1..].iter_mut().for_each(ask);
 }
 
-/// How many of the connections are at their end, or come to it.
+/// Returns the number of connections that the server closes.
 fn cut_off(streams: &mut [UnixStream]) -> usize {
     let is_over = |stream: &mut UnixStream| match stream.read_to_end(&mut Vec::new()) {
         Ok(_) => true,
@@ -461,30 +434,30 @@ fn cut_off(streams: &mut [UnixStream]) -> usize {
 }
 
 #[test]
-fn by_its_process_only_a_socket_of_this_user_is_found() {
-    let folder = Folder::new("own");
-    // There is no such process.
+fn only_own_sockets_are_found_by_process_id() {
+    let folder = RuntimeFolder::new();
+    // No process has this process ID.
     let (process, path) = (u32::MAX, folder.path(&format!("dataplane-{}.sock", u32::MAX)));
     let listener = UnixListener::bind(folder.path("foreign.sock")).unwrap();
     let is_asked = || {
         let (status, out, err) = folder.dataplane(&format!("stats {process} --json"));
         assert_eq!((status, out.as_str()), (1, ""), "{err}");
-        assert!(err.contains("no socket of this user"), "{err}");
+        assert!(err.contains("no control socket of this user"), "{err}");
         listener.accept().is_ok()
     };
     listener.set_nonblocking(true).unwrap();
     symlink(folder.path("foreign.sock"), &path).unwrap();
-    assert!(!is_asked(), "through a link");
+    assert!(!is_asked(), "the program followed a symbolic link");
     fs::rename(folder.path("foreign.sock"), &path).unwrap();
     match lchown(&path, Some(65534), None) {
-        Ok(()) => assert!(!is_asked(), "of another user"),
-        Err(error) => println!("skipped: a socket of another user cannot be made: {error}"),
+        Ok(()) => assert!(!is_asked(), "the program used a socket of another user"),
+        Err(error) => skip(format!("cannot create a socket of another user: {error}")),
     }
 }
 
 #[test]
-fn what_answers_but_is_no_program_of_ours_is_told() {
-    let folder = Folder::new("foreign");
+fn answer_of_a_foreign_program_is_reported() {
+    let folder = RuntimeFolder::new();
     let answer = |text: &'static str| {
         let path = folder.path("foreign.sock");
         let _ = fs::remove_file(&path);
@@ -498,7 +471,7 @@ fn what_answers_but_is_no_program_of_ours_is_told() {
     };
     for (text, why) in [
         ("{\"error\": \"bu\\u001bsy\"}\n", "bu\u{fffd}sy"),
-        ("{\"pid\": 1}\n", "--json shows it"),
+        ("{\"pid\": 1}\n", "help: use --json"),
         ("hello\n", "cannot read"),
         ("{\"pid\":", "ended before it answered"),
         ("", "ended before it answered"),
@@ -509,7 +482,7 @@ fn what_answers_but_is_no_program_of_ours_is_told() {
         assert!(err.contains(why), "{text}: {err}");
         there.join().unwrap();
     }
-    // What goes on to a program goes to a terminal too.
+    // `--json` also replaces control characters, because standard output may be a terminal.
     let there = answer("{\"pid\": \"\u{9b}2J\\u001b\"}\n");
     let (status, out, err) = folder.dataplane("stats --socket @/foreign.sock --json");
     assert_eq!((status, out.as_str(), err.as_str()), (0, "{\"pid\": \" 2J\\u001b\"}\n", ""));
@@ -521,7 +494,7 @@ fn what_answers_but_is_no_program_of_ours_is_told() {
         assert!(err.contains("cannot read") && !err.contains('\u{1b}'), "{err}");
         there.join().unwrap();
     }
-    // One that hangs up has said why.
+    // A server may send an error before it closes the connection.
     let there = answer("{\"pid\": 1}\n{\"error\": \"too many clients\"}\n");
     let (status, out, err) = folder.dataplane("stats --socket @/foreign.sock --json --every 1ms");
     assert_eq!((status, out.as_str()), (1, "{\"pid\": 1}\n"));

@@ -1,23 +1,21 @@
-//! An app with a stage of its own: gives DNS a DSCP, so that the network behind can let it pass first.
+//! An app with its own stage. The stage sets a DSCP on DNS packets, so that the network can prioritize them.
 
 use dataplane::prelude::*;
 
-/// Marks IPv4 datagrams from or to a UDP port with a DSCP (RFC 2474).
+/// Sets the DSCP (RFC 2474) of IPv4 datagrams from or to a UDP port.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Mark {
+    /// The UDP port to match.
     port: u16,
+    /// The DSCP to set: 0 to 63.
     dscp: u8,
 }
 
 impl Stage for Mark {
-    fn needs(&self) -> Facts {
-        Facts::HEADERS
-    }
-
     fn prepare(&mut self, _setup: &mut Setup<'_>) -> Result<(), Problem> {
         let fits = (self.dscp < 64).then_some(());
-        fits.ok_or_else(|| Problem::at("dscp", "a DSCP has 6 bits").help("0 to 63"))
+        fits.ok_or_else(|| Problem::at("dscp", "the value exceeds the 6 bits of a DSCP").help("set 0 to 63"))
     }
 
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
@@ -27,6 +25,10 @@ impl Stage for Mark {
                 ip.set_dscp(self.dscp);
             }
         }
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().needs(Facts::HEADERS)
     }
 }
 

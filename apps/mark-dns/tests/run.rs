@@ -1,4 +1,4 @@
-//! The app on its config, as the book says to run it.
+//! Runs the app with its config from the repository, as the documentation describes.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,15 +7,16 @@ use dataplane::header::Header;
 use dataplane::header::ipv4::{Ipv4, checksum_ok};
 use dataplane::header::udp::Udp;
 use dataplane::testing::frames_of;
+use dataplane_testing::{Folder, capture};
 
 #[test]
-fn dns_is_marked_and_nothing_else() {
+fn only_dns_packets_are_marked() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let folder = std::env::temp_dir().join(format!("mark-dns-{}", std::process::id()));
-    let output = folder.join("marked.pcapng");
+    let folder = Folder::new();
+    let output = folder.file("marked.pcapng");
     let run = Command::new(env!("CARGO_BIN_EXE_mark-dns"))
         .arg("run")
-        .arg(root.join("configs/mark-dns.toml"))
+        .arg(root.join("apps/mark-dns/mark-dns.toml"))
         .args(["--report", "json", "--set"])
         .arg(format!("port.lan.link.output={}", output.display()))
         .output()
@@ -25,19 +26,16 @@ fn dns_is_marked_and_nothing_else() {
     assert_eq!((report["packets"]["rx"].as_u64(), report["ledger"]["unaccounted"].as_i64()), (Some(31), Some(0)));
 
     let mut marked = 0;
-    for (before, after) in
-        frames_of(root.join("dataplane/tests/captures/dns.pcap")).unwrap().iter().zip(frames_of(&output).unwrap())
-    {
+    for (before, after) in frames_of(capture("dns.pcap")).unwrap().iter().zip(frames_of(&output).unwrap()) {
         let Some(ip) = after.get(14..).and_then(|bytes| Ipv4::view(bytes).ok()) else { continue };
         let dns = ip.protocol == 17
             && Udp::view(&after[34..]).is_ok_and(|udp| [udp.source, udp.destination].contains(&53.into()));
         marked += usize::from(dns);
         assert_eq!(ip.tos >> 2, if dns { 46 } else { before[15] >> 2 });
         assert!(checksum_ok(&after[14..]));
-        assert_eq!(before[26..], after[26..], "nothing behind the checksum has changed");
+        assert_eq!(before[26..], after[26..], "no byte after the checksum has changed");
     }
-    std::fs::remove_dir_all(&folder).unwrap();
-    assert_eq!(marked, 8, "the DNS over IPv4 and UDP in the capture");
+    assert_eq!(marked, 8, "the number of DNS packets over IPv4 and UDP in the capture");
 }
 
 #[test]

@@ -1,39 +1,39 @@
-//! Messages that say which they are: so that none can be lost, come twice or be damaged unseen.
+//! Messages with a label (a header with numbers) and a checksum. The receiver detects loss, duplication and corruption.
 //!
-//! | bytes | are |
+//! | bytes | content |
 //! | --- | --- |
 //! | 0 to 3 | `0x50 0x49 0x4e 0x47` |
-//! | 4 to 7 | CRC-32 (that of Ethernet) of the whole message, with 0 here |
-//! | 8 to 11 | number of the queue pair among those of its sender |
+//! | 4 to 7 | CRC-32 (as in Ethernet) of the whole message, computed with 0 in this field |
+//! | 8 to 11 | index of the sender's queue pair |
 //! | 12 to 15 | length of the message |
-//! | 16 to 23 | number of the message among those of its queue pair |
-//! | 24 to 31 | number of the message that it answers |
-//! | 32 on | filler, other for each message |
+//! | 16 to 23 | sequence number of the message on its queue pair |
+//! | 24 to 31 | sequence number of the message that it answers |
+//! | 32 on | filler, different for each message |
 //!
-//! All numbers count from 0, and their most significant byte is the first.
+//! All indexes and sequence numbers start at 0. All numbers are big-endian.
 
 use serde::Serialize;
 
-/// The shortest message that can be checked.
-pub(crate) const LEAST: usize = 32;
+/// The minimum length of a checked message in bytes.
+pub(crate) const MIN_LENGTH: usize = 32;
 const MAGIC: [u8; 4] = *b"PING";
 
-/// What a message says about itself.
+/// The label of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Label {
-    /// Of the sender's queue pairs this one.
+    /// The index of the sender's queue pair.
     pub(crate) queue: u32,
-    /// Its number.
+    /// The sequence number of the message.
     pub(crate) sequence: u64,
-    /// What it answers.
+    /// The sequence number of the answered message.
     pub(crate) answers: u64,
 }
 
 impl Label {
-    /// Makes a message of it, of at least [`LEAST`] bytes.
+    /// Builds a message with this label. The message has at least [`MIN_LENGTH`] bytes.
     pub(crate) fn write(&self, message: &mut [u8]) {
         let length = message.len() as u32;
-        let (head, filler) = message.split_at_mut(LEAST);
+        let (head, filler) = message.split_at_mut(MIN_LENGTH);
         let first = self.sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(u64::from(self.queue));
         for (number, bytes) in filler.chunks_mut(8).enumerate() {
             let word = first.wrapping_add(number as u64).to_le_bytes();
@@ -49,13 +49,14 @@ impl Label {
         message[4..8].copy_from_slice(&crc);
     }
 
-    /// What a message says, if every bit of it is as it was written. The place of the CRC is 0 afterwards.
+    /// Returns the label of a message, or `None` if the first bytes, the checksum or the length are wrong. Sets the CRC
+    /// field of the message to 0.
     pub(crate) fn read(message: &mut [u8]) -> Option<Self> {
         let length = u32::try_from(message.len()).ok()?;
         let crc = message.get_mut(4..8)?;
-        let told = u32::from_be_bytes((&*crc).try_into().ok()?);
+        let expected = u32::from_be_bytes((&*crc).try_into().ok()?);
         crc.fill(0);
-        if crc32fast::hash(message) != told {
+        if crc32fast::hash(message) != expected {
             return None;
         }
         let word = |at: usize| message.get(at..at + 4)?.try_into().map(u32::from_be_bytes).ok();
@@ -65,28 +66,29 @@ impl Label {
     }
 }
 
-/// What is known of the messages that came.
+/// The results of the checks of received messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Findings {
-    /// Whole, and for the first time.
+    /// Valid messages, without duplicates.
     pub(crate) good: u64,
-    /// Never came, as far as can be said: of a run that was ended, those that later ones have overtaken.
+    /// Messages that did not arrive. If a run ended early, messages after the highest received sequence number do not
+    /// count.
     pub(crate) lost: u64,
-    /// Came again.
+    /// Duplicates of valid messages.
     pub(crate) duplicated: u64,
-    /// Came after a later one.
+    /// Messages that arrived after a later message.
     pub(crate) reordered: u64,
-    /// Not what was sent, or not by this program with `--check`.
+    /// Messages with a wrong checksum or label, including messages of a peer that runs without `--check`.
     pub(crate) corrupt: u64,
 }
 
 impl Findings {
-    /// Whether something is wrong that must not be. Datagrams may come in any order.
+    /// Whether the counts are an error. Reordered messages are an error only on an ordered transport.
     pub(crate) fn are_bad(&self, ordered: bool) -> bool {
         self.lost + self.duplicated + self.corrupt > 0 || ordered && self.reordered > 0
     }
 
-    /// Adds those of another queue pair.
+    /// Adds the counts of another queue pair.
     pub(crate) fn add(&mut self, other: &Self) {
         self.good += other.good;
         self.lost += other.lost;
@@ -96,26 +98,26 @@ impl Findings {
     }
 }
 
-/// The messages of one queue pair, each known by its number.
+/// Checks the sequence numbers of the messages that one queue pair receives.
 #[derive(Clone, Debug)]
 pub(crate) struct Tracker {
     queue: u32,
-    /// A bit for each number.
+    /// One bit for each sequence number. The bit is set if the message has arrived.
     seen: Vec<u64>,
     most: u64,
-    /// One more than the highest that came.
+    /// The highest received sequence number plus one.
     next: u64,
     findings: Findings,
 }
 
 impl Tracker {
-    /// Of this queue pair at most so many.
+    /// Creates a tracker for a queue pair that receives at most `most` messages.
     pub(crate) fn new(queue: u32, most: u64) -> Self {
         let words = usize::try_from(most.div_ceil(64)).unwrap_or(usize::MAX);
         Self { queue, seen: vec![0; words], most, next: 0, findings: Findings::default() }
     }
 
-    /// Takes in a message. What it says, if it is whole.
+    /// Counts a received message. Returns its label, or `None` if the message is corrupt.
     pub(crate) fn take(&mut self, message: &mut [u8]) -> Option<Label> {
         let label = Label::read(message).filter(|label| label.queue == self.queue && label.sequence < self.most);
         let Some(label) = label else {
@@ -135,7 +137,7 @@ impl Tracker {
         Some(label)
     }
 
-    /// What was found so far. Lost is what later ones have overtaken.
+    /// Returns the counts so far. Missing messages before the highest received sequence number count as lost.
     pub(crate) fn findings(&self) -> Findings {
         Findings { lost: self.next - self.findings.good, ..self.findings }
     }
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_to_go_wrong_is_counted_as_itself() {
+    fn each_error_has_its_own_count() {
         let good = |good| Findings { good, ..Findings::default() };
         assert_eq!(found(&[0, 1, 2, 3]), good(4));
         assert_eq!(found(&[0, 2, 3]), Findings { lost: 1, ..good(3) });
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!(found(&[1, 0, 2]), Findings { reordered: 1, ..good(3) });
         assert_eq!(found(&[0, 100, u64::MAX]), Findings { corrupt: 2, ..good(1) });
         let mut other = Tracker::new(4, 100);
-        assert_eq!(other.take(&mut message(0, 40)), None, "of another queue pair");
+        assert_eq!(other.take(&mut message(0, 40)), None, "the message is from another queue pair");
         assert_eq!(Tracker::new(3, 100).take(&mut []), None);
         assert!(!good(1).are_bad(true) && Findings { lost: 1, ..good(1) }.are_bad(false));
         let overtaken = Findings { reordered: 1, ..good(2) };
@@ -179,34 +181,34 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(queue: u32, sequence: u64, answers: u64, length in LEAST..5000) {
+        fn label_round_trips(queue: u32, sequence: u64, answers: u64, length in MIN_LENGTH..5000) {
             let label = Label { queue, sequence, answers };
             let mut bytes = vec![0; length];
             label.write(&mut bytes);
             prop_assert_eq!(Label::read(&mut bytes), Some(label));
         }
 
-        /// CRC-32 sees every change of up to 32 bits in a row, so of any byte.
+        /// CRC-32 detects every change of up to 32 consecutive bits, and therefore any changed byte.
         #[test]
-        fn a_changed_byte_is_seen(length in LEAST..3000, at: prop::sample::Index, change in 1u8..) {
+        fn changed_byte_is_detected(length in MIN_LENGTH..3000, at: prop::sample::Index, change in 1u8..) {
             let mut bytes = message(9, length);
             let at = at.index(length);
             bytes[at] ^= change;
             prop_assert_eq!(Label::read(&mut bytes), None);
         }
 
-        /// A message that lost its end, or got more of one.
+        /// The length is part of the label, so a truncated or extended message is corrupt.
         #[test]
-        fn another_length_is_seen(length in LEAST..3000, other in 0usize..3000) {
+        fn changed_length_is_detected(length in MIN_LENGTH..3000, other in 0usize..3000) {
             prop_assume!(length != other);
             let mut bytes = message(9, length);
             bytes.resize(other, 0);
             prop_assert_eq!(Label::read(&mut bytes), None);
         }
 
-        /// Whatever comes in whatever order: against a plain count.
+        /// For any messages in any order, the counts of the tracker equal simple counts with a set.
         #[test]
-        fn the_counts_are_those_of_a_plain_count(sequences in prop::collection::vec(0u64..100, 0..300)) {
+        fn findings_match_simple_counts(sequences in prop::collection::vec(0u64..100, 0..300)) {
             let distinct: std::collections::BTreeSet<_> = sequences.iter().collect();
             let findings = found(&sequences);
             prop_assert_eq!(findings.good, distinct.len() as u64);

@@ -1,56 +1,56 @@
-//! One side: its queue pairs, their completion queue and their memory.
+//! One side of a run: its queue pairs, the completion queue of all queue pairs, and its message buffers.
 
 use std::hash::{BuildHasher, RandomState};
 
+use dataplane::connect::{Change, Connector, EndpointParameters, QueuePairEndpoint, VERSION};
 use dataplane::error::VerbError;
 use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, MessageSharedQueue};
-use dataplane::provider::connect::{Change, Connector, EndpointParameters, QueuePairEndpoint, VERSION};
-use dataplane::provider::{
+use dataplane::units::QpNum;
+use dataplane::verbs::{
     Access, CqSpec, Destination, Device, PollFields, QpAttributes, QpCaps, QpSpec, QpState, QpType, RecvRequest,
     SendFlags, SendOp, SendRequest, SrqSpec,
 };
-use dataplane::units::QpNum;
 
 use crate::Result;
 use crate::address::Address;
 use crate::args::{Plan, Type};
 
-/// Bytes in front of a datagram: the route header.
+/// The length in bytes of the global routing header (GRH) that precedes a received datagram.
 const GRH: usize = 40;
-/// The bit of a `wr_id` by which sends are told from receives.
+/// The bit of a `wr_id` that marks a send request.
 const SEND: u64 = 1 << 63;
 
-/// What a completion is of.
+/// The request that a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// A send.
+    /// A send request.
     Send,
-    /// A receive into this slot.
+    /// A receive request into this slot.
     Receive(u32),
 }
 
 impl Work {
-    /// Of the `wr_id` that it was posted with.
+    /// Returns the request type of a `wr_id`.
     pub(crate) fn of(wr_id: u64) -> Self {
         if wr_id & SEND != 0 { Self::Send } else { Self::Receive(wr_id as u32) }
     }
 }
 
-/// A queue pair with what is known of both its sides.
-struct Line<D: Device> {
+/// A queue pair and its connection state.
+struct ConnectedQueuePair<D: Device> {
     qp: MessageQueuePair<D>,
     connector: Connector,
-    /// Where datagrams go.
+    /// The destination of sent datagrams.
     to: Option<(Ah<D>, QpNum)>,
 }
 
 /// One side of a run.
-pub(crate) struct End<D: Device> {
-    lines: Vec<Line<D>>,
+pub(crate) struct Endpoint<D: Device> {
+    pairs: Vec<ConnectedQueuePair<D>>,
     shared: Option<MessageSharedQueue<D>>,
-    /// Where all of it completes.
+    /// The completion queue of all requests.
     pub(crate) cq: D::Cq,
-    /// What to sleep on.
+    /// The completion channel to sleep on, or `None` when polling.
     pub(crate) channel: Option<D::Channel>,
     receives: Buffer<D>,
     sends: Buffer<D>,
@@ -58,13 +58,14 @@ pub(crate) struct End<D: Device> {
     plan: Plan,
 }
 
-/// What fits into 24 bits, other each time.
+/// Returns a random packet sequence number (PSN), which has 24 bits.
 fn random_psn() -> u32 {
     RandomState::new().hash_one(0) as u32 & 0xff_ffff
 }
 
-impl<D: Device> End<D> {
-    /// Makes all of it, as far as it goes without a peer: the queue pairs are in INIT, with all receives posted.
+impl<D: Device> Endpoint<D> {
+    /// Creates all objects that do not depend on the peer. The queue pairs are then in state INIT, and all receive
+    /// requests are posted.
     pub(crate) fn new(device: &D, plan: &Plan) -> Result<Self> {
         let kind = plan.kind.kind();
         let sends = plan.window * plan.queue_pairs;
@@ -86,17 +87,17 @@ impl<D: Device> End<D> {
             .map_err(failed)?;
         let recv_depth = if shared.is_some() { 0 } else { plan.rx_depth };
         let caps = QpCaps { send_depth: plan.window, recv_depth, send_sges: 1, recv_sges: 1, inline: 0 };
-        let lines = connectors
+        let pairs = connectors
             .into_iter()
             .map(|connector| {
                 let qp = domain.create_qp(&QpSpec::new(kind, caps), &cq, &cq, shared.as_ref()).map_err(failed)?;
-                Ok(Line { qp, connector, to: None })
+                Ok(ConnectedQueuePair { qp, connector, to: None })
             })
             .collect::<Result<_>>()?;
         let stride = stride(plan);
         let receives = domain.buffer(stride * plan.rx_depth as usize, Access::LOCAL_WRITE)?;
         let sends = domain.buffer(stride * sends as usize, Access::LOCAL_WRITE)?;
-        let mut end = Self { lines, shared, cq, channel, receives, sends, domain, plan: plan.clone() };
+        let mut end = Self { pairs, shared, cq, channel, receives, sends, domain, plan: plan.clone() };
         end.initialise()?;
         if end.shared.is_some() {
             end.post_all_receives()?;
@@ -104,11 +105,12 @@ impl<D: Device> End<D> {
         Ok(end)
     }
 
-    /// RESET to INIT, with receives where they are the queue pair's own.
+    /// Moves the queue pairs from RESET to INIT. Posts the receive requests of each queue pair that has its own receive
+    /// queue.
     fn initialise(&mut self) -> Result<()> {
-        for line in &mut self.lines {
-            let change = line.connector.init();
-            modify(line, "ibv_modify_qp (RESET to INIT)", change)?;
+        for pair in &mut self.pairs {
+            let change = pair.connector.init();
+            modify(pair, "ibv_modify_qp (RESET to INIT)", change)?;
         }
         if self.shared.is_none() { self.post_all_receives() } else { Ok(()) }
     }
@@ -117,94 +119,103 @@ impl<D: Device> End<D> {
         (0..self.plan.rx_depth).try_for_each(|slot| self.post_receive(0, slot))
     }
 
-    /// What the peer is told: an address for each queue pair, and nothing for what there could be more.
+    /// Returns the addresses to send to the peer: one for each queue pair, followed by zeros for unused entries.
     pub(crate) fn addresses(&self) -> Vec<Address> {
-        let mut all: Vec<Address> = self.lines.iter().map(Line::address).collect();
+        let mut all: Vec<Address> = self.pairs.iter().map(ConnectedQueuePair::address).collect();
         all.resize(self.plan.kind.addresses(), Address::default());
         all
     }
 
-    /// The name of the device.
+    /// Returns the name of the device.
     pub(crate) fn device(&self) -> &str {
         self.domain.device().name()
     }
 
-    /// Takes the queue pairs to RTS, each with its peer.
+    /// Moves the queue pairs to RTS. Each queue pair is connected with the queue pair of the peer that has the same
+    /// index.
     pub(crate) fn connect(&mut self, remotes: &[Address]) -> Result<()> {
-        let told = remotes.iter().take_while(|remote| remote.qpn != 0).count();
-        if told != self.lines.len() {
-            let own = self.lines.len();
-            return Err(format!("the peer has {told} queue pairs, and this side {own}: give both the same").into());
+        let remote_count = remotes.iter().take_while(|remote| remote.qpn != 0).count();
+        if remote_count != self.pairs.len() {
+            let own = self.pairs.len();
+            let text = format!(
+                "the peer has {remote_count} queue pairs, but this side has {own}; help: set the same --queue-pairs on both sides"
+            );
+            return Err(text.into());
         }
-        for (line, remote) in self.lines.iter_mut().zip(remotes) {
+        for (pair, remote) in self.pairs.iter_mut().zip(remotes) {
             if remote.gid.is_zero() && remote.lid == 0 {
-                return Err("the peer tells no address: start it with its GID index, such as -g 0".into());
+                return Err(
+                    "the peer sent no GID and no LID; help: start the peer with its GID index, such as -g 0".into()
+                );
             }
-            let agreed = line.connector.agree(&line.endpoint(line.address()), &line.endpoint(*remote))?;
-            modify(line, "ibv_modify_qp (INIT to RTR)", line.connector.rtr(&agreed))?;
-            modify(line, "ibv_modify_qp (RTR to RTS)", line.connector.rts(&agreed))?;
+            let agreed = pair.connector.agree(&pair.endpoint(pair.address()), &pair.endpoint(*remote))?;
+            modify(pair, "ibv_modify_qp (INIT to RTR)", pair.connector.rtr(&agreed))?;
+            modify(pair, "ibv_modify_qp (RTR to RTS)", pair.connector.rts(&agreed))?;
             if self.plan.kind == Type::Ud {
-                let ah = self.domain.create_ah(&agreed.path).map_err(|error| error.on(line.connector.device()))?;
-                line.to = Some((ah, agreed.remote.qpn));
+                let ah = self.domain.create_ah(&agreed.path).map_err(|error| error.on(pair.connector.device()))?;
+                pair.to = Some((ah, agreed.remote.qpn));
             }
         }
         Ok(())
     }
 
-    /// Takes back what [`End::connect`] did, for the next that may be the peer. The addresses stay.
+    /// Moves the queue pairs back to the state before [`Endpoint::connect`], so that another peer can connect. The
+    /// addresses stay the same.
     pub(crate) fn disconnect(&mut self) -> Result<()> {
-        for line in &mut self.lines {
-            modify(line, "ibv_modify_qp (to RESET)", QpAttributes::to(QpState::Reset))?;
-            line.to = None;
+        for pair in &mut self.pairs {
+            modify(pair, "ibv_modify_qp (to RESET)", QpAttributes::to(QpState::Reset))?;
+            pair.to = None;
         }
         self.initialise()
     }
 
-    /// How many queue pairs there are.
+    /// Returns the number of queue pairs.
     pub(crate) fn queues(&self) -> usize {
-        self.lines.len()
+        self.pairs.len()
     }
 
-    /// Which of them has this number.
+    /// Returns the index of the queue pair with the queue pair number `number`.
     pub(crate) fn queue(&self, number: QpNum) -> Option<usize> {
-        self.lines.iter().position(|line| line.qp.number() == number)
+        self.pairs.iter().position(|pair| pair.qp.number() == number)
     }
 
-    /// Posts a receive into a slot, of this queue pair or of the shared queue.
+    /// Posts a receive request into a slot. The request goes to this queue pair, or to the shared receive queue if
+    /// there is one.
     pub(crate) fn post_receive(&mut self, queue: usize, slot: u32) -> Result<()> {
         let from = stride(&self.plan) * slot as usize;
         let sges = [self.receives.sge(from..from + grh(&self.plan) + self.plan.size as usize)];
         let request = [RecvRequest { wr_id: slot.into(), sges: &sges }];
         let posted = match &mut self.shared {
             Some(shared) => shared.post_recv(&request),
-            None => self.lines[queue].qp.post_recv(&request),
+            None => self.pairs[queue].qp.post_recv(&request),
         };
         Ok(posted.map_err(|refused| refused.error.on(self.domain.device().name()))?)
     }
 
-    /// Posts a send from a slot of this queue pair: there are as many as its window is wide.
+    /// Posts a send request from a send slot of this queue pair. A queue pair has as many send slots as messages in its
+    /// window.
     pub(crate) fn post_send(&mut self, queue: usize, slot: u32) -> Result<()> {
         let from = self.send_offset(queue, slot);
         let sges = [self.sends.sge(from..from + self.plan.size as usize)];
-        let line = &mut self.lines[queue];
+        let pair = &mut self.pairs[queue];
         let qkey = self.plan.parameters.qkey;
-        let to = line.to.as_ref().map(|(ah, qp)| Destination { ah, qp: *qp, qkey });
+        let to = pair.to.as_ref().map(|(ah, qp)| Destination { ah, qp: *qp, qkey });
         let wr_id = SEND | slot as u64;
         let request = SendRequest { wr_id, op: SendOp::Send, flags: SendFlags::SIGNALED, sges: &sges, to };
-        Ok(line.qp.post_send(&[request]).map_err(|refused| refused.error.on(self.domain.device().name()))?)
+        Ok(pair.qp.post_send(&[request]).map_err(|refused| refused.error.on(self.domain.device().name()))?)
     }
 
-    /// The bytes of a message out of the `byte_len` of its completion.
+    /// Returns the message length for the `byte_len` of a receive completion.
     pub(crate) fn length(&self, byte_len: u32) -> Option<usize> {
         (byte_len as usize).checked_sub(grh(&self.plan))
     }
 
-    /// Copies a message out of the slot that it was received in.
+    /// Copies a message out of its receive slot.
     pub(crate) fn read(&self, slot: u32, into: &mut [u8]) {
         self.receives.read(stride(&self.plan) * slot as usize + grh(&self.plan), into);
     }
 
-    /// Copies a message into the slot that it will be sent from.
+    /// Copies a message into its send slot.
     pub(crate) fn write(&self, queue: usize, slot: u32, message: &[u8]) {
         self.sends.write(self.send_offset(queue, slot), message);
     }
@@ -214,14 +225,15 @@ impl<D: Device> End<D> {
     }
 }
 
-impl<D: Device> Line<D> {
+impl<D: Device> ConnectedQueuePair<D> {
     fn address(&self) -> Address {
         let local = self.connector.local();
         let psn = self.connector.parameters().sq_psn;
         Address { lid: local.lid, qpn: self.qp.number().0, psn, gid: local.gid }
     }
 
-    /// An address with all that the exchange does not tell: of that both sides have the same.
+    /// Converts an address of the peer to an endpoint. The address exchange does not send all values of an endpoint.
+    /// The missing values are the same on both sides.
     fn endpoint(&self, address: Address) -> QueuePairEndpoint {
         let local = self.connector.local();
         let parameters = self.connector.parameters();
@@ -247,17 +259,17 @@ impl<D: Device> Line<D> {
     }
 }
 
-fn modify<D: Device>(line: &mut Line<D>, verb: &'static str, change: Change) -> Result<()> {
-    let done = line.qp.modify(&change.0, change.1);
-    Ok(done.map_err(|error| VerbError { verb, ..error }.on(line.connector.device()))?)
+fn modify<D: Device>(pair: &mut ConnectedQueuePair<D>, verb: &'static str, change: Change) -> Result<()> {
+    let done = pair.qp.modify(&change.0, change.1);
+    Ok(done.map_err(|error| VerbError { verb, ..error }.on(pair.connector.device()))?)
 }
 
-/// Bytes in front of each message received.
+/// Returns the number of bytes that precede each received message.
 fn grh(plan: &Plan) -> usize {
     if plan.kind == Type::Ud { GRH } else { 0 }
 }
 
-/// From one slot to the next: no two share a cache line.
+/// Returns the distance between two slots in bytes: a multiple of 64, to avoid false sharing.
 fn stride(plan: &Plan) -> usize {
     (grh(plan) + plan.size as usize).next_multiple_of(64)
 }

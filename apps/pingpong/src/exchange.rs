@@ -1,4 +1,4 @@
-//! The exchange of addresses over TCP, as the pingpong programs of rdma-core do it.
+//! The exchange of addresses over TCP, as in the pingpong programs of rdma-core.
 //!
 //! ```text
 //! client                                  server
@@ -9,9 +9,10 @@
 //! "done", with its NUL               →
 //! ```
 //!
-//! One address each way, or 256 of a shared receive queue. The stock server reads once and takes what that brings for the
-//! whole, so each side's part must be one segment: one write, at once (`TCP_NODELAY`). A stock program ends the connection
-//! after that. This one keeps it until it needs its peer no more: see [`Wire::part`].
+//! Each side sends one address, or 256 addresses with a shared receive queue. The rdma-core server calls `read` once
+//! and expects all addresses from this call. Each side therefore sends its addresses in one segment, with a single
+//! write and `TCP_NODELAY`. The rdma-core programs close the connection after the exchange. This program keeps the
+//! connection open until it no longer needs the peer: see [`ExchangeConnection::finish`].
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -21,103 +22,103 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::address::{self, Address, AddressError};
 
-/// How long one step with one peer may take.
-pub(crate) const STEP: Duration = Duration::from_secs(5);
-/// What ends the exchange.
+/// The maximum duration of one step of the exchange with one peer.
+pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
+/// The message that ends the exchange.
 const DONE: &[u8; 5] = b"done\0";
-/// Between two tries to connect.
-const PAUSE: Duration = Duration::from_millis(20);
+/// The pause between two connection attempts.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// Why an exchange came to nothing.
+/// The reason why an exchange failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fault {
-    /// Nobody came, or was there, in time.
-    #[error("no peer within the deadline{}", .0.as_ref().map(|last| format!("; the last: {last}")).unwrap_or_default())]
-    Nobody(Option<String>),
-    /// The peer takes longer than it may.
-    #[error("the peer has told {got} of {wanted} bytes in time: is it of the same type?")]
+    /// No peer connected, or the server was not reachable, before the deadline. Contains the last connection error.
+    #[error("no peer within the deadline{}", .0.as_ref().map(|last| format!(": {last}")).unwrap_or_default())]
+    NoPeer(Option<String>),
+    /// The peer did not send all expected bytes in time.
+    #[error("the peer sent only {got} of {wanted} bytes before the deadline; help: use the same --type on both sides")]
     Slow {
-        /// What came.
+        /// The number of bytes received.
         got: usize,
-        /// What was to come.
+        /// The number of bytes expected.
         wanted: usize,
     },
-    /// The peer ended the connection.
-    #[error("the peer ended the exchange after {got} of {wanted} bytes: it says why")]
+    /// The peer closed the connection before it had sent all expected bytes.
+    #[error("the peer closed the connection after {got} of {wanted} bytes; help: see the output of the peer")]
     Closed {
-        /// What came.
+        /// The number of bytes received.
         got: usize,
-        /// What was to come.
+        /// The number of bytes expected.
         wanted: usize,
     },
-    /// What it told is no address.
+    /// The peer sent an invalid address.
     #[error("address {number} of the peer: {error}")]
     Address {
-        /// Which, from 0.
+        /// The index of the address, from 0.
         number: usize,
-        /// Why.
+        /// The reason why the address is invalid.
         error: AddressError,
     },
-    /// It said something else than that it is done.
-    #[error("the peer says \"{}\" and not \"done\": is it of the same type?", .0.escape_ascii())]
+    /// The peer sent something other than "done".
+    #[error("the peer sent \"{}\" instead of \"done\"; help: use the same --type on both sides", .0.escape_ascii())]
     NotDone([u8; DONE.len()]),
     /// The connection failed.
     #[error("the connection with the peer failed: {0}")]
     Failed(#[from] io::Error),
 }
 
-/// Waits for peers at an address.
+/// A listening TCP socket.
 #[derive(Debug)]
 pub(crate) struct Listener(TcpListener);
 
 impl Listener {
-    /// Listens at an address; port 0 is any that is free.
+    /// Listens at an address. Port 0 selects any free port.
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let socket = TcpListener::bind(address)?;
         socket.set_nonblocking(true)?;
         Ok(Self(socket))
     }
 
-    /// Where it listens.
+    /// Returns the local address.
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
 
-    /// Waits for somebody to come.
-    pub(crate) fn accept(&self, until: Instant) -> Result<(Wire, SocketAddr), Fault> {
+    /// Waits for a connection of a peer until the deadline.
+    pub(crate) fn accept(&self, until: Instant) -> Result<(ExchangeConnection, SocketAddr), Fault> {
         loop {
             match self.0.accept() {
                 Ok((stream, address)) => {
                     stream.set_nonblocking(false)?;
-                    return Ok((Wire::new(stream)?, address));
+                    return Ok((ExchangeConnection::new(stream)?, address));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // It went away before it was taken in.
+                // The peer closed the connection before it was accepted.
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => continue,
                 Err(error) => return Err(error.into()),
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Fault::Nobody(None));
+                return Err(Fault::NoPeer(None));
             }
-            // Whatever it says, everything is looked at again.
+            // The result of `poll` does not matter, because the loop calls `accept` and checks the deadline again.
             let _ = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Timespec::try_from(left).ok().as_ref());
         }
     }
 }
 
-/// A connection with a peer.
+/// A TCP connection with a peer.
 #[derive(Debug)]
-pub(crate) struct Wire(TcpStream);
+pub(crate) struct ExchangeConnection(TcpStream);
 
-impl Wire {
+impl ExchangeConnection {
     fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         Ok(Self(stream))
     }
 
-    /// Goes to a peer that listens at one of these addresses, again and again until somebody is there. `waiting` is told
-    /// once why the first try failed.
+    /// Connects to a peer that listens on one of these addresses. Retries until the deadline. Calls `waiting` once,
+    /// with the first connection error.
     pub(crate) fn connect(addresses: &[SocketAddr], until: Instant, waiting: impl FnOnce(&str)) -> Result<Self, Fault> {
         let mut waiting = Some(waiting);
         let mut last = None;
@@ -125,30 +126,31 @@ impl Wire {
             for address in addresses {
                 let left = until.saturating_duration_since(Instant::now());
                 if left.is_zero() {
-                    return Err(Fault::Nobody(last));
+                    return Err(Fault::NoPeer(last));
                 }
-                match TcpStream::connect_timeout(address, left.min(STEP)) {
-                    // TCP connects a port of this host with itself when nobody listens there.
+                match TcpStream::connect_timeout(address, left.min(STEP_TIMEOUT)) {
+                    // If nothing listens on a local port, TCP can connect the port with itself. Ignore such a
+                    // connection.
                     Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {}
                     Ok(stream) => return Ok(Self::new(stream)?),
                     Err(error) => last = Some(format!("{address}: {error}")),
                 }
             }
-            if let (Some(say), Some(why)) = (waiting.take(), &last) {
-                say(why);
+            if let (Some(report), Some(reason)) = (waiting.take(), &last) {
+                report(reason);
             }
-            std::thread::sleep(PAUSE);
+            std::thread::sleep(RETRY_PAUSE);
         }
     }
 
-    /// Tells the own addresses.
-    pub(crate) fn tell(&mut self, own: &[Address], until: Instant) -> Result<(), Fault> {
+    /// Sends the local addresses.
+    pub(crate) fn send_addresses(&mut self, own: &[Address], until: Instant) -> Result<(), Fault> {
         let bytes: Vec<u8> = own.iter().flat_map(|address| address.to_wire()).collect();
         self.write(&bytes, until)
     }
 
-    /// Hears so many addresses of the peer.
-    pub(crate) fn hear(&mut self, count: usize, until: Instant) -> Result<Vec<Address>, Fault> {
+    /// Receives `count` addresses of the peer.
+    pub(crate) fn receive_addresses(&mut self, count: usize, until: Instant) -> Result<Vec<Address>, Fault> {
         let mut bytes = vec![0; count * address::BYTES];
         self.read(&mut bytes, until)?;
         let each = bytes.chunks(address::BYTES).enumerate();
@@ -156,27 +158,28 @@ impl Wire {
             .collect()
     }
 
-    /// Says that the own queue pairs are connected.
-    pub(crate) fn tell_done(&mut self, until: Instant) -> Result<(), Fault> {
+    /// Sends "done", which means that the local queue pairs are connected.
+    pub(crate) fn send_done(&mut self, until: Instant) -> Result<(), Fault> {
         self.write(DONE, until)
     }
 
-    /// Hears that the peer's are.
-    pub(crate) fn hear_done(&mut self, until: Instant) -> Result<(), Fault> {
-        let mut said = [0; DONE.len()];
-        self.read(&mut said, until)?;
-        if &said == DONE { Ok(()) } else { Err(Fault::NotDone(said)) }
+    /// Receives "done" from the peer.
+    pub(crate) fn receive_done(&mut self, until: Instant) -> Result<(), Fault> {
+        let mut received = [0; DONE.len()];
+        self.read(&mut received, until)?;
+        if &received == DONE { Ok(()) } else { Err(Fault::NotDone(received)) }
     }
 
-    /// Says that the peer is needed no more, and waits until it says so too: until then the queue pairs must answer it, or
-    /// its last sends would not end. A stock program has said so long ago. `false`: it did not in time.
-    pub(crate) fn part(mut self, until: Instant) -> bool {
+    /// Closes the sending side of the connection and waits until the peer closes its sending side. Until then, the
+    /// local queue pairs must acknowledge messages. Otherwise the last sends of the peer would not complete. An
+    /// rdma-core program has already closed its side. Returns `false` if the peer did not close its side in time.
+    pub(crate) fn finish(mut self, until: Instant) -> bool {
         let _ = self.0.shutdown(Shutdown::Write);
         loop {
-            let heard = self.limit(until, |stream| stream.read(&mut [0; 64]));
-            match heard {
+            let received = self.limit(until, |stream| stream.read(&mut [0; 64]));
+            match received {
                 Ok(0) => return true,
-                // It has nothing to say any more; what it says is not waited for longer than all.
+                // The peer has nothing more to send. Ignore unexpected data until the deadline.
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return !is_timeout(&error),
@@ -241,76 +244,83 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_learn_of_each_other() {
+    fn both_sides_receive_the_addresses_of_the_other() {
         for count in [1, 256] {
             let (listener, address) = listener();
             let own = addresses(count);
             thread::scope(|scope| {
                 scope.spawn(|| {
-                    let (mut wire, _) = listener.accept(soon()).unwrap();
-                    let heard = wire.hear(own.len(), soon()).unwrap();
-                    // Told back, so the client can compare.
-                    wire.tell(&heard, soon()).unwrap();
-                    wire.hear_done(soon()).unwrap();
-                    assert!(wire.part(soon()));
+                    let (mut connection, _) = listener.accept(soon()).unwrap();
+                    let received = connection.receive_addresses(own.len(), soon()).unwrap();
+                    // Return the received addresses, so that the client can compare them.
+                    connection.send_addresses(&received, soon()).unwrap();
+                    connection.receive_done(soon()).unwrap();
+                    assert!(connection.finish(soon()));
                 });
-                let mut wire = Wire::connect(&[address], soon(), |_| {}).unwrap();
-                wire.tell(&own, soon()).unwrap();
-                assert_eq!(wire.hear(own.len(), soon()).unwrap(), own);
-                wire.tell_done(soon()).unwrap();
-                assert!(wire.part(soon()));
+                let mut connection = ExchangeConnection::connect(&[address], soon(), |_| {}).unwrap();
+                connection.send_addresses(&own, soon()).unwrap();
+                assert_eq!(connection.receive_addresses(own.len(), soon()).unwrap(), own);
+                connection.send_done(soon()).unwrap();
+                assert!(connection.finish(soon()));
             });
         }
     }
 
-    /// What the server says to a client that sends this and then ends its part, or not.
-    fn said_to(sent: &[u8], ends: bool, until: Instant) -> String {
+    /// Sends `sent` as a client, and closes the sending side if `ends` is set. Returns the error of the server.
+    fn server_error(sent: &[u8], ends: bool, until: Instant) -> String {
         let (listener, address) = listener();
         let mut client = TcpStream::connect(address).unwrap();
         client.write_all(sent).unwrap();
         if ends {
             client.shutdown(Shutdown::Write).unwrap();
         }
-        let (mut wire, _) = listener.accept(soon()).unwrap();
-        let fault = wire.hear(1, until).and_then(|heard| wire.tell(&heard, until)).and_then(|()| wire.hear_done(until));
+        let (mut connection, _) = listener.accept(soon()).unwrap();
+        let fault = connection
+            .receive_addresses(1, until)
+            .and_then(|received| connection.send_addresses(&received, until))
+            .and_then(|()| connection.receive_done(until));
         fault.unwrap_err().to_string()
     }
 
     #[test]
-    fn a_hostile_client_is_refused_with_the_reason() {
+    fn invalid_client_is_refused_with_the_reason() {
         let good = addresses(1)[0].to_wire();
         let with = |at: usize, byte: u8| {
             let mut bytes = good;
             bytes[at] = byte;
             bytes
         };
-        let ended = |sent: &[u8]| said_to(sent, true, soon());
+        let ended = |sent: &[u8]| server_error(sent, true, soon());
         assert!(ended(b"").contains("after 0 of 52 bytes"));
         assert!(ended(&good[..51]).contains("after 51 of 52 bytes"));
         assert!(ended(&with(0, b'g')).contains("address 0 of the peer: byte 0 is 0x67"));
-        assert!(ended(&with(51, b'0')).contains("byte 51 is 0x30 where 0x00 must be"));
+        assert!(ended(&with(51, b'0')).contains("byte 51 is 0x30 instead of 0x00"));
         assert!(ended(&[0xff; 4096]).contains("byte 4 is 0xff"));
-        assert!(ended(&[good.as_slice(), b"doom\0"].concat()).contains("\"doom\\x00\" and not \"done\""));
-        assert!(ended(&[good.as_slice(), good.as_slice()].concat()).contains("is it of the same type?"));
+        assert!(ended(&[good.as_slice(), b"doom\0"].concat()).contains("\"doom\\x00\" instead of \"done\""));
+        assert!(ended(&[good.as_slice(), good.as_slice()].concat()).contains("use the same --type on both sides"));
         assert!(ended(&good).contains("after 0 of 5 bytes"));
     }
 
     #[test]
-    fn a_silent_client_is_waited_for_no_longer_than_said() {
+    fn silent_client_times_out() {
         let past = Instant::now();
-        assert_eq!(said_to(b"0000:", false, past), "the peer has told 0 of 52 bytes in time: is it of the same type?");
+        assert_eq!(
+            server_error(b"0000:", false, past),
+            "the peer sent only 0 of 52 bytes before the deadline; help: use the same --type on both sides"
+        );
         let shortly = Instant::now() + Duration::from_millis(50);
-        assert!(said_to(b"0000:", false, shortly).contains("of 52 bytes in time"));
+        assert!(server_error(b"0000:", false, shortly).contains("of 52 bytes before the deadline"));
     }
 
     #[test]
-    fn where_nobody_is_the_wait_ends() {
+    fn missing_peer_times_out() {
         let (listener, address) = listener();
-        assert!(matches!(listener.accept(Instant::now()), Err(Fault::Nobody(None))));
+        assert!(matches!(listener.accept(Instant::now()), Err(Fault::NoPeer(None))));
         drop(listener);
         let shortly = Instant::now() + Duration::from_secs(1);
-        let mut told = String::new();
-        let fault = Wire::connect(&[address], shortly, |why| told = why.to_owned()).unwrap_err();
-        assert!(fault.to_string().contains("refused") && told.contains("refused"), "{fault}");
+        let mut first_failure = String::new();
+        let fault =
+            ExchangeConnection::connect(&[address], shortly, |reason| first_failure = reason.to_owned()).unwrap_err();
+        assert!(fault.to_string().contains("refused") && first_failure.contains("refused"), "{fault}");
     }
 }

@@ -1,4 +1,4 @@
-//! Messages to and fro between two queue pairs, by this program or by the pingpong programs of rdma-core on the other side.
+//! Sends messages back and forth between two queue pairs. The peer is this program or a pingpong program of rdma-core.
 
 mod address;
 mod args;
@@ -14,16 +14,16 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
-use dataplane::provider::Device;
-use dataplane::provider::soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use dataplane::soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use dataplane::verbs::Device;
 
 use crate::args::{Args, Plan, SOFT};
-use crate::end::End;
-use crate::exchange::{Fault, Listener, STEP, Wire};
+use crate::end::Endpoint;
+use crate::exchange::{ExchangeConnection, Fault, Listener, STEP_TIMEOUT};
 use crate::report::Report;
 use crate::traffic::Role;
 
-/// Whatever fails is told, and ends this side.
+/// The result of a step of one side. An error is reported and ends this side.
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 fn main() -> ExitCode {
@@ -31,17 +31,18 @@ fn main() -> ExitCode {
     let plan = match args.plan() {
         Ok(plan) => plan,
         Err(mistakes) => {
-            mistakes.lines().for_each(tell);
+            mistakes.lines().for_each(log);
             return ExitCode::from(2);
         }
     };
     let until = Instant::now() + plan.deadline;
-    let ends = if args.device == SOFT { both(&plan, until) } else { vec![one(&args, &plan, until)] };
+    let results =
+        if args.device == SOFT { run_both_sides(&plan, until) } else { vec![run_one_side(&args, &plan, until)] };
     let mut reports = Vec::new();
-    for end in ends {
-        match end {
+    for result in results {
+        match result {
             Ok(report) => reports.push(report),
-            Err(error) => error.to_string().lines().for_each(tell),
+            Err(error) => error.to_string().lines().for_each(log),
         }
     }
     let wanted = if args.device == SOFT { 2 } else { 1 };
@@ -52,32 +53,32 @@ fn main() -> ExitCode {
     } else {
         reports.iter().try_for_each(|report| write!(stdout, "{report}"))
     };
-    // Who reads no further wants no more.
+    // A closed output pipe is not an error.
     if printed.is_err_and(|error| error.kind() != io::ErrorKind::BrokenPipe) || !good {
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }
 
-fn tell(text: &str) {
+fn log(text: &str) {
     eprintln!("pingpong: {text}");
 }
 
-/// Opens a device of the host.
-#[cfg(feature = "verbs")]
+/// Opens an RDMA device of the host.
+#[cfg(feature = "ibverbs")]
 fn open(name: &str) -> Result<impl Device> {
-    use dataplane::provider::Provider;
+    use dataplane::verbs::Provider;
 
-    Ok(dataplane::provider::verbs::VerbsProvider.open(name)?)
+    Ok(dataplane::ibverbs::VerbsProvider.open(name)?)
 }
 
-#[cfg(not(feature = "verbs"))]
+#[cfg(not(feature = "ibverbs"))]
 fn open(name: &str) -> Result<SoftDevice> {
-    Err(format!("{name}: built without the feature `verbs` there is only --device {SOFT}").into())
+    Err(format!("{name}: this program was built without the feature `ibverbs`; help: use --device {SOFT}").into())
 }
 
-/// One side, on a device of the host.
-fn one(args: &Args, plan: &Plan, until: Instant) -> Result<Report> {
+/// Runs one side, client or server, on an RDMA device of the host.
+fn run_one_side(args: &Args, plan: &Plan, until: Instant) -> Result<Report> {
     let device = open(&args.device)?;
     match &args.host {
         Some(host) => {
@@ -85,97 +86,103 @@ fn one(args: &Args, plan: &Plan, until: Instant) -> Result<Report> {
                 Ok(servers) => servers.collect(),
                 Err(error) => return Err(format!("{host}: {error}").into()),
             };
-            call(&device, plan, &servers, until)
+            run_client(&device, plan, &servers, until)
         }
         None => {
-            // Both kinds of addresses, where there is IPv6.
+            // Listen on IPv6 and IPv4. If IPv6 is not available, listen on IPv4 only.
             let any = [SocketAddr::from((Ipv6Addr::UNSPECIFIED, args.port)), (Ipv4Addr::UNSPECIFIED, args.port).into()];
             let listening = Listener::bind(any[0]).or_else(|_| Listener::bind(any[1]));
             let port = args.port;
-            let listener = listening.map_err(|error| format!("TCP port {port}: {error}: name a free one by --port"))?;
-            serve(&device, plan, &listener, until)
+            let listener =
+                listening.map_err(|error| format!("TCP port {port}: {error}; help: set a free port with --port"))?;
+            run_server(&device, plan, &listener, until)
         }
     }
 }
 
-/// Both sides, on two devices in software that a cable joins.
-fn both(plan: &Plan, until: Instant) -> Vec<Result<Report>> {
+/// Runs the server and the client on two connected software devices.
+fn run_both_sides(plan: &Plan, until: Instant) -> Vec<Result<Report>> {
     let (a, b) = LoopbackLink::pair();
     let device = |name, last, link| {
         SoftDevice::new(SoftSpec { mac: [2, 0, 0, 0, 0, last], ..SoftSpec::new(name, LinkSpec::Loopback(link)) })
     };
-    let made = || -> Result<_> {
+    let setup = || -> Result<_> {
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into())?;
         let address = listener.address()?;
         Ok((device("soft0", 1, a)?, device("soft1", 2, b)?, listener, address))
     };
-    let (server, client, listener, address) = match made() {
-        Ok(made) => made,
+    let (server, client, listener, address) = match setup() {
+        Ok(setup) => setup,
         Err(error) => return vec![Err(error)],
     };
     std::thread::scope(|scope| {
-        let serving = scope.spawn(|| serve(&server, plan, &listener, until));
-        let called = call(&client, plan, &[address], until);
-        let served = serving.join().unwrap_or_else(|_| Err("the server's thread has panicked".into()));
+        let serving = scope.spawn(|| run_server(&server, plan, &listener, until));
+        let called = run_client(&client, plan, &[address], until);
+        let served = serving.join().unwrap_or_else(|_| Err("the server thread panicked".into()));
         vec![served, called]
     })
 }
 
-fn serve<D: Device>(device: &D, plan: &Plan, listener: &Listener, until: Instant) -> Result<Report> {
-    let mut end = End::new(device, plan)?;
+fn run_server<D: Device>(device: &D, plan: &Plan, listener: &Listener, until: Instant) -> Result<Report> {
+    let mut end = Endpoint::new(device, plan)?;
     let mut last = None;
-    let (wire, remote) = loop {
-        let (wire, from) = listener.accept(until).map_err(|fault| match fault {
-            Fault::Nobody(_) => Fault::Nobody(last.take()),
+    let (connection, remote) = loop {
+        let (connection, from) = listener.accept(until).map_err(|fault| match fault {
+            Fault::NoPeer(_) => Fault::NoPeer(last.take()),
             other => other,
         })?;
-        match welcome(&mut end, wire, until.min(Instant::now() + STEP)) {
+        match exchange_as_server(&mut end, connection, until.min(Instant::now() + STEP_TIMEOUT)) {
             Ok(peer) => break peer,
             Err(why) => {
                 let why = format!("{from} is not the peer: {why}");
-                tell(&why);
+                log(&why);
                 last = Some(why);
                 end.disconnect()?;
             }
         }
     };
-    Ok(run(end, plan, Role::Server, wire, remote, until))
+    Ok(run(end, plan, Role::Server, connection, remote, until))
 }
 
-/// The server's part of the exchange.
-fn welcome<D: Device>(end: &mut End<D>, mut wire: Wire, until: Instant) -> Result<(Wire, address::Address)> {
+/// Performs the address exchange as the server.
+fn exchange_as_server<D: Device>(
+    end: &mut Endpoint<D>,
+    mut connection: ExchangeConnection,
+    until: Instant,
+) -> Result<(ExchangeConnection, address::Address)> {
     let own = end.addresses();
-    let remotes = wire.hear(own.len(), until)?;
+    let remotes = connection.receive_addresses(own.len(), until)?;
     end.connect(&remotes)?;
-    wire.tell(&own, until)?;
-    wire.hear_done(until)?;
-    Ok((wire, remotes[0]))
+    connection.send_addresses(&own, until)?;
+    connection.receive_done(until)?;
+    Ok((connection, remotes[0]))
 }
 
-fn call<D: Device>(device: &D, plan: &Plan, servers: &[SocketAddr], until: Instant) -> Result<Report> {
-    let mut end = End::new(device, plan)?;
+fn run_client<D: Device>(device: &D, plan: &Plan, servers: &[SocketAddr], until: Instant) -> Result<Report> {
+    let mut end = Endpoint::new(device, plan)?;
     let own = end.addresses();
-    let mut wire = Wire::connect(servers, until, |why| tell(&format!("waiting for the server: {why}")))?;
-    let step = until.min(Instant::now() + STEP);
-    wire.tell(&own, step)?;
-    let remotes = wire.hear(own.len(), step)?;
+    let mut connection =
+        ExchangeConnection::connect(servers, until, |why| log(&format!("waiting for the server: {why}")))?;
+    let step = until.min(Instant::now() + STEP_TIMEOUT);
+    connection.send_addresses(&own, step)?;
+    let remotes = connection.receive_addresses(own.len(), step)?;
     end.connect(&remotes)?;
-    wire.tell_done(step)?;
-    Ok(run(end, plan, Role::Client, wire, remotes[0], until))
+    connection.send_done(step)?;
+    Ok(run(end, plan, Role::Client, connection, remotes[0], until))
 }
 
 fn run<D: Device>(
-    mut end: End<D>,
+    mut end: Endpoint<D>,
     plan: &Plan,
     role: Role,
-    wire: Wire,
+    connection: ExchangeConnection,
     remote: address::Address,
     until: Instant,
 ) -> Report {
     let outcome = traffic::run(&mut end, plan, role, until);
-    // Its queue pairs answer until the peer has its end, too.
+    // The local queue pairs must acknowledge messages until the peer has finished.
     if outcome.failure.is_none() {
-        wire.part(until);
+        connection.finish(until);
     }
     Report::new(plan, role, end.device(), end.addresses()[0], remote, outcome)
 }

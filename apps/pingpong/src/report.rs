@@ -1,4 +1,4 @@
-//! What is told at the end.
+//! The report of a run.
 
 use std::fmt;
 
@@ -10,48 +10,48 @@ use crate::args::{Plan, Type};
 use crate::check::Findings;
 use crate::traffic::{Outcome, Role};
 
-/// One side of a run.
+/// The report of one side.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     /// `client` or `server`.
     pub(crate) role: &'static str,
-    /// The device.
+    /// The name of the device.
     pub(crate) device: String,
-    /// What the messages went over.
+    /// The transport type.
     #[serde(rename = "type")]
     pub(crate) kind: Type,
-    /// The first own address, and the peer's.
+    /// The address of the first local queue pair.
     pub(crate) local: String,
-    /// The peer's first address.
+    /// The address of the first queue pair of the peer.
     pub(crate) remote: String,
-    /// Bytes of a message.
+    /// The message size in bytes.
     pub(crate) size: u32,
-    /// Messages that each side was to send.
+    /// The number of messages that each side should send.
     pub(crate) iterations: u64,
-    /// Queue pairs.
+    /// The number of queue pairs.
     pub(crate) queue_pairs: u32,
-    /// Messages of a queue pair under way.
+    /// The number of messages in flight on each queue pair.
     pub(crate) window: u32,
-    /// Whether it slept or polled.
+    /// Whether the side slept on completion events instead of polling.
     pub(crate) events: bool,
-    /// Messages sent.
+    /// The number of messages sent.
     pub(crate) sent: u64,
-    /// Messages received.
+    /// The number of messages received.
     pub(crate) received: u64,
-    /// Of those, how many had another size.
+    /// The number of received messages of the wrong size.
     pub(crate) wrong_size: u64,
-    /// What was found in them, with `--check`.
+    /// The results of the message check, with `--check`.
     pub(crate) check: Option<Findings>,
-    /// Nanoseconds from a message to its answer; of the client.
+    /// The round-trip time in nanoseconds. Only the client measures it.
     pub(crate) latency_ns: Option<LatencyReport>,
-    /// How long all messages took.
+    /// The duration of the exchange in seconds.
     pub(crate) seconds: f64,
-    /// Why the run has failed.
+    /// The reason why the run failed.
     pub(crate) failure: Option<String>,
 }
 
 impl Report {
-    /// Of what came of a run.
+    /// Creates the report from the results of a run.
     pub(crate) fn new(
         plan: &Plan,
         role: Role,
@@ -84,14 +84,17 @@ impl Report {
     }
 }
 
-/// What is wrong with a run that came to its end.
+/// Returns the reason why a completed run counts as failed, or `None` if it is successful.
 fn verdict(plan: &Plan, outcome: &Outcome) -> Option<String> {
     if outcome.wrong_size > 0 {
         let count = outcome.wrong_size;
-        return Some(format!("{count} messages had another size than {} bytes: give both sides the same", plan.size));
+        return Some(format!(
+            "{count} messages were not {} bytes long; help: set the same --size on both sides",
+            plan.size
+        ));
     }
     let found = outcome.findings.as_ref().filter(|findings| findings.are_bad(plan.kind != Type::Ud))?;
-    let hint = if found.good == 0 { ": has the peer --check too?" } else { "" };
+    let hint = if found.good == 0 { "; help: use --check on both sides" } else { "" };
     let Findings { lost, duplicated, reordered, corrupt, .. } = found;
     Some(format!("{lost} messages lost, {duplicated} duplicated, {reordered} reordered, {corrupt} corrupt{hint}"))
 }

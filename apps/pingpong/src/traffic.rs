@@ -1,77 +1,77 @@
-//! The messages: who sends when, and what comes of it.
+//! The exchange of messages: the order of the sends, and the results.
 //!
-//! The client begins with as many messages as the window is wide, on each queue pair. From then on each side answers each
-//! message that it receives with one, and has at most a window of sends on a queue pair that have not completed. With a
-//! window of 1 that is what the programs of rdma-core do.
+//! First, the client sends as many messages as the window allows on each queue pair. Each side then answers each
+//! received message with one message. The window limits the number of incomplete sends on each queue pair. The
+//! rdma-core programs behave like this program with a window of 1.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use dataplane::clock::{HostClock, Stamp};
 use dataplane::lane::message::{poll, poll_or_sleep};
-use dataplane::provider::{Completion, Device, WcStatus};
 use dataplane::telemetry::Latency;
+use dataplane::verbs::{Completion, Device, WcStatus};
 
 use crate::Result;
 use crate::args::Plan;
 use crate::check::{Findings, Label, Tracker};
-use crate::end::{End, Work};
+use crate::end::{Endpoint, Work};
 
-/// Completions that are polled at a time.
+/// The maximum number of completions polled at once.
 const BURST: usize = 64;
-/// How often, in rounds of the loop, the time is looked at.
-const GLANCE: u32 = 256;
-/// Of a message that answers none.
-const NOTHING: u64 = u64::MAX;
+/// The number of poll loops between two checks of the deadline.
+const DEADLINE_CHECK_INTERVAL: u32 = 256;
+/// The value of `answers` for a message that answers no message.
+const NO_SEQUENCE: u64 = u64::MAX;
 
-/// Which side this is.
+/// The role of a side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Sends first.
+    /// The side that sends first.
     Client,
-    /// Answers.
+    /// The side that responds.
     Server,
 }
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// Sends that completed well.
+    /// Sends that completed successfully.
     pub(crate) sent: u64,
-    /// Messages that came.
+    /// Messages received.
     pub(crate) received: u64,
-    /// Of those, how many had another size than they should have.
+    /// Received messages of the wrong size.
     pub(crate) wrong_size: u64,
-    /// What was found in them; of checked messages.
+    /// The results of the message check, if messages are checked.
     pub(crate) findings: Option<Findings>,
-    /// From a client's message to its answer.
+    /// The time from a message of the client to the answer to this message.
     pub(crate) latency: Latency,
-    /// How long all took.
+    /// The duration of the whole exchange.
     pub(crate) elapsed: Duration,
-    /// Why it ended before its time.
+    /// The reason why the run ended early.
     pub(crate) failure: Option<String>,
 }
 
-/// What a queue pair has under way.
-struct Line {
-    /// Messages that are still to be answered.
+/// The state of a queue pair.
+struct QueueState {
+    /// The sequence numbers of the received messages that are not answered yet.
     due: VecDeque<u64>,
     posted: u64,
     completed: u64,
     received: u64,
-    /// What was sent when: of the last window.
+    /// The sequence number and the send time of each message in the window.
     stamps: Vec<(u64, Stamp)>,
     tracker: Option<Tracker>,
 }
 
 struct Traffic<'a, D: Device> {
-    end: &'a mut End<D>,
+    end: &'a mut Endpoint<D>,
     plan: &'a Plan,
     role: Role,
-    lines: Vec<Line>,
+    queues: Vec<QueueState>,
     clock: HostClock,
     latency: Latency,
-    /// A message while it is made or looked at.
+    /// The buffer in which messages are built and checked.
     message: Vec<u8>,
     posted: u64,
     completed: u64,
@@ -79,24 +79,24 @@ struct Traffic<'a, D: Device> {
     wrong_size: u64,
 }
 
-/// Runs until all messages went to and fro, something fails, or it is time.
-pub(crate) fn run<D: Device>(end: &mut End<D>, plan: &Plan, role: Role, until: Instant) -> Outcome {
+/// Runs until all messages are exchanged, an error occurs, or the deadline passes.
+pub(crate) fn run<D: Device>(end: &mut Endpoint<D>, plan: &Plan, role: Role, until: Instant) -> Outcome {
     let window = plan.window as usize;
-    let line = |queue| {
+    let queue_state = |queue| {
         let mut due = VecDeque::with_capacity(plan.rx_depth as usize);
         if role == Role::Client {
-            due.resize(window, NOTHING);
+            due.resize(window, NO_SEQUENCE);
         }
         let tracker = plan.check.then(|| Tracker::new(queue as u32, plan.iterations));
-        let stamps = vec![(NOTHING, Stamp::NONE); window];
-        Line { due, posted: 0, completed: 0, received: 0, stamps, tracker }
+        let stamps = vec![(NO_SEQUENCE, Stamp::NONE); window];
+        QueueState { due, posted: 0, completed: 0, received: 0, stamps, tracker }
     };
-    let lines = (0..end.queues()).map(line).collect();
+    let queues = (0..end.queues()).map(queue_state).collect();
     let mut traffic = Traffic {
         end,
         plan,
         role,
-        lines,
+        queues,
         clock: HostClock::new(),
         latency: Latency::new(),
         message: vec![if role == Role::Client { 0x7c } else { 0x7b }; plan.size as usize],
@@ -115,9 +115,9 @@ pub(crate) fn run<D: Device>(end: &mut End<D>, plan: &Plan, role: Role, until: I
 }
 
 impl<D: Device> Traffic<'_, D> {
-    /// Every message that is not checked is the same.
+    /// Writes a message to each send slot. Without `--check`, the slots never change, so all messages are equal.
     fn fill(&self) {
-        for queue in 0..self.lines.len() {
+        for queue in 0..self.queues.len() {
             (0..self.plan.window).for_each(|slot| self.end.write(queue, slot, &self.message));
         }
     }
@@ -133,13 +133,13 @@ impl<D: Device> Traffic<'_, D> {
 
     fn exchange(&mut self, until: Instant) -> Result<()> {
         let mut completions = Vec::with_capacity(BURST);
-        for queue in 0..self.lines.len() {
+        for queue in 0..self.queues.len() {
             self.send_due(queue)?;
         }
         let mut rounds = 0u32;
         while !self.is_done() {
             rounds = rounds.wrapping_add(1);
-            if (self.plan.events || rounds.is_multiple_of(GLANCE)) && Instant::now() >= until {
+            if (self.plan.events || rounds.is_multiple_of(DEADLINE_CHECK_INTERVAL)) && Instant::now() >= until {
                 return Err(self.overdue().into());
             }
             self.wait(&mut completions, until)?;
@@ -160,7 +160,7 @@ impl<D: Device> Traffic<'_, D> {
             None => poll(&mut end.cq, completions, BURST),
         };
         if polled.map_err(|error| error.on(self.end.device()))? == 0 {
-            // Where both sides share the cores it is the other's turn.
+            // If the other side runs on the same core, let it run.
             std::thread::yield_now();
         }
         Ok(())
@@ -168,97 +168,95 @@ impl<D: Device> Traffic<'_, D> {
 
     fn complete(&mut self, completion: &Completion) -> Result<()> {
         let work = Work::of(completion.wr_id);
-        let number = completion.qp_num().ok_or("a completion does not say of which queue pair it is")?;
+        let number = completion.qp_num().ok_or("a completion has no queue pair number")?;
         if completion.status != WcStatus::Success {
             return Err(failed(completion, work).into());
         }
-        let queue = self
-            .end
-            .queue(number)
-            .ok_or_else(|| format!("a completion is of queue pair {number}, which is none of these"))?;
+        let queue =
+            self.end.queue(number).ok_or_else(|| format!("a completion has the unknown queue pair {number}"))?;
         match work {
             Work::Send => {
-                self.lines[queue].completed += 1;
+                self.queues[queue].completed += 1;
                 self.completed += 1;
             }
             Work::Receive(slot) => {
                 let length = completion.byte_len().and_then(|bytes| self.end.length(bytes)).unwrap_or(0);
                 let of = self.take(queue, slot, length);
-                // Before the answer: the peer may then send again.
+                // Post the receive request before the answer is sent, because the peer may send its next message as
+                // soon as it receives the answer.
                 self.end.post_receive(queue, slot)?;
-                self.lines[queue].due.push_back(of);
+                self.queues[queue].due.push_back(of);
             }
         }
         self.send_due(queue)
     }
 
-    /// Looks at a message. Returns its number among those of its queue pair.
+    /// Handles a received message. Returns its sequence number on the queue pair.
     fn take(&mut self, queue: usize, slot: u32, length: usize) -> u64 {
         let now = self.now();
-        let line = &mut self.lines[queue];
-        // Without a label they come in order, or the run does not get to its end.
-        let (mut number, mut answers) = (line.received, line.received);
-        line.received += 1;
+        let queue_state = &mut self.queues[queue];
+        // Without `--check`, messages have no label. The messages of a queue pair are assumed to arrive in order, so
+        // the number of earlier messages is the sequence number. If a message is lost, the run does not complete.
+        let (mut number, mut answers) = (queue_state.received, queue_state.received);
+        queue_state.received += 1;
         self.received += 1;
         let fits = length == self.message.len();
         self.wrong_size += u64::from(!fits);
-        if let Some(tracker) = &mut line.tracker {
-            // What is too short is looked at too: it is corrupt.
+        if let Some(tracker) = &mut queue_state.tracker {
+            // A message that is too short is also checked. It counts as corrupt.
             let message = &mut self.message[..length.min(self.plan.size as usize)];
             self.end.read(slot, message);
             let label = tracker.take(message);
-            (number, answers) = label.map_or((number, NOTHING), |label| (label.sequence, label.answers));
+            (number, answers) = label.map_or((number, NO_SEQUENCE), |label| (label.sequence, label.answers));
         }
-        let (sent, stamp) = line.stamps[(answers % line.stamps.len() as u64) as usize];
-        if self.role == Role::Client && sent == answers && answers != NOTHING {
+        let (sent, stamp) = queue_state.stamps[(answers % queue_state.stamps.len() as u64) as usize];
+        if self.role == Role::Client && sent == answers && answers != NO_SEQUENCE {
             self.latency.record(stamp, now, 1);
         }
         number
     }
 
-    /// Sends what is to be sent on a queue pair, as far as there is room.
+    /// Sends the messages that are due on a queue pair, as many as the window allows.
     fn send_due(&mut self, queue: usize) -> Result<()> {
         let window = u64::from(self.plan.window);
         loop {
-            let line = &mut self.lines[queue];
-            if self.posted == self.plan.iterations || line.posted - line.completed == window {
+            let queue_state = &mut self.queues[queue];
+            if self.posted == self.plan.iterations || queue_state.posted - queue_state.completed == window {
                 return Ok(());
             }
-            let Some(answers) = line.due.pop_front() else { return Ok(()) };
-            let sequence = line.posted;
-            // Sends complete in their order, so this slot's last message is gone.
+            let Some(answers) = queue_state.due.pop_front() else { return Ok(()) };
+            let sequence = queue_state.posted;
+            // Sends complete in order, so the previous send from this slot is complete.
             let slot = (sequence % window) as u32;
             if self.plan.check {
                 Label { queue: queue as u32, sequence, answers }.write(&mut self.message);
                 self.end.write(queue, slot, &self.message);
             }
-            line.posted += 1;
+            queue_state.posted += 1;
             self.posted += 1;
             let now = self.now();
-            self.lines[queue].stamps[slot as usize] = (sequence, now);
+            self.queues[queue].stamps[slot as usize] = (sequence, now);
             self.end.post_send(queue, slot)?;
         }
     }
 
-    /// What is missing at the deadline, and what may be the reason.
+    /// Describes which messages are missing at the deadline, and possible reasons.
     fn overdue(&self) -> String {
         let Self { completed, received, plan, .. } = self;
-        let mut text = format!(
-            "not at its end at the deadline: {completed} of {} messages sent, {received} received.",
-            plan.iterations
-        );
+        let mut text =
+            format!("deadline reached: {completed} of {} messages sent, {received} received.", plan.iterations);
         text += match plan.kind.kind() {
-            dataplane::provider::QpType::Rc => {
-                " The device tries for ever (retry count 7), so a peer that is gone is silent"
+            dataplane::verbs::QpType::Rc => {
+                " The peer may have ended, because the device retries indefinitely (retry count 7)"
             }
-            _ => " Of this type a message that is lost stays lost, and nobody sends it again",
+            _ => " A message may be lost, because this transport does not retransmit",
         };
-        text + "; or it takes longer than --deadline"
+        text + ", or the run needs a longer --deadline"
     }
 
     fn into_outcome(self, elapsed: Duration, ended: Result<()>) -> Outcome {
         let mut findings = None;
-        for tracker in self.lines.iter().filter_map(|line| line.tracker.as_ref()) {
+        for tracker in self.queues.iter().filter_map(|queue_state| queue_state.tracker.as_ref()) {
             findings.get_or_insert_with(Findings::default).add(&tracker.findings());
         }
         if let (Some(findings), Ok(())) = (&mut findings, &ended) {
@@ -280,7 +278,7 @@ fn failed(completion: &Completion, work: Work) -> String {
     let what = if work == Work::Send { "send" } else { "receive" };
     let status = completion.status;
     let hint = match status {
-        WcStatus::LocLenErr | WcStatus::RemInvReqErr => "; do both sides have the same --size?",
+        WcStatus::LocLenErr | WcStatus::RemInvReqErr => "; help: set the same --size on both sides",
         _ => "",
     };
     format!("a {what} failed: {status} ({}): {}{hint}", status.description(), status.likely_cause())

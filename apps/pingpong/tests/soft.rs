@@ -1,20 +1,20 @@
-//! The whole program, with both sides on devices in software.
+//! Tests of the whole program. Both sides run in one process, on software devices.
 
-use std::process::{Command, Output};
+use std::process::Command;
 
+use dataplane_testing::program::run;
 use serde_json::Value;
 
-fn pingpong(options: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_pingpong")).args(options).output().unwrap()
+/// Runs the program. Returns its exit status, standard output and standard error.
+fn pingpong(options: &[&str]) -> (i32, String, String) {
+    run(Command::new(env!("CARGO_BIN_EXE_pingpong")).args(options))
 }
 
-/// The server's and the client's report of a run that must go well.
+/// Returns the report of the server and the report of the client after a successful run.
 fn reports(options: &[&str]) -> [Value; 2] {
-    let output = pingpong(&[&["--device", "soft", "--json"], options].concat());
-    let said = String::from_utf8_lossy(&output.stderr);
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{options:?}: {told}{said}");
-    let reports: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let (status, stdout, stderr) = pingpong(&[&["--device", "soft", "--json"], options].concat());
+    assert_eq!(status, 0, "{options:?}: {stdout}{stderr}");
+    let reports: Vec<Value> = serde_json::from_str(&stdout).unwrap();
     reports.try_into().unwrap()
 }
 
@@ -44,7 +44,7 @@ fn check_run(options: &[&str], messages: u64) {
 }
 
 #[test]
-fn messages_of_every_type_go_to_and_fro() {
+fn messages_of_every_type_are_exchanged() {
     for kind in ["rc", "uc", "ud", "srq"] {
         check_run(&["--type", kind, "--iterations", "1000"], 1000);
         check_run(&["--type", kind, "--iterations", "1000", "--check", "--window", "20"], 1000);
@@ -53,7 +53,7 @@ fn messages_of_every_type_go_to_and_fro() {
 }
 
 #[test]
-fn sizes_are_what_is_asked_for() {
+fn size_options_are_applied() {
     check_run(&["-n", "10", "--size", "1"], 10);
     check_run(&["-n", "10", "--size", "1000001", "--mtu", "256", "--check", "--rx-depth", "3"], 10);
     check_run(&["-n", "10", "--type", "ud", "--size", "32", "--check"], 10);
@@ -62,12 +62,12 @@ fn sizes_are_what_is_asked_for() {
 }
 
 #[test]
-fn options_have_short_names() {
+fn short_options_are_accepted() {
     let options = "-t srq -n 100 -q 4 -w 2 -r 9 -s 99 -m 512 -i 1 -g 0 -l 1 -p 1 -e -c";
     let [server, client] = reports(&options.split(' ').collect::<Vec<_>>());
     for report in [server, client] {
-        let told = ["iterations", "queue_pairs", "window", "size"].map(|name| report[name].as_u64().unwrap());
-        assert_eq!(told, [100, 4, 2, 99]);
+        let values = ["iterations", "queue_pairs", "window", "size"].map(|name| report[name].as_u64().unwrap());
+        assert_eq!(values, [100, 4, 2, 99]);
         assert_eq!(
             (&report["type"], &report["events"], &report["check"]["good"]),
             (&"srq".into(), &true.into(), &100.into())
@@ -75,38 +75,31 @@ fn options_have_short_names() {
     }
 }
 
-/// Status, what was printed, and what was said.
-fn refused(options: &[&str]) -> (Option<i32>, String, String) {
-    let output = pingpong(options);
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
-}
-
 #[test]
-fn what_makes_no_sense_is_refused_all_at_once() {
+fn all_invalid_options_are_reported_together() {
     let wrong = ["--device", "soft", "-n", "0", "--size", "8", "--check", "--window", "9", "--rx-depth", "8", "host"];
-    let (status, printed, said) = refused(&wrong);
-    assert_eq!((status, printed.as_str()), (Some(2), ""));
+    let (status, stdout, stderr) = pingpong(&wrong);
+    assert_eq!((status, stdout.as_str()), (2, ""));
     for why in [
-        "--device soft has both sides",
-        "--iterations 0: name 1 or more",
-        "--size 8: a message has at least 32 bytes here",
-        "--rx-depth 8: 9 messages may be under way",
+        "--device soft runs both sides",
+        "--iterations 0: must be 1 or more",
+        "--size 8: must be at least 32 bytes",
+        "--rx-depth 8: must be at least 9",
     ] {
-        assert!(said.contains(why), "{said}");
+        assert!(stderr.contains(why), "{stderr}");
     }
-    let (status, _, said) = refused(&["--device", "soft", "--type", "srq", "--queue-pairs", "257"]);
-    assert!(status == Some(2) && said.contains("--queue-pairs 257: 1 to 256"), "{said}");
-    let (status, _, said) = refused(&["--device", "soft", "--type", "xrc"]);
-    assert!(status == Some(2) && said.contains("rc, uc, ud, srq"), "{said}");
+    let (status, _, stderr) = pingpong(&["--device", "soft", "--type", "srq", "--queue-pairs", "257"]);
+    assert!(status == 2 && stderr.contains("--queue-pairs 257: must be 1 to 256"), "{stderr}");
+    let (status, _, stderr) = pingpong(&["--device", "soft", "--type", "xrc"]);
+    assert!(status == 2 && stderr.contains("rc, uc, ud, srq"), "{stderr}");
 }
 
 #[test]
-fn what_a_device_cannot_do_is_told() {
+fn unsupported_device_parameters_are_reported() {
     let cannot = |options: &[&str]| {
-        let (status, _, said) = refused(&[&["--device", "soft", "--deadline", "5"], options].concat());
-        assert_eq!(status, Some(1), "{said}");
-        said
+        let (status, _, stderr) = pingpong(&[&["--device", "soft", "--deadline", "5"], options].concat());
+        assert_eq!(status, 1, "{stderr}");
+        stderr
     };
     assert!(cannot(&["--type", "ud", "--size", "1025"]).contains("--size 1025: soft0 has at most 1024 bytes"));
     assert!(cannot(&["--rx-depth", "1000000"]).contains("--rx-depth 1000000: soft0 has at most"));
@@ -117,8 +110,8 @@ fn what_a_device_cannot_do_is_told() {
 }
 
 #[test]
-fn a_device_that_there_is_not_is_told() {
-    let (status, printed, said) = refused(&["--device", "nothing0"]);
-    assert_eq!((status, printed.as_str()), (Some(1), ""), "{said}");
-    assert!(said.contains("nothing0"), "{said}");
+fn unknown_device_is_reported() {
+    let (status, stdout, stderr) = pingpong(&["--device", "nothing0"]);
+    assert_eq!((status, stdout.as_str()), (1, ""), "{stderr}");
+    assert!(stderr.contains("nothing0"), "{stderr}");
 }

@@ -1,19 +1,20 @@
-//! Rules on the 5-tuple, the first that matches wins.
+//! ACL rules that match on the 5-tuple of a packet. The first matching rule determines the result.
 
 use std::hint::black_box;
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use dataplane::stages::table::classifier::{Addresses, Classifier, Key, Rule};
+use dataplane::tables::classifier::{Addresses, Classifier, Key, Rule};
 use ipnet::{IpNet, Ipv4Net};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::{Table, fail, file};
 
-/// Numbers as they are, but for the protocol under its mask: 0 for any.
+/// A rule of the input file. The numbers are in host byte order. The protocol number is already masked. A protocol mask
+/// of 0 matches any protocol.
 #[derive(Clone, Copy, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Entry {
+struct RuleEntry {
     source: u32,
     destination: u32,
     source_len: u8,
@@ -48,23 +49,24 @@ fn net(address: u32, len: u8) -> Option<IpNet> {
 
 impl Rules {
     pub(crate) fn new(bytes: &[u8]) -> Self {
-        let (entries, packets) = file::read::<Entry, Packet>(bytes);
+        let (entries, packets) = file::read::<RuleEntry, Packet>(bytes);
         let rules: Vec<Rule> = entries
             .iter()
-            .map(|it| Rule {
-                source: net(it.source, it.source_len),
-                destination: net(it.destination, it.destination_len),
-                protocol: (it.protocol_mask != 0).then_some(it.protocol),
-                source_ports: Some(it.source_ports[0]..=it.source_ports[1]),
-                destination_ports: Some(it.destination_ports[0]..=it.destination_ports[1]),
+            .map(|entry| Rule {
+                source: net(entry.source, entry.source_len),
+                destination: net(entry.destination, entry.destination_len),
+                protocol: (entry.protocol_mask != 0).then_some(entry.protocol),
+                source_ports: Some(entry.source_ports[0]..=entry.source_ports[1]),
+                destination_ports: Some(entry.destination_ports[0]..=entry.destination_ports[1]),
                 ..Rule::default()
             })
             .collect();
         Self { classifier: Classifier::new(&rules), rules, packets }
     }
 
-    /// Takes rules out, one here and one there, and puts each back where it was, a copy being given out after every change as to those
-    /// who look up. Gives the mean time of a change, and of compiling all rules.
+    /// Measures changes of single rules. Removes a rule and inserts it again at its position, at varying positions.
+    /// After each change, clones the classifier, as a publication to reader threads would do. Returns the mean time of
+    /// one change, and the mean time to compile all rules.
     pub(crate) fn change(&self, time: Duration) -> [Duration; 2] {
         let (mut classifier, mut changes, began) = (self.classifier.clone(), 0, Instant::now());
         while began.elapsed() < time {
@@ -95,11 +97,11 @@ impl Table for Rules {
     fn lookup(&self, range: std::ops::Range<usize>, values: &mut [u32]) {
         let packets = &self.packets[range];
         self.classifier.lookup_batch(values, |at| {
-            let it = packets.get(at)?;
+            let packet = packets.get(at)?;
             Some(Key {
-                addresses: Addresses::V4(it.source, it.destination),
-                protocol: it.protocol,
-                ports: Some((it.source_port, it.destination_port)),
+                addresses: Addresses::V4(packet.source, packet.destination),
+                protocol: packet.protocol,
+                ports: Some((packet.source_port, packet.destination_port)),
                 vlan: None,
                 tcp_flags: None,
             })

@@ -1,10 +1,10 @@
-//! Exact match of flows.
+//! Exact-match lookup of flows.
 
-use dataplane::stages::table::exact::Exact;
+use dataplane::tables::exact::Exact;
 
 use crate::{Table, fail, file};
 
-/// Addresses, ports, and protocol with three bytes of zero.
+/// The source address, the destination address, both ports, and the protocol followed by three zero bytes.
 type Key = [u32; 4];
 
 pub(crate) struct Flows {
@@ -13,7 +13,7 @@ pub(crate) struct Flows {
 }
 
 impl Flows {
-    /// A key's value is its place in the file.
+    /// Creates the table from the input file. The value of a key is the index of the key in the file.
     pub(crate) fn new(bytes: &[u8]) -> Self {
         let (flows, keys) = file::read::<Key, Key>(bytes);
         let mut table = Exact::new(flows.len());

@@ -1,17 +1,17 @@
-//! The files: two counts of 32 bits, then as many entries of the table, then as many lookups; the numbers in the byte
-//! order of x86.
+//! The format of the input files: the number of entries, the number of lookups, the table entries, and the lookups. The
+//! two counts have 32 bits. All numbers are little-endian.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::{BATCH, fail};
 
-/// The entries and the lookups of a file. The lookups fill whole batches.
+/// Returns the entries and the lookups of a file. The number of lookups is a multiple of the batch size.
 pub(crate) fn read<E, L>(bytes: &[u8]) -> (Vec<E>, Vec<L>)
 where
     E: FromBytes + Immutable + KnownLayout + Copy,
     L: FromBytes + Immutable + KnownLayout + Copy,
 {
-    let bad = || fail("the file is cut short");
+    let bad = || fail("the file is truncated or its lookups do not fill whole batches");
     let (counts, rest) = <[u32; 2]>::read_from_prefix(bytes).unwrap_or_else(|_| bad());
     let (entries, lookups) = counts.map(|count| count as usize).into();
     let mut rest = rest;
@@ -24,7 +24,7 @@ where
 }
 
 fn take<T: FromBytes>(rest: &mut &[u8]) -> T {
-    let (one, behind) = T::read_from_prefix(rest).unwrap_or_else(|_| fail("the file is cut short"));
-    *rest = behind;
-    one
+    let (value, remainder) = T::read_from_prefix(rest).unwrap_or_else(|_| fail("the file is truncated"));
+    *rest = remainder;
+    value
 }

@@ -1,7 +1,6 @@
 //! Longest prefix match.
 
-use dataplane::stages::table::lpm4::Lpm4;
-use dataplane::stages::table::lpm6::Lpm6;
+use dataplane::tables::lpm::{Lpm4, Lpm6};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use crate::{Table, fail, file};

@@ -1,13 +1,16 @@
-//! Looks up in the library's tables what benches/peer/tables.c looks up in the peers', from the same files, which
-//! benches/peer/sets.py writes; hands items from one core to another as benches/peer/ring.c does.
+//! Measures the lookup tables of the library, and the ring buffer between two threads. `benches/peer/tables.c` and
+//! `benches/peer/ring.c` measure the same operations in DPDK. The table benchmarks of both sides read the same files,
+//! which `benches/peer/sets.py` writes.
 //!
 //!     parts lpm4|lpm6|exact|acl FILE CORE
 //!     parts ring FROM_CORE CORE
 //!     parts acl-change FILE CORE
 //!
-//! The last tells how long a change of one rule takes, and compiling all of them. The others print `ready`, how long it took to
-//! be, and a sum over the results of all lookups, or over the first items; then for every line `measure SECONDS` the rate, in
-//! millions of lookups or items a second. They end with their input.
+//! `acl-change` prints the time to change one rule and the time to compile all rules.
+//!
+//! The other commands first print `ready`, the setup time in seconds, and a checksum. The checksum covers the results
+//! of all lookups, or the first items of the ring. For each input line `measure SECONDS`, these commands print the rate
+//! in millions of lookups or items per second. The commands exit at the end of the input.
 
 mod acl;
 mod exact;
@@ -19,31 +22,31 @@ use std::hint::black_box;
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
 
-/// Lookups of one call.
+/// The number of lookups in one call.
 const BATCH: usize = 32;
 
-/// A table, what is looked up in it, and what it finds.
+/// A lookup table, and the lookups of the benchmark.
 trait Table {
-    /// How many lookups there are.
+    /// Returns the number of lookups.
     fn len(&self) -> usize;
-    /// Does those of a range.
+    /// Performs the lookups in the range and stores their results in `values`.
     fn lookup(&self, range: std::ops::Range<usize>, values: &mut [u32]);
 }
 
 fn main() {
     let words: Vec<String> = std::env::args().collect();
-    let [_, kind, what, core] = &words[..] else {
+    let [_, kind, input, core] = &words[..] else {
         fail("usage: parts lpm4|lpm6|exact|acl|acl-change|ring FILE|FROM_CORE CORE")
     };
     let core = number(core);
     pin(core);
     let began = Instant::now();
     if kind == "ring" {
-        let from = number(what);
-        let (_, sum) = ring::hand_over(from, ring::FIRST_ITEMS, Duration::from_secs(60));
-        return serve(began.elapsed(), sum, |time| ring::hand_over(from, u64::MAX, time).0);
+        let from = number(input);
+        let (_, sum) = ring::pass_items(from, ring::FIRST_ITEMS, Duration::from_secs(60));
+        return serve(began.elapsed(), sum, |time| ring::pass_items(from, u64::MAX, time).0);
     }
-    let bytes = std::fs::read(what).unwrap_or_else(|error| fail(&format!("{what}: {error}")));
+    let bytes = std::fs::read(input).unwrap_or_else(|error| fail(&format!("{input}: {error}")));
     if kind == "acl-change" {
         let [change, all] = acl::Rules::new(&bytes).change(Duration::from_secs(1));
         return println!("change {:.1} us, all {:.1} us", change.as_secs_f64() * 1e6, all.as_secs_f64() * 1e6);
@@ -53,33 +56,33 @@ fn main() {
         "lpm6" => Box::new(lpm::V6::new(&bytes)),
         "exact" => Box::new(exact::Flows::new(&bytes)),
         "acl" => Box::new(acl::Rules::new(&bytes)),
-        _ => fail(&format!("there is no kind {kind}")),
+        _ => fail(&format!("unknown command {kind}")),
     };
     serve(began.elapsed(), sum(&*table), |time| measure(&*table, time));
 }
 
-/// Says that it is ready, and measures when it is asked to.
+/// Prints `ready`, the setup time and the checksum. Then measures the rate for each request on standard input.
 fn serve(took: Duration, sum: u64, measure: impl Fn(Duration) -> f64) {
     println!("ready {:.3} {sum:016x}", took.as_secs_f64());
     for line in std::io::stdin().lock().lines() {
         let line = line.unwrap_or_else(|error| fail(&format!("standard input: {error}")));
-        match line.split_once(' ').map(|(order, seconds)| (order, seconds.parse())) {
+        match line.split_once(' ').map(|(request, seconds)| (request, seconds.parse())) {
             Some(("measure", Ok(seconds))) => println!("rate {:.3}", measure(Duration::from_secs_f64(seconds))),
             _ if line == "quit" => break,
-            _ => fail(&format!("no such order: {line}")),
+            _ => fail(&format!("unknown request: {line}")),
         }
         std::io::stdout().flush().unwrap_or_else(|error| fail(&format!("standard output: {error}")));
     }
 }
 
 fn number(core: &str) -> usize {
-    core.parse().unwrap_or_else(|_| fail(&format!("{core} is no core")))
+    core.parse().unwrap_or_else(|_| fail(&format!("{core} is not a core number")))
 }
 
-/// Has this thread run on a core alone.
+/// Pins this thread to a core.
 fn pin(core: usize) {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: core }) {
-        fail(&format!("this thread may not run on core {core}"));
+        fail(&format!("cannot pin this thread to core {core}"));
     }
 }
 
@@ -88,7 +91,7 @@ fn fail(message: &str) -> ! {
     std::process::exit(1)
 }
 
-/// Of the results of all lookups, in their order.
+/// Returns a checksum over the results of all lookups. The checksum depends on the order of the results.
 fn sum(table: &dyn Table) -> u64 {
     let (mut sum, mut values) = (0xcbf2_9ce4_8422_2325_u64, [0; BATCH]);
     for at in (0..table.len()).step_by(BATCH) {
@@ -100,7 +103,7 @@ fn sum(table: &dyn Table) -> u64 {
     sum
 }
 
-/// Millions of lookups a second.
+/// Returns the rate in millions of lookups per second.
 fn measure(table: &dyn Table, time: Duration) -> f64 {
     let (mut done, mut at, mut values) = (0u64, 0, [0; BATCH]);
     let began = Instant::now();

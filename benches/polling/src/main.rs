@@ -1,15 +1,16 @@
-//! Polls a completion queue of the first verbs device so many times, and prints a sum over the last run.
+//! Polls a completion queue of the first verbs device a given number of times. Prints the number of completions, and a
+//! checksum over the last batch of completions.
 //!
-//! `polling BURST POLLS`. `benches/polling/poll.c` does the same in C, and `benches/instructions` counts both; the device
-//! is that of `benches/polling/fake.c`.
+//! Usage: `polling BURST POLLS`. `benches/polling/poll.c` performs the same polls in C. `benches/instructions` counts
+//! the instructions of both programs. The device is the fake device of `benches/polling/fake.c`.
 
 use std::env;
 use std::error::Error;
 
-use dataplane::provider::verbs::{VerbsCq, VerbsProvider};
-use dataplane::provider::{CompletionQueue, Completions, CqApi, CqSpec, Device, PollFields, Provider};
+use dataplane::ibverbs::{VerbsCq, VerbsProvider};
+use dataplane::verbs::{CompletionQueue, Completions, CqApi, CqSpec, Device, PollFields, Provider};
 
-/// What is counted.
+/// Polls the queue. `benches/instructions` counts the instructions of this function.
 #[inline(never)]
 fn poll(cq: &mut VerbsCq, run: &mut Completions, burst: usize, polls: u64) -> Result<u64, Box<dyn Error>> {
     let mut count = 0;
@@ -21,14 +22,14 @@ fn poll(cq: &mut VerbsCq, run: &mut Completions, burst: usize, polls: u64) -> Re
 
 fn main() -> Result<(), Box<dyn Error>> {
     let words: Vec<String> = env::args().skip(1).collect();
-    let [burst, polls] = &words[..] else { return Err("wanted: polling BURST POLLS".into()) };
+    let [burst, polls] = &words[..] else { return Err("usage: polling BURST POLLS".into()) };
     let provider = VerbsProvider;
     let found = provider.devices()?.into_iter().next().ok_or("there is no verbs device")?;
     let device = provider.open(&found.name)?;
     let fields = PollFields::BYTE_LEN | PollFields::TIMESTAMP;
     let (mut cq, granted) = device.create_cq(&CqSpec { depth: 1024, fields, ..CqSpec::default() }, None)?;
     if granted.api != CqApi::Extended || granted.fields != fields {
-        return Err(format!("{}: it has {granted}, {:?}", found.name, granted.why).into());
+        return Err(format!("{}: the device granted {granted}, {:?}", found.name, granted.why).into());
     }
     let mut run = Completions::new();
     let count = poll(&mut cq, &mut run, burst.parse()?, polls.parse()?)?;

@@ -1,0 +1,168 @@
+//! An app with its own stage, which drops packets by source prefix. The app reads its file again when the file changes.
+
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dataplane::mem::BATCH;
+use dataplane::prelude::*;
+use dataplane::tables::MISS;
+use dataplane::tables::lpm::{Lpm4, Lpm6};
+use ipnet::IpNet;
+
+/// The interval at which the app checks the file for a change.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+const LISTED: Reason = Reason::own(0);
+
+/// Drops packets whose source address is in a prefix of a file.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct GeoBlock {
+    /// File with one prefix per line. Text after `#` is a comment.
+    file: PathBuf,
+    #[serde(skip)]
+    prefixes: Option<LiveReader<Arc<Prefixes>>>,
+    /// One array for the source addresses of a batch, and one array for the results of their lookups.
+    #[serde(skip)]
+    scratch: Vec<[u32; BATCH]>,
+}
+
+impl Stage for GeoBlock {
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        let path = setup.path(&self.file);
+        setup.reads(&path, "file")?;
+        let version = version(&path);
+        let list = setup.shared(|_| {
+            let latest = Mutex::new(Prefixes::read(&path)?);
+            Ok(PrefixList { path, latest, live: Live::default() })
+        })?;
+        if setup.worker().0 == 0 {
+            setup.reloads(Follower { list: list.clone(), version });
+            setup.task("geo-block", Follower { list: list.clone(), version });
+        }
+        self.prefixes = Some(list.live.reader(list.latest.lock().unwrap_or_else(PoisonError::into_inner).clone()));
+        self.scratch = vec![[0; BATCH]; 2];
+        Ok(())
+    }
+
+    fn tick(&mut self, _ctx: &Ctx) {
+        self.prefixes.iter_mut().for_each(LiveReader::refresh);
+    }
+
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        let (Some(prefixes), [sources, found]) = (&self.prefixes, &mut self.scratch[..]) else { return };
+        // The packets at the start of the batch that are untagged IPv4: their source address has a fixed offset.
+        let plain = batch.is_plain();
+        let collect = |(head, source): (Head<'_, 34>, &mut u32)| {
+            *source = u32::from_be_bytes([head.bytes[26], head.bytes[27], head.bytes[28], head.bytes[29]]);
+            (plain || head.meta.is_untagged_ipv4()).then_some(())
+        };
+        let fast = batch.located_heads().zip(&mut *sources).map_while(collect).count();
+        prefixes.v4.lookup_batch(&sources[..fast], &mut found[..fast]);
+        for (index, _) in found[..fast].iter().enumerate().filter(|(_, value)| **value != MISS) {
+            batch.get_mut(index).into_iter().for_each(|mut packet| packet.drop(LISTED));
+        }
+        if fast == batch.len() {
+            return;
+        }
+        for mut packet in batch.iter_mut_from(fast) {
+            let v4 = packet.ipv4().and_then(|ip| prefixes.v4.lookup(u32::from_be_bytes(ip.source)));
+            let v6 = packet.ipv6().and_then(|ip| prefixes.v6.lookup(u128::from_be_bytes(ip.source)));
+            if v4.or(v6).is_some() {
+                packet.drop(LISTED);
+            }
+        }
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().reasons(&[("listed", "the source address is in a listed prefix")])
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().needs(Facts::HEADERS)
+    }
+}
+
+struct Prefixes {
+    v4: Lpm4,
+    v6: Lpm6,
+}
+
+impl Prefixes {
+    fn read(path: &Path) -> Result<Arc<Self>, Problem> {
+        let text = fs::read_to_string(path);
+        let text = text.map_err(|error| Problem::at("file", format!("{}: {error}", path.display())))?;
+        let (mut v4, mut v6) = (Lpm4::new(), Lpm6::new());
+        for (number, line) in (1..).zip(text.lines()) {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            let wrong = |why: String| Problem::at("file", format!("{}:{number}: {why}", path.display()));
+            let inserted = match line.parse() {
+                Ok(IpNet::V4(net)) => v4.insert(net.network().into(), net.prefix_len(), 0),
+                Ok(IpNet::V6(net)) => v6.insert(net.network().into(), net.prefix_len(), 0),
+                Err(_) if line.is_empty() => continue,
+                Err(_) => return Err(wrong(format!("`{line}` is not a prefix")).help("write a prefix: 192.0.2.0/24")),
+            };
+            inserted.map_err(|error| wrong(error.to_string()))?;
+        }
+        Ok(Arc::new(Self { v4, v6 }))
+    }
+}
+
+/// The list that the stages of all workers share.
+struct PrefixList {
+    path: PathBuf,
+    latest: Mutex<Arc<Prefixes>>,
+    live: Live<Arc<Prefixes>>,
+}
+
+/// Reads the list again: as a [`Reload`] on SIGHUP, and as a background [`Task`] when the file changes.
+struct Follower {
+    list: Arc<PrefixList>,
+    version: Option<(u64, i64, i64)>,
+}
+
+impl Reload for Follower {
+    fn reload(&mut self) -> Result<String, Vec<Problem>> {
+        let prefixes = Prefixes::read(&self.list.path).map_err(|problem| vec![problem])?;
+        let text = format!("{} prefixes", prefixes.v4.len() + prefixes.v6.len());
+        let mut latest = self.list.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        self.list.live.publish(|_| prefixes.clone());
+        *latest = prefixes;
+        Ok(text)
+    }
+
+    fn settle(&mut self) -> bool {
+        self.list.live.settle()
+    }
+}
+
+impl Task for Follower {
+    fn run(&mut self, stop: &StopSignal) -> dataplane::Result<()> {
+        while !stop.wait(POLL_INTERVAL) {
+            let now = version(&self.list.path);
+            if now != self.version {
+                self.version = now;
+                match self.reload() {
+                    Ok(text) => tracing::info!("geo-block: {text}"),
+                    Err(problems) => problems.iter().for_each(|problem| tracing::warn!("geo-block: {problem}")),
+                }
+            }
+            self.settle();
+        }
+        Ok(())
+    }
+}
+
+/// Returns the version of a file: its inode number and the time of its last change.
+fn version(path: &Path) -> Option<(u64, i64, i64)> {
+    fs::metadata(path).map(|file| (file.ino(), file.mtime(), file.mtime_nsec())).ok()
+}
+
+fn main() -> dataplane::Result<()> {
+    App::new().stage::<GeoBlock>("geo_block").run()
+}

@@ -1,0 +1,302 @@
+//! The state changes of a queue pair from RESET to RTS and back: their attributes and their order.
+
+use crate::connect::ConnectError;
+use crate::connect::endpoint::{EndpointError, QueuePairEndpoint, RemoteBuffer, VERSION};
+use crate::connect::parameters::{EndpointParameters, LocalPort, mtu_bytes};
+use crate::error::{Result, VerbError};
+use crate::units::QpNum;
+use crate::verbs::{AttributeMask, Device, LinkLayer, Path, QpAttributes, QpState, QpType, QueuePair};
+
+/// The parameters that both sides agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NegotiatedParameters {
+    /// The peer's endpoint.
+    pub remote: QueuePairEndpoint,
+    /// The path to the peer.
+    pub path: Path,
+    /// The path MTU, coded as in verbs.h: the smaller value of the two sides.
+    pub path_mtu: u8,
+    /// Maximum message size in bytes: the smaller value of the two sides. For datagrams at most the path MTU.
+    pub max_message: u32,
+    /// Maximum number of outstanding reads and atomics as requester.
+    pub max_rd_atomic: u8,
+}
+
+/// Attributes and their mask, as `ibv_modify_qp(3)` takes them.
+pub type Change = (QpAttributes, AttributeMask);
+
+/// Performs the state changes of one queue pair of a port. It can connect and reset the queue pair any number of times.
+/// [`PreparedQueuePair`] owns its queue pair. Use a connector if other code owns the queue pair.
+///
+/// [`PreparedQueuePair`]: crate::connect::PreparedQueuePair
+#[derive(Clone, Debug)]
+pub struct Connector {
+    device: String,
+    kind: QpType,
+    parameters: EndpointParameters,
+    local: LocalPort,
+    queue: u16,
+    generation: u32,
+    buffer: Option<RemoteBuffer>,
+}
+
+impl Connector {
+    /// Checks the parameters against a device, for queue pairs of type `kind`.
+    ///
+    /// # Errors
+    /// Same as [`EndpointParameters::resolve`].
+    pub fn new<D: Device>(device: &D, kind: QpType, parameters: EndpointParameters) -> Result<Self> {
+        let local = parameters.resolve(device, kind)?;
+        let device = device.name().to_owned();
+        Ok(Self { device, kind, parameters, local, queue: 0, generation: 0, buffer: None })
+    }
+
+    /// Sets the index of the queue on the port (default 0). The peer's queue pair must have the same index.
+    #[must_use]
+    pub fn queue(mut self, queue: u16) -> Self {
+        self.queue = queue;
+        self
+    }
+
+    /// Adds a buffer that the peer may read or write. The endpoint that is sent to the peer describes the buffer.
+    #[must_use]
+    pub fn buffer(mut self, buffer: RemoteBuffer) -> Self {
+        self.buffer = Some(buffer);
+        self
+    }
+
+    /// Returns the name of the device.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// Returns how often the queue pair was reset.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Returns the properties of the local port.
+    pub fn local(&self) -> &LocalPort {
+        &self.local
+    }
+
+    /// Returns the parameters of this connector.
+    pub fn parameters(&self) -> &EndpointParameters {
+        &self.parameters
+    }
+
+    /// Queries the port again. Call this after the state or the addresses of the port have changed.
+    ///
+    /// # Errors
+    /// Same as [`EndpointParameters::resolve`]. On an error, nothing changes.
+    pub fn refresh<D: Device>(&mut self, device: &D) -> Result<()> {
+        self.local = self.parameters.resolve(device, self.kind)?;
+        Ok(())
+    }
+
+    /// Returns the endpoint of a queue pair, to send to the peer.
+    pub fn endpoint<Q: QueuePair>(&self, qp: &Q) -> QueuePairEndpoint {
+        self.describe(qp.number(), qp.caps().recv_depth)
+    }
+
+    /// Returns the endpoint of the queue pair with number `qpn` and a receive queue of `receive_depth` entries.
+    pub fn describe(&self, qpn: QpNum, receive_depth: u32) -> QueuePairEndpoint {
+        let reliable = self.kind == QpType::Rc;
+        QueuePairEndpoint {
+            version: VERSION,
+            transport: self.kind,
+            link_layer: self.local.link_layer,
+            lid: self.local.lid,
+            gid: self.local.gid,
+            gid_kind: self.local.gid_kind,
+            qpn,
+            psn: self.parameters.psn(self.generation),
+            path_mtu: self.local.path_mtu,
+            max_dest_rd_atomic: if reliable { self.parameters.max_dest_rd_atomic } else { 0 },
+            max_message: self.local.max_message,
+            qkey: if self.kind == QpType::Ud { self.parameters.qkey } else { 0 },
+            generation: self.generation,
+            queue: self.queue,
+            receive_depth,
+            buffer: self.buffer,
+        }
+    }
+
+    /// Negotiates the parameters with a peer.
+    ///
+    /// # Errors
+    /// The remote endpoint is invalid or does not match (see [`QueuePairEndpoint::check_peer`]), or its initial packet
+    /// sequence number is not `rq_psn`.
+    pub fn agree(
+        &self,
+        own: &QueuePairEndpoint,
+        remote: &QueuePairEndpoint,
+    ) -> Result<NegotiatedParameters, EndpointError> {
+        remote.check_peer(own, self.parameters.allow_self)?;
+        // Datagram queue pairs accept packets from any peer, whatever their sequence numbers.
+        if let Some(expected) = self.parameters.rq_psn.filter(|&psn| psn != remote.psn && self.kind != QpType::Ud) {
+            return Err(EndpointError::Expected { own: expected, peer: remote.psn });
+        }
+        let parameters = &self.parameters;
+        let ethernet = self.local.link_layer == LinkLayer::Ethernet;
+        let global = ethernet || parameters.grh.unwrap_or(!remote.gid.is_zero());
+        // Without a global route header, only the local identifier addresses the peer.
+        if global && remote.gid.is_zero() {
+            return Err(EndpointError::NoAddress);
+        }
+        if !global && remote.lid == 0 {
+            return Err(EndpointError::NoRoute);
+        }
+        let path_mtu = self.local.path_mtu.min(remote.path_mtu);
+        let most = self.local.max_message.min(remote.max_message);
+        let path = Path {
+            global,
+            gid: remote.gid,
+            source_gid_index: self.local.gid_index,
+            hop_limit: parameters.hop_limit,
+            traffic_class: parameters.traffic_class,
+            flow_label: parameters.flow_label,
+            dlid: remote.lid,
+            service_level: parameters.service_level,
+            source_path_bits: parameters.source_path_bits,
+            static_rate: parameters.static_rate,
+            port: self.local.number,
+        };
+        Ok(NegotiatedParameters {
+            remote: *remote,
+            path,
+            path_mtu,
+            max_message: if self.kind == QpType::Ud { most.min(mtu_bytes(path_mtu)) } else { most },
+            max_rd_atomic: parameters.max_rd_atomic.min(remote.max_dest_rd_atomic),
+        })
+    }
+
+    /// Returns the change from RESET to INIT.
+    pub fn init(&self) -> Change {
+        let (attributes, mask) = QpAttributes::init(self.kind, self.local.number, self.parameters.qkey);
+        let access = self.parameters.access;
+        (QpAttributes { access, pkey_index: self.parameters.pkey_index, ..attributes }, mask)
+    }
+
+    /// Returns the change from INIT to RTR.
+    pub fn rtr(&self, agreed: &NegotiatedParameters) -> Change {
+        let connection = AttributeMask::AV | AttributeMask::PATH_MTU | AttributeMask::DEST_QPN | AttributeMask::RQ_PSN;
+        let reliable = AttributeMask::MAX_DEST_RD_ATOMIC | AttributeMask::MIN_RNR_TIMER;
+        let mask = match self.kind {
+            QpType::Rc => connection | reliable,
+            QpType::Uc => connection,
+            _ => AttributeMask::empty(),
+        };
+        let alternate = self.parameters.alternate.as_ref().filter(|_| !mask.is_empty());
+        let mask = if alternate.is_some() { mask | AttributeMask::ALT_PATH } else { mask };
+        let attributes = QpAttributes {
+            state: QpState::Rtr,
+            path: agreed.path,
+            alternate_path: alternate.map_or(Path::default(), |it| it.path(&agreed.path)),
+            alternate_pkey_index: alternate.map_or(0, |it| it.pkey_index),
+            alternate_timeout: alternate.map_or(0, |it| it.timeout),
+            path_mtu: agreed.path_mtu,
+            dest_qp: agreed.remote.qpn,
+            rq_psn: agreed.remote.psn,
+            max_dest_rd_atomic: self.parameters.max_dest_rd_atomic,
+            min_rnr_timer: self.parameters.min_rnr_timer,
+            ..QpAttributes::default()
+        };
+        (attributes, mask | AttributeMask::STATE)
+    }
+
+    /// Returns the change from RTR to RTS.
+    pub fn rts(&self, agreed: &NegotiatedParameters) -> Change {
+        let reliable = AttributeMask::TIMEOUT
+            | AttributeMask::RETRY_CNT
+            | AttributeMask::RNR_RETRY
+            | AttributeMask::MAX_QP_RD_ATOMIC;
+        let mask = if self.kind == QpType::Rc { reliable } else { AttributeMask::empty() };
+        let migration = self.parameters.path_migration.filter(|_| self.kind != QpType::Ud);
+        let mask = if migration.is_some() { mask | AttributeMask::PATH_MIG_STATE } else { mask };
+        let attributes = QpAttributes {
+            state: QpState::Rts,
+            path_migration: migration.map_or(0, |state| state as u8),
+            sq_psn: self.parameters.psn(self.generation),
+            timeout: self.parameters.timeout,
+            retry_count: self.parameters.retry_count,
+            rnr_retry: self.parameters.rnr_retry,
+            max_rd_atomic: agreed.max_rd_atomic,
+            ..QpAttributes::default()
+        };
+        (attributes, mask | AttributeMask::STATE | AttributeMask::SQ_PSN)
+    }
+
+    /// Moves a queue pair from RESET to INIT, so that receives can be posted. Does nothing if the queue pair is in
+    /// INIT.
+    ///
+    /// # Errors
+    /// The device returns an error, or the queue pair is in another state.
+    pub fn initialise<Q: QueuePair>(&self, qp: &mut Q) -> Result<(), ConnectError> {
+        match qp.state() {
+            QpState::Init => Ok(()),
+            _ => self.change(
+                |attributes, mask| qp.modify(attributes, mask),
+                "ibv_modify_qp (RESET to INIT)",
+                self.init(),
+            ),
+        }
+    }
+
+    /// Connects a queue pair in RESET or INIT with a peer and moves it to RTS.
+    ///
+    /// # Errors
+    /// The remote endpoint is invalid or does not match (the queue pair is then unchanged), or the device returns an
+    /// error.
+    pub fn connect<Q: QueuePair>(
+        &self,
+        qp: &mut Q,
+        remote: &QueuePairEndpoint,
+    ) -> Result<NegotiatedParameters, ConnectError> {
+        let agreed = self.agree(&self.endpoint(qp), remote)?;
+        self.initialise(qp)?;
+        self.establish(&agreed, |attributes, mask| qp.modify(attributes, mask))?;
+        Ok(agreed)
+    }
+
+    /// Moves a queue pair from INIT to RTS with negotiated parameters. `modify` is `ibv_modify_qp(3)` on the queue pair.
+    ///
+    /// # Errors
+    /// The errors of `modify`.
+    pub fn establish(
+        &self,
+        agreed: &NegotiatedParameters,
+        mut modify: impl FnMut(&QpAttributes, AttributeMask) -> Result<(), VerbError>,
+    ) -> Result<(), ConnectError> {
+        self.change(&mut modify, "ibv_modify_qp (INIT to RTR)", self.rtr(agreed))?;
+        self.change(&mut modify, "ibv_modify_qp (RTR to RTS)", self.rts(agreed))
+    }
+
+    /// Moves a queue pair from any state back to RESET. Posted work requests are lost. The generation of the next
+    /// endpoint is one higher, and each generation has its own packet sequence numbers. Therefore delayed packets of
+    /// the old generation are not accepted.
+    ///
+    /// # Errors
+    /// The device returns an error.
+    pub fn reset<Q: QueuePair>(&mut self, qp: &mut Q) -> Result<(), ConnectError> {
+        let change = QpAttributes::to(QpState::Reset);
+        self.change(|attributes, mask| qp.modify(attributes, mask), "ibv_modify_qp (to RESET)", change)?;
+        self.renew();
+        Ok(())
+    }
+
+    /// Starts the next generation, after the owner has reset the queue pair.
+    pub fn renew(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+    }
+
+    fn change(
+        &self,
+        mut modify: impl FnMut(&QpAttributes, AttributeMask) -> Result<(), VerbError>,
+        verb: &'static str,
+        change: Change,
+    ) -> Result<(), ConnectError> {
+        let failed = |error: VerbError| VerbError { verb, ..error }.on(&self.device).into();
+        modify(&change.0, change.1).map_err(failed)
+    }
+}

@@ -1,0 +1,41 @@
+//! Invalid connection parameters, collected for one error message.
+
+use std::fmt::Display;
+
+use crate::error::Error;
+
+/// Invalid parameters, each with its key, value, reason and remedy.
+pub(super) struct Mistakes<'d> {
+    device: &'d str,
+    found: Vec<String>,
+}
+
+impl<'d> Mistakes<'d> {
+    /// Creates an empty list for parameters of the device with this name.
+    pub(super) fn new(device: &'d str) -> Self {
+        Self { device, found: Vec::new() }
+    }
+
+    /// Returns whether no parameter is invalid.
+    pub(super) fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+
+    /// Adds the parameter `key`.
+    pub(super) fn add(&mut self, key: &str, value: impl Display, why: impl Display, remedy: impl Display) {
+        self.found.push(format!("`{key}` = {value} on `{}`: {why}; help: {remedy}", self.device));
+    }
+
+    /// Adds the parameter `key` if its value is above `most`.
+    pub(super) fn most(&mut self, key: &str, value: impl Into<u64>, most: impl Into<u64>) {
+        let (value, most) = (value.into(), most.into());
+        if value > most {
+            self.add(key, value, format_args!("the maximum is {most}"), format_args!("use 0 to {most}"));
+        }
+    }
+
+    /// Returns an error with all invalid parameters, one per line.
+    pub(super) fn into_error(self) -> Error {
+        Error::Peer(self.found.join("\n"))
+    }
+}

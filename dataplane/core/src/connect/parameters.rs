@@ -1,0 +1,482 @@
+//! The parameters of a connection, and the check whether a device supports them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::connect::access::{self, RemoteAccess};
+use crate::connect::alternate::{AlternatePath, DEFAULT_TIMEOUT, PathMigration};
+use crate::connect::mistakes::Mistakes;
+use crate::error::{Error, Result};
+use crate::units::{Gid, within, within_some};
+use crate::verbs::{Access, Capability, Device, GidEntry, GidKind, LinkLayer, PortState, QpType};
+
+/// The largest packet sequence number and the largest queue pair number: 24 bits.
+pub(super) const MAX_24: u32 = 0xff_ffff;
+
+/// All attributes for the state changes from RESET to RTS that the local side chooses. The attributes cover reliable
+/// connections, unreliable connections and datagrams. Attributes that a queue pair type does not use are ignored.
+///
+/// The defaults are the values in the handshake and in the builder of the crate `ibverbs` on crates.io, except
+/// `timeout`. That crate uses a `timeout` of 4 (65 µs), but a software device under load needs more time to
+/// acknowledge.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EndpointParameters {
+    /// The port of the device, from 1.
+    #[serde(skip)]
+    pub port: u8,
+    /// Whether a queue pair may be its own peer.
+    pub allow_self: bool,
+    /// The GID of the device's port to use, written as an IPv6 or IPv4 address. Default: the first GID of the kind
+    /// `gid_kind`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid: Option<Gid>,
+    /// The kind of the GID. Default: `"roce_v2"` if the port has such a GID, otherwise the kind of its first GID.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gid_kind: Option<GidKind>,
+    /// The index of the GID in the port's table, instead of `gid` and `gid_kind`. The index of an address may change
+    /// when addresses change.
+    #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 255))]
+    pub gid_index: Option<u8>,
+    /// The index of the partition key in the port's table.
+    #[serde(deserialize_with = "within::<_, u16, 0, 65535>")]
+    #[schemars(range(min = 0, max = 65535))]
+    pub pkey_index: u16,
+    /// The access rights of the peer to registered memory. Only for rc and uc.
+    #[serde(with = "access")]
+    #[schemars(with = "Vec<RemoteAccess>")]
+    pub access: Access,
+    /// The queue key. A received datagram must carry it. Values from 2147483648 need CAP_NET_RAW. Only for ud.
+    #[serde(deserialize_with = "within::<_, u32, 0, 4294967295>")]
+    #[schemars(range(min = 0, max = 4294967295u32))]
+    pub qkey: u32,
+    /// The maximum payload of a packet in bytes: 256, 512, 1024, 2048 or 4096. The smaller value of both sides is used.
+    /// Default: the active MTU of the port.
+    #[serde(deserialize_with = "within_some::<_, u16, 256, 4096>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 256, max = 4096))]
+    pub path_mtu: Option<u16>,
+    /// Whether packets carry a global route header. Packets on Ethernet always carry this header. Default: yes, if the
+    /// peer sends its GID.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grh: Option<bool>,
+    /// The hop limit of packets.
+    #[serde(deserialize_with = "within::<_, u8, 1, 255>")]
+    #[schemars(range(min = 1, max = 255))]
+    pub hop_limit: u8,
+    /// The traffic class. For RoCE v2, the byte with DSCP and ECN.
+    #[serde(deserialize_with = "within::<_, u8, 0, 255>")]
+    #[schemars(range(min = 0, max = 255))]
+    pub traffic_class: u8,
+    /// The flow label.
+    #[serde(deserialize_with = "within::<_, u32, 0, 1048575>")]
+    #[schemars(range(min = 0, max = 1048575))]
+    pub flow_label: u32,
+    /// The service level. On Ethernet, 0 to 7.
+    #[serde(deserialize_with = "within::<_, u8, 0, 15>")]
+    #[schemars(range(min = 0, max = 15))]
+    pub service_level: u8,
+    /// The path bits of the source. The value must be less than 2 to the power of the port's LID mask count, which is 0
+    /// on Ethernet.
+    #[serde(deserialize_with = "within::<_, u8, 0, 127>")]
+    #[schemars(range(min = 0, max = 127))]
+    pub source_path_bits: u8,
+    /// The maximum send rate, as a value of `enum ibv_rate` in verbs.h: 0 is no limit, 2 is 2.5 Gbit/s, 3 is 10, 7 is
+    /// 40, 15 is 25, 16 is 100, 17 is 200 and so on.
+    #[serde(deserialize_with = "within::<_, u8, 0, 24>")]
+    #[schemars(range(min = 0, max = 24))]
+    pub static_rate: u8,
+    /// The first packet sequence number that is sent. The program uses a different number each time it connects again.
+    #[serde(deserialize_with = "within::<_, u32, 0, 16777215>")]
+    #[schemars(range(min = 0, max = 16777215))]
+    pub sq_psn: u32,
+    /// The expected first packet sequence number of the peer. The value must equal the peer's `sq_psn`, or the
+    /// handshake fails. Default: the number that the peer sends.
+    #[serde(deserialize_with = "within_some::<_, u32, 0, 16777215>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 16777215))]
+    pub rq_psn: Option<u32>,
+    /// The maximum number of outstanding RDMA reads and atomics of this side. The peer's `max_dest_rd_atomic` is used
+    /// if it is smaller. Only for rc.
+    #[serde(deserialize_with = "within::<_, u8, 0, 255>")]
+    #[schemars(range(min = 0, max = 255))]
+    pub max_rd_atomic: u8,
+    /// The maximum number of outstanding RDMA reads and atomics of the peer. Only for rc.
+    #[serde(deserialize_with = "within::<_, u8, 0, 255>")]
+    #[schemars(range(min = 0, max = 255))]
+    pub max_dest_rd_atomic: u8,
+    /// How long the peer waits before it resends a message that found no receive buffer, in the code of the InfiniBand
+    /// specification: 1 is 0.01 ms, 12 is 0.64 ms, 16 is 2.56 ms, 31 is 491.52 ms, 0 is 655.36 ms. Only for rc.
+    #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
+    #[schemars(range(min = 0, max = 31))]
+    pub min_rnr_timer: u8,
+    /// The acknowledgement timeout: 4.096 µs times 2 to the power of this value. 0 waits indefinitely. Only for rc.
+    #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
+    #[schemars(range(min = 0, max = 31))]
+    pub timeout: u8,
+    /// How often an unacknowledged packet is resent. Some devices take 7 as unlimited. Only for rc.
+    #[serde(deserialize_with = "within::<_, u8, 0, 7>")]
+    #[schemars(range(min = 0, max = 7))]
+    pub retry_count: u8,
+    /// How often a message is resent if the peer had no receive buffer. 7 is unlimited. Only for rc.
+    #[serde(deserialize_with = "within::<_, u8, 0, 7>")]
+    #[schemars(range(min = 0, max = 7))]
+    pub rnr_retry: u8,
+    /// The alternate path to the peer. The adapter moves the connection to this path if the primary path fails. Only
+    /// for rc and uc on InfiniBand, because RoCE has no alternate paths. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alternate: Option<AlternatePath>,
+    /// The migration state that is set after the connection is established. With `"migrated"`, the connection stays on
+    /// its current path. With `"armed"`, the adapter moves the connection when the primary path fails. With `"rearm"`,
+    /// the adapter asks the peer to prepare the migration, and both sides then become `"armed"`. Default: the initial
+    /// state of the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path_migration: Option<PathMigration>,
+}
+
+impl Default for EndpointParameters {
+    fn default() -> Self {
+        Self {
+            port: 1,
+            gid: None,
+            gid_kind: None,
+            gid_index: None,
+            pkey_index: 0,
+            access: Access::empty(),
+            qkey: 0x1111_1111,
+            path_mtu: None,
+            grh: None,
+            hop_limit: 255,
+            traffic_class: 0,
+            flow_label: 0,
+            service_level: 0,
+            source_path_bits: 0,
+            static_rate: 0,
+            sq_psn: 0,
+            rq_psn: None,
+            max_rd_atomic: 1,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: 16,
+            timeout: DEFAULT_TIMEOUT,
+            retry_count: 6,
+            rnr_retry: 6,
+            alternate: None,
+            path_migration: None,
+            allow_self: false,
+        }
+    }
+}
+
+/// The properties of the local port that a connection uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalPort {
+    /// The port number, from 1.
+    pub number: u8,
+    /// The link layer.
+    pub link_layer: LinkLayer,
+    /// The local identifier. 0 on Ethernet.
+    pub lid: u16,
+    /// The selected GID. Zero if the port has none.
+    pub gid: Gid,
+    /// Index of the GID in the table.
+    pub gid_index: u8,
+    /// The type of the GID.
+    pub gid_kind: GidKind,
+    /// The path MTU, coded as in verbs.h: 1 to 5.
+    pub path_mtu: u8,
+    /// Maximum message size in bytes.
+    pub max_message: u32,
+}
+
+/// Returns the verbs.h code of an MTU in bytes. `None` if verbs.h has no code for this MTU.
+pub fn mtu_code(bytes: u32) -> Option<u8> {
+    (1..=5).find(|&code| mtu_bytes(code) == bytes)
+}
+
+/// Returns the MTU in bytes for a verbs.h code from 1 to 5.
+pub const fn mtu_bytes(code: u8) -> u32 {
+    128 << code
+}
+
+impl EndpointParameters {
+    /// Returns the initial packet sequence number of a generation, which is one connection of the queue pair. The first
+    /// generation uses `sq_psn`. The number of each later generation is far from the numbers of all earlier
+    /// generations, so that delayed packets of an earlier generation are not accepted.
+    pub const fn psn(&self, generation: u32) -> u32 {
+        /// 2^24 divided by the golden ratio. The multiples of this number have the largest distances from each other.
+        const STEP: u32 = 0x9e_3779;
+        self.sq_psn.wrapping_add(generation.wrapping_mul(STEP)) & MAX_24
+    }
+
+    /// Checks all parameters against a device. Returns the properties of the port that the connection uses.
+    ///
+    /// # Errors
+    /// The device does not support the parameters: the error lists every problem with its key, value, valid range and
+    /// remedy. Also an error if the device cannot be queried.
+    pub fn resolve<D: Device>(&self, device: &D, kind: QpType) -> Result<LocalPort> {
+        let failed = |error: crate::error::VerbError| error.on(device.name());
+        let mut wrong = Mistakes::new(device.name());
+        let caps = device.capabilities();
+        let needed = match kind {
+            QpType::Rc => Capability::Rc,
+            QpType::Uc => Capability::Uc,
+            QpType::Ud => Capability::Datagram,
+            other => {
+                let message = format!("{}: a queue pair of type {other} cannot be connected", device.name());
+                return Err(Error::Peer(message));
+            }
+        };
+        if !caps.has.contains(&needed) {
+            let message = format!("{}: the device does not support queue pairs of type {kind}", device.name());
+            return Err(Error::Peer(message));
+        }
+        if self.port == 0 || self.port > caps.ports {
+            let range = format!("the device has ports 1 to {}", caps.ports);
+            wrong.add("device_port", self.port, range, format!("use a port from 1 to {}", caps.ports));
+            return Err(wrong.into_error());
+        }
+        let port = device.port(self.port).map_err(failed)?;
+        if !port.is_active() {
+            let state = if port.state == PortState::Down { "is down" } else { "is not active yet" };
+            let why = format!("the port {state} ({})", port.state);
+            wrong.add("device_port", self.port, why, "bring the network interface of the port up, or check the cable");
+        }
+        let ethernet = port.link_layer == LinkLayer::Ethernet;
+        let entries = device.gids(self.port).map_err(failed)?;
+        let gid = self.choose(&entries, &mut wrong);
+        if ethernet && self.grh == Some(false) {
+            wrong.add("grh", false, "packets on Ethernet always have a global route header", "remove `grh`");
+        }
+        self.check_pkey(device, port.pkeys, &mut wrong);
+        let most = (1..=5).rev().find(|&code| mtu_bytes(code) <= port.active_mtu);
+        if most.is_none() {
+            let why = format!("the active path MTU of the port is only {} bytes", port.active_mtu);
+            wrong.add("device_port", self.port, why, "set the MTU of the interface to at least 300");
+        }
+        let most = most.unwrap_or(1);
+        let path_mtu = match self.path_mtu {
+            None => most,
+            Some(bytes) => match mtu_code(bytes.into()) {
+                Some(code) if code <= most => code,
+                Some(_) => {
+                    let why = format!("the active path MTU of the port is {}", mtu_bytes(most));
+                    let remedy = format!("use at most {}, or increase the MTU of the interface", mtu_bytes(most));
+                    wrong.add("path_mtu", bytes, why, remedy);
+                    most
+                }
+                None => {
+                    wrong.add(
+                        "path_mtu",
+                        bytes,
+                        format!("{bytes} is not a path MTU"),
+                        "use 256, 512, 1024, 2048 or 4096",
+                    );
+                    most
+                }
+            },
+        };
+        self.check_ranges(kind, ethernet, port.lmc, &mut wrong);
+        match (&self.alternate, self.path_migration) {
+            (Some(alternate), _) if kind != QpType::Ud => alternate.check(device, port.link_layer, &mut wrong),
+            (None, Some(PathMigration::Rearm | PathMigration::Armed)) if kind != QpType::Ud => {
+                wrong.add(
+                    "path_migration",
+                    "to an alternate path",
+                    "there is no `alternate` path",
+                    "add `alternate`, or remove `path_migration`",
+                );
+            }
+            _ => {}
+        }
+        if kind == QpType::Rc {
+            wrong.most("max_rd_atomic", self.max_rd_atomic, caps.max_init_rd_atomic);
+            wrong.most("max_dest_rd_atomic", self.max_dest_rd_atomic, caps.max_rd_atomic);
+        }
+        if self.access.contains(Access::REMOTE_ATOMIC) && !caps.has.contains(&Capability::Atomic) {
+            wrong.add(
+                "access",
+                "remote_atomic",
+                "the device does not support atomics",
+                "remove \"remote_atomic\" from `access`",
+            );
+        }
+        if !wrong.is_empty() {
+            return Err(wrong.into_error());
+        }
+        let max_message = if kind == QpType::Ud { mtu_bytes(path_mtu) } else { port.max_message };
+        let (gid, gid_index, gid_kind) = gid.unwrap_or((Gid::default(), 0, GidKind::InfiniBand));
+        Ok(LocalPort {
+            number: self.port,
+            link_layer: port.link_layer,
+            lid: port.lid,
+            gid,
+            gid_index,
+            gid_kind,
+            path_mtu,
+            max_message,
+        })
+    }
+
+    fn choose(&self, entries: &[GidEntry], wrong: &mut Mistakes<'_>) -> Option<(Gid, u8, GidKind)> {
+        let set = || entries.iter().filter(|entry| !entry.gid.is_zero());
+        let kind_name = |kind: GidKind| match kind {
+            GidKind::InfiniBand => "infiniband".to_owned(),
+            GidKind::RoceV1 => "roce_v1".to_owned(),
+            GidKind::RoceV2 => "roce_v2".to_owned(),
+            GidKind::Unknown(raw) => raw.to_string(),
+        };
+        let all = || {
+            let each = |entry: &GidEntry| format!("{} {} {}", entry.index, entry.gid, kind_name(entry.kind));
+            let list: Vec<String> = set().take(8).map(each).collect();
+            if list.is_empty() { "none".to_owned() } else { list.join(", ") }
+        };
+        let remedy = "use an address of the port, or assign the address to the interface";
+        let found = match (self.gid_index, self.gid, self.gid_kind) {
+            (Some(index), ..) => {
+                let found = set().find(|entry| entry.index == u32::from(index));
+                if found.is_none() {
+                    wrong.add(
+                        "gid_index",
+                        index,
+                        format!("the port has no address at this index; the addresses of the port: {}", all()),
+                        remedy,
+                    );
+                }
+                found
+            }
+            (None, None, None) => {
+                let found = set().find(|entry| entry.kind == GidKind::RoceV2).or_else(|| set().next());
+                if found.is_none() {
+                    wrong.add(
+                        "gid",
+                        "any",
+                        "the port has no address",
+                        "assign an address to the interface of the port",
+                    );
+                }
+                found
+            }
+            (None, gid, kind) => {
+                let fits = |entry: &&GidEntry| {
+                    gid.is_none_or(|gid| gid == entry.gid) && kind.is_none_or(|kind| kind == entry.kind)
+                };
+                let found = set().find(fits);
+                if found.is_none() {
+                    let (key, value) = match (gid, kind) {
+                        (Some(gid), Some(kind)) => ("gid", format!("{gid} {}", kind_name(kind))),
+                        (Some(gid), None) => ("gid", gid.to_string()),
+                        (None, kind) => ("gid_kind", kind.map_or_else(String::new, kind_name)),
+                    };
+                    wrong.add(key, value, format!("the addresses of the port: {}", all()), remedy);
+                }
+                found
+            }
+        }?;
+        match u8::try_from(found.index) {
+            Ok(index) => Some((found.gid, index, found.kind)),
+            Err(_) => {
+                let why = format!(
+                    "the index in the GID table is {}, but a path can only use the first 256 entries",
+                    found.index
+                );
+                wrong.add("gid", found.gid, why, "remove addresses from the interface");
+                None
+            }
+        }
+    }
+
+    fn check_pkey<D: Device>(&self, device: &D, places: u16, wrong: &mut Mistakes<'_>) {
+        if self.pkey_index >= places {
+            let why = format!("the partition key table of the port has {places} entries");
+            wrong.add("pkey_index", self.pkey_index, why, format!("use at most {}", places.saturating_sub(1)));
+            return;
+        }
+        // The low 15 bits are the partition number. 0 means that the entry is empty.
+        let found = device.pkey(self.port, self.pkey_index);
+        if !found.is_ok_and(|pkey| pkey & 0x7fff != 0) {
+            let why = "the port has no partition key at this index";
+            wrong.add("pkey_index", self.pkey_index, why, "use an index with a key, such as 0");
+        }
+    }
+
+    fn check_ranges(&self, kind: QpType, ethernet: bool, lmc: u8, wrong: &mut Mistakes<'_>) {
+        if self.hop_limit == 0 {
+            wrong.add("hop_limit", 0, "the valid range is 1 to 255", "use 255");
+        }
+        wrong.most("flow_label", self.flow_label, 0xf_ffffu32);
+        wrong.most("service_level", self.service_level, if ethernet { 7u8 } else { 15 });
+        wrong.most("source_path_bits", self.source_path_bits, (1u8 << lmc.min(7)) - 1);
+        wrong.most("static_rate", self.static_rate, 24u8);
+        if self.static_rate == 1 {
+            wrong.add(
+                "static_rate",
+                1,
+                "verbs.h has no rate with this code",
+                "use 0 for no limit, or 2 for 2.5 Gbit/s",
+            );
+        }
+        wrong.most("sq_psn", self.sq_psn, MAX_24);
+        wrong.most("rq_psn", self.rq_psn.unwrap_or(0), MAX_24);
+        if kind == QpType::Rc {
+            wrong.most("min_rnr_timer", self.min_rnr_timer, 31u8);
+            wrong.most("timeout", self.timeout, 31u8);
+            wrong.most("retry_count", self.retry_count, 7u8);
+            wrong.most("rnr_retry", self.rnr_retry, 7u8);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_of_a_connection_is_read() {
+        let text = "gid = 'fe80::7'\ngid_index = 4\ngid_kind = 'roce_v1'\npkey_index = 2\naccess = ['remote_read', 'remote_atomic']\n\
+                    qkey = 3\npath_mtu = 2048\ngrh = true\nhop_limit = 4\ntraffic_class = 5\nflow_label = 6\n\
+                    service_level = 7\nsource_path_bits = 8\nstatic_rate = 9\nsq_psn = 10\nrq_psn = 11\n\
+                    max_rd_atomic = 12\nmax_dest_rd_atomic = 13\nmin_rnr_timer = 14\ntimeout = 15\nretry_count = 3\n\
+                    rnr_retry = 2\nallow_self = true\npath_migration = 'rearm'\n\
+                    alternate = { lid = 20, gid = 'fe80::8', device_port = 2, source_gid_index = 21, pkey_index = 22, \
+                    timeout = 23, service_level = 11, source_path_bits = 24, static_rate = 7 }";
+        let parameters: EndpointParameters = toml::from_str(text).unwrap();
+        let expected = EndpointParameters {
+            port: 1,
+            gid: "fe80::7".parse().ok(),
+            gid_kind: Some(GidKind::RoceV1),
+            gid_index: Some(4),
+            pkey_index: 2,
+            access: Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            qkey: 3,
+            path_mtu: Some(2048),
+            grh: Some(true),
+            hop_limit: 4,
+            traffic_class: 5,
+            flow_label: 6,
+            service_level: 7,
+            source_path_bits: 8,
+            static_rate: 9,
+            sq_psn: 10,
+            rq_psn: Some(11),
+            max_rd_atomic: 12,
+            max_dest_rd_atomic: 13,
+            min_rnr_timer: 14,
+            timeout: 15,
+            retry_count: 3,
+            rnr_retry: 2,
+            alternate: Some(AlternatePath {
+                port: 2,
+                gid: "fe80::8".parse().ok(),
+                source_gid_index: 21,
+                lid: 20,
+                pkey_index: 22,
+                timeout: 23,
+                service_level: 11,
+                source_path_bits: 24,
+                static_rate: 7,
+            }),
+            path_migration: Some(PathMigration::Rearm),
+            allow_self: true,
+        };
+        assert_eq!(parameters, expected);
+    }
+}

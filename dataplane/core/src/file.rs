@@ -1,0 +1,216 @@
+//! Files that a config names. Files are opened without blocking, identified by device and inode instead of by path, and
+//! locked while they are read or written.
+
+use std::fs::{self, File, FileType, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Read, Write};
+use std::ops::Deref;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
+
+/// The maximum number of symbolic links that are followed in one path, as in the kernel (path_resolution(7)).
+const LINKS: usize = 40;
+
+/// Opens a regular file for reading. Other kinds of files are refused: opening a pipe blocks until there is a writer,
+/// and some devices have no end of file.
+pub fn open(path: &Path) -> io::Result<File> {
+    let is_regular = |kind: FileType| match kind.is_file() {
+        true => Ok(()),
+        false => Err(refused(kind, "a regular file")),
+    };
+    checked(path, OpenOptions::new().read(true), is_regular)
+}
+
+/// Reads a whole regular file of at most `most` bytes.
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > most {
+        true => Err(io::Error::new(ErrorKind::FileTooLarge, format!("the file is larger than {} MiB", most >> 20))),
+        false => Ok(bytes),
+    }
+}
+
+/// Accepts the kinds of files that packets may be written to: regular files, and character devices such as /dev/null. A
+/// pipe would block the run until there is a reader, and writing to a block device would destroy its content.
+fn takes_packets(kind: FileType) -> io::Result<()> {
+    match kind.is_file() || kind.is_char_device() {
+        true => Ok(()),
+        false => Err(refused(kind, "a regular file or a character device such as /dev/null")),
+    }
+}
+
+fn refused(kind: FileType, what: &str) -> io::Error {
+    let kind = match kind {
+        kind if kind.is_dir() => "a folder",
+        kind if kind.is_fifo() => "a pipe",
+        kind if kind.is_socket() => "a socket",
+        _ => "a device",
+    };
+    io::Error::new(ErrorKind::InvalidInput, format!("{kind}, not {what}"))
+}
+
+/// Opens a file if `allowed` accepts its kind.
+fn checked(path: &Path, options: &mut OpenOptions, allowed: impl Fn(FileType) -> io::Result<()>) -> io::Result<File> {
+    // Check before the open, because opening some kinds of files has side effects.
+    match fs::metadata(path) {
+        Ok(known) => allowed(known.file_type())?,
+        Err(_) => can_be_named(path)?,
+    }
+    // The file may have been replaced since the check, so open it without blocking and check its kind again.
+    let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    allowed(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+/// Checks that an output file can be opened for writing. The file is not changed or created.
+pub fn can_be_written(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(_) => checked(path, OpenOptions::new().write(true), takes_packets).map(drop),
+        // Missing folders are created together with the file.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            can_be_named(path)?;
+            match existing(&target(path)) {
+                Some((_, known)) if !known.is_dir() => Err(ErrorKind::NotADirectory.into()),
+                Some((folder, _)) => can_create_in(folder),
+                None => Ok(()),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Checks that a path ends in a file name. An empty path, and a path that ends in `/` or `..`, does not end in a file
+/// name.
+fn can_be_named(path: &Path) -> io::Result<()> {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    match path.file_name().is_some_and(|name| bytes.ends_with(name.as_encoded_bytes())) {
+        true => Ok(()),
+        false => Err(io::Error::new(ErrorKind::InvalidInput, "the path does not end in a file name")),
+    }
+}
+
+/// Checks that files can be created in an existing folder.
+pub fn can_create_in(folder: &Path) -> io::Result<()> {
+    match accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS) {
+        Err(error @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => Err(error.into()),
+        // Kernels before 5.8 do not support AT_EACCESS.
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Returns the nearest existing ancestor folder of a path, with its metadata.
+fn existing(path: &Path) -> Option<(&Path, fs::Metadata)> {
+    let mut folders = path.ancestors().skip(1).map(|folder| match folder.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => folder,
+    });
+    folders.find_map(|folder| Some((folder, fs::metadata(folder).ok()?)))
+}
+
+/// Follows a path as long as the path names a symbolic link. The final target need not exist.
+fn target(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS {
+        let Ok(next) = fs::read_link(&path) else { break };
+        path = path.with_file_name(next);
+    }
+    path
+}
+
+/// The identity of a file, independent of the path that names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The device and inode of the file, or of its nearest existing ancestor folder.
+    there: (u64, u64),
+    /// The path from that folder to the file; empty if the file exists.
+    missing: PathBuf,
+}
+
+impl Identity {
+    /// Returns the identity of a regular file or of a file that does not exist yet. Returns `None` for other kinds of
+    /// files, because several ports or stages may share such a file.
+    pub fn of(path: &Path) -> Option<Self> {
+        let place = |known: &fs::Metadata| (known.dev(), known.ino());
+        match fs::metadata(path) {
+            Ok(known) => known.is_file().then(|| Self { there: place(&known), missing: PathBuf::new() }),
+            Err(_) => {
+                let path = target(path);
+                let (folder, known) = existing(&path)?;
+                let missing = path.strip_prefix(folder).unwrap_or(&path).to_owned();
+                Some(Self { there: place(&known), missing })
+            }
+        }
+    }
+}
+
+/// A file that is open for reading or writing, and locked. While an output is locked, no other port, stage or dataplane
+/// program can open the file, by any path. Several readers can share an input.
+#[derive(Debug)]
+pub struct LockedFile(File);
+
+impl LockedFile {
+    /// Opens and locks a file for reading.
+    pub fn input(path: &Path) -> io::Result<Self> {
+        let file = open(path)?;
+        unless_held(file.try_lock_shared())?;
+        Ok(Self(file))
+    }
+
+    /// Opens and locks a file for writing, and creates the file if it does not exist. The content stays until
+    /// [`Self::empty`] is called, because the run may still fail to start.
+    pub fn output(path: &Path) -> io::Result<Self> {
+        let file = checked(path, OpenOptions::new().write(true).create(true), takes_packets)?;
+        if file.metadata()?.is_file() {
+            unless_held(file.try_lock())?;
+        }
+        Ok(Self(file))
+    }
+
+    /// Truncates an output file.
+    pub fn empty(&self) -> io::Result<()> {
+        match self.metadata()?.is_file() {
+            true => self.set_len(0),
+            false => Ok(()),
+        }
+    }
+}
+
+fn unless_held(locked: Result<(), TryLockError>) -> io::Result<()> {
+    match locked {
+        Err(TryLockError::WouldBlock) => {
+            let why = "another port, stage or program uses this file; help: name a different file";
+            Err(io::Error::new(ErrorKind::ResourceBusy, why))
+        }
+        // Some file systems do not support locks.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(()),
+    }
+}
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        // Closing the file does not always release the lock: a child process that was just forked may still hold the
+        // same open file description.
+        let _ = self.0.unlock();
+    }
+}
+
+impl Deref for LockedFile {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Write for LockedFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}

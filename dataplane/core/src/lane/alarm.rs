@@ -1,0 +1,86 @@
+//! Passes asynchronous device events from the thread that reads the events to the affected lanes. A lane is one
+//! worker's queue pair and completion queues on one port.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use crate::verbs::{AsyncEvent, EventKind, EventSubject};
+
+/// The pending events of one device. A lane checks the version every few hundred loops. It takes the lock only if the
+/// version has changed.
+#[derive(Debug, Default)]
+pub struct Alarms {
+    /// Incremented after every new event.
+    version: AtomicU32,
+    gone: AtomicBool,
+    pending: Mutex<Vec<(EventKind, u32)>>,
+}
+
+impl Alarms {
+    /// Adds an event. An event that is already pending is not added again, so repeated events do not fill the memory.
+    pub fn raise(&self, event: AsyncEvent) {
+        if event.kind == EventKind::DeviceFatal {
+            self.gone.store(true, Ordering::Relaxed);
+        }
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        if !pending.contains(&(event.kind, event.element)) {
+            pending.push((event.kind, event.element));
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    /// Returns whether events were added since version `seen`, and updates `seen`.
+    #[inline]
+    pub fn changed_since(&self, seen: &mut u32) -> bool {
+        let now = self.version.load(Ordering::Acquire);
+        std::mem::replace(seen, now) != now
+    }
+
+    /// Returns whether the device has reported a fatal error. Such a device does not come back.
+    pub fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    /// Removes all events of a queue pair and of its completion queues `queues`, because these queues no longer exist.
+    pub fn forget(&self, queue_pair: u32, queues: &[u32]) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.retain(|(kind, number)| match kind.subject() {
+            EventSubject::QueuePair => *number != queue_pair,
+            EventSubject::CompletionQueue => !queues.contains(number),
+            _ => true,
+        });
+    }
+
+    /// Removes the events of one of these kinds for one of these queue numbers. Returns whether an event was removed.
+    pub fn take(&self, kinds: &[EventKind], numbers: &[u32]) -> bool {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = pending.len();
+        pending.retain(|(kind, number)| !(kinds.contains(kind) && numbers.contains(number)));
+        pending.len() < before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_events_are_stored_and_taken_once() {
+        let (alarms, mut seen) = (Alarms::default(), 0);
+        for _ in 0..37 {
+            alarms.raise(AsyncEvent { kind: EventKind::CqErr, element: 4 });
+        }
+        assert!(alarms.changed_since(&mut seen) && !alarms.changed_since(&mut seen));
+        assert!(!alarms.take(&[EventKind::CqErr], &[5]) && !alarms.take(&[EventKind::QpFatal], &[4]));
+        assert!(alarms.take(&[EventKind::CqErr], &[4, 5]) && !alarms.take(&[EventKind::CqErr], &[4, 5]));
+        alarms.raise(AsyncEvent { kind: EventKind::CqErr, element: 4 });
+        assert!(alarms.changed_since(&mut seen), "an event that was taken can be raised again");
+        assert!(!alarms.is_gone());
+        alarms.raise(AsyncEvent { kind: EventKind::QpFatal, element: 4 });
+        alarms.forget(5, &[5, 4]);
+        assert!(!alarms.take(&[EventKind::CqErr], &[4]), "events of the forgotten completion queue are removed");
+        assert!(alarms.take(&[EventKind::QpFatal], &[4]), "events of a queue pair with the same number stay");
+        alarms.raise(AsyncEvent { kind: EventKind::DeviceFatal, element: 0 });
+        assert!(alarms.is_gone());
+    }
+}

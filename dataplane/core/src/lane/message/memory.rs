@@ -1,0 +1,82 @@
+//! The registered memory of the buffers of a message domain.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::mem::shared;
+use crate::verbs::{Device, MemoryRegion, ProtectionDomain};
+
+/// The memory region type of a device.
+pub(super) type Mr<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
+
+/// A registration of the first `len` bytes of a region. The registration is the only owner of the region, so no
+/// reference to these bytes exists.
+#[derive(Debug)]
+pub(super) struct Memory<D: Device> {
+    mr: Mr<D>,
+    len: usize,
+}
+
+impl<D: Device> Memory<D> {
+    pub(super) fn new(mr: Mr<D>, len: usize) -> Self {
+        Self { mr, len }
+    }
+
+    pub(super) fn mr(&self) -> &Mr<D> {
+        &self.mr
+    }
+
+    pub(super) fn addr(&self) -> u64 {
+        self.mr.region().base().as_ptr().expose_provenance() as u64
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns a pointer to the first of `length` bytes at `offset`. Panics if any of these bytes is outside the
+    /// buffer.
+    fn at(&self, offset: usize, length: usize) -> *mut u8 {
+        let inside = offset.checked_add(length).is_some_and(|end| end <= self.len);
+        assert!(inside, "{length} bytes at {offset} of a buffer of {}", self.len);
+        // SAFETY: the assertion above ensures that the range is inside the region.
+        unsafe { self.mr.region().base().as_ptr().add(offset) }
+    }
+
+    pub(super) fn read(&self, offset: usize, into: &mut [u8]) {
+        // SAFETY: `at` checks the range, and the region is mapped as long as `self` lives. The program accesses buffer
+        // memory only with `load` and `store`. All other access is by a device.
+        unsafe { shared::load(self.at(offset, into.len()), into) }
+    }
+
+    pub(super) fn write(&self, offset: usize, bytes: &[u8]) {
+        // SAFETY: as in `read`.
+        unsafe { shared::store(self.at(offset, bytes.len()), bytes) }
+    }
+}
+
+/// The memory of all buffers of one domain that are still registered.
+#[derive(Debug)]
+pub(super) struct Memories<D: Device>(Mutex<Vec<Weak<Memory<D>>>>);
+
+impl<D: Device> Default for Memories<D> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<D: Device> Memories<D> {
+    pub(super) fn add(&self, memory: &Arc<Memory<D>>) {
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|other| other.strong_count() > 0);
+        list.push(Arc::downgrade(memory));
+    }
+
+    /// Returns the memory that contains all `length` bytes at `addr`, and the offset of the first byte in that memory.
+    pub(super) fn find(&self, addr: u64, length: usize) -> Option<(Arc<Memory<D>>, usize)> {
+        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().filter_map(Weak::upgrade).find_map(|memory| {
+            let offset = usize::try_from(addr.checked_sub(memory.addr())?).ok()?;
+            (offset.checked_add(length)? <= memory.len()).then_some((memory, offset))
+        })
+    }
+}

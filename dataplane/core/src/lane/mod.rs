@@ -1,0 +1,203 @@
+//! A lane: one worker's queue pair and completion queues on one port.
+//!
+//! A lane tracks whether the program or the device owns each slot (packet buffer). It posts receives in advance and
+//! refills the receive queue. It posts sends in runs (several requests with one call) and requests a completion only
+//! for the last send of a run. When that send completes, the lane reclaims the slots of all sends up to it. After a
+//! failure, flush completions return slots in the same way. The code is generic over the traits of [`crate::verbs`] and
+//! runs on every provider (implementation of these traits).
+//!
+//! `unsafe` is allowed here because a posted request gives memory to the device, which reads or writes the memory. The
+//! lane posts a slot only when the slot leaves the pool or a batch. The slot comes back only with its completion, or
+//! after the queue pair was reset or destroyed.
+#![allow(unsafe_code)]
+
+mod alarm;
+mod in_flight;
+pub mod message;
+mod posted;
+mod queue_lane;
+mod wiring;
+
+pub use alarm::Alarms;
+pub use queue_lane::QueueLane;
+pub use wiring::{AhOf, LaneQueuePair, QpOf, RawWiring, Wiring};
+
+use std::os::fd::BorrowedFd;
+
+use crate::clock::{Stamp, Stamper};
+use crate::error::VerbError;
+use crate::mem::{Batch, Pool};
+use crate::verbs::{Access, CqGranted, PollFields, QpType, WcStatus};
+
+/// Counters of a lane, in packets unless stated otherwise.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaneCounters {
+    /// Received packets.
+    pub rx: u64,
+    /// Bytes of the received packets.
+    pub rx_bytes: u64,
+    /// Receives that completed with an error, without a packet.
+    pub rx_errors: u64,
+    /// Sent packets that the device has completed.
+    pub tx: u64,
+    /// Bytes of the sent packets.
+    pub tx_bytes: u64,
+    /// Packets dropped because the send queue was full.
+    pub tx_full: u64,
+    /// Packets dropped because sending failed.
+    pub tx_errors: u64,
+    /// Packets dropped because they exceed the maximum message length of the connection.
+    pub tx_too_long: u64,
+    /// Packets dropped because no peer was connected.
+    pub tx_not_connected: u64,
+    /// Packets dropped because the worker stopped before they were sent.
+    pub stopped: u64,
+    /// Completions that match no outstanding request of this lane. The request was posted before the last reset, or the
+    /// device is faulty.
+    pub stale: u64,
+    /// Number of queue pair resets after an error or after a restart of the peer.
+    pub recoveries: u64,
+    /// Number of times that all queues were recreated because a completion queue was lost.
+    pub rebuilds: u64,
+    /// Requests that a queue pair did not complete in time. Resetting or destroying the queue pair returned their
+    /// slots.
+    pub abandoned: u64,
+    /// The first error status that a completion reported.
+    pub first_error: Option<WcStatus>,
+}
+
+/// Receives latency records. A latency is the time from the receive timestamp to the send completion timestamp.
+pub trait LatencySink {
+    /// Records `packets` packets that share both timestamps.
+    fn record(&mut self, from: Stamp, to: Stamp, packets: u64);
+}
+
+/// A lane of any provider. Dynamic dispatch happens once per burst, not per packet.
+pub trait Lane: Send {
+    /// Receives up to `limit` packets into the batch. Returns the number of received packets.
+    ///
+    /// # Errors
+    /// Fails if the completion queue is no longer usable.
+    fn receive(&mut self, pool: &mut Pool, batch: &mut Batch, limit: usize) -> Result<usize, VerbError>;
+
+    /// Sends the batch and leaves it empty. Packets that cannot be sent are dropped and counted.
+    fn transmit(&mut self, pool: &mut Pool, batch: &mut Batch);
+
+    /// Returns the slots of completed sends to the pool.
+    ///
+    /// # Errors
+    /// Fails if the completion queue is no longer usable.
+    fn reap(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<(), VerbError>;
+
+    /// Posts free slots to the receive queue until the queue is full. Also resets a queue pair that an error has
+    /// stopped, and continues a pending connection setup.
+    ///
+    /// # Errors
+    /// Fails if the device refuses receives or cannot be reset.
+    fn refill(&mut self, pool: &mut Pool) -> Result<(), VerbError>;
+
+    /// Returns whether the queue pair is connected, so that packets can be sent.
+    fn is_connected(&self) -> bool;
+
+    /// Does the housekeeping of the lane: handles asynchronous device events, and restarts the connection if the peer
+    /// restarted. The worker calls this once per few hundred loops.
+    ///
+    /// # Errors
+    /// Fails if the device is gone or lost queues cannot be recreated.
+    fn housekeep(&mut self, pool: &mut Pool) -> Result<(), VerbError>;
+
+    /// Moves the queue pair to the error state, so that all outstanding requests are flushed.
+    ///
+    /// # Errors
+    /// Fails like `ibv_modify_qp(3)`.
+    fn stop(&mut self) -> Result<(), VerbError>;
+
+    /// Returns the slots of flushed requests to the pool. Returns the number of slots that the device still owns.
+    ///
+    /// # Errors
+    /// Fails like [`Lane::reap`].
+    fn drain(&mut self, pool: &mut Pool) -> Result<usize, VerbError>;
+
+    /// Resets the queue pair and returns the slots of all outstanding requests to the pool. If the reset fails, the
+    /// device keeps the slots.
+    fn abandon(&mut self, pool: &mut Pool);
+
+    /// Requests a wake-up at [`Lane::waker`] for the next receive completion. Completions that have already arrived
+    /// cause no wake-up. Returns `false` if this lane does not support wake-ups.
+    fn arm(&mut self) -> bool;
+
+    /// Returns the file descriptor that becomes readable when an armed lane has a completion.
+    fn waker(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Consumes pending wake-ups.
+    fn clear_wakeups(&mut self);
+
+    /// Returns the number of slots posted to the receive queue.
+    fn posted(&self) -> usize;
+
+    /// Returns the number of packets in the send queue whose slots are not yet reclaimed.
+    fn sending(&self) -> usize;
+
+    /// Returns whether no more packets will arrive, because the packet source (such as a capture file) has ended.
+    fn source_ended(&self) -> bool;
+
+    /// Returns the counters.
+    fn counters(&self) -> &LaneCounters;
+
+    /// Returns the timestamp sources of receive completions and of send completions.
+    fn stampers(&self) -> [&Stamper; 2];
+
+    /// Returns the granted properties of the receive completion queue.
+    fn granted(&self) -> &CqGranted;
+}
+
+/// The requested properties of a lane.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneSpec {
+    /// Type of the queue pair.
+    pub kind: QpType,
+    /// Index of the queue on the port, and the number of queues of the port.
+    pub queue: (u16, u16),
+    /// Number of receives posted in advance. 0 for a lane that only sends.
+    pub recv_depth: u32,
+    /// Maximum number of outstanding sends.
+    pub send_depth: u32,
+    /// Source of the packet timestamps.
+    pub stamps: Stamping,
+    /// Whether the worker sleeps while there is nothing to receive.
+    pub sleeps: bool,
+}
+
+/// Source of packet timestamps. If the device does not support a source, the lane uses an earlier source of this list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stamping {
+    /// No timestamps.
+    None,
+    /// The system clock, read once per burst.
+    Host,
+    /// The counter of the device.
+    Device,
+    /// The wall clock of the device.
+    Wallclock,
+}
+
+impl Stamping {
+    /// Returns the completion fields that this source needs.
+    pub fn fields(self) -> PollFields {
+        match self {
+            Self::None | Self::Host => PollFields::empty(),
+            Self::Device => PollFields::TIMESTAMP,
+            Self::Wallclock => PollFields::TIMESTAMP | PollFields::WALLCLOCK,
+        }
+    }
+}
+
+/// A latency sink that ignores all records.
+pub struct NoSink;
+
+impl LatencySink for NoSink {
+    fn record(&mut self, _: Stamp, _: Stamp, _: u64) {}
+}
+
+/// Access rights of a lane to the memory that it registers.
+pub const ACCESS: Access = Access::LOCAL_WRITE;

@@ -1,0 +1,54 @@
+//! The queues of a lane.
+
+use crate::error::VerbError;
+use crate::lane::LaneSpec;
+use crate::lane::wiring::QpOf;
+use crate::verbs::{
+    Capability, CompletionChannel, CompletionQueue, CqFlags, CqGranted, CqSpec, Device, PollFields, ProtectionDomain,
+    QpCaps, QpSpec, QueuePair,
+};
+
+/// The queues of a lane. All of them are recreated together when a completion queue is lost.
+pub(super) struct Queues<D: Device> {
+    // Declared first: the queue pair must be dropped before the completion queues that it reports to.
+    pub(super) qp: QpOf<D>,
+    pub(super) send_cq: D::Cq,
+    pub(super) recv_cq: D::Cq,
+    /// The completion channel that the worker sleeps on.
+    pub(super) channel: Option<D::Channel>,
+}
+
+impl<D: Device> Queues<D> {
+    /// Creates the queues. The new queue pair is in state RESET.
+    pub(super) fn create(device: &D, pd: &D::Pd, spec: &LaneSpec) -> Result<(Self, CqGranted), VerbError> {
+        let fields = PollFields::BYTE_LEN | spec.stamps.fields();
+        // The worker waits for several lanes at once, so it can use a channel only through its file descriptor.
+        let channel = match spec.sleeps && device.capabilities().has.contains(&Capability::Events) {
+            true => Some(device.create_channel()?).filter(|channel| channel.descriptor().is_some()),
+            false => None,
+        };
+        let cq = |depth, channel| {
+            let spec = CqSpec { depth, fields, flags: CqFlags::SINGLE_THREADED, ..CqSpec::default() };
+            device.create_cq(&spec, channel)
+        };
+        let (send_cq, _) = cq(spec.send_depth, None)?;
+        // A lane that only sends also needs a receive queue and its completion queue. Both have the minimum size, and
+        // nothing is posted to the receive queue.
+        let (recv_cq, granted) = cq(spec.recv_depth.max(1), channel.as_ref())?;
+        let caps = QpCaps {
+            send_depth: spec.send_depth,
+            recv_depth: spec.recv_depth.max(1),
+            send_sges: 1,
+            recv_sges: 1,
+            inline: 0,
+        };
+        let spec = QpSpec { queue: spec.queue, ..QpSpec::new(spec.kind, caps) };
+        let qp = pd.create_qp(&spec, &send_cq, &recv_cq, None)?;
+        Ok((Self { qp, send_cq, recv_cq, channel }, granted))
+    }
+
+    /// Returns the numbers that identify the queue pair and the completion queues in asynchronous events.
+    pub(super) fn numbers(&self) -> (u32, [u32; 2]) {
+        (self.qp.number().0, [self.send_cq.number(), self.recv_cq.number()])
+    }
+}

@@ -1,0 +1,296 @@
+//! Recovery of a lane: handles errors, resets, lost queues, and the connection to the peer.
+//!
+//! Recovery owns the state of the queue pair. It stops and restarts the [`DataPath`] and reclaims the buffers that a
+//! stopped queue pair does not return. While packets flow without errors, only a few cheap checks of this module run.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::data_path::DataPath;
+use super::queues::Queues;
+use crate::error::VerbError;
+use crate::lane::wiring::{LaneQueuePair, Wiring};
+use crate::lane::{Alarms, LaneSpec};
+use crate::mem::{Batch, Pool};
+use crate::verbs::{CqGranted, Device, EventKind, QpAttributes, QpState, QueuePair};
+
+/// Maximum time without progress while a queue pair in state ERR flushes its requests.
+const FLUSH_DEADLINE: Duration = Duration::from_millis(500);
+
+/// State of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The queue pair is in INIT: receives are posted, and the peer is not connected yet.
+    Waiting,
+    /// The queue pair is in RTS.
+    Live,
+    /// The queue pair is in ERR: outstanding requests are being flushed.
+    Failed {
+        /// The time when the queue pair stopped, or when the number of outstanding requests last changed.
+        since: Instant,
+        /// The number of outstanding requests at that time.
+        outstanding: usize,
+    },
+}
+
+/// The state of a lane's queue pair, and all data that is needed to recreate the queue pair.
+pub(super) struct Recovery<D: Device> {
+    phase: Phase,
+    /// Whether the flush deadline of a stopped queue pair had passed at the last check.
+    overdue: bool,
+    /// Whether the device has refused to destroy a queue pair. The device then keeps the slots that were posted to this
+    /// queue pair.
+    pub(super) destroy_failed: bool,
+    wiring: Box<dyn Wiring<D>>,
+    alarms: Arc<Alarms>,
+    /// The version of `alarms` that was last handled.
+    alarms_seen: u32,
+    device: D,
+    pd: D::Pd,
+    spec: LaneSpec,
+    /// The granted properties of the receive completion queue.
+    pub(super) granted: CqGranted,
+}
+
+impl<D: Device> Recovery<D> {
+    pub(super) fn new(
+        device: &D,
+        pd: &D::Pd,
+        spec: LaneSpec,
+        wiring: Box<dyn Wiring<D>>,
+        alarms: Arc<Alarms>,
+        granted: CqGranted,
+    ) -> Self {
+        Self {
+            phase: Phase::Waiting,
+            overdue: false,
+            destroy_failed: false,
+            wiring,
+            alarms,
+            alarms_seen: 0,
+            device: device.clone(),
+            pd: pd.clone(),
+            spec,
+            granted,
+        }
+    }
+
+    /// Returns whether the queue pair is connected.
+    pub(super) fn is_connected(&self) -> bool {
+        self.phase == Phase::Live
+    }
+
+    /// Returns whether the queue pair has stopped and its requests are being flushed.
+    pub(super) fn has_failed(&self) -> bool {
+        matches!(self.phase, Phase::Failed { .. })
+    }
+
+    /// Returns whether packets cannot be sent now.
+    #[inline]
+    pub(super) fn is_not_live(&self, data: &DataPath<D>) -> bool {
+        self.phase != Phase::Live || data.queues.qp.state() == QpState::Err
+    }
+
+    /// Moves the queue pair from RESET to INIT, and on to RTS if the peer is ready. Posts receives before the peer
+    /// learns of the queue pair.
+    pub(super) fn start(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
+        self.phase = Phase::Waiting;
+        data.bind(pool)?;
+        self.wiring.initialise(&mut LaneQueuePair::new(&mut data.queues.qp))?;
+        data.refill(pool)?;
+        self.try_connect(data)
+    }
+
+    fn try_connect(&mut self, data: &mut DataPath<D>) -> Result<(), VerbError> {
+        if self.wiring.connect(&mut LaneQueuePair::new(&mut data.queues.qp))? {
+            data.longest = self.wiring.longest();
+            self.phase = Phase::Live;
+        }
+        Ok(())
+    }
+
+    /// Advances a lane that is not live: recovers a failed queue pair, or continues the connection setup.
+    #[cold]
+    pub(super) fn advance(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
+        if !self.has_failed() && data.queues.qp.state() == QpState::Err {
+            self.fail(data);
+        }
+        match self.phase {
+            Phase::Live => Ok(()),
+            Phase::Waiting => self.try_connect(data),
+            Phase::Failed { .. } => self.recover(data, pool),
+        }
+    }
+
+    /// Queries the queue pair after a completion with an error, and starts recovery if the queue pair has stopped.
+    #[cold]
+    pub(super) fn examine_error(&mut self, data: &mut DataPath<D>) {
+        data.has_error = false;
+        if self.phase == Phase::Live {
+            // If the query fails, assume that the queue pair is lost.
+            let state = data.queues.qp.query().map_or(QpState::Err, |attributes| attributes.state);
+            if !matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+                self.fail(data);
+            }
+        }
+    }
+
+    /// Moves the queue pair to ERR, so that all outstanding requests are flushed.
+    #[cold]
+    fn fail(&mut self, data: &mut DataPath<D>) {
+        if data.queues.qp.state() != QpState::Err {
+            let (attributes, mask) = QpAttributes::to(QpState::Err);
+            // A device that is gone refuses this change. In that case, the flush deadline ends the wait for the
+            // outstanding requests.
+            let _ = data.queues.qp.modify(&attributes, mask);
+        }
+        self.phase = Phase::Failed { since: Instant::now(), outstanding: data.outstanding() };
+        self.overdue = false;
+        data.post_marker();
+    }
+
+    /// Drops all packets, because the queue pair cannot send now. In state ERR, posted packets would only be flushed,
+    /// and the queue pair cannot be reset while flushes are outstanding.
+    #[cold]
+    pub(super) fn drop_all(&self, data: &mut DataPath<D>, pool: &mut Pool, batch: &mut Batch) {
+        match self.phase {
+            Phase::Waiting => data.counters.tx_not_connected += batch.len() as u64,
+            _ => data.counters.tx_errors += batch.len() as u64,
+        }
+        batch.free_into(pool);
+    }
+
+    /// Checks whether the flush deadline of a stopped queue pair has passed. Call this function before both completion
+    /// queues are polled. If the poll then returns a request, the deadline starts again: the thread may have been
+    /// descheduled and polled too late.
+    #[inline]
+    pub(super) fn check_deadline(&mut self, data: &DataPath<D>) {
+        if let Phase::Failed { since, .. } = self.phase {
+            self.extend_deadline(data);
+            self.overdue = since.elapsed() >= FLUSH_DEADLINE;
+        }
+    }
+
+    /// Restarts the flush deadline if requests have completed since it began.
+    #[cold]
+    fn extend_deadline(&mut self, data: &DataPath<D>) {
+        let now_outstanding = data.outstanding();
+        if let Phase::Failed { since, outstanding } = &mut self.phase
+            && *outstanding != now_outstanding
+        {
+            (*since, *outstanding) = (Instant::now(), now_outstanding);
+            self.overdue = false;
+        }
+    }
+
+    /// Resets and restarts a stopped queue pair after all requests have completed or the flush deadline has passed.
+    #[cold]
+    fn recover(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
+        self.extend_deadline(data);
+        if data.outstanding() > 0 && !self.overdue {
+            return Ok(());
+        }
+        data.counters.abandoned += data.outstanding() as u64;
+        self.restart(data, pool)
+    }
+
+    /// Moves the queue pair from any state to RESET, reclaims all posted slots, and restarts the queue pair.
+    #[cold]
+    fn restart(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
+        let (attributes, mask) = QpAttributes::to(QpState::Reset);
+        data.queues.qp.modify(&attributes, mask)?;
+        data.reclaim_all(pool);
+        data.counters.recoveries += 1;
+        self.start(data, pool)
+    }
+
+    /// Recreates all queues because a completion queue is lost. Fails if the device is gone or refuses to destroy the
+    /// old queue pair.
+    #[cold]
+    pub(super) fn rebuild(
+        &mut self,
+        data: &mut DataPath<D>,
+        pool: &mut Pool,
+        lost: VerbError,
+    ) -> Result<(), VerbError> {
+        if data.stopping || self.destroy_failed {
+            return Err(lost);
+        }
+        tracing::warn!(
+            "{}: a completion queue failed ({lost}), so the lane creates its queues again",
+            self.device.name()
+        );
+        let (queues, granted) = Queues::create(&self.device, &self.pd, &self.spec)?;
+        let old = std::mem::replace(&mut data.queues, queues);
+        self.granted = granted;
+        let (queue_pair, queues) = old.numbers();
+        if let Err(error) = old.qp.destroy() {
+            // The device may still write to the posted slots, so the pool never gets them back.
+            self.destroy_failed = true;
+            return Err(error);
+        }
+        self.alarms.forget(queue_pair, &queues);
+        data.counters.abandoned += data.outstanding() as u64;
+        data.reclaim_all(pool);
+        data.counters.rebuilds += 1;
+        self.start(data, pool)
+    }
+
+    /// Does the housekeeping: restarts the connection if the peer restarted, and handles device events.
+    pub(super) fn housekeep(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
+        if self.wiring.is_stale() {
+            match self.phase {
+                Phase::Live => self.fail(data),
+                // The peer for which the lane is waiting is gone. No outstanding request can complete, so restart at
+                // once.
+                Phase::Waiting => self.restart(data, pool)?,
+                Phase::Failed { .. } => {}
+            }
+        }
+        if data.unsignalled_since.is_some_and(|since| since.elapsed() > FLUSH_DEADLINE) && self.phase == Phase::Live {
+            // No later signalled send reports the unsignalled sends. Only a reset returns their slots.
+            self.fail(data);
+        }
+        if self.alarms.changed_since(&mut self.alarms_seen) { self.handle_alarms(data, pool) } else { Ok(()) }
+    }
+
+    /// Handles pending device events that concern this lane.
+    #[cold]
+    fn handle_alarms(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
+        if self.alarms.is_gone() {
+            return Err(VerbError::new("ibv_get_async_event", libc::EIO));
+        }
+        let (queue_pair, queues) = data.queues.numbers();
+        if self.alarms.take(&[EventKind::CqErr], &queues) {
+            return self.rebuild(data, pool, VerbError::new("IBV_EVENT_CQ_ERR", libc::EIO));
+        }
+        let failed = [EventKind::QpFatal, EventKind::QpReqErr, EventKind::QpAccessErr, EventKind::PathMigErr];
+        if self.alarms.take(&failed, &[queue_pair]) && self.phase == Phase::Live {
+            self.fail(data);
+        }
+        Ok(())
+    }
+
+    /// Stops the lane: moves the queue pair to ERR, so that all outstanding requests are flushed.
+    pub(super) fn stop(&mut self, data: &mut DataPath<D>) -> Result<(), VerbError> {
+        data.stopping = true;
+        let (attributes, mask) = QpAttributes::to(QpState::Err);
+        data.queues.qp.modify(&attributes, mask)?;
+        data.post_marker();
+        Ok(())
+    }
+
+    /// Resets the queue pair and reclaims the slots of all outstanding requests.
+    pub(super) fn abandon(&mut self, data: &mut DataPath<D>, pool: &mut Pool) {
+        if data.outstanding() == 0 || self.destroy_failed {
+            return;
+        }
+        let (attributes, mask) = QpAttributes::to(QpState::Reset);
+        // A device that is gone refuses the reset. Its slots do not come back, and the report shows these slots as
+        // missing.
+        if data.queues.qp.modify(&attributes, mask).is_ok() {
+            data.counters.abandoned += data.outstanding() as u64;
+            data.reclaim_all(pool);
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! A batch: the descriptors and metadata of up to 256 packets.
+
+use crate::clock::Stamp;
+use crate::mem::desc::Desc;
+use crate::mem::label::{Edge, NEXT, Verdict, Wait};
+use crate::mem::meta::Meta;
+use crate::mem::pool::{Pool, SlotMemory, SlotState};
+use crate::mem::run::{Run, Stamps};
+use crate::mem::vector::{self, Bounds, ReceivedLayout};
+
+/// Maximum number of packets in a batch.
+pub const BATCH: usize = 256;
+
+/// Up to [`BATCH`] packets on their way through the graph of stages.
+///
+/// Each packet is in a slot (packet buffer) that only this batch owns. Only a lane (one worker's queues on one port)
+/// adds received packets. Only the graph moves packets to another batch.
+///
+/// A batch is an unsized type, so code with two `&mut Batch` cannot swap them. A batch in a graph therefore always
+/// contains packets of the graph's pool.
+#[derive(Debug)]
+pub struct Batch<Unsized: ?Sized = [()]> {
+    pub(super) memory: SlotMemory,
+    /// Never exceeds [`BATCH`]. Array entries at and after `len` have no meaning, but `labels` and `copies` there are
+    /// always `NEXT`.
+    len: usize,
+    /// Index of the port that received the packets. All packets in the graph at one time come from the same port.
+    pub(super) ingress: u8,
+    /// Whether the packets have waited in the current stage.
+    pub(super) wait: Wait,
+    /// Bounds on the lengths and positions of all packets. Valid only while `bounds_known` is set.
+    bounds: Bounds,
+    bounds_known: bool,
+    /// `true` if every packet is plain IPv4 (see [`Batch::is_plain`]). `false` means unknown.
+    pub(super) plain: bool,
+    /// The receive timestamp that all packets share, in which case `stamps` has no meaning. `None` if each packet has
+    /// its own timestamp.
+    pub(super) stamp: Option<Stamp>,
+    /// `false` if no packet is labelled and no copy is requested. `true` means unknown.
+    maybe_labelled: bool,
+    /// Free slots for packets that a stage generates.
+    pub(super) spares: Vec<u32>,
+    /// Number of leading packets whose entry in `starts` is valid. Code that changes a descriptor sets this number to
+    /// 0.
+    starts_known: usize,
+    pub(super) descs: [Desc; BATCH],
+    /// Offsets of the packets from the start of the first slot, in bytes.
+    pub(super) starts: [usize; BATCH],
+    pub(super) stamps: [Stamp; BATCH],
+    pub(super) metas: [Meta; BATCH],
+    pub(super) labels: [u8; BATCH],
+    pub(super) copies: [u8; BATCH],
+    /// A field without bytes that makes the batch an unsized type.
+    _unsized: Unsized,
+}
+
+impl Batch {
+    /// Creates an empty batch for buffers of this pool.
+    pub fn new(pool: &Pool) -> Box<Self> {
+        Box::new(Batch {
+            memory: pool.memory().clone(),
+            len: 0,
+            ingress: 0,
+            wait: Wait::Fresh,
+            bounds: Bounds::NONE,
+            bounds_known: false,
+            plain: false,
+            stamp: None,
+            maybe_labelled: false,
+            spares: Vec::with_capacity(BATCH),
+            starts_known: 0,
+            descs: [Desc::default(); BATCH],
+            starts: [0; BATCH],
+            stamps: [Stamp::NONE; BATCH],
+            metas: [Meta::default(); BATCH],
+            labels: [NEXT; BATCH],
+            copies: [NEXT; BATCH],
+            _unsized: [(); 0],
+        })
+    }
+
+    /// Checks that the batch has packets of this pool.
+    ///
+    /// # Panics
+    /// Panics if the packets belong to another pool.
+    #[inline]
+    pub(crate) fn check_pool(&self, pool: &Pool) {
+        assert!(self.memory.is(pool.memory()), "the packets of this batch belong to another pool");
+    }
+
+    /// Returns the number of packets.
+    #[inline]
+    pub fn len(&self) -> usize {
+        // `len` never exceeds `BATCH`. The `min` lets the compiler drop bounds checks in the loops.
+        self.len.min(BATCH)
+    }
+
+    /// Whether the batch has no packets.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Sets the index of the port that received the packets. Packets that a stage generates also get this port.
+    #[inline]
+    pub fn set_ingress(&mut self, port: u8) {
+        self.ingress = port;
+    }
+
+    /// Returns whether the packets have waited in the current stage.
+    #[inline]
+    pub(crate) fn wait(&self) -> Wait {
+        self.wait
+    }
+
+    /// Returns the index of the port that received the packets.
+    #[inline]
+    pub fn ingress(&self) -> u8 {
+        self.ingress
+    }
+
+    /// Sets whether the packets have waited in the current stage.
+    #[inline]
+    pub(crate) fn set_wait(&mut self, wait: Wait) {
+        self.wait = wait;
+    }
+
+    /// Returns the number of packets that can still be added.
+    #[inline]
+    pub(crate) fn space(&self) -> usize {
+        BATCH - self.len()
+    }
+
+    /// Returns `true` if every packet is plain IPv4. `false` means unknown. A loop over the heads (first bytes) of the
+    /// packets of a plain batch can skip the check of each packet.
+    ///
+    /// A packet is plain IPv4 if all these conditions hold: the frame has no VLAN tag, an IPv4 header of 20 bytes
+    /// starts at byte 14, and the packet is not a fragment. The metadata must agree: [`Meta::is_untagged_ipv4`] is
+    /// `true`, and [`MetaFlags`] has neither `VLAN` nor `FRAGMENT`. The stage `parse` marks batches as plain. The batch
+    /// loses the mark when packets are added, and when packets are borrowed with [`Batch::iter_mut`],
+    /// [`Batch::iter_mut_from`], [`Batch::get_mut`] or [`Batch::heads_mut`]. A stage that borrows heads with another
+    /// method must keep every packet plain.
+    ///
+    /// Memory safety does not depend on the mark. If a stage changes a packet against this rule, later stages read or
+    /// write wrong header fields, but no byte after the first `N` bytes of a packet.
+    ///
+    /// ```
+    /// # use dataplane_core::mem::{Batch, Head};
+    /// # fn process(batch: &mut Batch, sources: &mut [u32; 256]) {
+    /// let plain = batch.is_plain();
+    /// let collect = |(head, source): (Head<'_, 34>, &mut u32)| {
+    ///     *source = u32::from_be_bytes([head.bytes[26], head.bytes[27], head.bytes[28], head.bytes[29]]);
+    ///     (plain || head.meta.is_untagged_ipv4()).then_some(())
+    /// };
+    /// let collected = batch.located_heads().zip(sources).map_while(collect).count();
+    /// # }
+    /// ```
+    ///
+    /// [`MetaFlags`]: crate::mem::MetaFlags
+    #[inline]
+    pub fn is_plain(&self) -> bool {
+        self.plain
+    }
+
+    /// Marks every packet in the batch as plain IPv4. The caller must have checked the conditions of
+    /// [`Batch::is_plain`].
+    #[inline]
+    pub fn set_plain(&mut self) {
+        self.plain = true;
+    }
+
+    /// Returns the total length of all packets, in bytes.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        let bytes = if self.bounds_known { self.bounds.bytes } else { vector::bytes(Desc::words(self.descs())) };
+        u64::from(bytes)
+    }
+
+    /// Returns whether the length of every packet is from `shortest` to `longest` bytes, inclusive.
+    #[inline]
+    pub fn lengths_are_within(&mut self, shortest: u16, longest: u16) -> bool {
+        let bounds = self.bounds();
+        bounds.shortest >= shortest.into() && bounds.longest <= longest.into()
+    }
+
+    /// Returns the bounds on all packets, and computes them first if they are unknown.
+    #[inline]
+    pub(crate) fn bounds(&mut self) -> &Bounds {
+        if !self.bounds_known {
+            self.bounds = vector::bounds(Desc::words(self.descs()));
+            self.bounds_known = true;
+        }
+        &self.bounds
+    }
+
+    /// Removes the packets from index `len` on. The caller must own their slots.
+    #[inline]
+    fn shorten(&mut self, len: usize) {
+        self.len = self.len().min(len);
+        self.starts_known = self.starts_known.min(len);
+    }
+
+    /// Computes `starts` for every packet if it is not valid yet. Consecutive loops then reuse the result.
+    #[inline]
+    pub(super) fn locate(&mut self) {
+        let n = self.len();
+        if self.starts_known < n {
+            vector::starts(&mut self.starts[..n], Desc::words(&self.descs[..n]), self.memory.layout.stride);
+            self.starts_known = n;
+        }
+    }
+
+    /// Extends the bounds to packets that are being added. `known` is whether the bounds `more` of these packets are
+    /// valid.
+    #[inline]
+    fn join(&mut self, more: &Bounds, known: bool) {
+        self.bounds_known &= known;
+        self.plain = false;
+        if self.bounds_known {
+            self.bounds.join(more);
+        }
+    }
+
+    /// Returns all packets as a run to send, and their receive timestamps.
+    #[inline]
+    pub(crate) fn run(&mut self) -> (Run<'_>, Stamps<'_>) {
+        self.bounds();
+        (Run::known(self.descs(), &self.bounds), self.stamps())
+    }
+
+    /// Invalidates the cached properties of the packets, because the caller borrows packets and can change or label
+    /// them.
+    #[inline]
+    pub(super) fn borrow_packets(&mut self) {
+        (self.bounds_known, self.plain) = (false, false);
+        (self.maybe_labelled, self.starts_known) = (true, 0);
+    }
+
+    #[inline]
+    pub(crate) fn descs(&self) -> &[Desc] {
+        &self.descs[..self.len()]
+    }
+
+    #[inline]
+    pub(crate) fn stamps(&self) -> Stamps<'_> {
+        match self.stamp {
+            Some(stamp) => Stamps::Alike(stamp),
+            None => Stamps::Each(&self.stamps[..self.len()]),
+        }
+    }
+
+    /// Sets the receive timestamps of `n` packets that are being added.
+    #[inline]
+    fn add_stamps(&mut self, stamps: Stamps<'_>, n: usize) {
+        let at = self.len();
+        match (stamps, self.stamp) {
+            (Stamps::Alike(stamp), _) if at == 0 => return self.stamp = Some(stamp),
+            (Stamps::Alike(stamp), Some(known)) if stamp == known => return,
+            (_, Some(known)) => self.stamps[..at].fill(known),
+            _ => {}
+        }
+        self.stamp = None;
+        match stamps {
+            Stamps::Alike(stamp) => self.stamps[at..at + n].fill(stamp),
+            Stamps::Each(stamps) => self.stamps[at..at + n].copy_from_slice(stamps),
+        }
+    }
+
+    /// Adds packets that were received into these slots at `offset`. Each length includes `prefix` bytes, which are not
+    /// part of the packet. All slices, including the timestamps, have the same length. Returns the total length of the
+    /// added packets, in bytes.
+    ///
+    /// Returns `None` and adds nothing if a packet is not inside a slot or the batch has no space.
+    #[inline(always)]
+    pub(crate) fn receive(
+        &mut self,
+        slots: &[u32],
+        lengths: &[u32],
+        prefix: u16,
+        offset: u16,
+        stamps: Stamps<'_>,
+    ) -> Option<u64> {
+        let layout = self.memory.layout;
+        let (at, n) = (self.len(), slots.len());
+        let descs = self.descs.get_mut(at..at + n).filter(|_| lengths.len() == n)?;
+        let room = layout.limit().checked_sub(offset.into())?;
+        let pairs = Desc::pairs_mut(descs);
+        let received = ReceivedLayout { prefix: prefix.into(), offset, count: layout.count, room };
+        let mut more = Bounds::NONE;
+        let bounds = if at == 0 { &mut self.bounds } else { &mut more };
+        if !vector::write_descs(pairs, slots, lengths, &received, bounds) {
+            self.bounds_known &= at > 0;
+            return None;
+        }
+        let bytes = bounds.bytes;
+        match at {
+            0 => (self.bounds_known, self.plain) = (true, false),
+            _ => self.join(&more, true),
+        }
+        self.add_stamps(stamps, n);
+        self.len = at + n;
+        Some(bytes.into())
+    }
+
+    /// Adds a packet. Returns `false` if the packet is not inside a slot or the batch has no space.
+    pub(crate) fn push(&mut self, desc: Desc, stamp: Stamp) -> bool {
+        let at = self.len();
+        if at == BATCH || !self.memory.layout.admits(desc) {
+            return false;
+        }
+        self.descs[at] = desc;
+        self.add_stamps(Stamps::Alike(stamp), 1);
+        (self.bounds_known, self.plain) = (false, false);
+        self.len = at + 1;
+        true
+    }
+
+    /// Moves all packets out of `from`, which must use the same pool. This batch must have space for all of them.
+    #[inline]
+    pub(crate) fn append(&mut self, from: &mut Self) {
+        debug_assert!(self.memory.is(&from.memory) && self.space() >= from.len());
+        let (at, n) = (self.len(), from.len().min(self.space()));
+        self.descs[at..at + n].copy_from_slice(&from.descs[..n]);
+        self.add_stamps(from.stamps().part(0, n), n);
+        match at {
+            0 => (self.bounds, self.bounds_known, self.plain) = (from.bounds, from.bounds_known, from.plain),
+            _ => self.join(&from.bounds, from.bounds_known),
+        }
+        self.metas[at..at + n].copy_from_slice(&from.metas[..n]);
+        self.len = at + n;
+        self.ingress = from.ingress;
+        from.bounds_known = false;
+        from.shorten(0);
+    }
+
+    /// Adds the packet at `index` of `from`. The caller must remove the packet from `from` afterwards.
+    #[inline]
+    pub(crate) fn push_from(&mut self, from: &Self, index: usize) -> bool {
+        debug_assert!(self.memory.is(&from.memory));
+        let at = self.len();
+        if at == BATCH || index >= BATCH {
+            return false;
+        }
+        self.descs[at] = from.descs[index];
+        self.add_stamps(Stamps::Alike(from.stamps().at(index)), 1);
+        (self.bounds_known, self.plain) = (false, false);
+        self.metas[at] = from.metas[index];
+        self.ingress = from.ingress;
+        self.len = at + 1;
+        true
+    }
+
+    /// Returns whether any packet is labelled or has a copy request.
+    #[inline]
+    pub(crate) fn is_labelled(&mut self) -> bool {
+        if self.maybe_labelled {
+            let len = self.len();
+            let any = |labels: &[u8]| labels.iter().fold(0, |any, label| any | label);
+            const { assert!(NEXT == 0) };
+            self.maybe_labelled = any(&self.labels[..len]) | any(&self.copies[..len]) != NEXT;
+        }
+        self.maybe_labelled
+    }
+
+    /// Returns the stage's decision for a packet.
+    #[inline]
+    pub(crate) fn verdict(&self, index: usize) -> Verdict {
+        Verdict::from_label(self.labels[index])
+    }
+
+    /// Returns the edge (index of an output) on which the stage requested a copy of this packet.
+    #[inline]
+    pub(crate) fn copy_wanted(&self, index: usize) -> Option<Edge> {
+        (self.copies[index] != NEXT).then(|| Edge::from_label(self.copies[index]))
+    }
+
+    /// Frees the packets for which `keep` returns `false` and closes the gaps. Returns the number of freed packets. No
+    /// packet may be labelled.
+    #[cold]
+    pub(crate) fn retain_into(&mut self, pool: &mut Pool, keep: impl Fn(&Desc) -> bool) -> usize {
+        let (before, mut kept) = (self.len(), 0);
+        (self.bounds_known, self.starts_known) = (false, 0);
+        for index in 0..before {
+            if keep(&self.descs[index]) {
+                self.descs[kept] = self.descs[index];
+                self.stamps[kept] = self.stamps[index];
+                self.metas[kept] = self.metas[index];
+                kept += 1;
+            } else {
+                pool.put_one(self.descs[index].slot, SlotState::Batched);
+            }
+        }
+        self.shorten(kept);
+        before - kept
+    }
+
+    /// Clears all labels and copy requests. A caller that has handled the labels must call this function before the
+    /// packets move on or are removed, because adding packets to a batch does not reset labels.
+    #[inline]
+    pub(crate) fn clear_labels(&mut self) {
+        let len = self.len();
+        self.labels[..len].fill(NEXT);
+        self.copies[..len].fill(NEXT);
+        self.maybe_labelled = false;
+    }
+
+    /// Removes all packets, which must not be labelled. The caller then owns their slots.
+    #[inline]
+    pub(crate) fn forget(&mut self) {
+        debug_assert!(!self.is_labelled());
+        self.bounds_known = false;
+        self.shorten(0);
+    }
+
+    /// Returns the egress port in a packet's metadata.
+    #[inline]
+    pub(crate) fn egress(&self, index: usize) -> u8 {
+        self.metas[index].egress
+    }
+
+    /// Returns the egress port that all packets share, or `None` if the ports differ or the batch is empty.
+    #[inline]
+    pub(crate) fn common_egress(&self) -> Option<u8> {
+        let metas = &self.metas[..self.len()];
+        let first = metas.first()?.egress;
+        let is_first = |meta: &Meta| meta.egress == first;
+        let (eights, rest) = metas.as_chunks::<8>();
+        (eights.iter().all(|eight| eight.iter().all(is_first)) && rest.iter().all(is_first)).then_some(first)
+    }
+
+    /// Returns the slot of one packet to the pool. The caller must remove the packet from the batch.
+    #[inline]
+    pub(crate) fn free_one(&self, index: usize, pool: &mut Pool) {
+        debug_assert!(self.memory.is(pool.memory()));
+        pool.put(&[self.descs[index].slot], SlotState::Batched);
+    }
+
+    /// Returns the slots of the packets from `index` on to the pool. The caller must remove these packets from the
+    /// batch.
+    #[inline]
+    pub(crate) fn free_from(&self, index: usize, pool: &mut Pool) {
+        for at in index..self.len() {
+            self.free_one(at, pool);
+        }
+    }
+
+    /// Returns the slots of the packets from index `len` on to the pool, and removes those packets.
+    #[cold]
+    pub(crate) fn truncate(&mut self, len: usize, pool: &mut Pool) {
+        self.free_from(len, pool);
+        self.shorten(len);
+        self.bounds_known = false;
+    }
+
+    /// Returns all slots to their pool. No packet may be labelled.
+    ///
+    /// # Panics
+    /// Panics if the packets belong to another pool.
+    #[inline]
+    pub fn free_into(&mut self, pool: &mut Pool) {
+        self.check_pool(pool);
+        debug_assert!(!self.is_labelled());
+        pool.put_descs(self.descs(), SlotState::Batched);
+        self.bounds_known = false;
+        self.shorten(0);
+    }
+}
+
+#[cfg(test)]
+mod tests;

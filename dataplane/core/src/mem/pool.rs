@@ -1,0 +1,259 @@
+//! The slots of one region, and the list of free slots.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::mem::desc::Desc;
+use crate::mem::{Region, vector};
+
+/// Number of unused bytes at the end of every slot. Because of these bytes, a view of up to this size at the start of
+/// any packet stays inside the slot.
+pub const GUARD: usize = 64;
+
+/// The layout of the slots of a region. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotLayout {
+    /// Distance from the start of one slot to the start of the next. A multiple of 64.
+    pub(crate) stride: u32,
+    /// Offset of a received packet from the start of its slot.
+    pub(crate) headroom: u16,
+    /// Number of slots.
+    pub(crate) count: u32,
+}
+
+impl SlotLayout {
+    /// Creates a layout whose slots hold `headroom + room` bytes and the [`GUARD`] bytes.
+    ///
+    /// # Errors
+    /// Fails if the slot is too large for 16-bit offsets, or if the number of slots is out of range.
+    pub fn new(headroom: usize, room: usize, count: usize) -> Result<Self> {
+        let stride = (headroom + room + GUARD).next_multiple_of(64);
+        let fits = stride <= usize::from(u16::MAX) && (1..=1 << 24).contains(&count);
+        match (u16::try_from(headroom), u32::try_from(count)) {
+            (Ok(headroom), Ok(count)) if fits => Ok(Self { stride: stride as u32, headroom, count }),
+            _ => Err(Error::Memory(format!(
+                "cannot create {count} slots of {headroom} + {room} bytes: the slot size limit is 64K, and the number \
+                 of slots must be 1 to 16777216"
+            ))),
+        }
+    }
+
+    /// Returns the maximum length of a received packet, in bytes.
+    #[inline]
+    pub const fn room(&self) -> u32 {
+        self.limit() - self.headroom as u32
+    }
+
+    /// Returns the distance from the start of one slot to the start of the next, in bytes. A multiple of 64.
+    #[inline]
+    pub const fn stride(&self) -> u32 {
+        self.stride
+    }
+
+    /// Returns the offset of a received packet from the start of its slot, in bytes.
+    #[inline]
+    pub const fn headroom(&self) -> u16 {
+        self.headroom
+    }
+
+    /// Returns the number of slots.
+    #[inline]
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Returns the total size of all slots, in bytes.
+    pub const fn bytes(&self) -> usize {
+        self.stride as usize * self.count as usize
+    }
+
+    /// Returns the maximum offset of a packet's end from the start of its slot, in bytes.
+    #[inline]
+    pub const fn limit(&self) -> u32 {
+        self.stride - GUARD as u32
+    }
+
+    /// Returns whether the slot of a descriptor exists and contains all bytes of the packet.
+    #[inline]
+    pub const fn admits(&self, desc: Desc) -> bool {
+        desc.slot < self.count && desc.offset as u32 + desc.len as u32 <= self.limit()
+    }
+}
+
+/// The state of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotState {
+    /// Free, in the pool.
+    Free,
+    /// Posted to a receive queue: the device may write it.
+    Posted,
+    /// In a batch: stages may read and write it.
+    Batched,
+    /// Posted to a send queue: the device may read it.
+    Sending,
+}
+
+/// The memory of the slots. This value is cloned once per batch, never per packet.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotMemory {
+    /// Start of the region. A copy of the region's pointer saves one load per packet.
+    base: NonNull<u8>,
+    region: Arc<Region>,
+    pub(crate) layout: SlotLayout,
+}
+
+// SAFETY: `base` points into the region, which is Send and Sync. The `Arc` in this struct keeps the region alive.
+unsafe impl Send for SlotMemory {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for SlotMemory {}
+
+impl SlotMemory {
+    fn new(region: Arc<Region>, layout: SlotLayout) -> Self {
+        const fn is_shared<T: Send + Sync>() {}
+        is_shared::<Region>();
+        Self { base: region.base(), region, layout }
+    }
+
+    /// Returns a pointer to the first byte of a slot. The caller must ensure that `slot` is below `layout.count`.
+    #[inline]
+    pub(crate) fn slot(&self, slot: u32) -> NonNull<u8> {
+        debug_assert!(slot < self.layout.count);
+        // SAFETY: slot < count, so the result is inside the mapping. The region keeps the mapping alive, and its length
+        // is at least count * stride.
+        unsafe { self.base.add(slot as usize * self.layout.stride as usize) }
+    }
+
+    /// Returns whether both values refer to the same region.
+    #[inline]
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.region, &other.region)
+    }
+}
+
+/// The free slots of one region. The pool belongs to one worker. Its lanes use the pool one after the other, so the
+/// pool needs no atomics.
+#[derive(Debug)]
+pub struct Pool {
+    memory: SlotMemory,
+    free: Box<[u32]>,
+    available: usize,
+    #[cfg(debug_assertions)]
+    states: Box<[SlotState]>,
+}
+
+impl Pool {
+    /// Divides a region into free slots. The pool takes ownership of the region, so no other pool and no memory
+    /// registration of other code can use the same memory.
+    ///
+    /// # Errors
+    /// Fails if the region is smaller than the layout.
+    pub fn new(region: Region, layout: SlotLayout) -> Result<Self> {
+        if region.len() < layout.bytes() {
+            return Err(Error::Memory(format!(
+                "a region of {} bytes is too small for layout {layout:?}",
+                region.len()
+            )));
+        }
+        Ok(Self {
+            memory: SlotMemory::new(Arc::new(region), layout),
+            // The free list is a stack. The lowest slots are on top, so a pool with few slots in use touches little
+            // memory.
+            free: (0..layout.count).rev().collect(),
+            available: layout.count as usize,
+            #[cfg(debug_assertions)]
+            states: vec![SlotState::Free; layout.count as usize].into(),
+        })
+    }
+
+    /// Returns the region that contains the slots. This method is not public, because a device may write to a
+    /// registered region.
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.memory.region
+    }
+
+    /// Returns the layout of the slots.
+    #[inline]
+    pub fn layout(&self) -> SlotLayout {
+        self.memory.layout
+    }
+
+    #[inline]
+    pub(crate) fn memory(&self) -> &SlotMemory {
+        &self.memory
+    }
+
+    /// Returns the number of free slots.
+    #[inline]
+    pub fn available(&self) -> usize {
+        self.available
+    }
+
+    /// Takes up to `most` free slots and moves them to state `to`. The slots that were freed last are taken first,
+    /// because their bytes are still in the cache.
+    #[inline]
+    pub(crate) fn take(&mut self, most: usize, to: SlotState) -> &[u32] {
+        let end = self.available;
+        self.available -= most.min(end);
+        #[cfg(debug_assertions)]
+        for at in self.available..end {
+            self.moved(&[self.free[at]], SlotState::Free, to);
+        }
+        #[cfg(not(debug_assertions))]
+        let _ = to;
+        &self.free[self.available..end]
+    }
+
+    /// Takes a free slot and moves it to state `to`. Returns `None` if no slot is free.
+    #[inline]
+    pub(crate) fn take_one(&mut self, to: SlotState) -> Option<u32> {
+        self.take(1, to).first().copied()
+    }
+
+    /// Returns slots to the pool. They must be in state `from`.
+    #[inline]
+    pub(crate) fn put(&mut self, slots: &[u32], from: SlotState) {
+        self.moved(slots, from, SlotState::Free);
+        self.free[self.available..self.available + slots.len()].copy_from_slice(slots);
+        self.available += slots.len();
+    }
+
+    /// Returns the slots of these descriptors to the pool. They must be in state `from`.
+    #[inline]
+    pub(crate) fn put_descs(&mut self, descs: &[Desc], from: SlotState) {
+        self.moved_descs(descs, from, SlotState::Free);
+        let into = &mut self.free[self.available..self.available + descs.len()];
+        vector::copy_slots(into, Desc::words(descs));
+        self.available += descs.len();
+    }
+
+    /// Returns one slot to the pool. It must be in state `from`.
+    #[inline]
+    pub(crate) fn put_one(&mut self, slot: u32, from: SlotState) {
+        self.put(&[slot], from);
+    }
+
+    /// Records a change of state. Debug builds check that the slots are in state `from`.
+    #[inline]
+    pub(crate) fn moved(&mut self, slots: &[u32], from: SlotState, to: SlotState) {
+        #[cfg(debug_assertions)]
+        for &slot in slots {
+            let state = &mut self.states[slot as usize];
+            assert_eq!(*state, from, "slot {slot} is not in state {from:?} and cannot move to {to:?}");
+            *state = to;
+        }
+        #[cfg(not(debug_assertions))]
+        let _ = (slots, from, to);
+    }
+
+    /// Does the same as [`Pool::moved`] for the slots of these descriptors.
+    #[inline]
+    pub(crate) fn moved_descs(&mut self, descs: &[Desc], from: SlotState, to: SlotState) {
+        #[cfg(debug_assertions)]
+        for desc in descs {
+            self.moved(&[desc.slot], from, to);
+        }
+        #[cfg(not(debug_assertions))]
+        let _ = (descs, from, to);
+    }
+}

@@ -1,0 +1,265 @@
+//! Allocates packet memory: page sizes, NUMA binding, and errors at the start instead of page faults during the run.
+
+use std::fmt;
+use std::fs;
+use std::ptr::NonNull;
+
+use memmap2::{Advice, MmapMut, MmapOptions};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::node;
+use crate::error::{Error, Result};
+use crate::units::{Bytes, NumaNode};
+
+/// The kind of pages that back a region, best kind first. If a kind is not available, the next kind is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum PageKind {
+    /// Huge pages of 1 GiB, reserved by the administrator.
+    #[serde(rename = "1G")]
+    Huge1G,
+    /// Huge pages of 2 MiB, reserved by the administrator.
+    #[serde(rename = "2M")]
+    Huge2M,
+    /// Base pages that the kernel may merge into huge pages.
+    #[serde(rename = "transparent")]
+    Transparent,
+    /// Base pages.
+    #[serde(rename = "none")]
+    Normal,
+}
+
+impl PageKind {
+    /// Returns the size unit of a region, in bytes. The length of a region is rounded up to a multiple of this unit.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Huge1G => 1 << 30,
+            Self::Huge2M | Self::Transparent => 2 << 20,
+            Self::Normal => 4 << 10,
+        }
+    }
+
+    const fn below(self) -> Option<Self> {
+        match self {
+            Self::Huge1G => Some(Self::Huge2M),
+            Self::Huge2M => Some(Self::Transparent),
+            Self::Transparent => Some(Self::Normal),
+            Self::Normal => None,
+        }
+    }
+
+    /// Returns a shell command or an action that makes `bytes` available in these pages.
+    fn remedy(self, bytes: usize, node: Option<NumaNode>) -> String {
+        match self {
+            Self::Huge1G | Self::Huge2M => {
+                let now = fs::read_to_string(self.reserved(node)).ok().and_then(|text| text.trim().parse().ok());
+                self.reserve(now.unwrap_or(0) + bytes.div_ceil(self.size()), node)
+            }
+            Self::Transparent => "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled".to_owned(),
+            Self::Normal => "free some memory, or reduce `buffers`, `rx_depth` or `tx_depth`".to_owned(),
+        }
+    }
+
+    /// Returns the sysfs file with the number of reserved huge pages (`hugetlbpage.rst` of the kernel).
+    fn reserved(self, node: Option<NumaNode>) -> String {
+        let kib = self.size() >> 10;
+        match node {
+            Some(node) => format!("/sys/devices/system/node/node{node}/hugepages/hugepages-{kib}kB/nr_hugepages"),
+            None => format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages"),
+        }
+    }
+
+    /// Returns the shell command that reserves `pages` huge pages. For 1 GiB pages, also returns the boot option,
+    /// because the command often fails.
+    pub fn reserve(self, pages: usize, node: Option<NumaNode>) -> String {
+        let command = format!("echo {pages} | sudo tee {}", self.reserved(node));
+        match self {
+            // After the host has run for a while, 1 GiB of contiguous memory is rarely free.
+            Self::Huge1G => {
+                format!("{command}, or at boot, on the kernel command line: hugepagesz=1G hugepages={pages}")
+            }
+            _ => command,
+        }
+    }
+}
+
+impl fmt::Display for PageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Huge1G => "1 GiB pages",
+            Self::Huge2M => "2 MiB pages",
+            Self::Transparent => "transparent huge pages",
+            Self::Normal => "normal pages",
+        })
+    }
+}
+
+/// A requested property of a region that is not available, and the command that fixes the problem.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Notice {
+    /// The property that is missing, and the fallback.
+    pub message: String,
+    /// A command or a setting that fixes the problem.
+    pub remedy: String,
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; help: {}", self.message, self.remedy)
+    }
+}
+
+/// The requested properties of a region.
+#[derive(Clone, Copy, Debug)]
+pub struct RegionSpec {
+    /// Size in bytes. Rounded up to the page size.
+    pub bytes: usize,
+    /// The best kind of pages to try. If this kind is not available, the next kind is tried.
+    pub pages: PageKind,
+    /// Whether missing pages of this kind, or a failed binding to the node, are an error.
+    pub strict: bool,
+    /// The NUMA node to allocate from.
+    pub node: Option<NumaNode>,
+}
+
+/// A mapped and populated memory range. The range is unmapped when the last owner drops it. Code that registers a
+/// region with a device therefore keeps an `Arc` of the region.
+#[derive(Debug)]
+pub struct Region {
+    /// The mapping, kept for its `Drop`. The bytes are accessed only through `base`.
+    map: MmapMut,
+    base: NonNull<u8>,
+    pages: PageKind,
+}
+
+// SAFETY: a region contains a mapping and plain values, and gives out no reference to its bytes. The pool that hands
+// out the slots decides which code may access which bytes.
+unsafe impl Send for Region {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Maps memory, binds it to a NUMA node and populates it. If the requested kind of pages is not available, the next
+    /// kind is tried.
+    ///
+    /// Returns the region, and a notice for every kind of pages that was not available and for every failed binding.
+    ///
+    /// # Errors
+    /// Fails if not even normal pages are available. With `strict`, fails if the requested pages or node are not
+    /// available.
+    pub fn allocate(spec: RegionSpec) -> Result<(Self, Vec<Notice>)> {
+        let mut notices = Vec::new();
+        let mut pages = spec.pages;
+        loop {
+            match Self::map(spec, pages, &mut notices) {
+                Ok(region) => {
+                    return match notices.first() {
+                        Some(first) if spec.strict => Err(Error::Memory(format!("{first} (strict = true)"))),
+                        _ => Ok((region, notices)),
+                    };
+                }
+                Err(source) => {
+                    let remedy = pages.remedy(spec.bytes, spec.node);
+                    let Some(below) = pages.below().filter(|_| !spec.strict) else {
+                        return Err(Error::Memory(format!(
+                            "cannot allocate {} bytes in {pages} ({source}); help: {remedy}",
+                            spec.bytes
+                        )));
+                    };
+                    let message = format!(
+                        "cannot allocate {} in {pages} ({source}), using {below} instead",
+                        Bytes(spec.bytes.next_multiple_of(1024) as u64)
+                    );
+                    notices.push(Notice { message, remedy });
+                    pages = below;
+                }
+            }
+        }
+    }
+
+    fn map(spec: RegionSpec, pages: PageKind, notices: &mut Vec<Notice>) -> std::io::Result<Self> {
+        let len = spec.bytes.max(1).next_multiple_of(pages.size());
+        let mut options = MmapOptions::new();
+        match pages {
+            PageKind::Huge1G => options.huge(Some(30)),
+            PageKind::Huge2M => options.huge(Some(21)),
+            PageKind::Transparent | PageKind::Normal => &mut options,
+        };
+        let mut map = options.len(len).map_anon()?;
+        if pages == PageKind::Transparent {
+            map.advise(Advice::HugePage)?;
+        }
+        if let Some(node) = spec.node
+            && let Err(source) = node::bind(&map, node)
+        {
+            notices.push(Notice {
+                message: format!("cannot bind memory to node {node} ({source})"),
+                remedy: "allow the node in the cpuset or container, or use cores of another node".to_owned(),
+            });
+        }
+        // Populating the pages here returns an error if memory is missing. Otherwise, the first access could raise
+        // SIGBUS, for example at a hugetlb cgroup limit.
+        if let Err(source) = map.advise(Advice::PopulateWrite) {
+            if source.raw_os_error() != Some(libc::EINVAL) {
+                return Err(source);
+            }
+            // Kernels before 5.14 do not support MADV_POPULATE_WRITE.
+            map.iter_mut().step_by(4096).for_each(|byte| *byte = 0);
+        }
+        let base = NonNull::new(map.as_mut_ptr()).expect("a mapping is never at address 0");
+        Ok(Self { map, base, pages })
+    }
+
+    /// Returns a pointer to the first byte.
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Returns the size in bytes.
+    #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Returns the pages that back the region.
+    pub fn pages(&self) -> PageKind {
+        self.pages
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn normal_pages_are_allocated_without_notices() {
+        let spec = RegionSpec { bytes: 10_000, pages: PageKind::Normal, strict: true, node: None };
+        let (region, notices) = Region::allocate(spec).unwrap();
+        assert_eq!((region.len(), region.pages()), (12_288, PageKind::Normal));
+        assert!(notices.is_empty());
+    }
+
+    /// No machine has this much memory, so every kind of pages fails, and the error names the last kind.
+    #[test]
+    fn impossible_size_returns_an_error() {
+        let spec = RegionSpec { bytes: 1 << 50, pages: PageKind::Huge2M, strict: false, node: None };
+        let error = Region::allocate(spec).unwrap_err().to_string();
+        assert!(error.contains("normal pages"), "{error}");
+    }
+
+    #[test]
+    fn strict_fails_on_the_first_step_down_and_names_the_command() {
+        let spec = RegionSpec { bytes: 1 << 45, pages: PageKind::Huge2M, strict: true, node: None };
+        let error = Region::allocate(spec).unwrap_err().to_string();
+        assert!(error.contains("2 MiB pages") && error.contains("nr_hugepages"), "{error}");
+    }
+
+    #[test]
+    fn failed_1g_allocation_suggests_the_reservation_command() {
+        let spec = RegionSpec { bytes: 1 << 45, pages: PageKind::Huge1G, strict: false, node: None };
+        let mut notices = Vec::new();
+        assert!(Region::map(spec, PageKind::Huge1G, &mut notices).is_err());
+        let remedy = PageKind::Huge1G.remedy(3 << 30, Some(NumaNode(1)));
+        assert!(remedy.contains("node1/hugepages/hugepages-1048576kB/nr_hugepages"), "{remedy}");
+    }
+}

@@ -1,0 +1,175 @@
+//! The properties that a stage declares about itself, and its optional capabilities.
+
+use crate::mem::{Batch, Packet};
+use crate::pipeline::{Cause, Ctx, Exit, Facts};
+use crate::units::Nanos;
+
+/// The properties that all stages of a kind have in common.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StageInfo {
+    /// Names and meanings of the outputs. The way to the next stage is not in this list. [`crate::mem::Edge`] is an
+    /// index into this list.
+    pub outputs: &'static [(&'static str, &'static str)],
+    /// Names and meanings of the drop reasons that the stage defines. [`crate::mem::Reason::own`] is an index into this
+    /// list.
+    pub reasons: &'static [(&'static str, &'static str)],
+    /// Whether the stage never passes a packet on to a next stage.
+    pub terminal: bool,
+}
+
+impl StageInfo {
+    /// Describes a kind of stage without outputs and reasons.
+    pub const fn new() -> Self {
+        Self { outputs: &[], reasons: &[], terminal: false }
+    }
+
+    /// Sets the outputs.
+    #[must_use]
+    pub const fn outputs(self, outputs: &'static [(&'static str, &'static str)]) -> Self {
+        Self { outputs, ..self }
+    }
+
+    /// Sets the drop reasons.
+    #[must_use]
+    pub const fn reasons(self, reasons: &'static [(&'static str, &'static str)]) -> Self {
+        Self { reasons, ..self }
+    }
+
+    /// Declares that the stage never passes a packet on to a next stage.
+    #[must_use]
+    pub const fn terminal(self) -> Self {
+        Self { terminal: true, ..self }
+    }
+}
+
+/// The facts that a stage needs and sets, and its other effects on packets. A fact is a property that is known about a
+/// packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Contract {
+    /// The facts that must be known about every packet that the stage receives.
+    pub needs: Facts,
+    /// The facts that are known about every packet that goes on to the next stage.
+    pub sets: Facts,
+    /// The facts that are known about packets on the outputs.
+    pub sets_on_outputs: Facts,
+    /// The facts that are no longer known about a packet after the stage.
+    pub invalidates: Facts,
+    /// Whether the stage requests copies of packets.
+    pub copies: bool,
+    /// The largest number of packets that the stage adds per received packet.
+    pub splits: usize,
+    /// Maximum time that the stage may hold packets, or `None` if the stage holds none.
+    pub holds: Option<Nanos>,
+    /// The destination of packets without a label.
+    pub exit: Exit,
+}
+
+impl Default for Contract {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Contract {
+    /// The contract of a stage that needs and sets no facts, and only drops packets or passes them on.
+    pub const fn new() -> Self {
+        let none = Facts::empty();
+        Self {
+            needs: none,
+            sets: none,
+            sets_on_outputs: none,
+            invalidates: none,
+            copies: false,
+            splits: 0,
+            holds: None,
+            exit: Exit::Next,
+        }
+    }
+
+    /// Sets the facts that must be known about every received packet. Before [`Stage::prepare`], the contract must
+    /// contain all facts that the stage may need later.
+    ///
+    /// [`Stage::prepare`]: super::Stage::prepare
+    #[must_use]
+    pub const fn needs(self, needs: Facts) -> Self {
+        Self { needs, ..self }
+    }
+
+    /// Sets the facts that are known about every packet after the stage, on the way to the next stage and on the
+    /// outputs.
+    #[must_use]
+    pub const fn sets(self, sets: Facts) -> Self {
+        Self { sets, sets_on_outputs: sets, ..self }
+    }
+
+    /// Sets the facts that are known about packets on the outputs, if these facts differ from the facts for the next
+    /// stage. Call this method after [`Contract::sets`].
+    #[must_use]
+    pub const fn sets_on_outputs(self, sets_on_outputs: Facts) -> Self {
+        Self { sets_on_outputs, ..self }
+    }
+
+    /// Sets the facts that are no longer known about a packet after the stage.
+    #[must_use]
+    pub const fn invalidates(self, invalidates: Facts) -> Self {
+        Self { invalidates, ..self }
+    }
+
+    /// Declares that the stage requests copies of packets ([`Packet::copy_to`]).
+    #[must_use]
+    pub const fn copies(self) -> Self {
+        Self { copies: true, ..self }
+    }
+
+    /// Sets the largest number of packets that the stage adds per received packet with [`Batch::split_from`] or
+    /// [`Batch::generate`].
+    #[must_use]
+    pub const fn splits(self, splits: usize) -> Self {
+        Self { splits, ..self }
+    }
+
+    /// Sets the maximum time that the stage may hold packets ([`Packet::hold`]). A packet that waits longer returns to
+    /// the stage, marked as overdue. A stage holds at most [`crate::mem::BATCH`] packets per worker.
+    #[must_use]
+    pub const fn holds(self, holds: Option<Nanos>) -> Self {
+        Self { holds, ..self }
+    }
+
+    /// Sets the destination of packets without a label.
+    #[must_use]
+    pub const fn exit(self, exit: Exit) -> Self {
+        Self { exit, ..self }
+    }
+}
+
+/// The capability of a stage to generate packets. [`Stage::as_generator`] returns it.
+///
+/// [`Stage::as_generator`]: super::Stage::as_generator
+pub trait Generator {
+    /// Returns the largest number of packets that one call of [`Generator::generate`] generates. The number does not
+    /// change during the run.
+    fn max_generated(&self) -> usize;
+
+    /// Generates packets with [`Batch::generate`]. The worker calls this method after every [`Stage::tick`], with an
+    /// empty batch.
+    ///
+    /// Generated packets leave the stage in the same way as packets from [`Stage::process`]. They count as received on
+    /// the first port, or on the port given to [`Batch::set_ingress`]. Like [`Stage::process`], this method runs on the
+    /// worker.
+    ///
+    /// [`Stage::tick`]: super::Stage::tick
+    /// [`Stage::process`]: super::Stage::process
+    fn generate(&mut self, ctx: &Ctx, batch: &mut Batch);
+}
+
+/// The capability of a stage to observe the packets that other stages drop. In a config, other stages can then name
+/// this stage with the key `drops`. [`Stage::as_drop_observer`] returns the capability.
+///
+/// [`Stage::as_drop_observer`]: super::Stage::as_drop_observer
+pub trait DropObserver {
+    /// Receives a packet that another stage dropped, and the cause, before the packet's buffer is freed.
+    ///
+    /// The packet was never in a batch of this stage, and this stage does not count it. The stage that dropped the
+    /// packet counts the drop. This method runs on the worker.
+    fn observe_drop(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>);
+}

@@ -1,0 +1,546 @@
+//! The running graph: moves batches from stage to stage.
+
+use std::sync::Arc;
+
+use crate::mem::{BATCH, Batch, Edge, Packet, Pool, Reason, Region, Verdict, Wait};
+use crate::pipeline::held::Held;
+use crate::pipeline::{Cause, Ctx, NodeSpec, Program, Stage, Target};
+
+/// The counters of a stage, in packets.
+#[derive(Clone, Debug)]
+pub struct NodeCounters {
+    /// Received packets.
+    pub packets: u64,
+    /// Received batches.
+    pub batches: u64,
+    /// Packets that the stage consumed, because they need no further processing.
+    pub consumed: u64,
+    /// Copies of packets that were made for the stage.
+    pub copied: u64,
+    /// Packets that the stage added: split off from received packets, or generated.
+    pub made: u64,
+    /// Requested copies that were not made, because no buffer was free or the contract of the stage does not declare
+    /// copies.
+    pub copies_missed: u64,
+    /// Packets that left by each output. The index is the index of the output.
+    pub outputs: [u64; Edge::MOST],
+    /// Packets without a label that were dropped, because their target is [`Target::Drop`].
+    pub dropped_next: u64,
+    /// Packets that the stage dropped. The index is [`Reason::code`].
+    pub drops: [u64; Reason::CODES],
+}
+
+impl Default for NodeCounters {
+    fn default() -> Self {
+        Self {
+            packets: 0,
+            batches: 0,
+            consumed: 0,
+            copied: 0,
+            made: 0,
+            copies_missed: 0,
+            outputs: [0; Edge::MOST],
+            dropped_next: 0,
+            drops: [0; Reason::CODES],
+        }
+    }
+}
+
+/// Observes packets on their way through the graph. Workers that observe nothing use [`NoObserver`], which compiles to
+/// nothing.
+pub trait Observer {
+    /// Called before a batch enters a stage.
+    fn before(&mut self, node: usize, stage: &mut dyn Stage, batch: &mut Batch) {
+        let _ = (node, stage, batch);
+    }
+
+    /// Called for each packet after a stage. `fate` is the destination of the packet, or the reason why the stage
+    /// dropped it.
+    fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {
+        let _ = (node, packet, fate);
+    }
+
+    /// Whether the graph calls [`Observer::before`] and [`Observer::after`].
+    const WATCHES: bool = true;
+
+    /// Called when a part of the worker loop begins. The previous part has then ended.
+    #[inline]
+    fn enters(&mut self, part: Part) {
+        let _ = part;
+    }
+}
+
+/// A part of the worker loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// A lane reclaims the buffers of completed sends.
+    Reap,
+    /// A lane receives packets.
+    Receive,
+    /// The stage with index `.0` processes `.1` packets.
+    Stage(usize, usize),
+    /// The lanes send packets.
+    Transmit,
+    /// A lane posts receives.
+    Refill,
+}
+
+/// The destination of a packet after a stage, or the way in which the packet ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// The packet has no label and goes to this target.
+    Next(Target),
+    /// The packet leaves by the output with this index and goes to this target.
+    Output(usize, Target),
+    /// The stage dropped the packet.
+    Dropped(Reason),
+    /// The stage consumed the packet.
+    Consumed,
+    /// The stage holds the packet.
+    Held,
+    /// A copy of the packet leaves by the output with this index and goes to this target.
+    Copied(usize, Target),
+}
+
+/// An observer that does nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct NoObserver;
+
+impl Observer for NoObserver {
+    const WATCHES: bool = false;
+}
+
+struct Node {
+    name: String,
+    stage: Box<dyn Stage>,
+    inbox: Box<Batch>,
+    next: Target,
+    outputs: Box<[Target]>,
+    /// Whether the stage declares copies. Only then do the inboxes of later stages have room for copies.
+    copies: bool,
+    /// Maximum number of packets that the stage adds per received packet.
+    max_split: usize,
+    /// Maximum number of packets that the stage generates per tick.
+    max_generated: usize,
+    /// A tick sets this field if the stage can generate packets. The stage then generates packets once, which clears
+    /// the field.
+    generation_due: bool,
+    held: Option<Held>,
+    counters: NodeCounters,
+    watch: Option<DropWatch>,
+}
+
+/// The stage that observes the drops of another stage, and the names of the drop reasons of that other stage.
+struct DropWatch {
+    /// Index of the observing stage.
+    by: usize,
+    /// Names of the drop reasons of the observed stage. The index is [`Reason::code`].
+    reasons: Box<[String]>,
+    /// Names of the outputs of the observed stage, by index.
+    outputs: Box<[String]>,
+}
+
+impl DropWatch {
+    fn new(by: usize, node: &NodeSpec) -> Self {
+        Self {
+            by,
+            reasons: (0..Reason::CODES).map(|code| Reason::from_code(code as u8).name(&node.reasons)).collect(),
+            outputs: node.outputs.iter().map(|(name, _)| name.clone()).collect(),
+        }
+    }
+
+    /// Returns the drop reason of a step, or `None` if the step is not a drop.
+    #[inline]
+    fn reason(&self, step: &Step) -> Option<&str> {
+        let name = match step {
+            Step::Dropped(reason) => self.reasons.get(usize::from(reason.code())),
+            Step::Next(Target::Drop) => self.reasons.get(usize::from(Reason::Requested.code())),
+            Step::Output(output, Target::Drop) => self.outputs.get(*output),
+            _ => None,
+        };
+        name.map(String::as_str)
+    }
+}
+
+/// The stages of one worker. Each stage has an inbox, the batch that it processes. Each port has an outbox, the batch
+/// to send.
+///
+/// No inbox can overflow. At most [`Graph::burst`] packets enter the graph. Copies and added packets increase this
+/// number to at most [`BATCH`].
+pub struct Graph {
+    /// The memory of all batches.
+    region: Arc<Region>,
+    nodes: Box<[Node]>,
+    outboxes: Box<[Box<Batch>]>,
+    burst: usize,
+}
+
+impl Graph {
+    /// Creates a graph from a program, with batches that use the slots of `pool`, for `ports` ports.
+    pub fn new(program: Program, ports: usize, pool: &Pool) -> Self {
+        let burst = BATCH / program.multiplicity();
+        let node = |mut node: NodeSpec| Node {
+            copies: node.stage.contract().copies,
+            max_split: node.stage.contract().splits,
+            max_generated: node.stage.as_generator().map_or(0, |stage| stage.max_generated()).min(burst),
+            generation_due: false,
+            held: node.stage.contract().holds.map(|longest| Held::new(longest, pool)),
+            watch: node.drops.map(|by| DropWatch::new(by, &node)),
+            name: node.name,
+            stage: node.stage,
+            inbox: Batch::new(pool),
+            next: node.next,
+            outputs: node.outputs.into_iter().map(|(_, target)| target).collect(),
+            counters: NodeCounters::default(),
+        };
+        let nodes = program.nodes.into_iter().map(node).collect();
+        let outboxes = (0..ports).map(|_| Batch::new(pool)).collect();
+        Self { region: pool.region().clone(), nodes, outboxes, burst }
+    }
+
+    /// Checks that the graph was created for this pool.
+    #[inline]
+    fn check_pool(&self, pool: &Pool) {
+        assert!(Arc::ptr_eq(&self.region, pool.region()), "the packets of this batch belong to another pool");
+    }
+
+    /// Returns the maximum number of packets that may enter the graph at a time.
+    pub fn burst(&self) -> usize {
+        self.burst
+    }
+
+    /// Returns the inbox for packets that are received on this port.
+    #[inline]
+    pub fn entry(&mut self, port: u8) -> &mut Batch {
+        // A program always has at least one stage.
+        let entry = &mut self.nodes[0].inbox;
+        entry.set_ingress(port);
+        entry
+    }
+
+    /// Returns the outbox of a port: the packets to send on this port.
+    #[inline]
+    pub fn outbox(&mut self, port: usize) -> &mut Batch {
+        &mut self.outboxes[port]
+    }
+
+    /// Returns the name and counters of each stage.
+    pub fn counters(&self) -> impl Iterator<Item = (&str, &NodeCounters)> {
+        self.nodes.iter().map(|node| (node.name.as_str(), &node.counters))
+    }
+
+    /// Returns the number of packets that the stages have dropped.
+    pub fn dropped(&self) -> u64 {
+        let of = |node: &Node| {
+            let wired = node.outputs.iter().zip(&node.counters.outputs);
+            let by_output: u64 = wired.filter(|(to, _)| **to == Target::Drop).map(|(_, packets)| packets).sum();
+            by_output + node.counters.dropped_next + node.counters.drops.iter().sum::<u64>()
+        };
+        self.nodes.iter().map(of).sum()
+    }
+
+    /// Returns the name of each stage and the stage itself.
+    pub fn stages(&mut self) -> impl Iterator<Item = (&str, &mut Box<dyn Stage>)> {
+        self.nodes.iter_mut().map(|node| (node.name.as_str(), &mut node.stage))
+    }
+
+    /// Runs the housekeeping of every stage. The graph must contain no packets, except held packets.
+    pub fn tick(&mut self, ctx: &Ctx) {
+        for node in &mut self.nodes {
+            node.stage.tick(ctx);
+            node.generation_due = node.max_generated > 0;
+            if let Some(held) = &mut node.held {
+                held.begin();
+            }
+        }
+    }
+
+    /// Passes some of the packets that were held at the last [`Graph::tick`] through their stage again. If no such
+    /// packet is left, one stage generates packets instead. Returns `false` if no packet was released or generated.
+    ///
+    /// The caller must send the contents of the outboxes before the next call.
+    ///
+    /// # Panics
+    /// Panics if `pool` is not the pool that the graph was created for.
+    pub fn release<O: Observer>(&mut self, ctx: &Ctx, pool: &mut Pool, observer: &mut O) -> bool {
+        self.check_pool(pool);
+        let burst = self.burst;
+        for node in &mut self.nodes {
+            let Some(held) = &mut node.held else { continue };
+            let count = held.fill(&mut node.inbox, burst, ctx.now);
+            if count > 0 {
+                // Each of these packets was already counted when it arrived.
+                node.counters.packets -= count as u64;
+                self.walk(ctx, pool, observer);
+                return true;
+            }
+        }
+        (0..self.nodes.len()).any(|place| self.generate(place, ctx, pool, observer))
+    }
+
+    /// Lets a stage generate packets, at most once after each [`Graph::tick`]. Returns `false` if the stage generated
+    /// no packet.
+    fn generate<O: Observer>(&mut self, place: usize, ctx: &Ctx, pool: &mut Pool, observer: &mut O) -> bool {
+        let Self { nodes, outboxes, .. } = self;
+        let (nodes, later) = nodes.split_at_mut(place + 1);
+        let Some((node, earlier)) = nodes.split_last_mut().filter(|(node, _)| node.generation_due) else {
+            return false;
+        };
+        node.generation_due = false;
+        node.inbox.set_ingress(0);
+        node.inbox.take_spares(node.max_generated, pool);
+        if let Some(stage) = node.stage.as_generator() {
+            stage.generate(ctx, &mut node.inbox);
+        }
+        node.inbox.return_spares(pool);
+        if node.inbox.is_empty() {
+            return false;
+        }
+        node.counters.made += node.inbox.len() as u64;
+        BatchMove { ctx, place, node, earlier, later, outboxes, pool }.move_all(observer);
+        self.walk(ctx, pool, observer);
+        true
+    }
+
+    /// Whether any stage holds packets.
+    pub fn holds(&self) -> bool {
+        self.nodes.iter().any(|node| node.held.as_ref().is_some_and(|held| !held.is_empty()))
+    }
+
+    /// Drops all held packets, because the worker stops.
+    ///
+    /// # Panics
+    /// Panics if `pool` is not the pool that the graph was created for.
+    pub fn drop_held(&mut self, pool: &mut Pool) {
+        self.check_pool(pool);
+        for node in &mut self.nodes {
+            let freed = node.held.as_mut().map_or(0, |held| held.free(pool));
+            node.counters.drops[usize::from(Reason::Stopped.code())] += freed as u64;
+        }
+    }
+
+    /// Moves the packets of the entry inbox through all stages into the outboxes.
+    ///
+    /// # Panics
+    /// Panics if `pool` is not the pool that the graph was created for.
+    #[inline(always)]
+    pub fn walk<O: Observer>(&mut self, ctx: &Ctx, pool: &mut Pool, observer: &mut O) {
+        self.check_pool(pool);
+        let Self { nodes, outboxes, .. } = self;
+        for place in 0..nodes.len() {
+            let (nodes, later) = nodes.split_at_mut(place + 1);
+            let Some((node, earlier)) = nodes.split_last_mut().filter(|(node, _)| !node.inbox.is_empty()) else {
+                continue;
+            };
+            if O::WATCHES {
+                observer.before(place, &mut *node.stage, &mut node.inbox);
+            }
+            observer.enters(Part::Stage(place, node.inbox.len()));
+            node.counters.packets += node.inbox.len() as u64;
+            node.counters.batches += 1;
+            if node.max_split > 0 {
+                let before = node.inbox.len();
+                node.inbox.take_spares(before.saturating_mul(node.max_split), pool);
+                node.stage.process(ctx, &mut node.inbox);
+                node.inbox.return_spares(pool);
+                node.counters.made += (node.inbox.len() - before) as u64;
+            } else {
+                node.stage.process(ctx, &mut node.inbox);
+            }
+            if O::WATCHES || !node.try_swap_whole(place, later, outboxes) {
+                BatchMove { ctx, place, node, earlier, later, outboxes, pool }.move_all(observer);
+            }
+        }
+    }
+}
+
+/// A batch that a stage has processed, with all possible destinations of its packets.
+struct BatchMove<'a> {
+    ctx: &'a Ctx,
+    place: usize,
+    node: &'a mut Node,
+    earlier: &'a mut [Node],
+    later: &'a mut [Node],
+    outboxes: &'a mut [Box<Batch>],
+    pool: &'a mut Pool,
+}
+
+impl BatchMove<'_> {
+    /// Moves all packets of the batch to their destinations.
+    #[inline]
+    fn move_all<O: Observer>(&mut self, observer: &mut O) {
+        if O::WATCHES || self.node.inbox.is_labelled() {
+            self.move_one_by_one(observer);
+        } else {
+            self.move_whole();
+        }
+    }
+
+    /// Moves the whole batch to the next target. No packet of the batch may be labelled.
+    #[inline]
+    fn move_whole(&mut self) {
+        let Self { place, node, later, outboxes, pool, .. } = self;
+        let inbox = match node.next {
+            Target::Node(to) => &mut later[to - *place - 1].inbox,
+            Target::Port(port) => &mut outboxes[port],
+            Target::Egress => match node.inbox.common_egress().map(usize::from) {
+                Some(port) if port < outboxes.len() => &mut outboxes[port],
+                _ => return self.move_one_by_one(&mut NoObserver),
+            },
+            Target::Drop if node.watch.is_some() => return self.move_one_by_one(&mut NoObserver),
+            Target::Drop => {
+                node.counters.dropped_next += node.inbox.len() as u64;
+                node.inbox.set_wait(Wait::Fresh);
+                return node.inbox.free_into(pool);
+            }
+        };
+        if inbox.is_empty() {
+            std::mem::swap(inbox, &mut node.inbox);
+            inbox.set_wait(Wait::Fresh);
+        } else {
+            inbox.append(&mut node.inbox);
+        }
+        node.inbox.set_wait(Wait::Fresh);
+    }
+
+    fn move_one_by_one<O: Observer>(&mut self, observer: &mut O) {
+        for index in 0..self.node.inbox.len() {
+            if let Some(edge) = self.node.inbox.copy_wanted(index) {
+                self.copy(index, edge, observer);
+            }
+            let step = self.step(index);
+            if O::WATCHES
+                && let Some(packet) = self.node.inbox.get_mut(index)
+            {
+                observer.after(self.place, &packet, &step);
+            }
+            if self.node.watch.is_some() {
+                self.show_drop(index, &step);
+            }
+            let Self { place, node, later, outboxes, pool, .. } = self;
+            if let (Step::Held, Some(held)) = (step, &mut node.held)
+                && held.take(&node.inbox, index, self.ctx.now)
+            {
+                continue;
+            }
+            let inbox = match step {
+                Step::Next(target) | Step::Output(_, target) => target_inbox(target, *place, later, outboxes),
+                Step::Dropped(_) | Step::Consumed | Step::Held | Step::Copied(..) => None,
+            };
+            if !inbox.is_some_and(|inbox| inbox.push_from(&node.inbox, index)) {
+                node.inbox.free_one(index, pool);
+            }
+        }
+        self.node.inbox.clear_labels();
+        self.node.inbox.forget();
+        self.node.inbox.set_wait(Wait::Fresh);
+    }
+
+    /// Counts a packet and returns its destination, or how the stage ended it.
+    #[inline]
+    fn step(&mut self, index: usize) -> Step {
+        let node = &mut *self.node;
+        let step = match node.inbox.verdict(index) {
+            Verdict::Next => Step::Next(node.next),
+            Verdict::Edge(edge) => match node.outputs.get(edge.index()) {
+                Some(target) => {
+                    node.counters.outputs[edge.index()] += 1;
+                    Step::Output(edge.index(), *target)
+                }
+                None => Step::Dropped(Reason::Undeclared),
+            },
+            Verdict::Dropped(reason) => Step::Dropped(reason),
+            Verdict::Consumed => Step::Consumed,
+            Verdict::Held if node.held.as_ref().is_some_and(Held::has_room) => Step::Held,
+            Verdict::Held => Step::Dropped(Reason::QueueFull),
+        };
+        let step = match step {
+            Step::Next(Target::Egress) => match usize::from(node.inbox.egress(index)) {
+                port if port < self.outboxes.len() => Step::Next(Target::Port(port)),
+                _ => Step::Dropped(Reason::NoPort),
+            },
+            step => step,
+        };
+        match step {
+            Step::Dropped(reason) => node.counters.drops[usize::from(reason.code())] += 1,
+            Step::Consumed => node.counters.consumed += 1,
+            Step::Next(Target::Drop) => node.counters.dropped_next += 1,
+            _ => {}
+        }
+        step
+    }
+
+    /// Passes a dropped packet to the stage that observes the drops of this stage.
+    fn show_drop(&mut self, index: usize, step: &Step) {
+        let Self { ctx, place, node, earlier, later, .. } = self;
+        let Node { name, inbox, watch: Some(watch), .. } = &mut **node else { return };
+        let Some(reason) = watch.reason(step) else { return };
+        let watcher = match watch.by.checked_sub(*place + 1) {
+            Some(ahead) => later.get_mut(ahead),
+            None => earlier.get_mut(watch.by),
+        };
+        let watcher = watcher.and_then(|watcher| watcher.stage.as_drop_observer());
+        if let (Some(watcher), Some(packet)) = (watcher, inbox.get_mut(index)) {
+            watcher.observe_drop(ctx, &packet, Cause { stage: name, reason });
+        }
+    }
+
+    fn copy<O: Observer>(&mut self, index: usize, edge: Edge, observer: &mut O) {
+        let Self { place, node, later, outboxes, pool, .. } = self;
+        let target = node.output(edge);
+        // An output that is not connected has no inbox, so the copy is not made.
+        let Some(inbox) = target_inbox(target, *place, later, outboxes) else { return };
+        // If the contract of a stage does not declare copies, the inboxes of later stages have no room for copies.
+        if !node.copies || !inbox.push_copy(&mut node.inbox, index, pool) {
+            node.counters.copies_missed += 1;
+            return;
+        }
+        node.counters.copied += 1;
+        if O::WATCHES
+            && let Some(packet) = node.inbox.get_mut(index)
+        {
+            observer.after(*place, &packet, &Step::Copied(edge.index(), target));
+        }
+    }
+}
+
+impl Node {
+    /// Moves the whole batch with one swap if no packet is labelled and the inbox of the target is empty. This is the
+    /// common case. Otherwise, returns `false` and changes nothing.
+    #[inline]
+    fn try_swap_whole(&mut self, place: usize, later: &mut [Self], outboxes: &mut [Box<Batch>]) -> bool {
+        let next = match self.next {
+            Target::Node(to) => later.get_mut(to - place - 1).map(|node| &mut node.inbox),
+            Target::Port(port) => outboxes.get_mut(port),
+            Target::Egress | Target::Drop => None,
+        };
+        let Some(next) = next.filter(|next| next.is_empty() && !self.inbox.is_labelled()) else { return false };
+        std::mem::swap(next, &mut self.inbox);
+        next.set_wait(Wait::Fresh);
+        self.inbox.set_wait(Wait::Fresh);
+        true
+    }
+
+    /// Returns the target of an output. The target of an undeclared output is [`Target::Drop`].
+    #[inline]
+    fn output(&self, edge: Edge) -> Target {
+        self.outputs.get(edge.index()).copied().unwrap_or(Target::Drop)
+    }
+}
+
+#[inline]
+fn target_inbox<'a>(
+    target: Target,
+    place: usize,
+    later: &'a mut [Node],
+    outboxes: &'a mut [Box<Batch>],
+) -> Option<&'a mut Batch> {
+    match target {
+        Target::Node(to) => later.get_mut(to - place - 1).map(|node| &mut *node.inbox),
+        Target::Port(port) => outboxes.get_mut(port).map(|outbox| &mut **outbox),
+        Target::Egress | Target::Drop => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

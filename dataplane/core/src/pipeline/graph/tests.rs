@@ -1,0 +1,316 @@
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::clock::Stamp;
+use crate::mem::{PageKind, Region, RegionSpec, SlotLayout, SlotState};
+use crate::pipeline::{Contract, DropObserver, Generator, NodeSpec};
+use crate::units::Nanos;
+
+/// A stage that labels packets by their first byte.
+struct Sort;
+
+const OUT: Edge = Edge::new(0);
+const LOST: Edge = Edge::new(1);
+
+impl Stage for Sort {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            match packet.data().first() {
+                Some(b'd') => packet.drop(Reason::Denied),
+                Some(b'w') => packet.drop(Reason::own(0)),
+                Some(b'o') => packet.steer(OUT),
+                Some(b'l') => packet.steer(LOST),
+                Some(b'c') => packet.consume(),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A stage that passes every packet on.
+struct Pass;
+
+impl Stage for Pass {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+}
+
+/// A stage that records the drops that it observes.
+#[derive(Clone, Default)]
+struct Watcher(Arc<Mutex<Vec<String>>>);
+
+impl Stage for Watcher {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
+        Some(self)
+    }
+}
+
+impl DropObserver for Watcher {
+    fn observe_drop(&mut self, _ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>) {
+        let text = format!("{} {}.{}", String::from_utf8_lossy(packet.data()), cause.stage, cause.reason);
+        self.0.lock().unwrap().push(text);
+    }
+}
+
+fn node(name: &str, stage: impl Stage + 'static, next: Target, drops: Option<usize>) -> NodeSpec {
+    NodeSpec {
+        name: name.to_owned(),
+        kind: name.to_owned(),
+        stage: Box::new(stage),
+        next,
+        outputs: Vec::new(),
+        reasons: Vec::new(),
+        drops,
+    }
+}
+
+fn sort(next: Target, drops: Option<usize>) -> NodeSpec {
+    let outputs = vec![("out".to_owned(), Target::Port(0)), ("lost".to_owned(), Target::Drop)];
+    NodeSpec { outputs, reasons: vec!["w_byte"], ..node("sort", Sort, next, drops) }
+}
+
+fn pool() -> Pool {
+    let layout = SlotLayout::new(0, 64, 64).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    let (region, _) = Region::allocate(spec).unwrap();
+    Pool::new(region, layout).unwrap()
+}
+
+/// Sends packets through a program. Returns the graph, and the number of packets in the outbox.
+fn walk(nodes: Vec<NodeSpec>, packets: &[&str]) -> (Graph, usize) {
+    let mut pool = pool();
+    let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+    for packet in packets {
+        assert!(graph.entry(0).push_bytes(packet.as_bytes(), Stamp::NONE, &mut pool));
+    }
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    graph.walk(&ctx, &mut pool, &mut NoObserver);
+    let sent = graph.outbox(0).len();
+    assert_eq!(pool.available() + sent, 64, "every slot is free or in an outbox");
+    (graph, sent)
+}
+
+const PACKETS: [&str; 7] = ["d1", "n2", "w3", "o4", "l5", "c6", "d7"];
+const SEEN: [&str; 4] = ["d1 sort.denied", "w3 sort.w_byte", "l5 sort.lost", "d7 sort.denied"];
+
+#[test]
+fn drops_are_observed_by_an_earlier_or_later_stage() {
+    let seen = Watcher::default();
+    let watcher = |next| node("watcher", seen.clone(), next, None);
+    let take = || std::mem::take(&mut *seen.0.lock().unwrap());
+    let port = Target::Port(0);
+    // In the first three programs, the watcher is a later stage without packets, a later stage with packets, and an
+    // earlier stage.
+    walk(vec![sort(port, Some(1)), watcher(Target::Drop)], &PACKETS);
+    assert_eq!(take(), SEEN);
+    walk(vec![sort(Target::Node(1), Some(2)), node("pass", Pass, Target::Node(2), None), watcher(port)], &PACKETS);
+    assert_eq!(take(), SEEN);
+    walk(vec![watcher(Target::Node(1)), sort(port, Some(0))], &PACKETS);
+    assert_eq!(take(), SEEN);
+    walk(vec![sort(port, None), watcher(Target::Drop)], &PACKETS);
+    assert!(take().is_empty());
+}
+
+#[test]
+fn observing_drops_does_not_change_the_counters() {
+    let counters = |drops| {
+        let watcher = node("watcher", Watcher::default(), Target::Drop, None);
+        let (graph, sent) = walk(vec![sort(Target::Port(0), drops), watcher], &PACKETS);
+        let all: Vec<String> = graph.counters().map(|(name, counters)| format!("{name} {counters:?}")).collect();
+        (all, sent)
+    };
+    let (seen, sent) = counters(Some(1));
+    assert_eq!((&seen, sent), (&counters(None).0, 2));
+    assert!(seen[1].starts_with("watcher NodeCounters { packets: 0,"), "{}", seen[1]);
+}
+
+#[test]
+fn batch_dropped_as_a_whole_is_observed() {
+    let seen = Watcher::default();
+    let nodes = vec![node("end", Pass, Target::Drop, Some(1)), node("watcher", seen.clone(), Target::Drop, None)];
+    let (graph, _) = walk(nodes, &["a", "b"]);
+    assert_eq!(*seen.0.lock().unwrap(), ["a end.requested", "b end.requested"]);
+    assert_eq!(graph.counters().next().unwrap().1.dropped_next, 2);
+}
+
+#[test]
+#[should_panic(expected = "the drops of a stage are observed by another stage")]
+fn stage_cannot_observe_its_own_drops() {
+    Program::new(vec![sort(Target::Port(0), Some(0))]);
+}
+
+/// A stage that requests copies and uses an output. It declares neither the copies nor the output.
+struct Undeclaring;
+
+impl Stage for Undeclaring {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            match packet.data().first() {
+                Some(b'c') => packet.copy_to(OUT),
+                Some(b'u') => packet.steer(Edge::new(9)),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn undeclared_copy_and_output_are_counted_and_leak_no_slot() {
+    let outputs = vec![("out".to_owned(), Target::Port(0))];
+    let undeclaring = NodeSpec { outputs, ..node("undeclaring", Undeclaring, Target::Port(0), None) };
+    let (graph, sent) = walk(vec![undeclaring], &["c1", "u2", "n3", "c4"]);
+    let counters = graph.counters().next().unwrap().1;
+    assert_eq!((sent, counters.copied, counters.copies_missed), (3, 0, 2));
+    assert_eq!(counters.drops[usize::from(Reason::Undeclared.code())], 1);
+}
+
+/// A stage that holds packets until `open` is set. It records each arrival and drops overdue packets.
+#[derive(Clone, Default)]
+struct Gate {
+    open: Arc<std::sync::atomic::AtomicBool>,
+    seen: Arc<Mutex<Vec<(u8, Wait)>>>,
+}
+
+impl Stage for Gate {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            self.seen.lock().unwrap().push((packet.ingress(), packet.wait()));
+            if packet.wait() == Wait::Overdue {
+                packet.drop(Reason::NoNeighbor);
+            } else if !self.open.load(std::sync::atomic::Ordering::Relaxed) {
+                packet.hold();
+            }
+        }
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().holds(Some(Nanos(100)))
+    }
+}
+
+#[test]
+fn held_packet_comes_back_until_it_leaves_is_overdue_or_the_worker_stops() {
+    let (gate, mut pool) = (Gate::default(), pool());
+    let nodes = vec![node("gate", gate.clone(), Target::Port(0), None)];
+    let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+    let ctx = |now| Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(now), worker: 0 };
+    let release = |graph: &mut Graph, pool: &mut Pool, now| {
+        graph.tick(&ctx(now));
+        while graph.release(&ctx(now), pool, &mut NoObserver) {}
+        std::mem::take(&mut *gate.seen.lock().unwrap())
+    };
+    // Two packets arrive on port 1, then one packet on port 2, and later one more packet on port 1.
+    for (port, packets, now) in [(1, 2, 10), (2, 1, 20), (1, 1, 60)] {
+        for _ in 0..packets {
+            assert!(graph.entry(port).push_bytes(b"x", Stamp::NONE, &mut pool));
+        }
+        graph.walk(&ctx(now), &mut pool, &mut NoObserver);
+    }
+    assert_eq!(gate.seen.lock().unwrap().drain(..).count(), 4);
+    let held = Wait::Held;
+    assert_eq!(release(&mut graph, &mut pool, 70), [(1, held), (1, held), (2, held), (1, held)]);
+    assert_eq!((pool.available(), graph.outbox(0).len()), (60, 0));
+    // The first two packets are overdue.
+    let late = Wait::Overdue;
+    assert_eq!(release(&mut graph, &mut pool, 115), [(1, late), (1, late), (2, held), (1, held)]);
+    assert_eq!(pool.available(), 62);
+    gate.open.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert_eq!(release(&mut graph, &mut pool, 116), [(2, held), (1, held)]);
+    assert_eq!((pool.available(), graph.outbox(0).len()), (62, 2));
+    assert_eq!(release(&mut graph, &mut pool, 117), []);
+    graph.outbox(0).free_into(&mut pool);
+    // Each packet is counted once, even if it passes through the stage several times.
+    let counters = graph.counters().next().unwrap().1.clone();
+    assert_eq!((counters.packets, counters.drops[usize::from(Reason::NoNeighbor.code())]), (4, 2));
+    gate.open.store(false, std::sync::atomic::Ordering::Relaxed);
+    graph.entry(0).push_bytes(b"x", Stamp::NONE, &mut pool);
+    graph.walk(&ctx(200), &mut pool, &mut NoObserver);
+    graph.tick(&ctx(201));
+    graph.drop_held(&mut pool);
+    assert_eq!((pool.available(), graph.dropped()), (64, 3));
+    assert!(!graph.release(&ctx(202), &mut pool, &mut NoObserver));
+}
+
+#[test]
+fn packets_beyond_the_hold_limit_are_dropped_and_no_slot_leaks() {
+    let gate = Gate::default();
+    let layout = SlotLayout::new(0, 64, 600).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap();
+    let mut graph = Graph::new(Program::new(vec![node("gate", gate, Target::Port(0), None)]), 1, &pool);
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    for round in 0..20 {
+        for _ in 0..50 {
+            assert!(graph.entry(round % 3).push_bytes(b"x", Stamp::NONE, &mut pool));
+        }
+        graph.walk(&ctx, &mut pool, &mut NoObserver);
+        if round % 2 == 1 {
+            graph.tick(&ctx);
+            // Some held packets pass through the stage again before more packets arrive.
+            graph.release(&ctx, &mut pool, &mut NoObserver);
+        }
+        assert!(pool.available() >= 600 - BATCH);
+    }
+    let counters = graph.counters().next().unwrap().1.clone();
+    let full = counters.drops[usize::from(Reason::QueueFull.code())];
+    assert_eq!((counters.packets, full, pool.available()), (1000, 1000 - BATCH as u64, 600 - BATCH));
+    graph.drop_held(&mut pool);
+    assert_eq!((pool.available(), graph.dropped()), (600, 1000));
+}
+
+/// A stage that generates the requested number of packets, and passes received packets on.
+#[derive(Clone, Default)]
+struct Source(Arc<std::sync::atomic::AtomicUsize>);
+
+impl Stage for Source {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
+        Some(self)
+    }
+}
+
+impl Generator for Source {
+    fn max_generated(&self) -> usize {
+        8
+    }
+
+    fn generate(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for _ in 0..self.0.swap(0, std::sync::atomic::Ordering::Relaxed) {
+            if batch.generate(b"made").is_none() {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn generated_packets_go_on_and_are_counted() {
+    let (source, mut pool) = (Source::default(), pool());
+    let free = pool.available();
+    let gate = Gate::default();
+    gate.open.store(true, std::sync::atomic::Ordering::Relaxed);
+    let nodes =
+        vec![node("source", source.clone(), Target::Node(1), None), node("gate", gate.clone(), Target::Port(0), None)];
+    let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    // The stage generates at most its declared maximum, and nothing without a tick. Unused slots return to the pool.
+    for (wanted, made) in [(0, 0), (3, 3), (20, 8)] {
+        source.0.store(wanted, std::sync::atomic::Ordering::Relaxed);
+        assert!(!graph.release(&ctx, &mut pool, &mut NoObserver));
+        graph.tick(&ctx);
+        while graph.release(&ctx, &mut pool, &mut NoObserver) {}
+        assert_eq!((graph.outbox(0).len(), pool.available()), (made, free - made));
+        graph.outbox(0).free_into(&mut pool);
+    }
+    let counters: Vec<(u64, u64)> = graph.counters().map(|(_, counters)| (counters.packets, counters.made)).collect();
+    assert_eq!(counters, [(0, 11), (11, 0)]);
+    // Without free slots the stage generates nothing.
+    let taken: Vec<u32> = std::iter::from_fn(|| pool.take_one(SlotState::Batched)).collect();
+    source.0.store(1, std::sync::atomic::Ordering::Relaxed);
+    graph.tick(&ctx);
+    assert!(!graph.release(&ctx, &mut pool, &mut NoObserver));
+    pool.put(&taken, SlotState::Batched);
+    assert_eq!(pool.available(), free);
+}

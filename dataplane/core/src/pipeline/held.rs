@@ -1,0 +1,108 @@
+//! Packets that a stage holds for later.
+
+use std::mem;
+
+use crate::mem::{BATCH, Batch, Pool, Wait};
+use crate::units::Nanos;
+
+/// Held packets. For each packet, `since` is the time when it was first held, and `ingress` is its port.
+struct HeldBatch {
+    batch: Box<Batch>,
+    since: [Nanos; BATCH],
+    /// Ingress port of each packet. All packets of a batch share one ingress port, but held packets can come from
+    /// several ports.
+    ingress: [u8; BATCH],
+}
+
+impl HeldBatch {
+    fn new(pool: &Pool) -> Box<Self> {
+        Box::new(Self { batch: Batch::new(pool), since: [Nanos(0); BATCH], ingress: [0; BATCH] })
+    }
+}
+
+/// The packets that a stage holds, in the order in which they arrived.
+pub(super) struct Held {
+    /// Maximum time that a packet may wait.
+    longest: Nanos,
+    waiting: Box<HeldBatch>,
+    /// Packets that the stage gets again. The packets before index `next` have already left.
+    leaving: Box<HeldBatch>,
+    next: usize,
+    /// For each packet in the inbox of the stage that was held before: the time when it was first held.
+    now: Box<[Nanos; BATCH]>,
+}
+
+impl Held {
+    pub(super) fn new(longest: Nanos, pool: &Pool) -> Self {
+        let (waiting, leaving) = (HeldBatch::new(pool), HeldBatch::new(pool));
+        Self { longest, waiting, leaving, next: 0, now: Box::new([Nanos(0); BATCH]) }
+    }
+
+    /// Whether the stage may hold one more packet.
+    pub(super) fn has_room(&self) -> bool {
+        self.waiting.batch.len() + (self.leaving.batch.len() - self.next) < BATCH
+    }
+
+    /// Whether the stage holds no packet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.batch.is_empty() && self.next == self.leaving.batch.len()
+    }
+
+    /// Takes one packet out of a batch of the stage. The caller must check [`Held::has_room`] first and must remove the
+    /// packet from `from` afterwards.
+    pub(super) fn take(&mut self, from: &Batch, index: usize, now: Nanos) -> bool {
+        let at = self.waiting.batch.len();
+        let since = if from.wait() == Wait::Fresh { now } else { self.now[index % BATCH] };
+        let taken = self.waiting.batch.push_from(from, index);
+        if taken {
+            (self.waiting.since[at], self.waiting.ingress[at]) = (since, from.ingress());
+        }
+        taken
+    }
+
+    /// Schedules all held packets to pass through the stage again.
+    pub(super) fn begin(&mut self) {
+        if self.next == self.leaving.batch.len() && !self.waiting.batch.is_empty() {
+            self.leaving.batch.forget();
+            self.next = 0;
+            mem::swap(&mut self.waiting, &mut self.leaving);
+        }
+    }
+
+    /// Moves up to `most` of the scheduled packets into the empty inbox of the stage and returns their number. The
+    /// moved packets have the same ingress port, and either all or none of them are overdue.
+    pub(super) fn fill(&mut self, inbox: &mut Batch, most: usize, now: Nanos) -> usize {
+        let leaving = &self.leaving;
+        let state = |at: usize| {
+            let waited = now.0.saturating_sub(leaving.since[at].0);
+            (leaving.ingress[at], if waited >= self.longest.0 { Wait::Overdue } else { Wait::Held })
+        };
+        let (start, all) = (self.next, leaving.batch.len());
+        let mut count = 0;
+        while start + count < all && count < most && state(start + count) == state(start) {
+            if !inbox.push_from(&leaving.batch, start + count) {
+                break;
+            }
+            self.now[count] = leaving.since[start + count];
+            count += 1;
+        }
+        if count > 0 {
+            let (ingress, wait) = state(start);
+            inbox.set_ingress(ingress);
+            inbox.set_wait(wait);
+        }
+        self.next += count;
+        count
+    }
+
+    /// Frees all held packets and returns their number.
+    pub(super) fn free(&mut self, pool: &mut Pool) -> usize {
+        let left = self.leaving.batch.len() - self.next;
+        self.leaving.batch.free_from(self.next, pool);
+        self.leaving.batch.forget();
+        self.next = 0;
+        let waiting = self.waiting.batch.len();
+        self.waiting.batch.free_into(pool);
+        left + waiting
+    }
+}

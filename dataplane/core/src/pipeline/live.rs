@@ -1,0 +1,181 @@
+//! Values that a control thread replaces while workers use them.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crossbeam_queue::ArrayQueue;
+
+/// The publishing side of a value that is replaced while workers use it, such as a table of a stage.
+///
+/// Each stage of each worker has its own [`LiveReader`] with its own value, so a value may contain counters that the
+/// worker writes. Put a large table that all workers read into an [`Arc`]. A thread other than a worker builds new
+/// values and publishes them. Between two batches, each reader switches to the new value by exchanging one pointer, and
+/// hands the old value back. Only [`Live::publish`] and [`Live::settle`] drop old values, so a worker never frees
+/// memory.
+///
+/// ```
+/// use std::sync::Arc;
+/// use dataplane_core::pipeline::{Live, LiveReader};
+///
+/// let live = Live::default();
+/// let mut reader: LiveReader<Arc<[u16]>> = live.reader([53].into());
+/// live.publish(|_| [53, 853].into());
+/// assert_eq!(reader.len(), 1, "a stage uses one value for a whole batch");
+/// assert!(!live.settle());
+/// reader.refresh();
+/// assert_eq!(reader.len(), 2);
+/// assert!(live.settle());
+/// ```
+#[derive(Debug)]
+pub struct Live<T> {
+    readers: Mutex<Vec<ReaderState<T>>>,
+}
+
+/// The state of a reader on the publishing side.
+#[derive(Debug)]
+struct ReaderState<T> {
+    exchange: Arc<Exchange<T>>,
+    /// Number of old values that the reader must still hand back.
+    open: usize,
+}
+
+/// The worker's side of a live value. Dereferences to the current value.
+#[derive(Debug)]
+pub struct LiveReader<T> {
+    current: Box<T>,
+    exchange: Arc<Exchange<T>>,
+}
+
+/// The queues between one reader and the publishing side.
+#[derive(Debug)]
+struct Exchange<T> {
+    /// The latest value, if the reader has not taken it yet.
+    next: ArrayQueue<Box<T>>,
+    /// Values that the reader has handed back. At most two values can be in this queue: the value in use when `next`
+    /// was last filled, and the value before.
+    old: ArrayQueue<Box<T>>,
+}
+
+impl<T> Default for Live<T> {
+    fn default() -> Self {
+        Self { readers: Mutex::default() }
+    }
+}
+
+impl<T> Live<T> {
+    /// Adds a reader with its first value. Readers are numbered from 0, in the order of their creation.
+    pub fn reader(&self, first: T) -> LiveReader<T> {
+        let exchange = Arc::new(Exchange { next: ArrayQueue::new(1), old: ArrayQueue::new(2) });
+        self.readers().push(ReaderState { exchange: exchange.clone(), open: 0 });
+        LiveReader { current: Box::new(first), exchange }
+    }
+
+    /// Publishes a new value for every reader. `make` builds the value for the reader with the given number. If a
+    /// reader has not taken the previous value yet, the new value replaces the previous value.
+    pub fn publish(&self, mut make: impl FnMut(usize) -> T) {
+        for (number, reader) in self.readers().iter_mut().enumerate() {
+            reader.collect();
+            if reader.exchange.next.force_push(Box::new(make(number))).is_none() {
+                reader.open += 1;
+            }
+        }
+    }
+
+    /// Drops the values that readers have handed back. Returns `true` if every reader uses the latest value.
+    pub fn settle(&self) -> bool {
+        self.readers().iter_mut().fold(true, |all, reader| all & reader.collect())
+    }
+
+    fn readers(&self) -> MutexGuard<'_, Vec<ReaderState<T>>> {
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> ReaderState<T> {
+    /// Drops the values that the reader has handed back. Returns whether the reader uses the latest value.
+    fn collect(&mut self) -> bool {
+        while self.exchange.old.pop().is_some() {
+            self.open -= 1;
+        }
+        self.open == 0
+    }
+}
+
+impl<T> LiveReader<T> {
+    /// Switches to the latest value. Call this method in [`Stage::tick`]. The method neither waits nor frees memory.
+    ///
+    /// [`Stage::tick`]: super::Stage::tick
+    #[inline]
+    pub fn refresh(&mut self) {
+        if let Some(next) = self.exchange.next.pop() {
+            // The queue has room for all values that the reader can hand back.
+            let _ = self.exchange.old.push(std::mem::replace(&mut self.current, next));
+        }
+    }
+}
+
+impl<T> Deref for LiveReader<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.current
+    }
+}
+
+impl<T> DerefMut for LiveReader<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.current
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reader_skips_a_replaced_value_and_hands_back_the_old_one() {
+        let values: [Arc<u32>; 3] = [0, 1, 2].map(Arc::new);
+        let live = Live::default();
+        let mut readers = [0, 1].map(|_| live.reader(values[0].clone()));
+        live.publish(|_| values[1].clone());
+        readers[0].refresh();
+        live.publish(|_| values[2].clone());
+        readers[0].refresh();
+        assert!(!live.settle(), "the second reader still uses the first value");
+        assert_eq!(values.each_ref().map(Arc::strong_count), [2, 1, 3]);
+        readers[1].refresh();
+        assert!(live.settle());
+        assert_eq!(readers.each_ref().map(|reader| ***reader), [2, 2]);
+        assert_eq!(values.each_ref().map(Arc::strong_count), [1, 1, 3]);
+    }
+
+    #[test]
+    fn refresh_on_another_thread_never_drops_a_value() {
+        /// A value that panics if it is dropped on a thread other than the one that created it.
+        struct Owned(std::thread::ThreadId, u64);
+        impl Drop for Owned {
+            fn drop(&mut self) {
+                assert_eq!(self.0, std::thread::current().id());
+            }
+        }
+        const LAST: u64 = 10_000;
+        let new = |value| Owned(std::thread::current().id(), value);
+        let live = Live::default();
+        let mut reader = live.reader(new(0));
+        std::thread::scope(|scope| {
+            let reads = scope.spawn(move || {
+                while reader.1 < LAST {
+                    let before = reader.1;
+                    reader.refresh();
+                    assert!(reader.1 >= before);
+                }
+                reader
+            });
+            (1..=LAST).for_each(|value| live.publish(|_| new(value)));
+            assert_eq!(reads.join().unwrap().1, LAST);
+        });
+        assert!(live.settle());
+    }
+}

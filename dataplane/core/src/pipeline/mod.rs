@@ -1,0 +1,115 @@
+//! Stages, and the graph that connects them.
+//!
+//! A [`Stage`] processes a batch and labels packets. The graph then moves the packets. A packet without a label goes to
+//! the next stage. If no packet of a batch is labelled, the graph moves the whole batch at once. A stage declares which
+//! [`Facts`] (known properties of a packet) it needs and sets. [`Program::check`] verifies that every stage gets the
+//! facts that it needs.
+
+mod context;
+mod contract;
+mod facts;
+mod graph;
+mod headers;
+mod held;
+mod live;
+mod problem;
+mod program;
+mod registry;
+mod reload;
+mod setup;
+mod task;
+
+pub use context::{Cause, Ctx, Exit};
+pub use contract::{Contract, DropObserver, Generator, StageInfo};
+pub use facts::Facts;
+pub use graph::{Graph, NoObserver, NodeCounters, Observer, Part, Step};
+pub use headers::Headers;
+pub use live::{Live, LiveReader};
+pub use problem::Problem;
+pub use program::{NodeSpec, Program, Target};
+pub use registry::{Registry, StageKind, parameter_schema, summary};
+pub use reload::{Reload, Reloads};
+pub use setup::{Files, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources, Services, Setup};
+pub use task::{StopSignal, Task, TaskSpec, Tasks, panic_message};
+
+use crate::mem::{Batch, Packet};
+
+/// A step of the pipeline. Every worker has its own instance of each stage.
+///
+/// `serde` builds a stage from its table in the config, so the fields of the stage are its parameters. Mark a field
+/// that the stage computes itself with `#[serde(skip)]`, and set the field in [`Stage::prepare`].
+pub trait Stage: Send {
+    /// Processes a batch: reads and writes packets, and labels the packets that do not go to the next stage.
+    ///
+    /// This method runs on the worker. It must not allocate, lock, wait, or panic.
+    fn process(&mut self, ctx: &Ctx, batch: &mut Batch);
+
+    /// Does housekeeping. The worker calls this method between two batches, every 256 loops and after every sleep.
+    ///
+    /// Like [`Stage::process`], this method runs on the worker.
+    fn tick(&mut self, ctx: &Ctx) {
+        let _ = ctx;
+    }
+
+    /// Loads tables and looks up ports. This method runs once before the run, on the control thread. It accesses no
+    /// device.
+    ///
+    /// # Errors
+    /// Fails if a parameter is not valid. The problem names the position of the parameter in the config.
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        let _ = setup;
+        Ok(())
+    }
+
+    /// Returns the outputs and drop reasons of the kind of stage.
+    fn info() -> StageInfo
+    where
+        Self: Sized,
+    {
+        StageInfo::new()
+    }
+
+    /// Returns the facts that the stage needs and sets, and its other effects on packets. Called before and after
+    /// [`Stage::prepare`].
+    fn contract(&self) -> Contract {
+        Contract::new()
+    }
+
+    /// Reports the counters that the stage itself keeps, such as the hits of each rule.
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        let _ = report;
+    }
+
+    /// Describes the content of the stage's tables for a packet that the stage is about to process. Only `dataplane
+    /// explain` calls this method, without a device.
+    fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
+        let _ = packet;
+        None
+    }
+
+    /// Writes out data that the stage has collected. Runs once after the run, even if the run failed.
+    ///
+    /// # Errors
+    /// Fails if the data cannot be written.
+    fn finish(&mut self) -> crate::error::Result<()> {
+        Ok(())
+    }
+
+    /// Returns the stage as a generator, if it generates packets.
+    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
+        None
+    }
+
+    /// Returns the stage as a drop observer, if it observes drops.
+    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
+        None
+    }
+}
+
+impl Setup<'_> {
+    /// Prepares a stage. Returns all problems with its parameters.
+    pub fn prepare(mut self, stage: &mut dyn Stage) -> Vec<Problem> {
+        let last = stage.prepare(&mut self).err();
+        self.rejected.into_iter().chain(last).collect()
+    }
+}

@@ -1,0 +1,214 @@
+//! A program: the stages of a graph and their targets, before packet memory exists. [`Program::check`] verifies that
+//! every stage gets the facts (known properties of packets) that it needs.
+
+use crate::mem::BATCH;
+use crate::pipeline::{Exit, Facts, Problem, Stage};
+
+/// The destination of packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// To the stage with this index.
+    Node(usize),
+    /// To this port, for sending.
+    Port(usize),
+    /// To the port in each packet's `Meta::egress`, for sending.
+    Egress,
+    /// The packet is dropped and counted.
+    Drop,
+}
+
+/// A stage of a program.
+pub struct NodeSpec {
+    /// Name of the stage in the config.
+    pub name: String,
+    /// Name of the kind of stage.
+    pub kind: String,
+    /// The stage.
+    pub stage: Box<dyn Stage>,
+    /// Target of packets without a label. [`Contract::exit`](super::Contract::exit) overrides this target unless it is
+    /// [`Exit::Next`].
+    pub next: Target,
+    /// Name and target of each output, by index.
+    pub outputs: Vec<(String, Target)>,
+    /// The drop reasons that the stage defines, by index.
+    pub reasons: Vec<&'static str>,
+    /// Index of the stage that observes the drops of this stage. It can be any other stage, earlier or later than this
+    /// stage.
+    pub drops: Option<usize>,
+}
+
+/// Stages in the order in which packets pass them. The first stage gets all received packets.
+pub struct Program {
+    pub(super) nodes: Vec<NodeSpec>,
+}
+
+impl Program {
+    /// Creates a program from stages in topological order: every target is later than its source.
+    ///
+    /// # Panics
+    /// Panics if a target is not later than its source, if `drops` is not the index of another stage, or if there is no
+    /// stage. Each of these cases is an error in the code that planned the program.
+    pub fn new(mut nodes: Vec<NodeSpec>) -> Self {
+        assert!(!nodes.is_empty(), "a program has at least one stage");
+        let stages = nodes.len();
+        for (place, node) in nodes.iter_mut().enumerate() {
+            node.next = match node.stage.contract().exit {
+                Exit::Next => node.next,
+                Exit::Port(port) => Target::Port(usize::from(port)),
+                Exit::Egress => Target::Egress,
+                Exit::Drop => Target::Drop,
+            };
+            for target in node.targets() {
+                assert!(!matches!(target, Target::Node(to) if to <= place), "stages are in topological order");
+            }
+            let watched = node.drops.is_none_or(|watcher| watcher < stages && watcher != place);
+            assert!(watched, "the drops of a stage are observed by another stage");
+        }
+        Self { nodes }
+    }
+
+    /// Returns whether a stage can observe the drops of other stages.
+    pub fn observes_drops(&mut self, node: usize) -> bool {
+        self.nodes.get_mut(node).is_some_and(|node| node.stage.as_drop_observer().is_some())
+    }
+
+    /// Returns the stages.
+    pub fn nodes(&self) -> &[NodeSpec] {
+        &self.nodes
+    }
+
+    /// Returns the maximum number of packets that one received packet can become, because stages copy and add packets.
+    /// The result is at most twice the size of a batch.
+    pub fn multiplicity(&self) -> usize {
+        let each =
+            self.nodes.iter().map(|node| 1 + node.stage.contract().splits + usize::from(node.stage.contract().copies));
+        each.fold(1, |most: usize, one| most.saturating_mul(one).min(2 * BATCH))
+    }
+
+    /// Checks that every stage gets the facts that it needs, on every path of a packet. `source` contains the facts
+    /// that the device sets on every packet. Returns the index and the problem of each stage that lacks a fact.
+    pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {
+        // For each stage: the facts that are known on all paths to the stage, and a path to it on which the fewest
+        // facts are known.
+        let mut known: Vec<Option<(Facts, Vec<usize>)>> = vec![None; self.nodes.len()];
+        known[0] = Some((source, Vec::new()));
+        let mut problems = Vec::new();
+        for (place, node) in self.nodes.iter().enumerate() {
+            let Some((facts, path)) = known[place].clone() else { continue };
+            let contract = node.stage.contract();
+            let missing = contract.needs - facts;
+            if !missing.is_empty() {
+                problems.push((place, self.missing(place, missing, &path)));
+            }
+            let left = facts - contract.invalidates;
+            for (target, sets) in node.targets_and_facts() {
+                let Target::Node(to) = target else { continue };
+                let after = left | sets;
+                let path = || path.iter().copied().chain([place]).collect();
+                match &mut known[to] {
+                    Some((facts, _)) if facts.difference(after).is_empty() => {}
+                    Some((facts, from)) => {
+                        *facts &= after;
+                        *from = path();
+                    }
+                    unknown => *unknown = Some((after, path())),
+                }
+            }
+        }
+        problems
+    }
+
+    fn missing(&self, place: usize, missing: Facts, path: &[usize]) -> Problem {
+        let path: Vec<&str> = path.iter().chain([&place]).map(|&at| self.nodes[at].name.as_str()).collect();
+        let problem = Problem::at(
+            "",
+            format!("needs {}, which no stage sets on the path {}", missing.describe(), path.join(" → ")),
+        );
+        let remedy = if missing.contains(Facts::HEADERS) {
+            "put a stage with use = \"parse\" before this stage"
+        } else if missing.contains(Facts::STAMP) {
+            "set timestamps = \"device\" in [runtime]"
+        } else if missing.intersects(Facts::EGRESS | Facts::NEXT_HOP) {
+            "put a stage with use = \"route\" before this stage, or set `port`"
+        } else if missing.contains(Facts::FLOW_HASH) {
+            "put a stage with use = \"parse\" before this stage; a custom stage must name FLOW_HASH in `contract` before `prepare` if it may need the hash"
+        } else {
+            "put a stage that sets the missing fact before this stage"
+        };
+        problem.help(remedy)
+    }
+}
+
+impl NodeSpec {
+    /// Returns all possible targets of packets that leave this stage.
+    fn targets(&self) -> impl Iterator<Item = Target> + '_ {
+        self.targets_and_facts().map(|(target, _)| target)
+    }
+
+    /// Returns all targets, each with the facts that the stage sets on packets that go there.
+    fn targets_and_facts(&self) -> impl Iterator<Item = (Target, Facts)> + '_ {
+        let contract = self.stage.contract();
+        let outputs = self.outputs.iter().map(move |(_, target)| (*target, contract.sets_on_outputs));
+        outputs.chain([(self.next, contract.sets)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::Batch;
+    use crate::pipeline::{Contract, Ctx};
+
+    /// A stage with one output that sets the egress port only on packets of this output.
+    struct SetsEgressOnOutput;
+
+    impl Stage for SetsEgressOnOutput {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+        fn contract(&self) -> Contract {
+            Contract::new().sets_on_outputs(Facts::EGRESS)
+        }
+    }
+
+    struct SendsByEgress;
+
+    impl Stage for SendsByEgress {
+        fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+        fn contract(&self) -> Contract {
+            Contract::new().needs(Facts::EGRESS).exit(Exit::Egress)
+        }
+    }
+
+    fn node(name: &str, stage: impl Stage + 'static, next: Target, output: Option<Target>) -> NodeSpec {
+        let outputs = output.into_iter().map(|target| ("reply".to_owned(), target)).collect();
+        NodeSpec {
+            name: name.to_owned(),
+            kind: name.to_owned(),
+            stage: Box::new(stage),
+            next,
+            outputs,
+            reasons: Vec::new(),
+            drops: None,
+        }
+    }
+
+    fn check(next: Target, reply: Target) -> Vec<(usize, Problem)> {
+        let nodes = vec![
+            node("answers", SetsEgressOnOutput, next, Some(reply)),
+            node("sends", SendsByEgress, Target::Drop, None),
+        ];
+        Program::new(nodes).check(Facts::empty())
+    }
+
+    #[test]
+    fn fact_set_on_one_output_is_not_known_on_the_next_stage() {
+        assert_eq!(check(Target::Drop, Target::Node(1)), []);
+        for reply in [Target::Drop, Target::Node(1)] {
+            let problems = check(Target::Node(1), reply);
+            let [(1, problem)] = &problems[..] else { panic!("{problems:?}") };
+            let message = "needs an egress port, which no stage sets on the path answers → sends";
+            assert_eq!(problem.message, message);
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Data that a stage reads from outside the program and can read again during the run.
+
+use crate::pipeline::Problem;
+
+/// Data that is read again on a reload request, such as a file of rules. Register the data with [`Setup::reloads`].
+///
+/// A control thread calls the methods of this trait, never a worker. The methods may therefore read files, allocate and
+/// wait. The stages on the workers switch to the new data between two batches ([`Stage::tick`]). Then they hand the old
+/// data back, and the methods of this trait free the old data.
+///
+/// [`Setup::reloads`]: super::Setup::reloads
+/// [`Stage::tick`]: super::Stage::tick
+pub trait Reload: Send {
+    /// Reads the data again and hands it to the workers. Returns a description of the new data.
+    ///
+    /// # Errors
+    /// Returns all problems of the new data. The workers then keep the old data.
+    fn reload(&mut self) -> Result<String, Vec<Problem>>;
+
+    /// Frees the data that workers have handed back. Returns `true` if all workers have handed back their old data.
+    fn settle(&mut self) -> bool;
+}
+
+/// All [`Reload`]s of a run, each with the name of the stage that registered it.
+pub type Reloads = Vec<(String, Box<dyn Reload>)>;

@@ -1,0 +1,335 @@
+//! Information and shared objects for stages during preparation.
+
+use std::any::{Any, TypeId};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::file::Identity;
+use crate::pipeline::{Facts, Problem, Reload, Reloads, Task, TaskSpec};
+
+/// A port, as stages see it. The number of a port is its index in [`Setup::ports`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Name of the port in the config.
+    pub name: String,
+    /// MAC address of the port.
+    pub mac: [u8; 6],
+    /// Largest payload of a frame, in bytes.
+    pub mtu: u16,
+    /// Name of the kernel interface behind the port, if there is one.
+    pub interface: Option<String>,
+    /// Addresses of this host on the port, each with the prefix length of the link.
+    pub addresses: Vec<IpNet>,
+}
+
+/// A next hop: an address to resolve, and the port to reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NextHop {
+    /// Address of the gateway.
+    pub address: IpAddr,
+    /// Number of the port that leads to the gateway.
+    pub port: u8,
+}
+
+/// The numbers of next hops. A packet carries the four-byte number of its next hop instead of an address. All workers
+/// share the numbers, both in stages that choose next hops and in stages that resolve next hops.
+#[derive(Debug, Default)]
+pub struct NextHops {
+    numbers: HashMap<NextHop, u32>,
+    hops: Vec<NextHop>,
+}
+
+impl NextHops {
+    /// Returns the number of a next hop, from 1. The number 0 means that the destination itself is the next hop.
+    pub fn number(&mut self, hop: NextHop) -> u32 {
+        *self.numbers.entry(hop).or_insert_with(|| {
+            self.hops.push(hop);
+            self.hops.len() as u32
+        })
+    }
+
+    /// Returns all next hops. The next hop with number n is at index n - 1.
+    pub fn all(&self) -> &[NextHop] {
+        &self.hops
+    }
+}
+
+/// Information and shared objects for a stage during preparation. For each worker in turn, the stages are prepared in
+/// the order of the pipeline.
+pub struct Setup<'a> {
+    ports: &'a [PortInfo],
+    folder: &'a Path,
+    next_hops: &'a mut NextHops,
+    shared: &'a mut HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
+    files: &'a mut Files,
+    services: &'a mut Services,
+    wanted: Facts,
+    offline: bool,
+    /// The problems that [`Setup::reject`] recorded.
+    pub(super) rejected: Vec<Problem>,
+    stage: String,
+    worker: usize,
+    workers: usize,
+}
+
+impl<'a> Setup<'a> {
+    /// Creates the setup of one stage on one of `workers` workers.
+    pub fn new(resources: &'a mut Resources, stage: &str, worker: usize, workers: usize) -> Self {
+        Self {
+            ports: &resources.ports,
+            folder: &resources.folder,
+            next_hops: &mut resources.next_hops,
+            shared: &mut resources.shared,
+            files: &mut resources.files,
+            services: &mut resources.services,
+            wanted: resources.wanted,
+            offline: resources.offline,
+            rejected: Vec::new(),
+            stage: stage.to_owned(),
+            worker,
+            workers,
+        }
+    }
+
+    /// Records a problem and continues the preparation, so that one run reports all problems. A stage with a problem
+    /// never runs.
+    pub fn reject(&mut self, problem: Problem) {
+        self.rejected.push(problem);
+    }
+
+    /// Whether the pipeline only inspects packets, as in `dataplane explain`. In this case, a stage must write no file
+    /// and send nothing.
+    pub fn is_offline(&self) -> bool {
+        self.offline
+    }
+
+    /// Whether any stage of the pipeline needs one of these facts ([`Contract::needs`](super::Contract::needs)). A
+    /// stage need not compute a fact that no stage needs.
+    pub fn wants(&self, facts: Facts) -> bool {
+        self.wanted.intersects(facts)
+    }
+
+    /// Returns the ports of the config.
+    pub fn ports(&self) -> &[PortInfo] {
+        self.ports
+    }
+
+    /// Returns the number of the port with this name.
+    ///
+    /// # Errors
+    /// Fails if there is no such port. The problem is at `key`.
+    pub fn port(&self, name: &str, key: &str) -> Result<u8, Problem> {
+        let place = self.ports.iter().position(|port| port.name == name);
+        place.and_then(|place| u8::try_from(place).ok()).ok_or_else(|| {
+            let names: Vec<&str> = self.ports.iter().map(|port| port.name.as_str()).collect();
+            let nearest = names.iter().max_by_key(|known| (strsim::jaro_winkler(known, name) * 1000.0) as u32);
+            let problem = Problem::at(key, format!("there is no port `{name}`"));
+            match nearest {
+                Some(nearest) => problem.help(format!("did you mean `{nearest}`? Ports: {}", names.join(", "))),
+                None => problem.help("add a [[port]]"),
+            }
+        })
+    }
+
+    /// Resolves a path of the config. Relative paths are relative to the folder of the config.
+    pub fn path(&self, path: &Path) -> PathBuf {
+        self.folder.join(path)
+    }
+
+    /// Declares that the stage writes a file. No other part of the config may then write or read the file.
+    ///
+    /// # Errors
+    /// Fails if another part of the config writes or reads the file. The problem is at `key`.
+    pub fn claim(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
+        let user = format!("the file that stage `{}` writes", self.stage);
+        self.files.write(path, &user).map_err(|why| Problem::at(key, why).help(Files::HELP))
+    }
+
+    /// Declares that the stage reads a file. No part of the config may then write the file.
+    ///
+    /// # Errors
+    /// Fails if a part of the config writes the file. The problem is at `key`.
+    pub fn reads(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
+        let user = format!("the file that stage `{}` reads", self.stage);
+        self.files.read(path, &user).map_err(|why| Problem::at(key, why).help(Files::HELP))
+    }
+
+    /// Returns the numbers of next hops.
+    pub fn next_hops(&mut self) -> &mut NextHops {
+        self.next_hops
+    }
+
+    /// Returns an object that the instances of this stage on all workers share, such as a large table. The first caller
+    /// builds the object with `make`.
+    ///
+    /// # Errors
+    /// Returns the errors of `make`.
+    pub fn shared<T: Send + Sync + 'static>(
+        &mut self,
+        make: impl FnOnce(&mut Self) -> Result<T, Problem>,
+    ) -> Result<Arc<T>, Problem> {
+        let key = (self.stage.clone(), TypeId::of::<T>());
+        if let Some(known) = self.shared.get(&key).cloned().and_then(|known| known.downcast::<T>().ok()) {
+            return Ok(known);
+        }
+        let made = Arc::new(make(self)?);
+        self.shared.insert(key, made.clone());
+        Ok(made)
+    }
+
+    /// Returns an object that exists once per run. All stages that request the object share it. The first caller builds
+    /// the object with `make`.
+    pub fn common<T: Send + Sync + 'static>(&mut self, make: impl FnOnce(&mut Self) -> Arc<T>) -> Arc<T> {
+        let key = (String::new(), TypeId::of::<T>());
+        if let Some(known) = self.shared.get(&key).cloned().and_then(|known| known.downcast::<T>().ok()) {
+            return known;
+        }
+        let made = make(self);
+        self.shared.insert(key, made.clone());
+        made
+    }
+
+    /// Registers data that is read again on a reload request. Register the data only once for all workers, on the first
+    /// worker.
+    pub fn reloads(&mut self, reload: impl Reload + 'static) {
+        self.services.reloads.push((self.stage.clone(), Box::new(reload)));
+    }
+
+    /// Registers a background task. `name` is the name of its thread. The task starts before the workers and ends after
+    /// them. Register the task only once for all workers, on the first worker or in [`Setup::shared`]. An offline
+    /// pipeline starts no tasks.
+    pub fn task(&mut self, name: &str, task: impl Task) {
+        self.services.tasks.push(TaskSpec { name: name.to_owned(), task: Box::new(task) });
+    }
+
+    /// Registers a function that is called whenever a port changes, with the number of the port and the change. The
+    /// function runs on the event thread of the port's device, never on a worker.
+    pub fn on_port_change(&mut self, handler: impl Fn(u8, PortChange) + Send + Sync + 'static) {
+        self.services.port_handlers.push(Arc::new(handler));
+    }
+
+    /// Registers a check of requirements on other stages. The check runs after all stages of all workers are prepared.
+    /// Its problem is reported for this stage.
+    pub fn check_later(&mut self, check: impl FnOnce() -> Result<(), Problem> + Send + 'static) {
+        self.services.checks.push((self.stage.clone(), Box::new(check)));
+    }
+
+    /// Returns the name of the stage in the config.
+    pub fn stage(&self) -> &str {
+        &self.stage
+    }
+
+    /// Returns the number of the worker that runs this instance of the stage, from 0, and the number of workers.
+    pub fn worker(&self) -> (usize, usize) {
+        (self.worker, self.workers)
+    }
+}
+
+/// A change of a port, as its device reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortChange {
+    /// The link is up.
+    LinkUp,
+    /// The link is down.
+    LinkDown,
+    /// The addresses of the port changed: its GID table, or the MAC address of the interface.
+    Addresses,
+    /// Another property changed, such as the partition keys.
+    Other,
+}
+
+/// A function that is called with the number of a port and its change.
+pub type PortHandler = Arc<dyn Fn(u8, PortChange) + Send + Sync>;
+
+/// The reloads, tasks, functions and checks that the stages of one run registered during preparation.
+#[derive(Default)]
+pub struct Services {
+    /// Data that a reload reads again.
+    pub reloads: Reloads,
+    /// Background tasks.
+    pub tasks: Vec<TaskSpec>,
+    /// Functions to call when a port changes.
+    pub port_handlers: Vec<PortHandler>,
+    /// Checks that run after the preparation, each with the name of its stage.
+    pub checks: Vec<(String, Check)>,
+}
+
+/// A check that runs after the preparation.
+type Check = Box<dyn FnOnce() -> Result<(), Problem> + Send>;
+
+/// The objects that the stages of one run share during preparation.
+pub struct Resources {
+    ports: Vec<PortInfo>,
+    folder: PathBuf,
+    next_hops: NextHops,
+    shared: HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
+    /// The files that the config names.
+    pub files: Files,
+    /// The services that the stages registered.
+    pub services: Services,
+    /// The facts that at least one stage needs.
+    pub wanted: Facts,
+    /// Whether the pipeline only inspects packets. See [`Setup::is_offline`].
+    pub offline: bool,
+}
+
+/// The files of a config. A file that is written has only one user, even if links give the file several names.
+#[derive(Default)]
+pub struct Files(HashMap<Identity, FileUse>);
+
+/// The use of a file: a description for messages, and whether the file is written.
+struct FileUse {
+    what: String,
+    is_written: bool,
+}
+
+impl Files {
+    /// The help text for a file with two users.
+    pub const HELP: &str = "name another file (a link to a file is the same file)";
+
+    /// Records a file that is read.
+    ///
+    /// # Errors
+    /// Fails if the file already has a conflicting use. The error names this use.
+    pub fn read(&mut self, path: &Path, what: &str) -> Result<(), String> {
+        self.note(path, what, false)
+    }
+
+    /// Records a file that is written. The same user may record it several times.
+    ///
+    /// # Errors
+    /// Fails if the file already has a conflicting use. The error names this use.
+    pub fn write(&mut self, path: &Path, what: &str) -> Result<(), String> {
+        self.note(path, what, true)
+    }
+
+    fn note(&mut self, path: &Path, what: &str, is_written: bool) -> Result<(), String> {
+        let Some(identity) = Identity::of(path) else { return Ok(()) };
+        let known = self.0.entry(identity).or_insert_with(|| FileUse { what: what.to_owned(), is_written });
+        match known.what != what && (known.is_written || is_written) {
+            true => Err(format!("{} is {}", path.display(), known.what)),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Resources {
+    /// Creates the objects for a run with these ports. Relative paths are relative to `folder`.
+    pub fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {
+        let (next_hops, shared) = (NextHops::default(), HashMap::new());
+        Self {
+            ports,
+            folder: folder.to_owned(),
+            next_hops,
+            shared,
+            files: Files::default(),
+            services: Services::default(),
+            wanted: Facts::all(),
+            offline: false,
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The time per packet in each part of the worker loop, measured in a sample of the loops.
+
+use serde::{Deserialize, Serialize};
+
+/// The cost of one part of the loop.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CostReport {
+    /// The name of the part: `reap`, `receive`, `transmit` or `refill` for the lanes, the name of a stage, or `all`.
+    pub part: String,
+    /// The average TSC ticks per packet that entered the part. The slowest 1 % of the measured loops is excluded.
+    pub ticks: f64,
+    /// The same average in nanoseconds.
+    pub ns: f64,
+    /// The average number of packets in a burst.
+    pub burst: f64,
+    /// The number of measured bursts.
+    pub bursts: u64,
+}
+
+/// The costs of the parts, by index. Recording does not allocate.
+///
+/// Loops with a similar cost per packet are summed in one class. A report therefore excludes whole loops, and the parts
+/// of the remaining loops still add up to the total.
+#[derive(Clone, Debug)]
+pub struct Costs {
+    /// For each class of loops, one sum for each part and one sum for the total.
+    sums: Box<[PartSum]>,
+    /// The number of parts plus one for the total.
+    columns: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct PartSum {
+    ticks: u64,
+    packets: u64,
+    bursts: u64,
+}
+
+/// The binary logarithm of the number of classes for each doubling of the ticks per packet.
+const STEPS: u32 = 3;
+/// The maximum cost in ticks per packet. Slower loops count as this cost.
+const MAX_TICKS: u64 = (1 << 36) - 1;
+/// A report excludes the slowest loops: one in this many loops. Timer interrupts and other programs on the core slow
+/// down a smaller share of the loops.
+const EXCLUDED_ONE_IN: u64 = 100;
+
+impl Costs {
+    /// Creates the costs of `parts` parts.
+    pub fn new(parts: usize) -> Self {
+        let columns = parts + 1;
+        Self { sums: vec![PartSum::default(); (class(MAX_TICKS, 1) + 1) * columns].into_boxed_slice(), columns }
+    }
+
+    /// Records a loop that received `received` packets. `parts` has the ticks and the packets of each part. A loop
+    /// that received no packets is ignored.
+    pub fn record(&mut self, received: u64, parts: &[(u64, u64)]) {
+        if received == 0 {
+            return;
+        }
+        let ticks = parts.iter().map(|(ticks, _)| ticks).sum();
+        let sums = self.sums.chunks_exact_mut(self.columns).nth(class(ticks, received)).into_iter().flatten();
+        for (sum, (ticks, packets)) in sums.zip(parts.iter().chain([&(ticks, received)])) {
+            sum.ticks += ticks;
+            sum.packets += packets;
+            sum.bursts += u64::from(*packets > 0);
+        }
+    }
+
+    /// Adds other costs, such as the costs of a second worker.
+    pub fn add(&mut self, other: &Self) {
+        self.sums.iter_mut().zip(&other.sums).for_each(|(sum, other)| *sum = sum.with(other, u64::wrapping_add));
+    }
+
+    /// Returns the costs that were recorded after `earlier`, which is an earlier copy of these costs.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut later = self.clone();
+        let both = later.sums.iter_mut().zip(&earlier.sums);
+        both.for_each(|(sum, earlier)| *sum = sum.with(earlier, u64::saturating_sub));
+        later
+    }
+
+    /// Removes all recorded loops.
+    pub fn clear(&mut self) {
+        self.sums.fill(PartSum::default());
+    }
+
+    /// Returns the costs of all parts that handled packets, with their names. The last name is the name of the total.
+    /// `per_tick` is the duration of a tick in nanoseconds.
+    pub fn report<'a>(&self, names: impl IntoIterator<Item = &'a str>, per_tick: f64) -> Vec<CostReport> {
+        let seen =
+            self.all().into_iter().zip(self.without_slowest()).zip(names).filter(|((all, _), _)| all.packets > 0);
+        let report = |((all, [ticks, packets]), part): ((PartSum, [f64; 2]), &str)| {
+            // A part that occurred only in the excluded loops is reported with its cost in these loops.
+            let ticks = if packets > 0.0 { ticks / packets } else { all.ticks as f64 / all.packets as f64 };
+            let burst = all.packets as f64 / all.bursts as f64;
+            CostReport { part: part.to_owned(), ticks, ns: ticks * per_tick, burst, bursts: all.bursts }
+        };
+        seen.map(report).collect()
+    }
+
+    /// Returns the sums over all loops.
+    fn all(&self) -> Vec<PartSum> {
+        let mut total = vec![PartSum::default(); self.columns];
+        for class in self.sums.chunks_exact(self.columns) {
+            total.iter_mut().zip(class).for_each(|(total, sum)| *total = total.with(sum, u64::wrapping_add));
+        }
+        total
+    }
+
+    /// Returns the ticks and packets of all loops except the slowest. If only some loops of a class are excluded, the
+    /// sums of the class are scaled to the share of the remaining loops.
+    fn without_slowest(&self) -> Vec<[f64; 2]> {
+        let loops = |class: &[PartSum]| class.last().map_or(0, |all| all.bursts);
+        let classes = self.sums.chunks_exact(self.columns);
+        let all: u64 = classes.clone().map(loops).sum();
+        let mut left = all - all.div_ceil(EXCLUDED_ONE_IN).min(all.saturating_sub(1));
+        let mut total = vec![[0.0; 2]; self.columns];
+        for class in classes {
+            let taken = loops(class).min(left);
+            left -= taken;
+            let share = taken as f64 / loops(class).max(1) as f64;
+            for ([ticks, packets], sum) in total.iter_mut().zip(class) {
+                *ticks += sum.ticks as f64 * share;
+                *packets += sum.packets as f64 * share;
+            }
+        }
+        total
+    }
+}
+
+impl PartSum {
+    fn with(&self, other: &Self, by: fn(u64, u64) -> u64) -> Self {
+        Self {
+            ticks: by(self.ticks, other.ticks),
+            packets: by(self.packets, other.packets),
+            bursts: by(self.bursts, other.bursts),
+        }
+    }
+}
+
+/// Returns the class index of a loop that took `ticks` ticks for `packets` packets.
+fn class(ticks: u64, packets: u64) -> usize {
+    let each = (ticks / packets).min(MAX_TICKS);
+    let shift = (each >> STEPS).checked_ilog2().unwrap_or(0);
+    ((u64::from(shift) << STEPS) + (each >> shift)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&str; 3] = ["receive", "parse", "all"];
+
+    #[test]
+    fn class_indexes_have_no_gaps() {
+        let mut last = 0;
+        for ticks in 0..100_000 {
+            let class = class(ticks, 1);
+            assert!((last..=last + 1).contains(&class), "{ticks}");
+            last = class;
+        }
+        assert_eq!([class(7, 1), class(16, 1), class(35, 2), class(36, 2)], [7, 16, 16, 17]);
+        assert_eq!(class(u64::MAX, 1), class(MAX_TICKS, 1));
+    }
+
+    #[test]
+    fn parts_add_up_to_the_total_without_the_slowest_loops() {
+        let mut costs = Costs::new(2);
+        // Work in every eighth loop counts with one eighth of its cost.
+        for number in 0..8 * 99 {
+            let receive = if number % 8 == 0 { 3200 } else { 320 };
+            costs.record(32, &[(receive, 32), (160, 16)]);
+        }
+        for _ in 0..8 {
+            costs.record(32, &[(1_000_000, 32), (160, 16)]);
+        }
+        let report = costs.report(NAMES, 0.5);
+        let rows: Vec<_> = report.iter().map(|cost| (&cost.part[..], cost.ticks, cost.ns, cost.burst)).collect();
+        assert_eq!(rows, [("receive", 21.25, 10.625, 32.0), ("parse", 10.0, 5.0, 16.0), ("all", 26.25, 13.125, 32.0)]);
+        assert!(report.iter().all(|cost| cost.bursts == 800), "{report:?}");
+        // Only one loop in a hundred is excluded, even if more loops are slow.
+        costs.record(32, &[(1_000_000, 32), (160, 16)]);
+        costs.record(32, &[(1_000_000, 32), (160, 16)]);
+        let ticks = costs.report(NAMES, 0.5)[0].ticks;
+        assert!((21.25 + 35.0..21.25 + 45.0).contains(&ticks), "{ticks}");
+    }
+
+    #[test]
+    fn part_that_only_an_excluded_loop_used_is_reported() {
+        let mut costs = Costs::new(2);
+        costs.record(1, &[(10, 1), (0, 0)]);
+        assert_eq!(costs.report(NAMES, 1.0).iter().map(|cost| cost.ticks).collect::<Vec<_>>(), [10.0, 10.0]);
+        costs.record(1, &[(10, 1), (90, 1)]);
+        let ticks = costs.report(NAMES, 1.0).iter().map(|cost| (cost.ticks, cost.bursts)).collect::<Vec<_>>();
+        assert_eq!(ticks, [(10.0, 2), (90.0, 1), (10.0, 2)]);
+    }
+
+    #[test]
+    fn add_and_since_match_the_recorded_loops() {
+        let (mut costs, mut other) = (Costs::new(2), Costs::new(2));
+        for ticks in [320, 640, 1_000_000] {
+            costs.record(32, &[(ticks, 32), (0, 0)]);
+        }
+        other.record(32, &[(640, 32), (100, 16)]);
+        other.record(0, &[(640, 0), (100, 0)]);
+        let before = costs.clone();
+        costs.add(&other);
+        assert_eq!(costs.since(&before).report(NAMES, 0.5), other.report(NAMES, 0.5));
+        assert_eq!(costs.since(&costs).report(NAMES, 0.5), []);
+        assert_eq!(costs.report(NAMES, 0.5)[0].bursts, 4);
+        other.clear();
+        assert_eq!(other.report(NAMES, 0.5), []);
+    }
+}

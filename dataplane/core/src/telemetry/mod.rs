@@ -1,0 +1,15 @@
+//! Statistics: the ledger, latency, live counters that do not disturb the worker, and the report of a run.
+
+mod board;
+mod cost;
+mod latency;
+mod ledger;
+mod recent;
+mod report;
+
+pub use board::{Board, Progress};
+pub use cost::{CostReport, Costs};
+pub use latency::Latency;
+pub use ledger::Ledger;
+pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};
+pub use report::{LatencyReport, PortReport, Report, StageReport, Totals, WorkerReport};

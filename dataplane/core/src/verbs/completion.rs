@@ -1,0 +1,260 @@
+//! Completions. A cursor returns one completion at a time. A run contains many completions in fixed arrays.
+
+use crate::error::VerbError;
+use crate::units::{Nanos, QpNum, Rkey, Ticks};
+use crate::verbs::{PollFields, WcFlags, WcOpcode, WcStatus};
+
+/// The maximum number of completions in a run.
+pub const RUN: usize = 256;
+
+/// A completion. A method returns `None` if its field was not requested when the queue was created, or does not apply
+/// to this completion. After an error only `wr_id`, `status`, `vendor_err` and the queue pair number are valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The `wr_id` of the request.
+    pub wr_id: u64,
+    /// The result of the request.
+    pub status: WcStatus,
+    /// The provider-specific error code.
+    pub vendor_err: u32,
+    fields: PollFields,
+    values: CompletionValues,
+}
+
+/// The fields of a completion that a provider fills in: the fields of `struct ibv_wc` and of an extended queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CompletionValues {
+    /// The completed operation: `enum ibv_wc_opcode`.
+    pub opcode: u32,
+    /// Which other fields are valid, and properties of the message.
+    pub flags: WcFlags,
+    /// The number of bytes that were received, read, or changed by an atomic.
+    pub byte_len: u32,
+    /// The immediate data, or the invalidated key.
+    pub imm: u32,
+    /// The request's queue pair.
+    pub qp_num: QpNum,
+    /// The sender's queue pair.
+    pub src_qp: QpNum,
+    /// The sender's local identifier.
+    pub slid: u32,
+    /// The service level.
+    pub sl: u8,
+    /// The path bits of the destination.
+    pub dlid_path_bits: u8,
+    /// The stripped VLAN tag.
+    pub cvlan: u16,
+    /// The tag of the flow rule that matched, or 0.
+    pub flow_tag: u32,
+    /// The tag-matching information.
+    pub tag: TagInfo,
+    /// The time of completion, in ticks of the device.
+    pub ticks: Ticks,
+    /// The time of completion, in nanoseconds of the wall clock.
+    pub wallclock: Nanos,
+}
+
+/// Tag-matching information: `struct ibv_wc_tm_info`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TagInfo {
+    /// The tag of the message.
+    pub tag: u64,
+    /// Application data of the sender.
+    pub private: u32,
+}
+
+impl Completion {
+    /// Creates a completion with `fields` as the readable fields.
+    pub const fn new(
+        wr_id: u64,
+        status: WcStatus,
+        vendor_err: u32,
+        fields: PollFields,
+        values: CompletionValues,
+    ) -> Self {
+        Self { wr_id, status, vendor_err, fields, values }
+    }
+
+    /// Returns the completion with its readable fields reduced to `fields`.
+    pub const fn only(self, fields: PollFields) -> Self {
+        Self { fields: self.fields.intersection(fields), ..self }
+    }
+
+    /// Returns the values, so that a provider can fill them in.
+    pub const fn values(&mut self) -> &mut CompletionValues {
+        &mut self.values
+    }
+
+    /// Returns the timestamp, even if the timestamp is not a readable field. Returns 0 if there is no clock.
+    pub const fn raw_ticks(&self) -> Ticks {
+        self.values.ticks
+    }
+
+    fn good(&self) -> bool {
+        self.status == WcStatus::Success
+    }
+
+    fn has<T>(&self, field: PollFields, value: T) -> Option<T> {
+        (self.good() && self.fields.contains(field)).then_some(value)
+    }
+
+    /// Returns the completed operation, or `None` after an error.
+    pub fn opcode(&self) -> Option<WcOpcode> {
+        self.good().then_some(WcOpcode::from_raw(self.values.opcode))
+    }
+
+    /// Returns the flags, or `None` after an error.
+    pub fn flags(&self) -> Option<WcFlags> {
+        self.good().then_some(self.values.flags)
+    }
+
+    /// Returns the number of bytes that were received, read, or changed by an atomic. For unreliable datagrams, the
+    /// number includes the 40 bytes of the GRH. For a send, the value is undefined.
+    pub fn byte_len(&self) -> Option<u32> {
+        self.has(PollFields::BYTE_LEN, self.values.byte_len)
+    }
+
+    /// Returns the immediate data in network order, if this is a receive with immediate data.
+    pub fn imm(&self) -> Option<u32> {
+        self.received(WcFlags::WITH_IMM)
+    }
+
+    /// Returns the key that the peer invalidated, if this is a receive with an invalidation.
+    pub fn invalidated_rkey(&self) -> Option<Rkey> {
+        self.received(WcFlags::WITH_INV).map(Rkey)
+    }
+
+    fn received(&self, with: WcFlags) -> Option<u32> {
+        let holds = self.values.flags.contains(with) && WcOpcode::from_raw(self.values.opcode).is_receive();
+        self.has(PollFields::IMM, self.values.imm).filter(|_| holds)
+    }
+
+    /// Returns the number of the request's queue pair. Valid after an error too.
+    pub fn qp_num(&self) -> Option<QpNum> {
+        self.fields.contains(PollFields::QP_NUM).then_some(self.values.qp_num)
+    }
+
+    /// Returns the sender's queue pair; only for unreliable datagrams.
+    pub fn src_qp(&self) -> Option<QpNum> {
+        self.has(PollFields::SRC_QP, self.values.src_qp)
+    }
+
+    /// Returns the sender's local identifier; only for unreliable datagrams on InfiniBand.
+    pub fn slid(&self) -> Option<u32> {
+        self.has(PollFields::SLID, self.values.slid)
+    }
+
+    /// Returns the service level; only for unreliable datagrams.
+    pub fn sl(&self) -> Option<u8> {
+        self.has(PollFields::SL, self.values.sl)
+    }
+
+    /// Returns the path bits of the destination; only for unicast unreliable datagrams.
+    pub fn dlid_path_bits(&self) -> Option<u8> {
+        self.has(PollFields::DLID_PATH_BITS, self.values.dlid_path_bits)
+    }
+
+    /// Returns the stripped VLAN tag.
+    pub fn cvlan(&self) -> Option<u16> {
+        self.has(PollFields::CVLAN, self.values.cvlan)
+    }
+
+    /// Returns the tag of the flow rule that matched; 0: no rule matched.
+    pub fn flow_tag(&self) -> Option<u32> {
+        self.has(PollFields::FLOW_TAG, self.values.flow_tag)
+    }
+
+    /// Returns the tag-matching information.
+    pub fn tag_info(&self) -> Option<TagInfo> {
+        self.has(PollFields::TM_INFO, self.values.tag)
+    }
+
+    /// Returns the time of completion in ticks of the device.
+    pub fn ticks(&self) -> Option<Ticks> {
+        self.has(PollFields::TIMESTAMP, self.values.ticks)
+    }
+
+    /// Returns the time of completion in nanoseconds of the wall clock.
+    pub fn wallclock(&self) -> Option<Nanos> {
+        self.has(PollFields::WALLCLOCK, self.values.wallclock)
+    }
+}
+
+/// A started poll. A cursor exists only after a successful `ibv_start_poll`, and dropping the cursor calls
+/// `ibv_end_poll`. `ibv_end_poll` must not be called after a failed `ibv_start_poll`, and must be called after a failed
+/// `ibv_next_poll`.
+pub trait Cursor {
+    /// Returns the completion under the cursor.
+    fn get(&self) -> Completion;
+
+    /// Advances to the next completion: `ibv_next_poll(3)`. Returns `false` if there is no further completion. The
+    /// caller then drops the cursor.
+    ///
+    /// # Errors
+    /// The queue is unusable.
+    fn advance(&mut self) -> Result<bool, VerbError>;
+}
+
+/// A run of completions, in the form that lanes use. The first `len` entries of each array are valid.
+#[derive(Debug)]
+pub struct Completions {
+    /// The number of completions.
+    pub len: usize,
+    /// Whether at least one status is not success. `status` is valid only if `failed` is set.
+    pub failed: bool,
+    /// Whether the completions belong to the oldest posted receives, in posting order, with one common timestamp. This
+    /// requires that the completion queue has only one queue pair. If `in_order` is set, `wr_id` is not filled in, and
+    /// only the first entry of `ticks` is valid.
+    pub in_order: bool,
+    /// The `wr_id` of each request.
+    pub wr_id: [u64; RUN],
+    /// The received bytes; for unreliable datagrams including the 40 bytes of the GRH.
+    pub byte_len: [u32; RUN],
+    /// The timestamps; 0 without a clock.
+    pub ticks: [Ticks; RUN],
+    /// The results of the requests.
+    pub status: [WcStatus; RUN],
+}
+
+impl Completions {
+    /// Creates an empty run.
+    pub fn new() -> Box<Self> {
+        Box::new(Self {
+            len: 0,
+            failed: false,
+            in_order: false,
+            wr_id: [0; RUN],
+            byte_len: [0; RUN],
+            ticks: [Ticks(0); RUN],
+            status: [WcStatus::Success; RUN],
+        })
+    }
+
+    /// Removes all completions.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+        self.failed = false;
+        self.in_order = false;
+    }
+
+    /// Adds a completion to a run that is not [`Completions::in_order`]. Returns `false` if the run is full.
+    #[inline]
+    pub fn push(&mut self, wr_id: u64, status: WcStatus, byte_len: u32, ticks: Ticks) -> bool {
+        debug_assert!(!self.in_order);
+        let at = self.len;
+        if at >= RUN {
+            return false;
+        }
+        if status != WcStatus::Success && !self.failed {
+            self.status[..at].fill(WcStatus::Success);
+            self.failed = true;
+        }
+        self.wr_id[at] = wr_id;
+        self.byte_len[at] = byte_len;
+        self.ticks[at] = ticks;
+        self.status[at] = status;
+        self.len = at + 1;
+        true
+    }
+}

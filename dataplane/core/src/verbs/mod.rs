@@ -1,0 +1,528 @@
+//! The verbs contract: devices, protection domains, memory regions, completion queues and queue pairs as traits.
+//!
+//! Two providers implement the contract: `soft`, a device in software, and `verbs`, which calls libibverbs. The code
+//! above this layer ([`crate::lane`]) is generic over the provider. A lane is one worker's queue pair and completion
+//! queues on one port. [`crate::connect`] connects queue pairs to each other on any provider.
+//!
+//! A completion returns the ownership of a packet buffer from the device to the lane. The traits that lanes rely on are
+//! therefore `unsafe` to implement, and each trait lists the guarantees that an implementation must give. No `unsafe`
+//! code relies on the other traits, or on a [`Completion`], because safe code can create a `Completion`.
+//!
+//! Control objects (device, protection domain, memory region) are shared, and each object holds a reference to the
+//! object that created it. Data-path objects (completion queue, queue pair) belong to one worker. Data-path objects are
+//! `Send`, not `Sync` and not `Clone`. Polls and posts need `&mut`.
+//!
+//! The data path has two forms. The general form follows the C interface: work requests with scatter/gather lists, and
+//! a cursor over completions. The **run** form moves many packets per call, and lanes use it: one call posts a run of
+//! slots, and one call polls a run of completions into fixed arrays. A program may mix both forms on one queue. The
+//! order of the requests is preserved.
+
+mod ah_cache;
+mod attributes;
+mod code;
+mod completion;
+mod event;
+mod flags;
+mod owner;
+mod request;
+mod rss;
+mod spec;
+mod status;
+mod wr_id;
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use ah_cache::AhCache;
+pub use attributes::{AttributeMask, Path, QpAttributes, QpState, QpType, TransitionError, check_transition};
+pub use completion::{Completion, CompletionValues, Completions, Cursor, RUN, TagInfo};
+pub use event::{AsyncEvent, EventKind, EventSubject};
+pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpcode};
+pub use owner::{Claim, ClaimGuard, QueueOwner};
+pub use request::{Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge};
+pub use rss::{RssFields, RssSpec};
+pub use spec::{
+    Capabilities, Capability, CqApi, CqGranted, CqSpec, DeviceInfo, GidEntry, GidKind, LinkLayer, Missing, MwKind,
+    PortAttributes, PortState, QpCaps, QpSpec, SendApi, SrqSpec,
+};
+pub use status::WcStatus;
+pub use wr_id::{WrId, WrKind};
+
+use crate::clock::Timebase;
+use crate::error::{Error, Result, VerbError};
+use crate::mem::{Memlock, Region, Run, SlotLayout};
+use crate::units::{Gid, Lkey, QpNum, Rkey, Ticks};
+
+/// A source of devices.
+pub trait Provider: 'static {
+    /// The device type that the provider opens.
+    type Device: Device;
+
+    /// Lists the available devices.
+    ///
+    /// # Errors
+    /// The devices cannot be listed.
+    fn devices(&self) -> Result<Vec<DeviceInfo>>;
+
+    /// Opens the device `name`.
+    ///
+    /// # Errors
+    /// No device has that name, or the process may not open the device.
+    fn open(&self, name: &str) -> Result<Self::Device>;
+}
+
+/// An open device: `ibv_open_device(3)`. Clones refer to the same device.
+///
+/// # Safety
+/// [`Device::alloc_pd`] returns a new protection domain: no registration of another domain is valid in the new domain.
+#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+pub unsafe trait Device: Clone + Send + Sync + 'static {
+    /// The device's protection domains.
+    type Pd: ProtectionDomain<Cq = Self::Cq>;
+    /// The device's completion queues.
+    type Cq: CompletionQueue;
+    /// The device's completion channels.
+    type Channel: CompletionChannel;
+
+    /// Returns the device's name.
+    fn name(&self) -> &str;
+
+    /// Returns the capabilities, which are queried once when the device is opened.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Returns the attributes of a port; ports count from 1. `ibv_query_port(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: the port does not exist.
+    fn port(&self, port: u8) -> Result<PortAttributes, VerbError>;
+
+    /// Returns the entries of a port's GID table that are set: `ibv_query_gid_table(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: the port does not exist.
+    fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError>;
+
+    /// Returns a partition key of a port: `ibv_query_pkey(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: the port does not exist, or its table has no such index.
+    fn pkey(&self, port: u8, index: u16) -> Result<u16, VerbError>;
+
+    /// Returns the timebase of completion timestamps: `completion_timestamp_mask` and `hca_core_clock` (in kHz) of
+    /// `ibv_query_device_ex(3)`.
+    fn timebase(&self) -> Timebase;
+
+    /// Whether wall-clock timestamps come from the system's wall clock instead of a clock of the device.
+    fn wallclock_is_system(&self) -> bool {
+        false
+    }
+
+    /// Reads the device clock now: `ibv_query_rt_values_ex(3)`, whose `raw_clock.tv_nsec` is in ticks.
+    ///
+    /// A read takes about a microsecond on the bus, so workers do not call this function. If the device is gone, the
+    /// function returns an error without accessing the device.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the clock cannot be read. `EIO`: the device is gone.
+    fn raw_clock(&self) -> Result<Ticks, VerbError>;
+
+    /// Allocates a protection domain: `ibv_alloc_pd(3)`.
+    ///
+    /// # Errors
+    /// The errors of the verb.
+    fn alloc_pd(&self) -> Result<Self::Pd, VerbError>;
+
+    /// Creates a completion channel: `ibv_create_comp_channel(3)`.
+    ///
+    /// # Errors
+    /// The errors of the verb.
+    fn create_channel(&self) -> Result<Self::Channel, VerbError>;
+
+    /// Creates a completion queue: `ibv_create_cq_ex(3)`, or `ibv_create_cq(3)`.
+    ///
+    /// Requested features that the device lacks are left out and listed in the returned [`CqGranted`]. With a channel,
+    /// an armed queue raises its completion events on that channel.
+    ///
+    /// # Errors
+    /// `EINVAL`: a depth of 0, a depth above the device's limit, or a completion vector that does not exist.
+    fn create_cq(&self, spec: &CqSpec, channel: Option<&Self::Channel>) -> Result<(Self::Cq, CqGranted), VerbError>;
+
+    /// Waits for the next asynchronous event: `ibv_get_async_event(3)` and `ibv_ack_async_event(3)`. Returns `None` if
+    /// there was no event within `timeout`. A device that is gone reports [`EventKind::DeviceFatal`].
+    fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent>;
+
+    /// Returns the next asynchronous event, or `None` if none is pending.
+    fn poll_async_event(&self) -> Option<AsyncEvent> {
+        self.wait_async_event(Duration::ZERO)
+    }
+}
+
+/// A completion channel, on which a thread sleeps until an armed completion queue has a completion. Clones refer to the
+/// same channel. Events are acknowledged in batches, and always before their queue is destroyed.
+pub trait CompletionChannel: Clone + Send + Sync + 'static {
+    /// Waits for an event: `ibv_get_cq_event(3)`. Returns the number of the completion queue, which is no longer armed.
+    /// Returns `None` if there was no event within `timeout`.
+    ///
+    /// # Errors
+    /// The device is gone.
+    fn wait(&self, timeout: Duration) -> Result<Option<u32>, VerbError>;
+
+    /// Returns the descriptor that is readable while an event is pending, for waiting on several channels at once.
+    /// `None`: this channel can only be waited for with [`CompletionChannel::wait`].
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// A protection domain. Clones refer to the same domain.
+///
+/// # Safety
+/// A registration holds its [`Region`], so the memory stays mapped while the device may access it. The device resolves
+/// every key, from a request or from a peer, in the protection domain of the queue pair. The device accesses only the
+/// registered part, and only as the access rights allow.
+#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
+    /// The domain's memory regions. Each memory region holds its [`Region`], so registered memory is never unmapped.
+    type Mr: MemoryRegion;
+    /// The domain's queue pairs.
+    type Qp: QueuePair<Mr = Self::Mr, Ah = Self::Ah, Mw = Self::Mw>;
+    /// The completion queues of the queue pairs.
+    type Cq: CompletionQueue;
+    /// The domain's shared receive queues.
+    type Srq: SharedReceiveQueue;
+    /// The domain's address handles.
+    type Ah: AddressHandle;
+    /// The domain's memory windows.
+    type Mw: MemoryWindow;
+
+    /// Registers the bytes `part` of a region: `ibv_reg_mr(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: remote write or atomic access without local write access, or a part that is empty or outside the
+    /// region. `ENOMEM`: the part exceeds `RLIMIT_MEMLOCK`. `EPERM`: `RLIMIT_MEMLOCK` is 0. [`register_error`] adds the
+    /// limit, and how to raise the limit, to the message.
+    fn register_part(&self, region: Arc<Region>, part: Range<usize>, access: Access) -> Result<Self::Mr, VerbError>;
+
+    /// Registers a whole region.
+    ///
+    /// # Errors
+    /// See [`ProtectionDomain::register_part`].
+    fn register(&self, region: Arc<Region>, access: Access) -> Result<Self::Mr, VerbError> {
+        let all = 0..region.len();
+        self.register_part(region, all, access)
+    }
+
+    /// Allocates a memory window: `ibv_alloc_mw(3)`.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device does not support windows of this kind.
+    fn alloc_mw(&self, kind: MwKind) -> Result<Self::Mw, VerbError>;
+
+    /// Creates an address handle: `ibv_create_ah(3)`. Creation may resolve addresses and block, so it must not run in
+    /// the worker loop.
+    ///
+    /// # Errors
+    /// `EINVAL`: the port or the source address does not exist. `EHOSTUNREACH`, `ETIMEDOUT`: the peer cannot be
+    /// resolved.
+    fn create_ah(&self, path: &Path) -> Result<Self::Ah, VerbError>;
+
+    /// Creates a shared receive queue: `ibv_create_srq(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: a size above the device's limit. `EOPNOTSUPP`: the device does not support shared receive queues.
+    fn create_srq(&self, spec: &SrqSpec) -> Result<Self::Srq, VerbError>;
+
+    /// Creates a queue pair in state RESET: `ibv_create_qp(3)`. `send` and `recv` may be the same completion queue.
+    /// With `srq`, the queue pair takes its receives from that shared receive queue.
+    ///
+    /// # Errors
+    /// `EINVAL`: a size above the device's limit. `EOPNOTSUPP`: the device does not support this type. `EPERM`: raw
+    /// packets without `CAP_NET_RAW`.
+    fn create_qp(
+        &self,
+        spec: &QpSpec,
+        send: &Self::Cq,
+        recv: &Self::Cq,
+        srq: Option<&Self::Srq>,
+    ) -> Result<Self::Qp, VerbError>;
+}
+
+/// Returns the error for a failed registration of `bytes` bytes. If a limit of this process is the cause, the message
+/// has the limit's value and every way to raise the limit.
+pub fn register_error(error: VerbError, device: &str, bytes: usize) -> Error {
+    let limited = matches!(error.errno, libc::ENOMEM | libc::EPERM);
+    match limited.then(|| Memlock::of_this_process().shortage(bytes as u64)).flatten() {
+        Some(shortage) => Error::Memory(format!("{device}: {error}: {shortage}")),
+        None => error.on(device),
+    }
+}
+
+/// A memory registration. Clones refer to the same registration; dropping the last clone ends the registration.
+///
+/// # Safety
+/// [`MemoryRegion::region`] returns the region that was registered, for every clone and as long as the registration
+/// exists.
+#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+pub unsafe trait MemoryRegion: Clone + fmt::Debug + Send + Sync + 'static {
+    /// Returns the local key, which scatter/gather elements use.
+    fn lkey(&self) -> Lkey;
+
+    /// Returns the remote key, which the peer uses.
+    fn rkey(&self) -> Rkey;
+
+    /// Returns the memory that contains the registered part.
+    fn region(&self) -> &Arc<Region>;
+}
+
+/// A memory window: a part of a region that work requests open to the peer and close again.
+pub trait MemoryWindow: fmt::Debug + Send + 'static {
+    /// Returns the kind, which decides whether binding uses `ibv_bind_mw(3)` (type 1) or a send request (type 2).
+    fn kind(&self) -> MwKind;
+
+    /// Returns the remote key of the latest binding.
+    fn rkey(&self) -> Rkey;
+}
+
+/// A resolved path to a peer, for use in requests. Clones refer to the same handle.
+pub trait AddressHandle: Clone + fmt::Debug + Send + Sync + 'static {
+    /// Returns the path that the handle was created from.
+    fn path(&self) -> &Path;
+}
+
+/// A completion queue, polled by one worker.
+///
+/// # Safety
+/// A completion that names a posted request is reported once, after the device has finished with the memory of that
+/// request. A completion of a send is reported after the device has finished with all earlier sends of the queue pair.
+/// The completion of a receive has the number of bytes that were written.
+///
+/// [`CompletionQueue::poll_run`] returns at most `limit` completions. It fills in all arrays that are valid according
+/// to the flags of the run.
+#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+pub unsafe trait CompletionQueue: Send {
+    /// The cursor over completions. Dropping the cursor ends the poll.
+    type Cursor<'cq>: Cursor
+    where
+        Self: 'cq;
+
+    /// Returns the queue's number, which asynchronous events use.
+    fn number(&self) -> u32;
+
+    /// Returns the number of entries, which is at least the requested depth.
+    fn depth(&self) -> u32;
+
+    /// Starts a poll: `ibv_start_poll(3)`. Returns `None` if the queue is empty (`ENOENT`) or busy for a moment
+    /// (`EBUSY`).
+    ///
+    /// # Errors
+    /// The queue is unusable: it overran, or the device is gone.
+    fn start_poll(&mut self) -> Result<Option<Self::Cursor<'_>>, VerbError>;
+
+    /// Replaces the content of `run` with up to `limit` completions (at most [`RUN`]), and returns their number. The
+    /// flags [`Completions::failed`] and [`Completions::in_order`] define which arrays of `run` are valid.
+    ///
+    /// # Errors
+    /// See [`CompletionQueue::start_poll`]; `run` is then empty.
+    fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError>;
+
+    /// Arms the queue: `ibv_req_notify_cq(3)`. The next completion raises an event on the queue's channel. With
+    /// `solicited_only`, only solicited receives and errors raise an event. Earlier completions raise no event, so poll
+    /// once more before waiting.
+    ///
+    /// # Errors
+    /// The queue has no channel.
+    fn arm(&mut self, solicited_only: bool) -> Result<(), VerbError>;
+
+    /// Resizes the queue to at least `depth` entries, and returns the new depth: `ibv_resize_cq(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: above the device's limit, or below the number of queued completions. `EOPNOTSUPP`: the device cannot
+    /// resize queues.
+    fn resize(&mut self, depth: u32) -> Result<u32, VerbError>;
+}
+
+/// A receive queue that several queue pairs share. Only one thread at a time posts to the queue. Clones refer to the
+/// same queue.
+///
+/// # Safety
+/// The device writes only the memory of accepted receives. The device writes no memory after the queue and all its
+/// queue pairs are dropped. [`PostError::accepted`] counts all receives that the device may write.
+#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+pub unsafe trait SharedReceiveQueue: Clone + Send {
+    /// Returns the queue's number, which asynchronous events use.
+    fn number(&self) -> u32;
+
+    /// Returns the number of receives that fit in the queue, which is at least the requested depth.
+    fn depth(&self) -> u32;
+
+    /// Posts receives: `ibv_post_srq_recv(3)`.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    ///
+    /// # Safety
+    /// The device may write the memory of accepted requests until their completions are polled, or until the queue and
+    /// all its queue pairs are dropped. Until then no other code may read or write this memory, except with atomic byte
+    /// accesses.
+    unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError>;
+
+    /// Arms the limit: the queue raises [`EventKind::SrqLimitReached`] once when fewer than `limit` receives are left.
+    /// A `limit` of 0 disarms the limit. `ibv_modify_srq(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: above the queue's depth.
+    fn arm_limit(&mut self, limit: u32) -> Result<(), VerbError>;
+
+    /// Returns the armed limit: `ibv_query_srq(3)`. 0: no limit is armed, or the event was already raised.
+    ///
+    /// # Errors
+    /// The errors of the verb.
+    fn limit(&self) -> Result<u32, VerbError>;
+
+    /// Resizes the queue to hold at least `depth` receives: `ibv_modify_srq(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: above the device's limit. `EOPNOTSUPP`: the device cannot resize shared receive queues.
+    fn resize(&mut self, depth: u32) -> Result<(), VerbError>;
+}
+
+/// A queue pair. Only one worker posts to the queue pair.
+///
+/// # Safety
+/// The device accesses only the memory of accepted requests: it writes the memory of receives and reads the memory of
+/// sends. A run is a list of slots that one call posts. The call posts only these slots, in the region of
+/// [`QueuePair::bind_slots`]. [`PostError::accepted`] counts all requests that the device may access.
+///
+/// The device accesses no memory of requests that were posted before a change to RESET, a successful
+/// [`QueuePair::destroy`] or a drop. A queue pair that cannot be destroyed when it is dropped keeps its registrations.
+#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+pub unsafe trait QueuePair: Send {
+    /// The memory regions that requests refer to.
+    type Mr: MemoryRegion;
+    /// The address handles of datagrams.
+    type Ah: AddressHandle;
+    /// The memory windows that the queue pair binds.
+    type Mw: MemoryWindow;
+
+    /// Returns the queue pair's number.
+    fn number(&self) -> QpNum;
+
+    /// Returns the queue pair's type.
+    fn kind(&self) -> QpType;
+
+    /// Returns the granted sizes, which are at least the requested sizes.
+    fn caps(&self) -> QpCaps;
+
+    /// Returns the state as this process knows it: the last state that was set, or ERR after an error completion.
+    fn state(&self) -> QpState;
+
+    /// Returns the state and attributes that the device reports: `ibv_query_qp(3)`.
+    ///
+    /// # Errors
+    /// The errors of the verb.
+    fn query(&self) -> Result<QpAttributes, VerbError>;
+
+    /// Changes the attributes in `mask`, which may include the state: `ibv_modify_qp(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: the transition does not exist, or needs other attributes. Nothing has changed.
+    fn modify(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Result<(), VerbError>;
+
+    /// Binds the slots of `layout` in `mr` for run posts. The `wr_id` of a receive that is posted in a run is
+    /// `recv_wr_id + slot`.
+    ///
+    /// # Errors
+    /// `EINVAL`: the layout does not fit the region. `EBUSY`: runs were posted since RESET and may be outstanding.
+    fn bind_slots(&mut self, mr: &Self::Mr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), VerbError>;
+
+    /// Posts receives: `ibv_post_recv(3)`, with one doorbell for all.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    ///
+    /// # Safety
+    /// The device may write the memory of accepted requests until their completions are polled, or until the queue pair
+    /// is reset or dropped. Until then no other code may read or write this memory, except with atomic byte accesses.
+    unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError>;
+
+    /// Posts a run of slots as receives. Each receive starts after the layout's headroom and uses the rest of the slot.
+    /// Queue pairs with a shared receive queue do not support this function.
+    ///
+    /// # Errors
+    /// See [`PostError`]. `EINVAL`: a slot that is not in the layout.
+    ///
+    /// # Safety
+    /// See [`QueuePair::post_recv`].
+    unsafe fn post_recv_run(&mut self, slots: &[u32]) -> Result<(), PostError>;
+
+    /// Posts sends: `ibv_post_send(3)`, with one doorbell for all.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    ///
+    /// # Safety
+    /// These rules apply to the memory of accepted requests that are not inline. No code may write this memory, except
+    /// with atomic byte accesses, until a completion of the request or of a later request is polled, or until the queue
+    /// pair is reset or dropped. No code may read memory that an RDMA read or an atomic operation writes.
+    unsafe fn post_send(&mut self, requests: &[SendRequest<'_, Self::Ah>]) -> Result<(), PostError>;
+
+    /// Binds a window to a part of a region, with `ibv_bind_mw(3)` or a send request, depending on the window's kind.
+    /// The window has its new key on return. The peer may use the window after the request completes.
+    ///
+    /// # Errors
+    /// See [`PostError`].
+    fn bind_mw(&mut self, mw: &mut Self::Mw, bind: &MwBind<'_, Self::Mr>) -> Result<(), PostError>;
+
+    /// Destroys the queue pair: `ibv_destroy_qp(3)`. Dropping the queue pair does the same, but can only log a failure.
+    ///
+    /// # Errors
+    /// The device still has the queue pair and all requests that were posted to it. One such error is `EBUSY`: another
+    /// thread polls a completion queue of the queue pair. The queue pair is then destroyed when that poll ends.
+    fn destroy(self) -> Result<(), VerbError>
+    where
+        Self: Sized;
+
+    /// Sets the destination of [`QueuePair::post_send_run`]. Only for unreliable datagrams.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue pair has another type.
+    fn bind_peer(&mut self, to: Destination<'_, Self::Ah>) -> Result<(), VerbError>;
+
+    /// Joins a multicast group: `ibv_attach_mcast(3)`. Only for unreliable datagrams.
+    ///
+    /// # Errors
+    /// `EINVAL`: `group` is not a multicast address, or the queue pair has another type.
+    fn attach_multicast(&mut self, group: Gid, lid: u16) -> Result<(), VerbError>;
+
+    /// Leaves a multicast group: `ibv_detach_mcast(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue pair is not a member of the group.
+    fn detach_multicast(&mut self, group: Gid, lid: u16) -> Result<(), VerbError>;
+
+    /// Sends a run of packets from their slots. Datagrams go to the destination of [`QueuePair::bind_peer`]. Packet `i`
+    /// has the `wr_id` `first_wr_id + i`, and only the last packet is signalled.
+    ///
+    /// # Errors
+    /// See [`PostError`]. If the device accepted only a part of the run, the last accepted packet may be unsignalled.
+    /// The accepted part is then complete when a later send completes.
+    ///
+    /// # Safety
+    /// See [`QueuePair::post_send`]. In addition, no code may write the memory, not even atomically.
+    unsafe fn post_send_run(&mut self, run: &Run<'_>, first_wr_id: u64) -> Result<(), PostError>;
+
+    /// Whether each send completes in the call that posts it. If so, a poll directly after the post finds the
+    /// completion, and later polls are unnecessary.
+    fn sends_complete_immediately(&self) -> bool {
+        false
+    }
+
+    /// Whether the queue pair will receive nothing more, because a capture file was replayed to its end. Always `false`
+    /// for a network.
+    fn source_ended(&self) -> bool {
+        false
+    }
+}

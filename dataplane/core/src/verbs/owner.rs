@@ -1,0 +1,162 @@
+//! Ownership of a queue by one thread, for state that is accessed without a lock.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The number of a thread that has not claimed a queue yet. No queue has an owner with this number.
+const UNNUMBERED: u64 = u64::MAX;
+
+thread_local! {
+    static NUMBER: Cell<u64> = const { Cell::new(UNNUMBERED) };
+}
+
+/// Returns the number of this thread, from 1. Numbers are never reused.
+#[inline]
+fn this_thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NUMBER.with(|number| {
+        if number.get() == UNNUMBERED {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}
+
+/// How long the claim of a thread on a queue lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// Until the guard is dropped. Then any other thread may claim the queue.
+    Temporary,
+    /// Permanently: no other thread may access the queue until [`QueueOwner::release`].
+    Permanent,
+}
+
+/// The thread that owns a queue. A completion queue and its queue pairs belong to one worker and need no lock, but they
+/// are separate handles, and the type system does not prevent a program from moving a handle to another thread. This
+/// type detects such an access. Unsafe code of the providers relies on this guarantee: at most one thread has a claim
+/// at a time.
+#[derive(Debug)]
+pub struct QueueOwner {
+    /// The number of the owner thread. 0 while the queue has no owner.
+    thread: AtomicU64,
+    /// Whether only one thread may use the queue, because the queue has no lock.
+    exclusive: bool,
+}
+
+impl QueueOwner {
+    /// Creates the owner of a queue. With `exclusive` set to `false`, every claim of every thread succeeds.
+    pub const fn new(exclusive: bool) -> Self {
+        Self { thread: AtomicU64::new(0), exclusive }
+    }
+
+    /// Returns whether only one thread may use the queue.
+    pub const fn is_exclusive(&self) -> bool {
+        self.exclusive
+    }
+
+    /// Claims the queue for this thread permanently. Returns `false` if another thread owns the queue. A poll calls this
+    /// method: it has no guard, and a queue with a lock costs one comparison.
+    #[inline]
+    pub fn claim_permanently(&self) -> bool {
+        if !self.exclusive {
+            return true;
+        }
+        let me = this_thread();
+        self.thread.load(Ordering::Relaxed) == me
+            || self.thread.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Claims the queue for this thread. Returns `None` if another thread owns the queue. The drop of the guard ends a
+    /// temporary claim, also during a panic. The guard has no effect if this thread already owned the queue. A thread
+    /// with several guards must not access the queue after the drop of the first guard.
+    #[inline]
+    pub fn claim(&self, kind: Claim) -> Option<ClaimGuard<'_>> {
+        // The usual case is checked first, because it only needs the comparison of two numbers.
+        let is_owner = NUMBER.with(|number| self.thread.load(Ordering::Relaxed) == number.get());
+        if is_owner || !self.exclusive {
+            return Some(ClaimGuard(None, PhantomData));
+        }
+        // Written so that the compiler knows that the guard of a permanent claim has nothing to drop.
+        self.become_owner().then(|| ClaimGuard((kind == Claim::Temporary).then_some(&self.thread), PhantomData))
+    }
+
+    /// Makes this thread the owner of an exclusive queue. Returns `false` if another thread owns the queue.
+    #[cold]
+    fn become_owner(&self) -> bool {
+        self.thread.compare_exchange(0, this_thread(), Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Removes the owner, because the queue is not polled any more. Only the owner may call this function.
+    pub fn release(&self) {
+        self.thread.store(0, Ordering::Release);
+    }
+}
+
+/// The access of a thread to a queue. The guard cannot move to another thread.
+///
+/// ```compile_fail,E0277
+/// use dataplane_core::verbs::ClaimGuard;
+///
+/// fn send<T: Send>() {}
+/// send::<ClaimGuard<'static>>();
+/// ```
+#[derive(Debug)]
+pub struct ClaimGuard<'a>(Option<&'a AtomicU64>, PhantomData<*const ()>);
+
+impl Drop for ClaimGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(thread) = self.0 {
+            thread.store(0, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn can(owner: &QueueOwner, kind: Claim) -> bool {
+        owner.claim(kind).is_some()
+    }
+
+    #[test]
+    fn permanent_claim_excludes_other_threads_until_the_release() {
+        let owner = QueueOwner::new(true);
+        assert!(can(&owner, Claim::Temporary));
+        assert!(can(&owner, Claim::Permanent) && can(&owner, Claim::Permanent) && can(&owner, Claim::Temporary));
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(!can(&owner, Claim::Permanent) && !can(&owner, Claim::Temporary)));
+        });
+        owner.release();
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(can(&owner, Claim::Temporary) && can(&owner, Claim::Permanent)));
+        });
+        assert!(!can(&owner, Claim::Permanent));
+    }
+
+    #[test]
+    fn temporary_claim_ends_with_its_guard() {
+        let owner = QueueOwner::new(true);
+        let guard = owner.claim(Claim::Temporary);
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(!can(&owner, Claim::Temporary) && !can(&owner, Claim::Permanent)));
+        });
+        drop(guard);
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(can(&owner, Claim::Temporary)));
+        });
+    }
+
+    #[test]
+    fn queue_with_lock_is_open_to_every_thread() {
+        let owner = QueueOwner::new(false);
+        assert!(can(&owner, Claim::Permanent));
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(can(&owner, Claim::Permanent) && can(&owner, Claim::Temporary)));
+        });
+    }
+}

@@ -1,0 +1,42 @@
+//! The layout of `wr_id` in a lane: kind, generation and number. The `wr_id` contains this information because an error
+//! completion has almost no other valid field.
+
+/// The purpose of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum WrKind {
+    /// A receive. The number is the slot.
+    Receive = 1,
+    /// A send. The number counts the sends of the queue pair.
+    Send = 2,
+    /// A send without a packet, posted in state ERR. Its flush completion shows that all earlier sends have ended. The
+    /// number is the number of the next send.
+    Marker = 3,
+}
+
+/// A `wr_id`: the kind in the top 8 bits, the generation of the queue pair in the next 16, the number in the low 40.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WrId(pub u64);
+
+impl WrId {
+    /// The mask of the number bits.
+    pub const NUMBER: u64 = (1 << 40) - 1;
+
+    /// Combines the parts. Only the low 40 bits of `number` are used.
+    #[inline]
+    pub const fn new(kind: WrKind, generation: u16, number: u64) -> Self {
+        Self((kind as u64) << 56 | (generation as u64) << 40 | number & Self::NUMBER)
+    }
+
+    /// Returns the number.
+    #[inline]
+    pub const fn number(self) -> u64 {
+        self.0 & Self::NUMBER
+    }
+
+    /// Returns the kind and the generation, which all requests of one queue and one generation share.
+    #[inline]
+    pub const fn tag(self) -> u64 {
+        self.0 & !Self::NUMBER
+    }
+}

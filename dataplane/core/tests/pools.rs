@@ -1,0 +1,104 @@
+//! Slots of one pool must never get into another pool, whatever arguments safe code passes.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use dataplane_core::clock::{Clocks, Stamp};
+use dataplane_core::lane::{Lane, LaneSpec, NoSink, QueueLane, RawWiring, Stamping};
+use dataplane_core::mem::{Batch, PageKind, Pool, Region, RegionSpec, SlotLayout};
+use dataplane_core::pipeline::{Ctx, Graph, NoObserver, NodeSpec, Program, Stage, Target};
+use dataplane_core::units::Nanos;
+use dataplane_core::verbs::{Device, QpType};
+use dataplane_soft::{GeneratorSpec, LinkSpec, SoftDevice, SoftSpec};
+
+const SLOTS: usize = 64;
+const CTX: Ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+
+fn pool() -> Pool {
+    let layout = SlotLayout::new(128, 1600, SLOTS).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap()
+}
+
+fn lane(pool: &mut Pool) -> QueueLane<SoftDevice> {
+    let device = SoftDevice::new(SoftSpec::new("s", LinkSpec::Generator(GeneratorSpec::default()))).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let kind = QpType::RawPacket;
+    let spec = LaneSpec { kind, queue: (0, 1), recv_depth: 16, send_depth: 16, stamps: Stamping::None, sleeps: false };
+    QueueLane::open(&device, &pd, pool, spec, Box::new(RawWiring { port: 1 }), Default::default(), &Clocks::default())
+        .unwrap()
+}
+
+/// Runs code that must panic with this message.
+fn panics<T>(message: &str, code: impl FnOnce() -> T) {
+    let panic = catch_unwind(AssertUnwindSafe(code)).map(|_| ()).expect_err(message);
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&message));
+}
+
+struct PassOn;
+
+impl Stage for PassOn {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+}
+
+fn graph(pool: &Pool) -> Graph {
+    let node = NodeSpec {
+        name: "pass_on".to_owned(),
+        kind: "pass_on".to_owned(),
+        stage: Box::new(PassOn),
+        next: Target::Port(0),
+        outputs: Vec::new(),
+        reasons: Vec::new(),
+        drops: None,
+    };
+    Graph::new(Program::new(vec![node]), 1, pool)
+}
+
+#[test]
+fn batch_refuses_another_pool() {
+    let (mut own, mut other) = (pool(), pool());
+    let mut batch = Batch::new(&own);
+    assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut own));
+    panics("the packets of this batch belong to another pool", || {
+        batch.push_bytes(&[0; 60], Stamp::NONE, &mut other);
+    });
+    panics("the packets of this batch belong to another pool", || batch.free_into(&mut other));
+    batch.free_into(&mut own);
+    assert_eq!((own.available(), other.available()), (SLOTS, SLOTS));
+}
+
+#[test]
+fn graph_refuses_another_pool() {
+    let (mut own, mut other) = (pool(), pool());
+    let mut graph = graph(&own);
+    assert!(graph.entry(0).push_bytes(&[0; 60], Stamp::NONE, &mut own));
+    let message = "the packets of this batch belong to another pool";
+    panics(message, || graph.walk(&CTX, &mut other, &mut NoObserver));
+    panics(message, || graph.release(&CTX, &mut other, &mut NoObserver));
+    panics(message, || graph.drop_held(&mut other));
+    graph.walk(&CTX, &mut own, &mut NoObserver);
+    panics(message, || graph.outbox(0).free_into(&mut other));
+    graph.outbox(0).free_into(&mut own);
+    assert_eq!((own.available(), other.available()), (SLOTS, SLOTS));
+}
+
+#[test]
+fn lane_refuses_another_pool() {
+    let (mut own, mut other) = (pool(), pool());
+    let mut lane = lane(&mut own);
+    let (mut batch, mut foreign) = (Batch::new(&own), Batch::new(&other));
+    assert!(foreign.push_bytes(&[0; 60], Stamp::NONE, &mut other));
+    assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut own));
+    let wrong_pool = "the lane was opened with another pool";
+    let wrong_batch = "the packets of this batch belong to another pool";
+    panics(wrong_pool, || lane.transmit(&mut other, &mut foreign));
+    panics(wrong_batch, || lane.transmit(&mut own, &mut foreign));
+    panics(wrong_pool, || lane.refill(&mut other));
+    panics(wrong_batch, || lane.receive(&mut own, &mut foreign, 4));
+    panics(wrong_pool, || lane.receive(&mut other, &mut batch, 4));
+    lane.transmit(&mut own, &mut batch);
+    // A lane may skip a reap directly after a transmit, so the reap is repeated.
+    panics(wrong_pool, || while lane.sending() > 0 && lane.reap(&mut other, &mut NoSink).is_ok() {});
+    panics(wrong_pool, || lane.abandon(&mut other));
+    foreign.free_into(&mut other);
+    assert_eq!(other.available(), SLOTS);
+}

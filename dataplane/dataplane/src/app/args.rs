@@ -1,0 +1,258 @@
+//! The command-line arguments.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use dataplane_core::units::Period;
+
+/// A polling-mode packet data plane on RDMA verbs.
+#[derive(Debug, Parser)]
+#[command(version, about, arg_required_else_help = true, after_help = STATUS)]
+pub(super) struct Cli {
+    #[command(subcommand)]
+    pub(super) command: Command,
+    /// Log more to standard error: -v for info, -vv for debug
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(super) verbose: u8,
+}
+
+const STATUS: &str = "Exit status: 0 success and a balanced ledger, 1 a failed run, 2 a wrong command line or config.";
+
+const DOCTOR_STATUS: &str =
+    "Exit status: 0 no cause of failures or packet loss found, 1 at least one found, 2 a wrong command line or config.";
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Run a pipeline and print a report
+    Run(Run),
+    /// Show live statistics of a running program: rates, costs, drops, the ledger
+    Stats(Stats),
+    /// Check a config: print all mistakes, or the plan if there are none
+    Check(Check),
+    /// Draw the pipeline of a config
+    Graph(Graph),
+    /// Show the path of every packet of a capture through a pipeline, without opening a device
+    Explain(Explain),
+    /// List the kinds of stages, or describe one
+    Stages(Stages),
+    /// List the verbs devices with their capabilities, and the links of the devices `host` and `soft`
+    Devices(Devices),
+    /// Show cores, NUMA nodes and devices, and the placement of workers
+    Topology(Topology),
+    /// Find settings of this host that cause failures or cost speed, and print commands that fix them
+    #[command(after_help = DOCTOR_STATUS)]
+    Doctor(Doctor),
+    /// Print the JSON schema of a config, with which editors complete and check configs
+    Schema,
+    /// Write the config reference as Markdown: an index and the folder `config` with one page for each section
+    #[command(hide = true)]
+    Reference(Reference),
+}
+
+/// A config file and the values that override it.
+#[derive(Debug, Args)]
+pub(super) struct Config {
+    /// The config, a TOML file
+    #[arg(value_name = "CONFIG")]
+    pub(super) path: PathBuf,
+    /// Override a value, such as runtime.burst=32 or port.wan.mtu=9000
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting)]
+    pub(super) settings: Vec<(String, String)>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Run {
+    #[command(flatten)]
+    pub(super) config: Config,
+    /// Stop after this time, such as 10s or 500ms
+    #[arg(long = "for", value_name = "TIME", value_parser = period)]
+    pub(super) duration: Option<Duration>,
+    /// Stop after this many received packets
+    #[arg(long, value_name = "N")]
+    pub(super) packets: Option<u64>,
+    /// The format of the report
+    #[arg(long, value_name = "FORMAT", default_value = "human")]
+    pub(super) report: ReportFormat,
+    /// Same as --report json
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum ReportFormat {
+    /// Text for people
+    Human,
+    /// JSON for programs
+    Json,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Stats {
+    /// The process id of the program, needed if several are running
+    #[arg(value_name = "PROCESS", conflicts_with = "socket")]
+    pub(super) process: Option<u32>,
+    /// The control socket of the program, as set by runtime.control in its config
+    #[arg(long, value_name = "PATH")]
+    pub(super) socket: Option<PathBuf>,
+    /// Repeat at this interval, such as 1s, and show the rates since the previous output
+    #[arg(long, value_name = "TIME", value_parser = interval)]
+    pub(super) every: Option<Duration>,
+    /// Print JSON, one object per line
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Check {
+    #[command(flatten)]
+    pub(super) config: Config,
+    /// Fail on problems of this host that would end the run at its start, such as a missing interface. Without
+    /// this flag they are warnings, because the config may be for another host
+    #[arg(long)]
+    pub(super) strict: bool,
+    /// Print JSON: a list of mistakes, or the plan
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Graph {
+    #[command(flatten)]
+    pub(super) config: Config,
+    /// The format of the drawing [default: from the extension of FILE, else svg]
+    #[arg(long, value_name = "FORMAT")]
+    pub(super) format: Option<GraphFormat>,
+    /// Write the drawing to a file
+    #[arg(short, long, value_name = "FILE")]
+    pub(super) output: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum GraphFormat {
+    /// A picture for browsers
+    Svg,
+    /// Input for Graphviz
+    Dot,
+    /// A diagram for Markdown
+    Mermaid,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Explain {
+    #[command(flatten)]
+    pub(super) config: Config,
+    /// The packets, a pcap or pcapng file
+    #[arg(value_name = "PCAP")]
+    pub(super) capture: PathBuf,
+    /// The port that receives the packets [default: the first input]
+    #[arg(long, value_name = "NAME")]
+    pub(super) port: Option<String>,
+    /// Stop after this many packets
+    #[arg(long, value_name = "N")]
+    pub(super) packets: Option<usize>,
+    /// Print JSON: a list with one object per packet
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Stages {
+    /// The kind of stage to describe
+    #[arg(value_name = "NAME")]
+    pub(super) name: Option<String>,
+    /// Print JSON
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Devices {
+    /// Print JSON
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Topology {
+    /// A config, to show the placement of its workers
+    #[arg(value_name = "CONFIG")]
+    pub(super) config: Option<PathBuf>,
+    /// Print JSON
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Doctor {
+    /// A config, to check only what it uses [default: check all interfaces]
+    #[arg(value_name = "CONFIG")]
+    pub(super) config: Option<PathBuf>,
+    /// Override a value, such as runtime.burst=32 or port.wan.mtu=9000
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting, requires = "config")]
+    pub(super) settings: Vec<(String, String)>,
+    /// Print JSON
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Reference {
+    /// The folder that the pages are written to
+    #[arg(short, long, value_name = "FOLDER", default_value = "docs")]
+    pub(super) output: PathBuf,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match period(text)? {
+        Duration::ZERO => Err("the interval must be longer than 0".to_owned()),
+        time => Ok(time),
+    }
+}
+
+fn period(text: &str) -> Result<Duration, String> {
+    text.parse::<Period>().map(|period| period.0)
+}
+
+/// Parses `key=value`. A value that is not valid TOML becomes a string, because a shell removes quotes.
+fn setting(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, such as runtime.burst=32")?;
+    let is_toml = format!("value = {value}").parse::<toml::Table>().is_ok();
+    let value = if is_toml { value.to_owned() } else { toml::Value::from(value).to_string() };
+    Ok((key.trim().to_owned(), value))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn command_line_definition_is_valid() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn string_setting_needs_no_quotes() {
+        for (text, key, value) in [
+            ("runtime.burst=32", "runtime.burst", "32"),
+            ("runtime.idle=sleep", "runtime.idle", "\"sleep\""),
+            ("a=\"x=y\"", "a", "\"x=y\""),
+            ("a=[1, 2]", "a", "[1, 2]"),
+            ("a=", "a", "\"\""),
+        ] {
+            assert_eq!(setting(text), Ok((key.to_owned(), value.to_owned())));
+        }
+        assert!(setting("runtime.burst").is_err());
+    }
+
+    #[test]
+    fn times_are_read_as_in_a_config() {
+        assert_eq!(period("1h30m"), Ok(Duration::from_secs(5400)));
+        assert_eq!(interval("250us"), Ok(Duration::from_micros(250)));
+        assert!(period("10").unwrap_err().starts_with("`10` is not a duration"));
+        assert!(interval("0s").is_err());
+    }
+}

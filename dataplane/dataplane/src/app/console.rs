@@ -1,0 +1,167 @@
+//! Standard output, standard error, and the errors of commands.
+
+use std::io::{self, ErrorKind, IsTerminal, Write};
+
+use serde::Serialize;
+use tracing_subscriber::EnvFilter;
+
+use super::{args, control};
+use crate::config::{self, Diagnostics, Level, Loaded, Mistake, Source};
+use crate::runtime::{Assembly, assemble, assemble_offline};
+use dataplane_core::error::Error;
+use dataplane_core::pipeline::Registry;
+use dataplane_core::topology::Topology;
+
+/// The reason why a command ended early.
+#[derive(Debug)]
+pub(super) enum CommandError {
+    /// The command line or the config is wrong.
+    Usage(String),
+    /// The command failed.
+    Failed(String),
+    /// The reader of standard output closed the pipe.
+    Pipe,
+}
+
+impl From<Error> for CommandError {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Config(message) => Self::Usage(message),
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+/// Writes to standard output.
+pub(super) fn print(text: &str) -> Result<(), CommandError> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => CommandError::Pipe,
+        _ => CommandError::Failed(format!("standard output: {error}")),
+    })
+}
+
+/// Writes to standard output as JSON.
+pub(super) fn print_json(value: &impl Serialize) -> Result<(), CommandError> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| CommandError::Failed(error.to_string()))?;
+    print(&(text + "\n"))
+}
+
+/// Writes to standard error. Errors are ignored, because there is nowhere to report them.
+pub(super) fn write_stderr(text: &str) {
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Writes a line to standard error.
+pub(super) fn write_line(line: &str) {
+    let clear = if is_watched() { CLEAR_LINE } else { "" };
+    write_stderr(&format!("{clear}{line}\n"));
+}
+
+/// Prints the error message unless the message is empty. Returns the exit status.
+pub(super) fn fail(message: &str, status: i32) -> i32 {
+    if !message.is_empty() {
+        write_stderr(&format!("error: {}\n", message.trim_end()));
+    }
+    status
+}
+
+/// Returns `true` if standard error is a terminal.
+pub(super) fn is_watched() -> bool {
+    io::stderr().is_terminal()
+}
+
+/// Returns `true` if the process still has a terminal on a standard stream.
+pub(super) fn has_terminal() -> bool {
+    io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()
+}
+
+/// Returns `true` if output to standard error may use colours (<https://no-color.org>).
+fn is_coloured() -> bool {
+    is_watched() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// The escape sequence that clears the progress line before other output.
+pub(super) const CLEAR_LINE: &str = "\r\x1b[2K";
+
+/// Sends log messages to standard error. The level is warn, info with one `-v`, or debug with two.
+pub(super) fn log(verbose: u8) {
+    let level = ["warn", "info", "debug"][usize::from(verbose.min(2))];
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let writer = || {
+        if is_watched() {
+            write_stderr(CLEAR_LINE);
+        }
+        io::stderr()
+    };
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(is_coloured());
+    // `try_init` fails if the app has already set up logging. The app then keeps its own logger. Errors while writing a
+    // log line are ignored.
+    let _ = logs.without_time().with_target(false).log_internal_errors(false).try_init();
+}
+
+/// Prints the mistakes of a config.
+pub(super) fn show(diagnostics: &Diagnostics) {
+    write_stderr(&diagnostics.render(is_coloured()));
+}
+
+/// Returns the number of mistakes in words, with a note that some checks did not run.
+pub(super) fn count(diagnostics: &Diagnostics) -> String {
+    let mistakes = diagnostics.mistakes();
+    let errors = mistakes.iter().filter(|mistake| mistake.level == Level::Error).count();
+    let words = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
+    let warnings = match mistakes.len() - errors {
+        0 => String::new(),
+        warnings => format!(" and {}", words(warnings, "warning")),
+    };
+    let (file, errors) = (diagnostics.source().path().display(), words(errors, "mistake"));
+    format!("{errors}{warnings} in {file} (further checks run after these are fixed)")
+}
+
+/// Reads a config file.
+pub(super) fn source(config: &args::Config) -> Result<Source, CommandError> {
+    Source::read(&config.path, &config.settings).map_err(|error| CommandError::Usage(error.to_string()))
+}
+
+/// Reads and checks a config for this host. Prints the mistakes in the config.
+pub(super) fn assembly(
+    config: &args::Config,
+    registry: &Registry,
+    topology: Topology,
+) -> Result<Assembly, CommandError> {
+    checked(config, |source, diagnostics| assemble_here(source, registry, topology, diagnostics))
+}
+
+/// Checks a config for this host, and checks its control socket.
+pub(super) fn assemble_here(
+    source: &Source,
+    registry: &Registry,
+    topology: Topology,
+    diagnostics: &mut Diagnostics,
+) -> Option<Assembly> {
+    let assembly = assemble(source, registry, topology, diagnostics)?;
+    let Some((what, fix)) = control::problem(&assembly.plan.runtime.control) else { return Some(assembly) };
+    diagnostics.push(Mistake::error(loaded(source).locate("runtime.control"), what).help(fix));
+    None
+}
+
+/// Loads a config that has already been checked, to find the positions of its keys.
+pub(super) fn loaded(source: &Source) -> Loaded<'_> {
+    config::load(source, &mut Diagnostics::new(source))
+}
+
+/// Reads and checks a config for inspection, independent of this host. Prints the mistakes in the config.
+pub(super) fn offline_assembly(config: &args::Config, registry: &Registry) -> Result<Assembly, CommandError> {
+    checked(config, |source, diagnostics| assemble_offline(source, registry, diagnostics))
+}
+
+fn checked(
+    config: &args::Config,
+    assemble: impl FnOnce(&Source, &mut Diagnostics) -> Option<Assembly>,
+) -> Result<Assembly, CommandError> {
+    let source = source(config)?;
+    let mut diagnostics = Diagnostics::new(&source);
+    let assembly = assemble(&source, &mut diagnostics);
+    show(&diagnostics);
+    assembly.ok_or_else(|| CommandError::Usage(count(&diagnostics)))
+}

@@ -1,0 +1,306 @@
+//! The listening control socket of a running program. The program removes the socket file when the program ends.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, Metadata, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::{env, process};
+
+use rustix::fs::{CWD, Mode, OFlags, RenameFlags, fchmod, open, renameat_with};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
+use rustix::process::geteuid;
+
+use crate::config::Control;
+use dataplane_core::file;
+
+/// The number of connections that may wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// A listening socket. Dropping this value removes the socket file.
+pub(super) struct Socket {
+    pub(super) listener: UnixListener,
+    path: PathBuf,
+    /// The identity of the socket file, because the path may later name the file of another program.
+    identity: DeviceAndInode,
+    /// The lock on the path, if the config names the path. `None` for a socket in a default folder.
+    _lock: Option<Lock>,
+}
+
+/// The device and inode of a file.
+type DeviceAndInode = (u64, u64);
+
+/// Returns the folders for control sockets, in order of preference.
+pub(in crate::app) fn folders() -> Vec<PathBuf> {
+    let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let mut folders: Vec<PathBuf> = own.into_iter().chain(["/run".into(), env::temp_dir()]).collect();
+    folders.dedup();
+    folders
+}
+
+/// Returns the file name of the socket of a process.
+fn name(process: u32) -> String {
+    format!("dataplane-{process}.sock")
+}
+
+/// Returns the process id in the file name of a socket.
+fn process_of(name: &OsStr) -> Option<u32> {
+    name.to_str()?.strip_prefix("dataplane-")?.strip_suffix(".sock")?.parse().ok()
+}
+
+/// Returns the sockets in a folder: the process id, the path, and whether this user owns the file.
+pub(super) fn sockets(folder: &Path) -> impl Iterator<Item = (u32, PathBuf, bool)> {
+    fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
+        let process = process_of(&entry.file_name())?;
+        let about = entry.metadata().ok().filter(|about| about.file_type().is_socket())?;
+        Some((process, entry.path(), is_own(&about)))
+    })
+}
+
+/// Returns `true` if this user owns the file.
+fn is_own(about: &Metadata) -> bool {
+    about.uid() == geteuid().as_raw()
+}
+
+/// Creates a Unix stream socket.
+pub(super) fn unix(flags: SocketFlags) -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None)?)
+}
+
+/// Returns `true` if a program listens on the socket. Returns an error if that is unknown.
+fn is_alive(path: &Path) -> io::Result<bool> {
+    match connect(unix(SocketFlags::NONBLOCK)?, &SocketAddrUnix::new(path)?) {
+        // EAGAIN means that the backlog is full, so a program listens.
+        Ok(()) | Err(Errno::AGAIN) => Ok(true),
+        Err(Errno::CONNREFUSED) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns the error message for a socket that cannot be created.
+fn failed(path: &Path, error: &io::Error) -> String {
+    format!("cannot create the socket {}: {error}", path.display())
+}
+
+/// The maximum length of a socket path, in bytes. The kernel allows one more byte, but only without a final zero. Many
+/// other programs need the final zero (unix(7)).
+const MAX_PATH: usize = 107;
+
+/// Returns the socket address of a path, or the reason why the path has none.
+pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, String> {
+    let bytes = path.as_os_str().len();
+    if bytes > MAX_PATH {
+        let path = path.display();
+        return Err(format!("the socket path {path} has {bytes} bytes, more than the maximum of {MAX_PATH}"));
+    }
+    SocketAddrUnix::new(path).map_err(|error| failed(path, &error.into()))
+}
+
+/// Checks whether the control socket can be created, without creating it. Returns the problem and its fix. Does not
+/// check whether another program listens on the path.
+pub(in crate::app) fn problem(control: &Control) -> Option<(String, String)> {
+    let Control::Path(path) = control else { return None };
+    if let Err(why) = address(path) {
+        let which = if path.as_os_str().len() > MAX_PATH { "a shorter" } else { "another" };
+        return Some((why, format!("name {which} path, such as \"/run/dataplane.sock\"")));
+    }
+    match fs::symlink_metadata(path) {
+        Ok(there) if !there.file_type().is_socket() => {
+            return Some((no_socket(path), "name a path that does not exist yet".to_owned()));
+        }
+        _ => {}
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let shown = folder.display();
+    match fs::metadata(folder) {
+        Ok(there) if there.is_dir() => {
+            let error = file::can_create_in(folder).err()?;
+            Some((failed(path, &error), "name a path in a writable folder".to_owned()))
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => Some((
+            format!("the folder {shown} does not exist"),
+            format!("run `mkdir -p {shown}`, or name another folder"),
+        )),
+        Ok(_) | Err(_) => {
+            Some((format!("{shown} is not a folder, or not accessible"), "name another folder".to_owned()))
+        }
+    }
+}
+
+/// Returns the path of a control socket on which another program listens.
+pub(in crate::app) fn in_use(control: &Control) -> Option<&Path> {
+    let Control::Path(path) = control else { return None };
+    is_alive(path).is_ok_and(|alive| alive).then_some(path)
+}
+
+fn no_socket(path: &Path) -> String {
+    format!("{} exists and is not a socket", path.display())
+}
+
+/// Creates a listening socket at a path that does not exist yet.
+fn listener(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let listener = unix(SocketFlags::NONBLOCK)?;
+    // Linux gives the socket file the mode of the socket, so the file never has other permissions (unix(7)).
+    fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
+    bind(&listener, &address)?;
+    listen(&listener, BACKLOG)?;
+    Ok(listener)
+}
+
+impl Socket {
+    /// Opens the control socket that the config selects. Returns `None` if the control socket is disabled, or if
+    /// `"auto"` finds no usable folder.
+    ///
+    /// # Errors
+    /// Returns an error if the config names a path and the socket cannot be created there. With `"auto"`, a failure is
+    /// only a warning.
+    pub(super) fn open(control: &Control) -> Result<Option<Self>, String> {
+        match control {
+            Control::None => return Ok(None),
+            Control::Path(path) => {
+                return Self::at(path).map(Some).map_err(|why| format!("runtime.control: {why}"));
+            }
+            Control::Auto => {}
+        }
+        let mut failures = Vec::new();
+        for folder in folders() {
+            remove_stale(&folder);
+            match Self::within(&folder) {
+                Ok(socket) => return Ok(Some(socket)),
+                Err(why) => failures.push(why),
+            }
+        }
+        tracing::warn!("no control socket, so `stats` cannot find this program: {}", failures.join(", "));
+        Ok(None)
+    }
+
+    /// Creates a socket in a default folder. The socket listens before it gets its final name. A socket with a final
+    /// name and without a listener is therefore always stale.
+    fn within(folder: &Path) -> Result<Self, String> {
+        let path = folder.join(name(process::id()));
+        address(&path)?;
+        let failed = |error: io::Error| failed(&path, &error);
+        let new = folder.join(format!(".dataplane-{}", process::id()));
+        // A previous process with the same id may have left this file.
+        if fs::symlink_metadata(&new).is_ok_and(|there| there.file_type().is_socket() && is_own(&there)) {
+            let _ = fs::remove_file(&new);
+        }
+        let listener = listener(&new).map_err(failed)?;
+        if let Err(error) = renameat_with(CWD, &new, CWD, &path, RenameFlags::NOREPLACE) {
+            let _ = fs::remove_file(&new);
+            return Err(failed(error.into()));
+        }
+        Self::new(listener, &path, None).map_err(failed)
+    }
+
+    /// Creates a socket at a path that the config names.
+    fn at(path: &Path) -> Result<Self, String> {
+        let failed = |error: io::Error| failed(path, &error);
+        let another = || format!("another program listens on {}", path.display());
+        if let Some((why, fix)) = problem(&Control::Path(path.to_owned())) {
+            return Err(format!("{why}: {fix}"));
+        }
+        let unlocked = |error| format!("cannot lock {}.lock: {error}", path.display());
+        let lock = Lock::take(path).map_err(unlocked)?.ok_or_else(another)?;
+        match fs::symlink_metadata(path) {
+            Ok(there) if !there.file_type().is_socket() => {
+                return Err(no_socket(path));
+            }
+            Ok(_) => match is_alive(path) {
+                Ok(true) => return Err(another()),
+                // The socket is from a killed program.
+                Ok(false) => fs::remove_file(path).map_err(failed)?,
+                Err(error) => {
+                    let unknown = "cannot detect whether a program listens on the existing socket";
+                    return Err(format!("{}: {unknown}: {error}", path.display()));
+                }
+            },
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        listener(path).and_then(|listener| Self::new(listener, path, Some(lock))).map_err(failed)
+    }
+
+    fn new(listener: OwnedFd, path: &Path, lock: Option<Lock>) -> io::Result<Self> {
+        let identity = identity(&fs::symlink_metadata(path)?);
+        Ok(Self { listener: listener.into(), path: path.to_owned(), identity, _lock: lock })
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if is_same_file(&self.path, self.identity) {
+            // If the file cannot be removed, the next program finds that nothing listens.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(about: &Metadata) -> DeviceAndInode {
+    (about.dev(), about.ino())
+}
+
+/// Returns `true` if the path still names this file.
+fn is_same_file(path: &Path, identified: DeviceAndInode) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|there| identity(&there) == identified)
+}
+
+/// A lock on a socket path: an empty file next to the socket. Dropping this value removes the lock file.
+struct Lock {
+    path: PathBuf,
+    identity: DeviceAndInode,
+    /// The kernel holds the lock as long as the file is open, so the lock ends with the program even if the program is
+    /// killed.
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock. Returns `None` if another program has it.
+    fn take(path: &Path) -> io::Result<Option<Self>> {
+        let path = path.with_added_extension("lock");
+        // In a shared folder, another user may have created anything at this path.
+        let flags = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        loop {
+            let file = File::from(open(&path, flags, Mode::RUSR | Mode::WUSR)?);
+            let about = file.metadata()?;
+            let refused = |why: &str| {
+                let why = format!("{why}; help: remove the file, or set another socket path");
+                Err(io::Error::new(ErrorKind::AlreadyExists, why))
+            };
+            // A killed program leaves an empty file. Refuse any other file, because dropping the lock would delete it.
+            if !about.is_file() || about.len() > 0 {
+                return refused("the path exists and is not a lock file");
+            }
+            let identity = identity(&about);
+            match file.try_lock() {
+                Ok(()) if !is_own(&about) => return refused("the lock file belongs to another user"),
+                Ok(()) if is_same_file(&path, identity) => return Ok(Some(Self { path, identity, _file: file })),
+                // The previous owner has just removed the file, so try again.
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        if is_same_file(&self.path, self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Removes the sockets that killed programs of this user left behind.
+fn remove_stale(folder: &Path) {
+    for (_, path, is_own) in sockets(folder) {
+        if is_own && is_alive(&path).is_ok_and(|alive| !alive) {
+            let _ = fs::remove_file(path);
+        }
+    }
+}

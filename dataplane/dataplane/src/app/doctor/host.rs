@@ -1,0 +1,129 @@
+//! Checks the host: huge pages, the limit on locked memory, and the cores of the workers.
+
+use crate::config::{Idle, Plan, PortPlan};
+use dataplane_core::mem::{Memlock, PageKind};
+use dataplane_core::topology::{Topology, parse_ranges};
+use dataplane_core::units::CoreId;
+use dataplane_soft::doctor::{Finding, Roots, Severity};
+
+/// The number of free 2 MiB pages that the check requires if there is no plan.
+const SOME_PAGES: u64 = 64;
+const MEGABYTE_PAGE: u64 = 2 << 20;
+
+pub(super) fn findings(roots: &Roots, topology: &Topology, plan: Option<&Plan>) -> Vec<Finding> {
+    let mut found = Vec::new();
+    found.extend(huge_pages(topology, plan));
+    found.extend(locked_memory(plan, Memlock::of_this_process()));
+    let Some(plan) = plan else { return found };
+    found.extend(governor(roots, &plan.cores));
+    if plan.runtime.idle == Idle::Spin {
+        found.extend(isolation(roots, &plan.cores));
+    }
+    found.extend(siblings(topology, &plan.cores));
+    found
+}
+
+/// Returns the packet memory of all workers, in bytes.
+fn bytes(plan: &Plan) -> u64 {
+    u64::from(plan.buffers) * u64::from(plan.runtime.buffer_size) * plan.cores.len() as u64
+}
+
+fn huge_pages(topology: &Topology, plan: Option<&Plan>) -> Option<Finding> {
+    let kind = plan.map_or(PageKind::Huge2M, |plan| plan.runtime.hugepages);
+    let name = match kind {
+        PageKind::Huge2M => "2 MiB",
+        PageKind::Huge1G => "1 GiB",
+        PageKind::Transparent | PageKind::Normal => return None,
+    };
+    let size = kind.size() as u64;
+    let pages = topology.nodes().iter().flat_map(|node| &node.hugepages).filter(|pages| pages.size.0 == size);
+    let (free, total) = pages.fold((0, 0), |(free, total), pages| (free + pages.free, total + pages.total));
+    // Every worker has its own region.
+    let needed = plan.map_or(SOME_PAGES, |plan| {
+        let workers = plan.cores.len().max(1) as u64;
+        (bytes(plan) / workers).div_ceil(size) * workers
+    });
+    let severity = if plan.is_some_and(|plan| plan.runtime.strict) { Severity::Fails } else { Severity::Slow };
+    let fix = kind.reserve((total + needed - free.min(needed)) as usize, None);
+    (free < needed).then(|| {
+        let what = format!("{free} huge pages of {name} are free, but {needed} are needed");
+        Finding::new(severity, what, "packet memory uses smaller pages, which causes TLB misses for every packet", fix)
+    })
+}
+
+/// Checks the limit on locked memory. The limit matters only for verbs devices and AF_XDP sockets, because they lock
+/// the packet memory that is registered with them.
+fn locked_memory(plan: Option<&Plan>, limit: Memlock) -> Option<Finding> {
+    let locks = |port: &PortPlan| port.config.link.as_ref().is_some_and(|link| link.locks_memory());
+    let registers = |port: &PortPlan| port.config.is_verbs() || locks(port);
+    let severity = match plan {
+        Some(plan) if plan.ports.iter().any(registers) => Severity::Fails,
+        Some(_) => return None,
+        None => Severity::Unseen,
+    };
+    let shortage = limit.shortage(plan.map_or(SOME_PAGES * MEGABYTE_PAGE, bytes))?;
+    let what = format!("the limit on locked memory is {} bytes, but {} are needed", shortage.limit, shortage.needed);
+    let costs = "registering memory with a verbs device or an AF_XDP socket fails";
+    Some(Finding::new(
+        severity,
+        what,
+        costs,
+        "run `ulimit -l unlimited` before the program, or `setcap cap_ipc_lock+ep PROGRAM`",
+    ))
+}
+
+fn governor(roots: &Roots, cores: &[CoreId]) -> Option<Finding> {
+    let governor = |core: &CoreId| roots.sys(&format!("devices/system/cpu/cpu{core}/cpufreq/scaling_governor"));
+    let slow: Vec<(&CoreId, String)> = cores.iter().filter_map(|core| Some((core, governor(core)?))).collect();
+    let (core, governor) = slow.into_iter().find(|(_, governor)| governor != "performance")?;
+    Some(Finding::new(
+        Severity::Slow,
+        format!("core {core} of a worker uses the frequency governor `{governor}`"),
+        "the core runs at a lower frequency and needs time to reach the full frequency",
+        format!("echo performance > /sys/devices/system/cpu/cpu{core}/cpufreq/scaling_governor"),
+    ))
+}
+
+fn isolation(roots: &Roots, cores: &[CoreId]) -> Option<Finding> {
+    let isolated = parse_ranges(&roots.sys("devices/system/cpu/isolated")?);
+    let shared: Vec<String> = cores.iter().filter(|core| !isolated.contains(&core.0)).map(CoreId::to_string).collect();
+    let list = shared.join(",");
+    (!shared.is_empty()).then(|| {
+        Finding::new(
+            Severity::Slow,
+            format!("the kernel runs other work on cores {list}, where workers poll"),
+            "workers stop for milliseconds, and receive rings overflow",
+            format!(
+                "add to the kernel command line: isolcpus=managed_irq,domain,{list} nohz_full={list} rcu_nocbs={list}"
+            ),
+        )
+    })
+}
+
+/// Checks whether two workers share a physical core.
+fn siblings(topology: &Topology, cores: &[CoreId]) -> Option<Finding> {
+    let physical = |core: &CoreId| topology.core(*core).map(|core| core.physical);
+    let (at, core) = cores.iter().enumerate().find(|(at, core)| {
+        cores[..*at].iter().any(|other| physical(other).is_some() && physical(other) == physical(core))
+    })?;
+    Some(Finding::new(
+        Severity::Slow,
+        format!("worker {at} on core {core} shares a physical core with another worker"),
+        "each worker gets about half of the core",
+        "set `workers` to cores that are on different physical cores in `dataplane topology`",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn low_memlock_limit_is_reported_with_its_fix() {
+        let limit = |limit, privileged| Memlock { limit, locked: 0, privileged };
+        assert_eq!(locked_memory(None, limit(u64::MAX, false)), None);
+        assert_eq!(locked_memory(None, limit(8 << 20, true)), None);
+        let found = locked_memory(None, limit(8 << 20, false)).unwrap();
+        assert!(found.severity == Severity::Unseen && found.fix.contains("ulimit -l unlimited"), "{found:?}");
+    }
+}

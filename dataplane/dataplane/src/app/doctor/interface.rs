@@ -1,0 +1,248 @@
+//! Checks network interfaces for problems that affect every kind of link. Each kind of link adds checks of its own.
+
+use std::io;
+
+use super::section::Section;
+use crate::config::{NodePlan, Plan, Port, PortPlan};
+use dataplane_core::topology::parse_ranges;
+use dataplane_core::units::CoreId;
+use dataplane_soft::config::LinkParameters;
+use dataplane_soft::doctor::{Finding, LinkCase, Roots, Severity};
+use dataplane_soft::{InterfaceFacts, of_unused_interface};
+
+/// An interface to check, with the link, the workers and the port that use the interface.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case<'a> {
+    pub(super) name: &'a str,
+    /// The link that uses the interface. If `None`, the checks of all kinds of links run.
+    pub(super) link: Option<&'a dyn LinkParameters>,
+    /// The cores of the workers.
+    pub(super) cores: &'a [CoreId],
+    pub(super) port: Option<&'a PortPlan>,
+}
+
+impl Case<'_> {
+    /// Returns `true` if the port is at the opposite end of the interface, as with a TAP link.
+    fn is_host_end(&self) -> bool {
+        self.link.is_some_and(|link| link.is_host_end())
+    }
+}
+
+/// Checks the interfaces of a plan.
+pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
+    let mut sections = Vec::new();
+    for (place, port) in plan.ports.iter().enumerate() {
+        let Some(link) = port.config.link.as_deref() else { continue };
+        let Some(name) = link.interface() else { continue };
+        let source =
+            |node: &NodePlan| node.parameters.get("source").and_then(|source| source.as_str()) == Some("kernel");
+        // If the port names another kernel interface in `interface`, another port may pass frames to that interface.
+        let follows_kernel = port.config.interface.is_none() && plan.nodes.iter().any(source);
+        let case = Case { name, link: Some(link), cores: &plan.cores, port: Some(port) };
+        let mut findings = findings(roots, &case, &InterfaceFacts::of(name));
+        findings.extend(link.starved_kernel().filter(|_| follows_kernel));
+        let subject = format!("port `{}`, interface `{name}`", port.config.name);
+        sections.push(Section { subject, key: format!("port[{place}].link"), findings });
+    }
+    sections
+}
+
+/// Checks all interfaces that a link could use.
+pub(super) fn all(roots: &Roots) -> Vec<Section> {
+    let mut sections = Vec::new();
+    for name in roots.sys_names("class/net").iter().filter(|name| *name != "lo") {
+        let facts = InterfaceFacts::of(name);
+        if !matches!(&facts, Ok(Some(facts)) if facts.is_ethernet) {
+            continue;
+        }
+        let driver = facts.as_ref().ok().and_then(|facts| facts.as_ref()?.driver.clone());
+        let driver = driver.map_or(String::new(), |driver| format!(", driver {driver}"));
+        let case = Case { name, link: None, cores: &[], port: None };
+        let subject = format!("interface `{name}`{driver}");
+        sections.push(Section { subject, key: String::new(), findings: findings(roots, &case, &facts) });
+    }
+    sections
+}
+
+/// Returns the findings for one interface.
+pub(super) fn findings(roots: &Roots, case: &Case<'_>, facts: &io::Result<Option<InterfaceFacts>>) -> Vec<Finding> {
+    let name = case.name;
+    let mut found: Vec<Finding> = capabilities(roots, case).into_iter().collect();
+    let facts = match facts {
+        Ok(Some(facts)) => facts,
+        // The run creates a missing TAP interface.
+        Ok(None) if case.is_host_end() => return found,
+        Ok(None) => {
+            found.push(Finding::new(
+                Severity::Fails,
+                format!("there is no interface `{name}` in this network namespace"),
+                "the run fails at its start",
+                "run `ip link` to list the interfaces",
+            ));
+            return found;
+        }
+        Err(error) => {
+            found.push(Finding::new(
+                Severity::Fails,
+                error.to_string(),
+                "the interface cannot be checked",
+                "run `ip link` to list the interfaces",
+            ));
+            return found;
+        }
+    };
+    if !facts.is_ethernet {
+        let what = "the interface does not carry Ethernet frames";
+        found.push(Finding::new(
+            Severity::Fails,
+            what,
+            "the run fails at its start",
+            "run `ip -details link show` to find an Ethernet interface",
+        ));
+        return found;
+    }
+    if !facts.is_up && case.link.is_some() && !case.is_host_end() {
+        let fix = format!("ip link set dev {name} up");
+        found.push(Finding::new(Severity::Breaks, "the interface is down", "nothing is received or sent", fix));
+    }
+    found.extend(master(roots, name));
+    found.extend(wireless(roots, name));
+    let link_case = LinkCase { roots, name, facts, workers: case.cores.len() };
+    found.extend(match case.link {
+        Some(link) => link.host_problems(&link_case),
+        None => of_unused_interface(&link_case),
+    });
+    found.extend(merging(case, facts));
+    found.extend(ring(case, facts));
+    found.extend(interrupts(roots, case));
+    found.extend(node(roots, case));
+    found.extend(mtu(case, facts));
+    found
+}
+
+fn capabilities(roots: &Roots, case: &Case<'_>) -> Option<Finding> {
+    let needed = case.link?.capabilities();
+    let missing: Vec<&str> =
+        needed.iter().filter(|(bit, _)| !roots.has_capability(*bit)).map(|(_, name)| *name).collect();
+    let list = missing.join(",");
+    (!missing.is_empty()).then(|| {
+        let fix = format!("setcap {list}+ep PROGRAM, or run the program as root");
+        Finding::new(Severity::Fails, format!("this process lacks {list}"), "the link cannot be opened", fix)
+    })
+}
+
+/// Checks whether the interface belongs to a bridge or a bond.
+fn master(roots: &Roots, name: &str) -> Option<Finding> {
+    let folder = roots.sys_names(&format!("class/net/{name}"));
+    let has = |entry: &str| folder.iter().any(|it| it == entry);
+    let of = match (has("brport"), has("master")) {
+        (true, _) => "a port of a bridge",
+        (_, true) => "part of another interface, such as a bond",
+        _ => return None,
+    };
+    Some(Finding::new(
+        Severity::Breaks,
+        format!("the interface is {of} of the kernel"),
+        "the kernel forwards the same frames, so they arrive twice, or an XDP program takes them away from the kernel",
+        format!("ip link set dev {name} nomaster"),
+    ))
+}
+
+fn wireless(roots: &Roots, name: &str) -> Option<Finding> {
+    let folder = roots.sys_names(&format!("class/net/{name}"));
+    folder.iter().any(|entry| entry == "wireless" || entry == "phy80211").then(|| {
+        Finding::new(
+            Severity::Breaks,
+            "the interface is wireless",
+            "access points drop frames with another source address than the interface's, and wireless drivers have no XDP",
+            "use a wired interface, or send only with the interface's own address",
+        )
+    })
+}
+
+/// Checks whether the hardware merges received packets.
+fn merging(case: &Case<'_>, facts: &InterfaceFacts) -> Option<Finding> {
+    let name = case.name;
+    (facts.lro == Some(true)).then(|| {
+        Finding::new(
+            Severity::Breaks,
+            "the hardware merges received packets (LRO)",
+            "merged packets may exceed the MTU of the next hop and cannot be split into the original \
+             packets, and native XDP fails",
+            format!("ethtool -K {name} lro off"),
+        )
+    })
+}
+
+fn ring(case: &Case<'_>, facts: &InterfaceFacts) -> Option<Finding> {
+    let (entries, most) = facts.receive_ring?;
+    (entries < most).then(|| {
+        let fix = format!("ethtool -G {} rx {most}", case.name);
+        let what = format!("the receive ring has {entries} entries, but supports {most}");
+        Finding::new(Severity::Slow, what, "the hardware drops packets of a burst while the core does other work", fix)
+    })
+}
+
+/// Checks for interrupts of the interface on the core of a worker.
+fn interrupts(roots: &Roots, case: &Case<'_>) -> Option<Finding> {
+    // With busy polling, the driver's work belongs on the worker's core.
+    if case.link.is_some_and(|link| link.polls_driver()) || case.cores.is_empty() {
+        return None;
+    }
+    let lands = |irq: &String| {
+        let effective = roots.proc(&format!("irq/{irq}/effective_affinity_list"));
+        let list = effective
+            .filter(|list| !list.is_empty())
+            .or_else(|| roots.proc(&format!("irq/{irq}/smp_affinity_list")))?;
+        let on = parse_ranges(&list);
+        case.cores.iter().copied().find(|core| on.contains(&core.0))
+    };
+    let irqs = roots.sys_names(&format!("class/net/{}/device/msi_irqs", case.name));
+    // With virtio, the interrupts are listed at the parent device.
+    let irqs =
+        if irqs.is_empty() { roots.sys_names(&format!("class/net/{}/device/../msi_irqs", case.name)) } else { irqs };
+    let here: Vec<(String, CoreId)> = irqs.into_iter().filter_map(|irq| lands(&irq).map(|core| (irq, core))).collect();
+    let (first, core) = here.first()?;
+    let list: Vec<&str> = here.iter().map(|(irq, _)| irq.as_str()).collect();
+    Some(Finding::new(
+        Severity::Slow,
+        format!("the interrupts {} of the interface are handled on core {core} of a worker", list.join(", ")),
+        "the kernel's receive processing interrupts the worker",
+        format!("echo CORE > /proc/irq/{first}/smp_affinity_list, where CORE is on the same node and has no worker"),
+    ))
+}
+
+fn node(roots: &Roots, case: &Case<'_>) -> Option<Finding> {
+    let of_interface = roots.sys(&format!("class/net/{}/device/numa_node", case.name))?.parse::<u32>().ok()?;
+    let of_core = |core: &CoreId| {
+        let entries = roots.sys_names(&format!("devices/system/cpu/cpu{core}"));
+        entries.iter().find_map(|entry| entry.strip_prefix("node")?.parse::<u32>().ok())
+    };
+    let far = case.cores.iter().find(|core| of_core(core).is_some_and(|node| node != of_interface))?;
+    let near = roots.sys(&format!("devices/system/node/node{of_interface}/cpulist")).unwrap_or_default();
+    Some(Finding::new(
+        Severity::Slow,
+        format!("the interface is on NUMA node {of_interface}, but core {far} of a worker is not"),
+        "every descriptor and frame crosses NUMA nodes",
+        format!("set workers = [..] in the config to cores of {near}"),
+    ))
+}
+
+fn mtu(case: &Case<'_>, facts: &InterfaceFacts) -> Option<Finding> {
+    let wanted = case.port?.config.max_packet();
+    let name = case.name;
+    (facts.mtu != wanted && !case.is_host_end()).then(|| {
+        let of_interface = format!("ip link set dev {name} mtu {wanted}");
+        // The MTU of an interface may be outside the range of `mtu`. For example, the MTU of `lo` is 65536.
+        let fix = match Port::MTU.contains(&facts.mtu) {
+            true => format!("{of_interface}, or mtu = {} in the config", facts.mtu),
+            false => format!("{of_interface} (the mtu of a port is {} to {})", Port::MTU.start(), Port::MTU.end()),
+        };
+        Finding::new(
+            Severity::Breaks,
+            format!("the MTU of the interface is {}, but the mtu of the port is {wanted}", facts.mtu),
+            "packets that only fit the larger MTU are dropped and counted",
+            fix,
+        )
+    })
+}

@@ -1,0 +1,103 @@
+//! `doctor`: finds settings of this host that cause failures or cost speed, and prints commands that fix the settings.
+//! `doctor` itself changes nothing.
+
+mod address;
+mod device;
+mod host;
+mod interface;
+mod section;
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Write;
+
+use super::args;
+use super::console::{self, CommandError};
+use crate::config::Plan;
+use dataplane_core::pipeline::Registry;
+use dataplane_core::topology::Topology;
+use dataplane_soft::doctor::{Finding, Roots, Severity};
+use section::Section;
+
+pub(super) fn doctor(registry: &Registry, args: &args::Doctor) -> Result<(), CommandError> {
+    let topology = Topology::discover()?;
+    let plan = match &args.config {
+        Some(path) => {
+            let config = args::Config { path: path.clone(), settings: args.settings.clone() };
+            Some(console::assembly(&config, registry, topology.clone())?.plan)
+        }
+        None => None,
+    };
+    let sections = examine(&Roots::real(), &topology, plan.as_ref());
+    if args.json {
+        console::print_json(&sections)?
+    } else {
+        console::print(&text(&sections))?
+    }
+    let bad = sections.iter().flat_map(|section| &section.findings).filter(|it| it.severity > Severity::Slow).count();
+    match bad {
+        0 => Ok(()),
+        // All findings are already printed.
+        _ => Err(CommandError::Failed(String::new())),
+    }
+}
+
+/// Logs the findings for the interfaces of a plan that cause lost or damaged packets.
+pub(super) fn warn(plan: &Plan) {
+    for Section { subject, findings, .. } in interface::of_plan(&Roots::real(), plan) {
+        for Finding { what, costs, fix, .. } in findings.iter().filter(|it| it.severity == Severity::Breaks) {
+            tracing::warn!("{subject}: {what}, so {costs}; help: {fix}");
+        }
+    }
+}
+
+/// A problem that ends the run of a plan at its start.
+pub(super) struct StartFailure {
+    /// The path of the key in the config that the problem is about.
+    pub(super) key: String,
+    pub(super) what: String,
+    pub(super) fix: String,
+}
+
+/// Returns the problems of this host that end the run of a plan at its start.
+pub(super) fn start_failures(topology: &Topology, plan: &Plan) -> Vec<StartFailure> {
+    let failures = |Section { key, findings, .. }| {
+        let fatal = findings.into_iter().filter(|finding: &Finding| finding.severity == Severity::Fails);
+        fatal.map(move |Finding { what, fix, .. }| StartFailure { key: String::clone(&key), what, fix })
+    };
+    examine(&Roots::real(), topology, Some(plan)).into_iter().flat_map(failures).collect()
+}
+
+/// Checks the host, and every device, address and interface of the plan. Without a plan, checks every interface of the
+/// host.
+fn examine(roots: &Roots, topology: &Topology, plan: Option<&Plan>) -> Vec<Section> {
+    let findings = host::findings(roots, topology, plan);
+    let mut sections = vec![Section { subject: "host".to_owned(), key: "runtime.hugepages".to_owned(), findings }];
+    match plan {
+        Some(plan) => {
+            sections.extend(device::of_plan(roots, plan));
+            sections.extend(address::of_plan(plan));
+            sections.extend(interface::of_plan(roots, plan));
+        }
+        None => sections.extend(interface::all(roots)),
+    }
+    sections
+}
+
+fn text(sections: &[Section]) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    for Section { subject, findings, .. } in sections {
+        let _ = writeln!(text, "{subject}{}", if findings.is_empty() { ": no problems found" } else { "" });
+        for Finding { severity, what, costs, fix } in findings {
+            let severity = match severity {
+                Severity::Unseen => "check",
+                Severity::Slow => "slow",
+                Severity::Breaks => "breaks",
+                Severity::Fails => "fails",
+            };
+            let _ = writeln!(text, "  {severity}: {what}\n    effect {costs}\n    fix    {fix}");
+        }
+    }
+    text
+}

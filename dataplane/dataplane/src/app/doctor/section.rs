@@ -1,0 +1,16 @@
+//! A checked part of the host, with the problems found.
+
+use serde::Serialize;
+
+use dataplane_soft::doctor::Finding;
+
+/// A checked part of the host, with the problems found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Section {
+    /// The part of the host, such as ``port `wan`, device `mlx5_0` ``.
+    pub(super) subject: String,
+    /// The path of the key in the config that the findings are about.
+    #[serde(skip)]
+    pub(super) key: String,
+    pub(super) findings: Vec<Finding>,
+}

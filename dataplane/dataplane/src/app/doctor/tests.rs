@@ -1,0 +1,269 @@
+//! Tests the checks with a temporary folder in place of `/sys` and `/proc`, and with made-up interface properties.
+
+use super::interface::{Case, findings};
+use super::*;
+use crate::config::{PortPlan, Source};
+use dataplane_core::units::CoreId;
+use dataplane_soft::config::{LinkParameters, PacketConfig, TapConfig, XdpConfig};
+use dataplane_soft::{InterfaceFacts, XdpFacts, XdpProgram, XdpSupport};
+use dataplane_testing::Folder;
+
+/// A fake host: a temporary folder with the files of `/sys` and `/proc`.
+struct Host(Roots, Folder);
+
+impl Host {
+    fn new() -> Self {
+        let folder = Folder::new();
+        let roots = Roots { sys: folder.file("sys"), proc: folder.file("proc") };
+        let host = Self(roots, folder);
+        // The process has all capabilities, like root.
+        host.has("proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n")
+    }
+
+    fn has(self, path: &str, text: &str) -> Self {
+        self.1.write(path, format!("{text}\n"));
+        self
+    }
+}
+
+fn link<T: serde::de::DeserializeOwned>(text: &str) -> T {
+    toml::from_str(text).unwrap()
+}
+
+/// Returns the properties of an interface without problems.
+fn good() -> InterfaceFacts {
+    InterfaceFacts {
+        is_up: true,
+        is_ethernet: true,
+        mtu: 1500,
+        driver: Some("ice".to_owned()),
+        receive_ring: Some((4096, 4096)),
+        receive_queues: Some(1),
+        lro: Some(false),
+        gro: Some(false),
+        takes_tags: Some(false),
+        xdp: XdpFacts { support: Some(XdpSupport { native: true, zero_copy: true }), program: None },
+    }
+}
+
+fn packet() -> PacketConfig {
+    link("interface = \"eth9\"")
+}
+
+fn tap() -> TapConfig {
+    link("name = \"eth9\"")
+}
+
+const CORES: [CoreId; 1] = [CoreId(2)];
+
+fn case(link: &dyn LinkParameters) -> Case<'_> {
+    Case { name: "eth9", link: Some(link), cores: &CORES, port: None }
+}
+
+/// Changes one property of a good interface. Returns the severity and the fix of the only finding.
+fn one(host: &Host, link: &dyn LinkParameters, change: impl FnOnce(&mut InterfaceFacts)) -> (Severity, String) {
+    let mut facts = good();
+    change(&mut facts);
+    let mut found = findings(&host.0, &case(link), &Ok(Some(facts)));
+    assert_eq!(found.len(), 1, "{found:#?}");
+    (found[0].severity, found.remove(0).fix)
+}
+
+#[test]
+fn interface_without_problems_has_no_findings() {
+    let host = Host::new();
+    let xdp: XdpConfig = link("interface = \"eth9\"");
+    for link in [&packet() as &dyn LinkParameters, &xdp] {
+        assert_eq!(findings(&host.0, &case(link), &Ok(Some(good()))), []);
+    }
+    let unused = Case { link: None, ..case(&xdp) };
+    assert_eq!(findings(&host.0, &unused, &Ok(Some(good()))), []);
+}
+
+#[test]
+fn each_interface_problem_is_found_with_its_fix() {
+    use Severity::{Breaks, Fails, Slow, Unseen};
+    let host = Host::new();
+    let xdp: XdpConfig = link("interface = \"eth9\"");
+    let native: XdpConfig = link("interface = \"eth9\"\nmode = \"native\"");
+    let zero: XdpConfig = link("interface = \"eth9\"\ncopy = \"zero\"");
+    let none = Some(XdpSupport::default());
+    let copied = Some(XdpSupport { native: true, zero_copy: false });
+    type Change<'a> = Box<dyn FnOnce(&mut InterfaceFacts) + 'a>;
+    let af_packet = packet();
+    let cases: Vec<(&dyn LinkParameters, Change<'_>, Severity, &str)> = vec![
+        (&af_packet, Box::new(|it| it.is_up = false), Breaks, "ip link set dev eth9 up"),
+        (&af_packet, Box::new(|it| it.lro = Some(true)), Breaks, "ethtool -K eth9 lro off"),
+        (&af_packet, Box::new(|it| it.gro = Some(true)), Slow, "ethtool -K eth9 gro off"),
+        (&af_packet, Box::new(|it| it.receive_ring = Some((256, 4096))), Slow, "ethtool -G eth9 rx 4096"),
+        (&xdp, Box::new(|it| it.xdp.support = none), Slow, "mode = \"generic\""),
+        (&native, Box::new(|it| it.xdp.support = none), Fails, "mode = \"generic\""),
+        (&xdp, Box::new(|it| it.xdp.support = copied), Slow, "copy = \"copy\""),
+        (&zero, Box::new(|it| it.xdp.support = copied), Fails, "copy = \"copy\""),
+        (&xdp, Box::new(|it| it.takes_tags = Some(true)), Breaks, "ethtool -K eth9 rxvlan off"),
+        (
+            &xdp,
+            Box::new(|it| it.xdp.program = Some(XdpProgram { program: 8, link: Some(7) })),
+            Fails,
+            "bpftool link detach id 7",
+        ),
+        (&xdp, Box::new(|it| it.receive_queues = Some(8)), Breaks, "ethtool -L eth9 combined 1"),
+        (&xdp, Box::new(|it| it.driver = Some("veth".to_owned())), Unseen, "ethtool -K PEER tx off txvlan off"),
+    ];
+    for (link, change, severity, fix) in cases {
+        let (found, command) = one(&host, link, change);
+        assert!(found == severity && command.contains(fix), "{found:?} {command:?} instead of {severity:?} {fix:?}");
+    }
+    // VLAN tags that the interface removes do not affect a `packet` link.
+    let mut minor = good();
+    (minor.gro, minor.takes_tags) = (Some(true), Some(true));
+    let found = findings(&host.0, &case(&packet()), &Ok(Some(minor)));
+    assert_eq!(found.len(), 1, "GRO alone: {found:#?}");
+}
+
+#[test]
+fn missing_interface_fails_except_for_tap() {
+    let host = Host::new();
+    let found = findings(&host.0, &case(&packet()), &Ok(None));
+    assert!(found.len() == 1 && found[0].severity == Severity::Fails, "{found:#?}");
+    assert_eq!(findings(&host.0, &case(&tap()), &Ok(None)), []);
+}
+
+#[test]
+fn missing_capabilities_are_named() {
+    let host = Host::new().has("proc/self/status", "CapEff:\t0000000000002000\n");
+    let xdp: XdpConfig = link("interface = \"eth9\"");
+    assert_eq!(findings(&host.0, &case(&packet()), &Ok(Some(good()))), []);
+    let (severity, fix) = one(&host, &xdp, |_| {});
+    assert!(severity == Severity::Fails && fix.starts_with("setcap cap_net_admin,cap_bpf+ep"), "{fix}");
+}
+
+#[test]
+fn kernel_use_of_the_interface_is_found() {
+    use Severity::{Breaks, Slow};
+    let host = |path: &str, text: &str| Host::new().has(path, text);
+    let of_packet = [
+        ("bridge", "sys/class/net/eth9/brport/state", "3", Breaks, "ip link set dev eth9 nomaster"),
+        ("bond", "sys/class/net/eth9/master/mtu", "1500", Breaks, "ip link set dev eth9 nomaster"),
+        ("wireless", "sys/class/net/eth9/phy80211/index", "0", Breaks, "wired interface"),
+        ("forward", "proc/sys/net/ipv4/conf/eth9/forwarding", "1", Breaks, "net.ipv4.conf.eth9.forwarding=0"),
+        ("forward6", "proc/sys/net/ipv6/conf/eth9/forwarding", "1", Breaks, "net.ipv6.conf.eth9.forwarding=0"),
+    ];
+    for (name, path, text, severity, fix) in of_packet {
+        let (found, command) = one(&host(path, text), &packet(), |_| {});
+        assert!(found == severity && command.contains(fix), "{name}: {found:?} {command:?}");
+    }
+    let strict = host("proc/sys/net/ipv4/conf/all/rp_filter", "1");
+    let (found, command) = one(&strict, &tap(), |_| {});
+    assert!(found == Breaks && command.contains("net.ipv4.conf.eth9.rp_filter=2"), "{command}");
+    let loose = strict.has("proc/sys/net/ipv4/conf/eth9/rp_filter", "2");
+    assert_eq!(findings(&loose.0, &case(&tap()), &Ok(Some(good()))), [], "the larger value is used");
+
+    let busy = host("sys/class/net/eth9/device/msi_irqs/40", "msix").has("proc/irq/40/smp_affinity_list", "0-3");
+    let (found, command) = one(&busy, &packet(), |_| {});
+    assert!(found == Slow && command.contains("/proc/irq/40/smp_affinity_list"), "{command}");
+    let placed = busy.has("proc/irq/40/effective_affinity_list", "1");
+    assert_eq!(findings(&placed.0, &case(&packet()), &Ok(Some(good()))), [], "the effective affinity is used");
+
+    let far = host("sys/class/net/eth9/device/numa_node", "1")
+        .has("sys/devices/system/cpu/cpu2/node0/cpulist", "0-3")
+        .has("sys/devices/system/node/node1/cpulist", "4-7");
+    let (found, command) = one(&far, &packet(), |_| {});
+    assert!(found == Slow && command.contains("4-7"), "{command}");
+}
+
+/// Returns the plan of a config.
+fn plan(text: &str) -> Plan {
+    let source = Source::new("test.toml", text, &[]);
+    let mut diagnostics = crate::config::Diagnostics::new(&source);
+    let registry = dataplane_stages::registry();
+    let assembled = crate::runtime::assemble(&source, &registry, Topology::uniform(4), &mut diagnostics);
+    assembled.unwrap_or_else(|| panic!("{}", diagnostics.render(false))).plan
+}
+
+const CONFIG: &str = r#"
+    [runtime]
+    workers = [0, 1]
+    [[port]]
+    name = "wan"
+    device = "host"
+    mtu = 1400
+    link = { kind = "packet", interface = "no-such" }
+    [pipeline]
+    input = ["wan"]
+    [[pipeline.stage]]
+    name = "out"
+    use = "tx"
+    port = "wan"
+"#;
+
+#[test]
+fn missing_huge_pages_and_slow_cores_are_reported() {
+    let host = Host::new()
+        .has("sys/devices/system/cpu/isolated", "1")
+        .has("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance")
+        .has("sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "powersave");
+    let plan = plan(CONFIG);
+    let found = host::findings(&host.0, &Topology::uniform(4), Some(&plan));
+    let has = |what: &str, fix: &str| found.iter().any(|it| it.what.contains(what) && it.fix.contains(fix));
+    assert!(has("0 huge pages of 2 MiB are free", "hugepages-2048kB/nr_hugepages"), "{found:#?}");
+    assert!(has("core 1", "echo performance > /sys/devices/system/cpu/cpu1/"), "{found:#?}");
+    assert!(has("other work on cores 0,", "isolcpus=managed_irq,domain,0 "), "core 1 is isolated: {found:#?}");
+    let sections = examine(&host.0, &Topology::uniform(4), Some(&plan));
+    assert_eq!(sections.len(), 2);
+    assert_eq!(sections[1].subject, "port `wan`, interface `no-such`");
+    assert!(sections[1].findings[0].what.contains("there is no interface `no-such`"), "{sections:#?}");
+    let text = text(&sections);
+    assert!(
+        text.contains("\n  fails: there is no interface `no-such`") && text.contains("\n    fix    run `ip link`"),
+        "{text}"
+    );
+}
+
+#[test]
+fn xdp_link_that_starves_the_kernel_is_found() {
+    let host = Host::new();
+    let starved = |link: &str, more: &str| {
+        let link = format!("{{ kind = \"xdp\", interface = \"no-such\"{link} }}\n{more}");
+        let text = CONFIG.replace("{ kind = \"packet\", interface = \"no-such\" }", &link);
+        assert_ne!(text, CONFIG);
+        let front = "[[pipeline.stage]]\nuse = \"parse\"\n[[pipeline.stage]]\nuse = \"route\"\nsource = \"kernel\"\n";
+        let text = text.replacen("[[pipeline.stage]]", &format!("{front}[[pipeline.stage]]"), 1);
+        let sections = interface::of_plan(&host.0, &plan(&text));
+        sections.iter().flat_map(|section| &section.findings).any(|it| it.what.contains("takes every frame"))
+    };
+    assert!(starved("", ""));
+    assert!(!starved(", except = [{ ether_type = 0x0806 }]", ""));
+    assert!(!starved(", filter = [{ protocol = \"udp\" }]", ""));
+    assert!(!starved("", "interface = \"eth9\""));
+}
+
+#[test]
+fn missing_rdma_device_is_found() {
+    let plan = plan(
+        "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\ninput = [\"a\"]\n\
+         [[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n",
+    );
+    let found = |host: &Host| device::of_plan(&host.0, &plan).remove(0).findings;
+    let host = Host::new();
+    assert!(found(&host)[0].fix.contains("device = \"host\" or \"soft\""));
+    let host = host.has("sys/class/infiniband/rdma6/node_type", "1: CA");
+    assert!(matches!(&found(&host)[..], [one] if one.severity == Severity::Fails && one.fix.ends_with("rdma6")));
+    assert_eq!(found(&host.has("sys/class/infiniband/rdma7/node_type", "1: CA")), []);
+}
+
+#[test]
+fn different_mtu_is_found() {
+    let (host, plan) = (Host::new(), plan(CONFIG));
+    let port: &PortPlan = &plan.ports[0];
+    let link = packet();
+    let case = Case { port: Some(port), ..case(&link) };
+    let found = findings(&host.0, &case, &Ok(Some(good())));
+    assert!(
+        found.len() == 1 && found[0].fix == "ip link set dev eth9 mtu 1400, or mtu = 1500 in the config",
+        "{found:#?}"
+    );
+    // `lo` has an MTU that the config does not allow.
+    let found = findings(&host.0, &case, &Ok(Some(InterfaceFacts { mtu: 65536, ..good() })));
+    assert!(found[0].fix == "ip link set dev eth9 mtu 1400 (the mtu of a port is 68 to 65000)", "{found:#?}");
+}

@@ -1,0 +1,161 @@
+//! `explain`: shows the path of every packet of a capture through a pipeline.
+
+mod fields;
+
+use std::fmt::Write;
+use std::fs::File;
+
+use serde::Serialize;
+
+use self::fields::{Change, changes, summary};
+use super::args;
+use super::console::{self, CommandError};
+use crate::runtime::{End, Hop, Trace, Tracer};
+use dataplane_core::pipeline::Registry;
+use dataplane_soft::Capture;
+
+/// A packet and its path, for JSON output.
+#[derive(Serialize)]
+struct Explained {
+    /// The number of the packet in the capture, from 1.
+    number: usize,
+    /// The capture time, in nanoseconds since the epoch.
+    time_ns: u64,
+    summary: String,
+    bytes: usize,
+    #[serde(flatten)]
+    explained: ExplainedPath,
+    copies: Vec<ExplainedPath>,
+}
+
+#[derive(Serialize)]
+struct ExplainedPath {
+    path: Vec<ExplainedStep>,
+    changes: Vec<Change>,
+    /// `sent`, `dropped`, `consumed`, `held` or `not_received`.
+    fate: &'static str,
+    /// The port on which the packet is sent, or the reason why it is dropped or not received.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
+}
+
+#[derive(Serialize)]
+struct ExplainedStep {
+    stage: String,
+    /// The table entry that matched the packet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hit: Option<String>,
+    /// The output that the packet left by. `None` if the packet went to the next stage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output: Option<String>,
+}
+
+pub(super) fn explain(registry: &Registry, args: &args::Explain) -> Result<(), CommandError> {
+    let assembly = console::offline_assembly(&args.config, registry)?;
+    let inputs = assembly.plan.ports.iter().filter(|port| port.input);
+    let inputs: Vec<String> = inputs.map(|port| port.config.name.clone()).collect();
+    let mut tracer = Tracer::new(assembly)?;
+    let port = port(&tracer, &inputs, args.port.as_deref())?;
+    let named = |reason: &dyn std::fmt::Display| CommandError::Failed(format!("{}: {reason}", args.capture.display()));
+    // The capture may be a pipe, so reading may block. SIGINT still ends the program.
+    let file = File::open(&args.capture).map_err(|error| named(&error))?;
+    let capture = Capture::load(&file).map_err(|reason| named(&reason))?;
+    let count = capture.len().min(args.packets.unwrap_or(usize::MAX));
+    for index in 0..count {
+        let (frame, time) = (capture.frame(index), capture.time(index));
+        let mut paths = tracer.trace(port, time, frame).into_iter().map(|trace| explained_path(frame, trace));
+        // The first trace is the trace of the packet itself, and always exists. The other traces are of its copies.
+        let Some(explained) = paths.next() else { continue };
+        let copies = paths.collect();
+        let packet = Explained {
+            number: index + 1,
+            time_ns: time.0,
+            summary: summary(frame),
+            bytes: frame.len(),
+            explained,
+            copies,
+        };
+        console::print(&if args.json { json(&packet)? } else { text(&packet) })?;
+    }
+    if args.json {
+        console::print(if count == 0 { "[]\n" } else { "\n]\n" })?;
+    }
+    match &capture.damage {
+        Some(damage) if count == capture.len() => Err(named(&format!(
+            "damaged at byte {}: {} (the {count} packets before it are shown)",
+            damage.offset, damage.reason
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn port(tracer: &Tracer, inputs: &[String], wanted: Option<&str>) -> Result<usize, CommandError> {
+    // A valid config has an input.
+    let name = wanted.or(inputs.first().map(String::as_str)).unwrap_or_default();
+    let found = tracer.port(name).filter(|_| inputs.iter().any(|input| input == name));
+    found.ok_or_else(|| {
+        CommandError::Usage(format!("`{name}` is not an input of the pipeline; help: use one of {}", inputs.join(", ")))
+    })
+}
+
+fn explained_path(frame: &[u8], trace: Trace) -> ExplainedPath {
+    let step = |hop: Hop| ExplainedStep { stage: hop.stage, hit: hop.hit, output: hop.output };
+    let (fate, detail) = match trace.end {
+        End::Sent(port) => ("sent", Some(port)),
+        End::Dropped(reason) => ("dropped", Some(reason)),
+        End::Consumed => ("consumed", None),
+        End::Held => ("held", None),
+        End::TooLong(room) => ("not_received", Some(format!("longer than a buffer, which holds {room} bytes"))),
+    };
+    ExplainedPath {
+        changes: changes(frame, &trace.bytes),
+        path: trace.hops.into_iter().map(step).collect(),
+        fate,
+        detail,
+    }
+}
+
+/// Formats one element of the JSON list. The list is written element by element, because a capture may be long.
+fn json(packet: &Explained) -> Result<String, CommandError> {
+    let text = serde_json::to_string(packet).map_err(|error| CommandError::Failed(error.to_string()))?;
+    Ok(format!("{}{text}", if packet.number == 1 { "[\n" } else { ",\n" }))
+}
+
+fn text(packet: &Explained) -> String {
+    let mut text = format!("#{}  {}  {} bytes\n", packet.number, packet.summary, packet.bytes);
+    write_path(&packet.explained, "  ", &mut text);
+    for copy in &packet.copies {
+        text.push_str("  copy\n");
+        write_path(copy, "    ", &mut text);
+    }
+    text
+}
+
+fn write_path(explained: &ExplainedPath, indent: &str, text: &mut String) {
+    let mut path: Vec<String> = explained.path.iter().map(write_step).collect();
+    if let ("sent", Some(port), Some(last)) = (explained.fate, &explained.detail, path.last_mut()) {
+        last.push(' ');
+        last.push_str(port);
+    }
+    // Writing to a string cannot fail.
+    if !path.is_empty() {
+        let _ = writeln!(text, "{indent}{}", path.join(" → "));
+    }
+    if !explained.changes.is_empty() {
+        let changes: Vec<String> = explained.changes.iter().map(Change::to_string).collect();
+        let _ = writeln!(text, "{indent}changed: {}", changes.join(", "));
+    }
+    let _ = match (explained.fate, &explained.detail, explained.path.last()) {
+        ("sent", Some(port), _) => writeln!(text, "{indent}sent on {port}"),
+        ("dropped", Some(reason), _) => writeln!(text, "{indent}dropped: {reason}"),
+        (_, Some(detail), _) => writeln!(text, "{indent}not received: {detail}"),
+        (fate, None, Some(last)) => writeln!(text, "{indent}{fate} by {}", last.stage),
+        (fate, None, None) => writeln!(text, "{indent}{fate}"),
+    };
+}
+
+fn write_step(step: &ExplainedStep) -> String {
+    let hit = step.hit.as_ref().map_or(String::new(), |hit| format!(" ({hit})"));
+    let output = step.output.as_ref().map_or(String::new(), |output| format!(" [{output}]"));
+    format!("{}{hit}{output}", step.stage)
+}

@@ -1,0 +1,129 @@
+//! The command line that every app has: `run`, `stats`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
+//! `doctor`, `schema`.
+//!
+//! An app consists of its own stages and one line of `main`. The built-in stages are included:
+//!
+//! ```no_run
+//! use dataplane::prelude::*;
+//!
+//! /// Drops every packet with an odd number of bytes.
+//! #[derive(serde::Deserialize)]
+//! #[serde(deny_unknown_fields)]
+//! struct EvenOnly {}
+//!
+//! impl Stage for EvenOnly {
+//!     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+//!         batch.iter_mut().filter(|packet| packet.len() % 2 == 1).for_each(|mut packet| packet.drop(Reason::BadLength));
+//!     }
+//! }
+//!
+//! fn main() -> dataplane::Result<()> {
+//!     App::new().stage::<EvenOnly>("even_only").run()
+//! }
+//! ```
+//!
+//! Results go to standard output. Logs, progress and the mistakes of a config go to standard error.
+
+mod args;
+mod check;
+mod console;
+mod control;
+mod devices;
+mod doctor;
+mod explain;
+mod graph;
+mod reference;
+mod run;
+mod schema;
+mod stages;
+mod stats;
+mod topology;
+
+use std::ffi::OsString;
+
+use clap::Parser;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+
+use self::args::{Cli, Command};
+use self::console::CommandError;
+use dataplane_core::error::Result;
+use dataplane_core::pipeline::{Registry, Stage};
+
+/// A program with the built-in stages, stages of its own, and the command line.
+pub struct App {
+    registry: Registry,
+}
+
+impl App {
+    /// Creates an app with the built-in stages.
+    pub fn new() -> Self {
+        Self { registry: dataplane_stages::registry() }
+    }
+
+    /// Adds a kind of stage. `name` is the value of `use` in a config. An existing kind with the same name is replaced.
+    #[must_use]
+    pub fn stage<S: Stage + DeserializeOwned + 'static>(mut self, name: &str) -> Self {
+        self.registry.add::<S>(name);
+        self
+    }
+
+    /// Adds a kind of stage with a schema, so that `stages` and `reference` describe its parameters.
+    #[must_use]
+    pub fn described_stage<S: Stage + DeserializeOwned + JsonSchema + 'static>(mut self, name: &str) -> Self {
+        self.registry.add_described::<S>(name);
+        self
+    }
+
+    /// Runs the command line of the process. Returns on success. Otherwise, prints the error to standard error and ends
+    /// the process with status 1 (a failed run) or 2 (a wrong command line or config).
+    ///
+    /// # Errors
+    /// Returns no errors. The signature fits `main`.
+    pub fn run(self) -> Result<()> {
+        match self.status(std::env::args_os()) {
+            0 => Ok(()),
+            status => std::process::exit(status),
+        }
+    }
+
+    /// Runs any command line, with the name of the program first. Returns the exit status.
+    pub fn status<T: Into<OsString> + Clone>(&self, args: impl IntoIterator<Item = T>) -> i32 {
+        let cli = match Cli::try_parse_from(args) {
+            Ok(cli) => cli,
+            Err(error) => {
+                // If printing fails too, only the exit status is left.
+                let _ = error.print();
+                return error.exit_code();
+            }
+        };
+        console::log(cli.verbose);
+        match self.execute(cli.command) {
+            Ok(()) | Err(CommandError::Pipe) => 0,
+            Err(CommandError::Failed(message)) => console::fail(&message, 1),
+            Err(CommandError::Usage(message)) => console::fail(&message, 2),
+        }
+    }
+
+    fn execute(&self, command: Command) -> Result<(), CommandError> {
+        match command {
+            Command::Run(args) => run::run(&self.registry, &args),
+            Command::Stats(args) => stats::stats(&args),
+            Command::Check(args) => check::check(&self.registry, &args),
+            Command::Graph(args) => graph::graph(&self.registry, &args),
+            Command::Explain(args) => explain::explain(&self.registry, &args),
+            Command::Stages(args) => stages::stages(&self.registry, &args),
+            Command::Devices(args) => devices::devices(&args),
+            Command::Doctor(args) => doctor::doctor(&self.registry, &args),
+            Command::Topology(args) => topology::topology(&self.registry, &args),
+            Command::Schema => schema::schema(&self.registry),
+            Command::Reference(args) => reference::reference(&self.registry, &args),
+        }
+    }
+}
+
+impl Default for App {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,309 @@
+//! `run`: runs a pipeline from its config to the final report.
+
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::iterator::Signals;
+
+use super::args::{self, ReportFormat};
+use super::console::{self, CLEAR_LINE, CommandError};
+use super::control::Server;
+use super::doctor;
+use crate::runtime::{Assembly, Options, Run};
+use dataplane_core::pipeline::{Problem, Registry};
+use dataplane_core::telemetry::Progress;
+use dataplane_core::topology::Topology;
+
+/// The interval between two checks of the run, and between two updates of the progress line.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// A stop signal this soon after the first one counts as the same request.
+const SAME_REQUEST: Duration = Duration::from_millis(200);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
+
+pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandError> {
+    // With a handler for SIGXFSZ, exceeding a file size limit is a write error instead of the end of the process.
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGXFSZ])
+        .map_err(|error| CommandError::Failed(format!("cannot install signal handlers: {error}")))?;
+    let (assembly, mut asked) = assembled(registry, args, &mut signals)?;
+    // Only print warnings here. The run itself reports problems that prevent a start.
+    doctor::warn(&assembly.plan);
+    let options = Options { duration: args.duration, packets: args.packets };
+    let hangup = Hangup { reloads: assembly.can_reload(), from_terminal: console::has_terminal() };
+    if asked && !hangup.reloads() {
+        return Err(CommandError::Failed(STOPPED_EARLY.to_owned()));
+    }
+    let mut is_end = |signal| {
+        let effect = Effect::of(signal, hangup, None);
+        asked |= effect == Effect::Reload;
+        effect == Effect::Stop
+    };
+    let server = Server::start(&assembly.plan.runtime.control, &args.config.path)?;
+    let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
+    tracing::info!("running");
+    watch(&run, &mut signals, hangup, asked, server);
+    let mut report = run.join()?;
+    let outcome = match report.is_good() {
+        true => Ok(()),
+        false if report.errors.is_empty() => Err(CommandError::Failed("the ledger does not balance".to_owned())),
+        false => Err(CommandError::Failed(report.errors.join("\nerror: "))),
+    };
+    match if args.json { ReportFormat::Json } else { args.report } {
+        ReportFormat::Human => {
+            // The errors are printed to standard error at the end.
+            report.errors.clear();
+            console::print(&report.to_string())?;
+        }
+        ReportFormat::Json => console::print_json(&report)?,
+    }
+    outcome
+}
+
+/// Reads and checks the config. Compiling large rule sets may take long. SIGINT and SIGTERM end the program at once
+/// during that time, because the program holds no resources yet. Also returns whether SIGHUP was received.
+fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Result<(Assembly, bool), CommandError> {
+    let (done, is_done) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let watch = move || {
+            let mut hung_up = false;
+            loop {
+                for signal in signals.pending() {
+                    match signal {
+                        SIGHUP => hung_up = true,
+                        SIGINT | SIGTERM => std::process::exit(console::fail(STOPPED_EARLY, 1)),
+                        _ => {}
+                    }
+                }
+                if is_done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Disconnected) {
+                    return hung_up;
+                }
+            }
+        };
+        let watcher = thread::Builder::new().name("signals".to_owned()).spawn_scoped(scope, watch);
+        let watcher = watcher.map_err(|error| CommandError::Failed(format!("cannot start a thread: {error}")))?;
+        let topology = Topology::discover();
+        let assembly =
+            topology.map_err(CommandError::from).and_then(|known| console::assembly(&args.config, registry, known));
+        drop(done);
+        // The thread does not panic.
+        let hung_up = watcher.join().unwrap_or_default();
+        Ok((assembly?, hung_up))
+    })
+}
+
+const STOPPED_EARLY: &str = "stopped before the run started";
+
+/// How the run handles SIGHUP. If stages have files to reload, the run reloads the files. Otherwise the run stops, as
+/// for SIGINT and SIGTERM.
+#[derive(Clone, Copy)]
+struct Hangup {
+    reloads: bool,
+    /// Whether the run was started from a terminal. If that terminal is closed, SIGHUP stops the run.
+    from_terminal: bool,
+}
+
+impl Hangup {
+    fn reloads(self) -> bool {
+        self.reloads && (!self.from_terminal || console::has_terminal())
+    }
+}
+
+/// The effect of a signal on a run.
+#[derive(Debug, PartialEq, Eq)]
+enum Effect {
+    Nothing,
+    Reload,
+    Stop,
+    /// End without a report.
+    Abort,
+}
+
+impl Effect {
+    /// Returns the effect of a signal. `stopping` is the time since the first stop signal, or `None` before that
+    /// signal.
+    fn of(signal: i32, hangup: Hangup, stopping: Option<Duration>) -> Self {
+        match (signal, stopping) {
+            (SIGXFSZ, _) => Self::Nothing,
+            (SIGHUP, None) if hangup.reloads() => Self::Reload,
+            (_, None) => Self::Stop,
+            // While the run stops, ignore a hangup: an abort would lose packets, and new rules would have no use.
+            (SIGHUP, Some(_)) => Self::Nothing,
+            // A sender that signals a whole process group may deliver the same signal twice.
+            (_, Some(since)) if since < SAME_REQUEST => Self::Nothing,
+            (_, Some(_)) => Self::Abort,
+        }
+    }
+}
+
+/// The result of a reload for each stage.
+type ReloadResults = Vec<(String, Result<String, Vec<Problem>>)>;
+
+/// Reloads files on a separate thread. Compiling large rule sets may take long, and a run that ends does not wait for
+/// the reload.
+fn reload(run: &Run) -> Receiver<ReloadResults> {
+    tracing::info!("reloading files");
+    let (sender, results) = mpsc::channel();
+    let reload = run.reloader();
+    // If the run has ended, the receiver is gone, which is no error. If the thread cannot be started, the channel
+    // closes at once.
+    let spawned = thread::Builder::new().name("reload".to_owned()).spawn(move || drop(sender.send(reload())));
+    if let Err(error) = spawned {
+        tracing::error!("cannot start the reload thread: {error}");
+    }
+    results
+}
+
+/// Prints the result of a reload, if it has ended. Returns `false` while the reload is in progress.
+fn print_reloaded(reloading: &Receiver<ReloadResults>) -> bool {
+    let results = match reloading.try_recv() {
+        Ok(results) => results,
+        Err(TryRecvError::Disconnected) => return true,
+        Err(TryRecvError::Empty) => return false,
+    };
+    for (stage, results) in results {
+        match results {
+            Ok(now) => console::write_line(&format!("{stage}: reloaded: {now}")),
+            Err(problems) => {
+                console::write_line(&format!("{stage}: not reloaded, the old data stays in use:"));
+                problems.iter().for_each(|problem| console::write_line(&format!("  {problem}")));
+            }
+        }
+    }
+    true
+}
+
+/// Shows progress and device events, and serves clients, until the run ends. `asked` is `true` if SIGHUP already
+/// requested a reload.
+fn watch(run: &Run, signals: &mut Signals, hangup: Hangup, mut asked: bool, mut server: Option<Server>) {
+    let mut meter = console::is_watched().then(|| Meter::new(run.progress()));
+    let mut stopping: Option<Instant> = None;
+    let mut reloading: Option<Receiver<ReloadResults>> = None;
+    while !run.is_finished() {
+        for signal in signals.pending() {
+            match Effect::of(signal, hangup, stopping.map(|since| since.elapsed())) {
+                Effect::Nothing => {}
+                Effect::Reload => asked = true,
+                Effect::Stop => {
+                    stopping = Some(Instant::now());
+                    run.stop();
+                    tracing::info!("stopping: repeat the signal to abort");
+                }
+                Effect::Abort => {
+                    drop(server);
+                    console::write_stderr("\naborted: packets in processing are lost, and there is no report\n");
+                    std::process::exit(128 + signal);
+                }
+            }
+        }
+        if reloading.as_ref().is_some_and(print_reloaded) {
+            reloading = None;
+        }
+        if asked && reloading.is_none() && stopping.is_none() {
+            asked = false;
+            reloading = Some(reload(run));
+        }
+        for event in run.events() {
+            tracing::warn!("{event}");
+        }
+        if let Some(meter) = &mut meter {
+            meter.tick(run);
+        }
+        match &mut server {
+            Some(server) => {
+                server.turn(run);
+                server.wait(POLL_INTERVAL);
+            }
+            None => thread::sleep(POLL_INTERVAL),
+        }
+    }
+    drop(server);
+    for event in run.events() {
+        tracing::warn!("{event}");
+    }
+    if meter.is_some() {
+        console::write_stderr(CLEAR_LINE);
+    }
+    if reloading.is_some_and(|reloading| !print_reloaded(&reloading)) {
+        console::write_line("reload abandoned: the run has ended");
+    }
+}
+
+/// The progress line.
+struct Meter {
+    began: Instant,
+    shown: Instant,
+    last: Progress,
+}
+
+impl Meter {
+    fn new(progress: Progress) -> Self {
+        let now = Instant::now();
+        Self { began: now, shown: now, last: progress }
+    }
+
+    fn tick(&mut self, run: &Run) {
+        let since = self.shown.elapsed();
+        if since < PROGRESS_INTERVAL {
+            return;
+        }
+        let progress = run.progress();
+        let line = line(self.began.elapsed(), since, self.last, progress);
+        console::write_stderr(&format!("{CLEAR_LINE}{line}"));
+        self.shown = Instant::now();
+        self.last = progress;
+    }
+}
+
+fn line(elapsed: Duration, since: Duration, last: Progress, now: Progress) -> String {
+    let rate = |last: u64, now: u64| rate(now.saturating_sub(last) as f64 / since.as_secs_f64());
+    format!(
+        "{:.1} s · in {} · out {} · dropped {} ({} total)",
+        elapsed.as_secs_f64(),
+        rate(last.rx, now.rx),
+        rate(last.tx, now.tx),
+        rate(last.dropped, now.dropped),
+        now.dropped
+    )
+}
+
+/// Formats a packet rate with few digits.
+fn rate(packets: f64) -> String {
+    match packets {
+        packets if packets >= 1e6 => format!("{:.2} Mpps", packets / 1e6),
+        packets if packets >= 1e3 => format!("{:.1} kpps", packets / 1e3),
+        packets => format!("{packets:.0} pps"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn second_stop_signal_aborts_and_hangup_does_not() {
+        let [none, files] = [false, true].map(|reloads| Hangup { reloads, from_terminal: false });
+        let (soon, later) = (Some(SAME_REQUEST / 2), Some(SAME_REQUEST));
+        for (signal, hangup, stopping, expected) in [
+            (SIGHUP, files, None, Effect::Reload),
+            (SIGHUP, none, None, Effect::Stop),
+            (SIGHUP, files, later, Effect::Nothing),
+            (SIGHUP, none, later, Effect::Nothing),
+            (SIGINT, files, None, Effect::Stop),
+            (SIGTERM, files, soon, Effect::Nothing),
+            (SIGTERM, none, later, Effect::Abort),
+            (SIGXFSZ, none, None, Effect::Nothing),
+            (SIGXFSZ, none, later, Effect::Nothing),
+        ] {
+            assert_eq!(Effect::of(signal, hangup, stopping), expected, "{signal} {stopping:?}");
+        }
+    }
+
+    #[test]
+    fn progress_line_shows_rates_since_the_last_line() {
+        let last = Progress { rx: 1_000, tx: 1_000, dropped: 3, loops: 1 };
+        let now = Progress { rx: 2_001_000, tx: 6_000, dropped: 13, loops: 2 };
+        let text = line(Duration::from_secs(7), Duration::from_millis(500), last, now);
+        assert_eq!(text, "7.0 s · in 4.00 Mpps · out 10.0 kpps · dropped 20 pps (13 total)");
+    }
+}

@@ -1,0 +1,374 @@
+//! Checks of ports that involve more than one key.
+
+mod connection;
+mod raw;
+
+use std::collections::{HashMap, HashSet};
+
+use super::diagnostics::{Diagnostics, Mistake};
+use super::explain::{shorten, suggest};
+use super::load::Loaded;
+use super::plan::PortPlan;
+use super::port::{Port, Qp};
+use super::raw::Offload;
+use super::tree;
+use super::types::Address;
+use dataplane_core::verbs::Capability;
+use dataplane_soft::config::{HOST, LinkConfig, PortLimits, SOFT, kinds};
+
+/// The maximum number of ports: a packet stores the index of its port in one byte.
+const MAX_PORTS: usize = 255;
+
+/// Returns the ports with all names resolved. The entry is `None` for a port that could not be read.
+pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<Option<PortPlan>> {
+    let mut checker = PortChecker { loaded, diagnostics, names: HashMap::new() };
+    if loaded.ports.is_empty() && !loaded.damaged {
+        let mistake = Mistake::error(0..0, "the config has no port");
+        checker.diagnostics.push(mistake.help("add a [[port]] with a name and a device, such as \"host\" or \"soft\""));
+    }
+    if let Some(entry) = loaded.ports.get(MAX_PORTS) {
+        let mistake = Mistake::error(
+            entry.span.clone(),
+            format!("port {} exceeds the maximum of {MAX_PORTS} ports", MAX_PORTS + 1),
+        );
+        checker.diagnostics.push(mistake.help(format!("use at most {MAX_PORTS} ports")));
+    }
+    checker.names();
+    let inputs = checker.inputs();
+    let plan = |(index, entry): (usize, &super::load::PortEntry)| {
+        let mut config = entry.port.clone()?;
+        let peer = checker.port(index, &config);
+        if let Some(link) = &mut config.link {
+            link.resolve_paths(&|path| loaded.source().resolve(path));
+        }
+        Some(PortPlan { input: inputs.contains(&index), node: None, peer, span: entry.span.clone(), config })
+    };
+    let ports: Vec<_> = loaded.ports.iter().enumerate().map(plan).collect();
+    checker.devices();
+    checker.unused(&inputs);
+    interfaces(loaded, &ports, diagnostics);
+    ports
+}
+
+struct PortChecker<'a, 's> {
+    loaded: &'a Loaded<'s>,
+    diagnostics: &'a mut Diagnostics,
+    names: HashMap<&'a str, usize>,
+}
+
+impl<'a> PortChecker<'a, '_> {
+    fn error(&mut self, path: &str, message: impl Into<String>, help: impl Into<String>) {
+        self.diagnostics.push(Mistake::error(self.loaded.locate(path), message).help(help));
+    }
+
+    fn names(&mut self) {
+        let loaded = self.loaded;
+        for (index, entry) in loaded.ports.iter().enumerate() {
+            let Some(name) = &entry.name else { continue };
+            if name.get_ref().is_empty() {
+                self.error(
+                    &format!("port[{index}].name"),
+                    "the name of the port is empty",
+                    "write name = \"wan\", for example",
+                );
+            } else if let Some(&first) = self.names.get(name.get_ref().as_str()) {
+                let line = loaded.source().position(&loaded.ports[first].span).line;
+                let message = format!("two ports have the name `{}`", name.get_ref());
+                self.error(
+                    &format!("port[{index}].name"),
+                    message,
+                    format!("the other port is on line {line}; rename one of the two ports"),
+                );
+            } else {
+                self.names.insert(name.get_ref(), index);
+            }
+        }
+    }
+
+    /// Returns `true` if an unknown name may belong to a port that could not be read.
+    fn may_be_lost(&self) -> bool {
+        self.loaded.damaged || self.loaded.ports.iter().any(|entry| entry.name.is_none())
+    }
+
+    fn unknown_port(&mut self, path: &str, name: &str) {
+        if !self.may_be_lost() && !self.diagnostics.is_full() {
+            let names: Vec<&str> = self.names.keys().copied().collect();
+            self.error(path, format!("there is no port `{}`", shorten(name)), suggest("ports", name, &names));
+        }
+    }
+
+    fn inputs(&mut self) -> Vec<usize> {
+        let loaded = self.loaded;
+        let Some((_, names)) = &loaded.input else { return Vec::new() };
+        if names.is_empty() && !loaded.damaged {
+            self.error("pipeline.input", "`input` names no port", "name at least one port: input = [\"wan\"]");
+        }
+        let mut inputs = Vec::new();
+        for (at, name) in names.iter().enumerate() {
+            let path = format!("pipeline.input[{at}]");
+            let name = name.get_ref();
+            match self.names.get(name.as_str()) {
+                Some(index) if inputs.contains(index) => {
+                    self.error(&path, format!("the port `{name}` is listed twice"), "remove one of the two");
+                }
+                Some(index) => inputs.push(*index),
+                None => self.unknown_port(&path, name),
+            }
+        }
+        inputs
+    }
+
+    /// Checks that no address is used by two ports, or listed twice.
+    fn addresses(&mut self, index: usize, port: &Port) {
+        let loaded = self.loaded;
+        for (place, address) in port.addresses.iter().enumerate() {
+            let same = |other: &&Address| other.0.addr() == address.0.addr();
+            let before = loaded.ports[..index].iter().filter_map(|entry| entry.port.as_ref());
+            let owner = before.chain([port]).find(|other| {
+                let until = if std::ptr::eq(*other, port) { place } else { other.addresses.len() };
+                other.addresses[..until].iter().any(|other| same(&other))
+            });
+            if let Some(owner) = owner {
+                let message = format!("{} is already an address of `{}`", address.0.addr(), owner.name);
+                self.error(&format!("port[{index}].addresses[{place}]"), message, "remove one of the two");
+            }
+        }
+    }
+
+    /// Checks one port. Returns the index of its loopback peer.
+    fn port(&mut self, index: usize, port: &Port) -> Option<usize> {
+        let at = |key: &str| format!("port[{index}].{key}");
+        connection::connection(self.loaded, index, port, self.diagnostics);
+        raw::raw(self.loaded, index, port, self.diagnostics);
+        self.peer(index, port);
+        self.addresses(index, port);
+        if port.device.is_empty() {
+            self.error(
+                &at("device"),
+                "the device of the port is empty",
+                "write \"host\", \"soft\" or the name of a verbs device",
+            );
+        }
+        if port.is_verbs() {
+            let given = [
+                ("link", port.link.is_some()),
+                ("faults", port.faults.is_some()),
+                ("clock", port.clock.is_some()),
+                ("refuse", !port.refuse.is_empty()),
+            ];
+            for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+                let message = format!("a verbs device such as `{}` has no `{key}`", port.device);
+                let device = port.link.as_ref().map_or(SOFT, |link| link.device());
+                self.error(&at(key), message, format!("remove `{key}`, or write device = \"{device}\""));
+            }
+            return None;
+        }
+        if let Some(link) = port.link.as_ref().filter(|link| link.device() != port.device) {
+            let message =
+                format!("a link of kind `{}` needs the device `{}`, not `{}`", link.kind(), link.device(), port.device);
+            self.error(&at("device"), message, format!("write device = \"{}\"", link.device()));
+        }
+        if port.device_port != 1 {
+            let message = format!("the device `{}` has only port 1", port.device);
+            self.error(&at("device_port"), message, "remove `device_port`");
+        }
+        let needed = match port.qp {
+            Qp::RawPacket => Capability::RawPacket,
+            Qp::Ud => Capability::Datagram,
+            Qp::Rc => Capability::Rc,
+            Qp::Uc => Capability::Uc,
+        };
+        if let Some(entry) = port.refuse.iter().position(|refused| *refused == needed) {
+            let message = format!("`{}` needs the capability {needed} for its queue pairs", port.name);
+            self.error(&at(&format!("refuse[{entry}]")), message, format!("remove \"{needed}\" from `refuse`"));
+        }
+        if let Some(link) = port.link.as_ref().filter(|link| !matches!(link, LinkConfig::Loopback(_)))
+            && port.qp != Qp::RawPacket
+        {
+            let message =
+                format!("a {} link supports only raw packets, not {} queue pairs", link.kind(), port.qp.name());
+            let soft = if port.device == HOST { "device = \"soft\" and " } else { "" };
+            let help = format!("write {soft}link = {{ kind = \"loopback\" }}, or qp = \"raw_packet\"");
+            self.error(&at("link"), message, help);
+        }
+        match &port.link {
+            // The key `link` may be on a line that could not be read.
+            None if self.loaded.damaged => None,
+            None => {
+                let message = format!("the port `{}` has no link", port.name);
+                let help = format!("add link = {{ kind = {} }}", kinds(Some(&port.device)));
+                self.error(&format!("port[{index}]"), message, help);
+                None
+            }
+            Some(link) => {
+                let (name, mtu, is_damaged) = (port.name.as_str(), port.max_packet(), self.loaded.damaged);
+                let limits = PortLimits { name, mtu, has_faults: port.faults.is_some(), is_damaged };
+                let mut mistakes = Vec::new();
+                link.check(&limits, &mut mistakes);
+                for mistake in mistakes {
+                    self.error(&at(&mistake.place), mistake.message, mistake.help);
+                }
+                match link {
+                    LinkConfig::Loopback(link) => self.loopback(index, port, link.peer.as_deref()),
+                    _ => None,
+                }
+            }
+        }
+    }
+
+    /// Checks that both ends of a connection within the config name each other.
+    fn peer(&mut self, index: usize, port: &Port) {
+        let Some((connection, name)) =
+            port.connection.as_ref().and_then(|it| Some((it, it.rendezvous.peer.as_deref()?)))
+        else {
+            return;
+        };
+        let path = format!("port[{index}].connection.peer");
+        let Some(&other) = self.names.get(name) else { return self.unknown_port(&path, name) };
+        if other == index {
+            if !connection.parameters.allow_self {
+                let message = format!("`{name}` is its own peer");
+                self.error(&path, message, "name another port, or add allow_self = true");
+            }
+            return;
+        }
+        let Some(end) = self.loaded.ports.get(other).and_then(|entry| entry.port.as_ref()) else { return };
+        if end.connection.as_ref().and_then(|connection| connection.rendezvous.peer.as_deref())
+            != Some(port.name.as_str())
+        {
+            let message = format!(
+                "port `{}` has the peer `{name}`, but `{name}` does not have the peer `{}`",
+                port.name, port.name
+            );
+            self.error(&path, message, format!("add to `{name}`: connection = {{ peer = \"{}\" }}", port.name));
+        } else if end.qp != port.qp {
+            let message =
+                format!("`{name}` has {} queue pairs, but `{}` has {}", end.qp.name(), port.name, port.qp.name());
+            self.error(&path, message, "use the same `qp` for both");
+        }
+    }
+
+    fn loopback(&mut self, index: usize, port: &Port, peer: Option<&str>) -> Option<usize> {
+        let Some(name) = peer else { return Some(index) };
+        let path = format!("port[{index}].link.peer");
+        let Some(&other) = self.names.get(name) else {
+            self.unknown_port(&path, name);
+            return None;
+        };
+        let Some(end) = self.loaded.ports.get(other).and_then(|entry| entry.port.as_ref()) else { return Some(other) };
+        let back = match &end.link {
+            Some(LinkConfig::Loopback(link)) => link.peer.as_deref().or(Some(&end.name)),
+            _ => None,
+        };
+        if back != Some(port.name.as_str()) {
+            let message = format!(
+                "port `{}` has the peer `{name}`, but `{name}` does not have the peer `{}`",
+                port.name, port.name
+            );
+            let help = format!("add to `{name}`: link = {{ kind = \"loopback\", peer = \"{}\" }}", port.name);
+            self.error(&path, message, help);
+        }
+        Some(other)
+    }
+
+    /// Checks that no two ports receive the raw packets of the same port of a verbs device.
+    fn devices(&mut self) {
+        let mut seen: HashMap<(&str, u8), &'a str> = HashMap::new();
+        let loaded = self.loaded;
+        for (index, entry) in loaded.ports.iter().enumerate() {
+            let Some(port) = entry.port.as_ref().filter(|port| port.is_verbs() && port.qp == Qp::RawPacket) else {
+                continue;
+            };
+            if let Some(other) = seen.insert((port.device.as_str(), port.device_port), port.name.as_str()) {
+                let (name, number, device) = (&port.name, port.device_port, &port.device);
+                let message = format!("`{name}` and `{other}` both use the raw packets of port {number} of `{device}`");
+                let help = "use a different `device` or `device_port` for each";
+                self.error(&format!("port[{index}].device"), message, help);
+            }
+        }
+    }
+
+    fn unused(&mut self, inputs: &[usize]) {
+        if self.may_be_lost() || self.loaded.input.is_none() {
+            return;
+        }
+        let loaded = self.loaded;
+        // A stage may name ports in a file, and this check does not read files.
+        if loaded.stages.iter().any(|stage| stage.parameters.get_ref().contains_key("file")) {
+            return;
+        }
+        // This check does not know which parameters of a stage name ports. Any string that equals the name of a port
+        // counts as a use of that port.
+        let mut named = HashSet::new();
+        for value in loaded.stages.iter().flat_map(|stage| stage.parameters.get_ref().values()) {
+            tree::strings(value.get_ref(), &mut named);
+        }
+        for (index, entry) in loaded.ports.iter().enumerate() {
+            let (Some(name), Some(_)) = (&entry.name, &entry.port) else { continue };
+            let name = name.get_ref().as_str();
+            let peer = loaded.ports.iter().enumerate().any(|(other, entry)| {
+                let Some(port) = entry.port.as_ref().filter(|_| other != index) else { return false };
+                let joined =
+                    matches!(&port.link, Some(LinkConfig::Loopback(link)) if link.peer.as_deref() == Some(name));
+                joined
+                    || port
+                        .connection
+                        .as_ref()
+                        .is_some_and(|connection| connection.rendezvous.peer.as_deref() == Some(name))
+            });
+            if !inputs.contains(&index) && !peer && !named.contains(name) {
+                let mistake = Mistake::warning(
+                    loaded.locate(&format!("port[{index}].name")),
+                    format!("the port `{name}` is never used"),
+                );
+                self.diagnostics
+                    .push(mistake.help("name the port in `input` of [pipeline], or as `port` of a `tx` stage"));
+            }
+        }
+    }
+}
+
+/// Checks that every port can be shared by this number of workers.
+pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: usize, diagnostics: &mut Diagnostics) {
+    for (index, plan) in ports.iter().enumerate().filter(|_| workers == 1) {
+        let Some(PortPlan { config: port, .. }) = plan else { continue };
+        if let Some(at) = port.offload.iter().position(|offload| *offload == Offload::DelayDrop) {
+            let message =
+                format!("delay_drop needs several queues, and `{}` has one because there is one worker", port.name);
+            let mistake = Mistake::error(loaded.locate(&format!("port[{index}].offload[{at}]")), message);
+            diagnostics.push(mistake.help("remove \"delay_drop\" from `offload`, or use more workers in [runtime]"));
+        }
+    }
+    for (index, plan) in ports.iter().enumerate().filter(|_| workers > 1) {
+        // Ports with other queue pairs need no RSS, because each worker has its own connection.
+        let Some(port) = plan.as_ref().filter(|port| port.config.qp == Qp::RawPacket) else { continue };
+        let name = &port.config.name;
+        if let Some(at) = port.config.refuse.iter().position(|refused| *refused == Capability::Rss) {
+            let message = format!("`{name}` has only one queue without rss, but there are {workers} workers");
+            let mistake = Mistake::error(loaded.locate(&format!("port[{index}].refuse[{at}]")), message);
+            diagnostics.push(mistake.help("remove \"rss\" from `refuse`, or set workers = 1 in [runtime]"));
+        }
+        if port.input && port.config.rss.fields.is_empty() {
+            let message = format!("`{name}` hashes no fields, so one of {workers} workers receives every packet");
+            let mistake = Mistake::error(loaded.locate(&format!("port[{index}].rss.fields")), message);
+            diagnostics.push(mistake.help("name the fields to hash, such as \"ipv4\", or remove `fields`"));
+        }
+    }
+}
+
+/// Checks that no interface is used by two ports.
+fn interfaces(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagnostics: &mut Diagnostics) {
+    let mut seen: HashMap<&str, &str> = HashMap::new();
+    for (index, port) in ports.iter().enumerate() {
+        let Some(config) = port.as_ref().map(|port| &port.config) else { continue };
+        let Some((link, interface)) = config.link.as_ref().and_then(|link| Some((link, link.interface()?))) else {
+            continue;
+        };
+        if let Some(other) = seen.insert(interface, &config.name) {
+            let message = format!("`{}` and `{other}` both use the interface `{interface}`", config.name);
+            let at = format!("port[{index}].link.{}", link.interface_key());
+            let mistake = Mistake::error(loaded.locate(&at), message);
+            diagnostics.push(mistake.help("give each port its own interface"));
+        }
+    }
+}

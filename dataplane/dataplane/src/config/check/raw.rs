@@ -1,0 +1,152 @@
+//! Checks of the raw-packet features of a port.
+
+use crate::config::diagnostics::{Diagnostics, Mistake};
+use crate::config::load::Loaded;
+use crate::config::port::{Port, Qp};
+use crate::config::raw::{Action, Flow, Frames, Inner};
+
+/// Checks the raw-packet features of a port: `flow`, `offload` and `rate_limit`.
+pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &mut Diagnostics) {
+    let mut checker = RawChecker { loaded, path: format!("port[{index}]"), diagnostics };
+    let given = [
+        ("flow", port.flow.is_some()),
+        ("offload", !port.offload.is_empty()),
+        ("rate_limit", port.rate_limit.is_some()),
+    ];
+    for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+        if !port.is_verbs() {
+            let help = match key {
+                "flow" => "remove the key, and select packets with an `acl` stage",
+                "rate_limit" => "remove the key, and limit the rate with a `limit` stage",
+                _ => "remove the key",
+            };
+            checker.error(key, format!("`{key}` needs a verbs device, but the device is `{}`", port.device), help);
+        } else if port.qp != Qp::RawPacket {
+            let message =
+                format!("`{key}` needs raw-packet queue pairs, and `{}` has {} queue pairs", port.name, port.qp.name());
+            checker.error(key, message, "remove the key, or write qp = \"raw_packet\"");
+        }
+    }
+    for (at, offload) in port.offload.iter().enumerate() {
+        if port.offload[..at].contains(offload) {
+            checker.error(
+                &format!("offload[{at}]"),
+                format!("the offload `{}` is listed twice", offload.name()),
+                "remove one of the two",
+            );
+        }
+    }
+    if port.flow.as_ref().is_some_and(Vec::is_empty) {
+        let help = "add a rule, or remove `flow` to receive every frame";
+        checker.error("flow", format!("`flow` has no rules, so `{}` receives nothing", port.name), help);
+    }
+    for (at, flow) in port.flow.iter().flatten().enumerate() {
+        checker.flow(&format!("flow[{at}]"), flow);
+    }
+}
+
+struct RawChecker<'a, 's> {
+    loaded: &'a Loaded<'s>,
+    path: String,
+    diagnostics: &'a mut Diagnostics,
+}
+
+impl RawChecker<'_, '_> {
+    fn error(&mut self, key: &str, message: String, help: &str) {
+        let span = self.loaded.locate(&format!("{}.{key}", self.path));
+        self.diagnostics.push(Mistake::error(span, message).help(help));
+    }
+
+    fn flow(&mut self, path: &str, flow: &Flow) {
+        if flow.frames != Frames::Matching {
+            let given = [
+                ("match", flow.headers.is_some()),
+                ("action", flow.action == Action::Drop),
+                ("count", flow.count.is_some()),
+                ("dont_trap", flow.dont_trap),
+            ];
+            for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+                let message = format!("`{key}` needs frames = \"matching\", but this rule has another value");
+                self.error(&format!("{path}.{key}"), message, "remove the key, or remove `frames`");
+            }
+            return;
+        }
+        if flow.action == Action::Drop && flow.dont_trap {
+            let message = "`dont_trap` has no effect on frames that are dropped".to_owned();
+            self.error(&format!("{path}.dont_trap"), message, "remove `dont_trap` or `action`");
+        }
+        if flow.count.as_ref().is_some_and(String::is_empty) {
+            self.error(
+                &format!("{path}.count"),
+                "the name of the counter is empty".to_owned(),
+                "write count = \"dns\"",
+            );
+        }
+        let Some(headers) = &flow.headers else { return };
+        let path = format!("{path}.match");
+        let outer = headers.outer();
+        self.headers(&path, &outer);
+        let tunnels: Vec<&str> =
+            [("vxlan", headers.vxlan.is_some()), ("gre", headers.gre.is_some()), ("mpls", headers.mpls.is_some())]
+                .into_iter()
+                .filter_map(|(key, given)| given.then_some(key))
+                .collect();
+        match (&tunnels[..], &headers.inner) {
+            ([], Some(_)) => {
+                let message = "`inner` needs a tunnel, but this rule matches no tunnel".to_owned();
+                self.error(&format!("{path}.inner"), message, "add `vxlan`, `gre` or `mpls`, or remove `inner`");
+            }
+            ([first, second, ..], _) => {
+                let message = format!("`{first}` and `{second}` cannot be used together");
+                self.error(&format!("{path}.{second}"), message, "remove one of the two");
+            }
+            _ => {}
+        }
+        let over = if outer.tcp.is_some() { Some("tcp") } else { outer.udp.as_ref().map(|_| "udp") };
+        let ip = outer.ipv4.is_some() || outer.ipv6.is_some();
+        for tunnel in tunnels {
+            let wanted = match tunnel {
+                "vxlan" if over != Some("udp") => "`udp`",
+                "gre" if over.is_some() || !ip => "`ipv4` or `ipv6` without `tcp` and `udp`",
+                "mpls" if over == Some("tcp") => "`udp` or no transport header",
+                _ => continue,
+            };
+            let message = format!("`{tunnel}` needs {wanted}");
+            self.error(&format!("{path}.{tunnel}"), message, "match the headers that carry the tunnel");
+        }
+        if let Some(inner) = &headers.inner {
+            self.headers(&format!("{path}.inner"), inner);
+        }
+    }
+
+    /// Checks for headers that exclude each other, and for keys whose value another header implies.
+    fn headers(&mut self, path: &str, headers: &Inner) {
+        let Inner { ethernet, ipv4, ipv6, tcp, udp } = headers;
+        for (first, second, both) in
+            [("ipv4", "ipv6", ipv4.is_some() && ipv6.is_some()), ("tcp", "udp", tcp.is_some() && udp.is_some())]
+        {
+            if both {
+                let message = format!("`{first}` and `{second}` exclude each other");
+                self.error(&format!("{path}.{second}"), message, "write two rules");
+            }
+        }
+        let ip = if ipv4.is_some() { Some("ipv4") } else { ipv6.as_ref().map(|_| "ipv6") };
+        let transport = if tcp.is_some() { Some("tcp") } else { udp.as_ref().map(|_| "udp") };
+        if let (Some(transport), None) = (transport, ip) {
+            let message = format!("`{transport}` needs `ipv4` or `ipv6`");
+            self.error(&format!("{path}.{transport}"), message, "add ipv4 = {} or ipv6 = {}");
+        }
+        let ether_type = ethernet.as_ref().is_some_and(|it| it.ether_type.is_some());
+        let protocol = ipv4.as_ref().is_some_and(|it| it.protocol.is_some());
+        let next_header = ipv6.as_ref().is_some_and(|it| it.next_header.is_some());
+        for (key, given, implied_by) in [
+            ("ethernet.type", ether_type, ip),
+            ("ipv4.protocol", protocol, transport),
+            ("ipv6.next_header", next_header, transport),
+        ] {
+            if let (true, Some(implied_by)) = (given, implied_by) {
+                self.error(&format!("{path}.{key}"), format!("`{implied_by}` already sets `{key}`"), "remove the key");
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! `[port.connection]`: how the queue pairs of a port find their peers, and the attributes of their connections.
+
+use std::net::{IpAddr, SocketAddr};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use dataplane_core::connect::EndpointParameters;
+use dataplane_core::units::Period;
+
+/// How the queue pairs of a port find their peers, and the attributes of their connections. The queue pair of each worker
+/// connects to the queue pair of the worker with the same index at the other end. Both ends must have the same number of
+/// workers.
+///
+/// The side that listens, with unreliable datagrams:
+///
+/// ```toml
+/// [[port]]
+/// name   = "a"
+/// device = "mlx5_0"
+/// qp     = "ud"
+///
+/// [port.connection]
+/// listen        = "192.0.2.1:18515"
+/// from          = "192.0.2.2"
+/// deadline      = "1m"
+/// step_deadline = "2s"
+/// gid_kind      = "roce_v2"
+/// qkey          = 1234
+/// pkey_index    = 0
+/// hop_limit     = 64
+/// traffic_class = 104
+/// flow_label    = 7
+/// service_level = 3
+/// sq_psn        = 100
+/// grh           = true
+/// ```
+///
+/// The side that connects, with a reliable connection on InfiniBand and an alternate path:
+///
+/// ```toml
+/// [[port]]
+/// name   = "b"
+/// device = "mlx5_1"
+/// qp     = "rc"
+///
+/// [port.connection]
+/// to                 = "192.0.2.1:18515"
+/// gid_index          = 3
+/// access             = ["remote_read", "remote_write"]
+/// path_mtu           = 2048
+/// rq_psn             = 200
+/// source_path_bits   = 1
+/// static_rate        = 16
+/// max_rd_atomic      = 4
+/// max_dest_rd_atomic = 4
+/// min_rnr_timer      = 12
+/// timeout            = 15
+/// retry_count        = 7
+/// rnr_retry          = 7
+/// path_migration     = "rearm"
+///
+/// [port.connection.alternate]
+/// lid              = 7
+/// gid              = "fe80::2"
+/// device_port      = 2
+/// source_gid_index = 1
+/// pkey_index       = 0
+/// timeout          = 15
+/// service_level    = 3
+/// source_path_bits = 1
+/// static_rate      = 16
+/// ```
+///
+/// Two ports of one config:
+///
+/// ```toml
+/// [[port]]
+/// name       = "left"
+/// device     = "mlx5_0"
+/// qp         = "uc"
+/// connection = { peer = "right", gid = "192.0.2.1" }
+///
+/// [[port]]
+/// name       = "right"
+/// device     = "mlx5_1"
+/// qp         = "uc"
+/// connection = { peer = "left", gid = "192.0.2.2" }
+/// ```
+///
+/// A port that is its own peer, to test one device:
+///
+/// ```toml
+/// [[port]]
+/// name       = "self"
+/// device     = "mlx5_0"
+/// qp         = "rc"
+/// connection = { peer = "self", allow_self = true }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[schemars(deny_unknown_fields)]
+pub struct Connection {
+    /// How the queue pairs find their peers.
+    #[serde(flatten)]
+    pub rendezvous: RendezvousConfig,
+    /// The attributes of the queue pairs. The device port is the `device_port` of the port.
+    #[serde(flatten)]
+    pub parameters: EndpointParameters,
+}
+
+/// Deserializes the two parts from two separate tables, because `#[serde(flatten)]` loses the positions of values.
+/// `split` creates these tables.
+impl<'de> Deserialize<'de> for Connection {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Parts {
+            rendezvous: RendezvousConfig,
+            parameters: EndpointParameters,
+        }
+        let Parts { rendezvous, parameters } = Parts::deserialize(deserializer)?;
+        Ok(Self { rendezvous, parameters })
+    }
+}
+
+/// Converts `connection = { listen = "…", qkey = 1 }` to `connection = { rendezvous = { listen = "…" }, parameters = {
+/// qkey = 1 } }`.
+pub(super) fn split(port: &mut DeTable<'_>) {
+    const RENDEZVOUS_KEYS: [&str; 6] = ["listen", "to", "peer", "from", "deadline", "step_deadline"];
+    let Some(connection) = port.get_mut("connection") else { return };
+    let span = connection.span();
+    let DeValue::Table(table) = connection.get_mut() else { return };
+    let (mut rendezvous, mut parameters) = (DeTable::new(), DeTable::new());
+    for (key, value) in std::mem::take(table) {
+        let is_own = RENDEZVOUS_KEYS.contains(&key.get_ref().as_ref());
+        if is_own { &mut rendezvous } else { &mut parameters }.insert(key, value);
+    }
+    for (name, part) in [("rendezvous", rendezvous), ("parameters", parameters)] {
+        table.insert(Spanned::new(span.clone(), name.into()), Spanned::new(span.clone(), DeValue::Table(part)));
+    }
+}
+
+/// How the queue pairs of a port find their peers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct RendezvousConfig {
+    /// The address and TCP port to listen on for the peer, such as `"192.0.2.1:18515"` or `"[::]:18515"`. A connection
+    /// needs exactly one of `listen`, `to` and `peer`.
+    #[serde(deserialize_with = "socket_address", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub listen: Option<SocketAddr>,
+    /// The address and TCP port on which the peer listens.
+    #[serde(deserialize_with = "socket_address", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub to: Option<SocketAddr>,
+    /// The name of the other port, if both ends are ports of this config. The other port must name this port as its
+    /// `peer`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    /// The only IP address that may connect to `listen`. Default: any address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub from: Option<IpAddr>,
+    /// How long the program waits for the peer in total.
+    pub deadline: Period,
+    /// The maximum duration of one step of the exchange with a peer. If a step takes longer, the program drops the
+    /// connection to this peer and waits for the next peer.
+    pub step_deadline: Period,
+}
+
+impl Default for RendezvousConfig {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            to: None,
+            peer: None,
+            from: None,
+            deadline: Period::from_secs(30),
+            step_deadline: Period::from_secs(5),
+        }
+    }
+}
+
+fn socket_address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let address = text.parse().ok().filter(|address: &SocketAddr| address.port() != 0);
+    address.map(Some).ok_or_else(|| {
+        let help = "write an IP address and a port: \"192.0.2.1:18515\" or \"[2001:db8::1]:18515\"";
+        serde::de::Error::custom(format!("`{text}` is not an address with a port; help: {help}"))
+    })
+}

@@ -1,0 +1,95 @@
+//! Checks that the packet buffers are large enough for the packets of the ports, and that there are enough buffers.
+
+use super::diagnostics::{Diagnostics, Mistake};
+use super::load::Loaded;
+use super::plan::PortPlan;
+use super::port::{Port, Qp};
+use super::raw::Offload;
+use dataplane_soft::config::{Buffers, MAX_HEADER};
+
+/// The length of the global route header that a device writes in front of a received datagram, in bytes.
+const GRH: u32 = 40;
+/// The length of a frame check sequence, in bytes.
+const FCS: u32 = 4;
+/// The minimum space of a buffer without its headroom: one minimum-size frame, in bytes.
+const LEAST_ROOM: u32 = 64;
+
+/// Checks the size and number of buffers. Returns the number of buffers of each worker, and the layout of a buffer.
+pub(super) fn memory(
+    loaded: &Loaded<'_>,
+    ports: &[Option<PortPlan>],
+    diagnostics: &mut Diagnostics,
+) -> Option<(u32, Buffers)> {
+    let runtime = loaded.runtime.as_ref()?;
+    let mut error = |path: &str, message: String, help: String| {
+        diagnostics.push(Mistake::error(loaded.locate(path), message).help(help));
+    };
+    let room = runtime.buffer_size.saturating_sub(runtime.headroom);
+    if room < LEAST_ROOM {
+        let message = format!("a headroom of {} leaves only {room} bytes of a buffer", runtime.headroom);
+        let most = runtime.buffer_size.saturating_sub(LEAST_ROOM);
+        error("runtime.headroom", message, format!("set headroom to at most {most}, or increase `buffer_size`"));
+        return None;
+    }
+    let asked = Buffers { size: runtime.buffer_size, headroom: runtime.headroom };
+    let frames = ports.iter().flatten().map(|port| frame(&port.config));
+    let longest = frames.max().unwrap_or(LEAST_ROOM);
+    let mut buffers = asked;
+    for link in ports.iter().flatten().filter_map(|port| port.config.link.as_ref()) {
+        buffers = link.buffers(buffers, longest);
+        if buffers.headroom > link.max_headroom() {
+            let message = format!("a headroom of {} is more than {} ports support", runtime.headroom, link.kind());
+            error("runtime.headroom", message, format!("set headroom to at most {}", link.max_headroom()));
+            return None;
+        }
+    }
+    let room = buffers.size - buffers.headroom;
+    let mut rings = 0u32;
+    for (index, port) in ports.iter().enumerate() {
+        let Some(PortPlan { config: port, input, .. }) = port else { continue };
+        rings = rings.saturating_add(port.tx_depth);
+        // Ports that are not inputs have no receive ring.
+        if *input {
+            rings = rings.saturating_add(port.rx_depth);
+            if runtime.burst > port.rx_depth {
+                let (name, depth, burst) = (&port.name, port.rx_depth, runtime.burst);
+                let message = format!("the rx_depth of `{name}` is {depth}, less than a burst of {burst}");
+                let help = format!("set rx_depth to at least {burst}, or reduce `burst` in [runtime]");
+                error(&format!("port[{index}].rx_depth"), message, help);
+            }
+        }
+        let frame = frame(port);
+        if frame > room {
+            let message =
+                format!("a packet of `{}` has up to {frame} bytes, but a buffer holds only {room}", port.name);
+            // A link such as `xdp` may have enlarged the buffers for its frames, up to a maximum. Then only a smaller
+            // MTU helps.
+            let fitting = port.max_packet().saturating_sub(frame - room);
+            let size = frame.saturating_add(runtime.headroom);
+            let help = match buffers == asked {
+                true => format!("set buffer_size in [runtime] to at least {size}, or mtu to at most {fitting}"),
+                false => format!("set mtu to at most {fitting}"),
+            };
+            error(&format!("port[{index}].mtu"), message, help);
+        }
+    }
+    let least = rings.saturating_add(runtime.burst);
+    match runtime.buffers {
+        Some(count) if count < least => {
+            let message =
+                format!("{count} buffers are fewer than the {least} that the rings and a burst of a worker need");
+            error("runtime.buffers", message, format!("set buffers to at least {least}, or remove the key"));
+            None
+        }
+        Some(count) => Some((count, buffers)),
+        // Add one eighth for packets that stages hold and copy.
+        None => Some((least.saturating_add(least / 8).next_multiple_of(64), buffers)),
+    }
+}
+
+/// Returns the maximum length of a packet of a port, in bytes.
+fn frame(port: &Port) -> u32 {
+    let header = if port.qp == Qp::Ud { GRH } else { 0 };
+    let fcs = if port.offload.contains(&Offload::Fcs) { FCS } else { 0 };
+    port.max_packet().saturating_add(MAX_HEADER + header + fcs)
+}

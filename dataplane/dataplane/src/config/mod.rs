@@ -1,0 +1,60 @@
+//! Reads a TOML config and checks it into a plan. Opens no device.
+//!
+//! # Steps
+//!
+//! ```text
+//! Source (text) → load → Loaded (typed values with their positions) → plan → Plan (cross-checked)
+//! ```
+//!
+//! All mistakes of a config are reported at once. Each step adds its mistakes and their positions to [`Diagnostics`],
+//! and continues after a mistake. A stage defines its own parameters: [`Loaded::read_stage`] deserializes them into the
+//! type of the stage and reports mistakes in the same way.
+//!
+//! ```
+//! use dataplane::config::{self, Diagnostics, Source};
+//!
+//! let source = Source::new("x.toml", "[runtime]\nbrst = 32\n", &[]);
+//! let mut diagnostics = Diagnostics::new(&source);
+//! config::load(&source, &mut diagnostics);
+//! let mistake = &diagnostics.records()[0];
+//! assert_eq!((mistake.line, mistake.column), (2, 1));
+//! assert_eq!(mistake.help.as_deref(), Some("did you mean `burst`?"));
+//! ```
+
+mod check;
+mod connection;
+mod cores;
+mod diagnostics;
+mod explain;
+mod graph;
+mod keys;
+mod load;
+mod memory;
+mod plan;
+mod planner;
+mod port;
+mod raw;
+mod recover;
+mod runtime;
+mod schema;
+mod source;
+mod syntax;
+mod tree;
+mod types;
+
+pub use connection::{Connection, RendezvousConfig};
+pub use dataplane_soft::config::{FrameStamps, HOST, LinkConfig, LinkParameters, SOFT};
+pub use diagnostics::{Diagnostics, Level, Mistake, Record};
+pub use explain::{nearest, suggest};
+pub use load::{Loaded, load};
+pub use plan::{Catalog, NodePlan, Plan, PortPlan, StageShape, Target};
+pub use planner::plan;
+pub use port::{Clock, ClockEvent, ClockEventKind, Faults, Port, Qp, Rss, RssField};
+pub use raw::{
+    Action, EthernetHeader, Flow, Frames, Gre, Inner, Ipv4Header, Ipv6Header, Match, Mpls, Offload, Ports, RateLimit,
+    Vxlan,
+};
+pub use runtime::{Idle, Runtime, Timestamps};
+pub use schema::{Row, Section, schema, schema_table, sections};
+pub use source::{MAX_SIZE, Position, Source, Span};
+pub use types::{Address, Control, RssKey};

@@ -1,0 +1,160 @@
+//! The plan: a config that passed all checks that need no device, with all names resolved.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::port::Port;
+use super::runtime::Runtime;
+use super::source::Span;
+use dataplane_core::units::{CoreId, NumaNode};
+use dataplane_soft::config::LinkConfig;
+
+/// The properties of the kinds of stages that a plan depends on.
+pub trait Catalog {
+    /// Returns the valid values of `use`.
+    fn names(&self) -> Vec<String>;
+    /// Returns the shape of a kind of stage, or `None` if there is no such kind.
+    fn shape(&self, kind: &str) -> Option<StageShape>;
+}
+
+/// The outputs of a kind of stage.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StageShape {
+    /// The names of the outputs.
+    pub outputs: Vec<String>,
+    /// Whether the stage has no next stage, as `tx` and `drop`. Packets for which the stage chooses no output end here.
+    pub terminal: bool,
+}
+
+/// The target of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// The stage with this index.
+    Stage(usize),
+    /// Drop the packets and count them.
+    Drop,
+}
+
+/// A stage of a plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodePlan {
+    /// The name of the stage in the config.
+    pub name: String,
+    /// The kind of the stage.
+    #[serde(rename = "use")]
+    pub kind: String,
+    /// The position in the config.
+    #[serde(skip)]
+    pub span: Span,
+    /// The target of packets for which the stage chooses no output. `None` if such packets end at this stage.
+    pub next: Option<Target>,
+    /// The outputs of the stage, with their targets. If the config does not connect an output, its packets are dropped
+    /// with the reason `stage.output`.
+    pub outputs: Vec<(String, Target)>,
+    /// The index of the stage that observes the drops of this stage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drops: Option<usize>,
+    /// The parameters of the stage.
+    pub parameters: toml::Table,
+}
+
+/// A port of a plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct PortPlan {
+    /// The config of the port, with resolved paths.
+    #[serde(flatten)]
+    pub config: Port,
+    /// The position in the config.
+    #[serde(skip)]
+    pub span: Span,
+    /// Whether received packets enter the pipeline.
+    pub input: bool,
+    /// The NUMA node of the port: `numa_node` of the config, or the node that the kernel reports for the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<NumaNode>,
+    /// The index of the port at the other end of a loopback, which may be the port itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<usize>,
+}
+
+/// A config that passed all checks that need no device.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// The workers, their memory and the worker loop.
+    pub runtime: Runtime,
+    /// The cores of the workers, in order.
+    pub cores: Vec<CoreId>,
+    /// The number of packet buffers of each worker.
+    pub buffers: u32,
+    /// The ports, in the order of the config.
+    pub ports: Vec<PortPlan>,
+    /// The stages, in the order of the config. Packets enter at the first stage.
+    pub nodes: Vec<NodePlan>,
+    /// The indices of the stages in topological order: every stage comes before its targets.
+    pub order: Vec<usize>,
+}
+
+impl Plan {
+    /// Returns the index of the port with this name.
+    pub fn port(&self, name: &str) -> Option<usize> {
+        self.ports.iter().position(|port| port.config.name == name)
+    }
+
+    /// Returns the index of the stage with this name.
+    pub fn node(&self, name: &str) -> Option<usize> {
+        self.nodes.iter().position(|node| node.name == name)
+    }
+
+    fn target(&self, target: Target) -> &str {
+        match target {
+            Target::Stage(index) => self.nodes.get(index).map_or("?", |node| node.name.as_str()),
+            Target::Drop => "drop",
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runtime = &self.runtime;
+        let cores: Vec<String> = self.cores.iter().map(CoreId::to_string).collect();
+        writeln!(f, "workers   {} (cores {}), bursts of {}", cores.len(), cores.join(", "), runtime.burst)?;
+        writeln!(
+            f,
+            "memory    {} buffers of {} bytes ({} headroom) per worker, {}",
+            self.buffers, runtime.buffer_size, runtime.headroom, runtime.hugepages
+        )?;
+        writeln!(f, "\nports")?;
+        for port in &self.ports {
+            let config = &port.config;
+            let qp = config.qp.name();
+            let link = config.link.as_ref().map_or(String::new(), |link| match (link, port.peer) {
+                (LinkConfig::Loopback(_), Some(peer)) => {
+                    format!(" loopback to {}", self.ports.get(peer).map_or("?", |peer| peer.config.name.as_str()))
+                }
+                _ => {
+                    let interface = link.interface().map_or(String::new(), |interface| format!(" on {interface}"));
+                    format!(" {}{interface}", link.kind())
+                }
+            });
+            let node = port.node.map_or(String::new(), |node| format!(", node {node}"));
+            let input = if port.input { ", input" } else { "" };
+            // A port that is not an input posts no receives.
+            let rx = if port.input { format!(", rx {}", config.rx_depth) } else { String::new() };
+            let (mtu, tx) = (config.max_packet(), config.tx_depth);
+            writeln!(f, "  {}: {}{link}, {qp}, mtu {mtu}{rx}, tx {tx}{node}{input}", config.name, config.device)?;
+        }
+        writeln!(f, "\nstages")?;
+        for node in self.order.iter().filter_map(|&index| self.nodes.get(index)) {
+            let edges = node.next.iter().map(|&next| format!("→ {}", self.target(next)));
+            let outputs = node.outputs.iter().map(|(label, target)| format!("{label} → {}", self.target(*target)));
+            let drops = node.drops.iter().map(|&at| format!("drops observed by {}", self.target(Target::Stage(at))));
+            let edges: Vec<String> = edges.chain(outputs).chain(drops).collect();
+            let edges = if edges.is_empty() { "packets end here".to_owned() } else { edges.join(", ") };
+            let kind = if node.kind == node.name { String::new() } else { format!(" ({})", node.kind) };
+            writeln!(f, "  {}{kind}: {edges}", node.name)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,438 @@
+//! `[[port]]`: devices, queues and the links of software devices.
+
+use std::ops::RangeInclusive;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::connection::Connection;
+use super::raw::{Flow, Offload, RateLimit};
+use super::types::{Address, RssKey};
+use dataplane_core::header::MacAddr;
+use dataplane_core::units::{
+    Bytes, Offset, Period, bytes_within_some, probability, within, within_signed, within_some,
+};
+use dataplane_core::verbs::Capability;
+use dataplane_soft::config::{HOST, LinkConfig, SOFT};
+
+/// The type of the queue pairs of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Qp {
+    /// Raw packets: whole Ethernet frames.
+    #[default]
+    RawPacket,
+    /// Unreliable datagrams with one frame each, after a global route header of 40 bytes.
+    Ud,
+    /// A reliable connection. Each message carries one frame.
+    Rc,
+    /// An unreliable connection. Each message carries one frame.
+    Uc,
+}
+
+impl Qp {
+    /// Returns the name used in configs and by tools.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RawPacket => "raw_packet",
+            Self::Ud => "ud",
+            Self::Rc => "rc",
+            Self::Uc => "uc",
+        }
+    }
+}
+
+/// A part of the headers that RSS hashes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RssField {
+    /// The addresses of an IPv4 packet.
+    Ipv4,
+    /// The addresses of an IPv6 packet.
+    Ipv6,
+    /// The ports of a TCP segment.
+    Tcp,
+    /// The ports of a UDP datagram.
+    Udp,
+}
+
+/// How the device distributes packets over workers. All packets of a flow go to one worker.
+///
+/// ```toml
+/// [[port]]
+/// name   = "wan"
+/// device = "host"
+/// link   = { kind = "packet", interface = "eth1" }
+///
+/// [port.rss]
+/// fields = ["ipv4", "ipv6"]
+/// key    = "symmetric"
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Rss {
+    /// The key of the Toeplitz hash: `"default"`, `"symmetric"` (both directions of a flow go to one worker) or 80
+    /// hexadecimal digits.
+    #[schemars(with = "String")]
+    pub key: RssKey,
+    /// The hashed header fields. Packets without any of these fields go to the first worker.
+    pub fields: Vec<RssField>,
+}
+
+impl Default for Rss {
+    fn default() -> Self {
+        let fields = vec![RssField::Ipv4, RssField::Ipv6, RssField::Tcp, RssField::Udp];
+        Self { key: RssKey::default(), fields }
+    }
+}
+
+/// Injected faults of a software device. The same seed gives the same faults in every run.
+///
+/// ```toml
+/// [[port]]
+/// name   = "a"
+/// device = "soft"
+/// link   = { kind = "loopback" }
+///
+/// [port.faults]
+/// seed      = 7
+/// loss      = 0.01
+/// duplicate = 0.001
+/// reorder   = 0.001
+/// corrupt   = 0.0001
+/// delay     = 0.05
+/// delay_by  = "2ms"
+/// rx_error  = 0.00001
+/// tx_error  = 0.00001
+/// flap      = 0.00001
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Faults {
+    /// The seed of the random number generator.
+    pub seed: u64,
+    /// The probability that a packet is lost on the wire.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub loss: f64,
+    /// The probability that a packet is delivered twice.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub duplicate: f64,
+    /// The probability that a packet is swapped with the next one.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub reorder: f64,
+    /// The probability that one bit of a packet is flipped.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub corrupt: f64,
+    /// The probability that a packet is delayed.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub delay: f64,
+    /// The delay of a delayed packet, such as `"1ms"`.
+    pub delay_by: Period,
+    /// The probability that a receive fails. All posted receives of the queue then fail too, and the queue is reset.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub rx_error: f64,
+    /// The probability that a send fails. All posted sends of the queue then fail too, and the queue is reset.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub tx_error: f64,
+    /// The probability that the link goes down when a packet arrives. This packet and the next eight are lost.
+    #[serde(deserialize_with = "probability")]
+    #[schemars(range(min = 0, max = 1))]
+    pub flap: f64,
+}
+
+impl Default for Faults {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            loss: 0.0,
+            duplicate: 0.0,
+            reorder: 0.0,
+            corrupt: 0.0,
+            delay: 0.0,
+            delay_by: Period(std::time::Duration::from_millis(1)),
+            rx_error: 0.0,
+            tx_error: 0.0,
+            flap: 0.0,
+        }
+    }
+}
+
+/// The simulated clock of a software device, and its errors. The clock is a free-running counter that timestamps
+/// completions.
+///
+/// ```toml
+/// [[port]]
+/// name   = "a"
+/// device = "soft"
+/// link   = { kind = "loopback" }
+///
+/// [port.clock]
+/// khz        = 156_250
+/// says_khz   = true
+/// bits       = 48
+/// drift_ppb  = -20_000
+/// start      = 281_474_976_000_000
+/// wall_ahead = "1ms"
+/// events     = [
+///     { at = "1s", kind = "jump", value = 5_000 },
+///     { at = "2s", kind = "freeze" },
+///     { at = "3s", kind = "resume" },
+/// ]
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Clock {
+    /// The nominal frequency in kHz.
+    #[serde(deserialize_with = "within::<_, u64, 1, 10000000>")]
+    #[schemars(range(min = 1, max = 10000000))]
+    pub khz: u64,
+    /// Whether the device reports its frequency. If not, it reports 0, and the counter cannot be used.
+    pub says_khz: bool,
+    /// The width of the counter in bits. The counter wraps at this width.
+    #[serde(deserialize_with = "within::<_, u32, 1, 64>")]
+    #[schemars(range(min = 1, max = 64))]
+    pub bits: u32,
+    /// The deviation from the nominal frequency, in parts per billion. Positive values are faster.
+    #[serde(deserialize_with = "within_signed::<_, -1000000, 1000000>")]
+    #[schemars(range(min = -1000000, max = 1000000))]
+    pub drift_ppb: i64,
+    /// The value of the counter when the device is opened.
+    pub start: u64,
+    /// The offset of the device's wall clock from the system's wall clock, such as `"37s"` or `"-5ms"`. Positive values
+    /// are ahead.
+    pub wall_ahead: Offset,
+    /// The events of the counter, such as jumps.
+    pub events: Vec<ClockEvent>,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self {
+            khz: 1_000_000,
+            says_khz: true,
+            bits: 64,
+            drift_ppb: 0,
+            start: 0,
+            wall_ahead: Offset(0),
+            events: Vec::new(),
+        }
+    }
+}
+
+/// An event of the counter of a software device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClockEvent {
+    /// The time of the event, counted from the opening of the device.
+    pub at: Period,
+    /// The kind of the event: the counter jumps by `value` ticks (`jump`), is set to `value` (`set`), stops (`freeze`),
+    /// continues (`resume`), changes its frequency by `value` parts per billion (`drift`), cannot be read and returns
+    /// the errno `value` (`mute`), or can be read again (`speak`).
+    pub kind: ClockEventKind,
+    /// The parameter of the event, see `kind`.
+    #[serde(default)]
+    pub value: i64,
+}
+
+/// A kind of event of the counter of a software device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClockEventKind {
+    /// The counter jumps by a number of ticks.
+    Jump,
+    /// The counter is set to a value.
+    Set,
+    /// The counter stops.
+    Freeze,
+    /// The counter continues from its current value.
+    Resume,
+    /// The frequency of the counter changes.
+    Drift,
+    /// Reading the counter fails.
+    Mute,
+    /// The counter can be read again.
+    Speak,
+}
+
+/// A port: a device, and how the program uses it.
+///
+/// A port on an interface of this host:
+///
+/// ```toml
+/// [[port]]
+/// name      = "wan"
+/// device    = "host"
+/// link      = { kind = "xdp", interface = "eth1" }
+/// mtu       = 9000
+/// mac       = "02:00:00:00:00:01"
+/// addresses = ["192.0.2.1/24", "2001:db8::1/64"]
+/// interface = "eth1"
+/// rx_depth  = 4096
+/// tx_depth  = 2048
+/// ```
+///
+/// A port in software, to test a pipeline:
+///
+/// ```toml
+/// [[port]]
+/// name       = "test"
+/// device     = "soft"
+/// qp         = "rc"
+/// link       = { kind = "loopback" }
+/// connection = { peer = "test", allow_self = true }
+/// refuse     = ["timestamps", "inline"]
+/// faults     = { loss = 0.01 }
+/// clock      = { drift_ppb = 500 }
+/// ```
+///
+/// A port on a verbs device:
+///
+/// ```toml
+/// [runtime]
+/// workers = 2
+///
+/// [[port]]
+/// name        = "lan"
+/// device      = "mlx5_0"
+/// device_port = 2
+/// numa_node   = 1
+/// qp          = "raw_packet"
+/// offload     = ["checksum", "delay_drop"]
+/// rss         = { key = "symmetric" }
+/// rate_limit  = { rate = "1Gbps" }
+/// flow        = [{ match = { ipv4 = { dst = "192.0.2.1" } } }]
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Port {
+    /// The name of the port in the config.
+    pub name: String,
+    /// The device: `"host"` for an interface of this host, `"soft"` for the software device, or the name of a verbs
+    /// device. `"host"` needs a `link` of kind `packet`, `xdp` or `tap`. `"soft"` needs a `link` of another kind.
+    pub device: String,
+    /// The port number on the verbs device, from 1.
+    #[serde(default = "first_port", deserialize_with = "within::<_, u8, 1, 255>")]
+    #[schemars(range(min = 1, max = 255))]
+    pub device_port: u8,
+    /// The preferred NUMA node for the workers and their memory. Default: the node of the device, if the kernel reports
+    /// it.
+    #[serde(default, deserialize_with = "within_some::<_, u32, 0, 1023>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1023))]
+    pub numa_node: Option<u32>,
+    /// The type of the queue pairs: `"raw_packet"`, `"ud"`, `"rc"` or `"uc"`.
+    #[serde(default)]
+    pub qp: Qp,
+    /// The number of posted receive buffers, for each worker.
+    #[serde(default = "depth", deserialize_with = "within::<_, u32, 1, 32768>")]
+    #[schemars(range(min = 1, max = 32768))]
+    pub rx_depth: u32,
+    /// The maximum number of packets that are being sent, for each worker.
+    #[serde(default = "depth", deserialize_with = "within::<_, u32, 1, 32768>")]
+    #[schemars(range(min = 1, max = 32768))]
+    pub tx_depth: u32,
+    /// The maximum packet length in bytes, without Ethernet header and VLAN tags. Default: the MTU of the link's
+    /// interface. If the link has no interface, or if the interface's MTU is outside the range, the default is 1500.
+    #[serde(
+        default,
+        deserialize_with = "bytes_within_some::<_, u32, 68, 65000>",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Bytes", range(min = 68, max = 65000))]
+    pub mtu: Option<u32>,
+    /// The MAC address. Default: the address of the interface of a `packet` or `xdp` link, otherwise 02:00:00:00:00:01
+    /// for the first port, ending in 02 for the second, and so on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddr>,
+    /// The kernel interface that represents this port for a routing daemon. Stages with `source = "kernel"` use its
+    /// addresses, neighbours and routes for this port. Default: the interface of a `packet` or `xdp` link, if the port
+    /// has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// The IP addresses of this host on the port, such as `"192.0.2.1/24"`. Stages without their own addresses use
+    /// these addresses: `arp` and `icmp` answer for them, `icmp_error` sends from them, and `neighbor` resolves
+    /// neighbours with them. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<String>")]
+    pub addresses: Vec<Address>,
+    /// How the queue pairs find their peers, and the attributes of the connections. Required for `"ud"`, `"rc"` and
+    /// `"uc"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection: Option<Connection>,
+    /// How the device distributes packets over workers.
+    #[serde(default)]
+    pub rss: Rss,
+    /// Flow rules of the verbs device, which select the received frames. Only for `"raw_packet"`. Default: every frame,
+    /// if the port is in `input`. Not tested on hardware.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow: Option<Vec<Flow>>,
+    /// Raw-packet offloads of the verbs device. `"checksum"` computes the IPv4, TCP and UDP checksums of sent packets.
+    /// `"vlan_strip"` removes the outer VLAN tag of received frames, and the tag is not kept. `"fcs"` leaves the 4-byte
+    /// frame check sequence at the end of received frames, for captures. `"delay_drop"` lets a frame wait for a receive
+    /// buffer, on ports with several workers. Default: none. Not tested on hardware.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offload: Vec<Offload>,
+    /// The transmit rate limit of each worker's queue pair, enforced by the verbs device. Only for `"raw_packet"`.
+    /// Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_limit: Option<RateLimit>,
+    /// The link, which every port with the device `"soft"` or `"host"` needs. The other keys of the table depend on its
+    /// `kind`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<LinkConfig>,
+    /// Injected faults of a link. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub faults: Option<Faults>,
+    /// The simulated clock of a port with a link. Default: the system clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<Clock>,
+    /// The capabilities to remove from a port with a link. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refuse: Vec<Capability>,
+}
+
+impl Port {
+    /// The valid range of `mtu`.
+    pub(crate) const MTU: RangeInclusive<u32> = 68..=65_000;
+
+    /// Returns the maximum packet length in bytes, without Ethernet header and VLAN tags.
+    pub fn max_packet(&self) -> u32 {
+        self.mtu.unwrap_or(DEFAULT_MTU)
+    }
+
+    /// Sets the MTU if the config does not set it. The default is the MTU of the link's interface if it is in the valid
+    /// range, otherwise [`DEFAULT_MTU`].
+    pub(super) fn set_default_mtu(&mut self) {
+        let of_link = || self.link.as_ref()?.default_mtu().filter(|mtu| Self::MTU.contains(mtu));
+        self.mtu = self.mtu.or_else(of_link).or(Some(DEFAULT_MTU));
+    }
+
+    /// Returns whether the port is on a verbs device. Every other port has a link.
+    pub fn is_verbs(&self) -> bool {
+        ![SOFT, HOST].contains(&self.device.as_str())
+    }
+
+    /// Returns the kernel interface that represents the port, if there is one.
+    pub fn kernel_interface(&self) -> Option<&str> {
+        // The interface of a TAP link is the host's end of the link, not the port.
+        let link = self.link.as_ref().filter(|link| !link.is_host_end());
+        self.interface.as_deref().or_else(|| link?.interface())
+    }
+}
+
+fn first_port() -> u8 {
+    1
+}
+
+fn depth() -> u32 {
+    1024
+}
+
+/// The MTU of a port without the key `mtu` and without a usable MTU of an interface, in bytes.
+const DEFAULT_MTU: u32 = 1500;

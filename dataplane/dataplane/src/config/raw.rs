@@ -1,0 +1,389 @@
+//! Raw-packet features of verbs devices: `flow`, `offload` and `rate_limit`.
+
+use std::net::IpAddr;
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use schemars::JsonSchema;
+use serde::de::Unexpected;
+use serde::{Deserialize, Deserializer, Serialize};
+
+use dataplane_core::header::MacAddr;
+use dataplane_core::units::{BitRate, Bytes, bytes_within, within, within_some};
+
+/// A raw-packet offload of a verbs device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Offload {
+    /// Computes the IPv4 header checksum and the TCP or UDP checksum of sent packets.
+    Checksum,
+    /// Removes the outer VLAN tag of received frames. The tag is not kept. To select one VLAN, add a `flow` rule.
+    VlanStrip,
+    /// Leaves the 4-byte frame check sequence at the end of received frames, for captures.
+    Fcs,
+    /// Lets a frame wait for a receive buffer instead of dropping the frame. Needs at least two workers on the port.
+    DelayDrop,
+}
+
+impl Offload {
+    /// Returns the name used in configs.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Checksum => "checksum",
+            Self::VlanStrip => "vlan_strip",
+            Self::Fcs => "fcs",
+            Self::DelayDrop => "delay_drop",
+        }
+    }
+}
+
+/// The transmit rate limit of each worker's queue pair, enforced by the verbs device. Not tested on hardware.
+///
+/// ```toml
+/// [[port]]
+/// name       = "wan"
+/// device     = "mlx5_0"
+/// rate_limit = { rate = "1Gbps", burst = "64KiB", packet = 1500 }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RateLimit {
+    /// The rate, such as `"5Gbps"`: whole kbit/s up to 4294967295 kbit/s.
+    #[serde(deserialize_with = "device_rate")]
+    #[schemars(extend("x-previous-name" = "kbps"))]
+    pub rate: BitRate,
+    /// The maximum burst, such as `"64KiB"`. 0: the default of the device.
+    #[serde(default, deserialize_with = "bytes_within::<_, u32, 0, 4294967295>")]
+    #[schemars(with = "Bytes", range(min = 0, max = 4294967295u32))]
+    pub burst: u32,
+    /// The typical packet size, in bytes. 0: the default of the device.
+    #[serde(default, deserialize_with = "bytes_within::<_, u16, 0, 65535>")]
+    #[schemars(with = "Bytes", range(min = 0, max = 65535))]
+    pub packet: u16,
+}
+
+/// Reads a rate limit for a device. The rate must be a whole number of kbit/s, the unit of rates in verbs.h.
+fn device_rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BitRate, D::Error> {
+    let rate = BitRate::deserialize(deserializer)?;
+    let is_valid = rate.0 % 1000 == 0 && (1..=u64::from(u32::MAX)).contains(&(rate.0 / 1000));
+    let expected = "whole kbit/s from \"1kbps\" to \"4294967295kbps\"";
+    let error = || serde::de::Error::invalid_value(Unexpected::Unsigned(rate.0), &expected);
+    if is_valid { Ok(rate) } else { Err(error()) }
+}
+
+/// The frames that a rule applies to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Frames {
+    /// The frames that match `match`.
+    #[default]
+    Matching,
+    /// All frames that match no other rule on the same port of the device.
+    AllDefault,
+    /// Multicast frames that match no other rule on the same port of the device.
+    MulticastDefault,
+    /// A copy of every frame on the port of the device, including RDMA frames.
+    Sniffer,
+}
+
+/// What happens to the matched frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Action {
+    /// The port receives the frames.
+    #[default]
+    Receive,
+    /// The device drops the frames.
+    Drop,
+}
+
+/// The largest `priority`. RSS hashes different kinds of traffic, such as TCP over IPv4, with different fields. So a
+/// rule for several queues is split into one rule for each kind. The split rules need three priorities of the device
+/// for each `priority`, and priorities of the device have 16 bits.
+const MAX_PRIORITY: u64 = 21_844;
+
+/// A rule that selects the frames that the port receives. Not tested on hardware.
+///
+/// Rules for traffic without a tunnel:
+///
+/// ```toml
+/// [[port]]
+/// name   = "wan"
+/// device = "mlx5_0"
+///
+/// [[port.flow]]
+/// match     = { ethernet = { dst = "02:00:00:00:00:01", vlan = 7 }, ipv4 = { dst = "192.0.2.0/24" }, udp = { dst = 53 } }
+/// count     = "dns"
+/// priority  = 1
+/// dont_trap = true
+///
+/// [[port.flow]]
+/// match  = { ipv4 = { src = "198.51.100.7", tos = 184, ttl = 1 }, tcp = { src = 179, dst = 179 } }
+/// action = "drop"
+///
+/// [[port.flow]]
+/// match = { ipv4 = { protocol = 89 } }
+///
+/// [[port.flow]]
+/// match = { ipv6 = { src = "2001:db8::/32", dst = "2001:db8::1", flow_label = 5, traffic_class = 184, hop_limit = 255, next_header = 58 } }
+///
+/// [[port.flow]]
+/// match = { ethernet = { src = "02:00:00:00:00:02", type = 0x88cc } }
+///
+/// [[port.flow]]
+/// frames = "all_default"
+/// ```
+///
+/// Rules for tunnels:
+///
+/// ```toml
+/// [[port]]
+/// name   = "tunnels"
+/// device = "mlx5_0"
+///
+/// [[port.flow]]
+/// match = { ipv4 = {}, udp = { src = 4000, dst = 4789 }, vxlan = { vni = 100 }, inner = { ipv4 = { dst = "10.0.0.1" }, tcp = { dst = 80 } } }
+///
+/// [[port.flow]]
+/// match = { ipv4 = {}, gre = { protocol = 0x0800, key = 9 }, inner = { ethernet = {} } }
+///
+/// [[port.flow]]
+/// match = { ethernet = {}, mpls = { label = 16 }, inner = { ipv6 = {}, tcp = { src = 1, dst = 2 } } }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Flow {
+    /// The frames that the rule applies to.
+    pub frames: Frames,
+    /// The headers that a frame must have. Only with `frames = "matching"`. Default: the rule matches every frame.
+    #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
+    pub headers: Option<Match>,
+    /// What happens to the matched frames.
+    pub action: Action,
+    /// The name of the counters of the matched frames. The report shows them as `flow.NAME.packets` and
+    /// `flow.NAME.bytes`. Rules with the same name share one sum. Only with `frames = "matching"`. Default: not
+    /// counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<String>,
+    /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins.
+    #[serde(deserialize_with = "within::<_, u16, 0, MAX_PRIORITY>")]
+    #[schemars(range(min = 0, max = MAX_PRIORITY))]
+    pub priority: u16,
+    /// Whether rules with larger `priority` numbers, including rules of the host, also receive the matched frames. Only
+    /// with `frames = "matching"`.
+    pub dont_trap: bool,
+}
+
+/// The headers that a rule matches. An empty header table, such as `udp = {}`, matches any header of that kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Match {
+    /// The Ethernet header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ethernet: Option<EthernetHeader>,
+    /// An IPv4 header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<Ipv4Header>,
+    /// An IPv6 header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Ipv6Header>,
+    /// The ports of a TCP header. Needs `ipv4` or `ipv6`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tcp: Option<Ports>,
+    /// The ports of a UDP header. Needs `ipv4` or `ipv6`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub udp: Option<Ports>,
+    /// A VXLAN tunnel header. Needs `udp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vxlan: Option<Vxlan>,
+    /// A GRE tunnel header. Needs `ipv4` or `ipv6`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gre: Option<Gre>,
+    /// An MPLS label, after the Ethernet or UDP header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mpls: Option<Mpls>,
+    /// The headers inside the tunnel: a table of `ethernet`, `ipv4`, `ipv6`, `tcp` and `udp`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inner: Option<Inner>,
+}
+
+/// The headers inside a tunnel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Inner {
+    /// The Ethernet header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ethernet: Option<EthernetHeader>,
+    /// An IPv4 header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<Ipv4Header>,
+    /// An IPv6 header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Ipv6Header>,
+    /// The ports of a TCP header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tcp: Option<Ports>,
+    /// The ports of a UDP header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub udp: Option<Ports>,
+}
+
+/// An Ethernet header.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EthernetHeader {
+    /// The destination MAC address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dst: Option<MacAddr>,
+    /// The source MAC address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub src: Option<MacAddr>,
+    /// The EtherType after the last VLAN tag. Not allowed together with `ipv4` or `ipv6`, which imply the EtherType.
+    #[serde(rename = "type", deserialize_with = "within_some::<_, u16, 0, 65535>")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 65535))]
+    pub ether_type: Option<u16>,
+    /// The VLAN ID. Matches any priority.
+    #[serde(deserialize_with = "within_some::<_, u16, 0, 4094>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4094))]
+    pub vlan: Option<u16>,
+}
+
+/// An IPv4 header.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ipv4Header {
+    /// The source: an address, or a prefix such as `"192.0.2.0/24"`. Many devices do not support prefixes.
+    #[serde(deserialize_with = "subnet4", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub src: Option<Ipv4Net>,
+    /// The destination: an address or a prefix, with the same limits as `src`.
+    #[serde(deserialize_with = "subnet4", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub dst: Option<Ipv4Net>,
+    /// The IP protocol number. Not allowed together with `tcp` or `udp`, which imply the protocol.
+    #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 255))]
+    pub protocol: Option<u8>,
+    /// The type-of-service byte.
+    #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 255))]
+    pub tos: Option<u8>,
+    /// The time to live.
+    #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 255))]
+    pub ttl: Option<u8>,
+}
+
+/// An IPv6 header.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ipv6Header {
+    /// The source: an address, or a prefix such as `"2001:db8::/32"`. Many devices do not support prefixes.
+    #[serde(deserialize_with = "subnet6", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub src: Option<Ipv6Net>,
+    /// The destination: an address or a prefix, with the same limits as `src`.
+    #[serde(deserialize_with = "subnet6", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub dst: Option<Ipv6Net>,
+    /// The flow label.
+    #[serde(deserialize_with = "within_some::<_, u32, 0, 1048575>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1048575))]
+    pub flow_label: Option<u32>,
+    /// The protocol number of the next header, which may be an extension header. Not allowed together with `tcp` or
+    /// `udp`, which imply the protocol.
+    #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 255))]
+    pub next_header: Option<u8>,
+    /// The traffic class.
+    #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 255))]
+    pub traffic_class: Option<u8>,
+    /// The hop limit.
+    #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 255))]
+    pub hop_limit: Option<u8>,
+}
+
+/// The ports of a TCP or UDP header.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Ports {
+    /// The source port.
+    #[serde(deserialize_with = "within_some::<_, u16, 0, 65535>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 65535))]
+    pub src: Option<u16>,
+    /// The destination port.
+    #[serde(deserialize_with = "within_some::<_, u16, 0, 65535>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 65535))]
+    pub dst: Option<u16>,
+}
+
+/// A VXLAN tunnel header.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Vxlan {
+    /// The VXLAN network identifier (VNI).
+    #[serde(deserialize_with = "within_some::<_, u32, 0, 16777215>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 16777215))]
+    pub vni: Option<u32>,
+}
+
+/// A GRE tunnel header.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Gre {
+    /// The EtherType of the inner packet.
+    #[serde(deserialize_with = "within_some::<_, u16, 0, 65535>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 65535))]
+    pub protocol: Option<u16>,
+    /// The GRE key.
+    #[serde(deserialize_with = "within_some::<_, u32, 0, 4294967295>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 4294967295u32))]
+    pub key: Option<u32>,
+}
+
+/// An MPLS label.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Mpls {
+    /// The label. Matches any traffic class and TTL.
+    #[serde(deserialize_with = "within_some::<_, u32, 0, 1048575>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1048575))]
+    pub label: Option<u32>,
+}
+
+/// Reads an address, or a prefix whose host bits are all 0.
+fn subnet<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    version: &str,
+    take: fn(IpNet) -> Option<T>,
+) -> Result<Option<T>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok().and_then(take);
+    let wrong =
+        |help| serde::de::Error::custom(format!("`{text}` is not an {version} address or prefix; help: {help}"));
+    net.map(Some).ok_or_else(|| wrong("write an address, or a prefix with host bits of 0, such as \"192.0.2.0/24\""))
+}
+
+fn subnet4<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ipv4Net>, D::Error> {
+    subnet(deserializer, "IPv4", |net| match net {
+        IpNet::V4(net) if net.trunc() == net => Some(net),
+        _ => None,
+    })
+}
+
+fn subnet6<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ipv6Net>, D::Error> {
+    subnet(deserializer, "IPv6", |net| match net {
+        IpNet::V6(net) if net.trunc() == net => Some(net),
+        _ => None,
+    })
+}
+
+impl Match {
+    /// Returns the headers outside the tunnel.
+    pub fn outer(&self) -> Inner {
+        let Self { ethernet, ipv4, ipv6, tcp, udp, .. } = self.clone();
+        Inner { ethernet, ipv4, ipv6, tcp, udp }
+    }
+}

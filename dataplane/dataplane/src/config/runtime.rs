@@ -1,0 +1,174 @@
+//! `[runtime]`: the workers, their memory and the worker loop.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::de::{SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::types::Control;
+use dataplane_core::mem::PageKind;
+use dataplane_core::topology::Workers;
+use dataplane_core::units::{Bytes, CoreId, Period, bytes_within, within, within_some};
+
+/// The behaviour of a worker that receives nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Idle {
+    /// Continues to poll. This has the lowest latency.
+    #[default]
+    Spin,
+    /// Continues to poll, with pauses. This leaves more of the physical core to its other hardware thread.
+    Pause,
+    /// Sleeps until a packet arrives, or for short periods if the device has no wake-ups. This leaves the core to other
+    /// programs, and increases latency.
+    Sleep,
+}
+
+/// The source of packet timestamps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Timestamps {
+    /// The device's counter, if the device supports completion timestamps and its counter can be converted to the time
+    /// of the system clock. Otherwise the system clock, read once per burst.
+    #[default]
+    Device,
+    /// The device's wall clock. For a device without a wall clock, the same as `"device"`.
+    Wallclock,
+    /// The system clock, read once per burst.
+    Software,
+    /// No timestamps. The report then has no latency.
+    None,
+}
+
+/// The workers, their memory and the worker loop. All keys are optional.
+///
+/// ```toml
+/// [runtime]
+/// workers       = [2, 3]
+/// burst         = 32
+/// buffer_size   = "4KiB"
+/// headroom      = 256
+/// buffers       = 16_384
+/// hugepages     = "1G"
+/// strict        = true
+/// idle          = "pause"
+/// timestamps    = "software"
+/// drain_timeout = "10s"
+/// control       = "/run/router.sock"
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Runtime {
+    /// The workers: `"auto"`, a number of workers, or an array of core ids. An array starts one worker on each core.
+    /// `"auto"` starts one worker on the most suitable core near the devices of the ports.
+    #[schemars(schema_with = "workers_schema")]
+    #[serde(serialize_with = "write_workers", deserialize_with = "read_workers")]
+    pub workers: Workers,
+    /// The maximum number of packets that a worker receives from a port in one poll.
+    #[serde(deserialize_with = "within::<_, u32, 1, 256>")]
+    #[schemars(range(min = 1, max = 256))]
+    pub burst: u32,
+    /// The size of a packet buffer in bytes, headroom included.
+    #[serde(deserialize_with = "bytes_within::<_, u32, 256, 65408>")]
+    #[schemars(with = "Bytes", range(min = 256, max = 65408))]
+    pub buffer_size: u32,
+    /// The free space before a received packet, in bytes. Stages add headers in this space. At least 64 bytes of the
+    /// buffer must remain for the packet.
+    #[serde(deserialize_with = "bytes_within::<_, u32, 0, 4096>")]
+    #[schemars(with = "Bytes", range(min = 0, max = 4096))]
+    pub headroom: u32,
+    /// The number of packet buffers of each worker. A port that is not in `input` has no receive ring. Default: the sum
+    /// of the ring sizes of the ports and one burst, plus one eighth.
+    #[serde(deserialize_with = "within_some::<_, u32, 1, 16777216>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 16777216))]
+    pub buffers: Option<u32>,
+    /// The kind of pages for packet memory: 1 GiB, 2 MiB, transparent huge pages or normal pages. If a kind is not
+    /// available, the next kind in this list is used.
+    pub hugepages: PageKind,
+    /// Whether it is an error instead of a warning if the requested memory is not available. Without `strict`, the run
+    /// uses smaller pages or memory of another NUMA node.
+    pub strict: bool,
+    /// The behaviour of a worker that receives nothing: `"spin"` polls without pauses, `"pause"` polls with pauses, and
+    /// `"sleep"` sleeps until a packet arrives.
+    pub idle: Idle,
+    /// The source of packet timestamps: the device's counter, the device's wall clock, the system clock, or none.
+    /// If the device has no usable clock, the system clock is used.
+    pub timestamps: Timestamps,
+    /// The maximum time that a stopping run waits for packets in processing, such as `"5s"`.
+    pub drain_timeout: Period,
+    /// The control socket, which `dataplane stats` uses: `"auto"` for a socket in a default folder, `"none"` for no
+    /// socket, or a path of at most 107 bytes. The program creates the socket with access for its owner only, and
+    /// removes it at the end.
+    #[schemars(with = "String")]
+    pub control: Control,
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Self {
+            workers: Workers::Auto,
+            burst: 64,
+            buffer_size: 2048,
+            headroom: 128,
+            buffers: None,
+            hugepages: PageKind::Huge2M,
+            strict: false,
+            idle: Idle::default(),
+            timestamps: Timestamps::default(),
+            drain_timeout: Period::from_secs(5),
+            control: Control::Auto,
+        }
+    }
+}
+
+/// The maximum number of workers of one process.
+const MAX_WORKERS: i64 = 1024;
+
+fn workers_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
+        "oneOf": [
+            { "const": "auto" },
+            { "type": "integer", "minimum": 1, "maximum": MAX_WORKERS },
+            { "type": "array", "items": { "type": "integer", "minimum": 0 }, "minItems": 1 },
+        ]
+    })
+}
+
+fn write_workers<S: serde::Serializer>(workers: &Workers, serializer: S) -> Result<S::Ok, S::Error> {
+    match workers {
+        Workers::Auto => "auto".serialize(serializer),
+        Workers::Count(count) => count.serialize(serializer),
+        Workers::Cores(cores) => cores.serialize(serializer),
+    }
+}
+
+fn read_workers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Workers, D::Error> {
+    struct Choice;
+    impl<'de> Visitor<'de> for Choice {
+        type Value = Workers;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("\"auto\", a number of workers from 1 to 1024, or an array of core ids such as [2, 3]")
+        }
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Workers, E> {
+            if text == "auto" { Ok(Workers::Auto) } else { Err(E::invalid_value(Unexpected::Str(text), &self)) }
+        }
+        fn visit_i64<E: serde::de::Error>(self, count: i64) -> Result<Workers, E> {
+            let valid = usize::try_from(count).ok().filter(|_| (1..=MAX_WORKERS).contains(&count));
+            valid.map(Workers::Count).ok_or_else(|| E::invalid_value(Unexpected::Signed(count), &self))
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<Workers, A::Error> {
+            let mut cores: Vec<CoreId> = Vec::new();
+            while let Some(core) = array.next_element()? {
+                cores.push(core);
+            }
+            if cores.is_empty() {
+                return Err(serde::de::Error::custom(
+                    "this array of cores is empty; help: name one core for each worker, such as [2, 3]",
+                ));
+            }
+            Ok(Workers::Cores(cores))
+        }
+    }
+    deserializer.deserialize_any(Choice)
+}

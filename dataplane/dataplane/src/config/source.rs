@@ -1,0 +1,186 @@
+//! The text of a config: a file, and the command-line settings that override it.
+
+use std::io::Read;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use dataplane_core::error::{Error, Result};
+
+/// Byte offsets in a [`Source`]. The offsets of the overrides follow the offsets of the file.
+pub type Span = Range<usize>;
+
+/// The maximum size of a config: 1 MiB. Large tables belong in separate files.
+pub const MAX_SIZE: u64 = 1 << 20;
+
+/// A config file and its overrides. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Source(Arc<SourceInner>);
+
+#[derive(Debug)]
+struct SourceInner {
+    path: PathBuf,
+    parts: Vec<Part>,
+}
+
+/// The text of the file, or of one override.
+#[derive(Debug)]
+pub(super) struct Part {
+    name: String,
+    /// The text, after `start` spaces. The padding makes the spans that the parser returns offsets in the whole source.
+    padded: String,
+    start: usize,
+    /// The offsets of the line ends, in bytes, relative to the end of the padding.
+    line_ends: Vec<usize>,
+}
+
+impl Part {
+    fn new(name: String, padded: String, start: usize) -> Self {
+        let bytes = padded.as_bytes()[start..].iter().enumerate();
+        let line_ends = bytes.filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at).collect();
+        Self { name, padded, start, line_ends }
+    }
+}
+
+/// A position for messages. Lines and columns start at 1, and columns count characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// The path of the file, or an override on the command line, such as `--set runtime.burst=32`.
+    pub name: String,
+    /// The line.
+    pub line: usize,
+    /// The column.
+    pub column: usize,
+}
+
+/// The first line of a span, for display.
+pub(super) struct Excerpt<'s> {
+    pub(super) position: Position,
+    pub(super) line: &'s str,
+    /// The span within the line, in bytes.
+    pub(super) span: Span,
+}
+
+impl Source {
+    /// Reads a config file. `overrides` are pairs of a dotted key and a TOML value, such as `("runtime.burst", "32")`.
+    /// A port or stage is identified by its name or its index: `port.wan.mtu`, `port.0.mtu`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::File`] if the file cannot be read, or [`Error::Config`] if the file is larger than [`MAX_SIZE`]
+    /// or not UTF-8.
+    pub fn read(path: &Path, overrides: &[(String, String)]) -> Result<Self> {
+        let failed = |source| Error::File { path: path.to_owned(), source };
+        let mut bytes = Vec::new();
+        // Read one byte more than the limit to detect a file that is too large, because its metadata may be wrong.
+        let file = std::fs::File::open(path).map_err(failed)?;
+        file.take(MAX_SIZE + 1).read_to_end(&mut bytes).map_err(failed)?;
+        let name = path.display();
+        if bytes.len() as u64 > MAX_SIZE {
+            return Err(Error::Config(format!(
+                "{name}: the config is larger than 1 MiB; help: move large tables to separate files"
+            )));
+        }
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            let line = error.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count() + 1;
+            Error::Config(format!("{name}:{line}: byte {at} is not valid UTF-8; help: save the config as UTF-8 text"))
+        })?;
+        Ok(Self::new(path, text, overrides))
+    }
+
+    /// Creates a config from text. Relative paths in the text start from the folder of `path`, which need not exist.
+    pub fn new(path: impl Into<PathBuf>, text: impl Into<String>, overrides: &[(String, String)]) -> Self {
+        let path = path.into();
+        let mut parts = vec![Part::new(path.display().to_string(), text.into(), 0)];
+        for (key, value) in overrides {
+            // Leave one byte between the parts, so that the end of a part is not also the start of the next part.
+            let start = parts.last().map_or(0, |part| part.padded.len()) + 1;
+            let text = format!("{key}={value}");
+            parts.push(Part::new(format!("--set {text}"), " ".repeat(start) + &text, start));
+        }
+        Self(Arc::new(SourceInner { path, parts }))
+    }
+
+    /// Returns the path of the config file.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Resolves a path in the config. Relative paths start from the folder of the config.
+    pub fn resolve(&self, path: &Path) -> PathBuf {
+        self.0.path.parent().map_or_else(|| path.to_owned(), |folder| folder.join(path))
+    }
+
+    /// Returns the start position of a span.
+    pub fn position(&self, span: &Span) -> Position {
+        self.excerpt(span).position
+    }
+
+    pub(super) fn file(&self) -> &str {
+        &self.0.parts[0].padded
+    }
+
+    pub(super) fn overrides(&self) -> impl Iterator<Item = (&str, Span)> {
+        self.0.parts[1..].iter().map(|part| (part.padded.as_str(), part.start..part.padded.len()))
+    }
+
+    pub(super) fn excerpt(&self, span: &Span) -> Excerpt<'_> {
+        let parts = &self.0.parts;
+        let index = parts.partition_point(|part| part.start <= span.start).saturating_sub(1);
+        let part = &parts[index];
+        let (text, offset) = (&part.padded[part.start..], part.start);
+        let boundary = |at: usize| {
+            let at = at.saturating_sub(offset).min(text.len());
+            (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
+        };
+        let start = boundary(span.start);
+        let line = part.line_ends.partition_point(|&end| end < start);
+        let line_start = if line == 0 { 0 } else { part.line_ends[line - 1] + 1 };
+        let line_end = part.line_ends.get(line).copied().unwrap_or(text.len());
+        let end = boundary(span.end).clamp(start, line_end);
+        let position =
+            Position { name: part.name.clone(), line: line + 1, column: text[line_start..start].chars().count() + 1 };
+        let line = text[line_start..line_end].trim_end_matches('\r');
+        let clip = |at: usize| (at - line_start).min(line.len());
+        Excerpt { position, line, span: clip(start)..clip(end) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn position_has_line_and_character_column_of_its_text() {
+        let source = Source::new("a/b.toml", "x = 1\nä = \"é\" # y\n", &[("k".into(), "v".into())]);
+        let at = |start: usize| {
+            let position = source.position(&(start..start + 1));
+            (position.name, position.line, position.column)
+        };
+        assert_eq!(at(0), ("a/b.toml".into(), 1, 1));
+        assert_eq!(at(6), ("a/b.toml".into(), 2, 1));
+        assert_eq!(at(9), ("a/b.toml".into(), 2, 3));
+        let (_, span) = source.overrides().next().unwrap();
+        assert_eq!(at(span.start + 2), ("--set k=v".into(), 1, 3));
+        assert_eq!(source.position(&(usize::MAX - 1..usize::MAX)).name, "--set k=v");
+        assert_eq!(source.resolve(Path::new("c.pcap")), Path::new("a/c.pcap"));
+        assert_eq!(source.resolve(Path::new("/c.pcap")), Path::new("/c.pcap"));
+    }
+
+    #[test]
+    fn oversized_or_non_utf8_config_is_rejected() {
+        let folder = dataplane_testing::Folder::new();
+        let file = folder.file("x.toml");
+        for (bytes, part) in [
+            (vec![b'#'; MAX_SIZE as usize + 1], "1 MiB"),
+            (b"a = 1\nb = \xff".to_vec(), "x.toml:2: byte 10 is not valid UTF-8"),
+        ] {
+            folder.write("x.toml", bytes);
+            let error = Source::read(&file, &[]).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        drop(folder);
+        assert!(matches!(Source::read(&file, &[]), Err(Error::File { .. })));
+    }
+}

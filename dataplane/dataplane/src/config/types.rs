@@ -1,0 +1,214 @@
+//! Types of values that have their own text form in a config.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use ipnet::IpNet;
+use serde::de::Visitor;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Implements serde's traits through `Display` and `FromStr`.
+macro_rules! as_string {
+    ($name:ident, $expecting:literal) => {
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Text;
+                impl Visitor<'_> for Text {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str($expecting)
+                    }
+                    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$name, E> {
+                        text.parse().map_err(E::custom)
+                    }
+                }
+                deserializer.deserialize_str(Text)
+            }
+        }
+    };
+}
+
+/// The control socket of a running program, written `"auto"`, `"none"` or as a path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Control {
+    /// A socket in the runtime directory, named after the process id.
+    #[default]
+    Auto,
+    /// No control socket.
+    None,
+    /// A socket at this path.
+    Path(PathBuf),
+}
+
+as_string!(Control, "\"auto\", \"none\", or the path of a socket");
+
+impl fmt::Display for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::None => f.write_str("none"),
+            Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl FromStr for Control {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("the path is empty; help: write \"auto\", \"none\", or the path of a socket".to_owned()),
+            "auto" => Ok(Self::Auto),
+            "none" => Ok(Self::None),
+            path => Ok(Self::Path(path.into())),
+        }
+    }
+}
+
+/// An IP address of a port with the prefix length of its link, written `"192.0.2.1/24"` or `"2001:db8::1/64"`. Without
+/// a prefix length, the link has no other hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address(pub IpNet);
+
+as_string!(Address, "an address and its prefix length, such as \"192.0.2.1/24\"");
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let net = text.parse().or_else(|_| text.parse::<IpAddr>().map(IpNet::from));
+        let net: IpNet = net.map_err(|_| {
+            format!(
+                "`{text}` is not an IP address; help: write the address with its prefix length: \"192.0.2.1/24\" or \"2001:db8::1/64\""
+            )
+        })?;
+        let address = net.addr();
+        let is_host = match net {
+            IpNet::V4(net) => {
+                let is_network =
+                    net.prefix_len() < 31 && (net.addr() == net.network() || net.addr() == net.broadcast());
+                !is_network && !net.addr().is_broadcast()
+            }
+            IpNet::V6(_) => true,
+        };
+        if !is_host || address.is_unspecified() || address.is_multicast() {
+            return Err(format!("`{text}` is not the address of a single host"));
+        }
+        Ok(Self(net))
+    }
+}
+
+/// The key of the Toeplitz hash: `"default"` (the key of the verification suite in Microsoft's RSS specification),
+/// `"symmetric"` (both directions of a flow get the same hash) or 40 bytes in hexadecimal.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum RssKey {
+    /// The key of the RSS specification.
+    #[default]
+    Default,
+    /// The bytes `6d5a`, repeated twenty times.
+    Symmetric,
+    /// Any other key.
+    Bytes([u8; 40]),
+}
+
+as_string!(RssKey, "\"default\", \"symmetric\" or 80 hexadecimal digits");
+
+impl fmt::Display for RssKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::Symmetric => f.write_str("symmetric"),
+            Self::Bytes(bytes) => bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}")),
+        }
+    }
+}
+
+impl FromStr for RssKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "default" => return Ok(Self::Default),
+            "symmetric" => return Ok(Self::Symmetric),
+            _ => {}
+        }
+        let mut bytes = [0; 40];
+        let digits: Option<Vec<u8>> =
+            text.chars().map(|digit| digit.to_digit(16).and_then(|digit| u8::try_from(digit).ok())).collect();
+        match digits {
+            Some(digits) if digits.len() == 80 => {
+                for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+                    *byte = pair[0] << 4 | pair[1];
+                }
+                Ok(Self::Bytes(bytes))
+            }
+            _ => Err(format!(
+                "`{text}` is not an RSS key; help: write \"default\", \"symmetric\" or 80 hexadecimal digits"
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_keeps_its_prefix_length_and_must_be_a_host() {
+        for (text, whole) in [
+            ("192.0.2.1/24", "192.0.2.1/24"),
+            ("192.0.2.1", "192.0.2.1/32"),
+            ("192.0.2.0/31", "192.0.2.0/31"),
+            ("2001:db8::1/64", "2001:db8::1/64"),
+            ("fe80::1", "fe80::1/128"),
+        ] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), whole);
+        }
+        for (text, message) in [
+            ("192.0.2.1/33", "is not an IP address"),
+            ("eth0", "is not an IP address"),
+            ("192.0.2.0/24", "is not the address of a single host"),
+            ("192.0.2.255/24", "is not the address of a single host"),
+            ("224.0.0.1", "is not the address of a single host"),
+            ("0.0.0.0", "is not the address of a single host"),
+            ("255.255.255.255", "is not the address of a single host"),
+            ("ff02::1/64", "is not the address of a single host"),
+            ("::", "is not the address of a single host"),
+        ] {
+            let error = text.parse::<Address>().unwrap_err();
+            assert!(error.contains(message), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn config_values_round_trip_through_text() {
+        for text in ["auto", "none", "./auto", "/run/edge.sock"] {
+            assert_eq!(text.parse::<Control>().unwrap().to_string(), text);
+        }
+        let key = "6d5a".repeat(20);
+        for text in ["default", "symmetric", &key] {
+            assert_eq!(text.parse::<RssKey>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn malformed_rss_keys_are_rejected() {
+        for text in ["", "6d5a", "é"] {
+            assert!(text.parse::<RssKey>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! A polling-mode packet data plane in Rust on RDMA verbs.
+//!
+//! A worker is a thread on its own core that processes every packet to completion. Each worker owns a queue pair and
+//! its completion queues on every port. All packet memory is registered and backed by huge pages. A worker polls
+//! completions in batches, passes each batch through a graph of stages from a TOML file, and posts the results.
+//!
+//! An app depends only on this crate. The crate contains the config, the runtime and the command line, and re-exports
+//! the crates below it.
+//!
+//! # Crates
+//!
+//! The table lists the crates, lowest layer first. A crate may depend only on the crates in the column `uses` of its
+//! row. A test compares the table with the manifests. `unsafe` is allowed in `mem` and `lane` of `dataplane-core`, in
+//! `dataplane-soft`, and in `dataplane-ibverbs`.
+//!
+//! | crate | does | uses |
+//! | --- | --- | --- |
+//! | `dataplane-core` | memory, the verbs contract, lanes, the stage graph, telemetry | – |
+//! | `dataplane-tables` | longest prefix match, packet classifier, exact match | core |
+//! | `dataplane-soft` | the software device and its links | core |
+//! | `dataplane-ibverbs` | the libibverbs provider | core |
+//! | `dataplane-stages` | the built-in stages and the kernel mirror | core, tables |
+//! | `dataplane` | config, runtime, command line; the crate that apps depend on | core, tables, soft, ibverbs, stages |
+//! | `dataplane-testing` | support for tests; no other crate depends on it outside of tests | core |
+//!
+//! # Modules of this crate
+//!
+//! | module | does | uses |
+//! | --- | --- | --- |
+//! | [`config`] | reads TOML into a checked plan; opens no device | – |
+//! | [`runtime`] | turns a plan into objects; the worker loop; control | config |
+//! | [`testing`] | runs packets through a stage or a whole config without a device | runtime, config |
+//! | [`app`] | the command line that every app has | runtime, config, testing |
+//!
+//! Not in this project: TCP termination, a control plane, and drivers that take the device from the kernel.
+
+pub mod app;
+pub mod config;
+pub mod prelude;
+pub mod runtime;
+pub mod testing;
+
+pub use dataplane_core::{Error, Result};
+pub use dataplane_core::{clock, connect, error, header, lane, mem, pipeline, telemetry, topology, units, verbs};
+#[cfg(feature = "ibverbs")]
+pub use dataplane_ibverbs as ibverbs;
+pub use dataplane_soft as soft;
+pub use dataplane_stages as stages;
+pub use dataplane_tables as tables;
+
+/// The examples in the documentation pages, compiled and run as tests.
+#[cfg(doctest)]
+mod book {
+    #[doc = include_str!("../../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../../docs/writing-a-stage.md")]
+    mod writing_a_stage {}
+}

@@ -1,0 +1,290 @@
+//! Builds a program for each worker from the config and the registry. All checks that need no device happen here.
+
+use std::path::Path;
+
+use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
+use dataplane_core::file;
+use dataplane_core::mem::Preference;
+use dataplane_core::pipeline::{
+    Facts, Files, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Services, Setup, Stage, Target,
+};
+use dataplane_core::topology::Topology;
+use dataplane_soft::config::LinkConfig;
+use dataplane_soft::{Capture, mac_of};
+
+/// A fully checked config: the plan, and a program for every worker.
+pub struct Assembly {
+    /// The plan.
+    pub plan: Plan,
+    /// The properties of the ports that stages can read.
+    pub ports: Vec<PortInfo>,
+    /// The topology that the plan is for.
+    pub topology: Topology,
+    pub(crate) programs: Vec<Program>,
+    /// The services that the stages registered.
+    pub(crate) services: Services,
+    /// The config and all files that the config names.
+    pub(crate) files: Files,
+}
+
+impl Assembly {
+    /// Returns `true` if a stage has data that can be reloaded ([`Run::reload`](super::Run::reload)).
+    pub fn can_reload(&self) -> bool {
+        !self.services.reloads.is_empty()
+    }
+}
+
+impl Catalog for Registry {
+    fn names(&self) -> Vec<String> {
+        self.kinds().map(|kind| kind.name.clone()).collect()
+    }
+
+    fn shape(&self, kind: &str) -> Option<StageShape> {
+        let kind = self.get(kind)?;
+        let outputs = kind.info.outputs.iter().map(|(name, _)| (*name).to_owned()).collect();
+        Some(StageShape { outputs, terminal: kind.info.terminal })
+    }
+}
+
+/// Checks a config: syntax, names, parameters, tables, the graph and its contracts. All mistakes go to the diagnostics.
+/// Returns `None` if there is an error.
+pub fn assemble(
+    source: &Source,
+    registry: &Registry,
+    topology: Topology,
+    diagnostics: &mut Diagnostics,
+) -> Option<Assembly> {
+    build(source, registry, topology, false, diagnostics)
+}
+
+/// Checks a config like [`assemble`], for a pipeline that is only inspected. The plan is for a virtual topology with
+/// enough cores for any config, and the stages write no files.
+pub fn assemble_offline(source: &Source, registry: &Registry, diagnostics: &mut Diagnostics) -> Option<Assembly> {
+    /// More cores than the maximum number of workers.
+    const CORES: u32 = 4096;
+    let cores = Topology::uniform(CORES).cores().to_vec();
+    // Without NUMA nodes in the topology, the check accepts any `numa_node` in the config.
+    let topology = Topology::from_parts(cores, Vec::new(), Vec::new(), Vec::new());
+    build(source, registry, topology, true, diagnostics)
+}
+
+fn build(
+    source: &Source,
+    registry: &Registry,
+    topology: Topology,
+    offline: bool,
+    diagnostics: &mut Diagnostics,
+) -> Option<Assembly> {
+    let mut loaded = config::load(source, diagnostics);
+    // A pipeline that is only inspected does not depend on the interfaces of this host.
+    if !offline {
+        loaded.set_default_mtus();
+    }
+    let plan = config::plan(&loaded, registry, &topology, diagnostics);
+    let ports = ports(&loaded, offline);
+    let folder = source.path().parent().unwrap_or(Path::new(""));
+    let mut resources = Resources::new(ports.clone(), folder);
+    files(&loaded, &mut resources.files, diagnostics);
+    if !offline {
+        captures(&loaded, diagnostics);
+    }
+    resources.offline = offline;
+    let workers = plan.as_ref().map_or(1, |plan| plan.cores.len());
+    let order: Vec<usize> =
+        plan.as_ref().map_or_else(|| (0..loaded.stage_count()).collect(), |plan| plan.order.clone());
+    let mut programs = Vec::new();
+    for worker in 0..workers {
+        // The stages build their tables here, not on the worker's thread. Prefer the worker's NUMA node for this
+        // memory.
+        let core = plan.as_ref().and_then(|plan| topology.core(*plan.cores.get(worker)?));
+        let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
+        let stages = stages(&loaded, registry, &mut resources, &order, (worker, workers), diagnostics);
+        let (Some(plan), Some(stages)) = (&plan, stages) else { return None };
+        let mut program = program(plan, registry, &order, stages);
+        if worker == 0 {
+            check(&loaded, plan, &order, &mut program, diagnostics);
+        }
+        if diagnostics.has_errors() {
+            return None;
+        }
+        programs.push(program);
+    }
+    let Resources { mut services, files, .. } = resources;
+    for (stage, check) in services.checks.drain(..) {
+        let index = order.iter().find(|index| loaded.stage_name(**index) == Some(&stage)).or(order.first());
+        if let (Err(problem), Some(index)) = (check(), index) {
+            diagnostics.push(mistake(&loaded, *index, &stage, problem));
+        }
+    }
+    if diagnostics.has_errors() {
+        return None;
+    }
+    Some(Assembly { plan: plan?, ports, topology, programs, services, files })
+}
+
+/// Registers the config and the files of ports. A file that one part of the config writes must not be used by another
+/// part.
+fn files(loaded: &Loaded<'_>, files: &mut Files, diagnostics: &mut Diagnostics) {
+    let source = loaded.source();
+    // The config is the first file, so there is no conflict yet.
+    let _ = files.read(source.path(), "the config itself");
+    let links: Vec<(usize, &str, &LinkConfig)> = links(loaded).collect();
+    for (name, input) in links.iter().filter_map(|(_, name, link)| Some((name, link.input()?))) {
+        // No output is registered yet, so there is no conflict.
+        let _ = files.read(&source.resolve(input), &format!("the input of port `{name}`"));
+    }
+    for (index, name, output) in links.iter().filter_map(|(index, name, link)| Some((index, name, link.output()?))) {
+        if let Err(why) = files.write(&source.resolve(output), &format!("the output of port `{name}`")) {
+            let at = loaded.locate(&format!("port[{index}].link.output"));
+            diagnostics.push(Mistake::error(at, why).help(Files::HELP));
+        }
+    }
+}
+
+/// Returns the index, the name and the link of each port with a link.
+fn links<'l>(loaded: &'l Loaded<'_>) -> impl Iterator<Item = (usize, &'l str, &'l LinkConfig)> {
+    loaded.named_ports().enumerate().filter_map(|(index, (name, port))| Some((index, name, port?.link.as_ref()?)))
+}
+
+/// Checks that the input files of ports are captures, and that the output files can be written. Reads only the start of
+/// each input file.
+fn captures(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) {
+    for (index, _, link) in links(loaded) {
+        let mut mistake = |key: &str, path: &Path, why: &str, help: &str| {
+            let at = loaded.locate(&format!("port[{index}].link.{key}"));
+            // If the path is empty, remove the separator at the start of the message.
+            let message = format!("{}{why}", path.display());
+            diagnostics.push(Mistake::error(at, message.trim_start_matches([':', ' '])).help(help));
+        };
+        let resolve = |path: &Path| loaded.source().resolve(path);
+        if let Some(path) = link.input().map(resolve)
+            && let Err(why) = Capture::probe(&path)
+        {
+            let help = "name a pcap or pcapng file with Ethernet frames, relative to the folder of the config";
+            mistake("input", &path, &format!(": {why}"), help);
+        }
+        if let Some(path) = link.output().map(resolve)
+            && let Err(why) = file::can_be_written(&path)
+        {
+            let help = "name a writable file in a writable folder, relative to the folder of the config";
+            mistake("output", &path, &format!(" cannot be written: {why}"), help);
+        }
+    }
+}
+
+fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
+    // The port of a TAP link is at the opposite end of the kernel interface, so it must not use the interface's
+    // address.
+    let interface = |port: &config::Port| {
+        let link = port.link.as_ref().filter(|link| !offline && !link.is_host_end())?;
+        mac_of(link.interface()?)
+    };
+    let info = |(index, (name, port)): (usize, (&str, Option<&config::Port>))| PortInfo {
+        name: name.to_owned(),
+        mac: match port.and_then(|port| port.mac) {
+            Some(mac) => mac.0,
+            // A locally administered address, different for every port.
+            None => port.and_then(interface).unwrap_or([2, 0, 0, 0, 0, (index as u8).wrapping_add(1)]),
+        },
+        mtu: port.map_or(u16::MAX, |port| port.max_packet().min(u32::from(u16::MAX)) as u16),
+        interface: port.and_then(config::Port::kernel_interface).map(str::to_owned),
+        addresses: port.map_or_else(Vec::new, |port| port.addresses.iter().map(|address| address.0).collect()),
+    };
+    loaded.named_ports().enumerate().map(info).collect()
+}
+
+/// Creates and prepares the stages of one worker. Problems go to the diagnostics.
+fn stages(
+    loaded: &Loaded<'_>,
+    registry: &Registry,
+    resources: &mut Resources,
+    order: &[usize],
+    worker: (usize, usize),
+    diagnostics: &mut Diagnostics,
+) -> Option<Vec<Box<dyn Stage>>> {
+    let mut made = Vec::new();
+    for &index in order {
+        let Some(kind) = loaded.stage_kind(index).and_then(|kind| registry.get(kind)) else { continue };
+        let read = |table| kind.make(toml::de::Deserializer::from(table));
+        let stage = loaded.read_stage(index, kind.schema.as_ref(), read, diagnostics);
+        made.extend(stage.map(|stage| (index, loaded.stage_name(index).unwrap_or(&kind.name).to_owned(), stage)));
+    }
+    resources.wanted = made.iter().map(|(_, _, stage)| stage.contract().needs).collect();
+    let mut stages = Vec::new();
+    for (index, name, mut stage) in made {
+        let problems = Setup::new(resources, &name, worker.0, worker.1).prepare(&mut *stage);
+        if problems.is_empty() {
+            stages.push(stage);
+        }
+        for problem in problems {
+            diagnostics.push(mistake(loaded, index, &name, problem));
+        }
+    }
+    (stages.len() == order.len()).then_some(stages)
+}
+
+fn mistake(loaded: &Loaded<'_>, stage: usize, name: &str, problem: Problem) -> Mistake {
+    let span = loaded.locate_stage(stage, &problem.key);
+    let mistake = Mistake::error(span, format!("stage `{name}`: {}", problem.message));
+    match problem.help {
+        Some(help) => mistake.help(help),
+        None => mistake,
+    }
+}
+
+fn program(plan: &Plan, registry: &Registry, order: &[usize], stages: Vec<Box<dyn Stage>>) -> Program {
+    // `order` contains every stage of the plan.
+    let place = |index: usize| order.iter().position(|&at| at == index).unwrap_or(usize::MAX);
+    let target = |target: config::Target| match target {
+        config::Target::Stage(index) => Target::Node(place(index)),
+        config::Target::Drop => Target::Drop,
+    };
+    let nodes = order.iter().zip(stages).map(|(&index, stage)| {
+        let node = &plan.nodes[index];
+        let reasons = registry.get(&node.kind).map_or(&[][..], |kind| kind.info.reasons);
+        NodeSpec {
+            name: node.name.clone(),
+            kind: node.kind.clone(),
+            stage,
+            next: node.next.map_or(Target::Drop, target),
+            outputs: node.outputs.iter().map(|(name, to)| (name.clone(), target(*to))).collect(),
+            drops: node.drops.map(place),
+            reasons: reasons.iter().map(|(name, _)| *name).collect(),
+        }
+    });
+    Program::new(nodes.collect())
+}
+
+fn check(loaded: &Loaded<'_>, plan: &Plan, order: &[usize], program: &mut Program, diagnostics: &mut Diagnostics) {
+    let stamps = match plan.runtime.timestamps {
+        config::Timestamps::None => Facts::empty(),
+        _ => Facts::STAMP,
+    };
+    for (place, problem) in program.check(stamps) {
+        let index = order[place];
+        diagnostics.push(mistake(loaded, index, &plan.nodes[index].name, problem));
+    }
+    for (place, &index) in order.iter().enumerate() {
+        let Some(watcher) = program.nodes()[place].drops else { continue };
+        if !program.observes_drops(watcher) {
+            let [node, watcher] = [place, watcher].map(|at| &program.nodes()[at].name);
+            let problem = Problem::at("drops", format!("`{watcher}` cannot observe the drops of other stages"));
+            let problem = problem.help("name a stage that can observe drops, such as a stage with use = \"capture\"");
+            diagnostics.push(mistake(loaded, index, node, problem));
+        }
+    }
+    let most = dataplane_core::mem::BATCH / program.multiplicity();
+    if plan.runtime.burst as usize > most {
+        let more =
+            program.nodes().iter().filter(|node| node.stage.contract().copies || node.stage.contract().splits > 0);
+        let names: Vec<String> = more.map(|node| format!("`{}`", node.name)).collect();
+        let (burst, names, batch) = (plan.runtime.burst, names.join(", "), dataplane_core::mem::BATCH);
+        let message =
+            format!("a burst of {burst} packets may exceed the {batch} packets of a batch, because of {names}");
+        let mistake = Mistake::error(loaded.locate("runtime.burst"), message);
+        diagnostics.push(mistake.help(match most {
+            0 => format!("remove some of these stages: one packet may become at most {batch} packets"),
+            _ => format!("set burst = {most} or less in [runtime]"),
+        }));
+    }
+}

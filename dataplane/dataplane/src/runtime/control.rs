@@ -1,0 +1,90 @@
+//! Stops the workers of a run, and collects the progress that workers publish.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use dataplane_core::telemetry::{Board, Progress};
+use dataplane_core::units::Ticks;
+
+/// The state shared by the workers of a run and the threads that control them.
+#[derive(Debug)]
+pub(crate) struct RunControl {
+    stop: AtomicBool,
+    /// The tick at which workers stop.
+    deadline: AtomicU64,
+    /// The packet limit. `None` if there is no limit.
+    budget: Option<Budget>,
+    boards: Box<[Board]>,
+}
+
+/// A number of packets that the workers may receive in total.
+#[derive(Debug)]
+struct Budget {
+    /// The number of packets that no worker has claimed. A worker claims packets before it polls.
+    left: AtomicU64,
+    /// The number of packets that are not received yet, whether claimed or not.
+    open: AtomicU64,
+}
+
+impl RunControl {
+    pub(crate) fn new(workers: usize, packets: Option<u64>) -> Self {
+        Self {
+            stop: AtomicBool::new(false),
+            deadline: AtomicU64::new(u64::MAX),
+            budget: packets.map(|packets| Budget { left: AtomicU64::new(packets), open: AtomicU64::new(packets) }),
+            boards: (0..workers).map(|_| Board::default()).collect(),
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if the run was stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn stop_at(&self, deadline: Ticks) {
+        self.deadline.store(deadline.0, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if a worker must stop now: the run was stopped, or a limit is reached.
+    pub(crate) fn is_over(&self, now: Ticks) -> bool {
+        self.is_stopped()
+            || now.0 >= self.deadline.load(Ordering::Relaxed)
+            || self.budget.as_ref().is_some_and(|budget| budget.open.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Claims up to `wanted` packets from the budget. Returns the number of claimed packets.
+    #[inline]
+    pub(crate) fn claim(&self, wanted: usize) -> usize {
+        let Some(budget) = &self.budget else { return wanted };
+        let take = |left: u64| Some(left.saturating_sub(wanted as u64));
+        // The closure always returns `Some`.
+        let left = budget.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).unwrap_or(0);
+        (wanted as u64).min(left) as usize
+    }
+
+    /// Settles a claim: subtracts the received packets, and returns the rest of the claim to the budget.
+    #[inline]
+    pub(crate) fn settle(&self, claimed: usize, received: usize) {
+        if let Some(budget) = &self.budget {
+            budget.left.fetch_add((claimed - received) as u64, Ordering::Relaxed);
+            budget.open.fetch_sub(received as u64, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn board(&self, worker: usize) -> &Board {
+        &self.boards[worker]
+    }
+
+    /// Returns the sums over all workers.
+    pub(crate) fn progress(&self) -> Progress {
+        self.boards.iter().map(Board::read).fold(Progress::default(), |sum, one| Progress {
+            rx: sum.rx + one.rx,
+            tx: sum.tx + one.tx,
+            dropped: sum.dropped + one.dropped,
+            loops: sum.loops + one.loops,
+        })
+    }
+}

@@ -1,0 +1,343 @@
+//! Opens the devices of the ports of a plan.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::config::{self, Connection, Plan, PortPlan, Qp};
+use crate::runtime::peer::{ExchangeOptions, PathCache, PeerExchange, PeerLocation, PeerWiring, Rendezvous};
+use crate::runtime::soft;
+use crate::runtime::watch::Watch;
+use dataplane_core::clock::{ClockReport, HostClock};
+use dataplane_core::connect::{Connector, EndpointParameters};
+use dataplane_core::error::{Error, Result};
+use dataplane_core::lane::{Lane, LaneSpec, QueueLane, RawWiring, Stamping, Wiring};
+use dataplane_core::mem::Pool;
+use dataplane_core::pipeline::{PortChange, PortInfo};
+use dataplane_core::verbs::{Device, EventKind, QpType};
+use dataplane_soft::{LoopbackLink, SoftDevice};
+
+/// An open device behind a port, independent of the provider.
+pub(crate) trait PortDevice: Send + Sync {
+    /// Creates the lane of one worker. Must be called on the worker's thread.
+    fn open_lane(&self, pool: &mut Pool, spec: LaneSpec) -> Result<Box<dyn Lane>>;
+
+    /// Returns how long a worker waits for the peers of its lanes.
+    fn connect_timeout(&self) -> Duration;
+
+    /// Returns the reason why a lane is not connected yet.
+    fn connect_error(&self) -> String;
+
+    /// Returns the log lines about the device that were added since the last call.
+    fn events(&self) -> Vec<String>;
+
+    /// Registers a function that is called on the event thread of the device whenever the port changes.
+    fn on_change(&self, act: Box<dyn Fn(PortChange) + Send>);
+
+    /// Returns the reports of the device's own clocks.
+    fn clocks(&self) -> Vec<ClockReport>;
+
+    /// Returns a description of the device.
+    fn describe(&self) -> String;
+
+    /// Returns the device's own counters.
+    fn counters(&self) -> BTreeMap<String, u64>;
+
+    /// Returns the errors of the device's input and output. All lanes must be closed.
+    fn finish(&self) -> Vec<Error>;
+}
+
+/// Returns the type of the queue pairs of a port.
+pub(crate) const fn kind(qp: Qp) -> QpType {
+    match qp {
+        Qp::RawPacket => QpType::RawPacket,
+        Qp::Ud => QpType::Ud,
+        Qp::Rc => QpType::Rc,
+        Qp::Uc => QpType::Uc,
+    }
+}
+
+/// Opens the device of every port.
+///
+/// # Errors
+/// Returns an error if a device is not available or does not support the config of its port, or if a capture file
+/// cannot be opened.
+pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result<Vec<Arc<dyn PortDevice>>> {
+    let mut cables: BTreeMap<usize, LoopbackLink> = BTreeMap::new();
+    let mut devices: Vec<Arc<dyn PortDevice>> = Vec::new();
+    let (lanes, stamps) = (plan.cores.len(), stamping(plan));
+    let stamped = stamps == Stamping::Wallclock;
+    let rendezvous: Vec<Arc<Rendezvous>> = plan.ports.iter().map(|_| Arc::new(Rendezvous::new(lanes))).collect();
+    #[cfg(feature = "ibverbs")]
+    let mut open_devices = verbs::OpenDevices::default();
+    for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate() {
+        let start_exchange = |connection: &Connection| start_exchange(plan, port, index, connection, &rendezvous);
+        devices.push(if !port.config.is_verbs() {
+            let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
+            let what = format!("{} {}", port.config.device, port.config.link.as_ref().map_or("", |link| link.kind()));
+            let provider = ProviderParts {
+                what,
+                detail: soft::detail,
+                counters: Box::new(soft::counters),
+                why: SoftDevice::wire_error,
+                finish: soft::finish,
+            };
+            let watch = Arc::new(Watch::start(device.clone(), clock, stamps)?);
+            Arc::new(OpenPort::open(device, watch, provider, port, start_exchange)?)
+        } else {
+            #[cfg(feature = "ibverbs")]
+            {
+                let (device, watch) = open_devices.open(&port.config.device, clock, stamps)?;
+                let (device, provider) = verbs::provider(device, port, lanes)?;
+                Arc::new(OpenPort::open(device, watch, provider, port, start_exchange)?)
+            }
+            #[cfg(not(feature = "ibverbs"))]
+            {
+                let (name, device) = (&info.name, &port.config.device);
+                let message = format!(
+                    "port `{name}`: `{device}` is a verbs device, but this program was built without the feature \
+                     `ibverbs`; help: build the program with the feature, or set device = \"soft\" or \"host\""
+                );
+                return Err(Error::Config(message));
+            }
+        });
+    }
+    Ok(devices)
+}
+
+/// Returns the source of packet timestamps in a run.
+pub(crate) fn stamping(plan: &Plan) -> Stamping {
+    match plan.runtime.timestamps {
+        config::Timestamps::Device => Stamping::Device,
+        config::Timestamps::Wallclock => Stamping::Wallclock,
+        config::Timestamps::Software => Stamping::Host,
+        config::Timestamps::None => Stamping::None,
+    }
+}
+
+/// Starts the peer exchange of a port. If two ports of one config are peers, the exchange of the first port serves
+/// both.
+fn start_exchange(
+    plan: &Plan,
+    port: &PortPlan,
+    index: usize,
+    connection: &Connection,
+    rendezvous: &[Arc<Rendezvous>],
+) -> Result<(Arc<Rendezvous>, Option<PeerExchange>)> {
+    let name = &port.config.name;
+    let config = &connection.rendezvous;
+    let options = ExchangeOptions {
+        deadline: config.deadline.0,
+        step: config.step_deadline.0,
+        allow_self: connection.parameters.allow_self,
+    };
+    let own = rendezvous[index].clone();
+    let location = match (config.listen, config.to, config.peer.as_deref().and_then(|peer| plan.port(peer))) {
+        (Some(address), ..) => PeerLocation::Listen(address, config.from),
+        (_, Some(address), _) => PeerLocation::Connect(address),
+        (_, _, Some(peer)) if peer < index => return Ok((own, None)),
+        (_, _, Some(peer)) => PeerLocation::Local(rendezvous[peer].clone()),
+        _ => return Err(Error::Config(format!("port `{name}`: the connection has no `listen`, `to` or `peer`"))),
+    };
+    let exchange = PeerExchange::start(name, location, options, own.clone())?;
+    Ok((own, Some(exchange)))
+}
+
+/// A function that reads the counters of a device.
+trait ReadCounters<D>: Fn(&D) -> BTreeMap<String, u64> + Send + Sync {}
+
+impl<D, F: Fn(&D) -> BTreeMap<String, u64> + Send + Sync> ReadCounters<D> for F {}
+
+/// The part of a port that depends on the provider.
+struct ProviderParts<D> {
+    /// The description of the device.
+    what: String,
+    /// More details for the description, available once the lanes are open.
+    detail: fn(&D) -> Option<String>,
+    counters: Box<dyn ReadCounters<D>>,
+    /// Returns the reason why the last verb failed, if the device knows more than the `errno`.
+    why: fn(&D) -> Option<Error>,
+    finish: fn(&D) -> Vec<Error>,
+}
+
+/// A port that is open on a device of one provider.
+struct OpenPort<D: Device> {
+    // Rust drops fields in order, so the exchange thread ends before the device and its protection domain are closed.
+    connection: Option<PortConnection>,
+    /// The name of the port in the config.
+    name: String,
+    device: D,
+    pd: D::Pd,
+    /// The resolved paths to the peers of the lanes.
+    paths: Arc<PathCache<D::Pd>>,
+    /// The port number on the device, from 1.
+    number: u8,
+    watch: Arc<Watch>,
+    provider: ProviderParts<D>,
+}
+
+/// The state that a port needs to connect its lanes.
+struct PortConnection {
+    parameters: EndpointParameters,
+    kind: QpType,
+    rendezvous: Arc<Rendezvous>,
+    exchange: Option<PeerExchange>,
+    connect_timeout: Duration,
+    /// Incremented when the addresses of the device's port change.
+    addresses: Arc<AtomicU32>,
+}
+
+impl<D: Device> OpenPort<D> {
+    /// Opens a port. `watch` is the event thread of the device.
+    fn open(
+        device: D,
+        watch: Arc<Watch>,
+        provider: ProviderParts<D>,
+        plan: &PortPlan,
+        start_exchange: impl FnOnce(&Connection) -> Result<(Arc<Rendezvous>, Option<PeerExchange>)>,
+    ) -> Result<Self> {
+        let config = &plan.config;
+        let number = if config.is_verbs() { config.device_port } else { 1 };
+        let connection = match &config.connection {
+            None => None,
+            Some(connection) => {
+                let parameters = EndpointParameters { port: number, ..connection.parameters.clone() };
+                let kind = kind(config.qp);
+                // Check the parameters against the device before waiting for a peer.
+                let mut local = parameters.resolve(&device, kind)?;
+                let addresses = Arc::new(AtomicU32::new(0));
+                let (theirs, again, changes) = (device.clone(), parameters.clone(), addresses.clone());
+                watch.on_port(number, move |_| {
+                    // The query fails while the port is down. In that case, keep the known addresses.
+                    if let Ok(now) = again.resolve(&theirs, kind)
+                        && now != local
+                    {
+                        local = now;
+                        changes.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                let (rendezvous, exchange) = start_exchange(connection)?;
+                // Wait longer than the exchange, because the error of the exchange is more precise than a timeout of
+                // the worker.
+                let connect_timeout = connection.rendezvous.deadline.0 + connection.rendezvous.step_deadline.0;
+                Some(PortConnection { parameters, kind, rendezvous, exchange, connect_timeout, addresses })
+            }
+        };
+        let pd = device.alloc_pd().map_err(|error| error.on(device.name()))?;
+        let name = config.name.clone();
+        let paths = Arc::new(PathCache::new(&pd));
+        Ok(Self { connection, name, device, pd, paths, number, watch, provider })
+    }
+}
+
+impl<D: Device> PortDevice for OpenPort<D> {
+    fn open_lane(&self, pool: &mut Pool, spec: LaneSpec) -> Result<Box<dyn Lane>> {
+        let Self { device, pd, paths, .. } = self;
+        let wiring: Box<dyn Wiring<D>> = match &self.connection {
+            None => Box::new(RawWiring { port: self.number }),
+            Some(it) => {
+                let connector = Connector::new(device, it.kind, it.parameters.clone())?;
+                let lane = (it.kind, spec.queue.0, pool.layout().room());
+                Box::new(PeerWiring::new((device, paths), connector, lane, it.rendezvous.clone(), it.addresses.clone()))
+            }
+        };
+        // A port with connections uses no RSS: the queue pair of each lane is the only queue.
+        let queue = if self.connection.is_some() { (0, 1) } else { spec.queue };
+        let spec = LaneSpec { queue, ..spec };
+        let watch = &self.watch;
+        let lane = QueueLane::open(device, pd, pool, spec, wiring, watch.alarms(), watch.clocks());
+        // The error of the link is more precise than the error of the failed verb.
+        let lane = lane.map_err(|error| (self.provider.why)(device).unwrap_or(error))?;
+        Ok(Box::new(lane))
+    }
+
+    fn connect_timeout(&self) -> Duration {
+        self.connection.as_ref().map_or(Duration::ZERO, |connection| connection.connect_timeout)
+    }
+
+    fn connect_error(&self) -> String {
+        let Some(connection) = &self.connection else {
+            return format!("{}: the queue pair did not become ready", self.name);
+        };
+        let last_error = connection.exchange.as_ref().and_then(PeerExchange::last_error);
+        last_error.unwrap_or_else(|| format!("{}: {}", self.name, connection.rendezvous.describe()))
+    }
+
+    fn events(&self) -> Vec<String> {
+        self.watch.lines()
+    }
+
+    fn on_change(&self, act: Box<dyn Fn(PortChange) + Send>) {
+        self.watch.on_port(self.number, move |kind| {
+            act(match kind {
+                EventKind::PortActive => PortChange::LinkUp,
+                EventKind::PortErr => PortChange::LinkDown,
+                EventKind::GidChange => PortChange::Addresses,
+                _ => PortChange::Other,
+            });
+        });
+    }
+
+    fn clocks(&self) -> Vec<ClockReport> {
+        self.watch.clock_reports()
+    }
+
+    fn describe(&self) -> String {
+        let what = &self.provider.what;
+        (self.provider.detail)(&self.device).map_or_else(|| what.clone(), |detail| format!("{what} {detail}"))
+    }
+
+    fn counters(&self) -> BTreeMap<String, u64> {
+        (self.provider.counters)(&self.device)
+    }
+
+    fn finish(&self) -> Vec<Error> {
+        (self.provider.finish)(&self.device)
+    }
+}
+
+/// Devices of libibverbs.
+#[cfg(feature = "ibverbs")]
+mod verbs {
+    use super::{Arc, BTreeMap, Device, HostClock, PortPlan, ProviderParts, Qp, Result, Stamping, Watch};
+    use crate::runtime::raw;
+    use dataplane_core::verbs::{Capability, Provider as _};
+    use dataplane_ibverbs::{VerbsDevice, VerbsProvider};
+
+    /// The open devices. Ports on the same device share the device and its event thread.
+    #[derive(Default)]
+    pub(super) struct OpenDevices(BTreeMap<String, (VerbsDevice, Arc<Watch>)>);
+
+    impl OpenDevices {
+        pub(super) fn open(
+            &mut self,
+            name: &str,
+            clock: &HostClock,
+            stamps: Stamping,
+        ) -> Result<(VerbsDevice, Arc<Watch>)> {
+            if let Some(open) = self.0.get(name) {
+                return Ok(open.clone());
+            }
+            let device = VerbsProvider.open(name)?;
+            let open = (device.clone(), Arc::new(Watch::start(device, clock, stamps)?));
+            self.0.insert(name.to_owned(), open.clone());
+            Ok(open)
+        }
+    }
+
+    /// Returns the device with the settings of the port, and the provider's part of the port.
+    pub(super) fn provider(
+        device: VerbsDevice,
+        plan: &PortPlan,
+        workers: usize,
+    ) -> Result<(VerbsDevice, ProviderParts<VerbsDevice>)> {
+        let port = &plan.config;
+        // A device without raw packets returns an error with the reason when the queue pair is created.
+        let raw = port.qp == Qp::RawPacket && device.capabilities().has.contains(&Capability::RawPacket);
+        let (device, counters) = if raw { raw::prepare(device, plan, workers)? } else { (device, Default::default()) };
+        let what = format!("{} port {}", port.device, port.device_port);
+        let counters = Box::new(move |_: &VerbsDevice| raw::counted(&counters));
+        Ok((device, ProviderParts { what, detail: |_| None, counters, why: |_| None, finish: |_| Vec::new() }))
+    }
+}

@@ -1,0 +1,28 @@
+//! Turns a config into a running data plane.
+//!
+//! ```text
+//! Source → assemble → Assembly (checked, no device opened) → Run::start → Run (workers) → Run::join → Report
+//! ```
+
+mod assemble;
+mod control;
+mod devices;
+mod follow;
+mod idle;
+mod peer;
+#[cfg(feature = "ibverbs")]
+mod raw;
+mod report;
+mod run;
+mod sample;
+mod snapshot;
+mod soft;
+mod stopwatch;
+mod trace;
+mod watch;
+mod worker;
+
+pub use assemble::{Assembly, assemble, assemble_offline};
+pub use run::{Options, Run};
+pub use snapshot::Snapshot;
+pub use trace::{End, Hop, Trace, Tracer};

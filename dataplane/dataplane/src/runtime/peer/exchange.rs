@@ -1,0 +1,202 @@
+//! The thread that exchanges connection parameters with the peer of a port, over TCP or with another port of the same
+//! config.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::rendezvous::Rendezvous;
+use dataplane_core::connect::{self, ConnectError, Exchanged, Listener, Offer, PeerConnection, WaitLimits};
+use dataplane_core::error::{Error, Result};
+
+/// The interval between two checks of a connection.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// The pause after a failed exchange.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// The minimum time between two warnings.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Where the peer of a port is.
+#[derive(Clone, Debug)]
+pub(crate) enum PeerLocation {
+    /// The peer connects to this address. If the second field is an address, only connections from that address are
+    /// accepted.
+    Listen(SocketAddr, Option<IpAddr>),
+    /// The peer listens at this address.
+    Connect(SocketAddr),
+    /// The peer is another port of the same config.
+    Local(Arc<Rendezvous>),
+}
+
+/// The time limits of an exchange, and whether a port may connect to itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExchangeOptions {
+    pub(crate) deadline: Duration,
+    pub(crate) step: Duration,
+    pub(crate) allow_self: bool,
+}
+
+/// The exchange thread of a port. Dropping this value ends the thread and the TCP connection.
+pub(crate) struct PeerExchange {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// The last error, and when the last warning was logged.
+    last_error: Mutex<Option<(String, Instant)>>,
+}
+
+impl Shared {
+    fn log_error(&self, text: String) {
+        let mut last_error = self.last_error.lock().unwrap_or_else(PoisonError::into_inner);
+        // Exchanges are retried several times a second, possibly for hours. Log an error at debug level if it repeats
+        // the last error, or if the last warning is recent.
+        let logged = match last_error.as_ref() {
+            Some((last, logged)) if *last == text || logged.elapsed() < LOG_INTERVAL => {
+                tracing::debug!("{text}");
+                *logged
+            }
+            _ => {
+                tracing::warn!("{text}");
+                Instant::now()
+            }
+        };
+        *last_error = Some((text, logged));
+    }
+}
+
+impl PeerExchange {
+    /// Starts the exchange thread of the port with this name.
+    ///
+    /// # Errors
+    /// Returns an error if the address cannot be bound, or the thread cannot be started.
+    pub(crate) fn start(
+        port: &str,
+        location: PeerLocation,
+        options: ExchangeOptions,
+        rendezvous: Arc<Rendezvous>,
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let listener = match &location {
+            PeerLocation::Listen(address, from) => Some(Listener::bind(*address, *from)?),
+            PeerLocation::Connect(_) | PeerLocation::Local(_) => None,
+        };
+        let body =
+            ExchangeThread { port: port.to_owned(), location, options, rendezvous, listener, shared: shared.clone() };
+        let thread = thread::Builder::new().name("peer".to_owned()).spawn(move || body.run());
+        let thread = thread
+            .map_err(|error| Error::Peer(format!("{port}: cannot start the thread of the peer exchange: {error}")))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Returns the last error, if there was one.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        self.shared.last_error.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|(text, _)| text.clone())
+    }
+}
+
+impl Drop for PeerExchange {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // The thread panics only because of a bug, and the panic message is already printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+struct ExchangeThread {
+    port: String,
+    location: PeerLocation,
+    options: ExchangeOptions,
+    rendezvous: Arc<Rendezvous>,
+    listener: Option<Listener>,
+    shared: Arc<Shared>,
+}
+
+impl ExchangeThread {
+    fn run(&self) {
+        let cancelled = || self.shared.stop.load(Ordering::Relaxed);
+        while !cancelled() {
+            let connected = match &self.location {
+                PeerLocation::Local(other) => self.join(other, &cancelled),
+                PeerLocation::Listen(..) | PeerLocation::Connect(_) => self.exchange(&cancelled),
+            };
+            match connected {
+                Ok(lifeline) => self.monitor(lifeline.as_ref(), &cancelled),
+                Err(ConnectError::Cancelled) => {}
+                Err(error) => {
+                    self.shared.log_error(format!("{}: {error}", self.port));
+                    thread::sleep(RETRY_INTERVAL);
+                }
+            }
+            self.all_rendezvous().for_each(Rendezvous::mark_all_stale);
+        }
+    }
+
+    fn all_rendezvous(&self) -> impl Iterator<Item = &Rendezvous> {
+        let other = if let PeerLocation::Local(other) = &self.location { Some(&**other) } else { None };
+        std::iter::once(&*self.rendezvous).chain(other)
+    }
+
+    /// Connects to a port of the same process.
+    fn join(&self, other: &Rendezvous, cancelled: &dyn Fn() -> bool) -> Result<Option<PeerConnection>, ConnectError> {
+        let own = self.rendezvous.gather_offers(cancelled).ok_or(ConnectError::Cancelled)?;
+        let theirs = other.gather_offers(cancelled).ok_or(ConnectError::Cancelled)?;
+        for (one, two) in own.iter().zip(&theirs) {
+            two.check_peer(one, self.options.allow_self)?;
+            one.check_peer(two, self.options.allow_self)?;
+        }
+        let until = Instant::now() + self.options.step;
+        let met = self.rendezvous.deliver_peers(&own, &theirs)
+            && other.deliver_peers(&theirs, &own)
+            && self.rendezvous.all_ready(until, cancelled)
+            && other.all_ready(until, cancelled);
+        if met {
+            self.all_rendezvous().for_each(Rendezvous::open);
+            Ok(None)
+        } else {
+            Err(ConnectError::Deadline { last: self.all_rendezvous().find_map(Rendezvous::refusal) })
+        }
+    }
+
+    /// Connects to a port of another program.
+    fn exchange(&self, cancelled: &dyn Fn() -> bool) -> Result<Option<PeerConnection>, ConnectError> {
+        let own = self.rendezvous.gather_offers(cancelled).ok_or(ConnectError::Cancelled)?;
+        let offer = Offer { endpoints: &own, allow_self: self.options.allow_self };
+        let limits = WaitLimits { until: Instant::now() + self.options.deadline, step: self.options.step, cancelled };
+        let exchanged: Exchanged = match (&self.location, &self.listener) {
+            (_, Some(listener)) => listener.accept(&offer, &limits)?,
+            (PeerLocation::Connect(address), _) => connect::connect(*address, &offer, &limits)?,
+            // Only `PeerLocation::Listen` is left, and it always has a listener.
+            _ => return Err(ConnectError::Cancelled),
+        };
+        let until = Instant::now() + self.options.step;
+        if !(self.rendezvous.deliver_peers(&own, &exchanged.remotes) && self.rendezvous.all_ready(until, cancelled)) {
+            return Err(ConnectError::Deadline { last: self.rendezvous.refusal() });
+        }
+        let lifeline = exchanged.confirm(&limits)?;
+        self.rendezvous.open();
+        Ok(Some(lifeline))
+    }
+
+    /// Waits until a lane must connect again, or until the peer disconnects.
+    fn monitor(&self, lifeline: Option<&PeerConnection>, cancelled: &dyn Fn() -> bool) {
+        tracing::info!("{}: connected", self.port);
+        while !cancelled() && self.all_rendezvous().all(Rendezvous::is_open) {
+            match lifeline {
+                Some(lifeline) if lifeline.is_closed(POLL_INTERVAL) => {
+                    tracing::warn!("{}: the peer has disconnected", self.port);
+                    return;
+                }
+                Some(_) => {}
+                None => thread::sleep(POLL_INTERVAL),
+            }
+        }
+    }
+}

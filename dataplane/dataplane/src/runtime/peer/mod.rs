@@ -1,0 +1,18 @@
+//! Connects the lanes of a port to a peer, monitors the connections and restores them. A lane is the queue pair of one
+//! worker on the port. The queue pairs have the type rc, uc or ud.
+//!
+//! A lane moves its queue pair to INIT, posts receives and offers its endpoint at the [`Rendezvous`] of the port. When
+//! all lanes of the port have offered, the thread of the [`PeerExchange`] exchanges all endpoints with the peer in one
+//! message. The lanes then move their queue pairs to RTS, and both sides confirm. The TCP connection of the exchange
+//! stays open. When this TCP connection ends, the peer has disconnected or is connecting again, so this side connects
+//! again too.
+
+mod exchange;
+mod paths;
+mod rendezvous;
+mod wiring;
+
+pub(crate) use exchange::{ExchangeOptions, PeerExchange, PeerLocation};
+pub(crate) use paths::PathCache;
+pub(crate) use rendezvous::Rendezvous;
+pub(crate) use wiring::PeerWiring;

@@ -1,0 +1,213 @@
+//! Connects the queue pair of one lane to its peer. A lane is one worker's queue pair and completion queues on one
+//! port.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::{self, JoinHandle};
+
+use super::paths::PathCache;
+use super::rendezvous::Rendezvous;
+use dataplane_core::connect::{ConnectError, Connector, NegotiatedParameters, QueuePairEndpoint};
+use dataplane_core::error::VerbError;
+use dataplane_core::lane::{AhOf, LaneQueuePair, Wiring};
+use dataplane_core::verbs::{Destination, Device, QpType};
+
+/// The length of the global route header in front of a datagram, in bytes.
+const GRH: u16 = 40;
+
+/// How far the connection of the lane has progressed.
+enum ConnectStep<D: Device> {
+    /// The queue pair is in RESET.
+    Down,
+    /// The queue pair is in INIT. Receives are posted next.
+    Initialised,
+    /// The endpoint was offered.
+    Offered,
+    /// A thread resolves the path to the peer. This may take a second.
+    Resolving(QueuePairEndpoint, JoinHandle<Result<AhOf<D>, VerbError>>),
+    /// The queue pair is in RTS.
+    Ready,
+    /// The peer cannot be reached. The lane starts again with the next peer.
+    Refused,
+}
+
+/// The wiring of one lane on a port with a peer.
+pub(crate) struct PeerWiring<D: Device> {
+    device: D,
+    paths: Arc<PathCache<D::Pd>>,
+    connector: Connector,
+    kind: QpType,
+    queue: u16,
+    /// The bytes that fit into a receive buffer.
+    room: u32,
+    rendezvous: Arc<Rendezvous>,
+    /// Incremented when the addresses of the device's port change.
+    addresses: Arc<AtomicU32>,
+    seen: u32,
+    step: ConnectStep<D>,
+    agreed: Option<NegotiatedParameters>,
+    /// The address handle, kept as long as send requests may use it.
+    handle: Option<AhOf<D>>,
+}
+
+impl<D: Device> PeerWiring<D> {
+    pub(crate) fn new(
+        (device, paths): (&D, &Arc<PathCache<D::Pd>>),
+        connector: Connector,
+        (kind, queue, room): (QpType, u16, u32),
+        rendezvous: Arc<Rendezvous>,
+        addresses: Arc<AtomicU32>,
+    ) -> Self {
+        Self {
+            device: device.clone(),
+            paths: paths.clone(),
+            connector: connector.queue(queue),
+            kind,
+            queue,
+            room,
+            rendezvous,
+            seen: addresses.load(Ordering::Relaxed),
+            addresses,
+            step: ConnectStep::Down,
+            agreed: None,
+            handle: None,
+        }
+    }
+
+    /// Returns the lane's own endpoint.
+    fn described(&self, qp: &LaneQueuePair<'_, D>) -> QueuePairEndpoint {
+        self.connector.describe(qp.number(), qp.caps().recv_depth)
+    }
+
+    /// Returns the endpoint to offer to the peer.
+    fn offered(&self, qp: &LaneQueuePair<'_, D>) -> QueuePairEndpoint {
+        let endpoint = self.described(qp);
+        // A message longer than the receive buffers would cause an error on both sides.
+        QueuePairEndpoint { max_message: endpoint.max_message.min(self.room), ..endpoint }
+    }
+
+    /// Starts a thread that resolves the path to the peer. Without the thread, the kernel would resolve the path when
+    /// the connection goes to RTR, which blocks the worker for a second if the address is unreachable. With the
+    /// thread, the kernel then finds the path in its neighbour table at once.
+    fn start_resolve(&mut self, qp: &LaneQueuePair<'_, D>, (remote, round): (QueuePairEndpoint, u32)) {
+        let path = match self.connector.agree(&self.described(qp), &remote) {
+            Ok(agreed) => agreed.path,
+            Err(refused) => return self.refuse(&refused.to_string()),
+        };
+        let paths = self.paths.clone();
+        match thread::Builder::new().name("resolve".to_owned()).spawn(move || paths.find(round, &path)) {
+            Ok(found) => self.step = ConnectStep::Resolving(remote, found),
+            Err(error) => self.refuse(&format!("cannot start the thread for address resolution: {error}")),
+        }
+    }
+
+    /// Moves the queue pair from INIT to RTS.
+    fn establish(
+        &self,
+        qp: &mut LaneQueuePair<'_, D>,
+        remote: &QueuePairEndpoint,
+    ) -> Result<NegotiatedParameters, ConnectError> {
+        let agreed = self.connector.agree(&self.described(qp), remote)?;
+        self.connector.establish(&agreed, |attributes, mask| qp.modify(attributes, mask))?;
+        Ok(agreed)
+    }
+
+    /// Moves the queue pair to RTS after the path is resolved. A device error may be caused by the peer's parameters,
+    /// so it ends this attempt and not the run.
+    fn handshake(
+        &mut self,
+        qp: &mut LaneQueuePair<'_, D>,
+        remote: &QueuePairEndpoint,
+        handle: AhOf<D>,
+    ) -> Result<(), VerbError> {
+        let agreed = match self.establish(qp, remote) {
+            Ok(agreed) => agreed,
+            Err(refused) => {
+                self.refuse(&refused.to_string());
+                return Ok(());
+            }
+        };
+        if self.kind == QpType::Ud {
+            qp.bind_peer(Destination { ah: &handle, qp: remote.qpn, qkey: remote.qkey })?;
+            self.handle = Some(handle);
+        }
+        self.agreed = Some(agreed);
+        self.step = ConnectStep::Ready;
+        self.rendezvous.ready(self.queue);
+        Ok(())
+    }
+
+    fn refuse(&mut self, why: &str) {
+        self.rendezvous.refuse(&format!("cannot connect to the peer: {why}"));
+        self.step = ConnectStep::Refused;
+    }
+}
+
+impl<D: Device> fmt::Debug for PeerWiring<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerWiring").field("kind", &self.kind).field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+impl<D: Device> Wiring<D> for PeerWiring<D> {
+    fn initialise(&mut self, qp: &mut LaneQueuePair<'_, D>) -> Result<(), VerbError> {
+        if !matches!(self.step, ConnectStep::Down) {
+            self.connector.renew();
+        }
+        let addresses = self.addresses.load(Ordering::Relaxed);
+        if addresses != self.seen {
+            self.seen = addresses;
+            if let Err(error) = self.connector.refresh(&self.device) {
+                // Keep the old addresses. An event follows when the port recovers, and the lane then connects again.
+                tracing::warn!("{error}");
+            }
+        }
+        let (attributes, mask) = self.connector.init();
+        qp.modify(&attributes, mask)?;
+        self.step = ConnectStep::Initialised;
+        Ok(())
+    }
+
+    fn connect(&mut self, qp: &mut LaneQueuePair<'_, D>) -> Result<bool, VerbError> {
+        match std::mem::replace(&mut self.step, ConnectStep::Down) {
+            ConnectStep::Down => {}
+            ConnectStep::Initialised => {
+                self.rendezvous.offer(self.queue, self.offered(qp));
+                self.step = ConnectStep::Offered;
+            }
+            ConnectStep::Offered => {
+                self.step = ConnectStep::Offered;
+                if let Some(answer) = self.rendezvous.answer(self.queue) {
+                    self.start_resolve(qp, answer);
+                }
+            }
+            ConnectStep::Resolving(remote, found) if !found.is_finished() => {
+                self.step = ConnectStep::Resolving(remote, found)
+            }
+            ConnectStep::Resolving(remote, found) => {
+                // A panicked thread has resolved nothing.
+                match found.join().unwrap_or(Err(VerbError::new("ibv_create_ah", libc::EIO))) {
+                    Ok(handle) => self.handshake(qp, &remote, handle)?,
+                    Err(error) => self.refuse(&format!("{}: {error}: no path to {}", self.device.name(), remote.gid)),
+                }
+            }
+            step @ (ConnectStep::Ready | ConnectStep::Refused) => self.step = step,
+        }
+        Ok(self.rendezvous.is_live(self.queue))
+    }
+
+    fn is_stale(&self) -> bool {
+        matches!(self.step, ConnectStep::Refused)
+            || self.rendezvous.is_stale(self.queue)
+            || self.addresses.load(Ordering::Relaxed) != self.seen
+    }
+
+    fn prefix(&self) -> u16 {
+        if self.kind == QpType::Ud { GRH } else { 0 }
+    }
+
+    fn longest(&self) -> u16 {
+        self.agreed.as_ref().map_or(0, |agreed| u16::try_from(agreed.max_message).unwrap_or(u16::MAX))
+    }
+}

@@ -1,0 +1,274 @@
+//! Converts the raw-packet settings of a port into requests to a verbs device.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::config::{self, Action, Frames, Offload, PortPlan};
+use crate::runtime::soft;
+use dataplane_core::error::{Error, Result};
+use dataplane_core::verbs::Device;
+use dataplane_ibverbs::{
+    Bits, EthernetMatch, FlowCounters, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, PortsMatch,
+    RateLimit, RawReceive, RawSpec, TransportMatch, TunnelMatch, VerbsDevice,
+};
+
+/// The flow counters by name.
+pub(super) type Counters = BTreeMap<String, Arc<FlowCounters>>;
+
+/// Applies the raw-packet settings of a port to its device, for the given number of workers. Returns the device and the
+/// counters of the flow rules.
+///
+/// # Errors
+/// Returns an error if the device does not support the settings.
+pub(super) fn prepare(device: VerbsDevice, plan: &PortPlan, workers: usize) -> Result<(VerbsDevice, Counters)> {
+    let port = &plan.config;
+    let named = |error: Error| Error::Config(format!("port `{}`: {error}", port.name));
+    let mut counters = Counters::new();
+    for name in port.flow.iter().flatten().filter_map(|flow| flow.count.as_ref()) {
+        if !counters.contains_key(name) {
+            let made = device.create_flow_counters().map_err(|error| named(error.on(device.name())))?;
+            counters.insert(name.clone(), Arc::new(made));
+        }
+    }
+    let device = device.with_raw(spec(plan, &counters));
+    device.check_raw(u16::try_from(workers).unwrap_or(u16::MAX)).map_err(named)?;
+    Ok((device, counters))
+}
+
+/// Returns the flow counters with their names in the report. Logs and leaves out counters that cannot be read.
+pub(super) fn counted(counters: &Counters) -> BTreeMap<String, u64> {
+    let mut report = BTreeMap::new();
+    for (name, counters) in counters {
+        match counters.read() {
+            Ok(count) => {
+                report.insert(format!("flow.{name}.packets"), count.packets);
+                report.insert(format!("flow.{name}.bytes"), count.bytes);
+            }
+            Err(error) => tracing::warn!("cannot read the counters of flow `{name}`: {error}"),
+        }
+    }
+    report
+}
+
+/// Returns the raw-packet settings of a port. Without flow rules, an input port receives every frame. Any other port
+/// then receives no frames, so that it takes no frames from the host.
+fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
+    let port = &plan.config;
+    let has = |offload| port.offload.contains(&offload);
+    RawSpec {
+        receive: RawReceive {
+            vlan_strip: has(Offload::VlanStrip),
+            scatter_fcs: has(Offload::Fcs),
+            delay_drop: has(Offload::DelayDrop),
+        },
+        rss: soft::rss(&port.rss),
+        rules: match &port.flow {
+            Some(flows) => flows.iter().map(|flow| rule(flow, counters)).collect(),
+            None if plan.input => vec![FlowRule::new(FlowTraffic::ALL)],
+            None => Vec::new(),
+        },
+        // A packet in a pipeline is at most one frame, so segmentation offload (TSO) is not used.
+        tso_header: 0,
+        checksum: has(Offload::Checksum),
+        rate: port.rate_limit.as_ref().map(|limit| RateLimit {
+            // The config accepts only whole kbit/s that fit.
+            kbps: u32::try_from(limit.rate.0 / 1000).unwrap_or(u32::MAX),
+            burst: limit.burst,
+            packet: limit.packet,
+        }),
+    }
+}
+
+fn rule(flow: &config::Flow, counters: &Counters) -> FlowRule {
+    let traffic = match flow.frames {
+        Frames::Matching => flow.headers.as_ref().map_or(FlowTraffic::ALL, |headers| FlowTraffic::Headers {
+            outer: header_match(&headers.outer()),
+            tunnel: tunnel(headers)
+                .map(|tunnel| (tunnel, headers.inner.as_ref().map(header_match).unwrap_or_default())),
+        }),
+        Frames::AllDefault => FlowTraffic::AllDefault,
+        Frames::MulticastDefault => FlowTraffic::MulticastDefault,
+        Frames::Sniffer => FlowTraffic::Sniffer,
+    };
+    FlowRule {
+        priority: flow.priority,
+        drop: flow.action == Action::Drop,
+        count: flow.count.as_ref().and_then(|name| counters.get(name).cloned()),
+        dont_trap: flow.dont_trap,
+        ..FlowRule::new(traffic)
+    }
+}
+
+/// Returns a match for exactly `value`. `None` matches any value.
+fn exactly<T: Copy + Into<Bits<N>>, const N: usize>(value: Option<T>) -> Bits<N> {
+    value.map_or(Bits::ANY, Into::into)
+}
+
+fn header_match(headers: &config::Inner) -> HeaderMatch {
+    let ethernet = headers.ethernet.as_ref().map(|it| EthernetMatch {
+        dst: exactly(it.dst.map(|mac| mac.0)),
+        src: exactly(it.src.map(|mac| mac.0)),
+        ether_type: exactly(it.ether_type),
+        vlan_tag: it.vlan.map_or(Bits::ANY, EthernetMatch::vlan),
+    });
+    let v4 = |it: &config::Ipv4Header| {
+        let net = |net: Option<ipnet::Ipv4Net>| {
+            net.map_or(Bits::ANY, |net| Bits::prefix(net.network().octets(), net.prefix_len()))
+        };
+        IpMatch::V4(Ipv4Match {
+            src: net(it.src),
+            dst: net(it.dst),
+            protocol: exactly(it.protocol),
+            tos: exactly(it.tos),
+            ttl: exactly(it.ttl),
+            flags: Bits::ANY,
+        })
+    };
+    let v6 = |it: &config::Ipv6Header| {
+        let net = |net: Option<ipnet::Ipv6Net>| {
+            net.map_or(Bits::ANY, |net| Bits::prefix(net.network().octets(), net.prefix_len()))
+        };
+        IpMatch::V6(Ipv6Match {
+            src: net(it.src),
+            dst: net(it.dst),
+            flow_label: exactly(it.flow_label),
+            next_header: exactly(it.next_header),
+            traffic_class: exactly(it.traffic_class),
+            hop_limit: exactly(it.hop_limit),
+        })
+    };
+    let ports = |it: &config::Ports| PortsMatch { src: exactly(it.src), dst: exactly(it.dst) };
+    let tcp = headers.tcp.as_ref().map(|it| TransportMatch::Tcp(ports(it)));
+    let udp = headers.udp.as_ref().map(|it| TransportMatch::Udp(ports(it)));
+    HeaderMatch {
+        ethernet,
+        ip: headers.ipv4.as_ref().map(v4).or(headers.ipv6.as_ref().map(v6)),
+        transport: tcp.or(udp),
+    }
+}
+
+fn tunnel(headers: &config::Match) -> Option<TunnelMatch> {
+    /// The shift of the label in an MPLS label stack entry: the label is the upper 20 bits (RFC 3032).
+    const LABEL: u32 = 12;
+    let vxlan = headers.vxlan.as_ref().map(|it| TunnelMatch::Vxlan { vni: exactly(it.vni) });
+    let gre = headers.gre.as_ref().map(|it| TunnelMatch::Gre {
+        flags: Bits::ANY,
+        protocol: exactly(it.protocol),
+        key: exactly(it.key),
+    });
+    let mpls = headers.mpls.as_ref().map(|it| {
+        let label = |label: u32| Bits::prefix((label << LABEL).to_be_bytes(), 20);
+        TunnelMatch::Mpls { label: it.label.map_or(Bits::ANY, label) }
+    });
+    vxlan.or(gre).or(mpls)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Diagnostics, Source};
+
+    /// Returns a port of a verbs device with these keys.
+    pub(crate) fn plan(keys: &str, input: bool) -> PortPlan {
+        let text = format!("[[port]]\nname = \"p\"\ndevice = \"mlx5_0\"\n{keys}\n");
+        let source = Source::new("x.toml", &text, &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        let loaded = config::load(&source, &mut diagnostics);
+        assert!(!diagnostics.has_errors(), "{}", diagnostics.render(false));
+        let config = loaded.ports().next().unwrap().clone();
+        PortPlan { config, span: 0..0, input, node: None, peer: None }
+    }
+
+    fn rules(keys: &str) -> Vec<FlowRule> {
+        spec(&plan(keys, true), &Counters::new()).rules
+    }
+
+    /// Returns the type and the remaining bytes of each specification after the head of a rule.
+    fn specs(rule: &FlowRule) -> Vec<(u32, Vec<u8>)> {
+        let bytes = rule.encode().unwrap();
+        let mut rest = &bytes[20..];
+        let mut found = Vec::new();
+        while !rest.is_empty() {
+            let size = usize::from(u16::from_ne_bytes([rest[4], rest[5]]));
+            found.push((u32::from_ne_bytes(rest[..4].try_into().unwrap()), rest[6..size].to_vec()));
+            rest = &rest[size..];
+        }
+        found
+    }
+
+    #[test]
+    fn without_flow_rules_input_receives_every_frame_and_output_none() {
+        assert_eq!(rules("").iter().map(|rule| rule.traffic).collect::<Vec<_>>(), [FlowTraffic::ALL]);
+        let spec = spec(&plan("", false), &Counters::new());
+        assert!(spec.rules.is_empty() && !spec.checksum && spec.rate.is_none());
+        assert_eq!(spec.receive, RawReceive::default());
+    }
+
+    /// Checks the values and masks of each header, in the order and byte order of verbs.h.
+    #[test]
+    fn every_matched_header_is_encoded_in_its_rule() {
+        let rules = rules(
+            "flow = [{ priority = 3, match = { ethernet = { dst = '02:00:00:00:00:01', src = '02:00:00:00:00:02', \
+             vlan = 7 }, ipv4 = { src = '192.0.2.0/24', dst = '198.51.100.9', tos = 4, ttl = 5 }, \
+             udp = { src = 0x1234, dst = 4789 }, vxlan = { vni = 0x0a0b0c }, \
+             inner = { ipv6 = { src = '2001:db8::/32', dst = '::1', flow_label = 0x12345, traffic_class = 6, \
+             hop_limit = 8 }, tcp = { dst = 443 } } } }, \
+             { match = { ethernet = { type = 0x88cc } } }, \
+             { match = { ipv4 = { protocol = 47 }, gre = { protocol = 0x6558, key = 9 } } }, \
+             { match = { ethernet = {}, mpls = { label = 0x12345 } } }, \
+             { match = { ipv6 = { next_header = 58 } } }]",
+        );
+        let [first, lldp, gre, mpls, icmp] = &rules[..] else { panic!("{rules:?}") };
+        assert_eq!((first.priority, first.port, first.drop, first.tag), (3, 1, false, None));
+        let both = |value: &[u8], mask: &[u8]| [value, mask].concat();
+        let found = specs(first);
+        let kinds: Vec<u32> = found.iter().map(|(kind, _)| *kind).collect();
+        // ETH, IPV4_EXT, UDP, VXLAN_TUNNEL, INNER | IPV6, INNER | TCP
+        assert_eq!(kinds, [0x20, 0x32, 0x41, 0x50, 0x131, 0x140]);
+        let value = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0, 0, 0, 7];
+        let mut mask = [0xff; 16];
+        mask[12..].copy_from_slice(&[0, 0, 0x0f, 0xff]);
+        assert_eq!(found[0].1[..32], both(&value, &mask));
+        let value = [192, 0, 2, 0, 198, 51, 100, 9, 0, 4, 5, 0];
+        let mask = [255, 255, 255, 0, 255, 255, 255, 255, 0, 255, 255, 0];
+        assert_eq!(found[1].1[2..], both(&value, &mask));
+        assert_eq!(found[2].1[..8], both(&[0x12, 0xb5, 0x12, 0x34], &[0xff; 4]));
+        assert_eq!(found[3].1[2..], both(&[0, 0x0a, 0x0b, 0x0c], &[0, 255, 255, 255]));
+        assert_eq!(found[4].1[2..6], [0x20, 0x01, 0x0d, 0xb8]);
+        assert_eq!(found[4].1[42..46], [0xff, 0xff, 0xff, 0xff], "the mask of the prefix");
+        assert_eq!(found[5].1[..8], both(&[0x01, 0xbb, 0, 0], &[0xff, 0xff, 0, 0]));
+        assert_eq!(first.partial_masks().unwrap(), ["ipv4 src", "ipv6 src"]);
+        assert_eq!(specs(lldp)[0].1[12..16], [0x88, 0xcc, 0, 0]);
+        assert_eq!(
+            specs(gre)[1],
+            (0x51, both(&[0, 0, 0, 0, 0x65, 0x58, 0, 0, 0, 9], &[0, 0, 0xff, 0xff, 255, 255, 255, 255]))
+        );
+        assert_eq!(specs(mpls)[1].1[2..6], [0x12, 0x34, 0x50, 0]);
+        assert_eq!(icmp.partial_masks().unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn traffic_kinds_and_actions_are_encoded() {
+        let rules = rules(
+            "flow = [{ frames = 'all_default' }, { frames = 'multicast_default' }, { frames = 'sniffer' }, \
+             { action = 'drop', match = { ipv4 = {}, tcp = { dst = 23 } } }, { dont_trap = true, priority = 21844 }]",
+        );
+        let kinds: Vec<u32> =
+            rules.iter().map(|rule| u32::from_ne_bytes(rule.encode().unwrap()[4..8].try_into().unwrap())).collect();
+        // enum ibv_flow_attr_type
+        assert_eq!(kinds, [1, 2, 3, 0, 0]);
+        assert_eq!(specs(&rules[3]).last().unwrap().0, 0x1001, "IBV_FLOW_SPEC_ACTION_DROP");
+        let head = rules[4].encode().unwrap();
+        assert_eq!((head[16], u16::from_ne_bytes([head[10], head[11]])), (2, 21844), "dont_trap, priority");
+    }
+
+    #[test]
+    fn offloads_and_rate_limit_reach_the_device() {
+        let keys = "offload = ['checksum', 'vlan_strip', 'fcs', 'delay_drop']\n\
+                    rate_limit = { rate = '500kbps', burst = 9000, packet = 64 }";
+        let spec = spec(&plan(keys, true), &Counters::new());
+        assert!(spec.checksum);
+        assert_eq!(spec.receive, RawReceive { vlan_strip: true, scatter_fcs: true, delay_drop: true });
+        assert_eq!(spec.rate, Some(RateLimit { kbps: 500, burst: 9000, packet: 64 }));
+    }
+}

@@ -1,0 +1,227 @@
+//! Combines the outcomes of the workers into one report.
+
+use std::collections::BTreeMap;
+
+use crate::runtime::sample::{Counters, ReportedStage, Stamps, Times, WorkerInfo};
+use crate::runtime::stopwatch::Stopwatch;
+use dataplane_core::clock::{ClockSource, Timebase};
+use dataplane_core::error::Error;
+use dataplane_core::lane::LaneCounters;
+use dataplane_core::mem::Reason;
+use dataplane_core::pipeline::{NodeCounters, Target};
+use dataplane_core::telemetry::{CostReport, Costs, Ledger, PortReport, Report, StageReport, Totals, WorkerReport};
+use dataplane_core::units::Ticks;
+
+/// The results of one worker: the final results, or the results up to a snapshot.
+pub(crate) struct Outcome {
+    pub(crate) report: WorkerReport,
+    pub(crate) lanes: Vec<LaneCounters>,
+    pub(crate) stages: Vec<StageReport>,
+    /// For each lane: the number of timestamps from each clock, and the number of rejected device timestamps.
+    pub(crate) stamps: Vec<(BTreeMap<ClockSource, u64>, u64)>,
+    pub(crate) started: Ticks,
+    pub(crate) ended: Ticks,
+    pub(crate) errors: Vec<Error>,
+}
+
+impl Outcome {
+    /// Converts the counters of a worker to its part of the report, which has a name for every counter.
+    pub(crate) fn new(info: &WorkerInfo, counters: &Counters) -> Self {
+        let stages: Vec<StageReport> = info.stages_info.iter().zip(&counters.nodes).map(stage_report).collect();
+        let named: Vec<(&str, &LaneCounters)> = info.ports.iter().map(String::as_str).zip(&counters.lanes).collect();
+        let ledger = ledger(&stages, &named, (counters.out - counters.posted.min(counters.out)) as u64);
+        let bytes = |of: fn(&LaneCounters) -> u64| counters.lanes.iter().map(of).sum();
+        let report = WorkerReport {
+            core: info.core.0,
+            loops: counters.counts.loops,
+            idle_loops: counters.counts.idle_loops,
+            bytes: Totals { rx: bytes(|lane| lane.rx_bytes), tx: bytes(|lane| lane.tx_bytes) },
+            ledger,
+            slots: u64::from(info.slots),
+            slots_missing: 0,
+            pages: info.pages.to_string(),
+            granted: info.granted.clone(),
+            error: None,
+        };
+        Self {
+            report,
+            lanes: counters.lanes.clone(),
+            stages,
+            stamps: counters.stamps.iter().map(stamps).collect(),
+            started: counters.counts.started,
+            ended: counters.at,
+            errors: Vec::new(),
+        }
+    }
+}
+
+/// Converts the counters of a stage to its report, which has a name for every output and drop reason.
+fn stage_report((stage, counters): (&ReportedStage, &NodeCounters)) -> StageReport {
+    let mut report = StageReport {
+        name: stage.name.clone(),
+        kind: stage.kind.clone(),
+        packets: counters.packets,
+        batches: counters.batches,
+        consumed: counters.consumed,
+        copied: counters.copied,
+        made: counters.made,
+        copies_missed: counters.copies_missed,
+        ..StageReport::default()
+    };
+    let codes = counters.drops.iter().enumerate().filter(|(_, packets)| **packets > 0);
+    for (code, &packets) in codes {
+        report.drops.insert(Reason::from_code(code as u8).name(&stage.reasons), packets);
+    }
+    for ((output, target), &packets) in stage.outputs.iter().zip(&counters.outputs).filter(|(_, packets)| **packets > 0)
+    {
+        match target {
+            Target::Drop => *report.drops.entry(output.clone()).or_default() += packets,
+            _ => *report.outputs.entry(output.clone()).or_default() += packets,
+        }
+    }
+    if counters.dropped_next > 0 {
+        *report.drops.entry(Reason::Requested.name(&[])).or_default() += counters.dropped_next;
+    }
+    report
+}
+
+/// Returns the ledger of one worker, from its stages, its lanes and the slots that are still in use.
+fn ledger(stages: &[StageReport], lanes: &[(&str, &LaneCounters)], held: u64) -> Ledger {
+    let mut ledger = Ledger { held, ..Ledger::default() };
+    for stage in stages {
+        ledger.copied += stage.copied;
+        ledger.generated += stage.made;
+        ledger.consumed += stage.consumed;
+        for (reason, &packets) in &stage.drops {
+            ledger.drop(&stage.name, reason, packets);
+        }
+    }
+    for (port, counters) in lanes {
+        ledger.rx += counters.rx;
+        ledger.tx += counters.tx;
+        ledger.drop(port, &Reason::TxFull.name(&[]), counters.tx_full);
+        ledger.drop(port, &Reason::TxError.name(&[]), counters.tx_errors);
+        ledger.drop(port, &Reason::TooLong.name(&[]), counters.tx_too_long);
+        ledger.drop(port, &Reason::NotConnected.name(&[]), counters.tx_not_connected);
+        ledger.drop(port, &Reason::Stopped.name(&[]), counters.stopped);
+    }
+    ledger.balance();
+    ledger
+}
+
+/// Returns the number of timestamps of a lane from each clock, and the number of rejected device timestamps.
+fn stamps(of: &[Stamps; 2]) -> (BTreeMap<ClockSource, u64>, u64) {
+    let (mut stamps, mut implausible) = (BTreeMap::new(), 0);
+    for Stamps { source, host, counts } in *of {
+        for (source, count) in [(source, counts.device), (host, counts.host)] {
+            if count > 0 {
+                *stamps.entry(source).or_default() += count;
+            }
+        }
+        implausible += counts.implausible;
+    }
+    (stamps, implausible)
+}
+
+/// Builds the report of the whole run. `times` has the latencies and loop costs of all workers. `ports` contains the
+/// names, devices and device counters.
+pub(crate) fn report(
+    outcomes: Vec<Outcome>,
+    times: &Times,
+    ports: Vec<PortReport>,
+    errors: Vec<String>,
+    timebase: &Timebase,
+) -> Report {
+    // Skip workers that have not yet answered a request for their counters. Their start and end are 0.
+    let started_workers = || outcomes.iter().filter(|outcome| outcome.ended > Ticks(0));
+    let first = started_workers().map(|outcome| outcome.started).min();
+    let last = started_workers().map(|outcome| outcome.ended).max();
+    let mut report = Report {
+        duration_s: 0.0,
+        packets: Totals::default(),
+        bytes: Totals::default(),
+        rate_mpps: 0.0,
+        rate_rx_mpps: 0.0,
+        ledger: Ledger::default(),
+        latency_ns: times.latency.report(),
+        costs: Vec::new(),
+        ports,
+        stages: Vec::new(),
+        workers: Vec::new(),
+        errors,
+    };
+    for outcome in outcomes {
+        for (port, lane) in report.ports.iter_mut().zip(&outcome.lanes) {
+            add_lane(port, lane);
+        }
+        for (port, (stamps, implausible)) in report.ports.iter_mut().zip(outcome.stamps) {
+            stamps.into_iter().for_each(|(source, count)| *port.stamps.entry(source).or_default() += count);
+            port.stamps_implausible += implausible;
+        }
+        if report.stages.is_empty() {
+            report.stages = outcome.stages;
+        } else {
+            report.stages.iter_mut().zip(&outcome.stages).for_each(|(sum, stage)| add_stage(sum, stage));
+        }
+        report.ledger.add(&outcome.report.ledger);
+        report.errors.extend(outcome.errors.iter().map(Error::to_string));
+        report.errors.extend(outcome.report.error.clone());
+        report.workers.push(outcome.report);
+    }
+    for port in &report.ports {
+        report.packets.rx += port.packets.rx;
+        report.packets.tx += port.packets.tx;
+        report.bytes.rx += port.bytes.rx;
+        report.bytes.tx += port.bytes.tx;
+    }
+    report.costs = costs(&times.costs, &report.stages, timebase);
+    if let (Some(first), Some(last)) = (first, last) {
+        report.duration_s = timebase.between(first, last).0 as f64 / 1e9;
+    }
+    let rate = |packets: u64| if report.duration_s > 0.0 { packets as f64 / report.duration_s / 1e6 } else { 0.0 };
+    (report.rate_mpps, report.rate_rx_mpps) = (rate(report.packets.tx), rate(report.packets.rx));
+    report
+}
+
+/// Returns the costs of each part of the loop.
+pub(crate) fn costs(costs: &Costs, stages: &[StageReport], timebase: &Timebase) -> Vec<CostReport> {
+    let per_tick = timebase.nanos(Ticks(1_000_000_000)).0 as f64 / 1e9;
+    costs.report(Stopwatch::parts(stages.iter().map(|stage| stage.name.as_str())), per_tick)
+}
+
+fn add_lane(port: &mut PortReport, lane: &LaneCounters) {
+    port.packets.rx += lane.rx;
+    port.packets.tx += lane.tx;
+    port.bytes.rx += lane.rx_bytes;
+    port.bytes.tx += lane.tx_bytes;
+    port.rx_errors += lane.rx_errors;
+    port.tx_full += lane.tx_full;
+    port.tx_errors += lane.tx_errors;
+    port.stale += lane.stale;
+    port.tx_too_long += lane.tx_too_long;
+    port.tx_not_connected += lane.tx_not_connected;
+    port.recoveries += lane.recoveries;
+    port.rebuilds += lane.rebuilds;
+    port.abandoned += lane.abandoned;
+    if let Some(status) = lane.first_error {
+        let text = || format!("{status} ({}): {}", status.description(), status.likely_cause());
+        port.first_error.get_or_insert_with(text);
+    }
+}
+
+fn add_stage(sum: &mut StageReport, stage: &StageReport) {
+    sum.packets += stage.packets;
+    sum.batches += stage.batches;
+    sum.consumed += stage.consumed;
+    sum.copied += stage.copied;
+    sum.made += stage.made;
+    sum.copies_missed += stage.copies_missed;
+    let add = |sum: &mut BTreeMap<String, u64>, other: &BTreeMap<String, u64>| {
+        for (name, value) in other {
+            *sum.entry(name.clone()).or_default() += value;
+        }
+    };
+    add(&mut sum.outputs, &stage.outputs);
+    add(&mut sum.drops, &stage.drops);
+    add(&mut sum.counters, &stage.counters);
+}

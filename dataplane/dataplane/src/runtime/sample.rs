@@ -1,0 +1,214 @@
+//! Samples: the statistics of a worker up to one point in time. The worker fills a sample on its own thread, between
+//! two loop iterations, so that the ledger balances.
+//!
+//! The requester passes an empty sample to the worker, and the worker returns the filled sample. The worker allocates
+//! no memory for an answer. It checks for a request once in 256 iterations. Samples are allocated on the worker's
+//! thread, because the worker swaps the sample's histograms with its own and continues to write to them.
+
+use std::collections::BTreeMap;
+
+use rtrb::{Consumer, Producer, RingBuffer};
+
+use crate::runtime::stopwatch::Stopwatch;
+use dataplane_core::clock::{ClockSource, StampCounts, Stamper};
+use dataplane_core::error::VerbError;
+use dataplane_core::lane::{Lane, LaneCounters};
+use dataplane_core::mem::PageKind;
+use dataplane_core::pipeline::{NodeCounters, Program, Target};
+use dataplane_core::telemetry::{Costs, Latency};
+use dataplane_core::units::{CoreId, Ticks};
+
+/// The properties of a worker that do not change while it runs.
+pub(crate) struct WorkerInfo {
+    pub(crate) core: CoreId,
+    pub(crate) slots: u32,
+    pub(crate) pages: PageKind,
+    /// The properties of the completion queues, by port.
+    pub(crate) granted: BTreeMap<String, String>,
+    pub(crate) ports: Vec<String>,
+    pub(crate) stages_info: Vec<ReportedStage>,
+}
+
+/// The properties of a stage that the report needs. They are copied before the program moves into the worker.
+pub(crate) struct ReportedStage {
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    pub(crate) outputs: Vec<(String, Target)>,
+    pub(crate) reasons: Vec<&'static str>,
+}
+
+impl ReportedStage {
+    pub(crate) fn of(program: &Program) -> Vec<Self> {
+        let shape = |node: &dataplane_core::pipeline::NodeSpec| Self {
+            name: node.name.clone(),
+            kind: node.kind.clone(),
+            outputs: node.outputs.clone(),
+            reasons: node.reasons.clone(),
+        };
+        program.nodes().iter().map(shape).collect()
+    }
+}
+
+/// Returns the properties of a worker's completion queues, by port.
+pub(crate) fn granted(ports: &[String], lanes: &[Box<dyn Lane>]) -> BTreeMap<String, String> {
+    ports.iter().cloned().zip(lanes.iter().map(|lane| lane.granted().to_string())).collect()
+}
+
+/// The sources of the timestamps on one lane, and the number of timestamps from each source.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stamps {
+    pub(crate) source: ClockSource,
+    pub(crate) host: ClockSource,
+    pub(crate) counts: StampCounts,
+}
+
+impl Stamps {
+    const NONE: Self = Self {
+        source: ClockSource::None,
+        host: ClockSource::None,
+        counts: StampCounts { device: 0, host: 0, implausible: 0 },
+    };
+
+    pub(crate) fn of(stamper: &Stamper) -> Self {
+        Self { source: stamper.source(), host: stamper.host_source(), counts: stamper.counts() }
+    }
+}
+
+/// The index of a lane, and the error of the verb that failed on the lane.
+pub(crate) type LaneError = (usize, VerbError);
+
+/// The counters of the loop itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LoopCounters {
+    pub(crate) loops: u64,
+    pub(crate) idle_loops: u64,
+    pub(crate) started: Ticks,
+    pub(crate) ended: Ticks,
+    pub(crate) fault: Option<LaneError>,
+}
+
+/// The counters of a worker at one point in time.
+#[derive(Clone)]
+pub(crate) struct Counters {
+    pub(crate) at: Ticks,
+    pub(crate) counts: LoopCounters,
+    pub(crate) lanes: Vec<LaneCounters>,
+    pub(crate) stamps: Vec<[Stamps; 2]>,
+    pub(crate) nodes: Vec<NodeCounters>,
+    /// The number of slots that are not free, and how many of these are posted for receive.
+    pub(crate) out: usize,
+    pub(crate) posted: usize,
+}
+
+/// Histograms of packet latency, and the costs of the parts of the loop.
+#[derive(Clone)]
+pub(crate) struct Times {
+    pub(crate) latency: Latency,
+    pub(crate) costs: Costs,
+}
+
+impl Times {
+    /// Creates empty histograms for this number of stages.
+    pub(crate) fn new(stages: usize) -> Self {
+        Self { latency: Latency::new(), costs: Stopwatch::empty_costs(stages) }
+    }
+
+    /// Writes to all memory of the histograms, because the first write decides the NUMA node of a page.
+    pub(crate) fn touch(&mut self) {
+        std::hint::black_box(&mut *self).clear();
+    }
+
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.latency.add(&other.latency);
+        self.costs.add(&other.costs);
+    }
+
+    pub(crate) fn since(&self, earlier: &Self) -> Self {
+        Self { latency: self.latency.since(&earlier.latency), costs: self.costs.since(&earlier.costs) }
+    }
+
+    fn clear(&mut self) {
+        self.latency.clear();
+        self.costs.clear();
+    }
+}
+
+/// The storage for one set of statistics.
+pub(crate) struct Sample {
+    /// The counters since the start of the worker.
+    pub(crate) counters: Counters,
+    /// The times since the previous sample. The worker swaps these histograms with its own, because copying them would
+    /// take long.
+    pub(crate) times: Times,
+}
+
+impl Sample {
+    /// Creates an empty sample for a worker. Must be called on the worker's thread.
+    pub(crate) fn new(info: &WorkerInfo) -> Self {
+        let (lanes, stages) = (info.ports.len(), info.stages_info.len());
+        let counters = Counters {
+            at: Ticks(0),
+            counts: LoopCounters::default(),
+            lanes: vec![LaneCounters::default(); lanes],
+            stamps: vec![[Stamps::NONE; 2]; lanes],
+            nodes: vec![NodeCounters::default(); stages],
+            out: 0,
+            posted: 0,
+        };
+        Self { counters, times: Times::new(stages) }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.times.clear();
+    }
+}
+
+/// The worker's end of the channel for samples.
+pub(crate) struct Reply {
+    asked: Consumer<Box<Sample>>,
+    filled: Producer<Box<Sample>>,
+}
+
+/// The requester's end of the channel for samples. After this end is dropped, the worker gets no more requests.
+pub(crate) struct Request {
+    empty: Producer<Box<Sample>>,
+    answers: Consumer<Box<Sample>>,
+}
+
+/// Creates a channel for samples: empty samples to the worker, filled samples back.
+pub(crate) fn channel() -> (Request, Reply) {
+    let (empty, asked) = RingBuffer::new(1);
+    let (filled, answers) = RingBuffer::new(1);
+    (Request { empty, answers }, Reply { asked, filled })
+}
+
+impl Reply {
+    /// Returns the sample to fill, if there is a request.
+    #[inline]
+    pub(crate) fn asked(&mut self) -> Option<Box<Sample>> {
+        self.asked.pop().ok()
+    }
+
+    /// Returns the filled sample to the requester.
+    pub(crate) fn give(&mut self, sample: Box<Sample>) {
+        // Only one sample is in circulation, so the ring has room.
+        let _ = self.filled.push(sample);
+    }
+}
+
+impl Request {
+    /// Sends a request. No other request may be in progress.
+    pub(crate) fn ask(&mut self, empty: Box<Sample>) {
+        let _ = self.empty.push(empty);
+    }
+
+    /// Returns the answer, if there is one.
+    pub(crate) fn answer(&mut self) -> Option<Box<Sample>> {
+        self.answers.pop().ok()
+    }
+
+    /// Returns `true` if the worker has ended and will not answer any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.empty.is_abandoned()
+    }
+}

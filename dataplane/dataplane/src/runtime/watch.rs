@@ -1,0 +1,229 @@
+//! The thread that handles asynchronous events of a device and follows its clocks. Each device has one such thread.
+//!
+//! The thread takes and acknowledges every event at once. An event of a queue becomes an alarm for the lane of the
+//! queue. An event for the operator becomes a log line. If equal events repeat, only the first three are logged, and
+//! then the 4th, 8th, 16th and so on.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::runtime::follow::ClockFollower;
+use dataplane_core::clock::{ClockReport, Clocks, HostClock};
+use dataplane_core::error::{Error, Result};
+use dataplane_core::lane::{Alarms, Stamping};
+use dataplane_core::verbs::{AsyncEvent, Device, EventKind, EventSubject};
+
+/// The longest wait for an event before the thread checks whether to stop.
+const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The maximum number of unread lines. The oldest lines are discarded.
+const MAX_LINES: usize = 256;
+
+/// The maximum number of distinct events that are counted. Only queues that are created many times cause more distinct
+/// events. If there are more, all counts restart from 0.
+const MAX_COUNTED: usize = 1024;
+
+/// A port number of the device, from 1, and the function to call when the state or addresses of that port may have
+/// changed.
+type OnPort = (u8, Box<dyn FnMut(EventKind) + Send>);
+
+/// The event thread of a device. Dropping this value ends the thread.
+pub(crate) struct Watch {
+    shared: Arc<Shared>,
+    clocks: Clocks,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    stop: AtomicBool,
+    lines: Mutex<VecDeque<String>>,
+    alarms: Arc<Alarms>,
+    on_port: Mutex<Vec<OnPort>>,
+    follow: Mutex<ClockFollower>,
+}
+
+impl Shared {
+    fn ports(&self) -> MutexGuard<'_, Vec<OnPort>> {
+        self.on_port.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn follow(&self) -> MutexGuard<'_, ClockFollower> {
+        self.follow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn log(&self, line: String) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() == MAX_LINES {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
+}
+
+impl Watch {
+    /// Starts the event thread. The thread also follows the clocks that `stamps` needs.
+    ///
+    /// # Errors
+    /// Returns an error if the thread cannot be started.
+    pub(crate) fn start<D: Device>(device: D, clock: &HostClock, stamps: Stamping) -> Result<Self> {
+        let follow = ClockFollower::new(&device, clock, stamps);
+        let clocks = follow.clocks();
+        let shared = Arc::new(Shared {
+            stop: AtomicBool::new(false),
+            lines: Mutex::default(),
+            alarms: Arc::default(),
+            on_port: Mutex::default(),
+            follow: Mutex::new(follow),
+        });
+        let thread_shared = shared.clone();
+        let name = device.name().to_owned();
+        let started = Arc::new(Barrier::new(2));
+        let barrier = started.clone();
+        let body = move || {
+            started.wait();
+            listen(&device, &thread_shared);
+        };
+        let thread = thread::Builder::new().name("events".to_owned()).spawn(body);
+        let thread = thread.map_err(|error| Error::Wire(format!("{name}: cannot start the event thread: {error}")))?;
+        // A starting thread allocates memory. Wait until the thread has started, because nothing should allocate while
+        // the workers run.
+        barrier.wait();
+        Ok(Self { shared, clocks, thread: Some(thread) })
+    }
+
+    /// Registers a function that the thread calls at every event of a port of the device.
+    pub(crate) fn on_port(&self, port: u8, act: impl FnMut(EventKind) + Send + 'static) {
+        self.shared.ports().push((port, Box::new(act)));
+    }
+
+    /// Returns the alarms that the lanes of the device check.
+    pub(crate) fn alarms(&self) -> Arc<Alarms> {
+        self.shared.alarms.clone()
+    }
+
+    /// Returns the clocks that the lanes of the device use for timestamps.
+    pub(crate) fn clocks(&self) -> &Clocks {
+        &self.clocks
+    }
+
+    /// Returns the reports of the followed clocks.
+    pub(crate) fn clock_reports(&self) -> Vec<ClockReport> {
+        self.shared.follow().reports()
+    }
+
+    /// Returns the log lines that were added since the last call.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        self.shared.lines.lock().unwrap_or_else(PoisonError::into_inner).drain(..).collect()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // The thread panics only because of a bug, and the panic message is already printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn listen<D: Device>(device: &D, shared: &Shared) {
+    let mut counts: HashMap<(EventKind, u32), u64> = HashMap::new();
+    while !shared.stop.load(Ordering::Relaxed) {
+        let until_due = shared.follow().until_due(STOP_CHECK_INTERVAL);
+        let event = device.wait_async_event(until_due);
+        if !event.is_some_and(|event| event.kind == EventKind::DeviceFatal) {
+            shared.follow().step(device, &mut |line, times| {
+                if should_log(times) {
+                    shared.log(line);
+                }
+            });
+        }
+        let Some(event) = event else { continue };
+        match event.kind.subject() {
+            // Only ports that the config uses have a handler. Events of other ports are ignored.
+            EventSubject::Port => shared
+                .ports()
+                .iter_mut()
+                .filter(|(port, _)| u32::from(*port) == event.element)
+                .for_each(|(_, act)| act(event.kind)),
+            _ => shared.alarms.raise(event),
+        }
+        if counts.len() >= MAX_COUNTED && !counts.contains_key(&(event.kind, event.element)) {
+            counts.clear();
+        }
+        let times = counts.entry((event.kind, event.element)).or_default();
+        *times += 1;
+        if let Some(line) = line(event, *times) {
+            shared.log(line);
+        }
+        if event.kind == EventKind::DeviceFatal {
+            // The device generates no further events.
+            return;
+        }
+    }
+}
+
+/// Returns the log line for an event that occurred for the n-th time, where n is `times`. Returns `None` if this
+/// occurrence is not logged.
+fn line(event: AsyncEvent, times: u64) -> Option<String> {
+    let words = event.kind.words();
+    match times {
+        1..=3 => Some(format!("{words} ({event})")),
+        _ if should_log(times) => Some(format!("{words} ({event}, {times} times)")),
+        _ => None,
+    }
+}
+
+/// Returns `true` for the first three occurrences, and then for each power of two.
+fn should_log(times: u64) -> bool {
+    times <= 3 || times.is_power_of_two()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use dataplane_soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+
+    fn device() -> SoftDevice {
+        SoftDevice::new(SoftSpec::new("s", LinkSpec::Loopback(LoopbackLink::reflect()))).unwrap()
+    }
+
+    #[test]
+    fn port_event_calls_its_handler_and_removal_raises_the_alarm() {
+        let device = device();
+        let (sender, receiver) = mpsc::channel();
+        let watch = Watch::start(device.clone(), &HostClock::new(), Stamping::Device).unwrap();
+        watch.on_port(2, |_| unreachable!("the device has one port"));
+        watch.on_port(1, move |kind| sender.send(kind).unwrap());
+        device.set_link(false);
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(30)), Ok(EventKind::PortErr));
+        device.remove();
+        while !watch.alarms().is_gone() {
+            thread::yield_now();
+        }
+        let thread = watch.thread.as_ref().unwrap();
+        while !thread.is_finished() {
+            thread::yield_now();
+        }
+        assert_eq!(
+            watch.lines(),
+            [
+                "the link is down (IBV_EVENT_PORT_ERR on port 1)",
+                "the device failed permanently (IBV_EVENT_DEVICE_FATAL)"
+            ]
+        );
+    }
+
+    #[test]
+    fn event_storm_is_logged_in_few_lines() {
+        let event = AsyncEvent { kind: EventKind::CqErr, element: 3 };
+        let lines: Vec<String> = (1..=37).filter_map(|times| line(event, times)).collect();
+        assert_eq!(lines.len(), 7, "{lines:?}");
+        assert!(lines[6].ends_with(", 32 times)"));
+    }
+}

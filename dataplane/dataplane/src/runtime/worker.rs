@@ -1,0 +1,309 @@
+//! A worker and its loop. A worker is one thread on one core. Each worker has its own pool of packet buffers, its own
+//! lanes (a queue pair and completion queues on each port) and its own graph of stages.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::runtime::control::RunControl;
+use crate::runtime::idle::IdlePolicy;
+use crate::runtime::sample::{Counters, LaneError, LoopCounters, Reply, Sample, Stamps, Times, WorkerInfo};
+use crate::runtime::stopwatch::Stopwatch;
+use dataplane_core::clock::{HostClock, Stamp};
+use dataplane_core::lane::{Lane, LatencySink};
+use dataplane_core::mem::Pool;
+use dataplane_core::pipeline::{Ctx, Graph, NoObserver, Observer, Part};
+use dataplane_core::telemetry::{Latency, Progress};
+use dataplane_core::units::{Nanos, Ticks};
+
+/// The number of loop iterations between two rounds of housekeeping.
+const HOUSEKEEPING: u64 = 256;
+
+/// The interval between two samples of the wall clock, in nanoseconds.
+const WALL_CLOCK_INTERVAL: u64 = 1_000_000_000;
+
+/// Computes the wall-clock time at `start` from the current wall-clock time. Reading the wall clock needs no system
+/// call (vdso(7)).
+#[cold]
+fn epoch(clock: &HostClock, start: Nanos) -> Nanos {
+    let readings = (0..5).map(|_| {
+        let before = clock.nanos().0;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let bracket = clock.nanos().0.saturating_sub(before);
+        (bracket, since.saturating_sub((before + bracket / 2).saturating_sub(start.0)))
+    });
+    // Each reading of the wall clock is between two readings of the host clock. The shorter the time between those two,
+    // the smaller is the error.
+    Nanos(readings.min().map_or(0, |(_, epoch)| epoch))
+}
+
+/// A worker that is ready to run. Only the thread of the worker accesses this value.
+pub(crate) struct Worker {
+    pub(crate) number: usize,
+    // Rust drops fields in order: the lanes before the pool, so that the devices release the packet memory before it is
+    // freed.
+    pub(crate) lanes: Vec<Box<dyn Lane>>,
+    /// The indices of the lanes that receive packets.
+    pub(crate) inputs: Vec<usize>,
+    pub(crate) graph: Graph,
+    pub(crate) pool: Pool,
+    pub(crate) burst: usize,
+    pub(crate) idle: IdlePolicy,
+    pub(crate) drain_timeout: Duration,
+    pub(crate) control: Arc<RunControl>,
+    pub(crate) latency: LatencyRecorder,
+    /// The number of the next iteration that the stopwatch measures.
+    pub(crate) timed: u64,
+    pub(crate) stopwatch: Option<Box<Stopwatch>>,
+    pub(crate) counts: LoopCounters,
+    /// The worker's end of the channel for statistics requests.
+    pub(crate) reply: Reply,
+}
+
+/// Records the time between two timestamps in a histogram.
+#[derive(Default)]
+pub(crate) struct LatencyRecorder(pub(crate) Latency);
+
+impl LatencySink for LatencyRecorder {
+    #[inline]
+    fn record(&mut self, from: Stamp, to: Stamp, packets: u64) {
+        self.0.record(from, to, packets);
+    }
+}
+
+impl Worker {
+    /// Runs until the run is stopped, a limit is reached, or all inputs have ended. Then drains the lanes.
+    pub(crate) fn run(&mut self, clock: &HostClock) {
+        self.counts.started = clock.now();
+        let result = self.run_loop(clock);
+        self.counts.ended = clock.now();
+        if let Err((_, error)) = &result {
+            // Nobody serves this worker's queues any more, so stop the whole run instead of losing its traffic
+            // silently.
+            tracing::error!("worker {}: {error}", self.number);
+            self.control.stop();
+        }
+        self.counts.fault = result.err();
+        self.drain();
+        self.publish();
+    }
+
+    /// The worker loop. Returns when the worker is done, or with the error of a lane.
+    ///
+    /// Packets are in the graph only during step 1. Between the steps, the ledger balances and stages may change their
+    /// tables.
+    fn run_loop(&mut self, clock: &HostClock) -> Result<(), LaneError> {
+        let start = clock.nanos();
+        let mut ctx = Ctx { start, epoch: epoch(clock, start), now: start, worker: self.number };
+        // Post receive buffers before the first poll. Without buffers, the device drops the packets that arrive.
+        for (port, lane) in self.lanes.iter_mut().enumerate() {
+            lane.refill(&mut self.pool).map_err(|error| (port, error))?;
+        }
+        let mut sampled = start;
+        loop {
+            // Step 1: poll, process and send. One iteration in about a thousand is measured by the stopwatch.
+            let received = match self.counts.loops < self.timed {
+                true => self.iterate(&ctx, &mut NoObserver)?,
+                false => self.timed_iterate(&ctx)?,
+            };
+            // Step 2: count the iteration. Housekeeping publishes the counters, so the counters must be complete before
+            // housekeeping.
+            self.counts.loops += 1;
+            self.counts.idle_loops += u64::from(received == 0);
+            // Step 3: idle according to the policy of the config. The idle policy needs the result of the poll.
+            let slept = self.idle.after(received, &mut self.lanes, &self.inputs, &self.graph);
+            // Step 4: housekeeping. A sleep may be much longer than 256 iterations, so housekeeping follows each sleep.
+            if slept || self.counts.loops.is_multiple_of(HOUSEKEEPING) {
+                self.housekeep(clock, &mut ctx, &mut sampled)?;
+                // Step 5: check for the end of the run last, so that all work is complete when the loop returns.
+                if self.is_done(received, clock.now()) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// One iteration: reclaims sent buffers, then receives, processes and sends one burst of each input.
+    #[inline(always)]
+    fn iterate<O: Observer>(&mut self, ctx: &Ctx, observer: &mut O) -> Result<usize, LaneError> {
+        // Reap first: it frees the buffers of completed sends and takes their send timestamps close to completion.
+        observer.enters(Part::Reap);
+        for (port, lane) in self.lanes.iter_mut().enumerate() {
+            lane.reap(&mut self.pool, &mut self.latency).map_err(|error| (port, error))?;
+        }
+        let mut received = 0;
+        for input in 0..self.inputs.len() {
+            let port = self.inputs[input];
+            // Receive up to a burst. With a packet limit, claim the packets from the shared budget first, and return
+            // the unused part of the claim afterwards.
+            observer.enters(Part::Receive);
+            let limit = self.control.claim(self.burst);
+            let lane = &mut self.lanes[port];
+            let n = lane.receive(&mut self.pool, self.graph.entry(port as u8), limit).map_err(|error| (port, error))?;
+            self.control.settle(limit, n);
+            if n > 0 {
+                // Run the packets through all stages, then send them. The outboxes must be empty before the next walk.
+                received += n;
+                self.graph.walk(ctx, &mut self.pool, observer);
+                observer.enters(Part::Transmit);
+                self.transmit();
+            }
+            // Refill last, so that buffers freed by the stages are posted again in the same iteration.
+            observer.enters(Part::Refill);
+            self.lanes[port].refill(&mut self.pool).map_err(|error| (port, error))?;
+        }
+        Ok(received)
+    }
+
+    /// Housekeeping: the work that is not done in every iteration. `sampled` is the time of the last sample of the wall
+    /// clock.
+    #[cold]
+    fn housekeep(&mut self, clock: &HostClock, ctx: &mut Ctx, sampled: &mut Nanos) -> Result<(), LaneError> {
+        // Publish progress and answer a statistics request first. No packet is in the graph at this point, so the
+        // ledger balances.
+        self.publish();
+        if let Some(sample) = self.reply.asked() {
+            self.answer(clock.now(), sample);
+        }
+        // Read the clock. `now` is the time that stages see until the next housekeeping.
+        ctx.now = clock.nanos();
+        // NTP adjusts the wall clock relative to the TSC, so the offset is sampled again every second.
+        if ctx.now.0.saturating_sub(sampled.0) > WALL_CLOCK_INTERVAL {
+            (ctx.epoch, *sampled) = (epoch(clock, ctx.start), ctx.now);
+        }
+        // Let stages do their own housekeeping. This also marks the held packets that `release` may return.
+        self.graph.tick(ctx);
+        // Process held packets again, and packets that stages generate. Each round must be transmitted before the next
+        // round, because an outbox holds only one batch.
+        while self.graph.release(ctx, &mut self.pool, &mut NoObserver) {
+            self.transmit();
+        }
+        // Handle asynchronous device events and restart connections. Lost queues are created again here.
+        for (port, lane) in self.lanes.iter_mut().enumerate() {
+            lane.housekeep(&mut self.pool).map_err(|error| (port, error))?;
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn timed_iterate(&mut self, ctx: &Ctx) -> Result<usize, LaneError> {
+        // The stopwatch is always present outside this function.
+        let Some(mut watch) = self.stopwatch.take() else {
+            self.timed = u64::MAX;
+            return Ok(0);
+        };
+        watch.begin();
+        let received = self.iterate(ctx, &mut *watch)?;
+        watch.end(received as u64);
+        self.stopwatch = Some(watch);
+        self.timed = Stopwatch::next(self.counts.loops, received as u64);
+        Ok(received)
+    }
+
+    /// Sends the packets in the outboxes of the graph.
+    #[inline]
+    fn transmit(&mut self) {
+        for (port, lane) in self.lanes.iter_mut().enumerate() {
+            if !self.graph.outbox(port).is_empty() {
+                lane.transmit(&mut self.pool, self.graph.outbox(port));
+            }
+        }
+    }
+
+    /// Returns `true` if the worker ends now: the run was stopped, a limit is reached, or all inputs have ended and all
+    /// sends have completed.
+    fn is_done(&mut self, received: usize, now: Ticks) -> bool {
+        if self.control.is_over(now) {
+            return true;
+        }
+        // The loop refills only the lanes of input ports. An error may have stopped a lane that only sends. `refill`
+        // resets such a lane.
+        for lane in &mut self.lanes {
+            // An error of a lane that cannot be reset is reported at its next use.
+            let _ = lane.refill(&mut self.pool);
+        }
+        let mut inputs = self.inputs.iter().map(|&port| &self.lanes[port]);
+        received == 0 && inputs.all(|lane| lane.source_ended()) && self.lanes.iter().all(|lane| lane.sending() == 0)
+    }
+
+    /// Drains the lanes after the last receive: completes the sends in progress, then reclaims all buffers from the
+    /// devices.
+    fn drain(&mut self) {
+        // Drop the packets that stages hold. No stage runs any more.
+        self.graph.drop_held(&mut self.pool);
+        let deadline = Instant::now() + self.drain_timeout;
+        let before_deadline = |what: &mut dyn FnMut() -> bool| {
+            while !what() && Instant::now() < deadline {
+                std::hint::spin_loop();
+            }
+        };
+        let Self { lanes, pool, latency, .. } = self;
+        // Wait until all sends have completed. Poll every lane in each round, and treat a lane that cannot be polled as
+        // finished.
+        before_deadline(&mut || {
+            lanes.iter_mut().fold(true, |done, lane| done & (lane.reap(pool, latency).is_err() || lane.sending() == 0))
+        });
+        // Move the queue pairs to the error state, so that the devices flush all posted buffers.
+        for lane in lanes.iter_mut() {
+            // Fails only if the queue pair is already stopped.
+            let _ = lane.stop();
+        }
+        // Reclaim the flushed buffers.
+        before_deadline(&mut || {
+            lanes.iter_mut().fold(true, |done, lane| done & lane.drain(pool).map_or(true, |left| left == 0))
+        });
+        // Destroy the queues, and reclaim the buffers that the devices did not return before the deadline.
+        lanes.iter_mut().for_each(|lane| lane.abandon(pool));
+    }
+
+    /// Creates the first sample. Must be called on the worker's thread, because the first write to the sample places
+    /// the memory on the worker's NUMA node.
+    pub(crate) fn first_sample(&mut self, info: &WorkerInfo) -> Box<Sample> {
+        // The first answer swaps the histograms of the worker and the sample, so both must be on the worker's node.
+        let (mut sample, mut own) = (Box::new(Sample::new(info)), Times::new(info.stages_info.len()));
+        own.touch();
+        sample.times.touch();
+        self.latency.0 = own.latency;
+        if let Some(watch) = &mut self.stopwatch {
+            *watch.costs() = own.costs;
+        }
+        sample
+    }
+
+    #[cold]
+    fn answer(&mut self, now: Ticks, mut sample: Box<Sample>) {
+        self.fill(&mut sample, now);
+        self.reply.give(sample);
+    }
+
+    /// Fills a sample, which must be empty.
+    pub(crate) fn fill(&mut self, sample: &mut Sample, now: Ticks) {
+        let Counters { at, counts, lanes, stamps, nodes, out, posted } = &mut sample.counters;
+        (*at, *counts) = (now, self.counts);
+        for ((lane, counters), stamps) in self.lanes.iter().zip(lanes).zip(stamps) {
+            counters.clone_from(lane.counters());
+            *stamps = lane.stampers().map(Stamps::of);
+        }
+        for ((_, counters), copy) in self.graph.counters().zip(nodes) {
+            copy.clone_from(counters);
+        }
+        *out = self.pool.layout().count() as usize - self.pool.available();
+        *posted = self.lanes.iter().map(|lane| lane.posted()).sum();
+        std::mem::swap(&mut sample.times.latency, &mut self.latency.0);
+        if let Some(watch) = &mut self.stopwatch {
+            std::mem::swap(&mut sample.times.costs, watch.costs());
+        }
+    }
+
+    fn publish(&self) {
+        let mut progress = Progress { loops: self.counts.loops, ..Progress::default() };
+        for lane in &self.lanes {
+            let counters = lane.counters();
+            progress.rx += counters.rx;
+            progress.tx += counters.tx;
+            progress.dropped +=
+                counters.tx_full + counters.tx_errors + counters.tx_too_long + counters.tx_not_connected;
+        }
+        progress.dropped += self.graph.dropped();
+        self.control.board(self.number).publish(progress);
+    }
+}

@@ -1,0 +1,177 @@
+//! Tests that every set of independent mistakes is reported completely, each mistake at its line and column.
+
+use dataplane::config::{Diagnostics, Source};
+use dataplane::runtime::assemble_offline;
+use dataplane::stages;
+use proptest::prelude::*;
+
+/// Where a mistake is reported.
+enum At {
+    /// At the first occurrence of this text in the wrong line.
+    Text(&'static str),
+    /// At the first occurrence of this text in the nearest line above that contains this text, which is the start of
+    /// the table.
+    Above(&'static str),
+}
+
+use At::{Above, Text};
+
+/// A wrong line, the position of its mistake, and the message. An empty line stands for a missing key.
+type Wrong = (&'static str, At, &'static str);
+
+/// The correct lines of a config. Each line has a list of wrong lines that can replace it.
+const LINES: &[(&str, &[Wrong])] = &[
+    ("[runtime]", &[]),
+    (
+        "burst = 32",
+        &[
+            ("burst = \"many\"", Text("\"many\""), "expected a whole number from 1 to 256, found the string \"many\""),
+            ("burst = 0", Text("0"), "expected a whole number from 1 to 256, found 0"),
+            ("brst = 32", Text("brst"), "unknown key `brst`"),
+        ],
+    ),
+    ("idle = \"spin\"", &[("idle = \"spim\"", Text("\"spim\""), "unknown value `spim`")]),
+    (
+        "strict = false",
+        &[("strict = 1", Text("1"), "expected true or false, found 1"), ("x = 1", Text("x"), "unknown key `x`")],
+    ),
+    ("[[port]]", &[]),
+    ("name = \"wan\"", &[("", Above("[[port]]"), "the key `name` is missing")]),
+    (
+        "device = \"soft\"",
+        &[
+            ("", Above("[[port]]"), "the key `device` is missing"),
+            ("device = [1]", Text("[1]"), "expected a string, found an array"),
+        ],
+    ),
+    (
+        "mtu = 1500",
+        &[
+            ("mtu = \"9x\"", Text("\"9x\""), "`9x` is not a number of bytes"),
+            ("mtuu = 1500", Text("mtuu"), "unknown key `mtuu`"),
+        ],
+    ),
+    (
+        "faults = { loss = 0.5 }",
+        &[("faults = { loss = 2 }", Text("2"), "expected a probability from 0.0 to 1.0, found 2")],
+    ),
+    (
+        "link = { kind = \"generator\", size = 64, sizes = [] }",
+        &[
+            ("link = { kind = \"generator\", sise = 64 }", Text("sise"), "unknown key `sise`"),
+            ("link = { size = 64 }", Text("{ size"), "the key `kind` is missing"),
+            ("link = { kind = \"rope\" }", Text("\"rope\""), "unknown value `rope`"),
+            ("link = { kind = 7 }", Text("7"), "`kind` must be a string"),
+            ("link = { kind = \"packet\", ring = 64 }", Text("{ kind"), "the key `interface` is missing"),
+            (
+                "link = { kind = \"generator\", sizes = [{ weight = 2 }] }",
+                Text("{ weight"),
+                "the key `size` is missing",
+            ),
+        ],
+    ),
+    ("[pipeline]", &[]),
+    ("input = [\"wan\"]", &[("input = [7]", Text("7"), "expected a string, found 7")]),
+    ("[[pipeline.stage]]", &[]),
+    ("use = \"parse\"", &[]),
+    ("[[pipeline.stage]]", &[]),
+    ("name = \"edge\"", &[("name = 1.5", Text("1.5"), "expected a string, found 1.5")]),
+    ("use = \"acl\"", &[]),
+    (
+        "default = \"deny\"",
+        &[
+            ("", Above("[[pipeline.stage]]"), "the key `default` is missing"),
+            ("default = \"dany\"", Text("\"dany\""), "unknown value `dany`"),
+        ],
+    ),
+    ("fragments = \"deny\"", &[("fragmets = \"deny\"", Text("fragmets"), "unknown key `fragmets`")]),
+    ("rules = [", &[]),
+    (
+        "{ action = \"permit\", src = \"10.0.0.0/8\" },",
+        &[
+            ("{ src = \"10.0.0.0/8\" },", Text("{ src"), "the key `action` is missing"),
+            ("{ action = \"permit\", src = 10 },", Text("10"), "expected a string, found 10"),
+            ("{ action = \"permit\", sorc = \"::/0\" },", Text("sorc"), "unknown key `sorc`"),
+        ],
+    ),
+    ("{ action = \"deny\" },", &[("{ action = 2 },", Text("2"), "")]),
+    ("]", &[]),
+    ("[[pipeline.stage]]", &[]),
+    ("use = \"limit\"", &[]),
+    ("packets_per_second = 1000", &[("packets_per_second = \"1x\"", Text("\"1x\""), "`1x` is not a packet rate")]),
+    ("burst = 10", &[("", Above("[[pipeline.stage]]"), "the key `burst` is missing")]),
+    ("red = \"drop\"", &[("red = true", Text("true"), "")]),
+    ("[[pipeline.stage]]", &[]),
+    ("use = \"drop\"", &[("", Above("[[pipeline.stage]]"), "the key `use` is missing")]),
+];
+
+fn check(text: &str) -> Vec<(usize, usize, String)> {
+    let source = Source::new("x.toml", text, &[]);
+    let mut diagnostics = Diagnostics::new(&source);
+    assemble_offline(&source, &stages::registry(), &mut diagnostics);
+    diagnostics.records().into_iter().map(|record| (record.line, record.column, record.message)).collect()
+}
+
+/// Builds a config with one choice for each line: 0 selects the correct line, and n selects the n-th wrong line. Also
+/// returns the expected mistakes.
+fn config(choices: &[usize]) -> (String, Vec<(usize, usize, &'static str)>) {
+    let mut lines: Vec<&str> = Vec::new();
+    let mut expected = Vec::new();
+    for ((right, wrong), choice) in LINES.iter().zip(choices) {
+        let number = lines.len() + 1;
+        let Some((line, at, message)) = choice.checked_sub(1).map(|mistake| &wrong[mistake]) else {
+            lines.push(right);
+            continue;
+        };
+        lines.push(line);
+        expected.push(match at {
+            Text(text) => (number, line.find(text).unwrap() + 1, *message),
+            Above(text) => {
+                let above = lines.iter().rposition(|line| line.contains(text)).unwrap();
+                (above + 1, lines[above].find(text).unwrap() + 1, *message)
+            }
+        });
+    }
+    (lines.join("\n"), expected)
+}
+
+#[test]
+fn config_without_mistakes_is_accepted() {
+    assert_eq!(check(&config(&vec![0; LINES.len()]).0), []);
+}
+
+#[test]
+fn every_mistake_is_reported_alone() {
+    for (at, (_, wrong)) in LINES.iter().enumerate() {
+        for mistake in 1..=wrong.len() {
+            let mut choices = vec![0; LINES.len()];
+            choices[at] = mistake;
+            let (text, expected) = config(&choices);
+            let found = check(&text);
+            let (line, column, message) = expected[0];
+            assert!(
+                found.iter().any(|it| (it.0, it.1) == (line, column) && it.2.contains(message)),
+                "{message}: {found:?}"
+            );
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn all_mistakes_are_reported_together(
+        choices in LINES.iter().map(|(_, wrong)| 0..=wrong.len()).collect::<Vec<_>>(),
+    ) {
+        let (text, expected) = config(&choices);
+        let found = check(&text);
+        for (line, column, message) in &expected {
+            let is_found = found.iter().any(|it| (it.0, it.1) == (*line, *column) && it.2.contains(message));
+            prop_assert!(is_found, "{}:{}: {} is not in {:#?}\n{}", line, column, message, found, text);
+        }
+        // A stage of an unknown kind or without a name causes further mistakes. None of these is about an unknown or a
+        // missing key.
+        let keys = |message: &str| message.contains("unknown key") || message.contains("is missing");
+        let found = found.iter().filter(|it| keys(&it.2)).count();
+        prop_assert_eq!(found, expected.iter().filter(|it| keys(it.2)).count(), "{}", text);
+    }
+}

@@ -1,0 +1,570 @@
+//! Endpoint parameters: the requests to the device, and the error texts of rejected parameters.
+
+use std::time::Duration;
+
+use dataplane::clock::Timebase;
+use dataplane::connect::{
+    AlternatePath, Connector, EndpointError, EndpointParameters, NegotiatedParameters, PathMigration,
+    QueuePairEndpoint, mtu_bytes, mtu_code,
+};
+use dataplane::error::VerbError;
+use dataplane::soft::{SoftChannel, SoftCq, SoftDevice, SoftPd};
+use dataplane::units::Ticks;
+use dataplane::verbs::{
+    Access, AsyncEvent, AttributeMask, Capabilities, Capability, CqGranted, CqSpec, Device, GidEntry, GidKind,
+    LinkLayer, PortAttributes, PortState, QpState, QpType, check_transition,
+};
+
+use super::{cabled, endpoint, gid};
+
+/// A device with test-specific capabilities and port attributes. Everything else comes from a software device.
+#[derive(Clone)]
+struct Fake {
+    soft: SoftDevice,
+    capabilities: Capabilities,
+    port: PortAttributes,
+    gids: Vec<GidEntry>,
+    pkeys: Vec<u16>,
+}
+
+/// Returns an adapter on Ethernet.
+fn adapter() -> Fake {
+    let [soft, _] = cabled();
+    let mut capabilities = soft.capabilities().clone();
+    capabilities.has.extend([Capability::Rc, Capability::Uc, Capability::Datagram]);
+    (capabilities.max_rd_atomic, capabilities.max_init_rd_atomic) = (16, 8);
+    let port = PortAttributes {
+        state: PortState::Active,
+        link_layer: LinkLayer::Ethernet,
+        max_mtu: 4096,
+        active_mtu: 1024,
+        max_message: 1 << 30,
+        gids: 4,
+        pkeys: 2,
+        lid: 0,
+        lmc: 0,
+    };
+    let entry = |index, text, kind| GidEntry { index, gid: gid(text), kind, interface: 2 };
+    let gids = vec![
+        entry(0, "fe80::1", GidKind::RoceV1),
+        entry(1, "fe80::1", GidKind::RoceV2),
+        entry(3, "192.0.2.1", GidKind::RoceV2),
+    ];
+    Fake { soft, capabilities, port, gids, pkeys: vec![0xffff, 0] }
+}
+
+#[allow(unsafe_code, reason = "the trait is unsafe to implement")]
+// SAFETY: the software device allocates the protection domains.
+unsafe impl Device for Fake {
+    type Pd = SoftPd;
+    type Cq = SoftCq;
+    type Channel = SoftChannel;
+
+    fn name(&self) -> &str {
+        "mlx5_0"
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {
+        self.soft.port(port).map(|_| self.port)
+    }
+
+    fn gids(&self, _: u8) -> Result<Vec<GidEntry>, VerbError> {
+        Ok(self.gids.clone())
+    }
+
+    fn pkey(&self, _: u8, index: u16) -> Result<u16, VerbError> {
+        Ok(self.pkeys[usize::from(index)])
+    }
+
+    fn timebase(&self) -> Timebase {
+        self.soft.timebase()
+    }
+
+    fn raw_clock(&self) -> Result<Ticks, VerbError> {
+        self.soft.raw_clock()
+    }
+
+    fn alloc_pd(&self) -> Result<SoftPd, VerbError> {
+        self.soft.alloc_pd()
+    }
+
+    fn create_channel(&self) -> Result<SoftChannel, VerbError> {
+        self.soft.create_channel()
+    }
+
+    fn create_cq(&self, spec: &CqSpec, channel: Option<&SoftChannel>) -> Result<(SoftCq, CqGranted), VerbError> {
+        self.soft.create_cq(spec, channel)
+    }
+
+    fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        self.soft.wait_async_event(timeout)
+    }
+}
+
+fn gid_choice(gid: Option<&str>, gid_kind: Option<GidKind>) -> EndpointParameters {
+    EndpointParameters { gid: gid.map(super::gid), gid_kind, ..EndpointParameters::default() }
+}
+
+#[test]
+fn mtu_codes_match_verbs_h() {
+    let sizes: Vec<u32> = (1..=5).map(mtu_bytes).collect();
+    assert_eq!(sizes, [256, 512, 1024, 2048, 4096]);
+    assert!((1..=5).all(|code| mtu_code(mtu_bytes(code)) == Some(code)));
+    assert_eq!([0, 128, 1500, 8192].map(mtu_code), [None; 4]);
+}
+
+#[test]
+fn gid_is_chosen_by_value_kind_or_index() {
+    for (parameters, index, address, kind) in [
+        (gid_choice(None, None), 1, "fe80::1", GidKind::RoceV2),
+        (gid_choice(None, Some(GidKind::RoceV1)), 0, "fe80::1", GidKind::RoceV1),
+        (gid_choice(Some("192.0.2.1"), None), 3, "::ffff:192.0.2.1", GidKind::RoceV2),
+        (gid_choice(Some("fe80::1"), Some(GidKind::RoceV2)), 1, "fe80::1", GidKind::RoceV2),
+        (gid_choice(Some("fe80::1"), None), 0, "fe80::1", GidKind::RoceV1),
+        (
+            EndpointParameters { gid_index: Some(3), ..EndpointParameters::default() },
+            3,
+            "::ffff:192.0.2.1",
+            GidKind::RoceV2,
+        ),
+    ] {
+        let local = parameters.resolve(&adapter(), QpType::Rc).unwrap();
+        assert_eq!((local.gid_index, local.gid, local.gid_kind), (index, gid(address), kind));
+    }
+    // If the index of an address in the GID table changes, `refresh` finds the new index.
+    let mut device = adapter();
+    let parameters = gid_choice(Some("192.0.2.1"), None);
+    let mut connector = Connector::new(&device, QpType::Rc, parameters).unwrap();
+    device.gids[2].index = 2;
+    connector.refresh(&device).unwrap();
+    assert_eq!(connector.local().gid_index, 2);
+    device.gids.truncate(2);
+    assert!(connector.refresh(&device).unwrap_err().to_string().contains("`gid` = ::ffff:192.0.2.1"));
+    assert_eq!(connector.local().gid_index, 2, "a failed refresh changes nothing");
+}
+
+/// An unsupported parameter is reported with the key, the value, the supported values and the fix.
+#[test]
+fn unsupported_parameter_is_reported_with_a_fix() {
+    type Change = fn(&mut EndpointParameters, &mut Fake);
+    let cases: [(Change, &[&str]); 27] = [
+        (
+            |it, _| it.port = 2,
+            &["`device_port` = 2 on `mlx5_0`: the device has ports 1 to 1; help: use a port from 1 to 1"],
+        ),
+        (
+            |it, _| it.port = 0,
+            &["`device_port` = 0 on `mlx5_0`: the device has ports 1 to 1; help: use a port from 1 to 1"],
+        ),
+        (
+            |_, device| device.port.state = PortState::Down,
+            &[
+                "`device_port` = 1 on `mlx5_0`: the port is down (IBV_PORT_DOWN); help: bring the network interface of the port up, or check the cable",
+            ],
+        ),
+        (
+            |_, device| device.port.state = PortState::Init,
+            &[
+                "`device_port` = 1 on `mlx5_0`: the port is not active yet (IBV_PORT_INIT); help: bring the network interface of the port up, or check the cable",
+            ],
+        ),
+        (
+            |it, _| it.gid = Some(gid("192.0.2.9")),
+            &[
+                "`gid` = ::ffff:192.0.2.9 on `mlx5_0`: the addresses of the port: 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; help: use an address of the port, or assign the address to the interface",
+            ],
+        ),
+        (
+            |it, _| (it.gid, it.gid_kind) = (Some(gid("192.0.2.1")), Some(GidKind::RoceV1)),
+            &[
+                "`gid` = ::ffff:192.0.2.1 roce_v1 on `mlx5_0`: the addresses of the port: 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; help: use an address of the port, or assign the address to the interface",
+            ],
+        ),
+        (
+            |it, device| {
+                it.gid_kind = Some(GidKind::InfiniBand);
+                device.gids.truncate(1);
+            },
+            &[
+                "`gid_kind` = infiniband on `mlx5_0`: the addresses of the port: 0 fe80::1 roce_v1; help: use an address of the port, or assign the address to the interface",
+            ],
+        ),
+        (
+            |it, _| it.gid_index = Some(2),
+            &[
+                "`gid_index` = 2 on `mlx5_0`: the port has no address at this index; the addresses of the port: 0 fe80::1 roce_v1, 1 fe80::1 roce_v2, 3 ::ffff:192.0.2.1 roce_v2; help: use an address of the port, or assign the address to the interface",
+            ],
+        ),
+        (
+            |_, device| device.gids.clear(),
+            &["`gid` = any on `mlx5_0`: the port has no address; help: assign an address to the interface of the port"],
+        ),
+        (
+            |_, device| {
+                device.gids.remove(1);
+                device.gids[1].index = 256;
+            },
+            &[
+                "`gid` = ::ffff:192.0.2.1 on `mlx5_0`: the index in the GID table is 256, but a path can only use the first 256 entries; help: remove addresses from the interface",
+            ],
+        ),
+        (
+            |it, _| it.grh = Some(false),
+            &["`grh` = false on `mlx5_0`: packets on Ethernet always have a global route header; help: remove `grh`"],
+        ),
+        (
+            |it, _| it.pkey_index = 2,
+            &["`pkey_index` = 2 on `mlx5_0`: the partition key table of the port has 2 entries; help: use at most 1"],
+        ),
+        (
+            |it, _| it.pkey_index = 1,
+            &[
+                "`pkey_index` = 1 on `mlx5_0`: the port has no partition key at this index; help: use an index with a key, such as 0",
+            ],
+        ),
+        (
+            |it, _| it.path_mtu = Some(2048),
+            &[
+                "`path_mtu` = 2048 on `mlx5_0`: the active path MTU of the port is 1024; help: use at most 1024, or increase the MTU of the interface",
+            ],
+        ),
+        (
+            |it, _| it.path_mtu = Some(1500),
+            &["`path_mtu` = 1500 on `mlx5_0`: 1500 is not a path MTU; help: use 256, 512, 1024, 2048 or 4096"],
+        ),
+        (
+            |_, device| device.port.active_mtu = 200,
+            &[
+                "`device_port` = 1 on `mlx5_0`: the active path MTU of the port is only 200 bytes; help: set the MTU of the interface to at least 300",
+            ],
+        ),
+        (|it, _| it.hop_limit = 0, &["`hop_limit` = 0 on `mlx5_0`: the valid range is 1 to 255; help: use 255"]),
+        (
+            |it, _| it.flow_label = 1 << 20,
+            &["`flow_label` = 1048576 on `mlx5_0`: the maximum is 1048575; help: use 0 to 1048575"],
+        ),
+        (|it, _| it.service_level = 8, &["`service_level` = 8 on `mlx5_0`: the maximum is 7; help: use 0 to 7"]),
+        (|it, _| it.source_path_bits = 1, &["`source_path_bits` = 1 on `mlx5_0`: the maximum is 0; help: use 0 to 0"]),
+        (
+            |it, _| it.static_rate = 1,
+            &[
+                "`static_rate` = 1 on `mlx5_0`: verbs.h has no rate with this code; help: use 0 for no limit, or 2 for 2.5 Gbit/s",
+            ],
+        ),
+        (
+            |it, _| (it.sq_psn, it.rq_psn) = (1 << 24, Some(1 << 25)),
+            &[
+                "`sq_psn` = 16777216 on `mlx5_0`: the maximum is 16777215; help: use 0 to 16777215",
+                "`rq_psn` = 33554432 on `mlx5_0`: the maximum is 16777215; help: use 0 to 16777215",
+            ],
+        ),
+        (
+            |it, _| (it.max_rd_atomic, it.max_dest_rd_atomic) = (9, 17),
+            &[
+                "`max_rd_atomic` = 9 on `mlx5_0`: the maximum is 8; help: use 0 to 8",
+                "`max_dest_rd_atomic` = 17 on `mlx5_0`: the maximum is 16; help: use 0 to 16",
+            ],
+        ),
+        (
+            |it, _| (it.min_rnr_timer, it.timeout, it.retry_count, it.rnr_retry) = (32, 32, 8, 8),
+            &[
+                "`min_rnr_timer` = 32 on `mlx5_0`: the maximum is 31; help: use 0 to 31",
+                "`timeout` = 32 on `mlx5_0`: the maximum is 31; help: use 0 to 31",
+                "`retry_count` = 8 on `mlx5_0`: the maximum is 7; help: use 0 to 7",
+                "`rnr_retry` = 8 on `mlx5_0`: the maximum is 7; help: use 0 to 7",
+            ],
+        ),
+        (
+            |it, device| {
+                it.access = Access::REMOTE_ATOMIC;
+                device.capabilities.has.retain(|has| *has != Capability::Atomic);
+            },
+            &[
+                "`access` = remote_atomic on `mlx5_0`: the device does not support atomics; help: remove \"remote_atomic\" from `access`",
+            ],
+        ),
+        (
+            |it, _| it.alternate = Some(ALTERNATE_PATH),
+            &["`alternate` = a path on `mlx5_0`: RoCE has no alternate paths; help: remove `alternate`"],
+        ),
+        (
+            |_, device| device.capabilities.has.retain(|has| *has != Capability::Rc),
+            &["mlx5_0: the device does not support queue pairs of type IBV_QPT_RC"],
+        ),
+    ];
+    for (change, expected) in cases {
+        let (mut parameters, mut device) = (EndpointParameters::default(), adapter());
+        change(&mut parameters, &mut device);
+        let error = parameters.resolve(&device, QpType::Rc).unwrap_err().to_string();
+        assert_eq!(error.lines().collect::<Vec<_>>(), expected);
+    }
+    let error = EndpointParameters::default().resolve(&adapter(), QpType::RawPacket).unwrap_err().to_string();
+    assert_eq!(error, "mlx5_0: a queue pair of type IBV_QPT_RAW_PACKET cannot be connected");
+    let device = adapter();
+    device.soft.remove();
+    let error = EndpointParameters::default().resolve(&device, QpType::Rc).unwrap_err().to_string();
+    assert!(error.starts_with("mlx5_0: ibv_query_port failed: "), "{error}");
+}
+
+/// On InfiniBand the service level has four bits, and the LMC gives the number of path bits.
+#[test]
+fn infiniband_has_its_own_ranges() {
+    let mut device = adapter();
+    (device.port.link_layer, device.port.lid, device.port.lmc) = (LinkLayer::InfiniBand, 4, 2);
+    device.gids = vec![GidEntry { index: 0, gid: gid("fe80::2"), kind: GidKind::InfiniBand, interface: 0 }];
+    let parameters = EndpointParameters {
+        service_level: 15,
+        source_path_bits: 3,
+        grh: Some(false),
+        ..EndpointParameters::default()
+    };
+    let connector = Connector::new(&device, QpType::Rc, parameters.clone()).unwrap();
+    assert_eq!(connector.local().gid_kind, GidKind::InfiniBand);
+    let beyond = EndpointParameters { source_path_bits: 4, ..parameters.clone() };
+    assert!(beyond.resolve(&device, QpType::Rc).unwrap_err().to_string().contains("the maximum is 3"));
+    // Without a GRH, the path uses the LID.
+    let own = infiniband(20);
+    let peer = infiniband(21);
+    let agreed = connector.agree(&own, &peer).unwrap();
+    assert_eq!((agreed.path.global, agreed.path.dlid, agreed.path.source_path_bits), (false, 9, 3));
+    let lost = QueuePairEndpoint { lid: 0, ..peer };
+    assert_eq!(connector.agree(&own, &lost), Err(EndpointError::NoRoute));
+    // By default the path is global if the peer has a GID.
+    let usual = Connector::new(&device, QpType::Rc, EndpointParameters { grh: None, ..parameters }).unwrap();
+    assert!(usual.agree(&own, &peer).unwrap().path.global);
+    let bare = QueuePairEndpoint { gid: Default::default(), ..peer };
+    assert!(!usual.agree(&own, &bare).unwrap().path.global);
+}
+
+const ALTERNATE_PATH: AlternatePath = AlternatePath {
+    port: 1,
+    gid: None,
+    source_gid_index: 0,
+    lid: 77,
+    pkey_index: 0,
+    timeout: 15,
+    service_level: 9,
+    source_path_bits: 2,
+    static_rate: 3,
+};
+
+/// Returns an adapter on InfiniBand with automatic path migration.
+fn migrating_adapter() -> Fake {
+    let mut device = adapter();
+    (device.port.link_layer, device.port.lid, device.port.lmc) = (LinkLayer::InfiniBand, 4, 2);
+    device.gids = vec![GidEntry { index: 0, gid: gid("fe80::2"), kind: GidKind::InfiniBand, interface: 0 }];
+    device.capabilities.path_migration = true;
+    device
+}
+
+/// The alternate path is set in the change to RTR and the migration state in the change to RTS. Datagrams have neither.
+#[test]
+fn alternate_path_is_set_in_the_state_changes() {
+    let parameters = EndpointParameters {
+        alternate: Some(AlternatePath { gid: Some(gid("fe80::77")), ..ALTERNATE_PATH }),
+        path_migration: Some(PathMigration::Rearm),
+        flow_label: 5,
+        ..EndpointParameters::default()
+    };
+    let changes = |kind: QpType, parameters: EndpointParameters| {
+        let connector = Connector::new(&migrating_adapter(), kind, parameters).unwrap();
+        let (own, peer) = (infiniband(20), infiniband(21));
+        let described = |end| QueuePairEndpoint { transport: kind, ..end };
+        let agreed = connector.agree(&described(own), &described(peer)).unwrap();
+        (connector.rtr(&agreed), connector.rts(&agreed))
+    };
+    for kind in [QpType::Rc, QpType::Uc] {
+        let ((rtr, rtr_mask), (rts, rts_mask)) = changes(kind, parameters.clone());
+        assert!(rtr_mask.contains(AttributeMask::ALT_PATH) && rts_mask.contains(AttributeMask::PATH_MIG_STATE));
+        assert_eq!(check_transition(kind, QpState::Init, QpState::Rtr, rtr_mask), Ok(()));
+        assert_eq!(check_transition(kind, QpState::Rtr, QpState::Rts, rts_mask), Ok(()));
+        let path = rtr.alternate_path;
+        assert_eq!((path.dlid, path.gid, path.global, path.port), (77, gid("fe80::77"), true, 1));
+        assert_eq!((path.service_level, path.source_path_bits, path.static_rate, path.flow_label), (9, 2, 3, 5));
+        assert_eq!((rtr.alternate_pkey_index, rtr.alternate_timeout, rts.path_migration), (0, 15, 1));
+        let ((_, rtr), (_, rts)) = changes(kind, EndpointParameters::default());
+        assert!(!(rtr | rts).intersects(AttributeMask::ALT_PATH | AttributeMask::PATH_MIG_STATE));
+    }
+    let ((_, rtr), (_, rts)) = changes(QpType::Ud, parameters);
+    assert!(!(rtr | rts).intersects(AttributeMask::ALT_PATH | AttributeMask::PATH_MIG_STATE));
+}
+
+/// Unsupported parameters of the alternate path are reported with the key.
+#[test]
+fn unsupported_alternate_path_is_reported_with_a_fix() {
+    type Change = fn(&mut AlternatePath, &mut Fake);
+    let cases: [(Change, &str); 9] = [
+        (
+            |_, device| device.capabilities.path_migration = false,
+            "`alternate` = a path on `mlx5_0`: the device does not support automatic path migration; help: remove `alternate`",
+        ),
+        (
+            |it, _| it.port = 2,
+            "`alternate.device_port` = 2 on `mlx5_0`: the device has ports 1 to 1; help: use a port from 1 to 1",
+        ),
+        (
+            |it, _| it.lid = 0,
+            "`alternate.lid` = 0 on `mlx5_0`: the valid range is 1 to 65535; help: use the LID that `ibv_devinfo` shows on the peer",
+        ),
+        (
+            |it, _| (it.gid, it.source_gid_index) = (Some(gid("fe80::77")), 4),
+            "`alternate.source_gid_index` = 4 on `mlx5_0`: the GID table of the port has 4 entries; help: use the index of an entry with an address",
+        ),
+        (
+            |it, _| it.pkey_index = 1,
+            "`alternate.pkey_index` = 1 on `mlx5_0`: the port has no partition key at this index; help: use an index with a key, such as 0",
+        ),
+        (|it, _| it.timeout = 32, "`alternate.timeout` = 32 on `mlx5_0`: the maximum is 31; help: use 0 to 31"),
+        (
+            |it, _| it.service_level = 16,
+            "`alternate.service_level` = 16 on `mlx5_0`: the maximum is 15; help: use 0 to 15",
+        ),
+        (
+            |it, _| it.source_path_bits = 4,
+            "`alternate.source_path_bits` = 4 on `mlx5_0`: the maximum is 3; help: use 0 to 3",
+        ),
+        (|it, _| it.static_rate = 25, "`alternate.static_rate` = 25 on `mlx5_0`: the maximum is 24; help: use 0 to 24"),
+    ];
+    for (change, said) in cases {
+        let (mut path, mut device) = (ALTERNATE_PATH, migrating_adapter());
+        change(&mut path, &mut device);
+        let parameters = EndpointParameters { alternate: Some(path), ..EndpointParameters::default() };
+        assert_eq!(parameters.resolve(&device, QpType::Rc).unwrap_err().to_string(), said);
+    }
+    let parameters = EndpointParameters { path_migration: Some(PathMigration::Armed), ..EndpointParameters::default() };
+    let error = parameters.resolve(&migrating_adapter(), QpType::Rc).unwrap_err().to_string();
+    assert!(error.contains("there is no `alternate` path"), "{error}");
+}
+
+fn infiniband(number: u32) -> QueuePairEndpoint {
+    let layer = LinkLayer::InfiniBand;
+    QueuePairEndpoint { link_layer: layer, gid_kind: GidKind::InfiniBand, lid: 9, ..endpoint(number) }
+}
+
+fn agreed(kind: QpType, parameters: EndpointParameters) -> (Connector, NegotiatedParameters) {
+    let connector = Connector::new(&adapter(), kind, parameters).unwrap();
+    let described = |number| QueuePairEndpoint { transport: kind, ..endpoint(number) };
+    let peer = QueuePairEndpoint { psn: 0x12_3456, gid: gid("fe80::2"), ..described(0x99) };
+    let agreed = connector.agree(&described(0x98), &peer).unwrap();
+    (connector, agreed)
+}
+
+/// Each state change has exactly the attributes that the kernel's table requires for the type of queue pair.
+#[test]
+fn state_changes_have_the_required_attributes() {
+    for kind in [QpType::Rc, QpType::Uc, QpType::Ud] {
+        let (connector, agreed) = agreed(kind, EndpointParameters::default());
+        for (from, to, (attributes, mask)) in [
+            (QpState::Reset, QpState::Init, connector.init()),
+            (QpState::Init, QpState::Rtr, connector.rtr(&agreed)),
+            (QpState::Rtr, QpState::Rts, connector.rts(&agreed)),
+        ] {
+            assert_eq!(attributes.state, to);
+            assert!(mask.contains(AttributeMask::STATE));
+            assert_eq!(check_transition(kind, from, to, mask), Ok(()), "{kind}: {from} to {to}");
+        }
+    }
+}
+
+/// The default parameters equal the constants in the handshake of the crate `ibverbs` from crates.io.
+#[test]
+fn defaults_equal_the_ibverbs_crate() {
+    let (connector, agreed) = agreed(QpType::Rc, EndpointParameters::default());
+    let (init, _) = connector.init();
+    assert_eq!((init.port, init.pkey_index, init.access), (1, 0, Access::empty()));
+    let (rtr, _) = connector.rtr(&agreed);
+    assert_eq!((rtr.path.global, rtr.path.hop_limit, rtr.path.source_gid_index), (true, 0xff, 1));
+    assert_eq!((rtr.path.service_level, rtr.path.source_path_bits, rtr.max_dest_rd_atomic), (0, 0, 1));
+    assert_eq!((rtr.dest_qp.0, rtr.path.gid, rtr.path_mtu, rtr.min_rnr_timer), (0x99, gid("fe80::2"), 3, 16));
+    let (rts, _) = connector.rts(&agreed);
+    assert_eq!((rts.sq_psn, rts.max_rd_atomic, rts.retry_count, rts.rnr_retry), (0, 1, 6, 6));
+    assert_eq!(rtr.rq_psn, 0x12_3456, "the peer's first packet number is in its endpoint");
+    let ud = Connector::new(&adapter(), QpType::Ud, EndpointParameters::default()).unwrap();
+    assert_eq!(ud.init().0.qkey, 0x1111_1111);
+}
+
+/// Every parameter is set in its state change.
+#[test]
+fn every_parameter_is_set_in_its_state_change() {
+    let parameters = EndpointParameters {
+        port: 1,
+        gid: None,
+        gid_kind: None,
+        gid_index: Some(3),
+        pkey_index: 0,
+        access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+        qkey: 5,
+        path_mtu: Some(512),
+        grh: Some(true),
+        hop_limit: 3,
+        traffic_class: 104,
+        flow_label: 0xf_ffff,
+        service_level: 5,
+        source_path_bits: 0,
+        static_rate: 17,
+        sq_psn: 0xab_cdef,
+        rq_psn: Some(0x12_3456),
+        max_rd_atomic: 8,
+        max_dest_rd_atomic: 4,
+        min_rnr_timer: 12,
+        timeout: 18,
+        retry_count: 5,
+        rnr_retry: 4,
+        alternate: None,
+        path_migration: None,
+        allow_self: false,
+    };
+    let (connector, agreed) = agreed(QpType::Rc, parameters.clone());
+    let (init, _) = connector.init();
+    assert_eq!((init.port, init.pkey_index, init.access), (1, 0, Access::REMOTE_READ | Access::REMOTE_WRITE));
+    let (rtr, _) = connector.rtr(&agreed);
+    assert_eq!((rtr.path_mtu, rtr.rq_psn, rtr.max_dest_rd_atomic, rtr.min_rnr_timer), (2, 0x12_3456, 4, 12));
+    let path = rtr.path;
+    assert_eq!((path.source_gid_index, path.hop_limit, path.traffic_class, path.flow_label), (3, 3, 104, 0xf_ffff));
+    assert_eq!((path.service_level, path.static_rate, path.port, path.global), (5, 17, 1, true));
+    let (rts, _) = connector.rts(&agreed);
+    assert_eq!((rts.sq_psn, rts.timeout, rts.retry_count, rts.rnr_retry), (0xab_cdef, 18, 5, 4));
+    assert_eq!(rts.max_rd_atomic, 1, "limited by the peer");
+    let other = QueuePairEndpoint { psn: 1, ..endpoint(0x99) };
+    let expected = EndpointError::Expected { own: 0x12_3456, peer: 1 };
+    assert_eq!(connector.agree(&endpoint(0x98), &other), Err(expected));
+    let ud = Connector::new(&adapter(), QpType::Ud, EndpointParameters { pkey_index: 0, ..parameters }).unwrap();
+    assert_eq!(ud.init().0.qkey, 5);
+}
+
+/// The smaller limit of both sides applies. The maximum datagram is one packet.
+#[test]
+fn smaller_limit_of_both_sides_applies() {
+    for (kind, own, peer, code, message) in [
+        (QpType::Rc, Some(1024), 2, 2, 1 << 23),
+        (QpType::Rc, Some(256), 5, 1, 1 << 23),
+        (QpType::Uc, None, 5, 3, 1 << 23),
+        (QpType::Ud, None, 2, 2, 512),
+        (QpType::Ud, Some(256), 4, 1, 256),
+    ] {
+        let parameters = EndpointParameters { path_mtu: own, ..EndpointParameters::default() };
+        let connector = Connector::new(&adapter(), kind, parameters).unwrap();
+        let described = |number| QueuePairEndpoint { transport: kind, path_mtu: peer, ..endpoint(number) };
+        let agreed = connector.agree(&described(5), &described(6)).unwrap();
+        assert_eq!((agreed.path_mtu, agreed.max_message), (code, message), "{kind}");
+    }
+}
+
+/// The packet numbers of nearby generations are far apart.
+#[test]
+fn generations_have_packet_numbers_far_apart() {
+    let parameters = EndpointParameters { sq_psn: 0xff_fff0, ..EndpointParameters::default() };
+    let numbers: Vec<u32> = (0..64).map(|generation| parameters.psn(generation)).collect();
+    assert_eq!(numbers[0], 0xff_fff0);
+    for (at, one) in numbers.iter().enumerate() {
+        assert!(*one < 1 << 24);
+        for other in &numbers[..at] {
+            let ahead = one.wrapping_sub(*other) & 0xff_ffff;
+            assert!(ahead.min((1 << 24) - ahead) > 1 << 16, "{one} and {other}");
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! The test bed of a case: two devices that can reach each other, and queue pairs on both devices. A case is one test
+//! of the verbs contract.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use dataplane::lane::message::{Ah, Buffer, MessageDomain, MessageQueuePair, MessageSharedQueue, poll};
+use dataplane::units::{Gid, QpNum};
+use dataplane::verbs::{
+    Access, AttributeMask, Completion, CqSpec, Destination, Device, Path, PollFields, PostError, QpAttributes, QpCaps,
+    QpSpec, QpState, QpType, RecvRequest, Remote, SendApi, SendFlags, SendOp, SendRequest, Sge, WcFlags, WcStatus,
+};
+
+/// The maximum wait for a completion. The value is large because a kernel in an emulated machine is slow. A passing
+/// case never waits this long.
+pub(crate) const COMPLETION_TIMEOUT: Duration = Duration::from_secs(20);
+/// The Q_Key of the datagrams.
+pub(crate) const QKEY: u32 = 0x1111;
+/// The memory size of an endpoint in bytes.
+pub(crate) const MEMORY: usize = 16 << 10;
+/// The default capabilities of queue pairs. The depth is 15 because some devices have one entry less than a power of
+/// two.
+pub(crate) const CAPS: QpCaps = QpCaps { send_depth: 15, recv_depth: 15, send_sges: 3, recv_sges: 3, inline: 64 };
+/// The access flags of the endpoints' memory.
+pub(crate) const ALL_ACCESS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::MW_BIND);
+
+/// The expected differences of a device from the standard (`differences.rs`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// The standard, without differences.
+    Spec,
+    /// The behaviour of the rxe driver of Linux 6.1.
+    Rxe,
+}
+
+/// Two devices that reach each other, or one device that loops back to itself.
+#[derive(Clone, Debug)]
+pub(crate) struct TestBed<D: Device> {
+    pub(crate) name: &'static str,
+    pub(crate) profile: Profile,
+    /// Whether the devices are kernel devices. Kernel devices measure timeouts with the system clock.
+    pub(crate) kernel: bool,
+    pub(crate) a: D,
+    pub(crate) b: D,
+    /// The index of the GID that the endpoints use, in the GID table of the port.
+    pub(crate) gid_index: u32,
+}
+
+/// The reason why a case ends early.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    /// The device lacks the named capability and returned this `errno`. The value 0 means that the verbs contract has
+    /// no verb for the capability.
+    Skip(String, i32),
+    /// The case failed.
+    Fail(String),
+}
+
+pub(crate) type Outcome<T = ()> = Result<T, Stop>;
+
+impl<E: std::error::Error> From<E> for Stop {
+    fn from(error: E) -> Self {
+        Self::Fail(error.to_string())
+    }
+}
+
+/// Returns the name of a state, without the prefix that some devices omit.
+pub(crate) fn state_name(state: QpState) -> &'static str {
+    state.name().trim_start_matches("IBV_QPS_")
+}
+
+pub(crate) fn errno_name(errno: i32) -> String {
+    match errno {
+        libc::EINVAL => "EINVAL".to_owned(),
+        libc::ENOMEM => "ENOMEM".to_owned(),
+        libc::EOPNOTSUPP => "EOPNOTSUPP".to_owned(),
+        libc::EFAULT => "EFAULT".to_owned(),
+        libc::EBUSY => "EBUSY".to_owned(),
+        libc::EPERM => "EPERM".to_owned(),
+        libc::ENOSPC => "ENOSPC".to_owned(),
+        libc::ENOSYS => "ENOSYS".to_owned(),
+        other => format!("errno {other}"),
+    }
+}
+
+/// Returns `ok`, or the name of the errno.
+pub(crate) fn verb_result<T>(result: Result<T, dataplane::error::VerbError>) -> String {
+    match result {
+        Ok(_) => "ok".to_owned(),
+        Err(error) => errno_name(error.errno),
+    }
+}
+
+/// Returns `ok`, or the name of the errno and the number of requests accepted before the error.
+pub(crate) fn post_result(result: Result<(), PostError>) -> String {
+    match result {
+        Ok(()) => "ok".to_owned(),
+        Err(refused) => format!("{} after {}", errno_name(refused.error.errno), refused.accepted),
+    }
+}
+
+/// One side of a pair: a queue pair, a completion queue for each direction, and memory.
+pub(crate) struct Endpoint<D: Device> {
+    pub(crate) name: &'static str,
+    pub(crate) domain: MessageDomain<D>,
+    pub(crate) buffer: Buffer<D>,
+    pub(crate) send_cq: D::Cq,
+    pub(crate) recv_cq: D::Cq,
+    pub(crate) qp: MessageQueuePair<D>,
+    /// The GID of the port and its index in the GID table.
+    pub(crate) gid: (Gid, u32),
+    /// The destination of datagrams.
+    pub(crate) destination: Option<(Ah<D>, QpNum)>,
+    /// The completions of sends that were polled and are not logged yet. `received` has the completions of receives.
+    pub(crate) sent: Vec<Completion>,
+    pub(crate) received: Vec<Completion>,
+}
+
+/// The parameters of an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndpointSpec {
+    pub(crate) kind: QpType,
+    pub(crate) caps: QpCaps,
+    pub(crate) signal_all: bool,
+    pub(crate) access: Access,
+    pub(crate) cq: CqSpec,
+    pub(crate) send_api: SendApi,
+    /// The memory size in bytes.
+    pub(crate) memory: usize,
+}
+
+impl EndpointSpec {
+    pub(crate) fn new(kind: QpType) -> Self {
+        let cq = CqSpec { depth: 64, fields: PollFields::STANDARD, ..CqSpec::default() };
+        Self { kind, caps: CAPS, signal_all: false, access: ALL_ACCESS, cq, send_api: SendApi::Classic, memory: MEMORY }
+    }
+}
+
+impl<D: Device> Endpoint<D> {
+    pub(crate) fn new(
+        bed: &TestBed<D>,
+        second: bool,
+        spec: EndpointSpec,
+        srq: Option<&MessageSharedQueue<D>>,
+    ) -> Outcome<Self> {
+        let device = if second { &bed.b } else { &bed.a };
+        Self::on(bed, second, spec, MessageDomain::new(device)?, srq)
+    }
+
+    /// Creates an endpoint in an existing protection domain.
+    pub(crate) fn on(
+        bed: &TestBed<D>,
+        second: bool,
+        spec: EndpointSpec,
+        domain: MessageDomain<D>,
+        srq: Option<&MessageSharedQueue<D>>,
+    ) -> Outcome<Self> {
+        let device = domain.device().clone();
+        let (send_cq, recv_cq) = (device.create_cq(&spec.cq, None)?.0, device.create_cq(&spec.cq, None)?.0);
+        let qp_spec =
+            QpSpec { signal_all: spec.signal_all, send_api: spec.send_api, ..QpSpec::new(spec.kind, spec.caps) };
+        let qp = domain.create_qp(&qp_spec, &send_cq, &recv_cq, srq).map_err(|refused| match refused.errno {
+            libc::EOPNOTSUPP => Stop::Skip(format!("{} queue pairs", spec.kind), refused.errno),
+            _ => refused.into(),
+        })?;
+        let gids = device.gids(1)?;
+        let Some(entry) = gids.iter().find(|entry| entry.index == bed.gid_index) else {
+            return Err(Stop::Fail(format!("{} has no GID {}: {gids:?}", device.name(), bed.gid_index)));
+        };
+        let gid = (entry.gid, entry.index);
+        let buffer = domain.buffer(spec.memory, spec.access)?;
+        let name = if second { "b" } else { "a" };
+        Ok(Self {
+            name,
+            domain,
+            buffer,
+            send_cq,
+            recv_cq,
+            qp,
+            gid,
+            destination: None,
+            sent: Vec::new(),
+            received: Vec::new(),
+        })
+    }
+
+    /// Returns the path from this endpoint to a GID.
+    pub(crate) fn path(&self, gid: Gid) -> Path {
+        Path { gid, source_gid_index: self.gid.1 as u8, hop_limit: 64, ..Path::default() }
+    }
+
+    pub(crate) fn poll_queues(&mut self) -> Outcome {
+        poll(&mut self.send_cq, &mut self.sent, 64)?;
+        poll(&mut self.recv_cq, &mut self.received, 64)?;
+        Ok(())
+    }
+
+    /// Posts a receive into a part of the memory.
+    pub(crate) fn recv(&mut self, wr_id: u64, part: Range<usize>) -> Outcome {
+        let sges = [self.buffer.sge(part)];
+        Ok(self.qp.post_recv(&[RecvRequest { wr_id, sges: &sges }])?)
+    }
+
+    /// Posts a signalled send request.
+    pub(crate) fn post(&mut self, wr_id: u64, op: SendOp<'_>, sges: &[Sge]) -> Result<(), PostError> {
+        self.post_flags(wr_id, op, SendFlags::SIGNALED, sges)
+    }
+
+    pub(crate) fn post_flags(
+        &mut self,
+        wr_id: u64,
+        op: SendOp<'_>,
+        flags: SendFlags,
+        sges: &[Sge],
+    ) -> Result<(), PostError> {
+        let to = self.destination.as_ref().map(|(ah, qp)| Destination { ah, qp: *qp, qkey: QKEY });
+        self.qp.post_send(&[SendRequest { wr_id, op, flags, sges, to }])
+    }
+
+    /// Sends a part of the memory as a message.
+    pub(crate) fn send(&mut self, wr_id: u64, part: Range<usize>) -> Outcome {
+        let sges = [self.buffer.sge(part)];
+        Ok(self.post(wr_id, SendOp::Send, &sges)?)
+    }
+
+    pub(crate) fn set_state(&mut self, state: QpState) -> Outcome {
+        let (attributes, mask) = QpAttributes::to(state);
+        Ok(self.qp.modify(&attributes, mask)?)
+    }
+
+    /// Returns the state that the device reports.
+    pub(crate) fn state(&self) -> Outcome<&'static str> {
+        Ok(state_name(self.qp.query()?.state))
+    }
+
+    /// Returns a description of a completion. Equal completions have the same description on every device.
+    fn describe(&self, completion: &Completion, peer: Option<QpNum>, connected: bool) -> String {
+        let mut words = format!("{}", completion.wr_id);
+        if completion.qp_num().is_some_and(|number| number != self.qp.number()) {
+            words += " of another queue pair";
+        }
+        let (Some(opcode), Some(flags)) = (completion.opcode(), completion.flags()) else {
+            return format!("{words} {}", status_name(completion.status));
+        };
+        words += &format!(" {}", opcode.name().trim_start_matches("IBV_WC_"));
+        if opcode.is_receive() {
+            words += &format!(" {} bytes", completion.byte_len().unwrap_or(u32::MAX));
+            // The GRH flag of connected receives is undefined, see the start of differences.rs.
+            let logged = if connected { flags - WcFlags::GRH } else { flags };
+            if !logged.is_empty() {
+                let names: Vec<&str> = logged.iter_names().map(|(name, _)| name).collect();
+                words += &format!(" {}", names.join("|"));
+            }
+            if let Some(imm) = completion.imm() {
+                words += &format!(" imm {:#x}", u32::from_be(imm));
+            }
+            if self.qp.kind() == QpType::Ud && completion.src_qp() != peer {
+                words += &format!(" from {:?}", completion.src_qp());
+            }
+        }
+        words
+    }
+
+    /// Logs and removes all polled completions of one queue.
+    fn log_completions(&mut self, receives: bool, peer: Option<QpNum>, log: &mut Vec<String>) {
+        let connected = matches!(self.qp.kind(), QpType::Rc | QpType::Uc);
+        let queue = if receives { "receive" } else { "send" };
+        let some = std::mem::take(if receives { &mut self.received } else { &mut self.sent });
+        log.extend(some.iter().map(|one| format!("{} {queue} {}", self.name, self.describe(one, peer, connected))));
+    }
+}
+
+/// Returns the name of a status without its prefix.
+pub(crate) fn status_name(status: WcStatus) -> String {
+    status.to_string().trim_start_matches("IBV_WC_").to_owned()
+}
+
+/// One of the four completion queues of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PairCq {
+    ASent,
+    AReceived,
+    BSent,
+    BReceived,
+}
+
+/// Two endpoints that are, or can be, connected to each other.
+pub(crate) struct Pair<D: Device> {
+    pub(crate) a: Endpoint<D>,
+    pub(crate) b: Endpoint<D>,
+}
+
+/// The parameters of one endpoint of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Connection {
+    pub(crate) access: Access,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) timeout: u8,
+    pub(crate) path_mtu: u8,
+    pub(crate) rq_psn: u32,
+    pub(crate) sq_psn: u32,
+}
+
+impl Default for Connection {
+    fn default() -> Self {
+        Self {
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            rnr_retry: 1,
+            retry_count: 2,
+            // 4.096 µs times 2^14 is 67 ms, which an emulated processor can meet.
+            timeout: 14,
+            path_mtu: 3,
+            rq_psn: 0x10,
+            sq_psn: 0x10,
+        }
+    }
+}
+
+impl Connection {
+    /// Returns the attributes and the mask for the change of endpoint `end` to state `to`. `gid` and `dest_qp` are the
+    /// address of the peer.
+    pub(crate) fn step<D: Device>(
+        &self,
+        end: &Endpoint<D>,
+        to: QpState,
+        gid: Gid,
+        dest_qp: QpNum,
+    ) -> (QpAttributes, AttributeMask) {
+        use AttributeMask as M;
+        let attributes = QpAttributes {
+            state: to,
+            access: self.access,
+            port: 1,
+            qkey: QKEY,
+            path: end.path(gid),
+            path_mtu: self.path_mtu,
+            dest_qp,
+            rq_psn: self.rq_psn,
+            sq_psn: self.sq_psn,
+            max_rd_atomic: self.max_rd_atomic,
+            max_dest_rd_atomic: self.max_dest_rd_atomic,
+            min_rnr_timer: 12,
+            timeout: self.timeout,
+            retry_count: self.retry_count,
+            rnr_retry: self.rnr_retry,
+            ..QpAttributes::default()
+        };
+        let mask = match (end.qp.kind(), to) {
+            (QpType::RawPacket, QpState::Init) => M::PORT,
+            (QpType::RawPacket, _) => M::empty(),
+            (QpType::Ud, QpState::Init) => M::PKEY_INDEX | M::PORT | M::QKEY,
+            (_, QpState::Init) => M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS,
+            (QpType::Ud, QpState::Rtr) => M::empty(),
+            (QpType::Uc, QpState::Rtr) => M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN,
+            (_, QpState::Rtr) => {
+                M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER
+            }
+            (QpType::Rc, QpState::Rts) => M::SQ_PSN | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC,
+            (_, QpState::Rts) => M::SQ_PSN,
+            _ => M::empty(),
+        };
+        (attributes, mask | M::STATE)
+    }
+}
+
+impl<D: Device> Pair<D> {
+    /// Creates two endpoints in RESET.
+    pub(crate) fn new(bed: &TestBed<D>, spec: EndpointSpec) -> Outcome<Self> {
+        Ok(Self { a: Endpoint::new(bed, false, spec, None)?, b: Endpoint::new(bed, true, spec, None)? })
+    }
+
+    /// Creates two endpoints in RTS that are connected to each other.
+    pub(crate) fn connected(bed: &TestBed<D>, spec: EndpointSpec, a: Connection, b: Connection) -> Outcome<Self> {
+        let mut pair = Self::new(bed, spec)?;
+        pair.advance(QpState::Rts, a, b)?;
+        Ok(pair)
+    }
+
+    /// Moves both endpoints from RESET to state `to`.
+    pub(crate) fn advance(&mut self, to: QpState, a: Connection, b: Connection) -> Outcome {
+        connect(&mut self.a, &self.b, a, to)?;
+        connect(&mut self.b, &self.a, b, to)
+    }
+
+    pub(crate) fn poll_queues(&mut self) -> Outcome {
+        self.a.poll_queues()?;
+        self.b.poll_queues()
+    }
+
+    fn count(&self, cq: PairCq) -> usize {
+        match cq {
+            PairCq::ASent => self.a.sent.len(),
+            PairCq::AReceived => self.a.received.len(),
+            PairCq::BSent => self.b.sent.len(),
+            PairCq::BReceived => self.b.received.len(),
+        }
+    }
+
+    /// Polls until each queue in `wanted` has at least the given number of completions. Returns `false` on timeout.
+    pub(crate) fn wait(&mut self, wanted: &[(PairCq, usize)]) -> Outcome<bool> {
+        let begin = Instant::now();
+        loop {
+            self.poll_queues()?;
+            if wanted.iter().all(|(cq, n)| self.count(*cq) >= *n) {
+                return Ok(true);
+            }
+            if begin.elapsed() > COMPLETION_TIMEOUT {
+                return Ok(false);
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Logs all polled completions, one queue after the other.
+    pub(crate) fn log_completions(&mut self, log: &mut Vec<String>) {
+        let (a, b) = (self.a.qp.number(), self.b.qp.number());
+        self.a.log_completions(false, Some(b), log);
+        self.a.log_completions(true, Some(b), log);
+        self.b.log_completions(false, Some(a), log);
+        self.b.log_completions(true, Some(a), log);
+    }
+}
+
+/// Moves the queue pair of `own` from RESET to state `to`, with `peer` as its peer.
+pub(crate) fn connect<D: Device>(own: &mut Endpoint<D>, peer: &Endpoint<D>, with: Connection, to: QpState) -> Outcome {
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        let (attributes, mask) = with.step(own, state, peer.gid.0, peer.qp.number());
+        own.qp.modify(&attributes, mask)?;
+        if state == to {
+            break;
+        }
+    }
+    if own.qp.kind() == QpType::Ud {
+        own.destination = Some((own.domain.create_ah(&own.path(peer.gid.0))?, peer.qp.number()));
+    }
+    Ok(())
+}
+
+/// Returns the remote address and key of the endpoint's memory at an offset.
+pub(crate) fn remote<D: Device>(end: &Endpoint<D>, offset: usize) -> Remote {
+    end.buffer.remote(offset)
+}

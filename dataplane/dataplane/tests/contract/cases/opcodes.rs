@@ -1,0 +1,88 @@
+//! Cases for the operations that each type of queue pair supports.
+
+use dataplane::verbs::{Device, QpType, SendOp, WrOpcode};
+
+use crate::Trial;
+use crate::bed::{EndpointSpec, PairCq, Outcome, remote, status_name, post_result};
+use crate::bed::{Connection, Pair};
+
+/// Posts every operation once, each on a new pair. Logs the completion and the state of the requester, and the
+/// completion of the peer's receive.
+fn matrix<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
+    for opcode in WrOpcode::NAMED {
+        let mut pair = Pair::connected(t.bed, EndpointSpec::new(kind), Connection::default(), Connection::default())?;
+        let far = remote(&pair.b, 1024);
+        let op = match opcode {
+            WrOpcode::Send => SendOp::Send,
+            WrOpcode::SendWithImm => SendOp::SendWithImm(1),
+            WrOpcode::RdmaWrite => SendOp::RdmaWrite(far),
+            WrOpcode::RdmaWriteWithImm => SendOp::RdmaWriteWithImm(far, 1),
+            WrOpcode::RdmaRead => SendOp::RdmaRead(far),
+            WrOpcode::AtomicCmpAndSwp => SendOp::CompareSwap { remote: far, compare: 0, swap: 1 },
+            WrOpcode::AtomicFetchAndAdd => SendOp::FetchAdd { remote: far, add: 1 },
+            // The cases in `memory.rs` test the operations that invalidate a key. No device of this test supports the
+            // remaining operations.
+            _ => continue,
+        };
+        pair.b.recv(1, 0..100)?;
+        let sges = [pair.a.buffer.sge(0..8)];
+        let posted = pair.a.post(1, op, &sges);
+        let name = opcode.name().trim_start_matches("IBV_WR_");
+        if posted.is_err() {
+            t.log(format!("{name}: {}", post_result(posted)));
+            continue;
+        }
+        pair.wait(&[(PairCq::ASent, 1)])?;
+        let completed = pair.a.sent.first().map_or("nothing".to_owned(), |it| match it.opcode() {
+            Some(opcode) => opcode.name().trim_start_matches("IBV_WC_").to_owned(),
+            None => status_name(it.status),
+        });
+        let receives = matches!(opcode, WrOpcode::Send | WrOpcode::SendWithImm | WrOpcode::RdmaWriteWithImm);
+        if pair.a.state()? == "RTS" && receives {
+            pair.wait(&[(PairCq::BReceived, 1)])?;
+        }
+        let received = pair.b.received.first().and_then(|it| it.opcode());
+        let received = received.map_or(String::new(), |it| format!(", peer {}", it.name().trim_start_matches("IBV_WC_")));
+        t.log(format!("{name}: {completed}, {}{received}", pair.a.state()?));
+    }
+    Ok(())
+}
+
+pub(crate) fn rc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    matrix(t, QpType::Rc)?;
+    t.expect(
+        "RDMA_WRITE: RDMA_WRITE, RTS
+         RDMA_WRITE_WITH_IMM: RDMA_WRITE, RTS, peer RECV_RDMA_WITH_IMM
+         SEND: SEND, RTS, peer RECV
+         SEND_WITH_IMM: SEND, RTS, peer RECV
+         RDMA_READ: RDMA_READ, RTS
+         ATOMIC_CMP_AND_SWP: COMP_SWAP, RTS
+         ATOMIC_FETCH_AND_ADD: FETCH_ADD, RTS",
+    )
+}
+
+pub(crate) fn uc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    matrix(t, QpType::Uc)?;
+    t.expect(
+        "RDMA_WRITE: RDMA_WRITE, RTS
+         RDMA_WRITE_WITH_IMM: RDMA_WRITE, RTS, peer RECV_RDMA_WITH_IMM
+         SEND: SEND, RTS, peer RECV
+         SEND_WITH_IMM: SEND, RTS, peer RECV
+         RDMA_READ: LOC_QP_OP_ERR, SQE
+         ATOMIC_CMP_AND_SWP: LOC_QP_OP_ERR, SQE
+         ATOMIC_FETCH_AND_ADD: LOC_QP_OP_ERR, SQE",
+    )
+}
+
+pub(crate) fn ud<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    matrix(t, QpType::Ud)?;
+    t.expect(
+        "RDMA_WRITE: LOC_QP_OP_ERR, SQE
+         RDMA_WRITE_WITH_IMM: LOC_QP_OP_ERR, SQE
+         SEND: SEND, RTS, peer RECV
+         SEND_WITH_IMM: SEND, RTS, peer RECV
+         RDMA_READ: LOC_QP_OP_ERR, SQE
+         ATOMIC_CMP_AND_SWP: LOC_QP_OP_ERR, SQE
+         ATOMIC_FETCH_AND_ADD: LOC_QP_OP_ERR, SQE",
+    )
+}

@@ -1,0 +1,346 @@
+//! The lines in the logs of the test cases where a device differs from the standard, with the reasons.
+//!
+//! One difference affects every case, so the cases do not log it: the GRH flag on receives of connected queue pairs.
+//! The standard does not define this flag. The library of rxe (Soft-RoCE) sets the flag for every packet that came over IP,
+//! although no GRH precedes the message.
+
+use crate::bed::Profile;
+
+/// A line of the log that a device reports differently in some test cases.
+struct Difference {
+    /// The test cases.
+    cases: &'static [&'static str],
+    /// The devices.
+    applies_to: AppliesTo,
+    /// The line that the standard requires.
+    standard: &'static str,
+    /// The lines that the device reports instead: none, one or several.
+    instead: &'static str,
+    /// The reason for the difference.
+    reason: &'static str,
+}
+
+/// The devices that a difference applies to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AppliesTo {
+    /// The rxe driver of Linux 6.1, and the software device with the rxe profile.
+    Rxe,
+    /// The rxe driver of Linux 6.1 only. The software device does not reproduce the difference.
+    Kernel,
+    /// The software device with the rxe profile only.
+    SoftAsRxe,
+}
+
+use AppliesTo::{Kernel, Rxe, SoftAsRxe};
+
+const NO_EVENT: &str = "rxe raises no queue pair event except SQ_DRAINED";
+const LOCAL_MEMORY: &str = "rxe reports local memory errors as a malformed request: LOC_QP_OP_ERR";
+const NO_LENGTH_ERROR: &str =
+    "rxe has no length error: it reports a message that is too long for its receive as a malformed request";
+const NO_SQE: &str = "rxe has no state SQE: the queue pair goes to ERR";
+const ALIGNMENT_CHECKED: &str = "rxe's library checks the address when the atomic is posted";
+const TOO_LONG_NOT_POSTED: &str =
+    "rxe reports success and sends nothing, so the libibverbs provider does not post the send";
+const TOO_LONG_NOT_SENT: &str = "rxe reports success and sends nothing";
+const FOREIGN_HANDLE_NOT_POSTED: &str = "the libibverbs provider checks the protection domain of the handle";
+
+const DIFFERENCES: &[Difference] = &[
+    Difference {
+        cases: &["statuses.rc_short_receive"],
+        applies_to: Rxe,
+        standard: "a send 1 REM_INV_REQ_ERR",
+        instead: "a send 1 REM_OP_ERR",
+        reason: NO_LENGTH_ERROR,
+    },
+    Difference {
+        cases: &["statuses.rc_short_receive", "statuses.uc_short_receive", "statuses.ud_short_receive"],
+        applies_to: Rxe,
+        standard: "b receive 1 LOC_LEN_ERR",
+        instead: "b receive 1 LOC_QP_OP_ERR",
+        reason: NO_LENGTH_ERROR,
+    },
+    Difference {
+        cases: &["statuses.rc_receive_bad_lkey", "statuses.rc_receive_without_local_write"],
+        applies_to: Rxe,
+        standard: "b receive 1 LOC_PROT_ERR",
+        instead: "b receive 1 LOC_QP_OP_ERR",
+        reason: LOCAL_MEMORY,
+    },
+    Difference {
+        cases: &["statuses.rc_send_bad_lkey", "statuses.rc_write_bad_lkey", "statuses.rc_send_of_another_domain"],
+        applies_to: Rxe,
+        standard: "a send 1 LOC_PROT_ERR",
+        instead: "a send 1 LOC_QP_OP_ERR",
+        reason: LOCAL_MEMORY,
+    },
+    Difference {
+        cases: &["statuses.rc_error_flushes_later_requests", "memory.deregistered"],
+        applies_to: Rxe,
+        standard: "a send 2 LOC_PROT_ERR",
+        instead: "a send 2 LOC_QP_OP_ERR",
+        reason: LOCAL_MEMORY,
+    },
+    Difference {
+        cases: &[
+            "statuses.rc_write_bad_rkey",
+            "statuses.rc_write_out_of_bounds",
+            "statuses.rc_write_without_permission",
+            "statuses.rc_read_without_permission",
+            "statuses.rc_write_of_another_domain",
+        ],
+        applies_to: Rxe,
+        standard: "b IBV_EVENT_QP_ACCESS_ERR",
+        instead: "",
+        reason: NO_EVENT,
+    },
+    Difference {
+        cases: &[
+            "statuses.rc_write_not_enabled",
+            "statuses.rc_read_not_enabled",
+            "statuses.rc_atomic_not_enabled",
+            "statuses.rc_read_max_dest_rd_atomic_0",
+            "rdma_core.test_atomic_invalid_qp_access",
+        ],
+        applies_to: Rxe,
+        standard: "b IBV_EVENT_QP_REQ_ERR",
+        instead: "",
+        reason: NO_EVENT,
+    },
+    Difference {
+        cases: &["shared.error_keeps_shared_receives"],
+        applies_to: Rxe,
+        standard: "last request: true",
+        instead: "last request: false",
+        reason: "rxe never raises QP_LAST_WQE_REACHED",
+    },
+    Difference {
+        cases: &["statuses.rc_read_max_rd_atomic_0"],
+        applies_to: Kernel,
+        standard: "posted: ok",
+        instead: "posted: EINVAL after 0",
+        reason: "on rxe the read would never complete, so the libibverbs provider does not post it",
+    },
+    Difference {
+        cases: &["statuses.rc_read_max_rd_atomic_0"],
+        applies_to: Rxe,
+        standard: "a send 1 LOC_QP_OP_ERR",
+        instead: "",
+        reason: "on rxe the read never completes",
+    },
+    Difference {
+        cases: &["statuses.rc_read_max_rd_atomic_0"],
+        applies_to: Rxe,
+        standard: "a ERR, b RTS",
+        instead: "a RTS, b RTS",
+        reason: "on rxe the read never completes",
+    },
+    Difference {
+        cases: &["statuses.rc_send_with_invalidate_bad_rkey"],
+        applies_to: Rxe,
+        standard: "a send 1 REM_ACCESS_ERR",
+        instead: "a send 1 SEND",
+        reason: "rxe acknowledges the send before it checks the key",
+    },
+    Difference {
+        cases: &["statuses.ud_too_long"],
+        applies_to: Kernel,
+        standard: "posted: ok",
+        instead: "posted: EINVAL after 0",
+        reason: TOO_LONG_NOT_POSTED,
+    },
+    Difference {
+        cases: &["statuses.ud_too_long"],
+        applies_to: Kernel,
+        standard: "a send 1 LOC_LEN_ERR",
+        instead: "",
+        reason: TOO_LONG_NOT_POSTED,
+    },
+    Difference {
+        cases: &["statuses.ud_too_long"],
+        applies_to: SoftAsRxe,
+        standard: "a send 1 LOC_LEN_ERR",
+        instead: "a send 1 SEND",
+        reason: TOO_LONG_NOT_SENT,
+    },
+    Difference {
+        cases: &["statuses.ud_too_long"],
+        applies_to: Rxe,
+        standard: "a SQE, b RTS",
+        instead: "a RTS, b RTS",
+        reason: TOO_LONG_NOT_SENT,
+    },
+    Difference {
+        cases: &["states.uc_table"],
+        applies_to: Kernel,
+        standard: "tried more than 300",
+        instead: "SQD>SQD with AttributeMask(STATE | ACCESS_FLAGS | PKEY_INDEX | AV): allowed, EINVAL
+                  tried more than 300",
+        reason: "with a new address, the kernel also changes the port, which an unreliable connection does not allow",
+    },
+    Difference {
+        cases: &["statuses.reset_by_user"],
+        applies_to: Rxe,
+        standard: "a send 1 SEND",
+        instead: "a send 1 SEND
+                  b receive 1 RECV 20 bytes",
+        reason: "on rxe, completions stay in their queue when the queue pair is reset",
+    },
+    Difference {
+        cases: &["opcodes.uc", "opcodes.ud"],
+        applies_to: Rxe,
+        standard: "RDMA_READ: LOC_QP_OP_ERR, SQE",
+        instead: "RDMA_READ: LOC_QP_OP_ERR, ERR",
+        reason: NO_SQE,
+    },
+    Difference {
+        cases: &["opcodes.uc", "opcodes.ud"],
+        applies_to: Rxe,
+        standard: "ATOMIC_CMP_AND_SWP: LOC_QP_OP_ERR, SQE",
+        instead: "ATOMIC_CMP_AND_SWP: LOC_QP_OP_ERR, ERR",
+        reason: NO_SQE,
+    },
+    Difference {
+        cases: &["opcodes.uc", "opcodes.ud"],
+        applies_to: Rxe,
+        standard: "ATOMIC_FETCH_AND_ADD: LOC_QP_OP_ERR, SQE",
+        instead: "ATOMIC_FETCH_AND_ADD: LOC_QP_OP_ERR, ERR",
+        reason: NO_SQE,
+    },
+    Difference {
+        cases: &["opcodes.ud"],
+        applies_to: Rxe,
+        standard: "RDMA_WRITE: LOC_QP_OP_ERR, SQE",
+        instead: "RDMA_WRITE: LOC_QP_OP_ERR, ERR",
+        reason: NO_SQE,
+    },
+    Difference {
+        cases: &["opcodes.ud"],
+        applies_to: Rxe,
+        standard: "RDMA_WRITE_WITH_IMM: LOC_QP_OP_ERR, SQE",
+        instead: "RDMA_WRITE_WITH_IMM: LOC_QP_OP_ERR, ERR",
+        reason: NO_SQE,
+    },
+    Difference {
+        cases: &["posting.unsignalled_fills_the_queue"],
+        applies_to: Rxe,
+        standard: "accepted: 1 times the depth",
+        instead: "accepted: 4 times the depth",
+        reason: "rxe frees the queue entry of a request after its execution, even if no completion was polled",
+    },
+    Difference {
+        cases: &["data.atomic_not_aligned", "rdma_core.test_atomic_non_aligned_addr"],
+        applies_to: Rxe,
+        standard: "a send 1 REM_INV_REQ_ERR",
+        instead: "posted: EINVAL after 0",
+        reason: ALIGNMENT_CHECKED,
+    },
+    Difference {
+        cases: &["data.atomic_not_aligned", "rdma_core.test_atomic_non_aligned_addr"],
+        applies_to: Rxe,
+        standard: "was 0xeeeeeeeeeeeeeeee, is 0x0",
+        instead: "",
+        reason: ALIGNMENT_CHECKED,
+    },
+    Difference {
+        cases: &["completions.refused_capabilities_are_listed"],
+        applies_to: SoftAsRxe,
+        standard: "cvlan flow_tag tag_matching",
+        instead: "cvlan flow_tag ignore_overrun tag_matching",
+        reason: "rxe always detects overruns",
+    },
+    Difference {
+        cases: &["completions.refused_capabilities_are_listed"],
+        applies_to: Kernel,
+        standard: "cvlan flow_tag tag_matching",
+        instead: "cvlan extended_cq flow_tag ignore_overrun single_threaded tag_matching",
+        reason: "extended CQs of rxe's library are broken before version 55, so classic CQs are used",
+    },
+    Difference {
+        cases: &["completions.overrun"],
+        applies_to: Rxe,
+        standard: "can be polled: false",
+        instead: "can be polled: true",
+        reason: "rxe drops completions that do not fit, raises an event, and continues",
+    },
+    Difference {
+        cases: &[
+            "memory.window_1_bounds",
+            "memory.window_2_bounds",
+            "rdma_core.test_mw_type1",
+            "rdma_core.test_mw_type2",
+        ],
+        applies_to: Kernel,
+        standard: "a send 3 REM_ACCESS_ERR",
+        instead: "a send 3 RDMA_WRITE",
+        reason: "rxe checks accesses through a window against the bounds of the region, not of the window",
+    },
+    Difference {
+        cases: &["datagrams.own_qkey"],
+        applies_to: Kernel,
+        standard: "b receive 1 RECV 50 bytes GRH",
+        instead: "",
+        reason: "rxe sends a Q_Key whose top bit is set, not the Q_Key of the queue pair, so the peer drops the datagram",
+    },
+    Difference {
+        cases: &["datagrams.own_qkey"],
+        applies_to: Kernel,
+        standard: "b receive 2 RECV 50 bytes GRH",
+        instead: "b receive 1 RECV 50 bytes GRH",
+        reason: "the peer drops the first datagram, so the second datagram takes the first receive",
+    },
+    Difference {
+        cases: &["datagrams.handle_of_another_domain"],
+        applies_to: Kernel,
+        standard: "posted: ok",
+        instead: "posted: EINVAL after 0",
+        reason: FOREIGN_HANDLE_NOT_POSTED,
+    },
+    Difference {
+        cases: &["datagrams.handle_of_another_domain"],
+        applies_to: Kernel,
+        standard: "a send 1 LOC_QP_OP_ERR",
+        instead: "",
+        reason: FOREIGN_HANDLE_NOT_POSTED,
+    },
+];
+
+/// Returns the log lines that a device must report in a case. `standard` has the lines that the standard requires, and
+/// each difference that applies to the case and the device replaces one of these lines.
+///
+/// # Errors
+/// `standard` does not have the line that a difference replaces.
+pub(crate) fn apply(case: &str, profile: Profile, kernel: bool, standard: &[String]) -> Result<Vec<String>, String> {
+    let mut lines: Vec<Option<String>> = standard.iter().cloned().map(Some).collect();
+    let mut instead: Vec<Vec<String>> = vec![Vec::new(); lines.len()];
+    for it in DIFFERENCES.iter().filter(|it| it.cases.contains(&case)) {
+        let applies = match it.applies_to {
+            Rxe => profile == Profile::Rxe,
+            Kernel => kernel,
+            SoftAsRxe => profile == Profile::Rxe && !kernel,
+        };
+        if !applies {
+            continue;
+        }
+        // Lines may be equal: take the first one that is not yet replaced.
+        let at = lines.iter().position(|line| line.as_deref() == Some(it.standard));
+        let at = at.ok_or_else(|| format!("no line `{}` (difference: {})", it.standard, it.reason))?;
+        lines[at] = None;
+        instead[at] = it.instead.lines().map(|line| line.trim().to_owned()).filter(|it| !it.is_empty()).collect();
+    }
+    let replaced = lines.into_iter().zip(instead);
+    Ok(replaced.flat_map(|(line, instead)| line.map_or(instead, |line| vec![line])).collect())
+}
+
+/// Checks that every difference names an existing case.
+pub(crate) fn check_names(cases: &[&str]) {
+    for it in DIFFERENCES {
+        for case in it.cases {
+            assert!(
+                cases.contains(case),
+                "a difference names an unknown case: {case} ({:?}, {})",
+                it.applies_to,
+                it.reason
+            );
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The verbs contract suite: runs the same cases on every device and requires the same results.
+//!
+//! A case is a function that calls verbs on two endpoints ([`bed::Pair`]). The case logs each observation as a line,
+//! and compares the log with the lines that the InfiniBand specification and the manual pages require (the standard).
+//! Where a device differs from the standard, [`differences`] lists the line, its replacement and the reason. A case
+//! fails on a difference that is not listed, and on a listed difference that does not occur.
+//!
+//! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
+//! rxe, the kernel's software RoCE driver). With `--include-ignored`, the suite also runs on real rxe devices: `rxe0`
+//! and `rxe1`, which are connected to each other, and `rxe2`, which loops back to itself. `tools/vm/check-contract`
+//! runs the suite in a VM with these devices.
+//!
+//! Each case on each test bed is a separate test with the name `BED::FILE::CASE`.
+
+mod bed;
+mod cases;
+mod differences;
+mod fuzz;
+mod skips;
+
+use std::process::ExitCode;
+
+use bed::{Connection, EndpointSpec, Outcome, Pair, PairCq, Profile, Stop, TestBed};
+use dataplane::clock::HostClock;
+use dataplane::soft::{self, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use dataplane::verbs::{Capability, Device, QpType};
+use libtest_mimic::{Arguments, Completion, Failed};
+
+/// A running case.
+pub(crate) struct Trial<'a, D: Device> {
+    pub(crate) bed: &'a TestBed<D>,
+    case: &'static str,
+    log: Vec<String>,
+    checked: bool,
+}
+
+/// The name and the function of a case.
+pub(crate) type Case<D> = (&'static str, fn(&mut Trial<'_, D>) -> Outcome);
+
+impl<D: Device> Trial<'_, D> {
+    /// Skips the case unless both devices have the capability.
+    pub(crate) fn require(&self, capability: Capability) -> Outcome {
+        let has = |device: &D| device.capabilities().has.contains(&capability);
+        if has(&self.bed.a) && has(&self.bed.b) {
+            return Ok(());
+        }
+        Err(Stop::Skip(capability.name().to_owned(), libc::EOPNOTSUPP))
+    }
+
+    /// Creates two queue pairs in RTS that are connected to each other.
+    pub(crate) fn pair(&self, kind: QpType) -> Outcome<Pair<D>> {
+        self.pair_with(EndpointSpec::new(kind), Connection::default(), Connection::default())
+    }
+
+    pub(crate) fn pair_with(&self, spec: EndpointSpec, a: Connection, b: Connection) -> Outcome<Pair<D>> {
+        Pair::connected(self.bed, spec, a, b)
+    }
+
+    /// Sends two messages in each direction between two new queue pairs.
+    ///
+    /// When this function returns, every message that was sent before the call has arrived or is lost.
+    pub(crate) fn round_trips(&self) -> Outcome {
+        let mut pair = self.pair(QpType::Rc)?;
+        for wr_id in 0..2 {
+            pair.a.recv(wr_id, 0..10)?;
+            pair.b.recv(wr_id, 0..10)?;
+        }
+        for n in 1..=2 {
+            pair.a.send(0, 0..1)?;
+            let there = pair.wait(&[(PairCq::ASent, n), (PairCq::BReceived, n)])?;
+            pair.b.send(0, 0..1)?;
+            if !there || !pair.wait(&[(PairCq::BSent, n), (PairCq::AReceived, n)])? {
+                return Err(Stop::Fail("no round trip".to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends a line to the log of the case.
+    pub(crate) fn log(&mut self, line: impl Into<String>) {
+        self.log.push(line.into());
+    }
+
+    /// Waits until the queues in `wanted` have the given numbers of completions, and logs all polled completions.
+    pub(crate) fn wait_and_log(&mut self, pair: &mut Pair<D>, wanted: &[(PairCq, usize)]) -> Outcome {
+        let all = pair.wait(wanted)?;
+        pair.log_completions(&mut self.log);
+        if !all {
+            self.log.push(format!("fewer completions than {wanted:?}"));
+        }
+        Ok(())
+    }
+
+    /// Logs the states of both queue pairs as reported by their devices.
+    pub(crate) fn log_states(&mut self, pair: &Pair<D>) -> Outcome {
+        self.log.push(format!("a {}, b {}", pair.a.state()?, pair.b.state()?));
+        Ok(())
+    }
+
+    /// Compares the log with the lines that the standard requires, and ends the case.
+    pub(crate) fn expect(&mut self, standard: &str) -> Outcome {
+        self.checked = true;
+        let standard: Vec<String> =
+            standard.lines().map(|line| line.trim().to_owned()).filter(|it| !it.is_empty()).collect();
+        let wanted = differences::apply(self.case, self.bed.profile, self.bed.kernel, &standard).map_err(Stop::Fail)?;
+        if self.log == wanted {
+            return Ok(());
+        }
+        let mut diff = String::new();
+        for at in 0..self.log.len().max(wanted.len()) {
+            let (got, want) = (self.log.get(at), wanted.get(at));
+            let mark = if got == want { ' ' } else { '!' };
+            let line = |line: Option<&String>| line.map_or("(nothing)", |line| line).to_owned();
+            diff += &format!("\n   {mark} {:<58} want: {}", line(got), line(want));
+        }
+        Err(Stop::Fail(diff))
+    }
+}
+
+/// Runs a case on a test bed. The case may be skipped only for a capability in `lacks`.
+fn run_case<D: Device>(bed: &TestBed<D>, (case, run): Case<D>, lacks: &[&str]) -> Result<Completion, Failed> {
+    let mut trial = Trial { bed, case, log: Vec::new(), checked: false };
+    match run(&mut trial) {
+        Ok(()) if trial.checked => Ok(Completion::Completed),
+        Ok(()) => Err("the case expects nothing".into()),
+        Err(Stop::Skip(capability, errno)) => {
+            let why = if errno == 0 { "not in the contract".to_owned() } else { bed::errno_name(errno) };
+            let reason = format!("{capability}: {why}");
+            if !skips::may_skip(lacks, &capability) {
+                return Err(format!("skipped, but the bed should have {reason}").into());
+            }
+            Ok(Completion::ignored_with(reason))
+        }
+        Err(Stop::Fail(why)) => Err(format!("{why} {}", trial.log.last().map_or("", |it| it)).into()),
+    }
+}
+
+/// Returns a test for each case. Each test creates its own test bed.
+fn tests_of<D: Device>(
+    name: &'static str,
+    bed: fn(&'static str) -> TestBed<D>,
+    lacks: &'static [&'static str],
+) -> impl Iterator<Item = Test> {
+    cases::all::<D>().into_iter().map(move |case| {
+        let run = move || run_case(&bed(name), case, lacks);
+        (format!("{name}::{}", case.0.replace('.', "::")), Box::new(run) as Run)
+    })
+}
+
+/// Returns a test that runs the same random programs on two test beds and compares the results.
+fn fuzz_test<A: Device, B: Device>(
+    name: &'static str,
+    beds: impl Fn() -> (TestBed<A>, TestBed<B>) + Send + 'static,
+    count: u64,
+) -> Test {
+    let run = move || {
+        let (first, second) = beds();
+        fuzz::compare(&first, &second, name, count);
+        Ok(Completion::Completed)
+    };
+    (name.to_owned(), Box::new(run))
+}
+
+type Run = Box<dyn FnOnce() -> Result<Completion, Failed> + Send>;
+type Test = (String, Run);
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let names = || {
+        differences::check_names(&cases::all::<SoftDevice>().iter().map(|(case, _)| *case).collect::<Vec<_>>());
+        Ok(Completion::Completed)
+    };
+    let mut tests: Vec<Test> = vec![("differences_are_of_cases".to_owned(), Box::new(names))];
+    tests.extend(tests_of("soft::cable", |name| soft(name, Profile::Spec), skips::SOFT));
+    tests.extend(tests_of("soft::rxe_profile", |name| soft(name, Profile::Rxe), skips::RXE));
+    tests.extend(tests_of("soft::alone", |name| soft_alone(name, Profile::Spec), skips::SOFT_ALONE));
+    // Compare endpoints on two devices with endpoints on one device: the results must be equal.
+    for (name, profile) in [("soft::fuzz", Profile::Spec), ("soft::fuzz_rxe_profile", Profile::Rxe)] {
+        tests.push(fuzz_test(name, move || (soft("two devices", profile), soft_alone("one device", profile)), 1000));
+    }
+    #[cfg(feature = "ibverbs")]
+    tests.extend(rxe::tests(arguments.include_ignored));
+    let trials = tests.into_iter().map(|(name, run)| libtest_mimic::Trial::ignorable_test(name, run)).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Returns a test bed with two software devices that are connected by a loopback cable.
+fn soft(name: &'static str, profile: Profile) -> TestBed<SoftDevice> {
+    let (a, b) = LoopbackLink::pair();
+    let device = |name: &str, last: u8, link| {
+        let soft_profile = if profile == Profile::Spec { soft::Profile::Spec } else { soft::Profile::Rxe };
+        let spec = SoftSpec {
+            mac: [2, 0, 0, 0, 0, last],
+            clock: HostClock::new(),
+            profile: soft_profile,
+            ..SoftSpec::new(name, LinkSpec::Loopback(link))
+        };
+        SoftDevice::new(spec).expect("a software device")
+    };
+    TestBed { name, profile, kernel: false, a: device("soft0", 1, a), b: device("soft1", 2, b), gid_index: 0 }
+}
+
+/// Returns a test bed in which both endpoints are on one software device.
+fn soft_alone(name: &'static str, profile: Profile) -> TestBed<SoftDevice> {
+    let two = soft(name, profile);
+    TestBed { b: two.a.clone(), ..two }
+}
+
+/// Real rxe devices.
+#[cfg(feature = "ibverbs")]
+mod rxe {
+    use super::*;
+    use dataplane::ibverbs::{VerbsDevice, VerbsProvider};
+    use dataplane::verbs::Provider;
+
+    fn bed(name: &'static str, a: &str, b: &str, gid_index: u32) -> TestBed<VerbsDevice> {
+        let open = |name| VerbsProvider.open(name).expect("a device that can be opened");
+        let a_device = open(a);
+        let b_device = if a == b { a_device.clone() } else { open(b) };
+        TestBed { name, profile: Profile::Rxe, kernel: true, a: a_device, b: b_device, gid_index }
+    }
+
+    fn cable(name: &'static str) -> TestBed<VerbsDevice> {
+        bed(name, "rxe0", "rxe1", 0)
+    }
+
+    /// Returns the tests on rxe devices. The tests are reported as ignored unless `included` is set.
+    pub(crate) fn tests(included: bool) -> Vec<Test> {
+        let mut tests: Vec<Test> = tests_of("rxe::cable", cable, skips::KERNEL).collect();
+        tests.extend(tests_of("rxe::alone", |name| bed(name, "rxe2", "rxe2", 1), skips::KERNEL_ALONE));
+        // Compare the software device with the kernel driver.
+        let beds = || (soft("software device", Profile::Rxe), cable("rxe"));
+        tests.push(fuzz_test("rxe::fuzz", beds, 100));
+        if !included {
+            let why =
+                || Ok(Completion::ignored_with("needs the devices rxe0, rxe1 and rxe2: run tools/vm/check-contract"));
+            tests.iter_mut().for_each(|(_, run)| *run = Box::new(why));
+        }
+        tests
+    }
+}

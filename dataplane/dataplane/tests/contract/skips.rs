@@ -1,0 +1,42 @@
+//! The capabilities that each test bed lacks. A case may be skipped only because of a listed capability. Any other skip
+//! is an error.
+
+/// Capabilities for which the traits of the verbs contract have no function, or that no tested device has.
+const EVERYWHERE: &[&str] = &[
+    "IBV_QPT_XRC_SEND queue pairs",
+    "device memory",
+    "dma-buf from the contract's traits",
+    "ibv_rereg_mr",
+    "ibv_wr_atomic_write",
+    "ibv_wr_flush",
+    "on-demand paging",
+    "parent domains from the contract's traits",
+    "tag_matching",
+];
+/// The capabilities that the software device lacks.
+pub(crate) const SOFT: &[&str] = &["flow rules", "rate limit", "rss of queue pairs from the contract's traits"];
+/// The capabilities that are missing if both endpoints are on one software device.
+pub(crate) const SOFT_ALONE: &[&str] =
+    &["flow rules", "rate limit", "raw packets to itself", "rss of queue pairs from the contract's traits"];
+/// The capabilities that the software device lacks with the profile `Rxe`.
+pub(crate) const RXE: &[&str] = &["IBV_QPT_RAW_PACKET queue pairs", "raw_packet", "rss", "state SQE", "timestamps"];
+/// The capabilities that real rxe devices lack.
+#[cfg(feature = "ibverbs")]
+pub(crate) const KERNEL: &[&str] =
+    &["IBV_QPT_RAW_PACKET queue pairs", "extended_cq", "raw_packet", "rss", "state SQE", "timestamps"];
+/// The capabilities that a real rxe device on the loopback interface lacks. That interface has no multicast.
+#[cfg(feature = "ibverbs")]
+pub(crate) const KERNEL_ALONE: &[&str] = &[
+    "IBV_QPT_RAW_PACKET queue pairs",
+    "extended_cq",
+    "multicast on this interface",
+    "raw_packet",
+    "rss",
+    "state SQE",
+    "timestamps",
+];
+
+/// Returns `true` if a case may be skipped because the test bed lacks `capability`.
+pub(crate) fn may_skip(lacks: &[&str], capability: &str) -> bool {
+    EVERYWHERE.contains(&capability) || lacks.contains(&capability)
+}

@@ -1,0 +1,268 @@
+//! Checks that crates and modules have only the dependencies that their documentation states, and that `unsafe` code is
+//! only where it is allowed.
+
+mod circles;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The folders and files in which `unsafe` code is allowed.
+const MAY_BE_UNSAFE: [&str; 4] = ["core/src/mem", "core/src/lane", "soft/src", "ibverbs/src"];
+/// The file that declares unsafe methods. The file must not have an unsafe block.
+const DECLARES_UNSAFE: &str = "core/src/verbs/mod.rs";
+
+/// The allowed circles of imports: the crate, and the files that may import each other. The queue pair and the
+/// completion queue of the software device use each other.
+const CIRCLES: &[(&str, &[&str])] = &[("soft", &["cq_core.rs", "engine.rs", "raw.rs", "zero_copy.rs"])];
+
+/// The folder of the crates.
+fn crates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = crates().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Returns the rows of the tables in the documentation of a crate root: the name of a crate or module, and the names
+/// that it may use.
+fn table(root: &str, is_row: impl Fn(&str) -> Option<String>) -> BTreeMap<String, BTreeSet<String>> {
+    let rows = read(root);
+    let rows = rows.lines().filter_map(|line| line.strip_prefix("//! | "));
+    rows.filter_map(|row| {
+        let cells: Vec<&str> = row.split(" | ").collect();
+        let name = is_row(cells[0])?;
+        let uses = cells[2].trim_end_matches(" |");
+        let uses = uses.split(", ").filter(|name| *name != "–").map(str::to_owned).collect();
+        Some((name, uses))
+    })
+    .collect()
+}
+
+/// Returns the modules of a crate, each with the modules that it may use.
+fn modules(crate_folder: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let name = |cell: &str| Some(cell.strip_prefix("[`")?.split('`').next()?.to_owned());
+    table(&format!("{crate_folder}/src/lib.rs"), name)
+}
+
+/// Returns the crates, each with the crates that it may depend on. The names have no prefix `dataplane-`.
+fn layers() -> BTreeMap<String, BTreeSet<String>> {
+    let name = |cell: &str| {
+        let name = cell.strip_prefix("`dataplane")?.strip_suffix('`')?;
+        Some(name.strip_prefix('-').unwrap_or("dataplane").to_owned())
+    };
+    table("dataplane/src/lib.rs", name)
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(files(&path));
+        } else if path.extension().is_some_and(|end| end == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Returns the files of modules that are declared with `#[cfg(test)] mod name;`. Their imports do not count.
+fn test_files(all: &[PathBuf]) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for path in all {
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        let parent = path.parent().unwrap();
+        let folder = if ["mod", "lib"].contains(&stem) { parent.to_owned() } else { parent.join(stem) };
+        let text = fs::read_to_string(path).unwrap();
+        for after in text.split("#[cfg(test)]\n").skip(1) {
+            if let Some(name) = after.strip_prefix("mod ").and_then(|rest| rest.lines().next()?.strip_suffix(';')) {
+                found.insert(folder.join(format!("{name}.rs")));
+                found.extend(all.iter().filter(|path| path.starts_with(folder.join(name))).cloned());
+            }
+        }
+    }
+    found
+}
+
+/// Returns the source files of a crate, without its tests.
+fn sources(crate_folder: &str) -> Vec<PathBuf> {
+    let all = files(&crates().join(crate_folder).join("src"));
+    let tests = test_files(&all);
+    all.into_iter().filter(|path| !tests.contains(path)).collect()
+}
+
+/// Returns the code of a file, without tests and comments.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+/// Returns the modules that a text names as `crate::module`, or in a group such as `use crate::{a::…, b}`.
+fn named(text: &str) -> BTreeSet<String> {
+    let word = |text: &str| -> String { text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect() };
+    let mut names = BTreeSet::new();
+    for after in text.split("crate::").skip(1) {
+        let Some(group) = after.strip_prefix('{') else {
+            names.insert(word(after));
+            continue;
+        };
+        let (mut depth, mut is_start) = (0, true);
+        for (at, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => is_start = true,
+                c if is_start && c.is_alphabetic() => {
+                    names.insert(word(&group[at..]));
+                    is_start = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn crates_depend_only_on_the_crates_in_their_row() {
+    let layers = layers();
+    let folders: BTreeSet<String> =
+        fs::read_dir(crates()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    assert_eq!(layers.keys().cloned().collect::<BTreeSet<_>>(), folders, "the table of crates lists every crate");
+    for (name, may) in &layers {
+        let manifest: toml::Table = read(format!("{name}/Cargo.toml")).parse().unwrap();
+        let dependencies = manifest["dependencies"].as_table().unwrap().keys();
+        let uses: BTreeSet<String> =
+            dependencies.filter_map(|key| key.strip_prefix("dataplane-")).map(str::to_owned).collect();
+        assert_eq!(&uses, may, "the dependencies of {name}");
+    }
+}
+
+#[test]
+fn architecture_page_has_the_same_tables_as_the_crates() {
+    let page = read("../docs/architecture.md");
+    let page = page.split("<!-- begin modules -->").nth(1).and_then(|rest| rest.split("<!-- end modules -->").next());
+    let page = page.expect("the page has the markers of the table of crates");
+    let root = read("dataplane/src/lib.rs");
+    let core = read("core/src/lib.rs");
+    let rows = |text: &str, prefix: &str| -> Vec<String> {
+        let rows = text.lines().filter_map(|line| line.strip_prefix(prefix)).filter(|row| row.starts_with("| "));
+        rows.map(|row| row.replace("[`", "`").replace("`](mod@file)", "`").replace("`]", "`")).collect()
+    };
+    let expected = [rows(&root, "//! "), rows(&core, "//! ")].concat();
+    assert_eq!(rows(page, ""), expected, "copy the tables of the crate documentation into docs/architecture.md");
+}
+
+#[test]
+fn modules_use_only_the_modules_in_their_row() {
+    for crate_folder in ["core", "dataplane"] {
+        let layers = modules(crate_folder);
+        assert!(layers.len() >= 4, "the table of {crate_folder} was not understood: {layers:?}");
+        let root = crates().join(crate_folder).join("src");
+        let mut wrong = Vec::new();
+        for path in sources(crate_folder) {
+            let inside = path.strip_prefix(&root).unwrap().to_str().unwrap();
+            let module = inside.split('/').next().unwrap().trim_end_matches(".rs");
+            if ["lib", "prelude"].contains(&module) {
+                continue;
+            }
+            let may = layers.get(module).unwrap_or_else(|| panic!("`{module}` is not in the table of {crate_folder}"));
+            let names = named(&code(&path));
+            let is_wrong = |name: &&String| {
+                layers.contains_key(*name)
+                    && *name != module
+                    && !may.contains(*name)
+                    && !["units", "error"].contains(&name.as_str())
+            };
+            wrong.extend(names.iter().filter(is_wrong).map(|name| format!("{} uses {name}", path.display())));
+        }
+        assert!(wrong.is_empty(), "dependencies that the table of {crate_folder} does not have:\n{}", wrong.join("\n"));
+    }
+}
+
+/// Stages register their tasks and handlers through `Setup`, so the runtime needs no knowledge of single stages.
+#[test]
+fn runtime_names_no_stage() {
+    for path in sources("dataplane").iter().filter(|path| path.starts_with(crates().join("dataplane/src/runtime"))) {
+        assert!(!code(path).contains("dataplane_stages"), "{}", path.display());
+    }
+}
+
+/// The files that list all kinds of links. The links `loopback` and `generator` are not checked, because other code
+/// uses them: the config connects the two ports of a loopback cable, and `devices` opens a generator to query the
+/// capabilities of the software device.
+const LISTS_OF_LINKS: [&str; 2] = ["soft/src/link/mod.rs", "soft/src/link/config.rs"];
+
+#[test]
+fn links_are_named_only_in_their_folders_and_the_lists() {
+    for crate_folder in ["soft", "dataplane"] {
+        for path in sources(crate_folder) {
+            let inside = path.strip_prefix(crates()).unwrap().to_str().unwrap().to_owned();
+            if LISTS_OF_LINKS.contains(&inside.as_str()) {
+                continue;
+            }
+            let text = code(&path);
+            for (kind, names) in [
+                ("pcap", ["PcapConfig", "PcapSpec", "::Pcap("]),
+                ("packet", ["PacketConfig", "PacketSpec", "::Packet("]),
+                ("tap", ["TapConfig", "TapSpec", "::Tap("]),
+                ("xdp", ["XdpConfig", "XdpSpec", "::Xdp("]),
+            ] {
+                let is_own = inside.starts_with(&format!("soft/src/link/{kind}/"));
+                let named: Vec<&str> = names.into_iter().filter(|name| text.contains(name)).collect();
+                assert!(is_own || named.is_empty(), "{inside} names {named:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_only_in_the_allowed_folders() {
+    for crate_folder in layers().into_keys() {
+        for path in sources(&crate_folder) {
+            let inside = path.strip_prefix(crates()).unwrap().to_str().unwrap().to_owned();
+            let may = MAY_BE_UNSAFE
+                .iter()
+                .any(|part| inside.strip_prefix(part).is_some_and(|rest| rest.starts_with('/') || rest == ".rs"));
+            let text = code(&path);
+            if inside == DECLARES_UNSAFE {
+                assert!(!text.contains("unsafe {"), "{inside} has unsafe blocks");
+                continue;
+            }
+            assert!(may || !text.contains("unsafe_code"), "{inside} allows unsafe code");
+        }
+    }
+}
+
+#[test]
+fn dependencies_are_found_in_all_their_forms() {
+    let text =
+        "use crate::mem::{Batch};\nuse crate::{clock::Stamp, units::{self, Ticks}, error};\nfn f() -> crate::lane::X";
+    let names: Vec<String> = named(text).into_iter().collect();
+    assert_eq!(names, ["clock", "error", "lane", "mem", "units"]);
+}
+
+#[test]
+fn files_import_each_other_only_in_the_allowed_circles() {
+    let is_within =
+        |circle: &circles::Circle, allowed: &[&str]| circle.keys().all(|file| allowed.contains(&file.as_str()));
+    let (mut refused, mut unused) = (Vec::new(), CIRCLES.to_vec());
+    for crate_folder in layers().into_keys() {
+        for circle in circles::circles(&crate_folder) {
+            let may = |(of, files): &(&str, &[&str])| *of == crate_folder && is_within(&circle, files);
+            if CIRCLES.iter().any(may) {
+                unused.retain(|allowed| !may(allowed));
+            } else {
+                let imports = circle.iter().map(|(file, imports)| format!("{file} imports {}", imports.join(", ")));
+                refused.push(format!("{crate_folder}:\n    {}", imports.collect::<Vec<_>>().join("\n    ")));
+            }
+        }
+    }
+    assert!(refused.is_empty(), "files that import each other:\n{}", refused.join("\n"));
+    assert!(unused.is_empty(), "circles that no longer exist, to be removed from CIRCLES: {unused:?}");
+}

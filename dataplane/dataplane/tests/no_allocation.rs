@@ -1,0 +1,159 @@
+//! The worker loop does not allocate. A counting allocator watches 200,000 loops while another thread requests
+//! snapshots continuously.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dataplane::config::{Diagnostics, Source};
+use dataplane::pipeline::Registry;
+use dataplane::runtime::{Options, Run, Snapshot, assemble};
+use dataplane::topology::Topology;
+
+struct CountingAllocator;
+
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// Whether this thread requests the snapshots. The thread may allocate.
+    static IS_OBSERVER: Cell<bool> = const { Cell::new(false) };
+}
+
+fn count() {
+    if !IS_OBSERVER.get() {
+        CALLS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+// SAFETY: every call goes to the system allocator. CountingAllocator does not touch the allocated memory.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller upholds the contract of `alloc`, and the arguments are passed on unchanged.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        count();
+        // SAFETY: the caller upholds the contract of `dealloc`, and the arguments are passed on unchanged.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller upholds the contract of `realloc`, and the arguments are passed on unchanged.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+/// A config with two ports, stages with state, and copies that find no free buffer. Packets are dropped by a stage, and
+/// after an output that leads to `drop`.
+const CONFIG: &str = r#"
+[runtime]
+workers = 1
+burst = 32
+hugepages = "none"
+
+[[port]]
+name = "a"
+device = "soft"
+link = { kind = "generator", size = 64, flows = 1000 }
+clock = { khz = 156250, bits = 48, drift_ppb = 20000 }
+
+[[port]]
+name = "b"
+device = "soft"
+link = { kind = "loopback" }
+
+[pipeline]
+input = ["a", "b"]
+
+[[pipeline.stage]]
+use = "parse"
+
+[[pipeline.stage]]
+use = "acl"
+default = "permit"
+rules = [
+  { action = "deny", protocol = "udp", src_port = "1024-1033" },
+  { action = "permit", dst = "198.18.0.0/15" },
+]
+
+[[pipeline.stage]]
+use = "filter"
+# The filter expression `ip` as bytecode.
+bytecode = "4 40 0 0 12 21 0 1 2048 6 0 0 65535 6 0 0 0"
+
+[[pipeline.stage]]
+use = "limit"
+packets_per_second = 1000
+burst = 100
+
+[[pipeline.stage]]
+use = "mirror"
+outputs = { copy = "count" }
+
+[[pipeline.stage]]
+use = "route"
+table = [ { prefix = "0.0.0.0/0", via = "192.0.2.1", port = "b" } ]
+
+[[pipeline.stage]]
+use = "ttl"
+
+[[pipeline.stage]]
+use = "neighbor"
+table = [ { address = "192.0.2.1", mac = "02:00:00:00:00:99" } ]
+
+[[pipeline.stage]]
+name = "out"
+use = "tx"
+
+[[pipeline.stage]]
+use = "count"
+next = "drop"
+
+[[pipeline.stage]]
+use = "drop"
+"#;
+
+/// Runs without the test harness, which allocates when a test takes long.
+fn main() {
+    const WARM: u64 = 10_000;
+    const LOOPS: u64 = 200_000;
+    let source = Source::new(Path::new("no_allocation.toml"), CONFIG, &[]);
+    let mut diagnostics = Diagnostics::new(&source);
+    let mut registry = Registry::new();
+    dataplane::stages::register(&mut registry);
+    let topology = Topology::discover().unwrap();
+    let assembly = assemble(&source, &registry, topology, &mut diagnostics);
+    let assembly = assembly.unwrap_or_else(|| panic!("{}", diagnostics.render(false)));
+    let run = Run::start(assembly, Options::default()).unwrap();
+    IS_OBSERVER.set(true);
+    // Waits for the number of loops and at least one answered snapshot. Returns the number of answers.
+    let wait_for = |loops: u64| {
+        let mut answers = 0;
+        while (run.progress().loops < loops || answers == 0) && !run.is_finished() {
+            let is_answer = |snapshot: Snapshot| snapshot.report().errors.is_empty();
+            answers += u64::from(run.snapshot().is_some_and(is_answer));
+            std::thread::yield_now();
+        }
+        answers
+    };
+    wait_for(WARM);
+    let before = CALLS.load(Ordering::Relaxed);
+    let answers = wait_for(WARM + LOOPS);
+    let after = CALLS.load(Ordering::Relaxed);
+    run.stop();
+    let report = run.join().unwrap();
+    assert!(report.is_good(), "{report}");
+    assert!(report.workers[0].loops >= WARM + LOOPS, "{report}");
+    assert!(report.packets.tx > 0 && report.ledger.dropped > 0 && report.ledger.copied > 0, "{report}");
+    assert!(answers > 0, "no snapshot was answered");
+    assert_eq!(after - before, 0, "allocator calls in {LOOPS} loops");
+    println!("no allocator calls in {LOOPS} loops and {answers} snapshots");
+}

@@ -1,0 +1,19 @@
+//! Tests of whole runs through the public API, from a config to a report.
+
+mod captures;
+mod clocks;
+mod common;
+mod configs;
+mod conservation;
+mod differential;
+mod files;
+mod filter;
+mod hostile;
+mod interfaces;
+mod peers;
+mod reload;
+mod snapshot;
+mod tables;
+mod tasks;
+mod wire;
+mod workers;

@@ -1,0 +1,149 @@
+//! Detects the capabilities of a device. The device reports some capabilities. The others are tested by creating
+//! objects. Each missing capability has a reason.
+
+use std::ffi::CStr;
+
+use ibverbs_sys::{IBV_DEVICE_AUTO_PATH_MIG, ibv_device_attr_ex};
+
+use super::context::{Context, Limits};
+use super::raw::RawPacketCaps;
+use dataplane_core::error::VerbError;
+use dataplane_core::verbs::{
+    Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, Missing, MwKind, PollFields, ProtectionDomain,
+    QpCaps, QpSpec, QpType, SendApi, SrqSpec,
+};
+
+/// The result of the detection.
+#[derive(Debug, Default)]
+pub(super) struct ProbeResult {
+    pub(super) capabilities: Capabilities,
+    pub(super) missing: Vec<Missing>,
+    /// The features that the driver granted for a completion queue that requested all features.
+    pub(super) queue: Option<CqGranted>,
+}
+
+/// The capacities of the smallest possible queue pair.
+const SMALL: QpCaps = QpCaps { send_depth: 1, recv_depth: 1, send_sges: 1, recv_sges: 1, inline: 0 };
+
+/// Detects the capabilities of a device. Creates a few small objects and destroys them immediately.
+pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
+    let attr = &context.limits.attr;
+    let mut probed = ProbeResult { capabilities: reported(attr, context.limits.vectors), ..ProbeResult::default() };
+    let all = CqSpec { depth: 1, fields: PollFields::all(), flags: CqFlags::all(), ..CqSpec::default() };
+    let queue = device.create_cq(&all, None);
+    // If batch polling is not reliable, the queue above may use the classic poll interface, which lacks all extended
+    // features. A queue that polls one completion at a time shows why the device itself refuses a feature.
+    let plain = device.create_cq(&CqSpec { api: CqApi::ExtendedSingle, ..all }, None).map(|(_, granted)| granted).ok();
+    for capability in Capability::ALL {
+        let tried = match (&queue, capability) {
+            (Err(error), _) => Err(error.to_string()),
+            (Ok((_, granted)), _) if CQ_CAPABILITIES.contains(&capability) => {
+                cq_capability(granted, plain.as_ref(), capability)
+            }
+            (Ok((cq, _)), _) => attempt(device, attr, cq, capability),
+        };
+        match tried {
+            Ok(()) => probed.capabilities.has.push(capability),
+            Err(why) => probed.missing.push(Missing { capability, why }),
+        }
+    }
+    probed.queue = queue.ok().map(|(_, granted)| granted);
+    probed
+}
+
+const CQ_CAPABILITIES: [Capability; 8] = [
+    Capability::ExtendedCq,
+    Capability::Timestamps,
+    Capability::WallclockTimestamps,
+    Capability::SingleThreaded,
+    Capability::IgnoreOverrun,
+    Capability::FlowTag,
+    Capability::Cvlan,
+    Capability::TagMatching,
+];
+
+fn cq_capability(granted: &CqGranted, plain: Option<&CqGranted>, capability: Capability) -> Result<(), String> {
+    if !granted.refused.contains(&capability) {
+        return Ok(());
+    }
+    let prefix = format!("missing {capability}: ");
+    let reasons = plain.into_iter().chain([granted]).flat_map(|granted| &granted.why);
+    let why = reasons.filter_map(|line| line.strip_prefix(&prefix)).next();
+    Err(why.unwrap_or("the device refused it").to_owned())
+}
+
+fn attempt<D: Device>(device: &D, attr: &ibv_device_attr_ex, cq: &D::Cq, capability: Capability) -> Result<(), String> {
+    let basic = &attr.orig_attr;
+    let reported_if = |has: bool, what: &str| if has { Ok(()) } else { Err(format!("the device reports no {what}")) };
+    let describe = |error: VerbError| hint(error);
+    let pd = device.alloc_pd().map_err(describe)?;
+    let qp = |kind, caps, send_api| {
+        let spec = QpSpec { send_api, ..QpSpec::new(kind, caps) };
+        pd.create_qp(&spec, cq, cq, None).map(drop).map_err(describe)
+    };
+    let small = |kind| qp(kind, SMALL, SendApi::Classic);
+    match capability {
+        Capability::RawPacket => small(QpType::RawPacket),
+        Capability::Datagram => small(QpType::Ud),
+        Capability::Rc => small(QpType::Rc),
+        Capability::Uc => small(QpType::Uc),
+        Capability::Inline => {
+            let inline = QpCaps { inline: 16, ..SMALL };
+            [QpType::Rc, QpType::Ud, QpType::RawPacket]
+                .into_iter()
+                .map(|kind| qp(kind, inline, SendApi::Classic))
+                .reduce(Result::or)
+                .unwrap_or(Ok(()))
+        }
+        Capability::ExtendedSend => {
+            let kinds = [QpType::Rc, QpType::Ud, QpType::RawPacket];
+            kinds.into_iter().map(|kind| qp(kind, SMALL, SendApi::Extended)).reduce(Result::or).unwrap_or(Ok(()))
+        }
+        Capability::Srq => pd.create_srq(&SrqSpec { depth: 1, sges: 1 }).map(drop).map_err(describe),
+        Capability::MemoryWindow => {
+            let window = |kind| pd.alloc_mw(kind).map(drop).map_err(describe);
+            window(MwKind::Type2).or_else(|_| window(MwKind::Type1))
+        }
+        Capability::Atomic => reported_if(basic.atomic_cap != 0, "atomics"),
+        Capability::Multicast => reported_if(basic.max_mcast_grp > 0, "multicast groups"),
+        Capability::Events => device.create_channel().map(drop).map_err(describe),
+        Capability::Rss => reported_if(RawPacketCaps::from(attr).rss.is_some(), "RSS for raw packets"),
+        _ => Ok(()),
+    }
+}
+
+/// Formats the error of a test, followed by the remedy if there is one.
+fn hint(error: VerbError) -> String {
+    match error.remedy() {
+        Some(remedy) => format!("{error}; help: {remedy}"),
+        None => error.to_string(),
+    }
+}
+
+/// Returns the capabilities that the device reports.
+fn reported(attr: &ibv_device_attr_ex, completion_vectors: u32) -> Capabilities {
+    let basic = &attr.orig_attr;
+    let firmware: Vec<u8> = basic.fw_ver.iter().map(|&byte| byte as u8).chain([0]).collect();
+    let firmware = CStr::from_bytes_until_nul(&firmware).map(|text| text.to_string_lossy().into_owned());
+    let count = Limits::count;
+    Capabilities {
+        firmware: firmware.unwrap_or_default(),
+        ports: basic.phys_port_cnt,
+        max_qp: count(basic.max_qp),
+        max_qp_wr: count(basic.max_qp_wr),
+        max_sge: count(basic.max_sge),
+        max_cq: count(basic.max_cq),
+        max_cqe: count(basic.max_cqe),
+        max_mr: count(basic.max_mr),
+        max_mr_size: basic.max_mr_size,
+        max_srq: count(basic.max_srq),
+        max_srq_wr: count(basic.max_srq_wr),
+        max_rd_atomic: count(basic.max_qp_rd_atom),
+        max_init_rd_atomic: count(basic.max_qp_init_rd_atom),
+        path_migration: basic.device_cap_flags & IBV_DEVICE_AUTO_PATH_MIG != 0,
+        completion_vectors,
+        timestamp_mask: attr.completion_timestamp_mask,
+        clock_khz: attr.hca_core_clock,
+        has: Vec::new(),
+    }
+}

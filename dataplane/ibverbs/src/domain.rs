@@ -1,0 +1,273 @@
+//! Protection domains, thread domains, and registered memory.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use ibverbs_sys::{ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
+
+use super::context::{Context, check_destroyed};
+use super::ffi;
+use super::raw_queue::RawSetup;
+use dataplane_core::error::VerbError;
+use dataplane_core::mem::Region;
+use dataplane_core::units::{Lkey, Rkey};
+use dataplane_core::verbs::{Access, MemoryRegion};
+
+/// A protection domain of a device. All clones share one domain.
+#[derive(Clone, Debug)]
+pub struct VerbsPd(Arc<PdHandle>);
+
+#[derive(Debug)]
+struct PdHandle {
+    raw: NonNull<ibv_pd>,
+    /// For a parent domain: its thread domain, and the protection domain that the parent domain extends.
+    parent: Option<(NonNull<ibv_td>, VerbsPd)>,
+    /// The settings of raw-packet queue pairs in this domain.
+    raw_setup: RawSetup,
+    context: Arc<Context>,
+}
+
+// SAFETY: a protection domain is only passed to the library. The library locks the parts that change.
+unsafe impl Send for PdHandle {}
+// SAFETY: same as above.
+unsafe impl Sync for PdHandle {}
+
+impl Drop for PdHandle {
+    fn drop(&mut self) {
+        let name = &self.context.name;
+        // SAFETY: every object of a protection domain holds the domain, so none of the objects exist any more.
+        check_destroyed(unsafe { ffi::ibv_dealloc_pd(self.raw.as_ptr()) }, name);
+        if let Some((td, _)) = &self.parent {
+            // SAFETY: the parent domain that used the thread domain was freed above.
+            check_destroyed(unsafe { ffi::ibv_dealloc_td(td.as_ptr()) }, name);
+        }
+    }
+}
+
+impl VerbsPd {
+    pub(super) fn alloc(context: &Arc<Context>) -> Result<Self, VerbError> {
+        Self::alloc_for_raw(context, RawSetup::default())
+    }
+
+    /// Allocates a protection domain with settings for raw-packet queue pairs.
+    pub(super) fn alloc_for_raw(context: &Arc<Context>, raw_setup: RawSetup) -> Result<Self, VerbError> {
+        // SAFETY: the context is open.
+        let raw = unsafe { ffi::ibv_alloc_pd(context.raw()) }?;
+        Ok(Self(Arc::new(PdHandle { raw, parent: None, raw_setup, context: context.clone() })))
+    }
+
+    pub(super) fn raw_setup(&self) -> &RawSetup {
+        &self.0.raw_setup
+    }
+
+    /// Returns a protection domain whose objects are used by only one thread, so that drivers need no locks. The result
+    /// is a parent domain: this domain together with a new thread domain. Each call creates a separate thread domain,
+    /// because objects of one thread domain may share more than locks.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if the driver does not support thread domains.
+    pub(super) fn for_one_thread(&self) -> Result<Self, VerbError> {
+        let context = &self.0.context;
+        // SAFETY: the context and the protection domain are valid. The structures are zero except for the required
+        // members.
+        unsafe {
+            let td = ffi::ibv_alloc_td(context.raw(), &mut ibv_td_init_attr::default())?;
+            let mut attr = ibv_parent_domain_init_attr { pd: self.raw(), td: td.as_ptr(), ..Default::default() };
+            match ffi::ibv_alloc_parent_domain(context.raw(), &mut attr) {
+                Ok(raw) => {
+                    let parent = Some((td, self.clone()));
+                    Ok(Self(Arc::new(PdHandle {
+                        raw,
+                        parent,
+                        raw_setup: self.0.raw_setup.clone(),
+                        context: context.clone(),
+                    })))
+                }
+                Err(error) => {
+                    check_destroyed(ffi::ibv_dealloc_td(td.as_ptr()), &context.name);
+                    Err(error)
+                }
+            }
+        }
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_pd {
+        self.0.raw.as_ptr()
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.0.context
+    }
+
+    /// Returns whether both are the same protection domain. A parent domain counts as the domain that it extends.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        fn base(pd: &VerbsPd) -> *const PdHandle {
+            pd.0.parent.as_ref().map_or(Arc::as_ptr(&pd.0), |(_, pd)| base(pd))
+        }
+        base(self) == base(other)
+    }
+
+    /// Registers memory of another device with a dma-buf file descriptor: `ibv_reg_dmabuf_mr(3)`. Scatter/gather
+    /// elements and the peer use the address `iova` for the byte at `offset`.
+    ///
+    /// # Errors
+    /// `EINVAL` if `length` is 0, or if `iova` and `offset` are at different positions within a page. `EOPNOTSUPP` if
+    /// the device does not support dma-buf.
+    pub fn register_dmabuf(
+        &self,
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        length: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<VerbsDmabuf, VerbError> {
+        const VERB: &str = "ibv_reg_dmabuf_mr";
+        /// The smallest page size.
+        const PAGE: u64 = 4096;
+        if length == 0 || offset % PAGE != iova % PAGE || !sound(access) {
+            return Err(VerbError::new(VERB, libc::EINVAL));
+        }
+        let access = access.bits().cast_signed();
+        // SAFETY: the protection domain is valid. The device that exports the memory keeps the memory while it is
+        // registered.
+        let raw = unsafe { ffi::ibv_reg_dmabuf_mr(self.raw(), offset, length, iova, fd.as_raw_fd(), access) }?;
+        Ok(VerbsDmabuf(Arc::new(Registration { raw, pd: self.clone() })))
+    }
+}
+
+/// Returns whether the access flags are valid: remote write access requires local write access.
+fn sound(access: Access) -> bool {
+    access.contains(Access::LOCAL_WRITE) || !access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+}
+
+/// A memory registration in a protection domain.
+#[derive(Debug)]
+struct Registration {
+    raw: NonNull<ibv_mr>,
+    pd: VerbsPd,
+}
+
+// SAFETY: a registration consists of a few numbers that do not change until it is deregistered.
+unsafe impl Send for Registration {}
+// SAFETY: same as above.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// Reads a member of the C structure `ibv_mr`.
+    fn get<T>(&self, member: impl FnOnce(&ibv_mr) -> T) -> T {
+        // SAFETY: the registration is valid, and no code changes its members.
+        member(unsafe { self.raw.as_ref() })
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: the last owner is being dropped. A memory window holds the region that it is bound to. Requests that
+        // still use the key fail.
+        check_destroyed(unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) }, &self.pd.context().name);
+    }
+}
+
+/// Memory that is registered with a device. All clones share one registration.
+#[derive(Clone)]
+pub struct VerbsMr(Arc<Mapped>);
+
+/// A registration and its region. The fields are dropped in this order, so the region stays mapped until the
+/// registration has ended.
+struct Mapped {
+    registration: Registration,
+    region: Arc<Region>,
+}
+
+impl VerbsMr {
+    pub(super) fn register(
+        pd: &VerbsPd,
+        region: Arc<Region>,
+        part: Range<usize>,
+        access: Access,
+    ) -> Result<Self, VerbError> {
+        const VERB: &str = "ibv_reg_mr";
+        if part.is_empty() || part.end > region.len() || !sound(access) {
+            return Err(VerbError::new(VERB, libc::EINVAL));
+        }
+        let start = region.base().as_ptr().wrapping_add(part.start);
+        // SAFETY: the protection domain is valid. The registration holds the region that contains the memory.
+        let raw = unsafe { ffi::ibv_reg_mr(pd.raw(), start.cast(), part.len(), access.bits()) }?;
+        let registration = Registration { raw, pd: pd.clone() };
+        Ok(Self(Arc::new(Mapped { registration, region })))
+    }
+
+    pub(super) fn raw(&self) -> *mut ibv_mr {
+        self.0.registration.raw.as_ptr()
+    }
+
+    pub(super) fn pd(&self) -> &VerbsPd {
+        &self.0.registration.pd
+    }
+
+    /// Returns the registered range of virtual addresses.
+    pub(super) fn range(&self) -> Range<u64> {
+        self.0.registration.get(|mr| mr.addr.addr() as u64..mr.addr.addr() as u64 + mr.length as u64)
+    }
+}
+
+impl fmt::Debug for VerbsMr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VerbsMr").field("lkey", &self.lkey()).field("rkey", &self.rkey()).finish_non_exhaustive()
+    }
+}
+
+#[allow(unsafe_code, reason = "the trait is unsafe to implement")]
+// SAFETY: all clones share one registration, and the region of a registration never changes.
+unsafe impl MemoryRegion for VerbsMr {
+    fn lkey(&self) -> Lkey {
+        self.0.registration.get(|mr| Lkey(mr.lkey))
+    }
+
+    fn rkey(&self) -> Rkey {
+        self.0.registration.get(|mr| Rkey(mr.rkey))
+    }
+
+    fn region(&self) -> &Arc<Region> {
+        &self.0.region
+    }
+}
+
+/// Registered memory of another device. All clones share one registration.
+#[derive(Clone, Debug)]
+pub struct VerbsDmabuf(Arc<Registration>);
+
+impl VerbsDmabuf {
+    /// Returns the key for scatter/gather elements.
+    pub fn lkey(&self) -> Lkey {
+        self.0.get(|mr| Lkey(mr.lkey))
+    }
+
+    /// Returns the key that a peer uses for remote access.
+    pub fn rkey(&self) -> Rkey {
+        self.0.get(|mr| Rkey(mr.rkey))
+    }
+}
+
+/// Enables fork support, which keeps registered memory usable in this process after a fork. Kernels since 5.12 need no
+/// fork support, because they copy registered pages at a fork. On older kernels, fork support must be enabled before
+/// the first registration.
+///
+/// # Errors
+/// The kernel is older than 5.12, and memory is already registered.
+pub(super) fn make_forks_safe() -> Result<(), VerbError> {
+    /// `IBV_FORK_DISABLED` of `enum ibv_fork_status`.
+    const DISABLED: u32 = 0;
+    if ffi::ibv_is_fork_initialized() != DISABLED {
+        return Ok(());
+    }
+    // SAFETY: the function has no arguments. The function locks the state that it changes.
+    unsafe { ffi::ibv_fork_init() }
+}
+
+/// The null pointer, which stands for "no protection domain".
+pub(super) const NO_DOMAIN: *mut ibv_pd = ptr::null_mut();

@@ -1,0 +1,478 @@
+//! A fake device for tests: a `verbs_context` in memory. Its functions record their arguments and return the results
+//! that a test has set. Tests compare the recorded bytes with the man pages. Tests can also simulate drivers that lack
+//! verbs, refuse calls or return garbage. The device moves no data.
+//!
+//! ```ignore
+//! let fake = Fake::new(|verbs| verbs.create_cq_ex = None);      // remove verbs
+//! fake.refuse("ibv_create_wq", libc::ENOMEM);                   // make a verb fail
+//! fake.polls(1, [Poll::wc(7, 0), Poll::ReturnCode(libc::ENOENT)]);  // results of its first CQ
+//! let context = fake.context();                                 // for the functions of `ffi`
+//! assert_eq!(fake.calls(), [Call::StartPoll { cq: 1, returned: 0 }]);
+//! ```
+#![allow(unsafe_code)]
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
+use std::mem::{offset_of, zeroed};
+use std::ptr::{self, NonNull};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ibverbs_sys::*;
+
+use super::ffi::{VerbsContext, Wc};
+
+mod cq;
+mod domain;
+mod events;
+pub(super) mod library;
+mod qp;
+mod raw;
+
+use cq::{create_cq_ex, poll_cq, req_notify_cq};
+pub(super) use domain::with_domains;
+use qp::{create_qp_ex, modify_qp_rate_limit, post_recv, post_send, post_srq_recv};
+use raw::{
+    attach_counters, create_counters, create_flow, create_rwq_ind_table, create_wq, destroy_counters, destroy_flow,
+    destroy_rwq_ind_table, destroy_wq, modify_wq, read_counters,
+};
+
+/// A call that the device received. A number identifies each object. The objects of each kind are numbered from 1.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    CreateCq {
+        cqe: u32,
+    },
+    CreateCqEx {
+        cqe: u32,
+        wc_flags: u64,
+        comp_mask: u32,
+        flags: u32,
+        vector: u32,
+    },
+    DestroyCq(u32),
+    /// The acknowledgement of `events` completion events of a CQ.
+    AckCq {
+        cq: u32,
+        events: u32,
+    },
+    AckAsync,
+    RegMr {
+        access: u32,
+        /// Whether the library function that accepts optional access flags was used.
+        iova2: bool,
+    },
+    ReqNotify {
+        cq: u32,
+        solicited: bool,
+    },
+    StartPoll {
+        cq: u32,
+        returned: c_int,
+    },
+    NextPoll {
+        cq: u32,
+        returned: c_int,
+    },
+    EndPoll {
+        cq: u32,
+    },
+    PollCq {
+        cq: u32,
+        room: c_int,
+        returned: c_int,
+    },
+    /// A call in an order or with arguments that the man pages do not allow.
+    Misuse(&'static str),
+    CreateQp {
+        kind: u32,
+        send: u32,
+        recv: u32,
+        comp_mask: u32,
+        flags: u32,
+        send_ops: u64,
+        max_tso_header: u16,
+    },
+    CreateHashQp {
+        kind: u32,
+        comp_mask: u32,
+        table: u32,
+        function: u8,
+        key: Vec<u8>,
+        fields: u64,
+    },
+    ModifyQp {
+        qp: u32,
+        mask: u32,
+        state: u32,
+        port: u8,
+        rate_limit: u32,
+    },
+    RateLimit {
+        qp: u32,
+        rate_limit: u32,
+        burst: u32,
+        packet: u16,
+        comp_mask: u32,
+    },
+    DestroyQp(u32),
+    CreateWq {
+        kind: u32,
+        max_wr: u32,
+        max_sge: u32,
+        cq: u32,
+        comp_mask: u32,
+        flags: u32,
+    },
+    ModifyWq {
+        wq: u32,
+        mask: u32,
+        state: u32,
+        current: u32,
+        flags: u32,
+        flags_mask: u32,
+    },
+    DestroyWq(u32),
+    CreateTable {
+        log_size: u32,
+        wqs: Vec<u32>,
+        comp_mask: u32,
+    },
+    DestroyTable(u32),
+    /// The attributes and all match specifications of a flow rule, with the bytes that the driver receives.
+    CreateFlow {
+        qp: u32,
+        bytes: Vec<u8>,
+    },
+    DestroyFlow(u32),
+    CreateCounters,
+    AttachCounters {
+        description: u32,
+        index: u32,
+        flow: bool,
+    },
+    ReadCounters {
+        count: u32,
+        flags: u32,
+    },
+    DestroyCounters,
+    PostRecv(Vec<Recv>),
+    PostSrqRecv(Vec<Recv>),
+    PostWqRecv {
+        wq: u32,
+        list: Vec<Recv>,
+    },
+    PostSend(Vec<Send>),
+    WrStart,
+    /// A call of a builder function, with the `wr_id` and the `wr_flags` of the queue pair at the time of the call.
+    Wr {
+        wr_id: u64,
+        flags: u32,
+        op: Op,
+    },
+    WrInline(Vec<u8>),
+    WrSges(Vec<(u64, u32, u32)>),
+    WrUdAddr {
+        qpn: u32,
+        qkey: u32,
+    },
+    WrComplete,
+    WrAbort,
+}
+
+/// A receive request of a posted list. Each element consists of address, length and key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Recv {
+    pub(crate) wr_id: u64,
+    pub(crate) sges: Vec<(u64, u32, u32)>,
+}
+
+/// A send request of a posted list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Send {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: u32,
+    pub(crate) flags: u32,
+    pub(crate) sges: Vec<(u64, u32, u32)>,
+}
+
+/// The operation that a builder function adds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    Send,
+    SendImm(u32),
+    SendInv(u32),
+    Write { rkey: u32, addr: u64 },
+    WriteImm { rkey: u32, addr: u64, imm: u32 },
+    Read { rkey: u32, addr: u64 },
+    CompareSwap { rkey: u32, addr: u64, compare: u64, swap: u64 },
+    FetchAdd { rkey: u32, addr: u64, add: u64 },
+    LocalInv(u32),
+    Tso { header: Vec<u8>, mss: u16 },
+}
+
+/// A completion with values for all extended fields.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Completion {
+    pub(crate) wc: Wc,
+    pub(crate) ticks: u64,
+    pub(crate) wallclock: u64,
+    pub(crate) cvlan: u16,
+    pub(crate) flow_tag: u32,
+    pub(crate) tag: u64,
+    pub(crate) private: u32,
+}
+
+/// The next result of a poll.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Poll {
+    /// A completion.
+    Wc(Completion),
+    /// A return code instead of a completion. `ibv_start_poll` and `ibv_next_poll` return it unchanged. `ibv_poll_cq`
+    /// returns it as the number of completions.
+    ReturnCode(c_int),
+}
+
+impl Poll {
+    /// Returns a completion of the request `wr_id` with a status.
+    pub(crate) fn wc(wr_id: u64, status: u32) -> Self {
+        Self::Wc(Completion { wc: Wc { wr_id, status, ..Wc::default() }, ..Completion::default() })
+    }
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    calls: Vec<Call>,
+    refused: HashMap<&'static str, c_int>,
+    polls: HashMap<u32, VecDeque<Poll>>,
+    numbers: HashMap<&'static str, u32>,
+    counters: Vec<u64>,
+    /// The `wr_id`s of the posted receives, for each queue pair number.
+    posted: HashMap<u32, Vec<u64>>,
+    live: isize,
+    /// The fields and flags with which the creation of a CQ fails, and the error.
+    lacks: Option<(u64, u32, c_int)>,
+    tags: bool,
+    /// For each verb, the index of the request that a refused post reports. `None`: the post does not report an index.
+    bad: HashMap<&'static str, Option<usize>>,
+    events: events::Events,
+}
+
+/// The `verbs_context`, followed by the state of the fake.
+#[repr(C)]
+struct FakeDevice {
+    verbs: VerbsContext,
+    pd: ibv_pd,
+    attr: ibv_device_attr_ex,
+    state: Mutex<State>,
+}
+
+/// The fake device. Drop the objects of the device before the device.
+pub(crate) struct Fake(NonNull<FakeDevice>);
+
+/// The device pointer of every fake context points to this variable, so that a fake context can be recognised.
+static MARK: u8 = 0;
+
+impl Fake {
+    /// Creates a device with all verbs except those that `change` removes.
+    pub(crate) fn new(change: impl FnOnce(&mut VerbsContext)) -> Self {
+        Self::with_attributes(ibv_device_attr_ex::default(), change)
+    }
+
+    /// Creates a device that reports these attributes.
+    pub(crate) fn with_attributes(attr: ibv_device_attr_ex, change: impl FnOnce(&mut VerbsContext)) -> Self {
+        // SAFETY: all members are pointers and numbers, for which zeros are valid.
+        let mut verbs: VerbsContext = unsafe { zeroed() };
+        verbs.sz = size_of::<VerbsContext>();
+        verbs.query_port = Some(query_port);
+        verbs.query_device_ex = Some(query_device_ex);
+        verbs.create_cq_ex = Some(create_cq_ex);
+        verbs.create_qp_ex = Some(create_qp_ex);
+        verbs.modify_qp_rate_limit = Some(modify_qp_rate_limit);
+        verbs.create_wq = Some(create_wq);
+        verbs.modify_wq = Some(modify_wq);
+        verbs.destroy_wq = Some(destroy_wq);
+        verbs.create_rwq_ind_table = Some(create_rwq_ind_table);
+        verbs.destroy_rwq_ind_table = Some(destroy_rwq_ind_table);
+        verbs.ibv_create_flow = Some(create_flow);
+        verbs.ibv_destroy_flow = Some(destroy_flow);
+        verbs.create_counters = Some(create_counters);
+        verbs.attach_counters_point_flow = Some(attach_counters);
+        verbs.read_counters = Some(read_counters);
+        verbs.destroy_counters = Some(destroy_counters);
+        verbs.context.ops.poll_cq = Some(poll_cq);
+        verbs.context.ops.req_notify_cq = Some(req_notify_cq);
+        verbs.context.ops.post_send = Some(post_send);
+        verbs.context.ops.post_recv = Some(post_recv);
+        verbs.context.ops.post_srq_recv = Some(post_srq_recv);
+        verbs.context.num_comp_vectors = 1;
+        // The device has no file descriptors. System calls on -1 fail without an effect.
+        verbs.context.cmd_fd = -1;
+        verbs.context.async_fd = -1;
+        verbs.context.device = (&raw const MARK).cast::<ibv_device>().cast_mut();
+        verbs.context.abi_compat = ptr::without_provenance_mut(usize::MAX);
+        change(&mut verbs);
+        let fake_device = Box::new(FakeDevice { verbs, pd: ibv_pd::default(), attr, state: Mutex::default() });
+        Self(NonNull::from(Box::leak(fake_device)))
+    }
+
+    /// Returns the context, which is what `ibv_open_device` returns for a real device.
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        // SAFETY: the structure exists as long as `self`.
+        unsafe { &raw mut (*self.0.as_ptr()).verbs.context }
+    }
+
+    /// Returns the protection domain of the device. The domain is freed together with the device.
+    pub(crate) fn pd(&self) -> NonNull<ibv_pd> {
+        // SAFETY: the structure exists as long as `self`.
+        unsafe {
+            let pd = &raw mut (*self.0.as_ptr()).pd;
+            (*pd).context = self.context();
+            NonNull::new_unchecked(pd)
+        }
+    }
+
+    /// Makes a verb fail with an error from this call on. The error 0 makes the verb succeed again.
+    pub(crate) fn refuse(&self, verb: &'static str, errno: c_int) {
+        self.state().refused.insert(verb, errno);
+    }
+
+    /// Appends results of polls of a CQ. The CQ returns the results in order and is empty afterwards.
+    pub(crate) fn polls(&self, cq: u32, polls: impl IntoIterator<Item = Poll>) {
+        self.state().polls.entry(cq).or_default().extend(polls);
+    }
+
+    /// Makes the creation of a CQ fail if it requests any of these fields or flags.
+    pub(crate) fn lacks(&self, wc_flags: u64, flags: u32, errno: c_int) {
+        self.state().lacks = Some((wc_flags, flags, errno));
+    }
+
+    /// Provides a reader for tag-matching data on completion queues. Without this call, the reader is missing.
+    pub(crate) fn matches_tags(&self) {
+        self.state().tags = true;
+    }
+
+    /// Makes a post fail at the request with index `at`. With `None`, the post does not report which request failed.
+    pub(crate) fn refuse_at(&self, verb: &'static str, errno: c_int, at: Option<usize>) {
+        self.refuse(verb, errno);
+        self.state().bad.insert(verb, at);
+    }
+
+    /// Returns the number of the object of a kind that was created last. The kinds are `cq`, `qp`, `wq`, `pd` and `mr`.
+    pub(crate) fn last(&self, kind: &'static str) -> u32 {
+        self.state().numbers.get(kind).copied().unwrap_or(0)
+    }
+
+    /// Sets the values that the flow counters return.
+    pub(crate) fn counts(&self, values: &[u64]) {
+        self.state().counters = values.to_vec();
+    }
+
+    /// Returns the calls since the previous use of this function.
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        std::mem::take(&mut self.state().calls)
+    }
+
+    /// Returns the number of objects that have not been destroyed.
+    pub(crate) fn live(&self) -> isize {
+        self.state().live
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // SAFETY: the context exists as long as `self`.
+        unsafe { state(self.context()) }
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        // SAFETY: the memory was allocated as a box. The owner of the box is being dropped.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// # Safety
+/// The context must belong to a fake that outlives the result.
+unsafe fn fake_device<'a>(context: *mut ibv_context) -> &'a FakeDevice {
+    // SAFETY: the caller upholds the safety contract. The context is a part of the structure.
+    unsafe { &*context.cast::<u8>().sub(offset_of!(FakeDevice, verbs) + offset_of!(VerbsContext, context)).cast() }
+}
+
+/// # Safety
+/// Same as [`fake_device`].
+unsafe fn state<'a>(context: *mut ibv_context) -> MutexGuard<'a, State> {
+    // SAFETY: the caller upholds the safety contract.
+    unsafe { fake_device(context) }.state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    /// Records a call. Returns the error that a test has set for the verb, or 0.
+    fn note(&mut self, verb: &'static str, call: Call) -> c_int {
+        self.calls.push(call);
+        self.refused.get(verb).copied().unwrap_or(0)
+    }
+
+    /// Returns the request that a refused post reports as the first request that was not posted.
+    fn bad<T>(&self, verb: &str, first: *mut T, next: impl Fn(*mut T) -> *mut T) -> *mut T {
+        match self.bad.get(verb).copied().unwrap_or(Some(0)) {
+            None => ptr::null_mut(),
+            Some(at) => (0..at).fold(first, |wr, _| next(wr)),
+        }
+    }
+
+    /// Handles the posted receives of a queue pair at a state change to `to`. ERR flushes the receives, and RESET
+    /// discards them.
+    ///
+    /// # Safety
+    /// The queue pair must belong to a fake.
+    unsafe fn flush(&mut self, qp: *const ibv_qp, to: u32) {
+        use ibv_qp_state::{IBV_QPS_ERR, IBV_QPS_RESET};
+        if to != IBV_QPS_ERR && to != IBV_QPS_RESET {
+            return;
+        }
+        // SAFETY: the caller upholds the safety contract.
+        let (number, cq) = unsafe { ((*qp).qp_num, (*(*qp).recv_cq).handle) };
+        let posted = self.posted.remove(&number).unwrap_or_default();
+        if to == IBV_QPS_ERR {
+            let flushed = posted.into_iter().map(|wr_id| Poll::wc(wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
+            self.polls.entry(cq).or_default().extend(flushed);
+        }
+    }
+
+    /// Counts a new object and returns its number.
+    fn number(&mut self, kind: &'static str) -> u32 {
+        self.live += 1;
+        let number = self.numbers.entry(kind).or_default();
+        *number += 1;
+        *number
+    }
+}
+
+fn fail<T>(errno: c_int) -> *mut T {
+    // SAFETY: the pointer refers to the `errno` of this thread.
+    unsafe { *libc::__errno_location() = errno };
+    ptr::null_mut()
+}
+
+unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut ibv_port_attr, size: usize) -> c_int {
+    if port != 1 || size < 52 {
+        return libc::EINVAL;
+    }
+    let ethernet = 2;
+    let active = ibv_port_attr { state: 4, max_mtu: 5, active_mtu: 3, link_layer: ethernet, ..Default::default() };
+    let active = ibv_port_attr { pkey_tbl_len: 1, max_msg_sz: 1 << 20, ..active };
+    // SAFETY: the caller provides the attributes.
+    unsafe { attr.write(active) };
+    0
+}
+
+unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    _: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    assert_eq!(size, size_of::<ibv_device_attr_ex>());
+    // SAFETY: the caller provides the attributes, and the context belongs to a fake.
+    unsafe { attr.write(fake_device(context).attr) };
+    0
+}

@@ -1,0 +1,79 @@
+//! Counters of flow rules.
+#![allow(unsafe_code)]
+
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ibverbs_sys::*;
+
+use crate::context::Context;
+use crate::ffi;
+use dataplane_core::error::VerbError;
+
+/// The values of the counters of flow rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowCount {
+    /// The number of matched frames.
+    pub packets: u64,
+    /// The number of bytes in the matched frames.
+    pub bytes: u64,
+}
+
+/// Counters of flow rules: `ibv_create_counters(3)`. If several rules use the same counters, the counters contain the
+/// sum.
+#[derive(Debug)]
+pub struct FlowCounters {
+    pub(super) counters: NonNull<ibv_counters>,
+    /// The largest values that were read so far: packets and bytes.
+    seen: [AtomicU64; 2],
+    _context: Arc<Context>,
+}
+
+// SAFETY: counters are not bound to a thread, and the kernel locks them when libibverbs reads them.
+unsafe impl Send for FlowCounters {}
+// SAFETY: same as above.
+unsafe impl Sync for FlowCounters {}
+
+impl FlowCounters {
+    /// Creates counters for packets and bytes.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if the device does not support counters.
+    pub(crate) fn create(context: &Arc<Context>) -> Result<Self, VerbError> {
+        // SAFETY: the context is open, and the attributes contain what the man pages require. With a null flow, the
+        // counters apply to rules that are created later.
+        unsafe {
+            let counters = ffi::ibv_create_counters(context.raw(), &mut ibv_counters_init_attr::default())?;
+            let made = Self { counters, seen: Default::default(), _context: context.clone() };
+            for (index, counter_desc) in [IBV_COUNTER_PACKETS, IBV_COUNTER_BYTES].into_iter().enumerate() {
+                let mut attr = ibv_counter_attach_attr { counter_desc, index: index as u32, comp_mask: 0 };
+                ffi::ibv_attach_counters_point_flow(counters.as_ptr(), &mut attr, ptr::null_mut())?;
+            }
+            Ok(made)
+        }
+    }
+
+    /// Returns the current values: `ibv_read_counters(3)`. The values include destroyed rules, even if the device no
+    /// longer reports their counts.
+    ///
+    /// # Errors
+    /// The error of the verb.
+    pub fn read(&self) -> Result<FlowCount, VerbError> {
+        let mut values = [0; 2];
+        // SAFETY: the counters are valid, and there is space for the requested values. Without flags, the verb reads
+        // the current values from the device.
+        unsafe { ffi::ibv_read_counters(self.counters.as_ptr(), values.as_mut_ptr(), 2, 0)? };
+        let most = |at: usize| self.seen[at].fetch_max(values[at], Ordering::Relaxed).max(values[at]);
+        Ok(FlowCount { packets: most(0), bytes: most(1) })
+    }
+}
+
+impl Drop for FlowCounters {
+    fn drop(&mut self) {
+        // SAFETY: the counters are valid, no rule uses them any more, and they are not used again.
+        if let Err(error) = unsafe { ffi::ibv_destroy_counters(self.counters.as_ptr()) } {
+            tracing::warn!("flow counters are not destroyed until their device is closed: {error}");
+        }
+    }
+}

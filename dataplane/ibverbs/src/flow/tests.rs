@@ -1,0 +1,379 @@
+//! Tests of the encoded rules. The expected bytes were written by hand from verbs.h and ibv_create_flow(3).
+#![allow(unsafe_code)]
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ibverbs_sys::*;
+use proptest::prelude::*;
+
+use super::super::context::Context;
+use super::super::fake::{Call, Fake};
+use super::super::ffi;
+use super::object::Flow;
+use super::*;
+
+/// Parses hexadecimal digits and ignores all other characters.
+fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    digits.chunks(2).map(byte).collect()
+}
+
+fn headers(outer: HeaderMatch) -> FlowTraffic {
+    FlowTraffic::Headers { outer, tunnel: None }
+}
+
+fn tcp(src: Bits<2>, dst: Bits<2>) -> Option<TransportMatch> {
+    Some(TransportMatch::Tcp(PortsMatch { src, dst }))
+}
+
+fn ip4() -> Option<IpMatch> {
+    Some(IpMatch::V4(Ipv4Match::default()))
+}
+
+/// The expected bytes below use little-endian order for numbers in host order.
+#[cfg(target_endian = "little")]
+#[test]
+fn rule_with_all_layers_is_encoded() {
+    let rule = FlowRule {
+        port: 2,
+        priority: 0x0103,
+        tag: Some(0x00ab_cdef),
+        ..FlowRule::new(headers(HeaderMatch {
+            ethernet: Some(EthernetMatch {
+                dst: [0x66, 0x11, 0x22, 0x33, 0x44, 0x55].into(),
+                ether_type: 0x0800.into(),
+                vlan_tag: EthernetMatch::vlan(0x0123),
+                ..EthernetMatch::default()
+            }),
+            ip: Some(IpMatch::V4(Ipv4Match { src: Ipv4Addr::new(11, 134, 200, 6).into(), ..Ipv4Match::default() })),
+            transport: tcp(Bits::ANY, 443.into()),
+        }))
+    };
+    let expected = hex(
+        // comp_mask, NORMAL, size 112, priority, 4 specs, port 2, padding, flags.
+        "00000000 00000000 7000 0301 04 02 0000 00000000
+         20000000 2800 661122334455 000000000000 0800 0123 ffffffffffff 000000000000 ffff 0fff 0000
+         30000000 1800 0000 0b86c806 00000000 ffffffff 00000000
+         40000000 1000 01bb 0000 ffff 0000 0000
+         00100000 0c00 0000 efcdab00",
+    );
+    assert_eq!(rule.encode(), Ok(expected));
+    assert_eq!(rule.partial_masks(), Ok(vec![]), "a VLAN identifier is not a partial match");
+}
+
+#[cfg(target_endian = "little")]
+#[test]
+fn ipv6_and_extended_ipv4_headers_are_encoded() {
+    let address: Ipv6Addr = "2001:db8::1".parse().unwrap();
+    let ipv6 = FlowRule::new(headers(HeaderMatch {
+        ip: Some(IpMatch::V6(Ipv6Match {
+            dst: address.into(),
+            flow_label: 0x000b_cdef.into(),
+            traffic_class: 0x2e.into(),
+            hop_limit: 64.into(),
+            ..Ipv6Match::default()
+        })),
+        transport: Some(TransportMatch::Udp(PortsMatch { src: 53.into(), dst: Bits::ANY })),
+        ..HeaderMatch::default()
+    }));
+    let expected = hex("00000000 00000000 7c00 0000 02 01 0000 00000000
+         31000000 5800 0000
+         00000000000000000000000000000000 20010db8000000000000000000000001 000bcdef 00 2e 40 00
+         00000000000000000000000000000000 ffffffffffffffffffffffffffffffff 000fffff 00 ff ff 00
+         41000000 1000 0000 0035 0000 ffff 0000");
+    assert_eq!(ipv6.encode(), Ok(expected));
+    assert_eq!(ipv6.partial_masks(), Ok(vec![]), "a flow label has 20 bits");
+
+    let extended = FlowRule::new(headers(HeaderMatch {
+        ip: Some(IpMatch::V4(Ipv4Match {
+            dst: Ipv4Addr::new(192, 0, 2, 1).into(),
+            protocol: 47.into(),
+            tos: 0xb8.into(),
+            ttl: 1.into(),
+            flags: 2.into(),
+            ..Ipv4Match::default()
+        })),
+        ..HeaderMatch::default()
+    }));
+    let expected = hex("00000000 00000000 3400 0000 01 01 0000 00000000
+         32000000 2000 0000 00000000 c0000201 2f b8 01 02 00000000 ffffffff ff ff ff ff");
+    assert_eq!(extended.encode(), Ok(expected));
+}
+
+#[cfg(target_endian = "little")]
+#[test]
+fn tunnels_and_inner_headers_are_encoded() {
+    let inner = HeaderMatch {
+        ethernet: Some(EthernetMatch { src: [2, 0, 0, 0, 0, 1].into(), ..EthernetMatch::default() }),
+        ip: ip4(),
+        transport: tcp(1.into(), Bits::ANY),
+    };
+    let inner_bytes = "
+        20010000 2800 000000000000 020000000001 0000 0000 000000000000 ffffffffffff 0000 0000 0000
+        30010000 1800 0000 00000000 00000000 00000000 00000000
+        40010000 1000 0000 0001 0000 ffff 0000";
+    for (tunnel, head, bytes) in [
+        (TunnelMatch::Vxlan { vni: 0x0001_2345.into() }, "7400", "50000000 1000 0000 00012345 00ffffff"),
+        (
+            TunnelMatch::Gre { flags: 0x2000.into(), protocol: 0x6558.into(), key: 7.into() },
+            "7c00",
+            "51000000 1800 0000 2000 6558 00000007 ffff ffff ffffffff",
+        ),
+        (
+            TunnelMatch::Mpls { label: Bits::masked([0, 1, 0, 0], [0xff, 0xff, 0xf0, 0]) },
+            "7400",
+            "60000000 1000 0000 00010000 fffff000",
+        ),
+    ] {
+        let traffic = FlowTraffic::Headers { outer: HeaderMatch::default(), tunnel: Some((tunnel, inner)) };
+        let head = format!("00000000 00000000 {head} 0000 04 01 0000 00000000");
+        assert_eq!(FlowRule::new(traffic).encode(), Ok(hex(&format!("{head}{bytes}{inner_bytes}"))), "{tunnel:?}");
+    }
+}
+
+#[cfg(target_endian = "little")]
+#[test]
+fn rules_without_headers_are_encoded() {
+    for (traffic, kind) in
+        [(FlowTraffic::AllDefault, "01"), (FlowTraffic::MulticastDefault, "02"), (FlowTraffic::Sniffer, "03")]
+    {
+        let expected = hex(&format!("00000000 {kind}000000 1400 0000 00 01 0000 00000000"));
+        assert_eq!(FlowRule::new(traffic).encode(), Ok(expected), "{traffic:?}");
+    }
+    let all = FlowRule { dont_trap: true, ..FlowRule::new(FlowTraffic::ALL) };
+    let nothing = "00".repeat(34);
+    let expected = hex(&format!("00000000 00000000 3c00 0000 01 01 0000 02000000 20000000 2800 {nothing}"));
+    assert_eq!(all.encode(), Ok(expected));
+}
+
+fn context_of(fake: &Fake) -> Arc<Context> {
+    // SAFETY: the fake outlives the context, and closing the context has no effect.
+    Arc::new(unsafe { Context::new(NonNull::new(fake.context()).unwrap(), "fake".to_owned()) }.unwrap())
+}
+
+#[test]
+fn rule_is_passed_unchanged_and_destroyed_with_its_owner() {
+    let fake = Fake::new(|_| {});
+    fake.counts(&[5, 320]);
+    let mut attr = ibv_qp_init_attr { qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET, ..Default::default() };
+    // SAFETY: the objects belong to the same device and are destroyed before it.
+    unsafe {
+        let qp = ffi::ibv_create_qp(fake.pd().as_ptr(), &mut attr).unwrap();
+        let context = context_of(&fake);
+        let counters = Arc::new(FlowCounters::create(&context).unwrap());
+        assert_eq!(
+            fake.calls()[1..],
+            [
+                Call::CreateCounters,
+                Call::AttachCounters { description: IBV_COUNTER_PACKETS, index: 0, flow: false },
+                Call::AttachCounters { description: IBV_COUNTER_BYTES, index: 1, flow: false },
+            ]
+        );
+        let rule = FlowRule {
+            drop: true,
+            count: Some(Arc::clone(&counters)),
+            ..FlowRule::new(headers(HeaderMatch::default()))
+        };
+        let flow = Flow::create(qp, &rule).unwrap();
+        let bytes = rule.encode().unwrap();
+        assert_eq!(fake.calls(), [Call::CreateFlow { qp: 1, bytes: bytes.clone() }]);
+        let address = counters.counters.as_ptr().addr().to_ne_bytes();
+        let actions = [&hex("03100000 1000 0000")[..], &address, &hex("01100000 0800 0000")].concat();
+        if cfg!(target_endian = "little") {
+            assert_eq!(bytes[60..], actions);
+        }
+        drop((rule, counters));
+        assert_eq!(fake.calls(), [], "the flow rule keeps its counters");
+        drop(flow);
+        assert_eq!(
+            fake.calls(),
+            [Call::ReadCounters { count: 2, flags: 0 }, Call::DestroyFlow(1), Call::DestroyCounters]
+        );
+        let counters = FlowCounters::create(&context).unwrap();
+        assert_eq!(counters.read(), Ok(FlowCount { packets: 5, bytes: 320 }));
+        drop(counters);
+        ffi::ibv_destroy_qp(qp.as_ptr()).unwrap();
+    }
+    assert_eq!(fake.live(), 0);
+}
+
+#[test]
+fn counters_are_destroyed_when_attaching_fails() {
+    let fake = Fake::new(|_| {});
+    fake.refuse("ibv_attach_counters_point_flow", libc::EOPNOTSUPP);
+    let made = FlowCounters::create(&context_of(&fake));
+    assert_eq!(made.unwrap_err().verb, "ibv_attach_counters_point_flow");
+    assert_eq!(fake.live(), 0);
+}
+
+#[test]
+fn invalid_combinations_are_refused_with_a_remedy() {
+    let good = || FlowRule::new(headers(HeaderMatch { ip: ip4(), ..HeaderMatch::default() }));
+    let with = |header: HeaderMatch| FlowRule::new(headers(header));
+    let tunnelled = |outer: HeaderMatch, tunnel, inner| {
+        FlowRule::new(FlowTraffic::Headers { outer, tunnel: Some((tunnel, inner)) })
+    };
+    let v6 = Some(IpMatch::V6(Ipv6Match::default()));
+    let eth = |ether_type: u16| Some(EthernetMatch { ether_type: ether_type.into(), ..EthernetMatch::default() });
+    let udp = Some(TransportMatch::Udp(PortsMatch::default()));
+    let tcp = tcp(Bits::ANY, Bits::ANY);
+    let none = HeaderMatch::default();
+    let proto = |protocol: u8| Some(IpMatch::V4(Ipv4Match { protocol: protocol.into(), ..Ipv4Match::default() }));
+    let gre = TunnelMatch::Gre { flags: Bits::ANY, protocol: Bits::ANY, key: Bits::ANY };
+    let vxlan = |vni: u32| TunnelMatch::Vxlan { vni: vni.into() };
+    let label = Some(IpMatch::V6(Ipv6Match { flow_label: 0x10_0000.into(), ..Ipv6Match::default() }));
+    for (rule, wanted) in [
+        (FlowRule { port: 0, ..good() }, "ports start at 1"),
+        (with(HeaderMatch { transport: tcp, ..none }), "TCP ports needs an IP header"),
+        (tunnelled(none, vxlan(1), HeaderMatch { transport: udp, ..none }), "UDP ports needs an IP header"),
+        (
+            with(HeaderMatch { ethernet: eth(0x0806), ip: ip4(), ..none }),
+            "ether_type 0x0806 contradicts the IPv4 header",
+        ),
+        (with(HeaderMatch { ethernet: eth(0x0800), ip: v6, ..none }), "ether_type 0x0800 contradicts the IPv6 header"),
+        (with(HeaderMatch { ip: proto(17), transport: tcp, ..none }), "IP protocol 17 contradicts the TCP header"),
+        (
+            tunnelled(HeaderMatch { ip: ip4(), transport: tcp, ..none }, vxlan(1), none),
+            "TCP cannot carry VXLAN; help: use UDP",
+        ),
+        (tunnelled(HeaderMatch { ip: ip4(), transport: udp, ..none }, gre, none), "UDP cannot carry GRE; help: use IP"),
+        (tunnelled(none, vxlan(1 << 24), none), "vni 0x1000000 does not fit in 24 bits"),
+        (with(HeaderMatch { ip: label, ..none }), "flow_label 0x100000 does not fit in 20 bits"),
+        (FlowRule { tag: Some(1 << 24), ..good() }, "tag 0x1000000 does not fit in 24 bits"),
+        (FlowRule { tag: Some(1), ..FlowRule::new(FlowTraffic::Sniffer) }, "a default or sniffer rule cannot have tag"),
+        (
+            FlowRule { drop: true, ..FlowRule::new(FlowTraffic::AllDefault) },
+            "a default or sniffer rule cannot have drop",
+        ),
+        (FlowRule { dont_trap: true, ..FlowRule::new(FlowTraffic::MulticastDefault) }, "rule cannot have dont_trap"),
+        (FlowRule { tag: Some(1), drop: true, ..good() }, "drop cannot be combined with a tag"),
+        (FlowRule { dont_trap: true, drop: true, ..good() }, "drop cannot be combined with dont_trap"),
+    ] {
+        let error = rule.encode().unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
+    assert!(FlowRule { tag: Some((1 << 24) - 1), ..good() }.encode().is_ok());
+    assert!(with(HeaderMatch { ethernet: eth(0x0800), ip: proto(6), transport: tcp }).encode().is_ok());
+    assert!(tunnelled(HeaderMatch { ip: v6, transport: udp, ..none }, vxlan(1), none).encode().is_ok());
+}
+
+/// If the device refuses a rule with partial masks, the error names the partially matched fields.
+#[test]
+fn refused_partial_mask_is_named_in_the_error() {
+    let subnet = Bits::prefix([10, 1, 2, 3], 12);
+    assert_eq!(subnet, Bits::masked([10, 0, 0, 0], [255, 240, 0, 0]));
+    let rule = FlowRule::new(headers(HeaderMatch {
+        ip: Some(IpMatch::V4(Ipv4Match { src: subnet, ..Ipv4Match::default() })),
+        transport: tcp(Bits::ANY, Bits::masked([0, 0x50], [0xff, 0xf0])),
+        ..HeaderMatch::default()
+    }));
+    assert_eq!(rule.partial_masks(), Ok(vec!["ipv4 src", "dst port"]));
+    let fake = Fake::new(|_| {});
+    let mut attr = ibv_qp_init_attr { qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET, ..Default::default() };
+    // SAFETY: the objects belong to the same device and are destroyed before it.
+    unsafe {
+        let qp = ffi::ibv_create_qp(fake.pd().as_ptr(), &mut attr).unwrap();
+        for (errno, wanted) in [
+            (libc::EINVAL, "only a part of ipv4 src, dst port"),
+            (libc::EPERM, "CAP_NET_RAW"),
+            (libc::EOPNOTSUPP, "the device does not support this flow rule"),
+        ] {
+            fake.refuse("ibv_create_flow", errno);
+            let error = Flow::create(qp, &rule).unwrap_err().to_string();
+            assert!(error.starts_with("ibv_create_flow failed") && error.contains(wanted), "{error}");
+        }
+        fake.refuse("ibv_create_flow", 0);
+        drop(Flow::create(qp, &rule).unwrap());
+        ffi::ibv_destroy_qp(qp.as_ptr()).unwrap();
+    }
+    assert_eq!(fake.live(), 0);
+    let bare = Fake::new(|verbs| verbs.ibv_create_flow = None);
+    let mut qp = ibv_qp { context: bare.context(), ..Default::default() };
+    // SAFETY: only the context of the queue pair is accessed.
+    let error = unsafe { Flow::create(NonNull::from(&mut qp), &rule) }.unwrap_err();
+    assert!(error.to_string().contains("ibv_create_flow"), "{error}");
+}
+
+fn bits<const N: usize>() -> impl Strategy<Value = Bits<N>> {
+    prop_oneof![
+        Just(Bits::ANY),
+        any::<[u8; N]>().prop_map(Bits::exact),
+        any::<([u8; N], [u8; N])>().prop_map(|(value, mask)| Bits::masked(value, mask)),
+    ]
+}
+
+fn header_match() -> impl Strategy<Value = HeaderMatch> {
+    let ethernet = (bits(), bits(), bits(), bits()).prop_map(|(dst, src, ether_type, vlan_tag)| EthernetMatch {
+        dst,
+        src,
+        ether_type,
+        vlan_tag,
+    });
+    let v4 = (bits(), bits(), bits(), bits(), bits(), bits())
+        .prop_map(|(src, dst, protocol, tos, ttl, flags)| Ipv4Match { src, dst, protocol, tos, ttl, flags });
+    let v6 = (bits(), bits(), bits(), bits(), bits(), bits()).prop_map(
+        |(src, dst, flow_label, next_header, traffic_class, hop_limit)| Ipv6Match {
+            src,
+            dst,
+            flow_label,
+            next_header,
+            traffic_class,
+            hop_limit,
+        },
+    );
+    let ip = prop_oneof![v4.prop_map(IpMatch::V4), v6.prop_map(IpMatch::V6)];
+    let transport = (bits(), bits(), any::<bool>()).prop_map(|(src, dst, tcp)| {
+        let ports = PortsMatch { src, dst };
+        if tcp { TransportMatch::Tcp(ports) } else { TransportMatch::Udp(ports) }
+    });
+    (prop::option::of(ethernet), prop::option::of(ip), prop::option::of(transport))
+        .prop_map(|(ethernet, ip, transport)| HeaderMatch { ethernet, ip, transport })
+}
+
+proptest! {
+    /// Every rule is either refused or well-formed: the sizes add up, the spec types are known, and no value has a bit
+    /// outside its mask.
+    #[test]
+    fn every_rule_is_refused_or_well_formed(
+        outer in header_match(), inner in header_match(), tunnel in any::<bool>(), vni in bits(),
+        tag: Option<u32>, priority: u16, port: u8,
+    ) {
+        let tunnel = tunnel.then_some((TunnelMatch::Vxlan { vni }, inner));
+        let traffic = FlowTraffic::Headers { outer, tunnel };
+        let Ok(bytes) = (FlowRule { tag, priority, port, ..FlowRule::new(traffic) }).encode() else { return Ok(()) };
+        let number = |at: usize| usize::from(u16::from_ne_bytes([bytes[at], bytes[at + 1]]));
+        prop_assert_eq!(number(8), bytes.len());
+        let (mut at, mut specs) = (20, 0);
+        while at < bytes.len() {
+            let kind = u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+            let (size, value, filter) = match kind & !IBV_FLOW_SPEC_INNER {
+                IBV_FLOW_SPEC_ETH => (40, 6, 16),
+                IBV_FLOW_SPEC_IPV4 => (24, 8, 8),
+                IBV_FLOW_SPEC_IPV4_EXT => (32, 8, 12),
+                IBV_FLOW_SPEC_IPV6 => (88, 8, 40),
+                IBV_FLOW_SPEC_TCP | IBV_FLOW_SPEC_UDP => (16, 6, 4),
+                IBV_FLOW_SPEC_VXLAN_TUNNEL => (16, 8, 4),
+                IBV_FLOW_SPEC_ACTION_TAG => (12, 8, 0),
+                other => return Err(TestCaseError::fail(format!("type {other:#x}"))),
+            };
+            prop_assert_eq!(number(at + 4), size);
+            let values = &bytes[at + value..at + value + filter];
+            let masks = &bytes[at + value + filter..at + value + 2 * filter];
+            prop_assert!(values.iter().zip(masks).all(|(value, mask)| value & !mask == 0));
+            at += size;
+            specs += 1;
+        }
+        prop_assert_eq!((at, specs), (bytes.len(), bytes[12]));
+    }
+
+    #[test]
+    fn prefix_mask_has_length_leading_ones(value: [u8; 16], length in 0_u8..=140) {
+        let ones: u32 = Bits::prefix(value, length).mask.iter().map(|byte| byte.count_ones()).sum();
+        prop_assert_eq!(ones, u32::from(length.min(128)));
+        let mask = u128::from_be_bytes(Bits::prefix(value, length).mask);
+        prop_assert_eq!(mask.leading_ones(), ones);
+    }
+}

@@ -1,0 +1,522 @@
+//! The receive queues of a port for raw packets, and the flow rules that direct frames to the queues.
+//!
+//! If a port has one queue pair, the queue pair itself receives and owns its flow rules. If several workers share a
+//! port, each worker has a queue pair for sends and a work queue for receives. The flow rules of the port are created
+//! when the last work queue is ready. RSS then distributes frames to all work queues. When one work queue is removed,
+//! the flow rules are destroyed first. The port then receives nothing until all work queues are ready again.
+//!
+//! This module has not been tested on hardware.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ibverbs_sys::{
+    IBV_QP_INIT_ATTR_CREATE_FLAGS, IBV_QP_INIT_ATTR_MAX_TSO_HEADER, ibv_context, ibv_cq, ibv_pd, ibv_qp,
+    ibv_qp_init_attr_ex, ibv_wq,
+};
+
+use super::flow::object::Flow;
+use super::flow::{FlowRule, FlowTraffic};
+use super::raw::{Offload, RateLimit, RawError, RawPacketCaps, RawReceive, lacks, range};
+use super::rss::{RssGroup, WorkQueue, WorkQueueSpec, WqState};
+use dataplane_core::error::VerbError;
+use dataplane_core::verbs::{QpState, RssSpec, SendFlags};
+
+/// The raw-packet settings of a port. They have not been tested on hardware.
+#[derive(Clone, Debug)]
+pub struct RawSpec {
+    /// The receive offloads.
+    pub receive: RawReceive,
+    /// The RSS settings for the queues of the port.
+    pub rss: RssSpec,
+    /// The flow rules, which select the received frames. The port of the queue pair replaces the port in each rule.
+    pub rules: Vec<FlowRule>,
+    /// Maximum header length of segmented sends in bytes. 0: no segmented sends. A larger value uses more space in the
+    /// send queue.
+    pub tso_header: u16,
+    /// Whether the device computes the IPv4 checksum and the TCP or UDP checksum for posted runs. A run is a burst of
+    /// packets that are given by their slots. General send requests have their own flags.
+    pub checksum: bool,
+    /// The rate limit of sends. It is set when the queue pair changes to RTS.
+    pub rate: Option<RateLimit>,
+}
+
+impl Default for RawSpec {
+    /// Returns settings with which a queue pair receives every frame unchanged.
+    fn default() -> Self {
+        let rules = vec![FlowRule::new(FlowTraffic::ALL)];
+        Self {
+            receive: RawReceive::default(),
+            rss: RssSpec::STANDARD,
+            rules,
+            tso_header: 0,
+            checksum: false,
+            rate: None,
+        }
+    }
+}
+
+impl RawSpec {
+    /// Checks that a device supports the settings with `queues` queues. Some settings can be checked only when a queue
+    /// is created.
+    ///
+    /// # Errors
+    /// The first unsupported setting.
+    pub(super) fn check(&self, caps: &RawPacketCaps, queues: u16) -> Result<(), RawError> {
+        self.receive.check(caps)?;
+        if self.tso_header != 0 && caps.max_tso == 0 {
+            return Err(lacks("segmentation", "set the header length to 0"));
+        }
+        if self.checksum && !caps.ip_checksum {
+            return Err(lacks(
+                "checksums of raw packets",
+                "remove \"checksum\" from `offload`, because the stages update checksums in software",
+            ));
+        }
+        if let Some(rate) = &self.rate {
+            rate.check(caps)?;
+        }
+        if queues == 1 {
+            self.receive.qp_flags()?;
+        } else if caps.rss.is_none() {
+            return Err(lacks("RSS for raw packets", "use one receive queue"));
+        }
+        self.rules.iter().try_for_each(|rule| rule.encode().map(drop))?;
+        Ok(())
+    }
+}
+
+/// The raw-packet settings of a device, and the state of its ports. All clones share the settings and the ports.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RawSetup {
+    pub(super) spec: Arc<RawSpec>,
+    ports: Arc<RawPorts>,
+}
+
+impl RawSetup {
+    /// Returns a setup with other settings for the same ports.
+    pub(super) fn with_spec(&self, spec: RawSpec) -> Self {
+        Self { spec: Arc::new(spec), ports: self.ports.clone() }
+    }
+}
+
+/// The raw-packet state of each port of a device. All queue pairs of the device share it.
+#[derive(Debug, Default)]
+struct RawPorts(Mutex<HashMap<u8, PortQueues>>);
+
+/// The receive queues of one port.
+#[derive(Debug)]
+struct PortQueues {
+    /// The RSS objects. They exist only while all queues are ready. They are dropped before the work queues that they
+    /// use.
+    rss_group: Option<RssGroup>,
+    queues: Vec<Option<PortQueue>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PortQueue {
+    wq: NonNull<ibv_wq>,
+    pd: *mut ibv_pd,
+}
+
+// SAFETY: the objects are not bound to a thread. A queue is removed from its port before its objects are destroyed.
+unsafe impl Send for PortQueue {}
+
+impl RawPorts {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u8, PortQueues>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a queue at its index. When the last queue is added, the port starts to receive frames.
+    fn join(
+        &self,
+        context: *mut ibv_context,
+        port: u8,
+        (queue, of): (u16, u16),
+        member: PortQueue,
+        spec: &RawSpec,
+        caps: &RawPacketCaps,
+    ) -> Result<(), RawError> {
+        let Some(rss) = caps.rss else {
+            return Err(lacks("RSS for raw packets", "use one receive queue"));
+        };
+        let mut groups = self.lock();
+        let new = || PortQueues { rss_group: None, queues: vec![None; of.into()] };
+        let group = groups.entry(port).or_insert_with(new);
+        range("number of queues of the port", of.into(), group.queues.len() as u64, group.queues.len() as u64)?;
+        let place = group.queues.get_mut(usize::from(queue)).filter(|place| place.is_none());
+        // Refuse an index that is already in use or out of range.
+        *place.ok_or(VerbError::new("ibv_create_rwq_ind_table", libc::EEXIST))? = Some(member);
+        let all: Option<Vec<PortQueue>> = group.queues.iter().copied().collect();
+        let Some(all) = all else { return Ok(()) };
+        let wqs: Vec<NonNull<ibv_wq>> = all.iter().map(|member| member.wq).collect();
+        let rules: Vec<FlowRule> = spec.rules.iter().map(|rule| FlowRule { port, ..rule.clone() }).collect();
+        // SAFETY: a queue is removed from the port before its work queue and its protection domain are destroyed. The
+        // removal also destroys the RSS objects.
+        let rss_group = unsafe { RssGroup::create(context, all[0].pd, &wqs, &spec.rss, &rules, &rss) };
+        match rss_group {
+            Ok(rss_group) => group.rss_group = Some(rss_group),
+            Err(error) => {
+                group.queues[usize::from(queue)] = None;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn leave(&self, port: u8, queue: u16) {
+        let mut groups = self.lock();
+        let Some(group) = groups.get_mut(&port) else { return };
+        group.rss_group = None;
+        group.queues[usize::from(queue)] = None;
+        if group.queues.iter().all(Option::is_none) {
+            groups.remove(&port);
+        }
+    }
+}
+
+/// The receive side of a raw-packet queue pair.
+#[derive(Debug)]
+pub(super) struct RawQueue {
+    // These fields are dropped in this order, after the queue was removed from the port.
+    flows: Vec<Flow>,
+    wq: Option<WorkQueue>,
+    /// The creation flags of a queue pair that has its own receive queue: `enum ibv_qp_create_flags`.
+    flags: u32,
+    pd: *mut ibv_pd,
+    context: *mut ibv_context,
+    ports: Arc<RawPorts>,
+    spec: Arc<RawSpec>,
+    caps: RawPacketCaps,
+    queue: (u16, u16),
+    /// The port from which the queue currently receives, if any.
+    on: Option<u8>,
+}
+
+// SAFETY: none of the objects is bound to a thread.
+unsafe impl Send for RawQueue {}
+
+impl RawQueue {
+    /// Prepares the receive side. If the port has several queues, the receive side is a work queue with `depth`
+    /// receives, and the queue pair has no receive queue.
+    ///
+    /// # Errors
+    /// The device does not support the settings, or a work queue cannot be created.
+    ///
+    /// # Safety
+    /// The protection domain and the completion queue must belong to the context. The context, the protection domain
+    /// and the completion queue must outlive the returned value.
+    pub(super) unsafe fn create(
+        context: *mut ibv_context,
+        pd: *mut ibv_pd,
+        cq: *mut ibv_cq,
+        RawSetup { spec, ports }: &RawSetup,
+        caps: RawPacketCaps,
+        queue: (u16, u16),
+        (depth, sges): (u32, u32),
+    ) -> Result<Self, RawError> {
+        spec.check(&caps, queue.1)?;
+        range("queue index of the port", queue.0.into(), 0, u64::from(queue.1).saturating_sub(1))?;
+        let wq = if queue.1 > 1 {
+            let wq_spec = WorkQueueSpec { depth, sges, receive: spec.receive };
+            // SAFETY: the caller upholds the safety contract.
+            Some(unsafe { WorkQueue::create(context, pd, cq, wq_spec, &caps)? })
+        } else {
+            None
+        };
+        let flags = if wq.is_some() { 0 } else { spec.receive.qp_flags()? };
+        Ok(Self {
+            flows: Vec::new(),
+            wq,
+            flags,
+            pd,
+            context,
+            ports: ports.clone(),
+            spec: spec.clone(),
+            caps,
+            queue,
+            on: None,
+        })
+    }
+
+    /// Adds the receive offloads to the attributes with which the queue pair is created.
+    pub(super) fn prepare(&self, attr: &mut ibv_qp_init_attr_ex) {
+        if self.flags != 0 {
+            attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
+            attr.create_flags |= self.flags;
+        }
+        if self.spec.tso_header != 0 {
+            attr.comp_mask |= IBV_QP_INIT_ATTR_MAX_TSO_HEADER;
+            attr.max_tso_header = self.spec.tso_header;
+        }
+    }
+
+    /// Returns the send offloads of the queue pair.
+    pub(super) fn offload(&self) -> Offload {
+        Offload {
+            checksum: self.caps.ip_checksum,
+            run_flags: if self.spec.checksum { SendFlags::IP_CSUM } else { SendFlags::empty() },
+            tso_header: self.spec.tso_header,
+            tso_payload: self.caps.max_tso,
+        }
+    }
+
+    /// Returns the work queue to which receives are posted, or `None` if the queue pair itself receives.
+    pub(super) fn work_queue(&self) -> Option<&WorkQueue> {
+        self.wq.as_ref()
+    }
+
+    /// Applies a state change of the queue pair to the receive side. Receives may be posted from INIT on, and frames
+    /// arrive from RTR on. ERR flushes the posted receives, and RESET discards them. The rate limit applies from RTS
+    /// on.
+    ///
+    /// # Errors
+    /// A flow rule or a rate is invalid, or a verb failed. The queue then receives nothing.
+    ///
+    /// # Safety
+    /// This value must have been created for the queue pair `qp`, and the queue pair must be on this port.
+    pub(super) unsafe fn apply_state(&mut self, qp: NonNull<ibv_qp>, port: u8, state: QpState) -> Result<(), RawError> {
+        match state {
+            QpState::Reset | QpState::Err => {
+                // A queue pair that itself receives keeps its flow rules, because it receives nothing in these states.
+                if let Some(wq) = &mut self.wq {
+                    let to = if state == QpState::Err { WqState::Err } else { WqState::Reset };
+                    leave(&self.ports, &mut self.on, self.queue);
+                    wq.set_state(to)?;
+                }
+                Ok(())
+            }
+            QpState::Init => match &mut self.wq {
+                Some(wq) if self.on.is_none() => Ok(wq.set_state(WqState::Ready)?),
+                _ => Ok(()),
+            },
+            // SAFETY: the caller upholds the safety contract.
+            QpState::Rtr => unsafe { self.receive(qp, port) },
+            QpState::Rts => match &self.spec.rate {
+                // SAFETY: the caller upholds the safety contract.
+                Some(rate) => unsafe { rate.set(qp.as_ptr(), &self.caps) },
+                None => Ok(()),
+            },
+            _ => Ok(()),
+        }
+    }
+
+    /// # Safety
+    /// Same as [`RawQueue::apply_state`].
+    unsafe fn receive(&mut self, qp: NonNull<ibv_qp>, port: u8) -> Result<(), RawError> {
+        if self.on == Some(port) {
+            return Ok(());
+        }
+        if let Some(wq) = &self.wq {
+            let member = PortQueue { wq: wq.as_ptr(), pd: self.pd };
+            self.ports.join(self.context, port, self.queue, member, &self.spec, &self.caps)?;
+        } else {
+            self.flows.clear();
+            let rules = self.spec.rules.iter().map(|rule| FlowRule { port, ..rule.clone() });
+            // SAFETY: the caller upholds the safety contract. The queue pair outlives the flow rules.
+            self.flows = rules.map(|rule| unsafe { Flow::create(qp, &rule) }).collect::<Result<_, _>>()?;
+        }
+        self.on = Some(port);
+        Ok(())
+    }
+}
+
+fn leave(ports: &RawPorts, on: &mut Option<u8>, (queue, _): (u16, u16)) {
+    if let Some(port) = on.take() {
+        ports.leave(port, queue);
+    }
+}
+
+impl Drop for RawQueue {
+    fn drop(&mut self) {
+        if self.wq.is_some() {
+            leave(&self.ports, &mut self.on, self.queue);
+        }
+    }
+}
+
+impl RawError {
+    /// Converts the error to a verb error. Logs the details that a verb error cannot express.
+    pub(super) fn into_verb_error(self, device: &str) -> VerbError {
+        let error = match &self {
+            Self::Verb(error) => return *error,
+            Self::Flow(crate::FlowError::Refused { error, .. }) => *error,
+            Self::Flow(_) => VerbError::new("ibv_create_flow", libc::EINVAL),
+            Self::Lacks { .. } => VerbError::new("ibv_create_qp", libc::EOPNOTSUPP),
+            Self::Range { .. } => VerbError::new("ibv_create_qp", libc::EINVAL),
+        };
+        tracing::error!(device, "raw packets: {self}");
+        error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use ibverbs_sys::{ibv_qp_init_attr, ibv_qp_type};
+
+    use super::*;
+    use crate::fake::{Call, Fake};
+    use crate::ffi;
+    use crate::raw::RssCaps;
+
+    const CAPS: RawPacketCaps = RawPacketCaps {
+        flow_rules: true,
+        ip_checksum: false,
+        vlan_strip: true,
+        scatter_fcs: true,
+        delay_drop: false,
+        max_tso: 0,
+        pacing: None,
+        rss: Some(RssCaps { max_tables: 8, max_table_size: 8, max_work_queues: 8, fields: 0xff }),
+    };
+
+    /// A queue pair with its receive side. The fields are destroyed in this order.
+    struct TestQueue {
+        raw: Option<RawQueue>,
+        qp: NonNull<ibv_qp>,
+        cq: NonNull<ibv_cq>,
+    }
+
+    impl TestQueue {
+        fn create(fake: &Fake, setup: &RawSetup, spec: RawSpec, queue: (u16, u16)) -> Result<Self, RawError> {
+            let (context, pd) = (fake.context(), fake.pd().as_ptr());
+            // SAFETY: the objects belong to the same device and are destroyed before it.
+            unsafe {
+                let cq = ffi::ibv_create_cq(fake.context(), 8, ptr::null_mut(), ptr::null_mut(), 0).unwrap();
+                let raw = RawQueue::create(context, pd, cq.as_ptr(), &setup.with_spec(spec), CAPS, queue, (16, 1));
+                let raw = match raw {
+                    Ok(raw) => raw,
+                    Err(error) => {
+                        ffi::ibv_destroy_cq(cq.as_ptr()).unwrap();
+                        return Err(error);
+                    }
+                };
+                let mut attr = ibv_qp_init_attr { qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET, ..Default::default() };
+                let qp = ffi::ibv_create_qp(pd, &mut attr).unwrap();
+                Ok(Self { raw: Some(raw), qp, cq })
+            }
+        }
+
+        fn apply_state(&mut self, state: QpState) -> Result<(), RawError> {
+            // SAFETY: the receive side belongs to this queue pair.
+            unsafe { self.raw.as_mut().unwrap().apply_state(self.qp, 1, state) }
+        }
+    }
+
+    impl Drop for TestQueue {
+        fn drop(&mut self) {
+            self.raw = None;
+            // SAFETY: the objects are valid and are not used again.
+            unsafe {
+                ffi::ibv_destroy_qp(self.qp.as_ptr()).unwrap();
+                ffi::ibv_destroy_cq(self.cq.as_ptr()).unwrap();
+            }
+        }
+    }
+
+    fn flows(calls: &[Call]) -> usize {
+        calls.iter().filter(|call| matches!(call, Call::CreateFlow { .. })).count()
+    }
+
+    #[test]
+    fn single_queue_creates_its_own_rules_at_rtr() {
+        let fake = Fake::new(|_| {});
+        let setup = RawSetup::default();
+        let receive = RawReceive { vlan_strip: true, scatter_fcs: true, ..RawReceive::default() };
+        let spec = RawSpec { receive, ..RawSpec::default() };
+        let mut test_queue = TestQueue::create(&fake, &setup, spec, (0, 1)).unwrap();
+        let mut attr = ibv_qp_init_attr_ex::default();
+        test_queue.raw.as_ref().unwrap().prepare(&mut attr);
+        assert_eq!((attr.comp_mask, attr.create_flags), (IBV_QP_INIT_ATTR_CREATE_FLAGS, 1 << 8 | 1 << 9));
+        test_queue.apply_state(QpState::Init).unwrap();
+        assert_eq!(flows(&fake.calls()), 0);
+        for state in [QpState::Rtr, QpState::Rts, QpState::Err, QpState::Reset, QpState::Init, QpState::Rtr] {
+            test_queue.apply_state(state).unwrap();
+        }
+        assert_eq!(flows(&fake.calls()), 1, "the rules stay with the queue pair");
+        drop(test_queue);
+        assert_eq!(fake.calls()[..2], [Call::DestroyFlow(1), Call::DestroyQp(1)]);
+        assert_eq!(fake.live(), 0);
+    }
+
+    #[test]
+    fn rules_exist_only_while_all_queues_are_ready() {
+        let fake = Fake::new(|_| {});
+        let setup = RawSetup::default();
+        let mut queues: Vec<TestQueue> =
+            (0..3).map(|at| TestQueue::create(&fake, &setup, RawSpec::default(), (at, 3)).unwrap()).collect();
+        for test_queue in &mut queues {
+            assert_eq!(flows(&fake.calls()), 0);
+            test_queue.apply_state(QpState::Init).unwrap();
+            test_queue.apply_state(QpState::Rtr).unwrap();
+        }
+        let calls = fake.calls();
+        assert_eq!(flows(&calls), 7);
+        let filled = vec![1, 2, 3, 1, 2, 3, 1, 2];
+        assert!(calls.contains(&Call::CreateTable { log_size: 3, wqs: filled, comp_mask: 0 }), "{calls:?}");
+        queues[1].apply_state(QpState::Err).unwrap();
+        let calls = fake.calls();
+        assert!(matches!(calls[0], Call::DestroyFlow(_)), "{calls:?}");
+        let err = Call::ModifyWq { wq: 2, mask: 1, state: 2, current: 0, flags: 0, flags_mask: 0 };
+        assert_eq!(calls.last(), Some(&err), "the rules are destroyed before the queue");
+        for state in [QpState::Reset, QpState::Init, QpState::Rtr] {
+            queues[1].apply_state(state).unwrap();
+        }
+        assert_eq!(flows(&fake.calls()), 7, "all queues are ready again");
+        drop(queues);
+        let calls = fake.calls();
+        let at = |wanted: fn(&Call) -> bool| calls.iter().position(wanted).unwrap();
+        assert!(at(|call| matches!(call, Call::DestroyTable(_))) < at(|call| matches!(call, Call::DestroyWq(_))));
+        assert_eq!(fake.live(), 0);
+        assert!(setup.ports.lock().is_empty());
+    }
+
+    #[test]
+    fn queue_index_is_used_once_and_freed_after_a_failure() {
+        let fake = Fake::new(|_| {});
+        let setup = RawSetup::default();
+        let mut first = TestQueue::create(&fake, &setup, RawSpec::default(), (0, 2)).unwrap();
+        let mut same = TestQueue::create(&fake, &setup, RawSpec::default(), (0, 2)).unwrap();
+        let mut other = TestQueue::create(&fake, &setup, RawSpec::default(), (1, 3)).unwrap();
+        let mut second = TestQueue::create(&fake, &setup, RawSpec::default(), (1, 2)).unwrap();
+        assert!(TestQueue::create(&fake, &setup, RawSpec::default(), (2, 2)).is_err());
+        first.apply_state(QpState::Rtr).unwrap();
+        let taken = same.apply_state(QpState::Rtr).unwrap_err();
+        assert_eq!(taken, RawError::Verb(VerbError::new("ibv_create_rwq_ind_table", libc::EEXIST)));
+        assert!(
+            other
+                .apply_state(QpState::Rtr)
+                .unwrap_err()
+                .to_string()
+                .contains("number of queues of the port: 3 is not in the range")
+        );
+        fake.refuse("ibv_create_flow", libc::EPERM);
+        let error = second.apply_state(QpState::Rtr).unwrap_err();
+        assert!(error.to_string().contains("CAP_NET_RAW"), "{error}");
+        assert_eq!(error.into_verb_error("fake"), VerbError::new("ibv_create_flow", libc::EPERM));
+        fake.refuse("ibv_create_flow", 0);
+        second.apply_state(QpState::Rtr).unwrap();
+        drop((same, other));
+        assert!(setup.ports.lock()[&1].rss_group.is_some(), "dropping a queue that never joined changes nothing");
+        drop((first, second));
+        assert_eq!(fake.live(), 0);
+    }
+
+    #[test]
+    fn unsupported_setting_is_refused_before_a_queue_is_created() {
+        let fake = Fake::new(|_| {});
+        let setup = RawSetup::default();
+        let receive = RawReceive { delay_drop: true, ..RawReceive::default() };
+        let spec = RawSpec { receive, ..RawSpec::default() };
+        for queue in [(0, 1), (0, 2)] {
+            let error = TestQueue::create(&fake, &setup, spec.clone(), queue).err().unwrap();
+            assert!(error.to_string().contains("delay drop"), "{error}");
+            assert_eq!(error.into_verb_error("fake"), VerbError::new("ibv_create_qp", libc::EOPNOTSUPP));
+        }
+        assert_eq!(fake.live(), 0);
+    }
+}

@@ -1,0 +1,7 @@
+//! Tests of the provider with the fake device, and with rxe devices (software RDMA devices of the Linux kernel).
+#![allow(unsafe_code)]
+
+mod fake_driver;
+mod lane;
+mod raw;
+mod real;

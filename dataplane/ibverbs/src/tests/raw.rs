@@ -1,0 +1,350 @@
+//! Tests of raw-packet queue pairs. They call the traits and check the calls that the driver receives.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ibverbs_sys::{ibv_device_attr_ex, ibv_packet_pacing_caps, ibv_rss_caps, ibv_tso_caps};
+
+use crate::fake::{Call, Completion, Fake, Op, Poll};
+use crate::ffi::Wc;
+use crate::{
+    FlowCount, FlowRule, FlowTraffic, RateLimit, RawReceive, RawSpec, SelfTest, VerbsCq, VerbsDevice, VerbsQp,
+};
+use dataplane_core::mem::{Desc, PageKind, Region, RegionSpec, RunSource, SlotLayout};
+use dataplane_core::verbs::{
+    Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, MemoryRegion, PollFields, ProtectionDomain,
+    QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RecvRequest, SendApi, SendFlags, SendOp, SendRequest,
+    Sge,
+};
+
+/// A `VerbsDevice` and the fake device below it. The `VerbsDevice` is dropped first.
+pub(super) struct TestDevice {
+    pub(super) device: VerbsDevice,
+    pub(super) fake: Fake,
+}
+
+/// Creates a device that supports all offloads except checksums.
+pub(super) fn test_device() -> TestDevice {
+    test_device_with(1 | 2 | 8)
+}
+
+/// Creates a device with the raw-packet capabilities `caps` (`IBV_RAW_PACKET_CAP_*`).
+fn test_device_with(caps: u32) -> TestDevice {
+    let raw = 1 << QpType::RawPacket.raw();
+    let mut attr = ibv_device_attr_ex {
+        raw_packet_caps: caps,
+        tso_caps: ibv_tso_caps { max_tso: 65_536, supported_qpts: raw },
+        packet_pacing_caps: ibv_packet_pacing_caps {
+            qp_rate_limit_min: 10,
+            qp_rate_limit_max: 1000,
+            supported_qpts: raw,
+        },
+        rss_caps: ibv_rss_caps {
+            supported_qpts: raw,
+            max_rwq_indirection_tables: 8,
+            max_rwq_indirection_table_size: 128,
+            rx_hash_fields_mask: 0xff,
+            rx_hash_function: 1,
+        },
+        max_wq_type_rq: 16,
+        ..Default::default()
+    };
+    attr.orig_attr.phys_port_cnt = 1;
+    attr.orig_attr.max_qp_wr = 1024;
+    attr.orig_attr.max_sge = 4;
+    attr.orig_attr.max_cqe = 4096;
+    let fake = Fake::with_attributes(attr, |_| {});
+    let context = NonNull::new(fake.context()).unwrap();
+    // SAFETY: the fake outlives the device. Closing a fake device has no effect.
+    let device = unsafe { VerbsDevice::new(context, "fake".to_owned()) }.unwrap();
+    fake.calls();
+    TestDevice { device, fake }
+}
+
+impl TestDevice {
+    fn set_raw(&mut self, spec: RawSpec) {
+        self.device = self.device.clone().with_raw(spec);
+    }
+}
+
+fn queue(test: &TestDevice, of: (u16, u16), send_api: SendApi) -> (VerbsCq, VerbsQp) {
+    let fields = PollFields::STANDARD | PollFields::FLOW_TAG;
+    let (cq, granted) = test.device.create_cq(&CqSpec { depth: 64, fields, ..CqSpec::default() }, None).unwrap();
+    assert_eq!((granted.api, granted.refused.len()), (CqApi::Extended, 0), "{granted}");
+    let caps = QpCaps { send_depth: 16, recv_depth: 16, send_sges: 2, recv_sges: 1, inline: 0 };
+    let spec = QpSpec { queue: of, send_api, ..QpSpec::new(QpType::RawPacket, caps) };
+    let pd = test.device.alloc_pd().unwrap();
+    let qp = pd.create_qp(&spec, &cq, &cq, None).unwrap();
+    (cq, qp)
+}
+
+fn to(qp: &mut VerbsQp, state: QpState) {
+    let (attributes, mask) = match state {
+        QpState::Init => QpAttributes::init(QpType::RawPacket, 1, 0),
+        other => QpAttributes::to(other),
+    };
+    qp.modify(&attributes, mask).unwrap();
+}
+
+fn started(test: &TestDevice, of: (u16, u16), send_api: SendApi) -> (VerbsCq, VerbsQp) {
+    let (cq, mut qp) = queue(test, of, send_api);
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        to(&mut qp, state);
+    }
+    (cq, qp)
+}
+
+fn flows(calls: &[Call]) -> usize {
+    calls.iter().filter(|call| matches!(call, Call::CreateFlow { .. })).count()
+}
+
+#[test]
+fn self_test_passes_and_rss_is_granted() {
+    let test = test_device();
+    assert!(matches!(test.device.self_test(), SelfTest::Passed), "{:?}", test.device.self_test());
+    let has = &test.device.capabilities().has;
+    assert!(
+        has.contains(&dataplane_core::verbs::Capability::Rss)
+            && has.contains(&dataplane_core::verbs::Capability::RawPacket)
+    );
+    assert_eq!(test.device.raw_caps().pacing, Some((10, 1000)));
+}
+
+/// If a port has a single queue, the queue pair strips VLAN tags, and the flow rule is created at RTR.
+#[test]
+fn single_queue_receives_on_its_queue_pair() {
+    let mut test = test_device();
+    let receive = RawReceive { vlan_strip: true, ..RawReceive::default() };
+    let rules = vec![FlowRule { tag: Some(7), ..FlowRule::new(FlowTraffic::ALL) }];
+    test.set_raw(RawSpec { receive, rules: rules.clone(), ..RawSpec::default() });
+    let (cq, mut qp) = started(&test, (0, 1), SendApi::Classic);
+    let calls = test.fake.calls();
+    let number = test.fake.last("qp");
+    let created =
+        Call::CreateQp { kind: 8, send: 16, recv: 16, comp_mask: 1 | 4, flags: 1 << 9, send_ops: 0, max_tso_header: 0 };
+    assert!(calls.contains(&created), "{calls:?}");
+    let rule = Call::CreateFlow { qp: number, bytes: rules[0].encode().unwrap() };
+    assert_eq!(calls.iter().filter(|call| **call == rule).count(), 1, "{calls:?}");
+    // SAFETY: the request refers to no memory.
+    unsafe { qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }]) }.unwrap();
+    assert!(matches!(test.fake.calls()[..], [Call::PostRecv(_)]));
+    drop(qp);
+    let calls = test.fake.calls();
+    assert!(matches!(calls[..], [Call::DestroyFlow(_), Call::DestroyQp(_)]), "{calls:?}");
+    drop(cq);
+}
+
+/// Two queues share a port. Flow rules exist only while both queues are ready, and receives are posted to work queues.
+#[test]
+fn several_queues_receive_on_work_queues() {
+    let test = test_device();
+    let (_cq0, mut first) = started(&test, (0, 2), SendApi::Classic);
+    assert_eq!(flows(&test.fake.calls()), 0, "one queue is not ready");
+    let (_cq1, second) = started(&test, (1, 2), SendApi::Classic);
+    let calls = test.fake.calls();
+    assert_eq!(flows(&calls), 7);
+    let sends_only =
+        Call::CreateQp { kind: 8, send: 16, recv: 0, comp_mask: 0, flags: 0, send_ops: 0, max_tso_header: 0 };
+    assert!(calls.contains(&sends_only), "{calls:?}");
+    assert_eq!((first.caps().recv_depth, first.caps().recv_sges), (16, 1));
+    // SAFETY: the request refers to no memory.
+    unsafe { first.post_recv(&[RecvRequest { wr_id: 5, sges: &[] }]) }.unwrap();
+    let posted = test.fake.calls();
+    assert!(matches!(&posted[..], [Call::PostWqRecv { wq: 1, list }] if list[0].wr_id == 5), "{posted:?}");
+    to(&mut first, QpState::Err);
+    let calls = test.fake.calls();
+    assert!(calls.iter().any(|call| matches!(call, Call::DestroyFlow(_))), "{calls:?}");
+    assert!(calls.iter().any(|call| matches!(call, Call::ModifyWq { wq: 1, state: 2, .. })), "{calls:?}");
+    for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
+        to(&mut first, state);
+    }
+    assert_eq!(flows(&test.fake.calls()), 7);
+    drop((first, second));
+    assert!(!test.fake.calls().iter().any(|call| matches!(call, Call::Misuse(_))));
+}
+
+/// A queue pair with an unsupported setting is refused. Queue index 2 is out of range for 2 queues.
+#[test]
+fn invalid_raw_queues_are_refused() {
+    let mut test = test_device();
+    let (cq, _) = queue(&test, (0, 1), SendApi::Classic);
+    let pd = test.device.alloc_pd().unwrap();
+    let caps = QpCaps { send_depth: 1, recv_depth: 1, send_sges: 1, recv_sges: 1, inline: 0 };
+    let create = |kind, queue| pd.create_qp(&QpSpec { queue, ..QpSpec::new(kind, caps) }, &cq, &cq, None);
+    assert_eq!(create(QpType::RawPacket, (2, 2)).unwrap_err().errno, libc::EINVAL);
+    assert_eq!(create(QpType::Ud, (0, 2)).unwrap_err().errno, libc::EOPNOTSUPP);
+    let receive = RawReceive { delay_drop: true, ..RawReceive::default() };
+    test.set_raw(RawSpec { receive, ..RawSpec::default() });
+    let pd = test.device.alloc_pd().unwrap();
+    let create = |kind, queue| pd.create_qp(&QpSpec { queue, ..QpSpec::new(kind, caps) }, &cq, &cq, None);
+    assert_eq!(
+        create(QpType::RawPacket, (0, 1)).unwrap_err().errno,
+        libc::EOPNOTSUPP,
+        "only work queues support delay drop"
+    );
+    assert!(create(QpType::RawPacket, (0, 2)).is_ok());
+    test.fake.refuse("ibv_create_wq", libc::ENOMEM);
+    assert_eq!(create(QpType::RawPacket, (0, 2)).unwrap_err().errno, libc::ENOMEM);
+}
+
+/// The completion of a receive has one field for the flow tag and the queue pair number, so no queue pair number is
+/// returned.
+#[test]
+fn flow_tag_replaces_the_queue_pair_number() {
+    let test = test_device();
+    let (mut cq, _qp) = started(&test, (0, 1), SendApi::Classic);
+    let receive = Wc { wr_id: 1, opcode: 128, byte_len: 60, qp_num: 0xabc, ..Wc::default() };
+    let send = Wc { wr_id: 2, opcode: 0, qp_num: 0xabc, ..Wc::default() };
+    let tagged = Completion { wc: receive, flow_tag: 0xabc, ..Completion::default() };
+    let number = test.fake.last("cq");
+    test.fake.polls(number, [Poll::Wc(tagged), Poll::Wc(Completion { wc: send, ..Completion::default() })]);
+    let mut cursor = cq.start_poll().unwrap().unwrap();
+    assert_eq!((cursor.get().flow_tag(), cursor.get().qp_num().map(|qp| qp.0)), (Some(0xabc), Some(0)));
+    assert!(cursor.advance().unwrap());
+    assert_eq!(cursor.get().qp_num().map(|qp| qp.0), Some(0xabc));
+    drop(cursor);
+    assert_eq!(cq.poll_run(&mut Completions::new(), 4), Ok(0));
+}
+
+/// Unsupported segmented sends and checksums are refused before they are posted, with both send interfaces.
+#[test]
+fn unsupported_send_offloads_are_refused() {
+    for api in [SendApi::Classic, SendApi::Extended] {
+        let mut test = test_device();
+        test.set_raw(RawSpec { tso_header: 64, ..RawSpec::default() });
+        let (_cq, mut qp) = started(&test, (0, 1), api);
+        let spec = RegionSpec { bytes: 4096, pages: PageKind::Normal, strict: false, node: None };
+        let region = Arc::new(Region::allocate(spec).unwrap().0);
+        let pd = test.device.alloc_pd().unwrap();
+        let mr = pd.register(region.clone(), Access::LOCAL_WRITE).unwrap();
+        let sges = [Sge { addr: region.base().as_ptr().addr() as u64, length: 4096, lkey: mr.lkey() }];
+        test.fake.calls();
+        let header = [0xaa; 54];
+        let mut send = |op, flags| {
+            // SAFETY: the device moves no data.
+            unsafe { qp.post_send(&[SendRequest { wr_id: 3, op, flags, sges: &sges, to: None }]) }
+        };
+        let tso = |header, mss| SendOp::Tso { header, mss };
+        assert_eq!(send(tso(&header[..13], 1448), SendFlags::empty()).unwrap_err().error.errno, libc::EINVAL);
+        assert_eq!(send(tso(&[0; 65], 1448), SendFlags::empty()).unwrap_err().error.errno, libc::EINVAL);
+        assert_eq!(send(tso(&header, 0), SendFlags::empty()).unwrap_err().error.errno, libc::EINVAL);
+        // This device does not support checksum offload for raw packets.
+        assert_eq!(send(SendOp::Send, SendFlags::IP_CSUM).unwrap_err().error.errno, libc::EOPNOTSUPP);
+        assert_eq!(test.fake.calls(), []);
+        send(tso(&header, 1448), SendFlags::SIGNALED).unwrap();
+        let calls = test.fake.calls();
+        let built = Call::Wr { wr_id: 3, flags: 2, op: Op::Tso { header: header.to_vec(), mss: 1448 } };
+        match api {
+            SendApi::Extended => assert!(calls.contains(&built), "{calls:?}"),
+            // The opcode 10 is `IBV_WR_TSO`.
+            SendApi::Classic => {
+                assert!(matches!(&calls[..], [Call::PostSend(list)] if list[0].opcode == 10), "{calls:?}");
+            }
+        }
+        let limit = RateLimit { kbps: 500, burst: 9000, packet: 0 };
+        qp.set_rate_limit(limit).unwrap();
+        let number = test.fake.last("qp");
+        let set = Call::RateLimit { qp: number, rate_limit: 500, burst: 9000, packet: 0, comp_mask: 0 };
+        assert_eq!(test.fake.calls(), [set]);
+        assert_eq!(qp.set_rate_limit(RateLimit { kbps: 5, ..limit }).unwrap_err().errno, libc::EINVAL);
+        to(&mut qp, QpState::Err);
+        assert_eq!(qp.set_rate_limit(limit).unwrap_err().errno, libc::EINVAL);
+    }
+}
+
+/// Every send of a run has the checksum flag. Each change to RTS sets the rate limit.
+#[test]
+fn send_runs_use_checksum_offload_and_rate_limit() {
+    const CSUM: u32 = 1 << 4;
+    const SIGNALED: u32 = 1 << 1;
+    for api in [SendApi::Classic, SendApi::Extended] {
+        let mut test = test_device_with(4);
+        let rate = RateLimit { kbps: 500, burst: 9000, packet: 64 };
+        test.set_raw(RawSpec { checksum: true, rate: Some(rate), ..RawSpec::default() });
+        test.device.check_raw(1).unwrap();
+        let (_cq, mut qp) = started(&test, (0, 1), api);
+        let set = Call::RateLimit { qp: test.fake.last("qp"), rate_limit: 500, burst: 9000, packet: 64, comp_mask: 0 };
+        assert_eq!(test.fake.calls().last(), Some(&set));
+        for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts] {
+            to(&mut qp, state);
+        }
+        assert_eq!(test.fake.calls().last(), Some(&set));
+        let layout = SlotLayout::new(128, 1600, 16).unwrap();
+        let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+        let region = Arc::new(Region::allocate(spec).unwrap().0);
+        let pd = test.device.alloc_pd().unwrap();
+        let mr = pd.register(region, Access::LOCAL_WRITE).unwrap();
+        qp.bind_slots(&mr, layout, 0).unwrap();
+        let run: Vec<Desc> = (0..3).map(|slot| Desc { slot, offset: 128, len: 60 }).collect();
+        for _ in 0..2 {
+            test.fake.calls();
+            // SAFETY: the device moves no data.
+            unsafe { qp.post_send_run(&RunSource::new(&run).run(), 7) }.unwrap();
+            let calls = test.fake.calls();
+            let flags: Vec<u32> = calls
+                .iter()
+                .flat_map(|call| match call {
+                    Call::PostSend(list) => list.iter().map(|send| send.flags).collect(),
+                    Call::Wr { flags, .. } => vec![*flags],
+                    _ => Vec::new(),
+                })
+                .collect();
+            assert_eq!(flags, [CSUM, CSUM, CSUM | SIGNALED], "{api:?}: {calls:?}");
+        }
+    }
+}
+
+/// `check_raw` reports an unsupported setting before any object is created.
+#[test]
+fn raw_settings_are_checked_before_a_queue_is_created() {
+    let usual = RawSpec::default;
+    let strip = RawReceive { vlan_strip: true, ..RawReceive::default() };
+    let delay_drop = RawReceive { delay_drop: true, ..RawReceive::default() };
+    let rate = |kbps| Some(RateLimit { kbps, ..RateLimit::default() });
+    let wide = FlowRule { tag: Some(1 << 24), ..FlowRule::new(FlowTraffic::ALL) };
+    for (caps, queues, spec, expected) in [
+        (
+            0,
+            1,
+            RawSpec { receive: strip, ..usual() },
+            "fake: the device does not support VLAN stripping; help: remove ",
+        ),
+        (
+            0,
+            1,
+            RawSpec { checksum: true, ..usual() },
+            "fake: the device does not support checksums of raw packets; help: remove \"checksum\"",
+        ),
+        (8, 1, RawSpec { receive: delay_drop, ..usual() }, "use more than one worker"),
+        (0, 1, RawSpec { rate: rate(5), ..usual() }, "fake: rate in kbit/s: 5 is not in the range 10 to 1000"),
+        (0, 1, RawSpec { rules: vec![wide], ..usual() }, "fake: tag 0x1000000 does not fit in 24 bits"),
+    ] {
+        let mut test = test_device_with(caps);
+        test.set_raw(spec);
+        let error = test.device.check_raw(queues).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(test.fake.calls(), []);
+        test.set_raw(usual());
+        test.device.check_raw(queues).unwrap();
+    }
+}
+
+/// `FlowCounters` keeps the counts of a destroyed rule, although the device no longer reports them.
+#[test]
+fn counts_of_destroyed_rules_are_kept() {
+    let mut test = test_device();
+    let counters = Arc::new(test.device.create_flow_counters().unwrap());
+    let rule = FlowRule { count: Some(counters.clone()), ..FlowRule::new(FlowTraffic::ALL) };
+    test.set_raw(RawSpec { rules: vec![rule.clone(), FlowRule { drop: true, ..rule }], ..RawSpec::default() });
+    let (cq, qp) = started(&test, (0, 1), SendApi::Classic);
+    test.fake.counts(&[3, 180]);
+    drop(qp);
+    let calls = test.fake.calls();
+    let at = |wanted: fn(&Call) -> bool| calls.iter().position(wanted).unwrap();
+    assert!(at(|call| matches!(call, Call::ReadCounters { .. })) < at(|call| matches!(call, Call::DestroyFlow(_))));
+    test.fake.counts(&[0, 0]);
+    assert_eq!(counters.read().unwrap(), FlowCount { packets: 3, bytes: 180 });
+    drop((cq, counters));
+    test.set_raw(RawSpec::default());
+    assert_eq!(test.fake.calls().last(), Some(&Call::DestroyCounters));
+}

@@ -1,0 +1,160 @@
+//! The events of a completion channel: completion queues raise events, and the channel takes them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, Event, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
+
+// Epoll data of the channel's own descriptors. For watched descriptors the data is the number of the completion queue,
+// which has at most 24 bits.
+const READY: u64 = 1 << 32;
+const TIMER: u64 = 2 << 32;
+
+/// The events of a completion channel.
+#[derive(Debug)]
+pub(super) struct ChannelEvents {
+    /// The epoll instance. It is readable when there is an event, and watches `ready_fd`, `timer` and the descriptors
+    /// in `PendingEvents::watched`.
+    epoll: OwnedFd,
+    /// An eventfd that is readable while `PendingEvents::ready` is not empty.
+    ready_fd: OwnedFd,
+    /// The timer descriptor. It is readable when the earliest time in `PendingEvents::due` has passed.
+    timer: OwnedFd,
+    pending: Mutex<PendingEvents>,
+}
+
+#[derive(Debug, Default)]
+struct PendingEvents {
+    /// The completion queues whose events have not been taken.
+    ready: VecDeque<u32>,
+    /// Armed queues that raise an event at the given time, whether or not they have a completion.
+    due: BTreeMap<u32, Instant>,
+    /// The armed queues with the descriptors that the epoll instance watches for them. The kernel removes a closed
+    /// descriptor from the epoll instance.
+    watched: Vec<(u32, RawFd)>,
+}
+
+impl ChannelEvents {
+    /// Creates the events of a channel.
+    ///
+    /// # Errors
+    /// The process or the system has too many open descriptors.
+    pub(super) fn new() -> Result<Self, Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let ready_fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        epoll::add(&epoll, &ready_fd, EventData::new_u64(READY), EventFlags::IN)?;
+        epoll::add(&epoll, &timer, EventData::new_u64(TIMER), EventFlags::IN)?;
+        Ok(Self { epoll, ready_fd, timer, pending: Mutex::default() })
+    }
+
+    /// Returns the descriptor that is readable when there is an event.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    fn pending(&self) -> MutexGuard<'_, PendingEvents> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Raises an event for a completion queue.
+    pub(super) fn notify(&self, cq: u32) {
+        self.mark_ready(&mut self.pending(), cq);
+    }
+
+    /// Raises an event for a completion queue when a descriptor is readable, possibly immediately.
+    pub(super) fn notify_when_readable(&self, cq: u32, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
+        let mut events = self.pending();
+        let number = descriptor.as_raw_fd();
+        match epoll::add(&self.epoll, descriptor, EventData::new_u64(cq.into()), EventFlags::IN) {
+            // The queue is already armed.
+            Err(Errno::EXIST) => return Ok(()),
+            added => added?,
+        }
+        // Remove the entry of a closed descriptor that had the same number.
+        events.watched.retain(|(_, other)| *other != number);
+        events.watched.push((cq, number));
+        Ok(())
+    }
+
+    /// Raises an event for a completion queue after `time`.
+    pub(super) fn notify_after(&self, cq: u32, time: Duration) {
+        let mut events = self.pending();
+        events.due.insert(cq, Instant::now() + time);
+        self.set_timer(&events);
+    }
+
+    /// Marks a queue as ready and disarms it.
+    fn mark_ready(&self, events: &mut PendingEvents, cq: u32) {
+        events.due.remove(&cq);
+        events.watched.retain(|(queue, number)| {
+            if *queue == cq {
+                // SAFETY: the call accesses no memory. If the descriptor is closed or reused, it is not in the epoll
+                // instance, and the call fails harmlessly.
+                unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, *number, std::ptr::null_mut()) };
+            }
+            *queue != cq
+        });
+        if events.ready.is_empty() {
+            // The write cannot fail, because the counter is 0.
+            let _ = rustix::io::write(&self.ready_fd, &1u64.to_ne_bytes());
+        }
+        events.ready.push_back(cq);
+    }
+
+    /// Sets the timer to the time at which the first queue is due.
+    fn set_timer(&self, events: &PendingEvents) {
+        let first = events.due.values().min().map(|at| at.saturating_duration_since(Instant::now()));
+        // A time of 0 would disarm the timer.
+        let time = first.map_or(Duration::ZERO, |time| time.max(Duration::from_nanos(1)));
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = Itimerspec { it_interval: zero, it_value: Timespec::try_from(time).unwrap_or(zero) };
+        // Fails only for invalid times.
+        let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value);
+    }
+
+    /// Removes and returns the next event.
+    pub(super) fn take(&self) -> Option<u32> {
+        let mut events = self.pending();
+        if events.ready.is_empty() {
+            self.check_ready(&mut events);
+        }
+        let cq = events.ready.pop_front()?;
+        if events.ready.is_empty() {
+            let _ = rustix::io::read(&self.ready_fd, &mut [0; 8]);
+        }
+        Some(cq)
+    }
+
+    /// Checks which queues are ready now.
+    fn check_ready(&self, events: &mut PendingEvents) {
+        let none = Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
+        let (mut list, at_once) = ([none; 16], Timespec { tv_sec: 0, tv_nsec: 0 });
+        // The next call returns the events that do not fit in the list.
+        let count = epoll::wait(&self.epoll, &mut list, Some(&at_once)).unwrap_or(0);
+        for event in &list[..count] {
+            match { event.data }.u64() {
+                READY => {}
+                TIMER => {
+                    let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+                    let now = Instant::now();
+                    while let Some(cq) = events.due.iter().find(|(_, at)| **at <= now).map(|(cq, _)| *cq) {
+                        self.mark_ready(events, cq);
+                    }
+                    self.set_timer(events);
+                }
+                // A queue raises a single event, even if several of its descriptors are readable.
+                cq if events.watched.iter().any(|(queue, _)| u64::from(*queue) == cq) => {
+                    self.mark_ready(events, cq as u32)
+                }
+                _ => {}
+            }
+        }
+    }
+}

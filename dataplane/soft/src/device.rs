@@ -1,0 +1,389 @@
+//! The software device: port, protection domains, completion queues and events.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::channel::SoftChannel;
+use crate::completion::Stamps;
+use crate::counter::Counter;
+use crate::counters::SoftCounters;
+use crate::cq::SoftCq;
+use crate::cq_core::PollFaults;
+use crate::memory::Keys;
+use crate::open_device::OpenDevice;
+use crate::pd::SoftPd;
+use crate::profile::Profile;
+use crate::queues::Queues;
+use crate::rss::Rss;
+use crate::shared::Shared;
+use crate::spec::SoftSpec;
+use crate::status::Status;
+use dataplane_core::clock::{ClockSource, Timebase};
+use dataplane_core::error::{Error, Result, VerbError};
+use dataplane_core::units::{Gid, Nanos, QpNum, Ticks};
+use dataplane_core::verbs::{
+    AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind, GidEntry,
+    GidKind, LinkLayer, PollFields, PortAttributes, PortState, Provider,
+};
+
+/// The capabilities of every device.
+const BASE_CAPABILITIES: [Capability; 5] = [
+    Capability::Events,
+    Capability::ExtendedCq,
+    Capability::SingleThreaded,
+    Capability::Inline,
+    Capability::ExtendedSend,
+];
+
+/// The additional capabilities of a device with [`Profile::Spec`]. A device that imitates rxe, the kernel's software
+/// RoCE driver, has no raw packets and no clock.
+const SPEC_CAPABILITIES: [Capability; 5] = [
+    Capability::RawPacket,
+    Capability::Timestamps,
+    Capability::WallclockTimestamps,
+    Capability::IgnoreOverrun,
+    Capability::Rss,
+];
+
+/// The additional capabilities of a device whose link is a fabric (connections and datagrams in memory).
+const FABRIC_CAPABILITIES: [Capability; 7] = [
+    Capability::Datagram,
+    Capability::Rc,
+    Capability::Uc,
+    Capability::Srq,
+    Capability::MemoryWindow,
+    Capability::Atomic,
+    Capability::Multicast,
+];
+
+/// A software device. Clones refer to the same device.
+#[derive(Clone, Debug)]
+pub struct SoftDevice(Arc<OpenDevice>);
+
+impl SoftDevice {
+    /// Creates a device.
+    ///
+    /// # Errors
+    /// The MTU is out of range. The generator cannot create frames of this size. A capture file cannot be read or
+    /// written. An interface does not exist or may not be used.
+    pub fn new(spec: SoftSpec) -> Result<Self> {
+        if !(68..=65_000).contains(&spec.mtu) {
+            return Err(Error::Wire(format!(
+                "{}: an MTU of {} bytes is out of range: 68 to 65000",
+                spec.name, spec.mtu
+            )));
+        }
+        let gids = std::iter::once(spec.gid()).chain(spec.gids.iter().copied()).collect();
+        let status = Arc::new(Status::new(gids));
+        let link = spec.link.open(spec.mtu, spec.max_frame() as usize, spec.stamped)?;
+        if link.is_zero_copy() && !spec.faults.no_queue_faults() {
+            return Err(Error::Wire(format!("{}: a zero-copy link does not support injected faults", spec.name)));
+        }
+        let watcher = link.clone().watch(&status)?;
+        let standard = SPEC_CAPABILITIES.into_iter().filter(|_| spec.profile == Profile::Spec);
+        let fabric = FABRIC_CAPABILITIES.into_iter().filter(|_| link.fabric().is_some());
+        let all = BASE_CAPABILITIES.into_iter().chain(standard).chain(fabric);
+        let has: Vec<_> = all.filter(|capability| !spec.refuse.contains(capability)).collect();
+        let stamped = has.contains(&Capability::Timestamps);
+        let counter = Counter::new(&spec.clock, spec.timestamp_mask, spec.counter.as_ref());
+        let limits = spec.limits;
+        let capabilities = Capabilities {
+            firmware: env!("CARGO_PKG_VERSION").to_owned(),
+            ports: 1,
+            max_qp: limits.max_qp,
+            max_qp_wr: limits.max_qp_wr.min(1 << 16),
+            max_sge: limits.max_sge,
+            max_cq: limits.max_cq,
+            max_cqe: limits.max_cqe,
+            max_mr: limits.max_mr,
+            max_mr_size: u64::MAX,
+            max_srq: 0,
+            max_srq_wr: 0,
+            max_rd_atomic: 0,
+            max_init_rd_atomic: 0,
+            path_migration: false,
+            completion_vectors: 1,
+            timestamp_mask: if stamped { spec.timestamp_mask } else { 0 },
+            clock_khz: if stamped { counter.timebase().ticks(Nanos(1_000_000_000)).0 / 1_000 } else { 0 },
+            has,
+        };
+        let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let nanos = if spec.clock.timebase().source == ClockSource::Virtual { 0 } else { nanos };
+        let nanos = nanos.wrapping_add_signed(spec.wall_ahead);
+        let connects = |most| if link.fabric().is_some() { most } else { 0 };
+        let capabilities = Capabilities {
+            max_srq: connects(limits.max_srq),
+            max_srq_wr: connects(capabilities.max_qp_wr),
+            max_rd_atomic: connects(u32::from(limits.max_rd_atomic)),
+            max_init_rd_atomic: connects(u32::from(limits.max_rd_atomic)),
+            ..capabilities
+        };
+        let numbers = link.fabric().map(|fabric| fabric.numbers.clone()).unwrap_or_default();
+        let shared = Shared {
+            id: link.fabric().map_or(0, |_| numbers.next()),
+            profile: spec.profile,
+            limits,
+            faults: spec.faults,
+            clock: spec.clock.clone(),
+            mtu: spec.mtu,
+            max_frame: spec.max_frame(),
+            keys: Arc::new(Keys::new()),
+            capabilities,
+            status,
+            gone: AtomicBool::new(false),
+            numbers,
+            cqs: AtomicU32::new(0),
+            srqs: AtomicU32::new(0),
+        };
+        Ok(Self(Arc::new(OpenDevice {
+            shared: Arc::new(shared),
+            _watcher: watcher,
+            link,
+            rss: Arc::new(Rss::new(&spec.rss)),
+            queues: Queues::default(),
+            wall: (nanos, spec.clock.now()),
+            counter: Arc::new(counter),
+            spec,
+        })))
+    }
+
+    /// Returns the first GID of the port.
+    pub fn gid(&self) -> Gid {
+        self.0.shared.gid_at(0).unwrap_or_default()
+    }
+
+    /// Replaces the whole GID table, and raises `GID_CHANGE`. A GID of zero is an empty entry. Queue pairs and address
+    /// handles that use a removed GID can no longer send or receive.
+    pub fn set_gids(&self, gids: &[Gid]) {
+        self.0.shared.status.set_gids(gids);
+    }
+
+    /// Takes the link down or up, and raises `PORT_ERR` or `PORT_ACTIVE`. While the link is down, the device drops sent
+    /// frames and receives no frames.
+    pub fn set_link(&self, up: bool) {
+        self.0.shared.status.set_link(up);
+    }
+
+    /// Removes the device: raises `DEVICE_FATAL`, and all further verbs fail with `EIO`.
+    pub fn remove(&self) {
+        if !self.0.shared.gone.swap(true, Ordering::Relaxed) {
+            self.0.shared.raise(EventKind::DeviceFatal, 0);
+        }
+    }
+
+    /// Returns the counters, summed over all queue pairs, including dropped queue pairs.
+    pub fn counters(&self) -> SoftCounters {
+        let mut sum = self.0.queues.counters();
+        self.0.link.count(&mut sum);
+        sum
+    }
+
+    /// Returns the counters of each existing queue pair.
+    pub fn queue_counters(&self) -> Vec<(QpNum, SoftCounters)> {
+        self.0.queues.each()
+    }
+
+    /// Returns the error of the link, if there was an error. Either a capture file is damaged, and its valid part was
+    /// replayed, or a capture file could not be written.
+    pub fn wire_error(&self) -> Option<Error> {
+        self.0.link.error()
+    }
+
+    /// Returns a description of the link, if there is more to describe than its kind.
+    pub fn describe_link(&self) -> Option<String> {
+        self.0.link.describe()
+    }
+
+    /// Writes the sent frames to the capture file.
+    ///
+    /// # Errors
+    /// The file could not be written, now or earlier.
+    pub fn finish(&self) -> Result<()> {
+        self.0.link.finish()
+    }
+}
+
+// SAFETY: every protection domain gets its own number, and a key is valid only together with the number of its domain.
+unsafe impl Device for SoftDevice {
+    type Pd = SoftPd;
+    type Cq = SoftCq;
+    type Channel = SoftChannel;
+
+    fn name(&self) -> &str {
+        &self.0.spec.name
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.0.shared.capabilities
+    }
+
+    fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {
+        self.0.shared.check("ibv_query_port")?;
+        match port {
+            1 => Ok(PortAttributes {
+                state: if self.0.shared.is_up() { PortState::Active } else { PortState::Down },
+                link_layer: LinkLayer::Ethernet,
+                max_mtu: if self.0.spec.profile == Profile::Rxe { 4096 } else { self.0.spec.mtu },
+                active_mtu: self.0.shared.path_mtu(),
+                max_message: if self.0.link.fabric().is_some() { self.0.shared.max_message() } else { self.0.spec.mtu },
+                gids: self.0.shared.status.gids().len() as u32,
+                pkeys: 1,
+                lid: 0,
+                lmc: 0,
+            }),
+            _ => Err(VerbError::new("ibv_query_port", libc::EINVAL)),
+        }
+    }
+
+    fn timebase(&self) -> Timebase {
+        self.0.counter.timebase()
+    }
+
+    fn wallclock_is_system(&self) -> bool {
+        let real = self.0.spec.clock.timebase().source != ClockSource::Virtual;
+        real && self.0.spec.wall_ahead == 0 && !self.0.link.has_nic_stamps()
+    }
+
+    fn raw_clock(&self) -> Result<Ticks, VerbError> {
+        const VERB: &str = "ibv_query_rt_values_ex";
+        self.0.shared.check(VERB)?;
+        if !self.0.shared.has(Capability::Timestamps) {
+            return Err(VerbError::new(VERB, libc::EOPNOTSUPP));
+        }
+        self.0.counter.read()
+    }
+
+    fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError> {
+        self.port(port)?;
+        let gids = self.0.shared.status.gids();
+        let entry = |(index, gid): (usize, &Gid)| GidEntry {
+            index: index as u32,
+            gid: *gid,
+            kind: GidKind::RoceV2,
+            interface: 0,
+        };
+        Ok(gids.iter().enumerate().filter(|(_, gid)| !gid.is_zero()).map(entry).collect())
+    }
+
+    fn pkey(&self, port: u8, index: u16) -> Result<u16, VerbError> {
+        /// Full membership of the default partition.
+        const DEFAULT: u16 = 0xffff;
+        self.port(port)?;
+        if index == 0 { Ok(DEFAULT) } else { Err(VerbError::new("ibv_query_pkey", libc::EINVAL)) }
+    }
+
+    fn alloc_pd(&self) -> Result<SoftPd, VerbError> {
+        self.0.shared.check("ibv_alloc_pd")?;
+        Ok(SoftPd::new(&self.0))
+    }
+
+    fn create_channel(&self) -> Result<SoftChannel, VerbError> {
+        const VERB: &str = "ibv_create_comp_channel";
+        self.0.shared.check(VERB)?;
+        match self.0.shared.has(Capability::Events) {
+            true => SoftChannel::new(&self.0),
+            false => Err(VerbError::new(VERB, libc::EOPNOTSUPP)),
+        }
+    }
+
+    fn create_cq(&self, spec: &CqSpec, channel: Option<&SoftChannel>) -> Result<(SoftCq, CqGranted), VerbError> {
+        self.0.shared.check("ibv_create_cq_ex")?;
+        let limits = self.0.spec.limits;
+        let foreign = channel.is_some_and(|channel| !channel.is_of(&self.0));
+        if spec.depth == 0 || spec.depth > limits.max_cqe || spec.vector > 0 || foreign {
+            return Err(VerbError::new("ibv_create_cq_ex", libc::EINVAL));
+        }
+        if self.0.shared.cqs.load(Ordering::Relaxed) >= limits.max_cq {
+            return Err(VerbError::new("ibv_create_cq_ex", libc::ENOMEM));
+        }
+        let mut granted = CqGranted {
+            depth: self.0.spec.profile.slots(spec.depth),
+            fields: spec.fields & (PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK),
+            flags: spec.flags,
+            api: if self.0.shared.has(Capability::ExtendedCq) { CqApi::Extended } else { CqApi::Classic },
+            stamps: ClockSource::None,
+            refused: Vec::new(),
+            why: Vec::new(),
+        };
+        // Of the optional fields, a classic queue reports only the length and the queue pair number. All other fields
+        // need an extended queue.
+        let requested = [
+            (Capability::ExtendedCq, PollFields::all() - PollFields::BYTE_LEN - PollFields::QP_NUM, CqFlags::all()),
+            (Capability::Cvlan, PollFields::CVLAN, CqFlags::empty()),
+            (Capability::FlowTag, PollFields::FLOW_TAG, CqFlags::empty()),
+            (Capability::TagMatching, PollFields::TM_INFO, CqFlags::empty()),
+            (Capability::Timestamps, PollFields::TIMESTAMP, CqFlags::empty()),
+            (Capability::WallclockTimestamps, PollFields::WALLCLOCK, CqFlags::empty()),
+            (Capability::SingleThreaded, PollFields::empty(), CqFlags::SINGLE_THREADED),
+            (Capability::IgnoreOverrun, PollFields::empty(), CqFlags::IGNORE_OVERRUN),
+        ];
+        for (capability, fields, flags) in requested {
+            let wanted = spec.fields.intersects(fields) || spec.flags.intersects(flags);
+            if wanted && !self.0.shared.has(capability) {
+                granted.fields -= fields;
+                granted.flags -= flags;
+                granted.refused.push(capability);
+            }
+        }
+        let stamps = if granted.fields.contains(PollFields::WALLCLOCK) {
+            granted.stamps = ClockSource::DeviceWallclock;
+            let clock = &self.0.spec.clock;
+            match clock.timebase().source {
+                ClockSource::Virtual => {
+                    Stamps::Wallclock(clock.clone(), clock.timebase(), self.0.wall.0, self.0.wall.1)
+                }
+                _ => Stamps::HostWallclock(self.0.spec.wall_ahead),
+            }
+        } else if granted.fields.contains(PollFields::TIMESTAMP) {
+            // A counter with an unknown frequency still provides ticks.
+            granted.stamps = match self.0.counter.timebase().source {
+                ClockSource::None => ClockSource::DeviceTicks,
+                source => source,
+            };
+            Stamps::Ticks(self.0.counter.clone())
+        } else {
+            Stamps::None
+        };
+        let faults = PollFaults::new(&self.0.spec.faults, granted.fields.contains(PollFields::WALLCLOCK));
+        self.0.shared.cqs.fetch_add(1, Ordering::Relaxed);
+        let ignore_overrun = granted.flags.contains(CqFlags::IGNORE_OVERRUN);
+        let channel = channel.map(|channel| channel.events().clone());
+        let cq = SoftCq::new(&self.0, granted.depth, granted.fields, ignore_overrun, stamps, faults, channel);
+        Ok((cq, granted))
+    }
+
+    fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        self.0.link.drive();
+        self.0.shared.status.wait(timeout)
+    }
+}
+
+/// The software devices of a process, by name.
+#[derive(Clone, Debug, Default)]
+pub struct SoftProvider(Vec<SoftDevice>);
+
+impl SoftProvider {
+    /// Creates a provider of these devices.
+    pub fn new(devices: Vec<SoftDevice>) -> Self {
+        Self(devices)
+    }
+}
+
+impl Provider for SoftProvider {
+    type Device = SoftDevice;
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let info = |device: &SoftDevice| DeviceInfo {
+            driver: "soft".to_owned(),
+            capabilities: Ok(device.capabilities().clone()),
+            ..DeviceInfo::unusable(device.name().to_owned(), String::new())
+        };
+        Ok(self.0.iter().map(info).collect())
+    }
+
+    fn open(&self, name: &str) -> Result<SoftDevice> {
+        let device = self.0.iter().find(|device| device.name() == name);
+        device.cloned().ok_or_else(|| VerbError::new("ibv_open_device", libc::ENODEV).on(name))
+    }
+}

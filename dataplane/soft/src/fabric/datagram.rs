@@ -1,0 +1,116 @@
+//! Unreliable datagrams.
+
+use super::context::FabricContext;
+use super::packet::{Body, Datagram, Packet, is_multicast};
+use super::qp::Qp;
+use dataplane_core::units::Gid;
+use dataplane_core::verbs::CompletionValues;
+use dataplane_core::verbs::{Path, SendFlags, WcFlags, WcOpcode, WcStatus};
+
+/// The length of the global routing header (GRH), which precedes every received datagram.
+pub(super) const GRH: usize = 40;
+/// The number of bytes that RoCEv2 adds to a payload inside the IP packet: UDP header 8, base transport header 12,
+/// datagram extended transport header 8, ICRC 4.
+const ROCE_OVERHEAD: usize = 8 + 12 + 8 + 4;
+
+impl Qp {
+    /// Sends a datagram that [`Qp::send_one`] has checked.
+    pub(super) fn send_datagram(&mut self, at: usize, ctx: &mut FabricContext<'_>) -> Result<(), WcStatus> {
+        let send = &self.requester.queue[at];
+        let (Some(to), length, work) = (send.to, send.length, send.work) else { return Err(WcStatus::LocQpOpErr) };
+        let (solicited, psn) = (send.flags.contains(SendFlags::SOLICITED), send.first);
+        let payload = self.payload(at, 0, length as usize, ctx)?;
+        self.requester.queue[at].sent = 1;
+        let device = &self.shared.device;
+        let Some(from_gid) = device.gid_at(to.path.source_gid_index) else { return Ok(()) };
+        if device.is_up() {
+            self.shared.counts.tx_packets.add(1);
+            self.shared.counts.tx_bytes.add(length);
+        }
+        // If the top bit of the request's Q_Key is set, the packet carries the Q_Key of the sending queue pair instead.
+        let qkey = if to.qkey >> 31 == 1 { self.attributes.qkey } else { to.qkey };
+        let datagram = Datagram { qkey, imm: work.imm(), solicited, path: to.path, payload };
+        let body = Body::Datagram(datagram);
+        self.put(Packet { to: to.qp, to_gid: to.path.gid, from: self.shared.number, from_gid, psn, body }, ctx);
+        Ok(())
+    }
+
+    /// Receives a datagram, or drops it.
+    pub(super) fn on_datagram(&mut self, packet: &Packet, datagram: &Datagram, ctx: &mut FabricContext<'_>) {
+        if datagram.qkey != self.attributes.qkey {
+            return self.shared.counts.qkey_violations.add(1);
+        }
+        let Some(receive) = self.take_receive(ctx) else { return self.shared.counts.rx_out_of_buffer.add(1) };
+        let length = datagram.payload.len();
+        let failed = ctx.net.faults.get_mut(&self.shared.device.id).and_then(|faults| faults.receive_fails());
+        self.shared.counts.faults.add(u64::from(failed.is_some()));
+        let too_long = receive.capacity() < (GRH + length) as u64;
+        let written = match failed {
+            Some(status) => Err(status),
+            None if too_long => Err(WcStatus::LocLenErr),
+            None => {
+                let header = routing_header(datagram, packet.from_gid, packet.to_gid);
+                let header = self.keys.scatter_part(&receive.sges, 0, &header);
+                header.and_then(|()| self.keys.scatter_part(&receive.sges, GRH as u64, &datagram.payload))
+            }
+        };
+        self.shared.counts.rx_too_long.add(u64::from(too_long));
+        if let Err(status) = written {
+            let status = if self.is_rxe() && failed.is_none() { WcStatus::LocQpOpErr } else { status };
+            self.complete_receive(&receive, status, CompletionValues::default(), true, ctx);
+            return self.fail(ctx);
+        }
+        self.shared.counts.rx_packets.add(1);
+        self.shared.counts.rx_bytes.add(length as u64);
+        let imm = if datagram.imm.is_some() { WcFlags::WITH_IMM } else { WcFlags::empty() };
+        let values = CompletionValues {
+            opcode: WcOpcode::Recv.raw(),
+            flags: WcFlags::GRH | imm,
+            byte_len: (GRH + length) as u32,
+            imm: datagram.imm.unwrap_or(0),
+            src_qp: packet.from,
+            sl: datagram.path.service_level,
+            ..CompletionValues::default()
+        };
+        self.complete_receive(&receive, WcStatus::Success, values, datagram.solicited, ctx);
+    }
+
+    /// Whether this queue pair may join the multicast group.
+    pub(super) fn may_join(&self, group: Gid) -> bool {
+        self.kind() == dataplane_core::verbs::QpType::Ud && is_multicast(group)
+    }
+}
+
+/// Returns the 40 bytes that precede a received datagram. For RoCEv2 they contain the IP header. An IPv4 header is
+/// preceded by 20 zero bytes.
+fn routing_header(datagram: &Datagram, from: Gid, to: Gid) -> [u8; GRH] {
+    const UDP: u8 = 17;
+    let Path { hop_limit, traffic_class, flow_label, .. } = datagram.path;
+    let padded = datagram.payload.len().next_multiple_of(4);
+    let inside = padded + ROCE_OVERHEAD + if datagram.imm.is_some() { 4 } else { 0 };
+    let mut header = [0; GRH];
+    let v4 = |gid: Gid| gid.0[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    if v4(from) && v4(to) {
+        let ip = &mut header[20..];
+        ip[..2].copy_from_slice(&[0x45, traffic_class]);
+        ip[2..4].copy_from_slice(&((inside + 20) as u16).to_be_bytes());
+        // The "don't fragment" flag.
+        ip[6] = 0x40;
+        ip[8..10].copy_from_slice(&[hop_limit, UDP]);
+        ip[12..16].copy_from_slice(&from.0[12..]);
+        ip[16..20].copy_from_slice(&to.0[12..]);
+        // The IPv4 header checksum (RFC 1071).
+        let sum: u32 = ip.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+        ip[10..12].copy_from_slice(&sum.to_be_bytes());
+        return header;
+    }
+    let word = 6 << 28 | u32::from(traffic_class) << 20 | flow_label & 0xf_ffff;
+    header[..4].copy_from_slice(&word.to_be_bytes());
+    header[4..6].copy_from_slice(&(inside as u16).to_be_bytes());
+    header[6..8].copy_from_slice(&[UDP, hop_limit]);
+    header[8..24].copy_from_slice(&from.0);
+    header[24..].copy_from_slice(&to.0);
+    header
+}

@@ -1,0 +1,355 @@
+//! Injected faults. The same seed produces the same faults at the same frames.
+
+use std::collections::VecDeque;
+
+use dataplane_core::clock::{HostClock, Timebase};
+use dataplane_core::units::{Nanos, Ticks};
+use dataplane_core::verbs::WcStatus;
+
+/// The faults to inject, and their probabilities. A probability is a number from 0 to 1 per frame, packet or request.
+/// On raw-packet queue pairs, faults such as loss apply to frames. On connections and datagrams, they apply to packets,
+/// and a corrupt packet is lost because its checksum is wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FaultSpec {
+    /// The seed of the random numbers.
+    pub seed: u64,
+    /// The probability that a frame is lost before it is received.
+    pub loss: f64,
+    /// The probability that a frame is received twice.
+    pub duplicate: f64,
+    /// The probability that a frame is received after the frame that follows it.
+    pub reorder: f64,
+    /// The probability that one bit of a frame is flipped.
+    pub corrupt: f64,
+    /// The probability that a frame is delayed.
+    pub delay: f64,
+    /// The delay of delayed frames.
+    pub delay_by: Nanos,
+    /// The probability that a poll with wall-clock timestamps finds the queue busy (`EBUSY`).
+    pub busy: f64,
+    /// The probability that a receive fails with [`FaultSpec::rx_status`] and moves the queue pair to ERR.
+    pub rx_error: f64,
+    /// The status of failed receives.
+    pub rx_status: WcStatus,
+    /// The probability that a send fails with [`FaultSpec::tx_status`]. The queue pair's state changes as after every
+    /// failed send.
+    pub tx_error: f64,
+    /// The status of failed sends.
+    pub tx_status: WcStatus,
+    /// The probability that the link goes down when a frame arrives. It comes up again after
+    /// [`FaultSpec::flap_frames`].
+    pub flap: f64,
+    /// The number of frames that are lost while the link is down.
+    pub flap_frames: u32,
+    /// The probability that a request is refused with [`FaultSpec::post_errno`].
+    pub post_error: f64,
+    /// The position of the request that is refused with [`FaultSpec::post_errno`]. Sends and receives of a queue pair
+    /// are counted separately, from 1. With 0, no request is refused.
+    pub post_error_at: u64,
+    /// The `errno` of refused requests.
+    pub post_errno: i32,
+    /// The probability that a poll returns a completion that belongs to no request. Its `wr_id` is unknown, and its
+    /// status or opcode is undefined.
+    pub garbage: f64,
+    /// The probability that the start of a poll fails with `EINVAL`. The queue stays usable.
+    pub poll_invalid: f64,
+    /// The probability that the start or the next step of a poll fails, and the queue stays unusable.
+    pub poll_error: f64,
+    /// Whether queue pairs in ERR never flush their requests and never raise `QP_LAST_WQE_REACHED`.
+    pub mute: bool,
+    /// The number of bytes that may be registered. With 0, every registration fails with `EPERM`.
+    pub memlock: Option<u64>,
+    /// Whether the device behaves as if the process lacked `CAP_NET_RAW`: raw packets and privileged Q_Keys are
+    /// refused.
+    pub no_net_raw: bool,
+}
+
+impl Default for FaultSpec {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            loss: 0.0,
+            duplicate: 0.0,
+            reorder: 0.0,
+            corrupt: 0.0,
+            delay: 0.0,
+            delay_by: Nanos(0),
+            busy: 0.0,
+            rx_error: 0.0,
+            rx_status: WcStatus::GeneralErr,
+            tx_error: 0.0,
+            tx_status: WcStatus::GeneralErr,
+            flap: 0.0,
+            flap_frames: 8,
+            post_error: 0.0,
+            post_error_at: 0,
+            post_errno: libc::ENOMEM,
+            garbage: 0.0,
+            poll_invalid: 0.0,
+            poll_error: 0.0,
+            mute: false,
+            memlock: None,
+            no_net_raw: false,
+        }
+    }
+}
+
+impl FaultSpec {
+    /// Whether no fault is configured.
+    pub fn is_none(&self) -> bool {
+        self.no_queue_faults() && self.no_poll_faults() && self.memlock.is_none() && !self.no_net_raw
+    }
+
+    /// Whether no fault of completion queues is configured.
+    pub(super) fn no_poll_faults(&self) -> bool {
+        [self.busy, self.garbage, self.poll_invalid, self.poll_error].iter().all(|odds| *odds <= 0.0)
+    }
+
+    /// Whether no fault of queue pairs is configured.
+    pub(super) fn no_queue_faults(&self) -> bool {
+        let odds = [
+            self.loss,
+            self.duplicate,
+            self.reorder,
+            self.corrupt,
+            self.delay,
+            self.rx_error,
+            self.tx_error,
+            self.flap,
+            self.post_error,
+        ];
+        odds.iter().all(|odds| *odds <= 0.0) && self.post_error_at == 0 && !self.mute
+    }
+}
+
+/// A random number generator: SplitMix64 (Steele, Lea and Flood, 2014).
+#[derive(Debug)]
+pub(super) struct Random(u64);
+
+impl Random {
+    pub(super) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(super) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// Returns `true` with the given probability. A probability of 0 draws no random number. So a disabled fault does
+    /// not change the random numbers of the enabled faults.
+    pub(super) fn happens(&mut self, odds: f64) -> bool {
+        odds > 0.0 && ((self.next() >> 11) as f64) < odds * (1u64 << 53) as f64
+    }
+
+    pub(super) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit.max(1) as u64) as usize
+    }
+}
+
+/// A frame that is held back for reordering is received after this number of polls without a following frame.
+const MAX_IDLE_POLLS: u8 = 4;
+/// The maximum number of delayed frames.
+const MAX_DELAYED: usize = 1 << 14;
+
+/// A unit of transfer on a wire: a frame, or a packet of a fabric.
+pub(super) trait Corruptible: Clone {
+    /// Flips a random bit. Returns `false` if the receiver would detect the corruption and drop the unit.
+    fn flip_bit(&mut self, random: &mut Random) -> bool;
+}
+
+impl Corruptible for Vec<u8> {
+    fn flip_bit(&mut self, random: &mut Random) -> bool {
+        let at = random.below(self.len());
+        if let Some(byte) = self.get_mut(at) {
+            *byte ^= 1 << random.below(8);
+        }
+        true
+    }
+}
+
+/// An injected change of the link state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flap {
+    Down,
+    Up,
+}
+
+/// The injected faults that refuse posts, for the sends or the receives of one queue pair.
+#[derive(Debug)]
+pub(super) struct PostFaults {
+    random: Random,
+    odds: f64,
+    at: u64,
+    errno: i32,
+    posted: u64,
+}
+
+impl PostFaults {
+    /// Returns `None` if no refusals are configured.
+    pub(super) fn new(spec: &FaultSpec, salt: u64) -> Option<Self> {
+        let random = Random::new(spec.seed.wrapping_add(salt));
+        let some = spec.post_error > 0.0 || spec.post_error_at > 0;
+        some.then_some(Self {
+            random,
+            odds: spec.post_error,
+            at: spec.post_error_at,
+            errno: spec.post_errno,
+            posted: 0,
+        })
+    }
+
+    /// Returns the `errno` if the next request is refused.
+    pub(super) fn refuses(&mut self) -> Option<i32> {
+        self.posted += 1;
+        (self.posted == self.at || self.random.happens(self.odds)).then_some(self.errno)
+    }
+}
+
+/// The fault state of a raw-packet queue pair, or of the receive direction of a device on a fabric.
+#[derive(Debug)]
+pub(super) struct Faults<T> {
+    spec: FaultSpec,
+    random: Random,
+    clock: HostClock,
+    timebase: Timebase,
+    /// The units that the receiver gets next.
+    ready: VecDeque<T>,
+    /// The unit that is held back so that the next unit overtakes it.
+    overtaken: Option<T>,
+    /// The number of polls in which no unit followed `overtaken`.
+    idle: u8,
+    /// Delayed units with their arrival time.
+    delayed: VecDeque<(Ticks, T)>,
+    /// The number of frames that are still lost before the link is up again.
+    down: u32,
+    flap: Option<Flap>,
+    pub(super) injected: u64,
+}
+
+impl<T: Corruptible> Faults<T> {
+    pub(super) fn new(spec: FaultSpec, queue: u16, clock: HostClock) -> Self {
+        let random = Random::new(spec.seed.wrapping_add(u64::from(queue) << 32));
+        let timebase = clock.timebase();
+        Self {
+            spec,
+            random,
+            clock,
+            timebase,
+            ready: VecDeque::new(),
+            overtaken: None,
+            idle: 0,
+            delayed: VecDeque::new(),
+            down: 0,
+            flap: None,
+            injected: 0,
+        }
+    }
+
+    fn inject(&mut self, odds: f64) -> bool {
+        let inject = self.random.happens(odds);
+        self.injected += u64::from(inject);
+        inject
+    }
+
+    /// Returns the status with which the next send fails, if a fault is injected.
+    pub(super) fn send_fails(&mut self) -> Option<WcStatus> {
+        self.inject(self.spec.tx_error).then_some(self.spec.tx_status)
+    }
+
+    /// Returns the status with which the next receive fails, if a fault is injected.
+    pub(super) fn receive_fails(&mut self) -> Option<WcStatus> {
+        self.inject(self.spec.rx_error).then_some(self.spec.rx_status)
+    }
+
+    /// Returns the link change since the last call, if there was one.
+    pub(super) fn flapped(&mut self) -> Option<Flap> {
+        self.flap.take()
+    }
+
+    /// Whether units are held back.
+    pub(super) fn holds_any(&self) -> bool {
+        !self.ready.is_empty() || self.overtaken.is_some() || !self.delayed.is_empty()
+    }
+
+    /// Drops the units that are held back, and returns their number.
+    pub(super) fn clear(&mut self) -> u64 {
+        let lost = self.ready.len() + usize::from(self.overtaken.is_some()) + self.delayed.len();
+        self.ready.clear();
+        self.overtaken = None;
+        self.delayed.clear();
+        lost as u64
+    }
+
+    /// Releases the units whose delay has passed.
+    pub(super) fn release_delayed(&mut self) {
+        let now = self.clock.now();
+        let is_delayed = |since| self.timebase.between(since, now) < self.spec.delay_by;
+        while self.delayed.front().is_some_and(|(since, _)| !is_delayed(*since)) {
+            self.ready.extend(self.delayed.pop_front().map(|(_, held)| held));
+        }
+    }
+
+    /// Records a poll without a new unit. After [`MAX_IDLE_POLLS`] such polls, the unit that waits to be overtaken is
+    /// released.
+    pub(super) fn idle_poll(&mut self) {
+        self.idle += 1;
+        if self.idle >= MAX_IDLE_POLLS {
+            self.idle = 0;
+            self.ready.extend(self.overtaken.take());
+        }
+    }
+
+    /// Whether a unit is ready to be received.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// Returns the next unit to be received.
+    pub(super) fn next(&mut self) -> Option<T> {
+        self.ready.pop_front()
+    }
+
+    /// Applies the faults to a unit that has arrived.
+    pub(super) fn arrive(&mut self, mut held: T) {
+        if self.down > 0 {
+            self.down -= 1;
+            self.injected += 1;
+            if self.down == 0 {
+                self.flap = Some(Flap::Up);
+            }
+            return;
+        }
+        if self.spec.flap_frames > 0 && self.inject(self.spec.flap) {
+            self.down = self.spec.flap_frames;
+            self.flap = Some(Flap::Down);
+            return;
+        }
+        if self.inject(self.spec.loss) {
+            return;
+        }
+        if self.inject(self.spec.corrupt) && !held.flip_bit(&mut self.random) {
+            return;
+        }
+        if self.inject(self.spec.delay) {
+            // The number of delayed units is limited. Further units are lost.
+            if self.delayed.len() < MAX_DELAYED {
+                self.delayed.push_back((self.clock.now(), held));
+            }
+            return;
+        }
+        if self.overtaken.is_none() && self.inject(self.spec.reorder) {
+            self.overtaken = Some(held);
+            self.idle = 0;
+            return;
+        }
+        if self.inject(self.spec.duplicate) {
+            self.ready.push_back(held.clone());
+        }
+        self.ready.push_back(held);
+        self.ready.extend(self.overtaken.take());
+    }
+}

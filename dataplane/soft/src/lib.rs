@@ -1,0 +1,87 @@
+//! The software device: an implementation of the verbs contract in this process. It needs no privileges and no
+//! hardware.
+//!
+//! The software device is not a mock. It moves bytes between posted requests, has queues of limited capacity, can
+//! inject the failures of hardware, and has a clock. It has no thread: sends are processed when they are posted, and
+//! receives are processed when a completion queue is polled.
+//!
+//! The device has two separate implementations. Raw packets use the fast path, which takes no lock, allocates nothing
+//! and processes whole runs of packets (`raw`). A queue pair either copies frames (`engine`, `deliver`) or is zero-copy
+//! (`zero_copy`). Connections and datagrams use a state machine behind one lock. All devices on one [`LoopbackLink`]
+//! share this state machine (`fabric`).
+//!
+//! Raw-packet queue pairs and the core of completion queues (`cq_core`) import each other: a post adds completions, and
+//! a poll drives the queue pairs. No other files of the crate import each other.
+//!
+//! - [`SoftSpec`] describes a device, and [`LinkSpec`] describes its wire.
+//! - A completion queue and its raw-packet queue pairs belong to the thread that first polls the completion queue.
+//!   Verbs from any other thread fail with `EBUSY`. Before the first poll, any thread may set them up.
+//! - Where hardware devices differ, the software device behaves like the strictest one. A send queue entry becomes
+//!   free only when the completion of its request or of a later request is polled. Completion queues overrun. Keys are
+//!   checked.
+//! - Where the standard and rxe (the kernel's software RoCE driver) differ, [`Profile`] selects the behaviour.
+//! - On a zero-copy link the kernel owns the posted slots (packet buffers). A send completes when the kernel returns
+//!   its slot. Such a link accepts only runs of slots: requests with scatter/gather elements fail with `EOPNOTSUPP`.
+//!   Slots must be bound again after RESET.
+//! - A raw frame that is longer than its posted receive completes that receive with
+//!   [`WcStatus::LocLenErr`](dataplane_core::verbs::WcStatus), and the queue pair continues. A datagram that is longer
+//!   than its receive moves the queue pair to ERR.
+//! - The device reads and writes memory that a peer may access through byte atomics ([`std::sync::atomic::AtomicU8`]).
+//!   The owner of the memory may access it at any time, also through atomics. RDMA atomic operations are atomic among
+//!   peers, but not with respect to accesses of the owner (`IBV_ATOMIC_HCA`).
+#![allow(unsafe_code)]
+
+mod channel;
+mod channel_events;
+mod completion;
+mod counter;
+mod counters;
+mod cq;
+mod cq_core;
+mod deliver;
+mod device;
+mod engine;
+mod fabric;
+mod fault;
+mod handle;
+mod inbox;
+mod line;
+mod link;
+mod memory;
+mod mw;
+mod open_device;
+mod pd;
+mod profile;
+mod qp;
+mod qp_shared;
+mod queues;
+mod raw;
+mod recv;
+mod ring;
+mod rss;
+mod shared;
+mod spec;
+mod status;
+mod thread_cell;
+mod window;
+mod zero_copy;
+
+pub use channel::SoftChannel;
+pub use counter::{CounterEvent, CounterSpec};
+pub use counters::SoftCounters;
+pub use cq::{SoftCq, SoftCursor};
+pub use dataplane_core::verbs::{RssFields, RssSpec};
+pub use device::{SoftDevice, SoftProvider};
+pub use fabric::SoftSrq;
+pub use fault::FaultSpec;
+pub use handle::SoftAh;
+pub use link::*;
+pub use memory::SoftMr;
+pub use mw::SoftMw;
+pub use pd::SoftPd;
+pub use profile::{Profile, SoftLimits};
+pub use qp::SoftQp;
+pub use spec::SoftSpec;
+
+#[cfg(test)]
+mod tests;

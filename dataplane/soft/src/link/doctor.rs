@@ -1,0 +1,107 @@
+//! Findings about host settings that affect links on interfaces. The checks change nothing on the host.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::InterfaceFacts;
+
+/// The severity of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// This process cannot find out whether there is a problem.
+    Unseen,
+    /// The program runs, but not at full speed.
+    Slow,
+    /// The program runs, but packets are lost or damaged.
+    Breaks,
+    /// The program does not run.
+    Fails,
+}
+
+/// A problem of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// How bad the problem is.
+    pub severity: Severity,
+    /// What is wrong.
+    pub what: String,
+    /// The effect of the problem.
+    pub costs: String,
+    /// The fix: a command, or a change of the config.
+    pub fix: String,
+}
+
+impl Finding {
+    /// Creates a finding.
+    pub fn new(severity: Severity, what: impl Into<String>, costs: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { severity, what: what.into(), costs: costs.into(), fix: fix.into() }
+    }
+}
+
+/// The folders of the kernel's file systems. Tests use folders with the same layout.
+#[derive(Clone, Debug)]
+pub struct Roots {
+    /// The folder of sysfs.
+    pub sys: PathBuf,
+    /// The folder of procfs.
+    pub proc: PathBuf,
+}
+
+impl Roots {
+    /// Returns the folders of this host.
+    pub fn real() -> Self {
+        Self { sys: PathBuf::from("/sys"), proc: PathBuf::from("/proc") }
+    }
+
+    /// Returns the content of a file below `/sys` without surrounding white space. Returns `None` if the file cannot be
+    /// read.
+    pub fn sys(&self, path: &str) -> Option<String> {
+        fs::read_to_string(self.sys.join(path)).ok().map(|text| text.trim().to_owned())
+    }
+
+    /// Returns the content of a file below `/proc`, like [`Roots::sys`].
+    pub fn proc(&self, path: &str) -> Option<String> {
+        fs::read_to_string(self.proc.join(path)).ok().map(|text| text.trim().to_owned())
+    }
+
+    /// Returns the names in a folder below `/sys`, sorted.
+    pub fn sys_names(&self, path: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.sys.join(path)).into_iter().flatten().flatten();
+        let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.sort();
+        names
+    }
+
+    /// Returns `true` if the process has an effective capability (`capabilities(7)`).
+    pub fn has_capability(&self, bit: u32) -> bool {
+        let status = self.proc("self/status").unwrap_or_default();
+        let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> bit & 1 == 1)
+    }
+}
+
+/// An interface that a link will use.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkCase<'a> {
+    /// The host.
+    pub roots: &'a Roots,
+    /// The name of the interface.
+    pub name: &'a str,
+    /// The properties of the interface.
+    pub facts: &'a InterfaceFacts,
+    /// The number of workers. Each worker uses one queue of the interface.
+    pub workers: usize,
+}
+
+/// A capability with its bit number (`capabilities(7)`).
+pub type ProcessCapability = (u32, &'static str);
+
+/// The capability to configure interfaces.
+pub const NET_ADMIN: ProcessCapability = (12, "cap_net_admin");
+/// The capability to open raw sockets.
+pub const NET_RAW: ProcessCapability = (13, "cap_net_raw");
+/// The capability to load BPF programs.
+pub const BPF: ProcessCapability = (39, "cap_bpf");

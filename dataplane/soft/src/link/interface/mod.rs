@@ -1,0 +1,338 @@
+//! Kernel interfaces: lookup by name, error messages with fixes, and a thread that watches an interface for changes.
+//!
+//! Functions use the network namespace of the calling thread (`network_namespaces(7)`).
+
+pub(super) mod ethtool;
+pub(super) mod netlink;
+pub(super) mod stamps;
+
+use std::fmt;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::sockopt::socket_error;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+
+use crate::status::Status;
+use dataplane_core::error::{Error, Result};
+
+/// Properties of an interface (`netdevice(7)`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interface {
+    /// Interface index. An interface that is removed and recreated under the same name gets a new index.
+    pub(crate) index: u32,
+    pub(crate) mac: [u8; 6],
+    /// Maximum packet length without the Ethernet header, in bytes.
+    pub(crate) mtu: u32,
+    /// Whether the interface is up (`IFF_UP`).
+    pub(crate) is_set_up: bool,
+    /// Whether the interface is up and has a carrier (`IFF_RUNNING`).
+    pub(crate) has_carrier: bool,
+    /// Whether the interface carries Ethernet frames.
+    pub(crate) is_ethernet: bool,
+}
+
+impl Interface {
+    /// Maximum length of a name, in bytes: `IFNAMSIZ` without the terminating zero.
+    pub(super) const LONGEST_NAME: usize = libc::IFNAMSIZ - 1;
+
+    /// Updates `status` if the MAC address differs from `before`. Logs a warning if the MTU differs.
+    pub(super) fn report_changes(&self, before: &Self, name: &str, status: &Status) {
+        if self.mac != before.mac {
+            status.set_mac(self.mac);
+        }
+        if self.mtu != before.mtu {
+            tracing::warn!("interface `{name}`: the MTU changed from {} to {}", before.mtu, self.mtu);
+        }
+    }
+
+    /// Looks up an interface by name. Returns `None` if it does not exist.
+    ///
+    /// # Errors
+    /// Fails if a request to the kernel fails although the interface exists.
+    pub(crate) fn find(name: &str) -> io::Result<Option<Self>> {
+        let Some(mut request) = Request::new(name) else { return Ok(None) };
+        let found: io::Result<Self> = (|| {
+            request.ask(libc::SIOCGIFINDEX)?;
+            // SAFETY: the request has just written the index.
+            let index = unsafe { request.ifreq.ifr_ifru.ifru_ifindex } as u32;
+            request.ask(libc::SIOCGIFFLAGS)?;
+            // SAFETY: the request has just written the flags.
+            let flags = i32::from(unsafe { request.ifreq.ifr_ifru.ifru_flags });
+            request.ask(libc::SIOCGIFMTU)?;
+            // SAFETY: the request has just written the MTU.
+            let mtu = unsafe { request.ifreq.ifr_ifru.ifru_mtu } as u32;
+            request.ask(libc::SIOCGIFHWADDR)?;
+            // SAFETY: the request has just written the address.
+            let address = unsafe { request.ifreq.ifr_ifru.ifru_hwaddr };
+            let mac = std::array::from_fn(|i| address.sa_data[i] as u8);
+            Ok(Self {
+                index,
+                mac,
+                mtu,
+                is_set_up: flags & libc::IFF_UP != 0,
+                has_carrier: flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0,
+                is_ethernet: [libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&address.sa_family),
+            })
+        })();
+        match found {
+            // The interface does not exist, or was removed between two requests.
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    /// Looks up an Ethernet interface, and fails if there is none of this name.
+    ///
+    /// # Errors
+    /// Fails with a suggested fix if the interface does not exist or is not Ethernet.
+    pub(crate) fn need(name: &str) -> Result<Self> {
+        let found = Self::find(name).map_err(|error| Error::Wire(format!("interface `{name}`: {error}")))?;
+        match found {
+            Some(interface) if interface.is_ethernet => Ok(interface),
+            Some(_) => Err(Error::Wire(format!(
+                "interface `{name}` does not carry Ethernet frames; help: choose one that does (`ip -details link \
+                 show`)"
+            ))),
+            None => Err(Error::Wire(format!(
+                "there is no interface `{name}` in this network namespace; help: `ip link` lists the interfaces"
+            ))),
+        }
+    }
+
+    /// Returns whether `name` is a valid interface name (`dev_valid_name` in the kernel). A name with a percent
+    /// sign is not valid, because the kernel replaces `%d` in the name of a new interface by a number.
+    pub(crate) fn is_name(name: &str) -> bool {
+        let odd = |byte: u8| byte == 0 || b"/:%".contains(&byte) || byte.is_ascii_whitespace();
+        (1..=Self::LONGEST_NAME).contains(&name.len()) && name != "." && name != ".." && !name.bytes().any(odd)
+    }
+}
+
+/// Returns the MAC address of an interface, or `None` if there is no Ethernet interface of that name.
+pub fn mac_of(name: &str) -> Option<[u8; 6]> {
+    Interface::find(name).ok().flatten().filter(|interface| interface.is_ethernet).map(|interface| interface.mac)
+}
+
+/// Returns the MTU of an interface in bytes, or `None` if there is no interface of that name.
+pub(crate) fn mtu_of(name: &str) -> Option<u32> {
+    Interface::find(name).ok().flatten().map(|interface| interface.mtu)
+}
+
+/// An ioctl request that reads or changes an interface.
+pub(crate) struct Request {
+    pub(crate) ifreq: libc::ifreq,
+}
+
+impl Request {
+    /// Creates a request. Returns `None` if `name` is not a valid interface name.
+    pub(crate) fn new(name: &str) -> Option<Self> {
+        if !Interface::is_name(name) {
+            return None;
+        }
+        // SAFETY: zero is a valid value of every field.
+        let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
+        // The name is at least one byte shorter than the field, so the last byte stays zero.
+        ifreq.ifr_name.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte as libc::c_char);
+        Some(Self { ifreq })
+    }
+
+    /// Executes the request on a temporary socket.
+    pub(crate) fn ask(&mut self, request: libc::c_ulong) -> io::Result<()> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
+        self.ask_by(&socket, request)
+    }
+
+    /// Executes the request on the file descriptor `by`, such as a queue of a TAP interface.
+    pub(crate) fn ask_by(&mut self, by: impl AsFd, request: libc::c_ulong) -> io::Result<()> {
+        // SAFETY: the requests of interfaces and of tun(4) read and write one `ifreq`, which this function borrows
+        // exclusively.
+        let done = unsafe { libc::ioctl(by.as_fd().as_raw_fd(), request as _, &raw mut self.ifreq) };
+        if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+/// Returns the error for an operation that the kernel refused, with a suggested fix. `what` names the operation, and
+/// `capability` is the capability that the operation requires.
+pub(crate) fn refused(name: &str, what: &str, capability: &str, error: &io::Error) -> Error {
+    let remedy = match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => format!(
+            "; help: run as root, or give the program {capability}: `setcap {}+ep PROGRAM`",
+            capability.to_ascii_lowercase()
+        ),
+        Some(libc::ENOMEM | libc::ENOBUFS) => {
+            ": not enough memory for the rings; help: set a smaller `ring` in the link".to_owned()
+        }
+        Some(libc::EBUSY) => {
+            ": another program uses the interface; help: stop that program, or choose another interface".to_owned()
+        }
+        _ => String::new(),
+    };
+    Error::Wire(format!("interface `{name}`: {what}: {error}{remedy}"))
+}
+
+/// Prepares a socket of an interface for `poll(2)`. If the interface goes down, the socket has a pending error, which
+/// makes it readable. This function reads and discards the error, because the watcher thread reports the event.
+pub(crate) fn waitable(socket: BorrowedFd<'_>) -> BorrowedFd<'_> {
+    let _ = socket_error(socket);
+    socket
+}
+
+/// A place for the new sockets of a queue after its interface was removed and recreated. The watcher thread stores the
+/// sockets, and the worker takes them.
+#[derive(Debug)]
+pub(crate) struct Handover<T> {
+    stored: Mutex<Option<T>>,
+    is_there: AtomicBool,
+}
+
+impl<T> Default for Handover<T> {
+    fn default() -> Self {
+        Self { stored: Mutex::new(None), is_there: AtomicBool::new(false) }
+    }
+}
+
+impl<T> Handover<T> {
+    /// Stores new sockets. Drops sockets that were stored before and not taken.
+    pub(crate) fn put(&self, stored: T) {
+        *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = Some(stored);
+        self.is_there.store(true, Ordering::Release);
+    }
+
+    /// Takes the new sockets, if there are any. If there are none, takes no lock.
+    #[inline]
+    pub(crate) fn take(&self) -> Option<T> {
+        if self.is_there.load(Ordering::Acquire) { self.take_stored() } else { None }
+    }
+
+    #[cold]
+    fn take_stored(&self) -> Option<T> {
+        self.is_there.store(false, Ordering::Relaxed);
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Maximum time between two checks of an interface if the kernel reports no change.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// A thread that checks an interface whenever the kernel reports a change of any interface, and at least every
+/// [`POLL_INTERVAL`]. Dropping the watcher ends the thread.
+pub(crate) struct Watcher {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watcher").finish_non_exhaustive()
+    }
+}
+
+impl Watcher {
+    /// Starts the thread in the caller's network namespace. At each check, the thread calls `look` with the current
+    /// properties of the interface, or with `None` if the interface does not exist.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses to create the socket or the thread.
+    pub(crate) fn start(name: &str, mut look: impl FnMut(Option<Interface>) + Send + 'static) -> Result<Self> {
+        let failed = |what: &str, error: io::Error| Error::Wire(format!("interface `{name}`: {what}: {error}"));
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // Protocol 0 is NETLINK_ROUTE.
+        let netlink = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None);
+        let netlink = netlink.map_err(|error| failed("cannot open a netlink socket for link events", error.into()))?;
+        let group = SocketAddrNetlink::new(0, libc::RTMGRP_LINK as u32);
+        bind(&netlink, &group).map_err(|error| failed("cannot subscribe to link events", error.into()))?;
+        let stop =
+            eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed("cannot create an eventfd", error.into()))?;
+        let stop = Arc::new(stop);
+        let (stop_event, interface) = (stop.clone(), name.to_owned());
+        let run = move || {
+            let interval = Timespec::try_from(POLL_INTERVAL).ok();
+            loop {
+                if let Ok(found) = Interface::find(&interface) {
+                    look(found);
+                }
+                let mut fds = [PollFd::new(&netlink, PollFlags::IN), PollFd::new(&*stop_event, PollFlags::IN)];
+                // An interrupted wait only causes an additional check.
+                let _ = poll(&mut fds, interval.as_ref());
+                if !fds[1].revents().is_empty() {
+                    return;
+                }
+                // The messages are discarded. The next check reads the current state, so no change can be missed.
+                let mut message = [MaybeUninit::uninit(); 1024];
+                while recv(&netlink, &mut message, RecvFlags::empty()).is_ok() {}
+            }
+        };
+        let thread = thread::Builder::new().name("interface".to_owned()).spawn(run);
+        Ok(Self {
+            stop,
+            thread: Some(thread.map_err(|error| failed("cannot start the thread for link events", error))?),
+        })
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        // The write cannot fail, because the eventfd's counter is still 0.
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            // An error means that the thread has panicked, and the panic message has already been printed.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_interface_is_found() {
+        let it = Interface::need("lo").unwrap();
+        assert_eq!((it.mac, it.is_ethernet), ([0; 6], true));
+        assert!(it.index > 0 && it.mtu >= 68, "{it:?}");
+    }
+
+    #[test]
+    fn missing_interface_error_suggests_a_command() {
+        assert_eq!(Interface::find("no-such").unwrap(), None);
+        let error = Interface::need("no-such").unwrap_err().to_string();
+        assert!(error.contains("`no-such`") && error.contains("`ip link`"), "{error}");
+    }
+
+    #[test]
+    fn invalid_interface_names_are_refused() {
+        for name in ["", ".", "..", "sixteen-bytes-16", "a/b", "a b", "a:b", "tap%d", "a\0"] {
+            assert!(!Interface::is_name(name), "{name:?}");
+            assert_eq!(Interface::find(name).unwrap(), None);
+        }
+        assert!(Interface::is_name("fifteen-bytes15") && Interface::is_name("eth0.10"));
+    }
+
+    #[test]
+    fn permission_error_names_the_capability() {
+        let error = refused("eth0", "an AF_PACKET socket", "CAP_NET_RAW", &io::Error::from_raw_os_error(libc::EPERM));
+        let error = error.to_string();
+        assert!(
+            error.contains("give the program CAP_NET_RAW") && error.contains("`setcap cap_net_raw+ep PROGRAM`"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn watcher_checks_once_and_stops_on_drop() {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let watcher = Watcher::start("lo", move |found| sender.send(found).unwrap_or(())).unwrap();
+        assert!(receiver.recv_timeout(Duration::from_secs(30)).unwrap().is_some());
+        drop(watcher);
+        // The loop ends because the thread has ended and its end of the channel is closed.
+        while receiver.recv().is_ok() {}
+    }
+}

@@ -1,0 +1,197 @@
+//! Loopback links, which connect ports of one process like a cable. This module carries raw packets. Connections and
+//! datagrams use the [`Fabric`], which both ends of a cable share.
+//!
+//! Each direction has one inbox per receiving queue pair, and a fixed set of frame buffers. The sender fills a free
+//! buffer and puts it into an inbox, and the receiver returns the buffer to the free list. If no buffer is free or the
+//! inbox is full, the frame is lost, as with a receiver that is too slow. Sender and receiver may run on different
+//! threads. Sending a frame takes no lock and does not allocate, except when a buffer must grow for a longer frame.
+
+pub(super) mod config;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crossbeam_queue::ArrayQueue;
+
+use crate::counters::Counting;
+use crate::fabric::Fabric;
+use crate::link::{Link, Sent, Wire};
+use crate::rss::Rss;
+use dataplane_core::clock::HostClock;
+use dataplane_core::units::Nanos;
+use dataplane_core::verbs::{QpSpec, WcStatus};
+
+/// Maximum number of frames in transit in one direction.
+const FRAMES: usize = 4096;
+/// Initial capacity of a buffer: a standard Ethernet frame.
+const FRAME_BYTES: usize = 1536;
+
+/// One end of a cable between two ports of the process. Clones refer to the same end.
+#[derive(Clone, Debug)]
+pub struct LoopbackLink {
+    send: Arc<Bus>,
+    receive: Arc<Bus>,
+    fabric: Arc<Fabric>,
+}
+
+impl LoopbackLink {
+    /// Creates a cable. Frames that are sent into one end arrive at the other end.
+    pub fn pair() -> (Self, Self) {
+        let (forth, back) = (Arc::new(Bus::new()), Arc::new(Bus::new()));
+        let fabric = Arc::new(Fabric::default());
+        let near = Self { send: forth.clone(), receive: back.clone(), fabric: fabric.clone() };
+        (near, Self { send: back, receive: forth, fabric })
+    }
+
+    /// Creates a link on which a port receives the frames that it sends.
+    pub fn reflect() -> Self {
+        let bus = Arc::new(Bus::new());
+        Self { send: bus.clone(), receive: bus, fabric: Arc::default() }
+    }
+}
+
+impl<End: From<Port>> Link<End> for LoopbackLink {
+    fn end(self: Arc<Self>, spec: &QpSpec, rss: &Arc<Rss>, _: &HostClock) -> End {
+        Port::new(&self, spec.queue, rss.clone()).into()
+    }
+
+    fn fabric(&self) -> Option<&Arc<Fabric>> {
+        Some(&self.fabric)
+    }
+
+    fn drive(&self) {
+        self.fabric.drive();
+    }
+}
+
+/// One direction of a cable.
+#[derive(Debug)]
+struct Bus {
+    /// The inboxes of the queue pairs that receive from this direction.
+    inboxes: RwLock<Arc<[Arc<FrameInbox>]>>,
+    /// Incremented after every change of `inboxes`.
+    generation: AtomicU64,
+    free_buffers: ArrayQueue<Vec<u8>>,
+}
+
+/// The received frames of one queue pair.
+#[derive(Debug)]
+struct FrameInbox {
+    /// Index of the queue, and number of queues.
+    queue: (u16, u16),
+    frames: ArrayQueue<Vec<u8>>,
+    /// Number of frames that were lost and not yet reported, because no buffer or no space in `frames` was free.
+    missed: AtomicU64,
+}
+
+impl Bus {
+    fn new() -> Self {
+        let free_buffers = ArrayQueue::new(FRAMES);
+        for _ in 0..FRAMES {
+            // The queue has capacity for all of these buffers.
+            let _ = free_buffers.push(Vec::with_capacity(FRAME_BYTES));
+        }
+        Self { inboxes: RwLock::new([].into()), generation: AtomicU64::new(1), free_buffers }
+    }
+
+    fn change(&self, with: impl FnOnce(&mut Vec<Arc<FrameInbox>>)) {
+        let mut inboxes = self.inboxes.write().unwrap_or_else(PoisonError::into_inner);
+        let mut list = inboxes.to_vec();
+        with(&mut list);
+        *inboxes = list.into();
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// A queue pair's end of the link.
+#[derive(Debug)]
+pub(crate) struct Port {
+    link: LoopbackLink,
+    queue: (u16, u16),
+    rss: Arc<Rss>,
+    inbox: Option<Arc<FrameInbox>>,
+    /// A copy of the other end's list of inboxes, made when the list had the number `generation`.
+    peers: Arc<[Arc<FrameInbox>]>,
+    generation: u64,
+}
+
+impl Port {
+    fn new(link: &LoopbackLink, queue: (u16, u16), rss: Arc<Rss>) -> Self {
+        Self { link: link.clone(), queue, rss, inbox: None, peers: [].into(), generation: 0 }
+    }
+}
+
+impl Wire for Port {
+    fn open(&mut self) -> Result<(), i32> {
+        let inbox =
+            Arc::new(FrameInbox { queue: self.queue, frames: ArrayQueue::new(FRAMES), missed: AtomicU64::new(0) });
+        self.link.receive.change(|list| list.push(inbox.clone()));
+        self.inbox = Some(inbox);
+        Ok(())
+    }
+
+    fn close(&mut self) -> u64 {
+        let mut lost = self.missed();
+        let Some(inbox) = self.inbox.take() else { return lost };
+        self.link.receive.change(|list| list.retain(|other| !Arc::ptr_eq(other, &inbox)));
+        while let Some(buffer) = inbox.frames.pop() {
+            lost += 1;
+            let _ = self.link.receive.free_buffers.push(buffer);
+        }
+        lost
+    }
+
+    #[inline]
+    fn backlog(&mut self) -> u64 {
+        self.inbox.as_ref().map_or(0, |inbox| inbox.frames.len() as u64)
+    }
+
+    fn waits(&self) -> bool {
+        false
+    }
+
+    fn missed(&mut self) -> u64 {
+        self.inbox.as_ref().map_or(0, |inbox| match inbox.missed.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => inbox.missed.swap(0, Ordering::Relaxed),
+        })
+    }
+
+    #[inline]
+    fn take(&mut self, _: &Counting, deliver: impl FnOnce(&[u8], Option<Nanos>)) -> bool {
+        let Some(buffer) = self.inbox.as_ref().and_then(|inbox| inbox.frames.pop()) else { return false };
+        deliver(&buffer, None);
+        // The push cannot fail, because the buffer came from this queue.
+        let _ = self.link.receive.free_buffers.push(buffer);
+        true
+    }
+
+    #[inline]
+    fn send(&mut self, frame: &[u8], _: &Counting) -> Result<Sent, WcStatus> {
+        let bus = &*self.link.send;
+        let now = bus.generation.load(Ordering::Acquire);
+        if now != self.generation {
+            self.peers = bus.inboxes.read().unwrap_or_else(PoisonError::into_inner).clone();
+            self.generation = now;
+        }
+        for inbox in self.peers.iter().filter(|inbox| inbox.queue.0 == self.rss.queue(frame, inbox.queue.1)) {
+            let Some(mut buffer) = bus.free_buffers.pop() else {
+                inbox.missed.fetch_add(1, Ordering::Relaxed);
+                continue;
+            };
+            buffer.clear();
+            buffer.extend_from_slice(frame);
+            if let Err(buffer) = inbox.frames.push(buffer) {
+                inbox.missed.fetch_add(1, Ordering::Relaxed);
+                let _ = bus.free_buffers.push(buffer);
+            }
+        }
+        Ok(Sent::Gone)
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,69 @@
+//! The interface of all open links.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::interface::Watcher;
+use crate::counters::SoftCounters;
+use crate::fabric::Fabric;
+use crate::rss::Rss;
+use crate::status::Status;
+use dataplane_core::clock::HostClock;
+use dataplane_core::error::{Error, Result};
+use dataplane_core::verbs::QpSpec;
+
+/// The open link of a device. The data path does not use this trait. `End` is the type of a queue pair's end of the
+/// link.
+pub(crate) trait Link<End>: fmt::Debug + Send + Sync {
+    /// Creates a queue pair's end of the link.
+    fn end(self: Arc<Self>, spec: &QpSpec, rss: &Arc<Rss>, clock: &HostClock) -> End;
+
+    /// Returns the fabric, which carries connections and datagrams, or `None` if the link carries only raw packets.
+    fn fabric(&self) -> Option<&Arc<Fabric>> {
+        None
+    }
+
+    /// Returns whether the link is a kernel interface.
+    fn is_interface(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the link is zero-copy: slots are handed to the kernel, and sends complete some time after they
+    /// were posted.
+    fn is_zero_copy(&self) -> bool {
+        false
+    }
+
+    /// Returns whether received frames have timestamps of a NIC's clock.
+    fn has_nic_stamps(&self) -> bool {
+        false
+    }
+
+    /// Returns details of the link that its kind does not show, such as the interface and the source of timestamps.
+    fn describe(&self) -> Option<String> {
+        None
+    }
+
+    /// Adds the counters of the whole link: the kernel's counters, and the number of frames lost in a failed output
+    /// file.
+    fn count(&self, _into: &mut SoftCounters) {}
+
+    /// Starts to watch the kernel interface of the link.
+    fn watch(self: Arc<Self>, _status: &Arc<Status>) -> Result<Option<Watcher>> {
+        Ok(None)
+    }
+
+    /// Does background work that must not depend on polling, such as handling expired timers. Called several times per
+    /// second.
+    fn drive(&self) {}
+
+    /// Returns the error of the link's files, if there was one.
+    fn error(&self) -> Option<Error> {
+        None
+    }
+
+    /// Writes pending output to the link's file.
+    fn finish(&self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,365 @@
+//! A kernel interface with AF_PACKET. Works with any interface on any host, with CAP_NET_RAW.
+//!
+//! Every queue has its own sockets and its own ring, and the kernel distributes flows among the queues. Received frames
+//! stay in the ring until a receive is posted. Polling an empty ring needs no system call. The frames of a burst are
+//! collected and sent with one system call, at most [`BURST`] at a time.
+//!
+//! The kernel keeps the interface: its own network stack also sees all received frames.
+
+pub(super) mod config;
+mod doctor;
+mod offload;
+mod outbox;
+mod socket;
+mod spec;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::counters::Counting;
+use crate::link::interface::stamps;
+use crate::link::interface::{Handover, Interface, Watcher, refused, waitable};
+use crate::link::{Link, Sent, Wire};
+use crate::rss::Rss;
+use crate::status::Status;
+use dataplane_core::clock::HostClock;
+use dataplane_core::error::Result;
+use dataplane_core::units::Nanos;
+use dataplane_core::verbs::{QpSpec, WcStatus};
+use offload::Splitter;
+use outbox::Outbox;
+use socket::{PacketSocket, insert_tag};
+
+pub(crate) use outbox::BURST;
+pub use spec::PacketSpec;
+
+/// Maximum length of a frame from the kernel: 64 KiB of packet, plus an Ethernet header with two tags.
+const LONGEST: usize = 65_535 + 22;
+
+/// The link of a device, shared by all of its queues and the watcher thread.
+#[derive(Debug)]
+pub(crate) struct Packets {
+    spec: PacketSpec,
+    /// Maximum length of a received or sent frame, in bytes.
+    longest: usize,
+    /// Whether completions have receive timestamps.
+    stamped: bool,
+    /// Whether the NIC timestamps received frames.
+    by_nic: AtomicBool,
+    /// The last error of opening a socket on a recreated interface.
+    last_error: Mutex<Option<String>>,
+    state: Mutex<PacketState>,
+}
+
+#[derive(Debug)]
+struct PacketState {
+    /// The interface at the last check. The sockets are bound to the index in this field.
+    interface: Interface,
+    /// Fanout group of the queues, through which the kernel distributes frames. `None` before the first queue joins.
+    group: Option<u16>,
+    shares: Vec<Weak<QueueShare>>,
+}
+
+/// State that a queue shares with the watcher thread.
+#[derive(Debug)]
+struct QueueShare {
+    /// Index of the queue, and number of queues.
+    queue: (u16, u16),
+    /// New sockets, if the interface was removed and recreated.
+    fresh: Handover<PacketSocket>,
+    /// The receiving socket. Any thread may read its drop counter.
+    receiver: Mutex<Option<Arc<OwnedFd>>>,
+    /// Number of frames that the kernel has dropped and that are not yet reported.
+    missed: AtomicU64,
+}
+
+impl QueueShare {
+    /// Adds to `missed` the number of frames that the kernel has dropped since the last call.
+    fn read_drops(&self) {
+        if let Some(receiver) = &*lock(&self.receiver) {
+            self.missed.fetch_add(socket::drops(receiver), Ordering::Relaxed);
+        }
+    }
+
+    /// Reads the drop counter of the previous socket for the last time, and makes `socket` the source of the counter.
+    fn set_receiver(&self, socket: &PacketSocket) {
+        self.read_drops();
+        *lock(&self.receiver) = Some(socket.receiver.clone());
+    }
+}
+
+/// Tries to enable NIC timestamps. Returns whether the NIC timestamps received frames, and logs the reason if not.
+fn enable_nic(interface: &str) -> bool {
+    stamps::enable_nic_stamps(interface).inspect_err(|error| stamps::warn_kernel_stamps(interface, error)).is_ok()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Packets {
+    /// Checks that the interface can be used with AF_PACKET.
+    ///
+    /// # Errors
+    /// Fails with a suggested fix if the interface does not exist or the kernel refuses it.
+    pub(super) fn open(spec: &PacketSpec, longest: usize, stamped: bool) -> Result<Self> {
+        let interface = Interface::need(&spec.interface)?;
+        let by_nic = spec.hardware_stamps && enable_nic(&spec.interface);
+        // Open a socket now and drop it, so that a refusal is reported here and not when the first worker starts.
+        PacketSocket::open(spec, longest, interface.index, by_nic, None)
+            .map_err(|(what, error)| refused(&spec.interface, what, "CAP_NET_RAW", &error))?;
+        let state = Mutex::new(PacketState { interface, group: None, shares: Vec::new() });
+        Ok(Self { spec: spec.clone(), longest, stamped, by_nic: by_nic.into(), last_error: Mutex::default(), state })
+    }
+
+    /// Returns whether received frames have timestamps of the NIC.
+    fn by_nic(&self) -> bool {
+        self.by_nic.load(Ordering::Relaxed)
+    }
+
+    fn update(&self, found: Option<Interface>, status: &Status) {
+        let mut state = lock(&self.state);
+        state.shares.iter().filter_map(Weak::upgrade).for_each(|share| share.read_drops());
+        let Some(now) = found else {
+            status.set_link(false);
+            return;
+        };
+        // Sockets stay usable while the interface is down. After the interface was removed, they never receive again,
+        // so open new sockets.
+        if now.index != state.interface.index && (!now.is_set_up || self.reopen(&mut state, &now).is_err()) {
+            status.set_link(false);
+            return;
+        }
+        let before = std::mem::replace(&mut state.interface, now);
+        drop(state);
+        now.report_changes(&before, &self.spec.interface, status);
+        status.set_link(now.has_carrier);
+    }
+
+    /// Opens new sockets for all queues on an interface with a new index.
+    fn reopen(&self, state: &mut PacketState, now: &Interface) -> Result<(), ()> {
+        if self.spec.hardware_stamps {
+            self.by_nic.store(enable_nic(&self.spec.interface), Ordering::Relaxed);
+        }
+        state.group = None;
+        state.shares.retain(|share| share.strong_count() > 0);
+        let mut sockets = Vec::new();
+        for share in state.shares.iter().filter_map(Weak::upgrade) {
+            let socket = self.socket(share.queue, now.index, &mut state.group)?;
+            sockets.push((share, socket));
+        }
+        *lock(&self.last_error) = None;
+        for (share, socket) in sockets {
+            share.set_receiver(&socket);
+            share.fresh.put(socket);
+        }
+        Ok(())
+    }
+
+    fn socket(&self, queue: (u16, u16), index: u32, group: &mut Option<u16>) -> Result<PacketSocket, ()> {
+        let group = (queue.1 > 1).then_some(group);
+        PacketSocket::open(&self.spec, self.longest, index, self.by_nic(), group).map_err(|(what, error)| {
+            let last_error = format!("{}: {what}: {error}", self.spec.interface);
+            // Log an error only if it differs from the last error, because the watcher thread retries several times a
+            // second.
+            if lock(&self.last_error).replace(last_error.clone()).as_ref() != Some(&last_error) {
+                tracing::warn!("{last_error}");
+            }
+        })
+    }
+
+    /// Opens the sockets of a queue, and registers the queue with the watcher thread.
+    fn join(&self, queue: (u16, u16)) -> Result<(Arc<QueueShare>, PacketSocket), i32> {
+        let mut state = lock(&self.state);
+        let PacketState { interface, group, .. } = &mut *state;
+        let group = (queue.1 > 1).then_some(group);
+        let socket = PacketSocket::open(&self.spec, self.longest, interface.index, self.by_nic(), group).map_err(
+            |(what, error)| {
+                tracing::error!("{}", refused(&self.spec.interface, what, "CAP_NET_RAW", &error));
+                error.raw_os_error().unwrap_or(libc::EIO)
+            },
+        )?;
+        let share = Arc::new(QueueShare {
+            queue,
+            fresh: Handover::default(),
+            receiver: Mutex::new(Some(socket.receiver.clone())),
+            missed: AtomicU64::new(0),
+        });
+        state.shares.retain(|share| share.strong_count() > 0);
+        state.shares.push(Arc::downgrade(&share));
+        Ok((share, socket))
+    }
+}
+
+impl<End: From<Box<PacketPort>>> Link<End> for Packets {
+    fn end(self: Arc<Self>, spec: &QpSpec, _: &Arc<Rss>, _: &HostClock) -> End {
+        Box::new(PacketPort::new(self, spec.queue)).into()
+    }
+
+    fn is_interface(&self) -> bool {
+        true
+    }
+
+    fn has_nic_stamps(&self) -> bool {
+        self.by_nic()
+    }
+
+    /// Returns the interface and the source of timestamps, if timestamps are requested.
+    fn describe(&self) -> Option<String> {
+        let by = if self.by_nic() { "the NIC's" } else { "the kernel's" };
+        (self.stamped || self.spec.hardware_stamps).then(|| format!("{} (stamps: {by})", self.spec.interface))
+    }
+
+    fn watch(self: Arc<Self>, status: &Arc<Status>) -> Result<Option<Watcher>> {
+        let (name, status) = (self.spec.interface.clone(), status.clone());
+        Watcher::start(&name, move |found| self.update(found, &status)).map(Some)
+    }
+}
+
+/// A queue pair's end of the link.
+#[derive(Debug)]
+pub(crate) struct PacketPort {
+    link: Arc<Packets>,
+    queue: (u16, u16),
+    /// The sockets of the queue. `Some` while the port receives.
+    end: Option<OpenQueue>,
+    splitter: Splitter,
+    outbox: Outbox,
+    /// Number of frames lost in this port and not yet reported.
+    lost: u64,
+    /// Receive time of the last frame from the ring.
+    received_at: Option<Nanos>,
+}
+
+#[derive(Debug)]
+struct OpenQueue {
+    share: Arc<QueueShare>,
+    socket: PacketSocket,
+}
+
+impl PacketPort {
+    fn new(link: Arc<Packets>, queue: (u16, u16)) -> Self {
+        let splitter = Splitter::new(LONGEST, link.longest);
+        let outbox = Outbox::new(link.longest);
+        Self { link, queue, end: None, splitter, outbox, lost: 0, received_at: None }
+    }
+
+    /// Replaces the sockets if the interface was removed and recreated. Frames in the old ring are lost.
+    #[inline]
+    fn take_new_sockets(&mut self) {
+        let Some(end) = &mut self.end else { return };
+        if let Some(fresh) = end.share.fresh.take() {
+            self.lost += std::mem::replace(&mut end.socket, fresh).discard();
+        }
+    }
+}
+
+impl Wire for PacketPort {
+    fn open(&mut self) -> Result<(), i32> {
+        let (share, socket) = self.link.join(self.queue)?;
+        self.end = Some(OpenQueue { share, socket });
+        Ok(())
+    }
+
+    fn close(&mut self) -> u64 {
+        let left = self.splitter.left() as u64;
+        self.splitter.clear();
+        let Some(mut end) = self.end.take() else { return left + std::mem::take(&mut self.lost) };
+        end.share.read_drops();
+        left + std::mem::take(&mut self.lost) + end.share.missed.load(Ordering::Relaxed) + end.socket.discard()
+    }
+
+    fn missed(&mut self) -> u64 {
+        let lost = std::mem::take(&mut self.lost);
+        let Some(end) = &self.end else { return lost };
+        match end.share.missed.load(Ordering::Relaxed) {
+            0 => lost,
+            _ => lost + end.share.missed.swap(0, Ordering::Relaxed),
+        }
+    }
+
+    fn is_interface(&self) -> bool {
+        true
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.end.as_ref().map(|end| waitable(end.socket.receiver.as_fd()))
+    }
+
+    #[inline]
+    fn take(&mut self, counts: &Counting, deliver: impl FnOnce(&[u8], Option<Nanos>)) -> bool {
+        self.take_new_sockets();
+        let Some(end) = &mut self.end else { return false };
+        loop {
+            if let Some(part) = self.splitter.next() {
+                deliver(part, self.received_at);
+                return true;
+            }
+            let Some(mut frame) = end.socket.next_frame() else { return false };
+            self.received_at = frame.received_at;
+            if frame.is_whole() && !frame.pending.needs_segmentation() {
+                let tag = if frame.vlan.is_some() { 4 } else { 0 };
+                let pending = frame.pending.shifted(tag);
+                let bytes = frame.bytes();
+                if !pending.is_none() {
+                    pending.complete(bytes);
+                    counts.rx_completed.add(1);
+                }
+                deliver(bytes, self.received_at);
+                end.socket.release();
+                return true;
+            }
+            let whole = &mut self.splitter.frame;
+            let mut pending = frame.pending;
+            if frame.is_whole() {
+                whole.clear();
+                whole.extend_from_slice(frame.bytes());
+            } else {
+                let copied = if frame.is_copied { end.socket.take_copied(whole) } else { None };
+                let Some(what) = copied else {
+                    // The frame is longer than a ring entry, and the socket's receive buffer had no space for the whole
+                    // frame.
+                    end.socket.release();
+                    self.lost += 1;
+                    continue;
+                };
+                pending = what;
+                if let Some(tag) = frame.vlan {
+                    whole.splice(0..0, [0; 4]);
+                    insert_tag(whole, tag);
+                }
+            }
+            pending = pending.shifted(if frame.vlan.is_some() { 4 } else { 0 });
+            end.socket.release();
+            if pending.needs_segmentation() && self.splitter.begin(pending) {
+                counts.rx_split.add(1);
+                continue;
+            }
+            // Deliver a frame that needs no splitting or cannot be split. A frame that is too long for its receive
+            // completes the receive with an error.
+            pending.complete(&mut self.splitter.frame);
+            deliver(&self.splitter.frame, self.received_at);
+            return true;
+        }
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.outbox.is_full()
+    }
+
+    /// Adds a frame to the frames that the next [`Wire::flush`] sends.
+    #[inline]
+    fn send(&mut self, frame: &[u8], _: &Counting) -> Result<Sent, WcStatus> {
+        self.outbox.push(frame);
+        Ok(Sent::Waits)
+    }
+
+    fn flush(&mut self, counts: &Counting, each: impl FnMut(Result<usize, WcStatus>)) {
+        // `take` does this too, but a port that only sends never calls `take`.
+        self.take_new_sockets();
+        let socket = self.end.as_ref().map(|end| &end.socket.sender);
+        self.outbox.flush(socket, counts, each);
+    }
+}

@@ -1,0 +1,360 @@
+//! The sockets of a queue: one that receives into a mapped ring, and one that sends (`packet(7)`,
+//! `Documentation/networking/packet_mmap.rst` of the kernel).
+//!
+//! The ring has version 2 (`TPACKET_V2`), which delivers each frame individually when it arrives. Version 3 delivers
+//! blocks of frames, and delays a partly filled block for up to a tick of the kernel's timer.
+//!
+//! Sending uses no ring. With a TX ring, the kernel sends frames without copying them out of the ring. It returns a
+//! ring entry when the frame reaches the receiving socket. On a veth pair, the receiver may not have read the frame at
+//! that time, and the next frame in this entry would overwrite it.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::offload::{HEADER, PendingOffload};
+use super::spec::PacketSpec;
+use dataplane_core::units::Nanos;
+
+/// Minimum size of a ring block, in bytes. The kernel allocates each block separately. A block holds several frames, so
+/// that the kernel allocates few blocks.
+const BLOCK: usize = 1 << 16;
+/// Maximum number of bytes before a frame: its descriptor, its address, alignment, and the offload header.
+const BEFORE: usize = 128;
+/// Socket buffer size, in bytes, for frames that are too long for the ring and for frames that are being sent.
+const BUFFERS: libc::c_int = 8 << 20;
+
+/// The sockets and the ring of one queue.
+#[derive(Debug)]
+pub(super) struct PacketSocket {
+    pub(super) receiver: Arc<OwnedFd>,
+    pub(super) sender: OwnedFd,
+    map: MmapRaw,
+    /// Distance between two consecutive frames in the ring, in bytes.
+    stride: usize,
+    /// Number of frames in the ring minus one. The number of frames is a power of two.
+    mask: usize,
+    /// Index of the next frame to check.
+    head: usize,
+    /// Whether the NIC timestamps the frames.
+    by_nic: bool,
+}
+
+/// A frame in the ring. User space owns it until it is released.
+pub(super) struct Frame {
+    /// Start of the frame. At least four bytes before it are free for a VLAN tag.
+    start: NonNull<u8>,
+    /// Number of bytes of the frame in the ring.
+    kept: usize,
+    /// Length of the frame on the wire, in bytes.
+    pub(super) length: usize,
+    /// Whether the frame was too long for the ring, so that the whole frame is queued at the socket.
+    pub(super) is_copied: bool,
+    /// The VLAN tag that the kernel stripped: the tag protocol identifier (TPID) and the tag.
+    pub(super) vlan: Option<[u8; 4]>,
+    /// Pending offload work.
+    pub(super) pending: PendingOffload,
+    /// Receive time since the Unix epoch, by the requested clock. `None` if that clock did not timestamp the frame.
+    pub(super) received_at: Option<Nanos>,
+}
+
+impl Frame {
+    /// Returns whether the ring holds the whole frame.
+    pub(super) fn is_whole(&self) -> bool {
+        self.kept == self.length
+    }
+
+    /// Returns the frame, with its VLAN tag reinserted.
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the kernel wrote `kept` bytes from `start` on. The offload header precedes them and is longer than
+        // the four bytes of a tag. The kernel accesses none of these bytes until the frame is released, and
+        // `PacketPort` releases the frame only when it no longer uses the bytes.
+        let bytes = unsafe {
+            let tag = if self.vlan.is_some() { 4 } else { 0 };
+            std::slice::from_raw_parts_mut(self.start.as_ptr().sub(tag), self.kept + tag)
+        };
+        if let Some(tag) = self.vlan {
+            insert_tag(bytes, tag);
+        }
+        bytes
+    }
+}
+
+/// Inserts a VLAN tag after the MAC addresses. The first four bytes of `bytes` are free space before the frame.
+pub(super) fn insert_tag(bytes: &mut [u8], tag: [u8; 4]) {
+    if bytes.len() >= 16 {
+        bytes.copy_within(4..16, 0);
+        bytes[12..16].copy_from_slice(&tag);
+    }
+}
+
+impl PacketSocket {
+    /// Opens the sockets of one queue on the interface `index`, for frames of up to `longest` bytes. `by_nic` selects
+    /// NIC timestamps instead of kernel timestamps. `group` is `Some` if there are several queues. The socket then
+    /// joins the fanout group, or creates the group if there is none.
+    ///
+    /// # Errors
+    /// Returns the operation that the kernel refused, and the error.
+    pub(super) fn open(
+        spec: &PacketSpec,
+        longest: usize,
+        index: u32,
+        by_nic: bool,
+        group: Option<&mut Option<u16>>,
+    ) -> Result<Self, (&'static str, io::Error)> {
+        let receiver = packet_socket().map_err(|error| ("an AF_PACKET socket", error))?;
+        let set = |option, value: libc::c_int, what| {
+            set_option(&receiver, libc::SOL_PACKET, option, &value).map_err(|error| (what, error))
+        };
+        set(libc::PACKET_VERSION, libc::tpacket_versions::TPACKET_V2 as libc::c_int, "PACKET_VERSION")?;
+        set(libc::PACKET_VNET_HDR, 1, "PACKET_VNET_HDR")?;
+        set(libc::PACKET_COPY_THRESH, 1, "PACKET_COPY_THRESH")?;
+        set(libc::PACKET_IGNORE_OUTGOING, (!spec.outgoing).into(), "PACKET_IGNORE_OUTGOING")?;
+        if by_nic {
+            set(libc::PACKET_TIMESTAMP, libc::SOF_TIMESTAMPING_RAW_HARDWARE as libc::c_int, "PACKET_TIMESTAMP")?;
+        }
+        grow(&receiver, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF);
+        let stride = (longest + BEFORE).next_power_of_two();
+        let frames = spec.ring as usize;
+        let block = stride.max(BLOCK).min(stride * frames);
+        let request = libc::tpacket_req {
+            tp_block_size: block as u32,
+            tp_block_nr: (stride * frames / block) as u32,
+            tp_frame_size: stride as u32,
+            tp_frame_nr: frames as u32,
+        };
+        set_option(&receiver, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
+            .map_err(|error| ("the ring of the AF_PACKET socket", error))?;
+        let map = MmapOptions::new()
+            .len(stride * frames)
+            .map_raw(&receiver)
+            .map_err(|error| ("the ring of the AF_PACKET socket", error))?;
+        if spec.promiscuous {
+            let member = libc::packet_mreq {
+                mr_ifindex: index as libc::c_int,
+                mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
+                mr_alen: 0,
+                mr_address: [0; 8],
+            };
+            let member = set_option(&receiver, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member);
+            member.map_err(|error| ("promiscuous mode", error))?;
+        }
+        bind(&receiver, index, libc::ETH_P_ALL as u16).map_err(|error| ("bind", error))?;
+        if let Some(group) = group {
+            join(&receiver, group, spec.outgoing).map_err(|error| ("PACKET_FANOUT", error))?;
+        }
+        let sender = packet_socket().map_err(|error| ("an AF_PACKET socket", error))?;
+        if spec.qdisc_bypass {
+            let bypass: libc::c_int = 1;
+            set_option(&sender, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &bypass)
+                .map_err(|error| ("PACKET_QDISC_BYPASS", error))?;
+        }
+        grow(&sender, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF);
+        // Protocol 0 means that the socket receives no frames.
+        bind(&sender, index, 0).map_err(|error| ("bind", error))?;
+        let mut socket = Self { receiver: Arc::new(receiver), sender, map, stride, mask: frames - 1, head: 0, by_nic };
+        // Discard the frames that arrived before the socket joined the group, because the other queues received them
+        // too.
+        socket.discard();
+        Ok(socket)
+    }
+
+    fn status(&self) -> &AtomicU32 {
+        // SAFETY: a frame of the ring starts with its status. The status is aligned, because the frame size is a power
+        // of two. The map lives as long as `self`. Kernel and user space write the status in turn (packet_mmap.rst), so
+        // atomic access is sound.
+        unsafe { AtomicU32::from_ptr(self.next_entry().cast::<u32>()) }
+    }
+
+    /// Returns a pointer to the next frame to check.
+    fn next_entry(&self) -> *mut u8 {
+        // SAFETY: `head` is at most `mask`, and the map has `mask + 1` frames, so the result is inside the map.
+        unsafe { self.map.as_mut_ptr().add(self.head * self.stride) }
+    }
+
+    /// Returns the next frame, if it has arrived. Returns the same frame again until [`PacketSocket::release`] is
+    /// called.
+    #[inline]
+    pub(super) fn next_frame(&mut self) -> Option<Frame> {
+        let status = self.status().load(Ordering::Acquire);
+        if status & libc::TP_STATUS_USER == 0 {
+            return None;
+        }
+        // SAFETY: the kernel wrote the descriptor before the status that was just acquired. User space now owns the
+        // frame.
+        let (descriptor, header, start) = unsafe {
+            let place = self.next_entry();
+            let descriptor = place.cast::<libc::tpacket2_hdr>().read();
+            // The frame follows its descriptor and the offload header.
+            let start = place.add(usize::from(descriptor.tp_mac));
+            (descriptor, start.sub(HEADER).cast::<[u8; HEADER]>().read(), start)
+        };
+        let tag = status & libc::TP_STATUS_VLAN_VALID != 0;
+        let vlan = tag.then(|| {
+            let typed = status & libc::TP_STATUS_VLAN_TPID_VALID != 0;
+            let [a, b] = if typed { descriptor.tp_vlan_tpid } else { libc::ETH_P_8021Q as u16 }.to_be_bytes();
+            let [c, d] = descriptor.tp_vlan_tci.to_be_bytes();
+            [a, b, c, d]
+        });
+        let room = self.stride.saturating_sub(usize::from(descriptor.tp_mac));
+        Some(Frame {
+            start: NonNull::new(start)?,
+            kept: (descriptor.tp_snaplen as usize).min(room),
+            length: descriptor.tp_len as usize,
+            is_copied: status & libc::TP_STATUS_COPY != 0,
+            vlan,
+            pending: PendingOffload::read(header),
+            received_at: self.received_at(status, &descriptor),
+        })
+    }
+
+    /// Returns the receive time of a frame. The kernel timestamps every frame that the NIC did not timestamp. If NIC
+    /// timestamps are selected, returns `None` for such frames.
+    #[inline]
+    fn received_at(&self, status: u32, descriptor: &libc::tpacket2_hdr) -> Option<Nanos> {
+        let by_nic = status & libc::TP_STATUS_TS_RAW_HARDWARE != 0;
+        let nanos = u64::from(descriptor.tp_sec) * 1_000_000_000 + u64::from(descriptor.tp_nsec);
+        (by_nic == self.by_nic).then_some(Nanos(nanos))
+    }
+
+    /// Returns the frame of [`PacketSocket::next_frame`] to the kernel.
+    #[inline]
+    pub(super) fn release(&mut self) {
+        self.status().store(libc::TP_STATUS_KERNEL, Ordering::Release);
+        self.head = (self.head + 1) & self.mask;
+    }
+
+    /// Copies the oldest frame that was too long for the ring into `into`, and returns the frame's pending offload
+    /// work. Returns `None` if there is no such frame, or if the frame is longer than the capacity of `into`.
+    pub(super) fn take_copied(&self, into: &mut Vec<u8>) -> Option<PendingOffload> {
+        into.clear();
+        let mut header = [0u8; HEADER];
+        let mut parts = [
+            libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: HEADER },
+            libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.capacity() },
+        ];
+        // SAFETY: zero is a valid value of every field.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr();
+        message.msg_iovlen = parts.len() as _;
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        loop {
+            // SAFETY: the message points to two buffers that are writable for their given lengths.
+            let n = unsafe { libc::recvmsg(self.receiver.as_raw_fd(), &raw mut message, flags) };
+            if n == -1 {
+                // If the interface went down, the call returns this error once instead of a frame.
+                match io::Error::last_os_error().raw_os_error() {
+                    Some(libc::ENETDOWN | libc::EINTR) => continue,
+                    _ => return None,
+                }
+            }
+            let length = (n as usize).checked_sub(HEADER).filter(|length| *length <= into.capacity())?;
+            // SAFETY: the kernel wrote this many bytes, and they fit into the capacity.
+            unsafe { into.set_len(length) };
+            return Some(PendingOffload::read(header));
+        }
+    }
+
+    /// Releases all frames that have arrived. Returns their number.
+    pub(super) fn discard(&mut self) -> u64 {
+        let mut count = 0;
+        let mut nothing = [0u8; 0];
+        // The limit stops the loop if frames arrive as fast as they are released.
+        while count <= self.mask as u64 {
+            let Some(frame) = self.next_frame() else { break };
+            if frame.is_copied {
+                // SAFETY: the kernel writes nothing, because the buffer has no bytes. It discards the frame.
+                unsafe {
+                    libc::recv(self.receiver.as_raw_fd(), nothing.as_mut_ptr().cast(), 0, libc::MSG_DONTWAIT);
+                }
+            }
+            self.release();
+            count += 1;
+        }
+        count
+    }
+}
+
+/// Returns how many frames a socket has dropped since the last call.
+pub(super) fn drops(receiver: &OwnedFd) -> u64 {
+    let mut statistics = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+    let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+    // SAFETY: the option writes at most `length` bytes.
+    let done = unsafe {
+        let (fd, to) = (receiver.as_raw_fd(), (&raw mut statistics).cast());
+        libc::getsockopt(fd, libc::SOL_PACKET, libc::PACKET_STATISTICS, to, &raw mut length)
+    };
+    if done == 0 { u64::from(statistics.tp_drops) } else { 0 }
+}
+
+fn packet_socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: the call passes no memory.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    if fd == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just created, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn set_option<T>(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+    // SAFETY: the value has the given size, and the kernel copies it.
+    let done = unsafe {
+        let (value, size) = ((&raw const *value).cast(), size_of::<T>() as libc::socklen_t);
+        libc::setsockopt(socket.as_raw_fd(), level, option, value, size)
+    };
+    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Enlarges a socket buffer. `force` is the socket option that may exceed the limit of the host, if the process has
+/// CAP_NET_ADMIN. Otherwise the option `ask` sets the size, and the limit applies.
+fn grow(socket: &OwnedFd, force: libc::c_int, ask: libc::c_int) {
+    if set_option(socket, libc::SOL_SOCKET, force, &BUFFERS).is_err() {
+        // The kernel reduces a size above the limit to the limit, without an error.
+        let _ = set_option(socket, libc::SOL_SOCKET, ask, &BUFFERS);
+    }
+}
+
+fn bind(socket: &OwnedFd, index: u32, protocol: u16) -> io::Result<()> {
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as libc::c_ushort,
+        sll_protocol: protocol.to_be(),
+        sll_ifindex: index as libc::c_int,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    // SAFETY: the address has the given size, and the kernel copies it.
+    let done = unsafe {
+        let size = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size)
+    };
+    if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Joins the fanout group of an interface's sockets, or creates the group if there is none. The group distributes
+/// frames to its sockets by flow hash.
+fn join(socket: &OwnedFd, group: &mut Option<u16>, outgoing: bool) -> io::Result<()> {
+    // In a group, this flag filters outgoing frames. The socket option PACKET_IGNORE_OUTGOING has no effect there.
+    let kind = libc::PACKET_FANOUT_HASH | if outgoing { 0 } else { libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING };
+    let found = if group.is_none() { libc::PACKET_FANOUT_FLAG_UNIQUEID } else { 0 };
+    let argument = u32::from(group.unwrap_or(0)) | (kind | found) << 16;
+    set_option(socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &argument)?;
+    let (mut joined, mut length) = (0u32, size_of::<u32>() as libc::socklen_t);
+    // SAFETY: the option writes at most `length` bytes.
+    let done = unsafe {
+        let to = (&raw mut joined).cast();
+        libc::getsockopt(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_FANOUT, to, &raw mut length)
+    };
+    if done == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    *group = Some(joined as u16);
+    Ok(())
+}

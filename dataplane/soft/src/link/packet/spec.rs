@@ -1,0 +1,39 @@
+//! The settings of a packet link.
+
+/// An interface that is used with AF_PACKET, and the settings of its sockets.
+#[derive(Clone, Debug)]
+pub struct PacketSpec {
+    /// Name of the interface.
+    pub interface: String,
+    /// Number of frames in the ring of a queue. A power of two.
+    pub ring: u32,
+    /// Whether to receive frames to any MAC address, not only to the interface's own address.
+    pub promiscuous: bool,
+    /// Whether sent frames go directly to the driver. They then bypass the queueing discipline of the interface
+    /// (`tc(8)`) and `tcpdump`.
+    pub qdisc_bypass: bool,
+    /// Whether to also receive frames that the host itself sends on the interface.
+    pub outgoing: bool,
+    /// Whether the NIC, and not the kernel, timestamps received frames. Used for completions with wall-clock
+    /// timestamps.
+    pub hardware_stamps: bool,
+}
+
+impl PacketSpec {
+    /// Default number of frames in a ring.
+    pub const RING: u32 = 2048;
+    /// Minimum and maximum number of frames in a ring.
+    pub const RINGS: [u32; 2] = [64, 65_536];
+
+    /// Creates a spec with default settings.
+    pub fn new(interface: &str) -> Self {
+        Self {
+            interface: interface.to_owned(),
+            ring: Self::RING,
+            promiscuous: true,
+            qdisc_bypass: true,
+            outgoing: false,
+            hardware_stamps: false,
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! AF_XDP: a kernel interface whose frames are in the worker's own memory (`Documentation/networking/af_xdp.rst` of the
+//! kernel).
+//!
+//! The worker's packet memory is the UMEM of its sockets. A slot (packet buffer) consists of one or more chunks of the
+//! UMEM. A posted receive is an entry of the fill ring, and a send is an entry of the TX ring. Completions come from
+//! the RX ring and the completion ring. All sockets of a worker use the same memory region. So another interface can
+//! send a received packet without a copy in this program.
+//!
+//! An XDP program redirects frames to the sockets ([`Filter`]). A `bpf_link` attaches the program to the interface, and
+//! the process holds the descriptor of the `bpf_link`. So the kernel detaches the program when the process ends, even
+//! after a crash.
+
+mod bpf;
+mod btf;
+pub(super) mod config;
+pub(super) mod doctor;
+mod facts;
+mod open_link;
+mod program;
+mod queue;
+mod ring;
+mod socket;
+mod spec;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use facts::{XdpFacts, XdpProgram, XdpSupport};
+use facts::{driver_reports_nic_time, xdp_program};
+use program::StampSource;
+pub(crate) use queue::{CompletedSend, Queue, Received};
+pub use spec::{BusyPoll, Copying, Filter, Mode, Selector, XdpSpec};
+
+use crate::SoftCounters;
+use crate::link::interface::ethtool::receive_queues;
+use crate::link::interface::{Interface, stamps};
+use dataplane_core::error::{Error, Result};
+use dataplane_core::mem::Notice;
+
+/// Bytes that the kernel reserves before every frame: `XDP_PACKET_HEADROOM`. Slots have at least this much headroom.
+pub const HEADROOM: u16 = 256;
+
+/// The link: a program at an interface, and the sockets that it redirects frames to.
+#[derive(Debug)]
+pub(crate) struct Xdp {
+    spec: XdpSpec,
+    /// Maximum frame length, in bytes.
+    longest: usize,
+    /// Whether the XDP program writes a timestamp (stamp) before each frame.
+    stamped: bool,
+    /// How many nanoseconds the wall clock is ahead of the clock of the program's stamps.
+    ahead: AtomicI64,
+    map: bpf::SocketMap,
+    program: bpf::Program,
+    /// Index of the interface to which the program was last attached. The value stays after the interface was removed.
+    index: AtomicU32,
+    attachment: Mutex<Attachment>,
+    sockets: Mutex<Sockets>,
+}
+
+/// The attachment of the program to the interface.
+#[derive(Debug, Default)]
+struct Attachment {
+    /// Both fields are kept so that their drop detaches the program and ends promiscuous mode.
+    _attached: Option<bpf::Attached>,
+    _promiscuous: Option<OwnedFd>,
+    /// Whether the program runs in the driver.
+    native: bool,
+    /// Whether the stamps come from the NIC's clock.
+    by_nic: bool,
+}
+
+/// The open sockets, and the counters of closed sockets.
+#[derive(Debug, Default)]
+struct Sockets {
+    open: Vec<OpenSocket>,
+    /// The summed counters of closed sockets.
+    retired: SoftCounters,
+    /// Whether the most recently opened socket is zero-copy.
+    zero_copy: bool,
+    /// The reason why a queue has no socket.
+    trouble: Option<String>,
+}
+
+#[derive(Debug)]
+struct OpenSocket {
+    queue: u32,
+    fd: RawFd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Xdp {
+    /// Loads the program and attaches it to the interface. The frames of a queue go to the kernel until the queue has a
+    /// socket.
+    pub(super) fn open(spec: &XdpSpec, longest: usize, stamped: bool) -> Result<Self> {
+        let name = &spec.interface;
+        let interface = Interface::need(name)?;
+        check_queues(spec)?;
+        let map = bpf::SocketMap::new(u32::from(spec.queues.max(1)));
+        let map = map.map_err(|error| Error::Wire(explain(name, "creating the map of AF_XDP sockets", &error)))?;
+        let stamp = if stamped { StampSource::Kernel } else { StampSource::Nothing };
+        let Some(code) = program::program(&spec.filter, program::Taken::Socket(map.fd()), stamp) else {
+            return Err(Error::Wire(format!("interface `{name}`: the filter is too long; help: use fewer selectors")));
+        };
+        let program = bpf::Program::load(&code);
+        let program = program.map_err(|error| Error::Wire(explain(name, "loading the XDP program", &error)))?;
+        let xdp = Self {
+            spec: spec.clone(),
+            longest,
+            stamped,
+            ahead: AtomicI64::new(0),
+            map,
+            program,
+            index: AtomicU32::new(0),
+            attachment: Mutex::default(),
+            sockets: Mutex::default(),
+        };
+        xdp.attach(interface.index)?;
+        Ok(xdp)
+    }
+
+    fn attach(&self, index: u32) -> Result<()> {
+        let name = &self.spec.interface;
+        let modes: &[bpf::Attach] = match self.spec.mode {
+            Mode::Auto => &[bpf::Attach::Native, bpf::Attach::Generic],
+            Mode::Native => &[bpf::Attach::Native],
+            Mode::Generic => &[bpf::Attach::Generic],
+        };
+        let mut attachment = lock(&self.attachment);
+        // Detach from an interface that is gone.
+        *attachment = Attachment::default();
+        let promiscuous = self.spec.promiscuous.then(|| socket::promiscuous(index)).transpose();
+        let promiscuous = promiscuous.map_err(|error| Error::Wire(explain(name, "promiscuous mode", &error)))?;
+        let bound = self.bound(index);
+        // Only native mode can run a program that is bound to an interface.
+        let with_nic = bound.iter().filter(|_| modes.contains(&bpf::Attach::Native));
+        let with_nic = with_nic.map(|program| (program, bpf::Attach::Native, true));
+        let mut why: Option<io::Error> = None;
+        for (program, mode, by_nic) in with_nic.chain(modes.iter().map(|mode| (&self.program, *mode, false))) {
+            match program.attach(index, mode) {
+                Ok(attached) => {
+                    let native = mode == bpf::Attach::Native;
+                    *attachment = Attachment { _attached: Some(attached), _promiscuous: promiscuous, native, by_nic };
+                    drop(attachment);
+                    self.update_clock_offset();
+                    if let Some(error) = why.as_ref().filter(|_| bound.is_some() && !by_nic) {
+                        stamps::warn_kernel_stamps(name, error);
+                    }
+                    if let Some(why) = why.filter(|_| !native) {
+                        warn(name, &without_native(name, &why));
+                    }
+                    self.index.store(index, Ordering::Relaxed);
+                    return Ok(());
+                }
+                // No other mode would fix these errors.
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EBUSY | libc::EEXIST | libc::EPERM | libc::ENODEV)
+                    ) =>
+                {
+                    return Err(Error::Wire(self.why_not_attached(index, &error)));
+                }
+                // Keep the first error, which belongs to the preferred mode.
+                Err(error) => {
+                    why.get_or_insert(error);
+                }
+            }
+        }
+        let error = why.unwrap_or_else(|| io::Error::from_raw_os_error(libc::EIO));
+        Err(Error::Wire(self.why_not_attached(index, &error)))
+    }
+
+    /// Loads the program that reads the NIC's timestamps. Returns `None` if NIC timestamps are not requested or not
+    /// available. If they are not available, logs the reason.
+    fn bound(&self, index: u32) -> Option<bpf::Program> {
+        if !self.stamped || !self.spec.hardware_stamps {
+            return None;
+        }
+        let name = &self.spec.interface;
+        let load = || {
+            let lacks = |what: &str| io::Error::new(io::ErrorKind::Unsupported, what.to_owned());
+            stamps::enable_nic_stamps(name)?;
+            if driver_reports_nic_time(index) == Some(false) {
+                return Err(lacks("the driver does not provide receive timestamps to XDP programs"));
+            }
+            let function = btf::function(program::NIC_STAMP);
+            let stamp = StampSource::Nic(function.ok_or_else(|| lacks("the kernel is older than 6.3 or has no BTF"))?);
+            let code = program::program(&self.spec.filter, program::Taken::Socket(self.map.fd()), stamp);
+            bpf::Program::load_bound(&code.ok_or_else(|| lacks("the filter is too long"))?, index)
+        };
+        load().inspect_err(|error| stamps::warn_kernel_stamps(name, error)).ok()
+    }
+
+    /// Updates the offset between the clock of the stamps and the wall clock, because the wall clock may have been set.
+    fn update_clock_offset(&self) {
+        /// Minimum change of the offset that is applied, in nanoseconds. Smaller changes are measurement errors.
+        const STEP: u64 = 20_000;
+        if self.stamped {
+            let now = if lock(&self.attachment).by_nic { 0 } else { stamps::wall_ahead() };
+            if now == 0 || now.abs_diff(self.ahead.load(Ordering::Relaxed)) > STEP {
+                self.ahead.store(now, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Returns how many nanoseconds the wall clock is ahead of the clock of the stamps. `None` if there are no stamps.
+    #[inline]
+    fn ahead(&self) -> Option<i64> {
+        self.stamped.then(|| self.ahead.load(Ordering::Relaxed))
+    }
+
+    fn why_not_attached(&self, index: u32, error: &io::Error) -> String {
+        let name = &self.spec.interface;
+        match error.raw_os_error() {
+            Some(libc::EBUSY | libc::EEXIST) => match xdp_program(index) {
+                Some(XdpProgram { program, link: Some(link) }) => format!(
+                    "interface `{name}`: another XDP program is attached (bpf_link {link}, program {program}); help: \
+                     end the process that holds the link, or `bpftool link detach id {link}`"
+                ),
+                _ => format!(
+                    "interface `{name}`: another XDP program is attached; help: detach it with `ip link set dev {name} \
+                     xdp off`, or with `xdpgeneric off` if it runs in generic mode"
+                ),
+            },
+            Some(libc::EOPNOTSUPP) if self.spec.mode == Mode::Native => format!(
+                "interface `{name}`: the driver does not run XDP programs (mode = \"native\"); help: set mode = \
+                 \"auto\" or \"generic\""
+            ),
+            _ => {
+                let notice = without_native(name, error);
+                match self.spec.mode {
+                    Mode::Generic => explain(name, "attaching the XDP program", error),
+                    _ => format!("interface `{name}`: {notice}"),
+                }
+            }
+        }
+    }
+
+    /// Returns the index of the interface that the program is attached to.
+    #[inline]
+    fn interface(&self) -> u32 {
+        self.index.load(Ordering::Relaxed)
+    }
+
+    /// Redirects the frames of a queue to the queue's socket.
+    fn redirect(&self, queue: u32, socket: &socket::XdpSocket) -> io::Result<()> {
+        self.map.set(queue, Some(socket.as_fd()))
+    }
+
+    /// Records an open socket. `why` is the reason for copy mode, which is logged.
+    fn opened(&self, queue: u32, fd: RawFd, zero_copy: bool, why: Option<io::Error>) {
+        let mut sockets = lock(&self.sockets);
+        sockets.open.push(OpenSocket { queue, fd });
+        sockets.zero_copy = zero_copy;
+        sockets.trouble = None;
+        drop(sockets);
+        if let Some(why) = why {
+            let name = &self.spec.interface;
+            let message = format!("queue {queue} has no zero-copy mode ({why}), so the kernel copies every frame");
+            let remedy =
+                "use an interface whose driver has zero-copy mode, with native XDP, or set copy = \"copy\" to accept \
+                 copies"
+                    .to_owned();
+            warn(name, &Notice { message, remedy });
+        }
+    }
+
+    /// Removes a socket from the list before it is closed, and keeps its counters.
+    fn closes(&self, queue: u32, fd: RawFd) {
+        let mut sockets = lock(&self.sockets);
+        sockets.open.retain(|open| (open.queue, open.fd) != (queue, fd));
+        if let Ok(counts) = socket::statistics(fd) {
+            add(&mut sockets.retired, &counts);
+        }
+    }
+
+    /// Records why a queue has no socket.
+    fn refused(&self, queue: u32, refused: &socket::Refused) {
+        lock(&self.sockets).trouble = Some(self.why_refused(queue, refused));
+    }
+
+    fn why_refused(&self, queue: u32, refused: &socket::Refused) -> String {
+        let (name, error) = (&self.spec.interface, &refused.error);
+        match (refused.step, error.raw_os_error()) {
+            ("socket", Some(libc::EAFNOSUPPORT)) => {
+                format!(
+                    "interface `{name}`: this kernel has no AF_XDP (CONFIG_XDP_SOCKETS); help: set kind = \
+                     \"packet\" in the link"
+                )
+            }
+            ("socket", Some(libc::EPERM)) => {
+                format!("interface `{name}`: an AF_XDP socket: {error}; help: {}", needs("cap_net_raw"))
+            }
+            ("XDP_UMEM_REG", Some(libc::ENOBUFS)) => format!(
+                "interface `{name}`: the limit on locked memory is too low for the packet memory; help: `ulimit -l \
+                 unlimited`, or the capability CAP_IPC_LOCK"
+            ),
+            ("bind", Some(libc::EBUSY)) => format!(
+                "interface `{name}`: another AF_XDP socket uses queue {queue}; help: end its process (`ss --xdp -p`)"
+            ),
+            ("bind", Some(libc::EINVAL)) => format!(
+                "interface `{name}`: cannot bind to queue {queue}, which may not exist; help: `ethtool -L {name} \
+                 combined {}`, or run fewer workers",
+                self.spec.queues
+            ),
+            ("bind", Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT)) if self.spec.copying == Copying::Zero => format!(
+                "interface `{name}`: queue {queue} has no zero-copy mode (copy = \"zero\"); help: set copy = \"auto\" \
+                 or \"copy\""
+            ),
+            ("bind", Some(libc::ENETDOWN)) => {
+                format!("interface `{name}` is down; help: `ip link set {name} up`")
+            }
+            (step, _) => explain(name, step, error),
+        }
+    }
+}
+
+/// Adds the counters of one socket.
+fn add(into: &mut SoftCounters, counts: &libc::xdp_statistics) {
+    into.add(&SoftCounters {
+        kernel_rx_dropped: counts.rx_dropped,
+        kernel_rx_ring_full: counts.rx_ring_full,
+        kernel_rx_no_buffer: counts.rx_fill_ring_empty_descs,
+        kernel_rx_invalid: counts.rx_invalid_descs,
+        kernel_tx_invalid: counts.tx_invalid_descs,
+        ..SoftCounters::default()
+    });
+}
+
+/// Checks that the interface has a queue for every queue pair. Warns if the interface has more queues, because their
+/// frames go to the kernel.
+fn check_queues(spec: &XdpSpec) -> Result<()> {
+    let (name, wanted) = (&spec.interface, u32::from(spec.queues));
+    // Not every driver reports its number of queues.
+    let Some(queues) = receive_queues(name) else { return Ok(()) };
+    if queues < wanted {
+        let noun = if queues == 1 { "queue" } else { "queues" };
+        return Err(Error::Wire(format!(
+            "interface `{name}` has {queues} receive {noun}, but there are {wanted} workers; help: run `ethtool \
+             -L {name} combined {wanted}`, or set workers = {queues} in [runtime]"
+        )));
+    }
+    if queues > wanted {
+        let message =
+            format!("{queues} receive queues for {wanted} workers, so frames of the other queues go to the kernel");
+        warn(name, &Notice { message, remedy: format!("ethtool -L {name} combined {wanted}") });
+    }
+    Ok(())
+}
+
+fn warn(interface: &str, notice: &Notice) {
+    tracing::warn!("interface `{interface}`: {notice}");
+}
+
+/// Returns the notice that native XDP is not available: the effect and the fix.
+fn without_native(name: &str, error: &io::Error) -> Notice {
+    let (reason, remedy) = match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => {
+            ("the driver has no native XDP".to_owned(), "use an interface whose driver has native XDP".to_owned())
+        }
+        // veth(4) returns this error if the interface has fewer receive queues than its peer has TX queues.
+        Some(libc::ENOSPC) => (
+            "the interface has fewer receive queues than its veth peer has TX queues".to_owned(),
+            format!("ethtool -L {name} rx N, where N is the number of TX queues of the veth peer"),
+        ),
+        Some(libc::ERANGE | libc::E2BIG | libc::EINVAL) => (
+            format!("{error}: the MTU of the interface or of its peer may be too large, or LRO is enabled"),
+            format!("ip link set dev {name} mtu 1500, ethtool -K {name} lro off"),
+        ),
+        _ => (error.to_string(), "see the kernel's log (`dmesg`)".to_owned()),
+    };
+    let message = format!("no native XDP ({reason}), so the XDP program runs in generic mode, which is slower");
+    Notice { message, remedy }
+}
+
+fn needs(capabilities: &str) -> String {
+    format!("run as root, or run `setcap {capabilities}+ep PROGRAM`")
+}
+
+fn explain(name: &str, step: &str, error: &io::Error) -> String {
+    let remedy = match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            format!(
+                "; help: an xdp link needs CAP_NET_ADMIN, CAP_BPF and CAP_NET_RAW: {}",
+                needs("cap_net_admin,cap_bpf,cap_net_raw")
+            )
+        }
+        Some(libc::ENOSYS) => ": this kernel has no BPF; help: set kind = \"packet\" in the link".to_owned(),
+        Some(libc::ENOMEM | libc::ENOBUFS) => {
+            ": not enough memory; help: set smaller `rx_depth` and `tx_depth` for the port".to_owned()
+        }
+        _ => String::new(),
+    };
+    format!("interface `{name}`: {step}: {error}{remedy}")
+}

@@ -1,0 +1,89 @@
+//! An interface with AF_XDP as the link of a device.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::queue::Queue;
+use super::{Attachment, Xdp, add, lock, socket};
+use crate::counters::SoftCounters;
+use crate::link::Link;
+use crate::link::interface::{Interface, Watcher};
+use crate::rss::Rss;
+use crate::status::Status;
+use dataplane_core::clock::HostClock;
+use dataplane_core::error::{Error, Result};
+use dataplane_core::verbs::QpSpec;
+
+impl<End: From<Queue>> Link<End> for Xdp {
+    fn end(self: Arc<Self>, spec: &QpSpec, _: &Arc<Rss>, _: &HostClock) -> End {
+        Queue::new(self, u32::from(spec.queue.0), spec.caps).into()
+    }
+
+    fn is_interface(&self) -> bool {
+        true
+    }
+
+    fn is_zero_copy(&self) -> bool {
+        true
+    }
+
+    fn has_nic_stamps(&self) -> bool {
+        lock(&self.attachment).by_nic
+    }
+
+    /// Watches the interface. The link is up while the interface has a carrier and the program is attached. If the
+    /// interface is recreated, attaches the program again, and the sockets move to the new interface.
+    fn watch(self: Arc<Self>, status: &Arc<Status>) -> Result<Option<Watcher>> {
+        let (xdp, status, mut before) = (Arc::downgrade(&self), status.clone(), None::<Interface>);
+        let watcher = Watcher::start(&self.spec.interface, move |found| {
+            let Some(xdp) = xdp.upgrade() else { return };
+            let is_known = |interface: &Interface| interface.index == xdp.index.load(Ordering::Relaxed);
+            if let Some(interface) = found.filter(|interface| !is_known(interface))
+                && let Err(error) = xdp.attach(interface.index)
+            {
+                let trouble = Some(error.to_string());
+                let previous = std::mem::replace(&mut lock(&xdp.sockets).trouble, trouble.clone());
+                // Log only a new error, because the watcher retries this again and again.
+                if previous != trouble {
+                    tracing::warn!("{error}");
+                }
+            }
+            xdp.update_clock_offset();
+            if let Some((now, before)) = found.zip(before) {
+                now.report_changes(&before, &xdp.spec.interface, &status);
+            }
+            before = found.or(before);
+            // Without the attached program, no frames arrive.
+            status.set_link(found.is_some_and(|interface| interface.has_carrier && is_known(&interface)));
+        });
+        watcher.map(Some)
+    }
+
+    /// Returns the last error of opening a queue.
+    fn error(&self) -> Option<Error> {
+        lock(&self.sockets).trouble.clone().map(Error::Wire)
+    }
+
+    fn describe(&self) -> Option<String> {
+        let Attachment { native, by_nic, .. } = *lock(&self.attachment);
+        let runs = if native { "native" } else { "generic" };
+        let copies = if lock(&self.sockets).zero_copy { "zero-copy" } else { "copy" };
+        let stamps = match (self.stamped, by_nic) {
+            (false, _) => "",
+            (true, false) => ", stamps: the kernel's",
+            (true, true) => ", stamps: the NIC's",
+        };
+        Some(format!("{} ({runs}, {copies}{stamps})", self.spec.interface))
+    }
+
+    fn count(&self, into: &mut SoftCounters) {
+        let sockets = lock(&self.sockets);
+        into.add(&sockets.retired);
+        for open in &sockets.open {
+            // The descriptor is open as long as it is in the list.
+            if let Ok(counts) = socket::statistics(open.fd) {
+                add(into, &counts);
+            }
+        }
+    }
+}

@@ -1,0 +1,580 @@
+//! A queue pair's end of the link: hands slots to the kernel and takes them back.
+//!
+//! A slot (packet buffer) is one chunk of the socket's memory, or several consecutive chunks. A posted receive hands
+//! the first chunk of a slot to the kernel. A frame that is longer than a chunk arrives in several slots. The queue
+//! then joins the frame's bytes in the first slot, and posts the other slots again. A send hands over all chunks that
+//! contain bytes of the packet.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::program::STAMP;
+use super::socket::{BIND_TIMEOUT, Refused, SocketSpec, XdpSocket, await_release};
+use super::{HEADROOM, Xdp};
+use crate::completion::Now;
+use crate::link::interface::waitable;
+use dataplane_core::mem::{Desc, GUARD, Region, SlotLayout, prefetch};
+use dataplane_core::units::Ticks;
+use dataplane_core::verbs::{Completions, QpCaps, WcStatus};
+
+/// State of a slot that the kernel does not own.
+const OWNED: u8 = 0;
+/// State of a slot that is posted for a receive. The state of a slot that is being sent is the number of its chunks
+/// that the kernel still owns.
+const POSTED: u8 = 0x80;
+
+/// Interval between two attempts to bind to a queue while another socket is bound to it.
+const RETRY_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Minimum frame length: an Ethernet header.
+const LEAST_FRAME: usize = 14;
+
+/// Layout of slots and chunks.
+#[derive(Clone, Copy, Debug)]
+struct Geometry {
+    layout: SlotLayout,
+    /// Size of a chunk, as a power of two.
+    shift: u32,
+    /// Number of chunks per slot.
+    chunks: u32,
+}
+
+impl Geometry {
+    /// Returns `None` if a slot of this layout is not a whole number of chunks, or has too little headroom.
+    fn new(layout: SlotLayout) -> Option<Self> {
+        let shift = if layout.stride() == 2048 { 11 } else { 12 };
+        let whole = layout.stride().is_multiple_of(1 << shift);
+        let sound =
+            whole && layout.headroom() >= HEADROOM && u32::from(layout.headroom()) < (1 << shift) - GUARD as u32;
+        sound.then_some(Self { layout, shift, chunks: layout.stride() >> shift })
+    }
+
+    /// Returns the size of a chunk, in bytes.
+    fn chunk(&self) -> u32 {
+        1 << self.shift
+    }
+
+    #[inline]
+    fn address(&self, slot: u32) -> u64 {
+        u64::from(slot) * u64::from(self.layout.stride())
+    }
+
+    /// Returns the slot that contains an address.
+    #[inline]
+    fn slot(&self, address: u64) -> u32 {
+        let chunk = (address >> self.shift) as u32;
+        if self.chunks == 1 { chunk } else { chunk / self.chunks }
+    }
+}
+
+/// A send that has not completed.
+#[derive(Clone, Copy, Debug, Default)]
+struct PendingSend {
+    wr_id: u64,
+    slot: u32,
+    len: u16,
+    signaled: bool,
+    /// The status of a send that was not handed to the kernel, because there was no socket or the length was invalid.
+    refused: Option<WcStatus>,
+}
+
+/// A completed send.
+pub(crate) struct CompletedSend {
+    pub(crate) wr_id: u64,
+    pub(crate) status: WcStatus,
+    pub(crate) signaled: bool,
+    /// Number of completed sends since the start of the queue pair, including this one.
+    pub(crate) count: u64,
+    pub(crate) len: u16,
+}
+
+/// Counts of received frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Received {
+    pub(crate) frames: u64,
+    pub(crate) bytes: u64,
+    /// Number of frames that were longer than their slot.
+    pub(crate) too_long: u64,
+}
+
+/// One queue of an interface, as used by a queue pair.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    xdp: Arc<Xdp>,
+    index: u32,
+    caps: QpCaps,
+    // Declared before `region`, because the socket must be dropped before the memory that it uses.
+    socket: Option<XdpSocket>,
+    region: Option<Arc<Region>>,
+    geometry: Option<Geometry>,
+    /// Index of the interface that the socket is bound to.
+    interface: u32,
+    /// The `wr_id` of a receive into slot 0.
+    recv_wr_id: u64,
+    /// States of the slots, indexed by slot.
+    states: Box<[u8]>,
+    /// Number of posted receives.
+    posted: usize,
+    /// Whether the socket is bound to its queue.
+    bound: bool,
+    /// Whether an earlier socket was bound to the queue. The kernel may take some time to release the queue.
+    rebinding: bool,
+    /// The start of the wait for the queue, and the time of the next attempt. `None` if the queue is bound or not
+    /// opened.
+    bind_wait: Option<(Instant, Instant)>,
+    /// Whether the wait for the queue has timed out.
+    bind_timed_out: bool,
+    /// Whether the XDP program redirects the queue's frames to the socket.
+    redirected: bool,
+    /// The next slot to check when receives are flushed.
+    flushed: u32,
+    /// A ring of the sends that have not completed, oldest first.
+    sent: Box<[PendingSend]>,
+    /// The index in `sent` of the oldest send.
+    head: usize,
+    /// Number of sends that have not completed.
+    sending: usize,
+    /// Number of sends that have completed since the start of the queue pair.
+    completed: u64,
+    /// Whether the worker polls the driver (busy polling).
+    busy: bool,
+}
+
+impl Queue {
+    pub(crate) fn new(xdp: Arc<Xdp>, index: u32, caps: QpCaps) -> Self {
+        let busy = xdp.spec.busy_poll.is_some();
+        Self {
+            xdp,
+            index,
+            caps,
+            socket: None,
+            region: None,
+            geometry: None,
+            interface: 0,
+            recv_wr_id: 0,
+            states: Box::default(),
+            posted: 0,
+            bound: false,
+            rebinding: false,
+            bind_wait: None,
+            bind_timed_out: false,
+            redirected: false,
+            flushed: 0,
+            sent: Box::default(),
+            head: 0,
+            sending: 0,
+            completed: 0,
+            busy,
+        }
+    }
+
+    /// Creates the socket on the memory of the slots. After [`Queue::close`], the slots must be bound again.
+    pub(crate) fn bind(&mut self, region: &Arc<Region>, layout: SlotLayout, recv_wr_id: u64) -> Result<(), i32> {
+        let geometry = Geometry::new(layout).ok_or(libc::EINVAL)?;
+        let caps = self.caps;
+        self.close();
+        self.clear();
+        let sends = caps.send_depth.max(1).saturating_mul(geometry.chunks).next_power_of_two();
+        let spec = SocketSpec {
+            bytes: layout.bytes(),
+            chunk: geometry.chunk(),
+            headroom: u32::from(layout.headroom() - HEADROOM),
+            receives: caps.recv_depth.max(1).next_power_of_two(),
+            sends,
+            busy_poll: self.xdp.spec.busy_poll,
+        };
+        self.socket = Some(XdpSocket::new(region, &spec).map_err(|refused| self.refused(refused))?);
+        self.region = Some(region.clone());
+        self.geometry = Some(geometry);
+        self.recv_wr_id = recv_wr_id;
+        self.states = vec![OWNED; layout.count() as usize].into();
+        self.sent = vec![PendingSend::default(); caps.send_depth.max(1).next_power_of_two() as usize].into();
+        Ok(())
+    }
+
+    fn refused(&self, refused: Refused) -> i32 {
+        let errno = refused.error.raw_os_error().unwrap_or(libc::EIO);
+        self.xdp.refused(self.index, &refused);
+        errno
+    }
+
+    /// Starts to receive and to send. If the kernel has not yet released the queue of an earlier socket, a later poll
+    /// completes the start.
+    pub(crate) fn open(&mut self) -> Result<(), i32> {
+        self.bind_wait = None;
+        let timeout = if self.rebinding { Duration::ZERO } else { BIND_TIMEOUT };
+        match self.bind_socket(timeout) {
+            Err(libc::EBUSY) if self.rebinding && !self.bind_timed_out => {
+                let now = Instant::now();
+                self.bind_wait = Some((now, now + RETRY_INTERVAL));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Tries again to bind to the queue, if it is not bound and the time of the next attempt has come.
+    #[cold]
+    fn retry_bind(&mut self) {
+        let Some((since, next)) = self.bind_wait else { return };
+        let now = Instant::now();
+        if now < next {
+            return;
+        }
+        self.bind_wait = Some((since, now + RETRY_INTERVAL));
+        match self.bind_socket(Duration::ZERO) {
+            Ok(()) => self.bind_wait = None,
+            Err(libc::EBUSY) if now < since + BIND_TIMEOUT => {}
+            // The wait has failed, so the queue pair fails (see `is_stale`). The next `open` does not wait.
+            Err(_) => (self.bind_wait, self.bind_timed_out) = (None, true),
+        }
+    }
+
+    fn bind_socket(&mut self, timeout: Duration) -> Result<(), i32> {
+        let (Some(socket), Some(geometry)) = (&mut self.socket, self.geometry) else { return Err(libc::EINVAL) };
+        if self.bound {
+            return Ok(());
+        }
+        self.interface = self.xdp.interface();
+        let several = self.xdp.longest > (geometry.chunk() - u32::from(geometry.layout.headroom())) as usize;
+        match socket.bind(self.interface, self.index, self.xdp.spec.copying, several, timeout) {
+            Ok(why) => self.xdp.opened(self.index, socket.raw(), socket.zero_copy, why),
+            Err(refused) => return Err(self.refused(refused)),
+        }
+        (self.bound, self.rebinding, self.bind_timed_out) = (true, true, false);
+        self.redirect()
+    }
+
+    /// Redirects frames to the socket once the socket is bound and receives are posted. If a queue pair only sends, the
+    /// frames that arrive on the queue go to the kernel.
+    #[cold]
+    fn redirect(&mut self) -> Result<(), i32> {
+        let Some(socket) = self.socket.as_ref().filter(|_| self.bound && self.posted > 0 && !self.redirected) else {
+            return Ok(());
+        };
+        self.xdp
+            .redirect(self.index, socket)
+            .map_err(|error| self.refused(Refused { step: "the socket map", error }))?;
+        self.redirected = true;
+        Ok(())
+    }
+
+    /// Closes the socket, so that the kernel no longer owns slots. Returns the number of frames that had arrived and
+    /// were not received.
+    pub(crate) fn close(&mut self) -> u64 {
+        self.collect_completions();
+        self.bind_wait = None;
+        let Some(mut socket) = self.socket.take() else { return 0 };
+        let lost = u64::from(socket.rx.ready(u32::MAX));
+        if self.bound {
+            self.xdp.closes(self.index, socket.raw());
+        }
+        let zero_copy = socket.zero_copy;
+        // In copy mode, the kernel no longer accesses the memory after the socket is closed.
+        drop(socket);
+        if let Some(region) = self.region.as_ref().filter(|_| zero_copy) {
+            await_release(region, self.interface, self.index);
+        }
+        (self.bound, self.redirected) = (false, false);
+        lost
+    }
+
+    /// Discards all posted requests. The socket must be closed.
+    pub(crate) fn clear(&mut self) {
+        self.states.fill(OWNED);
+        (self.posted, self.flushed, self.head, self.sending, self.completed) = (0, 0, 0, 0, 0);
+    }
+
+    /// Returns the descriptor that becomes readable when a frame is in the RX ring.
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().filter(|_| self.bound).map(|socket| waitable(socket.as_fd()))
+    }
+
+    /// Returns how many more receives can be posted.
+    #[inline]
+    pub(crate) fn space(&self) -> usize {
+        if self.socket.is_some() { self.caps.recv_depth as usize - self.posted } else { 0 }
+    }
+
+    /// Returns the number of posted receives.
+    #[inline]
+    pub(crate) fn posted(&self) -> usize {
+        self.posted
+    }
+
+    /// Hands slots to the kernel for receives. There must be space, and the slots must be in the layout.
+    #[inline]
+    pub(crate) fn post(&mut self, slots: &[u32]) {
+        let (Some(socket), Some(geometry)) = (&mut self.socket, self.geometry) else { return };
+        for &slot in slots {
+            self.states[slot as usize] = POSTED;
+            socket.fill.put(geometry.address(slot));
+        }
+        socket.fill.submit();
+        self.posted += slots.len();
+        if self.bound && !self.redirected {
+            // The link stores the error. The queue then receives nothing, and the interface's frames go to the kernel.
+            let _ = self.redirect();
+        }
+    }
+
+    /// Receives into the completion list `run`, until the list has `limit` entries.
+    #[inline]
+    pub(crate) fn receive(&mut self, run: &mut Completions, limit: usize, now: Now) -> Received {
+        let mut received = Received::default();
+        let (Some(socket), Some(geometry)) = (&mut self.socket, self.geometry) else { return received };
+        let room = geometry.layout.room();
+        let headroom = u64::from(geometry.layout.headroom());
+        let ahead = self.xdp.ahead().filter(|_| now.by_wall);
+        let ready = socket.rx.ready((limit - run.len) as u32).min((limit - run.len) as u32);
+        let mut taken = 0;
+        while taken < ready {
+            let it = socket.rx.peek(taken);
+            let slot = geometry.slot(it.addr);
+            let usual = it.options == 0
+                && it.addr == geometry.address(slot) + headroom
+                && it.len <= room
+                && self.states.get(slot as usize) == Some(&POSTED);
+            if !usual {
+                break;
+            }
+            self.states[slot as usize] = OWNED;
+            let mut ticks = now.ticks;
+            if let Some(region) = &self.region {
+                if let Some(ahead) = ahead {
+                    ticks = take_stamp(region, it.addr, ahead).unwrap_or(ticks);
+                }
+                prefetch(region.base().as_ptr().wrapping_add(it.addr as usize));
+            }
+            run.push(self.recv_wr_id.wrapping_add(u64::from(slot)), WcStatus::Success, it.len, ticks);
+            received.bytes += u64::from(it.len);
+            taken += 1;
+        }
+        self.posted -= taken as usize;
+        received.frames += u64::from(taken);
+        if taken > 0 {
+            socket.rx.release(taken);
+        }
+        if taken < ready {
+            self.receive_irregular(run, limit, now, &mut received);
+        } else if self.bind_wait.is_some() {
+            self.retry_bind();
+        } else if ready == 0 && (self.busy || socket.fill.needs_wakeup()) {
+            socket.wake_rx();
+        }
+        received
+    }
+
+    /// Receives frames with several buffers, and handles invalid descriptors.
+    #[cold]
+    fn receive_irregular(&mut self, run: &mut Completions, limit: usize, now: Now, received: &mut Received) {
+        let ahead = self.xdp.ahead().filter(|_| now.by_wall);
+        while run.len < limit
+            && let Some((slot, status, len, received_at)) = self.join_buffers(ahead)
+        {
+            let Some(slot) = slot else { continue };
+            run.push(self.recv_wr_id.wrapping_add(u64::from(slot)), status, len, received_at.unwrap_or(now.ticks));
+            match status {
+                WcStatus::Success => {
+                    received.frames += 1;
+                    received.bytes += u64::from(len);
+                }
+                _ => received.too_long += 1,
+            }
+        }
+    }
+
+    /// Takes one frame from the RX ring and joins its buffers in the slot of the first buffer. Returns `None` if the
+    /// ring has no whole frame. The returned slot is `None` if the kernel returned only slots that were not posted.
+    #[cold]
+    fn join_buffers(&mut self, ahead: Option<i64>) -> Option<(Option<u32>, WcStatus, u32, Option<Ticks>)> {
+        let (socket, geometry) = (self.socket.as_mut()?, self.geometry?);
+        let region = self.region.as_ref()?;
+        let ready = socket.rx.ready(u32::MAX);
+        let continued = |it: libc::xdp_desc| it.options & libc::XDP_PKT_CONTD != 0;
+        let last = (0..ready).find(|ahead| !continued(socket.rx.peek(*ahead)))?;
+        let (headroom, room) = (usize::from(geometry.layout.headroom()), geometry.layout.room() as usize);
+        let (mut first, mut len, mut fits, mut received_at) = (None::<u32>, 0, true, None);
+        for place in 0..=last {
+            let it = socket.rx.peek(place);
+            let slot = geometry.slot(it.addr);
+            let piece = it.len as usize;
+            let inside =
+                it.addr.checked_add(u64::from(it.len)).is_some_and(|end| end <= geometry.layout.bytes() as u64);
+            if !inside || self.states.get(slot as usize) != Some(&POSTED) {
+                continue;
+            }
+            if let Some(ahead) = ahead.filter(|_| first.is_none() && it.addr >= geometry.address(slot) + STAMP) {
+                received_at = take_stamp(region, it.addr, ahead);
+            }
+            let into = *first.get_or_insert(slot);
+            fits &= len + piece <= room;
+            let to = geometry.address(into) as usize + headroom + len;
+            if fits && to != it.addr as usize {
+                // SAFETY: both ranges are inside the region: `inside` covers the source, and the destination is in the
+                // packet space of a slot. This queue owns both slots, because they were posted here and the kernel has
+                // returned them. The ranges may overlap.
+                unsafe {
+                    let base = region.base().as_ptr();
+                    std::ptr::copy(base.add(it.addr as usize), base.add(to), piece);
+                }
+            }
+            len += piece;
+            if slot == into {
+                self.states[slot as usize] = OWNED;
+                self.posted -= 1;
+            } else {
+                socket.fill.put(geometry.address(slot));
+            }
+        }
+        socket.fill.submit();
+        socket.rx.release(last + 1);
+        let status = if fits { WcStatus::Success } else { WcStatus::LocLenErr };
+        Some((first, status, len as u32, received_at))
+    }
+
+    /// Closes the socket, flushes the next posted receive, and returns the receive's `wr_id`.
+    #[cold]
+    pub(crate) fn flush_receive(&mut self) -> Option<u64> {
+        self.close();
+        while let Some(state) = self.states.get_mut(self.flushed as usize) {
+            let slot = self.flushed;
+            self.flushed += 1;
+            if *state == POSTED {
+                *state = OWNED;
+                self.posted -= 1;
+                return Some(self.recv_wr_id.wrapping_add(u64::from(slot)));
+            }
+        }
+        None
+    }
+
+    /// Returns whether the socket cannot be used: its interface was removed and recreated, or the wait for the queue
+    /// has timed out.
+    #[inline]
+    pub(crate) fn is_stale(&self) -> bool {
+        self.bound && self.interface != self.xdp.interface() || self.bind_timed_out
+    }
+
+    /// Hands packets to the kernel to be sent. The packets must be inside their slots, and the queue must have space
+    /// for all of them. The last send is signaled, or every send with `signal_all`. Without a socket, all sends are
+    /// flushed.
+    #[inline]
+    pub(crate) fn send(&mut self, run: &[Desc], first_wr_id: u64, signal_all: bool) {
+        let Some(geometry) = self.geometry else { return };
+        let chunk = geometry.chunk();
+        let mask = self.sent.len() - 1;
+        for (at, desc) in run.iter().enumerate() {
+            let mut addr = geometry.address(desc.slot) + u64::from(desc.offset);
+            let mut len = u32::from(desc.len);
+            let mut pieces = 1;
+            let is_sound = (LEAST_FRAME..=self.xdp.longest).contains(&usize::from(desc.len));
+            let refused = match &self.socket {
+                None => Some(WcStatus::WrFlushErr),
+                Some(_) => (!is_sound).then_some(WcStatus::LocLenErr),
+            };
+            if let Some(socket) = self.socket.as_mut().filter(|_| refused.is_none()) {
+                loop {
+                    let piece = len.min(chunk - (addr as u32 & (chunk - 1)));
+                    let options = if piece < len { libc::XDP_PKT_CONTD } else { 0 };
+                    socket.tx.put(libc::xdp_desc { addr, len: piece, options });
+                    if piece == len {
+                        break;
+                    }
+                    (addr, len, pieces) = (addr + u64::from(piece), len - piece, pieces + 1);
+                }
+                self.states[desc.slot as usize] = pieces;
+            }
+            let signaled = signal_all || at + 1 == run.len();
+            let wr_id = first_wr_id.wrapping_add(at as u64);
+            let sent = PendingSend { wr_id, slot: desc.slot, len: desc.len, signaled, refused };
+            self.sent[(self.head + self.sending) & mask] = sent;
+            self.sending += 1;
+        }
+        if let Some(socket) = &mut self.socket {
+            socket.tx.submit();
+            if socket.tx.needs_wakeup() {
+                socket.wake_tx();
+            }
+        }
+    }
+
+    /// Reads the completion ring and updates the slot states.
+    #[inline]
+    fn collect_completions(&mut self) {
+        let (Some(socket), Some(geometry)) = (&mut self.socket, self.geometry) else { return };
+        let ready = socket.completion.ready(u32::MAX);
+        for ahead in 0..ready {
+            let slot = geometry.slot(socket.completion.peek(ahead));
+            if let Some(state @ 1..POSTED) = self.states.get_mut(slot as usize) {
+                *state -= 1;
+            }
+        }
+        if ready > 0 {
+            socket.completion.release(ready);
+        }
+    }
+
+    /// Returns whether any send has not completed.
+    #[inline]
+    pub(crate) fn sends(&self) -> bool {
+        self.sending > 0
+    }
+
+    /// Collects completed sends, and makes the kernel send if frames are left in the TX ring.
+    #[inline]
+    pub(crate) fn look(&mut self) {
+        self.collect_completions();
+        if self.bind_wait.is_some() {
+            self.retry_bind();
+        } else if let Some(socket) = &self.socket
+            && !socket.tx.is_drained()
+            && socket.tx.needs_wakeup()
+        {
+            socket.wake_tx();
+        }
+    }
+
+    /// Removes and returns the oldest send, if it has completed. Sends complete in the order in which they were posted,
+    /// even if the kernel completes them in another order.
+    #[inline]
+    pub(crate) fn pop_sent(&mut self) -> Option<CompletedSend> {
+        let it = *self.sent.get(self.head).filter(|_| self.sending > 0)?;
+        let status = match it.refused {
+            Some(refused) => refused,
+            None if self.states[it.slot as usize] == OWNED => WcStatus::Success,
+            None if self.socket.is_some() => return None,
+            None => {
+                self.states[it.slot as usize] = OWNED;
+                WcStatus::WrFlushErr
+            }
+        };
+        self.head = (self.head + 1) & (self.sent.len() - 1);
+        self.sending -= 1;
+        self.completed += 1;
+        let signaled = it.signaled || status != WcStatus::Success;
+        Some(CompletedSend { wr_id: it.wr_id, status, signaled, count: self.completed, len: it.len })
+    }
+}
+
+/// Reads the stamp that the XDP program wrote before a frame. Returns the wall-clock time: the stamp plus `ahead`
+/// nanoseconds. Clears the stamp, so that the next frame in the slot does not get it.
+#[inline]
+fn take_stamp(region: &Region, address: u64, ahead: i64) -> Option<Ticks> {
+    // SAFETY: a frame starts at the address, in a slot that the kernel has returned. The slot has more than `STAMP`
+    // bytes before the frame, inside the region. Nothing else owns the slot. The reads and writes are unaligned.
+    let [nanos, complement] = unsafe {
+        let place = region.base().as_ptr().add((address - STAMP) as usize).cast::<[u64; 2]>();
+        let stamp = place.read_unaligned();
+        place.write_unaligned([0; 2]);
+        stamp
+    };
+    (nanos == !complement && nanos > 0).then(|| Ticks(nanos.wrapping_add_signed(ahead)))
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

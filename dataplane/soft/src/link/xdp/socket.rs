@@ -1,0 +1,285 @@
+//! An AF_XDP socket: its memory, its rings, and its binding to a queue of an interface.
+//!
+//! Every socket registers the worker's memory region itself. With `XDP_SHARED_UMEM`, the kernel would need only one
+//! list of the region's pages. But the copy mode and the lifetime of all sockets would then depend on the first socket.
+//! Both ways give a slot the same address in all sockets. So one socket can send a slot into which another socket
+//! received.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use memmap2::MmapOptions;
+
+use super::ring::{Offsets, Ring};
+use super::spec::{BusyPoll, Copying};
+use dataplane_core::mem::Region;
+
+/// The socket option `XDP_MAX_TX_SKB_BUDGET` of Linux 6.17: the maximum number of frames that one call sends.
+const MAX_TX_SKB_BUDGET: libc::c_int = 9;
+/// Maximum time to wait while another socket is bound to the queue. The kernel releases a queue some time after its
+/// socket was closed.
+pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Parameters of a socket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SocketSpec {
+    /// Size of the registered memory, from the start of the region, in bytes.
+    pub(super) bytes: usize,
+    /// Size of a chunk, in bytes: 2048 or 4096.
+    pub(super) chunk: u32,
+    /// Free bytes before a frame, in addition to the [`super::HEADROOM`] that the kernel reserves.
+    pub(super) headroom: u32,
+    /// Number of entries of the receive and fill rings.
+    pub(super) receives: u32,
+    /// Number of entries of the send and completion rings.
+    pub(super) sends: u32,
+    pub(super) busy_poll: Option<BusyPoll>,
+}
+
+/// An operation that the kernel refused, and its error.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) step: &'static str,
+    pub(super) error: io::Error,
+}
+
+fn at(step: &'static str) -> impl FnOnce(io::Error) -> Refused {
+    move |error| Refused { step, error }
+}
+
+/// An AF_XDP socket.
+#[derive(Debug)]
+pub(super) struct XdpSocket {
+    pub(super) rx: Ring<libc::xdp_desc>,
+    pub(super) tx: Ring<libc::xdp_desc>,
+    pub(super) fill: Ring<u64>,
+    pub(super) completion: Ring<u64>,
+    pub(super) zero_copy: bool,
+    fd: OwnedFd,
+    /// Declared after `fd`, so that the socket is closed first. The kernel uses the memory until then.
+    _region: Arc<Region>,
+}
+
+impl XdpSocket {
+    /// Creates a socket that is not yet bound to an interface.
+    pub(super) fn new(region: &Arc<Region>, spec: &SocketSpec) -> Result<Self, Refused> {
+        // SAFETY: a plain system call. Nothing else owns the new descriptor.
+        let fd = unsafe {
+            let fd = libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+            if fd < 0 {
+                return Err(Refused { step: "socket", error: io::Error::last_os_error() });
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let umem = libc::xdp_umem_reg {
+            addr: region.base().as_ptr().expose_provenance() as u64,
+            len: spec.bytes as u64,
+            chunk_size: spec.chunk,
+            headroom: spec.headroom,
+            flags: 0,
+            tx_metadata_len: 0,
+        };
+        set(fd.as_raw_fd(), libc::SOL_XDP, libc::XDP_UMEM_REG, &umem).map_err(at("XDP_UMEM_REG"))?;
+        for (option, entries) in [
+            (libc::XDP_UMEM_FILL_RING, spec.receives),
+            (libc::XDP_UMEM_COMPLETION_RING, spec.sends),
+            (libc::XDP_RX_RING, spec.receives),
+            (libc::XDP_TX_RING, spec.sends),
+        ] {
+            set(fd.as_raw_fd(), libc::SOL_XDP, option, &entries).map_err(at("a ring"))?;
+        }
+        let offsets: libc::xdp_mmap_offsets =
+            get(fd.as_raw_fd(), libc::XDP_MMAP_OFFSETS).map_err(at("XDP_MMAP_OFFSETS"))?;
+        // Make the send buffer large enough for all posted sends. Without the privilege for this option, the kernel
+        // sends fewer frames at a time.
+        let bytes = (u64::from(spec.sends) * 2 * u64::from(spec.chunk)).min(i32::MAX as u64 / 2) as libc::c_int;
+        let _ = set(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &bytes);
+        let _ = set(fd.as_raw_fd(), libc::SOL_XDP, MAX_TX_SKB_BUDGET, &spec.sends.max(32));
+        if let Some(busy) = spec.busy_poll {
+            for (option, value) in [
+                (libc::SO_PREFER_BUSY_POLL, 1),
+                (libc::SO_BUSY_POLL, busy.duration.0.as_micros() as libc::c_int),
+                (libc::SO_BUSY_POLL_BUDGET, busy.budget as libc::c_int),
+            ] {
+                set(fd.as_raw_fd(), libc::SOL_SOCKET, option, &value).map_err(at("busy polling"))?;
+            }
+        }
+        Ok(Self {
+            rx: map(&fd, libc::XDP_PGOFF_RX_RING as u64, &offsets.rx, spec.receives)?,
+            tx: map(&fd, libc::XDP_PGOFF_TX_RING as u64, &offsets.tx, spec.sends)?,
+            fill: map(&fd, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, spec.receives)?,
+            completion: map(&fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, spec.sends)?,
+            zero_copy: false,
+            fd,
+            _region: region.clone(),
+        })
+    }
+
+    /// Binds the socket to a queue. Waits up to `timeout` while another socket is bound to the queue. With `several`, a
+    /// frame may use several buffers. If `copying` is `Auto` and zero-copy mode is not available, returns the reason.
+    pub(super) fn bind(
+        &mut self,
+        interface: u32,
+        queue: u32,
+        copying: Copying,
+        several: bool,
+        timeout: Duration,
+    ) -> Result<Option<io::Error>, Refused> {
+        let modes: &[u16] = match copying {
+            Copying::Auto => &[libc::XDP_ZEROCOPY, libc::XDP_COPY],
+            Copying::Zero => &[libc::XDP_ZEROCOPY],
+            Copying::Copy => &[libc::XDP_COPY],
+        };
+        let segments: &[u16] = if several { &[libc::XDP_USE_SG, 0] } else { &[0] };
+        let mut why = None;
+        for mode in modes {
+            for segments in segments {
+                let flags = mode | segments | libc::XDP_USE_NEED_WAKEUP;
+                let Err(error) = self.bind_as(interface, queue, flags, timeout) else {
+                    let options: libc::xdp_options =
+                        get(self.fd.as_raw_fd(), libc::XDP_OPTIONS).map_err(at("XDP_OPTIONS"))?;
+                    self.zero_copy = options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0;
+                    return Ok(why.filter(|_| !self.zero_copy && copying == Copying::Auto));
+                };
+                // These errors occur in every mode, so do not try other modes.
+                let last =
+                    matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EPERM | libc::ENODEV | libc::ENETDOWN));
+                if last {
+                    return Err(Refused { step: "bind", error });
+                }
+                why = Some(error);
+            }
+        }
+        let error = why.unwrap_or_else(|| io::Error::from_raw_os_error(libc::EINVAL));
+        Err(Refused { step: "bind", error })
+    }
+
+    fn bind_as(&self, interface: u32, queue: u32, flags: u16, timeout: Duration) -> io::Result<()> {
+        let address = libc::sockaddr_xdp {
+            sxdp_family: libc::AF_XDP as u16,
+            sxdp_flags: flags,
+            sxdp_ifindex: interface,
+            sxdp_queue_id: queue,
+            sxdp_shared_umem_fd: 0,
+        };
+        let begin = Instant::now();
+        loop {
+            // SAFETY: the address belongs to this address family and has the given size.
+            let done = unsafe {
+                libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as libc::socklen_t)
+            };
+            if done == 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EBUSY) || begin.elapsed() >= timeout {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Makes the kernel send the frames of the TX ring. Ignores errors, because the caller tries again while frames are
+    /// left.
+    #[inline]
+    pub(super) fn wake_tx(&self) {
+        // SAFETY: a plain system call without memory.
+        unsafe { libc::sendto(self.fd.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0) };
+    }
+
+    /// Makes the kernel receive frames.
+    #[inline]
+    pub(super) fn wake_rx(&self) {
+        let none = std::ptr::null_mut();
+        // SAFETY: a plain system call without memory.
+        unsafe { libc::recvfrom(self.fd.as_raw_fd(), none, 0, libc::MSG_DONTWAIT, std::ptr::null_mut(), none.cast()) };
+    }
+
+    pub(super) fn raw(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl AsFd for XdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Sets an interface to promiscuous mode until the result is dropped or the process ends (`packet(7)`).
+pub(super) fn promiscuous(interface: u32) -> io::Result<OwnedFd> {
+    // SAFETY: a plain system call. Nothing else owns the new descriptor. Protocol 0 receives nothing.
+    let socket = unsafe {
+        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        OwnedFd::from_raw_fd(fd)
+    };
+    let member = libc::packet_mreq {
+        mr_ifindex: interface as libc::c_int,
+        mr_type: libc::PACKET_MR_PROMISC as libc::c_ushort,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    set(socket.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)?;
+    Ok(socket)
+}
+
+/// Returns the kernel's counters of an open socket.
+pub(super) fn statistics(fd: RawFd) -> io::Result<libc::xdp_statistics> {
+    get(fd, libc::XDP_STATISTICS)
+}
+
+/// Waits until the kernel has released a queue whose zero-copy socket was closed. Until then, the hardware may still
+/// write into the posted buffers. The function binds another socket to the queue, which succeeds only after the
+/// release.
+pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32) {
+    let spec = SocketSpec { bytes: 4096, chunk: 4096, headroom: 0, receives: 1, sends: 1, busy_poll: None };
+    if let Ok(mut probe) = XdpSocket::new(region, &spec) {
+        // Ignore the result. If another program has bound to the queue, or the queue no longer exists, the kernel has
+        // released it too.
+        let _ = probe.bind(interface, queue, Copying::Copy, false, BIND_TIMEOUT);
+    }
+}
+
+fn set<T>(fd: RawFd, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of a value of this size.
+    let done = unsafe {
+        libc::setsockopt(fd, level, option, std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t)
+    };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Reads an option of [`libc::SOL_XDP`]. All values are plain numbers.
+fn get<T: Copy>(fd: RawFd, option: libc::c_int) -> io::Result<T> {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    let mut size = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes. Zero is a valid value of every type that is used.
+    let (done, value) = unsafe {
+        let done = libc::getsockopt(fd, libc::SOL_XDP, option, value.as_mut_ptr().cast(), &mut size);
+        (done, value.assume_init())
+    };
+    // Kernels before 5.4 return a shorter structure, without the offsets of the wake-up flags. They are not supported.
+    let older = (size as usize) < size_of::<T>() && option == libc::XDP_MMAP_OFFSETS;
+    match done {
+        0 if older => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
+        0 => Ok(value),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn map<T: Copy>(fd: &OwnedFd, page: u64, at: &libc::xdp_ring_offset, size: u32) -> Result<Ring<T>, Refused> {
+    let refused = |error| Refused { step: "mmap of a ring", error };
+    let len = at.desc as usize + size as usize * size_of::<T>();
+    let map = MmapOptions::new().offset(page).len(len).populate().map_raw(fd).map_err(refused)?;
+    let offsets = Offsets {
+        producer: at.producer as usize,
+        consumer: at.consumer as usize,
+        flags: at.flags as usize,
+        entries: at.desc as usize,
+    };
+    Ring::new(map, offsets, size).ok_or_else(|| refused(io::Error::from_raw_os_error(libc::EPROTO)))
+}

@@ -1,0 +1,114 @@
+//! The state that all objects of a device share, except the link.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::fault::FaultSpec;
+use crate::memory::Keys;
+use crate::profile::{Profile, SoftLimits};
+use crate::status::Status;
+use dataplane_core::clock::HostClock;
+use dataplane_core::error::VerbError;
+use dataplane_core::units::Gid;
+use dataplane_core::verbs::{Capabilities, Capability, EventKind};
+
+/// The state that all objects of a device share. The link is in [`OpenDevice`](super::open_device::OpenDevice).
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// The number of the device on its fabric.
+    pub(super) id: u32,
+    pub(super) profile: Profile,
+    pub(super) limits: SoftLimits,
+    pub(super) faults: FaultSpec,
+    pub(super) clock: HostClock,
+    /// The largest payload of a frame or datagram, in bytes.
+    pub(super) mtu: u32,
+    /// The maximum frame length, in bytes.
+    pub(super) max_frame: u32,
+    pub(super) keys: Arc<Keys>,
+    pub(super) capabilities: Capabilities,
+    /// The state of the port. A link on an interface updates it.
+    pub(super) status: Arc<Status>,
+    pub(super) gone: AtomicBool,
+    /// The generator of queue numbers, which all devices of a fabric share.
+    pub(super) numbers: Arc<Numbers>,
+    pub(super) cqs: AtomicU32,
+    pub(super) srqs: AtomicU32,
+}
+
+/// A generator of the numbers of devices and queues.
+#[derive(Debug)]
+pub(super) struct Numbers(AtomicU32);
+
+impl Default for Numbers {
+    fn default() -> Self {
+        Self(AtomicU32::new(0x11))
+    }
+}
+
+impl Numbers {
+    /// Returns the next number, with 24 bits.
+    pub(super) fn next(&self) -> u32 {
+        self.0.fetch_add(1, Ordering::Relaxed) & 0xff_ffff
+    }
+}
+
+impl Shared {
+    pub(super) fn has(&self, capability: Capability) -> bool {
+        self.capabilities.has.contains(&capability)
+    }
+
+    #[inline]
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn is_up(&self) -> bool {
+        self.status.is_up()
+    }
+
+    pub(super) fn raise(&self, kind: EventKind, element: u32) {
+        self.status.raise(kind, element);
+    }
+
+    /// Returns a new number for a queue, unique on the device and its fabric.
+    pub(super) fn number(&self) -> u32 {
+        self.numbers.next()
+    }
+
+    /// Returns the address at an index of the GID table.
+    pub(super) fn gid_at(&self, index: u8) -> Option<Gid> {
+        self.status.gids().get(usize::from(index)).copied().filter(|gid| !gid.is_zero())
+    }
+
+    /// Whether an address belongs to the port.
+    pub(super) fn owns(&self, gid: Gid) -> bool {
+        !gid.is_zero() && self.status.gids().contains(&gid)
+    }
+
+    /// Returns the maximum payload of a packet of connections and datagrams, in bytes.
+    pub(super) fn path_mtu(&self) -> u32 {
+        match self.profile {
+            Profile::Spec => self.mtu,
+            // The payload of an Ethernet frame without the RoCE headers, rounded down to a standard path MTU.
+            Profile::Rxe => (8..=12).rev().map(|bits| 1 << bits).find(|mtu| mtu + 80 <= self.mtu).unwrap_or(256),
+        }
+    }
+
+    /// Returns the maximum message length of a connection, in bytes.
+    pub(super) fn max_message(&self) -> u32 {
+        match self.profile {
+            Profile::Spec => 1 << 31,
+            Profile::Rxe => 8 << 20,
+        }
+    }
+
+    pub(super) fn srq_is_gone(&self) {
+        self.srqs.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn check(&self, verb: &'static str) -> Result<(), VerbError> {
+        if self.is_gone() { Err(VerbError::new(verb, libc::EIO)) } else { Ok(()) }
+    }
+}

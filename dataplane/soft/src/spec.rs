@@ -1,0 +1,80 @@
+//! The description of a software device.
+
+use crate::counter::CounterSpec;
+use crate::fault::FaultSpec;
+use crate::link::LinkSpec;
+use crate::profile::{Profile, SoftLimits};
+use crate::status::link_local;
+use dataplane_core::clock::HostClock;
+use dataplane_core::units::Gid;
+use dataplane_core::verbs::{Capability, RssSpec};
+
+/// The description of a software device with one port.
+#[derive(Clone, Debug)]
+pub struct SoftSpec {
+    /// The device's name.
+    pub name: String,
+    /// The behaviour in cases where the standard and rxe differ.
+    pub profile: Profile,
+    /// The device's wire.
+    pub link: LinkSpec,
+    /// The largest payload of a frame or datagram, in bytes.
+    pub mtu: u32,
+    /// The MAC address of the port.
+    pub mac: [u8; 6],
+    /// Additional addresses of the port, after the address that is derived from the MAC address. IPv4 addresses have
+    /// the form `::ffff:192.0.2.1`.
+    pub gids: Vec<Gid>,
+    /// The clock of the device. It is also the source of timestamps if `counter` is `None`.
+    pub clock: HostClock,
+    /// The simulated counter for timestamps.
+    pub counter: Option<CounterSpec>,
+    /// The valid bits of the counter.
+    pub timestamp_mask: u64,
+    /// The offset of the device's wall clock from the system's wall clock, in nanoseconds.
+    pub wall_ahead: i64,
+    /// The faults to inject.
+    pub faults: FaultSpec,
+    /// The capabilities that the device lacks.
+    pub refuse: Vec<Capability>,
+    /// The distribution of frames over queues.
+    pub rss: RssSpec,
+    /// Whether frames get a timestamp on arrival, for completions with wall-clock timestamps. Only relevant for AF_XDP
+    /// links, where timestamps have a cost.
+    pub stamped: bool,
+    /// The limits of the device.
+    pub limits: SoftLimits,
+}
+
+impl SoftSpec {
+    /// Returns the description of a device on this link with all capabilities.
+    pub fn new(name: &str, link: LinkSpec) -> Self {
+        Self {
+            name: name.to_owned(),
+            profile: Profile::default(),
+            link,
+            mtu: 1500,
+            mac: [2, 0, 0, 0, 0, 2],
+            gids: Vec::new(),
+            clock: HostClock::new(),
+            counter: None,
+            timestamp_mask: u64::MAX,
+            wall_ahead: 0,
+            faults: FaultSpec::default(),
+            refuse: Vec::new(),
+            rss: RssSpec::STANDARD,
+            stamped: false,
+            limits: SoftLimits::default(),
+        }
+    }
+
+    /// Returns the maximum frame length in bytes: the payload, the Ethernet header and two VLAN tags.
+    pub fn max_frame(&self) -> u32 {
+        self.mtu + 22
+    }
+
+    /// Returns the link-local address of the port, derived from the MAC address (RFC 4291).
+    pub fn gid(&self) -> Gid {
+        link_local(self.mac)
+    }
+}

@@ -1,0 +1,153 @@
+//! Tests of every operation of connections and datagrams, on both sides.
+
+use super::ends::*;
+use super::*;
+
+use WcStatus::{RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
+
+const ACK_TIMEOUT: Nanos = Nanos(4_096 << 14);
+
+#[test]
+fn message_is_segmented_and_reassembled() {
+    for (kind, profile) in [(QpType::Rc, Profile::Spec), (QpType::Uc, Profile::Spec), (QpType::Rc, Profile::Rxe)] {
+        let (mut a, mut b) = Ends::of(profile, kind).connected();
+        let bytes = frame(3, 10_000);
+        a.put(100, &bytes);
+        let into = [b.sge(0, 3_000), b.sge(5_000, 0), b.sge(20_000, 9_000)];
+        b.post_recv(1, &into).unwrap();
+        let from = [a.sge(100, 1), a.sge(101, 9_999)];
+        a.post(2, SendOp::SendWithImm(0x1234), &from).unwrap();
+        let sent = End::completions(&mut a.send);
+        assert_eq!((sent.len(), sent[0].wr_id, sent[0].opcode()), (1, 2, Some(WcOpcode::Send)), "{kind} {profile:?}");
+        let got = End::completions(&mut b.recv);
+        assert_eq!((got.len(), got[0].byte_len(), got[0].imm()), (1, Some(10_000), Some(0x1234)));
+        let rxe = profile == Profile::Rxe;
+        let flags = if rxe { WcFlags::WITH_IMM | WcFlags::GRH } else { WcFlags::WITH_IMM };
+        assert_eq!(got[0].flags(), Some(flags));
+        assert_eq!(sent[0].flags(), Some(if rxe { WcFlags::WITH_IMM } else { WcFlags::empty() }));
+        assert_eq!([b.get(0, 3_000), b.get(20_000, 7_000)].concat(), bytes);
+    }
+}
+
+#[test]
+fn remote_memory_is_written_read_and_changed_atomically() {
+    let (mut a, mut b) = Ends::default().connected();
+    a.put(0, &frame(9, 5_000));
+    let from = [a.sge(0, 5_000)];
+    a.post(1, SendOp::RdmaWrite(b.remote(1_000)), &from).unwrap();
+    assert_eq!(b.get(1_000, 5_000), frame(9, 5_000));
+    b.post_recv(7, &[]).unwrap();
+    a.post(2, SendOp::RdmaWriteWithImm(b.remote(8_000), 5), &from[..]).unwrap();
+    let got = End::completions(&mut b.recv);
+    assert_eq!(
+        (got[0].opcode(), got[0].byte_len(), got[0].imm()),
+        (Some(WcOpcode::RecvRdmaWithImm), Some(5_000), Some(5))
+    );
+    let into = [a.sge(20_000, 2_000), a.sge(30_000, 3_000)];
+    a.post(3, SendOp::RdmaRead(b.remote(1_000)), &into).unwrap();
+    assert_eq!([a.get(20_000, 2_000), a.get(30_000, 3_000)].concat(), frame(9, 5_000));
+    b.put(0, &7u64.to_ne_bytes());
+    let word = [a.sge(64, 8)];
+    a.post(4, SendOp::FetchAdd { remote: b.remote(0), add: u64::MAX }, &word).unwrap();
+    assert_eq!((a.get(64, 8), b.get(0, 8)), (7u64.to_ne_bytes().to_vec(), 6u64.to_ne_bytes().to_vec()));
+    a.post(5, SendOp::CompareSwap { remote: b.remote(0), compare: 5, swap: 1 }, &word).unwrap();
+    a.post(6, SendOp::CompareSwap { remote: b.remote(0), compare: 6, swap: 2 }, &word).unwrap();
+    assert_eq!((a.get(64, 8), b.get(0, 8)), (6u64.to_ne_bytes().to_vec(), 2u64.to_ne_bytes().to_vec()));
+    let sent = End::completions(&mut a.send);
+    let opcodes: Vec<_> = sent.iter().filter_map(Completion::opcode).collect();
+    use WcOpcode::{CompSwap, FetchAdd, RdmaRead, RdmaWrite};
+    assert_eq!(opcodes, [RdmaWrite, RdmaWrite, RdmaRead, FetchAdd, CompSwap, CompSwap]);
+    assert_eq!((sent[2].byte_len(), sent[3].byte_len()), (Some(5_000), Some(8)));
+    assert_eq!((a.events(), b.events()), (vec![], vec![]));
+}
+
+#[test]
+fn empty_messages_are_delivered() {
+    let (mut a, mut b) = Ends::default().connected();
+    b.post_recv(1, &[]).unwrap();
+    let nowhere = Remote::default();
+    for (wr_id, op) in [SendOp::Send, SendOp::RdmaWrite(nowhere), SendOp::RdmaRead(nowhere)].into_iter().enumerate() {
+        a.post(wr_id as u64, op, &[]).unwrap();
+    }
+    assert_eq!(a.sent(), [(0, Success, 0), (1, Success, 0), (2, Success, 0)]);
+    assert_eq!(b.received(), [(1, Success, 0)]);
+}
+
+#[test]
+fn send_is_retried_until_the_peer_posts_a_receive() {
+    let (mut a, mut b) = Ends::default().connected();
+    let sge = [a.sge(0, 10)];
+    a.post(1, SendOp::Send, &sge).unwrap();
+    assert_eq!(a.sent(), []);
+    a.clock.advance(Nanos(10_000));
+    assert_eq!(a.sent(), []);
+    let into = [b.sge(0, 10)];
+    b.post_recv(2, &into).unwrap();
+    assert_eq!(a.sent(), [], "no retry before the timer expires");
+    a.clock.advance(Nanos(10_000));
+    assert_eq!((a.sent(), b.received()), (vec![(1, Success, 0)], vec![(2, Success, 10)]));
+    assert_eq!(a.device.counters().rnr_naks, 2);
+    a.post(3, SendOp::Send, &sge).unwrap();
+    for _ in 0..3 {
+        assert_eq!(a.sent(), []);
+        a.clock.advance(Nanos(10_000));
+    }
+    assert_eq!(statuses(&a.sent()), [RnrRetryExcErr]);
+    assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Rts));
+}
+
+#[test]
+fn silent_peer_fails_the_connection() {
+    type Silence = fn(&mut End, &mut End);
+    let reasons: [(&str, Silence); 4] = [
+        ("link down", |_, b| b.device.set_link(false)),
+        ("device gone", |_, b| b.device.remove()),
+        ("in ERR", |_, b| b.to(QpState::Err)),
+        ("no such address", |_, b| b.device.set_gids(&[])),
+    ];
+    for (reason, silence) in reasons {
+        let (mut a, mut b) = Ends::default().connected();
+        silence(&mut a, &mut b);
+        let sge = [a.sge(0, 10)];
+        a.post(1, SendOp::Send, &sge).unwrap();
+        a.post_with(2, SendOp::Send, SendFlags::empty(), &sge).unwrap();
+        for _ in 0..4 {
+            assert_eq!(a.sent(), [], "{reason}");
+            a.clock.advance(ACK_TIMEOUT);
+        }
+        assert_eq!(a.sent(), [(1, RetryExcErr, 0), (2, WrFlushErr, 0)], "{reason}");
+        assert_eq!(a.qp.state(), QpState::Err);
+    }
+}
+
+#[test]
+fn peers_with_different_packet_numbers_do_not_communicate() {
+    for rq_psn in [5, 0xff_ff00] {
+        let (mut a, mut b) = Ends::default().unconnected();
+        b.attributes.rq_psn = rq_psn;
+        connect(&mut a, &mut b);
+        let into = [b.sge(0, 10)];
+        b.post_recv(1, &into).unwrap();
+        let sge = [a.sge(0, 10)];
+        a.post(1, SendOp::Send, &sge).unwrap();
+        for _ in 0..4 {
+            assert_eq!(a.sent(), []);
+            a.clock.advance(ACK_TIMEOUT);
+        }
+        assert_eq!((statuses(&a.sent()), b.received()), (vec![RetryExcErr], vec![]));
+    }
+}
+
+#[test]
+fn two_queue_pairs_of_one_device_communicate() {
+    let (a, _) = Ends::default().unconnected();
+    let mut b = Ends::default().on(&a.device, &a.clock);
+    let mut a = a;
+    (b.attributes.sq_psn, b.attributes.rq_psn) = (a.attributes.rq_psn, a.attributes.sq_psn);
+    connect(&mut a, &mut b);
+    let into = [b.sge(0, 10)];
+    b.post_recv(1, &into).unwrap();
+    let sge = [a.sge(0, 10)];
+    a.post(1, SendOp::Send, &sge).unwrap();
+    assert_eq!((a.sent(), b.received()), (vec![(1, Success, 0)], vec![(1, Success, 10)]));
+}

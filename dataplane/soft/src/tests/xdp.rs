@@ -1,0 +1,516 @@
+//! Tests of AF_XDP links on both ends of a veth pair, in a private network namespace.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use super::*;
+use dataplane_testing::namespace::{in_namespace, ip};
+use dataplane_testing::program::RunningProgram;
+use dataplane_testing::{PATIENCE, wait_until};
+
+/// The EtherType of test frames. It is reserved for experiments (IEEE 802), so the kernel sends no such frames.
+pub(super) const ETHER_TYPE: u16 = 0x88b5;
+
+/// Creates a veth pair, `va` and `vb`, with both ends up.
+pub(crate) fn veth(queues: u32, mtu: u32) {
+    let queues = format!("numrxqueues {queues} numtxqueues {queues}");
+    ip(&format!("link add name va mtu {mtu} {queues} type veth peer name vb mtu {mtu} {queues}"));
+    for end in ["va", "vb"] {
+        ip(&format!("link set {end} addrgenmode none"));
+        ip(&format!("link set {end} up"));
+    }
+}
+
+fn has_program(interface: &str) -> bool {
+    let output = Command::new("ip").args(["-details", "link", "show", interface]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).contains("prog/xdp")
+}
+
+fn link(interface: &str) -> XdpSpec {
+    let selector = Selector { ether_type: Some(ETHER_TYPE), ..Selector::default() };
+    let filter = Filter { take: vec![selector], except: Vec::new() };
+    XdpSpec { filter, ..XdpSpec::new(interface) }
+}
+
+fn device(link: XdpSpec, mtu: u32) -> dataplane_core::Result<SoftDevice> {
+    let name = link.interface.clone();
+    SoftDevice::new(SoftSpec { mtu, ..SoftSpec::new(&name, LinkSpec::Xdp(link)) })
+}
+
+/// One end of the pair: a raw-packet queue pair with its own slots.
+struct End {
+    device: SoftDevice,
+    mr: SoftMr,
+    layout: SlotLayout,
+    send: SoftCq,
+    recv: SoftCq,
+    /// The channel of the receive queue.
+    channel: SoftChannel,
+    qp: SoftQp,
+    run: Box<Completions>,
+}
+
+const DEPTH: u32 = 64;
+const RECV: u64 = 1 << 40;
+
+impl End {
+    fn new(device: SoftDevice, queue: (u16, u16), stride: usize) -> Self {
+        Self::with(device, queue, stride, PollFields::STANDARD)
+    }
+
+    fn with(device: SoftDevice, queue: (u16, u16), stride: usize, fields: PollFields) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        let cq = CqSpec { depth: 2 * DEPTH, fields, ..CqSpec::default() };
+        let (send, _) = device.create_cq(&cq, None).unwrap();
+        let channel = device.create_channel().unwrap();
+        let (recv, _) = device.create_cq(&cq, Some(&channel)).unwrap();
+        let caps = QpCaps { send_depth: DEPTH, recv_depth: DEPTH, send_sges: 1, recv_sges: 1, inline: 0 };
+        let spec = QpSpec { queue, ..QpSpec::new(QpType::RawPacket, caps) };
+        let qp = pd.create_qp(&spec, &send, &recv, None).unwrap();
+        let headroom = usize::from(XDP_HEADROOM);
+        let layout = SlotLayout::new(headroom, stride - headroom - dataplane_core::mem::GUARD, 256).unwrap();
+        assert_eq!(layout.stride() as usize, stride);
+        let mr = pd.register(region(layout.bytes()), Access::LOCAL_WRITE).unwrap();
+        Self { device, mr, layout, send, recv, channel, qp, run: Completions::new() }
+    }
+
+    fn go(&mut self, state: QpState) -> Result<(), VerbError> {
+        let (attributes, mask) = match state {
+            QpState::Init => QpAttributes::init(QpType::RawPacket, 1, 0),
+            other => QpAttributes::to(other),
+        };
+        self.qp.modify(&attributes, mask)
+    }
+
+    /// Moves the queue pair from RESET to RTS, and posts `DEPTH` receives into the slots from `first`.
+    fn start(&mut self, first: u32) {
+        self.qp.bind_slots(&self.mr, self.layout, RECV).unwrap();
+        self.go(QpState::Init).unwrap();
+        self.post(&(first..first + DEPTH).collect::<Vec<_>>()).unwrap();
+        self.go(QpState::Rtr).unwrap();
+        self.go(QpState::Rts).unwrap();
+    }
+
+    fn post(&mut self, slots: &[u32]) -> Result<(), PostError> {
+        // SAFETY: tests do not access posted slots.
+        unsafe { self.qp.post_recv_run(slots) }
+    }
+
+    fn send(&mut self, run: &[Desc], first: u64) -> Result<(), PostError> {
+        // SAFETY: tests do not access posted slots.
+        unsafe { self.qp.post_send_run(&RunSource::new(run).run(), first) }
+    }
+
+    fn at(&self, slot: u32) -> *mut u8 {
+        assert!(slot < self.layout.count());
+        let offset = slot as usize * self.layout.stride() as usize + usize::from(XDP_HEADROOM);
+        // SAFETY: the slot is below the count, and the region contains all slots.
+        unsafe { self.mr.region().base().add(offset).as_ptr() }
+    }
+
+    fn put(&self, slot: u32, bytes: &[u8]) -> Desc {
+        assert!(bytes.len() <= self.layout.room() as usize);
+        // SAFETY: the bytes fit, and tests write only slots that they have not posted.
+        unsafe { self.at(slot).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Desc { slot, offset: XDP_HEADROOM, len: bytes.len() as u16 }
+    }
+
+    fn get(&self, slot: u32, len: u32) -> Vec<u8> {
+        // SAFETY: tests read only slots whose receives have completed.
+        unsafe { std::slice::from_raw_parts(self.at(slot), len as usize) }.to_vec()
+    }
+
+    fn received(&mut self) -> Vec<(u64, WcStatus, u32)> {
+        self.recv.poll_run(&mut self.run, RUN).unwrap();
+        completions_of(&self.run)
+    }
+
+    fn sent(&mut self) -> Vec<(u64, WcStatus)> {
+        self.send.poll_run(&mut self.run, RUN).unwrap();
+        completions_of(&self.run).into_iter().map(|(wr_id, status, _)| (wr_id, status)).collect()
+    }
+}
+
+/// Returns a frame of at least 18 bytes. Its content depends on `number`.
+fn frame(number: u32, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0xff; 12];
+    bytes.extend(ETHER_TYPE.to_be_bytes());
+    bytes.extend(number.to_be_bytes());
+    bytes.extend((18..len.max(18)).map(|at| (at as u32).wrapping_mul(number.wrapping_add(7)) as u8));
+    bytes.truncate(len.max(18));
+    bytes
+}
+
+/// Sends `count` frames from one end to the other, posts each completed receive again, and compares the frames.
+fn carry(from: &mut End, to: &mut End, count: u32, length: impl Fn(u32) -> usize) {
+    let deadline = Instant::now() + PATIENCE;
+    let (mut next, mut over, mut seen) = (0u32, 0u32, 0u32);
+    while seen < count || over < count {
+        assert!(
+            Instant::now() < deadline,
+            "{next} posted, {over} sent, {seen} of {count} received: {:?}",
+            to.device.counters()
+        );
+        // Keep fewer frames in transit than there are receives, so that no frame is lost.
+        let burst = (count - next).min(16).min(DEPTH - (next - over)).min(DEPTH / 4 - (next - seen).min(DEPTH / 4));
+        if burst > 0 {
+            let run: Vec<Desc> = (next..next + burst)
+                .map(|number| from.put(128 + number % 128, &frame(number, length(number))))
+                .collect();
+            from.send(&run, u64::from(next)).unwrap();
+            next += burst;
+        }
+        for (wr_id, status) in from.sent() {
+            assert_eq!(status, WcStatus::Success);
+            over = wr_id as u32 + 1;
+        }
+        let mut slots = Vec::new();
+        for (wr_id, status, len) in to.received() {
+            assert_eq!(status, WcStatus::Success);
+            let slot = (wr_id - RECV) as u32;
+            let expected = frame(seen, length(seen));
+            assert_eq!(len as usize, expected.len(), "frame {seen}");
+            assert_eq!(to.get(slot, len), expected, "frame {seen}");
+            seen += 1;
+            slots.push(slot);
+        }
+        to.post(&slots).unwrap();
+    }
+}
+
+/// Sends until a frame arrives, because a restarted queue pair may be bound to its queue only after some polls. When
+/// the function returns, no frame is in transit.
+fn reach(from: &mut End, to: &mut End) {
+    let deadline = Instant::now() + PATIENCE;
+    let send = |from: &mut End, len| {
+        let desc = from.put(200, &frame(0, len));
+        from.send(&[desc], 1).unwrap();
+        while from.sent().is_empty() {
+            assert!(Instant::now() < deadline, "nothing is sent");
+        }
+    };
+    let arrived = |to: &mut End, len| {
+        let received = to.received();
+        to.post(&received.iter().map(|(wr_id, ..)| (wr_id - RECV) as u32).collect::<Vec<_>>()).unwrap();
+        assert!(Instant::now() < deadline, "nothing arrives: {:?}", to.device.counters());
+        received.iter().any(|(.., received)| *received >= len)
+    };
+    while !arrived(to, 60) {
+        send(from, 60);
+    }
+    // Frames keep their order. When the longer frame has arrived, no earlier frame is in transit.
+    send(from, 61);
+    while !arrived(to, 61) {}
+}
+
+#[test]
+fn frames_arrive_unchanged_and_every_slot_is_returned() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let busy = Some(BusyPoll::default());
+        for (mode, busy_poll) in [(Mode::Auto, None), (Mode::Native, busy), (Mode::Generic, None)] {
+            let of = |name| device(XdpSpec { mode, busy_poll, ..link(name) }, 1500).unwrap();
+            let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+            a.start(0);
+            b.start(0);
+            carry(&mut a, &mut b, 3_000, |number| 18 + (number as usize * 37) % 1497);
+            carry(&mut b, &mut a, 300, |_| 60);
+            let (sent, received) = (a.device.counters(), b.device.counters());
+            assert_eq!((sent.tx_packets, received.rx_packets), (3_000, 3_000));
+            assert_eq!(sent.tx_bytes, received.rx_bytes);
+            let expected = if mode == Mode::Generic { "va (generic, copy)" } else { "va (native, copy)" };
+            assert_eq!(a.device.describe_link().as_deref(), Some(expected));
+            // In ERR, every posted receive completes once.
+            b.go(QpState::Err).unwrap();
+            let mut flushed: Vec<u64> = Vec::new();
+            while flushed.len() < DEPTH as usize {
+                let some = b.received();
+                assert!(!some.is_empty() && some.iter().all(|(_, status, _)| *status == WcStatus::WrFlushErr));
+                flushed.extend(some.iter().map(|(wr_id, ..)| wr_id - RECV));
+            }
+            assert_eq!(b.received(), []);
+            flushed.sort_unstable();
+            assert_eq!(flushed, (0..u64::from(DEPTH)).collect::<Vec<_>>());
+            // The queue pair can be started again, also with other slots.
+            b.go(QpState::Reset).unwrap();
+            b.start(100);
+            reach(&mut a, &mut b);
+            carry(&mut a, &mut b, 200, |_| 900);
+            assert!(has_program("va") && has_program("vb"));
+            drop((a, b));
+            wait_until("no program", || !has_program("va") && !has_program("vb"));
+        }
+    });
+}
+
+#[test]
+fn arriving_frame_wakes_a_sleeping_thread() {
+    in_namespace(|| {
+        veth(1, 1500);
+        for mode in [Mode::Native, Mode::Generic] {
+            let of = move |name| device(XdpSpec { mode, ..link(name) }, 1500).unwrap();
+            let mut b = End::new(of("vb"), (0, 1), 2048);
+            b.start(0);
+            let (go, rx) = std::sync::mpsc::channel();
+            let sender = thread::spawn(move || {
+                let mut a = End::new(of("va"), (0, 1), 2048);
+                a.start(0);
+                while let Ok(number) = rx.recv() {
+                    let desc = a.put(200, &frame(number, 60));
+                    a.send(&[desc], 1).unwrap();
+                    let deadline = Instant::now() + PATIENCE;
+                    while a.sent().is_empty() {
+                        assert!(Instant::now() < deadline, "frame {number} is not sent");
+                    }
+                }
+            });
+            for number in 0..200 {
+                go.send(number).unwrap();
+                // The frame may arrive at any point of this sequence.
+                let mut received = b.received();
+                while received.is_empty() {
+                    b.recv.arm(false).unwrap();
+                    received = b.received();
+                    if received.is_empty() {
+                        let event = b.channel.wait(PATIENCE);
+                        assert_eq!(event, Ok(Some(b.recv.number())), "frame {number} raises no event");
+                        received = b.received();
+                    }
+                }
+                let [(wr_id, WcStatus::Success, len)] = received[..] else { panic!("{received:?}") };
+                let slot = (wr_id - RECV) as u32;
+                assert_eq!(b.get(slot, len), frame(number, 60));
+                b.post(&[slot]).unwrap();
+            }
+            drop(go);
+            sender.join().unwrap();
+        }
+    });
+}
+
+/// With wall-clock completions, each frame has the timestamp of the XDP program instead of the time of the poll. The
+/// device's clock does not advance in this test, so a timestamp of the poll would be wrong.
+#[test]
+fn frames_are_stamped_on_arrival() {
+    in_namespace(|| {
+        // Each of the longer frames uses three buffers.
+        veth(1, 9000);
+        for (mode, hardware_stamps) in [(Mode::Native, false), (Mode::Native, true), (Mode::Generic, false)] {
+            let of = |name| XdpSpec { mode, hardware_stamps, ..link(name) };
+            let mut a = End::new(device(of("va"), 9000).unwrap(), (0, 1), 12_288);
+            a.start(0);
+            let (mtu, clock) = (9000, HostClock::manual());
+            let spec = SoftSpec { mtu, clock, stamped: true, ..SoftSpec::new("vb", LinkSpec::Xdp(of("vb"))) };
+            let fields = PollFields::STANDARD | PollFields::WALLCLOCK;
+            let mut b = End::with(SoftDevice::new(spec).unwrap(), (0, 1), 12_288, fields);
+            b.start(0);
+            // A veth pair has no hardware clock, so the kernel takes the timestamps.
+            let runs = if mode == Mode::Native { "native" } else { "generic" };
+            let described = format!("vb ({runs}, copy, stamps: the kernel's)");
+            assert_eq!(b.device.describe_link(), Some(described));
+            /// The maximum error of the conversion between two clocks, in nanoseconds.
+            const EXACT: u64 = 50_000;
+            let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+            let (mut last, lengths) = (now() - EXACT, if mode == Mode::Native { [60, 9_014] } else { [60, 900] });
+            for number in 0..20 {
+                let sent = frame(number, lengths[number as usize % 2]);
+                let desc = a.put(200, &sent);
+                a.send(&[desc], 1).unwrap();
+                let (deadline, mut received) = (Instant::now() + PATIENCE, Vec::new());
+                while received.is_empty() || a.sent().is_empty() {
+                    assert!(Instant::now() < deadline, "frame {number}");
+                    received.extend(b.received());
+                }
+                let [(wr_id, WcStatus::Success, len)] = received[..] else { panic!("{received:?}") };
+                assert_eq!(b.get((wr_id - RECV) as u32, len), sent);
+                b.post(&[(wr_id - RECV) as u32]).unwrap();
+                let stamp = b.run.ticks[0].0;
+                assert!((last + 1..=now() + EXACT).contains(&stamp), "{stamp} is not from {last} to {}", now());
+                last = stamp;
+            }
+        }
+    });
+}
+
+#[test]
+fn multi_buffer_frame_is_joined_in_its_slot() {
+    in_namespace(|| {
+        // A veth pair supports this MTU with XDP, because the XDP program accepts frames with several buffers.
+        veth(1, 9000);
+        let of = |name| device(link(name), 9000).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 12_288), End::new(of("vb"), (0, 1), 12_288));
+        a.start(0);
+        b.start(0);
+        carry(&mut a, &mut b, 600, |number| [60, 3_775, 3_776, 3_777, 7_616, 7_617, 9_014][number as usize % 7]);
+        assert_eq!(b.device.counters().rx_packets, 600);
+    });
+}
+
+#[test]
+fn send_with_invalid_length_fails_alone() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        b.start(0);
+        let good = a.put(128, &frame(0, 100));
+        let long = Desc { len: 1523, ..a.put(129, &frame(1, 100)) };
+        let short = Desc { len: 13, ..a.put(130, &frame(1, 100)) };
+        let last = a.put(131, &frame(1, 100));
+        a.send(&[good, long, short, last], 5).unwrap();
+        let (mut sent, mut seen) = (Vec::new(), Vec::new());
+        let deadline = Instant::now() + PATIENCE;
+        while sent.len() < 3 || seen.len() < 2 {
+            assert!(Instant::now() < deadline);
+            sent.extend(a.sent());
+            seen.extend(b.received());
+        }
+        assert_eq!(sent, [(6, WcStatus::LocLenErr), (7, WcStatus::LocLenErr), (8, WcStatus::Success)]);
+        assert_eq!(a.qp.state(), QpState::Rts);
+        // A descriptor outside its slot is refused immediately.
+        let outside = Desc { offset: 1900, ..good };
+        assert_eq!(errno(a.send(&[good, outside], 9)), (1, libc::EINVAL));
+        // Requests with scatter/gather elements are not supported.
+        // SAFETY: the post is refused.
+        assert_eq!(errno(unsafe { a.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }]) }), (0, libc::EOPNOTSUPP));
+    });
+}
+
+#[test]
+fn each_queue_has_its_own_socket() {
+    in_namespace(|| {
+        veth(2, 1500);
+        let (a, b) = (device(link("va"), 1500).unwrap(), device(XdpSpec { queues: 2, ..link("vb") }, 1500).unwrap());
+        let mut a = [End::new(a.clone(), (0, 1), 2048)];
+        let mut b = [0, 1].map(|queue| End::new(b.clone(), (queue, 2), 2048));
+        a[0].start(0);
+        b.iter_mut().for_each(|end| end.start(0));
+        // Frames sent on queue 0 of one end arrive on queue 0 of the other end.
+        let [first, _] = &mut b;
+        carry(&mut a[0], first, 100, |_| 64);
+        let error = device(XdpSpec { queues: 3, ..link("va") }, 1500).unwrap_err().to_string();
+        assert!(error.contains("`va` has 2 receive queues") && error.contains("ethtool -L va combined 3"), "{error}");
+    });
+}
+
+#[test]
+fn unusable_interface_is_named_in_the_error() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let first = device(link("va"), 1500).unwrap();
+        let error = device(link("va"), 1500).unwrap_err().to_string();
+        assert!(
+            error.contains("`va`") && error.contains("bpf_link") && error.contains("bpftool link detach"),
+            "{error}"
+        );
+        drop(first);
+        wait_until("it is free", || device(link("va"), 1500).is_ok());
+        let error = device(link("nothing"), 1500).unwrap_err().to_string();
+        assert!(error.contains("no interface `nothing`"), "{error}");
+        let zero = device(XdpSpec { copying: Copying::Zero, ..link("va") }, 1500).unwrap();
+        let mut end = End::new(zero, (0, 1), 2048);
+        end.qp.bind_slots(&end.mr, end.layout, RECV).unwrap();
+        end.go(QpState::Init).unwrap();
+        assert_eq!(end.go(QpState::Rtr).unwrap_err().errno, libc::EOPNOTSUPP);
+        assert_eq!(end.qp.state(), QpState::Init);
+        let error = end.device.wire_error().unwrap().to_string();
+        assert!(error.contains("queue 0 has no zero-copy mode"), "{error}");
+    });
+}
+
+#[test]
+fn slots_that_cannot_be_umem_chunks_are_refused() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let mut end = End::new(device(link("va"), 1500).unwrap(), (0, 1), 2048);
+        for (headroom, stride) in [(128, 2048), (256, 2112), (256, 6144)] {
+            let layout = SlotLayout::new(headroom, stride - headroom - 64, 16).unwrap();
+            assert_eq!(end.qp.bind_slots(&end.mr, layout, RECV).unwrap_err().errno, libc::EINVAL, "{layout:?}");
+        }
+    });
+}
+
+/// If an interface is removed and recreated under its name, the link attaches the program again. The queue pairs move
+/// to ERR, and can be restarted.
+#[test]
+fn recreated_interface_is_used_again() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        b.start(0);
+        carry(&mut a, &mut b, 100, |_| 64);
+        let deadline = Instant::now() + PATIENCE;
+        ip("link set va down");
+        while !b.device.poll_async_event().is_some_and(|event| event.kind == EventKind::PortErr) {
+            assert!(Instant::now() < deadline);
+            thread::yield_now();
+        }
+        ip("link set va up");
+        while !b.device.poll_async_event().is_some_and(|event| event.kind == EventKind::PortActive) {
+            assert!(Instant::now() < deadline);
+            thread::yield_now();
+        }
+        carry(&mut a, &mut b, 100, |_| 64);
+        ip("link del va");
+        let last = a.put(200, &frame(0, 64));
+        a.send(&[last], 7_777).unwrap();
+        veth(1, 1500);
+        let (mut flushed, mut sent) = (0, Vec::new());
+        while flushed < 2 * DEPTH || sent.is_empty() {
+            assert!(Instant::now() < deadline, "{flushed} {sent:?}");
+            flushed += (a.received().len() + b.received().len()) as u32;
+            sent.extend(a.sent());
+        }
+        assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
+        assert_eq!(sent.iter().map(|(wr_id, _)| *wr_id).collect::<Vec<_>>(), [7_777]);
+        // A queue pair in ERR flushes new sends, even if the kernel still owned the slot when the interface was
+        // removed.
+        a.send(&[last], 8_888).unwrap();
+        assert_eq!(a.sent(), [(8_888, WcStatus::WrFlushErr)]);
+        for end in [&mut a, &mut b] {
+            end.go(QpState::Reset).unwrap();
+            end.start(0);
+        }
+        reach(&mut b, &mut a);
+        reach(&mut a, &mut b);
+        carry(&mut a, &mut b, 100, |_| 64);
+    });
+}
+
+#[test]
+#[ignore = "the process that `killed_process_leaves_no_xdp_program` kills"]
+fn victim() {
+    let mut end = End::new(device(link("va"), 1500).unwrap(), (0, 1), 2048);
+    end.start(0);
+    thread::sleep(PATIENCE);
+}
+
+#[test]
+fn killed_process_leaves_no_xdp_program() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let this = std::env::current_exe().unwrap();
+        let name = "tests::xdp::victim";
+        let mut victim = RunningProgram::start(Command::new(this).args(["--exact", "--ignored", name]));
+        let wait = |wanted: bool| {
+            let deadline = Instant::now() + PATIENCE / 2;
+            while has_program("va") != wanted {
+                assert!(Instant::now() < deadline, "the program is there: {}", !wanted);
+            }
+        };
+        wait(true);
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        wait(false);
+        // The kernel has released the queue too.
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        b.start(0);
+        carry(&mut b, &mut a, 100, |_| 64);
+    });
+}

@@ -1,0 +1,71 @@
+//! A cell for state that one thread owns and accesses without a lock.
+//!
+//! A queue pair and its completion queues change each other's state: a post to the queue pair adds a completion to the
+//! queue, and a poll of the queue drives the queue pair. All of them belong to one worker, so no lock is needed. A
+//! [`ThreadCell`] refuses the access of any other thread.
+
+use std::cell::RefCell;
+
+use dataplane_core::verbs::{Claim, QueueOwner};
+
+/// A cell that belongs to the first thread that claims it with [`Claim::Permanent`]. Any thread may drop the cell.
+pub(super) struct ThreadCell<T> {
+    owner: QueueOwner,
+    value: RefCell<T>,
+}
+
+// SAFETY: `value` is accessed only in `with`, during a claim of `owner`. At most one thread has a claim at a time, and
+// the claims of different threads are ordered by acquire and release. So two threads never access `value` at the same
+// time. `T` moves between threads, hence the bound `Send`.
+unsafe impl<T: Send> Sync for ThreadCell<T> {}
+
+/// Prints only `owner`, because any thread may print the cell, but only the owner may read the value.
+impl<T> std::fmt::Debug for ThreadCell<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ThreadCell").field("owner", &self.owner).finish_non_exhaustive()
+    }
+}
+
+impl<T> ThreadCell<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self { owner: QueueOwner::new(true), value: RefCell::new(value) }
+    }
+
+    /// Runs `work` on the state. Returns `None` if another thread owns the state, or if this thread is already
+    /// accessing it.
+    #[inline]
+    pub(super) fn with<R>(&self, kind: Claim, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        // The function has only one call of `work`, so that the compiler inlines `work`.
+        let _guard = self.owner.claim(kind)?;
+        self.value.try_borrow_mut().ok().map(|mut value| work(&mut value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn temporary_claims_exclude_each_other() {
+        let cell = ThreadCell::new(0u64);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut done = 0;
+                    while done < 10_000 {
+                        done += u64::from(cell.with(Claim::Temporary, |value| *value += 1).is_some());
+                    }
+                });
+            }
+        });
+        assert_eq!(cell.with(Claim::Temporary, |value| *value), Some(40_000));
+    }
+
+    #[test]
+    fn nested_access_from_one_thread_is_refused() {
+        let cell = ThreadCell::new(());
+        assert_eq!(cell.with(Claim::Permanent, |()| cell.with(Claim::Temporary, |()| ())), Some(None));
+    }
+}

@@ -1,0 +1,331 @@
+//! The `acl` stage: permits or denies packets by ordered rules.
+
+mod live;
+mod rules;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use dataplane_core::header::Header;
+use dataplane_core::header::ethernet::Ethernet;
+use dataplane_core::header::ipv4::Ipv4;
+use dataplane_core::header::protocol;
+use dataplane_core::mem::{BATCH, Head};
+use dataplane_core::prelude::*;
+use dataplane_tables::MISS;
+use dataplane_tables::classifier::{Addresses, Key, V4Key, v4_key};
+use live::{LiveRules, Reloader, RuleSet};
+use rules::{Action, RuleSpec, Rules};
+
+/// Permits or denies packets by ordered rules. The first rule that matches a packet decides about the packet.
+///
+/// A rule matches if the packet has all properties that the rule names. A rule without properties matches all IP
+/// packets. Denied packets are dropped with the reason `denied`. The default applies to packets that no rule matches,
+/// and to packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The counter's name is the rule's `name`
+/// or its place, such as `rules[3]`.
+///
+/// A rule with ports or TCP flags only matches packets that contain these fields. Only the first fragment of a datagram
+/// can contain them. `fragments = "deny"` drops all fragments without ports (see RFC 1858 and RFC 3128 for the
+/// reasons).
+///
+/// A rule file contains rules with the same keys, as TOML. The rules of the file follow the rules of the config. The
+/// config and the file together can have at most 100,000 rules:
+///
+/// ```text
+/// rules = [
+///     { action = "deny", src = "203.0.113.0/24" },
+/// ]
+/// ```
+///
+/// On SIGHUP the stage reads the file again without stopping the workers. Each worker switches from the old rules to
+/// the new rules between two batches, so that no packet is checked against a mix of both. If the file has errors, all
+/// errors are reported and the old rules stay in use. Only rules that differ from the old rules are compiled. Replace
+/// the file atomically with `mv`, because a partly written file may also be valid. A rule with a name keeps its hit
+/// count if a new rule has the same name. A rule without a name keeps its hit count if the new rules contain the same
+/// rule at the same place. Hits of removed rules are added to the counter `gone`. The counters `rules`, `reloads` and
+/// `refused` report the number of rules, of successful reloads, and of refused files.
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name      = "edge"
+/// use       = "acl"
+/// default   = "deny"
+/// file      = "firewall.rules"
+/// fragments = "deny"
+/// rules     = [
+///     { action = "deny", dst = "10.0.0.0/8", protocol = "tcp", dst_port = 22, name = "no_ssh" },
+///     { action = "permit", src = "10.0.0.0/8", protocol = "udp", src_port = "1024-65535" },
+///     { action = "deny", protocol = "tcp", tcp_flags = "syn,!ack", vlan = 7 },
+///     { action = "permit", src = "2001:db8::/32", protocol = "any" },
+/// ]
+/// ```
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Acl {
+    /// The rules, in order of precedence.
+    #[serde(default)]
+    rules: Vec<RuleSpec>,
+    /// File with more rules. A relative path starts from the folder of the config. The file must be a regular file of
+    /// at most 32 MiB. The stage reads it again on SIGHUP.
+    file: Option<PathBuf>,
+    /// What happens to packets that no rule matches: `permit` or `deny`.
+    default: Action,
+    /// How fragments without ports are handled. `match_l3` checks these fragments against the rules without ports and
+    /// TCP flags. `deny` drops these fragments.
+    #[serde(default)]
+    fragments: Fragments,
+    #[serde(skip)]
+    #[schemars(skip)]
+    rule_set: Option<LiveReader<RuleSet>>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    live: Option<Arc<LiveRules>>,
+    /// Whether this worker's stage reports the counters that all workers share.
+    #[serde(skip)]
+    #[schemars(skip)]
+    reports_shared: bool,
+    #[serde(skip)]
+    #[schemars(skip)]
+    scratch: Box<Scratch>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    default_hits: u64,
+    #[serde(skip)]
+    #[schemars(skip)]
+    fragments_denied: u64,
+}
+
+/// How fragments without ports are handled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Fragments {
+    /// Check these fragments against the rules that name neither ports nor TCP flags.
+    #[default]
+    MatchL3,
+    /// Drop these fragments.
+    Deny,
+}
+
+/// The decision about a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Rule(u32, Action),
+    Fragment,
+    Default,
+}
+
+/// The lookup keys and results of a batch. All keys are collected first, so that the memory accesses of the lookups
+/// overlap.
+struct Scratch {
+    keys: [V4Key; BATCH],
+    found: [u32; BATCH],
+    /// Indexes of the packets to drop.
+    denied: [u16; BATCH],
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self { keys: [V4Key::default(); BATCH], found: [MISS; BATCH], denied: [0; BATCH] }
+    }
+}
+
+/// Offset of the transport header in a packet without VLAN tags and IPv4 options.
+const L4: usize = Ethernet::LEN + Ipv4::LEN;
+/// Number of bytes up to the TCP flags.
+const FAST_PATH_BYTES: usize = L4 + 14;
+
+/// Returns the lookup key of an IPv4 packet with TCP or UDP ports, without VLAN tags and IPv4 options. Returns `None`
+/// for any other packet.
+#[inline]
+fn fast_key(head: &Head<'_, FAST_PATH_BYTES>) -> Option<V4Key> {
+    const PLAIN: MetaFlags = MetaFlags::IPV4.union(MetaFlags::L4);
+    let (bytes, meta) = (&*head.bytes, &*head.meta);
+    let is_fast = meta.flags.intersection(PLAIN.union(MetaFlags::VLAN)) == PLAIN
+        && (usize::from(meta.l3), usize::from(meta.l4)) == (Ethernet::LEN, L4);
+    if !is_fast || !matches!(meta.protocol, protocol::TCP | protocol::UDP) {
+        return None;
+    }
+    let address = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+    let flags = (meta.protocol == protocol::TCP).then_some(bytes[L4 + 13]);
+    Some(v4_key((address(L4 - 8), address(L4 - 4)), meta.protocol, (port(L4), port(L4 + 2)), flags))
+}
+
+/// Returns the lookup key of a packet, or `None` if the packet is neither IPv4 nor IPv6.
+#[inline]
+fn key(packet: &Packet<'_>) -> Option<Key> {
+    let meta = packet.meta();
+    let l3 = packet.data().get(usize::from(meta.l3)..)?;
+    let addresses = if meta.flags.contains(MetaFlags::IPV4) {
+        let (source, rest) = l3.get(12..)?.split_first_chunk()?;
+        Addresses::V4(u32::from_be_bytes(*source), u32::from_be_bytes(*rest.first_chunk()?))
+    } else if meta.flags.contains(MetaFlags::IPV6) {
+        let (source, rest) = l3.get(8..)?.split_first_chunk()?;
+        Addresses::V6(u128::from_be_bytes(*source), u128::from_be_bytes(*rest.first_chunk()?))
+    } else {
+        return None;
+    };
+    // The transport header, which has the ports of TCP and UDP and the flags of TCP.
+    let l4 = match meta.flags.contains(MetaFlags::L4) {
+        true => packet.data().get(usize::from(meta.l4)..).unwrap_or_default(),
+        false => &[],
+    };
+    let has_ports = meta.protocol == protocol::TCP || meta.protocol == protocol::UDP;
+    let ports = l4.first_chunk::<4>().filter(|_| has_ports);
+    Some(Key {
+        addresses,
+        protocol: meta.protocol,
+        ports: ports.map(|[a, b, c, d]| (u16::from_be_bytes([*a, *b]), u16::from_be_bytes([*c, *d]))),
+        vlan: meta.flags.contains(MetaFlags::VLAN).then_some(meta.vlan & 0x0fff),
+        tcp_flags: if meta.protocol == protocol::TCP { l4.get(13).copied() } else { None },
+    })
+}
+
+impl Fragments {
+    /// Whether a packet is dropped because it is a fragment without ports.
+    #[inline]
+    fn denies(self, packet: &Packet<'_>) -> bool {
+        let flags = packet.meta().flags.intersection(MetaFlags::FRAGMENT | MetaFlags::L4);
+        self == Self::Deny && flags == MetaFlags::FRAGMENT
+    }
+
+    /// Returns the decision about a packet, given the result of its lookup.
+    #[inline]
+    fn decide(self, rules: &Rules, found: u32, packet: &Packet<'_>) -> Verdict {
+        match rules.verdicts.get(found as usize) {
+            Some((place, action)) => Verdict::Rule(*place, *action),
+            None if self.denies(packet) => Verdict::Fragment,
+            None => Verdict::Default,
+        }
+    }
+
+    /// Returns the lookup key of a packet, or `None` if no rule is checked for the packet.
+    #[inline]
+    fn key(self, packet: &Packet<'_>) -> Option<Key> {
+        if self.denies(packet) { None } else { key(packet) }
+    }
+}
+
+impl Verdict {
+    /// Returns the action for the packet.
+    #[inline]
+    fn action(self, default: Action) -> Action {
+        match self {
+            Self::Rule(_, action) => action,
+            Self::Fragment => Action::Deny,
+            Self::Default => default,
+        }
+    }
+}
+
+impl Stage for Acl {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        let Self { rule_set, scratch, default_hits, fragments_denied, default, fragments, .. } = self;
+        let Some(RuleSet { rules, hits, .. }) = rule_set.as_deref_mut() else { return };
+        let Scratch { keys, found, denied } = &mut **scratch;
+        let keyed =
+            batch.located_heads().zip(&mut *keys).map_while(|(head, key)| fast_key(&head).map(|now| *key = now));
+        let fast = keyed.count();
+        let (found, rest) = found[..batch.len()].split_at_mut(fast);
+        rules.classifier.lookup_v4(&keys[..fast], found);
+        let mut drops = 0;
+        for (place, found) in (0..).zip(&*found) {
+            let (counter, action) = match rules.verdicts.get(*found as usize) {
+                Some((rule, action)) => (hits.get_mut(*rule as usize).unwrap_or(&mut *default_hits), *action),
+                None => (&mut *default_hits, *default),
+            };
+            *counter += 1;
+            denied[drops % BATCH] = place;
+            drops += usize::from(action == Action::Deny);
+        }
+        for place in denied.iter().take(drops) {
+            batch.get_mut(usize::from(*place)).into_iter().for_each(|mut packet| packet.drop(Reason::Denied));
+        }
+        if rest.is_empty() {
+            return;
+        }
+        rules.classifier.lookup_batch(rest, |at| fragments.key(&batch.get_mut(fast + at)?));
+        for (mut packet, found) in batch.iter_mut_from(fast).zip(rest) {
+            let verdict = fragments.decide(rules, *found, &packet);
+            let counter = match verdict {
+                Verdict::Rule(rule, _) => hits.get_mut(rule as usize).unwrap_or(&mut *default_hits),
+                Verdict::Fragment => &mut *fragments_denied,
+                Verdict::Default => &mut *default_hits,
+            };
+            *counter += 1;
+            if verdict.action(*default) == Action::Deny {
+                packet.drop(Reason::Denied);
+            }
+        }
+    }
+
+    fn tick(&mut self, _ctx: &Ctx) {
+        if let Some(rule_set) = &mut self.rule_set {
+            rule_set.refresh();
+        }
+    }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        let (own, file) = (std::mem::take(&mut self.rules), self.file.as_deref().map(|file| setup.path(file)));
+        let live = setup.shared(|setup| {
+            file.iter().try_for_each(|file| setup.reads(file, "file"))?;
+            let rules = Rules::load(&own, file.as_deref(), None).map_err(|mut problems| {
+                let last = problems.pop().unwrap_or_else(|| Problem::at("rules", "the rules are invalid"));
+                problems.into_iter().for_each(|problem| setup.reject(problem));
+                last
+            })?;
+            Ok(LiveRules::new(rules))
+        })?;
+        self.rule_set = Some(live.join());
+        if let Some(file) = file.filter(|_| setup.worker().0 == 0) {
+            setup.reloads(Reloader { live: live.clone(), own, file });
+            self.reports_shared = true;
+        }
+        self.live = Some(live);
+        Ok(())
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        let (Some(rule_set), Some(live)) = (&self.rule_set, &self.live) else { return };
+        live.settle();
+        let (earlier_hits, gone) = rule_set.earlier_hits();
+        for ((name, hits), earlier_hits) in rule_set.rules.names.iter().zip(&rule_set.hits).zip(earlier_hits) {
+            report(name, hits + earlier_hits);
+        }
+        if self.fragments == Fragments::Deny {
+            report("fragments", self.fragments_denied);
+        }
+        report("default", self.default_hits);
+        if self.file.is_some() {
+            report("gone", gone);
+        }
+        if self.reports_shared {
+            live.counters(report);
+        }
+    }
+
+    fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
+        let rules = &self.rule_set.as_ref()?.rules;
+        let found = self.fragments.key(packet).and_then(|key| rules.classifier.lookup(&key));
+        let verdict = self.fragments.decide(rules, found.unwrap_or(MISS), packet);
+        let action = match verdict.action(self.default) {
+            Action::Permit => "permit",
+            Action::Deny => "deny",
+        };
+        Some(match verdict {
+            Verdict::Rule(rule, _) => rules.texts.get(rule as usize).cloned().unwrap_or_default(),
+            Verdict::Fragment => "a fragment without ports: deny".to_owned(),
+            Verdict::Default => format!("no rule matches: {action}"),
+        })
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().needs(Facts::HEADERS)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,330 @@
+//! The rules of the config and of the rule file, and their compilation for lookups.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::Path;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+
+use crate::parameter::{self, Ports, Prefix, Protocol};
+use dataplane_core::header::{protocol, tcp};
+use dataplane_core::pipeline::Problem;
+use dataplane_tables::classifier::{Classifier, FlagMatch, Rule};
+
+/// The action for packets that match a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Action {
+    /// Send the packet to the next stage.
+    Permit,
+    /// Drop the packet.
+    Deny,
+}
+
+/// A rule: an action, and the properties of the packets that it matches.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RuleSpec {
+    /// `permit` or `deny`.
+    action: Action,
+    /// Prefix of the source address.
+    src: Option<Prefix>,
+    /// Prefix of the destination address.
+    dst: Option<Prefix>,
+    /// Protocol above IP.
+    #[serde(default)]
+    protocol: Protocol,
+    /// Source port of TCP or UDP, or a range of ports.
+    src_port: Option<Ports>,
+    /// Destination port of TCP or UDP, or a range of ports.
+    dst_port: Option<Ports>,
+    /// TCP flags that must be set, or with `!` must not be set, such as `"syn,!ack"`.
+    tcp_flags: Option<TcpFlags>,
+    /// VLAN identifier of the outer tag.
+    vlan: Option<u16>,
+    /// Name of the hit counter. The default is the place of the rule, such as `rules[3]`.
+    name: Option<String>,
+}
+
+/// TCP flags that must be set or must not be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(try_from = "String")]
+#[schemars(with = "String")]
+pub(super) struct TcpFlags(FlagMatch);
+
+const FLAGS: [(&str, u8); 8] = [
+    ("fin", tcp::FIN),
+    ("syn", tcp::SYN),
+    ("rst", tcp::RST),
+    ("psh", tcp::PSH),
+    ("ack", tcp::ACK),
+    ("urg", tcp::URG),
+    ("ece", tcp::ECE),
+    ("cwr", tcp::CWR),
+];
+
+impl TryFrom<String> for TcpFlags {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let (mut mask, mut value) = (0, 0);
+        for word in text.split(',').map(str::trim) {
+            let (name, set) = word.strip_prefix('!').map_or((word, true), |name| (name, false));
+            let Some((_, flag)) = FLAGS.iter().find(|(known, _)| *known == name) else {
+                return Err(format!(
+                    "`{word}` is not a TCP flag; help: use fin, syn, rst, psh, ack, urg, ece or cwr, for example \"syn,!ack\""
+                ));
+            };
+            if mask & flag != 0 {
+                return Err(format!("`{name}` occurs twice in `{text}`"));
+            }
+            mask |= flag;
+            value |= if set { *flag } else { 0 };
+        }
+        Ok(Self(FlagMatch { mask, value }))
+    }
+}
+
+impl fmt::Display for TcpFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FlagMatch { mask, value } = self.0;
+        for (at, (name, flag)) in FLAGS.iter().filter(|(_, flag)| mask & flag != 0).enumerate() {
+            let comma = if at == 0 { "" } else { "," };
+            write!(f, "{comma}{}{name}", if value & flag == 0 { "!" } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl RuleSpec {
+    /// Checks that the properties of the rule do not contradict each other.
+    fn check(&self) -> Result<(), Problem> {
+        for (key, ports) in [("src_port", &self.src_port), ("dst_port", &self.dst_port)] {
+            if ports.is_some() && !self.protocol.has_ports() {
+                let problem = Problem::at(key, format!("protocol {} has no ports", self.protocol));
+                return Err(problem.help("set protocol to tcp or udp, or remove the port"));
+            }
+        }
+        let is_tcp = self.protocol.0.is_none_or(|number| number == protocol::TCP);
+        if self.tcp_flags.is_some() && !is_tcp {
+            let problem = Problem::at("tcp_flags", format!("protocol {} has no TCP flags", self.protocol));
+            return Err(problem.help("set protocol to tcp, or remove the flags"));
+        }
+        if let Some(vlan) = self.vlan.filter(|vlan| *vlan > 4094) {
+            return Err(Problem::at("vlan", format!("{vlan} is not a VLAN id")).help("set a VLAN id from 0 to 4094"));
+        }
+        match (self.src, self.dst) {
+            (Some(src), Some(dst)) if src.0.addr().is_ipv4() != dst.0.addr().is_ipv4() => {
+                let problem = Problem::at("dst", format!("{src} and {dst} are of different address families"));
+                Err(problem.help("write two rules"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn compile(&self) -> Rule {
+        Rule {
+            source: self.src.map(|prefix| prefix.0),
+            destination: self.dst.map(|prefix| prefix.0),
+            protocol: self.protocol.0,
+            source_ports: self.src_port.as_ref().map(|ports| ports.0.clone()),
+            destination_ports: self.dst_port.as_ref().map(|ports| ports.0.clone()),
+            vlan: self.vlan,
+            tcp_flags: self.tcp_flags.map(|flags| flags.0),
+        }
+    }
+}
+
+impl fmt::Display for RuleSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let action = if self.action == Action::Deny { "deny" } else { "permit" };
+        write!(f, "{action} {}", self.protocol)?;
+        let named: [(&str, Option<&dyn fmt::Display>); 6] = [
+            ("src", self.src.as_ref().map(|value| value as _)),
+            ("src_port", self.src_port.as_ref().map(|value| value as _)),
+            ("dst", self.dst.as_ref().map(|value| value as _)),
+            ("dst_port", self.dst_port.as_ref().map(|value| value as _)),
+            ("tcp_flags", self.tcp_flags.as_ref().map(|value| value as _)),
+            ("vlan", self.vlan.as_ref().map(|value| value as _)),
+        ];
+        for (key, value) in named {
+            if let Some(value) = value {
+                write!(f, " {key} {value}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The contents of a rule file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    rules: Vec<Spanned<RuleSpec>>,
+}
+
+/// Largest number of rules of a stage.
+pub(super) const MAX_RULES: usize = 100_000;
+/// Largest size of a rule file, in bytes. A file with [`MAX_RULES`] rules is much smaller.
+const MAX_FILE_BYTES: u64 = 32 << 20;
+/// Largest number of errors that are reported at once.
+const MAX_REPORTED: usize = 20;
+
+/// Names of the counters that do not belong to a rule.
+const RESERVED: [&str; 6] = ["default", "fragments", "gone", "refused", "reloads", "rules"];
+
+/// Compiled rules, shared by all workers.
+pub(super) struct Rules {
+    pub(super) classifier: Classifier,
+    /// Place and action of each rule, indexed by the number of the rule in the classifier.
+    pub(super) verdicts: Vec<(u32, Action)>,
+    /// Names of the hit counters.
+    pub(super) names: Vec<String>,
+    /// The rules as text.
+    pub(super) texts: Vec<String>,
+    /// Whether each rule has a name of its own.
+    named: Vec<bool>,
+}
+
+/// Reads a rule file. A returned problem names the key `file`.
+fn read(path: &Path) -> Result<String, Problem> {
+    let bytes = parameter::file(path, MAX_FILE_BYTES, "aggregate rules by prefix")?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]).into_owned();
+        let (line, column) = position(&valid, valid.len());
+        let message = format!("{}:{line}:{column}: invalid UTF-8", path.display());
+        Problem::at("file", message).help("write the file as TOML in UTF-8")
+    })
+}
+
+/// Returns the line and the column of a byte offset, both counted from 1. Columns count characters.
+fn position(text: &str, byte: usize) -> (usize, usize) {
+    let before = text.get(..byte).unwrap_or(text);
+    let line = before.rfind('\n').map_or(0, |end| end + 1);
+    (before.matches('\n').count() + 1, before[line..].chars().count() + 1)
+}
+
+/// Parses a rule file. Returns the valid rules and up to [`MAX_REPORTED`] errors. Each rule comes with its index and
+/// its offset in the text.
+fn parse(text: &str) -> (Vec<(usize, usize, RuleSpec)>, Vec<toml::de::Error>) {
+    let first = match toml::from_str(text) {
+        Ok(File { rules }) => {
+            let place = |(place, rule): (usize, Spanned<RuleSpec>)| (place, rule.span().start, rule.into_inner());
+            return (rules.into_iter().enumerate().map(place).collect(), Vec::new());
+        }
+        Err(error) => error,
+    };
+    let (table, mut errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        // These are TOML syntax errors. Errors in the values may only be their consequences, so they are not reported.
+        errors.truncate(MAX_REPORTED);
+        return (Vec::new(), errors);
+    }
+    let mut rules = Vec::new();
+    for (key, value) in table.into_inner() {
+        let DeValue::Array(array) = value.into_inner() else { continue };
+        for (place, value) in array.into_iter().enumerate().filter(|_| key.get_ref() == "rules") {
+            let start = value.span().start;
+            match RuleSpec::deserialize(ValueDeserializer::from(value)) {
+                Ok(rule) => rules.push((place, start, rule)),
+                Err(error) if errors.len() < MAX_REPORTED => errors.push(error),
+                Err(_) => {}
+            }
+        }
+    }
+    // The error of the first attempt may lie outside the rules, such as an unknown key.
+    if errors.iter().all(|error| error.span() != first.span()) {
+        errors.insert(0, first);
+    }
+    (rules, errors)
+}
+
+impl Rules {
+    /// Compiles the rules of a config, followed by the rules of a file. If the previous rules `before` are given,
+    /// compiles only the rules that differ from them.
+    ///
+    /// # Errors
+    /// All errors of the rules, up to [`MAX_REPORTED`]. The list is never empty.
+    pub(super) fn load(own: &[RuleSpec], file: Option<&Path>, before: Option<&Self>) -> Result<Self, Vec<Problem>> {
+        let (mut rules, mut text, mut starts, mut wrong) = (own.to_vec(), String::new(), Vec::new(), Vec::new());
+        if let Some(path) = file {
+            text = read(path).map_err(|problem| vec![problem])?;
+            let (more, errors) = parse(&text);
+            wrong.extend(errors.into_iter().map(|error| {
+                let start = error.span().map_or(0, |span| span.start);
+                let (line, column) = position(&text, start);
+                let message = format!("{}:{line}:{column}: {}", path.display(), error.message().trim());
+                (start, Problem::at("file", message).help("write `rules = [...]` as in the config"))
+            }));
+            for (place, start, rule) in more {
+                starts.push((place, start));
+                rules.push(rule);
+            }
+        }
+        if rules.len() > MAX_RULES {
+            let problem = Problem::at(
+                if file.is_some() { "file" } else { "rules" },
+                format!("{} rules exceed the maximum of {MAX_RULES}", rules.len()),
+            );
+            return Err(vec![problem.help("aggregate the rules by prefix")]);
+        }
+        // Adds the place of the rule, in the config or in the file, to a problem.
+        let at = |rule: usize, problem: Problem| match (rule.checked_sub(own.len()), file) {
+            (Some(place), Some(file)) => {
+                let (place, start) = starts.get(place).copied().unwrap_or_default();
+                let (line, column) = position(&text, start);
+                let message = format!("rules[{place}].{}: {}", problem.key, problem.message);
+                let message = format!("{}:{line}:{column}: {message}", file.display());
+                (start, Problem { key: "file".to_owned(), message, ..problem })
+            }
+            _ => (0, Problem { key: format!("rules[{rule}].{}", problem.key), ..problem }),
+        };
+        let mut names = HashSet::new();
+        for (place, rule) in rules.iter().enumerate() {
+            wrong.extend(rule.check().err().map(|problem| at(place, problem)));
+            if let Some(name) = &rule.name
+                && (!names.insert(name) || RESERVED.contains(&name.as_str()))
+            {
+                let problem = Problem::at("name", format!("there is already a counter `{name}`"));
+                wrong.push(at(place, problem.help("choose another name, or remove the name")));
+            }
+            if wrong.len() >= MAX_REPORTED {
+                break;
+            }
+        }
+        if !wrong.is_empty() {
+            wrong.sort_by_key(|(start, _)| *start);
+            return Err(wrong.into_iter().map(|(_, problem)| problem).take(MAX_REPORTED).collect());
+        }
+        let name = |(at, rule): (usize, &RuleSpec)| rule.name.clone().unwrap_or_else(|| format!("rules[{at}]"));
+        let names: Vec<String> = rules.iter().enumerate().map(name).collect();
+        let compiled: Vec<Rule> = rules.iter().map(RuleSpec::compile).collect();
+        let mut classifier = before.map_or_else(|| Classifier::new(&[]), |before| before.classifier.clone());
+        classifier.update(&compiled);
+        let mut verdicts = vec![(0, Action::Deny); classifier.numbers()];
+        for ((number, _), (place, rule)) in classifier.rules().zip((0..).zip(&rules)) {
+            verdicts[number as usize] = (place, rule.action);
+        }
+        Ok(Self {
+            classifier,
+            verdicts,
+            texts: rules.iter().zip(&names).map(|(rule, name)| format!("{name}: {rule}")).collect(),
+            named: rules.iter().map(|rule| rule.name.is_some()).collect(),
+            names,
+        })
+    }
+
+    /// Returns the number of rules.
+    pub(super) fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Returns the text that identifies the same rule in another rule set: the name of the rule, or its place and its
+    /// properties if it has no name.
+    pub(super) fn identity(&self, rule: usize) -> &str {
+        if self.named[rule] { &self.names[rule] } else { &self.texts[rule] }
+    }
+}

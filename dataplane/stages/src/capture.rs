@@ -1,0 +1,249 @@
+//! `capture`: writes packets to a file.
+
+mod files;
+mod ring;
+mod sink;
+mod writer;
+
+use std::borrow::Borrow;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use dataplane_core::pipeline::Cause;
+use dataplane_core::prelude::*;
+use dataplane_core::units::{Bytes, Period, bytes_within};
+use files::{Rotation, Spec};
+use ring::Frame;
+use sink::{Sink, Tap};
+
+/// Writes all packets that reach the stage to a pcapng file, with nanosecond timestamps. All packets go to the next
+/// stage.
+///
+/// Another stage can set its key `drops` to the name of a capture. The capture then also writes the packets that the
+/// other stage drops, each with the comment `stage.reason`. A capture that only writes dropped packets does not have to
+/// be on the path of packets.
+///
+/// Workers only copy packets into buffers. A separate thread writes the buffers to the file, one burst of each worker
+/// in turn. In the file, the packets of one worker are in order, and the packets of several workers are nearly in
+/// order.
+///
+/// If all buffers of a worker are full, the packet goes on without being written and is counted as `missed`. With
+/// `lossless = true` the worker waits for a buffer instead. Use `lossless` for offline runs only: on a live port, a
+/// waiting worker loses packets.
+///
+/// If writing fails, for example because the disk is full, the capture logs the error at once and stops writing.
+/// Packets still pass and are counted as `missed`, and the run ends with the error. Packets that were already counted
+/// as `taken` but may not be in the file are counted as `lost`.
+///
+/// With `rotate_bytes` or `rotate_time`, the capture writes a sequence of complete files. Each name has a number and
+/// the UTC time of the first packet, as with Wireshark's `dumpcap`: `out_00001_20231114221320.pcapng`. `keep` limits
+/// how many files of this run stay: the oldest file is deleted after a new file has been started. After a failure, the
+/// capture starts the next file one second later. Each further failure doubles this delay, up to one minute. The failed
+/// file is truncated to its last complete block.
+///
+/// Timestamps are the receive timestamps of the packets. Each file has one interface for each clock, and the
+/// description of the interface names the clock.
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name    = "edge"
+/// use     = "acl"
+/// default = "deny"
+/// drops   = "denied"
+///
+/// [[pipeline.stage]]
+/// name        = "denied"
+/// use         = "capture"
+/// file        = "denied.pcapng"
+/// comment     = "denied by edge"
+/// snaplen     = 256
+/// max_packets = 10_000
+///
+/// [[pipeline.stage]]
+/// name         = "all"
+/// use          = "capture"
+/// file         = "all.pcapng"
+/// rotate_bytes = "100MB"
+/// rotate_time  = "1m"
+/// keep         = 10
+/// max_bytes    = "10GB"
+/// buffers      = 4096
+/// lossless     = true
+/// ```
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Capture {
+    /// The file to write: a regular file, or a device such as `/dev/null`. A relative path starts from the folder of
+    /// the config. An existing file is replaced when the first packet is written or when the run ends. The capture
+    /// fails if another part of the run, or another run, reads or writes the same file, under any name. No default.
+    file: PathBuf,
+    /// The maximum number of bytes written of each packet: 1 to 65,535. Default: 65,535.
+    #[serde(default = "default_snaplen", deserialize_with = "bytes_within::<_, u16, 1, 65535>")]
+    #[schemars(with = "Bytes", range(min = 1, max = 65535))]
+    snaplen: u16,
+    /// A comment of at most 128 bytes for every packet that was not dropped. Default: no comment.
+    comment: Option<String>,
+    /// The number of packets after which the capture ends. Default: no limit.
+    max_packets: Option<u64>,
+    /// The maximum size of all files together, such as `"1GiB"`, including pcapng headers. The capture ends before a
+    /// packet would exceed this limit. Default: no limit.
+    max_bytes: Option<Bytes>,
+    /// The maximum size of one file in bytes: 4,096 or more. The capture starts a new file before a packet would exceed
+    /// this limit. Default: no limit.
+    rotate_bytes: Option<Bytes>,
+    /// The time span of one file: `"1s"` or more. The capture starts a new file with the first packet that
+    /// arrives this long after the first packet of the current file. Default: no limit.
+    rotate_time: Option<Period>,
+    /// The number of files to keep when the capture rotates files: 1 or more. The oldest file is deleted first.
+    /// Default: all files.
+    keep: Option<usize>,
+    /// The number of packets that can wait to be written, for each worker: 1 to 65,536. Default: 1,024.
+    #[serde(default = "buffers")]
+    buffers: usize,
+    /// Whether a worker waits when all its buffers are full, instead of not writing the packet. Default: `false`.
+    #[serde(default)]
+    lossless: bool,
+    #[serde(skip)]
+    #[schemars(skip)]
+    tap: Option<Tap>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    taken: u64,
+    #[serde(skip)]
+    #[schemars(skip)]
+    missed: u64,
+    #[serde(skip)]
+    #[schemars(skip)]
+    lost: u64,
+}
+
+fn default_snaplen() -> u16 {
+    u16::MAX
+}
+
+fn buffers() -> usize {
+    1024
+}
+
+impl Capture {
+    /// Copies packets for the writer. `cause` is the drop reason, or `None` for packets that were not dropped.
+    #[inline]
+    fn take<'p, P: Borrow<Packet<'p>>>(
+        &mut self,
+        ctx: &Ctx,
+        packets: impl ExactSizeIterator<Item = P>,
+        cause: Option<Cause<'_>>,
+    ) {
+        let Some(tap) = &mut self.tap else { return };
+        let comment: &[&str] = match (cause, self.comment.as_deref()) {
+            (Some(cause), _) => &[cause.stage, ".", cause.reason],
+            (None, Some(comment)) => &[comment],
+            (None, None) => &[],
+        };
+        let (taken, missed) = tap.offer(packets, self.lossless, |packet, buffer| {
+            let packet: &Packet<'_> = packet.borrow();
+            let nanos = ctx.epoch.0.saturating_add(ctx.nanos(packet.stamp()));
+            Frame::new(buffer, nanos, packet.stamp().source(), packet.data(), comment)
+        });
+        self.taken += taken;
+        self.missed += missed;
+    }
+}
+
+impl Capture {
+    /// Returns the rotation parameters, or `None` if the capture writes one file.
+    fn rotation(&self) -> Result<Option<Rotation>, Problem> {
+        if self.rotate_bytes.is_none() && self.rotate_time.is_none() {
+            return match self.keep {
+                None => Ok(None),
+                Some(_) => {
+                    let problem = Problem::at("keep", "the capture writes only one file, so `keep` has no effect");
+                    Err(problem.help("add `rotate_bytes` or `rotate_time`, or remove `keep`"))
+                }
+            };
+        }
+        if let Some(bytes) = self.rotate_bytes.filter(|bytes| bytes.0 < 4096) {
+            return Err(
+                Problem::at("rotate_bytes", format!("{bytes} is too small")).help("set `rotate_bytes` to 4096 or more")
+            );
+        }
+        if let Some(period) = self.rotate_time.filter(|period| *period < Period::from_secs(1)) {
+            return Err(Problem::at("rotate_time", format!("{period} is too short"))
+                .help("set `rotate_time` to \"1s\" or longer"));
+        }
+        if self.keep == Some(0) {
+            return Err(Problem::at("keep", "0 is too small").help("set `keep` to 1 or more"));
+        }
+        Ok(Some(Rotation {
+            bytes: self.rotate_bytes.map_or(u64::MAX, |bytes| bytes.0),
+            nanos: self.rotate_time.map_or(u64::MAX, Period::as_nanos),
+            keep: self.keep.unwrap_or(usize::MAX),
+        }))
+    }
+}
+
+impl Stage for Capture {
+    fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
+        self.take(ctx, batch.iter_mut(), None);
+    }
+
+    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
+        Some(self)
+    }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        if !(1..=65_536).contains(&self.buffers) {
+            let problem = Problem::at("buffers", format!("{} is out of range", self.buffers));
+            return Err(problem.help("set `buffers` to 1 to 65536"));
+        }
+        if let Some(comment) = self.comment.as_ref().filter(|comment| comment.len() > ring::COMMENT) {
+            let problem = Problem::at("comment", format!("{} bytes is too long", comment.len()));
+            return Err(problem.help(format!("shorten the comment to at most {} bytes", ring::COMMENT)));
+        }
+        let rotation = self.rotation()?;
+        let path = setup.path(&self.file);
+        setup.claim(&path, "file")?;
+        if setup.is_offline() {
+            return Ok(());
+        }
+        let spec = Spec {
+            path,
+            interface: setup.stage().to_owned(),
+            snaplen: self.snaplen,
+            buffers: self.buffers,
+            max_packets: self.max_packets.unwrap_or(u64::MAX),
+            max_bytes: self.max_bytes.map_or(u64::MAX, |bytes| bytes.0),
+            rotation,
+        };
+        self.tap = Some(setup.shared(|_| Sink::start(spec))?.join());
+        Ok(())
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        report("taken", self.taken);
+        report("missed", self.missed);
+        report("lost", self.lost);
+    }
+
+    fn finish(&mut self) -> dataplane_core::error::Result<()> {
+        let Some(tap) = self.tap.take() else { return Ok(()) };
+        let (lost, done) = tap.leave();
+        self.lost = lost;
+        done
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().needs(Facts::STAMP)
+    }
+}
+
+impl DropObserver for Capture {
+    fn observe_drop(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>) {
+        self.take(ctx, std::iter::once(packet), Some(cause));
+    }
+}
+
+#[cfg(test)]
+mod tests;

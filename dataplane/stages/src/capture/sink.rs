@@ -1,0 +1,304 @@
+//! The connection between workers and file: a ring of buffers for each worker, and the thread that writes the
+//! buffers.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::files::{Files, Spec};
+use super::ring::{Buffer, Frame, Inlet, Outlet, ring};
+use dataplane_core::error::{Error, Result};
+use dataplane_core::file;
+use dataplane_core::pipeline::Problem;
+
+/// How long the writer sleeps when there is nothing to write.
+const IDLE_SLEEP: Duration = Duration::from_millis(1);
+
+/// The maximum number of bursts written from each ring before the file is flushed for concurrent readers.
+const MAX_ROUNDS: usize = 256;
+
+/// The first and the longest delay between a failure and the next attempt of a capture with rotation. The delay
+/// doubles with each failed attempt.
+const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
+/// The writer accepts packets.
+const OPEN: u8 = 0;
+/// A limit is reached, and the writer accepts no more packets.
+const FULL: u8 = 1;
+/// Writing failed, and packets are counted as missed.
+const FAILED: u8 = 2;
+
+/// The state that the workers and the writer share.
+struct Shared {
+    /// Rings of new workers that the writer thread has not picked up yet.
+    joined: Mutex<Vec<Outlet>>,
+    /// `OPEN`, `FULL` or `FAILED`.
+    state: AtomicU8,
+    /// Set when no worker offers packets any more.
+    stop: AtomicBool,
+    /// Set at the end of a run. The writer then creates a file even without packets.
+    complete: AtomicBool,
+    missed: AtomicU64,
+    /// The number of packets that workers copied for the writer and that were then not written. They are also counted
+    /// as missed.
+    lost: AtomicU64,
+}
+
+impl Shared {
+    fn lose(&self, packets: u64) {
+        self.missed.fetch_add(packets, Ordering::Relaxed);
+        self.lost.fetch_add(packets, Ordering::Relaxed);
+    }
+}
+
+/// The writer thread of one capture, which the stages of all workers share.
+pub(super) struct Sink {
+    shared: Arc<Shared>,
+    snaplen: u16,
+    buffers: usize,
+    /// The number of stages that have joined and not left.
+    users: AtomicUsize,
+    writer: Mutex<Option<JoinHandle<Result<()>>>>,
+}
+
+impl Sink {
+    /// Starts the writer. The writer creates the file with the first packet, or at the end of the run.
+    pub(super) fn start(spec: Spec) -> std::result::Result<Self, Problem> {
+        let path = spec.path.clone();
+        file::can_be_written(&path).map_err(|error| {
+            let message = format!("{} cannot be written: {error}", path.display());
+            // If the path is empty, the message starts with a space.
+            let problem = Problem::at("file", message.trim_start());
+            problem.help("set `file` to a writable file in a writable folder")
+        })?;
+        let shared = Arc::new(Shared {
+            joined: Mutex::new(Vec::new()),
+            state: AtomicU8::new(OPEN),
+            stop: AtomicBool::new(false),
+            complete: AtomicBool::new(false),
+            missed: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+        });
+        let (snaplen, buffers, writer_shared) = (spec.snaplen, spec.buffers, shared.clone());
+        let name = format!("capture {}", spec.interface);
+        let writer = thread::Builder::new()
+            .name(name)
+            .spawn(move || drain(&writer_shared, &spec))
+            .map_err(|error| Problem::at("", format!("the capture thread cannot be started: {error}")))?;
+        Ok(Self { shared, snaplen, buffers, users: AtomicUsize::new(0), writer: Mutex::new(Some(writer)) })
+    }
+
+    /// Adds the stage of one more worker.
+    pub(super) fn join(self: Arc<Self>) -> Tap {
+        let (inlet, outlet) = ring(self.buffers, self.snaplen);
+        self.shared.joined.lock().unwrap_or_else(PoisonError::into_inner).push(outlet);
+        self.users.fetch_add(1, Ordering::Relaxed);
+        Tap { sink: self, inlet }
+    }
+
+    fn close(&self) -> Result<()> {
+        self.shared.stop.store(true, Ordering::Release);
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(writer) = writer else { return Ok(()) };
+        writer.thread().unpark();
+        writer.join().unwrap_or_else(|_| Err(Error::Wire("the writer of the capture panicked".to_owned())))
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        // An aborted run has no caller that could report the error.
+        let _ = self.close();
+    }
+}
+
+/// The connection of one worker's stage to the writer.
+pub(super) struct Tap {
+    sink: Arc<Sink>,
+    inlet: Inlet,
+}
+
+impl Tap {
+    /// Copies packets for the writer. Returns how many packets were taken, and how many were missed because no buffer
+    /// was free or because the file failed. Returns `(0, 0)` once a limit is reached.
+    #[inline]
+    pub(super) fn offer<P>(
+        &mut self,
+        mut packets: impl ExactSizeIterator<Item = P>,
+        wait: bool,
+        mut frame: impl FnMut(P, Buffer) -> Frame,
+    ) -> (u64, u64) {
+        let shared = &*self.sink.shared;
+        let mut taken = 0;
+        match shared.state.load(Ordering::Relaxed) {
+            OPEN => loop {
+                taken += self.inlet.put(&mut packets, &mut frame) as u64;
+                // The writer empties the ring even after the file has failed, so this loop ends.
+                if packets.len() == 0 || !wait || self.inlet.is_abandoned() {
+                    break;
+                }
+                thread::yield_now();
+            },
+            FAILED => {}
+            _ => return (0, 0),
+        }
+        let missed = packets.len() as u64;
+        if missed > 0 {
+            shared.missed.fetch_add(missed, Ordering::Relaxed);
+        }
+        (taken, missed)
+    }
+
+    /// Removes the stage of one worker. The last stage to leave closes the file. For the last stage, returns the first
+    /// write error, and the number of packets of all stages that were copied but then not written.
+    pub(super) fn leave(self) -> (u64, Result<()>) {
+        let Sink { shared, users, .. } = &*self.sink;
+        if users.fetch_sub(1, Ordering::AcqRel) != 1 {
+            return (0, Ok(()));
+        }
+        shared.complete.store(true, Ordering::Relaxed);
+        let closed = self.sink.close();
+        (shared.lost.load(Ordering::Relaxed), closed)
+    }
+}
+
+/// Writes the packets of the workers until all workers have stopped. After a failure, only empties the rings, so that
+/// no worker waits. A capture with rotation continues with the next file after a delay. Returns the first failure.
+fn drain(shared: &Shared, spec: &Spec) -> Result<()> {
+    let mut outlets = Vec::new();
+    let mut files = Files::new(spec);
+    let mut faults = Faults {
+        shared,
+        spec,
+        first: Ok(()),
+        failed: None,
+        reported: false,
+        wait: RETRY[0],
+        last_attempt: Instant::now(),
+    };
+    loop {
+        let stopped = shared.stop.load(Ordering::Acquire);
+        outlets.append(&mut shared.joined.lock().unwrap_or_else(PoisonError::into_inner));
+        // One burst from each ring in turn. The number of rounds is limited so that the rest of the loop also runs.
+        let mut take = |outlet: &mut Outlet| outlet.take(|frame| faults.write(&mut files, frame));
+        let mut rounds = 0;
+        let mut take_all = || outlets.iter_mut().map(&mut take).sum::<usize>() > 0;
+        while take_all() && (stopped || rounds < MAX_ROUNDS) {
+            rounds += 1;
+        }
+        // All packets that were offered before the stop have been handled now.
+        if stopped {
+            break;
+        }
+        if faults.failed.is_some() {
+            faults.retry();
+        } else {
+            // Flush for programs that read the file while it is written.
+            match files.flush() {
+                Ok(()) if files.is_open() => faults.recovered(&files),
+                Ok(()) => {}
+                Err(error) => faults.fail(&mut files, error),
+            }
+        }
+        if rounds < MAX_ROUNDS {
+            thread::park_timeout(IDLE_SLEEP);
+        }
+    }
+    let missed = shared.missed.load(Ordering::Relaxed);
+    let empty = faults.first.is_ok() && shared.complete.load(Ordering::Relaxed);
+    if faults.failed.is_none()
+        && let Err(error) = files.finish(missed, empty)
+    {
+        faults.fail(&mut files, error);
+    }
+    faults.first
+}
+
+/// The failures of the files, and the time of the next attempt.
+struct Faults<'a> {
+    shared: &'a Shared,
+    spec: &'a Spec,
+    first: Result<()>,
+    /// The time of the last failure, or `None` if a new attempt has started since.
+    failed: Option<Instant>,
+    /// Whether a failure was logged and its recovery was not logged yet.
+    reported: bool,
+    /// The delay between a failure and the next attempt.
+    wait: Duration,
+    /// The time of the latest attempt.
+    last_attempt: Instant,
+}
+
+impl Faults<'_> {
+    /// Writes a frame, unless a limit is reached or writing has failed.
+    fn write(&mut self, files: &mut Files<'_>, frame: &Frame) {
+        if self.failed.is_some() {
+            // The worker copied the packet before it could see the failure.
+            self.shared.lose(1);
+        } else if self.shared.state.load(Ordering::Relaxed) == OPEN {
+            match files.packet(&frame.record(), self.shared.missed.load(Ordering::Relaxed)) {
+                Ok(true) => {}
+                Ok(false) => self.shared.state.store(FULL, Ordering::Relaxed),
+                Err(error) => {
+                    self.shared.lose(1);
+                    self.fail(files, error);
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, files: &mut Files<'_>, source: io::Error) {
+        let path: PathBuf = files.path().to_owned();
+        self.shared.lose(files.abandon());
+        self.shared.state.store(FAILED, Ordering::Relaxed);
+        if !std::mem::replace(&mut self.reported, true) {
+            tracing::error!("capture {}: {}: {source}, packets are not written", self.spec.interface, path.display());
+        }
+        if self.first.is_ok() {
+            self.first = Err(Error::File { path, source });
+        } else {
+            self.wait = backoff(self.wait, self.last_attempt.elapsed());
+        }
+        self.failed = Some(Instant::now());
+    }
+
+    /// Starts another attempt if the delay has passed and the capture has rotation.
+    fn retry(&mut self) {
+        if self.spec.rotation.is_some() && self.failed.is_some_and(|since| since.elapsed() >= self.wait) {
+            (self.failed, self.last_attempt) = (None, Instant::now());
+            self.shared.state.store(OPEN, Ordering::Relaxed);
+        }
+    }
+
+    /// Logs the recovery after a failure. Called when a file is being written.
+    fn recovered(&mut self, files: &Files<'_>) {
+        if std::mem::take(&mut self.reported) {
+            tracing::warn!("capture {}: continues in {}", self.spec.interface, files.path().display());
+        }
+    }
+}
+
+/// Returns the delay after a failure. `last` is the previous delay. `ran` is the time since the latest attempt started.
+fn backoff(last: Duration, ran: Duration) -> Duration {
+    let [shortest, longest] = RETRY;
+    if ran >= longest { shortest } else { (last * 2).min(longest) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_delay_doubles_until_an_attempt_lasts() {
+        let mut wait = RETRY[0];
+        let waits = [(); 7].map(|()| {
+            wait = backoff(wait, Duration::from_millis(3));
+            wait.as_secs()
+        });
+        assert_eq!(waits, [2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(backoff(wait, Duration::from_secs(60)), RETRY[0]);
+    }
+}

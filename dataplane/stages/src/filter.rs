@@ -1,0 +1,148 @@
+//! `filter`: selects packets by a `tcpdump` expression.
+
+mod program;
+
+use std::sync::Arc;
+
+use pcap::{Capture, Linktype};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use dataplane_core::prelude::*;
+use program::Program;
+
+/// Selects packets by a `tcpdump` expression (pcap-filter(7)). Matching packets go to the next stage, and all others
+/// leave by `other`.
+///
+/// libpcap compiles the expression once, at start, so expressions have the same meaning as in `tcpdump`. In particular,
+/// primitives such as `ip` and `tcp` match frames without VLAN tags only. Use `vlan` for tagged frames, as in
+/// `"tcp port 80 or (vlan and tcp port 80)"`. Host names are resolved at start. To use a program from another
+/// compiler, set `bytecode` instead.
+///
+/// The compiled program is checked at start and then runs on every packet. The program cannot change the packet. It
+/// executes each instruction at most once. The stage needs no parsed headers.
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name       = "web"
+/// use        = "filter"
+/// expression = "tcp port 80 and host 10.0.0.1"
+/// outputs    = { other = "drop" }
+///
+/// [[pipeline.stage]]
+/// name     = "ip"
+/// use      = "filter"
+/// bytecode = "4, 40 0 0 12, 21 0 1 2048, 6 0 0 65535, 6 0 0 0"
+/// ```
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Filter {
+    /// The filter expression. An empty expression matches all packets. Either `expression` or `bytecode` is required.
+    expression: Option<String>,
+    /// The compiled filter, instead of `expression`: the output of `tcpdump -ddd -y EN10MB EXPRESSION`, in which
+    /// spaces or commas can replace the line breaks.
+    bytecode: Option<String>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    program: Option<Arc<Program>>,
+}
+
+const OTHER: Edge = Edge::new(0);
+
+/// The maximum number of words with a digit in an expression: ports, addresses and other values. The time of libpcap
+/// without its optimiser grows with the square of the number of values. `port 0 or port 1 ...` takes about 2 s for 400
+/// values, and minutes for 2,000 values.
+const MOST_VALUES: usize = 400;
+/// The maximum number of instructions before the optimiser. The time of the optimiser grows faster than the square of
+/// the number of instructions: about 1 s for 8,192 instructions of `host`, and 4 s for 12,000 instructions.
+const MOST_UNOPTIMISED: usize = 8192;
+/// The maximum number of characters of an expression in a message.
+const LONGEST_QUOTE: usize = 80;
+
+/// Compiles an expression for Ethernet frames.
+fn compile(expression: &str) -> Result<Program, Problem> {
+    let problem = |message: String| Problem::at("expression", message);
+    let too_long =
+        |message: String| problem(message).help("split the filter over several `filter` stages, or use an `acl` stage");
+    let words = expression.split(|c: char| c.is_whitespace() || "()[]|&!=<>+-*/,".contains(c));
+    let values = words.filter(|word| word.contains(|c: char| c.is_ascii_digit())).count();
+    if values > MOST_VALUES {
+        return Err(too_long(format!("the expression has {values} values, more than the maximum of {MOST_VALUES}")));
+    }
+    let attempt = Capture::dead(Linktype::ETHERNET).and_then(|capture| {
+        let instructions = capture.compile(expression, false)?.get_instructions().len();
+        let optimised = (instructions <= MOST_UNOPTIMISED).then(|| capture.compile(expression, true)).transpose()?;
+        Ok((instructions, optimised))
+    });
+    let (instructions, optimised) = attempt.map_err(|error| {
+        let reason = match error {
+            pcap::Error::PcapError(reason) => reason,
+            pcap::Error::InvalidInputString => "the expression contains a zero byte".to_owned(),
+            other => other.to_string(),
+        };
+        let mut quote: String = expression.chars().take(LONGEST_QUOTE).collect();
+        if quote.len() < expression.len() {
+            quote.push_str("...");
+        }
+        problem(format!("`{}`: {reason}", quote.escape_debug()))
+            .help("see pcap-filter(7) for the syntax, such as \"tcp port 80\"")
+    })?;
+    let compiled = optimised.ok_or_else(|| {
+        too_long(format!(
+            "the expression needs {instructions} instructions before optimisation, more than the maximum of \
+             {MOST_UNOPTIMISED}"
+        ))
+    })?;
+    let instructions = compiled.get_instructions();
+    // `Display` is the only access to the numbers of an instruction. It prints a line in the format of `tcpdump -ddd`.
+    let lines: Vec<String> = instructions.iter().map(ToString::to_string).collect();
+    Program::parse(&format!("{} {}", lines.len(), lines.join(" "))).map_err(|reason| {
+        problem(reason).help(if expression.contains("protochain") {
+            "use `proto` to match the first header, because `protochain` needs a loop, which is not supported"
+        } else if expression.contains("inbound") || expression.contains("outbound") {
+            "remove `inbound` and `outbound`, because a packet has no direction in this stage"
+        } else {
+            "write a simpler expression"
+        })
+    })
+}
+
+impl Stage for Filter {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        let Some(program) = &self.program else { return };
+        for mut packet in batch.iter_mut() {
+            if program.run(packet.data()) == 0 {
+                packet.steer(OTHER);
+            }
+        }
+    }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        let (expression, bytecode) = (self.expression.as_deref(), self.bytecode.as_deref());
+        self.program = Some(setup.shared(|_| {
+            match (expression, bytecode) {
+                (Some(expression), None) => compile(expression),
+                (None, Some(text)) => Program::parse(text).map_err(|reason| {
+                    Problem::at("bytecode", reason).help("write the output of `tcpdump -ddd -y EN10MB EXPRESSION`")
+                }),
+                (Some(_), Some(_)) => Err(Problem::at("bytecode", "`expression` and `bytecode` are both set")
+                    .help("remove one of the two keys")),
+                (None, None) => Err(Problem::at("", "`expression` is missing")
+                    .help("add expression = \"tcp port 80\", for example; \"\" matches all packets")),
+            }
+        })?);
+        Ok(())
+    }
+
+    fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
+        let took = self.program.as_ref()?.run(packet.data()) != 0;
+        Some(if took { "the filter matches" } else { "the filter does not match" }.to_owned())
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().outputs(&[("other", "packets that do not match the filter")])
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,313 @@
+//! The neighbour table, which maps an IP address and a port to a MAC address. One thread writes the table, and workers
+//! read it.
+//!
+//! The table is a hash table of fixed size whose entries never move, so the slot of an entry serves as the number of a
+//! next hop. The hash of an entry selects a slot, and the entry lies in this slot or one of the next slots, [`WINDOW`]
+//! slots in all. The writer stores the address before the word that marks the slot as used. A slot is reused only when
+//! no reader can still read it.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use dataplane_core::header::MacAddr;
+use dataplane_core::pipeline::NextHop;
+
+/// Largest number of neighbours.
+pub(super) const MAX_NEIGHBORS: usize = 1 << 14;
+/// Number of slots: four per neighbour, so that a window is rarely full.
+const SLOTS: usize = MAX_NEIGHBORS * 4;
+/// Number of slots in which an entry may lie.
+const WINDOW: usize = 32;
+/// Time for which the number of a removed next hop is not reused. Stages may hold packets with this number.
+const REUSE_DELAY: Duration = Duration::from_secs(6);
+
+const MAC: u64 = (1 << 48) - 1;
+/// The MAC address is known.
+const KNOWN: u64 = 1 << 48;
+/// The slot has an entry.
+const USED: u64 = 1 << 49;
+/// The neighbour did not answer.
+const FAILED: u64 = 1 << 50;
+/// The entry of the slot was removed. A lookup must continue with the next slot.
+const REMOVED: u64 = 1 << 51;
+/// The next use of the entry must be reported.
+const WATCHED: u64 = 1 << 52;
+const V6: u64 = 1 << 53;
+/// A request was sent to the neighbour, and its answer is awaited.
+const ASKED: u64 = 1 << 54;
+const PORT: u32 = 56;
+/// The bits of the word that must match in a lookup, in addition to the address.
+const KEY_BITS: u64 = USED | V6 | 0xff << PORT;
+
+#[derive(Debug, Default)]
+struct Slot {
+    high: AtomicU64,
+    low: AtomicU64,
+    word: AtomicU64,
+}
+
+/// The resolution state of a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resolved {
+    /// Resolved, with the MAC address.
+    At(MacAddr),
+    /// Not resolved yet.
+    Unknown,
+    /// Failed: the neighbour did not answer.
+    Failed,
+}
+
+/// The events that workers report to the writer for a neighbour entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mark {
+    /// No events.
+    Quiet,
+    /// The next packet that uses the entry.
+    Watched,
+    /// An answer from the neighbour.
+    Asked,
+}
+
+/// The entries that workers read.
+#[derive(Debug)]
+pub(super) struct Neighbors {
+    slots: Box<[Slot]>,
+    /// Random seeds, so that nobody can choose addresses that collide.
+    seeds: [u64; 2],
+}
+
+fn bits(address: IpAddr) -> (u128, u64) {
+    match address {
+        IpAddr::V4(address) => (u128::from(u32::from(address)), 0),
+        IpAddr::V6(address) => (u128::from(address), V6),
+    }
+}
+
+impl Neighbors {
+    fn new() -> Self {
+        let random = RandomState::new();
+        let seeds = [random.hash_one(0), random.hash_one(1)];
+        Self { slots: (0..SLOTS).map(|_| Slot::default()).collect(), seeds }
+    }
+
+    #[inline]
+    fn window(&self, address: u128, kind: u64) -> impl Iterator<Item = usize> + use<> {
+        let fold = |a: u64, b: u64| {
+            let product = u128::from(a) * u128::from(b);
+            (product >> 64) as u64 ^ product as u64
+        };
+        let [first, second] = self.seeds;
+        let front = fold((address >> 64) as u64 ^ kind ^ first, 0x9e37_79b9_7f4a_7c15);
+        let start = fold(address as u64 ^ front, second | 1) as usize;
+        (0..WINDOW).map(move |step| start.wrapping_add(step) % SLOTS)
+    }
+
+    /// Returns the slot of a neighbour.
+    #[inline]
+    pub(super) fn find(&self, hop: NextHop) -> Option<usize> {
+        let (address, v6) = bits(hop.address);
+        let kind = USED | v6 | u64::from(hop.port) << PORT;
+        for at in self.window(address, kind) {
+            let slot = &self.slots[at];
+            let word = slot.word.load(Ordering::Acquire);
+            if word == 0 {
+                return None;
+            }
+            let stored = (slot.high.load(Ordering::Relaxed), slot.low.load(Ordering::Relaxed));
+            if word & KEY_BITS == kind && stored == ((address >> 64) as u64, address as u64) {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Whether the answer of the neighbour in a slot is awaited.
+    pub(super) fn is_asked(&self, slot: usize) -> bool {
+        self.slots.get(slot).is_some_and(|slot| slot.word.load(Ordering::Relaxed) & ASKED != 0)
+    }
+
+    /// Returns the state of the neighbour in a slot, and whether the use of the entry must be reported.
+    #[inline]
+    pub(super) fn at(&self, slot: usize) -> (Resolved, bool) {
+        let Some(slot) = self.slots.get(slot) else { return (Resolved::Unknown, false) };
+        let word = slot.word.load(Ordering::Acquire);
+        let resolved = match word & (USED | KNOWN | FAILED) {
+            known if known == USED | KNOWN => {
+                let [mac @ .., _, _] = (word & MAC).to_le_bytes();
+                Resolved::At(MacAddr(mac))
+            }
+            failed if failed == USED | FAILED => Resolved::Failed,
+            _ => Resolved::Unknown,
+        };
+        (resolved, word & WATCHED != 0)
+    }
+
+    /// Ends the watch of the entry in a slot. Returns `true` to only one caller, which must report the use.
+    pub(super) fn unwatch(&self, slot: usize) -> bool {
+        self.slots.get(slot).is_some_and(|slot| slot.word.fetch_and(!WATCHED, Ordering::AcqRel) & WATCHED != 0)
+    }
+
+    /// Returns the neighbour in a slot.
+    pub(super) fn hop(&self, slot: usize) -> Option<NextHop> {
+        let cell = self.slots.get(slot)?;
+        let word = cell.word.load(Ordering::Relaxed);
+        let address =
+            u128::from(cell.high.load(Ordering::Relaxed)) << 64 | u128::from(cell.low.load(Ordering::Relaxed));
+        let address = if word & V6 == 0 { IpAddr::V4((address as u32).into()) } else { IpAddr::V6(address.into()) };
+        (word & USED != 0).then_some(NextHop { address, port: (word >> PORT) as u8 })
+    }
+}
+
+/// An entry, as the writer tracks it.
+#[derive(Debug)]
+struct NeighborEntry {
+    slot: usize,
+    /// Number of routes that use the neighbour.
+    routes: u32,
+    /// Whether the state of the neighbour was set.
+    listed: bool,
+}
+
+/// The writer of the neighbour table.
+#[derive(Debug)]
+pub(super) struct Writer {
+    cells: Arc<Neighbors>,
+    entries: HashMap<NextHop, NeighborEntry>,
+    /// Slots of removed entries, each with the epoch and time of the removal.
+    retired: VecDeque<(u64, Instant, usize)>,
+    /// For each slot, whether it is retired and must not be reused yet.
+    retired_slots: Vec<bool>,
+}
+
+impl Writer {
+    pub(super) fn new() -> Self {
+        let cells = Arc::new(Neighbors::new());
+        Self { cells, entries: HashMap::new(), retired: VecDeque::new(), retired_slots: vec![false; SLOTS] }
+    }
+
+    pub(super) fn cells(&self) -> &Arc<Neighbors> {
+        &self.cells
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns the entry of a neighbour, and creates it if necessary. Returns `None` if there are too many neighbours.
+    fn find_or_insert(&mut self, hop: NextHop) -> Option<&mut NeighborEntry> {
+        if !self.entries.contains_key(&hop) {
+            if self.entries.len() >= MAX_NEIGHBORS {
+                return None;
+            }
+            let (address, v6) = bits(hop.address);
+            let kind = USED | v6 | u64::from(hop.port) << PORT;
+            let free =
+                |at: &usize| self.cells.slots[*at].word.load(Ordering::Relaxed) & USED == 0 && !self.retired_slots[*at];
+            let slot = self.cells.window(address, kind).find(free)?;
+            let cell = &self.cells.slots[slot];
+            cell.high.store((address >> 64) as u64, Ordering::Relaxed);
+            cell.low.store(address as u64, Ordering::Relaxed);
+            // A reader that sees this word also sees the address.
+            cell.word.store(kind | WATCHED, Ordering::Release);
+            self.entries.insert(hop, NeighborEntry { slot, routes: 0, listed: false });
+        }
+        self.entries.get_mut(&hop)
+    }
+
+    /// Removes an entry that is no longer in use.
+    fn remove_if_unused(&mut self, hop: NextHop, now: u64) {
+        if let Some(entry) = self.entries.get(&hop)
+            && entry.routes == 0
+            && !entry.listed
+        {
+            let slot = entry.slot;
+            self.cells.slots[slot].word.store(REMOVED, Ordering::Release);
+            self.retired_slots[slot] = true;
+            self.retired.push_back((now, Instant::now(), slot));
+            self.entries.remove(&hop);
+        }
+    }
+
+    /// Adds a route that uses this neighbour. Returns the number of the next hop, counted from 1, or `None` if there
+    /// are too many neighbours.
+    pub(super) fn hold(&mut self, hop: NextHop) -> Option<u32> {
+        let entry = self.find_or_insert(hop)?;
+        entry.routes += 1;
+        Some(entry.slot as u32 + 1)
+    }
+
+    /// Removes a route that uses this neighbour.
+    pub(super) fn release(&mut self, hop: NextHop, now: u64) {
+        if let Some(entry) = self.entries.get_mut(&hop) {
+            entry.routes = entry.routes.saturating_sub(1);
+        }
+        self.remove_if_unused(hop, now);
+    }
+
+    /// Sets the state of a neighbour. Returns `false` if there are too many neighbours.
+    pub(super) fn set(&mut self, hop: NextHop, resolved: Resolved, mark: Mark) -> bool {
+        let Some(entry) = self.find_or_insert(hop) else { return false };
+        entry.listed = true;
+        let slot = entry.slot;
+        self.write(hop, slot, resolved, mark);
+        true
+    }
+
+    fn write(&self, hop: NextHop, slot: usize, resolved: Resolved, mark: Mark) {
+        let (_, v6) = bits(hop.address);
+        let state = match resolved {
+            Resolved::At(MacAddr([a, b, c, d, e, f])) => KNOWN | u64::from_le_bytes([a, b, c, d, e, f, 0, 0]),
+            Resolved::Failed => FAILED,
+            Resolved::Unknown => 0,
+        };
+        let mark = match mark {
+            Mark::Quiet => 0,
+            Mark::Watched => WATCHED,
+            Mark::Asked => ASKED,
+        };
+        let word = USED | v6 | u64::from(hop.port) << PORT | state | mark;
+        self.cells.slots[slot].word.store(word, Ordering::Release);
+    }
+
+    /// Clears the state of a neighbour.
+    pub(super) fn unset(&mut self, hop: NextHop, now: u64) {
+        let Some(entry) = self.entries.get_mut(&hop) else { return };
+        entry.listed = false;
+        let slot = entry.slot;
+        self.write(hop, slot, Resolved::Unknown, Mark::Watched);
+        self.remove_if_unused(hop, now);
+    }
+
+    /// Whether the neighbour has an entry.
+    pub(super) fn contains(&self, hop: NextHop) -> bool {
+        self.entries.contains_key(&hop)
+    }
+
+    /// Returns the neighbours whose state was set.
+    pub(super) fn listed(&self) -> impl Iterator<Item = NextHop> + '_ {
+        self.entries.iter().filter(|(_, entry)| entry.listed).map(|(hop, _)| *hop)
+    }
+
+    /// Watches all unresolved neighbours again, so that workers report their next use.
+    pub(super) fn watch_unresolved(&self) {
+        for entry in self.entries.values() {
+            let word = &self.cells.slots[entry.slot].word;
+            if word.load(Ordering::Relaxed) & KNOWN == 0 {
+                word.fetch_or(WATCHED, Ordering::Release);
+            }
+        }
+    }
+
+    /// Frees the slots that were retired before the epoch `quiet`.
+    pub(super) fn reclaim(&mut self, quiet: u64) {
+        while let Some((_, _, slot)) =
+            self.retired.pop_front_if(|(time, since, _)| *time < quiet && since.elapsed() >= REUSE_DELAY)
+        {
+            self.retired_slots[slot] = false;
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Quiescent-state-based reclamation: finds out when no reader can still use a retired object.
+//!
+//! A reader calls [`Readers::pass`] whenever it keeps no result of an earlier lookup. A worker does so between batches.
+//! An object that was removed from a table is reused only after all readers have called `pass`. No thread waits for
+//! this: the writer checks retired objects again later. Source: McKenney and Slingwine, "Read-copy update", PDCS 1998.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crossbeam_utils::CachePadded;
+
+/// All readers of the tables, and their shared epoch.
+#[derive(Debug)]
+pub(super) struct Readers {
+    epoch: CachePadded<AtomicU64>,
+    seen: Mutex<Vec<Arc<CachePadded<AtomicU64>>>>,
+}
+
+/// One reader. Dropping it removes it from its [`Readers`].
+#[derive(Debug)]
+pub(super) struct Reader(Arc<CachePadded<AtomicU64>>);
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.0.store(u64::MAX, Ordering::Release);
+    }
+}
+
+impl Readers {
+    pub(super) fn new() -> Self {
+        Self { epoch: CachePadded::new(AtomicU64::new(1)), seen: Mutex::new(Vec::new()) }
+    }
+
+    /// Adds a reader.
+    pub(super) fn join(&self) -> Reader {
+        let seen = Arc::new(CachePadded::new(AtomicU64::new(self.epoch.load(Ordering::Acquire))));
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).push(seen.clone());
+        Reader(seen)
+    }
+
+    /// Marks the reader as quiescent: it keeps no result of an earlier lookup.
+    #[inline]
+    pub(super) fn pass(&self, reader: &Reader) {
+        reader.0.store(self.epoch.load(Ordering::Acquire), Ordering::Release);
+    }
+
+    /// Marks all readers as quiescent. Only valid before any reader runs, because a running reader could lose an object
+    /// in use.
+    pub(super) fn mark_all_quiescent(&self) {
+        let epoch = self.epoch.load(Ordering::Acquire);
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        for seen in seen.iter().filter(|seen| seen.load(Ordering::Acquire) != u64::MAX) {
+            seen.store(epoch, Ordering::Release);
+        }
+    }
+
+    /// Starts a new epoch. Returns the new epoch, and an epoch `quiet`: no reader can use an object that was retired
+    /// before `quiet`.
+    pub(super) fn advance(&self) -> (u64, u64) {
+        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel) + 1;
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.retain(|seen| seen.load(Ordering::Acquire) != u64::MAX);
+        let quiet = seen.iter().map(|seen| seen.load(Ordering::Acquire)).min().unwrap_or(epoch);
+        (epoch, quiet)
+    }
+}

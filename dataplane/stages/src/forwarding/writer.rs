@@ -1,0 +1,328 @@
+//! The writer of routes and neighbours.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use super::groups::{self, GroupKey, GroupPath, HeldHop, RouteKind};
+use super::neighbors;
+use super::{Count, Forwarding, MAX_TABLES, Mark, Resolved, TableViews};
+use dataplane_core::header::MacAddr;
+use dataplane_core::pipeline::{NextHop, PortInfo};
+use dataplane_tables::lpm::{Lpm4, Lpm6};
+
+/// Largest number of routes over all tables.
+pub const MAX_ROUTES: usize = 1 << 20;
+/// Number of cache lines of a table for prefixes longer than 24 bits. A line takes 80 bytes with its bookkeeping, so
+/// all lines take 20 MiB.
+const LINES_V4: usize = 1 << 18;
+/// Number of cache lines of a table for prefixes longer than 20 bits. A line takes 80 bytes with its bookkeeping, so
+/// all lines take 320 MiB.
+const LINES_V6: usize = 1 << 22;
+
+/// Destinations that are never forwarded, whatever a table contains: multicast, broadcast and link-local addresses.
+const NEVER_FORWARDED: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "fe80::/10", "ff00::/8"];
+
+/// One path of a route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteHop {
+    /// The egress port.
+    pub port: u8,
+    /// The gateway. Without a gateway, the destinations are neighbours on the link.
+    pub via: Option<IpAddr>,
+    /// The weight of this path among all paths of the route: 1 to 64.
+    pub weight: u16,
+}
+
+/// The target of a route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RouteTarget {
+    /// A route without paths. The kind defines what happens to packets.
+    Special(RouteKind),
+    /// One or more paths.
+    Paths(Vec<RouteHop>),
+}
+
+/// The error for a full table: there are too many routes, paths or neighbours, or no memory of the tables is free at
+/// the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the tables have no room for more routes, paths or neighbours")]
+pub struct Refused;
+
+/// The only writer of the routes and neighbours of its tables.
+#[derive(Debug)]
+pub struct Writer {
+    tables: [Option<Table>; MAX_TABLES],
+    groups: groups::Writer,
+    neighbors: neighbors::Writer,
+    /// Names of the ports.
+    port_names: Vec<String>,
+    epoch: u64,
+}
+
+#[derive(Debug)]
+struct Table {
+    v4: Lpm4,
+    v6: Lpm6,
+}
+
+impl Writer {
+    /// Creates empty tables for ports with these names, and the writer of the tables.
+    pub fn with_tables(port_names: Vec<String>) -> (Arc<Forwarding>, Box<Self>) {
+        let writer = Self {
+            tables: std::array::from_fn(|_| None),
+            groups: groups::Writer::new(),
+            neighbors: neighbors::Writer::new(),
+            port_names,
+            epoch: 1,
+        };
+        let (groups, neighbors) = (writer.groups.cells().clone(), writer.neighbors.cells().clone());
+        (Arc::new(Forwarding::new(writer.port_names.len(), groups, neighbors)), Box::new(writer))
+    }
+
+    /// Creates empty tables for these ports, with the MAC address and MTU of each, and the writer of the tables.
+    pub fn for_ports(ports: &[PortInfo]) -> (Arc<Forwarding>, Box<Self>) {
+        let (shared, writer) = Self::with_tables(ports.iter().map(|port| port.name.clone()).collect());
+        for (number, port) in (0..=u8::MAX).zip(ports) {
+            shared.set_link(number, MacAddr(port.mac), u32::from(port.mtu));
+        }
+        (shared, writer)
+    }
+
+    /// Opens a table for lookups. Returns `false` if its number is [`MAX_TABLES`] or more.
+    pub fn open(&mut self, shared: &Forwarding, table: usize) -> bool {
+        let Some(entry) = self.tables.get_mut(table) else { return false };
+        if entry.is_none() {
+            let mut created = Table { v4: Lpm4::with_lines(LINES_V4), v6: Lpm6::with_lines(LINES_V6) };
+            // Set the epoch for the lines that the first routes retire. Readers may use the table before the next
+            // publication.
+            created.v4.reclaim(self.epoch, 0);
+            created.v6.reclaim(self.epoch, 0);
+            let views = TableViews { v4: created.v4.view(), v6: created.v6.view() };
+            *entry = Some(created);
+            for prefix in NEVER_FORWARDED.iter().filter_map(|text| text.parse().ok()) {
+                // A new table has room for these prefixes, so this cannot fail.
+                let _ = self.write_route(table, prefix, &RouteTarget::Special(RouteKind::Local));
+            }
+            // Only the writer sets the views, and only once per table, so this cannot fail.
+            let _ = shared.tables[table].set(views);
+        }
+        true
+    }
+
+    /// Returns the number of routes.
+    pub fn routes(&self) -> usize {
+        let tables = self.tables.iter().flatten();
+        tables.map(|table| table.v4.len() + table.v6.len() - NEVER_FORWARDED.len()).sum()
+    }
+
+    /// Adds a route, or changes its target. Routes to multicast and link-local addresses are ignored, because such
+    /// packets are for this host.
+    ///
+    /// # Errors
+    /// The tables are full. The prefix then has no route any more.
+    pub fn set_route(&mut self, table: usize, prefix: IpNet, target: &RouteTarget) -> Result<(), Refused> {
+        if is_never_forwarded(prefix) {
+            return Ok(());
+        }
+        let known = self.tables.get(table).and_then(Option::as_ref).is_some_and(|table| table.get(prefix).is_some());
+        let written =
+            if !known && self.routes() >= MAX_ROUTES { Err(Refused) } else { self.write_route(table, prefix, target) };
+        if written.is_err() {
+            self.remove_route(table, prefix);
+        }
+        written
+    }
+
+    fn write_route(&mut self, table: usize, prefix: IpNet, target: &RouteTarget) -> Result<(), Refused> {
+        let group = self.group(target)?;
+        let entry = self.tables.get_mut(table).and_then(Option::as_mut).ok_or(Refused)?;
+        match entry.insert(prefix, group) {
+            Ok(Some(old)) => self.release_group(old),
+            Ok(None) => {}
+            Err(Refused) => {
+                self.release_group(group);
+                return Err(Refused);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a route. Returns whether the route existed.
+    pub fn remove_route(&mut self, table: usize, prefix: IpNet) -> bool {
+        let entry = self.tables.get_mut(table).and_then(Option::as_mut);
+        let old = entry.filter(|_| !is_never_forwarded(prefix)).and_then(|entry| entry.remove(prefix));
+        old.map(|group| self.release_group(group)).is_some()
+    }
+
+    /// Returns the number of the group for a target, and adds one user to the group.
+    fn group(&mut self, target: &RouteTarget) -> Result<u32, Refused> {
+        let hops = match target {
+            RouteTarget::Special(kind) => {
+                let path =
+                    GroupPath { name: format!("{kind:?}"), kind: *kind as u8, egress: 0, next_hop: 0, hop: None };
+                return self.groups.acquire(&vec![(path, 1)]).ok_or(Refused);
+            }
+            RouteTarget::Paths(hops) => hops,
+        };
+        let mut key: GroupKey = Vec::new();
+        let mut refused = hops.is_empty();
+        for hop in hops.iter().take(groups::MAX_MEMBERS) {
+            let held = hop.via.map(|address| NextHop { address, port: hop.port });
+            let next_hop = match held.map(|held| self.neighbors.hold(held)) {
+                Some(None) => {
+                    refused = true;
+                    break;
+                }
+                Some(Some(number)) => number,
+                None => 0,
+            };
+            // The name of a path decides which flows take the path. The names here have the same form as the names that
+            // routes of a config get, so both choose the same paths.
+            let port = self.port_names.get(usize::from(hop.port)).map_or("", String::as_str);
+            let name = match hop.via {
+                Some(via) => format!("via {via} on {port}"),
+                None => format!("on {port}"),
+            };
+            let kind = RouteKind::Forward as u8;
+            key.push((GroupPath { name, kind, egress: hop.port, next_hop, hop: held.map(HeldHop) }, hop.weight.max(1)));
+        }
+        let held: Vec<(GroupPath, bool)> =
+            key.iter().map(|(path, _)| (path.clone(), self.groups.contains(path))).collect();
+        key.sort();
+        key.dedup_by(|next, first| {
+            let same = next.0 == first.0;
+            if same {
+                first.1 = first.1.saturating_add(next.1);
+            }
+            same
+        });
+        // A single path gets all packets, whatever its weight.
+        if let [(_, weight)] = &mut key[..] {
+            *weight = 1;
+        }
+        let taken = if refused { None } else { self.groups.acquire(&key) };
+        // Each path keeps one reference to its neighbour, which is added when the path is created. Release all other
+        // references.
+        let mut created: Vec<GroupPath> = Vec::new();
+        for (path, known) in held {
+            let keeps = !known && !created.contains(&path) && self.groups.contains(&path);
+            if let Some(HeldHop(hop)) = path.hop.filter(|_| !keeps) {
+                self.neighbors.release(hop, self.epoch);
+            }
+            if keeps {
+                created.push(path);
+            }
+        }
+        taken.ok_or(Refused)
+    }
+
+    fn release_group(&mut self, group: u32) {
+        for hop in self.groups.release(group, self.epoch) {
+            self.neighbors.release(hop, self.epoch);
+        }
+    }
+
+    /// Sets the state of a neighbour, and the events that workers report for it. [`Forwarding::next_request`] returns a
+    /// watched neighbour after its next use.
+    ///
+    /// # Errors
+    /// There are too many neighbours.
+    pub fn set_neighbor(&mut self, hop: NextHop, resolved: Resolved, mark: Mark) -> Result<(), Refused> {
+        if self.neighbors.set(hop, resolved, mark) { Ok(()) } else { Err(Refused) }
+    }
+
+    /// Returns the number of a next hop that a route of the config uses, and reserves its entry.
+    ///
+    /// # Errors
+    /// There are too many neighbours.
+    pub fn number(&mut self, hop: NextHop) -> Result<u32, Refused> {
+        self.neighbors.hold(hop).ok_or(Refused)
+    }
+
+    /// Creates an entry for a requested neighbour if it has no entry.
+    ///
+    /// # Errors
+    /// There are too many neighbours.
+    pub fn note_neighbor(&mut self, hop: NextHop) -> Result<(), Refused> {
+        if self.neighbors.contains(hop) { Ok(()) } else { self.set_neighbor(hop, Resolved::Unknown, Mark::Quiet) }
+    }
+
+    /// Clears the state of a neighbour.
+    pub fn unset_neighbor(&mut self, hop: NextHop) {
+        self.neighbors.unset(hop, self.epoch);
+    }
+
+    /// Returns the neighbours whose state was set.
+    pub fn listed_neighbors(&self) -> Vec<NextHop> {
+        self.neighbors.listed().collect()
+    }
+
+    /// Returns the number of neighbour entries, including the entries of next hops of routes.
+    pub fn neighbors_known(&self) -> usize {
+        self.neighbors.len()
+    }
+
+    /// Lets workers request unresolved neighbours again. Call this function about once a second.
+    pub fn watch_unresolved(&self) {
+        self.neighbors.watch_unresolved();
+    }
+
+    /// Publishes changes before any reader runs, so that retired memory can be reused at once. Filling a table retires
+    /// many lines.
+    pub fn publish_before_readers(&mut self, shared: &Forwarding) {
+        self.publish(shared);
+        shared.readers.mark_all_quiescent();
+        self.publish(shared);
+    }
+
+    /// Ends a series of changes. The memory that the changes retired is reused when no reader can still use it.
+    pub fn publish(&mut self, shared: &Forwarding) {
+        let (now, quiet) = shared.readers.advance();
+        self.epoch = now;
+        for table in self.tables.iter_mut().flatten() {
+            table.v4.reclaim(now, quiet);
+            table.v6.reclaim(now, quiet);
+        }
+        self.groups.reclaim(quiet);
+        self.neighbors.reclaim(quiet);
+        shared.set(Count::Routes, self.routes() as u64);
+        shared.set(Count::Neighbors, self.neighbors.len() as u64);
+    }
+}
+
+impl Table {
+    fn get(&self, prefix: IpNet) -> Option<u32> {
+        match prefix {
+            IpNet::V4(net) => self.v4.get(net.network().into(), net.prefix_len()),
+            IpNet::V6(net) => self.v6.get(net.network().into(), net.prefix_len()),
+        }
+    }
+
+    fn insert(&mut self, prefix: IpNet, group: u32) -> Result<Option<u32>, Refused> {
+        let inserted = match prefix {
+            IpNet::V4(net) => self.v4.insert(net.network().into(), net.prefix_len(), group),
+            IpNet::V6(net) => self.v6.insert(net.network().into(), net.prefix_len(), group),
+        };
+        inserted.map_err(|_| Refused)
+    }
+
+    fn remove(&mut self, prefix: IpNet) -> Option<u32> {
+        match prefix {
+            IpNet::V4(net) => self.v4.remove(net.network().into(), net.prefix_len()),
+            IpNet::V6(net) => self.v6.remove(net.network().into(), net.prefix_len()),
+        }
+    }
+}
+
+/// Whether all addresses of a prefix are in [`NEVER_FORWARDED`].
+fn is_never_forwarded(prefix: IpNet) -> bool {
+    match prefix {
+        IpNet::V4(net) => net.network().is_multicast() && net.prefix_len() >= 4 || net.network().is_broadcast(),
+        IpNet::V6(net) => {
+            let first = net.network().segments()[0];
+            first & 0xffc0 == 0xfe80 && net.prefix_len() >= 10 || first & 0xff00 == 0xff00 && net.prefix_len() >= 8
+        }
+    }
+}

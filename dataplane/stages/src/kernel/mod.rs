@@ -1,0 +1,135 @@
+//! Mirrors the kernel's routes, neighbours, addresses and links into the tables that stages look up.
+//!
+//! A background task first reads the whole state from the kernel (a dump). The task then follows the changes and writes
+//! them to [`Forwarding`], without stopping the workers. Some changes are missed: the kernel may drop messages,
+//! and it does not report the IPv4 routes of an interface that goes down. The task then reads the whole state again
+//! (a resync) and writes only the differences. The task also asks the kernel to resolve the neighbours that workers
+//! need.
+
+mod messages;
+mod rib;
+mod socket;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::forwarding::{Count, Forwarding, Writer};
+use dataplane_core::error::{Error, Result};
+use dataplane_core::pipeline::{PortInfo, Setup, StopSignal, Task};
+use socket::{Events, Requests};
+use state::State;
+
+/// Longest time that a worker's neighbour request waits.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Delay of a resync after a change that the kernel does not report in full. Such changes often come in groups, and one
+/// resync covers the whole group.
+const RESYNC_DELAY: Duration = Duration::from_millis(50);
+/// How often workers may request an unresolved neighbour again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval of the periodic resync.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+/// Delay before a retry after a failure.
+const FAILURE_DELAY: Duration = Duration::from_secs(1);
+
+/// Returns the tables that mirror the kernel. All stages of a run share them. The first call registers the background
+/// task that mirrors the kernel's state.
+pub fn tables(setup: &mut Setup<'_>) -> Arc<Forwarding> {
+    setup.common(|setup| {
+        let (tables, writer) = Writer::for_ports(setup.ports());
+        let mirror = Mirror::new(tables.clone(), writer, setup.ports());
+        setup.task("kernel-mirror", mirror);
+        tables
+    })
+}
+
+/// The background task that mirrors the kernel state of this network namespace.
+struct Mirror {
+    tables: Arc<Forwarding>,
+    /// The writer of the tables, until the task is started.
+    writer: Option<Box<Writer>>,
+    ports: Vec<PortInfo>,
+    /// Size of the socket buffer, in bytes.
+    backlog: usize,
+    resync_interval: Duration,
+    /// The known state and the netlink sockets. `None` until the task is started.
+    open: Option<(State, Events, Requests)>,
+}
+
+impl Mirror {
+    fn new(tables: Arc<Forwarding>, writer: Box<Writer>, ports: &[PortInfo]) -> Self {
+        let (backlog, resync_interval) = (socket::BACKLOG, RESYNC_INTERVAL);
+        Self { tables, writer: Some(writer), ports: ports.to_vec(), backlog, resync_interval, open: None }
+    }
+}
+
+impl Task for Mirror {
+    /// Reads the kernel's state, so that the workers have the routes for their first packet.
+    fn start(&mut self) -> Result<()> {
+        let failed = |what: &str, error: std::io::Error| Error::Kernel(format!("{what}: {error}"));
+        let writer = self.writer.take().ok_or_else(|| Error::Kernel("the mirror was already started".to_owned()))?;
+        // Subscribe first: changes during the dump are then in the queue of events.
+        let events = Events::open(self.backlog).map_err(|error| failed("cannot subscribe to changes", error))?;
+        let mut requests = Requests::open().map_err(|error| failed("cannot open a netlink socket", error))?;
+        let mut state = State::new(self.tables.clone(), writer, &self.ports);
+        state.resync(&mut requests).map_err(|error| failed("cannot read routes", error))?;
+        state.set_workers_running();
+        self.open = Some((state, events, requests));
+        Ok(())
+    }
+
+    fn run(&mut self, stop: &StopSignal) -> Result<()> {
+        if let Some((state, events, requests)) = &mut self.open {
+            follow(state, events, requests, self.resync_interval, stop);
+        }
+        Ok(())
+    }
+}
+
+/// Follows the changes until `stop` is set.
+fn follow(state: &mut State, events: &Events, requests: &mut Requests, resync_interval: Duration, stop: &StopSignal) {
+    let (mut resync_at, mut last_retry, mut last_resync) = (None::<Instant>, Instant::now(), Instant::now());
+    while !stop.is_set() {
+        match events.wait(POLL_INTERVAL, |message| state.apply(message)) {
+            Ok(complete) => {
+                if !complete {
+                    tracing::debug!("kernel: messages were lost, reading the whole state again");
+                }
+                if !complete || state.take_resync_needed() {
+                    resync_at = resync_at.or(Some(Instant::now() + RESYNC_DELAY));
+                }
+            }
+            Err(error) => {
+                tracing::warn!("kernel: {error}");
+                resync_at = resync_at.or(Some(Instant::now() + FAILURE_DELAY));
+                stop.wait(POLL_INTERVAL);
+            }
+        }
+        if last_resync.elapsed() >= resync_interval {
+            last_resync = Instant::now();
+            resync_at = resync_at.or(Some(last_resync));
+        }
+        if resync_at.is_some_and(|at| at <= Instant::now()) {
+            resync_at = None;
+            state.tables().add(Count::Resyncs, 1);
+            if let Err(error) = state.resync(requests) {
+                tracing::warn!("kernel: cannot read the whole state again: {error}");
+                resync_at = Some(Instant::now() + FAILURE_DELAY);
+            }
+        }
+        if last_retry.elapsed() >= RETRY_INTERVAL {
+            last_retry = Instant::now();
+            state.retry_unresolved();
+            if state.take_neighbors_to_retry()
+                && let Err(error) = state.read_neighbors(requests)
+            {
+                tracing::warn!("kernel: cannot read the neighbours again: {error}");
+                resync_at = resync_at.or(Some(Instant::now() + FAILURE_DELAY));
+            }
+        }
+        state.request_neighbors(requests);
+        state.publish();
+    }
+}

@@ -1,0 +1,443 @@
+//! The known state of the kernel, and the code that writes it to the tables of the stages.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use ipnet::IpNet;
+use netlink_packet_route::address::AddressMessage;
+use netlink_packet_route::link::LinkMessage;
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage};
+use netlink_packet_route::route::RouteMessage;
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::messages::{self, Address, KernelTarget, Link, Neighbor, Update};
+use super::rib::{LOCAL, MAIN, Rib};
+use super::socket::{Message, Requests};
+use crate::forwarding::{Count, Forwarding, MAX_TABLES, Mark, RouteHop, RouteKind, RouteTarget, Writer};
+use dataplane_core::header::MacAddr;
+use dataplane_core::pipeline::{NextHop, PortInfo};
+
+/// Largest number of neighbour requests that are handled at a time.
+const MAX_REQUESTS_AT_ONCE: usize = 32;
+
+/// The state that the mirror thread keeps.
+pub(super) struct State {
+    tables: Arc<Forwarding>,
+    writer: Box<Writer>,
+    ports: Vec<PortInfo>,
+    links: HashMap<u32, Link>,
+    /// Port numbers by the index of their interface.
+    numbers: HashMap<u32, u8>,
+    /// The kernel's number of each table of [`Forwarding`].
+    kernel_tables: Vec<u32>,
+    rib: Rib,
+    addresses: Vec<Address>,
+    /// Whether a resync is needed, because the kernel may not have reported all changes.
+    resync_needed: bool,
+    /// Number of known neighbours when the tables refused a neighbour. The number may be below the limit, because an
+    /// entry must lie near the slot that its hash selects.
+    known_at_refusal: Option<usize>,
+    /// Prefixes whose route the tables refused.
+    refused: HashSet<(usize, IpNet)>,
+    /// Whether workers may be running.
+    workers_running: bool,
+    warned: HashSet<&'static str>,
+}
+
+impl State {
+    pub(super) fn new(tables: Arc<Forwarding>, mut writer: Box<Writer>, ports: &[PortInfo]) -> Self {
+        writer.open(&tables, 0);
+        Self {
+            tables,
+            writer,
+            ports: ports.to_vec(),
+            links: HashMap::new(),
+            numbers: HashMap::new(),
+            kernel_tables: vec![MAIN],
+            rib: Rib::default(),
+            addresses: Vec::new(),
+            resync_needed: false,
+            known_at_refusal: None,
+            refused: HashSet::new(),
+            workers_running: false,
+            warned: HashSet::new(),
+        }
+    }
+
+    pub(super) fn tables(&self) -> &Forwarding {
+        &self.tables
+    }
+
+    /// Returns whether a resync is needed, and resets this state.
+    pub(super) fn take_resync_needed(&mut self) -> bool {
+        std::mem::take(&mut self.resync_needed)
+    }
+
+    /// Returns `true` once if neighbours were refused and the tables may have room now. The caller must then read the
+    /// neighbours again.
+    pub(super) fn take_neighbors_to_retry(&mut self) -> bool {
+        self.known_at_refusal.take_if(|then| self.writer.neighbors_known() < *then).is_some()
+    }
+
+    pub(super) fn publish(&mut self) {
+        match self.workers_running {
+            true => self.writer.publish(&self.tables),
+            false => self.writer.publish_before_readers(&self.tables),
+        }
+    }
+
+    /// Records that workers may run from now on.
+    pub(super) fn set_workers_running(&mut self) {
+        self.workers_running = true;
+    }
+
+    /// Lets workers request unresolved neighbours again.
+    pub(super) fn retry_unresolved(&self) {
+        self.writer.watch_unresolved();
+    }
+
+    /// Applies a change.
+    pub(super) fn apply(&mut self, message: Message) {
+        let flags = message.flags;
+        let Some(update) = messages::read(message.inner) else { return };
+        match update {
+            Update::Link(link) => {
+                if self.links.get(&link.index) != Some(&link) {
+                    let is_relevant = self.is_relevant(&link);
+                    self.links.insert(link.index, link);
+                    if is_relevant {
+                        self.update_ports();
+                        // The kernel does not report the IPv4 routes that disappear with an interface.
+                        self.resync_needed = true;
+                    }
+                }
+            }
+            Update::LinkRemoved(index) => {
+                if let Some(link) = self.links.remove(&index)
+                    && self.is_relevant(&link)
+                {
+                    self.update_ports();
+                    self.resync_needed = true;
+                }
+            }
+            Update::Address(address) => {
+                self.addresses.retain(|known| (known.index, known.address) != (address.index, address.address));
+                self.addresses.push(address);
+                self.update_addresses();
+            }
+            Update::AddressRemoved(address) => {
+                self.addresses.retain(|known| (known.index, known.address) != (address.index, address.address));
+                self.update_addresses();
+                // The kernel does not report removed routes that used the address as their source.
+                self.resync_needed = true;
+            }
+            Update::Neighbor(neighbor) => self.set_neighbor(&neighbor),
+            Update::NeighborRemoved(neighbor) => {
+                if let Some(hop) = self.hop(&neighbor) {
+                    self.writer.unset_neighbor(hop);
+                    self.tables.add(Count::Changes, 1);
+                }
+            }
+            Update::Route(route) => {
+                let key = (route.table, route.prefix);
+                if self.table(key.0).is_some() {
+                    let wide = self.rib.wide().len();
+                    self.rib.add(route, flags);
+                    self.route_changed(key, wide);
+                }
+            }
+            Update::RouteRemoved(route) => {
+                let wide = self.rib.wide().len();
+                self.rib.remove(&route);
+                self.route_changed((route.table, route.prefix), wide);
+            }
+        }
+    }
+
+    fn route_changed(&mut self, (table, prefix): (u32, IpNet), wide: usize) {
+        // A change of the host's own prefixes can hide or reveal other prefixes.
+        self.resync_needed |= self.rib.wide().len() != wide;
+        if let Some(table) = self.table(table) {
+            self.write(table, prefix);
+        }
+    }
+
+    /// Whether a link is the interface of a port, or a VRF.
+    fn is_relevant(&self, link: &Link) -> bool {
+        let is_port = |name: &str| self.ports.iter().any(|port| port.interface.as_deref() == Some(name));
+        let was = self.links.get(&link.index).is_some_and(|known| is_port(&known.name));
+        is_port(&link.name) || was || link.table.is_some()
+    }
+
+    /// Returns the number in [`Forwarding`] of a kernel table.
+    fn table(&self, table: u32) -> Option<usize> {
+        let table = if table == LOCAL { MAIN } else { table };
+        self.kernel_tables.iter().position(|known| *known == table)
+    }
+
+    /// Finds the interface of each port, and updates MAC address, MTU and table of the port.
+    fn update_ports(&mut self) {
+        self.numbers.clear();
+        for number in 0..self.ports.len() {
+            let port = &self.ports[number];
+            let Some(name) = &port.interface else { continue };
+            let Some(link) = self.links.values().find(|link| link.name == *name) else { continue };
+            let number = number as u8;
+            self.numbers.insert(link.index, number);
+            let mtu = link.mtu.min(u32::from(port.mtu));
+            self.tables.set_link(number, link.mac.unwrap_or(MacAddr(port.mac)), mtu);
+            let vrf = link.master.and_then(|master| self.links.get(&master)?.table);
+            let table = match vrf {
+                None => 0,
+                Some(table) => self.table(table).unwrap_or_else(|| self.open(table)),
+            };
+            self.tables.set_table(number, table);
+        }
+    }
+
+    /// Starts to mirror a table.
+    fn open(&mut self, table: u32) -> usize {
+        let number = self.kernel_tables.len();
+        if self.writer.open(&self.tables, number) {
+            self.kernel_tables.push(table);
+            self.resync_needed = true;
+        } else {
+            self.tables.add(Count::Refused, 1);
+            self.warn("tables", format!("table {table} is not mirrored: at most {MAX_TABLES} tables are possible"));
+        }
+        number
+    }
+
+    fn warn(&mut self, what: &'static str, message: String) {
+        if self.warned.insert(what) {
+            tracing::warn!("kernel: {message}");
+        }
+    }
+
+    /// Selects the source addresses of each port.
+    fn update_addresses(&mut self) {
+        for (index, number) in &self.numbers {
+            let (mut v4, mut v6, mut v6_of_link) = (None, None, None);
+            for address in self.addresses.iter().filter(|address| address.index == *index) {
+                match address.address {
+                    IpAddr::V4(address4) if !address.secondary => v4 = v4.or(Some(address4)),
+                    IpAddr::V6(address6) if address.global => v6 = v6.or(Some(address6)),
+                    IpAddr::V6(address6) => v6_of_link = v6_of_link.or(Some(address6)),
+                    IpAddr::V4(_) => {}
+                }
+            }
+            let v6 = v6.or(v6_of_link).unwrap_or(Ipv6Addr::UNSPECIFIED);
+            self.tables.set_addresses(*number, v4.unwrap_or(Ipv4Addr::UNSPECIFIED), v6);
+        }
+    }
+
+    fn hop(&self, neighbor: &Neighbor) -> Option<NextHop> {
+        let port = *self.numbers.get(&neighbor.index)?;
+        Some(NextHop { address: neighbor.address, port })
+    }
+
+    fn set_neighbor(&mut self, neighbor: &Neighbor) {
+        let Some(hop) = self.hop(neighbor) else { return };
+        let mark = if neighbor.stale { Mark::Watched } else { Mark::Quiet };
+        match self.writer.set_neighbor(hop, neighbor.resolved, mark) {
+            Ok(()) => self.tables.add(Count::Changes, 1),
+            Err(refused) => {
+                self.known_at_refusal = Some(self.writer.neighbors_known());
+                self.tables.add(Count::Refused, 1);
+                self.warn("neighbors", format!("cannot add the neighbour {}: {refused}", neighbor.address));
+            }
+        }
+    }
+
+    /// Converts the target of a route. Returns `None` if the route has no usable next hop.
+    fn target(&self, target: &KernelTarget) -> Option<RouteTarget> {
+        let hops = match target {
+            KernelTarget::Special(kind) => return Some(RouteTarget::Special(*kind)),
+            // If any next hop adds an encapsulation, the host forwards all packets of the route.
+            KernelTarget::Hops(hops) if hops.iter().any(|hop| hop.encapsulated) => {
+                return Some(RouteTarget::Special(RouteKind::Local));
+            }
+            KernelTarget::Hops(hops) => hops,
+        };
+        let ours = hops.iter().filter_map(|hop| {
+            let port = *self.numbers.get(&hop.index)?;
+            Some(RouteHop { port, via: hop.via, weight: hop.weight })
+        });
+        let ours: Vec<RouteHop> = ours.collect();
+        match (hops.is_empty(), ours.is_empty()) {
+            (true, _) => None,
+            // The route leads to an interface that is not a port of this program, so the host forwards the packet.
+            (_, true) => Some(RouteTarget::Special(RouteKind::Local)),
+            _ => Some(RouteTarget::Paths(ours)),
+        }
+    }
+
+    /// Writes the best route of a prefix to the tables.
+    fn write(&mut self, table: usize, prefix: IpNet) {
+        let target = self.rib.best(self.kernel_tables[table], prefix).and_then(|target| self.target(target));
+        self.tables.add(Count::Changes, 1);
+        self.refused.remove(&(table, prefix));
+        match target {
+            Some(target) => {
+                let mut written = self.writer.set_route(table, prefix, &target);
+                if written.is_err() {
+                    // Memory that was retired since the last publication may be free by now.
+                    self.publish();
+                    written = self.writer.set_route(table, prefix, &target);
+                }
+                if let Err(refused) = written {
+                    self.refused.insert((table, prefix));
+                    self.tables.add(Count::Refused, 1);
+                    self.warn("routes", format!("cannot add the route to {prefix}: {refused}"));
+                }
+            }
+            None => {
+                self.writer.remove_route(table, prefix);
+            }
+        }
+        // Publish regularly during a long series of changes, so that retired memory can be reused.
+        if self.tables.count(Count::Changes).is_multiple_of(1024) {
+            self.publish();
+        }
+    }
+
+    /// Reads the whole state from the kernel, and writes the differences.
+    pub(super) fn resync(&mut self, requests: &mut Requests) -> io::Result<()> {
+        let before = self.numbers.clone();
+        // Links are read first, so that the tables that they name are open when the routes are read. Reading links
+        // takes the kernel's lock for network configuration. Changes that the kernel has already reported, such as a
+        // removed route, are therefore complete.
+        let mut links = Vec::new();
+        dump(requests, RouteNetlinkMessage::GetLink(LinkMessage::default()), &mut links, |update| match update {
+            Update::Link(link) => Some(link),
+            _ => None,
+        })?;
+        self.links = links.into_iter().map(|link| (link.index, link)).collect();
+        self.update_ports();
+        let mut addresses = Vec::new();
+        let what = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        dump(requests, what, &mut addresses, |update| match update {
+            Update::Address(address) => Some(address),
+            _ => None,
+        })?;
+        self.addresses = addresses;
+        self.update_addresses();
+        self.read_routes(requests, before != self.numbers)?;
+        self.read_neighbors(requests)?;
+        self.resync_needed = false;
+        self.publish();
+        Ok(())
+    }
+
+    fn read_routes(&mut self, requests: &mut Requests, other_ports: bool) -> io::Result<()> {
+        let mut rib = Rib::default();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut what = RouteMessage::default();
+            what.header.address_family = family;
+            let rib = std::cell::RefCell::new(&mut rib);
+            // A restart needs no cleanup: adding a known route again has no effect.
+            requests.dump(
+                &RouteNetlinkMessage::GetRoute(what),
+                || {},
+                |message| {
+                    if let Some(Update::Route(route)) = messages::read(message.inner)
+                        && self.table(route.table).is_some()
+                    {
+                        // Among routes of equal metric, the first route takes precedence, and the others are added
+                        // after it.
+                        rib.borrow_mut().add(route, netlink_packet_core::NLM_F_APPEND);
+                    }
+                },
+            )?;
+        }
+        let all = other_ports || rib.wide() != self.rib.wide();
+        let old = std::mem::replace(&mut self.rib, rib);
+        let mut changed = std::mem::take(&mut self.refused);
+        for (table, prefix) in old.prefixes().chain(self.rib.prefixes()) {
+            let Some(table) = self.table(table) else { continue };
+            let number = self.kernel_tables[table];
+            if all || old.best(number, prefix) != self.rib.best(number, prefix) {
+                changed.insert((table, prefix));
+            }
+        }
+        drop(old);
+        for (table, prefix) in changed {
+            self.write(table, prefix);
+        }
+        if self.rib.refused > 0 {
+            let refused = std::mem::take(&mut self.rib.refused);
+            self.tables.add(Count::Refused, refused);
+            self.warn("routes", format!("{refused} routes are ignored, because the table is full"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn read_neighbors(&mut self, requests: &mut Requests) -> io::Result<()> {
+        let mut neighbors = Vec::new();
+        let what = RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default());
+        dump(requests, what, &mut neighbors, |update| match update {
+            Update::Neighbor(neighbor) => Some(neighbor),
+            _ => None,
+        })?;
+        let present: HashSet<NextHop> = neighbors.iter().filter_map(|neighbor| self.hop(neighbor)).collect();
+        for hop in self.writer.listed_neighbors() {
+            if !present.contains(&hop) {
+                self.writer.unset_neighbor(hop);
+            }
+        }
+        neighbors.iter().for_each(|neighbor| self.set_neighbor(neighbor));
+        Ok(())
+    }
+
+    /// Asks the kernel to resolve the neighbours that workers requested.
+    pub(super) fn request_neighbors(&mut self, requests: &mut Requests) {
+        for _ in 0..MAX_REQUESTS_AT_ONCE {
+            let Some(hop) = self.tables.next_request() else { return };
+            let index = self.numbers.iter().find(|(_, number)| **number == hop.port).map(|(index, _)| *index);
+            let Some(index) = index else { continue };
+            // The new entry stops workers from requesting the neighbour again before the kernel had time to resolve it.
+            if self.writer.note_neighbor(hop).is_err() {
+                self.tables.add(Count::Refused, 1);
+                self.warn("neighbors", format!("cannot resolve {}: there are too many neighbours", hop.address));
+                continue;
+            }
+            self.tables.add(Count::Asked, 1);
+            let mut message = NeighbourMessage::default();
+            let (family, address) = match hop.address {
+                IpAddr::V4(address) => (AddressFamily::Inet, NeighbourAddress::Inet(address)),
+                IpAddr::V6(address) => (AddressFamily::Inet6, NeighbourAddress::Inet6(address)),
+            };
+            message.header.family = family;
+            message.header.ifindex = index;
+            // `NTF_USE` makes the kernel resolve the neighbour as if the host had a packet for it.
+            message.header.flags = NeighbourFlags::Use;
+            message.attributes.push(NeighbourAttribute::Destination(address));
+            if let Err(error) = requests.execute(RouteNetlinkMessage::NewNeighbour(message)) {
+                self.writer.unset_neighbor(hop);
+                self.warn(
+                    "asking",
+                    format!("cannot ask the kernel to resolve {}: {error} (this needs CAP_NET_ADMIN)", hop.address),
+                );
+            }
+        }
+    }
+}
+
+/// Reads all entries of one type.
+fn dump<T>(
+    requests: &mut Requests,
+    what: RouteNetlinkMessage,
+    into: &mut Vec<T>,
+    want: impl Fn(Update) -> Option<T>,
+) -> io::Result<()> {
+    let found = std::cell::RefCell::new(into);
+    requests.dump(
+        &what,
+        || found.borrow_mut().clear(),
+        |message| {
+            found.borrow_mut().extend(messages::read(message.inner).and_then(&want));
+        },
+    )
+}

@@ -1,0 +1,420 @@
+//! Tests of the mirror against a real kernel, in network namespaces.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
+use netlink_packet_route::route::{
+    MplsLabel, RouteAddress, RouteAttribute, RouteLwEnCapType, RouteMessage, RouteNextHop, RouteType,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+
+use super::*;
+use crate::forwarding::{Path, Reader, Resolved, RouteKind};
+use dataplane_core::header::MacAddr;
+use dataplane_core::pipeline::{NextHop, TaskSpec, Tasks};
+use dataplane_testing::namespace::{in_namespace, ip, try_ip};
+use dataplane_testing::{StopOnDrop, report_skip};
+
+/// Time limit of every wait. It is long because the tests do not measure durations.
+const PATIENCE: Duration = Duration::from_secs(240);
+
+fn set(path: &str, value: &str) {
+    std::fs::write(format!("/proc/sys/net/{path}"), value).unwrap();
+}
+
+/// Runs a mirror until the returned value is dropped.
+fn start(mirror: Mirror) -> Result<Tasks> {
+    Tasks::start(vec![TaskSpec { name: "mirror".to_owned(), task: Box::new(mirror) }])
+}
+
+/// Creates two ports on veth pairs. The other ends are in the same namespace and have no addresses.
+fn two_ports() -> (Arc<Forwarding>, Box<Writer>, Vec<PortInfo>) {
+    ip("link add a0 type veth peer name a1
+        link add b0 type veth peer name b1
+        link set a1 up
+        link set b1 up
+        link set a0 up
+        link set b0 up
+        addr add 10.1.0.1/24 dev a0
+        addr add 10.2.0.1/24 dev b0
+        addr add 2001:db8:1::1/64 dev a0 nodad
+        addr add 2001:db8:2::1/64 dev b0 nodad\n");
+    let port = |name: &str, interface: &str| PortInfo {
+        name: name.to_owned(),
+        mac: [2, 0, 0, 0, 0, 99],
+        mtu: 9000,
+        interface: Some(interface.to_owned()),
+        addresses: Vec::new(),
+    };
+    let (tables, writer) = Writer::with_tables(vec!["a".to_owned(), "b".to_owned()]);
+    (tables, writer, vec![port("a", "a0"), port("b", "b0")])
+}
+
+fn find(reader: &Reader, ingress: u8, destination: &str) -> Option<Path> {
+    let (v4, v6) = reader.routes(ingress)?;
+    let group = match destination.parse().unwrap() {
+        IpAddr::V4(address) => v4.lookup(address.into()),
+        IpAddr::V6(address) => v6.lookup(address.into()),
+    };
+    reader.path(group?, 0)
+}
+
+/// Returns a short text for the route of a destination: the egress port and the gateway, or the kind of route.
+fn outcome(reader: &Reader, ingress: u8, destination: &str) -> String {
+    match find(reader, ingress, destination) {
+        None => "none".to_owned(),
+        Some(Path { kind: RouteKind::Forward, egress, next_hop }) => {
+            let hop = next_hop.checked_sub(1).and_then(|place| reader.shared().hop(place as usize));
+            match hop {
+                Some(hop) => format!("{egress} {}", hop.address),
+                None => format!("{egress}"),
+            }
+        }
+        Some(path) => format!("{:?}", path.kind),
+    }
+}
+
+fn expect(reader: &Reader, ingress: u8, destination: &str, expected: &str) {
+    until(&format!("{destination} is {expected}"), || {
+        (outcome(reader, ingress, destination) == expected, || outcome(reader, ingress, destination))
+    });
+}
+
+/// Waits until a condition holds.
+fn until<W: FnOnce() -> String>(what: &str, mut look: impl FnMut() -> (bool, W)) {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let (holds, actual) = look();
+        if holds {
+            return;
+        }
+        assert!(Instant::now() < end, "{what}: {}", actual());
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn routes_of_every_kind_are_mirrored() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        ip("route add 20.0.0.0/8 via 10.1.0.9\n");
+        let reader = tables.join();
+        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        // Routes from before the start are present at once.
+        assert_eq!(outcome(&reader, 0, "20.1.1.1"), "0 10.1.0.9");
+        assert_eq!(outcome(&reader, 0, "10.2.0.77"), "1");
+        assert_eq!(outcome(&reader, 0, "10.2.0.1"), "Local");
+        assert_eq!(outcome(&reader, 0, "10.2.0.255"), "Local");
+        assert_eq!(outcome(&reader, 0, "127.1.2.3"), "Local");
+        assert_eq!(outcome(&reader, 0, "224.0.0.5"), "Local");
+        assert_eq!(outcome(&reader, 0, "2001:db8:2::1"), "Local");
+        assert_eq!(outcome(&reader, 0, "2001:db8:2::2"), "1");
+        assert_eq!(outcome(&reader, 0, "8.8.8.8"), "none");
+        assert_eq!(reader.address(0, false), Some([10, 1, 0, 1].into()));
+        assert_eq!(reader.address(1, true), Some("2001:db8:2::1".parse().unwrap()));
+        assert_eq!(reader.mtu(0), Some(1500));
+        ip("route add blackhole 30.0.0.0/8
+            route add unreachable 31.0.0.0/8
+            route add prohibit 32.0.0.0/8
+            route add throw 33.0.0.0/8
+            route add 20.5.0.0/16 via 10.2.0.9 metric 50
+            route add 20.6.0.0/16 dev b0
+            route add 21.0.0.0/8 via 10.1.0.9 metric 100
+            route add 21.0.0.0/8 via 10.2.0.9 metric 50
+            route add 2001:db8:9::/48 via 2001:db8:1::9
+            route add blackhole 2001:db8:a::/48
+            route add 22.0.0.0/8 via inet6 2001:db8:2::9 dev b0
+            nexthop add id 7 via 10.1.0.17 dev a0
+            route add 23.0.0.0/8 nhid 7
+            route add default via 10.2.0.254\n");
+        expect(&reader, 0, "8.8.8.8", "1 10.2.0.254");
+        expect(&reader, 0, "30.1.1.1", "Blackhole");
+        expect(&reader, 0, "31.1.1.1", "Unreachable");
+        expect(&reader, 0, "32.1.1.1", "Prohibit");
+        expect(&reader, 0, "33.1.1.1", "Throw");
+        expect(&reader, 0, "20.5.1.1", "1 10.2.0.9");
+        expect(&reader, 0, "20.6.1.1", "1");
+        expect(&reader, 0, "21.1.1.1", "1 10.2.0.9");
+        expect(&reader, 0, "2001:db8:9::1", "0 2001:db8:1::9");
+        expect(&reader, 0, "2001:db8:a::1", "Blackhole");
+        expect(&reader, 0, "22.1.1.1", "1 2001:db8:2::9");
+        expect(&reader, 0, "23.1.1.1", "0 10.1.0.17");
+        // The better route is removed and the other route is used. A route changes. All routes of a prefix are removed.
+        ip("route del 21.0.0.0/8 via 10.2.0.9 metric 50
+            route replace 20.5.0.0/16 via 10.1.0.77 metric 50
+            route del blackhole 30.0.0.0/8
+            nexthop replace id 7 via 10.1.0.18 dev a0
+            addr add 10.9.0.1/24 dev b0\n");
+        expect(&reader, 0, "21.1.1.1", "0 10.1.0.9");
+        expect(&reader, 0, "20.5.1.1", "0 10.1.0.77");
+        expect(&reader, 0, "30.1.1.1", "1 10.2.0.254");
+        expect(&reader, 0, "23.1.1.1", "0 10.1.0.18");
+        expect(&reader, 0, "10.9.0.1", "Local");
+        ip("addr del 10.9.0.1/24 dev b0\n");
+        expect(&reader, 0, "10.9.0.1", "1 10.2.0.254");
+        // Multipath routes of both families use both paths. When one path is removed, the other path stays.
+        ip("route add 40.0.0.0/8 nexthop via 10.1.0.9 weight 1 nexthop via 10.2.0.9 weight 3
+            route add 2001:db8:40::/48 nexthop via 2001:db8:1::9 nexthop via 2001:db8:2::9\n");
+        let shares = |destination: &str| {
+            let (v4, v6) = reader.routes(0).unwrap();
+            let group = match destination.parse().unwrap() {
+                IpAddr::V4(address) => v4.lookup(address.into()),
+                IpAddr::V6(address) => v6.lookup(address.into()),
+            };
+            let mut shares: BTreeMap<u8, usize> = BTreeMap::new();
+            for flow in 0..1024u32 {
+                let path = group.and_then(|group| reader.path(group, flow.wrapping_mul(0x9e37_79b9)));
+                if let Some(path) = path {
+                    *shares.entry(path.egress).or_default() += 1;
+                }
+            }
+            shares
+        };
+        until("two paths of IPv4", || (shares("40.1.1.1").len() == 2, || format!("{:?}", shares("40.1.1.1"))));
+        let of = shares("40.1.1.1");
+        assert!(of[&1] > 2 * of[&0], "{of:?}");
+        until("two paths of IPv6", || {
+            (shares("2001:db8:40::1").len() == 2, || format!("{:?}", shares("2001:db8:40::1")))
+        });
+        ip("route del 2001:db8:40::/48 via 2001:db8:1::9\n");
+        expect(&reader, 0, "2001:db8:40::1", "1 2001:db8:2::9");
+        // An interface that goes down loses its routes. The kernel does not report the loss of these routes.
+        ip("link set b0 down\n");
+        expect(&reader, 0, "8.8.8.8", "none");
+        expect(&reader, 0, "40.1.1.1", "0 10.1.0.9");
+        expect(&reader, 0, "20.5.1.1", "0 10.1.0.77");
+        ip("link set b0 up
+            route add default via 10.2.0.253
+            link set a0 mtu 1400
+            link set a0 address 02:00:00:00:0a:0a\n");
+        expect(&reader, 0, "8.8.8.8", "1 10.2.0.253");
+        until("the MTU", || (reader.mtu(0) == Some(1400), || format!("{:?}", reader.mtu(0))));
+        let mac = MacAddr([2, 0, 0, 0, 10, 10]);
+        until("the link address", || (reader.mac(0) == Some(mac), || format!("{:?}", reader.mac(0))));
+        // The interface is deleted, and another interface with the same name is created.
+        ip("link del a0\n");
+        expect(&reader, 0, "20.1.1.1", "1 10.2.0.253");
+        ip("link add a0 type veth peer name a1
+            link set a0 up
+            addr add 10.1.0.1/24 dev a0
+            route add 20.0.0.0/8 via 10.1.0.8\n");
+        expect(&reader, 0, "20.1.1.1", "0 10.1.0.8");
+    });
+}
+
+#[test]
+fn neighbours_are_mirrored_and_resolved() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        set("ipv4/neigh/a0/retrans_time_ms", "50");
+        let reader = tables.join();
+        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        let hop = |address: &str, port| NextHop { address: address.parse().unwrap(), port };
+        let known = |address: &str, port| reader.neighbor(hop(address, port));
+        let becomes = |address: &str, port, expected: Option<Resolved>| {
+            until(address, || (known(address, port) == expected, || format!("{:?}", known(address, port))));
+        };
+        let at = |last| Some(Resolved::At(MacAddr([2, 0, 0, 0, 1, last])));
+        ip("neigh add 10.1.0.9 lladdr 02:00:00:00:01:01 nud permanent dev a0
+            neigh add 10.1.0.10 lladdr 02:00:00:00:01:02 nud permanent dev a0
+            neigh add 2001:db8:2::9 lladdr 02:00:00:00:01:03 nud reachable dev b0\n");
+        becomes("10.1.0.9", 0, at(1));
+        becomes("10.1.0.10", 0, at(2));
+        becomes("2001:db8:2::9", 1, at(3));
+        assert_eq!(known("10.1.0.9", 1), None);
+        ip("neigh replace 10.1.0.9 lladdr 02:00:00:00:01:04 nud permanent dev a0
+            neigh del 10.1.0.10 lladdr 02:00:00:00:01:02 dev a0\n");
+        becomes("10.1.0.9", 0, at(4));
+        becomes("10.1.0.10", 0, None);
+        // No host has this address. The kernel tries to resolve it, and reports the failure.
+        reader.ask(hop("10.1.0.66", 0));
+        becomes("10.1.0.66", 0, Some(Resolved::Failed));
+        assert!(tables.count(Count::Asked) >= 1);
+    });
+}
+
+#[test]
+fn a_vrf_has_its_own_table() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        if !try_ip("link add red type vrf table 10\n") {
+            return report_skip("no VRF devices");
+        }
+        let reader = tables.join();
+        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        ip("link set red up
+            link set b0 master red
+            route add 20.0.0.0/8 via 10.1.0.9
+            route add table 10 20.0.0.0/8 via 10.2.0.9\n");
+        expect(&reader, 0, "20.1.1.1", "0 10.1.0.9");
+        expect(&reader, 1, "20.1.1.1", "1 10.2.0.9");
+        expect(&reader, 1, "10.1.0.9", "none");
+        ip("link set b0 nomaster\n");
+        expect(&reader, 1, "20.1.1.1", "0 10.1.0.9");
+    });
+}
+
+/// 100,000 routes are added and removed, with more messages than the socket buffer can hold. A route that does not
+/// change is present all the time.
+#[test]
+fn a_hundred_thousand_routes_come_and_go() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        ip("route add 20.0.0.0/8 via 10.1.0.9\n");
+        let reader = tables.join();
+        // The loss must be detected at once, because the periodic resync is an hour away.
+        let hour = Duration::from_secs(3600);
+        let mirror = Mirror::new(tables.clone(), writer, &ports);
+        let _mirror = start(Mirror { backlog: 1 << 14, resync_interval: hour, ..mirror }).unwrap();
+        const MANY: u32 = 100_000;
+        let lines = |verb: &str| -> String {
+            let one = |at: u32| {
+                let [_, a, b, c] = (at << 3).to_be_bytes();
+                format!("route {verb} 40.{a}.{b}.{c}/29 via 10.2.0.9\n")
+            };
+            (0..MANY).map(one).collect()
+        };
+        let before = tables.count(Count::Routes);
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let ended = StopOnDrop(&done);
+            let watch = scope.spawn(|| {
+                let watcher = tables.join();
+                let mut lookups = 0u64;
+                while !done.load(Ordering::Relaxed) {
+                    assert_eq!(find(&watcher, 0, "20.1.1.1").map(|path| path.egress), Some(0));
+                    watcher.pass();
+                    reader.pass();
+                    lookups += 1;
+                    thread::yield_now();
+                }
+                lookups
+            });
+            for (verb, expected) in [("add", u64::from(MANY)), ("del", 0)] {
+                ip(&lines(verb));
+                let count = || tables.count(Count::Routes).saturating_sub(before);
+                until(verb, || (count() == expected, || format!("{} routes", count())));
+            }
+            drop(ended);
+            assert!(watch.join().unwrap() > 0);
+        });
+        println!("{} resyncs, {} changes", tables.count(Count::Resyncs), tables.count(Count::Changes));
+        assert_eq!(tables.count(Count::Refused), 0);
+    });
+}
+
+/// After a loss the kernel reports no further loss until its whole queue was read. The queue may hold more messages
+/// than one call reads, so changes during a resync could go unnoticed.
+#[test]
+fn changes_after_a_loss_are_reported() {
+    in_namespace(|| {
+        two_ports();
+        let events = Events::open(1 << 18).unwrap();
+        ip(&(0..5000)
+            .map(|at| format!("route add 40.0.{}.{}/32 via 10.2.0.9\n", at >> 8, at & 255))
+            .collect::<String>());
+        assert!(!events.wait(PATIENCE, |_| {}).unwrap(), "5000 routes overflow the socket buffer");
+        ip("route add 20.0.0.0/8 via 10.1.0.9\n");
+        let prefix: ipnet::IpNet = "20.0.0.0/8".parse().unwrap();
+        let mut reported = false;
+        let look = |message: socket::Message| {
+            reported |=
+                matches!(messages::read(message.inner), Some(messages::Update::Route(route)) if route.prefix == prefix);
+        };
+        assert!(events.wait(PATIENCE, look).unwrap());
+        assert!(reported);
+    });
+}
+
+/// Creates a port `a` whose interface has the index 7, without a kernel.
+fn port_without_kernel() -> (Arc<Forwarding>, State) {
+    let port =
+        PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 1500, interface: Some("a0".to_owned()), addresses: vec![] };
+    let (tables, writer) = Writer::with_tables(vec!["a".to_owned()]);
+    let mut state = State::new(tables.clone(), writer, &[port]);
+    let mut link = LinkMessage::default();
+    link.header.index = 7;
+    link.header.flags = LinkFlags::Up | LinkFlags::LowerUp;
+    link.attributes = vec![LinkAttribute::IfName("a0".to_owned()), LinkAttribute::Address(vec![2; 6])];
+    apply(&mut state, RouteNetlinkMessage::NewLink(link));
+    (tables, state)
+}
+
+fn apply(state: &mut State, inner: RouteNetlinkMessage) {
+    state.apply(socket::Message { flags: 0, inner });
+}
+
+/// The host forwards packets of routes with an encapsulation. If the mirror ignored the encapsulation, such packets
+/// would leave the router without their encapsulation.
+#[test]
+fn encapsulating_routes_are_left_to_the_host() {
+    let (tables, mut state) = port_without_kernel();
+    let reader = tables.join();
+    let gateway = || RouteAttribute::Gateway(RouteAddress::Inet([10, 1, 0, 9].into()));
+    let label = || {
+        RouteAttribute::NewDestination(vec![MplsLabel { label: 100, traffic_class: 0, bottom_of_stack: true, ttl: 0 }])
+    };
+    let encap = || vec![RouteAttribute::EncapType(RouteLwEnCapType::Mpls), RouteAttribute::Encap(Vec::new())];
+    let mut route = |net: u8, attributes: Vec<RouteAttribute>| {
+        let mut message = RouteMessage::default();
+        message.header.address_family = AddressFamily::Inet;
+        message.header.destination_prefix_length = 8;
+        message.header.table = 254;
+        message.header.kind = RouteType::Unicast;
+        message.attributes = vec![RouteAttribute::Destination(RouteAddress::Inet([net, 0, 0, 0].into()))];
+        message.attributes.extend(attributes);
+        apply(&mut state, RouteNetlinkMessage::NewRoute(message));
+        outcome(&reader, 0, &format!("{net}.1.1.1"))
+    };
+    let single = |more: Vec<RouteAttribute>| [vec![RouteAttribute::Oif(7), gateway()], more].concat();
+    assert_eq!(route(20, single(Vec::new())), "0 10.1.0.9");
+    assert_eq!(route(21, single(encap())), "Local");
+    assert_eq!(route(22, single(vec![label()])), "Local");
+    let many = |more: Vec<RouteAttribute>| {
+        let hop = |attributes: Vec<RouteAttribute>| {
+            let mut hop = RouteNextHop::default();
+            hop.interface_index = 7;
+            hop.attributes = [vec![gateway()], attributes].concat();
+            hop
+        };
+        vec![RouteAttribute::MultiPath(vec![hop(Vec::new()), hop(more)])]
+    };
+    assert_eq!(route(23, many(Vec::new())), "0 10.1.0.9");
+    assert_eq!(route(24, many(encap())), "Local");
+    assert_eq!(route(25, many(vec![label()])), "Local");
+    // The encapsulation is removed from the route.
+    assert_eq!(route(21, single(Vec::new())), "0 10.1.0.9");
+}
+
+/// The kernel reports a refused neighbour only once. The mirror reads all neighbours again, but only when the tables
+/// have room.
+#[test]
+fn refused_neighbours_are_read_again_when_there_is_room() {
+    let (tables, mut state) = port_without_kernel();
+    let reader = tables.join();
+    let address = |number: u32| std::net::Ipv4Addr::from(0x0a01_0000 + number);
+    let message = |number: u32| {
+        let mut message = NeighbourMessage::default();
+        message.header.ifindex = 7;
+        message.header.state = NeighbourState::Reachable;
+        message.attributes = vec![
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(address(number))),
+            NeighbourAttribute::LinkLayerAddress(vec![2, 0, 0, 0, 1, 1]),
+        ];
+        message
+    };
+    let known = |number: u32| reader.neighbor(NextHop { address: address(number).into(), port: 0 }).is_some();
+    let mut number = 0;
+    while tables.count(Count::Refused) == 0 {
+        assert!(!state.take_neighbors_to_retry());
+        number += 1;
+        apply(&mut state, RouteNetlinkMessage::NewNeighbour(message(number)));
+    }
+    assert!(known(1) && !known(number) && !state.take_neighbors_to_retry());
+    apply(&mut state, RouteNetlinkMessage::DelNeighbour(message(1)));
+    assert!(state.take_neighbors_to_retry() && !state.take_neighbors_to_retry());
+}

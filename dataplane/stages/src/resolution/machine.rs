@@ -1,0 +1,326 @@
+//! The state machine of neighbours: the states of RFC 4861, section 7.3, used for IPv6 and for ARP.
+//!
+//! The state machine has no clock and no ports. Its inputs are received messages and the current time. Its outputs are
+//! actions.
+
+use std::collections::HashMap;
+
+use crate::forwarding::{Mark, Resolved};
+use dataplane_core::header::MacAddr;
+use dataplane_core::pipeline::NextHop;
+use dataplane_tables::bucket::TokenBucket;
+
+/// Milliseconds since the start.
+type Millis = u64;
+
+/// How long an answer is awaited (RFC 4861, section 10: RETRANS_TIMER).
+pub(super) const RETRANS_TIMER: Millis = 1000;
+/// Number of requests sent by multicast or broadcast, and by unicast (MAX_MULTICAST_SOLICIT, MAX_UNICAST_SOLICIT).
+pub(super) const MAX_SOLICITS: u8 = 3;
+/// The time from the first use of a stale neighbour to the first unicast request (DELAY_FIRST_PROBE_TIME).
+pub(super) const FIRST_PROBE_DELAY: Millis = 5000;
+/// The time for which a neighbour that did not answer is not requested again.
+pub(super) const FAILED_TIME: Millis = 3000;
+/// Limit of requests for unknown neighbours: per second, and burst. Requests to known neighbours have a separate limit
+/// of the same size.
+const REQUEST_LIMIT: (u64, u64) = (500, 64);
+/// If the table is full, the maximum number of entries divided by this number limits how many entries are evicted at
+/// once.
+const EVICTION_DIVISOR: usize = 16;
+
+/// The parameters of the config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Settings {
+    /// Largest number of neighbours.
+    pub(super) most: usize,
+    /// About how long an answer is valid, in milliseconds.
+    pub(super) reachable: Millis,
+    /// How long an unused neighbour is kept, in milliseconds.
+    pub(super) ageing: Millis,
+}
+
+/// The kind of a message from a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// An answer to a request of this host.
+    Answer,
+    /// An announcement, or a message that was overheard.
+    Announces,
+    /// A request for an address of this host. Packets for the neighbour will follow.
+    Asks,
+}
+
+/// A received message about a neighbour.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    pub(super) hop: NextHop,
+    /// MAC address in the message. `None` means the known MAC address.
+    pub(super) mac: Option<MacAddr>,
+    pub(super) claim: Claim,
+    /// Whether the message overrides the known MAC address.
+    pub(super) overrides: bool,
+}
+
+/// An output of the state machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Write this state of a neighbour to the table.
+    Set(NextHop, Resolved, Mark),
+    /// Remove a neighbour from the table.
+    Forget(NextHop),
+    /// Send a request, by multicast or broadcast, or by unicast to this MAC address.
+    Ask(NextHop, Option<MacAddr>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Asked by multicast or broadcast this many times.
+    Incomplete(u8),
+    /// The neighbour did not answer.
+    Failed,
+    Reachable(MacAddr),
+    Stale(MacAddr),
+    /// Used since it became stale.
+    Delay(MacAddr),
+    /// Asked by unicast this many times.
+    Probe(MacAddr, u8),
+    /// Reachable, but another host claims the address. Asked by unicast once.
+    Doubted(MacAddr),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct NeighborEntry {
+    state: State,
+    /// When the state ends by timeout.
+    until: Millis,
+    /// When the neighbour was last confirmed, or else first heard of.
+    since: Millis,
+    /// Whether the neighbour ever answered.
+    confirmed: bool,
+}
+
+/// The state machine of all neighbours.
+#[derive(Debug)]
+pub(super) struct StateMachine {
+    settings: Settings,
+    entries: HashMap<NextHop, NeighborEntry>,
+    /// Rate limits of requests by multicast or broadcast, and by unicast.
+    multicast_limit: TokenBucket,
+    unicast_limit: TokenBucket,
+    random: u64,
+    /// Whether no entry can be evicted until the next timeout check: index 0 for neighbours that workers request, index
+    /// 1 for neighbours that send requests to this host.
+    full: [bool; 2],
+    pub(super) asked: u64,
+    pub(super) refused: u64,
+    pub(super) evicted: u64,
+}
+
+impl StateMachine {
+    pub(super) fn new(settings: Settings, seed: u64) -> Self {
+        let bucket = || TokenBucket::new(REQUEST_LIMIT.0, REQUEST_LIMIT.1, 0);
+        let (entries, random) = (HashMap::new(), seed | 1);
+        Self {
+            settings,
+            entries,
+            multicast_limit: bucket(),
+            unicast_limit: bucket(),
+            random,
+            full: [false; 2],
+            asked: 0,
+            refused: 0,
+            evicted: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Handles a packet of a worker for a neighbour that is unknown or stale. `askable` is `false` if the
+    /// address cannot belong to a neighbour on the port, such as a broadcast address.
+    pub(super) fn request(&mut self, hop: NextHop, askable: bool, now: Millis, actions: &mut Vec<Action>) {
+        let known = self.entries.get(&hop).map(|entry| entry.state);
+        match known {
+            None if !self.make_room(false, actions) => self.refused += 1,
+            None if askable => self.ask_by_multicast(hop, 0, now, actions),
+            None => self.fail(hop, now, actions),
+            Some(State::Stale(mac)) => self.set_state(hop, State::Delay(mac), now + FIRST_PROBE_DELAY, now, actions),
+            Some(_) => {}
+        }
+    }
+
+    /// Handles a message of a neighbour. A message that contradicts the known state is not believed at once.
+    pub(super) fn receive(&mut self, heard: &Received, now: Millis, actions: &mut Vec<Action>) {
+        let Received { hop, claim, overrides, .. } = *heard;
+        let known = self.entries.get(&hop).map(|entry| entry.state);
+        let known_mac = match known {
+            Some(State::Reachable(mac) | State::Stale(mac) | State::Delay(mac)) => Some(mac),
+            Some(State::Probe(mac, _) | State::Doubted(mac)) => Some(mac),
+            Some(State::Incomplete(_) | State::Failed) | None => None,
+        };
+        let Some(mac) = heard.mac.or(known_mac) else { return };
+        let asks = claim == Claim::Asks;
+        match (known, known_mac == Some(mac)) {
+            // An answer that was not requested creates no entry. A request for this host does, because packets for its
+            // sender will follow.
+            (None, _) if asks && self.make_room(true, actions) => self.stale(hop, mac, now, actions),
+            (None, _) => self.refused += u64::from(asks),
+            (Some(State::Incomplete(_) | State::Failed), _) if claim == Claim::Answer => {
+                self.confirm(hop, mac, now, actions);
+            }
+            (Some(State::Incomplete(_) | State::Failed), _) => self.stale(hop, mac, now, actions),
+            (Some(State::Probe(..) | State::Doubted(_)), true) if claim == Claim::Answer => {
+                self.confirm(hop, mac, now, actions);
+            }
+            (Some(_), true) => {}
+            // Wait for an answer from the old MAC address. If no answer arrives, ask by multicast or broadcast.
+            (Some(State::Doubted(_)), false) => {}
+            (Some(State::Reachable(old)), false) if overrides => {
+                if self.unicast_limit.take(now * 1_000_000, 1) {
+                    self.ask_by_unicast(hop, State::Doubted(old), old, now, actions);
+                }
+            }
+            (Some(State::Reachable(old)), false) => self.stale(hop, old, now, actions),
+            (Some(State::Probe(..)), false) if overrides && claim == Claim::Answer => {
+                self.confirm(hop, mac, now, actions)
+            }
+            (Some(State::Stale(_) | State::Delay(_) | State::Probe(..)), false) if overrides => {
+                self.stale(hop, mac, now, actions);
+            }
+            (Some(State::Stale(_) | State::Delay(_) | State::Probe(..)), false) => {}
+        }
+    }
+
+    /// Handles timeouts. To be called several times a second.
+    pub(super) fn check_timeouts(&mut self, now: Millis, actions: &mut Vec<Action>) {
+        self.full = [false; 2];
+        let due = |(hop, entry): (&NextHop, &NeighborEntry)| (entry.until <= now).then_some((*hop, *entry));
+        let mut due: Vec<(NextHop, NeighborEntry)> = self.entries.iter().filter_map(due).collect();
+        // Neighbours that have waited longest are asked first.
+        due.sort_unstable_by_key(|(hop, entry)| (entry.until, *hop));
+        for (hop, entry) in due {
+            match entry.state {
+                State::Incomplete(MAX_SOLICITS..) => self.fail(hop, now, actions),
+                State::Incomplete(tries) => self.ask_by_multicast(hop, tries, now, actions),
+                State::Failed | State::Stale(_) => {
+                    self.entries.remove(&hop);
+                    actions.push(Action::Forget(hop));
+                }
+                State::Reachable(mac) => self.stale(hop, mac, now, actions),
+                State::Delay(mac) => self.probe(hop, mac, 0, now, actions),
+                State::Probe(mac, tries @ ..MAX_SOLICITS) => self.probe(hop, mac, tries, now, actions),
+                State::Probe(..) | State::Doubted(_) => self.ask_by_multicast(hop, 0, now, actions),
+            }
+        }
+    }
+
+    /// Forgets all neighbours of a port, because its link has changed.
+    pub(super) fn forget_port(&mut self, port: u8, actions: &mut Vec<Action>) {
+        self.entries.retain(|hop, _| {
+            let stays = hop.port != port;
+            if !stays {
+                actions.push(Action::Forget(*hop));
+            }
+            stays
+        });
+    }
+
+    /// Removes a neighbour that the table refused.
+    pub(super) fn refuse(&mut self, hop: NextHop) {
+        self.refused += 1;
+        self.entries.remove(&hop);
+    }
+
+    /// Asks by multicast or broadcast, if the rate limit allows.
+    fn ask_by_multicast(&mut self, hop: NextHop, tries: u8, now: Millis, actions: &mut Vec<Action>) {
+        if self.multicast_limit.take(now * 1_000_000, 1) {
+            self.asked += 1;
+            self.set_state(hop, State::Incomplete(tries + 1), now + RETRANS_TIMER, now, actions);
+            actions.push(Action::Ask(hop, None));
+        } else {
+            self.set_state(hop, State::Incomplete(tries), now, now, actions);
+        }
+    }
+
+    /// Asks a neighbour by unicast whether it still exists, if the rate limit allows.
+    fn probe(&mut self, hop: NextHop, mac: MacAddr, tries: u8, now: Millis, actions: &mut Vec<Action>) {
+        if self.unicast_limit.take(now * 1_000_000, 1) {
+            self.ask_by_unicast(hop, State::Probe(mac, tries + 1), mac, now, actions);
+        }
+    }
+
+    fn ask_by_unicast(&mut self, hop: NextHop, state: State, mac: MacAddr, now: Millis, actions: &mut Vec<Action>) {
+        self.asked += 1;
+        self.set_state(hop, state, now + RETRANS_TIMER, now, actions);
+        actions.push(Action::Ask(hop, Some(mac)));
+    }
+
+    fn fail(&mut self, hop: NextHop, now: Millis, actions: &mut Vec<Action>) {
+        self.set_state(hop, State::Failed, now + FAILED_TIME, now, actions);
+    }
+
+    fn stale(&mut self, hop: NextHop, mac: MacAddr, now: Millis, actions: &mut Vec<Action>) {
+        self.set_state(hop, State::Stale(mac), now + self.settings.ageing, now, actions);
+    }
+
+    /// Handles an answer. The answer is valid for a random time between half and three halves of `reachable`, so that
+    /// not all neighbours are asked at the same time.
+    fn confirm(&mut self, hop: NextHop, mac: MacAddr, now: Millis, actions: &mut Vec<Action>) {
+        // Marsaglia's xorshift.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let time = self.settings.reachable / 2 + self.random % self.settings.reachable.max(1);
+        self.set_state(hop, State::Reachable(mac), now + time, now, actions);
+        if let Some(entry) = self.entries.get_mut(&hop) {
+            (entry.confirmed, entry.since) = (true, now);
+        }
+    }
+
+    fn set_state(&mut self, hop: NextHop, state: State, until: Millis, now: Millis, actions: &mut Vec<Action>) {
+        let new = NeighborEntry { state, until, since: now, confirmed: false };
+        let entry = self.entries.entry(hop).or_insert(new);
+        (entry.state, entry.until) = (state, until);
+        let (resolved, mark) = match state {
+            State::Incomplete(_) => (Resolved::Unknown, Mark::Asked),
+            State::Failed => (Resolved::Failed, Mark::Asked),
+            State::Reachable(mac) | State::Delay(mac) => (Resolved::At(mac), Mark::Quiet),
+            State::Stale(mac) => (Resolved::At(mac), Mark::Watched),
+            State::Probe(mac, _) | State::Doubted(mac) => (Resolved::At(mac), Mark::Asked),
+        };
+        actions.push(Action::Set(hop, resolved, mark));
+    }
+
+    /// Makes room for one more neighbour. Evicts the oldest neighbours that never answered first, and then the oldest
+    /// neighbours that are stale or do not answer any more. An unsolicited message evicts no stale neighbour that has
+    /// answered. Neighbours in use stay. Returns `false` if there is no room.
+    fn make_room(&mut self, unsolicited: bool, actions: &mut Vec<Action>) -> bool {
+        if self.entries.len() < self.settings.most {
+            return true;
+        }
+        if self.full[usize::from(unsolicited)] {
+            return false;
+        }
+        let rank = |(hop, entry): (&NextHop, &NeighborEntry)| match entry.state {
+            State::Stale(_) if entry.confirmed && unsolicited => None,
+            State::Stale(_) | State::Incomplete(_) | State::Failed => Some((entry.confirmed, entry.since, *hop)),
+            _ => None,
+        };
+        // Evict several unconfirmed neighbours at once. Otherwise a flood of them would cause a scan for each one.
+        let mut gone: Vec<_> = self.entries.iter().filter_map(rank).collect();
+        let unconfirmed = gone.iter().filter(|(confirmed, ..)| !confirmed).count();
+        if let Some(last) = gone.len().min(unconfirmed.min(self.settings.most / EVICTION_DIVISOR).max(1)).checked_sub(1)
+        {
+            gone.select_nth_unstable(last);
+            gone.truncate(last + 1);
+        }
+        for (.., hop) in &gone {
+            self.entries.remove(hop);
+            self.evicted += 1;
+            actions.push(Action::Forget(*hop));
+        }
+        self.full[usize::from(unsolicited)] = gone.is_empty();
+        !gone.is_empty()
+    }
+}

@@ -1,0 +1,441 @@
+//! Resolves neighbours without the kernel: sends requests, receives answers, and ages entries (RFC 826, RFC 4861).
+//!
+//! The neighbour entries are in tables ([`Forwarding`]). One background thread writes the tables, and the workers read
+//! them. Workers put received messages and neighbour requests into queues. The background thread runs the state machine
+//! (`machine`) and puts request frames into another queue. A worker sends these frames between two batches. No worker
+//! ever waits here. The queues and token buckets limit the cost of a flood.
+
+mod frames;
+mod machine;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_queue::ArrayQueue;
+
+use crate::forwarding::{Forwarding, Reader, Resolved, Writer};
+use crate::responder::is_host;
+use dataplane_core::error::Result;
+use dataplane_core::header::MacAddr;
+use dataplane_core::header::ndp::is_link_local;
+use dataplane_core::mem::{Batch, MetaFlags};
+use dataplane_core::pipeline::{Ctx, NextHop, PortInfo, Problem, Setup, StopSignal, Task};
+use dataplane_core::units::Period;
+use dataplane_tables::bucket::TokenBucket;
+use frames::Frame;
+use machine::{Action, Received, Settings, StateMachine};
+
+pub use machine::Claim;
+
+/// Longest time that a request of a worker waits for the background thread.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Interval at which timeouts are checked, in milliseconds.
+const TIMEOUT_INTERVAL: u64 = 50;
+/// When the addresses of this host are announced, in milliseconds from the start or from a change of the link. RFC
+/// 5227, section 1.1, requires two announcements two seconds apart.
+const ANNOUNCEMENTS: [u64; 2] = [0, 2000];
+/// Size of each queue: the queues of received messages, and the queue of frames to send.
+const QUEUE: usize = 1024;
+/// Largest number of neighbour requests that the background thread handles at a time.
+const MAX_REQUESTS_PER_STEP: usize = 64;
+/// Limit of unsolicited messages that a stage of a worker passes on: messages per second, and burst size.
+const HINT_LIMIT: (u64, u64) = (100, 64);
+/// Largest number of frames that a stage sends between two batches.
+const FRAMES: usize = 32;
+
+/// The parameters that a config can set.
+#[derive(Clone, Copy, Debug)]
+pub struct ResolveParameters {
+    /// Largest number of neighbours.
+    pub most: u16,
+    /// The time for which an answer is valid.
+    pub reachable: Period,
+    /// The time after which an unused neighbour is removed.
+    pub ageing: Period,
+}
+
+/// The information about a neighbour in a received message.
+#[derive(Clone, Copy, Debug)]
+pub struct NeighborInfo {
+    /// IP address of the neighbour.
+    pub address: IpAddr,
+    /// MAC address of the neighbour, if the message has one. A message without a MAC address refers to the known MAC
+    /// address.
+    pub mac: Option<MacAddr>,
+    /// The kind of the message.
+    pub claim: Claim,
+    /// Whether the message overrides the known MAC address.
+    pub overrides: bool,
+}
+
+/// State that the stages and the resolver share. Resolution is off until a stage enables it.
+#[derive(Debug)]
+pub struct Resolution {
+    ports: Vec<PortInfo>,
+    /// Whether a stage receives the messages about IPv4 neighbours, and about IPv6 neighbours.
+    listens: [AtomicBool; 2],
+    /// Whether this host announces itself as a host, not as a router.
+    host: AtomicBool,
+    open: OnceLock<OpenResolution>,
+}
+
+#[derive(Debug)]
+struct OpenResolution {
+    settings: Settings,
+    /// Name of the stage that enabled resolution.
+    stage: String,
+    tables: Arc<Forwarding>,
+    writer: Mutex<Option<Box<Writer>>>,
+    numbers: Mutex<HashMap<NextHop, u32>>,
+    answers: ArrayQueue<Received>,
+    hints: ArrayQueue<Received>,
+    frames: ArrayQueue<Frame>,
+    /// For each port, whether its link has changed.
+    changed: Vec<AtomicBool>,
+    counts: [AtomicU64; Count::ALL.len()],
+}
+
+/// The counters.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+enum Count {
+    Known,
+    Asked,
+    Refused,
+    Evicted,
+    Ignored,
+}
+
+impl Count {
+    /// All counters, with their names: known neighbours, requests sent, neighbours refused, neighbours evicted, and
+    /// messages ignored.
+    const ALL: [(Self, &'static str); 5] = [
+        (Self::Known, "neighbors"),
+        (Self::Asked, "asked"),
+        (Self::Refused, "refused"),
+        (Self::Evicted, "evicted"),
+        (Self::Ignored, "ignored"),
+    ];
+}
+
+impl OpenResolution {
+    fn set(&self, count: Count, to: u64) {
+        self.counts[count as usize].store(to, Ordering::Relaxed);
+    }
+}
+
+impl Resolution {
+    /// Returns the shared state of the run.
+    fn of(setup: &mut Setup<'_>) -> Arc<Self> {
+        let ports = setup.ports().to_vec();
+        setup.common(|_| {
+            Arc::new(Self { ports, listens: Default::default(), host: AtomicBool::default(), open: OnceLock::new() })
+        })
+    }
+
+    /// Enables resolution for a stage. The first call registers the background task that resolves neighbours.
+    ///
+    /// # Errors
+    /// No port has an address to send requests from, or another stage uses other parameters.
+    pub fn enable(
+        setup: &mut Setup<'_>,
+        parameters: ResolveParameters,
+    ) -> std::result::Result<ResolutionClient, Problem> {
+        let resolution = Self::of(setup);
+        if resolution.ports.iter().all(|port| port.addresses.is_empty()) {
+            let problem = Problem::at("source", "no port has an address to send requests from");
+            return Err(problem.help("add addresses = [\"192.0.2.1/24\"] to a [[port]]"));
+        }
+        let millis = |period: Period| period.as_nanos() / 1_000_000;
+        let settings = Settings {
+            most: usize::from(parameters.most),
+            reachable: millis(parameters.reachable),
+            ageing: millis(parameters.ageing),
+        };
+        let open = resolution.open.get_or_init(|| {
+            let (tables, writer) = Writer::for_ports(&resolution.ports);
+            setup.task("resolver", Resolver { resolution: resolution.clone(), state: None });
+            let (changed, checked) = (resolution.clone(), resolution.clone());
+            setup.on_port_change(move |port, _| changed.announce(port));
+            setup.check_later(move || checked.check_listeners());
+            OpenResolution {
+                settings,
+                stage: setup.stage().to_owned(),
+                writer: Mutex::new(Some(writer)),
+                numbers: Mutex::default(),
+                tables,
+                answers: ArrayQueue::new(QUEUE),
+                hints: ArrayQueue::new(QUEUE),
+                frames: ArrayQueue::new(QUEUE),
+                changed: resolution.ports.iter().map(|_| AtomicBool::new(true)).collect(),
+                counts: Default::default(),
+            }
+        });
+        if open.settings != settings {
+            let problem =
+                Problem::at("source", format!("stage `{}` resolves neighbours with other parameters", open.stage));
+            return Err(problem.help("set the same most, reachable and ageing in both stages"));
+        }
+        let hops = setup.next_hops().all();
+        let numbers = hops.iter().map(|hop| open.number(*hop)).collect::<Option<Vec<u32>>>();
+        let numbers = numbers.ok_or_else(|| Problem::at("source", "the routes have more than 16,384 gateways"))?;
+        let reports_counters = setup.worker().0 == 0 && open.stage == setup.stage();
+        let reader = open.tables.join();
+        Ok(ResolutionClient { resolution, reader, numbers, reports_counters })
+    }
+
+    /// Requests announcements of this host's addresses, because the link of a port has changed.
+    fn announce(&self, port: u8) {
+        if let Some(changed) = self.open.get().and_then(|open| open.changed.get(usize::from(port))) {
+            changed.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Checks that a stage receives the answers.
+    fn check_listeners(&self) -> std::result::Result<(), Problem> {
+        let mut addresses = self.ports.iter().flat_map(|port| &port.addresses);
+        let [v4, v6] = self.listens.each_ref().map(|listens| listens.load(Ordering::Relaxed));
+        let Some(unheard) = addresses.find(|own| if own.addr().is_ipv4() { !v4 } else { !v6 }) else { return Ok(()) };
+        let (kind, stage) = if unheard.addr().is_ipv4() { ("ARP", "arp") } else { ("ICMPv6", "icmp") };
+        let problem = Problem::at("source", format!("no stage receives the answers of neighbours ({kind} messages)"));
+        Err(problem.help(format!("add a stage with use = \"{stage}\"")))
+    }
+}
+
+impl OpenResolution {
+    /// Returns the number of a next hop in the tables.
+    fn number(&self, hop: NextHop) -> Option<u32> {
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = numbers.get(&hop) {
+            return Some(*known);
+        }
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = writer.as_mut()?.number(hop).ok()?;
+        numbers.insert(hop, number);
+        Some(number)
+    }
+}
+
+/// The interface through which a worker's stage resolves neighbours.
+#[derive(Debug)]
+pub struct ResolutionClient {
+    resolution: Arc<Resolution>,
+    /// Reader of the neighbour table.
+    pub reader: Reader,
+    /// For each next hop of the config, its number in the tables. The index is the number of the next hop in the config
+    /// minus 1.
+    pub numbers: Vec<u32>,
+    /// Whether this client reports the counters that all workers share.
+    reports_counters: bool,
+}
+
+impl ResolutionClient {
+    /// Largest number of packets that [`ResolutionClient::generate`] generates.
+    pub const FRAMES: usize = FRAMES;
+
+    /// Generates packets from the frames that wait to be sent.
+    pub fn generate(&self, batch: &mut Batch) {
+        let Some(open) = self.resolution.open.get() else { return };
+        for _ in 0..FRAMES {
+            // If there is no free slot for a frame, the frame is lost. The state machine sends the request again.
+            if !open.frames.pop().is_some_and(|frame| frame.generate(batch)) {
+                return;
+            }
+        }
+    }
+
+    /// Reports the counters. All stages share the counters, so only one stage of one worker reports them.
+    pub fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        if let Some(open) = self.resolution.open.get().filter(|_| self.reports_counters) {
+            for (count, name) in Count::ALL {
+                report(name, open.counts[count as usize].load(Ordering::Relaxed));
+            }
+        }
+    }
+}
+
+/// Passes the content of received messages to the resolver. Each stage that receives ARP or ICMPv6 messages has a
+/// listener.
+#[derive(Clone, Debug, Default)]
+pub struct NeighborListener {
+    resolution: Option<Arc<Resolution>>,
+    hints: Option<TokenBucket>,
+}
+
+impl NeighborListener {
+    /// Creates a listener for messages about the addresses that `kind` accepts.
+    pub fn new(setup: &mut Setup<'_>, kind: impl Fn(&IpAddr) -> bool) -> Self {
+        let resolution = Resolution::of(setup);
+        let v4 = kind(&IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED));
+        resolution.listens[usize::from(!v4)].store(true, Ordering::Relaxed);
+        Self { resolution: Some(resolution), hints: Some(TokenBucket::new(HINT_LIMIT.0, HINT_LIMIT.1, 0)) }
+    }
+
+    /// Sets whether the stage advertises this host as a router.
+    pub fn of_router(self, router: bool) -> Self {
+        if let Some(resolution) = &self.resolution {
+            resolution.host.store(!router, Ordering::Relaxed);
+        }
+        self
+    }
+
+    /// Whether resolution is enabled.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.resolution.as_ref().is_some_and(|resolution| resolution.open.get().is_some())
+    }
+
+    /// Passes the content of a message received on a port to the resolver, unless it only confirms the known MAC
+    /// address. Awaited answers are always passed on. All other messages are rate-limited. Messages with a VLAN tag are
+    /// ignored, because they belong to another link.
+    #[cold]
+    pub fn hear(&mut self, port: u8, flags: MetaFlags, info: NeighborInfo, ctx: &Ctx) {
+        let Some(resolution) = &self.resolution else { return };
+        let Some(open) = resolution.open.get().filter(|_| !flags.contains(MetaFlags::VLAN)) else { return };
+        let NeighborInfo { address, mac, mut claim, overrides } = info;
+        let is_own_address = resolution.ports.iter().flat_map(|port| &port.addresses).any(|own| own.addr() == address);
+        let is_own_mac = |mac: MacAddr| resolution.ports.iter().any(|port| MacAddr(port.mac) == mac);
+        let is_unicast_of_other_host =
+            mac.is_none_or(|mac| !mac.is_multicast() && mac != MacAddr::ZERO && !is_own_mac(mac));
+        let hop = NextHop { address, port };
+        let hint = open.tables.hint(hop);
+        let passed = match hint {
+            _ if is_own_address || !is_unicast_of_other_host || !is_host(address) => false,
+            None => claim == Claim::Asks && resolution.is_on_link(hop),
+            Some((_, true)) if claim == Claim::Answer => {
+                let heard = Received { hop, mac, claim, overrides };
+                if open.answers.push(heard).is_ok() {
+                    return;
+                }
+                false
+            }
+            // The known MAC address is confirmed, so there is nothing to do.
+            Some((Resolved::At(known), _)) if mac.is_none_or(|mac| mac == known) => return,
+            Some(_) => {
+                // An answer that is not awaited counts as an announcement.
+                claim = if claim == Claim::Answer { Claim::Announces } else { claim };
+                true
+            }
+        };
+        let now = ctx.now.0.saturating_sub(ctx.start.0);
+        let passed = passed && self.hints.as_mut().is_some_and(|hints| hints.take(now, 1));
+        if !passed || open.hints.push(Received { hop, mac, claim, overrides }).is_err() {
+            open.counts[Count::Ignored as usize].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Resolution {
+    /// Whether an address is on the link of a port.
+    fn is_on_link(&self, hop: NextHop) -> bool {
+        let of_link = matches!(hop.address, IpAddr::V6(address) if is_link_local(address));
+        let port = self.ports.get(usize::from(hop.port));
+        port.is_some_and(|port| of_link || port.addresses.iter().any(|own| own.contains(&hop.address)))
+    }
+}
+
+/// The state of the running resolver.
+struct ResolverState {
+    resolution: Arc<Resolution>,
+    writer: Box<Writer>,
+    machine: StateMachine,
+    actions: Vec<Action>,
+    /// Time of the last timeout check.
+    last_timeout_check: u64,
+    /// For each port: when its link last changed, and how many announcements were sent since.
+    announced: Vec<(u64, usize)>,
+}
+
+impl ResolverState {
+    /// Returns `None` if no stage enabled resolution, or if a resolver already exists.
+    fn new(resolution: Arc<Resolution>) -> Option<Self> {
+        let open = resolution.open.get()?;
+        let writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        use std::hash::{BuildHasher, RandomState};
+        let machine = StateMachine::new(open.settings, RandomState::new().hash_one(0));
+        let announced = vec![(0, ANNOUNCEMENTS.len()); resolution.ports.len()];
+        Some(Self { resolution, writer, machine, actions: Vec::new(), last_timeout_check: 0, announced })
+    }
+
+    /// Runs one step of the resolver, `now` milliseconds after the start.
+    fn step(&mut self, now: u64) {
+        let Self { resolution, writer, machine, actions, last_timeout_check, announced } = self;
+        let Some(open) = resolution.open.get() else { return };
+        // Limit the number of messages per step, because messages may arrive faster than this loop handles them.
+        for queue in [&open.answers, &open.hints] {
+            let heard = std::iter::from_fn(|| queue.pop()).take(QUEUE);
+            heard.for_each(|heard| machine.receive(&heard, now, actions));
+        }
+        for hop in std::iter::from_fn(|| open.tables.next_request()).take(MAX_REQUESTS_PER_STEP) {
+            machine.request(hop, frames::is_askable(&resolution.ports, hop), now, actions);
+        }
+        if now >= *last_timeout_check + TIMEOUT_INTERVAL {
+            *last_timeout_check = now;
+            machine.check_timeouts(now, actions);
+        }
+        // The queue is only full if no worker empties it. Lost requests are sent again.
+        let send = |frame: Frame| _ = open.frames.push(frame);
+        for action in actions.drain(..) {
+            match action {
+                Action::Set(hop, resolved, mark) => {
+                    if writer.set_neighbor(hop, resolved, mark).is_err() {
+                        machine.refuse(hop);
+                    }
+                }
+                Action::Forget(hop) => writer.unset_neighbor(hop),
+                Action::Ask(hop, at) => {
+                    let port = resolution.ports.get(usize::from(hop.port));
+                    _ = port.and_then(|port| frames::request(port, hop, at)).map(send);
+                }
+            }
+        }
+        for (number, (since, times)) in (0..=u8::MAX).zip(announced) {
+            let (port, changed) = (&resolution.ports[usize::from(number)], &open.changed[usize::from(number)]);
+            // A new series of announcements starts only after the last series has ended, so a link that goes up and
+            // down repeatedly causes no flood of announcements.
+            if *times == ANNOUNCEMENTS.len() && changed.swap(false, Ordering::Relaxed) {
+                (*since, *times) = (now, 0);
+                machine.forget_port(number, actions);
+            }
+            if ANNOUNCEMENTS.get(*times).is_some_and(|at| *since + *at <= now) {
+                *times += 1;
+                let router = !resolution.host.load(Ordering::Relaxed);
+                port.addresses.iter().for_each(|own| send(frames::announcement(number, port, own.addr(), router)));
+            }
+        }
+        writer.publish(&open.tables);
+        open.set(Count::Known, machine.len() as u64);
+        open.set(Count::Asked, machine.asked);
+        open.set(Count::Refused, machine.refused);
+        open.set(Count::Evicted, machine.evicted);
+    }
+}
+
+/// The background task that resolves neighbours.
+struct Resolver {
+    resolution: Arc<Resolution>,
+    state: Option<ResolverState>,
+}
+
+impl Task for Resolver {
+    fn start(&mut self) -> Result<()> {
+        self.state = ResolverState::new(self.resolution.clone());
+        Ok(())
+    }
+
+    fn run(&mut self, stop: &StopSignal) -> Result<()> {
+        let Some(state) = &mut self.state else { return Ok(()) };
+        let start = Instant::now();
+        loop {
+            state.step(start.elapsed().as_millis() as u64);
+            if stop.wait(POLL_INTERVAL) {
+                return Ok(());
+            }
+        }
+    }
+}

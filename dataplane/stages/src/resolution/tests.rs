@@ -1,0 +1,615 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::machine::{FAILED_TIME, FIRST_PROBE_DELAY, MAX_SOLICITS, RETRANS_TIMER};
+use super::*;
+use crate::arp::Arp;
+use crate::forwarding::Mark;
+use crate::icmp::Icmp;
+use crate::neighbor::Neighbor;
+use crate::parse::Parse;
+use dataplane_core::harness::{Fate, Harness, frame, port};
+use dataplane_core::header::arp::{REPLY, REQUEST};
+use dataplane_core::header::ndp::{SOURCE_LINK_ADDRESS, link_address};
+use dataplane_core::header::parse::dissect;
+use dataplane_core::mem::Batch;
+use dataplane_core::pipeline::{Contract, Facts, Stage};
+use dataplane_testing::strategies;
+
+const REACHABLE: u64 = 30_000;
+const AGEING: u64 = 600_000;
+
+fn machine(most: usize) -> StateMachine {
+    StateMachine::new(Settings { most, reachable: REACHABLE, ageing: AGEING }, 7)
+}
+
+fn hop(last: u8) -> NextHop {
+    NextHop { address: IpAddr::from([10, 0, 0, last]), port: 0 }
+}
+
+fn mac(last: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 1, last])
+}
+
+fn heard(last: u8, at: Option<u8>, claim: Claim, overrides: bool) -> Received {
+    Received { hop: hop(last), mac: at.map(mac), claim, overrides }
+}
+
+/// The state that workers see after all actions so far, and the requests of the last actions.
+#[derive(Default)]
+struct View {
+    known: BTreeMap<NextHop, (Resolved, Mark)>,
+    asked: Vec<(NextHop, Option<MacAddr>)>,
+}
+
+impl View {
+    fn take(&mut self, actions: &mut Vec<Action>) {
+        self.asked.clear();
+        for action in actions.drain(..) {
+            match action {
+                Action::Set(hop, resolved, mark) => _ = self.known.insert(hop, (resolved, mark)),
+                Action::Forget(hop) => _ = self.known.remove(&hop),
+                Action::Ask(hop, at) => self.asked.push((hop, at)),
+            }
+        }
+    }
+}
+
+/// A model of one neighbour after the state machine in RFC 4861, appendix C, with the deviations of this
+/// implementation. The events are the rows of the table in that appendix.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Model {
+    None,
+    Incomplete {
+        asked: u8,
+        due: u64,
+    },
+    Failed {
+        until: u64,
+    },
+    /// The state ends at a random time between `from` and `to`.
+    Reachable {
+        mac: MacAddr,
+        from: u64,
+        to: u64,
+    },
+    Stale {
+        mac: MacAddr,
+        until: u64,
+    },
+    Delay {
+        mac: MacAddr,
+        until: u64,
+    },
+    Probe {
+        mac: MacAddr,
+        asked: u8,
+        due: u64,
+        doubted: bool,
+    },
+}
+
+impl Model {
+    fn mac(self) -> Option<MacAddr> {
+        match self {
+            Self::Reachable { mac, .. } | Self::Stale { mac, .. } => Some(mac),
+            Self::Delay { mac, .. } | Self::Probe { mac, .. } => Some(mac),
+            _ => None,
+        }
+    }
+
+    fn seen(self) -> Option<(Resolved, Mark)> {
+        Some(match self {
+            Self::None => return None,
+            Self::Incomplete { .. } => (Resolved::Unknown, Mark::Asked),
+            Self::Failed { .. } => (Resolved::Failed, Mark::Asked),
+            Self::Reachable { mac, .. } | Self::Delay { mac, .. } => (Resolved::At(mac), Mark::Quiet),
+            Self::Stale { mac, .. } => (Resolved::At(mac), Mark::Watched),
+            Self::Probe { mac, .. } => (Resolved::At(mac), Mark::Asked),
+        })
+    }
+
+    fn reachable(mac: MacAddr, now: u64) -> Self {
+        Self::Reachable { mac, from: now + REACHABLE / 2, to: now + REACHABLE * 3 / 2 }
+    }
+
+    fn stale(mac: MacAddr, now: u64) -> Self {
+        Self::Stale { mac, until: now + AGEING }
+    }
+
+    fn wanted(self, now: u64) -> Self {
+        match self {
+            Self::None => Self::Incomplete { asked: 1, due: now + RETRANS_TIMER },
+            Self::Stale { mac, .. } => Self::Delay { mac, until: now + FIRST_PROBE_DELAY },
+            other => other,
+        }
+    }
+
+    /// A neighbour sends an answer.
+    fn answered(self, mac: Option<MacAddr>, overrides: bool, now: u64) -> Self {
+        match (self, mac.or(self.mac())) {
+            (Self::None, _) | (_, None) => self,
+            (Self::Incomplete { .. } | Self::Failed { .. }, Some(mac)) => Self::reachable(mac, now),
+            (Self::Probe { mac: old, .. }, Some(mac)) if mac == old => Self::reachable(mac, now),
+            (Self::Probe { doubted: false, .. }, Some(mac)) if overrides => Self::reachable(mac, now),
+            (Self::Probe { .. }, _) => self,
+            // The answer was not requested.
+            (_, mac) => self.announced(mac, overrides, now),
+        }
+    }
+
+    /// A neighbour announces itself.
+    fn announced(self, mac: Option<MacAddr>, overrides: bool, now: u64) -> Self {
+        let Some(mac) = mac.filter(|mac| Some(*mac) != self.mac()) else { return self };
+        match self {
+            Self::Incomplete { .. } | Self::Failed { .. } => Self::stale(mac, now),
+            Self::Reachable { mac: old, .. } if overrides => {
+                Self::Probe { mac: old, asked: 1, due: now + RETRANS_TIMER, doubted: true }
+            }
+            Self::Reachable { mac: old, .. } => Self::stale(old, now),
+            Self::Stale { .. } | Self::Delay { .. } | Self::Probe { doubted: false, .. } if overrides => {
+                Self::stale(mac, now)
+            }
+            other => other,
+        }
+    }
+
+    /// A neighbour sends a request for an address of this host.
+    fn asks(self, mac: MacAddr, now: u64) -> Self {
+        if self == Self::None { Self::stale(mac, now) } else { self.announced(Some(mac), true, now) }
+    }
+
+    /// Time passes. `seen` is the state that the state machine reports. It shows whether a random timeout has already
+    /// ended the model's state.
+    fn passed(self, seen: Option<&(Resolved, Mark)>, now: u64) -> Self {
+        match self {
+            Self::Incomplete { asked: 3, due } if due <= now => Self::Failed { until: now + FAILED_TIME },
+            Self::Incomplete { asked, due } if due <= now => {
+                Self::Incomplete { asked: asked + 1, due: now + RETRANS_TIMER }
+            }
+            Self::Failed { until } | Self::Stale { until, .. } if until <= now => Self::None,
+            Self::Reachable { mac, from, to } if from <= now => match seen {
+                Some((_, Mark::Quiet)) if now < to => self,
+                _ => Self::stale(mac, now),
+            },
+            Self::Delay { mac, until } if until <= now => {
+                Self::Probe { mac, asked: 1, due: now + RETRANS_TIMER, doubted: false }
+            }
+            Self::Probe { mac, asked, due, doubted: false } if due <= now && asked < MAX_SOLICITS => {
+                Self::Probe { mac, asked: asked + 1, due: now + RETRANS_TIMER, doubted: false }
+            }
+            Self::Probe { due, .. } if due <= now => Self::Incomplete { asked: 1, due: now + RETRANS_TIMER },
+            other => other,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Wanted(u8),
+    Received(u8, Option<u8>, Claim, bool),
+    Passes(u64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let claim = prop_oneof![Just(Claim::Answer), Just(Claim::Announces), Just(Claim::Asks)];
+    let at = prop_oneof![4 => (0..3u8).prop_map(Some), 1 => Just(None)];
+    prop_oneof![
+        (0..3u8).prop_map(Event::Wanted),
+        (0..3u8, at, claim, any::<bool>()).prop_map(|(hop, at, claim, over)| {
+            // A request always has the sender's MAC address and overrides.
+            let asks = claim == Claim::Asks;
+            Event::Received(hop, if asks { at.or(Some(0)) } else { at }, claim, over || asks)
+        }),
+        prop_oneof![Just(50u64), Just(RETRANS_TIMER), Just(FIRST_PROBE_DELAY), Just(REACHABLE), Just(AGEING)]
+            .prop_map(Event::Passes),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn state_machine_agrees_with_the_model(events in prop::collection::vec(event(), 1..200)) {
+        let (mut machine, mut view, mut actions) = (machine(16), View::default(), Vec::new());
+        let mut models = [Model::None; 3];
+        let mut now = 0;
+        for event in events {
+            // 20 ms pass before each event, so that the rate limits allow requests.
+            now += 20;
+            let mut asked: Vec<NextHop> = Vec::new();
+            match event {
+                Event::Wanted(last) => {
+                    machine.request(hop(last), true, now, &mut actions);
+                    let model = &mut models[usize::from(last)];
+                    if *model == Model::None {
+                        asked.push(hop(last));
+                    }
+                    *model = model.wanted(now);
+                }
+                Event::Received(last, at, claim, overrides) => {
+                    machine.receive(&heard(last, at, claim, overrides), now, &mut actions);
+                    let model = &mut models[usize::from(last)];
+                    let before = *model;
+                    *model = match claim {
+                        Claim::Answer => model.answered(at.map(mac), overrides, now),
+                        Claim::Announces => model.announced(at.map(mac), overrides, now),
+                        Claim::Asks => model.asks(mac(at.unwrap_or(0)), now),
+                    };
+                    if *model != before && matches!(model, Model::Probe { .. }) {
+                        asked.push(hop(last));
+                    }
+                }
+                Event::Passes(time) => {
+                    now += time;
+                    machine.check_timeouts(now, &mut actions);
+                }
+            }
+            let passes = matches!(event, Event::Passes(_));
+            view.take(&mut actions);
+            for (last, model) in (0u8..).zip(&mut models) {
+                if passes {
+                    let before = *model;
+                    *model = model.passed(view.known.get(&hop(last)), now);
+                    let asks = matches!(model, Model::Incomplete { .. } | Model::Probe { .. });
+                    asked.extend((*model != before && asks).then_some(hop(last)));
+                }
+                prop_assert_eq!(view.known.get(&hop(last)).copied(), model.seen(), "{:?} at {}", model, now);
+            }
+            let mut really: Vec<NextHop> = view.asked.iter().map(|(hop, _)| *hop).collect();
+            really.sort();
+            asked.sort();
+            prop_assert_eq!(really, asked);
+            for (hop, at) in &view.asked {
+                // A known neighbour is asked by unicast.
+                let known = match view.known.get(hop) {
+                    Some((Resolved::At(mac), _)) => Some(*mac),
+                    _ => None,
+                };
+                prop_assert_eq!(*at, known);
+            }
+        }
+    }
+
+    #[test]
+    fn flood_of_claims_is_bounded_and_confirmed_neighbours_stay(
+        flood in prop::collection::vec((any::<u16>(), 0..4u8, 0..20u64), 1..2000),
+    ) {
+        const MOST: usize = 16;
+        let (mut machine, mut view, mut actions) = (machine(MOST), View::default(), Vec::new());
+        let mut now = 0;
+        // Half of the table's entries are for neighbours that have answered.
+        for last in 0..8 {
+            machine.request(hop(last), true, now, &mut actions);
+            machine.receive(&heard(last, Some(last), Claim::Answer, true), now, &mut actions);
+        }
+        let mut asked = 0;
+        for (address, kind, time) in flood {
+            now += time;
+            let [high, low] = address.to_be_bytes();
+            let made_up = NextHop { address: IpAddr::from([10, 1, high, low]), port: 0 };
+            let claim = [Claim::Answer, Claim::Announces, Claim::Asks][usize::from(kind) % 3];
+            match kind {
+                3 => machine.request(made_up, true, now, &mut actions),
+                _ => machine.receive(
+                    &Received { hop: made_up, mac: Some(mac(9)), claim, overrides: true }, now, &mut actions,
+                ),
+            }
+            // A spoofed message claims the address of a known neighbour.
+            let victim = (low % 8, Some(99), claim, true);
+            if kind != 0 && now < REACHABLE / 2 {
+                machine.receive(&heard(victim.0, victim.1, victim.2, victim.3), now, &mut actions);
+            }
+            if time == 0 {
+                machine.check_timeouts(now, &mut actions);
+            }
+            view.take(&mut actions);
+            asked += view.asked.len();
+            for (hop, at) in view.asked.clone() {
+                // Existing neighbours answer.
+                if at.is_some() {
+                    let IpAddr::V4(address) = hop.address else { continue };
+                    let last = address.octets()[3];
+                    machine.receive(&heard(last, Some(last), Claim::Answer, true), now, &mut actions);
+                }
+            }
+            let before = std::mem::take(&mut view.asked);
+            view.take(&mut actions);
+            asked += view.asked.len();
+            drop(before);
+            prop_assert!(machine.len() <= MOST && view.known.len() == machine.len());
+            for last in 0..8 {
+                let known = view.known.get(&hop(last)).map(|(resolved, _)| *resolved);
+                prop_assert!(now > REACHABLE / 2 || known == Some(Resolved::At(mac(last))), "{last}: {known:?}");
+            }
+        }
+        // Each of two token buckets allows a burst of 64 requests, and 500 requests per second.
+        prop_assert!(asked as u64 <= 2 * (64 + now / 2 + 1));
+    }
+}
+
+#[test]
+fn unrequested_answer_creates_no_entry() {
+    let (mut machine, mut actions) = (machine(16), Vec::new());
+    for claim in [Claim::Answer, Claim::Announces] {
+        machine.receive(&heard(1, Some(1), claim, true), 0, &mut actions);
+    }
+    assert_eq!((machine.len(), actions.len()), (0, 0));
+    machine.receive(&heard(1, Some(1), Claim::Asks, true), 0, &mut actions);
+    assert_eq!(actions, [Action::Set(hop(1), Resolved::At(mac(1)), Mark::Watched)]);
+}
+
+#[test]
+fn moved_neighbour_is_found_within_two_requests() {
+    let (mut machine, mut view, mut actions) = (machine(16), View::default(), Vec::new());
+    machine.request(hop(1), true, 0, &mut actions);
+    machine.receive(&heard(1, Some(1), Claim::Answer, true), 0, &mut actions);
+    // The neighbour announces its new MAC address. The first request goes to the old MAC address, because the
+    // announcement may be forged.
+    machine.receive(&heard(1, Some(2), Claim::Announces, true), 100, &mut actions);
+    view.take(&mut actions);
+    assert_eq!(view.asked.last(), Some(&(hop(1), Some(mac(1)))));
+    assert_eq!(view.known[&hop(1)].0, Resolved::At(mac(1)));
+    machine.check_timeouts(100 + RETRANS_TIMER, &mut actions);
+    view.take(&mut actions);
+    assert_eq!(view.asked, [(hop(1), None)]);
+    machine.receive(&heard(1, Some(2), Claim::Answer, true), 101 + RETRANS_TIMER, &mut actions);
+    view.take(&mut actions);
+    assert_eq!(view.known[&hop(1)], (Resolved::At(mac(2)), Mark::Quiet));
+}
+
+/// Gives the shared state of the run to a test, and sets the second port as egress of every packet.
+#[derive(Clone, Default)]
+struct Inside(Arc<Mutex<Option<Arc<Resolution>>>>);
+
+impl Stage for Inside {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        batch.iter_mut().for_each(|mut packet| packet.meta_mut().egress = 1);
+    }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> std::result::Result<(), Problem> {
+        *self.0.lock().unwrap() = Some(Resolution::of(setup));
+        Ok(())
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().sets(Facts::EGRESS | Facts::NEXT_HOP)
+    }
+}
+
+const OURS: MacAddr = MacAddr([2, 0, 0, 0, 0, 11]);
+
+/// Builds a harness whose second port has addresses. All stages that receive answers come before the stage that
+/// resolves neighbours.
+fn bench(parameters: &str) -> std::result::Result<(Harness, ResolverState), String> {
+    let addresses = ["10.0.0.1/24", "fe80::1/64", "2001:db8::1/64"].map(|text| text.parse().unwrap());
+    let ports = [port("a"), PortInfo { mac: OURS.0, addresses: addresses.to_vec(), ..port("b") }];
+    let inside = Inside::default();
+    let arp = toml::from_str::<Arp>("").unwrap();
+    let icmp = toml::from_str::<Icmp>("").unwrap();
+    let builder = Harness::builder().ports(&ports).ingress(1).after(Parse::default());
+    let builder = builder.after(arp).after(icmp).after(inside.clone());
+    let harness = builder.build::<Neighbor>(&format!("source = 'resolve'\n{parameters}"))?;
+    let resolution = inside.0.lock().unwrap().take().unwrap();
+    Ok((harness, ResolverState::new(resolution).unwrap()))
+}
+
+fn sent(harness: &mut Harness) -> Vec<Vec<u8>> {
+    let outcomes = harness.tick();
+    for outcome in &outcomes {
+        assert_eq!((outcome.fate.clone(), outcome.meta.egress), (Fate::Next, 1));
+        let found = dissect(&outcome.bytes).unwrap();
+        assert_eq!((outcome.meta.l3, outcome.meta.l4, outcome.meta.end), (found.l3, found.l4, found.end));
+    }
+    outcomes.into_iter().map(|outcome| outcome.bytes).collect()
+}
+
+#[test]
+fn ipv4_neighbour_is_requested_resolved_and_given_up() {
+    let (mut harness, mut state) = bench("").unwrap();
+    state.step(0);
+    // The addresses are announced on the link first.
+    assert_eq!(sent(&mut harness).len(), 3);
+    let packet = frame().ipv4([192, 0, 2, 1].into(), [10, 0, 0, 9].into()).udp(1, 2).build();
+    assert_eq!(harness.run_one(&packet).fate, Fate::Held);
+    state.step(10);
+    let asked = frame()
+        .ethernet(OURS, MacAddr::BROADCAST)
+        .arp(REQUEST, (OURS, [10, 0, 0, 1].into()), (MacAddr::ZERO, [10, 0, 0, 9].into()))
+        .pad_to(60)
+        .build();
+    assert_eq!(sent(&mut harness), [asked]);
+    assert_eq!(harness.run_one(&packet).fate, Fate::Held);
+    let answer = frame()
+        .ethernet(mac(9), OURS)
+        .arp(REPLY, (mac(9), [10, 0, 0, 9].into()), (OURS, [10, 0, 0, 1].into()))
+        .pad_to(60)
+        .build();
+    harness.run_one(&answer);
+    state.step(20);
+    let outcome = harness.run_one(&packet);
+    assert_eq!(outcome.fate, Fate::Next);
+    assert_eq!((&outcome.bytes[..6], &outcome.bytes[6..12]), (&mac(9).0[..], &OURS.0[..]));
+    // The second neighbour never answers.
+    let packet = frame().ipv4([192, 0, 2, 1].into(), [10, 0, 0, 8].into()).udp(1, 2).build();
+    harness.run_one(&packet);
+    for (now, questions) in [(100, 1), (1150, 1), (2200, 1 + 3), (3250, 0)] {
+        state.step(now);
+        // The frames include the second announcement of each of the three addresses.
+        assert_eq!(sent(&mut harness).len(), questions, "at {now} ms");
+    }
+    assert_eq!(harness.run_one(&packet).fate, Fate::Output("unreachable".to_owned()));
+}
+
+#[test]
+fn ipv6_neighbour_is_requested_and_confirmed() {
+    let (mut harness, mut state) = bench("reachable = \"1s\"").unwrap();
+    state.step(0);
+    sent(&mut harness);
+    let neighbor: std::net::Ipv6Addr = "2001:db8::9".parse().unwrap();
+    let packet = frame().ipv6("2001:db8:1::1".parse().unwrap(), neighbor).udp(1, 2).build();
+    assert_eq!(harness.run_one(&packet).fate, Fate::Held);
+    state.step(10);
+    let [request] = &sent(&mut harness)[..] else { panic!("one request") };
+    assert_eq!(request[..6], [0x33, 0x33, 0xff, 0, 0, 9]);
+    assert_eq!(request[21], 255);
+    assert_eq!(request[22..38], "2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap().octets());
+    assert_eq!(link_address(&request[78..], SOURCE_LINK_ADDRESS), Some(Some(OURS)));
+    let advertise = |flags: u32, with: bool, hop_limit: u8| {
+        let mut body = vec![136, 0, 0, 0];
+        body.extend(flags.to_be_bytes());
+        body.extend(neighbor.octets());
+        if with {
+            body.extend([2, 1]);
+            body.extend(mac(9).0);
+        }
+        let sent = frame().ethernet(mac(9), OURS).ipv6(neighbor, "2001:db8::1".parse().unwrap()).ttl(hop_limit);
+        let mut bytes = sent.protocol(58).payload(&body).build();
+        let sum = dataplane_core::header::checksum::Sum::default();
+        let ends: ([u8; 16], [u8; 16]) = (neighbor.octets(), bytes[38..54].try_into().unwrap());
+        let sum = sum.pseudo_ipv6(&ends.0, &ends.1, 58, body.len() as u32).bytes(&body).checksum();
+        bytes[56..58].copy_from_slice(&sum.to_be_bytes());
+        bytes
+    };
+    // The first message comes from beyond the link (hop limit 254), and the second has no MAC address. Neither message
+    // resolves the neighbour.
+    for bad in [advertise(0x6000_0000, true, 254), advertise(0x6000_0000, false, 255)] {
+        harness.run_one(&bad);
+        state.step(20);
+        assert_eq!(harness.run_one(&packet).fate, Fate::Held);
+    }
+    harness.run_one(&advertise(0x6000_0000, true, 255));
+    state.step(30);
+    let outcome = harness.run_one(&packet);
+    assert_eq!((outcome.fate, &outcome.bytes[..6]), (Fate::Next, &mac(9).0[..]));
+    // The entry becomes stale. Five seconds after its next use, the neighbour is asked by unicast. The answer need not
+    // have a MAC address.
+    for (now, questions) in [(1600, 0), (1700, 0), (6800, 3 + 1)] {
+        state.step(now);
+        let frames = sent(&mut harness);
+        assert_eq!(frames.len(), questions, "at {now} ms");
+        assert_eq!(harness.run_one(&packet).fate, Fate::Next);
+        assert!(questions == 0 || frames.iter().any(|frame| frame[..6] == mac(9).0));
+    }
+    harness.run_one(&advertise(0x4000_0000, false, 255));
+    state.step(6900);
+    state.step(8000);
+    assert_eq!((sent(&mut harness).len(), harness.run_one(&packet).fate), (0, Fate::Next));
+}
+
+#[test]
+fn addresses_are_announced_twice_when_a_link_comes_up() {
+    let (mut harness, mut state) = bench("").unwrap();
+    for (now, frames) in [(0, 3), (10, 0), (2000, 3), (2010, 0)] {
+        state.step(now);
+        let frames_sent = sent(&mut harness);
+        assert_eq!(frames_sent.len(), frames, "at {now} ms");
+        for bytes in frames_sent {
+            let (arp, own) = (bytes[12..14] == [8, 6], &bytes[6..12] == OURS.0.as_slice());
+            let to_all = bytes[..6] == if arp { [0xff; 6] } else { [0x33, 0x33, 0, 0, 0, 1] };
+            assert!(own && to_all);
+        }
+    }
+    state.resolution.announce(1);
+    state.resolution.announce(0);
+    for (now, frames) in [(9000, 3), (9010, 0), (11_000, 3), (20_000, 0)] {
+        state.step(now);
+        assert_eq!(sent(&mut harness).len(), frames, "at {now} ms");
+    }
+}
+
+#[test]
+fn own_and_broadcast_addresses_are_never_requested() {
+    let (mut harness, mut state) = bench("").unwrap();
+    state.step(0);
+    sent(&mut harness);
+    for to in [[10, 0, 0, 1], [10, 0, 0, 0], [10, 0, 0, 255], [255, 255, 255, 255], [224, 0, 0, 1]] {
+        let packet = frame().ipv4([192, 0, 2, 1].into(), to.into()).udp(1, 2).build();
+        harness.run_one(&packet);
+        state.step(10);
+        assert_eq!(harness.run_one(&packet).fate, Fate::Output("unreachable".to_owned()), "{to:?}");
+    }
+    assert_eq!(sent(&mut harness).len(), 0);
+}
+
+#[test]
+fn messages_with_a_mac_address_of_this_host_are_ignored() {
+    let (mut harness, mut state) = bench("").unwrap();
+    for (number, own) in [MacAddr(port("a").mac), OURS].into_iter().enumerate() {
+        let claim = frame().ethernet(own, OURS).arp(REQUEST, (own, [10, 0, 0, 9].into()), (OURS, [10, 0, 0, 1].into()));
+        harness.run_one(&claim.pad_to(60).build());
+        state.step(number as u64);
+        assert_eq!(state.machine.len(), 0);
+    }
+    let ignored = harness.counters().into_iter().find(|(name, _)| name == "ignored").unwrap().1;
+    assert_eq!(ignored, 2);
+}
+
+#[test]
+fn flood_of_messages_does_not_fill_the_queues() {
+    let (mut harness, mut state) = bench("most = 16").unwrap();
+    state.step(0);
+    for round in 0..40u8 {
+        let frames: Vec<Vec<u8>> = (0..=255u8)
+            .map(|last| {
+                let from = std::net::Ipv4Addr::new(10, 0, 0, last);
+                let kind = if round % 2 == 0 { REQUEST } else { REPLY };
+                let link = frame().ethernet(mac(last), OURS);
+                link.arp(kind, (mac(last), from), (OURS, [10, 0, 0, 1].into())).pad_to(60).build()
+            })
+            .collect();
+        harness.run(&frames);
+        let open = state.resolution.open.get().unwrap();
+        assert!(open.hints.len() <= HINT_LIMIT.1 as usize && open.answers.is_empty());
+        state.step(u64::from(round));
+        assert!(state.machine.len() <= 16);
+    }
+    let ignored = harness.counters().into_iter().find(|(name, _)| name == "ignored").unwrap().1;
+    assert!(ignored > 9000, "{ignored}");
+}
+
+proptest! {
+    // Every case creates large tables, so there are fewer cases than usual.
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn any_frame_is_received_without_panic(frames in prop::collection::vec(strategies::any_frame(), 1..40)) {
+        let (mut harness, mut state) = bench("most = 16").unwrap();
+        for (now, frame) in (0..).zip(frames) {
+            harness.run_one(&frame);
+            state.step(now * 100);
+            sent(&mut harness);
+            prop_assert!(state.machine.len() <= 16);
+        }
+    }
+}
+
+#[test]
+fn invalid_parameters_are_reported() {
+    for (parameters, message) in [
+        ("most = 15", "most: 15 is out of range"),
+        ("reachable = \"0s\"", "reachable: 0s is out of range"),
+        ("ageing = \"25h\"", "ageing: 1day 1h is out of range"),
+        ("table = [{ address = '10.0.0.9', mac = '02:00:00:00:00:09' }]", "source: neighbours cannot come from both"),
+    ] {
+        let error = bench(parameters).err().unwrap();
+        assert!(error.starts_with(message), "{error}");
+    }
+    let error = Harness::from_toml::<Neighbor>("source = 'resolve'").err().unwrap();
+    assert!(error.starts_with("source: no port has an address to send requests from"), "{error}");
+    let error = Harness::from_toml::<Neighbor>("reachable = \"5s\"").err().unwrap();
+    assert!(error.starts_with("reachable: `reachable` only applies with source = \"resolve\""), "{error}");
+}
+
+#[test]
+fn source_address_is_of_the_link_of_the_neighbour() {
+    let addresses = ["10.0.0.1/24", "10.9.0.1/16"].map(|text| text.parse().unwrap());
+    let port = PortInfo { addresses: addresses.to_vec(), ..port("b") };
+    // The source address has the same prefix as the neighbour. Without such an address, the first address is used.
+    for (asked, speaks) in
+        [([10, 9, 3, 3], [10, 9, 0, 1]), ([10, 0, 0, 7], [10, 0, 0, 1]), ([9, 9, 9, 9], [10, 0, 0, 1])]
+    {
+        let spoken = frames::source_address(&port, IpAddr::from(asked));
+        assert_eq!(spoken, Some(IpAddr::from(speaks)));
+    }
+    assert_eq!(frames::source_address(&port, "2001:db8::1".parse().unwrap()), None);
+}

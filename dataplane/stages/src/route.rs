@@ -1,0 +1,492 @@
+//! Longest-prefix-match routing.
+
+pub(super) mod paths;
+mod table;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::forwarding::{Reader, RouteKind};
+use crate::kernel;
+use crate::parameter::Origin;
+use dataplane_core::header::ethernet::Ethernet;
+use dataplane_core::header::ipv4::Ipv4;
+use dataplane_core::header::{Header, MacAddr};
+use dataplane_core::mem::BATCH;
+use dataplane_core::pipeline::PortInfo;
+use dataplane_core::prelude::*;
+use dataplane_tables::{MAX_VALUE, MISS};
+use paths::PathAction;
+use table::{RouteEntry, Routes, has_equal_cost_paths};
+
+/// Chooses egress port and next hop by the longest prefix that matches the destination address.
+///
+/// Several entries for one prefix are equal-cost paths. Each flow stays on one path. When a path is removed, only the
+/// flows of this path change their path. When a path is added, only the flows that the new path gets change their path.
+/// All hosts with the same paths make the same choice. `weight` gives a path a larger share of the flows.
+///
+/// A route file has one route per line. Text after `#` is a comment:
+///
+/// ```text
+/// 10.0.0.0/8   via 192.0.2.1 port wan
+/// 10.0.0.0/8   via 192.0.2.2 port wan weight 2
+/// 10.1.0.0/16  port lan
+/// 10.2.0.0/16  drop
+/// ```
+///
+/// Packets without a route leave by `no_route`. Packets for the `addresses` of the ports, and for the broadcast
+/// addresses of their networks, leave by `local`. A route for exactly such an address takes precedence. Packets that
+/// are neither IPv4 nor IPv6 are dropped as `unsupported`.
+///
+/// Packets with an invalid source address are dropped as `martian` (RFC 1812, section 5.3.7; RFC 4291, section 2.5).
+/// Ports with `addresses`, and ports that are an interface of the kernel, forward only frames to their own MAC address:
+/// no frames to other MAC addresses, and no multicast or broadcast frames (RFC 1812, section 5.3.4). Other ports, such
+/// as ports that read a capture file, accept frames to every MAC address.
+///
+/// A port is one network. A frame with a VLAN tag belongs to another network. With the routes of the config, such
+/// frames are dropped as `tagged`. With the kernel's routes, they leave by `local`. To route such frames, put a `vlan`
+/// stage that removes the tag before this stage.
+///
+/// With `source = "kernel"` the stage uses the kernel's routes and follows their changes. It uses the main table, or
+/// the table of the VRF that the ingress port's interface belongs to. Packets for this host leave by `local`. Multicast
+/// and broadcast packets and frames, and packets that the kernel routes to an interface that is not a port, also leave
+/// by `local`. Packets that the kernel's routes reject leave by `unreachable` or `prohibited`. Frames to a MAC address
+/// other than the port's are dropped.
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name  = "routes"
+/// use   = "route"
+/// file  = "routes.txt"
+/// table = [
+///     { prefix = "0.0.0.0/0", via = "192.0.2.1", port = "wan" },
+///     { prefix = "10.0.0.0/8", port = "lan" },
+///     { prefix = "10.66.0.0/16", drop = true },
+///     { prefix = "2001:db8::/32", via = "2001:db8::1", port = "wan", weight = 3 },
+///     { prefix = "2001:db8::/32", via = "2001:db8::2", port = "wan" },
+/// ]
+///
+/// [[pipeline.stage]]
+/// name    = "follow"
+/// use     = "route"
+/// source  = "kernel"
+/// outputs = { local = "punt" }
+///
+/// [[pipeline.stage]]
+/// name = "punt"
+/// use  = "drop"
+/// ```
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Route {
+    /// Routes, in any order.
+    #[serde(default)]
+    table: Vec<RouteEntry>,
+    /// File with more routes. A relative path starts from the folder of the config. The file must be a regular file of
+    /// at most 1 GiB.
+    file: Option<PathBuf>,
+    /// Source of the routes: `config` or `kernel`.
+    #[serde(default)]
+    source: Origin,
+    #[serde(skip)]
+    #[schemars(skip)]
+    reader: Option<Reader>,
+    /// Whether this worker's stage reports the counters that all workers share.
+    #[serde(skip)]
+    #[schemars(skip)]
+    reports_counters: bool,
+    #[serde(skip)]
+    #[schemars(skip)]
+    routes: Option<Arc<Routes>>,
+    /// For each port, the MAC address that frames must be sent to, or `None` if every MAC address is accepted.
+    #[serde(skip)]
+    #[schemars(skip)]
+    own_macs: Box<[Option<MacAddr>]>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    scratch: Scratch,
+}
+
+const NO_ROUTE: Edge = Edge::new(0);
+const LOCAL: Edge = Edge::new(1);
+const UNREACHABLE: Edge = Edge::new(2);
+const PROHIBITED: Edge = Edge::new(3);
+const BLACKHOLE: Reason = Reason::own(0);
+const NOT_FOR_US: Reason = Reason::own(1);
+const MARTIAN: Reason = Reason::own(2);
+const TAGGED: Reason = Reason::own(3);
+
+/// The lookup results of a batch. All lookups are made before any packet is handled, so that their memory accesses
+/// overlap.
+struct Scratch {
+    /// Lookup result of each packet, or [`NOT_IP`].
+    found: [u32; BATCH],
+    /// Number of leading packets on the fast path. `martian` is not set for them.
+    fast: usize,
+    /// For each packet behind the fast path: whether the source address is invalid.
+    martian: [bool; BATCH],
+    v4: [u32; BATCH],
+    v6: [u128; BATCH],
+    /// For a mixed batch: the address family of each packet, and the lookup results of each family.
+    families: [AddressFamily; BATCH],
+    found_v4: [u32; BATCH],
+    found_v6: [u32; BATCH],
+}
+
+/// Marks a packet without an IP address to look up. No table contains this value.
+const NOT_IP: u32 = MISS - 1;
+
+#[derive(Clone, Copy)]
+enum AddressFamily {
+    V4,
+    V6,
+    Other,
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        const { assert!(MAX_VALUE < NOT_IP) };
+        Self {
+            found: [NOT_IP; BATCH],
+            fast: 0,
+            martian: [false; BATCH],
+            v4: [0; BATCH],
+            v6: [0; BATCH],
+            families: [AddressFamily::Other; BATCH],
+            found_v4: [MISS; BATCH],
+            found_v6: [MISS; BATCH],
+        }
+    }
+}
+
+/// Returns source and destination of an IPv4 packet.
+#[inline]
+fn addresses_v4(packet: &Packet<'_>) -> Option<[u32; 2]> {
+    let bytes = packet.data().get(usize::from(packet.meta().l3) + 12..)?.first_chunk()?;
+    let both = u64::from_be_bytes(*bytes);
+    Some([(both >> 32) as u32, both as u32])
+}
+
+/// Returns source and destination of an IPv6 packet.
+#[inline]
+fn addresses_v6(packet: &Packet<'_>) -> Option<[u128; 2]> {
+    let bytes = packet.data().get(usize::from(packet.meta().l3) + 8..)?;
+    let (source, rest) = bytes.split_first_chunk()?;
+    Some([u128::from_be_bytes(*source), u128::from_be_bytes(*rest.first_chunk()?)])
+}
+
+/// Whether packets with a source address must not be forwarded (RFC 1812, section 5.3.7): "this network", loopback,
+/// multicast or reserved.
+#[inline]
+fn is_martian_v4(source: u32) -> bool {
+    let first = (source >> 24) as u8;
+    first == 127 || first.wrapping_sub(1) >= 223
+}
+
+/// Whether packets with a source address must not be forwarded (RFC 4291, section 2.5): unspecified, loopback,
+/// link-local or multicast.
+#[inline]
+fn is_martian_v6(source: u128) -> bool {
+    source <= 1 || source >> 118 == 0xfe80 >> 6 || source >> 120 == 0xff
+}
+
+impl Scratch {
+    /// Returns the lookup result of each packet from an index on, and whether the packet has an invalid source address.
+    #[inline]
+    fn from(&self, index: usize) -> impl Iterator<Item = (u32, bool)> {
+        let all = self.found.iter().zip(&self.martian).enumerate().skip(index);
+        all.map(|(index, (found, martian))| (*found, *martian && index >= self.fast))
+    }
+
+    /// Calls `send` for each packet on the fast path until `send` returns `None`. Returns the number of packets sent.
+    #[inline]
+    fn send(&self, batch: &mut Batch, send: impl FnMut((Head<'_, 0>, &u32)) -> Option<()>) -> usize {
+        let (all, heads) = (self.fast == batch.len(), batch.heads_keeping_plain().zip(&self.found));
+        // In most batches all packets are on the fast path. The loop over all heads needs one condition fewer.
+        if all { heads.map_while(send).count() } else { heads.take(self.fast).map_while(send).count() }
+    }
+
+    /// Collects the destinations and looks them up: first of the leading packets on the fast path, then of all
+    /// remaining packets.
+    #[inline]
+    fn look_up(
+        &mut self,
+        batch: &mut Batch,
+        own: Option<MacAddr>,
+        look_up_v4: impl Fn(&[u32], &mut [u32]),
+        look_up_v6: impl Fn(&[u128], &mut [u32]),
+    ) {
+        let n = batch.len().min(BATCH);
+        let fast = self.collect_fast(batch, own).min(n);
+        self.fast = fast;
+        look_up_v4(&self.v4[..fast], &mut self.found[..fast]);
+        if fast == n {
+            return;
+        }
+        let (mut v4, mut v6) = (0, 0);
+        for ((packet, family), martian) in
+            batch.iter_mut_from(fast).zip(&mut self.families).zip(&mut self.martian[fast..])
+        {
+            let flags = packet.meta().flags;
+            let of_v4 = if flags.contains(MetaFlags::IPV4) { addresses_v4(&packet) } else { None };
+            let of_v6 = if flags.contains(MetaFlags::IPV6) { addresses_v6(&packet) } else { None };
+            *family = match (of_v4, of_v6) {
+                (Some([source, address]), _) => {
+                    *martian = is_martian_v4(source);
+                    self.v4[v4 % BATCH] = address;
+                    v4 += 1;
+                    AddressFamily::V4
+                }
+                (None, Some([source, address])) => {
+                    *martian = is_martian_v6(source);
+                    self.v6[v6 % BATCH] = address;
+                    v6 += 1;
+                    AddressFamily::V6
+                }
+                (None, None) => AddressFamily::Other,
+            };
+        }
+        // Each count is at most `BATCH`. With this `min`, the compiler can remove bounds checks.
+        let (v4, v6) = (v4.min(BATCH), v6.min(BATCH));
+        look_up_v4(&self.v4[..v4], &mut self.found_v4[..v4]);
+        look_up_v6(&self.v6[..v6], &mut self.found_v6[..v6]);
+        let (mut v4, mut v6) = (self.found_v4.iter(), self.found_v6.iter());
+        for (found, family) in self.found[fast..n].iter_mut().zip(&self.families) {
+            let of_family = match family {
+                AddressFamily::V4 => v4.next(),
+                AddressFamily::V6 => v6.next(),
+                AddressFamily::Other => None,
+            };
+            *found = of_family.copied().unwrap_or(NOT_IP);
+        }
+    }
+
+    /// Collects the destinations of the leading packets that qualify for the fast path, and returns their number. These
+    /// are IPv4 packets without a VLAN tag, whose source is not a martian. If `own` is set, the destination MAC address
+    /// must also equal `own`.
+    #[inline]
+    fn collect_fast(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> usize {
+        let plain = batch.is_plain();
+        let heads = batch.located_heads::<{ Ethernet::LEN + Ipv4::LEN }>();
+        let collect = |(head, address): (Head<'_, _>, &mut u32)| {
+            let is_plain = || {
+                head.meta.flags.intersection(MetaFlags::IPV4 | MetaFlags::VLAN) == MetaFlags::IPV4
+                    && usize::from(head.meta.l3) == Ethernet::LEN
+            };
+            let both = u64::from_be_bytes(*head.bytes.last_chunk()?);
+            *address = both as u32;
+            let is_fast = (plain || is_plain())
+                && !is_martian_v4((both >> 32) as u32)
+                && own.is_none_or(|own| head.bytes.first_chunk() == Some(&own.0));
+            is_fast.then_some(())
+        };
+        heads.zip(&mut self.v4).map_while(collect).count()
+    }
+}
+
+impl Stage for Route {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        let Some(routes) = &self.routes else { return self.process_kernel_routes(batch) };
+        // All packets of a batch have the same ingress port.
+        let own_mac = self.own_macs.get(usize::from(batch.ingress())).copied().flatten();
+        self.scratch.look_up(
+            batch,
+            own_mac,
+            |v4, out| routes.v4.lookup_batch(v4, out),
+            |v6, out| routes.v6.lookup_batch(v6, out),
+        );
+        // These references are local copies, so the compiler knows that writing metadata does not change them.
+        let (groups, paths) = (routes.paths.groups(), &routes.paths);
+        let send = |(head, found): (Head<'_, 0>, &u32)| {
+            let path = match groups.get(*found as usize)?.forwarding_path() {
+                Some(path) => *path,
+                None => paths.choose(*found, head.meta.flow_hash).filter(|path| path.action == PathAction::Forward)?,
+            };
+            (head.meta.egress, head.meta.next_hop) = (path.egress, path.next_hop);
+            Some(())
+        };
+        let sent = self.scratch.send(batch, send);
+        for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
+            if found == NOT_IP {
+                packet.drop(Reason::Unsupported);
+                continue;
+            }
+            if own_mac.is_some_and(|own| destination_mac(&packet) != own) {
+                packet.drop(NOT_FOR_US);
+                continue;
+            }
+            if is_tagged(&packet) {
+                packet.drop(TAGGED);
+                continue;
+            }
+            match routes.paths.choose(found, packet.meta().flow_hash) {
+                Some(path) => match path.action {
+                    PathAction::Forward if martian => packet.drop(MARTIAN),
+                    PathAction::Forward => {
+                        let meta = packet.meta_mut();
+                        (meta.egress, meta.next_hop) = (path.egress, path.next_hop);
+                    }
+                    PathAction::Drop => packet.drop(BLACKHOLE),
+                    PathAction::Local => packet.steer(LOCAL),
+                },
+                None => packet.steer(NO_ROUTE),
+            }
+        }
+    }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        if self.source == Origin::Kernel {
+            if !self.table.is_empty() || self.file.is_some() {
+                let problem = Problem::at("source", "routes cannot come from both the kernel and the config");
+                return Err(problem.help("remove table and file, or remove source"));
+            }
+            if !setup.is_offline() && setup.ports().iter().all(|port| port.interface.is_none()) {
+                let problem = Problem::at("source", "no port has a kernel interface");
+                return Err(problem.help("set interface = \"eth1\" in a [[port]]"));
+            }
+            self.reader = Some(kernel::tables(setup).join());
+            self.reports_counters = setup.worker().0 == 0;
+            return Ok(());
+        }
+        let (table, file) = (std::mem::take(&mut self.table), self.file.as_deref());
+        let is_addressed = |port: &PortInfo| port.interface.is_some() || !port.addresses.is_empty();
+        self.own_macs = setup.ports().iter().map(|port| is_addressed(port).then_some(MacAddr(port.mac))).collect();
+        self.routes = Some(setup.shared(|setup| Routes::load(&table, file, setup))?);
+        Ok(())
+    }
+
+    fn tick(&mut self, _ctx: &Ctx) {
+        if let Some(reader) = &self.reader {
+            reader.pass();
+        }
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        if let Some(reader) = self.reader.as_ref().filter(|_| self.reports_counters) {
+            reader.counters(report);
+        }
+    }
+
+    fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
+        if self.reader.is_some() {
+            return Some("the kernel's routes are only available during a run".to_owned());
+        }
+        let routes = self.routes.as_ref()?;
+        let flags = packet.meta().flags;
+        let destination: IpAddr = if flags.contains(MetaFlags::IPV4) {
+            IpAddr::V4(addresses_v4(packet)?[1].into())
+        } else if flags.contains(MetaFlags::IPV6) {
+            IpAddr::V6(addresses_v6(packet)?[1].into())
+        } else {
+            return None;
+        };
+        Some(routes.explain(destination, packet.meta().flow_hash))
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().outputs(&[
+            ("no_route", "packets whose destination no prefix matches"),
+            ("local", "packets for this host, according to the kernel or the addresses of a port"),
+            ("unreachable", "packets to a destination that the kernel's route marks as unreachable"),
+            ("prohibited", "packets to a destination that the kernel's route prohibits"),
+        ]).reasons(&[
+            ("blackhole", "the route has drop set"),
+            (
+                "not_for_us",
+                "the frame has another destination MAC address (with routes from the config, also multicast and broadcast frames)",
+            ),
+            ("martian", "the source address must not be forwarded"),
+            ("tagged", "the frame has a VLAN tag (only with routes from the config)"),
+        ])
+    }
+
+    fn contract(&self) -> Contract {
+        let needs_hash = match &self.routes {
+            Some(routes) => routes.paths.splits_flows(),
+            // The stage is not prepared yet, so return whether it may need the flow hash.
+            None => self.source == Origin::Kernel || self.file.is_some() || has_equal_cost_paths(&self.table),
+        };
+        let needs = if needs_hash { Facts::HEADERS | Facts::FLOW_HASH } else { Facts::HEADERS };
+        Contract::new().needs(needs).sets(Facts::EGRESS | Facts::NEXT_HOP)
+    }
+}
+
+impl Route {
+    /// Routes a batch with the tables that mirror the kernel's routes.
+    fn process_kernel_routes(&mut self, batch: &mut Batch) {
+        let Some(reader) = &self.reader else { return };
+        // All packets of a batch have the same ingress port.
+        let ingress = batch.ingress();
+        let Some(own) = reader.mac(ingress) else { return };
+        match reader.routes(ingress) {
+            Some((v4, v6)) => self.scratch.look_up(
+                batch,
+                Some(own),
+                |addresses, found| v4.lookup_batch(addresses, found),
+                |addresses, found| v6.lookup_batch(addresses, found),
+            ),
+            None => self.scratch.look_up(batch, Some(own), |_, found| found.fill(MISS), |_, found| found.fill(MISS)),
+        }
+        let send = |(head, found): (Head<'_, 0>, &u32)| {
+            let path = reader.path(*found, head.meta.flow_hash).filter(|path| path.kind == RouteKind::Forward)?;
+            (head.meta.egress, head.meta.next_hop) = (path.egress, path.next_hop);
+            Some(())
+        };
+        let sent = self.scratch.send(batch, send);
+        for (mut packet, (found, martian)) in batch.iter_mut_from(sent).zip(self.scratch.from(sent)) {
+            if found == NOT_IP {
+                packet.drop(Reason::Unsupported);
+                continue;
+            }
+            let destination = destination_mac(&packet);
+            if destination != own {
+                // Multicast and broadcast frames (RFC 1812, section 5.3.4) may be for this host, but must not be
+                // forwarded.
+                if destination.is_multicast() {
+                    packet.steer(LOCAL)
+                } else {
+                    packet.drop(NOT_FOR_US)
+                }
+                continue;
+            }
+            // For the kernel, the frame belongs to a VLAN interface on top of the port.
+            if is_tagged(&packet) {
+                packet.steer(LOCAL);
+                continue;
+            }
+            let path = reader.path(found, packet.meta().flow_hash);
+            match path.map(|path| path.kind) {
+                Some(RouteKind::Forward) if martian => packet.drop(MARTIAN),
+                Some(RouteKind::Forward) => {
+                    let meta = packet.meta_mut();
+                    (meta.egress, meta.next_hop) = path.map_or((0, 0), |path| (path.egress, path.next_hop));
+                }
+                Some(RouteKind::Local) => packet.steer(LOCAL),
+                Some(RouteKind::Blackhole) => packet.drop(BLACKHOLE),
+                Some(RouteKind::Unreachable) => packet.steer(UNREACHABLE),
+                Some(RouteKind::Prohibit) => packet.steer(PROHIBITED),
+                Some(RouteKind::Throw) | None => packet.steer(NO_ROUTE),
+            }
+        }
+    }
+}
+
+/// Whether a frame belongs to a VLAN. A tag with only a priority does not count (IEEE 802.1Q, section 9.6).
+#[inline]
+fn is_tagged(packet: &Packet<'_>) -> bool {
+    let Meta { flags, vlan, .. } = packet.meta();
+    flags.contains(MetaFlags::VLAN) && (vlan & 0xfff != 0 || flags.contains(MetaFlags::QINQ))
+}
+
+/// Returns the destination MAC address of a frame.
+#[inline]
+fn destination_mac(packet: &Packet<'_>) -> MacAddr {
+    packet.data().first_chunk().map_or(MacAddr::ZERO, |mac| MacAddr(*mac))
+}
+
+#[cfg(test)]
+mod tests;

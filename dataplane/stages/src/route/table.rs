@@ -1,0 +1,316 @@
+//! Loads routes from the config and from a file into lookup tables.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::path::Path as FilePath;
+
+use ipnet::IpNet;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::paths::{MAX_WEIGHT, PathAction, Paths, RoutePath};
+use crate::parameter::{self, Prefix};
+use crate::responder::broadcast_addresses;
+use dataplane_core::pipeline::{NextHop, Problem, Setup};
+use dataplane_tables::lpm::{Lpm4, Lpm6};
+
+/// A route of the config.
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RouteEntry {
+    /// Destination prefix, such as `"10.0.0.0/8"`.
+    pub(super) prefix: Prefix,
+    /// Address of the gateway. Without a gateway, the destinations are neighbours on the port. An IPv4 prefix may have
+    /// an IPv6 gateway (RFC 8950), but not the other way round.
+    pub(super) via: Option<IpAddr>,
+    /// Port that the gateway or the destinations are reached through.
+    pub(super) port: Option<String>,
+    /// Weight of this path among all paths of the prefix: 1 to 64.
+    #[serde(default = "default_weight")]
+    pub(super) weight: u16,
+    /// Whether to drop packets to this prefix, with the reason `blackhole`.
+    #[serde(default)]
+    pub(super) drop: bool,
+}
+
+/// Whether any prefix has several paths.
+pub(super) fn has_equal_cost_paths(table: &[RouteEntry]) -> bool {
+    let mut seen = HashSet::new();
+    !table.iter().all(|entry| seen.insert(entry.prefix.0))
+}
+
+fn default_weight() -> u16 {
+    1
+}
+
+/// Largest number of bad lines that are reported one by one.
+const MAX_REPORTED: usize = 100;
+
+/// Largest size of a route file, in bytes: several times the size of the whole Internet routing table.
+const MAX_FILE_BYTES: u64 = 1 << 30;
+
+/// The grammar of a line, for help texts.
+const GRAMMAR: &str =
+    "a line is `PREFIX via ADDRESS port NAME [weight N]`, `PREFIX port NAME [weight N]` or `PREFIX drop`";
+
+/// The routes that all workers share. A prefix refers to a group of paths.
+pub(super) struct Routes {
+    pub(super) v4: Lpm4,
+    pub(super) v6: Lpm6,
+    pub(super) paths: Paths,
+}
+
+/// A path of a prefix, and where it was written.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct ListedRoute {
+    prefix: IpNet,
+    path: u32,
+    /// This field precedes `weight`, so that sorting puts equal routes in the order of their sources. The later route
+    /// is reported as the duplicate.
+    source: RouteSource,
+    weight: u16,
+}
+
+/// The place where a route was written.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum RouteSource {
+    /// The entry of the table with this index.
+    Table(u32),
+    /// The line of the file with this number.
+    Line(u32),
+    /// The addresses of a port.
+    Port,
+}
+
+/// The fields of a route, from any source.
+struct RouteSpec<'a> {
+    prefix: IpNet,
+    via: Option<IpAddr>,
+    port: Option<&'a str>,
+    weight: u16,
+    drop: bool,
+}
+
+/// Collects routes and numbers their paths.
+struct Loader<'s, 'a> {
+    setup: &'s mut Setup<'a>,
+    paths: Paths,
+    listed: Vec<ListedRoute>,
+    /// Port numbers by name. The map makes the lookup fast, because a file may name ports a million times.
+    ports: HashMap<String, u8>,
+    /// Buffer for building the names of paths.
+    name: String,
+}
+
+impl Routes {
+    /// Loads the routes of a config and of its file.
+    pub(super) fn load(table: &[RouteEntry], file: Option<&FilePath>, setup: &mut Setup<'_>) -> Result<Self, Problem> {
+        let mut loader =
+            Loader { setup, paths: Paths::default(), listed: Vec::new(), ports: HashMap::new(), name: String::new() };
+        for (at, entry) in table.iter().enumerate() {
+            let spec = RouteSpec {
+                prefix: entry.prefix.0,
+                via: entry.via,
+                port: entry.port.as_deref(),
+                weight: entry.weight,
+                drop: entry.drop,
+            };
+            if let Err(problem) = loader.add(&spec, RouteSource::Table(at as u32)) {
+                let key = format!("table[{at}]{}{}", if problem.key.is_empty() { "" } else { "." }, problem.key);
+                loader.setup.reject(Problem { key, ..problem });
+            }
+        }
+        let mut bad = Vec::new();
+        let shown = file.map_or(String::new(), |file| file.display().to_string());
+        if let Some(file) = file {
+            loader.read(file, &mut bad)?;
+        }
+        loader.add_local_routes();
+        let Loader { setup, paths, mut listed, .. } = loader;
+        listed.sort_unstable();
+        // A route of the config or of the file takes precedence over the route for a port's address.
+        listed.dedup_by(|route, before| route.source == RouteSource::Port && route.prefix == before.prefix);
+        let routes = Self::build(paths, &listed, &mut bad, setup)?;
+        if bad.is_empty() {
+            return Ok(routes);
+        }
+        bad.sort_unstable();
+        let count = bad.len();
+        let mut message = format!("{shown} has {count} invalid {}", if count == 1 { "line" } else { "lines" });
+        for (line, text) in bad.iter().take(MAX_REPORTED) {
+            message.push_str(&format!("\n{shown}:{line}: {text}"));
+        }
+        if count > MAX_REPORTED {
+            message.push_str(&format!("\nand {} more", count - MAX_REPORTED));
+        }
+        Err(Problem::at("file", message).help(GRAMMAR))
+    }
+
+    /// Builds the lookup tables from sorted routes.
+    fn build(
+        mut paths: Paths,
+        listed: &[ListedRoute],
+        bad: &mut Vec<(u32, String)>,
+        setup: &mut Setup<'_>,
+    ) -> Result<Self, Problem> {
+        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        let mut members = Vec::new();
+        for routes in listed.chunk_by(|a, b| a.prefix == b.prefix) {
+            members.clear();
+            for (at, route) in routes.iter().enumerate() {
+                let fault = match at.checked_sub(1).map(|at| routes[at]) {
+                    Some(before) if before.path == route.path => Some("is listed twice"),
+                    Some(before) if paths.drops(before.path) != paths.drops(route.path) => {
+                        Some("has both a path and drop")
+                    }
+                    _ => None,
+                };
+                if let Some(fault) = fault {
+                    let text = format!("{} {} {fault}", route.prefix, paths.name(route.path));
+                    match route.source {
+                        RouteSource::Table(at) => setup.reject(Problem::at(format!("table[{at}]"), text)),
+                        RouteSource::Line(line) => bad.push((line, text)),
+                        RouteSource::Port => {}
+                    }
+                }
+                members.push((route.path, route.weight));
+            }
+            let group = paths.group(&members);
+            match routes[0].prefix {
+                IpNet::V4(net) => v4.push((u32::from(net.network()), net.prefix_len(), group)),
+                IpNet::V6(net) => v6.push((u128::from(net.network()), net.prefix_len(), group)),
+            }
+        }
+        let refused = |error| Problem::at("table", format!("{error}"));
+        Ok(Self { v4: Lpm4::build(&v4).map_err(refused)?, v6: Lpm6::build(&v6).map_err(refused)?, paths })
+    }
+
+    /// Returns a text that describes the route of a destination.
+    pub(super) fn explain(&self, destination: IpAddr, flow_hash: u32) -> String {
+        let found = match destination {
+            IpAddr::V4(address) => (0..=32).rev().find_map(|len| {
+                let group = self.v4.get(address.into(), len)?;
+                Some((IpNet::new(destination, len).ok()?, group))
+            }),
+            IpAddr::V6(address) => (0..=128).rev().find_map(|len| {
+                let group = self.v6.get(address.into(), len)?;
+                Some((IpNet::new(destination, len).ok()?, group))
+            }),
+        };
+        let Some((prefix, group)) = found else { return format!("no route to {destination}") };
+        let path = self.paths.number(group, flow_hash).map_or("", |path| self.paths.name(path));
+        match self.paths.members(group) {
+            1 => format!("{} {path}", prefix.trunc()),
+            paths => format!("{} {path}, one of {paths} paths", prefix.trunc()),
+        }
+    }
+}
+
+impl Loader<'_, '_> {
+    fn port(&mut self, name: &str) -> Result<u8, Problem> {
+        if let Some(port) = self.ports.get(name) {
+            return Ok(*port);
+        }
+        let port = self.setup.port(name, "port")?;
+        self.ports.insert(name.to_owned(), port);
+        Ok(port)
+    }
+
+    /// Adds a route. A returned problem names the key of the bad field, but not the place of the route.
+    fn add(&mut self, spec: &RouteSpec<'_>, source: RouteSource) -> Result<(), Problem> {
+        let RouteSpec { prefix, via, port, weight, drop } = *spec;
+        if !(1..=MAX_WEIGHT).contains(&weight) {
+            let problem = Problem::at("weight", format!("a weight of {weight} is out of range"));
+            return Err(problem.help(format!("set 1 to {MAX_WEIGHT}")));
+        }
+        let path = if drop {
+            if via.is_some() || port.is_some() {
+                let problem = Problem::at("drop", "a route with drop cannot have via or port");
+                return Err(problem.help("remove via and port, or remove drop"));
+            }
+            self.paths.path("drop", RoutePath { next_hop: 0, egress: 0, action: PathAction::Drop })
+        } else {
+            let Some(name) = port else {
+                return Err(Problem::at("port", "no port is given").help("set port, or drop = true"));
+            };
+            if let (IpNet::V6(_), Some(IpAddr::V4(gateway))) = (prefix, via) {
+                let problem = Problem::at("via", format!("an IPv6 prefix cannot have the IPv4 gateway {gateway}"));
+                return Err(problem.help("set an IPv6 gateway"));
+            }
+            let egress = self.port(name)?;
+            self.name.clear();
+            // Writing to a string cannot fail.
+            let _ = match via {
+                Some(gateway) => std::fmt::Write::write_fmt(&mut self.name, format_args!("via {gateway} on {name}")),
+                None => std::fmt::Write::write_fmt(&mut self.name, format_args!("on {name}")),
+            };
+            let next_hop = via.map_or(0, |address| self.setup.next_hops().number(NextHop { address, port: egress }));
+            self.paths.path(&self.name, RoutePath { next_hop, egress, action: PathAction::Forward })
+        };
+        self.listed.push(ListedRoute { prefix, path, weight, source });
+        Ok(())
+    }
+
+    /// Adds routes for this host: the addresses of the ports, and the broadcast addresses of their networks.
+    fn add_local_routes(&mut self) {
+        let path = self.paths.path("for this host", RoutePath { next_hop: 0, egress: 0, action: PathAction::Local });
+        for own in self.setup.ports().iter().flat_map(|port| &port.addresses) {
+            let broadcasts = broadcast_addresses(own).into_iter().flatten().map(IpAddr::V4);
+            let prefixes = broadcasts.chain([own.addr()]).map(IpNet::from);
+            self.listed.extend(prefixes.map(|prefix| ListedRoute {
+                prefix,
+                path,
+                source: RouteSource::Port,
+                weight: 1,
+            }));
+        }
+    }
+
+    /// Adds the routes of a file, and records the bad lines.
+    fn read(&mut self, file: &FilePath, bad: &mut Vec<(u32, String)>) -> Result<(), Problem> {
+        let path = self.setup.path(file);
+        self.setup.reads(&path, "file")?;
+        let bytes = parameter::file(&path, MAX_FILE_BYTES, "aggregate routes by prefix")?;
+        for (line, bytes) in (1..).zip(bytes.split(|byte| *byte == b'\n')) {
+            let text = String::from_utf8_lossy(bytes);
+            let route = text.split('#').next().unwrap_or_default().trim();
+            if route.is_empty() {
+                continue;
+            }
+            let added = parse_line(route).and_then(|spec| {
+                self.add(&spec, RouteSource::Line(line)).map_err(|problem| match problem.help {
+                    Some(help) => format!("{}; help: {help}", problem.message),
+                    None => problem.message,
+                })
+            });
+            if let Err(fault) = added {
+                bad.push((line, format!("`{route}`: {fault}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parses one line.
+fn parse_line(line: &str) -> Result<RouteSpec<'_>, String> {
+    let mut rest = line.split_whitespace();
+    let Prefix(prefix) = rest.next().unwrap_or_default().parse()?;
+    let mut spec = RouteSpec { prefix, via: None, port: None, weight: 1, drop: false };
+    while let Some(word) = rest.next() {
+        let mut value = || rest.next().ok_or_else(|| format!("`{word}` has no value"));
+        match word {
+            "via" => {
+                let text = value()?;
+                spec.via = Some(text.parse().map_err(|_| format!("`{text}` is not an IP address"))?);
+            }
+            "port" => spec.port = Some(value()?),
+            "weight" => {
+                let text = value()?;
+                spec.weight = text.parse().map_err(|_| format!("`{text}` is not a weight from 1 to {MAX_WEIGHT}"))?;
+            }
+            "drop" => spec.drop = true,
+            _ => return Err(format!("`{word}` is not one of via, port, weight, drop")),
+        }
+    }
+    Ok(spec)
+}

@@ -1,0 +1,131 @@
+//! `sample`: copies one of every N packets.
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use dataplane_core::prelude::*;
+
+/// Copies one of every N packets to the output `sample`. All packets go to the next stage.
+///
+/// Without `seed`, each worker copies every Nth packet. With `seed`, packets are selected at random, so that periodic
+/// traffic cannot avoid the sample. The same seed selects the same packets in every run.
+///
+/// ```toml
+/// [[pipeline.stage]]
+/// name    = "one_in_a_thousand"
+/// use     = "sample"
+/// every   = 1000
+/// seed    = 7
+/// outputs = { sample = "to_monitor" }
+/// next    = "drop"
+///
+/// [[pipeline.stage]]
+/// name = "to_monitor"
+/// use  = "tx"
+/// port = "left"
+/// ```
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Sample {
+    /// N: one of every N packets is copied. 1 or more. No default.
+    every: u32,
+    /// The seed of the random selection. Default: no random selection, every Nth packet is copied.
+    #[serde(default)]
+    seed: Option<u64>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    since: u32,
+    #[serde(skip)]
+    #[schemars(skip)]
+    state: u64,
+}
+
+const SAMPLE: Edge = Edge::new(0);
+
+impl Sample {
+    /// Whether to copy the next packet.
+    #[inline]
+    fn draw(&mut self) -> bool {
+        if self.seed.is_none() {
+            self.since += 1;
+            let chosen = self.since >= self.every;
+            self.since = if chosen { 0 } else { self.since };
+            return chosen;
+        }
+        // SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        ((mixed >> 32) * u64::from(self.every)) >> 32 == 0
+    }
+}
+
+impl Stage for Sample {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            if self.draw() {
+                packet.copy_to(SAMPLE);
+            }
+        }
+    }
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        if self.every == 0 {
+            return Err(Problem::at("every", "0 is too small").help("set `every` to 1 to copy all packets"));
+        }
+        // Each worker needs its own seed. With one seed, all workers would select the same positions.
+        self.state = self.seed.unwrap_or(0) ^ (setup.worker().0 as u64) << 48;
+        Ok(())
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().outputs(&[("sample", "a copy of each selected packet")])
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().copies()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dataplane_core::harness::{Fate, Harness, frame};
+
+    fn chosen(parameters: &str, packets: usize) -> Vec<usize> {
+        let mut harness = Harness::from_toml::<Sample>(parameters).unwrap();
+        let packet = frame().build();
+        let outcomes = (0..packets).map(|_| harness.run_one(&packet));
+        let copied = outcomes.map(|outcome| {
+            assert_eq!(outcome.fate, Fate::Next);
+            outcome.copy.is_some()
+        });
+        copied.enumerate().filter(|(_, copied)| *copied).map(|(at, _)| at).collect()
+    }
+
+    #[test]
+    fn every_nth_packet_is_copied_without_a_seed() {
+        assert_eq!(chosen("every = 3", 10), [2, 5, 8]);
+        assert_eq!(chosen("every = 1", 4), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn same_seed_selects_the_same_packets() {
+        let first = chosen("every = 10\nseed = 1", 5_000);
+        assert_eq!(first, chosen("every = 10\nseed = 1", 5_000));
+        assert_ne!(first, chosen("every = 10\nseed = 2", 5_000));
+        // Five standard deviations of a binomial distribution around 500.
+        assert!((394..=606).contains(&first.len()), "{}", first.len());
+        let gaps: std::collections::BTreeSet<usize> = first.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        assert!(gaps.len() > 10, "not random: {gaps:?}");
+        assert_eq!(chosen("every = 1\nseed = 9", 50).len(), 50);
+    }
+
+    #[test]
+    fn every_of_zero_is_refused() {
+        let error = Harness::from_toml::<Sample>("every = 0").err().unwrap();
+        assert_eq!(error, "every: 0 is too small; help: set `every` to 1 to copy all packets");
+    }
+}

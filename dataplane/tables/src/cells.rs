@@ -1,0 +1,197 @@
+//! The cells and lines that lookups read. See [`super::trie`].
+
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use super::MISS;
+use super::entry::{BUCKET, LINE, LOW, line_of};
+use super::first::First;
+use super::form::{Form, cell};
+use super::lines::Lines;
+use dataplane_core::mem::prefetch;
+
+/// Number of address bits that select a cell of a node.
+pub(super) const NODE_BITS: u32 = 4;
+
+/// Number of lookups of a batch that run at the same time.
+const WAYS: usize = 32;
+
+/// Number of cells of the first level that are read at a time.
+const CELLS_AT_ONCE: usize = 4;
+
+/// The data that lookups read.
+pub(super) struct Cells<F: Form> {
+    pub(super) first: F::First,
+    pub(super) lines: Lines,
+    pub(super) default: AtomicU32,
+}
+
+impl<F: Form> Cells<F> {
+    /// Creates an empty first level, and `lines` lines behind the first level.
+    pub(super) fn new(lines: usize) -> Self {
+        Self { first: F::First::new(), lines: Lines::new(lines), default: AtomicU32::new(0) }
+    }
+
+    #[inline]
+    pub(super) fn lookup(&self, address: F::Address) -> Option<u32> {
+        let mut value = [MISS];
+        self.lookup_batch(&[address], &mut value);
+        (value[0] != MISS).then_some(value[0])
+    }
+
+    /// Looks up a batch of addresses. If the slices have different lengths, the shorter length counts.
+    #[inline]
+    pub(super) fn lookup_batch(&self, addresses: &[F::Address], values: &mut [u32]) {
+        let arrays = (<&[_; WAYS]>::try_from(addresses), <&mut [_; WAYS]>::try_from(&mut *values));
+        let (Ok(addresses), Ok(values)) = arrays else { return self.lookup_any(addresses, values) };
+        self.lookup_ways(addresses, values);
+    }
+
+    #[inline(never)]
+    fn lookup_any(&self, addresses: &[F::Address], values: &mut [u32]) {
+        let both = addresses.len().min(values.len());
+        let (whole, rest) = addresses[..both].as_chunks::<WAYS>();
+        let (into, into_rest) = values[..both].as_chunks_mut::<WAYS>();
+        for (addresses, values) in whole.iter().zip(into) {
+            self.lookup_ways(addresses, values);
+        }
+        if !rest.is_empty() {
+            self.lookup_ways(rest, into_rest);
+        }
+    }
+
+    /// Looks up at most [`WAYS`] addresses. `addresses` and `values` have the same length. All addresses descend
+    /// together, level by level, so that their cache misses overlap.
+    #[inline(always)]
+    fn lookup_ways<A, V>(&self, addresses: &A, values: &mut V)
+    where
+        A: AsRef<[F::Address]> + ?Sized,
+        V: AsMut<[u32]> + ?Sized,
+    {
+        loop {
+            let default = self.default.load(Ordering::Acquire);
+            let done = if default == 0 {
+                Self::in_first(&self.first, addresses, values, |entry| entry)
+            } else {
+                Self::in_first(&self.first, addresses, values, |entry| if entry == 0 { default } else { entry })
+            };
+            if !done {
+                self.descend(addresses.as_ref(), values.as_mut(), default);
+            }
+            // The fence orders the reads of the cells before two later loads: the load of the default below, and the
+            // loads that the caller makes with the values.
+            fence(Ordering::Acquire);
+            // If the default is unchanged, the result is consistent with one state of the table. The check misses a
+            // default that was removed and restored during the lookup, but this requires several changes during one
+            // batch.
+            if self.default.load(Ordering::Acquire) == default {
+                return;
+            }
+        }
+    }
+
+    /// Looks up addresses that end in the first level. `or_default` replaces empty cells. Returns `false` if any
+    /// address continues in lines.
+    ///
+    /// Instructions that wait for a cache miss occupy slots in the processor that further loads could use. The function
+    /// therefore uses few instructions per address. No instruction waits for the prefetch of a cell. Few instructions
+    /// wait for the load of a cell, because several cells are converted at once. Arrays of fixed size avoid loops. A
+    /// function that is not inlined can use all registers.
+    #[inline(never)]
+    fn in_first<A, V>(first: &F::First, addresses: &A, values: &mut V, or_default: impl Fn(u32) -> u32) -> bool
+    where
+        A: AsRef<[F::Address]> + ?Sized,
+        V: AsMut<[u32]> + ?Sized,
+    {
+        for address in addresses.as_ref() {
+            first.fetch(Self::slot(*address));
+        }
+        // Hides from the compiler that both passes use the same array. Otherwise the compiler would store intermediate
+        // results of each address and load them again.
+        let addresses = std::hint::black_box(addresses).as_ref();
+        let ((some, rest), (into, into_rest)) =
+            (addresses.as_chunks::<CELLS_AT_ONCE>(), values.as_mut().as_chunks_mut::<CELLS_AT_ONCE>());
+        let mut continues = 0;
+        for (addresses, values) in some.iter().zip(into) {
+            let cells = addresses.map(|address| first.near(Self::slot(address)));
+            *values = cells.map(|cell| or_default(cell).wrapping_sub(1));
+            continues |= cells.iter().fold(0, |continues, cell| continues | F::First::goes_on(*cell));
+        }
+        for (address, value) in rest.iter().zip(into_rest) {
+            let cell = first.near(Self::slot(*address));
+            *value = or_default(cell).wrapping_sub(1);
+            continues |= F::First::goes_on(cell);
+        }
+        continues & F::First::ON == 0
+    }
+
+    /// Returns the cell of the first level for an address.
+    #[inline(always)]
+    fn slot(address: F::Address) -> usize {
+        (F::half(address, 0) >> (64 - F::First::BITS)) as usize
+    }
+
+    /// Looks up up to [`WAYS`] addresses, through all levels.
+    #[inline(never)]
+    fn descend(&self, addresses: &[F::Address], values: &mut [u32], default: u32) {
+        self.last_cells(addresses, values);
+        for entry in values {
+            *entry = if *entry == 0 { default } else { *entry }.wrapping_sub(1);
+        }
+    }
+
+    /// Returns the last cell on the path of each of up to [`WAYS`] addresses.
+    #[inline(always)]
+    fn last_cells(&self, addresses: &[F::Address], entries: &mut [u32]) {
+        let mut pending = 0;
+        for (address, entry) in addresses.iter().zip(entries.iter_mut()) {
+            *entry = self.first.cell(Self::slot(*address));
+            pending |= *entry;
+        }
+        for half in 0..F::HALVES {
+            if pending & LINE == 0 {
+                return;
+            }
+            pending = self.descend_half(addresses, entries, half);
+        }
+    }
+
+    /// Continues through the lines of one half of the address. Returns the union of the bits of all cells found.
+    #[inline]
+    fn descend_half(&self, addresses: &[F::Address], entries: &mut [u32], half: usize) -> u32 {
+        let (mut shift, expected) = if half == 0 { (F::First::BITS, LINE) } else { (0, LINE | LOW) };
+        // Collects the addresses that have no value yet. No branch depends on an address.
+        let (mut lanes, mut keys, mut links, mut count) = ([0; WAYS], [0; WAYS], [0; WAYS], 0);
+        for (lane, (address, entry)) in addresses.iter().zip(entries.iter()).enumerate() {
+            (lanes[count % WAYS], keys[count % WAYS], links[count % WAYS]) = (lane, F::half(*address, half), *entry);
+            count += usize::from(entry & (LINE | LOW) == expected);
+        }
+        let mut pending = 0;
+        while count > 0 && shift < u64::BITS {
+            // The first loop prefetches all lines, and the second loop reads the lines, so that all loads overlap.
+            let mut lines = [self.lines.line(usize::MAX / 16); WAYS];
+            for ((key, link), line) in keys.iter().zip(&links).zip(&mut lines).take(count) {
+                *line = self.lines.line(line_of(*link, key << shift));
+                prefetch(line.as_ptr());
+            }
+            let mut remaining = 0;
+            for (at, line) in lines.iter().enumerate().take(count) {
+                let (lane, key, link) = (lanes[at], keys[at], links[at]);
+                let place = if link & BUCKET != 0 {
+                    F::FIRST + F::below(line, key)
+                } else {
+                    (key << shift >> (u64::BITS - NODE_BITS)) as usize
+                };
+                let found = cell(line, place);
+                pending |= found;
+                if let Some(entry) = entries.get_mut(lane) {
+                    *entry = found;
+                }
+                (lanes[remaining % WAYS], keys[remaining % WAYS], links[remaining % WAYS]) = (lane, key, found);
+                remaining += usize::from(found & (LINE | LOW) == expected);
+            }
+            count = remaining;
+            shift += NODE_BITS;
+        }
+        pending
+    }
+}

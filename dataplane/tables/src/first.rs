@@ -1,0 +1,132 @@
+//! The first level of a trie: one cell for each value of an address's leading bits.
+
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+
+use super::entry::LINE;
+use super::zeroed;
+use dataplane_core::mem::prefetch_l2;
+
+/// The value of a two-byte cell whose entry is in the second array.
+const IN_WIDE: u16 = u16::MAX;
+
+/// The cells of the first level. One thread writes, any number of threads read.
+pub trait First {
+    /// Number of leading address bits that select a cell.
+    const BITS: u32;
+
+    /// The bit that [`First::goes_on`] sets.
+    const ON: u32;
+
+    /// Creates empty cells.
+    fn new() -> Self;
+
+    /// Returns the part of a cell that one load reads. The load is relaxed, so that it does not delay other loads.
+    /// Before a caller accesses other memory because of the result, the caller needs a fence.
+    fn near(&self, slot: usize) -> u32;
+
+    /// Returns a number in which the bit [`First::ON`] is set if the cell does not hold a plain value. The lookup must
+    /// then continue. The other bits have no meaning.
+    fn goes_on(near: u32) -> u32;
+
+    /// Returns the full entry of a cell. A reader that sees the number of a line also sees the contents of the line.
+    fn cell(&self, slot: usize) -> u32;
+
+    /// Sets the entry of a cell.
+    fn set_cell(&self, slot: usize, entry: u32);
+
+    /// Prefetches the cell for [`First::near`].
+    fn fetch(&self, slot: usize);
+}
+
+/// 2^24 cells of two bytes, for IPv4. Most lookups touch only these cells. Cells of two bytes occupy half as many cache
+/// lines as cells of four bytes. An entry that leads to lines, or a value that does not fit, is in a second array. The
+/// pages of the second array are mapped on first use.
+pub struct Narrow {
+    cells: Box<[AtomicU16; 1 << Self::BITS]>,
+    wide: Box<[AtomicU32; 1 << Self::BITS]>,
+}
+
+impl First for Narrow {
+    const BITS: u32 = 24;
+    const ON: u32 = IN_WIDE as u32 + 1;
+
+    fn new() -> Self {
+        Self { cells: boxed(zeroed(1 << Self::BITS)), wide: boxed(zeroed(1 << Self::BITS)) }
+    }
+
+    #[inline(always)]
+    fn near(&self, slot: usize) -> u32 {
+        self.cells[slot % (1 << Self::BITS)].load(Ordering::Relaxed).into()
+    }
+
+    #[inline(always)]
+    fn goes_on(near: u32) -> u32 {
+        near + 1
+    }
+
+    #[inline(always)]
+    fn cell(&self, slot: usize) -> u32 {
+        let slot = slot % (1 << Self::BITS);
+        match self.cells[slot].load(Ordering::Acquire) {
+            // The second array holds the entry that was current when the cell was read, or a later entry.
+            IN_WIDE => self.wide[slot].load(Ordering::Acquire),
+            cell => cell.into(),
+        }
+    }
+
+    fn set_cell(&self, slot: usize, entry: u32) {
+        let fits = u16::try_from(entry).unwrap_or(IN_WIDE);
+        if fits == IN_WIDE {
+            // This store comes first, so that a reader that sees the marker also sees the entry.
+            self.wide[slot].store(entry, Ordering::Release);
+        }
+        self.cells[slot].store(fits, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn fetch(&self, slot: usize) {
+        prefetch_l2(self.cells.as_ptr().wrapping_add(slot));
+    }
+}
+
+/// 2^20 cells of four bytes, for IPv6. Most used cells lead to lines.
+pub struct Wide(Box<[AtomicU32; 1 << Self::BITS]>);
+
+impl First for Wide {
+    const BITS: u32 = 20;
+    const ON: u32 = LINE;
+
+    fn new() -> Self {
+        Self(boxed(zeroed(1 << Self::BITS)))
+    }
+
+    #[inline(always)]
+    fn near(&self, slot: usize) -> u32 {
+        self.0[slot % (1 << Self::BITS)].load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn goes_on(near: u32) -> u32 {
+        near
+    }
+
+    #[inline(always)]
+    fn cell(&self, slot: usize) -> u32 {
+        self.0[slot % (1 << Self::BITS)].load(Ordering::Acquire)
+    }
+
+    fn set_cell(&self, slot: usize, entry: u32) {
+        self.0[slot].store(entry, Ordering::Release);
+    }
+
+    #[inline(always)]
+    fn fetch(&self, slot: usize) {
+        prefetch_l2(self.0.as_ptr().wrapping_add(slot));
+    }
+}
+
+/// Converts a slice to an array on the heap, without a copy on the stack. The allocator provides the slice as zeroed
+/// pages that are mapped on first touch.
+fn boxed<T, const N: usize>(slice: Box<[T]>) -> Box<[T; N]> {
+    slice.try_into().unwrap_or_else(|_| unreachable!("the slice has N elements"))
+}

@@ -1,0 +1,174 @@
+//! The layout of cache lines of the trie for IPv4 and IPv6, and the lookup in a line.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::first::{First, Narrow, Wide};
+
+/// A cache line, as words. A node has 16 cells of 32 bits, two per word, the first cell in the low bits. A bucket has
+/// boundaries first, and cells after them.
+pub(super) type Line = [AtomicU64; WORDS];
+
+/// Number of words of a line.
+pub(super) const WORDS: usize = 8;
+
+/// Number of cells of a node.
+pub(super) const CELLS: usize = 16;
+
+/// An address family. Addresses are left-aligned in 128 bits, and handled in halves of 64 bits.
+///
+/// A bucket divides the addresses that it covers into runs. For each run except the last, the bucket stores the last
+/// address, which is the boundary. The index of an address's cell is the number of boundaries below the address.
+pub trait Form {
+    /// The address type of callers.
+    type Address: Copy;
+    /// Number of bits of an address.
+    const BITS: u8;
+    /// The first level of the family.
+    type First: First;
+    /// Number of halves that contain address bits.
+    const HALVES: usize;
+    /// Largest number of runs of a bucket. The cells of the runs are at the end of the line.
+    const RUNS: usize;
+    /// Index of the first cell of a bucket.
+    const FIRST: usize = CELLS - Self::RUNS;
+
+    /// Aligns an address to the left of 128 bits.
+    fn left(address: Self::Address) -> u128;
+
+    /// Converts an address that is left-aligned in 128 bits to the address type.
+    fn right(left: u128) -> Self::Address;
+
+    /// Returns a half of an address.
+    fn half(address: Self::Address, half: usize) -> u64;
+
+    /// Returns how many boundaries are below an address, given its half.
+    fn below(line: &Line, key: u64) -> usize;
+
+    /// Returns a boundary, or `None` if there are fewer boundaries. `near` is any address that the bucket covers.
+    fn boundary(line: &Line, at: usize, near: u64) -> Option<u64>;
+
+    /// Returns the words of a bucket with these boundaries. All other bits are zero.
+    fn words(boundaries: &[u64]) -> [u64; WORDS];
+}
+
+/// IPv4: ten boundaries of 16 bits. A line covers at most 15 address bits.
+pub struct V4;
+
+/// The lowest bit of each of four 16-bit fields.
+const ONES: u64 = 0x0001_0001_0001_0001;
+
+/// Mask of the bits that distinguish addresses of a bucket. A boundary with this value means no boundary, because no
+/// address is above this value.
+const OFFSET: u64 = 0x7fff;
+
+/// Number of bits after an IPv4 address in its half.
+const BEHIND: u32 = 32;
+
+impl Form for V4 {
+    type Address = u32;
+    const BITS: u8 = 32;
+    type First = Narrow;
+    const HALVES: usize = 1;
+    const RUNS: usize = 11;
+
+    fn left(address: u32) -> u128 {
+        u128::from(address) << 96
+    }
+
+    fn right(left: u128) -> u32 {
+        (left >> 96) as u32
+    }
+
+    #[inline(always)]
+    fn half(address: u32, _: usize) -> u64 {
+        u64::from(address) << BEHIND
+    }
+
+    #[inline(always)]
+    fn below(line: &Line, key: u64) -> usize {
+        let [first, second, third, ..] = line;
+        // Compares four boundaries at once. The top bit of a field is set if the offset is above the boundary. No field
+        // borrows from the next.
+        let key = ((key >> BEHIND & OFFSET) + OFFSET) * ONES;
+        let above = |word: &AtomicU64| key.wrapping_sub(word.load(Ordering::Relaxed)) >> 15 & ONES;
+        // The third word has only two boundaries, followed by a cell. The mask removes the result of the cell, and a
+        // borrow only changes higher fields.
+        let sum =
+            above(first) + above(second) + (key.wrapping_sub(third.load(Ordering::Relaxed)) >> 15 & ONES & 0xffff_ffff);
+        (sum.wrapping_mul(ONES) >> 48) as usize
+    }
+
+    fn boundary(line: &Line, at: usize, near: u64) -> Option<u64> {
+        let offset = line[at / 4].load(Ordering::Relaxed) >> (16 * (at % 4)) & 0xffff;
+        let rest = ((OFFSET + 1) << BEHIND) - 1;
+        (offset != OFFSET).then_some(near & !rest | offset << BEHIND | ((1 << BEHIND) - 1))
+    }
+
+    fn words(boundaries: &[u64]) -> [u64; WORDS] {
+        let mut words = [0; WORDS];
+        for at in 0..Self::RUNS - 1 {
+            let offset = boundaries.get(at).map_or(OFFSET, |last| last >> BEHIND & OFFSET);
+            words[at / 4] |= offset << (16 * (at % 4));
+        }
+        words
+    }
+}
+
+/// IPv6: five boundaries of 64 bits.
+pub struct V6;
+
+impl Form for V6 {
+    type Address = u128;
+    const BITS: u8 = 128;
+    type First = Wide;
+    const HALVES: usize = 2;
+    const RUNS: usize = 6;
+
+    fn left(address: u128) -> u128 {
+        address
+    }
+
+    fn right(left: u128) -> u128 {
+        left
+    }
+
+    #[inline(always)]
+    fn half(address: u128, half: usize) -> u64 {
+        (if half == 0 { address >> 64 } else { address }) as u64
+    }
+
+    #[inline(always)]
+    fn below(line: &Line, key: u64) -> usize {
+        let [first, second, third, fourth, fifth, ..] = line;
+        [first, second, third, fourth, fifth].iter().map(|word| usize::from(word.load(Ordering::Relaxed) < key)).sum()
+    }
+
+    fn boundary(line: &Line, at: usize, _: u64) -> Option<u64> {
+        // No address is above the maximum, so the maximum means no boundary.
+        Some(line[at].load(Ordering::Relaxed)).filter(|last| *last != u64::MAX)
+    }
+
+    fn words(boundaries: &[u64]) -> [u64; WORDS] {
+        let mut words = [0; WORDS];
+        for (at, word) in words.iter_mut().enumerate().take(Self::RUNS - 1) {
+            *word = boundaries.get(at).copied().unwrap_or(u64::MAX);
+        }
+        words
+    }
+}
+
+/// Returns a cell of a line.
+#[inline(always)]
+pub(super) fn cell(line: &Line, at: usize) -> u32 {
+    // The remainder keeps the index in the line without a bounds check.
+    let at = at % CELLS;
+    (line[at / 2].load(Ordering::Acquire) >> (32 * (at % 2))) as u32
+}
+
+/// Writes a cell. Only one thread writes.
+pub(super) fn set_cell(line: &Line, at: usize, entry: u32) {
+    let (word, shift) = (&line[at / 2], 32 * (at % 2));
+    let others = word.load(Ordering::Relaxed) & !(u64::from(u32::MAX) << shift);
+    // A reader that sees the number of a line also sees the contents of the line.
+    word.store(others | u64::from(entry) << shift, Ordering::Release);
+}

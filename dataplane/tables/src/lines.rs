@@ -1,0 +1,110 @@
+//! The memory of a trie: numbered cache lines, allocated singly or in aligned groups of two, four or eight. The
+//! allocator is a buddy allocator (Knowlton, "A fast storage allocator", CACM 1965). The allocator halves a group when
+//! a smaller group is needed, and joins both halves again when both are free.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
+
+use super::form::{Line, WORDS};
+use super::zeroed;
+
+/// Largest number of lines.
+pub(super) const LINES: usize = 1 << 22;
+
+/// Number of group sizes: 1, 2, 4 and 8 lines.
+pub(super) const SIZES: usize = 4;
+
+/// Number of lines in the largest group.
+const GROUP: usize = 1 << (SIZES - 1);
+
+static ZERO_LINE: Line = [const { AtomicU64::new(0) }; WORDS];
+
+/// The lines. Any thread may read them.
+pub(super) struct Lines {
+    words: Box<[AtomicU64]>,
+    /// Index of the first word of the first line.
+    first: usize,
+}
+
+impl Lines {
+    /// Creates `lines` lines. Pages are mapped on first write.
+    pub(super) fn new(lines: usize) -> Self {
+        // The lines are aligned here. If the allocation itself had a larger alignment, the allocator would write the
+        // zeros, which maps all pages.
+        let words: Box<[AtomicU64]> = zeroed((lines + 1) * WORDS);
+        let first = words.as_ptr().align_offset(64).min(WORDS);
+        Self { words, first }
+    }
+
+    /// Returns a line, or a line of zeros if the number is out of range.
+    #[inline(always)]
+    pub(super) fn line(&self, number: usize) -> &Line {
+        self.words.get(self.first + number * WORDS..).and_then(|words| words.first_chunk()).unwrap_or(&ZERO_LINE)
+    }
+}
+
+/// The allocator of lines. Only one thread uses the allocator.
+pub(super) struct Allocator {
+    /// Free groups, by size.
+    free: [BTreeSet<usize>; SIZES],
+    /// Number of lines that are in use or in a free group. All lines after them were never used.
+    made: usize,
+    /// Largest number of lines.
+    most: usize,
+}
+
+impl Allocator {
+    /// Creates an allocator of at most `most` lines, rounded up to whole groups of the largest size.
+    pub(super) fn new(most: usize) -> Self {
+        Self { free: Default::default(), made: 0, most: most.min(LINES).next_multiple_of(GROUP) }
+    }
+
+    /// Whether the given number of groups of each size is available.
+    pub(super) fn has(&self, needed: &[usize; SIZES]) -> bool {
+        let mut whole = (self.most - self.made) / GROUP;
+        self.free.iter().zip(needed).rev().all(|(free, needed)| {
+            let available = free.len() + whole;
+            whole = 2 * available.saturating_sub(*needed);
+            available >= *needed
+        })
+    }
+
+    /// Takes a group of 2^`size` lines. The caller must have checked [`Allocator::has`].
+    pub(super) fn take(&mut self, size: usize) -> usize {
+        let free = (size..SIZES).find_map(|of| self.free[of].pop_first().map(|group| (group, of)));
+        let (group, of) = free.unwrap_or_else(|| {
+            let group = self.made;
+            self.made += GROUP;
+            (group, SIZES - 1)
+        });
+        for half in size..of {
+            self.free[half].insert(group + (1 << half));
+        }
+        group
+    }
+
+    /// Frees a group that no reader uses any more.
+    pub(super) fn give(&mut self, mut group: usize, mut size: usize) {
+        while size < SIZES - 1 && self.free[size].remove(&(group ^ (1 << size))) {
+            group &= !(1 << size);
+            size += 1;
+        }
+        self.free[size].insert(group);
+    }
+
+    /// Returns how many lines are in use or in a free group.
+    pub(super) fn made(&self) -> usize {
+        self.made
+    }
+
+    /// Returns the largest number of lines.
+    pub(super) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Returns how many lines are in free groups.
+    #[cfg(test)]
+    pub(super) fn free(&self) -> usize {
+        self.free.iter().enumerate().map(|(size, free)| free.len() << size).sum()
+    }
+}

@@ -1,0 +1,316 @@
+//! Longest prefix match.
+
+use std::sync::Arc;
+
+use super::TableError;
+use super::cells::Cells;
+use super::form::{Form, V4, V6};
+use super::trie::Trie;
+
+/// A table of IPv4 prefixes. The first level uses 24 bits, as in DIR-24-8 (Gupta, Lin and McKeown, "Routing lookups in
+/// hardware at memory access speeds", INFOCOM 1998). Small values take two bytes there. Longer prefixes continue in
+/// cache lines behind the first level.
+///
+/// A lookup takes one load for prefixes up to /24 with values below 65,534, two loads for larger values, and three or
+/// more for longer prefixes. A batch is looked up in groups of 32 addresses. If one address of a group needs more than
+/// one load, the whole group takes the slower path, which takes up to twice the time.
+///
+/// ```
+/// use dataplane_tables::lpm::Lpm4;
+///
+/// let mut table = Lpm4::new();
+/// let address = |text: &str| u32::from(text.parse::<std::net::Ipv4Addr>().unwrap());
+/// table.insert(address("10.0.0.0"), 8, 1)?;
+/// table.insert(address("10.1.0.0"), 16, 2)?;
+/// assert_eq!(table.lookup(address("10.1.2.3")), Some(2));
+/// assert_eq!(table.lookup(address("10.2.2.3")), Some(1));
+/// assert_eq!(table.lookup(address("192.0.2.1")), None);
+/// # Ok::<(), dataplane_tables::TableError>(())
+/// ```
+pub type Lpm4 = Lpm<V4>;
+
+/// A table of IPv6 prefixes. The first level uses 20 bits. Longer prefixes continue in cache lines behind the first
+/// level. A line divides the addresses that it covers into ranges, and stores the boundaries between the ranges. A line
+/// therefore covers more address bits where there are fewer prefixes.
+///
+/// A lookup takes one load for prefixes up to /20, and mostly one more for prefixes up to /64. Where many prefixes are
+/// near each other, it takes one load for every four bits in which they differ.
+///
+/// ```
+/// use dataplane_tables::lpm::Lpm6;
+///
+/// let mut table = Lpm6::new();
+/// let address = |text: &str| u128::from(text.parse::<std::net::Ipv6Addr>().unwrap());
+/// table.insert(address("2001:db8::"), 32, 1)?;
+/// table.insert(address("2001:db8:1::"), 48, 2)?;
+/// assert_eq!(table.lookup(address("2001:db8:1::3")), Some(2));
+/// assert_eq!(table.lookup(address("2001:db8:2::3")), Some(1));
+/// assert_eq!(table.lookup(address("2001:db9::1")), None);
+/// # Ok::<(), dataplane_tables::TableError>(())
+/// ```
+pub type Lpm6 = Lpm<V6>;
+
+/// A table of the prefixes of an address family: [`Lpm4`] or [`Lpm6`].
+pub struct Lpm<F: Form>(Trie<F>);
+
+/// A read-only view for lookups while another thread changes the table. Lookups see every change immediately.
+/// [`Lpm::reclaim`] makes memory reusable, and a lookup that may read this memory must end before the call.
+pub struct LpmView<F: Form>(Arc<Cells<F>>);
+
+/// A view of a [`Lpm4`].
+pub type View4 = LpmView<V4>;
+
+/// A view of a [`Lpm6`].
+pub type View6 = LpmView<V6>;
+
+impl<F: Form> Clone for LpmView<F> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<F: Form> std::fmt::Debug for LpmView<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LpmView").finish_non_exhaustive()
+    }
+}
+
+impl<F: Form> LpmView<F> {
+    /// Returns the value of the longest prefix that covers the address.
+    #[inline]
+    pub fn lookup(&self, address: F::Address) -> Option<u32> {
+        self.0.lookup(address)
+    }
+
+    /// Does the same as [`Lpm::lookup_batch`].
+    #[inline]
+    pub fn lookup_batch(&self, addresses: &[F::Address], values: &mut [u32]) {
+        self.0.lookup_batch(addresses, values);
+    }
+}
+
+impl<F: Form> Default for Lpm<F> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<F: Form> std::fmt::Debug for Lpm<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lpm").field("prefixes", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl<F: Form> Lpm<F> {
+    /// Creates a table without prefixes.
+    pub fn new() -> Self {
+        Self(Trie::new())
+    }
+
+    /// Creates a table with at most `most` cache lines behind its first level. A prefix longer than the first level
+    /// takes one line or less if few other prefixes are near, and an IPv6 prefix longer than /64 takes two lines. Retired
+    /// lines count until they are reclaimed.
+    pub fn with_lines(most: usize) -> Self {
+        Self(Trie::with_lines(most))
+    }
+
+    /// Returns a view for lookups, also from other threads.
+    pub fn view(&self) -> LpmView<F> {
+        LpmView(self.0.cells().clone())
+    }
+
+    /// Sets the current time to `time`, in any unit, and makes the memory reusable that was retired before the time
+    /// `quiet`. Every lookup that began before `quiet` must have ended. Memory that is retired after this call has the
+    /// retirement time `time`. Before the first call, the current time is 0.
+    pub fn reclaim(&mut self, time: u64, quiet: u64) {
+        self.0.reclaim(time, quiet);
+    }
+
+    /// Returns all prefixes as address, length and value, in no particular order.
+    pub fn prefixes(&self) -> impl Iterator<Item = (F::Address, u8, u32)> + '_ {
+        self.0.rules().map(|(key, len, value)| (F::right(key), len, value))
+    }
+
+    /// Builds a table from prefixes: address, length, value. If a prefix occurs twice, the last value counts. Bits
+    /// after the length are ignored.
+    ///
+    /// # Errors
+    ///
+    /// The first error of [`Lpm::insert`].
+    pub fn build(prefixes: &[(F::Address, u8, u32)]) -> Result<Self, TableError> {
+        let mut table = Self::new();
+        table.0.reserve(prefixes.len());
+        for (address, len, value) in prefixes {
+            table.insert(*address, *len, *value)?;
+            // The table has no readers yet.
+            table.0.reclaim(0, u64::MAX);
+        }
+        Ok(table)
+    }
+
+    /// Returns the number of prefixes.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether the table has no prefixes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds a prefix, or changes its value. Returns the old value. Bits after the length are ignored.
+    ///
+    /// # Errors
+    ///
+    /// The length is above the number of bits of an address, the value is above [`super::MAX_VALUE`], or there is no
+    /// free cache line. The table is then unchanged.
+    pub fn insert(&mut self, address: F::Address, len: u8, value: u32) -> Result<Option<u32>, TableError> {
+        if len > F::BITS {
+            return Err(TableError::PrefixLength { len, max: F::BITS });
+        }
+        self.0.insert(F::left(address), len, value)
+    }
+
+    /// Removes a prefix and returns its value, or `None` if the table does not have the prefix.
+    pub fn remove(&mut self, address: F::Address, len: u8) -> Option<u32> {
+        if len > F::BITS { None } else { self.0.remove(F::left(address), len) }
+    }
+
+    /// Returns the value of exactly this prefix, regardless of longer or shorter ones.
+    pub fn get(&self, address: F::Address, len: u8) -> Option<u32> {
+        if len > F::BITS { None } else { self.0.get(F::left(address), len) }
+    }
+
+    /// Returns the value of the longest prefix that covers the address.
+    #[inline]
+    pub fn lookup(&self, address: F::Address) -> Option<u32> {
+        self.0.cells().lookup(address)
+    }
+
+    /// Looks up the addresses of a batch. If the slices have different lengths, the shorter length counts. Writes
+    /// [`super::MISS`] for an address without a match. This is faster than single lookups, because the memory accesses
+    /// of a batch overlap.
+    #[inline]
+    pub fn lookup_batch(&self, addresses: &[F::Address], values: &mut [u32]) {
+        self.0.cells().lookup_batch(addresses, values);
+    }
+}
+
+#[cfg(test)]
+mod tests_v4 {
+    crate::lpm_tests::lpm_tests!(Lpm4, u32, 32);
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Looks up batches of any length, of addresses that end in the first level and of some that do not. Values
+        /// behind the end of the shorter slice stay unchanged.
+        #[test]
+        fn batch_lookup_agrees_with_single_lookups(
+            prefixes in prop::collection::vec((address(), 8..=24u8, value()), 0..30), default in prop::option::of(value()),
+            long in prop::option::of(address()), probes in prop::collection::vec(address(), 0..100), values in 0..100usize,
+        ) {
+            let long = long.map(|address| (address, 30, 1));
+            let all: Vec<_> = prefixes.into_iter().chain(default.map(|value| (0, 0, value))).chain(long).collect();
+            let table = Lpm4::build(&all).unwrap();
+            let mut model = Model::default();
+            for (address, len, value) in all {
+                model.insert(address, len, value);
+            }
+            let mut found = vec![7; values];
+            table.lookup_batch(&probes, &mut found);
+            let expected = probes.iter().map(|probe| model.lookup(*probe).unwrap_or(MISS)).chain(std::iter::repeat(7));
+            prop_assert_eq!(found, expected.take(values).collect::<Vec<_>>());
+        }
+    }
+
+    /// Values change between two and four bytes. Readers always see an old or a new value.
+    #[test]
+    fn readers_see_values_of_any_width() {
+        const VALUES: [u32; 4] = [1, MAX_VALUE, 2, 1 << 16];
+        const PREFIXES: u32 = 64;
+        let prefix = |at: u32| 10 << 24 | at << 12;
+        let mut table = Lpm4::build(&(0..PREFIXES).map(|at| (prefix(at), 20, VALUES[0])).collect::<Vec<_>>()).unwrap();
+        let (view, looked) = (table.view(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let addresses: Vec<u32> = (0..PREFIXES).map(|at| prefix(at) | 77).collect();
+                let mut values = vec![0; addresses.len()];
+                while looked.fetch_add(1, Ordering::Relaxed) < 20_000 {
+                    view.lookup_batch(&addresses, &mut values);
+                    assert!(values.iter().all(|value| VALUES.contains(value)), "{values:?}");
+                }
+            });
+            let mut round = 0;
+            while !reader.is_finished() {
+                round += 1;
+                for at in 0..PREFIXES {
+                    table.insert(prefix(at), 20, VALUES[round % VALUES.len()]).unwrap();
+                }
+            }
+            reader.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn million_prefixes_are_found() {
+        let million: Vec<(u32, u8, u32)> = (0..1_000_000u32)
+            .map(|i| (i.wrapping_mul(0x9e37_79b1), 16 + (i % 9) as u8 + (i % 50 == 0) as u8 * 4, i))
+            .collect();
+        let table = Lpm4::build(&million).unwrap();
+        assert!(table.len() > 900_000);
+        for (address, len, _) in million.iter().step_by(1009) {
+            // A longer prefix may cover the first address, but no prefix may be missing.
+            let longer = (*len..=32).rev().find_map(|len| table.get(*address, len));
+            assert!(longer.is_some());
+            assert_eq!(table.lookup(*address), longer);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests_v6 {
+    crate::lpm_tests::lpm_tests!(Lpm6, u128, 128);
+
+    /// If every address has its own prefix, a line covers sixteen prefixes, in whatever order they were added.
+    #[test]
+    fn adjacent_prefixes_share_lines() {
+        for (len, key) in [(64, 64), (128, 0)] {
+            let mut table = Lpm6::new();
+            for at in 0..4096u32 {
+                table.insert(0x2001_0db8 << 96 | u128::from(at.reverse_bits() >> 20) << key, len, at).unwrap();
+            }
+            table.reclaim(1, 1);
+            assert!(table.0.used() < 4096 / 16 * 6 / 5, "/{len}: {}", table.0.used());
+        }
+    }
+
+    /// A lone prefix takes one line per half of an address, whatever its length.
+    #[test]
+    fn lone_prefix_takes_one_line_per_half() {
+        for (len, lines) in [(20, 0), (21, 1), (48, 1), (63, 1), (64, 1), (65, 2), (127, 2), (128, 2)] {
+            let mut table = Lpm6::new();
+            table.insert(0x2001_0db8 << 96 | 0xf00f, len, 1).unwrap();
+            assert_eq!(table.0.used(), lines, "/{len}");
+        }
+        // A prefix at the first or last address of a half needs only one boundary.
+        let mut table = Lpm6::new();
+        table.insert(u128::MAX, 128, 1).unwrap();
+        table.insert(0, 128, 2).unwrap();
+        table.insert(0x1234 << 64 | u128::from(u64::MAX), 128, 3).unwrap();
+        table.insert(0x1235 << 64, 128, 4).unwrap();
+        for (address, value) in [
+            (0, Some(2)),
+            (1, None),
+            (0x1234 << 64, None),
+            ((0x1235 << 64) - 2, None),
+            ((0x1235 << 64) - 1, Some(3)),
+            (0x1235 << 64, Some(4)),
+            ((0x1235 << 64) + 1, None),
+            (u128::MAX - 1, None),
+            (u128::MAX, Some(1)),
+        ] {
+            assert_eq!(table.lookup(address), value, "{address:x}");
+        }
+    }
+}

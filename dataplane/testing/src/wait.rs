@@ -1,0 +1,19 @@
+//! Waits for a condition in tests.
+
+use std::time::{Duration, Instant};
+
+/// The time limit of a wait. It is longer than any wait on a slow machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` returns `true`.
+///
+/// # Panics
+/// With the message `what`, if the condition does not hold within [`PATIENCE`].
+#[track_caller]
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        std::thread::yield_now();
+    }
+}
