@@ -51,8 +51,9 @@ pub struct LiveReader<T> {
 struct Exchange<T> {
     /// The latest value, if the reader has not taken it yet.
     next: ArrayQueue<Box<T>>,
-    /// Values that the reader has handed back. At most two values can be in this queue: the value in use when `next`
-    /// was last filled, and the value before.
+    /// Values that the reader has handed back. Between two emptyings, the reader can hand back at most three values:
+    /// one that it had already replaced, one that it replaces with the content of `next`, and one that it replaces with
+    /// the value that the publishing side adds before it empties this queue again.
     old: ArrayQueue<Box<T>>,
 }
 
@@ -65,7 +66,7 @@ impl<T> Default for Live<T> {
 impl<T> Live<T> {
     /// Adds a reader with its first value. Readers are numbered from 0, in the order of their creation.
     pub fn reader(&self, first: T) -> LiveReader<T> {
-        let exchange = Arc::new(Exchange { next: ArrayQueue::new(1), old: ArrayQueue::new(2) });
+        let exchange = Arc::new(Exchange { next: ArrayQueue::new(1), old: ArrayQueue::new(3) });
         self.readers().push(ReaderState { exchange: exchange.clone(), open: 0 });
         LiveReader { current: Box::new(first), exchange }
     }
@@ -108,9 +109,15 @@ impl<T> LiveReader<T> {
     #[inline]
     pub fn refresh(&mut self) {
         if let Some(next) = self.exchange.next.pop() {
-            // The queue has room for all values that the reader can hand back.
-            let _ = self.exchange.old.push(std::mem::replace(&mut self.current, next));
+            self.hand_back(next);
         }
+    }
+
+    /// Uses `next`, and hands the value before back.
+    #[inline]
+    fn hand_back(&mut self, next: Box<T>) {
+        // The queue has room for all values that the reader can hand back.
+        let _ = self.exchange.old.push(std::mem::replace(&mut self.current, next));
     }
 }
 
@@ -149,6 +156,27 @@ mod tests {
         assert!(live.settle());
         assert_eq!(readers.each_ref().map(|reader| ***reader), [2, 2]);
         assert_eq!(values.each_ref().map(Arc::strong_count), [1, 1, 3]);
+    }
+
+    #[test]
+    fn reader_that_is_interrupted_hands_back_every_value() {
+        let values: [Arc<u32>; 4] = [0, 1, 2, 3].map(Arc::new);
+        let live = Live::default();
+        let mut reader = live.reader(values[0].clone());
+        live.publish(|_| values[1].clone());
+        // The reader is interrupted after it has taken value 1 and before it hands back value 0.
+        let taken = reader.exchange.next.pop().unwrap();
+        live.publish(|_| values[2].clone());
+        // The publishing side empties the queue and is interrupted before it adds value 3. The reader goes on.
+        assert!(!live.readers()[0].collect());
+        reader.hand_back(taken);
+        reader.refresh();
+        assert!(reader.exchange.next.force_push(Box::new(values[3].clone())).is_none());
+        live.readers()[0].open += 1;
+        reader.refresh();
+        assert_eq!(values.each_ref().map(Arc::strong_count), [2, 2, 2, 2], "the reader has freed a value");
+        assert!(live.settle());
+        assert_eq!(values.each_ref().map(Arc::strong_count), [1, 1, 1, 2]);
     }
 
     #[test]
