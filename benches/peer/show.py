@@ -66,7 +66,7 @@ def notes(results):
 
 
 def headline(results):
-    """Returns the table of the README: for each row, the result with the lowest ratio compared with its goal."""
+    """Returns the table of the README: for each row, the result with the lowest value of ratio ÷ goal."""
     least = {}
     for result in results:
         for peer in result.case.peers:

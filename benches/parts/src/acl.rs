@@ -90,7 +90,7 @@ impl Rules {
 }
 
 impl Table for Rules {
-    fn len(&self) -> usize {
+    fn lookup_count(&self) -> usize {
         self.packets.len()
     }
 

@@ -25,7 +25,7 @@ impl Flows {
 }
 
 impl Table for Flows {
-    fn len(&self) -> usize {
+    fn lookup_count(&self) -> usize {
         self.keys.len()
     }
 

@@ -36,7 +36,7 @@ impl V4 {
 }
 
 impl Table for V4 {
-    fn len(&self) -> usize {
+    fn lookup_count(&self) -> usize {
         self.addresses.len()
     }
 
@@ -61,7 +61,7 @@ impl V6 {
 }
 
 impl Table for V6 {
-    fn len(&self) -> usize {
+    fn lookup_count(&self) -> usize {
         self.addresses.len()
     }
 

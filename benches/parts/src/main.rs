@@ -28,7 +28,7 @@ const BATCH: usize = 32;
 /// A lookup table, and the lookups of the benchmark.
 trait Table {
     /// Returns the number of lookups.
-    fn len(&self) -> usize;
+    fn lookup_count(&self) -> usize;
     /// Performs the lookups in the range and stores their results in `values`.
     fn lookup(&self, range: std::ops::Range<usize>, values: &mut [u32]);
 }
@@ -94,7 +94,7 @@ fn fail(message: &str) -> ! {
 /// Returns a checksum over the results of all lookups. The checksum depends on the order of the results.
 fn sum(table: &dyn Table) -> u64 {
     let (mut sum, mut values) = (0xcbf2_9ce4_8422_2325_u64, [0; BATCH]);
-    for at in (0..table.len()).step_by(BATCH) {
+    for at in (0..table.lookup_count()).step_by(BATCH) {
         table.lookup(at..at + BATCH, &mut values);
         for value in values {
             sum = (sum ^ u64::from(value)).wrapping_mul(0x100_0000_01b3);
@@ -112,7 +112,7 @@ fn measure(table: &dyn Table, time: Duration) -> f64 {
             table.lookup(at..at + BATCH, &mut values);
             black_box(&values);
             at += BATCH;
-            if at == table.len() {
+            if at == table.lookup_count() {
                 at = 0;
             }
         }

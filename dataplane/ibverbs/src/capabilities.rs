@@ -31,14 +31,15 @@ pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
     let mut probed = ProbeResult { capabilities: reported(attr, context.limits.vectors), ..ProbeResult::default() };
     let all = CqSpec { depth: 1, fields: PollFields::all(), flags: CqFlags::all(), ..CqSpec::default() };
     let queue = device.create_cq(&all, None);
-    // If batch polling is not reliable, the queue above may use the classic poll interface, which lacks all extended
-    // features. A queue that polls one completion at a time shows why the device itself refuses a feature.
-    let plain = device.create_cq(&CqSpec { api: CqApi::ExtendedSingle, ..all }, None).map(|(_, granted)| granted).ok();
+    // If batch polling is not reliable, the queue above uses the classic poll interface, which lacks all extended
+    // features. Then the reasons of this queue do not show whether the device itself supports a feature. A second queue
+    // polls one completion at a time, so its reasons come from the device.
+    let single = device.create_cq(&CqSpec { api: CqApi::ExtendedSingle, ..all }, None).map(|(_, granted)| granted).ok();
     for capability in Capability::ALL {
         let tried = match (&queue, capability) {
             (Err(error), _) => Err(error.to_string()),
             (Ok((_, granted)), _) if CQ_CAPABILITIES.contains(&capability) => {
-                cq_capability(granted, plain.as_ref(), capability)
+                cq_capability(granted, single.as_ref(), capability)
             }
             (Ok((cq, _)), _) => attempt(device, attr, cq, capability),
         };
@@ -62,12 +63,14 @@ const CQ_CAPABILITIES: [Capability; 8] = [
     Capability::TagMatching,
 ];
 
-fn cq_capability(granted: &CqGranted, plain: Option<&CqGranted>, capability: Capability) -> Result<(), String> {
+/// Checks whether a completion queue was granted with a capability. Otherwise, returns the reason. The reasons of the
+/// queue `single` take precedence.
+fn cq_capability(granted: &CqGranted, single: Option<&CqGranted>, capability: Capability) -> Result<(), String> {
     if !granted.refused.contains(&capability) {
         return Ok(());
     }
     let prefix = format!("missing {capability}: ");
-    let reasons = plain.into_iter().chain([granted]).flat_map(|granted| &granted.why);
+    let reasons = single.into_iter().chain([granted]).flat_map(|granted| &granted.why);
     let why = reasons.filter_map(|line| line.strip_prefix(&prefix)).next();
     Err(why.unwrap_or("the device refused it").to_owned())
 }

@@ -748,7 +748,7 @@ members! {
     fn ibv_wc_read_slid() -> u32 = read_slid;
     /// Returns the service level.
     fn ibv_wc_read_sl() -> u8 = read_sl;
-    /// Returns the path bits of the destination.
+    /// Returns the low bits of the destination's local identifier (LID), which select a path.
     fn ibv_wc_read_dlid_path_bits() -> u8 = read_dlid_path_bits;
     /// Returns the completion timestamp in ticks of the device clock.
     fn ibv_wc_read_completion_ts() -> u64 = read_completion_ts;

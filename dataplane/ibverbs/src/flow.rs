@@ -254,8 +254,8 @@ pub enum FlowTraffic {
 }
 
 impl FlowTraffic {
-    /// Every frame of the port that no rule with a smaller priority number matches.
-    pub const ALL: Self =
+    /// Frames with any headers: every frame of the port that no rule with a smaller priority number matches.
+    pub const ANY_HEADERS: Self =
         Self::Headers { outer: HeaderMatch { ethernet: None, ip: None, transport: None }, tunnel: None };
 }
 

@@ -1,5 +1,5 @@
 //! Posts requests with `ibv_post_recv(3)` and `ibv_post_send(3)`, as general lists of requests or as runs. A run is a
-//! burst of packets that are given by their slots. Runs use preallocated lists.
+//! burst of packets, each identified by the index of its packet buffer (slot). Runs use preallocated lists of requests.
 //!
 //! Some devices silently drop an invalid request, never complete it, or report a wrong result. This module refuses such
 //! requests before they are posted: see [`VerbsQp::check_send`]. An opcode that the queue pair type does not support is
@@ -39,8 +39,9 @@ const RECV: &str = "ibv_post_recv";
 const SEND: &str = "ibv_post_send";
 
 impl VerbsQp {
-    /// Checks whether receives may be posted in the current state. Some drivers do not check the state. Others keep
-    /// receives that they refuse.
+    /// Checks whether receives may be posted. In state RESET, receives are refused here: some drivers do not check the
+    /// state, and other drivers return an error but keep the receive. Queue pairs with a shared receive queue cannot
+    /// post receives.
     #[inline]
     fn may_recv(&self) -> Result<(), PostError> {
         if self.known_state() == QpState::Reset || self.shares_receives() {
@@ -59,8 +60,8 @@ impl VerbsQp {
     }
 
     /// Converts the error of a failed post. The list starts at `first` and has `count` requests. Determines how many
-    /// requests were posted. If the driver does not report this number, it may hold any of the requests and execute
-    /// them later. The queue pair is then moved to ERR, which flushes all requests.
+    /// requests were posted. If the driver does not report this number, the driver may hold any of the requests and
+    /// execute them later. The queue pair is then moved to ERR, which flushes all requests.
     #[cold]
     fn refused<T>(&mut self, error: VerbError, first: *const T, count: usize, bad: *const T) -> PostError {
         let taken = accepted(first, count, bad).unwrap_or_else(|| {
@@ -71,7 +72,8 @@ impl VerbsQp {
     }
 
     /// # Safety
-    /// The device may access the memory of accepted requests until they complete, as the trait requires.
+    /// The caller must follow the rules of [`post_recv`](dataplane_core::verbs::QueuePair::post_recv) for the memory of
+    /// accepted requests.
     pub(super) unsafe fn recv_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         self.may_recv()?;
         let most = self.caps.recv_sges as usize;
@@ -124,7 +126,7 @@ impl VerbsQp {
         if good < slots.len() { Err(PostError { accepted: good, ..refuse(RECV, libc::EINVAL) }) } else { Ok(()) }
     }
 
-    /// Posts a part of a linked list. During the call, the link after the last posted item is removed.
+    /// Posts the items `first` to `last` of a linked list. Removes the link after `last` during the call.
     ///
     /// # Safety
     /// All pointers must be in one list of this queue pair. `first` to `last` must be `count` requests, and `after`
@@ -185,8 +187,9 @@ impl VerbsQp {
     }
 
     /// Checks a send that some devices would not execute or report correctly. Some devices drop a datagram that is
-    /// longer than the MTU and report it as sent. Some devices never complete a read without a destination buffer. Some
-    /// devices complete an atomic operation of a wrong size and report this size.
+    /// longer than the MTU and report it as sent. Some devices never complete a read if the queue pair allows no
+    /// outstanding reads. Some devices complete an atomic operation of a wrong size and report this size. Inline reads
+    /// and atomic operations are refused, because an inline request has no buffer for the result.
     fn check_send(&self, request: &SendRequest<'_, VerbsAh>) -> Result<(), c_int> {
         let length: u64 = request.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let inline = request.flags.contains(SendFlags::INLINE);
@@ -232,7 +235,8 @@ impl VerbsQp {
     }
 
     /// # Safety
-    /// The device may access the memory of accepted requests until they complete, as the trait requires.
+    /// The caller must follow the rules of [`post_send`](dataplane_core::verbs::QueuePair::post_send) for the memory of
+    /// accepted requests.
     pub(super) unsafe fn send_list(&mut self, requests: &[SendRequest<'_, VerbsAh>]) -> Result<(), PostError> {
         self.may_send()?;
         let wrong = requests.iter().enumerate().find_map(|(at, request)| Some((at, self.check_send(request).err()?)));

@@ -41,7 +41,7 @@ pub struct VerbsQp {
     pub(super) port: u8,
     /// The maximum message size in bytes. 0 until the port is set.
     pub(super) max_message: u32,
-    /// Whether reads and atomics may be outstanding.
+    /// Whether the queue pair may have outstanding reads and atomics.
     pub(super) may_read: bool,
     /// The send offloads of a raw-packet queue pair.
     pub(super) offload: Offload,
@@ -210,15 +210,15 @@ impl VerbsQp {
         self.body().srq.is_some()
     }
 
-    /// Returns the completion queue of the sends. The `owner` of that queue also controls the access to the send
-    /// structures of the driver.
+    /// Returns the completion queue of the sends. A caller must claim [`CqHandle::owner`] before each send. The claim
+    /// also protects the driver's send queue.
     #[inline]
     pub(super) fn send_queue(&self) -> &CqHandle {
         &self.body().send
     }
 
-    /// Returns the completion queue of the receives. The `owner` of that queue also controls the access to the receive
-    /// structures of the driver.
+    /// Returns the completion queue of the receives. A caller must claim [`CqHandle::owner`] before it posts receives.
+    /// The claim also protects the driver's receive queue.
     #[inline]
     pub(super) fn recv_queue(&self) -> &CqHandle {
         &self.body().recv

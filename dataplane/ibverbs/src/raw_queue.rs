@@ -46,7 +46,7 @@ pub struct RawSpec {
 impl Default for RawSpec {
     /// Returns settings with which a queue pair receives every frame unchanged.
     fn default() -> Self {
-        let rules = vec![FlowRule::new(FlowTraffic::ALL)];
+        let rules = vec![FlowRule::new(FlowTraffic::ANY_HEADERS)];
         Self {
             receive: RawReceive::default(),
             rss: RssSpec::STANDARD,

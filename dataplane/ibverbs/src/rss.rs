@@ -4,8 +4,8 @@
 //! full. There is one hashing queue pair for each `TrafficClass`, because a queue pair hashes the addresses of one IP
 //! version and the ports of one protocol. Each hashing queue pair selects a work queue in the table. Flow rules direct
 //! each class to its hashing queue pair. TCP and UDP frames are distributed by addresses and ports, and other IP frames
-//! by addresses. All frames without hashed fields go to the first queue. The table has the same number of entries as in
-//! the software device, so both distribute frames alike.
+//! by addresses. All frames without hashed fields go to the first queue. The software device has a table of 128
+//! entries. If the device supports tables of 128 entries, both devices distribute frames alike.
 //!
 //! Hashing queue pairs have no send queue and no state. A worker that sends has its own queue pair.
 //!
@@ -27,7 +27,7 @@ use super::raw::{RawError, RawPacketCaps, RawReceive, RssCaps, range};
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{RssFields, RssSpec};
 
-/// Number of entries of an indirection table, if the device supports as many.
+/// Number of entries of an indirection table, if the device supports so many entries.
 const TABLE: u32 = 128;
 
 /// A set of frames that are hashed with the same fields.
@@ -45,12 +45,13 @@ pub(super) enum TrafficClass {
     Ipv6Udp,
     /// Other IPv6 traffic.
     Ipv6,
-    /// Neither IPv4 nor IPv6. Nothing is hashed.
+    /// Neither IPv4 nor IPv6. No field is hashed.
     Other,
 }
 
 impl TrafficClass {
-    /// All classes. Classes with a transport precede classes without one, which would otherwise match their frames.
+    /// All classes, in the order of their priority (see [`Self::priority_offset`]). The classes with a transport come
+    /// first, because the rules of the classes `Ipv4` and `Ipv6` also match TCP and UDP frames.
     const ALL: [Self; 7] =
         [Self::Ipv4Tcp, Self::Ipv4Udp, Self::Ipv6Tcp, Self::Ipv6Udp, Self::Ipv4, Self::Ipv6, Self::Other];
 
@@ -77,7 +78,7 @@ impl TrafficClass {
         (ip, transport)
     }
 
-    /// Returns the hashed fields: `enum ibv_rx_hash_fields`. 0 if nothing is hashed.
+    /// Returns the hashed fields: `enum ibv_rx_hash_fields`. Returns 0 if no field is hashed.
     fn hashed(self, fields: RssFields) -> u64 {
         let addresses = match self.version() {
             Some(4) if fields.ipv4 => IBV_RX_HASH_SRC_IPV4 | IBV_RX_HASH_DST_IPV4,
@@ -92,8 +93,9 @@ impl TrafficClass {
         u64::from(addresses | ports)
     }
 
-    /// Returns the offset from the first priority of a rule. A class with more headers has a smaller offset.
-    fn level(self) -> u16 {
+    /// Returns the offset of this class within the three device priorities of a rule (see [`parts`]). A class with more
+    /// headers has a smaller offset, so its rule wins.
+    fn priority_offset(self) -> u16 {
         match self {
             Self::Ipv4Tcp | Self::Ipv4Udp | Self::Ipv6Tcp | Self::Ipv6Udp => 0,
             Self::Ipv4 | Self::Ipv6 => 1,
@@ -101,10 +103,11 @@ impl TrafficClass {
         }
     }
 
-    /// Restricts a rule to this class. `None` if no frame matches both.
+    /// Restricts a rule to this class. Returns `None` if no frame matches both the rule and the class.
     fn restrict(self, rule: &FlowRule) -> Option<FlowRule> {
         let FlowTraffic::Headers { outer, tunnel } = rule.traffic else {
-            // Default and sniffer rules have no headers that identify a class. They are used unchanged, without a hash.
+            // Default and sniffer rules have no headers that identify a class. These rules match the same frames as
+            // before, and these frames are not hashed.
             return (self == Self::Other).then(|| rule.clone());
         };
         let (ip, transport) = self.headers();
@@ -115,7 +118,7 @@ impl TrafficClass {
     }
 }
 
-/// Combines the match of a rule and the match of a class. `None` if no frame can match both.
+/// Combines the match of a rule and the match of a class. Returns `None` if no frame can match both.
 fn narrowest<T: Copy>(rule: Option<T>, class: Option<T>, same: fn(&T, &T) -> bool) -> Option<Option<T>> {
     match (rule, class) {
         (None, class) => Some(class),
@@ -159,7 +162,7 @@ pub(super) enum WqState {
 #[derive(Debug)]
 pub(super) struct WorkQueue {
     wq: NonNull<ibv_wq>,
-    /// The granted sizes, which are at least the requested ones.
+    /// The granted sizes, which are at least the requested sizes.
     spec: WorkQueueSpec,
 }
 
@@ -223,7 +226,7 @@ impl Drop for WorkQueue {
     fn drop(&mut self) {
         // SAFETY: the work queue is valid, no indirection table uses it any more, and it is not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_wq(self.wq.as_ptr()) } {
-            tracing::warn!("a work queue is not destroyed until its device is closed: {error}");
+            tracing::warn!("cannot destroy a work queue, so it stays until its device is closed: {error}");
         }
     }
 }
@@ -248,7 +251,7 @@ impl Drop for IndirectionTable {
     fn drop(&mut self) {
         // SAFETY: the table is valid, no queue pair uses it any more, and it is not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_rwq_ind_table(self.0.as_ptr()) } {
-            tracing::warn!("an indirection table is not destroyed until its device is closed: {error}");
+            tracing::warn!("cannot destroy an indirection table, so it stays until its device is closed: {error}");
         }
     }
 }
@@ -296,7 +299,7 @@ impl Drop for HashQp {
     fn drop(&mut self) {
         // SAFETY: the queue pair is valid, no flow rule uses it any more, and it is not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_qp(self.qp.as_ptr()) } {
-            tracing::warn!("a queue pair is not destroyed until its device is closed: {error}");
+            tracing::warn!("cannot destroy a hashing queue pair, so it stays until its device is closed: {error}");
         }
     }
 }
@@ -318,7 +321,7 @@ impl RssGroup {
     /// call.
     ///
     /// # Errors
-    /// There are more queues than entries in the device's tables, the device does not hash a field, a rule is invalid,
+    /// There are more queues than entries in a table of the device, the device cannot hash a field, a rule is invalid,
     /// or a verb failed. On an error, all created objects are destroyed.
     ///
     /// # Safety
@@ -362,11 +365,11 @@ impl RssGroup {
     }
 }
 
-/// Returns the table size: the largest power of two that the device supports, up to [`TABLE`]. In a large table, each
-/// queue has about the same number of entries.
+/// Returns the table size: the largest power of two that the device supports, up to [`TABLE`]. In a large table, all
+/// queues have about the same number of entries.
 fn table_size(queues: usize, caps: &RssCaps) -> Result<usize, RawError> {
     let most = caps.max_table_size.clamp(1, TABLE);
-    // Device tables have a size that is a power of two, so a larger limit is rounded down.
+    // Table sizes are powers of two, so a limit that is not a power of two is rounded down.
     let most = 1_u32 << most.ilog2();
     range("number of RSS queues", queues as u64, 1, u64::from(most).min(u64::from(caps.max_work_queues)))?;
     range("number of indirection tables", 2, 0, u64::from(caps.max_tables))?;
@@ -381,7 +384,8 @@ fn check_fields(fields: RssFields, caps: &RssCaps) -> Result<(), RawError> {
     Err(RawError::Lacks { what: "RSS over all of these fields", remedy: "use fewer of ipv4, ipv6, tcp and udp" })
 }
 
-/// Splits a rule into one rule for each class. Each priority of a rule needs three priorities of the device.
+/// Splits a rule into one rule for each class that can match. The classes have three levels, so each priority of a rule
+/// needs three priorities of the device.
 fn parts(rule: &FlowRule) -> Result<Vec<(TrafficClass, FlowRule)>, FlowError> {
     let first = rule.priority.checked_mul(3).filter(|first| first.checked_add(2).is_some());
     let wide =
@@ -389,7 +393,7 @@ fn parts(rule: &FlowRule) -> Result<Vec<(TrafficClass, FlowRule)>, FlowError> {
     let first = first.ok_or(wide)?;
     let part = |class: TrafficClass| {
         let part = class.restrict(rule)?;
-        Some((class, FlowRule { priority: first + class.level(), ..part }))
+        Some((class, FlowRule { priority: first + class.priority_offset(), ..part }))
     };
     Ok(TrafficClass::ALL.into_iter().filter_map(part).collect())
 }

@@ -73,7 +73,7 @@ impl QpCore {
         inside!(self, qp => qp.fail(shared, cq))
     }
 
-    /// Flushes the oldest deferred send.
+    /// Flushes the oldest deferred send and returns its completion, or `None` if there is none.
     pub(super) fn flush_one(&mut self, shared: &QpShared) -> Option<RawCqe> {
         inside!(self, qp => qp.flush_one(shared))
     }

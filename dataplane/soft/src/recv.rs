@@ -55,7 +55,7 @@ impl RecvQueue {
         self.depth - self.len
     }
 
-    /// Whether all entries are slots.
+    /// Whether all entries are slots, so that no entry has a scatter/gather list.
     #[inline]
     pub(super) fn is_slots(&self) -> bool {
         self.general == 0
@@ -66,8 +66,9 @@ impl RecvQueue {
         (self.head + index) & (self.entries.len() - 1)
     }
 
-    /// Adds slots, and returns whether they were added. Adds no slot unless the queue has space for all slots and every
-    /// slot index is less than `below`. `below` is at most [`GENERAL`]. If `below` is 0, adds nothing.
+    /// Adds either all slots or none, and returns whether the slots were added. Adds none if the queue has too little
+    /// space, or if a slot index is not less than `below`. `below` is at most [`GENERAL`]. If `below` is 0, no slot
+    /// index is valid.
     #[inline]
     pub(super) fn push_slots(&mut self, slots: &[u32], below: u32) -> bool {
         if slots.len() > self.space() || below == 0 {

@@ -26,10 +26,12 @@ pub(super) struct ZeroCopyQp {
     /// The injected faults that refuse posts: index 0 for receives, index 1 for sends.
     refused: [Option<PostFaults>; 2],
     pd: u32,
+    /// The depth of the send queue.
     depth: u64,
     /// The number of sends posted since RESET.
     posted: u64,
     signal_all: bool,
+    /// The maximum number of elements of a receive request.
     recv_sges: usize,
 }
 
@@ -59,12 +61,15 @@ impl ZeroCopyQp {
         self.queue.open()
     }
 
+    /// Closes the queue and flushes all sends.
     pub(super) fn fail(&mut self, shared: &QpShared, cq: &mut CqCore) {
         while let Some(cqe) = self.flush_one(shared) {
             cq.push(cqe);
         }
     }
 
+    /// Closes the queue and flushes sends, oldest first, up to the next send with a completion. Returns this
+    /// completion, or `None` if no send has a completion.
     pub(super) fn flush_one(&mut self, shared: &QpShared) -> Option<RawCqe> {
         self.queue.close();
         std::iter::from_fn(|| self.queue.pop_sent()).find_map(|sent| reclaimed_entry(shared, &sent, || Ticks(0)))
@@ -103,8 +108,8 @@ impl ZeroCopyQp {
         partial(n, slots.len(), errno)
     }
 
-    /// Hands packets to the kernel to be sent. The kernel owns their slots until it returns them. A frame with an
-    /// invalid length completes with an error and does not affect the other frames.
+    /// Hands packets to the kernel to be sent. The kernel owns the slots of the packets until it returns the slots. A
+    /// frame with an invalid length completes with an error and does not affect the other frames.
     #[inline(never)]
     pub(super) fn post_send_run(
         &mut self,
@@ -121,7 +126,8 @@ impl ZeroCopyQp {
         }
         let state = shared.state();
         if state == QpState::Err {
-            // Flush earlier sends first: sends posted in state ERR are never transmitted.
+            // No send may be transmitted in state ERR. `fail` flushes the earlier sends and closes the queue. The
+            // closed queue then flushes the new sends.
             self.fail(shared, cq);
         }
         let valid = match state {
@@ -134,9 +140,9 @@ impl ZeroCopyQp {
         partial(n, run.len(), errno)
     }
 
-    /// Returns how many requests are accepted, and the `errno` for the first request that is not. `valid` is the number
-    /// of valid requests before the first invalid one, and `space` is the free space of the queue. `side` is the index
-    /// in `refused`.
+    /// Returns how many requests are accepted, and the `errno` for the first request that is refused. `valid` is the
+    /// number of valid requests before the first invalid request, and `space` is the free space of the queue. `side` is
+    /// the index in `refused`.
     #[inline]
     fn accept(&mut self, side: usize, valid: usize, space: usize) -> (usize, i32) {
         let (n, errno) = (valid.min(space), if valid <= space { libc::EINVAL } else { libc::ENOMEM });
@@ -213,7 +219,7 @@ impl ZeroCopyQp {
     }
 }
 
-/// Whether a queue pair receives.
+/// Whether the state of a queue pair allows receiving.
 #[inline]
 fn is_running(shared: &QpShared) -> bool {
     matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
@@ -235,9 +241,9 @@ fn count(shared: &QpShared, received: &Received) {
     }
 }
 
-/// Returns the completion of a send, if it is signalled or failed.
+/// Returns the completion of a send, or `None` if the send succeeded and was not posted as signaled.
 #[inline]
 fn reclaimed_entry(shared: &QpShared, sent: &CompletedSend, ticks: impl FnOnce() -> Ticks) -> Option<RawCqe> {
     let ticks = || if sent.status == WcStatus::Success { ticks() } else { Ticks(0) };
-    sent.signaled.then(|| RawCqe::of_send(shared.number, sent.wr_id, sent.status, sent.count, ticks()))
+    sent.has_completion.then(|| RawCqe::of_send(shared.number, sent.wr_id, sent.status, sent.count, ticks()))
 }

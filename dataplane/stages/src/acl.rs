@@ -27,12 +27,11 @@ use rules::{Action, RuleSpec, Rules};
 /// and to packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The counter's name is the rule's `name`
 /// or its place, such as `rules[3]`.
 ///
-/// A rule with ports or TCP flags only matches packets that contain these fields. Only the first fragment of a datagram
-/// can contain them. `fragments = "deny"` drops all fragments without ports (see RFC 1858 and RFC 3128 for the
-/// reasons).
+/// A rule with ports or TCP flags only matches packets that contain these fields. In a fragmented datagram, only the
+/// first fragment can contain these fields. `fragments = "deny"` drops all fragments without a complete TCP, UDP or
+/// ICMP header (see RFC 1858 and RFC 3128 for the reasons).
 ///
-/// A rule file contains rules with the same keys, as TOML. The rules of the file follow the rules of the config. The
-/// config and the file together can have at most 100,000 rules:
+/// A rule file contains rules with the same keys, as TOML:
 ///
 /// ```text
 /// rules = [
@@ -40,13 +39,17 @@ use rules::{Action, RuleSpec, Rules};
 /// ]
 /// ```
 ///
-/// On SIGHUP the stage reads the file again without stopping the workers. Each worker switches from the old rules to
-/// the new rules between two batches, so that no packet is checked against a mix of both. If the file has errors, all
-/// errors are reported and the old rules stay in use. Only rules that differ from the old rules are compiled. Replace
-/// the file atomically with `mv`, because a partly written file may also be valid. A rule with a name keeps its hit
-/// count if a new rule has the same name. A rule without a name keeps its hit count if the new rules contain the same
-/// rule at the same place. Hits of removed rules are added to the counter `gone`. The counters `rules`, `reloads` and
-/// `refused` report the number of rules, of successful reloads, and of refused files.
+/// The rules of the file follow the rules of the config. The config and the file together can have at most 100,000
+/// rules. Replace the file atomically with `mv`, because a partly written file may also be valid.
+///
+/// On SIGHUP the stage reads the file again without stopping the workers. Only rules that differ from the old rules are
+/// compiled. Each worker switches from the old rules to the new rules between two batches, so no packet is checked
+/// against a mix of both. If the file has errors, the stage reports up to 20 errors, and the old rules stay in use.
+///
+/// A rule with a name keeps its hit count if a new rule has the same name. A rule without a name keeps its hit count if
+/// the new rules contain the same rule at the same place. Hits of removed rules are added to the counter `gone`. The
+/// counter `rules` reports the number of rules. The counters `reloads` and `refused` count successful reloads and
+/// refused files.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -73,8 +76,8 @@ pub struct Acl {
     file: Option<PathBuf>,
     /// What happens to packets that no rule matches: `permit` or `deny`.
     default: Action,
-    /// How fragments without ports are handled. `match_l3` checks these fragments against the rules without ports and
-    /// TCP flags. `deny` drops these fragments.
+    /// How fragments without a complete TCP, UDP or ICMP header are handled. `match_l3` checks these fragments only
+    /// against rules that name neither ports nor TCP flags. `deny` drops these fragments.
     #[serde(default)]
     fragments: Fragments,
     #[serde(skip)]
@@ -98,7 +101,7 @@ pub struct Acl {
     fragments_denied: u64,
 }
 
-/// How fragments without ports are handled.
+/// How fragments without a complete TCP, UDP or ICMP header are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Fragments {
@@ -185,7 +188,7 @@ fn key(packet: &Packet<'_>) -> Option<Key> {
 }
 
 impl Fragments {
-    /// Whether a packet is dropped because it is a fragment without ports.
+    /// Whether a packet is dropped because it is a fragment without a complete TCP, UDP or ICMP header.
     #[inline]
     fn denies(self, packet: &Packet<'_>) -> bool {
         let flags = packet.meta().flags.intersection(MetaFlags::FRAGMENT | MetaFlags::L4);
@@ -317,7 +320,7 @@ impl Stage for Acl {
         };
         Some(match verdict {
             Verdict::Rule(rule, _) => rules.texts.get(rule as usize).cloned().unwrap_or_default(),
-            Verdict::Fragment => "a fragment without ports: deny".to_owned(),
+            Verdict::Fragment => "a fragment without a complete TCP, UDP or ICMP header: deny".to_owned(),
             Verdict::Default => format!("no rule matches: {action}"),
         })
     }

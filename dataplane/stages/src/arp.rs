@@ -138,7 +138,7 @@ impl Arp {
         // A reply to a multicast address would reach hosts that sent no request.
         let from_single_host = !message.sender_mac.is_multicast() && message.sender_mac != MacAddr::ZERO;
         let sender = Ipv4Addr::from(message.sender_ip);
-        let from_single_host = from_single_host && (sender.is_unspecified() || self.own.may_ask_v4(sender));
+        let from_single_host = from_single_host && (sender.is_unspecified() || self.own.is_host_v4(sender));
         if asked && to_us && from_single_host { Meaning::Asked(mac) } else { Meaning::Other }
     }
 }

@@ -73,14 +73,17 @@ const TOO_BIG: Edge = Edge::new(0);
 const TOO_MANY: Reason = Reason::own(0);
 const NO_BUFFER: Reason = Reason::own(1);
 
-/// A datagram to fragment. The fields are byte offsets from the start of the packet.
+/// A datagram to fragment.
 struct Datagram {
+    /// The offset of the IPv4 header from the start of the packet, in bytes.
     start: usize,
+    /// The offset of the payload from the start of the packet, in bytes.
     payload: usize,
+    /// The offset of the end of the datagram from the start of the packet, in bytes.
     end: usize,
-    /// The bytes of payload in each fragment except the last: a multiple of 8.
+    /// The number of payload bytes in each fragment except the last. A multiple of 8.
     step: usize,
-    /// The header field with the flags and the fragment offset.
+    /// The IPv4 header field with the flags and the fragment offset.
     field: u16,
 }
 
@@ -224,8 +227,8 @@ fn rewrite(datagram: &mut [u8], length: usize, field: u16) {
     let _ = write_checksum(datagram);
 }
 
-/// Replaces the options that only the first fragment has by no-operation options (RFC 791, section 3.1: options
-/// without the copied flag).
+/// Overwrites the options without the copied flag with no-operation options. Only the first fragment keeps these
+/// options (RFC 791, section 3.1).
 fn blank_options(mut options: &mut [u8]) {
     const END: u8 = 0;
     const NOTHING: u8 = 1;
@@ -287,7 +290,7 @@ mod tests {
             offset in 0..100u16, more in any::<bool>(),
         ) {
             let payload: Vec<u8> = (0..size).map(|at| (at * 7) as u8).collect();
-            // A record route option with padding. Later fragments do not copy this option.
+            // Record route options (type 7). Later fragments do not copy these options.
             let options: Vec<u8> = (0..option_words * 4).map(|at| if at % 4 == 0 { 7 } else { 4 }).collect();
             let field = if more { MORE_FRAGMENTS | offset } else { offset };
             let sent = (0..tags).fold(frame(), |frame, tag| frame.vlan(tag + 1));
@@ -322,10 +325,12 @@ mod tests {
         }
 
         #[test]
-        fn any_frame_is_fragmented_or_left_unchanged(frames in prop::collection::vec(strategies::any_frame(), 1..20)) {
+        fn no_frame_above_the_mtu_goes_to_the_next_stage(
+            frames in prop::collection::vec(strategies::any_frame(), 1..20),
+        ) {
             for outcome in bench(300, "").run(&frames) {
-                let long = usize::from(outcome.meta.end) > usize::from(outcome.meta.l3) + 300;
-                prop_assert!(outcome.fate != Fate::Next || !long || outcome.meta.flags.is_empty());
+                let is_long = usize::from(outcome.meta.end) > usize::from(outcome.meta.l3) + 300;
+                prop_assert!(outcome.fate != Fate::Next || !is_long);
             }
         }
     }

@@ -151,7 +151,7 @@ impl Icmp {
         let message = Message::view(bytes).ok()?;
         let wanted = (message.kind, message.code) == (icmp::ECHO_REQUEST, 0)
             && self.own.has_v4(&ip.destination)
-            && self.own.may_ask_v4(ip.source_addr())
+            && self.own.is_host_v4(ip.source_addr())
             && is_unicast(link);
         if !wanted {
             return Some(Verdict::NotOurs);

@@ -28,8 +28,9 @@ use dataplane_tables::bucket::TokenBucket;
 ///
 /// Some packets never cause an error: ICMP errors, fragments other than the first, packets to a multicast or broadcast
 /// address, and packets whose source address does not identify a single host. Exception: `too_big` also reports IPv6
-/// packets to a multicast address. Packets that cause no error are dropped as `not_told`. Errors above the rate are
-/// dropped as `rate_exceeded`. With several workers, each worker gets an equal share of the rate.
+/// packets to a multicast address. Packets that cause no error are dropped as `no_error_allowed`. Packets whose error
+/// would exceed the rate are dropped as `rate_exceeded`. With several workers, each worker gets an equal share of the
+/// rate.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -81,10 +82,10 @@ pub struct IcmpError {
     /// of each `[[port]]`.
     #[serde(default)]
     addresses: Vec<Address>,
-    /// The maximum rate of errors per second, over all workers: 1 or more. Default: 1,000.
+    /// The maximum number of errors per second, for all workers together. At least 1. Default: 1,000.
     #[serde(default = "per_second")]
     per_second: u64,
-    /// The number of errors that each worker can send in one burst: 1 or more. Default: 50.
+    /// The maximum number of errors that each worker can send in one burst. At least 1. Default: 50.
     #[serde(default = "burst")]
     burst: u64,
     #[serde(skip)]
@@ -279,7 +280,7 @@ impl Stage for IcmpError {
             .outputs(&[("reply", "errors, which leave by the port that received the packet")])
             .reasons(&[
                 (
-                    "not_told",
+                    "no_error_allowed",
                     "the RFCs forbid an error for such a packet (RFC 1812, section 4.3.2.7; RFC 4443, section 2.4 e)",
                 ),
                 ("no_address", "the ingress port has no address to send the error from"),
@@ -318,7 +319,7 @@ impl IcmpError {
         let (kind, code) = if v6 { self.kind.v6() } else { self.kind.v4() };
         let (kind, code, rest) = match self.kind {
             ErrorKind::PortUnreachable if !matches!(packet.meta().protocol, protocol::UDP | protocol::TCP) => {
-                // RFC 4443, section 3.4: the offset of the next header field, in bytes from the IP header on.
+                // The pointer 6 is the offset of the next header field in the IPv6 header (RFC 4443, section 3.4).
                 if v6 { (icmp::V6_PARAMETER_PROBLEM, 1, 6) } else { (icmp::UNREACHABLE, 2, 0) }
             }
             _ => (kind, code, rest),
@@ -380,7 +381,7 @@ fn may_cause_error(packet: &Packet<'_>, kind: ErrorKind, hosts: Option<&Responde
         let host = is_host(source.into()) && source.octets()[0] < 240;
         let known = hosts.is_none_or(|hosts| {
             let here = hosts.has_v4(&ip.destination) || kind != ErrorKind::PortUnreachable;
-            let both = hosts.may_ask_v4(source) && hosts.may_ask_v4(ip.destination_addr());
+            let both = hosts.is_host_v4(source) && hosts.is_host_v4(ip.destination_addr());
             here && both && !hosts.has_v4(&ip.source)
         });
         let message = ip.protocol == protocol::ICMP && (error() || kind == ErrorKind::PortUnreachable);
@@ -391,8 +392,8 @@ fn may_cause_error(packet: &Packet<'_>, kind: ErrorKind, hosts: Option<&Responde
         let error = || message.is_none_or(|kind| kind < 128 || kind == 137);
         let source = ip.source_addr();
         let known = hosts.is_none_or(|hosts| {
-            // Packets with extension headers get no "port unreachable" error, because the stage does not search for
-            // their protocol field.
+            // With `port_unreachable`, packets with extension headers cause no error. The error for an unreachable
+            // protocol needs the offset of the last next header field, and the stage does not search for this field.
             let here = hosts.has_v6(&ip.destination) && (ip.next_header == meta.protocol);
             (here || kind != ErrorKind::PortUnreachable) && !hosts.has_v6(&ip.source)
         });
@@ -422,6 +423,7 @@ fn insert_headers<'p>(packet: &'p mut Packet<'_>, headers: usize, most: usize) -
     packet.data_mut().get_mut(l3..)
 }
 
+/// Turns an IPv4 packet into an ICMP error from the address `own`. Returns `None` without enough headroom.
 fn wrap_v4(packet: &mut Packet<'_>, own: [u8; 4], head: IcmpHead, identification: u16) -> Option<()> {
     const HEADERS: usize = Ipv4::LEN + IcmpHead::LEN;
     let bytes = insert_headers(packet, HEADERS, MOST_V4)?;
@@ -442,6 +444,7 @@ fn wrap_v4(packet: &mut Packet<'_>, own: [u8; 4], head: IcmpHead, identification
     Some(())
 }
 
+/// Turns an IPv6 packet into an ICMPv6 error from the address `own`. Returns `None` without enough headroom.
 fn wrap_v6(packet: &mut Packet<'_>, own: [u8; 16], head: IcmpHead) -> Option<()> {
     const HEADERS: usize = Ipv6::LEN + IcmpHead::LEN;
     let bytes = insert_headers(packet, HEADERS, MOST_V6)?;

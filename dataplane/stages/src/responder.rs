@@ -77,7 +77,8 @@ impl Responder {
         }
     }
 
-    /// Returns the source MAC address of answers to packets received on a port, or `None` if they are not answered.
+    /// Returns the source MAC address of answers to packets received on a port, or `None` if such packets are not
+    /// answered.
     #[inline]
     pub(super) fn mac(&self, ingress: u8) -> Option<MacAddr> {
         self.macs.get(usize::from(ingress)).copied().flatten()
@@ -89,9 +90,10 @@ impl Responder {
         self.v4.binary_search_by_key(address, |own| own.0).is_ok()
     }
 
-    /// Whether requests from an IPv4 address are answered: the address must be able to belong to a single other host.
+    /// Whether an IPv4 address can belong to a single host. Unlike [`is_host`], this function also excludes the
+    /// broadcast addresses of the ports' networks.
     #[inline]
-    pub(super) fn may_ask_v4(&self, address: Ipv4Addr) -> bool {
+    pub(super) fn is_host_v4(&self, address: Ipv4Addr) -> bool {
         is_host(address.into()) && self.broadcasts.binary_search(&address.octets()).is_err()
     }
 
@@ -125,7 +127,7 @@ pub(super) fn broadcast_addresses(own: &IpNet) -> Option<[Ipv4Addr; 2]> {
     }
 }
 
-/// Whether an address can belong to a single host, as the sender or receiver of an answer.
+/// Whether an address can belong to a single host: it is not multicast, unspecified, loopback or 255.255.255.255.
 #[inline]
 pub(super) fn is_host(address: IpAddr) -> bool {
     let broadcast = matches!(address, IpAddr::V4(address) if address.is_broadcast());

@@ -26,8 +26,8 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 /// Chooses egress port and next hop by the longest prefix that matches the destination address.
 ///
 /// Several entries for one prefix are equal-cost paths. Each flow stays on one path. When a path is removed, only the
-/// flows of this path change their path. When a path is added, only the flows that the new path gets change their path.
-/// All hosts with the same paths make the same choice. `weight` gives a path a larger share of the flows.
+/// flows of this path move to other paths. When a path is added, only the flows that move to the new path change their
+/// path. All hosts with the same paths make the same choice. `weight` gives a path a larger share of the flows.
 ///
 /// A route file has one route per line. Text after `#` is a comment:
 ///
@@ -42,20 +42,23 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 /// addresses of their networks, leave by `local`. A route for exactly such an address takes precedence. Packets that
 /// are neither IPv4 nor IPv6 are dropped as `unsupported`.
 ///
-/// Packets with an invalid source address are dropped as `martian` (RFC 1812, section 5.3.7; RFC 4291, section 2.5).
-/// Ports with `addresses`, and ports that are an interface of the kernel, forward only frames to their own MAC address:
-/// no frames to other MAC addresses, and no multicast or broadcast frames (RFC 1812, section 5.3.4). Other ports, such
-/// as ports that read a capture file, accept frames to every MAC address.
+/// Packets with an invalid source address are not forwarded, but dropped as `martian` (RFC 1812, section 5.3.7; RFC
+/// 4291, section 2.5).
 ///
-/// A port is one network. A frame with a VLAN tag belongs to another network. With the routes of the config, such
-/// frames are dropped as `tagged`. With the kernel's routes, they leave by `local`. To route such frames, put a `vlan`
-/// stage that removes the tag before this stage.
+/// With the routes of the config, a port with `addresses` or with a kernel interface accepts only frames to the MAC
+/// address of the port. All other frames, including multicast and broadcast frames, are dropped as `not_for_us` (RFC
+/// 1812, section 5.3.4). Other ports, such as ports that read a capture file, accept frames to every MAC address.
+/// Frames with a VLAN tag are dropped as `tagged`, because they belong to another network than the port. To route the
+/// frames of a VLAN, put a `vlan` stage that removes the tag before this stage.
 ///
-/// With `source = "kernel"` the stage uses the kernel's routes and follows their changes. It uses the main table, or
-/// the table of the VRF that the ingress port's interface belongs to. Packets for this host leave by `local`. Multicast
-/// and broadcast packets and frames, and packets that the kernel routes to an interface that is not a port, also leave
-/// by `local`. Packets that the kernel's routes reject leave by `unreachable` or `prohibited`. Frames to a MAC address
-/// other than the port's are dropped.
+/// With `source = "kernel"`, the stage uses the kernel's routes and follows their changes. The stage uses the main
+/// table, or the table of the VRF that the interface of the ingress port belongs to. Packets that the kernel's routes
+/// reject leave by `unreachable` or `prohibited`. Unicast frames to another MAC address than the port's are dropped as
+/// `not_for_us`. These IP packets leave by `local`:
+/// - packets for this host, and multicast, broadcast and link-local packets;
+/// - packets that the kernel routes to an interface without a port;
+/// - packets in multicast and broadcast frames;
+/// - packets in frames with a VLAN tag.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -74,10 +77,11 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 /// name    = "follow"
 /// use     = "route"
 /// source  = "kernel"
-/// outputs = { local = "punt" }
+/// outputs = { local = "host" }
 ///
+/// # On `packet` ports, the kernel has its own copy of the packets for this host.
 /// [[pipeline.stage]]
-/// name = "punt"
+/// name = "host"
 /// use  = "drop"
 /// ```
 #[derive(Deserialize, JsonSchema)]
@@ -125,9 +129,9 @@ const TAGGED: Reason = Reason::own(3);
 struct Scratch {
     /// Lookup result of each packet, or [`NOT_IP`].
     found: [u32; BATCH],
-    /// Number of leading packets on the fast path. `martian` is not set for them.
+    /// Number of leading packets on the fast path. `martian` has no values for these packets.
     fast: usize,
-    /// For each packet behind the fast path: whether the source address is invalid.
+    /// For each packet that is not on the fast path: whether the source address is invalid.
     martian: [bool; BATCH],
     v4: [u32; BATCH],
     v6: [u128; BATCH],
@@ -163,7 +167,7 @@ impl Default for Scratch {
     }
 }
 
-/// Returns source and destination of an IPv4 packet.
+/// Returns the source and destination address of an IPv4 packet.
 #[inline]
 fn addresses_v4(packet: &Packet<'_>) -> Option<[u32; 2]> {
     let bytes = packet.data().get(usize::from(packet.meta().l3) + 12..)?.first_chunk()?;
@@ -171,7 +175,7 @@ fn addresses_v4(packet: &Packet<'_>) -> Option<[u32; 2]> {
     Some([(both >> 32) as u32, both as u32])
 }
 
-/// Returns source and destination of an IPv6 packet.
+/// Returns the source and destination address of an IPv6 packet.
 #[inline]
 fn addresses_v6(packet: &Packet<'_>) -> Option<[u128; 2]> {
     let bytes = packet.data().get(usize::from(packet.meta().l3) + 8..)?;
@@ -179,23 +183,23 @@ fn addresses_v6(packet: &Packet<'_>) -> Option<[u128; 2]> {
     Some([u128::from_be_bytes(*source), u128::from_be_bytes(*rest.first_chunk()?)])
 }
 
-/// Whether packets with a source address must not be forwarded (RFC 1812, section 5.3.7): "this network", loopback,
-/// multicast or reserved.
+/// Whether a packet with this source address must not be forwarded (RFC 1812, section 5.3.7). Such an address is "this
+/// network", loopback, multicast or reserved.
 #[inline]
 fn is_martian_v4(source: u32) -> bool {
     let first = (source >> 24) as u8;
     first == 127 || first.wrapping_sub(1) >= 223
 }
 
-/// Whether packets with a source address must not be forwarded (RFC 4291, section 2.5): unspecified, loopback,
-/// link-local or multicast.
+/// Whether a packet with this source address must not be forwarded (RFC 4291, section 2.5). Such an address is
+/// unspecified, loopback, link-local or multicast.
 #[inline]
 fn is_martian_v6(source: u128) -> bool {
     source <= 1 || source >> 118 == 0xfe80 >> 6 || source >> 120 == 0xff
 }
 
 impl Scratch {
-    /// Returns the lookup result of each packet from an index on, and whether the packet has an invalid source address.
+    /// Returns the lookup results from the packet `index` on, each with whether the source address is invalid.
     #[inline]
     fn from(&self, index: usize) -> impl Iterator<Item = (u32, bool)> {
         let all = self.found.iter().zip(&self.martian).enumerate().skip(index);
@@ -203,6 +207,7 @@ impl Scratch {
     }
 
     /// Calls `send` for each packet on the fast path until `send` returns `None`. Returns the number of packets sent.
+    /// `send` must keep plain packets plain: untagged IPv4, see [`Batch::is_plain`].
     #[inline]
     fn send(&self, batch: &mut Batch, send: impl FnMut((Head<'_, 0>, &u32)) -> Option<()>) -> usize {
         let (all, heads) = (self.fast == batch.len(), batch.heads_keeping_plain().zip(&self.found));
@@ -210,8 +215,9 @@ impl Scratch {
         if all { heads.map_while(send).count() } else { heads.take(self.fast).map_while(send).count() }
     }
 
-    /// Collects the destinations and looks them up: first of the leading packets on the fast path, then of all
-    /// remaining packets.
+    /// Looks up the destinations in two steps: the destinations of the leading packets on the fast path, then the
+    /// destinations of the remaining packets. `own` is the MAC address of the ingress port, or `None` if the port
+    /// accepts every MAC address.
     #[inline]
     fn look_up(
         &mut self,
@@ -265,21 +271,22 @@ impl Scratch {
         }
     }
 
-    /// Collects the destinations of the leading packets that qualify for the fast path, and returns their number. These
-    /// are IPv4 packets without a VLAN tag, whose source is not a martian. If `own` is set, the destination MAC address
-    /// must also equal `own`.
+    /// Collects the destinations of the leading packets that qualify for the fast path, and returns the number of these
+    /// packets. A packet qualifies if it is IPv4, has no VLAN tag, and has a valid source address. If `own` is set, the
+    /// destination MAC address must also equal `own`.
     #[inline]
     fn collect_fast(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> usize {
+        // If the whole batch is plain (untagged IPv4, see `Batch::is_plain`), skip this check of each packet.
         let plain = batch.is_plain();
         let heads = batch.located_heads::<{ Ethernet::LEN + Ipv4::LEN }>();
         let collect = |(head, address): (Head<'_, _>, &mut u32)| {
-            let is_plain = || {
+            let is_ipv4_without_vlan = || {
                 head.meta.flags.intersection(MetaFlags::IPV4 | MetaFlags::VLAN) == MetaFlags::IPV4
                     && usize::from(head.meta.l3) == Ethernet::LEN
             };
             let both = u64::from_be_bytes(*head.bytes.last_chunk()?);
             *address = both as u32;
-            let is_fast = (plain || is_plain())
+            let is_fast = (plain || is_ipv4_without_vlan())
                 && !is_martian_v4((both >> 32) as u32)
                 && own.is_none_or(|own| head.bytes.first_chunk() == Some(&own.0));
             is_fast.then_some(())
@@ -388,26 +395,28 @@ impl Stage for Route {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[
-            ("no_route", "packets whose destination no prefix matches"),
-            ("local", "packets for this host, according to the kernel or the addresses of a port"),
-            ("unreachable", "packets to a destination that the kernel's route marks as unreachable"),
-            ("prohibited", "packets to a destination that the kernel's route prohibits"),
-        ]).reasons(&[
-            ("blackhole", "the route has drop set"),
-            (
-                "not_for_us",
-                "the frame has another destination MAC address (with routes from the config, also multicast and broadcast frames)",
-            ),
-            ("martian", "the source address must not be forwarded"),
-            ("tagged", "the frame has a VLAN tag (only with routes from the config)"),
-        ])
+        StageInfo::new()
+            .outputs(&[
+                ("no_route", "packets whose destination no prefix matches"),
+                ("local", "packets for this host, according to the kernel or the addresses of a port"),
+                ("unreachable", "packets to a destination that the kernel's route marks as unreachable"),
+                ("prohibited", "packets to a destination that the kernel's route prohibits"),
+            ])
+            .reasons(&[
+                ("blackhole", "the route has drop set, or is a blackhole route of the kernel"),
+                (
+                    "not_for_us",
+                    "the destination MAC address is not the port's (with kernel routes, only unicast MAC addresses)",
+                ),
+                ("martian", "packets with this source address must not be forwarded"),
+                ("tagged", "the frame has a VLAN tag (only with routes from the config)"),
+            ])
     }
 
     fn contract(&self) -> Contract {
         let needs_hash = match &self.routes {
             Some(routes) => routes.paths.splits_flows(),
-            // The stage is not prepared yet, so return whether it may need the flow hash.
+            // The routes are not loaded yet, so return whether they may need the flow hash.
             None => self.source == Origin::Kernel || self.file.is_some() || has_equal_cost_paths(&self.table),
         };
         let needs = if needs_hash { Facts::HEADERS | Facts::FLOW_HASH } else { Facts::HEADERS };

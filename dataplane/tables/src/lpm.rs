@@ -8,12 +8,13 @@ use super::form::{Form, V4, V6};
 use super::trie::Trie;
 
 /// A table of IPv4 prefixes. The first level uses 24 bits, as in DIR-24-8 (Gupta, Lin and McKeown, "Routing lookups in
-/// hardware at memory access speeds", INFOCOM 1998). Small values take two bytes there. Longer prefixes continue in
-/// cache lines behind the first level.
+/// hardware at memory access speeds", INFOCOM 1998). Values below 65,534 take two bytes in the first level. Prefixes
+/// with more than 24 bits continue in cache lines behind the first level.
 ///
-/// A lookup takes one load for prefixes up to /24 with values below 65,534, two loads for larger values, and three or
-/// more for longer prefixes. A batch is looked up in groups of 32 addresses. If one address of a group needs more than
-/// one load, the whole group takes the slower path, which takes up to twice the time.
+/// A lookup takes one load for prefixes up to /24 with values below 65,534, and two loads for prefixes up to /24 with
+/// larger values. For longer prefixes, a lookup takes three or more loads. A batch is looked up in groups of 32
+/// addresses. If one address of a group needs more than one load, the whole group takes the slower path, which takes up
+/// to twice the time.
 ///
 /// ```
 /// use dataplane_tables::lpm::Lpm4;
@@ -34,7 +35,7 @@ pub type Lpm4 = Lpm<V4>;
 /// therefore covers more address bits where there are fewer prefixes.
 ///
 /// A lookup takes one load for prefixes up to /20, and mostly one more for prefixes up to /64. Where many prefixes are
-/// near each other, it takes one load for every four bits in which they differ.
+/// near each other, a lookup takes one load for every four bits in which the prefixes differ.
 ///
 /// ```
 /// use dataplane_tables::lpm::Lpm6;
@@ -107,9 +108,9 @@ impl<F: Form> Lpm<F> {
         Self(Trie::new())
     }
 
-    /// Creates a table with at most `most` cache lines behind its first level. A prefix longer than the first level
-    /// takes one line or less if few other prefixes are near, and an IPv6 prefix longer than /64 takes two lines. Retired
-    /// lines count until they are reclaimed.
+    /// Creates a table with at most `most` cache lines behind its first level. A prefix that ends in the first level
+    /// takes no line. Any other prefix usually takes at most one line, and neighbouring prefixes share lines. An IPv6
+    /// prefix longer than /64 takes up to two lines. Retired lines count until they are reclaimed ([`Lpm::reclaim`]).
     pub fn with_lines(most: usize) -> Self {
         Self(Trie::with_lines(most))
     }
@@ -119,9 +120,10 @@ impl<F: Form> Lpm<F> {
         LpmView(self.0.cells().clone())
     }
 
-    /// Sets the current time to `time`, in any unit, and makes the memory reusable that was retired before the time
-    /// `quiet`. Every lookup that began before `quiet` must have ended. Memory that is retired after this call has the
-    /// retirement time `time`. Before the first call, the current time is 0.
+    /// Makes retired memory reusable. A change of the table retires the cache lines that it replaces, at the current
+    /// time. This call frees the lines that were retired before `quiet`, and sets the current time to `time`. Every
+    /// lookup that began before `quiet` must have ended. The times have any unit. Before the first call, the current
+    /// time is 0.
     pub fn reclaim(&mut self, time: u64, quiet: u64) {
         self.0.reclaim(time, quiet);
     }
@@ -203,12 +205,15 @@ mod tests_v4 {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
-        /// Looks up batches of any length, of addresses that end in the first level and of some that do not. Values
-        /// behind the end of the shorter slice stay unchanged.
+        /// Looks up batches of any length. Some lookups end in the first level and some do not. Values behind the end
+        /// of the shorter slice stay unchanged.
         #[test]
         fn batch_lookup_agrees_with_single_lookups(
-            prefixes in prop::collection::vec((address(), 8..=24u8, value()), 0..30), default in prop::option::of(value()),
-            long in prop::option::of(address()), probes in prop::collection::vec(address(), 0..100), values in 0..100usize,
+            prefixes in prop::collection::vec((address(), 8..=24u8, value()), 0..30),
+            default in prop::option::of(value()),
+            long in prop::option::of(address()),
+            probes in prop::collection::vec(address(), 0..100),
+            values in 0..100usize,
         ) {
             let long = long.map(|address| (address, 30, 1));
             let all: Vec<_> = prefixes.into_iter().chain(default.map(|value| (0, 0, value))).chain(long).collect();
@@ -260,7 +265,8 @@ mod tests_v4 {
         let table = Lpm4::build(&million).unwrap();
         assert!(table.len() > 900_000);
         for (address, len, _) in million.iter().step_by(1009) {
-            // A longer prefix may cover the first address, but no prefix may be missing.
+            // A longer prefix can cover the first address of this prefix. The lookup returns the longest of these
+            // prefixes.
             let longer = (*len..=32).rev().find_map(|len| table.get(*address, len));
             assert!(longer.is_some());
             assert_eq!(table.lookup(*address), longer);
@@ -285,9 +291,10 @@ mod tests_v6 {
         }
     }
 
-    /// A lone prefix takes one line per half of an address, whatever its length.
+    /// A single prefix takes no line if it ends in the first level. Otherwise, it takes one line for each half of the
+    /// address that it reaches.
     #[test]
-    fn lone_prefix_takes_one_line_per_half() {
+    fn single_prefix_takes_one_line_per_half() {
         for (len, lines) in [(20, 0), (21, 1), (48, 1), (63, 1), (64, 1), (65, 2), (127, 2), (128, 2)] {
             let mut table = Lpm6::new();
             table.insert(0x2001_0db8 << 96 | 0xf00f, len, 1).unwrap();

@@ -1,4 +1,4 @@
-//! The system clock, which is the reference for all times.
+//! The system clock of the program, which is the reference for all times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::clock::{ClockSource, Timebase};
 use crate::units::{Nanos, Ticks};
 
-/// The system clock: the time stamp counter (TSC), or a virtual clock that a test advances.
+/// The system clock: the time stamp counter (TSC) of the processor, `CLOCK_MONOTONIC` if there is no usable TSC, or a
+/// virtual clock that a test advances.
 #[derive(Clone, Debug)]
 pub struct HostClock(HostClockKind);
 
@@ -17,11 +18,11 @@ enum HostClockKind {
 }
 
 impl HostClock {
-    /// Creates a clock on the TSC, or on the system's monotonic clock if there is no TSC. Reading the clock needs no
-    /// system call.
+    /// Creates a clock on the TSC, or on `CLOCK_MONOTONIC` if there is no usable TSC. Reading the TSC needs no system
+    /// call.
     pub fn new() -> Self {
         let clock = quanta::Clock::new();
-        // The conversion of a large number of ticks gives the frequency with nine significant digits.
+        // Convert a large number of ticks, so that the frequency has nine significant digits.
         const SPAN: u64 = 1 << 32;
         let nanos = clock.delta_as_nanos(0, SPAN).max(1);
         let khz = (u128::from(SPAN) * 1_000_000 / u128::from(nanos)) as u64;
@@ -42,8 +43,8 @@ impl HostClock {
         }
     }
 
-    /// Returns the current time in nanoseconds. All stamps use this time. The time is 0 when the machine starts, or
-    /// when a virtual clock is created.
+    /// Returns the current time in nanoseconds. All stamps use this time. The time starts at 0 when the machine starts.
+    /// The time of a virtual clock starts at 0 when the clock is created.
     #[inline]
     pub fn nanos(&self) -> Nanos {
         match &self.0 {
@@ -52,7 +53,7 @@ impl HostClock {
         }
     }
 
-    /// Advances a virtual clock and all its clones. Has no effect on the TSC.
+    /// Advances a virtual clock and all its clones. Has no effect on other clocks.
     pub fn advance(&self, by: Nanos) {
         if let HostClockKind::Virtual(ticks) = &self.0 {
             ticks.fetch_add(by.0, Ordering::Relaxed);

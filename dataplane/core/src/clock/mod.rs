@@ -1,10 +1,12 @@
 //! Clocks: tick sources, their conversion to nanoseconds, and timestamps.
 //!
 //! All times are nanoseconds of the system clock since the start of the machine ([`HostClock`]). A [`Stamp`] is a time
-//! together with the clock that measured the time. Stamps of different clocks cannot be compared. [`ClockSync`]
-//! periodically reads the counter of a device and the system clock, and publishes a [`Mapping`] from the counter to the
-//! system clock. The [`Stamper`]s of the workers read the mapping and convert the ticks of a burst to stamps. If the
-//! device's clock cannot be trusted, a stamper uses the system clock, and the stamps name that source.
+//! together with the clock that measured the time. Different clocks mark different moments, such as the completion or
+//! the poll of a packet, so stamps of different clocks are never compared.
+//!
+//! [`ClockSync`] periodically reads the counter of a device and the system clock, and publishes a [`Mapping`] from the
+//! counter to the system clock. The [`Stamper`]s of the workers read the mapping and convert the ticks of a burst to
+//! stamps. If the device's clock cannot be trusted, a stamper uses the system clock, and the stamps name that source.
 
 mod host;
 mod mapping;

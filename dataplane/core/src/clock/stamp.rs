@@ -49,8 +49,8 @@ impl fmt::Display for ClockSource {
     }
 }
 
-/// A time of the system clock with its clock source, in 64 bits. Stamps of different sources cannot be compared or
-/// subtracted.
+/// A time of the system clock with its clock source, in 64 bits. Comparing or subtracting stamps of different sources
+/// returns `None`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Stamp(u64);
 

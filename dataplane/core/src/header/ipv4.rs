@@ -96,9 +96,11 @@ impl Ipv4 {
         if four as u8 <= 1 {
             return false;
         }
-        // The header sum decreases by 0x0100, so the checksum increases by 0x0100. The sum does not depend on the byte
-        // order (RFC 1071, section 2 B). In this little-endian word, the checksum is the upper half and increases by 1.
-        // The TTL is the lowest byte and decreases by 1. A carry out of the checksum is rare.
+        // The TTL is the upper byte of its 16-bit field, so the header sum decreases by 0x0100, and the checksum
+        // increases by 0x0100. Read as little-endian, 0x0100 is 1 (RFC 1071, section 2 B). So the word increases by
+        // `1 << 16` for the checksum, and decreases by 1 for the TTL. If the checksum wraps, the end-around carry adds
+        // another `1 << 16`. A checksum of 0xfffe also takes this path and becomes 0 instead of 0xffff. Both values
+        // are zero in one's complement.
         #[cold]
         fn carried(four: u32) -> u32 {
             four.wrapping_add((2 << 16) - 1)
@@ -150,7 +152,7 @@ pub fn checksum_ok(datagram: &[u8]) -> bool {
 pub fn write_checksum(datagram: &mut [u8]) -> Result<(), HeaderError> {
     let header = Ipv4::view(datagram)?;
     let (len, old) = (header.header_len(), header.checksum.get());
-    // The sum contains the version, so it is not 0.
+    // `without` requires that the remaining header is not all zero. The version is never zero.
     let sum = Sum::default().bytes(datagram.get(..len).ok_or(HeaderError::Truncated)?).without(old).checksum();
     Ipv4::view_mut(datagram)?.checksum.set(sum);
     Ok(())

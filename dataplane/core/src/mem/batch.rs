@@ -21,8 +21,8 @@ pub const BATCH: usize = 256;
 #[derive(Debug)]
 pub struct Batch<Unsized: ?Sized = [()]> {
     pub(super) memory: SlotMemory,
-    /// Never exceeds [`BATCH`]. Array entries at and after `len` have no meaning, but `labels` and `copies` there are
-    /// always `NEXT`.
+    /// Number of packets, at most [`BATCH`]. Array entries from index `len` on have no meaning, except that in `labels`
+    /// and `copies` these entries are always `NEXT`.
     len: usize,
     /// Index of the port that received the packets. All packets in the graph at one time come from the same port.
     pub(super) ingress: u8,
@@ -79,7 +79,7 @@ impl Batch {
         })
     }
 
-    /// Checks that the batch has packets of this pool.
+    /// Checks that the packets of the batch belong to this pool.
     ///
     /// # Panics
     /// Panics if the packets belong to another pool.
@@ -142,7 +142,7 @@ impl Batch {
     /// method must keep every packet plain.
     ///
     /// Memory safety does not depend on the mark. If a stage changes a packet against this rule, later stages read or
-    /// write wrong header fields, but no byte after the first `N` bytes of a packet.
+    /// write wrong header fields, but access no byte outside the head.
     ///
     /// ```
     /// # use dataplane_core::mem::{Batch, Head};
@@ -193,7 +193,7 @@ impl Batch {
         &self.bounds
     }
 
-    /// Removes the packets from index `len` on. The caller must own their slots.
+    /// Removes the packets from index `len` on, without freeing their slots. The caller must free or move these slots.
     #[inline]
     fn shorten(&mut self, len: usize) {
         self.len = self.len().min(len);
@@ -210,8 +210,8 @@ impl Batch {
         }
     }
 
-    /// Extends the bounds to packets that are being added. `known` is whether the bounds `more` of these packets are
-    /// valid.
+    /// Updates `bounds` and `plain` for packets that are being added. `more` has the bounds of these packets, and is
+    /// valid only if `known` is `true`.
     #[inline]
     fn join(&mut self, more: &Bounds, known: bool) {
         self.bounds_known &= known;
@@ -333,7 +333,8 @@ impl Batch {
         from.shorten(0);
     }
 
-    /// Adds the packet at `index` of `from`. The caller must remove the packet from `from` afterwards.
+    /// Adds the packet at `index` of `from`. Returns `false` if this batch has no space. The caller must remove the
+    /// packet from `from` afterwards.
     #[inline]
     pub(crate) fn push_from(&mut self, from: &Self, index: usize) -> bool {
         debug_assert!(self.memory.is(&from.memory));

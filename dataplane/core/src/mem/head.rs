@@ -20,7 +20,7 @@ impl Batch {
     /// # fn process(batch: &mut Batch) {
     /// let usual = batch.heads_mut::<14>().take_while(|head| head.bytes[12..] == [8, 0]).count();
     /// for packet in batch.iter_mut_from(usual) {
-    ///     // This packet is not IPv4, or it follows a packet that is not.
+    ///     // This packet is not IPv4, or follows a packet that is not IPv4.
     /// }
     /// # }
     /// ```
@@ -47,8 +47,8 @@ impl Batch {
 
 /// The first `N` bytes of a packet, and its metadata.
 ///
-/// A head cannot label its packet or change the packet's length. The cached properties of the batch therefore stay
-/// valid.
+/// A head cannot label its packet or change the packet's length. The length bounds and packet starts that the batch
+/// caches therefore stay valid.
 #[derive(Debug)]
 pub struct Head<'b, const N: usize> {
     /// The first `N` bytes.

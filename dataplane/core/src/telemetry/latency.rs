@@ -7,8 +7,8 @@ use hdrhistogram::Histogram;
 use crate::clock::{ClockSource, Stamp};
 use crate::telemetry::LatencyReport;
 
-/// The time of each packet from receive stamp to send completion stamp, in nanoseconds. Reported values are at most 1
-/// % above the true value and never below it.
+/// The time of each packet from receive stamp to send completion stamp, in nanoseconds. For times up to one minute, a
+/// reported value is at most 1 % above the true value and never below it. Longer times are reported as one minute.
 ///
 /// Recording counts packets in the value ranges of a histogram with two significant digits, which takes only a few
 /// instructions. The histogram itself is built when a report is requested. A third digit would make a worker touch

@@ -115,11 +115,11 @@ pub struct Path {
     pub traffic_class: u8,
     /// The flow label, 20 bits; only for global paths.
     pub flow_label: u32,
-    /// The peer's local identifier; 0 on RoCE.
+    /// The peer's local identifier (LID); 0 on RoCE.
     pub dlid: u16,
     /// The service level.
     pub service_level: u8,
-    /// The path bits of the source.
+    /// The low bits of the source's local identifier (LID), which select a path.
     pub source_path_bits: u8,
     /// The maximum rate, encoded as in `enum ibv_rate`; 0: no limit.
     pub static_rate: u8,
@@ -176,9 +176,9 @@ pub struct QpAttributes {
     pub path_mtu: u8,
     /// The number of the peer's queue pair.
     pub dest_qp: QpNum,
-    /// The number of the first packet received; 24 bits.
+    /// The packet sequence number (PSN) of the first received packet; 24 bits.
     pub rq_psn: u32,
-    /// The number of the first packet sent; 24 bits.
+    /// The packet sequence number (PSN) of the first sent packet; 24 bits.
     pub sq_psn: u32,
     /// The maximum number of outstanding reads and atomics as requester.
     pub max_rd_atomic: u8,
@@ -227,8 +227,8 @@ impl Default for QpAttributes {
 }
 
 impl QpAttributes {
-    /// Returns the attributes that change only the state. This suffices for RESET, ERR and SQD, and for RTR and RTS of
-    /// raw packets.
+    /// Returns the attributes that change only the state. The transitions to RESET, ERR and SQD need no other
+    /// attributes, and neither do the transitions to RTR and RTS of raw packets.
     pub fn to(state: QpState) -> (Self, AttributeMask) {
         (Self { state, ..Self::default() }, AttributeMask::STATE)
     }
@@ -245,8 +245,8 @@ impl QpAttributes {
         Self::to(QpState::Rtr)
     }
 
-    /// Returns the attributes for RTR to RTS of a raw packet or datagram queue pair. Datagrams start at packet number
-    /// 0.
+    /// Returns the attributes for RTR to RTS of a raw packet or datagram queue pair. Datagrams start at the packet
+    /// sequence number 0.
     pub fn rts(kind: QpType) -> (Self, AttributeMask) {
         let (attributes, mask) = Self::to(QpState::Rts);
         (attributes, if kind == QpType::Ud { mask | SQ_PSN } else { mask })

@@ -28,9 +28,10 @@ pub struct CompletionValues {
     pub opcode: u32,
     /// Which other fields are valid, and properties of the message.
     pub flags: WcFlags,
-    /// The number of bytes that were received, read, or changed by an atomic.
+    /// The number of bytes that were received, read by an RDMA read, or changed by a remote atomic operation.
     pub byte_len: u32,
-    /// The immediate data, or the invalidated key.
+    /// The immediate data if `flags` contains `WITH_IMM`, or the memory key that the peer invalidated if `flags`
+    /// contains `WITH_INV`.
     pub imm: u32,
     /// The request's queue pair.
     pub qp_num: QpNum,
@@ -40,13 +41,13 @@ pub struct CompletionValues {
     pub slid: u32,
     /// The service level.
     pub sl: u8,
-    /// The path bits of the destination.
+    /// The low bits of the destination's local identifier (LID), which select a path.
     pub dlid_path_bits: u8,
     /// The stripped VLAN tag.
     pub cvlan: u16,
     /// The tag of the flow rule that matched, or 0.
     pub flow_tag: u32,
-    /// The tag-matching information.
+    /// The tag of a message that the device matched to a tagged receive (`ibv_create_srq_ex(3)`).
     pub tag: TagInfo,
     /// The time of completion, in ticks of the device.
     pub ticks: Ticks,
@@ -108,8 +109,9 @@ impl Completion {
         self.good().then_some(self.values.flags)
     }
 
-    /// Returns the number of bytes that were received, read, or changed by an atomic. For unreliable datagrams, the
-    /// number includes the 40 bytes of the GRH. For a send, the value is undefined.
+    /// Returns the number of bytes that were received, read by an RDMA read, or changed by a remote atomic operation.
+    /// For unreliable datagrams, the number includes the 40 bytes of the global route header (GRH). For a send, the
+    /// value is undefined.
     pub fn byte_len(&self) -> Option<u32> {
         self.has(PollFields::BYTE_LEN, self.values.byte_len)
     }
@@ -149,7 +151,8 @@ impl Completion {
         self.has(PollFields::SL, self.values.sl)
     }
 
-    /// Returns the path bits of the destination; only for unicast unreliable datagrams.
+    /// Returns the low bits of the destination's local identifier (LID), which select a path; only for unicast
+    /// unreliable datagrams.
     pub fn dlid_path_bits(&self) -> Option<u8> {
         self.has(PollFields::DLID_PATH_BITS, self.values.dlid_path_bits)
     }
@@ -164,7 +167,7 @@ impl Completion {
         self.has(PollFields::FLOW_TAG, self.values.flow_tag)
     }
 
-    /// Returns the tag-matching information.
+    /// Returns the tag of a message that the device matched to a tagged receive.
     pub fn tag_info(&self) -> Option<TagInfo> {
         self.has(PollFields::TM_INFO, self.values.tag)
     }
@@ -195,7 +198,8 @@ pub trait Cursor {
     fn advance(&mut self) -> Result<bool, VerbError>;
 }
 
-/// A run of completions, in the form that lanes use. The first `len` entries of each array are valid.
+/// A run of completions. A lane (the queues of one worker on one port) polls completions in this form. The first `len`
+/// entries of each array are valid, except as described at `failed` and `in_order`.
 #[derive(Debug)]
 pub struct Completions {
     /// The number of completions.
@@ -208,7 +212,7 @@ pub struct Completions {
     pub in_order: bool,
     /// The `wr_id` of each request.
     pub wr_id: [u64; RUN],
-    /// The received bytes; for unreliable datagrams including the 40 bytes of the GRH.
+    /// The number of received bytes; for unreliable datagrams including the 40 bytes of the global route header (GRH).
     pub byte_len: [u32; RUN],
     /// The timestamps; 0 without a clock.
     pub ticks: [Ticks; RUN],

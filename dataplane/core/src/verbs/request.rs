@@ -47,7 +47,7 @@ pub enum SendOp<'a> {
     SendWithInv(Rkey),
     /// Writes the peer's memory.
     RdmaWrite(Remote),
-    /// Writes the peer's memory and completes one of its receives, with immediate data in network order.
+    /// Writes the peer's memory and completes one receive of the peer, with immediate data in network order.
     RdmaWriteWithImm(Remote, u32),
     /// Reads the peer's memory into the request's buffers.
     RdmaRead(Remote),
@@ -61,11 +61,11 @@ pub enum SendOp<'a> {
         /// The new value.
         swap: u64,
     },
-    /// Adds to eight bytes of the peer's memory. The old value goes to the request's buffer.
+    /// Adds a number to eight bytes of the peer's memory. The old value goes to the request's buffer.
     FetchAdd {
         /// The eight bytes, which must be aligned.
         remote: Remote,
-        /// The addend; the sum wraps at 2^64.
+        /// The number to add. The sum wraps at 2^64.
         add: u64,
     },
     /// Invalidates a local key.
@@ -75,7 +75,7 @@ pub enum SendOp<'a> {
     Tso {
         /// The Ethernet, IP and TCP headers.
         header: &'a [u8],
-        /// The payload of a segment in bytes.
+        /// The maximum payload of a segment, in bytes.
         mss: u16,
     },
 }
@@ -129,7 +129,7 @@ pub struct SendRequest<'a, A> {
     pub flags: SendFlags,
     /// The local buffers, in order: the source of a send or write, or the target of a read.
     pub sges: &'a [Sge],
-    /// The destination; only for unreliable datagrams.
+    /// The destination. Only for unreliable datagrams.
     pub to: Option<Destination<'a, A>>,
 }
 
@@ -146,13 +146,13 @@ impl<A> Copy for SendRequest<'_, A> {}
 pub struct MwBind<'a, M> {
     /// The identifier that the completion returns.
     pub wr_id: u64,
-    /// The options: signalled and fenced.
+    /// The options: only signalled and fenced.
     pub flags: SendFlags,
-    /// The region that contains the part, registered with [`Access::MW_BIND`].
+    /// The region of which the window covers a part. The region must be registered with [`Access::MW_BIND`].
     pub mr: &'a M,
-    /// The address of the first byte of the part.
+    /// The address of the first byte of the window.
     pub addr: u64,
-    /// The number of bytes; 0 unbinds the window (type 1 only).
+    /// The number of bytes of the window. 0 unbinds the window (type 1 only).
     pub length: u64,
     /// The access that the peer gets.
     pub access: Access,
@@ -161,7 +161,7 @@ pub struct MwBind<'a, M> {
 /// A failed post. The requests before the failed request were accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PostError {
-    /// The number of requests of this call that the device has accepted. The accepted requests will complete.
+    /// The number of requests of this call that the device has accepted. These requests will complete.
     pub accepted: usize,
     /// The error of the first refused request. `ENOMEM`: the queue is full. `EINVAL`: the request is invalid, or the
     /// queue pair's state does not allow it. `EOPNOTSUPP`: the device does not support the operation.
@@ -170,7 +170,7 @@ pub struct PostError {
 
 impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (after {} accepted)", self.error, self.accepted)
+        write!(f, "{} (after {} accepted requests)", self.error, self.accepted)
     }
 }
 

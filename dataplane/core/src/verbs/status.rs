@@ -22,7 +22,9 @@ macro_rules! statuses {
             pub const fn likely_cause(self) -> &'static str {
                 match self {
                     $(Self::$variant => $cause,)*
-                    Self::Unknown(_) => "a status that verbs.h does not define: check vendor_err and the driver version",
+                    Self::Unknown(_) => {
+                        "a status that verbs.h does not define: check vendor_err and the driver version"
+                    }
                 }
             }
         }
@@ -39,8 +41,8 @@ statuses! {
     LocEecOpErr = 3 "IBV_WC_LOC_EEC_OP_ERR", "local EE context operation error",
         "reliable datagrams, which no device has: suspect the driver";
     LocProtErr = 4 "IBV_WC_LOC_PROT_ERR", "local protection error",
-        "a scatter/gather element with a wrong lkey, outside its region, of another protection domain, or without local \
-         write access";
+        "a scatter/gather element with a wrong lkey, outside its region, of another protection domain, or without \
+         local write access";
     WrFlushErr = 5 "IBV_WC_WR_FLUSH_ERR", "work request flushed error",
         "the queue pair is in the error state; the first failed completion has the reason";
     MwBindErr = 6 "IBV_WC_MW_BIND_ERR", "memory bind operation error",
@@ -48,7 +50,7 @@ statuses! {
     BadRespErr = 7 "IBV_WC_BAD_RESP_ERR", "bad response error",
         "a response that does not match the request: the peers disagree on the state of the connection";
     LocAccessErr = 8 "IBV_WC_LOC_ACCESS_ERR", "local access error",
-        "a write with immediate data from the peer that the local memory does not allow";
+        "the peer wrote with immediate data, and the local region does not permit the write";
     RemInvReqErr = 9 "IBV_WC_REM_INV_REQ_ERR", "remote invalid request error",
         "the peer has not enabled the operation, its receive is too small, or an atomic is not aligned to 8 bytes";
     RemAccessErr = 10 "IBV_WC_REM_ACCESS_ERR", "remote access error",
@@ -76,7 +78,7 @@ statuses! {
     GeneralErr = 21 "IBV_WC_GENERAL_ERR", "general error",
         "any other error: vendor_err has the device-specific code";
     TmErr = 22 "IBV_WC_TM_ERR", "tag matching error",
-        "the tag-matching list and its owner are not synchronized";
+        "the tag-matching list of the device differs from the list of the application";
     TmRndvIncomplete = 23 "IBV_WC_TM_RNDV_INCOMPLETE", "tag matching rendezvous left to software",
         "a rendezvous message that the device leaves for software to complete";
 }

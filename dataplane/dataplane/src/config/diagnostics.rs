@@ -73,7 +73,7 @@ pub(super) const MOST: usize = 1000;
 pub struct Diagnostics {
     source: Source,
     mistakes: Vec<Mistake>,
-    /// The spans of tables with unreadable parts. A missing key may be in such a part.
+    /// The spans of tables with unreadable parts. A key that seems to be missing may be in such a part.
     damaged: Vec<Span>,
     /// The spans of misspelt keys, with the names under which they were read.
     renamed: Vec<(Span, String)>,

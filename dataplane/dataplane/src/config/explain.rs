@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-/// The maximum length of a name in characters for which a similar name is searched. The search time grows with the
-/// product of the lengths.
-const LONGEST: usize = 64;
+/// The maximum length of a name, in characters. A longer name gets no suggestion, because the time to compare two names
+/// grows with the product of their lengths. In messages, a longer name is shortened.
+const MAX_NAME_CHARS: usize = 64;
 
 /// Returns the candidate that is most similar to a misspelt name. Returns `None` if no candidate is similar enough.
 pub fn nearest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
@@ -18,7 +18,7 @@ pub fn nearest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) ->
         let lower = candidate.to_lowercase();
         // Accept a prefix too, such as `dep` for `depth`.
         let is_prefix = name.len() >= 3 && lower.starts_with(&name);
-        // The distance is at least the difference of the lengths, and slow to compute.
+        // Avoid the slow computation of the distance, which is at least the difference of the lengths.
         if !is_prefix && lower.chars().count().abs_diff(length) > limit {
             return None;
         }
@@ -29,12 +29,12 @@ pub fn nearest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) ->
 }
 
 fn is_long(name: &str) -> bool {
-    name.chars().nth(LONGEST).is_some()
+    name.chars().nth(MAX_NAME_CHARS).is_some()
 }
 
-/// Returns a name for a message. A long name is cut.
+/// Shortens a long name for a message.
 pub(super) fn shorten(name: &str) -> Cow<'_, str> {
-    match name.char_indices().nth(LONGEST) {
+    match name.char_indices().nth(MAX_NAME_CHARS) {
         Some((end, _)) => format!("{}…", &name[..end]).into(),
         None => name.into(),
     }
@@ -57,7 +57,7 @@ pub fn suggest(what: &str, name: &str, candidates: &[&str]) -> String {
     if more == 0 { format!("the {what} are {list}") } else { format!("the {what} are {list} and {more} more") }
 }
 
-/// Returns the names in back quotes.
+/// Returns the parts of a text that are in back quotes.
 fn quoted(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
@@ -73,7 +73,8 @@ pub(super) fn missing(key: &str) -> (String, Option<String>) {
 }
 
 /// Returns the message and the help for a serde error. In a custom error of a config type, the help follows `; help: `.
-/// `extra_keys` are valid keys of the table that serde does not know, because they were removed before.
+/// `extra_keys` are further valid keys of the table. The loader removed these keys from the table before serde read the
+/// table.
 pub(super) fn explain(text: &str, extra_keys: &'static [&'static str]) -> (String, Option<String>) {
     let text = text.trim_end();
     if let Some(rest) = text.strip_prefix("unknown field ") {
@@ -102,7 +103,7 @@ pub(super) fn explain(text: &str, extra_keys: &'static [&'static str]) -> (Strin
     {
         return (format!("expected {}, found {}", plain(wanted), plain(found)), None);
     }
-    // The messages of std and ipnet for an invalid address or prefix.
+    // The standard library and the crate `ipnet` return these messages for an invalid address or prefix.
     if text.starts_with("invalid IP") && text.ends_with("syntax") {
         let help = "write an address as 192.0.2.1 or 2001:db8::1, a prefix as 10.0.0.0/8 or 2001:db8::/32";
         return ("this is not a valid IP address or prefix".to_owned(), Some(help.to_owned()));
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_not_compared_and_are_cut_in_messages() {
+    fn long_name_gets_no_suggestion_and_is_shortened_in_messages() {
         let long = "é".repeat(100_000);
         assert_eq!(nearest(&long, [&*long]), None);
         assert_eq!(nearest("éé", [&*long, "ée"]), Some("ée"));

@@ -25,6 +25,8 @@ pub(super) type Name = Spanned<String>;
 pub struct Loaded<'s> {
     source: &'s Source,
     tree: DeValue<'s>,
+    /// Whether parts of the file could not be read. A table that seems to be missing may be in such a part, so the
+    /// checks do not report it.
     pub(super) damaged: bool,
     pub(super) runtime: Option<Runtime>,
     pub(super) ports: Vec<PortEntry>,
@@ -111,6 +113,7 @@ pub fn load<'s>(source: &'s Source, diagnostics: &mut Diagnostics) -> Loaded<'s>
 
 struct Reader<'d> {
     diagnostics: &'d mut Diagnostics,
+    /// See [`Loaded::damaged`].
     damaged: bool,
     port_schema: Schema,
 }

@@ -1,4 +1,4 @@
-//! `[[port]]`: devices, queues and the links of software devices.
+//! `[[port]]`: the device, the queues and the link of a port.
 
 use std::ops::RangeInclusive;
 
@@ -86,7 +86,8 @@ impl Default for Rss {
     }
 }
 
-/// Injected faults of a software device. The same seed gives the same faults in every run.
+/// Injected faults of a port with the device `"soft"` or `"host"`. `xdp` links do not support faults. The same seed
+/// gives the same faults in every run.
 ///
 /// ```toml
 /// [[port]]
@@ -164,8 +165,8 @@ impl Default for Faults {
     }
 }
 
-/// The simulated clock of a software device, and its errors. The clock is a free-running counter that timestamps
-/// completions.
+/// The simulated clock of a port with the device `"soft"` or `"host"`, and the errors of the clock. The clock is a
+/// free-running counter that timestamps completions.
 ///
 /// ```toml
 /// [[port]]
@@ -193,7 +194,7 @@ pub struct Clock {
     #[serde(deserialize_with = "within::<_, u64, 1, 10000000>")]
     #[schemars(range(min = 1, max = 10000000))]
     pub khz: u64,
-    /// Whether the device reports its frequency. If not, it reports 0, and the counter cannot be used.
+    /// Whether the device reports the frequency. If `false`, the device reports 0, and the counter cannot be used.
     pub says_khz: bool,
     /// The width of the counter in bits. The counter wraps at this width.
     #[serde(deserialize_with = "within::<_, u32, 1, 64>")]
@@ -226,7 +227,7 @@ impl Default for Clock {
     }
 }
 
-/// An event of the counter of a software device.
+/// An event of the simulated counter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClockEvent {
@@ -241,7 +242,7 @@ pub struct ClockEvent {
     pub value: i64,
 }
 
-/// A kind of event of the counter of a software device.
+/// A kind of event of the simulated counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClockEventKind {
@@ -375,7 +376,8 @@ pub struct Port {
     /// Raw-packet offloads of the verbs device. `"checksum"` computes the IPv4, TCP and UDP checksums of sent packets.
     /// `"vlan_strip"` removes the outer VLAN tag of received frames, and the tag is not kept. `"fcs"` leaves the 4-byte
     /// frame check sequence at the end of received frames, for captures. `"delay_drop"` lets a frame wait for a receive
-    /// buffer, on ports with several workers. Default: none. Not tested on hardware.
+    /// buffer instead of dropping the frame. `"delay_drop"` needs at least two workers. Default: none. Not tested on
+    /// hardware.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<Offload>,
     /// The transmit rate limit of each worker's queue pair, enforced by the verbs device. Only for `"raw_packet"`.
@@ -386,13 +388,13 @@ pub struct Port {
     /// `kind`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkConfig>,
-    /// Injected faults of a link. Default: none.
+    /// Injected faults. Only for the devices `"soft"` and `"host"`, but not for `xdp` links. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub faults: Option<Faults>,
-    /// The simulated clock of a port with a link. Default: the system clock.
+    /// The simulated clock. Only for the devices `"soft"` and `"host"`. Default: the system clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<Clock>,
-    /// The capabilities to remove from a port with a link. Default: none.
+    /// The capabilities to remove from the device. Only for the devices `"soft"` and `"host"`. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refuse: Vec<Capability>,
 }
@@ -413,7 +415,7 @@ impl Port {
         self.mtu = self.mtu.or_else(of_link).or(Some(DEFAULT_MTU));
     }
 
-    /// Returns whether the port is on a verbs device. Every other port has a link.
+    /// Returns whether the port is on a verbs device. All other ports have a link.
     pub fn is_verbs(&self) -> bool {
         ![SOFT, HOST].contains(&self.device.as_str())
     }

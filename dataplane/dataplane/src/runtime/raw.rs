@@ -64,7 +64,7 @@ fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
         rss: soft::rss(&port.rss),
         rules: match &port.flow {
             Some(flows) => flows.iter().map(|flow| rule(flow, counters)).collect(),
-            None if plan.input => vec![FlowRule::new(FlowTraffic::ALL)],
+            None if plan.input => vec![FlowRule::new(FlowTraffic::ANY_HEADERS)],
             None => Vec::new(),
         },
         // A packet in a pipeline is at most one frame, so segmentation offload (TSO) is not used.
@@ -81,7 +81,7 @@ fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
 
 fn rule(flow: &config::Flow, counters: &Counters) -> FlowRule {
     let traffic = match flow.frames {
-        Frames::Matching => flow.headers.as_ref().map_or(FlowTraffic::ALL, |headers| FlowTraffic::Headers {
+        Frames::Matching => flow.headers.as_ref().map_or(FlowTraffic::ANY_HEADERS, |headers| FlowTraffic::Headers {
             outer: header_match(&headers.outer()),
             tunnel: tunnel(headers)
                 .map(|tunnel| (tunnel, headers.inner.as_ref().map(header_match).unwrap_or_default())),
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn without_flow_rules_input_receives_every_frame_and_output_none() {
-        assert_eq!(rules("").iter().map(|rule| rule.traffic).collect::<Vec<_>>(), [FlowTraffic::ALL]);
+        assert_eq!(rules("").iter().map(|rule| rule.traffic).collect::<Vec<_>>(), [FlowTraffic::ANY_HEADERS]);
         let spec = spec(&plan("", false), &Counters::new());
         assert!(spec.rules.is_empty() && !spec.checksum && spec.rate.is_none());
         assert_eq!(spec.receive, RawReceive::default());

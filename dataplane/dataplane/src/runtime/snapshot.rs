@@ -59,8 +59,8 @@ struct SampledWorker {
 }
 
 impl Sampler {
-    /// Creates a sampler. `workers` contains for each worker its properties, an empty sample, and the requester's end
-    /// of its channel.
+    /// Creates a sampler. For each worker, `workers` has the worker's properties, an empty sample, and the requester's
+    /// end of the worker's channel.
     pub(crate) fn new(workers: impl IntoIterator<Item = (Arc<WorkerInfo>, Box<Sample>, Request)>) -> Self {
         let asked = |(info, empty, request)| SampledWorker { info, request, empty: Some(empty), counters: None };
         let workers: Vec<SampledWorker> = workers.into_iter().map(asked).collect();
@@ -115,8 +115,8 @@ impl SampledWorker {
         if self.empty.is_some() {
             return true;
         }
-        // Check whether the worker has ended before reading the answer, because a worker may send a last answer and
-        // then end.
+        // Before reading the answer, check whether the worker has ended. In the opposite order, a last answer that the
+        // worker sends between the two steps would be missed.
         let is_over = self.request.is_over();
         let Some(mut sample) = self.request.answer() else { return is_over };
         times.add(&sample.times);

@@ -1,5 +1,5 @@
 //! The test bed of a case: two devices that can reach each other, and queue pairs on both devices. A case is one test
-//! of the verbs contract.
+//! of the verbs traits (`dataplane::verbs`).
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -18,8 +18,7 @@ pub(crate) const COMPLETION_TIMEOUT: Duration = Duration::from_secs(20);
 pub(crate) const QKEY: u32 = 0x1111;
 /// The memory size of an endpoint in bytes.
 pub(crate) const MEMORY: usize = 16 << 10;
-/// The default capabilities of queue pairs. The depth is 15 because some devices have one entry less than a power of
-/// two.
+/// The default capabilities of queue pairs. The depth is 15 because the queues of some devices have 2^n - 1 entries.
 pub(crate) const CAPS: QpCaps = QpCaps { send_depth: 15, recv_depth: 15, send_sges: 3, recv_sges: 3, inline: 64 };
 /// The access flags of the endpoints' memory.
 pub(crate) const ALL_ACCESS: Access = Access::LOCAL_WRITE
@@ -53,8 +52,8 @@ pub(crate) struct TestBed<D: Device> {
 /// The reason why a case ends early.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The device lacks the named capability and returned this `errno`. The value 0 means that the verbs contract has
-    /// no verb for the capability.
+    /// The test bed lacks the named capability. The number is the `errno` of the refused call, or 0 if the verbs traits
+    /// have no function for the capability.
     Skip(String, i32),
     /// The case failed.
     Fail(String),
@@ -68,7 +67,7 @@ impl<E: std::error::Error> From<E> for Stop {
     }
 }
 
-/// Returns the name of a state, without the prefix that some devices omit.
+/// Returns the name of a state without the prefix `IBV_QPS_`.
 pub(crate) fn state_name(state: QpState) -> &'static str {
     state.name().trim_start_matches("IBV_QPS_")
 }
@@ -115,8 +114,9 @@ pub(crate) struct Endpoint<D: Device> {
     pub(crate) gid: (Gid, u32),
     /// The destination of datagrams.
     pub(crate) destination: Option<(Ah<D>, QpNum)>,
-    /// The completions of sends that were polled and are not logged yet. `received` has the completions of receives.
+    /// The polled completions of sends that are not logged yet.
     pub(crate) sent: Vec<Completion>,
+    /// The polled completions of receives that are not logged yet.
     pub(crate) received: Vec<Completion>,
 }
 
@@ -274,7 +274,7 @@ impl<D: Device> Endpoint<D> {
     }
 }
 
-/// Returns the name of a status without its prefix.
+/// Returns the name of a status without the prefix `IBV_WC_`.
 pub(crate) fn status_name(status: WcStatus) -> String {
     status.to_string().trim_start_matches("IBV_WC_").to_owned()
 }
@@ -316,7 +316,7 @@ impl Default for Connection {
             max_dest_rd_atomic: 4,
             rnr_retry: 1,
             retry_count: 2,
-            // 4.096 µs times 2^14 is 67 ms, which an emulated processor can meet.
+            // 4.096 µs times 2^14 is 67 ms. An emulated processor acknowledges within this time.
             timeout: 14,
             path_mtu: 3,
             rq_psn: 0x10,

@@ -1,8 +1,8 @@
 //! The lines in the logs of the test cases where a device differs from the standard, with the reasons.
 //!
 //! One difference affects every case, so the cases do not log it: the GRH flag on receives of connected queue pairs.
-//! The standard does not define this flag. The library of rxe (Soft-RoCE) sets the flag for every packet that came over IP,
-//! although no GRH precedes the message.
+//! The standard does not define this flag. The library of rxe (Soft-RoCE) sets the flag for every packet that came over
+//! IP, although no GRH precedes the message.
 
 use crate::bed::Profile;
 
@@ -40,9 +40,9 @@ const NO_LENGTH_ERROR: &str =
 const NO_SQE: &str = "rxe has no state SQE: the queue pair goes to ERR";
 const ALIGNMENT_CHECKED: &str = "rxe's library checks the address when the atomic is posted";
 const TOO_LONG_NOT_POSTED: &str =
-    "rxe reports success and sends nothing, so the libibverbs provider does not post the send";
+    "rxe reports success and sends nothing, so Dataplane's provider `verbs` refuses the send";
 const TOO_LONG_NOT_SENT: &str = "rxe reports success and sends nothing";
-const FOREIGN_HANDLE_NOT_POSTED: &str = "the libibverbs provider checks the protection domain of the handle";
+const FOREIGN_HANDLE_NOT_POSTED: &str = "Dataplane's provider `verbs` checks the protection domain of the handle";
 
 const DIFFERENCES: &[Difference] = &[
     Difference {
@@ -118,7 +118,7 @@ const DIFFERENCES: &[Difference] = &[
         applies_to: Kernel,
         standard: "posted: ok",
         instead: "posted: EINVAL after 0",
-        reason: "on rxe the read would never complete, so the libibverbs provider does not post it",
+        reason: "on rxe the read would never complete, so Dataplane's provider `verbs` refuses the read",
     },
     Difference {
         cases: &["statuses.rc_read_max_rd_atomic_0"],
@@ -175,7 +175,7 @@ const DIFFERENCES: &[Difference] = &[
         standard: "tried more than 300",
         instead: "SQD>SQD with AttributeMask(STATE | ACCESS_FLAGS | PKEY_INDEX | AV): allowed, EINVAL
                   tried more than 300",
-        reason: "with a new address, the kernel also changes the port, which an unreliable connection does not allow",
+        reason: "if `AV` is set, the kernel also sets `PORT`, which SQD>SQD of a UC queue pair does not allow",
     },
     Difference {
         cases: &["statuses.reset_by_user"],
@@ -279,7 +279,8 @@ const DIFFERENCES: &[Difference] = &[
         applies_to: Kernel,
         standard: "b receive 1 RECV 50 bytes GRH",
         instead: "",
-        reason: "rxe sends a Q_Key whose top bit is set, not the Q_Key of the queue pair, so the peer drops the datagram",
+        reason: "if the top bit of the request's Q_Key is set, the device must send the Q_Key of the queue pair, but \
+                 rxe sends the Q_Key of the request, so the peer drops the datagram",
     },
     Difference {
         cases: &["datagrams.own_qkey"],

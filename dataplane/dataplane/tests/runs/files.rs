@@ -191,7 +191,8 @@ fn failed_start_does_not_truncate_outputs() {
     assert_eq!(frames_of(&folder.file("out.pcap")), frames_of(&folder.file("in.pcap")));
 }
 
-/// The message about an empty path does not begin with the folder of the config.
+/// The config is in the current folder, so an empty path stays empty when it is resolved. The message then starts with
+/// the reason, without a separator after the path.
 #[test]
 fn empty_path_is_rejected() {
     let text = config("", "", "[[pipeline.stage]]\nuse = 'capture'\nfile = ''\n");
@@ -253,7 +254,8 @@ fn output_is_written_while_the_port_runs() {
     assert_eq!(frames_of(&folder.file("out.pcap")).len() as u64, report.ports[1].packets.tx);
 }
 
-/// A full disk is reported once, even if few packets are sent.
+/// A full disk is reported even if the run sends too few packets to fill the write buffer. The run reports the error
+/// once, not for every packet.
 #[test]
 fn output_error_during_the_run_is_reported_once() {
     let folder = Folder::new();

@@ -75,7 +75,7 @@ fn flow_stays_on_one_worker_and_in_order() {
     assert!(next.len() == FLOWS as usize && next.values().all(|&seen| seen == EACH));
     for worker in &report.workers {
         assert!(worker.ledger.rx > 0, "{report}");
-        // If a flow were split between the workers, neither count would be a multiple of the flow's packets.
+        // A worker receives all packets of each of its flows, so its number of packets is a multiple of `EACH`.
         assert_eq!(worker.ledger.rx % u64::from(EACH), 0, "{report}");
     }
 }
@@ -125,7 +125,7 @@ fn connected_ports_work_across_workers() {
     }
 }
 
-/// Every packet that was sent on one end was received, counted as lost by the device, or still in flight.
+/// Runs the config until the workers have received `packets` packets, and checks the counters of the ports.
 fn run_connected(folder: &Folder, text: &str, packets: u64) -> Report {
     let report = folder.run_until(text, Options { packets: Some(packets), ..Options::default() });
     assert_good(&report);

@@ -54,7 +54,7 @@ impl Drop for Flow {
         }
         // SAFETY: the flow rule is valid and is not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_flow(self.flow.as_ptr()) } {
-            tracing::warn!("a flow rule is not destroyed until its device is closed: {error}");
+            tracing::warn!("cannot destroy a flow rule, so it stays until its device is closed: {error}");
         }
     }
 }

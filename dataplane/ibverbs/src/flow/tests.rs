@@ -1,4 +1,5 @@
-//! Tests of the encoded rules. The expected bytes were written by hand from verbs.h and ibv_create_flow(3).
+//! Tests of the encoded rules. The expected bytes were written by hand from verbs.h and ibv_create_flow(3). Fields in
+//! host byte order are written as little-endian, so the tests of these bytes run only on little-endian hosts.
 #![allow(unsafe_code)]
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -33,7 +34,6 @@ fn ip4() -> Option<IpMatch> {
     Some(IpMatch::V4(Ipv4Match::default()))
 }
 
-/// The expected bytes below use little-endian order for numbers in host order.
 #[cfg(target_endian = "little")]
 #[test]
 fn rule_with_all_layers_is_encoded() {
@@ -143,10 +143,16 @@ fn rules_without_headers_are_encoded() {
         let expected = hex(&format!("00000000 {kind}000000 1400 0000 00 01 0000 00000000"));
         assert_eq!(FlowRule::new(traffic).encode(), Ok(expected), "{traffic:?}");
     }
-    let all = FlowRule { dont_trap: true, ..FlowRule::new(FlowTraffic::ALL) };
-    let nothing = "00".repeat(34);
-    let expected = hex(&format!("00000000 00000000 3c00 0000 01 01 0000 02000000 20000000 2800 {nothing}"));
-    assert_eq!(all.encode(), Ok(expected));
+}
+
+/// A rule for frames with any headers has one specification: an Ethernet header with an empty mask.
+#[cfg(target_endian = "little")]
+#[test]
+fn rule_for_any_headers_is_encoded_as_empty_ethernet_match() {
+    let every_frame = FlowRule { dont_trap: true, ..FlowRule::new(FlowTraffic::ANY_HEADERS) };
+    let empty_match = "00".repeat(34);
+    let expected = hex(&format!("00000000 00000000 3c00 0000 01 01 0000 02000000 20000000 2800 {empty_match}"));
+    assert_eq!(every_frame.encode(), Ok(expected));
 }
 
 fn context_of(fake: &Fake) -> Arc<Context> {
@@ -370,7 +376,7 @@ proptest! {
     }
 
     #[test]
-    fn prefix_mask_has_length_leading_ones(value: [u8; 16], length in 0_u8..=140) {
+    fn prefix_mask_has_as_many_leading_ones_as_its_length(value: [u8; 16], length in 0_u8..=140) {
         let ones: u32 = Bits::prefix(value, length).mask.iter().map(|byte| byte.count_ones()).sum();
         prop_assert_eq!(ones, u32::from(length.min(128)));
         let mask = u128::from_be_bytes(Bits::prefix(value, length).mask);

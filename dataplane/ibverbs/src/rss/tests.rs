@@ -82,7 +82,7 @@ fn all_frames_are_distributed_over_three_queues() {
     let (cqs, wqs) = queues(&fake, 3, RawReceive::default());
     let list: Vec<NonNull<ibv_wq>> = wqs.iter().map(WorkQueue::as_ptr).collect();
     fake.calls();
-    let rules = [FlowRule { tag: Some(5), priority: 2, ..FlowRule::new(FlowTraffic::ALL) }];
+    let rules = [FlowRule { tag: Some(5), priority: 2, ..FlowRule::new(FlowTraffic::ANY_HEADERS) }];
     // SAFETY: the objects belong to the same device. They are destroyed before the device and after their users.
     let rss_group =
         unsafe { RssGroup::create(fake.context(), fake.pd().as_ptr(), &list, &RssSpec::STANDARD, &rules, &CAPS) }
@@ -177,7 +177,7 @@ fn unsupported_rss_is_refused_before_any_object_is_created() {
     let (cqs, wqs) = queues(&fake, 2, RawReceive::default());
     let list: Vec<NonNull<ibv_wq>> = wqs.iter().map(WorkQueue::as_ptr).collect();
     fake.calls();
-    let rules = [FlowRule::new(FlowTraffic::ALL)];
+    let rules = [FlowRule::new(FlowTraffic::ANY_HEADERS)];
     let create = |caps: &RssCaps| {
         // SAFETY: the objects belong to the same device. They are destroyed before the device and after their users.
         unsafe { RssGroup::create(fake.context(), fake.pd().as_ptr(), &list, &RssSpec::STANDARD, &rules, caps) }

@@ -115,7 +115,7 @@ fn self_test_passes_and_rss_is_granted() {
 fn single_queue_receives_on_its_queue_pair() {
     let mut test = test_device();
     let receive = RawReceive { vlan_strip: true, ..RawReceive::default() };
-    let rules = vec![FlowRule { tag: Some(7), ..FlowRule::new(FlowTraffic::ALL) }];
+    let rules = vec![FlowRule { tag: Some(7), ..FlowRule::new(FlowTraffic::ANY_HEADERS) }];
     test.set_raw(RawSpec { receive, rules: rules.clone(), ..RawSpec::default() });
     let (cq, mut qp) = started(&test, (0, 1), SendApi::Classic);
     let calls = test.fake.calls();
@@ -301,7 +301,7 @@ fn raw_settings_are_checked_before_a_queue_is_created() {
     let strip = RawReceive { vlan_strip: true, ..RawReceive::default() };
     let delay_drop = RawReceive { delay_drop: true, ..RawReceive::default() };
     let rate = |kbps| Some(RateLimit { kbps, ..RateLimit::default() });
-    let wide = FlowRule { tag: Some(1 << 24), ..FlowRule::new(FlowTraffic::ALL) };
+    let wide = FlowRule { tag: Some(1 << 24), ..FlowRule::new(FlowTraffic::ANY_HEADERS) };
     for (caps, queues, spec, expected) in [
         (
             0,
@@ -334,7 +334,7 @@ fn raw_settings_are_checked_before_a_queue_is_created() {
 fn counts_of_destroyed_rules_are_kept() {
     let mut test = test_device();
     let counters = Arc::new(test.device.create_flow_counters().unwrap());
-    let rule = FlowRule { count: Some(counters.clone()), ..FlowRule::new(FlowTraffic::ALL) };
+    let rule = FlowRule { count: Some(counters.clone()), ..FlowRule::new(FlowTraffic::ANY_HEADERS) };
     test.set_raw(RawSpec { rules: vec![rule.clone(), FlowRule { drop: true, ..rule }], ..RawSpec::default() });
     let (cq, qp) = started(&test, (0, 1), SendApi::Classic);
     test.fake.counts(&[3, 180]);

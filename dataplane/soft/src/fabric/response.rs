@@ -10,10 +10,10 @@ use crate::profile::Profile;
 use dataplane_core::verbs::CompletionValues;
 use dataplane_core::verbs::{Access, EventKind, QpState, QpType, Remote, WcFlags, WcOpcode, WcStatus};
 
-/// The number of atomic results that are kept. If a response is lost, the result is sent again.
+/// The number of atomic results that are kept. If a response is lost, the stored result is sent again.
 const MAX_ATOMIC_RESULTS: usize = 256;
 
-/// The reason for refusing a request: the response to the requester, and the receive to complete with an error.
+/// A refused request: the response to the requester, and the receive that completes with an error, if any.
 struct Refusal {
     nak: Nak,
     receive: Option<(Receive, WcStatus)>,
@@ -26,7 +26,7 @@ impl From<Nak> for Refusal {
 }
 
 impl Qp {
-    /// Sends the next pending response. Returns `false` if there is none.
+    /// Sends the next packet of the first pending response. Returns `false` if no response is pending.
     pub(super) fn answer(&mut self, ctx: &mut FabricContext<'_>) -> bool {
         let mtu = self.mtu();
         let Some(job) = self.responder.pending.front_mut() else { return false };
@@ -52,8 +52,8 @@ impl Qp {
         true
     }
 
-    /// Whether a request has the expected packet sequence number. Counts an earlier packet as a duplicate. Reports a
-    /// gap to the peer.
+    /// Returns whether a packet has the expected packet sequence number. Counts an earlier packet as a duplicate. After
+    /// a gap, sends a sequence error (NAK) to the peer.
     fn in_turn(&mut self, psn: u32) -> bool {
         if self.state() == QpState::Rtr && !std::mem::replace(&mut self.responder.established, true) {
             self.raise(EventKind::CommEst);
@@ -119,7 +119,7 @@ impl Qp {
         }
         if let Err(refusal) = self.take_part(part, ctx) {
             self.responder.message = None;
-            // A refused request without a receive is dropped. A failed receive moves the queue pair to ERR.
+            // A refused request without a receive is dropped. A receive that fails moves the queue pair to ERR.
             if let Some((receive, status)) = refusal.receive {
                 self.complete_receive(&receive, status, CompletionValues::default(), part.solicited, ctx);
                 self.fail(ctx);
@@ -127,13 +127,13 @@ impl Qp {
         }
     }
 
-    /// Processes a part of a message. The caller has checked its packet sequence number.
+    /// Processes a part of a message. The caller has checked the packet sequence number.
     fn take_part(&mut self, part: &Part, ctx: &mut FabricContext<'_>) -> Result<(), Refusal> {
         if part.first {
             let message = self.open(part, ctx)?;
             self.responder.message = Some(message);
         }
-        // The last part of a write with immediate data uses a receive. Without a posted receive, this part may not be
+        // The last part of a write with immediate data uses a receive. Without a posted receive, this part must not be
         // written.
         let imm_receive = match part.write.filter(|_| part.last && part.imm.is_some()) {
             Some(_) => Some(self.take_receive(ctx).ok_or_else(|| self.not_ready())?),
@@ -255,8 +255,8 @@ impl Qp {
             return self.responder.pending.push_back(PendingResponse::Nak(psn, nak));
         }
         let reported = receive.is_some();
-        // rxe detects an invalid key of a send with invalidate only after it has received the message. It then reports
-        // no error to the requester.
+        // rxe detects an invalid key of a send with invalidate only after rxe has received the message. rxe then
+        // reports no error to the requester.
         let quiet = self.is_rxe() && receive.as_ref().is_some_and(|(_, status)| *status == WcStatus::RemInvReqErr);
         self.responder.pending.push_back(if quiet {
             PendingResponse::Ack(psn)
@@ -332,7 +332,7 @@ impl Qp {
         }
     }
 
-    /// Checks whether the peer may send reads (or atomics, depending on `access`).
+    /// Checks whether the peer may send requests of the kind `access`: reads or atomics.
     fn check_access(&self, access: Access) -> Result<(), Nak> {
         let allowed = self.attributes.access.contains(access) && self.attributes.max_dest_rd_atomic > 0;
         if allowed { Ok(()) } else { Err(Nak::InvalidRequest) }

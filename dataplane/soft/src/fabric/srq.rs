@@ -1,4 +1,4 @@
-//! The state of a shared receive queue on its fabric.
+//! The state of a shared receive queue (SRQ) of the software device.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::shared::Shared;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{EventKind, PostError, RecvRequest};
 
-/// The state of a shared receive queue on its fabric.
+/// The state of a shared receive queue.
 #[derive(Debug)]
 pub(super) struct Srq {
     pub(super) number: u32,
@@ -16,6 +16,7 @@ pub(super) struct Srq {
     pub(super) queue: VecDeque<Receive>,
     pub(super) capacity: usize,
     pub(super) sges: usize,
+    /// The limit of the event `SRQ_LIMIT_REACHED`. 0 while the limit is not armed.
     pub(super) limit: u32,
 }
 

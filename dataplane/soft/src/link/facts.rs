@@ -26,7 +26,7 @@ pub struct InterfaceFacts {
     /// Whether the kernel merges received packets (GRO).
     pub gro: Option<bool>,
     /// Whether the hardware strips VLAN tags.
-    pub takes_tags: Option<bool>,
+    pub strips_vlan_tags: Option<bool>,
     /// The XDP properties.
     pub xdp: XdpFacts,
 }
@@ -47,7 +47,7 @@ impl InterfaceFacts {
             receive_queues: ethtool::receive_queues(name),
             lro: ethtool::lro(name),
             gro: ethtool::gro(name),
-            takes_tags: ethtool::takes_tags(name),
+            strips_vlan_tags: ethtool::strips_vlan_tags(name),
             xdp: XdpFacts::of(&interface),
         }))
     }

@@ -1,4 +1,4 @@
-//! Tests of every operation of connections and datagrams, on both sides.
+//! Tests of messages, remote memory access and atomic operations on connected queue pairs, and of retries.
 
 use super::ends::*;
 use super::*;

@@ -346,7 +346,7 @@ fn frames_without_a_receive_are_lost_and_counted() {
 }
 
 #[test]
-fn overrun_queue_is_unusable_and_raises_one_event() {
+fn overrun_queue_is_unusable_and_its_queue_pair_fails() {
     let plan = Plan { cq_depth: 4, ..Plan::default() };
     let mut rig = Rig::with(reflecting(), plan.clone()).ready();
     rig.put(1, &frame(1, 60));
@@ -404,12 +404,12 @@ fn refused_capabilities_are_listed_and_the_rest_granted() {
         assert_eq!(granted.refused, if of_cq { vec![refused] } else { vec![] });
         assert_eq!(granted.fields == fields && granted.flags == flags, !of_cq);
         let pd = device.alloc_pd().unwrap();
-        let make_by = |kind, inline, of, send_api| {
+        let make_by = |kind, inline, queues, send_api| {
             let caps = QpCaps { send_depth: 1, recv_depth: 1, send_sges: 1, recv_sges: 1, inline };
-            let made = pd.create_qp(&QpSpec { queue: (0, of), send_api, ..QpSpec::new(kind, caps) }, &cq, &cq, None);
-            made.map_err(|error| error.errno)
+            let spec = QpSpec { queue: (0, queues), send_api, ..QpSpec::new(kind, caps) };
+            pd.create_qp(&spec, &cq, &cq, None).map_err(|error| error.errno)
         };
-        let make = |kind, inline, of| make_by(kind, inline, of, SendApi::Classic).map(|_| ());
+        let make = |kind, inline, queues| make_by(kind, inline, queues, SendApi::Classic).map(|_| ());
         let expect = |capability, errno| if refused == capability { Err(errno) } else { Ok(()) };
         assert_eq!(make(QpType::RawPacket, 0, 1), expect(Capability::RawPacket, libc::EOPNOTSUPP));
         assert_eq!(make(QpType::Ud, 0, 1), expect(Capability::Datagram, libc::EOPNOTSUPP));
@@ -447,7 +447,7 @@ fn removed_device_fails_every_verb_with_eio() {
 }
 
 #[test]
-fn other_thread_gets_ebusy_and_may_drop() {
+fn other_thread_gets_ebusy_but_can_destroy_the_queues() {
     let mut rig = Rig::new(reflecting()).ready();
     rig.received();
     let Rig { mut qp, recv, send, .. } = rig;

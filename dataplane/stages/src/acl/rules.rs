@@ -43,7 +43,8 @@ pub(super) struct RuleSpec {
     dst_port: Option<Ports>,
     /// TCP flags that must be set, or with `!` must not be set, such as `"syn,!ack"`.
     tcp_flags: Option<TcpFlags>,
-    /// VLAN identifier of the outer tag.
+    /// VLAN id of the outer tag, 0 to 4094.
+    #[schemars(range(min = 0, max = 4094))]
     vlan: Option<u16>,
     /// Name of the hit counter. The default is the place of the rule, such as `rules[3]`.
     name: Option<String>,

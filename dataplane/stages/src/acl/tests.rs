@@ -83,7 +83,7 @@ fn fragments_without_ports_match_no_port_rules() {
     }
     let mut harness = bench::parsed::<Acl>(&format!("{rules}\nfragments = \"deny\"")).unwrap();
     let text = harness.explain_one(&second.build()).unwrap();
-    assert_eq!(text, "a fragment without ports: deny");
+    assert_eq!(text, "a fragment without a complete TCP, UDP or ICMP header: deny");
 }
 
 #[test]

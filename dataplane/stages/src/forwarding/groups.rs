@@ -1,10 +1,10 @@
-//! The targets of prefixes: a single path, or a group of several paths. Each flow takes one path of a group. One thread
-//! writes the targets, and workers read them.
+//! The groups of paths that prefixes refer to. A group has one path or several paths, and each flow takes one path of
+//! the group. One thread writes the groups, and workers read them.
 //!
-//! Each target has a number. A single path is stored in one atomic word. A group of several paths has a block of
-//! [`BUCKETS`] entries, and each entry is the number of a single path. The block is filled like the groups of the
-//! config (`route::paths`), so that every host with the same paths makes the same choice. Numbers and blocks are reused
-//! when no reader can still read them.
+//! Each group has a number. A group of one path is stored in one atomic word. A group of several paths has a block of
+//! [`BUCKETS`] entries, and each entry is the number of a group of one path. The algorithm of the equal-cost routes of
+//! the config (`route::paths`) fills the block, so every host with the same paths makes the same choice. Numbers and
+//! blocks are reused when no reader can still read them (see `readers`).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -13,14 +13,14 @@ use std::sync::{Arc, OnceLock};
 use crate::route::paths::{BUCKETS, MAX_WEIGHT, seed, winner};
 use dataplane_core::pipeline::NextHop;
 
-/// Largest number of targets: single paths, and groups of several paths.
+/// Largest number of groups. Each path needs a group of one path, even if the path is only in groups of several paths.
 const MAX_GROUPS: usize = 1 << 16;
-/// Largest number of groups with several paths.
+/// Largest number of groups of several paths.
 const MAX_BLOCKS: usize = 1 << 12;
-/// Largest number of paths in a group. The limit ensures that each path gets a few buckets.
+/// Largest number of paths in a group. With this limit, each path gets a few of the [`BUCKETS`].
 pub(super) const MAX_MEMBERS: usize = 64;
 
-/// What a route does with a packet.
+/// The action of a route for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RouteKind {
@@ -39,12 +39,12 @@ pub enum RouteKind {
 }
 
 /// Value of the kind byte for a group of several paths. The word then contains the number of the group's block.
-const GROUP_OF_PATHS: u8 = 7;
+const SEVERAL_PATHS: u8 = 7;
 
 /// The path of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// What happens to the packet.
+    /// The action for the packet.
     pub kind: RouteKind,
     /// The egress port.
     pub egress: u8,
@@ -70,7 +70,7 @@ impl Path {
 
 type Block = [AtomicU32; BUCKETS];
 
-/// The paths and groups that workers read.
+/// The groups that workers read.
 pub(super) struct Groups {
     words: Box<[AtomicU64]>,
     blocks: Box<[OnceLock<Box<Block>>]>,
@@ -83,10 +83,11 @@ impl std::fmt::Debug for Groups {
 }
 
 impl Groups {
+    /// Returns the path of a flow, or `None` if there is no such group.
     #[inline]
     pub(super) fn choose(&self, group: u32, flow_hash: u32) -> Option<Path> {
         let word = self.words.get(group as usize)?.load(Ordering::Acquire);
-        if word as u8 != GROUP_OF_PATHS {
+        if word as u8 != SEVERAL_PATHS {
             return Path::of(word);
         }
         let block = self.blocks.get((word >> 16) as usize)?.get()?;
@@ -105,11 +106,11 @@ pub(super) struct GroupPath {
     pub(super) kind: u8,
     pub(super) egress: u8,
     pub(super) next_hop: u32,
-    /// The neighbour to release when the path is removed.
+    /// The neighbour whose entry is released when the path is removed.
     pub(super) hop: Option<HeldHop>,
 }
 
-/// A neighbour whose entry a path keeps in the neighbour table.
+/// A neighbour that a path uses. The path keeps one reference to the neighbour's entry until the path is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct HeldHop(pub(super) NextHop);
 
@@ -130,14 +131,15 @@ pub(super) type GroupKey = Vec<(GroupPath, u16)>;
 
 #[derive(Debug)]
 struct Group {
+    /// The number of prefixes and groups of several paths that refer to this group.
     users: u32,
     key: GroupKey,
     block: Option<usize>,
-    /// The numbers of the single paths of this group. Empty for a single path.
+    /// For a group of several paths: the number of the group of one path for each of its paths. Otherwise empty.
     singles: Vec<u32>,
 }
 
-/// The writer of paths and groups.
+/// The writer of the groups.
 #[derive(Debug)]
 pub(super) struct Writer {
     cells: Arc<Groups>,
@@ -147,6 +149,7 @@ pub(super) struct Writer {
     next: u32,
     free_blocks: Vec<usize>,
     next_block: usize,
+    /// Removed groups that a reader may still use: the epoch of the removal, the group's number and its block.
     retired: VecDeque<(u64, u32, Option<usize>)>,
 }
 
@@ -192,8 +195,8 @@ impl Writer {
                         Some(single) => singles.push(single),
                         None => {
                             self.free_blocks.push(number);
-                            // No reader has seen the new group, so its paths can be reused at once: epoch 0 is always
-                            // in the past.
+                            // No reader has seen the paths of the new group, so their numbers need not wait for the
+                            // readers: epoch 0 is before every epoch of a reader.
                             singles.iter().for_each(|single| _ = self.release(*single, 0));
                             return None;
                         }
@@ -201,7 +204,7 @@ impl Writer {
                 }
                 self.fill(number, many, &singles);
                 block = Some(number);
-                (number as u64) << 16 | u64::from(GROUP_OF_PATHS)
+                (number as u64) << 16 | u64::from(SEVERAL_PATHS)
             }
         };
         let number = self.free.pop().or_else(|| {
@@ -241,8 +244,8 @@ impl Writer {
         }
     }
 
-    /// Removes one user of a group. Without users, the group is removed. Returns the neighbours that the removed paths
-    /// used.
+    /// Removes one user of a group. A group without users is removed, and its number is reused when all readers have
+    /// passed the current epoch `now`. Returns the neighbours that the removed paths used.
     pub(super) fn release(&mut self, number: u32, now: u64) -> Vec<NextHop> {
         let Some(group) = self.groups.get_mut(&number) else { return Vec::new() };
         group.users -= 1;
@@ -262,12 +265,13 @@ impl Writer {
         hops
     }
 
-    /// Whether a group of this single path exists.
+    /// Whether a group of only this path exists.
     pub(super) fn contains(&self, path: &GroupPath) -> bool {
         self.known.contains_key(&vec![(path.clone(), 1)])
     }
 
-    /// Frees the numbers and blocks that were retired before the epoch `quiet`.
+    /// Frees the numbers and blocks of the groups that were removed before the epoch `quiet`. No reader can still use
+    /// these groups.
     pub(super) fn reclaim(&mut self, quiet: u64) {
         while let Some((_, number, block)) = self.retired.pop_front_if(|(time, ..)| *time < quiet) {
             self.free.push(number);

@@ -146,13 +146,13 @@ fn packet_to_this_host_gets_port_or_protocol_unreachable() {
         to(here, here).udp(1, 9).build(),
         to_v6("2001:db8::9").udp(1, 9).build(),
     ] {
-        assert_eq!(reason(bench.run_one(&without_error)), "not_told");
+        assert_eq!(reason(bench.run_one(&without_error)), "no_error_allowed");
     }
     // With `time_exceeded`, packets from an address of this host or from a broadcast address get no error.
     let mut bench = own_bench("time_exceeded");
     assert!(is_reply(&bench.run_one(&to(peer, [203, 0, 113, 9]).udp(1, 2).build())));
     for source in [here, [192, 0, 2, 255], [192, 0, 2, 0]] {
-        assert_eq!(reason(bench.run_one(&to(source, [203, 0, 113, 9]).udp(1, 2).build())), "not_told");
+        assert_eq!(reason(bench.run_one(&to(source, [203, 0, 113, 9]).udp(1, 2).build())), "no_error_allowed");
     }
 }
 
@@ -192,7 +192,7 @@ fn errors_multicast_packets_and_later_fragments_get_no_error() {
     ];
     let mut bench = bench("time_exceeded", "");
     for (place, frame) in without_error.iter().enumerate() {
-        assert_eq!(reason(bench.run_one(frame)), "not_told", "{place}");
+        assert_eq!(reason(bench.run_one(frame)), "no_error_allowed", "{place}");
     }
     assert!(is_reply(&bench.run_one(&v4().echo_request(1, 2).build())));
     assert!(is_reply(&bench.run_one(&v4().fragment(0x2000).udp(1, 2).payload(&[0; 16]).build())));
@@ -203,7 +203,7 @@ fn errors_multicast_packets_and_later_fragments_get_no_error() {
 fn ipv6_multicast_packet_gets_too_big_error() {
     let to_group = frame().ipv6("2001:db8:7::7".parse().unwrap(), "ff0e::5".parse().unwrap()).udp(1, 2).build();
     assert!(is_reply(&bench("too_big", "").run_one(&to_group)));
-    assert_eq!(reason(bench("prohibited", "").run_one(&to_group)), "not_told");
+    assert_eq!(reason(bench("prohibited", "").run_one(&to_group)), "no_error_allowed");
 }
 
 #[test]

@@ -27,9 +27,10 @@ pub(super) struct Rib {
     routes: HashMap<(u32, IpNet), Vec<RankedRoute>>,
     /// Number of routes.
     count: usize,
-    /// Prefixes of [`LOCAL`] that cover more than one address. Every address in them belongs to this host, even if
-    /// another table has a longer prefix.
+    /// Prefixes of [`LOCAL`] that cover more than one address. Every address in these prefixes belongs to this host,
+    /// even if another table has a longer prefix for the address.
     wide: Vec<IpNet>,
+    /// Number of routes that were not added because [`MAX_ROUTES`] routes are known.
     pub(super) refused: u64,
 }
 
@@ -39,7 +40,7 @@ fn is_wide((table, prefix): (u32, IpNet)) -> bool {
 }
 
 impl Rib {
-    /// Adds a route. `flags` are the netlink flags of the message.
+    /// Adds a route, or replaces a known route of equal metric. `flags` are the netlink flags of the message.
     pub(super) fn add(&mut self, route: Route, flags: u16) {
         let key = (route.table, route.prefix);
         let ranked = RankedRoute { metric: route.metric, target: route.target };
@@ -51,8 +52,8 @@ impl Rib {
             return;
         }
         let same = choices.iter().position(|known| known.metric == ranked.metric);
-        // An IPv6 message contains all paths of its metric. An IPv4 message with the append flag adds a route after the
-        // routes of equal metric, which take precedence.
+        // An IPv6 message lists all paths of its prefix and metric, so the message replaces the known route. An IPv4
+        // message with the append flag adds a less preferred route after the known routes of equal metric.
         let appended = flags & NLM_F_APPEND != 0 && matches!(key.1, IpNet::V4(_));
         match same {
             Some(at) if !appended => choices[at] = ranked,

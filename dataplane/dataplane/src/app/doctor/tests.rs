@@ -17,10 +17,10 @@ impl Host {
         let roots = Roots { sys: folder.file("sys"), proc: folder.file("proc") };
         let host = Self(roots, folder);
         // The process has all capabilities, like root.
-        host.has("proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n")
+        host.with_file("proc/self/status", "Name:\tx\nCapEff:\t000001ffffffffff\n")
     }
 
-    fn has(self, path: &str, text: &str) -> Self {
+    fn with_file(self, path: &str, text: &str) -> Self {
         self.1.write(path, format!("{text}\n"));
         self
     }
@@ -41,7 +41,7 @@ fn good() -> InterfaceFacts {
         receive_queues: Some(1),
         lro: Some(false),
         gro: Some(false),
-        takes_tags: Some(false),
+        strips_vlan_tags: Some(false),
         xdp: XdpFacts { support: Some(XdpSupport { native: true, zero_copy: true }), program: None },
     }
 }
@@ -61,7 +61,11 @@ fn case(link: &dyn LinkParameters) -> Case<'_> {
 }
 
 /// Changes one property of a good interface. Returns the severity and the fix of the only finding.
-fn one(host: &Host, link: &dyn LinkParameters, change: impl FnOnce(&mut InterfaceFacts)) -> (Severity, String) {
+fn only_finding(
+    host: &Host,
+    link: &dyn LinkParameters,
+    change: impl FnOnce(&mut InterfaceFacts),
+) -> (Severity, String) {
     let mut facts = good();
     change(&mut facts);
     let mut found = findings(&host.0, &case(link), &Ok(Some(facts)));
@@ -100,7 +104,7 @@ fn each_interface_problem_is_found_with_its_fix() {
         (&native, Box::new(|it| it.xdp.support = none), Fails, "mode = \"generic\""),
         (&xdp, Box::new(|it| it.xdp.support = copied), Slow, "copy = \"copy\""),
         (&zero, Box::new(|it| it.xdp.support = copied), Fails, "copy = \"copy\""),
-        (&xdp, Box::new(|it| it.takes_tags = Some(true)), Breaks, "ethtool -K eth9 rxvlan off"),
+        (&xdp, Box::new(|it| it.strips_vlan_tags = Some(true)), Breaks, "ethtool -K eth9 rxvlan off"),
         (
             &xdp,
             Box::new(|it| it.xdp.program = Some(XdpProgram { program: 8, link: Some(7) })),
@@ -111,12 +115,12 @@ fn each_interface_problem_is_found_with_its_fix() {
         (&xdp, Box::new(|it| it.driver = Some("veth".to_owned())), Unseen, "ethtool -K PEER tx off txvlan off"),
     ];
     for (link, change, severity, fix) in cases {
-        let (found, command) = one(&host, link, change);
+        let (found, command) = only_finding(&host, link, change);
         assert!(found == severity && command.contains(fix), "{found:?} {command:?} instead of {severity:?} {fix:?}");
     }
     // VLAN tags that the interface removes do not affect a `packet` link.
     let mut minor = good();
-    (minor.gro, minor.takes_tags) = (Some(true), Some(true));
+    (minor.gro, minor.strips_vlan_tags) = (Some(true), Some(true));
     let found = findings(&host.0, &case(&packet()), &Ok(Some(minor)));
     assert_eq!(found.len(), 1, "GRO alone: {found:#?}");
 }
@@ -131,17 +135,17 @@ fn missing_interface_fails_except_for_tap() {
 
 #[test]
 fn missing_capabilities_are_named() {
-    let host = Host::new().has("proc/self/status", "CapEff:\t0000000000002000\n");
+    let host = Host::new().with_file("proc/self/status", "CapEff:\t0000000000002000\n");
     let xdp: XdpConfig = link("interface = \"eth9\"");
     assert_eq!(findings(&host.0, &case(&packet()), &Ok(Some(good()))), []);
-    let (severity, fix) = one(&host, &xdp, |_| {});
+    let (severity, fix) = only_finding(&host, &xdp, |_| {});
     assert!(severity == Severity::Fails && fix.starts_with("setcap cap_net_admin,cap_bpf+ep"), "{fix}");
 }
 
 #[test]
 fn kernel_use_of_the_interface_is_found() {
     use Severity::{Breaks, Slow};
-    let host = |path: &str, text: &str| Host::new().has(path, text);
+    let host = |path: &str, text: &str| Host::new().with_file(path, text);
     let of_packet = [
         ("bridge", "sys/class/net/eth9/brport/state", "3", Breaks, "ip link set dev eth9 nomaster"),
         ("bond", "sys/class/net/eth9/master/mtu", "1500", Breaks, "ip link set dev eth9 nomaster"),
@@ -150,25 +154,25 @@ fn kernel_use_of_the_interface_is_found() {
         ("forward6", "proc/sys/net/ipv6/conf/eth9/forwarding", "1", Breaks, "net.ipv6.conf.eth9.forwarding=0"),
     ];
     for (name, path, text, severity, fix) in of_packet {
-        let (found, command) = one(&host(path, text), &packet(), |_| {});
+        let (found, command) = only_finding(&host(path, text), &packet(), |_| {});
         assert!(found == severity && command.contains(fix), "{name}: {found:?} {command:?}");
     }
     let strict = host("proc/sys/net/ipv4/conf/all/rp_filter", "1");
-    let (found, command) = one(&strict, &tap(), |_| {});
+    let (found, command) = only_finding(&strict, &tap(), |_| {});
     assert!(found == Breaks && command.contains("net.ipv4.conf.eth9.rp_filter=2"), "{command}");
-    let loose = strict.has("proc/sys/net/ipv4/conf/eth9/rp_filter", "2");
+    let loose = strict.with_file("proc/sys/net/ipv4/conf/eth9/rp_filter", "2");
     assert_eq!(findings(&loose.0, &case(&tap()), &Ok(Some(good()))), [], "the larger value is used");
 
-    let busy = host("sys/class/net/eth9/device/msi_irqs/40", "msix").has("proc/irq/40/smp_affinity_list", "0-3");
-    let (found, command) = one(&busy, &packet(), |_| {});
+    let busy = host("sys/class/net/eth9/device/msi_irqs/40", "msix").with_file("proc/irq/40/smp_affinity_list", "0-3");
+    let (found, command) = only_finding(&busy, &packet(), |_| {});
     assert!(found == Slow && command.contains("/proc/irq/40/smp_affinity_list"), "{command}");
-    let placed = busy.has("proc/irq/40/effective_affinity_list", "1");
+    let placed = busy.with_file("proc/irq/40/effective_affinity_list", "1");
     assert_eq!(findings(&placed.0, &case(&packet()), &Ok(Some(good()))), [], "the effective affinity is used");
 
     let far = host("sys/class/net/eth9/device/numa_node", "1")
-        .has("sys/devices/system/cpu/cpu2/node0/cpulist", "0-3")
-        .has("sys/devices/system/node/node1/cpulist", "4-7");
-    let (found, command) = one(&far, &packet(), |_| {});
+        .with_file("sys/devices/system/cpu/cpu2/node0/cpulist", "0-3")
+        .with_file("sys/devices/system/node/node1/cpulist", "4-7");
+    let (found, command) = only_finding(&far, &packet(), |_| {});
     assert!(found == Slow && command.contains("4-7"), "{command}");
 }
 
@@ -200,9 +204,9 @@ const CONFIG: &str = r#"
 #[test]
 fn missing_huge_pages_and_slow_cores_are_reported() {
     let host = Host::new()
-        .has("sys/devices/system/cpu/isolated", "1")
-        .has("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance")
-        .has("sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "powersave");
+        .with_file("sys/devices/system/cpu/isolated", "1")
+        .with_file("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "performance")
+        .with_file("sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "powersave");
     let plan = plan(CONFIG);
     let found = host::findings(&host.0, &Topology::uniform(4), Some(&plan));
     let has = |what: &str, fix: &str| found.iter().any(|it| it.what.contains(what) && it.fix.contains(fix));
@@ -247,9 +251,9 @@ fn missing_rdma_device_is_found() {
     let found = |host: &Host| device::of_plan(&host.0, &plan).remove(0).findings;
     let host = Host::new();
     assert!(found(&host)[0].fix.contains("device = \"host\" or \"soft\""));
-    let host = host.has("sys/class/infiniband/rdma6/node_type", "1: CA");
+    let host = host.with_file("sys/class/infiniband/rdma6/node_type", "1: CA");
     assert!(matches!(&found(&host)[..], [one] if one.severity == Severity::Fails && one.fix.ends_with("rdma6")));
-    assert_eq!(found(&host.has("sys/class/infiniband/rdma7/node_type", "1: CA")), []);
+    assert_eq!(found(&host.with_file("sys/class/infiniband/rdma7/node_type", "1: CA")), []);
 }
 
 #[test]
@@ -263,7 +267,7 @@ fn different_mtu_is_found() {
         found.len() == 1 && found[0].fix == "ip link set dev eth9 mtu 1400, or mtu = 1500 in the config",
         "{found:#?}"
     );
-    // `lo` has an MTU that the config does not allow.
+    // The key `mtu` of a port does not allow 65536, which is the MTU of `lo`.
     let found = findings(&host.0, &case, &Ok(Some(InterfaceFacts { mtu: 65536, ..good() })));
     assert!(found[0].fix == "ip link set dev eth9 mtu 1400 (the mtu of a port is 68 to 65000)", "{found:#?}");
 }

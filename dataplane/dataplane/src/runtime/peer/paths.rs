@@ -1,15 +1,16 @@
-//! The resolved paths to the peers of a port's lanes.
+//! The cached address handles of a port. A lane creates an address handle to resolve the path to its peer.
 
 use std::sync::{Mutex, PoisonError};
 
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{AhCache, Path, ProtectionDomain};
 
-/// The maximum number of cached paths. Usually all lanes of a port have the same peer and thus one path.
+/// The maximum number of cached address handles. Usually all lanes of a port have the same peer and thus one path.
 const MAX_PATHS: usize = 64;
 
-/// A cache of address handles, shared by the lanes of a port. When the lanes get new peer endpoints, the cache is
-/// cleared, because the MAC address for a peer's GID may have changed.
+/// A cache of address handles by path, shared by the lanes of a port. A path contains the peer's GID (its address). An
+/// address handle is a path for which the device has found the peer's MAC address. When the lanes get new peer
+/// endpoints, the cache is cleared, because the MAC address of a peer may have changed.
 #[derive(Debug)]
 pub(crate) struct PathCache<P: ProtectionDomain>(Mutex<(u32, AhCache<P>)>);
 
@@ -18,15 +19,16 @@ impl<P: ProtectionDomain> PathCache<P> {
         Self(Mutex::new((0, AhCache::new(pd, MAX_PATHS))))
     }
 
-    /// Returns the address handle for a path. `round` is the number of times that the lanes have got peer endpoints
-    /// (`Rendezvous::answer`). Resolving may take a second and blocks other callers, so this must not be called on a
-    /// worker's thread.
+    /// Returns the address handle for a path, and creates the handle if it is not cached. `round` is the round in which
+    /// the lane got its peer's endpoint, as `Rendezvous::answer` returns it. The first call of a new round clears the
+    /// cache. Creating a handle may take a second and blocks other callers, so do not call this function on a worker's
+    /// thread.
     ///
     /// # Errors
     /// Returns the errors of [`ProtectionDomain::create_ah`].
     pub(crate) fn find(&self, round: u32, path: &Path) -> Result<P::Ah, VerbError> {
-        let (of, cache) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::replace(of, round) != round {
+        let (cached_round, cache) = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(cached_round, round) != round {
             cache.flush(path.port);
         }
         cache.resolve(path)

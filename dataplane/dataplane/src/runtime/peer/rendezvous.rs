@@ -31,7 +31,8 @@ pub(crate) struct Rendezvous {
     states: Mutex<Box<[LaneState]>>,
     changed: Condvar,
     flags: Box<[Flags]>,
-    /// The number of times that the lanes have got peer endpoints. Written only with the states locked.
+    /// The number of rounds. In each round, all lanes get the endpoints of their peers. Written only with the states
+    /// locked.
     round: AtomicU32,
     /// The reason why a lane last refused its peer.
     refusal: Mutex<Option<String>>,

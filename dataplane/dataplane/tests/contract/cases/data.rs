@@ -17,19 +17,20 @@ pub(crate) const FROM: usize = 0;
 /// The offset of the memory that messages are received or written into.
 pub(crate) const INTO: usize = 8 << 10;
 
-/// Returns lengths around packet boundaries: 0, 1, the path MTU and its neighbours, and several packets.
+/// Returns message lengths around packet boundaries: 0, 1, one byte around the path MTU, and several packets.
 fn lengths(mtu: usize) -> [usize; 7] {
     [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu, 5 * mtu + 7]
 }
 
-/// Splits a part of the memory into three scatter/gather elements.
+/// Splits a range of the memory into three scatter/gather elements.
 pub(crate) fn thirds<D: Device>(end: &Endpoint<D>, part: Range<usize>) -> [Sge; 3] {
     let third = part.len() / 3;
     let (a, b) = (part.start + third, part.start + 2 * third);
     [end.buffer.sge(part.start..a), end.buffer.sge(a..b), end.buffer.sge(b..part.end)]
 }
 
-/// Sends messages of every length from three scatter/gather elements into three others, and compares all bytes.
+/// Sends messages of every length from three scatter/gather elements into three receive elements, and compares all
+/// bytes. `grh` is the number of bytes before the payload of a receive.
 fn check_lengths<D: Device>(t: &mut Trial<'_, D>, kind: QpType, longest: usize, grh: usize) -> Outcome {
     // A path MTU of 1,024 bytes.
     let with = Connection { path_mtu: 3, ..Connection::default() };
@@ -43,34 +44,34 @@ fn check_lengths<D: Device>(t: &mut Trial<'_, D>, kind: QpType, longest: usize, 
         let sges = thirds(&pair.a, FROM..FROM + length);
         pair.a.post(seed as u64, SendOp::Send, &sges)?;
         t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
-        let same = pair.b.buffer.to_vec(INTO + grh..INTO + grh + length) == bytes;
-        let beyond = pair.b.buffer.to_vec(INTO + grh + length..INTO + 6000).iter().any(|byte| *byte != 0xee);
-        t.log(format!("{length}: same {same}, beyond {beyond}"));
+        let intact = pair.b.buffer.to_vec(INTO + grh..INTO + grh + length) == bytes;
+        let overrun = pair.b.buffer.to_vec(INTO + grh + length..INTO + 6000).iter().any(|byte| *byte != 0xee);
+        t.log(format!("{length} bytes: payload intact {intact}, bytes after it changed {overrun}"));
     }
     Ok(())
 }
 
 const CONNECTED_LENGTHS: &str = "a send 0 SEND
     b receive 0 RECV 0 bytes
-    0: same true, beyond false
+    0 bytes: payload intact true, bytes after it changed false
     a send 1 SEND
     b receive 1 RECV 1 bytes
-    1: same true, beyond false
+    1 bytes: payload intact true, bytes after it changed false
     a send 2 SEND
     b receive 2 RECV 1023 bytes
-    1023: same true, beyond false
+    1023 bytes: payload intact true, bytes after it changed false
     a send 3 SEND
     b receive 3 RECV 1024 bytes
-    1024: same true, beyond false
+    1024 bytes: payload intact true, bytes after it changed false
     a send 4 SEND
     b receive 4 RECV 1025 bytes
-    1025: same true, beyond false
+    1025 bytes: payload intact true, bytes after it changed false
     a send 5 SEND
     b receive 5 RECV 3072 bytes
-    3072: same true, beyond false
+    3072 bytes: payload intact true, bytes after it changed false
     a send 6 SEND
     b receive 6 RECV 5127 bytes
-    5127: same true, beyond false";
+    5127 bytes: payload intact true, bytes after it changed false";
 
 pub(crate) fn rc_lengths<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     check_lengths(t, QpType::Rc, usize::MAX, 0)?;
@@ -87,16 +88,16 @@ pub(crate) fn ud_lengths<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     t.expect(
         "a send 0 SEND
          b receive 0 RECV 40 bytes GRH
-         0: same true, beyond false
+         0 bytes: payload intact true, bytes after it changed false
          a send 1 SEND
          b receive 1 RECV 41 bytes GRH
-         1: same true, beyond false
+         1 bytes: payload intact true, bytes after it changed false
          a send 2 SEND
          b receive 2 RECV 1063 bytes GRH
-         1023: same true, beyond false
+         1023 bytes: payload intact true, bytes after it changed false
          a send 3 SEND
          b receive 3 RECV 1064 bytes GRH
-         1024: same true, beyond false",
+         1024 bytes: payload intact true, bytes after it changed false",
     )
 }
 
@@ -124,15 +125,17 @@ fn remote_lengths<D: Device>(t: &mut Trial<'_, D>, kind: QpType, write: bool) ->
         }
         t.wait_and_log(&mut pair, &[(PairCq::ASent, 1)])?;
         let into = if write { &pair.b.buffer } else { &pair.a.buffer };
-        let same = into.to_vec(INTO..INTO + length) == bytes;
-        let beyond = into.to_vec(INTO + length..INTO + 6000).iter().any(|byte| *byte != 0xee);
-        t.log(format!("{length}: same {same}, beyond {beyond}"));
+        let intact = into.to_vec(INTO..INTO + length) == bytes;
+        let overrun = into.to_vec(INTO + length..INTO + 6000).iter().any(|byte| *byte != 0xee);
+        t.log(format!("{length} bytes: payload intact {intact}, bytes after it changed {overrun}"));
     }
     Ok(())
 }
 
 fn expected_lengths(opcode: &str) -> String {
-    let lines = |(at, length)| format!("a send {at} {opcode}\n{length}: same true, beyond false\n");
+    let lines = |(at, length)| {
+        format!("a send {at} {opcode}\n{length} bytes: payload intact true, bytes after it changed false\n")
+    };
     lengths(1024).into_iter().enumerate().map(lines).collect()
 }
 
@@ -291,7 +294,8 @@ pub(crate) fn fence<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// Sends many messages, one full queue at a time. Each message carries its number and arrives once and in order.
+/// Sends many messages, one full queue at a time. Each message contains its number. Checks that each message arrives
+/// once and in order.
 fn many<D: Device>(t: &mut Trial<'_, D>, kind: QpType, grh: usize) -> Outcome {
     const ROUNDS: u64 = 25;
     let mut pair = t.pair(kind)?;
@@ -330,24 +334,24 @@ fn many<D: Device>(t: &mut Trial<'_, D>, kind: QpType, grh: usize) -> Outcome {
             next += 1;
         }
     }
-    t.log(format!("wrong: {wrong}, all: {}", next == ROUNDS * depth));
+    t.log(format!("wrong messages: {wrong}, all arrived: {}", next == ROUNDS * depth));
     t.wait_and_log(&mut pair, &[])?;
     Ok(())
 }
 
 pub(crate) fn rc_many<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     many(t, QpType::Rc, 0)?;
-    t.expect("wrong: 0, all: true")
+    t.expect("wrong messages: 0, all arrived: true")
 }
 
 pub(crate) fn uc_many<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     many(t, QpType::Uc, 0)?;
-    t.expect("wrong: 0, all: true")
+    t.expect("wrong messages: 0, all arrived: true")
 }
 
 pub(crate) fn ud_many<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     many(t, QpType::Ud, 40)?;
-    t.expect("wrong: 0, all: true")
+    t.expect("wrong messages: 0, all arrived: true")
 }
 
 /// Messages can be sent in both directions at the same time.
@@ -382,11 +386,11 @@ pub(crate) fn psn_wraps<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     pair.b.recv(1, INTO..INTO + 5000)?;
     pair.a.send(1, FROM..FROM + 5000)?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
-    t.log(format!("same: {}", pair.b.buffer.to_vec(INTO..INTO + 5000) == pattern(3, 5000)));
+    t.log(format!("payload intact: {}", pair.b.buffer.to_vec(INTO..INTO + 5000) == pattern(3, 5000)));
     t.expect(
         "a send 1 SEND
          b receive 1 RECV 5000 bytes
-         same: true",
+         payload intact: true",
     )
 }
 
@@ -430,7 +434,8 @@ pub(crate) fn atomics<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// An unaligned atomic is never executed: the device refuses the post, or the peer rejects the request.
+/// An unaligned atomic is never executed. The standard requires that the peer rejects the request. Some devices refuse
+/// the post instead (see `differences`).
 pub(crate) fn atomic_not_aligned<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Atomic)?;
     let mut pair = t.pair(QpType::Rc)?;

@@ -7,7 +7,7 @@ use dataplane::verbs::{
 use crate::Trial;
 use crate::bed::{Connection, EndpointSpec, PairCq, Outcome, Pair, remote, post_result};
 
-/// Posts a receive and a send in every state of the queue pair.
+/// Posts a receive and a send in every state of the queue pair except SQE.
 fn by_state<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Err] {
         let mut pair = Pair::new(t.bed, EndpointSpec::new(kind))?;
@@ -24,7 +24,9 @@ fn by_state<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
         if kind == QpType::Ud && pair.a.destination.is_none() {
             pair.a.destination = Some((pair.a.domain.create_ah(&pair.a.path(pair.b.gid.0))?, pair.b.qp.number()));
         }
-        let result = |posted: Result<(), PostError>| posted.map_or_else(|it| crate::bed::errno_name(it.error.errno), |()| "ok".to_owned());
+        let result = |posted: Result<(), PostError>| {
+            posted.map_or_else(|it| crate::bed::errno_name(it.error.errno), |()| "ok".to_owned())
+        };
         let sges = [pair.a.buffer.sge(0..100)];
         let receive = result(pair.a.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]));
         let send = result(pair.a.post(1, SendOp::Send, &sges));
@@ -52,7 +54,8 @@ pub(crate) fn ud_by_state<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     by_state(t, QpType::Ud)
 }
 
-/// Posts one receive more than the queue has space for. All receives but the last are accepted and complete.
+/// Posts one receive more than the queue has space for. All receives except the last are accepted. In ERR, the
+/// accepted receives are flushed in order.
 pub(crate) fn receive_queue_full<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let depth = pair.b.qp.caps().recv_depth as usize;
@@ -72,7 +75,7 @@ pub(crate) fn receive_queue_full<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// Posts one send more than the queue has space for. The peer has no receives, so no send completes.
+/// Posts one send more than the queue has space for. The peer has no receives, so no send completes before ERR.
 pub(crate) fn send_queue_full<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     let endless_retry = Connection { rnr_retry: 7, ..Connection::default() };
     let mut pair = t.pair_with(EndpointSpec::new(QpType::Rc), endless_retry, Connection::default())?;
@@ -109,7 +112,7 @@ pub(crate) fn unsignalled_fills_the_queue<D: Device>(t: &mut Trial<'_, D>) -> Ou
         }
         taken += 1;
         if taken % depth == 0 {
-            // The earlier requests have been executed.
+            // After these round trips, the earlier requests have been executed.
             t.round_trips()?;
             pair.poll_queues()?;
         }
@@ -119,7 +122,7 @@ pub(crate) fn unsignalled_fills_the_queue<D: Device>(t: &mut Trial<'_, D>) -> Ou
     t.expect("accepted: 1 times the depth")
 }
 
-/// Only the last request of each chain is signalled. Its completion frees the slots of all requests of the chain.
+/// In each round, only the last request is signalled. Its completion frees the slots of all requests of the round.
 pub(crate) fn one_signalled_request_frees_all<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let far = remote(&pair.b, 0);
@@ -157,8 +160,8 @@ pub(crate) fn signal_all<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// A request with more scatter/gather elements than granted is refused. The preceding requests of the chain are
-/// accepted.
+/// A request with more scatter/gather elements than the queue pair allows is refused. The preceding requests of the
+/// same call are accepted.
 pub(crate) fn too_many_elements<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let caps = (pair.a.qp.caps(), pair.b.qp.caps());
@@ -220,8 +223,8 @@ pub(crate) fn rtr_receives<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// Requests posted in SQD are sent only after the change to RTS. An event reports when the requests posted before SQD
-/// have ended.
+/// A send that is posted in SQD starts only after the change to RTS. The event `SQ_DRAINED` reports that all sends that
+/// were posted before SQD have completed.
 pub(crate) fn sqd_holds_sends<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     while t.bed.a.poll_async_event().is_some() {}
     let mut pair = t.pair(QpType::Rc)?;

@@ -213,8 +213,8 @@ pub(crate) fn test_xrc_traffic_cq_ex<D: Device>(t: &mut Trial<'_, D>) -> Outcome
 
 // test_flow.py
 
-/// Skips the case if the device has no raw packets. The tests of the libibverbs provider compare the encoded flow rules
-/// byte by byte.
+/// Skips the case if the device has no raw packets. The tests of the crate `dataplane-ibverbs` compare the encoded flow
+/// rules byte by byte.
 fn flow<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     Endpoint::new(t.bed, false, EndpointSpec::new(QpType::RawPacket), None)?;
     no_verb("flow rules")
@@ -474,7 +474,7 @@ fn message<D: Device>(t: &mut Trial<'_, D>, kind: QpType, op: SendOp<'_>, length
     let sges = [pair.a.buffer.sge(0..length)];
     pair.a.post(1, op, if length == 0 { &[] } else { &sges })?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
-    t.log(format!("same: {}", pair.b.buffer.to_vec(4096 + grh..4096 + grh + length) == bytes));
+    t.log(format!("payload intact: {}", pair.b.buffer.to_vec(4096 + grh..4096 + grh + length) == bytes));
     Ok(())
 }
 
@@ -483,7 +483,7 @@ pub(crate) fn test_qp_ex_ud_send<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     t.expect(
         "a send 1 SEND
          b receive 1 RECV 140 bytes GRH
-         same: true",
+         payload intact: true",
     )
 }
 
@@ -492,7 +492,7 @@ pub(crate) fn test_qp_ex_ud_zero_size<D: Device>(t: &mut Trial<'_, D>) -> Outcom
     t.expect(
         "a send 1 SEND
          b receive 1 RECV 40 bytes GRH
-         same: true",
+         payload intact: true",
     )
 }
 
@@ -501,7 +501,7 @@ pub(crate) fn test_qp_ex_ud_send_imm<D: Device>(t: &mut Trial<'_, D>) -> Outcome
     t.expect(
         "a send 1 SEND
          b receive 1 RECV 140 bytes GRH|WITH_IMM imm 0x55
-         same: true",
+         payload intact: true",
     )
 }
 
@@ -510,7 +510,7 @@ pub(crate) fn test_qp_ex_rc_send<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     t.expect(
         "a send 1 SEND
          b receive 1 RECV 1500 bytes
-         same: true",
+         payload intact: true",
     )
 }
 
@@ -519,7 +519,7 @@ pub(crate) fn test_qp_ex_rc_send_imm<D: Device>(t: &mut Trial<'_, D>) -> Outcome
     t.expect(
         "a send 1 SEND
          b receive 1 RECV 1500 bytes WITH_IMM imm 0x55
-         same: true",
+         payload intact: true",
     )
 }
 
@@ -532,8 +532,8 @@ fn one_sided<D: Device>(t: &mut Trial<'_, D>, read: bool, length: usize) -> Outc
     if read { &pair.b.buffer } else { &pair.a.buffer }.write(if read { 4096 } else { 0 }, &bytes);
     pair.a.post(1, if read { SendOp::RdmaRead(far) } else { SendOp::RdmaWrite(far) }, if length == 0 { &[] } else { &sges })?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1)])?;
-    let same = pair.a.buffer.to_vec(0..length) == bytes && pair.b.buffer.to_vec(4096..4096 + length) == bytes;
-    t.log(format!("same: {same}"));
+    let intact = pair.a.buffer.to_vec(0..length) == bytes && pair.b.buffer.to_vec(4096..4096 + length) == bytes;
+    t.log(format!("payload intact: {intact}"));
     Ok(())
 }
 
@@ -541,7 +541,7 @@ pub(crate) fn test_qp_ex_rc_rdma_write<D: Device>(t: &mut Trial<'_, D>) -> Outco
     one_sided(t, false, 1500)?;
     t.expect(
         "a send 1 RDMA_WRITE
-         same: true",
+         payload intact: true",
     )
 }
 
@@ -549,7 +549,7 @@ pub(crate) fn test_qp_ex_rc_rdma_write_zero_length<D: Device>(t: &mut Trial<'_, 
     one_sided(t, false, 0)?;
     t.expect(
         "a send 1 RDMA_WRITE
-         same: true",
+         payload intact: true",
     )
 }
 
@@ -569,7 +569,7 @@ pub(crate) fn test_qp_ex_rc_rdma_read<D: Device>(t: &mut Trial<'_, D>) -> Outcom
     one_sided(t, true, 1500)?;
     t.expect(
         "a send 1 RDMA_READ
-         same: true",
+         payload intact: true",
     )
 }
 
@@ -577,7 +577,7 @@ pub(crate) fn test_qp_ex_rc_rdma_read_zero_size<D: Device>(t: &mut Trial<'_, D>)
     one_sided(t, true, 0)?;
     t.expect(
         "a send 1 RDMA_READ
-         same: true",
+         payload intact: true",
     )
 }
 
@@ -675,8 +675,8 @@ fn relaxed<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     pair.b.recv(1, 4096..6000)?;
     pair.a.send(1, 0..1000)?;
     pair.wait(&[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
-    t.log(format!("same: {}", pair.b.buffer.to_vec(4096 + grh..5096 + grh) == bytes));
-    t.expect("same: true")
+    t.log(format!("payload intact: {}", pair.b.buffer.to_vec(4096 + grh..5096 + grh) == bytes));
+    t.expect("payload intact: true")
 }
 
 pub(crate) fn test_ro_rc_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {

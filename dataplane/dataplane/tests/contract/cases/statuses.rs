@@ -274,8 +274,8 @@ pub(crate) fn rc_no_peer<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// On rxe, the kernel's software RoCE driver, such a read would never complete, so the libibverbs provider does not
-/// post the read.
+/// On rxe, the kernel's software RoCE driver, such a read would never complete, so Dataplane's provider `verbs` refuses
+/// the read.
 pub(crate) fn rc_read_max_rd_atomic_0<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     let none = Connection { max_rd_atomic: 0, ..Connection::default() };
     let mut pair = t.pair_with(EndpointSpec::new(QpType::Rc), none, Connection::default())?;

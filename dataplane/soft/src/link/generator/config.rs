@@ -82,7 +82,7 @@ pub struct GeneratorConfig {
     #[serde(deserialize_with = "within::<_, u32, 1, 1048576>")]
     #[schemars(range(min = 1, max = 1048576))]
     pub flows: u32,
-    /// The rate in frames per second, such as `"1Mpps"`. Default: as fast as the worker receives them.
+    /// The rate in frames per second, such as `"1Mpps"`. Default: as fast as the worker receives frames.
     #[serde(deserialize_with = "rate", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "PacketRate", range(min = 1, max = 1000000000000u64))]
     pub rate: Option<u64>,
@@ -91,9 +91,8 @@ pub struct GeneratorConfig {
     pub count: Option<u64>,
     /// The protocols of the frames.
     pub protocol: FrameKind,
-    /// Whether the generator writes the whole frame into the buffer at every receive. If `false`, it writes each buffer
-    /// only at its first use, as a null device does. Later frames in that buffer keep the changes that the pipeline
-    /// made.
+    /// Whether the generator writes the whole frame into the buffer at every receive. If `false`, the generator writes
+    /// a frame into each buffer only once. Later frames in that buffer keep the changes that the pipeline made.
     pub copy: bool,
     /// Whether the link copies every sent frame out of its buffer, as a NIC does by DMA. If `false`, sent frames are
     /// only counted.

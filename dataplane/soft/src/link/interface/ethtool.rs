@@ -63,6 +63,6 @@ pub(in crate::link) fn gro(name: &str) -> Option<bool> {
 }
 
 /// Returns whether the hardware strips VLAN tags.
-pub(in crate::link) fn takes_tags(name: &str) -> Option<bool> {
+pub(in crate::link) fn strips_vlan_tags(name: &str) -> Option<bool> {
     value(name, GET_FLAGS).map(|flags| flags & FLAG_RXVLAN != 0)
 }

@@ -50,7 +50,7 @@ fn programs(link: Option<(Mode, Copying)>, case: &LinkCase<'_>) -> Vec<Finding> 
             "use an interface whose driver has zero-copy AF_XDP, or set copy = \"copy\" to accept copies",
         ));
     }
-    if facts.takes_tags == Some(true) && facts.driver.as_deref() != Some("veth") {
+    if facts.strips_vlan_tags == Some(true) && facts.driver.as_deref() != Some("veth") {
         let fix = format!("ethtool -K {name} rxvlan off");
         let costs = "with an xdp link, the VLAN tags are lost, because AF_XDP does not pass removed tags";
         found.push(Finding::new(Severity::Breaks, "the hardware removes VLAN tags", costs, fix));

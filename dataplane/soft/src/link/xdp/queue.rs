@@ -83,8 +83,9 @@ struct PendingSend {
 pub(crate) struct CompletedSend {
     pub(crate) wr_id: u64,
     pub(crate) status: WcStatus,
-    pub(crate) signaled: bool,
-    /// Number of completed sends since the start of the queue pair, including this one.
+    /// Whether the send generates a completion, because the send was posted as signaled or failed.
+    pub(crate) has_completion: bool,
+    /// Number of completed sends since the start of the queue pair, including this send.
     pub(crate) count: u64,
     pub(crate) len: u16,
 }
@@ -553,8 +554,8 @@ impl Queue {
         self.head = (self.head + 1) & (self.sent.len() - 1);
         self.sending -= 1;
         self.completed += 1;
-        let signaled = it.signaled || status != WcStatus::Success;
-        Some(CompletedSend { wr_id: it.wr_id, status, signaled, count: self.completed, len: it.len })
+        let has_completion = it.signaled || status != WcStatus::Success;
+        Some(CompletedSend { wr_id: it.wr_id, status, has_completion, count: self.completed, len: it.len })
     }
 }
 
