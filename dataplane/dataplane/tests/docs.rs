@@ -24,9 +24,10 @@ type Table = Vec<Vec<String>>;
 /// Returns the tables of a page, each with the nearest heading above the table.
 fn tables(page: &str) -> Vec<(String, Table)> {
     let mut found: Vec<(String, Table)> = Vec::new();
-    let (mut heading, mut inside) = (String::new(), false);
+    let (mut heading, mut inside, mut code) = (String::new(), false, false);
     for line in page.lines() {
-        if let Some(title) = line.strip_prefix('#') {
+        code ^= line.starts_with("```");
+        if let Some(title) = line.strip_prefix('#').filter(|_| !code) {
             heading = title.trim_start_matches('#').trim().to_owned();
         }
         let Some(row) = line.strip_prefix("| ").and_then(|row| row.strip_suffix(" |")) else {
