@@ -123,7 +123,7 @@ unsafe fn read(cq: *mut ibv_cq_ex, handle: &CqHandle, fields: PollFields, wr_id:
         if status != WcStatus::Success {
             let vendor_err = ffi::ibv_wc_read_vendor_err(cq).unwrap_or(0);
             values.qp_num = QpNum(ffi::ibv_wc_read_qp_num(cq).unwrap_or(0));
-            handle.mark_state_unknown(values.qp_num.0);
+            handle.mark_failed(values.qp_num.0, status);
             return Completion::new(wr_id, status, vendor_err, fields, values);
         }
         values.opcode = ffi::ibv_wc_read_opcode(cq).unwrap_or(0);
@@ -180,7 +180,7 @@ fn copy(wc: &Wc, handle: &CqHandle, fields: PollFields) -> Completion {
     let failed = status != WcStatus::Success;
     let mut values = CompletionValues { qp_num: QpNum(wc.qp_num), ..CompletionValues::default() };
     if failed {
-        handle.mark_state_unknown(wc.qp_num);
+        handle.mark_failed(wc.qp_num, status);
     } else {
         values = CompletionValues {
             opcode: wc.opcode,
@@ -239,7 +239,7 @@ unsafe fn record_failure(cq: *mut ibv_cq_ex, handle: &CqHandle, run: &mut Comple
     run.byte_len[at] = 0;
     run.ticks[at] = Ticks(0);
     // SAFETY: the caller upholds the safety contract.
-    handle.mark_state_unknown(unsafe { ffi::ibv_wc_read_qp_num(cq) }.unwrap_or(0));
+    handle.mark_failed(unsafe { ffi::ibv_wc_read_qp_num(cq) }.unwrap_or(0), run.status[at]);
 }
 
 impl VerbsCq {
@@ -352,7 +352,7 @@ impl VerbsCq {
             if status == WcStatus::Success {
                 run.push(wc.wr_id, status, wc.byte_len, Ticks(0));
             } else {
-                handle.mark_state_unknown(wc.qp_num);
+                handle.mark_failed(wc.qp_num, status);
                 run.push(wc.wr_id, status, 0, Ticks(0));
             }
         }

@@ -184,9 +184,10 @@ impl VerbsQp {
             post_lists: PostLists::new(&caps, offload.run_flags),
             not_sync: PhantomData,
         };
-        send.handle.attach(qp.body().number(), &qp.state);
+        let (number, raw) = (qp.body().number(), spec.kind == QpType::RawPacket);
+        send.handle.attach(number, raw, &qp.state);
         if !Arc::ptr_eq(&send.handle, &recv.handle) {
-            recv.handle.attach(qp.body().number(), &qp.state);
+            recv.handle.attach(number, raw, &qp.state);
         }
         Ok(qp)
     }

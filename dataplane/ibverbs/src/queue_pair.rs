@@ -23,7 +23,15 @@ use dataplane_core::verbs::{
 };
 
 impl VerbsQp {
+    /// Queries the queue pair. A raw-packet queue pair is not queried: for such a queue pair, the mlx5 driver reports a
+    /// state of the software, or logs a kernel warning and fails if only the receive queue has failed.
     fn query_attributes(&self) -> Result<QpAttributes, VerbError> {
+        if self.kind == QpType::RawPacket {
+            let known = self.state.load(Ordering::Relaxed);
+            let failed = known & STATE_UNKNOWN != 0;
+            let state = if failed { QpState::Err } else { QpState::from_raw(known) };
+            return Ok(QpAttributes { state, port: self.port, ..QpAttributes::default() });
+        }
         let mut attr = ibv_qp_attr::default();
         let mut init = ibv_qp_init_attr::default();
         let all = AttributeMask::all() - AttributeMask::RATE_LIMIT;
@@ -124,6 +132,11 @@ unsafe impl QueuePair for VerbsQp {
 
     fn caps(&self) -> QpCaps {
         self.caps
+    }
+
+    fn work_queue(&self) -> Option<u32> {
+        // SAFETY: the work queue exists as long as the queue pair, and its number does not change.
+        self.wq.map(|wq| unsafe { wq.as_ref() }.wq_num)
     }
 
     #[inline]

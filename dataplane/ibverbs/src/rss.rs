@@ -208,14 +208,26 @@ impl WorkQueue {
         self.wq
     }
 
-    /// Changes the state: `ibv_modify_wq(3)`.
+    /// Changes the state: `ibv_modify_wq(3)`. If the device refuses the change, tries the change again from state ERR.
+    /// The device may have moved the work queue to ERR, while the kernel passes the state that was set last as the
+    /// current state.
     ///
     /// # Errors
     /// The error of the verb.
     pub(super) fn set_state(&mut self, state: WqState) -> Result<(), VerbError> {
-        let mut attr = ibv_wq_attr { attr_mask: IBV_WQ_ATTR_STATE, wq_state: state as u32, ..Default::default() };
+        let attr = ibv_wq_attr { attr_mask: IBV_WQ_ATTR_STATE, wq_state: state as u32, ..Default::default() };
+        let from_error = ibv_wq_attr {
+            attr_mask: IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE,
+            curr_wq_state: WqState::Err as u32,
+            ..attr
+        };
         // SAFETY: the work queue is valid, and the attributes are filled in as the man page requires.
-        unsafe { ffi::ibv_modify_wq(self.wq.as_ptr(), &mut attr) }
+        let set = |mut attr| unsafe { ffi::ibv_modify_wq(self.wq.as_ptr(), &mut attr) };
+        // The only change from ERR that verbs allow is RESET.
+        match set(attr) {
+            Err(refused) if state != WqState::Ready => set(from_error).map_err(|_| refused),
+            result => result,
+        }
     }
 }
 

@@ -416,10 +416,17 @@ pub unsafe trait QueuePair: Send {
     /// Returns the granted sizes, which are at least the requested sizes.
     fn caps(&self) -> QpCaps;
 
+    /// Returns the number of the work queue that receives for the queue pair, which asynchronous events use. `None` if
+    /// the queue pair receives itself. Only the queue pairs of a raw-packet port with several queues have work queues.
+    fn work_queue(&self) -> Option<u32> {
+        None
+    }
+
     /// Returns the state as this process knows it: the last state that was set, or ERR after an error completion.
     fn state(&self) -> QpState;
 
-    /// Returns the state and attributes that the device reports: `ibv_query_qp(3)`.
+    /// Returns the state and attributes that the device reports: `ibv_query_qp(3)`. For a raw-packet queue pair, the
+    /// result may be what this process knows: mlx5 does not report the failure of a raw-packet queue here.
     ///
     /// # Errors
     /// The errors of the verb.

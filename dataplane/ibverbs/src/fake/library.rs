@@ -102,6 +102,9 @@ symbols! {
         let call = Call::ModifyQp { qp: (*qp).qp_num, mask, state: qp_state, port, rate_limit };
         let mut state = state((*qp).context);
         let error = state.note("ibv_modify_qp", call);
+        if mask & 1 != 0 && state.refused_states.contains(&((*qp).qp_num, qp_state)) {
+            return libc::EINVAL;
+        }
         if error == 0 && mask & 1 != 0 {
             (*qp).state = qp_state;
             state.flush(qp, qp_state);
@@ -110,6 +113,10 @@ symbols! {
     };
     fn ibv_query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _mask: c_int, _init: *mut ibv_qp_init_attr) -> c_int,
         (*qp).context => {
+        if (*qp).qp_type == ibv_qp_type::IBV_QPT_RAW_PACKET {
+            // The mlx5 driver returns a state of the software, or logs a kernel warning and fails.
+            state((*qp).context).calls.push(Call::Misuse("ibv_query_qp of a raw-packet queue pair"));
+        }
         attr.write(ibv_qp_attr { qp_state: (*qp).state, ..Default::default() });
         0
     };

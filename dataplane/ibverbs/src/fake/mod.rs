@@ -11,7 +11,7 @@
 //! ```
 #![allow(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::c_int;
 use std::mem::{offset_of, zeroed};
 use std::ptr::{self, NonNull};
@@ -248,6 +248,12 @@ pub(super) struct State {
     counters: Vec<u64>,
     /// The `wr_id`s of the posted receives, for each queue pair number.
     posted: HashMap<u32, Vec<u64>>,
+    /// The `wr_id`s of the posted receives, for each work queue number.
+    wq_posted: HashMap<u32, Vec<u64>>,
+    /// The work queues that the device itself has moved to ERR.
+    failed_wqs: HashSet<u32>,
+    /// The state changes of queue pairs that the device refuses: queue pair number and state.
+    refused_states: Vec<(u32, u32)>,
     live: isize,
     /// The fields and flags with which the creation of a CQ fails, and the error.
     lacks: Option<(u64, u32, c_int)>,
@@ -336,6 +342,11 @@ impl Fake {
         self.state().refused.insert(verb, errno);
     }
 
+    /// Makes the device refuse to change a queue pair to a state.
+    pub(crate) fn refuse_qp_state(&self, qp: u32, to: u32) {
+        self.state().refused_states.push((qp, to));
+    }
+
     /// Appends results of polls of a CQ. The CQ returns the results in order and is empty afterwards.
     pub(crate) fn polls(&self, cq: u32, polls: impl IntoIterator<Item = Poll>) {
         self.state().polls.entry(cq).or_default().extend(polls);
@@ -365,6 +376,34 @@ impl Fake {
     /// Sets the values that the flow counters return.
     pub(crate) fn counts(&self, values: &[u64]) {
         self.state().counters = values.to_vec();
+    }
+
+    /// Makes the device move a work queue to ERR: the oldest receive fails with `status` (or is flushed), and the
+    /// device flushes the others. The completions go to the completion queue `cq`.
+    pub(crate) fn fail_wq(&self, wq: u32, cq: u32, status: u32) {
+        let mut state = self.state();
+        state.failed_wqs.insert(wq);
+        let posted = state.wq_posted.entry(wq).or_default();
+        if !posted.is_empty() {
+            let oldest = Poll::wc(posted.remove(0), status);
+            state.polls.entry(cq).or_default().push_back(oldest);
+        }
+        state.flush_wq(wq, cq);
+    }
+
+    /// Removes the oldest receive that is posted to a queue pair or to a work queue (`kind`), and returns its `wr_id`.
+    pub(crate) fn take_posted(&self, kind: &str, number: u32) -> u64 {
+        let mut state = self.state();
+        let State { wq_posted, posted, .. } = &mut *state;
+        let posted = if kind == "wq" { wq_posted } else { posted };
+        posted.get_mut(&number).unwrap().remove(0)
+    }
+
+    /// Returns the `wr_id`s of the receives that are posted to a queue pair or to a work queue (`kind`), oldest first.
+    pub(crate) fn posted(&self, kind: &str, number: u32) -> Vec<u64> {
+        let state = self.state();
+        let posted = if kind == "wq" { &state.wq_posted } else { &state.posted };
+        posted.get(&number).cloned().unwrap_or_default()
     }
 
     /// Returns the calls since the previous use of this function.
@@ -436,6 +475,13 @@ impl State {
             let flushed = posted.into_iter().map(|wr_id| Poll::wc(wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
             self.polls.entry(cq).or_default().extend(flushed);
         }
+    }
+
+    /// Flushes the posted receives of a work queue to its completion queue.
+    fn flush_wq(&mut self, wq: u32, cq: u32) {
+        let flushed = self.wq_posted.remove(&wq).unwrap_or_default();
+        let flushed = flushed.into_iter().map(|wr_id| Poll::wc(wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
+        self.polls.entry(cq).or_default().extend(flushed);
     }
 
     /// Counts a new object and returns its number.

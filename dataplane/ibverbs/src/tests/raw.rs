@@ -206,6 +206,37 @@ fn flow_tag_replaces_the_queue_pair_number() {
     assert_eq!(cq.poll_run(&mut Completions::new(), 4), Ok(0));
 }
 
+/// The completion of a failed receive contains the number of the receive queue. The completion queue identifies the
+/// failed queue pair, and the device is not queried.
+#[test]
+fn failed_raw_receive_stops_its_queue_pair_without_a_query() {
+    for of in [(0, 1), (0, 2)] {
+        for run in [false, true] {
+            let test = test_device();
+            let (mut cq, qp) = started(&test, of, SendApi::Classic);
+            assert_eq!((qp.state(), qp.work_queue().is_some()), (QpState::Rts, of.1 > 1));
+            let failed = |status| {
+                let wc = Wc { wr_id: 1, status, qp_num: 0xabc, ..Wc::default() };
+                Poll::Wc(Completion { wc, ..Completion::default() })
+            };
+            let mut poll = |status| {
+                test.fake.polls(test.fake.last("cq"), [failed(status)]);
+                match run {
+                    true => assert_eq!(cq.poll_run(&mut Completions::new(), 4), Ok(1)),
+                    false => drop(cq.start_poll().unwrap().unwrap()),
+                }
+            };
+            // The flush of a request from before the last reset says nothing about the current state.
+            poll(5);
+            assert_eq!((qp.state(), qp.query().unwrap().state), (QpState::Rts, QpState::Rts));
+            poll(4);
+            let queried = qp.query().unwrap();
+            assert_eq!((queried.state, queried.port, qp.state()), (QpState::Err, 1, QpState::Err));
+            assert!(!test.fake.calls().iter().any(|call| matches!(call, Call::Misuse(_))));
+        }
+    }
+}
+
 /// Unsupported segmented sends and checksums are refused before they are posted, with both send interfaces.
 #[test]
 fn unsupported_send_offloads_are_refused() {
