@@ -196,7 +196,7 @@ unsafe impl Device for VerbsDevice {
 impl VerbsDevice {
     /// Returns the capabilities for raw-packet queue pairs.
     pub fn raw_caps(&self) -> RawPacketCaps {
-        RawPacketCaps::from(&self.context.limits.attr)
+        self.context.raw_caps()
     }
 
     /// Sets the flow rules, the RSS settings and the offloads of raw-packet queue pairs. By default, raw-packet queue

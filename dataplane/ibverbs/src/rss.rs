@@ -30,6 +30,9 @@ use dataplane_core::verbs::{RssFields, RssSpec};
 /// Number of entries of an indirection table, if the device supports as many.
 const TABLE: u32 = 128;
 
+/// The number of priorities of the device that a rule for several queues needs: see [`TrafficClass::level`].
+pub(super) const LEVELS: u16 = 3;
+
 /// A set of frames that are hashed with the same fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum TrafficClass {
@@ -395,7 +398,7 @@ fn check_fields(fields: RssFields, caps: &RssCaps) -> Result<(), RawError> {
 
 /// Splits a rule into one rule for each class. Each priority of a rule needs three priorities of the device.
 fn parts(rule: &FlowRule) -> Result<Vec<(TrafficClass, FlowRule)>, FlowError> {
-    let first = rule.priority.checked_mul(3).filter(|first| first.checked_add(2).is_some());
+    let first = rule.priority.checked_mul(LEVELS).filter(|first| first.checked_add(LEVELS - 1).is_some());
     let wide =
         FlowError::Width { field: "priority of a rule for several queues", value: rule.priority.into(), bits: 14 };
     let first = first.ok_or(wide)?;
