@@ -8,7 +8,9 @@
 use std::ffi::c_int;
 
 use ibverbs_sys::ibv_wc_status::IBV_WC_SUCCESS;
-use ibverbs_sys::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
+use ibverbs_sys::{
+    IBV_CQ_ATTR_MODERATE, ibv_cq_ex, ibv_moderate_cq, ibv_modify_cq_attr, ibv_poll_cq_attr, ibv_wc_tm_info,
+};
 
 use super::cq::{CopiedCompletions, Poller, RunFields, VerbsCq};
 use super::ffi::{self, Wc};
@@ -423,6 +425,13 @@ unsafe impl CompletionQueue for VerbsCq {
         self.begin()?;
         // SAFETY: the queue is valid.
         unsafe { ffi::ibv_req_notify_cq(self.handle.raw(), solicited_only.into()) }
+    }
+
+    fn moderate(&mut self, count: u16, period: u16) -> Result<(), VerbError> {
+        let moderate = ibv_moderate_cq { cq_count: count, cq_period: period };
+        let mut attr = ibv_modify_cq_attr { attr_mask: IBV_CQ_ATTR_MODERATE, moderate };
+        // SAFETY: the queue is valid, and the attributes are filled in as the man page requires.
+        unsafe { ffi::ibv_modify_cq(self.handle.raw(), &mut attr) }
     }
 
     fn resize(&mut self, depth: u32) -> Result<u32, VerbError> {

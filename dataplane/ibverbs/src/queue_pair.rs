@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ibverbs_sys::{ibv_gid, ibv_qp_attr, ibv_qp_init_attr};
+use ibverbs_sys::{ibv_ece, ibv_gid, ibv_qp_attr, ibv_qp_init_attr};
 
 use super::ah::VerbsAh;
 use super::attr::{mtu_bytes, qp_attr, qp_attributes};
@@ -18,7 +18,7 @@ use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Run, SlotLayout};
 use dataplane_core::units::{Gid, QpNum};
 use dataplane_core::verbs::{
-    AttributeMask, Claim, Destination, MwBind, PostError, QpAttributes, QpCaps, QpState, QpType, QueuePair,
+    AttributeMask, Claim, Destination, Ece, MwBind, PostError, QpAttributes, QpCaps, QpState, QpType, QueuePair,
     RecvRequest, SendRequest, check_transition,
 };
 
@@ -158,6 +158,20 @@ unsafe impl QueuePair for VerbsQp {
         let attributes = self.query_attributes()?;
         self.set_state(attributes.state);
         Ok(attributes)
+    }
+
+    fn ece(&self) -> Result<Ece, VerbError> {
+        let mut ece = ibv_ece::default();
+        // SAFETY: the queue pair is valid, and the structure is writable.
+        unsafe { ffi::ibv_query_ece(self.raw(), &mut ece) }?;
+        Ok(Ece { vendor: ece.vendor_id, options: ece.options })
+    }
+
+    fn set_ece(&mut self, ece: Ece) -> Result<Ece, VerbError> {
+        let mut ece = ibv_ece { vendor_id: ece.vendor, options: ece.options, comp_mask: 0 };
+        // SAFETY: the queue pair is valid, and the structure is filled in as the man page requires.
+        unsafe { ffi::ibv_set_ece(self.raw(), &mut ece) }?;
+        Ok(Ece { vendor: ece.vendor_id, options: ece.options })
     }
 
     fn modify(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Result<(), VerbError> {

@@ -39,6 +39,28 @@ symbols! {
     };
     fn _ibv_query_gid_table(context: *mut ibv_context, _entries: *mut ibv_gid_entry, _most: usize, _flags: u32,
         _size: usize) -> isize, context => 0;
+    fn _ibv_query_gid_ex(context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry, _flags: u32,
+        _size: usize) -> c_int, context => match (port, index) {
+            (1, 3) => {
+                let mut raw = [0; 16];
+                raw[10..].copy_from_slice(&[0xff, 0xff, 192, 0, 2, 1]);
+                let gid = ibv_gid { raw };
+                entry.write(ibv_gid_entry { gid, gid_index: 3, port_num: 1, gid_type: 2, ndev_ifindex: 7 });
+                0
+            }
+            (1, _) => libc::ENODATA,
+            _ => libc::EINVAL,
+        };
+    fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int, (*qp).context => {
+        ece.write(ibv_ece { vendor_id: 0x15b3, options: 0x3000_0002, comp_mask: 0 });
+        0
+    };
+    fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int, (*qp).context => {
+        let ibv_ece { vendor_id: vendor, options, comp_mask } = *ece;
+        // The device accepts only the low options.
+        (*ece).options &= 0xffff;
+        state((*qp).context).note("ibv_set_ece", Call::SetEce { qp: (*qp).qp_num, vendor, options, comp_mask })
+    };
     fn ibv_query_pkey(context: *mut ibv_context, _port: u8, _index: c_int, pkey: *mut u16) -> c_int, context => {
         pkey.write(0xffff);
         0

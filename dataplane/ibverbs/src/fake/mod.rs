@@ -28,7 +28,7 @@ pub(super) mod library;
 mod qp;
 mod raw;
 
-use cq::{create_cq_ex, poll_cq, req_notify_cq};
+use cq::{create_cq_ex, modify_cq, poll_cq, req_notify_cq};
 pub(super) use domain::with_domains;
 use qp::{create_qp_ex, modify_qp_rate_limit, post_recv, post_send, post_srq_recv};
 use raw::{
@@ -80,6 +80,18 @@ pub(crate) enum Call {
         cq: u32,
         room: c_int,
         returned: c_int,
+    },
+    ModerateCq {
+        cq: u32,
+        mask: u32,
+        count: u16,
+        period: u16,
+    },
+    SetEce {
+        qp: u32,
+        vendor: u32,
+        options: u32,
+        comp_mask: u32,
     },
     /// A call in an order or with arguments that the man pages do not allow.
     Misuse(&'static str),
@@ -292,6 +304,7 @@ impl Fake {
         verbs.query_port = Some(query_port);
         verbs.query_device_ex = Some(query_device_ex);
         verbs.create_cq_ex = Some(create_cq_ex);
+        verbs.modify_cq = Some(modify_cq);
         verbs.create_qp_ex = Some(create_qp_ex);
         verbs.modify_qp_rate_limit = Some(modify_qp_rate_limit);
         verbs.create_wq = Some(create_wq);
@@ -505,6 +518,8 @@ unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut ibv_po
     }
     let ethernet = 2;
     let active = ibv_port_attr { state: 4, max_mtu: 5, active_mtu: 3, link_layer: ethernet, ..Default::default() };
+    // EDR on 4 lanes.
+    let active = ibv_port_attr { active_speed: 32, active_width: 2, ..active };
     let active = ibv_port_attr { pkey_tbl_len: 1, max_msg_sz: 1 << 20, ..active };
     // SAFETY: the caller provides the attributes.
     unsafe { attr.write(active) };

@@ -127,6 +127,16 @@ fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
     }
 }
 
+/// A lane allows the device to reorder its writes to packets. The flag is optional, so other devices ignore it.
+#[test]
+fn packet_memory_is_registered_with_relaxed_ordering() {
+    let test = test_device();
+    let lane = TestLane::open(&test, (0, 1));
+    let register = Call::RegMr { access: 1 | 1 << 20, iova2: true };
+    assert!(test.fake.calls().contains(&register));
+    drop(lane);
+}
+
 /// How the device reports that a queue failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {

@@ -10,11 +10,12 @@ use crate::ffi::Wc;
 use crate::{
     FlowCount, FlowRule, FlowTraffic, RateLimit, RawReceive, RawSpec, SelfTest, VerbsCq, VerbsDevice, VerbsQp,
 };
+use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, PageKind, Region, RegionSpec, RunSource, SlotLayout};
 use dataplane_core::verbs::{
-    Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, MemoryRegion, PollFields, ProtectionDomain,
-    QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RecvRequest, SendApi, SendFlags, SendOp, SendRequest,
-    Sge,
+    Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, GidKind, MemoryRegion, PollFields,
+    ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RecvRequest, SendApi, SendFlags,
+    SendOp, SendRequest, Sge,
 };
 
 /// A `VerbsDevice` and the fake device below it. The `VerbsDevice` is dropped first.
@@ -108,6 +109,20 @@ fn self_test_passes_and_rss_is_granted() {
             && has.contains(&dataplane_core::verbs::Capability::RawPacket)
     );
     assert_eq!(test.device.raw_caps().pacing, Some((10, 1000)));
+}
+
+#[test]
+fn port_speed_and_single_gids_are_queried() {
+    let test = test_device();
+    let port = test.device.port(1).unwrap();
+    // The fake reports EDR (25 Gbit/s) on 4 lanes.
+    assert_eq!((port.lanes, port.lane_speed, port.speed()), (4, 25_000_000_000, 100_000_000_000));
+    let entry = test.device.gid(1, 3).unwrap();
+    assert_eq!((entry.index, entry.kind, entry.interface), (3, GidKind::RoceV2, 7));
+    assert_eq!(&entry.gid.0[12..], &[192, 0, 2, 1]);
+    for (port, index, errno) in [(1, 4, libc::ENODATA), (2, 3, libc::EINVAL)] {
+        assert_eq!(test.device.gid(port, index).unwrap_err(), VerbError::new("ibv_query_gid_ex", errno));
+    }
 }
 
 /// If a port has a single queue, the queue pair strips VLAN tags, and the flow rule is created at RTR.
