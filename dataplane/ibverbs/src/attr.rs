@@ -1,6 +1,6 @@
 //! Conversion of queue pair attributes between the C interface and the types of this crate.
 
-use ibverbs_sys::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp_attr};
+use ibverbs_sys::{ibv_ah_attr, ibv_gid, ibv_global_route, ibv_port_attr, ibv_qp_attr};
 
 use dataplane_core::units::{Gid, QpNum};
 use dataplane_core::verbs::{Access, Path, QpAttributes, QpState};
@@ -111,8 +111,54 @@ pub(super) fn mtu_bytes(code: u32) -> Option<u32> {
     (1..=5).contains(&code).then(|| 128 << code)
 }
 
+/// Returns the number of lanes for a code of `ibv_port_attr::active_width`, or 0 for other codes.
+pub(super) fn lanes(code: u8) -> u8 {
+    match code {
+        1 => 1,
+        2 => 4,
+        4 => 8,
+        8 => 12,
+        16 => 2,
+        _ => 0,
+    }
+}
+
+/// Returns the nominal data rate of a lane in bits per second, or 0 if the code of the rate is unknown. A rate that does
+/// not fit in `active_speed` is in `active_speed_ex`. Older libraries leave `active_speed_ex` at 0.
+pub(super) fn lane_speed(attr: &ibv_port_attr) -> u64 {
+    let code = if attr.active_speed_ex != 0 { attr.active_speed_ex } else { attr.active_speed.into() };
+    let mbps = match code {
+        1 => 2_500,
+        2 => 5_000,
+        // QDR, and FDR10.
+        4 | 8 => 10_000,
+        16 => 14_000,
+        32 => 25_000,
+        64 => 50_000,
+        128 => 100_000,
+        256 => 200_000,
+        _ => 0,
+    };
+    mbps * 1_000_000
+}
+
 #[cfg(test)]
 mod tests {
+    /// Codes of the port speed, as `ibv_devinfo` prints them.
+    #[test]
+    fn speed_and_width_codes_are_converted() {
+        use super::{ibv_port_attr, lane_speed, lanes};
+        assert_eq!([1, 2, 4, 8, 16, 0, 3].map(lanes), [1, 4, 8, 12, 2, 0, 0]);
+        let speed = |active_speed, active_speed_ex| {
+            lane_speed(&ibv_port_attr { active_speed, active_speed_ex, ..Default::default() }) / 1_000_000
+        };
+        assert_eq!(
+            [1, 2, 4, 8, 16, 32, 64, 128].map(|code| speed(code, 0)),
+            [2_500, 5_000, 10_000, 10_000, 14_000, 25_000, 50_000, 100_000]
+        );
+        assert_eq!((speed(128, 256), speed(0, 0), speed(3, 0)), (200_000, 0, 0));
+    }
+
     use proptest::prelude::*;
 
     use super::*;

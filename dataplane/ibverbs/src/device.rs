@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ibverbs_sys::{ibv_context, ibv_gid_entry, ibv_values_ex};
 
-use super::attr::{gid_of, mtu_bytes};
+use super::attr::{gid_of, lane_speed, lanes, mtu_bytes};
 use super::capabilities::{self, ProbeResult};
 use super::channel::VerbsChannel;
 use super::context::Context;
@@ -122,6 +122,8 @@ unsafe impl Device for VerbsDevice {
             pkeys: attr.pkey_tbl_len,
             lid: attr.lid,
             lmc: attr.lmc,
+            lanes: lanes(attr.active_width),
+            lane_speed: lane_speed(&attr),
         })
     }
 
@@ -136,13 +138,13 @@ unsafe impl Device for VerbsDevice {
         // SAFETY: the context is open.
         let n = unsafe { ffi::ibv_query_gid_table(self.context.raw(), &mut entries) }?;
         let of_port = entries[..n].iter().filter(|entry| entry.port_num == u32::from(port));
-        let entry = |entry: &ibv_gid_entry| GidEntry {
-            index: entry.gid_index,
-            gid: gid_of(entry.gid),
-            kind: GidKind::from_raw(entry.gid_type),
-            interface: entry.ndev_ifindex,
-        };
-        Ok(of_port.map(entry).filter(|entry| !entry.gid.is_zero()).collect())
+        Ok(of_port.map(gid_entry).filter(|entry| !entry.gid.is_zero()).collect())
+    }
+
+    fn gid(&self, port: u8, index: u32) -> Result<GidEntry, VerbError> {
+        // SAFETY: the context is open.
+        let entry = unsafe { ffi::ibv_query_gid_ex(self.context.raw(), port, index) }?;
+        Ok(gid_entry(&entry))
     }
 
     fn pkey(&self, port: u8, index: u16) -> Result<u16, VerbError> {
@@ -193,10 +195,20 @@ unsafe impl Device for VerbsDevice {
     }
 }
 
+/// Converts an entry of a GID table.
+fn gid_entry(entry: &ibv_gid_entry) -> GidEntry {
+    GidEntry {
+        index: entry.gid_index,
+        gid: gid_of(entry.gid),
+        kind: GidKind::from_raw(entry.gid_type),
+        interface: entry.ndev_ifindex,
+    }
+}
+
 impl VerbsDevice {
     /// Returns the capabilities for raw-packet queue pairs.
     pub fn raw_caps(&self) -> RawPacketCaps {
-        RawPacketCaps::from(&self.context.limits.attr)
+        self.context.raw_caps()
     }
 
     /// Sets the flow rules, the RSS settings and the offloads of raw-packet queue pairs. By default, raw-packet queue

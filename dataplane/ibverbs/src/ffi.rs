@@ -285,6 +285,10 @@ exported! {
     /// Destroys a CQ that `ibv_create_cq` or `ibv_create_cq_ex` created. Waits until all events of the CQ are
     /// acknowledged.
     fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
+    /// Queries the options for enhanced connection establishment of a QP.
+    fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int;
+    /// Sets the options for enhanced connection establishment of a QP.
+    fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int;
     /// Creates a shared receive queue.
     fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
     /// Changes the size of an SRQ or arms its limit, which raises an event when fewer receives are left.
@@ -378,6 +382,24 @@ pub(super) unsafe fn ibv_query_gid_table(
     usize::try_from(count).map(|count| count.min(length)).map_err(error)
 }
 
+/// Queries an entry of the GID table of a port.
+///
+/// # Safety
+/// The context must be open.
+pub(super) unsafe fn ibv_query_gid_ex(
+    context: *mut ibv_context,
+    port: u8,
+    index: u32,
+) -> Result<ibv_gid_entry, VerbError> {
+    let mut entry = ibv_gid_entry::default();
+    // SAFETY: the caller upholds the safety contract. The arguments contain the size of the entry.
+    unsafe {
+        let size = size_of::<ibv_gid_entry>();
+        library::_ibv_query_gid_ex(context, port.into(), index, &mut entry, 0, size).value("ibv_query_gid_ex")?;
+    }
+    Ok(entry)
+}
+
 /// Declares functions of the `verbs_context`. Each declaration has the name in the man page, the name of the member and
 /// the context to use.
 macro_rules! extended {
@@ -424,6 +446,8 @@ extended! {
     /// Destroys an indirection table that no QP uses.
     fn ibv_destroy_rwq_ind_table(table: *mut ibv_rwq_ind_table) -> c_int
         = destroy_rwq_ind_table of (*table).context;
+    /// Moderates the completion events of a CQ.
+    fn ibv_modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int = modify_cq of (*cq).context;
     /// Allocates a thread domain. The program promises that only one thread uses the objects in the domain.
     fn ibv_alloc_td(context: *mut ibv_context, attr: *mut ibv_td_init_attr) -> *mut ibv_td = alloc_td of context;
     /// Frees a thread domain.

@@ -285,6 +285,60 @@ impl FlowRule {
     }
 }
 
+/// The limits of a driver for flow rules. Verbs cannot query these limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowLimits {
+    /// The name of the driver, or `the device` if no limits are known.
+    pub driver: &'static str,
+    /// The number of priorities. `None`: unknown.
+    pub priorities: Option<u16>,
+    /// The header fields that the driver cannot match.
+    pub unmatched: &'static [&'static str],
+}
+
+impl Default for FlowLimits {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
+impl FlowLimits {
+    /// No known limits.
+    pub const NONE: Self = Self { driver: "the device", priorities: None, unmatched: &[] };
+
+    /// The limits of the kernel's mlx5 driver: `MLX5_BY_PASS_NUM_REGULAR_PRIOS`, and `LAST_*_FIELD` and
+    /// `parse_flow_attr` in `fs.c`. Older kernels have 8 priorities.
+    const MLX5: Self = Self {
+        driver: "mlx5",
+        priorities: Some(16),
+        unmatched: &["ipv4 ttl", "ipv4 flags", "ipv6 hop_limit", "gre flags"],
+    };
+
+    /// Returns the limits of a driver.
+    pub(crate) fn of(driver: &str) -> Self {
+        if driver == Self::MLX5.driver { Self::MLX5 } else { Self::NONE }
+    }
+
+    /// Checks that the driver supports a rule that needs `levels` priorities of the device for each priority: 3 for
+    /// several queues with RSS, otherwise 1.
+    ///
+    /// # Errors
+    /// The rule is invalid, or the driver refuses it.
+    pub(crate) fn check(&self, rule: &FlowRule, levels: u16) -> Result<(), FlowError> {
+        let matched = rule.encoded()?.matched;
+        let driver = self.driver;
+        if let Some(field) = self.unmatched.iter().copied().find(|field| matched.contains(field)) {
+            return Err(FlowError::Unmatched { driver, field });
+        }
+        let last = self.priorities.map_or(1 << 16, u32::from) / u32::from(levels) - 1;
+        if u32::from(rule.priority) <= last {
+            return Ok(());
+        }
+        let queues = if levels == 1 { "1 queue" } else { "2 or more queues" };
+        Err(FlowError::Priority { driver, priority: rule.priority, last, queues })
+    }
+}
+
 /// An invalid or refused flow rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlowError {
@@ -320,6 +374,29 @@ pub enum FlowError {
         /// The headers that can carry the tunnel.
         wanted: &'static str,
     },
+    /// The driver cannot match a header field.
+    #[error("{driver} cannot match {field}; help: remove it from the rule, and select these frames with a stage")]
+    Unmatched {
+        /// The name of the driver.
+        driver: &'static str,
+        /// The name of the field.
+        field: &'static str,
+    },
+    /// The driver has fewer priorities.
+    #[error("{driver} has the flow priorities 0 to {last} for {queues}, not {priority}; help: use a smaller priority")]
+    Priority {
+        /// The name of the driver.
+        driver: &'static str,
+        /// The priority of the rule.
+        priority: u16,
+        /// The largest priority of the driver.
+        last: u32,
+        /// The number of queues of the port, in words.
+        queues: &'static str,
+    },
+    /// The counters of the rule belong to another device.
+    #[error("the counters of a flow rule belong to another device; help: create the counters with the same device")]
+    OtherDevice,
     /// A number that is too large for its field.
     #[error("{field} {value:#x} does not fit in {bits} bits")]
     Width {
@@ -358,7 +435,11 @@ fn refused(error: &VerbError, partial: &[&str]) -> String {
             let fields = partial.join(", ");
             format!(": most devices cannot match a part of a field, and the rule matches only a part of {fields}")
         }
-        libc::ENOMEM => ": the device has no space for the rule, or does not support its priority".to_owned(),
+        libc::ENOMEM => {
+            ": the device has no space for the rule, or does not support its priority; help: use the priorities \
+                         0 to 7, or 0 and 1 for several queues, because older kernels have no others on mlx5"
+                .to_owned()
+        }
         _ => String::new(),
     }
 }

@@ -62,8 +62,8 @@ pub use cq::VerbsCq;
 pub use device::VerbsDevice;
 pub use domain::{VerbsDmabuf, VerbsMr, VerbsPd};
 pub use flow::{
-    Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match,
-    Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,
+    Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch,
+    Ipv4Match, Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,
 };
 pub use poll::VerbsCursor;
 pub use qp::VerbsQp;

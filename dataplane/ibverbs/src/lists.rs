@@ -9,12 +9,12 @@ use super::domain::VerbsMr;
 use super::request::{RequestList, ud};
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::SlotLayout;
-use dataplane_core::verbs::{Destination, MemoryRegion, QpCaps, RUN, SendFlags, WrOpcode};
+use dataplane_core::verbs::{Destination, MemoryRegion, QpCaps, RUN, WrOpcode};
 
 /// The memory that contains the packet slots.
 pub(super) struct SlotMemory {
     /// Keeps the memory registered while posted requests may refer to it.
-    _mr: VerbsMr,
+    pub(super) mr: VerbsMr,
     pub(super) layout: SlotLayout,
     pub(super) base: u64,
     pub(super) recv_wr_id: u64,
@@ -36,12 +36,11 @@ pub(super) struct PostLists {
 }
 
 impl PostLists {
-    /// Creates the lists. `flags` are the flags that every send of a run has.
-    pub(super) fn new(caps: &QpCaps, flags: SendFlags) -> Self {
+    /// Creates the lists.
+    pub(super) fn new(caps: &QpCaps) -> Self {
         let len = |depth: u32| (depth as usize).clamp(1, RUN);
         let (sends, recvs) = (len(caps.send_depth), len(caps.recv_depth));
-        let send_flags = flags.bits();
-        let send = ibv_send_wr { opcode: WrOpcode::Send.raw(), num_sge: 1, send_flags, ..Default::default() };
+        let send = ibv_send_wr { opcode: WrOpcode::Send.raw(), num_sge: 1, ..Default::default() };
         let recv = ibv_recv_wr { num_sge: 1, ..Default::default() };
         let post_lists = Self {
             recvs: RequestList::new(recvs, recv),
@@ -95,7 +94,7 @@ impl PostLists {
                 *self.send_sges.at(at) = ibv_sge { addr: 0, length: 0, lkey };
             }
         }
-        self.slots = Some(SlotMemory { _mr: mr.clone(), layout, base, recv_wr_id });
+        self.slots = Some(SlotMemory { mr: mr.clone(), layout, base, recv_wr_id });
         Ok(())
     }
 

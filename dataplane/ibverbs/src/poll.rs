@@ -8,7 +8,9 @@
 use std::ffi::c_int;
 
 use ibverbs_sys::ibv_wc_status::IBV_WC_SUCCESS;
-use ibverbs_sys::{ibv_cq_ex, ibv_poll_cq_attr, ibv_wc_tm_info};
+use ibverbs_sys::{
+    IBV_CQ_ATTR_MODERATE, ibv_cq_ex, ibv_moderate_cq, ibv_modify_cq_attr, ibv_poll_cq_attr, ibv_wc_tm_info,
+};
 
 use super::cq::{CopiedCompletions, Poller, RunFields, VerbsCq};
 use super::ffi::{self, Wc};
@@ -123,7 +125,7 @@ unsafe fn read(cq: *mut ibv_cq_ex, handle: &CqHandle, fields: PollFields, wr_id:
         if status != WcStatus::Success {
             let vendor_err = ffi::ibv_wc_read_vendor_err(cq).unwrap_or(0);
             values.qp_num = QpNum(ffi::ibv_wc_read_qp_num(cq).unwrap_or(0));
-            handle.mark_state_unknown(values.qp_num.0);
+            handle.mark_failed(values.qp_num.0, status);
             return Completion::new(wr_id, status, vendor_err, fields, values);
         }
         values.opcode = ffi::ibv_wc_read_opcode(cq).unwrap_or(0);
@@ -180,7 +182,7 @@ fn copy(wc: &Wc, handle: &CqHandle, fields: PollFields) -> Completion {
     let failed = status != WcStatus::Success;
     let mut values = CompletionValues { qp_num: QpNum(wc.qp_num), ..CompletionValues::default() };
     if failed {
-        handle.mark_state_unknown(wc.qp_num);
+        handle.mark_failed(wc.qp_num, status);
     } else {
         values = CompletionValues {
             opcode: wc.opcode,
@@ -239,7 +241,7 @@ unsafe fn record_failure(cq: *mut ibv_cq_ex, handle: &CqHandle, run: &mut Comple
     run.byte_len[at] = 0;
     run.ticks[at] = Ticks(0);
     // SAFETY: the caller upholds the safety contract.
-    handle.mark_state_unknown(unsafe { ffi::ibv_wc_read_qp_num(cq) }.unwrap_or(0));
+    handle.mark_failed(unsafe { ffi::ibv_wc_read_qp_num(cq) }.unwrap_or(0), run.status[at]);
 }
 
 impl VerbsCq {
@@ -352,7 +354,7 @@ impl VerbsCq {
             if status == WcStatus::Success {
                 run.push(wc.wr_id, status, wc.byte_len, Ticks(0));
             } else {
-                handle.mark_state_unknown(wc.qp_num);
+                handle.mark_failed(wc.qp_num, status);
                 run.push(wc.wr_id, status, 0, Ticks(0));
             }
         }
@@ -423,6 +425,13 @@ unsafe impl CompletionQueue for VerbsCq {
         self.begin()?;
         // SAFETY: the queue is valid.
         unsafe { ffi::ibv_req_notify_cq(self.handle.raw(), solicited_only.into()) }
+    }
+
+    fn moderate(&mut self, count: u16, period: u16) -> Result<(), VerbError> {
+        let moderate = ibv_moderate_cq { cq_count: count, cq_period: period };
+        let mut attr = ibv_modify_cq_attr { attr_mask: IBV_CQ_ATTR_MODERATE, moderate };
+        // SAFETY: the queue is valid, and the attributes are filled in as the man page requires.
+        unsafe { ffi::ibv_modify_cq(self.handle.raw(), &mut attr) }
     }
 
     fn resize(&mut self, depth: u32) -> Result<u32, VerbError> {

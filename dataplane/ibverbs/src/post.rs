@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
-use std::ptr;
+use std::{ptr, slice};
 
 use ibverbs_sys::{
     ibv_mw_bind, ibv_mw_bind_info, ibv_recv_wr, ibv_send_wr, ibv_send_wr__bindgen_ty_4,
@@ -21,13 +21,14 @@ use super::ffi;
 use super::lists::SlotMemory;
 use super::qp::VerbsQp;
 use super::quirk::Quirk;
+use super::raw::has_whole_checksum;
 use super::request::{accepted, full, recv_wr, write_send};
 use super::window::VerbsMw;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::Desc;
 use dataplane_core::verbs::{
-    Claim, MemoryWindow, MwBind, MwKind, PostError, QpState, QpType, RecvRequest, SendFlags, SendOp, SendRequest,
-    WrOpcode,
+    Claim, MemoryRegion, MemoryWindow, MwBind, MwKind, PostError, QpState, QpType, RecvRequest, SendFlags, SendOp,
+    SendRequest, WrOpcode,
 };
 
 #[cold]
@@ -266,6 +267,24 @@ impl VerbsQp {
         }
     }
 
+    /// Sets the checksum flag in the sends of a chunk whose checksums the device can compute, and clears it in the others.
+    ///
+    /// # Safety
+    /// The chunk is not longer than the list. The packets must be in the bound memory, which must not change.
+    unsafe fn set_checksum_flags(&self, chunk: &[Desc]) {
+        let Some(memory) = &self.post_lists.slots else { return };
+        let base = memory.mr.region().base().as_ptr();
+        for (at, desc) in chunk.iter().enumerate() {
+            let start = desc.slot as usize * memory.layout.stride() as usize + usize::from(desc.offset);
+            // SAFETY: the caller upholds the safety contract.
+            unsafe {
+                let frame = slice::from_raw_parts(base.add(start), desc.len.into());
+                let flags = if has_whole_checksum(frame) { SendFlags::IP_CSUM } else { SendFlags::empty() };
+                (*self.post_lists.sends.at(at)).send_flags = flags.bits();
+            }
+        }
+    }
+
     /// # Safety
     /// Same as [`VerbsQp::send_list`].
     #[inline]
@@ -293,6 +312,10 @@ impl VerbsQp {
                     sge.addr = base + u64::from(desc.slot) * u64::from(layout.stride()) + u64::from(desc.offset);
                     sge.length = desc.len.into();
                 }
+            }
+            if self.offload.checksum_runs {
+                // SAFETY: `layout` admits the packets of the chunk, and the caller keeps the memory valid and unchanged.
+                unsafe { self.set_checksum_flags(chunk) };
             }
             let at = chunk.len() - 1;
             let (first, last, after) = (wrs.at(0), wrs.at(at), wrs.after(at));

@@ -20,7 +20,7 @@ use super::ffi;
 use super::lists::PostLists;
 use super::queues::{CqHandle, QpBody, STATE, STATE_UNKNOWN};
 use super::quirk::Quirk;
-use super::raw::{Offload, RawPacketCaps};
+use super::raw::Offload;
 use super::raw_queue::RawQueue;
 use super::rss::WorkQueue;
 use super::srq::VerbsSrq;
@@ -181,12 +181,13 @@ impl VerbsQp {
             may_read: false,
             offload,
             wq: receives,
-            post_lists: PostLists::new(&caps, offload.run_flags),
+            post_lists: PostLists::new(&caps),
             not_sync: PhantomData,
         };
-        send.handle.attach(qp.body().number(), &qp.state);
+        let (number, raw) = (qp.body().number(), spec.kind == QpType::RawPacket);
+        send.handle.attach(number, raw, &qp.state);
         if !Arc::ptr_eq(&send.handle, &recv.handle) {
-            recv.handle.attach(qp.body().number(), &qp.state);
+            recv.handle.attach(number, raw, &qp.state);
         }
         Ok(qp)
     }
@@ -268,7 +269,7 @@ impl VerbsQp {
 fn raw_queue(pd: &VerbsPd, recv: &VerbsCq, spec: &QpSpec) -> Result<RawQueue, VerbError> {
     let context = pd.context();
     let sizes = (spec.caps.recv_depth, spec.caps.recv_sges);
-    let (setup, caps) = (pd.raw_setup(), RawPacketCaps::from(&context.limits.attr));
+    let (setup, caps) = (pd.raw_setup(), context.raw_caps());
     // SAFETY: the protection domain and the completion queue are valid and belong to the context. The queue pair holds
     // both until it is destroyed.
     let made = unsafe { RawQueue::create(context.raw(), pd.raw(), recv.handle.raw(), setup, caps, spec.queue, sizes) };

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
-use ibverbs_sys::{ibv_gid, ibv_qp_attr, ibv_qp_init_attr};
+use ibverbs_sys::{ibv_ece, ibv_gid, ibv_qp_attr, ibv_qp_init_attr};
 
 use super::ah::VerbsAh;
 use super::attr::{mtu_bytes, qp_attr, qp_attributes};
@@ -12,18 +12,26 @@ use super::domain::VerbsMr;
 use super::ffi;
 use super::qp::VerbsQp;
 use super::queues::{QpBody, STATE_UNKNOWN};
-use super::raw::{RateLimit, RawPacketCaps};
+use super::raw::RateLimit;
 use super::window::VerbsMw;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Run, SlotLayout};
 use dataplane_core::units::{Gid, QpNum};
 use dataplane_core::verbs::{
-    AttributeMask, Claim, Destination, MwBind, PostError, QpAttributes, QpCaps, QpState, QpType, QueuePair,
+    AttributeMask, Claim, Destination, Ece, MwBind, PostError, QpAttributes, QpCaps, QpState, QpType, QueuePair,
     RecvRequest, SendRequest, check_transition,
 };
 
 impl VerbsQp {
+    /// Queries the queue pair. A raw-packet queue pair is not queried: for such a queue pair, the mlx5 driver reports a
+    /// state of the software, or logs a kernel warning and fails if only the receive queue has failed.
     fn query_attributes(&self) -> Result<QpAttributes, VerbError> {
+        if self.kind == QpType::RawPacket {
+            let known = self.state.load(Ordering::Relaxed);
+            let failed = known & STATE_UNKNOWN != 0;
+            let state = if failed { QpState::Err } else { QpState::from_raw(known) };
+            return Ok(QpAttributes { state, port: self.port, ..QpAttributes::default() });
+        }
         let mut attr = ibv_qp_attr::default();
         let mut init = ibv_qp_init_attr::default();
         let all = AttributeMask::all() - AttributeMask::RATE_LIMIT;
@@ -101,7 +109,7 @@ impl VerbsQp {
         }
         let context = self.body().context();
         // SAFETY: the queue pair is valid.
-        let set = unsafe { limit.set(self.raw(), &RawPacketCaps::from(&context.limits.attr)) };
+        let set = unsafe { limit.set(self.raw(), &context.raw_caps()) };
         set.map_err(|error| error.into_verb_error(&context.name))
     }
 }
@@ -126,6 +134,11 @@ unsafe impl QueuePair for VerbsQp {
         self.caps
     }
 
+    fn work_queue(&self) -> Option<u32> {
+        // SAFETY: the work queue exists as long as the queue pair, and its number does not change.
+        self.wq.map(|wq| unsafe { wq.as_ref() }.wq_num)
+    }
+
     #[inline]
     fn state(&self) -> QpState {
         let known = self.state.load(Ordering::Relaxed);
@@ -145,6 +158,20 @@ unsafe impl QueuePair for VerbsQp {
         let attributes = self.query_attributes()?;
         self.set_state(attributes.state);
         Ok(attributes)
+    }
+
+    fn ece(&self) -> Result<Ece, VerbError> {
+        let mut ece = ibv_ece::default();
+        // SAFETY: the queue pair is valid, and the structure is writable.
+        unsafe { ffi::ibv_query_ece(self.raw(), &mut ece) }?;
+        Ok(Ece { vendor: ece.vendor_id, options: ece.options })
+    }
+
+    fn set_ece(&mut self, ece: Ece) -> Result<Ece, VerbError> {
+        let mut ece = ibv_ece { vendor_id: ece.vendor, options: ece.options, comp_mask: 0 };
+        // SAFETY: the queue pair is valid, and the structure is filled in as the man page requires.
+        unsafe { ffi::ibv_set_ece(self.raw(), &mut ece) }?;
+        Ok(Ece { vendor: ece.vendor_id, options: ece.options })
     }
 
     fn modify(&mut self, attributes: &QpAttributes, mask: AttributeMask) -> Result<(), VerbError> {

@@ -18,15 +18,15 @@ use super::raw_queue::RawQueue;
 use super::srq::VerbsSrq;
 use dataplane_core::error::VerbError;
 use dataplane_core::units::{Gid, QpNum};
-use dataplane_core::verbs::{AttributeMask, Claim, QpState, QueueOwner, WcFlags};
+use dataplane_core::verbs::{AttributeMask, Claim, QpState, QueueOwner, WcFlags, WcStatus};
 
 /// The handle of a completion queue, shared by the owner of the queue and by the queue pairs that use the queue.
 pub(super) struct CqHandle {
     pub(super) raw: NonNull<ibv_cq>,
     pub(super) tag: Box<CqTag>,
     pub(super) owner: QueueOwner,
-    /// The queue pairs that use this completion queue, with their last known states.
-    pub(super) attached: Mutex<Vec<(QpNum, Arc<AtomicU32>)>>,
+    /// The queue pairs that use this completion queue.
+    pub(super) attached: Mutex<Vec<AttachedQp>>,
     /// Queue pairs that were dropped by another thread than the polling thread. They are destroyed when the completion
     /// queue is dropped.
     pub(super) deferred: Mutex<Vec<QpBody>>,
@@ -36,6 +36,15 @@ pub(super) struct CqHandle {
     /// The single-threaded protection domain in which the queue was created, if any.
     pub(super) _domain: Option<VerbsPd>,
     pub(super) context: Arc<Context>,
+}
+
+/// A queue pair that uses a completion queue.
+pub(super) struct AttachedQp {
+    number: QpNum,
+    /// Whether the queue pair is a raw-packet queue pair.
+    raw: bool,
+    /// The last known state, with the mark `STATE_UNKNOWN`.
+    state: Arc<AtomicU32>,
 }
 
 // SAFETY: only the owner polls the queue. The library locks all other operations. If the driver uses no lock, `owner`
@@ -75,23 +84,31 @@ impl CqHandle {
         flags
     }
 
-    pub(super) fn attach(&self, number: QpNum, state: &Arc<AtomicU32>) {
-        self.attached().push((number, state.clone()));
+    pub(super) fn attach(&self, number: QpNum, raw: bool, state: &Arc<AtomicU32>) {
+        self.attached().push(AttachedQp { number, raw, state: state.clone() });
     }
 
     pub(super) fn detach(&self, state: &Arc<AtomicU32>) {
-        self.attached().retain(|(_, other)| !Arc::ptr_eq(other, state));
+        self.attached().retain(|qp| !Arc::ptr_eq(&qp.state, state));
     }
 
-    /// Marks the state of a queue pair as unknown, because one of its completions failed.
+    /// Marks the state of a queue pair as unknown, because a completion with the queue pair number `number` failed.
+    ///
+    /// The number does not identify a raw-packet queue pair. On mlx5, the completion contains the number of the send
+    /// queue or of the receive queue, and only the number of the send queue is also the number of the queue pair. So
+    /// the failure concerns every raw-packet queue pair of this completion queue. A flush is not the first failure, and
+    /// may belong to requests from before the last reset.
     #[cold]
-    pub(super) fn mark_state_unknown(&self, number: u32) {
-        for (_, state) in self.attached().iter().filter(|(other, _)| other.0 == number) {
-            state.fetch_or(STATE_UNKNOWN, Ordering::Relaxed);
+    pub(super) fn mark_failed(&self, number: u32, status: WcStatus) {
+        for qp in self.attached().iter() {
+            let concerned = if qp.raw { status != WcStatus::WrFlushErr } else { qp.number.0 == number };
+            if concerned {
+                qp.state.fetch_or(STATE_UNKNOWN, Ordering::Relaxed);
+            }
         }
     }
 
-    fn attached(&self) -> MutexGuard<'_, Vec<(QpNum, Arc<AtomicU32>)>> {
+    fn attached(&self) -> MutexGuard<'_, Vec<AttachedQp>> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

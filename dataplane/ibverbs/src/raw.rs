@@ -24,12 +24,15 @@ mod tests;
 use ibverbs_sys::*;
 
 use super::ffi;
-use super::flow::FlowError;
+use super::flow::{FlowError, FlowLimits};
 use dataplane_core::error::VerbError;
-use dataplane_core::verbs::SendFlags;
+use dataplane_core::header::parse::{Flags, dissect};
+use dataplane_core::header::protocol;
 
 /// Length of a frame check sequence in bytes.
 const FCS: u32 = 4;
+/// Offset of the checksum in a UDP header in bytes.
+const UDP_CHECKSUM: usize = 6;
 /// Length of the shortest header in bytes: an Ethernet header.
 const SHORTEST_HEADER: usize = 14;
 
@@ -38,6 +41,8 @@ const SHORTEST_HEADER: usize = 14;
 pub struct RawPacketCaps {
     /// Whether the device supports flow rules. A device without flow rules receives no raw packets.
     pub flow_rules: bool,
+    /// The limits of the driver for flow rules.
+    pub flow: FlowLimits,
     /// Whether the device computes the checksums of sent packets and checks the checksums of received packets.
     pub ip_checksum: bool,
     /// Whether the device can remove VLAN tags.
@@ -77,6 +82,7 @@ impl From<&ibv_device_attr_ex> for RawPacketCaps {
         let pacing = attr.packet_pacing_caps;
         Self {
             flow_rules: device(IBV_DEVICE_MANAGED_FLOW_STEERING),
+            flow: FlowLimits::default(),
             ip_checksum: has(IBV_RAW_PACKET_CAP_IP_CSUM) || device(IBV_DEVICE_RAW_IP_CSUM),
             vlan_strip: has(IBV_RAW_PACKET_CAP_CVLAN_STRIPPING),
             scatter_fcs: has(IBV_RAW_PACKET_CAP_SCATTER_FCS),
@@ -207,12 +213,29 @@ pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
 pub(super) struct Offload {
     /// Whether the device computes checksums.
     pub(super) checksum: bool,
-    /// The flags that every send of a run has. A run is a burst of packets that are given by their slots.
-    pub(super) run_flags: SendFlags,
+    /// Whether the device computes the checksums of the packets of a run, except packets for which
+    /// [`has_whole_checksum`] is `false`. A run is a burst of packets that are given by their slots.
+    pub(super) checksum_runs: bool,
     /// Maximum header length of a segmented send in bytes. 0: no segmentation.
     pub(super) tso_header: u16,
     /// Maximum payload of a segmented send in bytes.
     pub(super) tso_payload: u32,
+}
+
+/// Returns whether a frame has a TCP or UDP checksum that the device can compute from this frame alone. The checksum of a
+/// fragment covers all fragments, and a UDP checksum of 0 means that there is none, as in many tunnels. The checksums of
+/// all other frames must stay as they are: the stages keep them correct.
+pub(super) fn has_whole_checksum(frame: &[u8]) -> bool {
+    let Ok(found) = dissect(frame) else { return false };
+    let whole = found.flags.contains(Flags::L4_OK) && !found.flags.contains(Flags::FRAGMENT);
+    match found.protocol {
+        protocol::TCP => whole,
+        protocol::UDP => {
+            let at = usize::from(found.l4) + UDP_CHECKSUM;
+            whole && frame.get(at..at + 2).is_some_and(|checksum| checksum != [0, 0])
+        }
+        _ => false,
+    }
 }
 
 impl Offload {

@@ -18,11 +18,11 @@ use ibverbs_sys::{
 };
 
 use super::flow::object::Flow;
-use super::flow::{FlowRule, FlowTraffic};
+use super::flow::{FlowError, FlowRule, FlowTraffic};
 use super::raw::{Offload, RateLimit, RawError, RawPacketCaps, RawReceive, lacks, range};
-use super::rss::{RssGroup, WorkQueue, WorkQueueSpec, WqState};
+use super::rss::{LEVELS, RssGroup, WorkQueue, WorkQueueSpec, WqState};
 use dataplane_core::error::VerbError;
-use dataplane_core::verbs::{QpState, RssSpec, SendFlags};
+use dataplane_core::verbs::{QpState, RssSpec};
 
 /// The raw-packet settings of a port. They have not been tested on hardware.
 #[derive(Clone, Debug)]
@@ -37,7 +37,8 @@ pub struct RawSpec {
     /// send queue.
     pub tso_header: u16,
     /// Whether the device computes the IPv4 checksum and the TCP or UDP checksum for posted runs. A run is a burst of
-    /// packets that are given by their slots. General send requests have their own flags.
+    /// packets that are given by their slots. The device does not compute the checksums of fragments, of UDP packets
+    /// without a checksum, and of packets that are neither TCP nor UDP. General send requests have their own flags.
     pub checksum: bool,
     /// The rate limit of sends. It is set when the queue pair changes to RTS.
     pub rate: Option<RateLimit>,
@@ -83,7 +84,8 @@ impl RawSpec {
         } else if caps.rss.is_none() {
             return Err(lacks("RSS for raw packets", "use one receive queue"));
         }
-        self.rules.iter().try_for_each(|rule| rule.encode().map(drop))?;
+        let levels = if queues == 1 { 1 } else { LEVELS };
+        self.rules.iter().try_for_each(|rule| caps.flow.check(rule, levels))?;
         Ok(())
     }
 }
@@ -218,6 +220,10 @@ impl RawQueue {
         (depth, sges): (u32, u32),
     ) -> Result<Self, RawError> {
         spec.check(&caps, queue.1)?;
+        let mut counters = spec.rules.iter().filter_map(|rule| rule.count.as_ref());
+        if counters.any(|counters| counters.context() != context) {
+            return Err(FlowError::OtherDevice.into());
+        }
         range("queue index of the port", queue.0.into(), 0, u64::from(queue.1).saturating_sub(1))?;
         let wq = if queue.1 > 1 {
             let wq_spec = WorkQueueSpec { depth, sges, receive: spec.receive };
@@ -257,7 +263,7 @@ impl RawQueue {
     pub(super) fn offload(&self) -> Offload {
         Offload {
             checksum: self.caps.ip_checksum,
-            run_flags: if self.spec.checksum { SendFlags::IP_CSUM } else { SendFlags::empty() },
+            checksum_runs: self.spec.checksum,
             tso_header: self.spec.tso_header,
             tso_payload: self.caps.max_tso,
         }
@@ -342,7 +348,7 @@ impl RawError {
     pub(super) fn into_verb_error(self, device: &str) -> VerbError {
         let error = match &self {
             Self::Verb(error) => return *error,
-            Self::Flow(crate::FlowError::Refused { error, .. }) => *error,
+            Self::Flow(FlowError::Refused { error, .. }) => *error,
             Self::Flow(_) => VerbError::new("ibv_create_flow", libc::EINVAL),
             Self::Lacks { .. } => VerbError::new("ibv_create_qp", libc::EOPNOTSUPP),
             Self::Range { .. } => VerbError::new("ibv_create_qp", libc::EINVAL),
@@ -361,9 +367,11 @@ mod tests {
     use super::*;
     use crate::fake::{Call, Fake};
     use crate::ffi;
+    use crate::flow::{Bits, FlowLimits, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, TunnelMatch};
     use crate::raw::RssCaps;
 
     const CAPS: RawPacketCaps = RawPacketCaps {
+        flow: FlowLimits::NONE,
         flow_rules: true,
         ip_checksum: false,
         vlan_strip: true,
@@ -504,6 +512,45 @@ mod tests {
         assert!(setup.ports.lock()[&1].rss_group.is_some(), "dropping a queue that never joined changes nothing");
         drop((first, second));
         assert_eq!(fake.live(), 0);
+    }
+
+    /// Rules that the mlx5 driver of the kernel refuses with `EOPNOTSUPP` or `ENOMEM`.
+    #[test]
+    fn flow_rule_that_mlx5_refuses_is_refused_by_name() {
+        let mlx5 = RawPacketCaps { flow: FlowLimits::of("mlx5"), ..CAPS };
+        let other = RawPacketCaps { flow: FlowLimits::of("mlx4"), ..CAPS };
+        let with = |rule: FlowRule| RawSpec { rules: vec![rule], ..RawSpec::default() };
+        let matching = |ip, tunnel| {
+            let outer = HeaderMatch { ip: Some(ip), ..HeaderMatch::default() };
+            let tunnel = Option::map(tunnel, |tunnel| (tunnel, HeaderMatch::default()));
+            with(FlowRule::new(FlowTraffic::Headers { outer, tunnel }))
+        };
+        let v4 = |v4| IpMatch::V4(v4);
+        let v6 = |v6| IpMatch::V6(v6);
+        let (ipv4, ipv6) = (Ipv4Match::default(), Ipv6Match::default());
+        let gre = |flags| TunnelMatch::Gre { flags, protocol: 0x0800.into(), key: Bits::ANY };
+        for (spec, field) in [
+            (matching(v4(Ipv4Match { ttl: 1.into(), ..ipv4 }), None), "ipv4 ttl"),
+            (matching(v4(Ipv4Match { flags: 2.into(), ..ipv4 }), None), "ipv4 flags"),
+            (matching(v6(Ipv6Match { hop_limit: 255.into(), ..ipv6 }), None), "ipv6 hop_limit"),
+            (matching(v4(ipv4), Some(gre(0x2000.into()))), "gre flags"),
+        ] {
+            let error = spec.check(&mlx5, 1).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("mlx5 cannot match {field}; help: ")), "{error}");
+            assert_eq!(spec.check(&other, 1), Ok(()));
+        }
+        let tos = matching(v4(Ipv4Match { tos: 184.into(), ..ipv4 }), Some(gre(Bits::ANY)));
+        assert_eq!(tos.check(&mlx5, 1), Ok(()));
+        // With several queues, each priority needs three priorities of the device.
+        let at = |priority| with(FlowRule { priority, ..FlowRule::new(FlowTraffic::ALL) });
+        assert_eq!((at(15).check(&mlx5, 1), at(4).check(&mlx5, 2)), (Ok(()), Ok(())));
+        for (priority, queues, last) in [(16, 1, 15), (5, 2, 4), (21_844, 2, 4)] {
+            let error = at(priority).check(&mlx5, queues).unwrap_err().to_string();
+            let expected = format!("mlx5 has the flow priorities 0 to {last} for {queues}");
+            assert!(error.starts_with(&expected) && error.contains(&format!("not {priority}")), "{error}");
+        }
+        assert_eq!(at(21_844).check(&other, 2), Ok(()));
+        assert!(at(21_845).check(&other, 2).is_err());
     }
 
     #[test]

@@ -30,6 +30,9 @@ use dataplane_core::verbs::{RssFields, RssSpec};
 /// Number of entries of an indirection table, if the device supports so many entries.
 const TABLE: u32 = 128;
 
+/// The number of priorities of the device that a rule for several queues needs: see [`TrafficClass::level`].
+pub(super) const LEVELS: u16 = 3;
+
 /// A set of frames that are hashed with the same fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum TrafficClass {
@@ -211,14 +214,26 @@ impl WorkQueue {
         self.wq
     }
 
-    /// Changes the state: `ibv_modify_wq(3)`.
+    /// Changes the state: `ibv_modify_wq(3)`. If the device refuses the change, tries the change again from state ERR.
+    /// The device may have moved the work queue to ERR, while the kernel passes the state that was set last as the
+    /// current state.
     ///
     /// # Errors
     /// The error of the verb.
     pub(super) fn set_state(&mut self, state: WqState) -> Result<(), VerbError> {
-        let mut attr = ibv_wq_attr { attr_mask: IBV_WQ_ATTR_STATE, wq_state: state as u32, ..Default::default() };
+        let attr = ibv_wq_attr { attr_mask: IBV_WQ_ATTR_STATE, wq_state: state as u32, ..Default::default() };
+        let from_error = ibv_wq_attr {
+            attr_mask: IBV_WQ_ATTR_STATE | IBV_WQ_ATTR_CURR_STATE,
+            curr_wq_state: WqState::Err as u32,
+            ..attr
+        };
         // SAFETY: the work queue is valid, and the attributes are filled in as the man page requires.
-        unsafe { ffi::ibv_modify_wq(self.wq.as_ptr(), &mut attr) }
+        let set = |mut attr| unsafe { ffi::ibv_modify_wq(self.wq.as_ptr(), &mut attr) };
+        // The only change from ERR that verbs allow is RESET.
+        match set(attr) {
+            Err(refused) if state != WqState::Ready => set(from_error).map_err(|_| refused),
+            result => result,
+        }
     }
 }
 
@@ -387,7 +402,7 @@ fn check_fields(fields: RssFields, caps: &RssCaps) -> Result<(), RawError> {
 /// Splits a rule into one rule for each class that can match. The classes have three levels, so each priority of a rule
 /// needs three priorities of the device.
 fn parts(rule: &FlowRule) -> Result<Vec<(TrafficClass, FlowRule)>, FlowError> {
-    let first = rule.priority.checked_mul(3).filter(|first| first.checked_add(2).is_some());
+    let first = rule.priority.checked_mul(LEVELS).filter(|first| first.checked_add(LEVELS - 1).is_some());
     let wide =
         FlowError::Width { field: "priority of a rule for several queues", value: rule.priority.into(), bits: 14 };
     let first = first.ok_or(wide)?;

@@ -231,6 +231,9 @@ unsafe impl Device for SoftDevice {
                 pkeys: 1,
                 lid: 0,
                 lmc: 0,
+                // The speed of a link in memory is not limited.
+                lanes: 0,
+                lane_speed: 0,
             }),
             _ => Err(VerbError::new("ibv_query_port", libc::EINVAL)),
         }

@@ -41,11 +41,13 @@ impl Alarms {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Removes all events of a queue pair and of its completion queues `queues`, because these queues no longer exist.
-    pub fn forget(&self, queue_pair: u32, queues: &[u32]) {
+    /// Removes all events of a queue pair, of its work queue and of its completion queues `queues`, because these queues
+    /// no longer exist.
+    pub fn forget(&self, queue_pair: u32, work_queue: Option<u32>, queues: &[u32]) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         pending.retain(|(kind, number)| match kind.subject() {
             EventSubject::QueuePair => *number != queue_pair,
+            EventSubject::WorkQueue => Some(*number) != work_queue,
             EventSubject::CompletionQueue => !queues.contains(number),
             _ => true,
         });
@@ -77,9 +79,12 @@ mod tests {
         assert!(alarms.changed_since(&mut seen), "an event that was taken can be raised again");
         assert!(!alarms.is_gone());
         alarms.raise(AsyncEvent { kind: EventKind::QpFatal, element: 4 });
-        alarms.forget(5, &[5, 4]);
+        alarms.raise(AsyncEvent { kind: EventKind::WqFatal, element: 4 });
+        alarms.forget(5, None, &[5, 4]);
         assert!(!alarms.take(&[EventKind::CqErr], &[4]), "events of the forgotten completion queue are removed");
         assert!(alarms.take(&[EventKind::QpFatal], &[4]), "events of a queue pair with the same number stay");
+        alarms.forget(5, Some(4), &[]);
+        assert!(!alarms.take(&[EventKind::WqFatal], &[4]), "events of the forgotten work queue are removed");
         alarms.raise(AsyncEvent { kind: EventKind::DeviceFatal, element: 0 });
         assert!(alarms.is_gone());
     }

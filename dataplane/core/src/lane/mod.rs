@@ -199,5 +199,6 @@ impl LatencySink for NoSink {
     fn record(&mut self, _: Stamp, _: Stamp, _: u64) {}
 }
 
-/// Access rights of a lane to the memory that it registers.
-pub const ACCESS: Access = Access::LOCAL_WRITE;
+/// Access rights of a lane to the memory that it registers. With relaxed ordering, the writes of packets may pass each
+/// other on the bus. The program reads a packet only after its completion, which the device writes in order.
+pub const ACCESS: Access = Access::LOCAL_WRITE.union(Access::RELAXED_ORDERING);

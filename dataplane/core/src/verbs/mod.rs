@@ -45,7 +45,7 @@ pub use owner::{Claim, ClaimGuard, QueueOwner};
 pub use request::{Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge};
 pub use rss::{RssFields, RssSpec};
 pub use spec::{
-    Capabilities, Capability, CqApi, CqGranted, CqSpec, DeviceInfo, GidEntry, GidKind, LinkLayer, Missing, MwKind,
+    Capabilities, Capability, CqApi, CqGranted, CqSpec, DeviceInfo, Ece, GidEntry, GidKind, LinkLayer, Missing, MwKind,
     PortAttributes, PortState, QpCaps, QpSpec, SendApi, SrqSpec,
 };
 pub use status::WcStatus;
@@ -104,6 +104,15 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
     /// # Errors
     /// `EINVAL`: the port does not exist.
     fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError>;
+
+    /// Returns an entry of a port's GID table: `ibv_query_gid_ex(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: the port does not exist. `ENODATA`: the entry is not set, or the table has no such index.
+    fn gid(&self, port: u8, index: u32) -> Result<GidEntry, VerbError> {
+        let entry = self.gids(port)?.into_iter().find(|entry| entry.index == index);
+        entry.ok_or(VerbError::new("ibv_query_gid_ex", libc::ENODATA))
+    }
 
     /// Returns a partition key of a port: `ibv_query_pkey(3)`.
     ///
@@ -342,6 +351,16 @@ pub unsafe trait CompletionQueue: Send {
     /// `EINVAL`: above the device's limit, or below the number of queued completions. `EOPNOTSUPP`: the device cannot
     /// resize queues.
     fn resize(&mut self, depth: u32) -> Result<u32, VerbError>;
+
+    /// Moderates completion events: `ibv_modify_cq(3)`. An armed queue raises an event after `count` completions, or
+    /// `period` microseconds after the first of them. 0 and 0: each completion raises an event.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device cannot moderate events. `EINVAL`: a value above the device's limit.
+    fn moderate(&mut self, count: u16, period: u16) -> Result<(), VerbError> {
+        let _ = (count, period);
+        Err(VerbError::new("ibv_modify_cq", libc::EOPNOTSUPP))
+    }
 }
 
 /// A receive queue that several queue pairs share. Only one thread at a time posts to the queue. Clones refer to the
@@ -416,14 +435,41 @@ pub unsafe trait QueuePair: Send {
     /// Returns the granted sizes, which are at least the requested sizes.
     fn caps(&self) -> QpCaps;
 
+    /// Returns the number of the work queue that receives for the queue pair, which asynchronous events use. `None` if
+    /// the queue pair receives itself. Only the queue pairs of a raw-packet port with several queues have work queues.
+    fn work_queue(&self) -> Option<u32> {
+        None
+    }
+
     /// Returns the state as this process knows it: the last state that was set, or ERR after an error completion.
     fn state(&self) -> QpState;
 
-    /// Returns the state and attributes that the device reports: `ibv_query_qp(3)`.
+    /// Returns the state and attributes that the device reports: `ibv_query_qp(3)`. For a raw-packet queue pair, the
+    /// result may be what this process knows: mlx5 does not report the failure of a raw-packet queue here.
     ///
     /// # Errors
     /// The errors of the verb.
     fn query(&self) -> Result<QpAttributes, VerbError>;
+
+    /// Returns the connection options that the queue pair supports, or the accepted options after RTR:
+    /// `ibv_query_ece(3)`.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device has no connection options.
+    fn ece(&self) -> Result<Ece, VerbError> {
+        Err(VerbError::new("ibv_query_ece", libc::EOPNOTSUPP))
+    }
+
+    /// Sets the connection options that later state changes apply, and returns the accepted options: `ibv_set_ece(3)`.
+    /// The passive side sets the options of the peer, and the active side sets the options that the passive side
+    /// accepted.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device has no connection options. `EINVAL`: invalid options.
+    fn set_ece(&mut self, ece: Ece) -> Result<Ece, VerbError> {
+        let _ = ece;
+        Err(VerbError::new("ibv_set_ece", libc::EOPNOTSUPP))
+    }
 
     /// Changes the attributes in `mask`, which may include the state: `ibv_modify_qp(3)`.
     ///

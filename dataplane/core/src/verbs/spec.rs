@@ -254,9 +254,18 @@ pub struct PortAttributes {
     pub lid: u16,
     /// The number of low bits of the local identifier that are path bits.
     pub lmc: u8,
+    /// The number of lanes of the link: `active_width`; 0: unknown.
+    pub lanes: u8,
+    /// The nominal data rate of a lane in bits per second: `active_speed`; 0: unknown.
+    pub lane_speed: u64,
 }
 
 impl PortAttributes {
+    /// Returns the nominal data rate of the link in bits per second; 0: unknown.
+    pub fn speed(&self) -> u64 {
+        u64::from(self.lanes) * self.lane_speed
+    }
+
     /// Whether the port carries traffic.
     pub fn is_active(&self) -> bool {
         self.state == PortState::Active
@@ -276,6 +285,16 @@ codes! {
         /// A RoCE version 2 GID: RDMA over UDP.
         RoceV2 = 2 "IBV_GID_TYPE_ROCE_V2",
     }
+}
+
+/// The options of enhanced connection establishment (ECE): `struct ibv_ece`. With ECE, both ends of a connection agree on
+/// extensions of their vendor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ece {
+    /// The identifier of the vendor that defines the options.
+    pub vendor: u32,
+    /// The options; 0: none.
+    pub options: u32,
 }
 
 /// An entry of a port's GID table: `struct ibv_gid_entry`.

@@ -117,20 +117,34 @@ const MAX_PRIORITY: u64 = 21_844;
 /// dont_trap = true
 ///
 /// [[port.flow]]
-/// match  = { ipv4 = { src = "198.51.100.7", tos = 184, ttl = 1 }, tcp = { src = 179, dst = 179 } }
+/// match  = { ipv4 = { src = "198.51.100.7", tos = 184 }, tcp = { src = 179, dst = 179 } }
 /// action = "drop"
 ///
 /// [[port.flow]]
 /// match = { ipv4 = { protocol = 89 } }
 ///
 /// [[port.flow]]
-/// match = { ipv6 = { src = "2001:db8::/32", dst = "2001:db8::1", flow_label = 5, traffic_class = 184, hop_limit = 255, next_header = 58 } }
+/// match = { ipv6 = { src = "2001:db8::/32", dst = "2001:db8::1", flow_label = 5, traffic_class = 184, next_header = 58 } }
 ///
 /// [[port.flow]]
 /// match = { ethernet = { src = "02:00:00:00:00:02", type = 0x88cc } }
 ///
 /// [[port.flow]]
 /// frames = "all_default"
+/// ```
+///
+/// Fields that mlx5 cannot match:
+///
+/// ```toml
+/// [[port]]
+/// name   = "lan"
+/// device = "rdma0"
+///
+/// [[port.flow]]
+/// match = { ipv4 = { ttl = 1 } }
+///
+/// [[port.flow]]
+/// match = { ipv6 = { hop_limit = 255 } }
 /// ```
 ///
 /// Rules for tunnels:
@@ -164,7 +178,8 @@ pub struct Flow {
     /// counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<String>,
-    /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins.
+    /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins. mlx5 has the
+    /// priorities 0 to 15, or 0 to 4 for several workers. Older kernels have 0 to 7, or 0 and 1.
     #[serde(deserialize_with = "within::<_, u16, 0, MAX_PRIORITY>")]
     #[schemars(range(min = 0, max = MAX_PRIORITY))]
     pub priority: u16,
@@ -268,7 +283,7 @@ pub struct Ipv4Header {
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub tos: Option<u8>,
-    /// The time to live.
+    /// The time to live. mlx5 cannot match this field.
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub ttl: Option<u8>,
@@ -299,7 +314,7 @@ pub struct Ipv6Header {
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub traffic_class: Option<u8>,
-    /// The hop limit.
+    /// The hop limit. mlx5 cannot match this field.
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub hop_limit: Option<u8>,

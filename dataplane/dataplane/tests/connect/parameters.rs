@@ -43,6 +43,8 @@ fn adapter() -> Fake {
         pkeys: 2,
         lid: 0,
         lmc: 0,
+        lanes: 4,
+        lane_speed: 25_000_000_000,
     };
     let entry = |index, text, kind| GidEntry { index, gid: gid(text), kind, interface: 2 };
     let gids = vec![

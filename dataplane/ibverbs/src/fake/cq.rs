@@ -76,6 +76,15 @@ pub(super) unsafe extern "C" fn create_cq_ex(
     }
 }
 
+pub(super) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    // SAFETY: the CQ belongs to a fake, and the caller provides the attributes.
+    unsafe {
+        let ibv_modify_cq_attr { attr_mask: mask, moderate } = *attr;
+        let ibv_moderate_cq { cq_count: count, cq_period: period } = moderate;
+        state((*cq).context).note("ibv_modify_cq", Call::ModerateCq { cq: (*cq).handle, mask, count, period })
+    }
+}
+
 pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
     // SAFETY: the CQ belongs to a fake.
     unsafe {

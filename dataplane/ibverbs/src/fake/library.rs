@@ -39,6 +39,28 @@ symbols! {
     };
     fn _ibv_query_gid_table(context: *mut ibv_context, _entries: *mut ibv_gid_entry, _most: usize, _flags: u32,
         _size: usize) -> isize, context => 0;
+    fn _ibv_query_gid_ex(context: *mut ibv_context, port: u32, index: u32, entry: *mut ibv_gid_entry, _flags: u32,
+        _size: usize) -> c_int, context => match (port, index) {
+            (1, 3) => {
+                let mut raw = [0; 16];
+                raw[10..].copy_from_slice(&[0xff, 0xff, 192, 0, 2, 1]);
+                let gid = ibv_gid { raw };
+                entry.write(ibv_gid_entry { gid, gid_index: 3, port_num: 1, gid_type: 2, ndev_ifindex: 7 });
+                0
+            }
+            (1, _) => libc::ENODATA,
+            _ => libc::EINVAL,
+        };
+    fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int, (*qp).context => {
+        ece.write(ibv_ece { vendor_id: 0x15b3, options: 0x3000_0002, comp_mask: 0 });
+        0
+    };
+    fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int, (*qp).context => {
+        let ibv_ece { vendor_id: vendor, options, comp_mask } = *ece;
+        // The device accepts only the low options.
+        (*ece).options &= 0xffff;
+        state((*qp).context).note("ibv_set_ece", Call::SetEce { qp: (*qp).qp_num, vendor, options, comp_mask })
+    };
     fn ibv_query_pkey(context: *mut ibv_context, _port: u8, _index: c_int, pkey: *mut u16) -> c_int, context => {
         pkey.write(0xffff);
         0
@@ -102,6 +124,9 @@ symbols! {
         let call = Call::ModifyQp { qp: (*qp).qp_num, mask, state: qp_state, port, rate_limit };
         let mut state = state((*qp).context);
         let error = state.note("ibv_modify_qp", call);
+        if mask & 1 != 0 && state.refused_states.contains(&((*qp).qp_num, qp_state)) {
+            return libc::EINVAL;
+        }
         if error == 0 && mask & 1 != 0 {
             (*qp).state = qp_state;
             state.flush(qp, qp_state);
@@ -110,6 +135,10 @@ symbols! {
     };
     fn ibv_query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _mask: c_int, _init: *mut ibv_qp_init_attr) -> c_int,
         (*qp).context => {
+        if (*qp).qp_type == ibv_qp_type::IBV_QPT_RAW_PACKET {
+            // The mlx5 driver returns a state of the software, or logs a kernel warning and fails.
+            state((*qp).context).calls.push(Call::Misuse("ibv_query_qp of a raw-packet queue pair"));
+        }
         attr.write(ibv_qp_attr { qp_state: (*qp).state, ..Default::default() });
         0
     };

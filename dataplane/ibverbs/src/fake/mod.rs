@@ -11,7 +11,7 @@
 //! ```
 #![allow(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::c_int;
 use std::mem::{offset_of, zeroed};
 use std::ptr::{self, NonNull};
@@ -28,7 +28,7 @@ pub(super) mod library;
 mod qp;
 mod raw;
 
-use cq::{create_cq_ex, poll_cq, req_notify_cq};
+use cq::{create_cq_ex, modify_cq, poll_cq, req_notify_cq};
 pub(super) use domain::with_domains;
 use qp::{create_qp_ex, modify_qp_rate_limit, post_recv, post_send, post_srq_recv};
 use raw::{
@@ -80,6 +80,18 @@ pub(crate) enum Call {
         cq: u32,
         room: c_int,
         returned: c_int,
+    },
+    ModerateCq {
+        cq: u32,
+        mask: u32,
+        count: u16,
+        period: u16,
+    },
+    SetEce {
+        qp: u32,
+        vendor: u32,
+        options: u32,
+        comp_mask: u32,
     },
     /// A call in an order or with arguments that the man pages do not allow.
     Misuse(&'static str),
@@ -248,6 +260,12 @@ pub(super) struct State {
     counters: Vec<u64>,
     /// The `wr_id`s of the posted receives, for each queue pair number.
     posted: HashMap<u32, Vec<u64>>,
+    /// The `wr_id`s of the posted receives, for each work queue number.
+    wq_posted: HashMap<u32, Vec<u64>>,
+    /// The work queues that the device itself has moved to ERR.
+    failed_wqs: HashSet<u32>,
+    /// The state changes of queue pairs that the device refuses: queue pair number and state.
+    refused_states: Vec<(u32, u32)>,
     live: isize,
     /// The fields and flags with which the creation of a CQ fails, and the error.
     lacks: Option<(u64, u32, c_int)>,
@@ -286,6 +304,7 @@ impl Fake {
         verbs.query_port = Some(query_port);
         verbs.query_device_ex = Some(query_device_ex);
         verbs.create_cq_ex = Some(create_cq_ex);
+        verbs.modify_cq = Some(modify_cq);
         verbs.create_qp_ex = Some(create_qp_ex);
         verbs.modify_qp_rate_limit = Some(modify_qp_rate_limit);
         verbs.create_wq = Some(create_wq);
@@ -336,6 +355,11 @@ impl Fake {
         self.state().refused.insert(verb, errno);
     }
 
+    /// Makes the device refuse to change a queue pair to a state.
+    pub(crate) fn refuse_qp_state(&self, qp: u32, to: u32) {
+        self.state().refused_states.push((qp, to));
+    }
+
     /// Appends results of polls of a CQ. The CQ returns the results in order and is empty afterwards.
     pub(crate) fn polls(&self, cq: u32, polls: impl IntoIterator<Item = Poll>) {
         self.state().polls.entry(cq).or_default().extend(polls);
@@ -365,6 +389,34 @@ impl Fake {
     /// Sets the values that the flow counters return.
     pub(crate) fn counts(&self, values: &[u64]) {
         self.state().counters = values.to_vec();
+    }
+
+    /// Makes the device move a work queue to ERR: the oldest receive fails with `status` (or is flushed), and the
+    /// device flushes the others. The completions go to the completion queue `cq`.
+    pub(crate) fn fail_wq(&self, wq: u32, cq: u32, status: u32) {
+        let mut state = self.state();
+        state.failed_wqs.insert(wq);
+        let posted = state.wq_posted.entry(wq).or_default();
+        if !posted.is_empty() {
+            let oldest = Poll::wc(posted.remove(0), status);
+            state.polls.entry(cq).or_default().push_back(oldest);
+        }
+        state.flush_wq(wq, cq);
+    }
+
+    /// Removes the oldest receive that is posted to a queue pair or to a work queue (`kind`), and returns its `wr_id`.
+    pub(crate) fn take_posted(&self, kind: &str, number: u32) -> u64 {
+        let mut state = self.state();
+        let State { wq_posted, posted, .. } = &mut *state;
+        let posted = if kind == "wq" { wq_posted } else { posted };
+        posted.get_mut(&number).unwrap().remove(0)
+    }
+
+    /// Returns the `wr_id`s of the receives that are posted to a queue pair or to a work queue (`kind`), oldest first.
+    pub(crate) fn posted(&self, kind: &str, number: u32) -> Vec<u64> {
+        let state = self.state();
+        let posted = if kind == "wq" { &state.wq_posted } else { &state.posted };
+        posted.get(&number).cloned().unwrap_or_default()
     }
 
     /// Returns the calls since the previous use of this function.
@@ -438,6 +490,13 @@ impl State {
         }
     }
 
+    /// Flushes the posted receives of a work queue to its completion queue.
+    fn flush_wq(&mut self, wq: u32, cq: u32) {
+        let flushed = self.wq_posted.remove(&wq).unwrap_or_default();
+        let flushed = flushed.into_iter().map(|wr_id| Poll::wc(wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
+        self.polls.entry(cq).or_default().extend(flushed);
+    }
+
     /// Counts a new object and returns its number.
     fn number(&mut self, kind: &'static str) -> u32 {
         self.live += 1;
@@ -459,6 +518,8 @@ unsafe extern "C" fn query_port(_: *mut ibv_context, port: u8, attr: *mut ibv_po
     }
     let ethernet = 2;
     let active = ibv_port_attr { state: 4, max_mtu: 5, active_mtu: 3, link_layer: ethernet, ..Default::default() };
+    // EDR on 4 lanes.
+    let active = ibv_port_attr { active_speed: 32, active_width: 2, ..active };
     let active = ibv_port_attr { pkey_tbl_len: 1, max_msg_sz: 1 << 20, ..active };
     // SAFETY: the caller provides the attributes.
     unsafe { attr.write(active) };

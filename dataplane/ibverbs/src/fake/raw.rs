@@ -39,12 +39,27 @@ pub(super) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
     // SAFETY: the WQ belongs to a fake, and the caller provides the attributes.
     unsafe {
         let ibv_wq_attr { attr_mask: mask, wq_state, curr_wq_state: current, flags, flags_mask } = *attr;
-        let call = Call::ModifyWq { wq: (*wq).wq_num, mask, state: wq_state, current, flags, flags_mask };
-        let error = state((*wq).context).note("ibv_modify_wq", call);
-        if error == 0 {
-            (*wq).state = wq_state;
+        let number = (*wq).wq_num;
+        let call = Call::ModifyWq { wq: number, mask, state: wq_state, current, flags, flags_mask };
+        let mut state = state((*wq).context);
+        let error = state.note("ibv_modify_wq", call);
+        if error != 0 {
+            return error;
         }
-        error
+        // The kernel passes the state that was set last to the device, unless the caller passes the current state. The
+        // device refuses a change from a state that is not the current one.
+        let names_error = mask & IBV_WQ_ATTR_CURR_STATE != 0 && current == IBV_WQS_ERR;
+        if state.failed_wqs.contains(&number) && !names_error {
+            return libc::EINVAL;
+        }
+        state.failed_wqs.remove(&number);
+        (*wq).state = wq_state;
+        match wq_state {
+            IBV_WQS_ERR => state.flush_wq(number, (*(*wq).cq).handle),
+            IBV_WQS_RESET => drop(state.wq_posted.remove(&number)),
+            _ => {}
+        }
+        0
     }
 }
 
@@ -177,10 +192,17 @@ pub(super) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) ->
 unsafe extern "C" fn post_wq_recv(wq: *mut ibv_wq, wr: *mut ibv_recv_wr, bad: *mut *mut ibv_recv_wr) -> c_int {
     // SAFETY: the WQ belongs to a fake, and the caller provides the list.
     unsafe {
-        let call = Call::PostWqRecv { wq: (*wq).wq_num, list: recvs(wr) };
-        let error = state((*wq).context).note("ibv_post_wq_recv", call);
+        let list = recvs(wr);
+        let wr_ids = list.iter().map(|recv| recv.wr_id).collect::<Vec<_>>();
+        let mut state = state((*wq).context);
+        let error = state.note("ibv_post_wq_recv", Call::PostWqRecv { wq: (*wq).wq_num, list });
         if error != 0 {
             bad.write(wr);
+        } else {
+            state.wq_posted.entry((*wq).wq_num).or_default().extend(wr_ids);
+            if (*wq).state == IBV_WQS_ERR || state.failed_wqs.contains(&(*wq).wq_num) {
+                state.flush_wq((*wq).wq_num, (*(*wq).cq).handle);
+            }
         }
         error
     }

@@ -27,7 +27,7 @@ pub struct FlowCounters {
     pub(super) counters: NonNull<ibv_counters>,
     /// The largest values that were read so far: packets and bytes.
     seen: [AtomicU64; 2],
-    _context: Arc<Context>,
+    context: Arc<Context>,
 }
 
 // SAFETY: counters are not bound to a thread, and the kernel locks them when libibverbs reads them.
@@ -45,13 +45,18 @@ impl FlowCounters {
         // counters apply to rules that are created later.
         unsafe {
             let counters = ffi::ibv_create_counters(context.raw(), &mut ibv_counters_init_attr::default())?;
-            let made = Self { counters, seen: Default::default(), _context: context.clone() };
+            let made = Self { counters, seen: Default::default(), context: context.clone() };
             for (index, counter_desc) in [IBV_COUNTER_PACKETS, IBV_COUNTER_BYTES].into_iter().enumerate() {
                 let mut attr = ibv_counter_attach_attr { counter_desc, index: index as u32, comp_mask: 0 };
                 ffi::ibv_attach_counters_point_flow(counters.as_ptr(), &mut attr, ptr::null_mut())?;
             }
             Ok(made)
         }
+    }
+
+    /// Returns the context that created the counters.
+    pub(crate) fn context(&self) -> *mut ibv_context {
+        self.context.raw()
     }
 
     /// Returns the current values: `ibv_read_counters(3)`. The values include destroyed rules, even if the device no

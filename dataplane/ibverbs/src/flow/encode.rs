@@ -10,12 +10,23 @@ use super::{
 
 const TAG_BITS: u8 = 24;
 
-/// The encoded specs of a rule, and the fields that are matched in part.
+/// The encoded specs of a rule, the fields that are matched, and the fields that are matched in part.
 #[derive(Default)]
 struct Encoder {
     bytes: Vec<u8>,
     specs: u8,
+    matched: Vec<&'static str>,
     partial: Vec<&'static str>,
+}
+
+/// An encoded rule.
+pub(super) struct Encoded {
+    /// `struct ibv_flow_attr`, followed by its specs.
+    pub(super) bytes: Vec<u8>,
+    /// The matched fields.
+    pub(super) matched: Vec<&'static str>,
+    /// The fields that are matched in part.
+    pub(super) partial: Vec<&'static str>,
 }
 
 impl Encoder {
@@ -26,8 +37,11 @@ impl Encoder {
             self.pad(start, align);
             for (name, value, mask, whole) in fields {
                 self.bytes.extend_from_slice(if masks { mask } else { value });
-                if masks && mask.iter().any(|byte| *byte != 0) && mask != whole {
-                    self.partial.push(name);
+                if masks && mask.iter().any(|byte| *byte != 0) {
+                    self.matched.push(name);
+                    if mask != whole {
+                        self.partial.push(name);
+                    }
                 }
             }
         }
@@ -75,7 +89,7 @@ impl FlowRule {
     /// # Errors
     /// The rule is invalid.
     pub fn encode(&self) -> Result<Vec<u8>, FlowError> {
-        self.encoded().map(|(bytes, _)| bytes)
+        self.encoded().map(|rule| rule.bytes)
     }
 
     /// Returns the fields that are matched in part. Many devices refuse such rules.
@@ -83,10 +97,10 @@ impl FlowRule {
     /// # Errors
     /// The rule is invalid.
     pub fn partial_masks(&self) -> Result<Vec<&'static str>, FlowError> {
-        self.encoded().map(|(_, partial)| partial)
+        self.encoded().map(|rule| rule.partial)
     }
 
-    pub(super) fn encoded(&self) -> Result<(Vec<u8>, Vec<&'static str>), FlowError> {
+    pub(super) fn encoded(&self) -> Result<Encoded, FlowError> {
         self.check()?;
         let mut encoder = Encoder::default();
         let kind = match &self.traffic {
@@ -119,7 +133,7 @@ impl FlowRule {
         bytes.extend([0; 2]);
         bytes.extend(flags.to_ne_bytes());
         bytes.extend(encoder.bytes);
-        Ok((bytes, encoder.partial))
+        Ok(Encoded { bytes, matched: encoder.matched, partial: encoder.partial })
     }
 
     fn actions(&self, encoder: &mut Encoder) {

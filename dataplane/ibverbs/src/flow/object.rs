@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ibverbs_sys::*;
 
+use super::encode::Encoded;
 use super::{FlowCounters, FlowError, FlowRule};
 use crate::ffi;
 
@@ -29,7 +30,7 @@ impl Flow {
     /// # Safety
     /// The queue pair must outlive the rule.
     pub(crate) unsafe fn create(qp: NonNull<ibv_qp>, rule: &FlowRule) -> Result<Self, FlowError> {
-        let (bytes, partial) = rule.encoded()?;
+        let Encoded { bytes, partial, .. } = rule.encoded()?;
         let mut words: Vec<u64> = vec![0; bytes.len().div_ceil(8)];
         // SAFETY: `words` has space for all bytes and is aligned for every member. The verb reads only as many bytes as
         // the size field contains. The returned value keeps the counters.

@@ -32,6 +32,7 @@ fn only_raw_packet_capabilities_are_reported() {
     let rss = RssCaps { max_tables: 1024, max_table_size: 2048, max_work_queues: 4096, fields: 0x8000_00ff };
     let all = RawPacketCaps {
         flow_rules: true,
+        flow: FlowLimits::NONE,
         ip_checksum: true,
         vlan_strip: true,
         scatter_fcs: true,

@@ -13,6 +13,7 @@ use crate::fake::{Call, Completion as FakeCompletion, Fake, Op, Poll, with_domai
 use crate::ffi::{VerbsContext, Wc};
 use crate::{VerbsAh, VerbsCq, VerbsPd, VerbsQp, cq, event};
 use dataplane_core::clock::ClockSource;
+use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, PageKind, Region, RegionSpec, RunSource, SlotLayout};
 use dataplane_core::units::{Lkey, QpNum, Rkey, Ticks};
 use dataplane_core::verbs::*;
@@ -671,6 +672,42 @@ fn runs_are_posted_and_the_last_send_is_signalled() {
             assert_eq!(got, [(9, room(9)), (3, room(3))]);
         }
     }
+}
+
+/// A driver without the function refuses the settings with `EOPNOTSUPP`.
+#[test]
+fn completion_events_can_be_moderated() {
+    for has in [true, false] {
+        let (fake, context) = device(|verbs| {
+            if !has {
+                verbs.modify_cq = None;
+            }
+        });
+        let (pd, mut cq, qp) = queue_pair(&context, QpType::Rc, SendApi::Classic);
+        fake.calls();
+        let moderated = cq.moderate(16, 50).map_err(|error| (error.verb, error.errno));
+        match has {
+            true => assert_eq!(fake.calls(), [Call::ModerateCq { cq: 1, mask: 1, count: 16, period: 50 }]),
+            false => assert_eq!(moderated, Err(("ibv_modify_cq", libc::EOPNOTSUPP))),
+        }
+        drop((qp, cq, pd));
+        assert_eq!(fake.live(), 0);
+    }
+}
+
+/// Enhanced connection establishment (ECE): the options are read from one queue pair and set on its peer.
+#[test]
+fn connection_options_are_read_and_set() {
+    let (fake, context) = device(|_| {});
+    let (pd, cq, mut qp) = queue_pair(&context, QpType::Rc, SendApi::Classic);
+    let options = qp.ece().unwrap();
+    assert_eq!(options, Ece { vendor: 0x15b3, options: 0x3000_0002 });
+    fake.calls();
+    assert_eq!(qp.set_ece(options), Ok(Ece { options: 2, ..options }), "the accepted options");
+    assert_eq!(fake.calls(), [Call::SetEce { qp: 1, vendor: 0x15b3, options: 0x3000_0002, comp_mask: 0 }]);
+    fake.refuse("ibv_set_ece", libc::EOPNOTSUPP);
+    assert_eq!(qp.set_ece(options).unwrap_err(), VerbError::new("ibv_set_ece", libc::EOPNOTSUPP));
+    drop((qp, cq, pd));
 }
 
 #[test]

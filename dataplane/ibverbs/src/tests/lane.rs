@@ -2,14 +2,98 @@
 
 use std::sync::Arc;
 
-use super::raw::test_device;
-use crate::fake::{Call, Poll};
+use ibverbs_sys::ibv_wc_status::{IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_WR_FLUSH_ERR};
+
+use super::raw::{TestDevice, test_device};
+use crate::VerbsDevice;
+use crate::fake::{Call, Completion, Poll};
+use crate::ffi::Wc;
 use dataplane_core::clock::Clocks;
-use dataplane_core::lane::{Lane, LaneSpec, NoSink, QueueLane, RawWiring, Stamping};
+use dataplane_core::lane::{Alarms, Lane, LaneSpec, NoSink, QueueLane, RawWiring, Stamping};
 use dataplane_core::mem::{Batch, PageKind, Pool, Region, RegionSpec, SlotLayout};
-use dataplane_core::verbs::{Device, QpType};
+use dataplane_core::verbs::{AsyncEvent, Device, EventKind, QpState, QpType, WcStatus, WrId, WrKind};
 
 const SLOTS: usize = 64;
+
+fn pool() -> Pool {
+    let layout = SlotLayout::new(128, 1600, SLOTS).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap()
+}
+
+/// A raw-packet lane on a fake device, with the numbers of its objects.
+struct TestLane {
+    lane: QueueLane<VerbsDevice>,
+    pool: Pool,
+    alarms: Arc<Alarms>,
+    send_cq: u32,
+    recv_cq: u32,
+    qp: u32,
+    /// The work queue, if the port has several queues.
+    wq: Option<u32>,
+}
+
+impl TestLane {
+    fn open(test: &TestDevice, queue: (u16, u16)) -> Self {
+        let (mut pool, alarms) = (pool(), Arc::new(Alarms::default()));
+        let pd = test.device.alloc_pd().unwrap();
+        let kind = QpType::RawPacket;
+        let spec = LaneSpec { kind, queue, recv_depth: 16, send_depth: 8, stamps: Stamping::None, sleeps: false };
+        let wiring = Box::new(RawWiring { port: 1 });
+        let clocks = Clocks::default();
+        let [cq, qp, wq] = ["cq", "qp", "wq"].map(|kind| test.fake.last(kind) + 1);
+        let lane = QueueLane::open(&test.device, &pd, &mut pool, spec, wiring, alarms.clone(), &clocks).unwrap();
+        assert_eq!(lane.posted(), 16);
+        // The completion queue for sends is created before the completion queue for receives.
+        Self { lane, pool, alarms, send_cq: cq, recv_cq: cq + 1, qp, wq: (queue.1 > 1).then_some(wq) }
+    }
+
+    /// Returns the kind and the number of the object that receives.
+    fn receiver(&self) -> (&'static str, u32) {
+        self.wq.map_or(("qp", self.qp), |wq| ("wq", wq))
+    }
+
+    /// Returns the ids of the receives that the device has.
+    fn posted(&self, test: &TestDevice) -> Vec<u64> {
+        let (kind, number) = self.receiver();
+        test.fake.posted(kind, number)
+    }
+
+    /// Takes the oldest receive from the device.
+    fn take_posted(&self, test: &TestDevice) -> u64 {
+        let (kind, number) = self.receiver();
+        test.fake.take_posted(kind, number)
+    }
+
+    /// Makes the oldest receive fail, as the device does.
+    fn fail_receive(&self, test: &TestDevice, status: u32) {
+        match self.wq {
+            Some(wq) => test.fake.fail_wq(wq, self.recv_cq, status),
+            // The number in the completion is the number of the receive queue, not of the queue pair.
+            None => test.fake.polls(self.recv_cq, [Poll::wc(self.take_posted(test), status)]),
+        }
+    }
+
+    /// Forwards one packet, whose send then fails.
+    fn fail_send(&mut self, test: &TestDevice) {
+        let mut batch = Batch::new(&self.pool);
+        let frame = Wc { wr_id: self.take_posted(test), opcode: 128, byte_len: 60, ..Wc::default() };
+        test.fake.polls(self.recv_cq, [Poll::Wc(Completion { wc: frame, ..Completion::default() })]);
+        assert_eq!(self.lane.receive(&mut self.pool, &mut batch, 1), Ok(1));
+        self.lane.transmit(&mut self.pool, &mut batch);
+        assert_eq!(self.lane.sending(), 1);
+        test.fake.polls(self.send_cq, [Poll::wc(WrId::new(WrKind::Send, 0, 0).0, IBV_WC_LOC_QP_OP_ERR)]);
+    }
+
+    /// Runs the loop of a worker once.
+    fn turn(&mut self) {
+        let mut batch = Batch::new(&self.pool);
+        self.lane.reap(&mut self.pool, &mut NoSink).unwrap();
+        self.lane.receive(&mut self.pool, &mut batch, 32).unwrap();
+        assert_eq!(batch.len(), 0);
+        self.lane.refill(&mut self.pool).unwrap();
+    }
+}
 
 /// If a queue pair cannot be destroyed, the device may still write to the posted slots. The lane does not reuse these
 /// slots, and ends.
@@ -17,17 +101,8 @@ const SLOTS: usize = 64;
 fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
     for refused in [0, libc::EBUSY] {
         let test = test_device();
-        let layout = SlotLayout::new(128, 1600, SLOTS).unwrap();
-        let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
-        let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap();
+        let TestLane { mut lane, mut pool, .. } = TestLane::open(&test, (0, 1));
         let mut batch = Batch::new(&pool);
-        let pd = test.device.alloc_pd().unwrap();
-        let kind = QpType::RawPacket;
-        let spec =
-            LaneSpec { kind, queue: (0, 1), recv_depth: 16, send_depth: 8, stamps: Stamping::None, sleeps: false };
-        let wiring = Box::new(RawWiring { port: 1 });
-        let mut lane =
-            QueueLane::open(&test.device, &pd, &mut pool, spec, wiring, Arc::default(), &Clocks::default()).unwrap();
         assert_eq!((pool.available(), lane.posted()), (SLOTS - 16, 16));
         // The receive completion queue is created last.
         test.fake.polls(test.fake.last("cq"), [Poll::ReturnCode(libc::EIO)]);
@@ -49,5 +124,106 @@ fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
         lane.abandon(&mut pool);
         assert_eq!((pool.available(), lane.posted()), (SLOTS - 16, 16), "the slots are missing in the report");
         assert_eq!((lane.counters().rebuilds, lane.counters().abandoned), (0, 0));
+    }
+}
+
+/// A lane allows the device to reorder its writes to packets. The flag is optional, so other devices ignore it.
+#[test]
+fn packet_memory_is_registered_with_relaxed_ordering() {
+    let test = test_device();
+    let lane = TestLane::open(&test, (0, 1));
+    let register = Call::RegMr { access: 1 | 1 << 20, iova2: true };
+    assert!(test.fake.calls().contains(&register));
+    drop(lane);
+}
+
+/// How the device reports that a queue failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    /// The completion of a receive has an error.
+    Receive,
+    /// The completion of a send has an error.
+    Send,
+    /// The device only flushes the receives.
+    Flush,
+    /// `IBV_EVENT_WQ_FATAL`, without a completion.
+    Event,
+}
+
+/// The lanes of a port recover from every failure of a raw-packet queue, without `ibv_query_qp`. mlx5 reports a state
+/// of the software there, which is RTS for the dead send queue of a port with several queues.
+#[test]
+fn raw_lane_recovers_without_a_query_of_its_queue_pair() {
+    use Failure::{Event, Flush, Receive, Send};
+    for (queues, failure) in
+        [(1, Receive), (1, Send), (1, Flush), (2, Receive), (2, Send), (2, Flush), (2, Event), (3, Receive), (3, Send)]
+    {
+        let test = test_device();
+        let mut lanes: Vec<TestLane> = (0..queues).map(|at| TestLane::open(&test, (at, queues))).collect();
+        let failed = lanes.len() - 1;
+        let lane = &mut lanes[failed];
+        assert_eq!(lane.posted(&test).len(), 16);
+        test.fake.calls();
+        match failure {
+            Receive => lane.fail_receive(&test, IBV_WC_LOC_PROT_ERR),
+            Flush => lane.fail_receive(&test, IBV_WC_WR_FLUSH_ERR),
+            Send => lane.fail_send(&test),
+            Event => {
+                lane.alarms.raise(AsyncEvent { kind: EventKind::WqFatal, element: lane.wq.unwrap() });
+                lane.lane.housekeep(&mut lane.pool).unwrap();
+            }
+        }
+        (0..4).for_each(|_| lane.turn());
+        let calls = test.fake.calls();
+        let context = format!("{queues} queues, {failure:?}: {calls:?}");
+        assert!(!calls.iter().any(|call| matches!(call, Call::Misuse(_))), "{context}");
+        let counters = lane.lane.counters().clone();
+        assert_eq!((counters.recoveries, counters.rebuilds, counters.abandoned), (1, 0, 0), "{context}");
+        let state_of = |qp: u32| {
+            let to = |call: &Call| match *call {
+                Call::ModifyQp { qp: number, state, mask, .. } if number == qp && mask & 1 != 0 => Some(state),
+                _ => None,
+            };
+            calls.iter().filter_map(to).collect::<Vec<_>>()
+        };
+        let path = [QpState::Err, QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts].map(QpState::raw);
+        assert_eq!(state_of(lane.qp), path, "{context}");
+        assert_eq!((lane.lane.posted(), lane.posted(&test).len()), (16, 16), "{context}");
+        assert_eq!(lane.pool.available() + 16, SLOTS, "{context}");
+        let first = match failure {
+            Receive => Some(WcStatus::LocProtErr),
+            Send => Some(WcStatus::LocQpOpErr),
+            Flush | Event => Some(WcStatus::WrFlushErr),
+        };
+        assert_eq!(counters.first_error, first, "{context}");
+        if queues > 1 {
+            let made = |call: &&Call| matches!(call, Call::CreateFlow { .. });
+            assert_eq!(calls.iter().filter(made).count(), 7, "the port receives again: {context}");
+        }
+        // A later turn finds nothing to do.
+        lanes.iter_mut().for_each(TestLane::turn);
+        assert!(!test.fake.calls().iter().any(|call| matches!(call, Call::ModifyQp { .. })), "{context}");
+    }
+}
+
+/// If the device refuses to reset a failed queue, the lane creates its queues again.
+#[test]
+fn raw_lane_creates_its_queues_again_if_a_reset_is_refused() {
+    for queues in [1, 2] {
+        let test = test_device();
+        let mut lanes: Vec<TestLane> = (0..queues).map(|at| TestLane::open(&test, (at, queues))).collect();
+        let lane = &mut lanes[0];
+        lane.fail_receive(&test, IBV_WC_LOC_PROT_ERR);
+        let mut batch = Batch::new(&lane.pool);
+        assert_eq!(lane.lane.receive(&mut lane.pool, &mut batch, 32), Ok(0));
+        // The flushes arrive, and then the reset fails.
+        assert_eq!(lane.lane.receive(&mut lane.pool, &mut batch, 32), Ok(0));
+        assert_eq!(lane.lane.posted(), 0);
+        test.fake.refuse_qp_state(lane.qp, QpState::Reset.raw());
+        lane.lane.refill(&mut lane.pool).unwrap();
+        let counters = lane.lane.counters().clone();
+        assert_eq!((counters.recoveries, counters.rebuilds, counters.abandoned), (0, 1, 0), "{queues} queues");
+        assert_eq!((lane.lane.posted(), lane.lane.is_connected()), (16, true));
+        lane.turn();
     }
 }

@@ -10,11 +10,12 @@ use crate::ffi::Wc;
 use crate::{
     FlowCount, FlowRule, FlowTraffic, RateLimit, RawReceive, RawSpec, SelfTest, VerbsCq, VerbsDevice, VerbsQp,
 };
+use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, PageKind, Region, RegionSpec, RunSource, SlotLayout};
 use dataplane_core::verbs::{
-    Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, MemoryRegion, PollFields, ProtectionDomain,
-    QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RecvRequest, SendApi, SendFlags, SendOp, SendRequest,
-    Sge,
+    Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, GidKind, MemoryRegion, PollFields,
+    ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RecvRequest, SendApi, SendFlags,
+    SendOp, SendRequest, Sge,
 };
 
 /// A `VerbsDevice` and the fake device below it. The `VerbsDevice` is dropped first.
@@ -108,6 +109,20 @@ fn self_test_passes_and_rss_is_granted() {
             && has.contains(&dataplane_core::verbs::Capability::RawPacket)
     );
     assert_eq!(test.device.raw_caps().pacing, Some((10, 1000)));
+}
+
+#[test]
+fn port_speed_and_single_gids_are_queried() {
+    let test = test_device();
+    let port = test.device.port(1).unwrap();
+    // The fake reports EDR (25 Gbit/s) on 4 lanes.
+    assert_eq!((port.lanes, port.lane_speed, port.speed()), (4, 25_000_000_000, 100_000_000_000));
+    let entry = test.device.gid(1, 3).unwrap();
+    assert_eq!((entry.index, entry.kind, entry.interface), (3, GidKind::RoceV2, 7));
+    assert_eq!(&entry.gid.0[12..], &[192, 0, 2, 1]);
+    for (port, index, errno) in [(1, 4, libc::ENODATA), (2, 3, libc::EINVAL)] {
+        assert_eq!(test.device.gid(port, index).unwrap_err(), VerbError::new("ibv_query_gid_ex", errno));
+    }
 }
 
 /// If a port has a single queue, the queue pair strips VLAN tags, and the flow rule is created at RTR.
@@ -206,6 +221,37 @@ fn flow_tag_replaces_the_queue_pair_number() {
     assert_eq!(cq.poll_run(&mut Completions::new(), 4), Ok(0));
 }
 
+/// The completion of a failed receive contains the number of the receive queue. The completion queue identifies the
+/// failed queue pair, and the device is not queried.
+#[test]
+fn failed_raw_receive_stops_its_queue_pair_without_a_query() {
+    for of in [(0, 1), (0, 2)] {
+        for run in [false, true] {
+            let test = test_device();
+            let (mut cq, qp) = started(&test, of, SendApi::Classic);
+            assert_eq!((qp.state(), qp.work_queue().is_some()), (QpState::Rts, of.1 > 1));
+            let failed = |status| {
+                let wc = Wc { wr_id: 1, status, qp_num: 0xabc, ..Wc::default() };
+                Poll::Wc(Completion { wc, ..Completion::default() })
+            };
+            let mut poll = |status| {
+                test.fake.polls(test.fake.last("cq"), [failed(status)]);
+                match run {
+                    true => assert_eq!(cq.poll_run(&mut Completions::new(), 4), Ok(1)),
+                    false => drop(cq.start_poll().unwrap().unwrap()),
+                }
+            };
+            // The flush of a request from before the last reset says nothing about the current state.
+            poll(5);
+            assert_eq!((qp.state(), qp.query().unwrap().state), (QpState::Rts, QpState::Rts));
+            poll(4);
+            let queried = qp.query().unwrap();
+            assert_eq!((queried.state, queried.port, qp.state()), (QpState::Err, 1, QpState::Err));
+            assert!(!test.fake.calls().iter().any(|call| matches!(call, Call::Misuse(_))));
+        }
+    }
+}
+
 /// Unsupported segmented sends and checksums are refused before they are posted, with both send interfaces.
 #[test]
 fn unsupported_send_offloads_are_refused() {
@@ -252,7 +298,42 @@ fn unsupported_send_offloads_are_refused() {
     }
 }
 
-/// Every send of a run has the checksum flag. Each change to RTS sets the rate limit.
+/// Returns an Ethernet frame with an IPv4 header and the first 20 bytes of its payload.
+fn ipv4_frame(protocol: u8, fragment: u16, payload: [u8; 20]) -> Vec<u8> {
+    let mut frame = vec![0; 12];
+    frame.extend([0x08, 0x00, 0x45, 0, 0, 40, 0, 0]);
+    frame.extend(fragment.to_be_bytes());
+    frame.extend([64, protocol, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]);
+    frame.extend(payload);
+    frame
+}
+
+/// Returns an Ethernet frame with an IPv6 header and the first 20 bytes of its payload.
+fn ipv6_frame(next_header: u8, payload: [u8; 20]) -> Vec<u8> {
+    let mut frame = vec![0; 12];
+    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 20, next_header, 64]);
+    frame.extend([0x20; 32]);
+    frame.extend(payload);
+    frame
+}
+
+/// Returns a UDP header with this checksum, and payload.
+fn udp(checksum: u16) -> [u8; 20] {
+    let mut udp = [0; 20];
+    udp[..6].copy_from_slice(&[0x12, 0xb5, 0x12, 0xb5, 0, 20]);
+    udp[6..8].copy_from_slice(&checksum.to_be_bytes());
+    udp
+}
+
+/// Returns a TCP header without options.
+fn tcp() -> [u8; 20] {
+    let mut tcp = [0; 20];
+    tcp[12] = 5 << 4;
+    tcp
+}
+
+/// A send of a run has the checksum flag only if the device can compute the checksums of the frame. Each change to RTS
+/// sets the rate limit.
 #[test]
 fn send_runs_use_checksum_offload_and_rate_limit() {
     const CSUM: u32 = 1 << 4;
@@ -271,11 +352,42 @@ fn send_runs_use_checksum_offload_and_rate_limit() {
         assert_eq!(test.fake.calls().last(), Some(&set));
         let layout = SlotLayout::new(128, 1600, 16).unwrap();
         let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
-        let region = Arc::new(Region::allocate(spec).unwrap().0);
+        let frames = [
+            (ipv4_frame(6, 0, tcp()), true),
+            (ipv4_frame(17, 0, udp(0x1234)), true),
+            // A UDP checksum of 0 means that the tunnel has no checksum.
+            (ipv4_frame(17, 0, udp(0)), false),
+            // The first and a later fragment: the TCP or UDP checksum covers all fragments.
+            (ipv4_frame(17, 0x2000, udp(0x1234)), false),
+            (ipv4_frame(17, 0x0003, [0xff; 20]), false),
+            (ipv4_frame(1, 0, [8; 20]), false),
+            (ipv6_frame(6, tcp()), true),
+            (ipv6_frame(17, udp(0)), false),
+            (ipv6_frame(44, [17; 20]), false),
+            (vec![0; 60], false),
+            (vec![0; 10], false),
+            (ipv4_frame(6, 0, tcp()), true),
+        ];
+        let region = Region::allocate(spec).unwrap().0;
+        for (slot, (frame, _)) in frames.iter().enumerate() {
+            // SAFETY: the slot is in the region, and nothing else accesses the region.
+            unsafe {
+                let at = region.base().as_ptr().add(slot * layout.stride() as usize + 128);
+                at.copy_from_nonoverlapping(frame.as_ptr(), frame.len());
+            }
+        }
+        let region = Arc::new(region);
         let pd = test.device.alloc_pd().unwrap();
         let mr = pd.register(region, Access::LOCAL_WRITE).unwrap();
         qp.bind_slots(&mr, layout, 0).unwrap();
-        let run: Vec<Desc> = (0..3).map(|slot| Desc { slot, offset: 128, len: 60 }).collect();
+        let desc = |(slot, (frame, _)): (usize, &(Vec<u8>, bool))| Desc {
+            slot: slot as u32,
+            offset: 128,
+            len: frame.len() as u16,
+        };
+        let run: Vec<Desc> = frames.iter().enumerate().map(desc).collect();
+        let mut expected: Vec<u32> = frames.iter().map(|(_, computed)| if *computed { CSUM } else { 0 }).collect();
+        *expected.last_mut().unwrap() |= SIGNALED;
         for _ in 0..2 {
             test.fake.calls();
             // SAFETY: the device moves no data.
@@ -289,7 +401,7 @@ fn send_runs_use_checksum_offload_and_rate_limit() {
                     _ => Vec::new(),
                 })
                 .collect();
-            assert_eq!(flags, [CSUM, CSUM, CSUM | SIGNALED], "{api:?}: {calls:?}");
+            assert_eq!(flags, expected, "{api:?}: {calls:?}");
         }
     }
 }
@@ -326,6 +438,25 @@ fn raw_settings_are_checked_before_a_queue_is_created() {
         assert_eq!(test.fake.calls(), []);
         test.set_raw(usual());
         test.device.check_raw(queues).unwrap();
+    }
+}
+
+/// Counters belong to the device that created them. Another device would use their handle for other counters.
+#[test]
+fn counters_of_another_device_are_refused() {
+    let other = test_device();
+    let counters = Arc::new(other.device.create_flow_counters().unwrap());
+    for queues in [1, 2] {
+        let mut test = test_device();
+        let rule = FlowRule { count: Some(counters.clone()), ..FlowRule::new(FlowTraffic::ALL) };
+        test.set_raw(RawSpec { rules: vec![rule], ..RawSpec::default() });
+        let (cq, _) = test.device.create_cq(&CqSpec { depth: 64, ..CqSpec::default() }, None).unwrap();
+        let caps = QpCaps { send_depth: 1, recv_depth: 1, send_sges: 1, recv_sges: 1, inline: 0 };
+        let spec = QpSpec { queue: (0, queues), ..QpSpec::new(QpType::RawPacket, caps) };
+        test.fake.calls();
+        let error = test.device.alloc_pd().unwrap().create_qp(&spec, &cq, &cq, None).map(drop).unwrap_err();
+        assert_eq!((error.verb, error.errno), ("ibv_create_flow", libc::EINVAL));
+        assert!(!test.fake.calls().iter().any(|call| matches!(call, Call::CreateQp { .. } | Call::CreateWq { .. })));
     }
 }
 

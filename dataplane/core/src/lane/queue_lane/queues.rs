@@ -47,8 +47,9 @@ impl<D: Device> Queues<D> {
         Ok((Self { qp, send_cq, recv_cq, channel }, granted))
     }
 
-    /// Returns the numbers that identify the queue pair and the completion queues in asynchronous events.
-    pub(super) fn numbers(&self) -> (u32, [u32; 2]) {
-        (self.qp.number().0, [self.send_cq.number(), self.recv_cq.number()])
+    /// Returns the numbers that identify the queue pair, its work queue and the completion queues in asynchronous
+    /// events.
+    pub(super) fn numbers(&self) -> (u32, Option<u32>, [u32; 2]) {
+        (self.qp.number().0, self.qp.work_queue(), [self.send_cq.number(), self.recv_cq.number()])
     }
 }

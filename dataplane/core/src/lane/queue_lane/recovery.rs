@@ -12,7 +12,7 @@ use crate::error::VerbError;
 use crate::lane::wiring::{LaneQueuePair, Wiring};
 use crate::lane::{Alarms, LaneSpec};
 use crate::mem::{Batch, Pool};
-use crate::verbs::{CqGranted, Device, EventKind, QpAttributes, QpState, QueuePair};
+use crate::verbs::{CqGranted, Device, EventKind, QpAttributes, QpState, QpType, QueuePair};
 
 /// Maximum time without progress while a queue pair in state ERR flushes its requests.
 const FLUSH_DEADLINE: Duration = Duration::from_millis(500);
@@ -122,28 +122,35 @@ impl<D: Device> Recovery<D> {
         }
     }
 
-    /// Queries the queue pair after a completion with an error, and starts recovery if the queue pair has stopped.
+    /// Starts recovery after a completion with an error, if the queue pair has stopped.
     #[cold]
     pub(super) fn examine_error(&mut self, data: &mut DataPath<D>) {
         data.has_error = false;
-        if self.phase == Phase::Live {
-            // If the query fails, assume that the queue pair is lost.
-            let state = data.queues.qp.query().map_or(QpState::Err, |attributes| attributes.state);
-            if !matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
-                self.fail(data);
-            }
+        if self.phase == Phase::Live && self.has_stopped(data) {
+            self.fail(data);
         }
     }
 
-    /// Moves the queue pair to ERR, so that all outstanding requests are flushed.
+    /// Returns whether a queue pair has stopped after an error. Every error stops a raw-packet queue. A raw-packet queue
+    /// pair is not queried: the mlx5 driver reports RTS for a failed send queue without receives. If only the receive
+    /// queue has failed, the driver logs a kernel warning.
+    fn has_stopped(&self, data: &DataPath<D>) -> bool {
+        if self.spec.kind == QpType::RawPacket {
+            return true;
+        }
+        // If the query fails, assume that the queue pair is lost.
+        let state = data.queues.qp.query().map_or(QpState::Err, |attributes| attributes.state);
+        !matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
+    }
+
+    /// Moves the queue pair to ERR, so that all outstanding requests are flushed. A queue pair that is already in ERR is
+    /// moved again, because maybe only its send queue or only its receive queue has failed.
     #[cold]
     fn fail(&mut self, data: &mut DataPath<D>) {
-        if data.queues.qp.state() != QpState::Err {
-            let (attributes, mask) = QpAttributes::to(QpState::Err);
-            // A device that is gone refuses this change. In that case, the flush deadline ends the wait for the
-            // outstanding requests.
-            let _ = data.queues.qp.modify(&attributes, mask);
-        }
+        let (attributes, mask) = QpAttributes::to(QpState::Err);
+        // A device that is gone refuses this change. In that case, the flush deadline ends the wait for the outstanding
+        // requests.
+        let _ = data.queues.qp.modify(&attributes, mask);
         self.phase = Phase::Failed { since: Instant::now(), outstanding: data.outstanding() };
         self.overdue = false;
         data.post_marker();
@@ -190,21 +197,25 @@ impl<D: Device> Recovery<D> {
         if data.outstanding() > 0 && !self.overdue {
             return Ok(());
         }
-        data.counters.abandoned += data.outstanding() as u64;
-        self.restart(data, pool)
+        let abandoned = data.outstanding() as u64;
+        self.restart(data, pool, abandoned)
     }
 
-    /// Moves the queue pair from any state to RESET, reclaims all posted slots, and restarts the queue pair.
+    /// Moves the queue pair from any state to RESET, reclaims all posted slots, and restarts the queue pair. `abandoned`
+    /// of the posted requests were not completed in time. If the device refuses the reset, creates all queues again.
     #[cold]
-    fn restart(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
+    fn restart(&mut self, data: &mut DataPath<D>, pool: &mut Pool, abandoned: u64) -> Result<(), VerbError> {
         let (attributes, mask) = QpAttributes::to(QpState::Reset);
-        data.queues.qp.modify(&attributes, mask)?;
+        if let Err(refused) = data.queues.qp.modify(&attributes, mask) {
+            return self.rebuild(data, pool, refused);
+        }
+        data.counters.abandoned += abandoned;
         data.reclaim_all(pool);
         data.counters.recoveries += 1;
         self.start(data, pool)
     }
 
-    /// Recreates all queues because a completion queue is lost. Fails if the device is gone or refuses to destroy the
+    /// Recreates all queues because a completion queue is lost or the queue pair cannot be reset. Fails if the device is gone or refuses to destroy the
     /// old queue pair.
     #[cold]
     pub(super) fn rebuild(
@@ -217,19 +228,19 @@ impl<D: Device> Recovery<D> {
             return Err(lost);
         }
         tracing::warn!(
-            "{}: a completion queue failed ({lost}), so the lane creates its queues again",
+            "{}: the queues of a lane failed ({lost}), so the lane creates its queues again",
             self.device.name()
         );
         let (queues, granted) = Queues::create(&self.device, &self.pd, &self.spec)?;
         let old = std::mem::replace(&mut data.queues, queues);
         self.granted = granted;
-        let (queue_pair, queues) = old.numbers();
+        let (queue_pair, work_queue, queues) = old.numbers();
         if let Err(error) = old.qp.destroy() {
             // The device may still write to the posted slots, so the pool never gets them back.
             self.destroy_failed = true;
             return Err(error);
         }
-        self.alarms.forget(queue_pair, &queues);
+        self.alarms.forget(queue_pair, work_queue, &queues);
         data.counters.abandoned += data.outstanding() as u64;
         data.reclaim_all(pool);
         data.counters.rebuilds += 1;
@@ -243,7 +254,7 @@ impl<D: Device> Recovery<D> {
                 Phase::Live => self.fail(data),
                 // The peer for which the lane is waiting is gone. No outstanding request can complete, so restart at
                 // once.
-                Phase::Waiting => self.restart(data, pool)?,
+                Phase::Waiting => self.restart(data, pool, 0)?,
                 Phase::Failed { .. } => {}
             }
         }
@@ -260,12 +271,14 @@ impl<D: Device> Recovery<D> {
         if self.alarms.is_gone() {
             return Err(VerbError::new("ibv_get_async_event", libc::EIO));
         }
-        let (queue_pair, queues) = data.queues.numbers();
+        let (queue_pair, work_queue, queues) = data.queues.numbers();
         if self.alarms.take(&[EventKind::CqErr], &queues) {
             return self.rebuild(data, pool, VerbError::new("IBV_EVENT_CQ_ERR", libc::EIO));
         }
         let failed = [EventKind::QpFatal, EventKind::QpReqErr, EventKind::QpAccessErr, EventKind::PathMigErr];
-        if self.alarms.take(&failed, &[queue_pair]) && self.phase == Phase::Live {
+        let pair_failed = self.alarms.take(&failed, &[queue_pair]);
+        let receives_failed = self.alarms.take(&[EventKind::WqFatal], work_queue.as_slice());
+        if (pair_failed || receives_failed) && self.phase == Phase::Live {
             self.fail(data);
         }
         Ok(())

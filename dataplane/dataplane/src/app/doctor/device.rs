@@ -1,7 +1,7 @@
-//! Checks that the RDMA devices of a plan exist.
+//! Checks that the RDMA devices of a plan exist, and that they receive every frame.
 
 use super::section::Section;
-use crate::config::Plan;
+use crate::config::{Plan, PortPlan, Qp};
 use dataplane_soft::doctor::{Finding, Roots, Severity};
 
 /// Checks the RDMA devices that ports name. The kernel lists RDMA devices in `/sys/class/infiniband`
@@ -9,9 +9,9 @@ use dataplane_soft::doctor::{Finding, Roots, Severity};
 pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
     let known = roots.sys_names("class/infiniband");
     let named = plan.ports.iter().enumerate().filter(|(_, port)| port.config.is_verbs());
-    let section = |(place, port): (usize, &crate::config::PortPlan)| {
+    let section = |(place, port): (usize, &PortPlan)| {
         let device = &port.config.device;
-        let finding = (!known.contains(device)).then(|| {
+        let missing = (!known.contains(device)).then(|| {
             let fix = match known.is_empty() {
                 true => String::from(
                     "load the driver of the RDMA NIC, or set device = \"host\" or \"soft\" and add a `link`",
@@ -22,7 +22,46 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
             Finding::new(Severity::Fails, what, "the run fails at its start", fix)
         });
         let subject = format!("port `{}`, device `{device}`", port.config.name);
-        Section { subject, key: format!("port[{place}].device"), findings: finding.into_iter().collect() }
+        Section {
+            subject,
+            key: format!("port[{place}].device"),
+            findings: missing.or_else(|| filtered(roots, port)).into_iter().collect(),
+        }
     };
     named.map(section).collect()
+}
+
+/// Returns a finding if the switch in the NIC filters the frames for a raw-packet port. The port uses a virtual function
+/// or a subfunction whose interface is not promiscuous. DPDK's mlx5 driver also sets the interfaces of such devices to
+/// promiscuous mode.
+fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
+    /// `IFF_PROMISC` of `netdevice(7)`.
+    const PROMISCUOUS: u32 = 0x100;
+    let device = &port.config.device;
+    let folder = format!("class/infiniband/{device}/device");
+    let files = roots.sys_names(&folder);
+    let has = |name: &str| files.iter().any(|file| file == name);
+    let (kind, trust) = match (has("physfn"), has("sfnum")) {
+        (true, _) => ("virtual function", " and, on its host, `ip link set dev PF vf N trust on`"),
+        (_, true) => ("subfunction", ""),
+        _ => return None,
+    };
+    if !port.input || port.config.qp != Qp::RawPacket {
+        return None;
+    }
+    let is_promiscuous = |interface: &String| {
+        let flags = roots.sys(&format!("class/net/{interface}/flags")).unwrap_or_default();
+        flags
+            .strip_prefix("0x")
+            .and_then(|flags| u32::from_str_radix(flags, 16).ok())
+            .is_some_and(|flags| flags & PROMISCUOUS != 0)
+    };
+    let interfaces = roots.sys_names(&format!("{folder}/net"));
+    let interface = interfaces.iter().find(|interface| !is_promiscuous(interface))?;
+    Some(Finding::new(
+        Severity::Unseen,
+        format!("`{device}` is a {kind}, and its interface `{interface}` is not promiscuous"),
+        "the NIC delivers only frames to the MAC address of the interface, broadcast frames and joined multicast groups",
+        format!("if the port needs other frames: `ip link set dev {interface} promisc on`{trust}"),
+    ))
 }

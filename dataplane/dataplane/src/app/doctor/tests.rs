@@ -256,6 +256,30 @@ fn missing_rdma_device_is_found() {
     assert_eq!(found(&host.with_file("sys/class/infiniband/rdma7/node_type", "1: CA")), []);
 }
 
+/// The switch in the NIC delivers to a virtual function or subfunction only the frames that its interface asks for.
+#[test]
+fn virtual_function_without_promiscuous_mode_is_found() {
+    const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\n\
+                          input = [\"a\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"a\"\n";
+    let found = |host: &Host, text: &str| device::of_plan(&host.0, &plan(text)).remove(0).findings;
+    for (file, commands) in [
+        ("physfn/vendor", ["ip link set dev eth9 promisc on", "ip link set dev PF vf N trust on"]),
+        ("sfnum", ["ip link set dev eth9 promisc on", ""]),
+    ] {
+        let of_device = |file: &str| format!("sys/class/infiniband/rdma7/device/{file}");
+        let host = || Host::new().has(&of_device(file), "7").has(&of_device("net/eth9/mtu"), "1500");
+        // The flags are up, broadcast and multicast. The next value adds promiscuous.
+        let usual = host().has("sys/class/net/eth9/flags", "0x1003");
+        let [one] = &found(&usual, CONFIG)[..] else { panic!("{file}") };
+        assert_eq!(one.severity, Severity::Unseen);
+        assert!(commands.iter().all(|command| one.fix.contains(command)), "{one:?}");
+        assert_eq!(found(&host().has("sys/class/net/eth9/flags", "0x1103"), CONFIG), []);
+        // Datagrams arrive at the address of the device.
+        let datagrams = CONFIG.replace("rdma7\"", "rdma7\"\nqp = \"ud\"\nconnection = { to = \"127.0.0.1:18515\" }");
+        assert_eq!(found(&usual, &datagrams), []);
+    }
+}
+
 #[test]
 fn different_mtu_is_found() {
     let (host, plan) = (Host::new(), plan(CONFIG));
