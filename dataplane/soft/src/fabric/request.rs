@@ -406,8 +406,12 @@ impl Qp {
         if gap != 0 || at > 0 {
             return;
         }
-        let send = &self.requester.queue[at];
-        let from = u64::from(send.done) * self.mtu();
+        let (mtu, send) = (self.mtu(), &self.requester.queue[at]);
+        let from = u64::from(send.done) * mtu;
+        // A peer with another path MTU splits its response into other packets.
+        if !send.work.is_atomic() && bytes.len() as u64 != (send.length - from).min(mtu) {
+            return self.fail_send(WcStatus::BadRespErr, ctx);
+        }
         let written = self.keys.scatter_part(&send.sges, from, bytes);
         let send = &mut self.requester.queue[at];
         match written {

@@ -47,6 +47,7 @@ impl Qp {
         };
         if !more {
             self.responder.pending.pop_front();
+            self.responder.finish_operation(psn);
         }
         self.send_to_peer(psn, body, ctx);
         true
@@ -284,7 +285,7 @@ impl Qp {
             return;
         }
         match self
-            .check_access(Access::REMOTE_READ)
+            .check_access(Access::REMOTE_READ, again)
             .and_then(|()| self.reach_memory(remote, length, Access::REMOTE_READ).ok_or(Nak::RemoteAccess))
         {
             Ok(place) => {
@@ -294,8 +295,12 @@ impl Qp {
                 } else {
                     let packets = length.div_ceil(self.mtu()).max(1) as u32;
                     self.responder.expected = psn_after(psn, packets);
+                    self.responder.operations.push_back(psn_after(psn, packets - 1));
                 }
                 self.responder.pending.push_back(PendingResponse::Read { psn, place, at: 0, length });
+                // rxe sends the whole response before it processes the next request. Other devices may process later
+                // requests first, unless the requester sets a fence.
+                while self.is_rxe() && self.answer(ctx) {}
             }
             Err(nak) => self.refuse(psn, nak.into(), ctx),
         }
@@ -310,7 +315,7 @@ impl Qp {
             return;
         }
         let aligned = remote.addr.is_multiple_of(8);
-        let changed = self.check_access(Access::REMOTE_ATOMIC).and_then(|()| {
+        let changed = self.check_access(Access::REMOTE_ATOMIC, false).and_then(|()| {
             let place = self.reach_memory(remote, 8, Access::REMOTE_ATOMIC).ok_or(Nak::RemoteAccess)?;
             let place = place.filter(|_| aligned).ok_or(Nak::InvalidRequest)?;
             let old = place.update(|was| match change {
@@ -322,6 +327,7 @@ impl Qp {
         match changed {
             Ok(old) => {
                 self.responder.expected = psn_after(psn, 1);
+                self.responder.operations.push_back(psn);
                 if self.responder.atomic_results.len() == MAX_ATOMIC_RESULTS {
                     self.responder.atomic_results.pop_front();
                 }
@@ -332,9 +338,12 @@ impl Qp {
         }
     }
 
-    /// Checks whether the peer may send reads (or atomics, depending on `access`).
-    fn check_access(&self, access: Access) -> Result<(), Nak> {
-        let allowed = self.attributes.access.contains(access) && self.attributes.max_dest_rd_atomic > 0;
-        if allowed { Ok(()) } else { Err(Nak::InvalidRequest) }
+    /// Checks whether the peer may send reads (or atomics, depending on `access`). A request that the peer sends `again`
+    /// is not an additional operation.
+    fn check_access(&self, access: Access, again: bool) -> Result<(), Nak> {
+        let limit = usize::from(self.attributes.max_dest_rd_atomic);
+        // rxe enforces only a limit of 0. With more operations than the limit, it forgets the oldest results.
+        let fits = if again || self.is_rxe() { limit > 0 } else { self.responder.operations.len() < limit };
+        if self.attributes.access.contains(access) && fits { Ok(()) } else { Err(Nak::InvalidRequest) }
     }
 }

@@ -223,6 +223,16 @@ impl End {
         unsafe { self.qp.post_send(&[SendRequest { wr_id, op, flags, sges, to: None }]) }
     }
 
+    /// Posts several signalled sends in one call.
+    pub(super) fn post_list(&mut self, list: &[(u64, SendOp<'_>, &[Sge])]) -> Result<(), PostError> {
+        let requests: Vec<_> = list
+            .iter()
+            .map(|&(wr_id, op, sges)| SendRequest { wr_id, op, flags: SendFlags::SIGNALED, sges, to: None })
+            .collect();
+        // SAFETY: tests do not access posted memory.
+        unsafe { self.qp.post_send(&requests) }
+    }
+
     /// Posts a datagram.
     pub(super) fn post_to(
         &mut self,
