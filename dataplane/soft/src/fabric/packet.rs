@@ -44,8 +44,8 @@ pub(super) enum Body {
     Ack,
     /// A negative acknowledgement: all earlier packets have arrived, but the packet with this number was refused.
     Nak(Nak),
-    /// The payload of a packet of a read response.
-    ReadData(Vec<u8>),
+    /// The payload of a packet of a read response, and whether the packet is the last packet of the response.
+    ReadData(Vec<u8>, bool),
     /// The old value of an atomic operation.
     AtomicData(u64),
     /// An unreliable datagram.
@@ -100,7 +100,7 @@ impl Packet {
     pub(super) fn into_payload(self) -> Option<Vec<u8>> {
         match self.body {
             Body::Part(part) => Some(part.payload),
-            Body::ReadData(payload) => Some(payload),
+            Body::ReadData(payload, _) => Some(payload),
             Body::Datagram(datagram) => Some(datagram.payload),
             _ => None,
         }

@@ -121,8 +121,8 @@ impl Qp {
                 Body::Atomic(remote, change) => self.on_atomic(packet.psn, *remote, *change, ctx),
                 Body::Ack => self.on_ack(packet.psn, ctx),
                 Body::Nak(nak) => self.on_nak(packet.psn, *nak, ctx),
-                Body::ReadData(payload) => self.on_data(packet.psn, payload, ctx),
-                Body::AtomicData(value) => self.on_data(packet.psn, &value.to_ne_bytes(), ctx),
+                Body::ReadData(payload, last) => self.on_data(packet.psn, payload, *last, ctx),
+                Body::AtomicData(value) => self.on_data(packet.psn, &value.to_ne_bytes(), true, ctx),
                 Body::Datagram(datagram) => self.on_datagram(&packet, datagram, ctx),
             }
         }

@@ -392,7 +392,7 @@ impl Qp {
     }
 
     /// Processes a packet of a response.
-    pub(super) fn on_data(&mut self, psn: u32, bytes: &[u8], ctx: &mut FabricContext<'_>) {
+    pub(super) fn on_data(&mut self, psn: u32, bytes: &[u8], last: bool, ctx: &mut FabricContext<'_>) {
         if !self.was_sent(psn) {
             return;
         }
@@ -406,17 +406,21 @@ impl Qp {
         if gap != 0 || at > 0 {
             return;
         }
-        let (mtu, send) = (self.mtu(), &self.requester.queue[at]);
-        let from = u64::from(send.done) * mtu;
-        // A peer with another path MTU splits its response into other packets.
-        if !send.work.is_atomic() && bytes.len() as u64 != (send.length - from).min(mtu) {
-            return self.fail_send(WcStatus::BadRespErr, ctx);
+        let (mtu, rxe, send) = (self.mtu(), self.is_rxe(), &self.requester.queue[at]);
+        // A peer with another path MTU splits its response into other packets. rxe checks only that the last packet does
+        // not come late.
+        let splits_alike = send.work.is_atomic() || bytes.len() as u64 == (send.length - send.received).min(mtu);
+        match rxe {
+            true if !last && send.done + 1 == send.packets => return self.retry(ctx),
+            false if !splits_alike => return self.fail_send(WcStatus::BadRespErr, ctx),
+            _ => {}
         }
-        let written = self.keys.scatter_part(&send.sges, from, bytes);
+        let written = self.keys.scatter_part(&send.sges, send.received, bytes);
         let send = &mut self.requester.queue[at];
         match written {
             Ok(()) => {
-                send.done += 1;
+                send.received += bytes.len() as u64;
+                send.done = if last { send.packets } else { send.done + 1 };
                 send.sent = send.packets;
                 self.progress(ctx);
             }

@@ -42,7 +42,8 @@ impl Qp {
                 }
                 let current = *psn;
                 (*psn, *at) = (psn_after(*psn, 1), *at + now);
-                (current, Body::ReadData(payload), *at < *length)
+                let more = *at < *length;
+                (current, Body::ReadData(payload, !more), more)
             }
         };
         if !more {
