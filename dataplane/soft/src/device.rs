@@ -301,15 +301,18 @@ unsafe impl Device for SoftDevice {
             depth: self.0.spec.profile.slots(spec.depth),
             fields: spec.fields & (PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK),
             flags: spec.flags,
-            api: if self.0.shared.has(Capability::ExtendedCq) { CqApi::Extended } else { CqApi::Classic },
+            api: match spec.api {
+                _ if !self.0.shared.has(Capability::ExtendedCq) => CqApi::Classic,
+                CqApi::Auto => CqApi::Extended,
+                api => api,
+            },
             stamps: ClockSource::None,
             refused: Vec::new(),
             why: Vec::new(),
         };
-        // Of the optional fields, a classic queue reports only the length and the queue pair number. All other fields
-        // need an extended queue.
+        // All other fields and all flags need an extended queue.
         let requested = [
-            (Capability::ExtendedCq, PollFields::all() - PollFields::BYTE_LEN - PollFields::QP_NUM, CqFlags::all()),
+            (Capability::ExtendedCq, PollFields::all() - PollFields::STANDARD, CqFlags::all()),
             (Capability::Cvlan, PollFields::CVLAN, CqFlags::empty()),
             (Capability::FlowTag, PollFields::FLOW_TAG, CqFlags::empty()),
             (Capability::TagMatching, PollFields::TM_INFO, CqFlags::empty()),
@@ -320,10 +323,12 @@ unsafe impl Device for SoftDevice {
         ];
         for (capability, fields, flags) in requested {
             let wanted = spec.fields.intersects(fields) || spec.flags.intersects(flags);
-            if wanted && !self.0.shared.has(capability) {
+            let classic = spec.api == CqApi::Classic;
+            if wanted && (classic || !self.0.shared.has(capability)) {
                 granted.fields -= fields;
                 granted.flags -= flags;
-                granted.refused.push(capability);
+                // A caller that asks for a classic queue does not miss the extended interface itself.
+                granted.refused.extend((!classic || capability != Capability::ExtendedCq).then_some(capability));
             }
         }
         let stamps = if granted.fields.contains(PollFields::WALLCLOCK) {
@@ -347,9 +352,8 @@ unsafe impl Device for SoftDevice {
         };
         let faults = PollFaults::new(&self.0.spec.faults, granted.fields.contains(PollFields::WALLCLOCK));
         self.0.shared.cqs.fetch_add(1, Ordering::Relaxed);
-        let ignore_overrun = granted.flags.contains(CqFlags::IGNORE_OVERRUN);
         let channel = channel.map(|channel| channel.events().clone());
-        let cq = SoftCq::new(&self.0, granted.depth, granted.fields, ignore_overrun, stamps, faults, channel);
+        let cq = SoftCq::new(&self.0, &granted, stamps, faults, channel);
         Ok((cq, granted))
     }
 

@@ -3,9 +3,10 @@
 use super::context::FabricContext;
 use super::packet::{Body, Datagram, Packet, is_multicast};
 use super::qp::Qp;
+use crate::completion::Outcome;
 use dataplane_core::units::Gid;
 use dataplane_core::verbs::CompletionValues;
-use dataplane_core::verbs::{Path, SendFlags, WcFlags, WcOpcode, WcStatus};
+use dataplane_core::verbs::{Path, PollFields, SendFlags, WcFlags, WcOpcode, WcStatus};
 
 /// The length of the global routing header (GRH), which precedes every received datagram.
 pub(super) const GRH: usize = 40;
@@ -57,7 +58,7 @@ impl Qp {
         self.shared.counts.rx_too_long.add(u64::from(too_long));
         if let Err(status) = written {
             let status = if self.is_rxe() && failed.is_none() { WcStatus::LocQpOpErr } else { status };
-            self.complete_receive(&receive, status, CompletionValues::default(), true, ctx);
+            self.complete_receive(&receive, Outcome::failure(status), true, ctx);
             return self.fail(ctx);
         }
         self.shared.counts.rx_packets.add(1);
@@ -72,7 +73,8 @@ impl Qp {
             sl: datagram.path.service_level,
             ..CompletionValues::default()
         };
-        self.complete_receive(&receive, WcStatus::Success, values, datagram.solicited, ctx);
+        let fields = PollFields::BYTE_LEN | PollFields::IMM | PollFields::SRC_QP | PollFields::SL;
+        self.complete_receive(&receive, Outcome::success(fields, values), datagram.solicited, ctx);
     }
 
     /// Whether this queue pair may join the multicast group.

@@ -10,7 +10,7 @@ use super::receive::Receive;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::send::Send;
-use crate::completion::FabricCqe;
+use crate::completion::{FabricCqe, Outcome, syndrome};
 use crate::fault::PostFaults;
 use crate::inbox::Inbox;
 use crate::memory::KeyCache;
@@ -19,7 +19,7 @@ use crate::qp_shared::QpShared;
 use dataplane_core::units::{Gid, Ticks};
 use dataplane_core::verbs::CompletionValues;
 use dataplane_core::verbs::{
-    Access, AttributeMask, Completion, EventKind, Path, PollFields, QpAttributes, QpCaps, QpState, QpType, WcStatus,
+    Access, AttributeMask, Completion, EventKind, Path, QpAttributes, QpCaps, QpState, QpType, WcStatus,
     check_transition,
 };
 
@@ -151,13 +151,12 @@ impl Qp {
     pub(super) fn complete_receive(
         &mut self,
         receive: &Receive,
-        status: WcStatus,
-        values: CompletionValues,
+        outcome: Outcome,
         solicited: bool,
         ctx: &mut FabricContext<'_>,
     ) {
         let cq = self.recv_cq.clone();
-        let fits = self.report(&cq, receive.wr_id, status, values, 0, solicited, ctx);
+        let fits = self.report(&cq, receive.wr_id, outcome, 0, solicited, ctx);
         if !fits && self.is_rxe() {
             // The completion queue stays usable, but the lost completion moves the queue pair to ERR.
             self.fail(ctx);
@@ -165,26 +164,21 @@ impl Qp {
     }
 
     /// Adds a completion to a completion queue. Returns `false` if the completion queue overran.
-    #[allow(clippy::too_many_arguments, reason = "the fields of a completion")]
     pub(super) fn report(
         &self,
         cq: &Inbox,
         wr_id: u64,
-        status: WcStatus,
-        values: CompletionValues,
+        outcome: Outcome,
         release: u64,
         solicited: bool,
         ctx: &mut FabricContext<'_>,
     ) -> bool {
-        let qp = self.shared.number;
+        let (qp, Outcome { status, fields, values }) = (self.shared.number, outcome);
         if status == WcStatus::WrFlushErr && self.shared.device.faults.mute {
             return true;
         }
-        let values = match status {
-            WcStatus::Success => CompletionValues { qp_num: qp, ..values },
-            _ => CompletionValues { qp_num: qp, ..CompletionValues::default() },
-        };
-        let completion = Completion::new(wr_id, status, 0, PollFields::all(), values);
+        let vendor_err = if self.is_rxe() { 0 } else { syndrome(status) };
+        let completion = Completion::new(wr_id, status, vendor_err, fields, CompletionValues { qp_num: qp, ..values });
         let was_dead = cq.is_dead();
         let fits = cq.push(FabricCqe { completion, qp, release }, solicited);
         if !fits && !was_dead {
@@ -212,7 +206,7 @@ impl Qp {
         self.draining = false;
         self.flush_sends(ctx);
         if let Some(receive) = self.responder.abandon() {
-            self.complete_receive(&receive, WcStatus::WrFlushErr, CompletionValues::default(), false, ctx);
+            self.complete_receive(&receive, Outcome::failure(WcStatus::WrFlushErr), false, ctx);
         }
         self.flush_receives(ctx);
         if self.srq.is_some() && !self.shared.device.faults.mute {
@@ -230,7 +224,7 @@ impl Qp {
 
     pub(super) fn flush_receives(&mut self, ctx: &mut FabricContext<'_>) {
         while let Some(receive) = self.receives.pop_front() {
-            self.complete_receive(&receive, WcStatus::WrFlushErr, CompletionValues::default(), false, ctx);
+            self.complete_receive(&receive, Outcome::failure(WcStatus::WrFlushErr), false, ctx);
         }
     }
 

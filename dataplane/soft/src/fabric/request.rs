@@ -6,9 +6,10 @@ use super::context::FabricContext;
 use super::packet::{AtomicOp, Body, Nak, PSN, Part, not_ready_nanos, psn_after, psn_distance};
 use super::qp::Qp;
 use super::send::{Send, SendWork};
+use crate::completion::Outcome;
 use crate::memory::Denied;
 use dataplane_core::verbs::CompletionValues;
-use dataplane_core::verbs::{Access, QpState, QpType, Remote, SendFlags, SendOp, WcFlags, WcStatus, WrOpcode};
+use dataplane_core::verbs::{Access, PollFields, QpState, QpType, Remote, SendFlags, SendOp, WcFlags, WcStatus};
 
 /// The value of `rnr_retry` that means unlimited retries.
 const UNLIMITED_RETRIES: u8 = 7;
@@ -234,20 +235,20 @@ impl Qp {
             return;
         }
         let (opcode, rxe) = (send.work.opcode(), self.is_rxe());
-        let length = send.length.min(u64::from(u32::MAX)) as u32;
         let values = CompletionValues {
             opcode: SendWork::completes_as(opcode).raw(),
-            byte_len: match opcode {
-                _ if rxe => length,
-                WrOpcode::RdmaRead => length,
-                WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => 8,
-                _ => 0,
-            },
+            // The length holds only for reads and atomics. rxe reports the length of the buffers of an atomic.
+            byte_len: if send.work.is_atomic() && !rxe { 8 } else { send.length.min(u64::from(u32::MAX)) as u32 },
             flags: if rxe && send.work.imm().is_some() { WcFlags::WITH_IMM } else { WcFlags::empty() },
             ..CompletionValues::default()
         };
+        let outcome = match status {
+            WcStatus::Success if send.work.is_answered() => Outcome::success(PollFields::BYTE_LEN, values),
+            WcStatus::Success => Outcome::success(PollFields::empty(), values),
+            _ => Outcome::failure(status),
+        };
         let cq = self.send_cq.clone();
-        self.report(&cq, send.wr_id, status, values, send.number, false, ctx);
+        self.report(&cq, send.wr_id, outcome, send.number, false, ctx);
     }
 
     /// Fails the oldest send and flushes the later sends.

@@ -5,10 +5,11 @@ use super::packet::{AtomicOp, Body, Nak, PSN, Packet, Part, psn_after, psn_dista
 use super::qp::Qp;
 use super::receive::Receive;
 use super::responder::{Message, PendingResponse};
+use crate::completion::Outcome;
 use crate::memory::RemoteMemory;
 use crate::profile::Profile;
 use dataplane_core::verbs::CompletionValues;
-use dataplane_core::verbs::{Access, EventKind, QpState, QpType, Remote, WcFlags, WcOpcode, WcStatus};
+use dataplane_core::verbs::{Access, EventKind, PollFields, QpState, QpType, Remote, WcFlags, WcOpcode, WcStatus};
 
 /// The number of atomic results that are kept. If a response is lost, the result is sent again.
 const MAX_ATOMIC_RESULTS: usize = 256;
@@ -110,7 +111,7 @@ impl Qp {
                 // The receive cannot be put back at its position in the shared receive queue, so it completes with an
                 // error.
                 Some(_) if !self.is_rxe() => {
-                    self.complete_receive(&receive, WcStatus::RemAbortErr, CompletionValues::default(), false, ctx);
+                    self.complete_receive(&receive, Outcome::failure(WcStatus::RemAbortErr), false, ctx);
                 }
                 _ => self.put_back(receive, ctx),
             }
@@ -123,7 +124,7 @@ impl Qp {
             self.responder.message = None;
             // A refused request without a receive is dropped. A failed receive moves the queue pair to ERR.
             if let Some((receive, status)) = refusal.receive {
-                self.complete_receive(&receive, status, CompletionValues::default(), part.solicited, ctx);
+                self.complete_receive(&receive, Outcome::failure(status), part.solicited, ctx);
                 self.fail(ctx);
             }
         }
@@ -246,7 +247,8 @@ impl Qp {
         };
         self.shared.counts.rx_packets.add(1);
         self.shared.counts.rx_bytes.add(length);
-        self.complete_receive(&receive, WcStatus::Success, values, part.solicited, ctx);
+        let outcome = Outcome::success(PollFields::BYTE_LEN | PollFields::IMM, values);
+        self.complete_receive(&receive, outcome, part.solicited, ctx);
         Ok(())
     }
 
@@ -266,7 +268,7 @@ impl Qp {
             PendingResponse::Nak(psn, nak)
         });
         if let Some((receive, status)) = receive {
-            self.complete_receive(&receive, status, CompletionValues::default(), true, ctx);
+            self.complete_receive(&receive, Outcome::failure(status), true, ctx);
         }
         if !reported {
             match nak {

@@ -36,6 +36,7 @@ pub(super) struct Ends {
     pub(super) kind: QpType,
     pub(super) caps: QpCaps,
     pub(super) cq_depth: u32,
+    pub(super) api: CqApi,
     pub(super) srq: Option<u32>,
     pub(super) faults: FaultSpec,
     pub(super) send_api: SendApi,
@@ -49,6 +50,7 @@ impl Default for Ends {
             kind: QpType::Rc,
             caps: QpCaps { send_depth: 16, recv_depth: 16, send_sges: 4, recv_sges: 4, inline: 64 },
             cq_depth: 64,
+            api: CqApi::Auto,
             srq: None,
             faults: FaultSpec::default(),
             send_api: SendApi::Classic,
@@ -97,7 +99,7 @@ impl Ends {
     pub(super) fn on(&self, device: &SoftDevice, clock: &HostClock) -> End {
         let pd = device.alloc_pd().unwrap();
         let mr = pd.register(region(BYTES), FULL).unwrap();
-        let cq = CqSpec { depth: self.cq_depth, fields: PollFields::STANDARD, ..CqSpec::default() };
+        let cq = CqSpec { depth: self.cq_depth, fields: PollFields::STANDARD, api: self.api, ..CqSpec::default() };
         let (send, _) = device.create_cq(&cq, None).unwrap();
         let (recv, _) = device.create_cq(&cq, None).unwrap();
         let srq = self.srq.map(|depth| pd.create_srq(&SrqSpec { depth, sges: 4 }).unwrap());
