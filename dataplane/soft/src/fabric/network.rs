@@ -148,7 +148,10 @@ impl FabricState {
     fn enter(&mut self, packet: Packet) {
         let Some(qp) = self.qps.get(&packet.to.0) else { return };
         let device = &qp.shared.device;
-        let here = device.owns(packet.to_gid) || is_multicast(packet.to_gid);
+        let (multicast, route) = (is_multicast(packet.to_gid), packet.route);
+        let gid_is_here = !route.global || multicast || device.owns(packet.to_gid);
+        let lid_is_here = !device.port.is_infiniband() || multicast || device.port.has_lid(route.dlid);
+        let here = gid_is_here && lid_is_here;
         if !here || device.is_gone() || !device.is_up() {
             return;
         }

@@ -27,8 +27,21 @@ pub(super) struct Packet {
     pub(super) to_gid: Gid,
     pub(super) from: QpNum,
     pub(super) from_gid: Gid,
+    pub(super) route: Route,
     pub(super) psn: u32,
     pub(super) body: Body,
+}
+
+/// The fields of a packet that its path defines.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Route {
+    /// Whether the packet has a GRH. Without a GRH, the local identifiers are the only addresses.
+    pub(super) global: bool,
+    /// The local identifier of the source; 0 on Ethernet.
+    pub(super) slid: u16,
+    /// The local identifier of the destination; 0 on Ethernet.
+    pub(super) dlid: u16,
+    pub(super) pkey: u16,
 }
 
 /// The content of a packet.

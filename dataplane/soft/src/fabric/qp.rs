@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::context::FabricContext;
-use super::packet::{Body, PSN, Packet, is_multicast};
+use super::packet::{Body, PSN, Packet, Route, is_multicast};
 use super::receive::Receive;
 use super::requester::Requester;
 use super::responder::Responder;
@@ -14,6 +14,7 @@ use crate::completion::{FabricCqe, Outcome, syndrome};
 use crate::fault::PostFaults;
 use crate::inbox::Inbox;
 use crate::memory::KeyCache;
+use crate::port::pkeys_match;
 use crate::profile::Profile;
 use crate::qp_shared::QpShared;
 use dataplane_core::units::{Gid, Ticks};
@@ -96,14 +97,22 @@ impl Qp {
 
     /// Sends a packet to the connected peer.
     pub(super) fn send_to_peer(&self, psn: u32, body: Body, ctx: &mut FabricContext<'_>) {
-        let (to, to_gid) = (self.attributes.dest_qp, self.attributes.path.gid);
-        self.put(Packet { to, to_gid, from: self.shared.number, from_gid: self.source, psn, body }, ctx);
+        let QpAttributes { dest_qp: to, path, .. } = self.attributes;
+        let (from, route) = (self.shared.number, self.route(&path));
+        self.put(Packet { to, to_gid: path.gid, from, from_gid: self.source, route, psn, body }, ctx);
+    }
+
+    /// Returns the fields that a path defines in the queue pair's packets.
+    pub(super) fn route(&self, path: &Path) -> Route {
+        let device = &self.shared.device;
+        let slid = device.port.source_lid(path.source_path_bits);
+        Route { global: path.global, slid, dlid: path.dlid, pkey: device.pkey(self.attributes.pkey_index) }
     }
 
     /// Sends a packet. The packet is lost if the link is down or if the port no longer has the source address.
     pub(super) fn put(&self, packet: Packet, ctx: &mut FabricContext<'_>) {
         let device = &self.shared.device;
-        if device.is_up() && device.owns(packet.from_gid) {
+        if device.is_up() && (!packet.route.global || device.owns(packet.from_gid)) {
             ctx.net.wire.push_back(packet);
         }
     }
@@ -113,7 +122,12 @@ impl Qp {
         let receives = matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
         let datagram = matches!(packet.body, Body::Datagram(_));
         // A connection accepts packets only from the address of its peer.
-        let known = datagram || packet.from_gid == self.attributes.path.gid;
+        let path = &self.attributes.path;
+        let from_peer = if path.global { packet.from_gid == path.gid } else { packet.route.slid == path.dlid };
+        let known = datagram || from_peer;
+        if receives && !pkeys_match(packet.route.pkey, self.shared.device.pkey(self.attributes.pkey_index)) {
+            return self.shared.counts.pkey_violations.add(1);
+        }
         if receives && known && datagram == (self.kind() == QpType::Ud) {
             match &packet.body {
                 Body::Part(part) => self.on_part(&packet, part, ctx),
@@ -297,18 +311,12 @@ impl Qp {
         let (device, limits) = (&self.shared.device, self.shared.device.limits);
         check_transition(self.kind(), from, state, mask).map_err(|_| libc::EINVAL)?;
         let max_rd_atomic = u32::from(limits.max_rd_atomic);
-        let path_is_good = |path: &Path| {
-            path.port == 1
-                && path.global
-                && !path.gid.is_zero()
-                && !is_multicast(path.gid)
-                && device.gid_at(path.source_gid_index).is_some()
-        };
+        let path_is_good = |path: &Path| device.is_valid_path(path) && !(path.global && is_multicast(path.gid));
         let known = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let rules = [
             (AttributeMask::CUR_STATE, to.current_state == from),
             (AttributeMask::PORT, to.port == 1),
-            (AttributeMask::PKEY_INDEX, to.pkey_index == 0 || self.is_rxe()),
+            (AttributeMask::PKEY_INDEX, device.port.pkey(to.pkey_index).is_some() || self.is_rxe()),
             (AttributeMask::ACCESS_FLAGS, (known | Access::MW_BIND).contains(to.access)),
             (AttributeMask::AV, path_is_good(&to.path)),
             (AttributeMask::PATH_MTU, (1..=5).contains(&to.path_mtu) && 128 << to.path_mtu <= device.path_mtu()),

@@ -168,7 +168,6 @@ fn classic_poll_takes_completions_at_its_start() {
         while cursor.advance().unwrap() {
             ids.push(cursor.get().wr_id);
         }
-        drop(cursor);
         assert_eq!(ids, batch, "{api:?}");
         let rest = b.received().len();
         assert_eq!(ids.len() + rest, 2, "{api:?}");

@@ -8,6 +8,7 @@ mod interfaces;
 mod links;
 mod messages;
 mod oddities;
+mod ports;
 mod program;
 mod recovery;
 mod states;
