@@ -1,4 +1,5 @@
-//! Completion queues. The software device has no thread, so it receives packets while a completion queue is polled.
+//! Completion queues. The software device has no thread for raw packets, so it receives them while a completion queue is
+//! polled.
 
 use std::cell::Cell;
 use std::marker::PhantomData;

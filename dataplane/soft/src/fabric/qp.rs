@@ -17,7 +17,8 @@ use crate::memory::KeyCache;
 use crate::port::pkeys_match;
 use crate::profile::Profile;
 use crate::qp_shared::QpShared;
-use dataplane_core::units::{Gid, Ticks};
+use dataplane_core::clock::ClockSource;
+use dataplane_core::units::{Gid, Nanos, Ticks};
 use dataplane_core::verbs::CompletionValues;
 use dataplane_core::verbs::{
     Access, AttributeMask, Completion, EventKind, Path, QpAttributes, QpCaps, QpState, QpType, WcStatus,
@@ -72,7 +73,7 @@ impl Qp {
     /// Returns the time `nanos` nanoseconds from now.
     pub(super) fn later(&self, nanos: u64) -> Ticks {
         let clock = &self.shared.device.clock;
-        Ticks(clock.now().0.saturating_add(clock.timebase().ticks(dataplane_core::units::Nanos(nanos)).0))
+        Ticks(clock.now().0.saturating_add(clock.timebase().ticks(Nanos(nanos)).0))
     }
 
     /// Returns the maximum payload of a packet in bytes.
@@ -83,6 +84,13 @@ impl Qp {
     /// Returns the time at which the next timer expires.
     pub(super) fn deadline(&self) -> Option<Ticks> {
         self.requester.deadline()
+    }
+
+    /// Returns the time until the next timer expires. `None` without a timer, or with a virtual clock.
+    pub(super) fn time_left(&self) -> Option<Nanos> {
+        let (clock, deadline) = (&self.shared.device.clock, self.deadline()?);
+        let timebase = clock.timebase();
+        (timebase.source != ClockSource::Virtual).then(|| timebase.between(clock.now(), deadline))
     }
 
     pub(super) fn is_due(&self) -> bool {

@@ -37,6 +37,8 @@ pub(super) struct Ends {
     pub(super) caps: QpCaps,
     pub(super) cq_depth: u32,
     pub(super) api: CqApi,
+    /// Whether the devices use the system clock instead of a virtual clock.
+    pub(super) real_time: bool,
     pub(super) srq: Option<u32>,
     pub(super) faults: FaultSpec,
     pub(super) send_api: SendApi,
@@ -51,6 +53,7 @@ impl Default for Ends {
             caps: QpCaps { send_depth: 16, recv_depth: 16, send_sges: 4, recv_sges: 4, inline: 64 },
             cq_depth: 64,
             api: CqApi::Auto,
+            real_time: false,
             srq: None,
             faults: FaultSpec::default(),
             send_api: SendApi::Classic,
@@ -77,7 +80,7 @@ impl Ends {
     /// Returns two ends on two devices, in RESET.
     pub(super) fn unconnected(&self) -> (End, End) {
         let (a, b) = LoopbackLink::pair();
-        let clock = HostClock::manual();
+        let clock = if self.real_time { HostClock::new() } else { HostClock::manual() };
         let end = |name: &str, link, last| {
             let spec = SoftSpec {
                 profile: self.profile,

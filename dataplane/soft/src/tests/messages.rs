@@ -206,3 +206,53 @@ fn responder_refuses_more_reads_than_its_limit() {
         assert_eq!(b.events(), events);
     }
 }
+
+/// Waits until a condition is true, without a call that runs the device. Returns `false` after a deadline.
+fn happens(condition: impl Fn() -> bool) -> bool {
+    let begin = std::time::Instant::now();
+    while begin.elapsed() < std::time::Duration::from_secs(20) {
+        if condition() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn lost_message_is_sent_again_without_a_poll() {
+    let (mut a, mut b) = Ends { real_time: true, ..Ends::default() }.unconnected();
+    // 4.096 µs times 2^10 is 4 ms.
+    a.attributes.timeout = 10;
+    connect(&mut a, &mut b);
+    let (into, from) = ([b.sge(0, 10)], [a.sge(0, 10)]);
+    b.post_recv(1, &into).unwrap();
+    b.device.set_link(false);
+    a.post(2, SendOp::Send, &from).unwrap();
+    b.device.set_link(true);
+    assert!(happens(|| b.device.counters().rx_packets == 1));
+    assert_eq!((a.sent(), b.received()), (vec![(2, Success, 0)], vec![(1, Success, 10)]));
+}
+
+#[test]
+fn silent_peer_fails_the_connection_without_a_poll() {
+    let (mut a, b) = Ends { real_time: true, ..Ends::default() }.unconnected();
+    let mut b = b;
+    a.attributes.timeout = 8;
+    connect(&mut a, &mut b);
+    b.device.set_link(false);
+    let from = [a.sge(0, 10)];
+    a.post(1, SendOp::Send, &from).unwrap();
+    assert!(happens(|| a.qp.state() == QpState::Err));
+    assert_eq!(statuses(&a.sent()), [RetryExcErr]);
+}
+
+#[test]
+fn delayed_message_arrives_without_a_poll() {
+    let faults = FaultSpec { delay: 1.0, delay_by: Nanos(1_000_000), ..FaultSpec::default() };
+    let (mut a, mut b) = Ends { real_time: true, faults, ..Ends::of(Profile::Spec, QpType::Uc) }.connected();
+    let (into, from) = ([b.sge(0, 10)], [a.sge(0, 10)]);
+    b.post_recv(1, &into).unwrap();
+    a.post(2, SendOp::Send, &from).unwrap();
+    assert!(happens(|| b.device.counters().rx_packets == 1));
+}
