@@ -12,13 +12,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::channel_events::ChannelEvents;
 use crate::open_device::OpenDevice;
+use dataplane_core::clock::ClockSource;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::CompletionChannel;
 
-/// The interval at which a waiting thread runs the fabric (the shared state machine of connections and datagrams).
-/// Possibly no other thread runs the fabric.
+/// The interval at which a waiting thread runs the fabric (the shared state machine of connections and datagrams) of a
+/// device with a virtual clock, which another thread may advance.
 const FABRIC_POLL_INTERVAL: Duration = Duration::from_micros(500);
-/// The interval at which a waiting thread checks whether the device was removed, if the device has no fabric.
+/// The interval at which a waiting thread checks whether the device was removed.
 const REMOVAL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A completion channel of a software device.
@@ -60,18 +61,19 @@ impl CompletionChannel for SoftChannel {
         loop {
             let gone = || VerbError::new("ibv_get_cq_event", libc::EIO);
             let device = self.device.upgrade().filter(|device| !device.shared.is_gone()).ok_or_else(gone)?;
-            // Fabric timers must advance even if all threads that use the fabric are asleep.
+            // Timers of a virtual clock may have expired.
             if let Some(fabric) = device.link.fabric() {
                 fabric.drive();
             }
             if let Some(cq) = self.events.take() {
                 return Ok(Some(cq));
             }
-            let left = end.map_or(FABRIC_POLL_INTERVAL, |end| end.saturating_duration_since(Instant::now()));
+            let left = end.map_or(REMOVAL_POLL_INTERVAL, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 return Ok(None);
             }
-            let interval = if device.link.fabric().is_some() { FABRIC_POLL_INTERVAL } else { REMOVAL_POLL_INTERVAL };
+            let is_virtual = device.shared.clock.timebase().source == ClockSource::Virtual;
+            let interval = if is_virtual { FABRIC_POLL_INTERVAL } else { REMOVAL_POLL_INTERVAL };
             drop(device);
             let time = Timespec::try_from(left.min(interval)).ok();
             // An interrupted wait only causes an additional check.
@@ -79,7 +81,8 @@ impl CompletionChannel for SoftChannel {
         }
     }
 
-    /// Returns `None` for devices with connections, because the timers of connections need a thread that calls `wait`.
+    /// Returns `None` for devices with a link in memory. Their raw packets and the timers of a virtual clock need a
+    /// thread that polls.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.device.upgrade().filter(|device| device.link.is_interface()).map(|_| self.events.descriptor())
     }

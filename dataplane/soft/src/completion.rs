@@ -6,7 +6,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::counter::Counter;
 use dataplane_core::clock::{HostClock, Timebase};
-use dataplane_core::units::{QpNum, Ticks};
+use dataplane_core::units::{Nanos, QpNum, Ticks};
 use dataplane_core::verbs::{Completion, CompletionValues, PollFields, WcOpcode, WcStatus};
 
 /// The source of a queue's timestamps.
@@ -33,6 +33,22 @@ impl Stamps {
             Self::HostWallclock(offset) => host_wallclock(*offset),
         }
     }
+
+    /// Whether the stamps are nanoseconds of the wall clock.
+    #[inline(always)]
+    pub(super) fn by_wall(&self) -> bool {
+        matches!(self, Self::Wallclock(..) | Self::HostWallclock(_))
+    }
+
+    /// Sets the timestamps of a completion, which has its stamp in `ticks`. A stamp of the wall clock is converted to
+    /// ticks of `counter`. (mlx5 devices stamp with ticks, and their library converts ticks to the wall clock.)
+    pub(super) fn set_times(&self, completion: &mut Completion, counter: &Counter) {
+        if self.by_wall() && completion.status == WcStatus::Success {
+            let (now, values) = (self.now(), completion.values());
+            values.wallclock = Nanos(values.ticks.0);
+            values.ticks = counter.before(Nanos(now.0.saturating_sub(values.wallclock.0)));
+        }
+    }
 }
 
 #[inline(never)]
@@ -50,7 +66,7 @@ fn host_wallclock(offset: i64) -> Ticks {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Now {
     pub(super) ticks: Ticks,
-    /// Whether the ticks are nanoseconds of the wall clock.
+    /// See [`Stamps::by_wall`].
     pub(super) by_wall: bool,
 }
 
@@ -88,9 +104,56 @@ impl RawCqe {
     /// Converts to a [`Completion`], which a [`Cursor`](dataplane_core::verbs::Cursor) returns.
     pub(super) fn completion(&self) -> Completion {
         let Self { wr_id, ticks, release, byte_len, qp: qp_num, status } = *self;
-        let opcode = if release > 0 { WcOpcode::Send } else { WcOpcode::Recv };
+        let (opcode, fields) = match release > 0 {
+            true => (WcOpcode::Send, ALWAYS),
+            false => (WcOpcode::Recv, ALWAYS | PollFields::BYTE_LEN),
+        };
         let values = CompletionValues { opcode: opcode.raw(), byte_len, qp_num, ticks, ..CompletionValues::default() };
-        Completion::new(wr_id, status, 0, PollFields::all(), values)
+        Completion::new(wr_id, status, syndrome(status), fields, values)
+    }
+}
+
+/// The result of a request of a connected or datagram queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outcome {
+    pub(super) status: WcStatus,
+    /// The fields of `values` that hold for this completion.
+    pub(super) fields: PollFields,
+    pub(super) values: CompletionValues,
+}
+
+impl Outcome {
+    pub(super) fn success(fields: PollFields, values: CompletionValues) -> Self {
+        Self { status: WcStatus::Success, fields: ALWAYS | fields, values }
+    }
+
+    pub(super) fn failure(status: WcStatus) -> Self {
+        Self { status, fields: ALWAYS, values: CompletionValues::default() }
+    }
+}
+
+/// The fields that hold for every completion.
+const ALWAYS: PollFields = PollFields::QP_NUM.union(PollFields::TIMESTAMP).union(PollFields::WALLCLOCK);
+
+/// Returns the device-specific code of a status: the syndrome that an mlx5 device reports (`MLX5_CQE_SYNDROME_*` of
+/// rdma-core's providers/mlx5/mlx5dv.h). Statuses that mlx5 devices do not report have codes from 0x100. 0 for success.
+pub(super) fn syndrome(status: WcStatus) -> u32 {
+    match status {
+        WcStatus::Success => 0,
+        WcStatus::LocLenErr => 0x01,
+        WcStatus::LocQpOpErr => 0x02,
+        WcStatus::LocProtErr => 0x04,
+        WcStatus::WrFlushErr => 0x05,
+        WcStatus::MwBindErr => 0x06,
+        WcStatus::BadRespErr => 0x10,
+        WcStatus::LocAccessErr => 0x11,
+        WcStatus::RemInvReqErr => 0x12,
+        WcStatus::RemAccessErr => 0x13,
+        WcStatus::RemOpErr => 0x14,
+        WcStatus::RetryExcErr => 0x15,
+        WcStatus::RnrRetryExcErr => 0x16,
+        WcStatus::RemAbortErr => 0x22,
+        other => 0x100 + other.raw(),
     }
 }
 

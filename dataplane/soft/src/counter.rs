@@ -104,6 +104,16 @@ impl Counter {
         Ticks(ticks & self.timebase.mask)
     }
 
+    /// Returns the timestamp that a completion had `elapsed` nanoseconds ago.
+    pub(super) fn before(&self, elapsed: Nanos) -> Ticks {
+        let time = (self.host.nanos().0.saturating_sub(self.created_at)).saturating_sub(elapsed.0);
+        let ticks = match self.segment(time) {
+            Some(segment) => segment.at(time),
+            None => self.host.now().0.wrapping_sub(self.host.timebase().ticks(elapsed).0),
+        };
+        Ticks(ticks & self.timebase.mask)
+    }
+
     /// Returns the value of the simulated counter.
     #[inline(never)]
     fn segment_ticks(&self) -> u64 {

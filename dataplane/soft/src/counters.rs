@@ -66,6 +66,8 @@ counters! {
     tx_lost,
     /// Datagrams with a wrong Q_Key.
     qkey_violations,
+    /// Packets with a partition key that does not match the key of their queue pair.
+    pkey_violations,
     /// Retransmissions of a connection, because no acknowledgement came or because the peer reported a missing packet.
     tx_retries,
     /// Receiver-not-ready answers from the peer.

@@ -1,4 +1,5 @@
-//! Completion queues. The software device has no thread, so it receives packets while a completion queue is polled.
+//! Completion queues. The software device has no thread for raw packets, so it receives them while a completion queue is
+//! polled.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -14,7 +15,7 @@ use crate::open_device::OpenDevice;
 use crate::profile::Profile;
 use crate::thread_cell::ThreadCell;
 use dataplane_core::error::VerbError;
-use dataplane_core::verbs::{Claim, Completion, CompletionQueue, Completions, Cursor, PollFields};
+use dataplane_core::verbs::{Claim, Completion, CompletionQueue, Completions, CqFlags, CqGranted, Cursor, PollFields};
 
 /// The state that the owner of a completion queue shares with the queue pairs that report to the queue.
 #[derive(Debug)]
@@ -56,12 +57,10 @@ const LINK_DOWN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub struct SoftCq(pub(super) Arc<CqShared>, PhantomData<Cell<()>>);
 
 impl SoftCq {
-    /// Creates a queue. The caller has checked `depth`.
+    /// Creates a queue with checked properties.
     pub(super) fn new(
         device: &Arc<OpenDevice>,
-        depth: u32,
-        fields: PollFields,
-        ignore_overrun: bool,
+        granted: &CqGranted,
         stamps: Stamps,
         faults: Option<PollFaults>,
         channel: Option<Arc<ChannelEvents>>,
@@ -70,13 +69,14 @@ impl SoftCq {
         let number = shared.number();
         let attachments = Arc::new(Attachments::new());
         let survives_overrun = shared.profile == Profile::Rxe;
+        let (depth, ignore_overrun) = (granted.depth, granted.flags.contains(CqFlags::IGNORE_OVERRUN));
         let inbox = Inbox::new(number, depth as usize, ignore_overrun, survives_overrun, stamps.clone(), channel);
         let inbox = Arc::new(inbox);
-        let core = CqCore::new(device, depth as usize, ignore_overrun, stamps, faults, &attachments, &inbox);
+        let core = CqCore::new(device, granted, stamps, faults, &attachments, &inbox);
         let shared = CqShared {
             number,
             depth: AtomicU32::new(depth),
-            fields,
+            fields: granted.fields,
             attachments,
             raw: AtomicBool::new(false),
             inbox,
@@ -127,7 +127,7 @@ unsafe impl CompletionQueue for SoftCq {
     }
 
     fn start_poll(&mut self) -> Result<Option<SoftCursor<'_>>, VerbError> {
-        let first = self.with("ibv_start_poll", |core| if core.begin()? { core.next() } else { Ok(None) })?;
+        let first = self.with("ibv_start_poll", CqCore::start_poll)?;
         Ok(first.map(|current| SoftCursor { cq: self, current }))
     }
 

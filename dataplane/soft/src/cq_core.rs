@@ -1,10 +1,12 @@
 //! The part of a completion queue that only its worker accesses. A poll drives the queue pairs that report to the queue.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::channel_events::ChannelEvents;
 use crate::completion::{FabricCqe, Now, RawCqe, Stamps};
+use crate::counter::Counter;
 use crate::fabric::Fabric;
 use crate::fault::{FaultSpec, Random};
 use crate::inbox::Inbox;
@@ -14,9 +16,11 @@ use crate::raw::QpCore;
 use crate::ring::Ring;
 use crate::shared::Shared;
 use crate::thread_cell::ThreadCell;
-use dataplane_core::units::QpNum;
+use dataplane_core::units::{QpNum, Ticks};
 use dataplane_core::verbs::CompletionValues;
-use dataplane_core::verbs::{Claim, Completion, Completions, EventKind, PollFields, QpState, RUN, WcStatus};
+use dataplane_core::verbs::{
+    Claim, Completion, Completions, CqApi, CqFlags, CqGranted, EventKind, PollFields, QpState, RUN, WcStatus,
+};
 
 /// A queue pair that reports to this completion queue.
 #[derive(Clone, Debug)]
@@ -98,6 +102,9 @@ pub(super) struct CqCore {
     /// Whether the queue is unusable, because it overran or because of an injected fault.
     dead: bool,
     pub(super) stamps: Stamps,
+    api: CqApi,
+    /// The completions that a classic poll has taken from the queue, and that its cursor has not returned.
+    copied: VecDeque<Completion>,
     faults: Option<PollFaults>,
     attachments: Arc<Attachments>,
     attached: Vec<Attached>,
@@ -116,6 +123,7 @@ pub(super) struct CqCore {
     /// The index of the queue pair that receives first in the next poll. It rotates so that no queue pair starves.
     turn: usize,
     device: Arc<Shared>,
+    counter: Arc<Counter>,
     /// The fabric of the device, if its link has one.
     fabric: Option<Arc<Fabric>>,
 }
@@ -124,20 +132,22 @@ impl CqCore {
     /// Creates the core of a queue with this inbox.
     pub(super) fn new(
         device: &OpenDevice,
-        depth: usize,
-        ignore_overrun: bool,
+        granted: &CqGranted,
         stamps: Stamps,
         faults: Option<PollFaults>,
         attachments: &Arc<Attachments>,
         inbox: &Arc<Inbox>,
     ) -> Self {
+        let depth = granted.depth as usize;
         Self {
             number: inbox.number,
             depth,
             ring: Ring::new(depth, RawCqe::NONE),
-            ignore_overrun,
+            ignore_overrun: granted.flags.contains(CqFlags::IGNORE_OVERRUN),
             dead: false,
             stamps,
+            api: granted.api,
+            copied: VecDeque::new(),
             faults,
             attachments: attachments.clone(),
             attached: Vec::new(),
@@ -150,6 +160,7 @@ impl CqCore {
             generation: 0,
             turn: 0,
             device: device.shared.clone(),
+            counter: device.counter.clone(),
             fabric: device.link.fabric().cloned(),
         }
     }
@@ -280,7 +291,8 @@ impl CqCore {
         self.has_receivers = self.attached.iter().any(|attached| attached.receives && attached.core.is_some());
         self.had_fabric_qp |= self.attached.iter().any(|attached| attached.core.is_none());
         self.has_senders = self.attached.iter().any(|attached| attached.sends);
-        self.raw_only = !self.had_fabric_qp && !self.zero_copy && self.faults.is_none();
+        let extended = self.api != CqApi::Classic;
+        self.raw_only = !self.had_fabric_qp && !self.zero_copy && self.faults.is_none() && extended;
         self.generation = generation;
         let attached = &self.attached;
         self.ring.retain(|cqe| attached.iter().any(|other| other.qp.number == cqe.qp));
@@ -426,6 +438,12 @@ impl CqCore {
         if let Some(it) = self.faults.as_mut().and_then(PollFaults::garbage).filter(|_| limit > 0) {
             run.push(it.wr_id, it.status, it.byte_len().unwrap_or(0), it.raw_ticks());
         }
+        while run.len < limit
+            && let Some(it) = self.copied.pop_front()
+        {
+            let ticks = if self.stamps.by_wall() { it.wallclock().map(|nanos| Ticks(nanos.0)) } else { it.ticks() };
+            run.push(it.wr_id, it.status, it.byte_len().unwrap_or(0), ticks.unwrap_or(Ticks(0)));
+        }
         self.pop_into(run, limit);
         if self.had_fabric_qp && run.len < limit {
             self.collect(run, limit);
@@ -439,10 +457,7 @@ impl CqCore {
     /// Returns the current time. A poll reads the clock at most once, and only if queue pairs may receive.
     #[inline]
     fn now(&self) -> Now {
-        Now {
-            ticks: self.stamps.now(),
-            by_wall: matches!(self.stamps, Stamps::Wallclock(..) | Stamps::HostWallclock(_)),
-        }
+        Now { ticks: self.stamps.now(), by_wall: self.stamps.by_wall() }
     }
 
     /// Receives into an empty run if only one queue pair reports here. The ring must be empty. Returns `false` if there
@@ -499,8 +514,41 @@ impl CqCore {
         self.turn = if self.turn + 1 < count { self.turn + 1 } else { 0 };
     }
 
+    /// Starts a poll with a cursor, and returns the first completion.
+    pub(super) fn start_poll(&mut self) -> Result<Option<Completion>, i32> {
+        if !self.begin()? {
+            return Ok(None);
+        }
+        if self.api != CqApi::Classic {
+            return self.next();
+        }
+        // `ibv_poll_cq` copies several completions at once.
+        while self.copied.len() < CURSOR_RUN
+            && let Some(it) = self.next()?
+        {
+            self.copied.push_back(it);
+        }
+        Ok(self.copied.pop_front())
+    }
+
+    /// Returns the next completion of a poll that has started.
+    pub(super) fn continue_poll(&mut self) -> Result<Option<Completion>, i32> {
+        match self.api {
+            CqApi::Classic => return Ok(self.copied.pop_front()),
+            CqApi::ExtendedSingle => return Ok(None),
+            CqApi::Auto | CqApi::Extended => {}
+        }
+        if let Some(PollFaults { random, spec, .. }) = &mut self.faults
+            && random.happens(spec.poll_error)
+        {
+            self.dead = true;
+            self.inbox.kill();
+        }
+        self.next()
+    }
+
     /// Returns the next completion with all fields.
-    pub(super) fn next(&mut self) -> Result<Option<Completion>, i32> {
+    fn next(&mut self) -> Result<Option<Completion>, i32> {
         if self.dead {
             return Err(libc::EIO);
         }
@@ -511,7 +559,7 @@ impl CqCore {
             && let Some(cqe) = self.inbox.pop()
         {
             self.release_message(&cqe);
-            return Ok(Some(cqe.completion));
+            return Ok(Some(self.with_times(cqe.completion)));
         }
         if self.ring.is_empty() && self.has_receivers {
             let now = self.now();
@@ -520,20 +568,16 @@ impl CqCore {
                 return Err(libc::EIO);
             }
         }
-        Ok(self.pop().map(|entry| entry.completion()))
+        Ok(self.pop().map(|entry| self.with_times(entry.completion())))
     }
 
-    /// Returns the next completion of a poll that has started.
-    pub(super) fn continue_poll(&mut self) -> Result<Option<Completion>, i32> {
-        if let Some(PollFaults { random, spec, .. }) = &mut self.faults
-            && random.happens(spec.poll_error)
-        {
-            self.dead = true;
-            self.inbox.kill();
-        }
-        self.next()
+    /// Returns a completion with its timestamps. See [`Stamps::set_times`].
+    fn with_times(&self, mut completion: Completion) -> Completion {
+        self.stamps.set_times(&mut completion, &self.counter);
+        completion
     }
 }
 
-/// The maximum number of packets that one call of [`CqCore::next`] receives.
+/// The maximum number of packets that one call of [`CqCore::next`] receives, and the maximum number of completions that
+/// a classic poll copies.
 const CURSOR_RUN: usize = 64;

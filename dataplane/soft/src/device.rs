@@ -74,15 +74,24 @@ impl SoftDevice {
                 spec.name, spec.mtu
             )));
         }
+        if spec.port.lmc > 7 {
+            return Err(Error::Wire(format!("{}: an LMC of {} is out of range: 0 to 7", spec.name, spec.port.lmc)));
+        }
         let gids = std::iter::once(spec.gid()).chain(spec.gids.iter().copied()).collect();
         let status = Arc::new(Status::new(gids));
         let link = spec.link.open(spec.mtu, spec.max_frame() as usize, spec.stamped)?;
         if link.is_zero_copy() && !spec.faults.no_queue_faults() {
             return Err(Error::Wire(format!("{}: a zero-copy link does not support injected faults", spec.name)));
         }
+        let infiniband = spec.port.is_infiniband();
+        if infiniband && link.fabric().is_none() {
+            return Err(Error::Wire(format!("{}: only a loopback link supports an InfiniBand port", spec.name)));
+        }
         let watcher = link.clone().watch(&status)?;
         let standard = SPEC_CAPABILITIES.into_iter().filter(|_| spec.profile == Profile::Spec);
         let fabric = FABRIC_CAPABILITIES.into_iter().filter(|_| link.fabric().is_some());
+        // Raw packets are Ethernet frames.
+        let standard = standard.filter(|capability| !infiniband || *capability != Capability::RawPacket);
         let all = BASE_CAPABILITIES.into_iter().chain(standard).chain(fabric);
         let has: Vec<_> = all.filter(|capability| !spec.refuse.contains(capability)).collect();
         let stamped = has.contains(&Capability::Timestamps);
@@ -126,6 +135,7 @@ impl SoftDevice {
             limits,
             faults: spec.faults,
             clock: spec.clock.clone(),
+            port: spec.port.clone(),
             mtu: spec.mtu,
             max_frame: spec.max_frame(),
             keys: Arc::new(Keys::new()),
@@ -223,14 +233,14 @@ unsafe impl Device for SoftDevice {
         match port {
             1 => Ok(PortAttributes {
                 state: if self.0.shared.is_up() { PortState::Active } else { PortState::Down },
-                link_layer: LinkLayer::Ethernet,
+                link_layer: if self.0.spec.port.is_infiniband() { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
                 max_mtu: if self.0.spec.profile == Profile::Rxe { 4096 } else { self.0.spec.mtu },
                 active_mtu: self.0.shared.path_mtu(),
                 max_message: if self.0.link.fabric().is_some() { self.0.shared.max_message() } else { self.0.spec.mtu },
                 gids: self.0.shared.status.gids().len() as u32,
-                pkeys: 1,
-                lid: 0,
-                lmc: 0,
+                pkeys: self.0.spec.port.pkeys.len() as u16,
+                lid: self.0.spec.port.base_lid(),
+                lmc: self.0.spec.port.lmc,
                 // The speed of a link in memory is not limited.
                 lanes: 0,
                 lane_speed: 0,
@@ -263,17 +273,16 @@ unsafe impl Device for SoftDevice {
         let entry = |(index, gid): (usize, &Gid)| GidEntry {
             index: index as u32,
             gid: *gid,
-            kind: GidKind::RoceV2,
+            kind: if self.0.spec.port.is_infiniband() { GidKind::InfiniBand } else { GidKind::RoceV2 },
             interface: 0,
         };
         Ok(gids.iter().enumerate().filter(|(_, gid)| !gid.is_zero()).map(entry).collect())
     }
 
     fn pkey(&self, port: u8, index: u16) -> Result<u16, VerbError> {
-        /// Full membership of the default partition.
-        const DEFAULT: u16 = 0xffff;
         self.port(port)?;
-        if index == 0 { Ok(DEFAULT) } else { Err(VerbError::new("ibv_query_pkey", libc::EINVAL)) }
+        let pkey = self.0.spec.port.pkeys.get(usize::from(index)).copied();
+        pkey.ok_or(VerbError::new("ibv_query_pkey", libc::EINVAL))
     }
 
     fn alloc_pd(&self) -> Result<SoftPd, VerbError> {
@@ -304,15 +313,18 @@ unsafe impl Device for SoftDevice {
             depth: self.0.spec.profile.slots(spec.depth),
             fields: spec.fields & (PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK),
             flags: spec.flags,
-            api: if self.0.shared.has(Capability::ExtendedCq) { CqApi::Extended } else { CqApi::Classic },
+            api: match spec.api {
+                _ if !self.0.shared.has(Capability::ExtendedCq) => CqApi::Classic,
+                CqApi::Auto => CqApi::Extended,
+                api => api,
+            },
             stamps: ClockSource::None,
             refused: Vec::new(),
             why: Vec::new(),
         };
-        // Of the optional fields, a classic queue reports only the length and the queue pair number. All other fields
-        // need an extended queue.
+        // All other fields and all flags need an extended queue.
         let requested = [
-            (Capability::ExtendedCq, PollFields::all() - PollFields::BYTE_LEN - PollFields::QP_NUM, CqFlags::all()),
+            (Capability::ExtendedCq, PollFields::all() - PollFields::STANDARD, CqFlags::all()),
             (Capability::Cvlan, PollFields::CVLAN, CqFlags::empty()),
             (Capability::FlowTag, PollFields::FLOW_TAG, CqFlags::empty()),
             (Capability::TagMatching, PollFields::TM_INFO, CqFlags::empty()),
@@ -323,10 +335,12 @@ unsafe impl Device for SoftDevice {
         ];
         for (capability, fields, flags) in requested {
             let wanted = spec.fields.intersects(fields) || spec.flags.intersects(flags);
-            if wanted && !self.0.shared.has(capability) {
+            let classic = spec.api == CqApi::Classic;
+            if wanted && (classic || !self.0.shared.has(capability)) {
                 granted.fields -= fields;
                 granted.flags -= flags;
-                granted.refused.push(capability);
+                // A caller that asks for a classic queue does not miss the extended interface itself.
+                granted.refused.extend((!classic || capability != Capability::ExtendedCq).then_some(capability));
             }
         }
         let stamps = if granted.fields.contains(PollFields::WALLCLOCK) {
@@ -350,9 +364,8 @@ unsafe impl Device for SoftDevice {
         };
         let faults = PollFaults::new(&self.0.spec.faults, granted.fields.contains(PollFields::WALLCLOCK));
         self.0.shared.cqs.fetch_add(1, Ordering::Relaxed);
-        let ignore_overrun = granted.flags.contains(CqFlags::IGNORE_OVERRUN);
         let channel = channel.map(|channel| channel.events().clone());
-        let cq = SoftCq::new(&self.0, granted.depth, granted.fields, ignore_overrun, stamps, faults, channel);
+        let cq = SoftCq::new(&self.0, &granted, stamps, faults, channel);
         Ok((cq, granted))
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use dataplane_core::clock::{HostClock, Timebase};
+use dataplane_core::clock::{ClockSource, HostClock, Timebase};
 use dataplane_core::units::{Nanos, Ticks};
 use dataplane_core::verbs::WcStatus;
 
@@ -291,6 +291,14 @@ impl<T: Corruptible> Faults<T> {
         while self.delayed.front().is_some_and(|(since, _)| !is_delayed(*since)) {
             self.ready.extend(self.delayed.pop_front().map(|(_, held)| held));
         }
+    }
+
+    /// Returns the time until the first delayed unit is released. `None` without delayed units, or with a virtual clock.
+    pub(super) fn time_left(&self) -> Option<Nanos> {
+        let (since, _) = self.delayed.front()?;
+        let passed = self.timebase.between(*since, self.clock.now());
+        let left = Nanos(self.spec.delay_by.0.saturating_sub(passed.0));
+        (self.timebase.source != ClockSource::Virtual).then_some(left)
     }
 
     /// Records a poll without a new unit. After [`MAX_IDLE_POLLS`] such polls, the unit that waits to be overtaken is

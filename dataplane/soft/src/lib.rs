@@ -2,8 +2,8 @@
 //! hardware.
 //!
 //! The software device is not a mock. It moves bytes between posted requests, has queues of limited capacity, can
-//! inject the failures of hardware, and has a clock. It has no thread: sends are processed when they are posted, and
-//! receives are processed when a completion queue is polled.
+//! inject the failures of hardware, and has a clock. It has no thread for raw packets: sends are processed when they are
+//! posted, and receives are processed when a completion queue is polled.
 //!
 //! The device has two separate implementations. Raw packets use the fast path, which takes no lock, allocates nothing
 //! and processes whole runs of packets (`raw`). A queue pair either copies frames (`engine`, `deliver`) or is zero-copy
@@ -51,6 +51,7 @@ mod memory;
 mod mw;
 mod open_device;
 mod pd;
+mod port;
 mod profile;
 mod qp;
 mod qp_shared;
@@ -79,6 +80,7 @@ pub use link::*;
 pub use memory::SoftMr;
 pub use mw::SoftMw;
 pub use pd::SoftPd;
+pub use port::PortSpec;
 pub use profile::{Profile, SoftLimits};
 pub use qp::SoftQp;
 pub use spec::SoftSpec;

@@ -81,8 +81,7 @@ unsafe impl ProtectionDomain for SoftPd {
         let Domain { open, number: pd } = &*self.0;
         let device = &open.shared;
         device.check("ibv_create_ah")?;
-        let source = device.gid_at(path.source_gid_index);
-        if path.port != 1 || !path.global || source.is_none() || path.gid.is_zero() || path.flow_label >> 20 != 0 {
+        if !device.is_valid_path(path) {
             return Err(VerbError::new("ibv_create_ah", libc::EINVAL));
         }
         Ok(SoftAh::new(*pd, *path))

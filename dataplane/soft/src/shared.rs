@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::fault::FaultSpec;
 use crate::memory::Keys;
+use crate::port::PortSpec;
 use crate::profile::{Profile, SoftLimits};
 use crate::status::Status;
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::VerbError;
 use dataplane_core::units::Gid;
-use dataplane_core::verbs::{Capabilities, Capability, EventKind};
+use dataplane_core::verbs::{Capabilities, Capability, EventKind, Path};
 
 /// The state that all objects of a device share. The link is in [`OpenDevice`](super::open_device::OpenDevice).
 #[derive(Debug)]
@@ -21,6 +22,7 @@ pub(super) struct Shared {
     pub(super) limits: SoftLimits,
     pub(super) faults: FaultSpec,
     pub(super) clock: HostClock,
+    pub(super) port: PortSpec,
     /// The largest payload of a frame or datagram, in bytes.
     pub(super) mtu: u32,
     /// The maximum frame length, in bytes.
@@ -85,6 +87,21 @@ impl Shared {
     /// Whether an address belongs to the port.
     pub(super) fn owns(&self, gid: Gid) -> bool {
         !gid.is_zero() && self.status.gids().contains(&gid)
+    }
+
+    /// Whether packets can be sent on a path.
+    pub(super) fn is_valid_path(&self, path: &Path) -> bool {
+        let destination = match path.global {
+            true => !path.gid.is_zero() && self.gid_at(path.source_gid_index).is_some(),
+            false => self.port.is_infiniband() && path.dlid != 0,
+        };
+        // Service levels and flow labels have 4 and 20 bits.
+        destination && path.port == 1 && path.service_level < 16 && path.flow_label >> 20 == 0
+    }
+
+    /// Returns the partition key of a queue pair with this index. rxe has only the default key, for every index.
+    pub(super) fn pkey(&self, index: u16) -> u16 {
+        if self.profile == Profile::Rxe { 0xffff } else { self.port.pkey(index).unwrap_or(0) }
     }
 
     /// Returns the maximum payload of a packet of connections and datagrams, in bytes.

@@ -3,6 +3,7 @@
 use crate::counter::CounterSpec;
 use crate::fault::FaultSpec;
 use crate::link::LinkSpec;
+use crate::port::PortSpec;
 use crate::profile::{Profile, SoftLimits};
 use crate::status::link_local;
 use dataplane_core::clock::HostClock;
@@ -25,6 +26,8 @@ pub struct SoftSpec {
     /// Additional addresses of the port, after the address that is derived from the MAC address. IPv4 addresses have
     /// the form `::ffff:192.0.2.1`.
     pub gids: Vec<Gid>,
+    /// The address and the partitions of the port.
+    pub port: PortSpec,
     /// The clock of the device. It is also the source of timestamps if `counter` is `None`.
     pub clock: HostClock,
     /// The simulated counter for timestamps.
@@ -56,6 +59,7 @@ impl SoftSpec {
             mtu: 1500,
             mac: [2, 0, 0, 0, 0, 2],
             gids: Vec::new(),
+            port: PortSpec::default(),
             clock: HostClock::new(),
             counter: None,
             timestamp_mask: u64::MAX,

@@ -99,6 +99,11 @@ impl Completion {
         (self.good() && self.fields.contains(field)).then_some(value)
     }
 
+    /// Returns the value of a field that only receives have.
+    fn received<T>(&self, field: PollFields, value: T) -> Option<T> {
+        self.has(field, value).filter(|_| WcOpcode::from_raw(self.values.opcode).is_receive())
+    }
+
     /// Returns the completed operation, or `None` after an error.
     pub fn opcode(&self) -> Option<WcOpcode> {
         self.good().then_some(WcOpcode::from_raw(self.values.opcode))
@@ -110,25 +115,22 @@ impl Completion {
     }
 
     /// Returns the number of bytes that were received, read by an RDMA read, or changed by a remote atomic operation.
-    /// For unreliable datagrams, the number includes the 40 bytes of the global route header (GRH). For a send, the
-    /// value is undefined.
+    /// For unreliable datagrams, the number includes the 40 bytes of the global route header (GRH). `None` for a send or
+    /// a write.
     pub fn byte_len(&self) -> Option<u32> {
-        self.has(PollFields::BYTE_LEN, self.values.byte_len)
+        let outgoing = matches!(self.opcode(), Some(WcOpcode::Send | WcOpcode::RdmaWrite));
+        self.has(PollFields::BYTE_LEN, self.values.byte_len).filter(|_| !outgoing)
     }
 
     /// Returns the immediate data in network order, if this is a receive with immediate data.
     pub fn imm(&self) -> Option<u32> {
-        self.received(WcFlags::WITH_IMM)
+        self.received(PollFields::IMM, self.values.imm).filter(|_| self.values.flags.contains(WcFlags::WITH_IMM))
     }
 
     /// Returns the key that the peer invalidated, if this is a receive with an invalidation.
     pub fn invalidated_rkey(&self) -> Option<Rkey> {
-        self.received(WcFlags::WITH_INV).map(Rkey)
-    }
-
-    fn received(&self, with: WcFlags) -> Option<u32> {
-        let holds = self.values.flags.contains(with) && WcOpcode::from_raw(self.values.opcode).is_receive();
-        self.has(PollFields::IMM, self.values.imm).filter(|_| holds)
+        let rkey = self.received(PollFields::IMM, Rkey(self.values.imm));
+        rkey.filter(|_| self.values.flags.contains(WcFlags::WITH_INV))
     }
 
     /// Returns the number of the request's queue pair. Valid after an error too.
@@ -138,33 +140,33 @@ impl Completion {
 
     /// Returns the sender's queue pair; only for unreliable datagrams.
     pub fn src_qp(&self) -> Option<QpNum> {
-        self.has(PollFields::SRC_QP, self.values.src_qp)
+        self.received(PollFields::SRC_QP, self.values.src_qp)
     }
 
     /// Returns the sender's local identifier; only for unreliable datagrams on InfiniBand.
     pub fn slid(&self) -> Option<u32> {
-        self.has(PollFields::SLID, self.values.slid)
+        self.received(PollFields::SLID, self.values.slid)
     }
 
     /// Returns the service level; only for unreliable datagrams.
     pub fn sl(&self) -> Option<u8> {
-        self.has(PollFields::SL, self.values.sl)
+        self.received(PollFields::SL, self.values.sl)
     }
 
     /// Returns the low bits of the destination's local identifier (LID), which select a path; only for unicast
     /// unreliable datagrams.
     pub fn dlid_path_bits(&self) -> Option<u8> {
-        self.has(PollFields::DLID_PATH_BITS, self.values.dlid_path_bits)
+        self.received(PollFields::DLID_PATH_BITS, self.values.dlid_path_bits)
     }
 
-    /// Returns the stripped VLAN tag.
+    /// Returns the stripped VLAN tag of a received frame.
     pub fn cvlan(&self) -> Option<u16> {
-        self.has(PollFields::CVLAN, self.values.cvlan)
+        self.received(PollFields::CVLAN, self.values.cvlan)
     }
 
     /// Returns the tag of the flow rule that matched; 0: no rule matched.
     pub fn flow_tag(&self) -> Option<u32> {
-        self.has(PollFields::FLOW_TAG, self.values.flow_tag)
+        self.received(PollFields::FLOW_TAG, self.values.flow_tag)
     }
 
     /// Returns the tag of a message that the device matched to a tagged receive.

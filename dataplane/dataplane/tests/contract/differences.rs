@@ -114,6 +114,27 @@ const DIFFERENCES: &[Difference] = &[
         reason: "rxe never raises QP_LAST_WQE_REACHED",
     },
     Difference {
+        cases: &["statuses.rc_read_unequal_mtu"],
+        applies_to: Rxe,
+        standard: "a send 1 BAD_RESP_ERR",
+        instead: "a send 1 RETRY_EXC_ERR",
+        reason: "rxe requests a response again if its last packet comes late",
+    },
+    Difference {
+        cases: &["statuses.rc_read_unequal_mtu"],
+        applies_to: Rxe,
+        standard: "a send 1 BAD_RESP_ERR",
+        instead: "a send 1 RDMA_READ",
+        reason: "rxe does not check the lengths of the packets of a response",
+    },
+    Difference {
+        cases: &["statuses.rc_read_unequal_mtu"],
+        applies_to: Rxe,
+        standard: "1 and 3: ERR, RTS",
+        instead: "1 and 3: RTS, RTS",
+        reason: "rxe does not check the lengths of the packets of a response",
+    },
+    Difference {
         cases: &["statuses.rc_read_max_rd_atomic_0"],
         applies_to: Kernel,
         standard: "posted: ok",

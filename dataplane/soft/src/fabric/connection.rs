@@ -121,7 +121,7 @@ impl Connection {
         }
         let mut state = self.fabric.lock();
         let result = state.at(self.shared.number, work).unwrap_or(Err((0, libc::EINVAL)));
-        state.run();
+        self.fabric.run(state);
         result
     }
 

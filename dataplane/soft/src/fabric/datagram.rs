@@ -3,9 +3,10 @@
 use super::context::FabricContext;
 use super::packet::{Body, Datagram, Packet, is_multicast};
 use super::qp::Qp;
+use crate::completion::Outcome;
 use dataplane_core::units::Gid;
 use dataplane_core::verbs::CompletionValues;
-use dataplane_core::verbs::{Path, SendFlags, WcFlags, WcOpcode, WcStatus};
+use dataplane_core::verbs::{Path, PollFields, SendFlags, WcFlags, WcOpcode, WcStatus};
 
 /// The length of the global routing header (GRH), which precedes every received datagram.
 pub(super) const GRH: usize = 40;
@@ -22,7 +23,11 @@ impl Qp {
         let payload = self.payload(at, 0, length as usize, ctx)?;
         self.requester.queue[at].sent = 1;
         let device = &self.shared.device;
-        let Some(from_gid) = device.gid_at(to.path.source_gid_index) else { return Ok(()) };
+        let from_gid = match (to.path.global, device.gid_at(to.path.source_gid_index)) {
+            (false, _) => Gid::default(),
+            (true, Some(gid)) => gid,
+            (true, None) => return Ok(()),
+        };
         if device.is_up() {
             self.shared.counts.tx_packets.add(1);
             self.shared.counts.tx_bytes.add(length);
@@ -31,7 +36,9 @@ impl Qp {
         let qkey = if to.qkey >> 31 == 1 { self.attributes.qkey } else { to.qkey };
         let datagram = Datagram { qkey, imm: work.imm(), solicited, path: to.path, payload };
         let body = Body::Datagram(datagram);
-        self.put(Packet { to: to.qp, to_gid: to.path.gid, from: self.shared.number, from_gid, psn, body }, ctx);
+        let to_gid = if to.path.global { to.path.gid } else { Gid::default() };
+        let (from, route) = (self.shared.number, self.route(&to.path));
+        self.put(Packet { to: to.qp, to_gid, from, from_gid, route, psn, body }, ctx);
         Ok(())
     }
 
@@ -50,29 +57,39 @@ impl Qp {
             None if too_long => Err(WcStatus::LocLenErr),
             None => {
                 let header = routing_header(datagram, packet.from_gid, packet.to_gid);
-                let header = self.keys.scatter_part(&receive.sges, 0, &header);
+                let header = match packet.route.global {
+                    true => self.keys.scatter_part(&receive.sges, 0, &header),
+                    false => Ok(()),
+                };
                 header.and_then(|()| self.keys.scatter_part(&receive.sges, GRH as u64, &datagram.payload))
             }
         };
         self.shared.counts.rx_too_long.add(u64::from(too_long));
         if let Err(status) = written {
             let status = if self.is_rxe() && failed.is_none() { WcStatus::LocQpOpErr } else { status };
-            self.complete_receive(&receive, status, CompletionValues::default(), true, ctx);
+            self.complete_receive(&receive, Outcome::failure(status), true, ctx);
             return self.fail(ctx);
         }
         self.shared.counts.rx_packets.add(1);
         self.shared.counts.rx_bytes.add(length as u64);
         let imm = if datagram.imm.is_some() { WcFlags::WITH_IMM } else { WcFlags::empty() };
+        let (port, route) = (&self.shared.device.port, packet.route);
+        let grh = if route.global { WcFlags::GRH } else { WcFlags::empty() };
+        let mut fields = PollFields::BYTE_LEN | PollFields::IMM | PollFields::SRC_QP | PollFields::SL;
+        fields.set(PollFields::SLID, port.is_infiniband());
+        fields.set(PollFields::DLID_PATH_BITS, port.is_infiniband() && !is_multicast(packet.to_gid));
         let values = CompletionValues {
             opcode: WcOpcode::Recv.raw(),
-            flags: WcFlags::GRH | imm,
+            flags: grh | imm,
             byte_len: (GRH + length) as u32,
             imm: datagram.imm.unwrap_or(0),
             src_qp: packet.from,
+            slid: route.slid.into(),
             sl: datagram.path.service_level,
+            dlid_path_bits: port.path_bits_of(route.dlid),
             ..CompletionValues::default()
         };
-        self.complete_receive(&receive, WcStatus::Success, values, datagram.solicited, ctx);
+        self.complete_receive(&receive, Outcome::success(fields, values), datagram.solicited, ctx);
     }
 
     /// Whether this queue pair may join the multicast group.

@@ -1,21 +1,16 @@
-//! The state machine of a fabric.
+//! The network that connects queue pairs.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
-use super::context::{FabricContext, Net};
-use super::packet::{MULTICAST_QP, Packet, is_multicast};
-use super::qp::Qp;
-use super::srq::Srq;
-use crate::fault::{Faults, Flap};
-use crate::shared::{Numbers, Shared};
-use dataplane_core::units::{Gid, QpNum};
-use dataplane_core::verbs::EventKind;
+use super::state::FabricState;
+use super::timer::TimedState;
+use crate::shared::Numbers;
+use dataplane_core::units::QpNum;
 
 /// The network that connects queue pairs.
 #[derive(Debug, Default)]
 pub(crate) struct Fabric {
-    state: Mutex<FabricState>,
+    timed: Arc<TimedState>,
     /// The generator of the numbers of queues and devices on the fabric. Two devices may have the same address, but not
     /// the same number.
     pub(crate) numbers: Arc<Numbers>,
@@ -23,169 +18,29 @@ pub(crate) struct Fabric {
 
 impl Fabric {
     pub(super) fn lock(&self) -> MutexGuard<'_, FabricState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.timed.lock()
+    }
+
+    /// Runs the state machine until nothing more can happen at this time. See [`TimedState::run`].
+    pub(super) fn run(&self, state: MutexGuard<'_, FabricState>) {
+        self.timed.run(state);
     }
 
     /// Runs the state machine until nothing more can happen at this time.
     pub(crate) fn drive(&self) {
-        self.lock().run();
+        self.run(self.lock());
     }
 
     /// Moves a queue pair to ERR because its completion queue overran.
     pub(crate) fn fail(&self, qp: QpNum) {
         let mut state = self.lock();
         state.at(qp, |qp, net| qp.fail_by_overrun(net));
-        state.run();
+        self.run(state);
     }
 }
 
-/// The state of a fabric.
-#[derive(Debug, Default)]
-pub(super) struct FabricState {
-    pub(super) qps: BTreeMap<u32, Qp>,
-    /// The numbers of the queue pairs that may have packets to send, in round-robin order.
-    busy: VecDeque<u32>,
-    /// The numbers of the queue pairs with a running timer.
-    timed: BTreeSet<u32>,
-    /// The members of multicast groups: the address of the group, and the queue pair that joined it.
-    pub(super) groups: Vec<(Gid, QpNum)>,
-    pub(super) srqs: BTreeMap<u32, Srq>,
-    net: Net,
-}
-
-impl FabricState {
-    /// Runs `work` on a queue pair, and marks the queue pair as busy: the next [`FabricState::run`] sends its packets.
-    pub(super) fn at<R>(
-        &mut self,
-        number: QpNum,
-        work: impl FnOnce(&mut Qp, &mut FabricContext<'_>) -> R,
-    ) -> Option<R> {
-        let qp = self.qps.get_mut(&number.0)?;
-        let result = work(qp, &mut FabricContext { net: &mut self.net, srqs: &mut self.srqs });
-        if !qp.busy {
-            qp.busy = true;
-            self.busy.push_back(number.0);
-        }
-        match qp.deadline() {
-            Some(_) => self.timed.insert(number.0),
-            None => self.timed.remove(&number.0),
-        };
-        Some(result)
-    }
-
-    /// Runs the state machine until nothing more can happen at this time.
-    pub(super) fn run(&mut self) {
-        self.expire();
-        for faults in self.net.faults.values_mut() {
-            faults.release_delayed();
-        }
-        self.deliver_late();
-        self.process();
-        // No packet is in transit, so no packet can overtake the packets that are held back for reordering. Count an
-        // idle poll: after several idle polls, the packets are released.
-        for faults in self.net.faults.values_mut() {
-            faults.idle_poll();
-        }
-        self.deliver_late();
-        self.process();
-    }
-
-    fn process(&mut self) {
-        loop {
-            if let Some(packet) = self.net.wire.pop_front() {
-                self.arrive(packet);
-            } else if let Some(number) = self.busy.pop_front() {
-                let Some(qp) = self.qps.get_mut(&number) else { continue };
-                qp.busy = false;
-                if qp.step(&mut FabricContext { net: &mut self.net, srqs: &mut self.srqs }) {
-                    self.at(QpNum(number), |_, _| ());
-                } else if qp.deadline().is_some() {
-                    self.timed.insert(number);
-                } else {
-                    self.timed.remove(&number);
-                }
-            } else {
-                return;
-            }
-            self.overruns();
-        }
-    }
-
-    /// Handles the expired timers.
-    fn expire(&mut self) {
-        let due = |number: &u32| self.qps.get(number).is_none_or(Qp::is_due);
-        let due: Vec<u32> = self.timed.iter().copied().filter(due).collect();
-        for number in due {
-            self.timed.remove(&number);
-            self.at(QpNum(number), |qp, net| qp.expire(net));
-        }
-    }
-
-    /// Moves the queue pairs of overrun completion queues to ERR.
-    fn overruns(&mut self) {
-        while let Some(cq) = self.net.overrun.pop() {
-            let reports = |qp: &Qp| qp.send_cq.number == cq || qp.recv_cq.number == cq;
-            let numbers: Vec<u32> = self.qps.iter().filter(|(_, qp)| reports(qp)).map(|(number, _)| *number).collect();
-            for number in numbers {
-                self.at(QpNum(number), |qp, net| qp.fail_by_overrun(net));
-            }
-        }
-    }
-
-    /// Handles a packet at its destination: one queue pair, or the members of a multicast group.
-    fn arrive(&mut self, packet: Packet) {
-        if packet.to != MULTICAST_QP || !is_multicast(packet.to_gid) {
-            return self.enter(packet);
-        }
-        let members: Vec<QpNum> =
-            self.groups.iter().filter(|(group, _)| *group == packet.to_gid).map(|(_, member)| *member).collect();
-        for to in members {
-            self.enter(Packet { to, ..packet.clone() });
-        }
-    }
-
-    /// Handles a packet that arrives at a device, and applies the injected faults of the device.
-    fn enter(&mut self, packet: Packet) {
-        let Some(qp) = self.qps.get(&packet.to.0) else { return };
-        let device = &qp.shared.device;
-        let here = device.owns(packet.to_gid) || is_multicast(packet.to_gid);
-        if !here || device.is_gone() || !device.is_up() {
-            return;
-        }
-        let Some(faults) = self.net.faults.get_mut(&device.id) else { return self.deliver(packet) };
-        let before = faults.injected;
-        faults.arrive(packet);
-        qp.shared.counts.faults.add(faults.injected - before);
-        if let Some(flap) = faults.flapped() {
-            device.raise(if flap == Flap::Down { EventKind::PortErr } else { EventKind::PortActive }, 1);
-        }
-        let id = device.id;
-        while let Some(packet) = self.net.faults.get_mut(&id).and_then(Faults::next) {
-            self.deliver(packet);
-        }
-    }
-
-    /// Delivers the packets that the injected faults held back and have now released.
-    fn deliver_late(&mut self) {
-        let devices: Vec<u32> = self.net.faults.keys().copied().collect();
-        for id in devices {
-            while let Some(packet) = self.net.faults.get_mut(&id).and_then(Faults::next) {
-                self.deliver(packet);
-            }
-        }
-    }
-
-    fn deliver(&mut self, packet: Packet) {
-        let to = packet.to;
-        self.at(to, |qp, net| qp.receive(packet, net));
-    }
-
-    /// Prepares the injected faults of a device.
-    pub(super) fn prepare(&mut self, device: &Arc<Shared>) {
-        let faults = device.faults;
-        if !faults.no_queue_faults() {
-            let new = || Faults::new(faults, 0, device.clock.clone());
-            self.net.faults.entry(device.id).or_insert_with(new);
-        }
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        self.timed.end();
     }
 }

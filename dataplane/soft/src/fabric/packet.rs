@@ -27,8 +27,21 @@ pub(super) struct Packet {
     pub(super) to_gid: Gid,
     pub(super) from: QpNum,
     pub(super) from_gid: Gid,
+    pub(super) route: Route,
     pub(super) psn: u32,
     pub(super) body: Body,
+}
+
+/// The fields of a packet that its path defines.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Route {
+    /// Whether the packet has a GRH. Without a GRH, the local identifiers are the only addresses.
+    pub(super) global: bool,
+    /// The local identifier of the source; 0 on Ethernet.
+    pub(super) slid: u16,
+    /// The local identifier of the destination; 0 on Ethernet.
+    pub(super) dlid: u16,
+    pub(super) pkey: u16,
 }
 
 /// The content of a packet.
@@ -44,8 +57,8 @@ pub(super) enum Body {
     Ack,
     /// A negative acknowledgement: all earlier packets have arrived, but the packet with this number was refused.
     Nak(Nak),
-    /// The payload of a packet of a read response.
-    ReadData(Vec<u8>),
+    /// The payload of a packet of a read response, and whether the packet is the last packet of the response.
+    ReadData(Vec<u8>, bool),
     /// The old value of an atomic operation.
     AtomicData(u64),
     /// An unreliable datagram.
@@ -100,7 +113,7 @@ impl Packet {
     pub(super) fn into_payload(self) -> Option<Vec<u8>> {
         match self.body {
             Body::Part(part) => Some(part.payload),
-            Body::ReadData(payload) => Some(payload),
+            Body::ReadData(payload, _) => Some(payload),
             Body::Datagram(datagram) => Some(datagram.payload),
             _ => None,
         }

@@ -5,21 +5,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::context::FabricContext;
-use super::packet::{Body, PSN, Packet, is_multicast};
+use super::packet::{Body, PSN, Packet, Route, is_multicast};
 use super::receive::Receive;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::send::Send;
-use crate::completion::FabricCqe;
+use crate::completion::{FabricCqe, Outcome, syndrome};
 use crate::fault::PostFaults;
 use crate::inbox::Inbox;
 use crate::memory::KeyCache;
+use crate::port::pkeys_match;
 use crate::profile::Profile;
 use crate::qp_shared::QpShared;
-use dataplane_core::units::{Gid, Ticks};
+use dataplane_core::clock::ClockSource;
+use dataplane_core::units::{Gid, Nanos, Ticks};
 use dataplane_core::verbs::CompletionValues;
 use dataplane_core::verbs::{
-    Access, AttributeMask, Completion, EventKind, Path, PollFields, QpAttributes, QpCaps, QpState, QpType, WcStatus,
+    Access, AttributeMask, Completion, EventKind, Path, QpAttributes, QpCaps, QpState, QpType, WcStatus,
     check_transition,
 };
 
@@ -71,7 +73,7 @@ impl Qp {
     /// Returns the time `nanos` nanoseconds from now.
     pub(super) fn later(&self, nanos: u64) -> Ticks {
         let clock = &self.shared.device.clock;
-        Ticks(clock.now().0.saturating_add(clock.timebase().ticks(dataplane_core::units::Nanos(nanos)).0))
+        Ticks(clock.now().0.saturating_add(clock.timebase().ticks(Nanos(nanos)).0))
     }
 
     /// Returns the maximum payload of a packet in bytes.
@@ -82,6 +84,13 @@ impl Qp {
     /// Returns the time at which the next timer expires.
     pub(super) fn deadline(&self) -> Option<Ticks> {
         self.requester.deadline()
+    }
+
+    /// Returns the time until the next timer expires. `None` without a timer, or with a virtual clock.
+    pub(super) fn time_left(&self) -> Option<Nanos> {
+        let (clock, deadline) = (&self.shared.device.clock, self.deadline()?);
+        let timebase = clock.timebase();
+        (timebase.source != ClockSource::Virtual).then(|| timebase.between(clock.now(), deadline))
     }
 
     pub(super) fn is_due(&self) -> bool {
@@ -96,14 +105,22 @@ impl Qp {
 
     /// Sends a packet to the connected peer.
     pub(super) fn send_to_peer(&self, psn: u32, body: Body, ctx: &mut FabricContext<'_>) {
-        let (to, to_gid) = (self.attributes.dest_qp, self.attributes.path.gid);
-        self.put(Packet { to, to_gid, from: self.shared.number, from_gid: self.source, psn, body }, ctx);
+        let QpAttributes { dest_qp: to, path, .. } = self.attributes;
+        let (from, route) = (self.shared.number, self.route(&path));
+        self.put(Packet { to, to_gid: path.gid, from, from_gid: self.source, route, psn, body }, ctx);
+    }
+
+    /// Returns the fields that a path defines in the queue pair's packets.
+    pub(super) fn route(&self, path: &Path) -> Route {
+        let device = &self.shared.device;
+        let slid = device.port.source_lid(path.source_path_bits);
+        Route { global: path.global, slid, dlid: path.dlid, pkey: device.pkey(self.attributes.pkey_index) }
     }
 
     /// Sends a packet. The packet is lost if the link is down or if the port no longer has the source address.
     pub(super) fn put(&self, packet: Packet, ctx: &mut FabricContext<'_>) {
         let device = &self.shared.device;
-        if device.is_up() && device.owns(packet.from_gid) {
+        if device.is_up() && (!packet.route.global || device.owns(packet.from_gid)) {
             ctx.net.wire.push_back(packet);
         }
     }
@@ -113,7 +130,12 @@ impl Qp {
         let receives = matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
         let datagram = matches!(packet.body, Body::Datagram(_));
         // A connection accepts packets only from the address of its peer.
-        let known = datagram || packet.from_gid == self.attributes.path.gid;
+        let path = &self.attributes.path;
+        let from_peer = if path.global { packet.from_gid == path.gid } else { packet.route.slid == path.dlid };
+        let known = datagram || from_peer;
+        if receives && !pkeys_match(packet.route.pkey, self.shared.device.pkey(self.attributes.pkey_index)) {
+            return self.shared.counts.pkey_violations.add(1);
+        }
         if receives && known && datagram == (self.kind() == QpType::Ud) {
             match &packet.body {
                 Body::Part(part) => self.on_part(&packet, part, ctx),
@@ -121,8 +143,8 @@ impl Qp {
                 Body::Atomic(remote, change) => self.on_atomic(packet.psn, *remote, *change, ctx),
                 Body::Ack => self.on_ack(packet.psn, ctx),
                 Body::Nak(nak) => self.on_nak(packet.psn, *nak, ctx),
-                Body::ReadData(payload) => self.on_data(packet.psn, payload, ctx),
-                Body::AtomicData(value) => self.on_data(packet.psn, &value.to_ne_bytes(), ctx),
+                Body::ReadData(payload, last) => self.on_data(packet.psn, payload, *last, ctx),
+                Body::AtomicData(value) => self.on_data(packet.psn, &value.to_ne_bytes(), true, ctx),
                 Body::Datagram(datagram) => self.on_datagram(&packet, datagram, ctx),
             }
         }
@@ -151,13 +173,12 @@ impl Qp {
     pub(super) fn complete_receive(
         &mut self,
         receive: &Receive,
-        status: WcStatus,
-        values: CompletionValues,
+        outcome: Outcome,
         solicited: bool,
         ctx: &mut FabricContext<'_>,
     ) {
         let cq = self.recv_cq.clone();
-        let fits = self.report(&cq, receive.wr_id, status, values, 0, solicited, ctx);
+        let fits = self.report(&cq, receive.wr_id, outcome, 0, solicited, ctx);
         if !fits && self.is_rxe() {
             // The completion queue stays usable, but the lost completion moves the queue pair to ERR.
             self.fail(ctx);
@@ -165,26 +186,21 @@ impl Qp {
     }
 
     /// Adds a completion to a completion queue. Returns `false` if the completion queue overran.
-    #[allow(clippy::too_many_arguments, reason = "the fields of a completion")]
     pub(super) fn report(
         &self,
         cq: &Inbox,
         wr_id: u64,
-        status: WcStatus,
-        values: CompletionValues,
+        outcome: Outcome,
         release: u64,
         solicited: bool,
         ctx: &mut FabricContext<'_>,
     ) -> bool {
-        let qp = self.shared.number;
+        let (qp, Outcome { status, fields, values }) = (self.shared.number, outcome);
         if status == WcStatus::WrFlushErr && self.shared.device.faults.mute {
             return true;
         }
-        let values = match status {
-            WcStatus::Success => CompletionValues { qp_num: qp, ..values },
-            _ => CompletionValues { qp_num: qp, ..CompletionValues::default() },
-        };
-        let completion = Completion::new(wr_id, status, 0, PollFields::all(), values);
+        let vendor_err = if self.is_rxe() { 0 } else { syndrome(status) };
+        let completion = Completion::new(wr_id, status, vendor_err, fields, CompletionValues { qp_num: qp, ..values });
         let was_dead = cq.is_dead();
         let fits = cq.push(FabricCqe { completion, qp, release }, solicited);
         if !fits && !was_dead {
@@ -212,7 +228,7 @@ impl Qp {
         self.draining = false;
         self.flush_sends(ctx);
         if let Some(receive) = self.responder.abandon() {
-            self.complete_receive(&receive, WcStatus::WrFlushErr, CompletionValues::default(), false, ctx);
+            self.complete_receive(&receive, Outcome::failure(WcStatus::WrFlushErr), false, ctx);
         }
         self.flush_receives(ctx);
         if self.srq.is_some() && !self.shared.device.faults.mute {
@@ -230,7 +246,7 @@ impl Qp {
 
     pub(super) fn flush_receives(&mut self, ctx: &mut FabricContext<'_>) {
         while let Some(receive) = self.receives.pop_front() {
-            self.complete_receive(&receive, WcStatus::WrFlushErr, CompletionValues::default(), false, ctx);
+            self.complete_receive(&receive, Outcome::failure(WcStatus::WrFlushErr), false, ctx);
         }
     }
 
@@ -303,18 +319,12 @@ impl Qp {
         let (device, limits) = (&self.shared.device, self.shared.device.limits);
         check_transition(self.kind(), from, state, mask).map_err(|_| libc::EINVAL)?;
         let max_rd_atomic = u32::from(limits.max_rd_atomic);
-        let path_is_good = |path: &Path| {
-            path.port == 1
-                && path.global
-                && !path.gid.is_zero()
-                && !is_multicast(path.gid)
-                && device.gid_at(path.source_gid_index).is_some()
-        };
+        let path_is_good = |path: &Path| device.is_valid_path(path) && !(path.global && is_multicast(path.gid));
         let known = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let rules = [
             (AttributeMask::CUR_STATE, to.current_state == from),
             (AttributeMask::PORT, to.port == 1),
-            (AttributeMask::PKEY_INDEX, to.pkey_index == 0 || self.is_rxe()),
+            (AttributeMask::PKEY_INDEX, device.port.pkey(to.pkey_index).is_some() || self.is_rxe()),
             (AttributeMask::ACCESS_FLAGS, (known | Access::MW_BIND).contains(to.access)),
             (AttributeMask::AV, path_is_good(&to.path)),
             (AttributeMask::PATH_MTU, (1..=5).contains(&to.path_mtu) && 128 << to.path_mtu <= device.path_mtu()),

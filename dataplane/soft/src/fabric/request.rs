@@ -6,9 +6,10 @@ use super::context::FabricContext;
 use super::packet::{AtomicOp, Body, Nak, PSN, Part, not_ready_nanos, psn_after, psn_distance};
 use super::qp::Qp;
 use super::send::{Send, SendWork};
+use crate::completion::Outcome;
 use crate::memory::Denied;
 use dataplane_core::verbs::CompletionValues;
-use dataplane_core::verbs::{Access, QpState, QpType, Remote, SendFlags, SendOp, WcFlags, WcStatus, WrOpcode};
+use dataplane_core::verbs::{Access, PollFields, QpState, QpType, Remote, SendFlags, SendOp, WcFlags, WcStatus};
 
 /// The value of `rnr_retry` that means unlimited retries.
 const UNLIMITED_RETRIES: u8 = 7;
@@ -234,20 +235,20 @@ impl Qp {
             return;
         }
         let (opcode, rxe) = (send.work.opcode(), self.is_rxe());
-        let length = send.length.min(u64::from(u32::MAX)) as u32;
         let values = CompletionValues {
             opcode: SendWork::completes_as(opcode).raw(),
-            byte_len: match opcode {
-                _ if rxe => length,
-                WrOpcode::RdmaRead => length,
-                WrOpcode::AtomicCmpAndSwp | WrOpcode::AtomicFetchAndAdd => 8,
-                _ => 0,
-            },
+            // The length holds only for reads and atomics. rxe reports the length of the buffers of an atomic.
+            byte_len: if send.work.is_atomic() && !rxe { 8 } else { send.length.min(u64::from(u32::MAX)) as u32 },
             flags: if rxe && send.work.imm().is_some() { WcFlags::WITH_IMM } else { WcFlags::empty() },
             ..CompletionValues::default()
         };
+        let outcome = match status {
+            WcStatus::Success if send.work.is_answered() => Outcome::success(PollFields::BYTE_LEN, values),
+            WcStatus::Success => Outcome::success(PollFields::empty(), values),
+            _ => Outcome::failure(status),
+        };
         let cq = self.send_cq.clone();
-        self.report(&cq, send.wr_id, status, values, send.number, false, ctx);
+        self.report(&cq, send.wr_id, outcome, send.number, false, ctx);
     }
 
     /// Fails the oldest send and flushes the later sends.
@@ -392,7 +393,7 @@ impl Qp {
     }
 
     /// Processes a packet of a response.
-    pub(super) fn on_data(&mut self, psn: u32, bytes: &[u8], ctx: &mut FabricContext<'_>) {
+    pub(super) fn on_data(&mut self, psn: u32, bytes: &[u8], last: bool, ctx: &mut FabricContext<'_>) {
         if !self.was_sent(psn) {
             return;
         }
@@ -406,13 +407,21 @@ impl Qp {
         if gap != 0 || at > 0 {
             return;
         }
-        let send = &self.requester.queue[at];
-        let from = u64::from(send.done) * self.mtu();
-        let written = self.keys.scatter_part(&send.sges, from, bytes);
+        let (mtu, rxe, send) = (self.mtu(), self.is_rxe(), &self.requester.queue[at]);
+        // A peer with another path MTU splits its response into other packets. rxe checks only that the last packet does
+        // not come late.
+        let splits_alike = send.work.is_atomic() || bytes.len() as u64 == (send.length - send.received).min(mtu);
+        match rxe {
+            true if !last && send.done + 1 == send.packets => return self.retry(ctx),
+            false if !splits_alike => return self.fail_send(WcStatus::BadRespErr, ctx),
+            _ => {}
+        }
+        let written = self.keys.scatter_part(&send.sges, send.received, bytes);
         let send = &mut self.requester.queue[at];
         match written {
             Ok(()) => {
-                send.done += 1;
+                send.received += bytes.len() as u64;
+                send.done = if last { send.packets } else { send.done + 1 };
                 send.sent = send.packets;
                 self.progress(ctx);
             }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::packet::Nak;
+use super::packet::{Nak, psn_distance};
 use super::receive::Receive;
 use crate::memory::RemoteMemory;
 
@@ -17,6 +17,9 @@ pub(super) struct Responder {
     pub(super) message: Option<Message>,
     /// The responses that must still be sent, in order.
     pub(super) pending: VecDeque<PendingResponse>,
+    /// The reads and atomics whose response was not sent completely: the packet sequence numbers of the last packets of
+    /// their responses. `max_dest_rd_atomic` limits their number.
+    pub(super) operations: VecDeque<u32>,
     /// Pairs of the packet sequence number and the result (the old value) of recent atomic operations.
     pub(super) atomic_results: VecDeque<(u32, u64)>,
     /// Whether the first packet has arrived.
@@ -57,6 +60,13 @@ impl PendingResponse {
 }
 
 impl Responder {
+    /// Removes the reads and atomics whose responses end at or before a packet sequence number.
+    pub(super) fn finish_operation(&mut self, psn: u32) {
+        while self.operations.front().is_some_and(|last| psn_distance(*last, psn) <= 0) {
+            self.operations.pop_front();
+        }
+    }
+
     /// Drops a partly received message, and returns its receive if it had one.
     pub(super) fn abandon(&mut self) -> Option<Receive> {
         match self.message.take()? {

@@ -5,10 +5,11 @@ use super::packet::{AtomicOp, Body, Nak, PSN, Packet, Part, psn_after, psn_dista
 use super::qp::Qp;
 use super::receive::Receive;
 use super::responder::{Message, PendingResponse};
+use crate::completion::Outcome;
 use crate::memory::RemoteMemory;
 use crate::profile::Profile;
 use dataplane_core::verbs::CompletionValues;
-use dataplane_core::verbs::{Access, EventKind, QpState, QpType, Remote, WcFlags, WcOpcode, WcStatus};
+use dataplane_core::verbs::{Access, EventKind, PollFields, QpState, QpType, Remote, WcFlags, WcOpcode, WcStatus};
 
 /// The number of atomic results that are kept. If a response is lost, the stored result is sent again.
 const MAX_ATOMIC_RESULTS: usize = 256;
@@ -42,11 +43,13 @@ impl Qp {
                 }
                 let current = *psn;
                 (*psn, *at) = (psn_after(*psn, 1), *at + now);
-                (current, Body::ReadData(payload), *at < *length)
+                let more = *at < *length;
+                (current, Body::ReadData(payload, !more), more)
             }
         };
         if !more {
             self.responder.pending.pop_front();
+            self.responder.finish_operation(psn);
         }
         self.send_to_peer(psn, body, ctx);
         true
@@ -108,7 +111,7 @@ impl Qp {
                 // The receive cannot be put back at its position in the shared receive queue, so it completes with an
                 // error.
                 Some(_) if !self.is_rxe() => {
-                    self.complete_receive(&receive, WcStatus::RemAbortErr, CompletionValues::default(), false, ctx);
+                    self.complete_receive(&receive, Outcome::failure(WcStatus::RemAbortErr), false, ctx);
                 }
                 _ => self.put_back(receive, ctx),
             }
@@ -121,7 +124,7 @@ impl Qp {
             self.responder.message = None;
             // A refused request without a receive is dropped. A receive that fails moves the queue pair to ERR.
             if let Some((receive, status)) = refusal.receive {
-                self.complete_receive(&receive, status, CompletionValues::default(), part.solicited, ctx);
+                self.complete_receive(&receive, Outcome::failure(status), part.solicited, ctx);
                 self.fail(ctx);
             }
         }
@@ -244,7 +247,8 @@ impl Qp {
         };
         self.shared.counts.rx_packets.add(1);
         self.shared.counts.rx_bytes.add(length);
-        self.complete_receive(&receive, WcStatus::Success, values, part.solicited, ctx);
+        let outcome = Outcome::success(PollFields::BYTE_LEN | PollFields::IMM, values);
+        self.complete_receive(&receive, outcome, part.solicited, ctx);
         Ok(())
     }
 
@@ -264,7 +268,7 @@ impl Qp {
             PendingResponse::Nak(psn, nak)
         });
         if let Some((receive, status)) = receive {
-            self.complete_receive(&receive, status, CompletionValues::default(), true, ctx);
+            self.complete_receive(&receive, Outcome::failure(status), true, ctx);
         }
         if !reported {
             match nak {
@@ -284,7 +288,7 @@ impl Qp {
             return;
         }
         match self
-            .check_access(Access::REMOTE_READ)
+            .check_access(Access::REMOTE_READ, again)
             .and_then(|()| self.reach_memory(remote, length, Access::REMOTE_READ).ok_or(Nak::RemoteAccess))
         {
             Ok(place) => {
@@ -294,8 +298,12 @@ impl Qp {
                 } else {
                     let packets = length.div_ceil(self.mtu()).max(1) as u32;
                     self.responder.expected = psn_after(psn, packets);
+                    self.responder.operations.push_back(psn_after(psn, packets - 1));
                 }
                 self.responder.pending.push_back(PendingResponse::Read { psn, place, at: 0, length });
+                // rxe sends the whole response before it processes the next request. Other devices may process later
+                // requests first, unless the requester sets a fence.
+                while self.is_rxe() && self.answer(ctx) {}
             }
             Err(nak) => self.refuse(psn, nak.into(), ctx),
         }
@@ -310,7 +318,7 @@ impl Qp {
             return;
         }
         let aligned = remote.addr.is_multiple_of(8);
-        let changed = self.check_access(Access::REMOTE_ATOMIC).and_then(|()| {
+        let changed = self.check_access(Access::REMOTE_ATOMIC, false).and_then(|()| {
             let place = self.reach_memory(remote, 8, Access::REMOTE_ATOMIC).ok_or(Nak::RemoteAccess)?;
             let place = place.filter(|_| aligned).ok_or(Nak::InvalidRequest)?;
             let old = place.update(|was| match change {
@@ -322,6 +330,7 @@ impl Qp {
         match changed {
             Ok(old) => {
                 self.responder.expected = psn_after(psn, 1);
+                self.responder.operations.push_back(psn);
                 if self.responder.atomic_results.len() == MAX_ATOMIC_RESULTS {
                     self.responder.atomic_results.pop_front();
                 }
@@ -332,9 +341,12 @@ impl Qp {
         }
     }
 
-    /// Checks whether the peer may send requests of the kind `access`: reads or atomics.
-    fn check_access(&self, access: Access) -> Result<(), Nak> {
-        let allowed = self.attributes.access.contains(access) && self.attributes.max_dest_rd_atomic > 0;
-        if allowed { Ok(()) } else { Err(Nak::InvalidRequest) }
+    /// Checks whether the peer may send reads (or atomics, depending on `access`). A request that the peer sends `again`
+    /// is not an additional operation.
+    fn check_access(&self, access: Access, again: bool) -> Result<(), Nak> {
+        let limit = usize::from(self.attributes.max_dest_rd_atomic);
+        // rxe enforces only a limit of 0. With more operations than the limit, it forgets the oldest results.
+        let fits = if again || self.is_rxe() { limit > 0 } else { self.responder.operations.len() < limit };
+        if self.attributes.access.contains(access) && fits { Ok(()) } else { Err(Nak::InvalidRequest) }
     }
 }

@@ -112,6 +112,8 @@ pub(super) struct Send {
     pub(super) sent: u32,
     /// The number of packets (or response packets) that have arrived.
     pub(super) done: u32,
+    /// The number of bytes of the response that have arrived.
+    pub(super) received: u64,
     /// The error of the send, which is reported after the earlier sends have completed.
     pub(super) failed: Option<WcStatus>,
 }
@@ -133,6 +135,7 @@ impl Send {
             packets: 0,
             sent: 0,
             done: 0,
+            received: 0,
             failed: None,
         }
     }

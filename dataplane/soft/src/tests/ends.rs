@@ -36,6 +36,9 @@ pub(super) struct Ends {
     pub(super) kind: QpType,
     pub(super) caps: QpCaps,
     pub(super) cq_depth: u32,
+    pub(super) api: CqApi,
+    /// Whether the devices use the system clock instead of a virtual clock.
+    pub(super) real_time: bool,
     pub(super) srq: Option<u32>,
     pub(super) faults: FaultSpec,
     pub(super) send_api: SendApi,
@@ -49,6 +52,8 @@ impl Default for Ends {
             kind: QpType::Rc,
             caps: QpCaps { send_depth: 16, recv_depth: 16, send_sges: 4, recv_sges: 4, inline: 64 },
             cq_depth: 64,
+            api: CqApi::Auto,
+            real_time: false,
             srq: None,
             faults: FaultSpec::default(),
             send_api: SendApi::Classic,
@@ -75,7 +80,7 @@ impl Ends {
     /// Returns two ends on two devices, in RESET.
     pub(super) fn unconnected(&self) -> (End, End) {
         let (a, b) = LoopbackLink::pair();
-        let clock = HostClock::manual();
+        let clock = if self.real_time { HostClock::new() } else { HostClock::manual() };
         let end = |name: &str, link, last| {
             let spec = SoftSpec {
                 profile: self.profile,
@@ -97,7 +102,7 @@ impl Ends {
     pub(super) fn on(&self, device: &SoftDevice, clock: &HostClock) -> End {
         let pd = device.alloc_pd().unwrap();
         let mr = pd.register(region(BYTES), FULL).unwrap();
-        let cq = CqSpec { depth: self.cq_depth, fields: PollFields::STANDARD, ..CqSpec::default() };
+        let cq = CqSpec { depth: self.cq_depth, fields: PollFields::STANDARD, api: self.api, ..CqSpec::default() };
         let (send, _) = device.create_cq(&cq, None).unwrap();
         let (recv, _) = device.create_cq(&cq, None).unwrap();
         let srq = self.srq.map(|depth| pd.create_srq(&SrqSpec { depth, sges: 4 }).unwrap());
@@ -221,6 +226,16 @@ impl End {
     ) -> Result<(), PostError> {
         // SAFETY: tests do not access posted memory.
         unsafe { self.qp.post_send(&[SendRequest { wr_id, op, flags, sges, to: None }]) }
+    }
+
+    /// Posts several signalled sends in one call.
+    pub(super) fn post_list(&mut self, list: &[(u64, SendOp<'_>, &[Sge])]) -> Result<(), PostError> {
+        let requests: Vec<_> = list
+            .iter()
+            .map(|&(wr_id, op, sges)| SendRequest { wr_id, op, flags: SendFlags::SIGNALED, sges, to: None })
+            .collect();
+        // SAFETY: tests do not access posted memory.
+        unsafe { self.qp.post_send(&requests) }
     }
 
     /// Posts a datagram.

@@ -3,7 +3,7 @@
 use super::ends::*;
 use super::*;
 
-use WcStatus::{RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
+use WcStatus::{BadRespErr, RemInvReqErr, RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
 
 const ACK_TIMEOUT: Nanos = Nanos(4_096 << 14);
 
@@ -150,4 +150,109 @@ fn two_queue_pairs_of_one_device_communicate() {
     let sge = [a.sge(0, 10)];
     a.post(1, SendOp::Send, &sge).unwrap();
     assert_eq!((a.sent(), b.received()), (vec![(1, Success, 0)], vec![(1, Success, 10)]));
+}
+
+#[test]
+fn rxe_returns_the_data_of_an_unfenced_read_before_later_requests_change_it() {
+    for write in [false, true] {
+        let (mut a, b) = Ends::of(Profile::Rxe, QpType::Rc).connected();
+        b.put(0, &7u64.to_ne_bytes());
+        a.put(512, &9u64.to_ne_bytes());
+        let (read, word, source) = ([a.sge(0, 8)], [a.sge(64, 8)], [a.sge(512, 8)]);
+        let later: (SendOp<'_>, &[Sge]) = match write {
+            true => (SendOp::RdmaWrite(b.remote(0)), &source),
+            false => (SendOp::FetchAdd { remote: b.remote(0), add: 2 }, &word),
+        };
+        a.post_list(&[(1, SendOp::RdmaRead(b.remote(0)), &read), (2, later.0, later.1)]).unwrap();
+        assert_eq!(statuses(&a.sent()), [Success; 2]);
+        assert_eq!((a.get(0, 8), b.get(0, 8)), (7u64.to_ne_bytes().to_vec(), 9u64.to_ne_bytes().to_vec()), "{write}");
+    }
+}
+
+#[test]
+fn read_with_unequal_path_mtu_fails() {
+    for (of_requester, of_responder, length) in [(3, 1, 3_000), (1, 3, 3_000), (3, 1, 600), (1, 3, 600)] {
+        let (mut a, mut b) = Ends::default().unconnected();
+        (a.attributes.path_mtu, b.attributes.path_mtu) = (of_requester, of_responder);
+        connect(&mut a, &mut b);
+        b.put(0, &frame(5, length));
+        let into = [a.sge(0, length as u32)];
+        a.post(1, SendOp::RdmaRead(b.remote(0)), &into).unwrap();
+        assert_eq!(statuses(&a.sent()), [BadRespErr], "{of_requester} {of_responder} {length}");
+        assert_eq!(a.qp.state(), QpState::Err);
+    }
+    // One packet is enough for both ends, so the difference has no effect.
+    let (mut a, mut b) = Ends::default().unconnected();
+    (a.attributes.path_mtu, b.attributes.path_mtu) = (3, 1);
+    connect(&mut a, &mut b);
+    b.put(0, &frame(5, 256));
+    let into = [a.sge(0, 256)];
+    a.post(1, SendOp::RdmaRead(b.remote(0)), &into).unwrap();
+    assert_eq!((statuses(&a.sent()), a.get(0, 256)), (vec![Success], frame(5, 256)));
+}
+
+#[test]
+fn responder_refuses_more_reads_than_its_limit() {
+    for (of_requester, status) in [(1, Success), (4, RemInvReqErr)] {
+        let (mut a, mut b) = Ends::default().unconnected();
+        a.attributes.max_rd_atomic = of_requester;
+        b.attributes.max_dest_rd_atomic = 1;
+        connect(&mut a, &mut b);
+        let into = [a.sge(0, 10_000)];
+        let read = SendOp::RdmaRead(b.remote(0));
+        a.post_list(&[(1, read, &into), (2, read, &into)]).unwrap();
+        assert_eq!(a.sent(), [(1, Success, 10_000), (2, status, if status == Success { 10_000 } else { 0 })]);
+        let events = if status == Success { vec![] } else { vec![EventKind::QpReqErr] };
+        assert_eq!(b.events(), events);
+    }
+}
+
+/// Waits until a condition is true, without a call that runs the device. Returns `false` after a deadline.
+fn happens(condition: impl Fn() -> bool) -> bool {
+    let begin = std::time::Instant::now();
+    while begin.elapsed() < std::time::Duration::from_secs(20) {
+        if condition() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn lost_message_is_sent_again_without_a_poll() {
+    let (mut a, mut b) = Ends { real_time: true, ..Ends::default() }.unconnected();
+    // 4.096 µs times 2^10 is 4 ms.
+    a.attributes.timeout = 10;
+    connect(&mut a, &mut b);
+    let (into, from) = ([b.sge(0, 10)], [a.sge(0, 10)]);
+    b.post_recv(1, &into).unwrap();
+    b.device.set_link(false);
+    a.post(2, SendOp::Send, &from).unwrap();
+    b.device.set_link(true);
+    assert!(happens(|| b.device.counters().rx_packets == 1));
+    assert_eq!((a.sent(), b.received()), (vec![(2, Success, 0)], vec![(1, Success, 10)]));
+}
+
+#[test]
+fn silent_peer_fails_the_connection_without_a_poll() {
+    let (mut a, b) = Ends { real_time: true, ..Ends::default() }.unconnected();
+    let mut b = b;
+    a.attributes.timeout = 8;
+    connect(&mut a, &mut b);
+    b.device.set_link(false);
+    let from = [a.sge(0, 10)];
+    a.post(1, SendOp::Send, &from).unwrap();
+    assert!(happens(|| a.qp.state() == QpState::Err));
+    assert_eq!(statuses(&a.sent()), [RetryExcErr]);
+}
+
+#[test]
+fn delayed_message_arrives_without_a_poll() {
+    let faults = FaultSpec { delay: 1.0, delay_by: Nanos(1_000_000), ..FaultSpec::default() };
+    let (mut a, mut b) = Ends { real_time: true, faults, ..Ends::of(Profile::Spec, QpType::Uc) }.connected();
+    let (into, from) = ([b.sge(0, 10)], [a.sge(0, 10)]);
+    b.post_recv(1, &into).unwrap();
+    a.post(2, SendOp::Send, &from).unwrap();
+    assert!(happens(|| b.device.counters().rx_packets == 1));
 }

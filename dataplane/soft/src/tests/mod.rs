@@ -1,12 +1,14 @@
 //! Tests of the software device through the provider traits (the verbs contract), as a worker uses the device.
 
 mod clocks;
+mod completions;
 mod faults;
 mod features;
 mod interfaces;
 mod links;
 mod messages;
 mod oddities;
+mod ports;
 mod program;
 mod recovery;
 mod states;
@@ -51,6 +53,7 @@ struct Plan {
     caps: QpCaps,
     cq_depth: u32,
     fields: PollFields,
+    api: CqApi,
     flags: CqFlags,
     queue: (u16, u16),
     access: Access,
@@ -63,6 +66,7 @@ impl Default for Plan {
             caps: QpCaps { send_depth: 16, recv_depth: 16, send_sges: 3, recv_sges: 3, inline: 64 },
             cq_depth: 64,
             fields: PollFields::STANDARD | PollFields::TIMESTAMP,
+            api: CqApi::Auto,
             flags: CqFlags::empty(),
             queue: (0, 1),
             access: Access::LOCAL_WRITE,
@@ -93,7 +97,8 @@ impl Rig {
     /// Creates another queue pair with its own memory on an existing device.
     fn on(device: SoftDevice, clock: HostClock, plan: Plan) -> Self {
         let pd = device.alloc_pd().unwrap();
-        let cq = CqSpec { depth: plan.cq_depth, fields: plan.fields, flags: plan.flags, ..CqSpec::default() };
+        let cq =
+            CqSpec { depth: plan.cq_depth, fields: plan.fields, flags: plan.flags, api: plan.api, ..CqSpec::default() };
         let (send, _) = device.create_cq(&cq, None).unwrap();
         let (recv, _) = device.create_cq(&cq, None).unwrap();
         let spec = QpSpec { queue: plan.queue, ..QpSpec::new(plan.kind, plan.caps) };

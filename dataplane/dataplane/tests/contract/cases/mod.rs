@@ -23,7 +23,7 @@ cases! {
         rc_send_of_another_domain rc_send_out_of_bounds rc_read_without_local_write rc_write_bad_rkey
         rc_write_out_of_bounds rc_write_without_permission rc_read_without_permission rc_write_of_another_domain
         rc_write_not_enabled rc_read_not_enabled rc_atomic_not_enabled rc_read_max_dest_rd_atomic_0
-        rc_no_receive rc_no_peer rc_read_max_rd_atomic_0 rc_send_with_invalidate_bad_rkey
+        rc_read_unequal_mtu rc_no_receive rc_no_peer rc_read_max_rd_atomic_0 rc_send_with_invalidate_bad_rkey
         rc_error_flushes_later_requests
         uc_short_receive uc_no_receive uc_bad_rkey
         ud_wrong_qkey ud_too_long ud_short_receive ud_no_receive raw_no_receive

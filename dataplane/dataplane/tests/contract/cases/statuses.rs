@@ -244,6 +244,24 @@ pub(crate) fn rc_read_max_dest_rd_atomic_0<D: Device>(t: &mut Trial<'_, D>) -> O
     t.expect(REQUEST_REFUSED)
 }
 
+/// The queue pairs have different path MTUs, so the requester expects other packets than the responder sends.
+pub(crate) fn rc_read_unequal_mtu<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    let with = |path_mtu| Connection { path_mtu, ..Connection::default() };
+    for (of_requester, of_responder) in [(3, 1), (1, 3)] {
+        let mut pair = t.pair_with(EndpointSpec::new(QpType::Rc), with(of_requester), with(of_responder))?;
+        let (from, sge) = (remote(&pair.b, 0), pair.a.buffer.sge(0..3000));
+        pair.a.post(1, SendOp::RdmaRead(from), &[sge])?;
+        t.wait_and_log(&mut pair, &[(PairCq::ASent, 1)])?;
+        t.log(format!("{of_requester} and {of_responder}: {}, {}", pair.a.state()?, pair.b.state()?));
+    }
+    t.expect(
+        "a send 1 BAD_RESP_ERR
+         3 and 1: ERR, RTS
+         a send 1 BAD_RESP_ERR
+         1 and 3: ERR, RTS",
+    )
+}
+
 pub(crate) fn rc_no_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.a.send(1, 0..20)?;

@@ -1,0 +1,175 @@
+//! Tests of the fields that completions have.
+
+use super::ends::*;
+use super::*;
+
+/// The readers of the fields that only some completions have. `true` if the field is present.
+fn present(it: &Completion) -> [bool; 10] {
+    [
+        it.byte_len().is_some(),
+        it.qp_num().is_some(),
+        it.src_qp().is_some(),
+        it.slid().is_some(),
+        it.sl().is_some(),
+        it.dlid_path_bits().is_some(),
+        it.cvlan().is_some(),
+        it.flow_tag().is_some(),
+        it.tag_info().is_some(),
+        it.imm().is_some(),
+    ]
+}
+
+/// The fields in the order of [`present`].
+fn fields(names: &[&str]) -> [bool; 10] {
+    let all = ["byte_len", "qp_num", "src_qp", "slid", "sl", "dlid_path_bits", "cvlan", "flow_tag", "tag", "imm"];
+    all.map(|name| names.contains(&name))
+}
+
+#[test]
+fn connected_completions_have_only_their_fields() {
+    for kind in [QpType::Rc, QpType::Uc] {
+        let (mut a, mut b) = Ends::of(Profile::Spec, kind).connected();
+        let (into, from) = ([b.sge(0, 100)], [a.sge(0, 20)]);
+        b.post_recv(1, &into).unwrap();
+        a.post(1, SendOp::Send, &from).unwrap();
+        let (sent, received) = (End::completions(&mut a.send), End::completions(&mut b.recv));
+        assert_eq!(present(&sent[0]), fields(&["qp_num"]), "{kind}");
+        assert_eq!(present(&received[0]), fields(&["byte_len", "qp_num"]), "{kind}");
+    }
+    let (mut a, b) = Ends::default().connected();
+    let into = [a.sge(0, 8)];
+    a.post(1, SendOp::RdmaRead(b.remote(0)), &into).unwrap();
+    a.post(2, SendOp::FetchAdd { remote: b.remote(0), add: 1 }, &into).unwrap();
+    let sent = End::completions(&mut a.send);
+    assert_eq!([present(&sent[0]), present(&sent[1])], [fields(&["byte_len", "qp_num"]); 2]);
+}
+
+#[test]
+fn datagram_completions_name_their_sender() {
+    let (mut a, mut b) = Ends::of(Profile::Spec, QpType::Ud).connected();
+    let (into, from) = ([b.sge(0, 100)], [a.sge(0, 20)]);
+    b.post_recv(1, &into).unwrap();
+    a.attributes.path.service_level = 5;
+    a.post_to(1, SendOp::Send, &from, b.address(), QKEY).unwrap();
+    let (sent, received) = (End::completions(&mut a.send), End::completions(&mut b.recv));
+    assert_eq!(present(&sent[0]), fields(&["qp_num"]));
+    assert_eq!((received[0].src_qp(), received[0].sl()), (Some(a.qp.number()), Some(5)));
+    // An Ethernet port has no local identifiers.
+    assert_eq!(present(&received[0]), fields(&["byte_len", "qp_num", "src_qp", "sl"]));
+}
+
+#[test]
+fn raw_completions_have_only_their_fields() {
+    let plan = Plan { fields: PollFields::all(), ..Plan::default() };
+    let mut rig = Rig::with(reflecting(), plan).ready();
+    rig.post_recv_run(&[5]).unwrap();
+    let desc = rig.put(1, &frame(1, 60));
+    rig.post_send_run(&[desc], 40).unwrap();
+    let (sent, received) = (End::completions(&mut rig.send), End::completions(&mut rig.recv));
+    assert_eq!((present(&sent[0]), present(&received[0])), (fields(&["qp_num"]), fields(&["byte_len", "qp_num"])));
+}
+
+#[test]
+fn both_timestamps_may_be_requested() {
+    let both = PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK;
+    let counter = CounterSpec { khz: 500_000, start: 1_000, ..CounterSpec::default() };
+    for (asked, ticks, wallclock) in [
+        (both, Some(Ticks(1_050)), Some(Nanos(137))),
+        (both - PollFields::WALLCLOCK, Some(Ticks(1_050)), None),
+        (both - PollFields::TIMESTAMP, None, Some(Nanos(137))),
+    ] {
+        for kind in [QpType::RawPacket, QpType::Ud] {
+            let spec = SoftSpec { counter: Some(counter.clone()), wall_ahead: 37, ..reflecting() };
+            let mut rig = Rig::with(spec, Plan { kind, fields: asked, ..Plan::default() }).ready();
+            rig.clock.advance(Nanos(100));
+            rig.post_recv_run(&[5]).unwrap();
+            let sge = rig.sge(1, 60);
+            rig.post_send(40, &[sge], SendFlags::SIGNALED).unwrap();
+            // A raw packet completes its receive when the queue is polled, and its send when the send is posted.
+            let received = End::completions(&mut rig.recv);
+            rig.clock.advance(Nanos(1_000));
+            let sent = End::completions(&mut rig.send);
+            for it in [received[0], sent[0]] {
+                assert_eq!((it.ticks(), it.wallclock()), (ticks, wallclock), "{kind} {asked:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn errors_have_a_device_specific_code() {
+    let (mut a, _b) = Ends::default().connected();
+    let wrong = [Sge { lkey: Lkey(9), ..a.sge(0, 20) }];
+    a.post(1, SendOp::Send, &wrong).unwrap();
+    a.post(2, SendOp::Send, &wrong).unwrap();
+    let sent = End::completions(&mut a.send);
+    let codes: Vec<_> = sent.iter().map(|it| (it.status, it.vendor_err)).collect();
+    assert_eq!(codes, [(WcStatus::LocProtErr, 0x04), (WcStatus::WrFlushErr, 0x05)]);
+    let mut rig = Rig::new(reflecting()).ready();
+    let short = rig.sge(1, 13);
+    rig.post_send(1, &[short], SendFlags::SIGNALED).unwrap();
+    assert_eq!(End::completions(&mut rig.send)[0].vendor_err, 0x01);
+    // rxe has no such codes.
+    let (mut a, _b) = Ends::of(Profile::Rxe, QpType::Rc).connected();
+    let wrong = [Sge { lkey: Lkey(9), ..a.sge(0, 20) }];
+    a.post(1, SendOp::Send, &wrong).unwrap();
+    assert_eq!(End::completions(&mut a.send)[0].vendor_err, 0);
+}
+
+#[test]
+fn each_poll_interface_has_its_own_path() {
+    for (api, granted, batches) in [
+        (CqApi::Auto, CqApi::Extended, vec![3]),
+        (CqApi::Extended, CqApi::Extended, vec![3]),
+        (CqApi::ExtendedSingle, CqApi::ExtendedSingle, vec![1, 1, 1]),
+        (CqApi::Classic, CqApi::Classic, vec![3]),
+    ] {
+        let device = SoftDevice::new(reflecting()).unwrap();
+        let both = PollFields::STANDARD | PollFields::TIMESTAMP;
+        let spec = CqSpec { depth: 8, fields: both, api, flags: CqFlags::SINGLE_THREADED, ..CqSpec::default() };
+        let (_, got) = device.create_cq(&spec, None).unwrap();
+        assert_eq!(got.api, granted);
+        let classic = granted == CqApi::Classic;
+        assert_eq!(got.fields, if classic { PollFields::STANDARD } else { both });
+        assert_eq!(got.flags.is_empty(), classic);
+        let missing = [Capability::Timestamps, Capability::SingleThreaded];
+        assert_eq!(got.refused, if classic { missing.to_vec() } else { vec![] });
+
+        let mut rig = Rig::with(reflecting(), Plan { api, ..Plan::default() }).ready();
+        let sge = rig.sge(1, 60);
+        for wr_id in 0..3 {
+            rig.post_send(wr_id, &[sge], SendFlags::SIGNALED).unwrap();
+        }
+        let mut polled = Vec::new();
+        while let Some(mut cursor) = rig.send.start_poll().unwrap() {
+            let mut ids = vec![cursor.get().wr_id];
+            while cursor.advance().unwrap() {
+                ids.push(cursor.get().wr_id);
+            }
+            polled.push(ids);
+        }
+        assert_eq!(polled.iter().map(Vec::len).collect::<Vec<_>>(), batches, "{api:?}");
+        assert_eq!(polled.concat(), [0, 1, 2]);
+    }
+}
+
+#[test]
+fn classic_poll_takes_completions_at_its_start() {
+    for (api, batch) in [(CqApi::Classic, vec![1]), (CqApi::Extended, vec![1, 2])] {
+        let (mut a, mut b) = Ends { api, ..Ends::default() }.connected();
+        let (into, from) = ([b.sge(0, 100)], [a.sge(0, 20)]);
+        b.post_recv(1, &into).unwrap();
+        b.post_recv(2, &into).unwrap();
+        a.post(1, SendOp::Send, &from).unwrap();
+        let mut cursor = b.recv.start_poll().unwrap().unwrap();
+        let mut ids = vec![cursor.get().wr_id];
+        // This message arrives while the poll runs.
+        a.post(2, SendOp::Send, &from).unwrap();
+        while cursor.advance().unwrap() {
+            ids.push(cursor.get().wr_id);
+        }
+        assert_eq!(ids, batch, "{api:?}");
+        let rest = b.received().len();
+        assert_eq!(ids.len() + rest, 2, "{api:?}");
+    }
+}
