@@ -22,7 +22,8 @@ use dataplane_core::units::Period;
 ///
 /// All workers share one table of 65,536 MAC addresses. An address is removed if no frame with this source address
 /// arrives for the time `ageing`. The table has buckets of four entries. In a full bucket, a new address replaces the
-/// address that was not seen for the longest time.
+/// address of the same port that was not seen for the longest time. If the port has no address in the bucket, the new
+/// address replaces the address that was not seen for the longest time. The counter `evicted` counts replaced addresses.
 ///
 /// The stage drops these frames:
 /// - frames to the reserved addresses 01:80:c2:00:00:00 to ..0f, which no bridge forwards;
@@ -117,22 +118,26 @@ const NOT_A_MEMBER: Reason = Reason::own(4);
 
 /// The MAC addresses that all workers share, in buckets of four 64-bit words.
 ///
-/// The MAC address and the VLAN id make a 60-bit key, which is mixed by a reversible function. The function is random
-/// for each table, so that no host can choose addresses that share a bucket. The low 14 bits of the key are the bucket
-/// number. The other 46 bits are stored in the word as a tag, together with the port in 7 bits and the time in 11 bits,
-/// in units of four seconds. One word holds a complete entry, so each load and store is atomic: after two concurrent
-/// stores, the entry is one of the two stored entries. The exact-match table of `dataplane-tables` is not used, because
-/// only one thread can change it.
+/// The MAC address and the VLAN id make a 60-bit key. The upper 46 bits of the key are stored in the word as a tag,
+/// together with the port in 7 bits and the time in 11 bits, in units of four seconds. The bucket number is the lower
+/// 14 bits of the key, XORed with a hash of the tag. So the bucket number and the tag identify the key. The hash is
+/// random for each table and strongly universal: any two addresses that a host chooses share a bucket with a
+/// probability of 2^-14 (Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer
+/// arithmetic without primes", 1996).
+///
+/// One word holds a complete entry, so each load and store is atomic: after two concurrent stores, the entry is one of
+/// the two stored entries. The exact-match table of `dataplane-tables` is not used, because only one thread can change
+/// it.
 struct Table {
     words: Box<[AtomicU64]>,
-    /// Random odd factors for mixing the key.
+    /// The random factor and summand of the hash.
     seeds: [u64; 2],
+    /// Entries that made room for the address of another host.
+    evicted: AtomicU64,
 }
 
 const BUCKET_BITS: u32 = 14;
 const WAYS: usize = 4;
-const KEY_BITS: u32 = 60;
-const KEY: u64 = (1 << KEY_BITS) - 1;
 const TIME_BITS: u32 = 11;
 const TIME: u64 = (1 << TIME_BITS) - 1;
 const PORT_BITS: u32 = 7;
@@ -151,7 +156,7 @@ impl Table {
     fn new() -> Self {
         let random = RandomState::new();
         let words = (0..WAYS << BUCKET_BITS).map(|_| AtomicU64::new(0)).collect();
-        Self { words, seeds: [0, 1].map(|seed| random.hash_one(seed) | 1) }
+        Self { words, seeds: [0, 1].map(|seed| random.hash_one(seed)), evicted: AtomicU64::new(0) }
     }
 
     /// Returns the bucket of a MAC address, and the tag that identifies the address in the bucket.
@@ -159,13 +164,11 @@ impl Table {
     fn place(&self, mac: MacAddr, vlan: u16) -> (&[AtomicU64], u64) {
         let [a, b, c, d, e, f] = mac.0;
         let key = u64::from_be_bytes([0, 0, a, b, c, d, e, f]) << 12 | u64::from(vlan & 0xfff);
-        // Each step is reversible: it multiplies by an odd factor, or shifts by half the width or more.
-        let [first, second] = self.seeds;
-        let key = key.wrapping_mul(first) & KEY;
-        let key = (key ^ key >> 30).wrapping_mul(second) & KEY;
-        let key = key ^ key >> 31;
-        let bucket = (key & ((1 << BUCKET_BITS) - 1)) as usize * WAYS;
-        (self.words.get(bucket..bucket + WAYS).unwrap_or_default(), key >> BUCKET_BITS)
+        let [factor, summand] = self.seeds;
+        let tag = key >> BUCKET_BITS;
+        let hash = tag.wrapping_mul(factor).wrapping_add(summand) >> (u64::BITS - BUCKET_BITS);
+        let bucket = ((key ^ hash) & ((1 << BUCKET_BITS) - 1)) as usize * WAYS;
+        (self.words.get(bucket..bucket + WAYS).unwrap_or_default(), tag)
     }
 
     /// Returns the port of a known MAC address.
@@ -183,7 +186,6 @@ impl Table {
     fn learn(&self, mac: MacAddr, vlan: u16, port: u8, now: u64) {
         let (ways, tag) = self.place(mac, vlan);
         let word = tag << (PORT_BITS + TIME_BITS) | u64::from(port + 1) << TIME_BITS | now & TIME;
-        let mut oldest: Option<(u64, &AtomicU64)> = None;
         for way in ways {
             let known = way.load(Ordering::Relaxed);
             if known == word {
@@ -192,13 +194,24 @@ impl Table {
             if known != 0 && known >> (PORT_BITS + TIME_BITS) == tag {
                 return way.store(word, Ordering::Relaxed);
             }
-            let rank = if known == 0 { u64::MAX } else { age(known, now) };
-            if oldest.is_none_or(|(age, _)| rank > age) {
-                oldest = Some((rank, way));
-            }
         }
-        if let Some((_, way)) = oldest {
-            way.store(word, Ordering::Relaxed);
+        self.add(ways, word, now);
+    }
+
+    /// Adds an entry to a bucket. In a full bucket, the entry replaces the oldest entry of its own port. If its port
+    /// has no entry in the bucket, the entry replaces the oldest entry. So a host that invents addresses evicts at most
+    /// one entry of other ports per bucket.
+    #[cold]
+    fn add(&self, ways: &[AtomicU64], word: u64, now: u64) {
+        let port = |word: u64| word >> TIME_BITS & ((1 << PORT_BITS) - 1);
+        let rank = |way: &&AtomicU64| match way.load(Ordering::Relaxed) {
+            0 => (2, 0),
+            known => (u64::from(port(known) == port(word)), age(known, now)),
+        };
+        if let Some(way) = ways.iter().max_by_key(rank)
+            && way.swap(word, Ordering::Relaxed) != 0
+        {
+            self.evicted.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -285,6 +298,9 @@ impl Stage for Bridge {
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
         report("flooded", self.flooded);
         report("flood_copies_missed", self.missed);
+        // All workers share the table, so only one worker reports its counter.
+        let table = self.table.as_ref().filter(|_| self.place.0 == 0);
+        report("evicted", table.map_or(0, |table| table.evicted.load(Ordering::Relaxed)));
     }
 
     fn info() -> StageInfo {
@@ -493,6 +509,44 @@ mod tests {
             table.sweep(from, 78, 76);
         }
         assert_eq!(left(&table), 1);
+    }
+
+    /// An attacker who knows the buckets sends from four addresses that share the bucket of a host on another port.
+    #[test]
+    fn four_addresses_of_one_bucket_do_not_evict_a_host_of_another_port() {
+        let table = Table::new();
+        let bucket = |mac| table.place(mac, 0).0.as_ptr();
+        let addresses = (0u32..).map(|number| {
+            let [a, b, c, d] = number.to_be_bytes();
+            MacAddr([2, 9, a, b, c, d])
+        });
+        let host = host_mac(1);
+        let chosen: Vec<MacAddr> = addresses.filter(|mac| bucket(*mac) == bucket(host)).take(4).collect();
+        table.learn(host, 0, 2, 1);
+        for mac in &chosen {
+            table.learn(*mac, 0, 1, 2);
+        }
+        assert_eq!(table.find(host, 0, 2, 75), Some(2), "seeds {:?}", table.seeds);
+        // The last address replaced the first one, and the counter has it.
+        let found: Vec<Option<u8>> = chosen.iter().map(|mac| table.find(*mac, 0, 2, 75)).collect();
+        assert_eq!((found.iter().flatten().count(), table.evicted.load(Ordering::Relaxed)), (3, 1));
+    }
+
+    #[test]
+    fn evictions_are_counted() {
+        let mut bench = bench(0, "").unwrap();
+        let evicted = |bench: &Harness| bench.counters().into_iter().find(|(name, _)| name == "evicted").unwrap().1;
+        assert_eq!(evicted(&bench), 0);
+        // 65,536 entries cannot hold 66,000 addresses.
+        for first in (0..66_000u32).step_by(80) {
+            let frames = (first..first + 80).map(|number| {
+                let [_, a, b, c] = number.to_be_bytes();
+                frame().ethernet(MacAddr([2, 1, 1, a, b, c]), host_mac(1)).build()
+            });
+            let frames: Vec<Vec<u8>> = frames.collect();
+            bench.run(&frames);
+        }
+        assert!(evicted(&bench) >= 464, "{}", evicted(&bench));
     }
 
     /// Addresses that differ only in their first bits are spread over the buckets, and differently in each table.
