@@ -168,9 +168,7 @@ const RESERVED: Reason = Reason::own(1);
 const BAD_SOURCE: Reason = Reason::own(2);
 const SAME_PORT: Reason = Reason::own(3);
 const NOT_A_MEMBER: Reason = Reason::own(4);
-const BROADCAST_STORM: Reason = Reason::own(5);
-const MULTICAST_STORM: Reason = Reason::own(6);
-const UNKNOWN_STORM: Reason = Reason::own(7);
+// The storm control has the reasons 5 to 7.
 const PROBE: Reason = Reason::own(8);
 const SHUT: Reason = Reason::own(9);
 

@@ -3,7 +3,6 @@
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{BROADCAST_STORM, MULTICAST_STORM, UNKNOWN_STORM};
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::{Header, MacAddr};
 use dataplane_core::mem::{Packet, Reason};
@@ -31,8 +30,8 @@ fn burst() -> u64 {
     100
 }
 
-/// The drop reason of each kind of flooded frames.
-const REASONS: [Reason; 3] = [BROADCAST_STORM, MULTICAST_STORM, UNKNOWN_STORM];
+/// The drop reason of each kind of flooded frames: broadcast, multicast, and unknown unicast.
+const REASONS: [Reason; 3] = [Reason::own(5), Reason::own(6), Reason::own(7)];
 
 /// The meters of one worker.
 #[derive(Debug)]
