@@ -23,10 +23,23 @@ pub fn open(path: &Path) -> io::Result<File> {
     checked(path, OpenOptions::new().read(true), is_regular)
 }
 
-/// Reads a whole regular file of at most `most` bytes.
-pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open(path)?.take(most + 1).read_to_end(&mut bytes)?;
+/// The size of the parts in which a text file is read and checked, in bytes.
+const PART: u64 = 1 << 20;
+
+/// Reads a whole regular text file of at most `most` bytes. Text has no NUL bytes. A file with a NUL byte is refused
+/// without reading the rest of the file.
+pub fn read_text(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let (mut file, mut bytes) = (open(path)?.take(most + 1), Vec::new());
+    loop {
+        let start = bytes.len();
+        if (&mut file).take(PART).read_to_end(&mut bytes)? == 0 {
+            break;
+        }
+        if let Some(at) = bytes[start..].iter().position(|byte| *byte == 0) {
+            let why = format!("byte {} is NUL, so the file is not a text file", start + at);
+            return Err(io::Error::new(ErrorKind::InvalidData, why));
+        }
+    }
     match bytes.len() as u64 > most {
         true => Err(io::Error::new(ErrorKind::FileTooLarge, format!("the file is larger than {} MiB", most >> 20))),
         false => Ok(bytes),

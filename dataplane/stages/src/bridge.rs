@@ -1,8 +1,11 @@
 //! `bridge`: an Ethernet switch that learns MAC addresses.
 
-use std::hash::{BuildHasher, RandomState};
+mod loops;
+mod storm;
+mod table;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -13,8 +16,11 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::vlan::{VlanTag, is_tag};
 use dataplane_core::mem::{Batch, Packet, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, StageInfo};
+use dataplane_core::pipeline::{Contract, Ctx, Facts, Generator, Problem, Setup, Stage, StageInfo};
 use dataplane_core::units::Period;
+use loops::{LoopGuard, Loops};
+use storm::{StormControl, StormMeter};
+use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 
 /// Forwards each frame to the port on which its destination MAC address was last seen (IEEE 802.1Q). Each VLAN has
 /// its own MAC addresses. Frames to unknown, multicast and broadcast addresses are flooded to all other ports of the
@@ -22,7 +28,8 @@ use dataplane_core::units::Period;
 ///
 /// All workers share one table of 65,536 MAC addresses. An address is removed if no frame with this source address
 /// arrives for the time `ageing`. The table has buckets of four entries. In a full bucket, a new address replaces the
-/// address that was not seen for the longest time.
+/// address of the same port that was not seen for the longest time. If the port has no address in the bucket, the new
+/// address replaces the address that was not seen for the longest time. The counter `evicted` counts replaced addresses.
 ///
 /// The stage drops these frames:
 /// - frames to the reserved addresses 01:80:c2:00:00:00 to ..0f, which no bridge forwards;
@@ -32,13 +39,26 @@ use dataplane_core::units::Period;
 /// A flooded frame takes one buffer for each port that sends it. Therefore, `runtime.burst` must be at most 256 divided
 /// by the number of these ports. Untagged frames belong to VLAN 0.
 ///
+/// The bridge has no spanning tree protocol, so the ports must not form a loop. In a loop, each flooded frame circulates
+/// indefinitely. Two keys limit the damage:
+/// - `storm_control` limits the rate of the flooded frames of each port. Frames above the rate are dropped, and counted
+///   by the kind of frame.
+/// - `loop_shut` enables loop detection. Each second, the bridge sends a probe by each port. A probe is a multicast frame
+///   of 60 bytes with the EtherType 0x88b5 and a random number. When a probe comes back, the bridge shuts the port that
+///   sent the probe or the port that received it, whichever is later in the config. A shut port neither receives nor
+///   sends frames, except for probes. The port opens again when no probe has come back for the time `loop_shut`. The
+///   program logs each change, and the counter `shut_PORT` counts how often a port was shut. The probes of a port with
+///   `members` belong to its lowest VLAN, and all other probes are untagged. So a loop of other VLANs is not detected.
+///
 /// ```toml
 /// [[pipeline.stage]]
-/// name    = "switch"
-/// use     = "bridge"
-/// ports   = ["wan", "lan", "left"]
-/// members = [{ port = "left", vlans = [0, 10, 20] }]
-/// ageing  = "10m"
+/// name          = "switch"
+/// use           = "bridge"
+/// ports         = ["wan", "lan", "left"]
+/// members       = [{ port = "left", vlans = [0, 10, 20] }]
+/// ageing        = "10m"
+/// loop_shut     = "5m"
+/// storm_control = { broadcast = "1kpps", multicast = "10kpps", unknown_unicast = "1kpps", burst = 200 }
 ///
 /// [[pipeline.stage]]
 /// name = "out"
@@ -57,6 +77,11 @@ pub struct Bridge {
     /// The time after which a MAC address that was not seen is removed: `"1s"` to `"1h"`. Default: `"5m"`.
     #[serde(default = "ageing")]
     ageing: Period,
+    /// The limits of the flooded frames of each port. Default: no limits.
+    storm_control: Option<StormControl>,
+    /// The time for which a looped port stays shut after the last probe came back: `"1s"` to `"1h"`. Default: no loop
+    /// detection.
+    loop_shut: Option<Period>,
     #[serde(skip)]
     #[schemars(skip)]
     joined: Vec<BridgePort>,
@@ -67,6 +92,12 @@ pub struct Bridge {
     #[serde(skip)]
     #[schemars(skip)]
     sweep: usize,
+    #[serde(skip)]
+    #[schemars(skip)]
+    storm: Option<StormMeter>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    guard: Option<LoopGuard>,
     #[serde(skip)]
     #[schemars(skip)]
     flooded: u64,
@@ -98,14 +129,37 @@ struct Member {
 #[derive(Debug)]
 struct BridgePort {
     number: u8,
-    /// One bit for each VLAN, or `None` for all VLANs.
-    vlans: Option<Box<[u64; 64]>>,
+    /// One bit for each VLAN, or `None` for all VLANs. A shut port has no VLANs, so that the path of a packet needs no
+    /// further check.
+    vlans: Option<VlanSet>,
+    /// The VLANs that replace `vlans` when the port is shut or opened.
+    other_vlans: Option<VlanSet>,
+    is_shut: bool,
 }
 
+type VlanSet = Box<[u64; 64]>;
+
 impl BridgePort {
+    fn new(number: u8) -> Self {
+        Self { number, vlans: None, other_vlans: Some(Box::new([0; 64])), is_shut: false }
+    }
+
     #[inline]
     fn has(&self, vlan: u16) -> bool {
         self.vlans.as_ref().is_none_or(|vlans| vlans[usize::from(vlan >> 6) & 63] >> (vlan & 63) & 1 == 1)
+    }
+
+    /// Returns the lowest VLAN of the port, or `None` if the port has no VLAN.
+    fn lowest_vlan(&self) -> Option<u16> {
+        (0..4095).find(|vlan| self.has(*vlan))
+    }
+
+    /// Shuts or opens the port.
+    fn set_shut(&mut self, shut: bool) {
+        if self.is_shut != shut {
+            std::mem::swap(&mut self.vlans, &mut self.other_vlans);
+            self.is_shut = shut;
+        }
     }
 }
 
@@ -114,111 +168,9 @@ const RESERVED: Reason = Reason::own(1);
 const BAD_SOURCE: Reason = Reason::own(2);
 const SAME_PORT: Reason = Reason::own(3);
 const NOT_A_MEMBER: Reason = Reason::own(4);
-
-/// The MAC addresses that all workers share, in buckets of four 64-bit words.
-///
-/// The MAC address and the VLAN id make a 60-bit key, which is mixed by a reversible function. The function is random
-/// for each table, so that no host can choose addresses that share a bucket. The low 14 bits of the key are the bucket
-/// number. The other 46 bits are stored in the word as a tag, together with the port in 7 bits and the time in 11 bits,
-/// in units of four seconds. One word holds a complete entry, so each load and store is atomic: after two concurrent
-/// stores, the entry is one of the two stored entries. The exact-match table of `dataplane-tables` is not used, because
-/// only one thread can change it.
-struct Table {
-    words: Box<[AtomicU64]>,
-    /// Random odd factors for mixing the key.
-    seeds: [u64; 2],
-}
-
-const BUCKET_BITS: u32 = 14;
-const WAYS: usize = 4;
-const KEY_BITS: u32 = 60;
-const KEY: u64 = (1 << KEY_BITS) - 1;
-const TIME_BITS: u32 = 11;
-const TIME: u64 = (1 << TIME_BITS) - 1;
-const PORT_BITS: u32 = 7;
-/// The length of one unit of time in seconds. The time in a word wraps after more than two hours.
-const UNIT: u64 = 4;
-/// The number of buckets that one call of `sweep` searches.
-const SWEPT: usize = 16;
-
-impl std::fmt::Debug for Table {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Table").finish_non_exhaustive()
-    }
-}
-
-impl Table {
-    fn new() -> Self {
-        let random = RandomState::new();
-        let words = (0..WAYS << BUCKET_BITS).map(|_| AtomicU64::new(0)).collect();
-        Self { words, seeds: [0, 1].map(|seed| random.hash_one(seed) | 1) }
-    }
-
-    /// Returns the bucket of a MAC address, and the tag that identifies the address in the bucket.
-    #[inline]
-    fn place(&self, mac: MacAddr, vlan: u16) -> (&[AtomicU64], u64) {
-        let [a, b, c, d, e, f] = mac.0;
-        let key = u64::from_be_bytes([0, 0, a, b, c, d, e, f]) << 12 | u64::from(vlan & 0xfff);
-        // Each step is reversible: it multiplies by an odd factor, or shifts by half the width or more.
-        let [first, second] = self.seeds;
-        let key = key.wrapping_mul(first) & KEY;
-        let key = (key ^ key >> 30).wrapping_mul(second) & KEY;
-        let key = key ^ key >> 31;
-        let bucket = (key & ((1 << BUCKET_BITS) - 1)) as usize * WAYS;
-        (self.words.get(bucket..bucket + WAYS).unwrap_or_default(), key >> BUCKET_BITS)
-    }
-
-    /// Returns the port of a known MAC address.
-    #[inline]
-    fn find(&self, mac: MacAddr, vlan: u16, now: u64, ageing: u64) -> Option<u8> {
-        let (ways, tag) = self.place(mac, vlan);
-        let words = ways.iter().map(|way| way.load(Ordering::Relaxed));
-        let word = words.into_iter().find(|word| *word != 0 && word >> (PORT_BITS + TIME_BITS) == tag)?;
-        (age(word, now) <= ageing).then_some(((word >> TIME_BITS) as u8 & 0x7f) - 1)
-    }
-
-    /// Records that a MAC address was seen. Stores a word only if it changed, so that workers do not contend for the
-    /// cache line.
-    #[inline]
-    fn learn(&self, mac: MacAddr, vlan: u16, port: u8, now: u64) {
-        let (ways, tag) = self.place(mac, vlan);
-        let word = tag << (PORT_BITS + TIME_BITS) | u64::from(port + 1) << TIME_BITS | now & TIME;
-        let mut oldest: Option<(u64, &AtomicU64)> = None;
-        for way in ways {
-            let known = way.load(Ordering::Relaxed);
-            if known == word {
-                return;
-            }
-            if known != 0 && known >> (PORT_BITS + TIME_BITS) == tag {
-                return way.store(word, Ordering::Relaxed);
-            }
-            let rank = if known == 0 { u64::MAX } else { age(known, now) };
-            if oldest.is_none_or(|(age, _)| rank > age) {
-                oldest = Some((rank, way));
-            }
-        }
-        if let Some((_, way)) = oldest {
-            way.store(word, Ordering::Relaxed);
-        }
-    }
-
-    /// Removes the aged entries of `SWEPT` buckets, starting at bucket `from`.
-    fn sweep(&self, from: usize, now: u64, ageing: u64) {
-        for way in self.words.iter().skip(from * WAYS).take(SWEPT * WAYS) {
-            let word = way.load(Ordering::Relaxed);
-            if word != 0 && age(word, now) > ageing {
-                // The exchange fails if another worker has just updated the entry.
-                let _ = way.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed);
-            }
-        }
-    }
-}
-
-/// Returns the age of an entry in units of time.
-#[inline]
-fn age(word: u64, now: u64) -> u64 {
-    now.wrapping_sub(word & TIME) & TIME
-}
+// The storm control has the reasons 5 to 7.
+const PROBE: Reason = Reason::own(8);
+const SHUT: Reason = Reason::own(9);
 
 impl Stage for Bridge {
     fn process(&mut self, ctx: &Ctx, batch: &mut Batch) {
@@ -228,8 +180,11 @@ impl Stage for Bridge {
             let Some(mut packet) = batch.get_mut(index) else { return };
             match self.decide(&packet, now, ageing) {
                 Ok(Some(port)) => packet.meta_mut().egress = port,
-                Ok(None) => self.flood(batch, index),
-                Err(reason) => packet.drop(reason),
+                Ok(None) => self.flood(ctx, batch, index),
+                Err(reason) => {
+                    let reason = self.refuse(ctx, &packet, reason);
+                    packet.drop(reason);
+                }
             }
         }
     }
@@ -241,6 +196,20 @@ impl Stage for Bridge {
             table.sweep(self.sweep * SWEPT * workers.max(1) + worker * SWEPT, time(ctx), self.max_age());
             self.sweep = (self.sweep + 1) % ((1 << BUCKET_BITS) / (SWEPT * workers.max(1)) + 1);
         }
+        if let Some(guard) = &mut self.guard {
+            let now = run_time(ctx);
+            for port in &mut self.joined {
+                let shut = guard.is_looped(port.number, now);
+                if shut != port.is_shut {
+                    port.set_shut(shut);
+                    guard.log_change(port.number, shut);
+                }
+            }
+        }
+    }
+
+    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
+        self.guard.as_ref().is_some_and(LoopGuard::sends_probes).then_some(self)
     }
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
@@ -261,7 +230,7 @@ impl Stage for Bridge {
             let problem = Problem::at("ports", format!("a bridge cannot have {} ports", numbers.len()));
             return Err(problem.help("list 2 to 64 ports, out of the first 127 ports of the config"));
         }
-        self.joined = numbers.into_iter().map(|number| BridgePort { number, vlans: None }).collect();
+        self.joined = numbers.into_iter().map(BridgePort::new).collect();
         for (place, member) in self.members.iter().enumerate() {
             let key = |key: &str| format!("members[{place}].{key}");
             let number = setup.port(&member.port, &key("port"))?;
@@ -278,6 +247,17 @@ impl Stage for Bridge {
             }
         }
         self.place = setup.worker();
+        self.storm = match &self.storm_control {
+            Some(limits) => Some(StormMeter::new(limits, self.joined.iter().map(|port| port.number), self.place)?),
+            None => None,
+        };
+        if let Some(time) = self.loop_shut {
+            check_period("loop_shut", time, Period::from_secs(1)..=Period::from_secs(3600))?;
+            let ports: Vec<(u8, Option<u16>)> =
+                self.joined.iter().map(|port| (port.number, port.lowest_vlan())).collect();
+            let loops = setup.shared(|_| Ok(Loops::new()))?;
+            self.guard = Some(LoopGuard::new(setup, loops, &ports, time));
+        }
         self.table = Some(setup.shared(|_| Ok(Table::new()))?);
         Ok(())
     }
@@ -285,6 +265,12 @@ impl Stage for Bridge {
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
         report("flooded", self.flooded);
         report("flood_copies_missed", self.missed);
+        // All workers share the table, so only one worker reports its counter.
+        let table = self.table.as_ref().filter(|_| self.place.0 == 0);
+        report("evicted", table.map_or(0, |table| table.evicted.load(Ordering::Relaxed)));
+        if let Some(guard) = &self.guard {
+            guard.counters(report);
+        }
     }
 
     fn info() -> StageInfo {
@@ -294,6 +280,11 @@ impl Stage for Bridge {
             ("bad_source", "the source MAC address is multicast or all zeros"),
             ("same_port", "the destination is behind the ingress port"),
             ("not_a_member", "the ingress port or the destination's port is not a member of the VLAN"),
+            ("broadcast_storm", "broadcast above the rate of `storm_control`"),
+            ("multicast_storm", "multicast above the rate of `storm_control`"),
+            ("unknown_storm", "unicast to unknown addresses above the rate of `storm_control`"),
+            ("probe", "a probe of this bridge came back, so two ports form a loop"),
+            ("shut", "the ingress port is shut because of a loop"),
         ])
     }
 
@@ -304,9 +295,26 @@ impl Stage for Bridge {
     }
 }
 
+impl Generator for Bridge {
+    fn max_generated(&self) -> usize {
+        self.joined.len()
+    }
+
+    fn generate(&mut self, ctx: &Ctx, batch: &mut Batch) {
+        if let Some(guard) = &mut self.guard {
+            guard.send_probes(batch, run_time(ctx));
+        }
+    }
+}
+
+/// Returns the time since the start of the run in nanoseconds.
+fn run_time(ctx: &Ctx) -> u64 {
+    ctx.now.0.saturating_sub(ctx.start.0)
+}
+
 /// Returns the time since the start of the run in units of the table, modulo the range of a word.
 fn time(ctx: &Ctx) -> u64 {
-    (ctx.now.0.saturating_sub(ctx.start.0) / (UNIT * 1_000_000_000)) & TIME
+    (run_time(ctx) / (UNIT * 1_000_000_000)) & TIME
 }
 
 /// Returns the VLAN id of a frame: the outermost tag, or 0. Reads only the Ethernet header and the first tag.
@@ -350,13 +358,41 @@ impl Bridge {
             None => Ok(None),
             Some(port) if port == ingress => Err(SAME_PORT),
             Some(port) if self.joined(port).is_some_and(|port| port.has(vlan)) => Ok(Some(port)),
+            // The hosts behind a shut port may be reachable by the other port of the loop.
+            Some(port) if self.joined(port).is_some_and(|port| port.is_shut) => Ok(None),
             Some(_) => Err(NOT_A_MEMBER),
         }
     }
 
+    /// Returns the drop reason of a frame that was refused. A shut port has no VLANs, so the frames from this port are
+    /// refused as `NOT_A_MEMBER` first.
+    #[cold]
+    fn refuse(&self, ctx: &Ctx, packet: &Packet<'_>, reason: Reason) -> Reason {
+        let Some(guard) = self.guard.as_ref().filter(|_| reason == NOT_A_MEMBER) else { return reason };
+        match guard.receives(packet, run_time(ctx)) {
+            true => PROBE,
+            false if self.joined(packet.ingress()).is_some_and(|port| port.is_shut) => SHUT,
+            false => reason,
+        }
+    }
+
+    /// Decides whether a frame may be flooded.
+    fn admit(&mut self, ctx: &Ctx, packet: &Packet<'_>) -> Result<(), Reason> {
+        let now = run_time(ctx);
+        if self.guard.as_ref().is_some_and(|guard| guard.receives(packet, now)) {
+            return Err(PROBE);
+        }
+        self.storm.as_mut().map_or(Ok(()), |storm| storm.admit(packet, now))
+    }
+
     /// Sends a frame to all ports of its VLAN except the ingress port.
-    fn flood(&mut self, batch: &mut Batch, index: usize) {
-        let Some(packet) = batch.get_mut(index) else { return };
+    fn flood(&mut self, ctx: &Ctx, batch: &mut Batch, index: usize) {
+        let Some(mut packet) = batch.get_mut(index) else { return };
+        if (self.guard.is_some() || self.storm.is_some())
+            && let Err(reason) = self.admit(ctx, &packet)
+        {
+            return packet.drop(reason);
+        }
         let (ingress, vlan, len, mut first) = (packet.ingress(), vlan_of(&packet), packet.len(), true);
         let mut missed = 0;
         for port in self.joined.iter().filter(|port| port.number != ingress && port.has(vlan)) {
@@ -377,157 +413,4 @@ impl Bridge {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-
-    use proptest::prelude::*;
-
-    use super::*;
-    use dataplane_core::harness::{Fate, Harness, frame, port};
-
-    fn host_mac(number: u8) -> MacAddr {
-        MacAddr([2, 0, 0, 0, 1, number])
-    }
-
-    fn bench(ingress: u8, parameters: &str) -> Result<Harness, String> {
-        let ports = ["a", "b", "c", "d"].map(port);
-        Harness::builder().ports(&ports).ingress(ingress).build::<Bridge>(parameters)
-    }
-
-    /// Sends one frame through the bridge. Returns the egress ports of the frame, or the drop reason.
-    fn send(bench: &mut Harness, from: MacAddr, to: MacAddr, vlan: u16) -> Result<Vec<u8>, String> {
-        let sent = frame().ethernet(from, to);
-        let sent = if vlan == 0 { sent } else { sent.vlan(vlan) };
-        let sent = sent.ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).udp(1, 2).payload(&[9; 50]).build();
-        let mut ports = Vec::new();
-        for outcome in bench.run(&[&sent]) {
-            match outcome.fate {
-                Fate::Next => {
-                    assert_eq!(outcome.bytes, sent);
-                    ports.push(outcome.meta.egress);
-                }
-                Fate::Dropped(reason) => return Err(reason),
-                other => panic!("{other:?}"),
-            }
-        }
-        ports.sort_unstable();
-        Ok(ports)
-    }
-
-    proptest! {
-        #[test]
-        fn frames_go_to_the_port_where_the_address_was_last_seen(
-            frames in prop::collection::vec((0..4u8, 0..6u8, 0..6u8, 0..3u16, 0..200u64), 1..60),
-        ) {
-            let mut bench = bench(0, "ageing = \"100s\"").unwrap();
-            let mut heard: HashMap<(u8, u16), (u8, u64)> = HashMap::new();
-            let mut now = 0;
-            for (ingress, from, to, vlan, later) in frames {
-                // The steps are multiples of the table's unit of time, so that the model does not have to round.
-                now += later / 4 * 4;
-                bench.advance(later / 4 * 4_000_000_000);
-                bench.set_ingress(ingress);
-                heard.insert((from, vlan), (ingress, now));
-                let known = heard.get(&(to, vlan)).filter(|(_, at)| now - at <= 100).map(|(port, _)| *port);
-                let expected = match known {
-                    Some(port) if port == ingress => Err("same_port".to_owned()),
-                    Some(port) => Ok(vec![port]),
-                    None => Ok((0..4).filter(|port| *port != ingress).collect()),
-                };
-                prop_assert_eq!(send(&mut bench, host_mac(from), host_mac(to), vlan), expected);
-            }
-        }
-    }
-
-    #[test]
-    fn multicast_is_flooded_and_reserved_addresses_are_dropped() {
-        let mut bench = bench(1, "").unwrap();
-        assert_eq!(send(&mut bench, host_mac(1), MacAddr::BROADCAST, 0), Ok(vec![0, 2, 3]));
-        assert_eq!(send(&mut bench, host_mac(1), MacAddr([1, 0, 0x5e, 0, 0, 5]), 0), Ok(vec![0, 2, 3]));
-        assert_eq!(send(&mut bench, host_mac(1), MacAddr([1, 0x80, 0xc2, 0, 0, 0xe]), 0), Err("reserved".to_owned()));
-        assert_eq!(send(&mut bench, MacAddr([3; 6]), host_mac(1), 0), Err("bad_source".to_owned()));
-        assert_eq!(send(&mut bench, MacAddr::ZERO, host_mac(1), 0), Err("bad_source".to_owned()));
-    }
-
-    /// The payload after the addresses and the tag can be anything.
-    #[test]
-    fn frame_with_any_payload_is_forwarded() {
-        let mut bench = bench(0, "ports = ['a', 'b']").unwrap();
-        for behind in
-            [&[8, 0, 0x45][..], &[8, 0, 0xff, 0xff], &[0x86, 0xdd], &[0x81, 0, 0, 7, 0x81, 0, 0, 9, 8, 0], &[0x81, 0]]
-        {
-            let sent: Vec<u8> = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2][..], behind].concat();
-            let outcome = bench.run_one(&sent);
-            assert_eq!((outcome.fate, outcome.bytes, outcome.meta.egress), (Fate::Next, sent, 1));
-        }
-    }
-
-    #[test]
-    fn vlans_are_separate_and_ports_only_carry_their_vlans() {
-        let members =
-            "ports = ['a', 'b', 'c']\nmembers = [{ port = 'b', vlans = [0, 10] }, { port = 'c', vlans = [20] }]";
-        let mut bench = bench(0, members).unwrap();
-        let mut to = |ingress, vlan| {
-            bench.set_ingress(ingress);
-            send(&mut bench, host_mac(ingress), MacAddr::BROADCAST, vlan)
-        };
-        assert_eq!((to(0, 0), to(0, 10), to(0, 20)), (Ok(vec![1]), Ok(vec![1]), Ok(vec![2])));
-        assert_eq!(to(0, 30), Err("alone".to_owned()));
-        assert_eq!((to(1, 20), to(3, 0)), (Err("not_a_member".to_owned()), Err("not_a_member".to_owned())));
-    }
-
-    /// Many random addresses fill the table, which does not grow.
-    #[test]
-    fn active_address_stays_in_the_table_when_random_addresses_fill_it() {
-        let table = Table::new();
-        for number in 0..200_000u32 {
-            let [a, b, c, d] = number.to_be_bytes();
-            table.learn(MacAddr([2, 9, a, b, c, d]), 0, 1, 1);
-        }
-        assert_eq!(table.words.len(), 1 << 16);
-        table.learn(host_mac(1), 0, 2, 2);
-        assert_eq!(table.find(host_mac(1), 0, 2, 75), Some(2));
-        let left = |table: &Table| table.words.iter().filter(|way| way.load(Ordering::Relaxed) != 0).count();
-        assert!(left(&table) > 60_000);
-        for from in (0..1 << BUCKET_BITS).step_by(SWEPT) {
-            table.sweep(from, 78, 76);
-        }
-        assert_eq!(left(&table), 1);
-    }
-
-    /// Addresses that differ only in their first bits are spread over the buckets, and differently in each table.
-    #[test]
-    fn buckets_of_addresses_differ_between_tables() {
-        let buckets = || {
-            let table = Table::new();
-            let start = table.words.as_ptr().addr();
-            let bucket = |number: u16| {
-                let [a, b] = number.to_be_bytes();
-                table.place(MacAddr([a, b & 0xfe, 7, 7, 7, 7]), 0).0.as_ptr().addr() - start
-            };
-            (0..1000).map(|number| bucket(number << 1)).collect::<Vec<_>>()
-        };
-        let (one, other) = (buckets(), buckets());
-        let shared = one.iter().zip(&other).filter(|(one, other)| one == other).count();
-        let different = one.into_iter().collect::<std::collections::HashSet<_>>().len();
-        assert!(different > 500 && shared < 100, "{different} buckets, {shared} shared");
-    }
-
-    #[test]
-    fn invalid_parameters_are_refused_with_their_key() {
-        for (parameters, message) in [
-            ("ageing = \"0s\"", "ageing: 0s is out of range"),
-            ("ports = ['a']", "ports: a bridge cannot have 1 ports"),
-            ("ports = ['a', 'b', 'a']", "ports[2]: `a` is listed twice"),
-            ("ports = ['a', 'x']", "ports[1]: there is no port `x`"),
-            (
-                "ports = ['a', 'b']\nmembers = [{ port = 'c', vlans = [] }]",
-                "members[0].port: `c` is not a port of this",
-            ),
-            ("members = [{ port = 'c', vlans = [4095] }]", "members[0].vlans: 4095 is not a VLAN id"),
-        ] {
-            let error = bench(0, parameters).err().unwrap();
-            assert!(error.starts_with(message), "{error}");
-        }
-    }
-}
+mod tests;

@@ -7,6 +7,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use zerocopy::FromBytes;
 
+mod host_limit;
+
 use crate::forwarding::Reader;
 use crate::kernel;
 use crate::parameter::Origin;
@@ -19,6 +21,7 @@ use dataplane_core::header::{Header, icmp, protocol};
 use dataplane_core::mem::{Batch, Edge, MetaFlags, Packet, Reason};
 use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, StageInfo};
 use dataplane_tables::bucket::TokenBucket;
+use host_limit::HostLimit;
 
 /// Turns a packet into the ICMP or ICMPv6 error for its sender (RFC 792, RFC 1812 section 4.3, RFC 4443).
 ///
@@ -28,9 +31,13 @@ use dataplane_tables::bucket::TokenBucket;
 ///
 /// Some packets never cause an error: ICMP errors, fragments other than the first, packets to a multicast or broadcast
 /// address, and packets whose source address does not identify a single host. Exception: `too_big` also reports IPv6
-/// packets to a multicast address. Packets that cause no error are dropped as `no_error_allowed`. Packets whose error
-/// would exceed the rate are dropped as `rate_exceeded`. With several workers, each worker gets an equal share of the
-/// rate.
+/// packets to a multicast address. Packets that cause no error are dropped as `no_error_allowed`.
+///
+/// Two rates limit the errors. `per_host` limits the errors to each IPv4 host and to each IPv6 network of 64 bits, so a
+/// host that causes many errors takes no errors from other hosts. Errors above this rate are dropped as
+/// `host_rate_exceeded`. `per_second` limits the errors to all hosts together. Errors above this rate are dropped as
+/// `rate_exceeded`. With several workers, each worker gets an equal share of `per_second`, and `per_host` applies to
+/// each worker in full. A worker tracks 4,096 hosts. If there are more hosts, `per_second` limits their errors.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -60,6 +67,7 @@ use dataplane_tables::bucket::TokenBucket;
 /// kind       = "too_big"
 /// source     = "kernel"
 /// per_second = 1_000
+/// per_host   = 20
 /// burst      = 100
 /// outputs    = { reply = "out" }
 ///
@@ -85,12 +93,19 @@ pub struct IcmpError {
     /// The maximum number of errors per second, for all workers together. At least 1. Default: 1,000.
     #[serde(default = "per_second")]
     per_second: u64,
-    /// The maximum number of errors that each worker can send in one burst. At least 1. Default: 50.
+    /// The maximum number of errors per second to one host, for each worker. At least 1. Default: 50.
+    #[serde(default = "per_host")]
+    per_host: u64,
+    /// The maximum number of errors that each worker can send in one burst. At least 1. One host gets at most a fifth
+    /// of a burst. Default: 50.
     #[serde(default = "burst")]
     burst: u64,
     #[serde(skip)]
     #[schemars(skip)]
     bucket: Option<TokenBucket>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    host_limit: Option<HostLimit>,
     #[serde(skip)]
     #[schemars(skip)]
     ports: Vec<Port>,
@@ -109,6 +124,10 @@ pub struct IcmpError {
 
 fn per_second() -> u64 {
     1000
+}
+
+fn per_host() -> u64 {
+    50
 }
 
 fn burst() -> u64 {
@@ -194,11 +213,14 @@ impl Port {
 const REPLY: Edge = Edge::new(0);
 const NO_ERROR_ALLOWED: Reason = Reason::own(0);
 const NO_ADDRESS: Reason = Reason::own(1);
+const HOST_RATE_EXCEEDED: Reason = Reason::own(2);
 
 /// The maximum length of an error in bytes, including its IP header (RFC 1812, section 4.3.2.3; RFC 4443, section 2.4
 /// c).
 const MOST_V4: usize = 576;
 const MOST_V6: usize = 1280;
+/// A burst to all hosts divided by a burst to one host.
+const HOST_SHARE: u64 = 5;
 /// The TTL or hop limit of errors.
 const TTL: u8 = 64;
 /// The type of service of errors: internetwork control (RFC 1812, section 4.3.2.5), which is class selector 6 of RFC
@@ -225,14 +247,15 @@ impl Stage for IcmpError {
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let ports = setup.ports().iter().map(|port| Port { mtu: u32::from(port.mtu), v4: None, v6: None });
         self.ports = ports.collect();
-        if self.per_second == 0 || self.burst == 0 {
-            let key = if self.burst == 0 { "burst" } else { "per_second" };
+        let limits = [("burst", self.burst), ("per_second", self.per_second), ("per_host", self.per_host)];
+        if let Some((key, _)) = limits.into_iter().find(|(_, limit)| *limit == 0) {
             return Err(Problem::at(key, "0 allows no error").help("use a `drop` stage instead"));
         }
         let (worker, workers) = setup.worker();
         // If the division has a remainder, the first workers get one more unit each.
         let share = self.per_second / workers as u64 + u64::from((worker as u64) < self.per_second % workers as u64);
         self.bucket = Some(TokenBucket::new(share, self.burst, 0));
+        self.host_limit = Some(HostLimit::new(self.per_host, (self.burst / HOST_SHARE).max(1)));
         match self.source {
             Origin::Kernel if !self.addresses.is_empty() => {
                 let problem =
@@ -284,6 +307,7 @@ impl Stage for IcmpError {
                     "the RFCs forbid an error for such a packet (RFC 1812, section 4.3.2.7; RFC 4443, section 2.4 e)",
                 ),
                 ("no_address", "the ingress port has no address to send the error from"),
+                ("host_rate_exceeded", "the host has received too many errors in a short time"),
             ])
             .terminal()
     }
@@ -313,9 +337,13 @@ impl IcmpError {
             (ErrorKind::TooBig, None) => of(egress).map_or(0, |port| port.mtu),
             _ => 0,
         };
+        // Check the host first, so that the packets of a limited host use up nothing of the total.
+        let limit = self.host_limit.as_mut();
+        let permit = limit.and_then(|limit| limit.permit(v6, host(packet, v6), now)).ok_or(HOST_RATE_EXCEEDED)?;
         if !self.bucket.as_mut().is_some_and(|bucket| bucket.take(now, 1)) {
             return Err(Reason::RateExceeded);
         }
+        permit.count();
         let (kind, code) = if v6 { self.kind.v6() } else { self.kind.v4() };
         let (kind, code, rest) = match self.kind {
             ErrorKind::PortUnreachable if !matches!(packet.meta().protocol, protocol::UDP | protocol::TCP) => {
@@ -336,6 +364,18 @@ impl IcmpError {
         let meta = packet.meta_mut();
         (meta.egress, meta.next_hop) = (ingress, 0);
         Ok(())
+    }
+}
+
+/// Returns the host that gets the error for a packet: the IPv4 source address, or the first 64 bits of the IPv6 source
+/// address.
+fn host(packet: &Packet<'_>, v6: bool) -> u64 {
+    let datagram = packet.data().get(usize::from(packet.meta().l3)..).unwrap_or_default();
+    if v6 {
+        let first_half = Ipv6::view(datagram).ok().and_then(|ip| ip.source.first_chunk().copied());
+        first_half.map_or(0, u64::from_be_bytes)
+    } else {
+        Ipv4::view(datagram).map_or(0, |ip| u32::from_be_bytes(ip.source).into())
     }
 }
 

@@ -85,8 +85,9 @@ pub struct Neighbor {
     /// Source of the neighbour entries: `config`, `kernel` or `resolve`.
     #[serde(default)]
     pub source: Source,
-    /// Largest number of known neighbours, with `source = "resolve"`: 16 to 16,384. The default is 4,096. When the
-    /// table is full, the oldest neighbour that never answered is removed.
+    /// Largest number of known neighbours of each port, with `source = "resolve"`: 16 to 16,384. The default is 4,096.
+    /// All ports together have at most 16,384 neighbours, in equal shares. When the share of a port is full, the oldest
+    /// neighbour of the port that never answered is removed.
     #[serde(default)]
     pub most: Option<u16>,
     /// The approximate time for which an answer is valid, with `source = "resolve"`: `"1s"` to `"1h"`. The default is

@@ -16,12 +16,12 @@ use dataplane_core::header::protocol;
 use dataplane_core::pipeline::Problem;
 use dataplane_core::units::Period;
 
-/// Reads the file of the key `file`. A file of more than `most` bytes is a problem with the help text `less`.
+/// Reads the text file of the key `file`. A file of more than `most` bytes is a problem with the help text `less`.
 pub(crate) fn file(path: &Path, most: u64, less: &str) -> Result<Vec<u8>, Problem> {
-    file::read(path, most).map_err(|error| {
+    file::read_text(path, most).map_err(|error| {
         let help = match error.kind() {
             ErrorKind::FileTooLarge => less,
-            ErrorKind::InvalidInput => "name a text file",
+            ErrorKind::InvalidInput | ErrorKind::InvalidData => "name a text file",
             _ => "check the path: a relative path starts at the folder of the config",
         };
         Problem::at("file", format!("{}: {error}", path.display())).help(help)

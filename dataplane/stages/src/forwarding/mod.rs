@@ -22,7 +22,7 @@ use dataplane_core::pipeline::NextHop;
 use dataplane_tables::lpm::{View4, View6};
 
 pub use groups::{Path, RouteKind};
-pub use neighbors::{Mark, Resolved};
+pub use neighbors::{MAX_NEIGHBORS, Mark, Resolved};
 pub use writer::{MAX_ROUTES, Refused, RouteHop, RouteTarget, Writer};
 
 /// Largest number of routing tables: the main table and the tables of VRFs.

@@ -17,7 +17,7 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::NextHop;
 
 /// Largest number of neighbours.
-pub(super) const MAX_NEIGHBORS: usize = 1 << 14;
+pub const MAX_NEIGHBORS: usize = 1 << 14;
 /// Number of slots: four per neighbour, so that a window is rarely full.
 const SLOTS: usize = MAX_NEIGHBORS * 4;
 /// Number of slots in which an entry may lie.

@@ -206,13 +206,71 @@ fn ipv6_multicast_packet_gets_too_big_error() {
     assert_eq!(reason(bench("prohibited", "").run_one(&to_group)), "no_error_allowed");
 }
 
+/// One host sends 5,000 packets per second that are too big, and another host sends 10 per second.
+#[test]
+fn flood_of_one_host_does_not_use_up_the_errors_of_other_hosts() {
+    let mut bench = bench("too_big", "");
+    let from = |host: u8| frame().ipv4([198, 51, 100, host].into(), [203, 0, 113, 9].into()).udp(1, 2).build();
+    let (flood, other) = (vec![from(1); 50], from(2));
+    let (mut sent, mut flooded) = (0, 0);
+    for round in 0..300 {
+        bench.advance(10_000_000);
+        flooded += bench.run(&flood).iter().filter(|outcome| is_reply(outcome)).count();
+        if round % 10 == 0 {
+            sent += usize::from(is_reply(&bench.run_one(&other)));
+        }
+    }
+    assert_eq!(sent, 30);
+    // 10 at once, and 50 per second for three seconds.
+    assert!((150..=160).contains(&flooded), "{flooded}");
+    assert_eq!(reason(bench.run_one(&flood[0])), "host_rate_exceeded");
+}
+
+/// More hosts than the table has entries share the total rate.
+#[test]
+fn errors_to_many_hosts_have_a_total_limit() {
+    for v6 in [false, true] {
+        let mut bench = bench("time_exceeded", "per_second = 100\nburst = 20");
+        let mut replies = 0;
+        for number in 0..20_000u32 {
+            let [_, a, b, c] = number.to_be_bytes();
+            let packet = match v6 {
+                false => frame().ipv4([10, a, b, c].into(), [203, 0, 113, 9].into()),
+                true => {
+                    frame().ipv6([0x2001, 0xdb8, number as u16, 0, 0, 0, 0, 1].into(), "2001:db8::9".parse().unwrap())
+                }
+            };
+            replies += usize::from(is_reply(&bench.run_one(&packet.udp(1, 2).build())));
+        }
+        assert_eq!(replies, 20);
+    }
+}
+
+/// The hosts of an IPv6 network of 64 bits share a limit, because one host may use all its addresses.
+#[test]
+fn ipv6_hosts_of_one_network_share_a_limit() {
+    let mut bench = bench("time_exceeded", "per_host = 4\nburst = 20");
+    let packets = (0..9u16).map(|host| {
+        let source = [0x2001, 0xdb8, 0, 7, 0, 0, 0, host + 1].into();
+        frame().ipv6(source, "2001:db8::9".parse().unwrap()).udp(1, 2).build()
+    });
+    let fates: Vec<String> = packets
+        .map(|packet| match bench.run_one(&packet).fate {
+            Fate::Dropped(reason) => reason,
+            other => format!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(fates[4..], ["host_rate_exceeded"; 5], "{fates:?}");
+}
+
 #[test]
 fn error_rate_is_limited() {
     let mut bench = bench("time_exceeded", "per_second = 10\nburst = 3");
-    let frames = vec![v4().udp(1, 2).build(); 8];
+    let hosts = (1..9u8).map(|host| frame().ipv4([198, 51, 100, host].into(), [203, 0, 113, 9].into()));
+    let frames: Vec<Vec<u8>> = hosts.map(|frame| frame.udp(1, 2).build()).collect();
     let count_replies = |outcomes: Vec<Outcome>| outcomes.iter().filter(|outcome| is_reply(outcome)).count();
     assert_eq!(count_replies(bench.run(&frames)), 3);
-    assert_eq!(reason(bench.run_one(&frames[0])), "rate_exceeded");
+    assert_eq!(reason(bench.run_one(&frames[7])), "rate_exceeded");
     bench.advance(200_000_000);
     assert_eq!(count_replies(bench.run(&frames)), 2);
 }

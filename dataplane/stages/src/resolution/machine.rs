@@ -21,9 +21,30 @@ pub(super) const MAX_SOLICITS: u8 = 3;
 pub(super) const FIRST_PROBE_DELAY: Millis = 5000;
 /// The time for which a neighbour that did not answer is not requested again.
 pub(super) const FAILED_TIME: Millis = 3000;
-/// Limit of requests for unknown neighbours: per second, and burst. Requests to known neighbours have a separate limit
-/// of the same size.
-const REQUEST_LIMIT: (u64, u64) = (500, 64);
+/// The rate limits of requests. Each limit counts only its own requests. So neither the repeated requests of a scan
+/// delay the first request for a new neighbour, nor does a scan delay the requests to known neighbours.
+#[derive(Clone, Copy, Debug)]
+enum Limit {
+    /// The first request for an unknown neighbour, at once.
+    First,
+    /// The first request for an unknown neighbour that had to wait.
+    Waiting,
+    /// A repeated request for an unknown neighbour.
+    Repeat,
+    /// A request to a neighbour that has answered before, by unicast or multicast.
+    Known,
+}
+
+impl Limit {
+    /// The requests per second and the burst of each limit.
+    const ALL: [(u64, u64); 4] = [(1000, 128), (500, 64), (500, 64), (500, 64)];
+}
+
+/// How long a neighbour waits for its first request if the limit is reached, in milliseconds. The next packet after that
+/// time starts again.
+const MAX_WAIT: Millis = 200;
+/// How long repeated requests for a neighbour may take in all if the limit is reached.
+const MAX_REPEAT_TIME: Millis = RETRANS_TIMER * (MAX_SOLICITS as Millis + 1);
 /// If the table is full, the maximum number of entries divided by this number limits how many entries are evicted at
 /// once.
 const EVICTION_DIVISOR: usize = 16;
@@ -31,7 +52,7 @@ const EVICTION_DIVISOR: usize = 16;
 /// The parameters of the config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// Largest number of neighbours.
+    /// Largest number of neighbours of each port.
     pub(super) most: usize,
     /// About how long an answer is valid, in milliseconds.
     pub(super) reachable: Millis,
@@ -99,14 +120,14 @@ struct NeighborEntry {
     confirmed: bool,
 }
 
-/// The state machine of all neighbours.
+/// The state machine of all neighbours of one port. Each port has its own table and limits, so a flood on one port does
+/// not affect the neighbours of other ports.
 #[derive(Debug)]
 pub(super) struct StateMachine {
     settings: Settings,
     entries: HashMap<NextHop, NeighborEntry>,
-    /// Rate limits of requests by multicast or broadcast, and by unicast.
-    multicast_limit: TokenBucket,
-    unicast_limit: TokenBucket,
+    /// The buckets of each [`Limit`].
+    limits: [TokenBucket; Limit::ALL.len()],
     random: u64,
     /// Whether no entry can be evicted until the next timeout check: index 0 for neighbours that workers request, index
     /// 1 for neighbours that send requests to this host.
@@ -118,19 +139,9 @@ pub(super) struct StateMachine {
 
 impl StateMachine {
     pub(super) fn new(settings: Settings, seed: u64) -> Self {
-        let bucket = || TokenBucket::new(REQUEST_LIMIT.0, REQUEST_LIMIT.1, 0);
+        let limits = Limit::ALL.map(|(rate, burst)| TokenBucket::new(rate, burst, 0));
         let (entries, random) = (HashMap::new(), seed | 1);
-        Self {
-            settings,
-            entries,
-            multicast_limit: bucket(),
-            unicast_limit: bucket(),
-            random,
-            full: [false; 2],
-            asked: 0,
-            refused: 0,
-            evicted: 0,
-        }
+        Self { settings, entries, limits, random, full: [false; 2], asked: 0, refused: 0, evicted: 0 }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -143,7 +154,7 @@ impl StateMachine {
         let known = self.entries.get(&hop).map(|entry| entry.state);
         match known {
             None if !self.make_room(false, actions) => self.refused += 1,
-            None if askable => self.ask_by_multicast(hop, 0, now, actions),
+            None if askable => self.ask_by_multicast(hop, 0, Limit::First, now, actions),
             None => self.fail(hop, now, actions),
             Some(State::Stale(mac)) => self.set_state(hop, State::Delay(mac), now + FIRST_PROBE_DELAY, now, actions),
             Some(_) => {}
@@ -177,7 +188,7 @@ impl StateMachine {
             // Wait for an answer from the old MAC address. If no answer arrives, ask by multicast or broadcast.
             (Some(State::Doubted(_)), false) => {}
             (Some(State::Reachable(old)), false) if overrides => {
-                if self.unicast_limit.take(now * 1_000_000, 1) {
+                if self.permits(Limit::Known, now) {
                     self.ask_by_unicast(hop, State::Doubted(old), old, now, actions);
                 }
             }
@@ -197,12 +208,18 @@ impl StateMachine {
         self.full = [false; 2];
         let due = |(hop, entry): (&NextHop, &NeighborEntry)| (entry.until <= now).then_some((*hop, *entry));
         let mut due: Vec<(NextHop, NeighborEntry)> = self.entries.iter().filter_map(due).collect();
-        // Neighbours that have waited longest are asked first.
-        due.sort_unstable_by_key(|(hop, entry)| (entry.until, *hop));
+        // Known neighbours are asked first, the longest wait first. Unknown neighbours are asked in random order, because
+        // most of them may be addresses of a scan that nobody has.
+        due.sort_unstable_by_key(|(hop, _)| *hop);
+        due.sort_by_cached_key(|(_, entry)| match entry.state {
+            State::Incomplete(_) if !entry.confirmed => (true, self.random()),
+            _ => (false, entry.until),
+        });
         for (hop, entry) in due {
             match entry.state {
                 State::Incomplete(MAX_SOLICITS..) => self.fail(hop, now, actions),
-                State::Incomplete(tries) => self.ask_by_multicast(hop, tries, now, actions),
+                State::Incomplete(0) => self.ask_by_multicast(hop, 0, Limit::Waiting, now, actions),
+                State::Incomplete(tries) => self.ask_by_multicast(hop, tries, Limit::Repeat, now, actions),
                 State::Failed | State::Stale(_) => {
                     self.entries.remove(&hop);
                     actions.push(Action::Forget(hop));
@@ -210,20 +227,14 @@ impl StateMachine {
                 State::Reachable(mac) => self.stale(hop, mac, now, actions),
                 State::Delay(mac) => self.probe(hop, mac, 0, now, actions),
                 State::Probe(mac, tries @ ..MAX_SOLICITS) => self.probe(hop, mac, tries, now, actions),
-                State::Probe(..) | State::Doubted(_) => self.ask_by_multicast(hop, 0, now, actions),
+                State::Probe(..) | State::Doubted(_) => self.ask_by_multicast(hop, 0, Limit::Known, now, actions),
             }
         }
     }
 
-    /// Forgets all neighbours of a port, because its link has changed.
-    pub(super) fn forget_port(&mut self, port: u8, actions: &mut Vec<Action>) {
-        self.entries.retain(|hop, _| {
-            let stays = hop.port != port;
-            if !stays {
-                actions.push(Action::Forget(*hop));
-            }
-            stays
-        });
+    /// Forgets all neighbours, because the link of the port has changed.
+    pub(super) fn forget_all(&mut self, actions: &mut Vec<Action>) {
+        actions.extend(self.entries.drain().map(|(hop, _)| Action::Forget(hop)));
     }
 
     /// Removes a neighbour that the table refused.
@@ -232,20 +243,34 @@ impl StateMachine {
         self.entries.remove(&hop);
     }
 
-    /// Asks by multicast or broadcast, if the rate limit allows.
-    fn ask_by_multicast(&mut self, hop: NextHop, tries: u8, now: Millis, actions: &mut Vec<Action>) {
-        if self.multicast_limit.take(now * 1_000_000, 1) {
+    fn permits(&mut self, limit: Limit, now: Millis) -> bool {
+        self.limits[limit as usize].take(now * 1_000_000, 1)
+    }
+
+    /// Asks by multicast or broadcast, if the rate limit allows. An unknown neighbour that waits too long is given up,
+    /// so that the entries of a scan do not pile up.
+    fn ask_by_multicast(&mut self, hop: NextHop, tries: u8, limit: Limit, now: Millis, actions: &mut Vec<Action>) {
+        let known = self.entries.get(&hop).copied();
+        let is_known = known.is_some_and(|entry| entry.confirmed);
+        let age = known.map_or(0, |entry| now.saturating_sub(entry.since));
+        if self.permits(if is_known { Limit::Known } else { limit }, now) {
             self.asked += 1;
             self.set_state(hop, State::Incomplete(tries + 1), now + RETRANS_TIMER, now, actions);
             actions.push(Action::Ask(hop, None));
-        } else {
+        } else if is_known || age < if tries == 0 { MAX_WAIT } else { MAX_REPEAT_TIME } {
             self.set_state(hop, State::Incomplete(tries), now, now, actions);
+        } else if tries == 0 {
+            self.refused += 1;
+            self.entries.remove(&hop);
+            actions.push(Action::Forget(hop));
+        } else {
+            self.fail(hop, now, actions);
         }
     }
 
     /// Asks a neighbour by unicast whether it still exists, if the rate limit allows.
     fn probe(&mut self, hop: NextHop, mac: MacAddr, tries: u8, now: Millis, actions: &mut Vec<Action>) {
-        if self.unicast_limit.take(now * 1_000_000, 1) {
+        if self.permits(Limit::Known, now) {
             self.ask_by_unicast(hop, State::Probe(mac, tries + 1), mac, now, actions);
         }
     }
@@ -267,15 +292,19 @@ impl StateMachine {
     /// Handles an answer. The answer is valid for a random time between half and three halves of `reachable`, so that
     /// not all neighbours are asked at the same time.
     fn confirm(&mut self, hop: NextHop, mac: MacAddr, now: Millis, actions: &mut Vec<Action>) {
-        // Marsaglia's xorshift.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        let time = self.settings.reachable / 2 + self.random % self.settings.reachable.max(1);
+        let time = self.settings.reachable / 2 + self.random() % self.settings.reachable.max(1);
         self.set_state(hop, State::Reachable(mac), now + time, now, actions);
         if let Some(entry) = self.entries.get_mut(&hop) {
             (entry.confirmed, entry.since) = (true, now);
         }
+    }
+
+    /// Returns a random number: Marsaglia's xorshift.
+    fn random(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
     }
 
     fn set_state(&mut self, hop: NextHop, state: State, until: Millis, now: Millis, actions: &mut Vec<Action>) {

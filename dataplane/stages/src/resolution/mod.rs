@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 
-use crate::forwarding::{Forwarding, Reader, Resolved, Writer};
+use crate::forwarding::{Forwarding, MAX_NEIGHBORS, Reader, Resolved, Writer};
 use crate::responder::is_host;
 use dataplane_core::error::Result;
 use dataplane_core::header::MacAddr;
@@ -51,7 +51,7 @@ const FRAMES: usize = 32;
 /// The parameters that a config can set.
 #[derive(Clone, Copy, Debug)]
 pub struct ResolveParameters {
-    /// Largest number of neighbours.
+    /// Largest number of neighbours of each port.
     pub most: u16,
     /// The time for which an answer is valid.
     pub reachable: Period,
@@ -153,7 +153,8 @@ impl Resolution {
         }
         let millis = |period: Period| period.as_nanos() / 1_000_000;
         let settings = Settings {
-            most: usize::from(parameters.most),
+            // No port can fill the table of all ports.
+            most: usize::from(parameters.most).min(MAX_NEIGHBORS / resolution.ports.len()),
             reachable: millis(parameters.reachable),
             ageing: millis(parameters.ageing),
         };
@@ -343,7 +344,8 @@ impl Resolution {
 struct ResolverState {
     resolution: Arc<Resolution>,
     writer: Box<Writer>,
-    machine: StateMachine,
+    /// The state machine of each port.
+    machines: Vec<StateMachine>,
     actions: Vec<Action>,
     /// Time of the last timeout check.
     last_timeout_check: u64,
@@ -357,33 +359,42 @@ impl ResolverState {
         let open = resolution.open.get()?;
         let writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         use std::hash::{BuildHasher, RandomState};
-        let machine = StateMachine::new(open.settings, RandomState::new().hash_one(0));
+        let random = RandomState::new();
+        let ports = 0..resolution.ports.len();
+        let machines = ports.map(|port| StateMachine::new(open.settings, random.hash_one(port))).collect();
         let announced = vec![(0, ANNOUNCEMENTS.len()); resolution.ports.len()];
-        Some(Self { resolution, writer, machine, actions: Vec::new(), last_timeout_check: 0, announced })
+        Some(Self { resolution, writer, machines, actions: Vec::new(), last_timeout_check: 0, announced })
     }
 
     /// Runs one step of the resolver, `now` milliseconds after the start.
     fn step(&mut self, now: u64) {
-        let Self { resolution, writer, machine, actions, last_timeout_check, announced } = self;
+        let Self { resolution, writer, machines, actions, last_timeout_check, announced } = self;
         let Some(open) = resolution.open.get() else { return };
         // Limit the number of messages per step, because messages may arrive faster than this loop handles them.
         for queue in [&open.answers, &open.hints] {
             let heard = std::iter::from_fn(|| queue.pop()).take(QUEUE);
-            heard.for_each(|heard| machine.receive(&heard, now, actions));
+            for heard in heard {
+                if let Some(machine) = machines.get_mut(usize::from(heard.hop.port)) {
+                    machine.receive(&heard, now, actions);
+                }
+            }
         }
         for hop in std::iter::from_fn(|| open.tables.next_request()).take(MAX_REQUESTS_PER_STEP) {
-            machine.request(hop, frames::is_askable(&resolution.ports, hop), now, actions);
+            if let Some(machine) = machines.get_mut(usize::from(hop.port)) {
+                machine.request(hop, frames::is_askable(&resolution.ports, hop), now, actions);
+            }
         }
         if now >= *last_timeout_check + TIMEOUT_INTERVAL {
             *last_timeout_check = now;
-            machine.check_timeouts(now, actions);
+            machines.iter_mut().for_each(|machine| machine.check_timeouts(now, actions));
         }
         // The queue is only full if no worker empties it. Lost requests are sent again.
         let send = |frame: Frame| _ = open.frames.push(frame);
         for action in actions.drain(..) {
             match action {
                 Action::Set(hop, resolved, mark) => {
-                    if writer.set_neighbor(hop, resolved, mark).is_err() {
+                    let written = writer.set_neighbor(hop, resolved, mark);
+                    if let (Err(_), Some(machine)) = (written, machines.get_mut(usize::from(hop.port))) {
                         machine.refuse(hop);
                     }
                 }
@@ -400,7 +411,7 @@ impl ResolverState {
             // down repeatedly causes no flood of announcements.
             if *times == ANNOUNCEMENTS.len() && changed.swap(false, Ordering::Relaxed) {
                 (*since, *times) = (now, 0);
-                machine.forget_port(number, actions);
+                machines[usize::from(number)].forget_all(actions);
             }
             if ANNOUNCEMENTS.get(*times).is_some_and(|at| *since + *at <= now) {
                 *times += 1;
@@ -409,10 +420,11 @@ impl ResolverState {
             }
         }
         writer.publish(&open.tables);
-        open.set(Count::Known, machine.len() as u64);
-        open.set(Count::Asked, machine.asked);
-        open.set(Count::Refused, machine.refused);
-        open.set(Count::Evicted, machine.evicted);
+        let sum = |of: fn(&StateMachine) -> u64| machines.iter().map(of).sum();
+        open.set(Count::Known, sum(|machine| machine.len() as u64));
+        open.set(Count::Asked, sum(|machine| machine.asked));
+        open.set(Count::Refused, sum(|machine| machine.refused));
+        open.set(Count::Evicted, sum(|machine| machine.evicted));
     }
 }
 

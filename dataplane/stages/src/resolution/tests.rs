@@ -322,8 +322,8 @@ proptest! {
                 prop_assert!(now > REACHABLE / 2 || known == Some(Resolved::At(mac(last))), "{last}: {known:?}");
             }
         }
-        // Each of two token buckets allows a burst of 64 requests, and 500 requests per second.
-        prop_assert!(asked as u64 <= 2 * (64 + now / 2 + 1));
+        // Four token buckets allow bursts of 128 + 3 * 64 requests, and 2,500 requests per second.
+        prop_assert!(asked as u64 <= 128 + 3 * 64 + now * 5 / 2 + 4);
     }
 }
 
@@ -401,6 +401,11 @@ fn sent(harness: &mut Harness) -> Vec<Vec<u8>> {
         assert_eq!((outcome.meta.l3, outcome.meta.l4, outcome.meta.end), (found.l3, found.l4, found.end));
     }
     outcomes.into_iter().map(|outcome| outcome.bytes).collect()
+}
+
+/// Returns the number of neighbours of all ports.
+fn neighbors(state: &ResolverState) -> usize {
+    state.machines.iter().map(StateMachine::len).sum()
 }
 
 #[test]
@@ -538,7 +543,7 @@ fn messages_with_a_mac_address_of_this_host_are_ignored() {
         let claim = frame().ethernet(own, OURS).arp(REQUEST, (own, [10, 0, 0, 9].into()), (OURS, [10, 0, 0, 1].into()));
         harness.run_one(&claim.pad_to(60).build());
         state.step(number as u64);
-        assert_eq!(state.machine.len(), 0);
+        assert_eq!(neighbors(&state), 0);
     }
     let ignored = harness.counters().into_iter().find(|(name, _)| name == "ignored").unwrap().1;
     assert_eq!(ignored, 2);
@@ -561,7 +566,7 @@ fn flood_of_messages_does_not_fill_the_queues() {
         let open = state.resolution.open.get().unwrap();
         assert!(open.hints.len() <= HINT_LIMIT.1 as usize && open.answers.is_empty());
         state.step(u64::from(round));
-        assert!(state.machine.len() <= 16);
+        assert!(neighbors(&state) <= 16);
     }
     let ignored = harness.counters().into_iter().find(|(name, _)| name == "ignored").unwrap().1;
     assert!(ignored > 9000, "{ignored}");
@@ -578,7 +583,7 @@ proptest! {
             harness.run_one(&frame);
             state.step(now * 100);
             sent(&mut harness);
-            prop_assert!(state.machine.len() <= 16);
+            prop_assert!(neighbors(&state) <= 16);
         }
     }
 }
@@ -612,4 +617,99 @@ fn source_address_is_of_the_link_of_the_neighbour() {
         assert_eq!(spoken, Some(IpAddr::from(speaks)));
     }
     assert_eq!(frames::source_address(&port, "2001:db8::1".parse().unwrap()), None);
+}
+
+/// A scan of 1,000 addresses per second that nobody has. A new neighbour appears after four seconds.
+#[test]
+fn new_neighbour_is_asked_at_once_during_a_scan() {
+    let settings = Settings { most: 4096, reachable: 1000, ageing: AGEING };
+    let (mut machine, mut view, mut actions) = (StateMachine::new(settings, 7), View::default(), Vec::new());
+    let peer = hop(1);
+    let neighbor = NextHop { address: IpAddr::from([10, 200, 0, 1]), port: 0 };
+    let (mut answered, mut probed) = (None, 0);
+    for now in 0..20_000u64 {
+        let [.., high, low] = now.to_be_bytes();
+        machine.request(NextHop { address: IpAddr::from([10, 1, high, low]), port: 0 }, true, now, &mut actions);
+        // A packet for the peer every 100 ms, and later for the neighbour too.
+        if now % 100 == 0 {
+            machine.request(peer, true, now, &mut actions);
+        }
+        if now >= 4000 && now % 100 == 0 {
+            machine.request(neighbor, true, now, &mut actions);
+        }
+        if now % TIMEOUT_INTERVAL == 0 {
+            machine.check_timeouts(now, &mut actions);
+        }
+        view.take(&mut actions);
+        if view.asked.iter().any(|(hop, _)| *hop == peer) {
+            probed += 1;
+            machine.receive(&heard(1, Some(1), Claim::Answer, true), now, &mut actions);
+            let asked = std::mem::take(&mut view.asked);
+            view.take(&mut actions);
+            view.asked = asked;
+        }
+        // The peer is asked again by unicast when it is stale, and it stays reachable.
+        assert_eq!(view.known.get(&peer).map(|(resolved, _)| *resolved), Some(Resolved::At(mac(1))), "at {now} ms");
+        if answered.is_none() && view.asked.iter().any(|(hop, _)| *hop == neighbor) {
+            answered = Some(now);
+        }
+    }
+    assert!(probed >= 3, "{probed}");
+    assert!(answered.is_some_and(|at| at <= 4000 + TIMEOUT_INTERVAL), "asked at {answered:?} ms");
+}
+
+/// More addresses than the limit permits are requested all the time, and each request for the new neighbour competes
+/// with them.
+#[test]
+fn new_neighbour_is_found_during_a_faster_scan() {
+    let (mut machine, mut view, mut actions) = (machine(4096), View::default(), Vec::new());
+    let neighbor = NextHop { address: IpAddr::from([10, 200, 0, 1]), port: 0 };
+    let mut asked_at = None;
+    for now in 0..20_000u64 {
+        for third in 0..3u64 {
+            // A packet for the neighbour every 100 ms, at different places among the packets of the scan.
+            if third == now / 100 % 3 && now >= 4000 && now % 100 == 0 {
+                machine.request(neighbor, true, now, &mut actions);
+            }
+            let [.., a, b, c] = (now * 3 + third).to_be_bytes();
+            machine.request(NextHop { address: IpAddr::from([11, a, b, c]), port: 0 }, true, now, &mut actions);
+        }
+        if now % TIMEOUT_INTERVAL == 0 {
+            machine.check_timeouts(now, &mut actions);
+        }
+        view.take(&mut actions);
+        if asked_at.is_none() && view.asked.iter().any(|(hop, _)| *hop == neighbor) {
+            asked_at = Some(now);
+        }
+    }
+    assert!(asked_at.is_some_and(|at| at <= 5000), "asked at {asked_at:?} ms");
+}
+
+/// The hosts of one port answer for more addresses than the table can have.
+#[test]
+fn neighbours_of_one_port_leave_room_for_the_neighbours_of_other_ports() {
+    let addresses = |text: &str| vec![text.parse().unwrap()];
+    let ports = [
+        PortInfo { addresses: addresses("10.0.0.1/16"), ..port("a") },
+        PortInfo { mac: OURS.0, addresses: addresses("10.9.0.1/16"), ..port("b") },
+    ];
+    let inside = Inside::default();
+    let builder = Harness::builder().ports(&ports).after(Parse::default()).after(toml::from_str::<Arp>("").unwrap());
+    let mut harness = builder.after(inside.clone()).build::<Neighbor>("source = 'resolve'\nmost = 16").unwrap();
+    let mut state = ResolverState::new(inside.0.lock().unwrap().take().unwrap()).unwrap();
+    state.step(0);
+    let hop = |port: u8, last: u8| NextHop { address: IpAddr::from([10, port * 9, 1, last]), port };
+    let resolve = |state: &mut ResolverState, hop: NextHop, now: u64| {
+        let machine = &mut state.machines[usize::from(hop.port)];
+        machine.request(hop, true, now, &mut state.actions);
+        let answer = Received { hop, mac: Some(mac(1)), claim: Claim::Answer, overrides: true };
+        machine.receive(&answer, now, &mut state.actions);
+        state.step(now);
+    };
+    (0..32).for_each(|last| resolve(&mut state, hop(0, last), 1 + u64::from(last)));
+    resolve(&mut state, hop(1, 1), 40);
+    assert_eq!([&state.machines[0], &state.machines[1]].map(StateMachine::len), [16, 1]);
+    let open = state.resolution.open.get().unwrap();
+    assert_eq!(open.tables.hint(hop(1, 1)).map(|(resolved, _)| resolved), Some(Resolved::At(mac(1))));
+    harness.tick();
 }

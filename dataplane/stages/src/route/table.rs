@@ -45,6 +45,12 @@ fn default_weight() -> u16 {
 
 /// Largest number of bad lines that are reported one by one.
 const MAX_REPORTED: usize = 100;
+/// Number of bad lines after which the rest of a file is not read. The file is then probably no list of routes.
+const MAX_BAD: usize = 10_000;
+/// Largest length of a line in bytes, without a comment.
+const MAX_LINE: usize = 512;
+/// Largest number of characters of a bad line that are reported.
+const MAX_SHOWN: usize = 64;
 
 /// Largest size of a route file, in bytes: several times the size of the whole Internet routing table.
 const MAX_FILE_BYTES: u64 = 1 << 30;
@@ -136,7 +142,12 @@ impl Routes {
         }
         bad.sort_unstable();
         let count = bad.len();
-        let mut message = format!("{shown} has {count} invalid {}", if count == 1 { "line" } else { "lines" });
+        let lines = match count {
+            1 => "line",
+            MAX_BAD.. => "lines or more",
+            _ => "lines",
+        };
+        let mut message = format!("{shown} has {count} invalid {lines}");
         for (line, text) in bad.iter().take(MAX_REPORTED) {
             message.push_str(&format!("\n{shown}:{line}: {text}"));
         }
@@ -272,11 +283,20 @@ impl Loader<'_, '_> {
         self.setup.reads(&path, "file")?;
         let bytes = parameter::file(&path, MAX_FILE_BYTES, "aggregate routes by prefix")?;
         for (line, bytes) in (1..).zip(bytes.split(|byte| *byte == b'\n')) {
-            let text = String::from_utf8_lossy(bytes);
-            let route = text.split('#').next().unwrap_or_default().trim();
+            if bad.len() >= MAX_BAD {
+                break;
+            }
+            let route = bytes.split(|byte| *byte == b'#').next().unwrap_or_default().trim_ascii();
             if route.is_empty() {
                 continue;
             }
+            if route.len() > MAX_LINE {
+                let start = String::from_utf8_lossy(&route[..MAX_LINE]).chars().take(MAX_SHOWN).collect::<String>();
+                bad.push((line, format!("`{start}…`: the line has {} bytes, more than {MAX_LINE}", route.len())));
+                continue;
+            }
+            let text = String::from_utf8_lossy(route);
+            let route = text.trim();
             let added = parse_line(route).and_then(|spec| {
                 self.add(&spec, RouteSource::Line(line)).map_err(|problem| match problem.help {
                     Some(help) => format!("{}; help: {help}", problem.message),

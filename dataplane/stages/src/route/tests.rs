@@ -241,6 +241,26 @@ fn workers_share_tables_and_next_hop_numbers() {
     assert_eq!(first.paths.choose(0, 7), other.paths.choose(0, 7));
 }
 
+/// A sparse file of 512 MiB without a line end, and a file whose 20 million lines are all bad.
+#[test]
+fn file_that_is_no_list_of_routes_is_refused_early() {
+    let folder = Folder::new();
+    let refused = || bench::builder().folder(folder.path()).build::<Route>("file = \"routes.txt\"").err().unwrap();
+    std::fs::File::create(folder.file("routes.txt")).unwrap().set_len(512 << 20).unwrap();
+    let error = refused();
+    assert!(
+        error.ends_with("routes.txt: byte 0 is NUL, so the file is not a text file; help: name a text file"),
+        "{error}"
+    );
+    folder.write("routes.txt", format!("10.0.0.0/8 port a\n{}\n", "é".repeat(1 << 20)));
+    let error = refused();
+    let line = format!("routes.txt:2: `{}…`: the line has 2097152 bytes, more than 512", "é".repeat(64));
+    assert!(error.lines().nth(1).unwrap().starts_with(&line), "{}", error.len());
+    folder.write("routes.txt", "x\n".repeat(20_000_000));
+    let error = refused();
+    assert!(error.starts_with("file: routes.txt has 10000 invalid lines or more") && error.len() < 20_000, "{error}");
+}
+
 #[test]
 fn every_bad_line_is_reported() {
     let text = "10.0.0.0/8 port a\n10.0.0/8 port a\n10.1.0.0/16 via 192.0.2.300 port a\n10.2.0.0/16 prot a\n\

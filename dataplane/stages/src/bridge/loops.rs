@@ -1,0 +1,183 @@
+//! Loop detection: sends probes by all ports, and shuts a port if a probe comes back.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dataplane_core::header::ethernet::Ethernet;
+use dataplane_core::header::vlan::{VlanTag, is_tag};
+use dataplane_core::header::{Header, MacAddr, ether_type};
+use dataplane_core::mem::{Batch, MetaFlags, Packet};
+use dataplane_core::pipeline::Setup;
+use dataplane_core::units::Period;
+
+/// The destination of probes: a locally administered multicast address, which other bridges flood.
+const DESTINATION: MacAddr = MacAddr([0x0b, 0x64, 0x70, 0x6c, 0x6f, 0x70]);
+/// The local experimental EtherType 1 of IEEE 802.
+const ETHER_TYPE: u16 = 0x88b5;
+/// The time between two probes of a port, in nanoseconds.
+const INTERVAL: u64 = 1_000_000_000;
+/// The length of a probe in bytes: the shortest Ethernet frame, without the frame check sequence.
+const LEN: usize = 60;
+/// The number of port numbers that a bridge can have.
+const PORTS: usize = 127;
+
+/// The state of loop detection that all workers share.
+#[derive(Debug)]
+pub(super) struct Loops {
+    /// The random number in the probes of each port. A host that sees the probes of its port cannot forge the probes of
+    /// another port.
+    numbers: [u64; PORTS],
+    /// When the loop of each port was last detected, in nanoseconds since the start of the run, plus 1. 0 means never.
+    detected: [AtomicU64; PORTS],
+}
+
+impl Loops {
+    pub(super) fn new() -> Self {
+        let random = RandomState::new();
+        let numbers = std::array::from_fn(|port| random.hash_one(port));
+        Self { numbers, detected: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+}
+
+/// A port with loop detection.
+#[derive(Debug)]
+struct ProbedPort {
+    number: u8,
+    name: String,
+    /// Name of the counter of the changes.
+    counter: String,
+    /// How often this worker shut the port.
+    shut: u64,
+    frame: [u8; LEN],
+    /// Offset of the EtherType of the probe.
+    ether_type: usize,
+}
+
+/// The loop detection of one worker.
+#[derive(Debug)]
+pub(super) struct LoopGuard {
+    loops: Arc<Loops>,
+    stage: String,
+    ports: Vec<ProbedPort>,
+    time: Period,
+    /// Whether this worker sends the probes, logs the changes and counts them.
+    is_first: bool,
+    /// The index of the next port to send a probe. Equal to the number of ports between two rounds.
+    next_port: usize,
+    /// When the next round of probes starts.
+    next_round: u64,
+}
+
+impl LoopGuard {
+    /// Creates the loop detection for ports with these numbers. The probes of a port belong to the given VLAN, where 0
+    /// means untagged. A port without a VLAN sends untagged probes.
+    pub(super) fn new(setup: &Setup<'_>, loops: Arc<Loops>, ports: &[(u8, Option<u16>)], time: Period) -> Self {
+        let probed = ports.iter().filter_map(|(number, vlan)| {
+            let info = setup.ports().get(usize::from(*number))?;
+            let vlan = vlan.unwrap_or(0);
+            let mut frame = Vec::from(DESTINATION.0);
+            frame.extend(info.mac);
+            if vlan != 0 {
+                frame.extend(ether_type::VLAN.to_be_bytes());
+                frame.extend(vlan.to_be_bytes());
+            }
+            let at = frame.len();
+            frame.extend(ETHER_TYPE.to_be_bytes());
+            frame.extend(loops.numbers.get(usize::from(*number))?.to_be_bytes());
+            frame.resize(LEN, 0);
+            Some(ProbedPort {
+                number: *number,
+                counter: format!("shut_{}", info.name),
+                name: info.name.clone(),
+                shut: 0,
+                frame: frame.try_into().ok()?,
+                ether_type: at,
+            })
+        });
+        let ports: Vec<ProbedPort> = probed.collect();
+        let (next_port, is_first) = (ports.len(), setup.worker().0 == 0);
+        Self { loops, stage: setup.stage().to_owned(), ports, time, is_first, next_port, next_round: 0 }
+    }
+
+    /// Whether this worker sends the probes.
+    pub(super) fn sends_probes(&self) -> bool {
+        self.is_first
+    }
+
+    /// Sends the probes that are due. `now` is in nanoseconds since the start of the run.
+    pub(super) fn send_probes(&mut self, batch: &mut Batch, now: u64) {
+        if self.next_port >= self.ports.len() && now >= self.next_round {
+            (self.next_port, self.next_round) = (0, now + INTERVAL);
+        }
+        while let Some(port) = self.ports.get(self.next_port) {
+            // Without a free slot, the next call continues with this port.
+            let Some(mut packet) = batch.generate(&port.frame) else { return };
+            let meta = packet.meta_mut();
+            (meta.l3, meta.end) = (port.ether_type as u16 + 2, LEN as u16);
+            (meta.ether_type, meta.egress) = (ETHER_TYPE, port.number);
+            if port.ether_type > Ethernet::LEN {
+                meta.flags = MetaFlags::VLAN;
+            }
+            self.next_port += 1;
+        }
+    }
+
+    /// Returns `true` if the frame is a probe of this bridge, and records the loop. Of the sender and the receiver of
+    /// the probe, the port with the higher number is looped.
+    pub(super) fn receives(&self, packet: &Packet<'_>, now: u64) -> bool {
+        let Some(number) = probe_number(packet.data()) else { return false };
+        let Some(sender) = self.ports.iter().find(|port| self.number(port.number) == Some(number)) else {
+            return false;
+        };
+        let looped = sender.number.max(packet.ingress());
+        if let Some(detected) = self.loops.detected.get(usize::from(looped)) {
+            detected.store(now + 1, Ordering::Relaxed);
+        }
+        true
+    }
+
+    fn number(&self, port: u8) -> Option<u64> {
+        self.loops.numbers.get(usize::from(port)).copied()
+    }
+
+    /// Whether a port must be shut at the time `now`.
+    pub(super) fn is_looped(&self, port: u8, now: u64) -> bool {
+        let detected = self.loops.detected.get(usize::from(port)).map_or(0, |port| port.load(Ordering::Relaxed));
+        detected != 0 && now < (detected - 1).saturating_add(self.time.as_nanos())
+    }
+
+    /// Logs and counts that a port was shut or opened, on one worker.
+    pub(super) fn log_change(&mut self, port: u8, shut: bool) {
+        let Some(port) = self.ports.iter_mut().find(|known| known.number == port && self.is_first) else { return };
+        port.shut += u64::from(shut);
+        let (stage, name, time) = (&self.stage, &port.name, self.time);
+        match shut {
+            true => tracing::warn!(
+                "bridge `{stage}`: port `{name}` is shut, because it forms a loop with another port; help: remove the \
+                 loop, the port then opens after {time}"
+            ),
+            false => tracing::warn!("bridge `{stage}`: port `{name}` is open again, because the loop is gone"),
+        }
+    }
+
+    /// Reports how often each port was shut.
+    pub(super) fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        self.ports.iter().for_each(|port| report(&port.counter, port.shut));
+    }
+}
+
+/// Returns the random number of a probe, or `None` if the frame is no probe.
+fn probe_number(frame: &[u8]) -> Option<u64> {
+    let (header, mut rest) = frame.split_at_checked(Ethernet::LEN)?;
+    let link = Ethernet::view(header).ok()?;
+    if link.destination != DESTINATION {
+        return None;
+    }
+    let mut kind = link.ether_type.get();
+    if is_tag(kind) {
+        kind = VlanTag::view(rest).ok()?.ether_type.get();
+        rest = rest.get(VlanTag::LEN..)?;
+    }
+    (kind == ETHER_TYPE).then(|| rest.first_chunk().map(|number| u64::from_be_bytes(*number)))?
+}

@@ -1,0 +1,123 @@
+//! The table of MAC addresses.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use dataplane_core::header::MacAddr;
+
+/// The MAC addresses that all workers share, in buckets of four 64-bit words.
+///
+/// The MAC address and the VLAN id make a 60-bit key. The upper 46 bits of the key are stored in the word as a tag,
+/// together with the port in 7 bits and the time in 11 bits, in units of four seconds. The bucket number is the lower
+/// 14 bits of the key, XORed with a hash of the tag. So the bucket number and the tag identify the key. The hash is
+/// random for each table and strongly universal: any two addresses that a host chooses share a bucket with a
+/// probability of 2^-14 (Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer
+/// arithmetic without primes", 1996).
+///
+/// One word holds a complete entry, so each load and store is atomic: after two concurrent stores, the entry is one of
+/// the two stored entries. The exact-match table of `dataplane-tables` is not used, because only one thread can change
+/// it.
+pub(super) struct Table {
+    pub(super) words: Box<[AtomicU64]>,
+    /// The random factor and summand of the hash.
+    pub(super) seeds: [u64; 2],
+    /// Entries that made room for the address of another host.
+    pub(super) evicted: AtomicU64,
+}
+
+pub(super) const BUCKET_BITS: u32 = 14;
+const WAYS: usize = 4;
+const TIME_BITS: u32 = 11;
+pub(super) const TIME: u64 = (1 << TIME_BITS) - 1;
+const PORT_BITS: u32 = 7;
+/// The length of one unit of time in seconds. The time in a word wraps after more than two hours.
+pub(super) const UNIT: u64 = 4;
+/// The number of buckets that one call of `sweep` searches.
+pub(super) const SWEPT: usize = 16;
+
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table").finish_non_exhaustive()
+    }
+}
+
+impl Table {
+    pub(super) fn new() -> Self {
+        let random = RandomState::new();
+        let words = (0..WAYS << BUCKET_BITS).map(|_| AtomicU64::new(0)).collect();
+        Self { words, seeds: [0, 1].map(|seed| random.hash_one(seed)), evicted: AtomicU64::new(0) }
+    }
+
+    /// Returns the bucket of a MAC address, and the tag that identifies the address in the bucket.
+    #[inline]
+    pub(super) fn place(&self, mac: MacAddr, vlan: u16) -> (&[AtomicU64], u64) {
+        let [a, b, c, d, e, f] = mac.0;
+        let key = u64::from_be_bytes([0, 0, a, b, c, d, e, f]) << 12 | u64::from(vlan & 0xfff);
+        let [factor, summand] = self.seeds;
+        let tag = key >> BUCKET_BITS;
+        let hash = tag.wrapping_mul(factor).wrapping_add(summand) >> (u64::BITS - BUCKET_BITS);
+        let bucket = ((key ^ hash) & ((1 << BUCKET_BITS) - 1)) as usize * WAYS;
+        (self.words.get(bucket..bucket + WAYS).unwrap_or_default(), tag)
+    }
+
+    /// Returns the port of a known MAC address.
+    #[inline]
+    pub(super) fn find(&self, mac: MacAddr, vlan: u16, now: u64, ageing: u64) -> Option<u8> {
+        let (ways, tag) = self.place(mac, vlan);
+        let words = ways.iter().map(|way| way.load(Ordering::Relaxed));
+        let word = words.into_iter().find(|word| *word != 0 && word >> (PORT_BITS + TIME_BITS) == tag)?;
+        (age(word, now) <= ageing).then_some(((word >> TIME_BITS) as u8 & 0x7f) - 1)
+    }
+
+    /// Records that a MAC address was seen. Stores a word only if it changed, so that workers do not contend for the
+    /// cache line.
+    #[inline]
+    pub(super) fn learn(&self, mac: MacAddr, vlan: u16, port: u8, now: u64) {
+        let (ways, tag) = self.place(mac, vlan);
+        let word = tag << (PORT_BITS + TIME_BITS) | u64::from(port + 1) << TIME_BITS | now & TIME;
+        for way in ways {
+            let known = way.load(Ordering::Relaxed);
+            if known == word {
+                return;
+            }
+            if known != 0 && known >> (PORT_BITS + TIME_BITS) == tag {
+                return way.store(word, Ordering::Relaxed);
+            }
+        }
+        self.add(ways, word, now);
+    }
+
+    /// Adds an entry to a bucket. In a full bucket, the entry replaces the oldest entry of its own port. If its port
+    /// has no entry in the bucket, the entry replaces the oldest entry. So a host that invents addresses evicts at most
+    /// one entry of other ports per bucket.
+    #[cold]
+    fn add(&self, ways: &[AtomicU64], word: u64, now: u64) {
+        let port = |word: u64| word >> TIME_BITS & ((1 << PORT_BITS) - 1);
+        let rank = |way: &&AtomicU64| match way.load(Ordering::Relaxed) {
+            0 => (2, 0),
+            known => (u64::from(port(known) == port(word)), age(known, now)),
+        };
+        if let Some(way) = ways.iter().max_by_key(rank)
+            && way.swap(word, Ordering::Relaxed) != 0
+        {
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Removes the aged entries of `SWEPT` buckets, starting at bucket `from`.
+    pub(super) fn sweep(&self, from: usize, now: u64, ageing: u64) {
+        for way in self.words.iter().skip(from * WAYS).take(SWEPT * WAYS) {
+            let word = way.load(Ordering::Relaxed);
+            if word != 0 && age(word, now) > ageing {
+                // The exchange fails if another worker has just updated the entry.
+                let _ = way.compare_exchange(word, 0, Ordering::Relaxed, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Returns the age of an entry in units of time.
+#[inline]
+fn age(word: u64, now: u64) -> u64 {
+    now.wrapping_sub(word & TIME) & TIME
+}

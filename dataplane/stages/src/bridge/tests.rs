@@ -1,0 +1,324 @@
+//! Tests of the bridge.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use dataplane_core::harness::{Fate, Harness, frame, port};
+
+fn host_mac(number: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 1, number])
+}
+
+fn bench(ingress: u8, parameters: &str) -> Result<Harness, String> {
+    let ports = ["a", "b", "c", "d"].map(port);
+    Harness::builder().ports(&ports).ingress(ingress).build::<Bridge>(parameters)
+}
+
+/// Sends one frame through the bridge. Returns the egress ports of the frame, or the drop reason.
+fn send(bench: &mut Harness, from: MacAddr, to: MacAddr, vlan: u16) -> Result<Vec<u8>, String> {
+    let sent = frame().ethernet(from, to);
+    let sent = if vlan == 0 { sent } else { sent.vlan(vlan) };
+    let sent = sent.ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).udp(1, 2).payload(&[9; 50]).build();
+    let mut ports = Vec::new();
+    for outcome in bench.run(&[&sent]) {
+        match outcome.fate {
+            Fate::Next => {
+                assert_eq!(outcome.bytes, sent);
+                ports.push(outcome.meta.egress);
+            }
+            Fate::Dropped(reason) => return Err(reason),
+            other => panic!("{other:?}"),
+        }
+    }
+    ports.sort_unstable();
+    Ok(ports)
+}
+
+proptest! {
+    #[test]
+    fn frames_go_to_the_port_where_the_address_was_last_seen(
+        frames in prop::collection::vec((0..4u8, 0..6u8, 0..6u8, 0..3u16, 0..200u64), 1..60),
+    ) {
+        let mut bench = bench(0, "ageing = \"100s\"").unwrap();
+        let mut heard: HashMap<(u8, u16), (u8, u64)> = HashMap::new();
+        let mut now = 0;
+        for (ingress, from, to, vlan, later) in frames {
+            // The steps are multiples of the table's unit of time, so that the model does not have to round.
+            now += later / 4 * 4;
+            bench.advance(later / 4 * 4_000_000_000);
+            bench.set_ingress(ingress);
+            heard.insert((from, vlan), (ingress, now));
+            let known = heard.get(&(to, vlan)).filter(|(_, at)| now - at <= 100).map(|(port, _)| *port);
+            let expected = match known {
+                Some(port) if port == ingress => Err("same_port".to_owned()),
+                Some(port) => Ok(vec![port]),
+                None => Ok((0..4).filter(|port| *port != ingress).collect()),
+            };
+            prop_assert_eq!(send(&mut bench, host_mac(from), host_mac(to), vlan), expected);
+        }
+    }
+}
+
+#[test]
+fn multicast_is_flooded_and_reserved_addresses_are_dropped() {
+    let mut bench = bench(1, "").unwrap();
+    assert_eq!(send(&mut bench, host_mac(1), MacAddr::BROADCAST, 0), Ok(vec![0, 2, 3]));
+    assert_eq!(send(&mut bench, host_mac(1), MacAddr([1, 0, 0x5e, 0, 0, 5]), 0), Ok(vec![0, 2, 3]));
+    assert_eq!(send(&mut bench, host_mac(1), MacAddr([1, 0x80, 0xc2, 0, 0, 0xe]), 0), Err("reserved".to_owned()));
+    assert_eq!(send(&mut bench, MacAddr([3; 6]), host_mac(1), 0), Err("bad_source".to_owned()));
+    assert_eq!(send(&mut bench, MacAddr::ZERO, host_mac(1), 0), Err("bad_source".to_owned()));
+}
+
+/// The payload after the addresses and the tag can be anything.
+#[test]
+fn frame_with_any_payload_is_forwarded() {
+    let mut bench = bench(0, "ports = ['a', 'b']").unwrap();
+    for behind in
+        [&[8, 0, 0x45][..], &[8, 0, 0xff, 0xff], &[0x86, 0xdd], &[0x81, 0, 0, 7, 0x81, 0, 0, 9, 8, 0], &[0x81, 0]]
+    {
+        let sent: Vec<u8> = [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2][..], behind].concat();
+        let outcome = bench.run_one(&sent);
+        assert_eq!((outcome.fate, outcome.bytes, outcome.meta.egress), (Fate::Next, sent, 1));
+    }
+}
+
+#[test]
+fn vlans_are_separate_and_ports_only_carry_their_vlans() {
+    let members = "ports = ['a', 'b', 'c']\nmembers = [{ port = 'b', vlans = [0, 10] }, { port = 'c', vlans = [20] }]";
+    let mut bench = bench(0, members).unwrap();
+    let mut to = |ingress, vlan| {
+        bench.set_ingress(ingress);
+        send(&mut bench, host_mac(ingress), MacAddr::BROADCAST, vlan)
+    };
+    assert_eq!((to(0, 0), to(0, 10), to(0, 20)), (Ok(vec![1]), Ok(vec![1]), Ok(vec![2])));
+    assert_eq!(to(0, 30), Err("alone".to_owned()));
+    assert_eq!((to(1, 20), to(3, 0)), (Err("not_a_member".to_owned()), Err("not_a_member".to_owned())));
+}
+
+/// Many random addresses fill the table, which does not grow.
+#[test]
+fn active_address_stays_in_the_table_when_random_addresses_fill_it() {
+    let table = Table::new();
+    for number in 0..200_000u32 {
+        let [a, b, c, d] = number.to_be_bytes();
+        table.learn(MacAddr([2, 9, a, b, c, d]), 0, 1, 1);
+    }
+    assert_eq!(table.words.len(), 1 << 16);
+    table.learn(host_mac(1), 0, 2, 2);
+    assert_eq!(table.find(host_mac(1), 0, 2, 75), Some(2));
+    let left = |table: &Table| table.words.iter().filter(|way| way.load(Ordering::Relaxed) != 0).count();
+    assert!(left(&table) > 60_000);
+    for from in (0..1 << BUCKET_BITS).step_by(SWEPT) {
+        table.sweep(from, 78, 76);
+    }
+    assert_eq!(left(&table), 1);
+}
+
+/// An attacker who knows the buckets sends from four addresses that share the bucket of a host on another port.
+#[test]
+fn four_addresses_of_one_bucket_do_not_evict_a_host_of_another_port() {
+    let table = Table::new();
+    let bucket = |mac| table.place(mac, 0).0.as_ptr();
+    let addresses = (0u32..).map(|number| {
+        let [a, b, c, d] = number.to_be_bytes();
+        MacAddr([2, 9, a, b, c, d])
+    });
+    let host = host_mac(1);
+    let chosen: Vec<MacAddr> = addresses.filter(|mac| bucket(*mac) == bucket(host)).take(4).collect();
+    table.learn(host, 0, 2, 1);
+    for mac in &chosen {
+        table.learn(*mac, 0, 1, 2);
+    }
+    assert_eq!(table.find(host, 0, 2, 75), Some(2), "seeds {:?}", table.seeds);
+    // The last address replaced the first one, and the counter has it.
+    let found: Vec<Option<u8>> = chosen.iter().map(|mac| table.find(*mac, 0, 2, 75)).collect();
+    assert_eq!((found.iter().flatten().count(), table.evicted.load(Ordering::Relaxed)), (3, 1));
+}
+
+#[test]
+fn evictions_are_counted() {
+    let mut bench = bench(0, "").unwrap();
+    let evicted = |bench: &Harness| bench.counters().into_iter().find(|(name, _)| name == "evicted").unwrap().1;
+    assert_eq!(evicted(&bench), 0);
+    // 65,536 entries cannot hold 66,000 addresses.
+    for first in (0..66_000u32).step_by(80) {
+        let frames = (first..first + 80).map(|number| {
+            let [_, a, b, c] = number.to_be_bytes();
+            frame().ethernet(MacAddr([2, 1, 1, a, b, c]), host_mac(1)).build()
+        });
+        let frames: Vec<Vec<u8>> = frames.collect();
+        bench.run(&frames);
+    }
+    assert!(evicted(&bench) >= 464, "{}", evicted(&bench));
+}
+
+/// Addresses that differ only in their first bits are spread over the buckets, and differently in each table.
+#[test]
+fn buckets_of_addresses_differ_between_tables() {
+    let buckets = || {
+        let table = Table::new();
+        let start = table.words.as_ptr().addr();
+        let bucket = |number: u16| {
+            let [a, b] = number.to_be_bytes();
+            table.place(MacAddr([a, b & 0xfe, 7, 7, 7, 7]), 0).0.as_ptr().addr() - start
+        };
+        (0..1000).map(|number| bucket(number << 1)).collect::<Vec<_>>()
+    };
+    let (one, other) = (buckets(), buckets());
+    let shared = one.iter().zip(&other).filter(|(one, other)| one == other).count();
+    let different = one.into_iter().collect::<std::collections::HashSet<_>>().len();
+    assert!(different > 500 && shared < 100, "{different} buckets, {shared} shared");
+}
+
+/// Sends `count` equal frames in one batch. Returns how many frames leave the bridge, and the reasons of all others.
+fn send_many(bench: &mut Harness, to: MacAddr, count: usize) -> (usize, Vec<String>) {
+    let sent = frame().ethernet(host_mac(1), to).payload(&[9; 50]).build();
+    let (mut passed, mut dropped) = (0, Vec::new());
+    for outcome in bench.run(&vec![sent; count]) {
+        match outcome.fate {
+            Fate::Dropped(reason) => dropped.push(reason),
+            _ => passed += 1,
+        }
+    }
+    dropped.dedup();
+    (passed, dropped)
+}
+
+#[test]
+fn storm_control_limits_each_kind_of_flooded_frames_of_each_port() {
+    let limits = "ports = ['a', 'b']\nstorm_control = { broadcast = 10, unknown_unicast = '20pps', burst = 3 }";
+    let mut bench = bench(0, limits).unwrap();
+    let multicast = MacAddr([1, 0, 0x5e, 0, 0, 5]);
+    assert_eq!(send_many(&mut bench, MacAddr::BROADCAST, 9), (3, vec!["broadcast_storm".to_owned()]));
+    assert_eq!(send_many(&mut bench, host_mac(7), 9), (3, vec!["unknown_storm".to_owned()]));
+    // Multicast has no limit here, and the other port has its own limit.
+    assert_eq!(send_many(&mut bench, multicast, 9), (9, vec![]));
+    bench.set_ingress(1);
+    assert_eq!(send_many(&mut bench, MacAddr::BROADCAST, 9), (3, vec!["broadcast_storm".to_owned()]));
+    // Frames to a known address are never limited. The address of the sender is known on port 1 now.
+    bench.set_ingress(0);
+    send(&mut bench, host_mac(2), MacAddr::BROADCAST, 0).unwrap_err();
+    bench.set_ingress(1);
+    assert_eq!(send_many(&mut bench, host_mac(2), 50), (50, vec![]));
+    bench.advance(100_000_000);
+    assert_eq!(send_many(&mut bench, MacAddr::BROADCAST, 9).0, 1);
+    assert_eq!(send_many(&mut bench, host_mac(7), 9).0, 3);
+}
+
+#[test]
+fn workers_share_the_rate_of_storm_control() {
+    let limits: StormControl = toml::from_str("multicast = 5\nburst = 1").unwrap();
+    let second = 1_000_000_000;
+    let mut harness = bench(0, "ports = ['a', 'b']\nstorm_control = { multicast = 5, burst = 1 }").unwrap();
+    let passed = (0..=10).map(|_| {
+        harness.advance(second / 10);
+        send_many(&mut harness, MacAddr([1; 6]), 9).0
+    });
+    assert_eq!(passed.sum::<usize>(), 1 + 5);
+    for (worker, expected) in [(0, "rate: 3"), (1, "rate: 2")] {
+        let meter = StormMeter::new(&limits, [0].into_iter(), (worker, 2)).unwrap();
+        assert!(format!("{meter:?}").contains(expected), "{meter:?}");
+    }
+}
+
+/// Returns the probes that the bridge sends now, with their ports.
+fn probes(bench: &mut Harness) -> Vec<(u8, Vec<u8>)> {
+    bench.tick().into_iter().map(|outcome| (outcome.meta.egress, outcome.bytes)).collect()
+}
+
+/// Passes a frame that was received on a port to the bridge. Returns the drop reason, or the egress ports.
+fn receive(bench: &mut Harness, port: u8, frame: &[u8]) -> Result<Vec<u8>, String> {
+    bench.set_ingress(port);
+    let outcomes = bench.run(&[frame]);
+    outcomes
+        .into_iter()
+        .map(|outcome| match outcome.fate {
+            Fate::Dropped(reason) => Err(reason),
+            _ => Ok(outcome.meta.egress),
+        })
+        .collect()
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+#[test]
+fn looped_port_is_shut_and_opens_when_the_loop_is_gone() {
+    let mut bench = bench(0, "loop_shut = '10s'").unwrap();
+    let shut = |bench: &Harness| {
+        let counters = bench.counters().into_iter().filter(|(name, _)| name.starts_with("shut_"));
+        counters.map(|(_, value)| value).collect::<Vec<u64>>()
+    };
+    let first = probes(&mut bench);
+    assert_eq!(first.iter().map(|(port, _)| *port).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert!(first.iter().all(|(_, probe)| probe.len() == 60));
+    assert_eq!(probes(&mut bench), []);
+    send(&mut bench, host_mac(1), MacAddr::BROADCAST, 0).unwrap();
+    receive(&mut bench, 2, &frame().ethernet(host_mac(3), host_mac(1)).build()).unwrap();
+    // The probe of port `b` comes back by port `c`, so port `c` is shut.
+    assert_eq!(receive(&mut bench, 2, &first[1].1), Err("probe".to_owned()));
+    probes(&mut bench);
+    assert_eq!(shut(&bench), [0, 0, 1, 0]);
+    bench.set_ingress(0);
+    assert_eq!(send(&mut bench, host_mac(1), MacAddr::BROADCAST, 0), Ok(vec![1, 3]));
+    // Frames to the hosts behind the shut port are flooded.
+    assert_eq!(send(&mut bench, host_mac(1), host_mac(3), 0), Ok(vec![1, 3]));
+    bench.set_ingress(2);
+    assert_eq!(send(&mut bench, host_mac(4), MacAddr::BROADCAST, 0), Err("shut".to_owned()));
+    // While probes come back, the port stays shut. A probe in the other direction also shuts the later port.
+    bench.advance(9 * SECOND);
+    let second = probes(&mut bench);
+    assert_eq!(second, first);
+    assert_eq!(receive(&mut bench, 1, &second[2].1), Err("probe".to_owned()));
+    bench.advance(9 * SECOND);
+    probes(&mut bench);
+    bench.set_ingress(0);
+    assert_eq!(send(&mut bench, host_mac(1), MacAddr::BROADCAST, 0), Ok(vec![1, 3]));
+    bench.advance(SECOND);
+    probes(&mut bench);
+    bench.set_ingress(0);
+    assert_eq!(send(&mut bench, host_mac(1), MacAddr::BROADCAST, 0), Ok(vec![1, 2, 3]));
+    assert_eq!(shut(&bench), [0, 0, 1, 0]);
+}
+
+#[test]
+fn probe_of_another_bridge_is_flooded() {
+    let (mut bench, mut other) = (bench(0, "loop_shut = '10s'").unwrap(), bench(0, "loop_shut = '10s'").unwrap());
+    let sent = probes(&mut other);
+    assert_eq!(receive(&mut bench, 1, &sent[0].1), Ok(vec![0, 2, 3]));
+    // A probe with a wrong number is not from this bridge either.
+    let mut forged = probes(&mut bench)[0].1.clone();
+    forged[20] ^= 1;
+    assert_eq!(receive(&mut bench, 1, &forged), Ok(vec![0, 2, 3]));
+}
+
+#[test]
+fn probe_of_a_port_with_members_has_its_lowest_vlan() {
+    let parameters = "ports = ['a', 'b']\nloop_shut = '10s'\nmembers = [{ port = 'b', vlans = [30, 20] }]";
+    let mut bench = bench(0, parameters).unwrap();
+    let sent = probes(&mut bench);
+    assert_eq!((&sent[0].1[12..14], &sent[1].1[12..18]), (&[0x88, 0xb5][..], &[0x81, 0, 0, 20, 0x88, 0xb5][..]));
+    assert_eq!(receive(&mut bench, 0, &sent[1].1), Err("probe".to_owned()));
+    probes(&mut bench);
+    // VLAN 20 has no other port any more.
+    assert_eq!(send(&mut bench, host_mac(1), MacAddr::BROADCAST, 20), Err("alone".to_owned()));
+}
+
+#[test]
+fn invalid_parameters_are_refused_with_their_key() {
+    for (parameters, message) in [
+        ("ageing = \"0s\"", "ageing: 0s is out of range"),
+        ("loop_shut = '0s'", "loop_shut: 0s is out of range"),
+        ("storm_control = { burst = 5 }", "storm_control: no rate is set"),
+        ("storm_control = { broadcast = 1, burst = 0 }", "storm_control.burst: 0 passes no frame"),
+        ("ports = ['a']", "ports: a bridge cannot have 1 ports"),
+        ("ports = ['a', 'b', 'a']", "ports[2]: `a` is listed twice"),
+        ("ports = ['a', 'x']", "ports[1]: there is no port `x`"),
+        ("ports = ['a', 'b']\nmembers = [{ port = 'c', vlans = [] }]", "members[0].port: `c` is not a port of this"),
+        ("members = [{ port = 'c', vlans = [4095] }]", "members[0].vlans: 4095 is not a VLAN id"),
+    ] {
+        let error = bench(0, parameters).err().unwrap();
+        assert!(error.starts_with(message), "{error}");
+    }
+}

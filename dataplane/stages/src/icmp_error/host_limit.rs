@@ -1,0 +1,66 @@
+//! The rate limit of errors to each host, in a table of fixed size.
+
+use std::hash::{BuildHasher, RandomState};
+
+/// The number of entries in a set.
+const WAYS: usize = 4;
+/// The number of sets. The table has 64 KiB.
+const SETS: usize = 1024;
+
+/// The limit of one host: the generic cell rate algorithm (ITU-T I.371), which needs only one time per host.
+#[derive(Clone, Copy, Debug, Default)]
+struct HostEntry {
+    /// The hash of the address.
+    key: u64,
+    /// The time at which the host has its full burst again, in nanoseconds. An entry with a time in the past is free.
+    full_at: u64,
+}
+
+/// The limits of all hosts. An address selects a set of four entries. In a full set, a new host replaces the host that
+/// gets its full burst next. The replaced host gets a new burst, so no host loses errors because of other hosts.
+#[derive(Debug)]
+pub(super) struct HostLimit {
+    random: RandomState,
+    entries: Box<[HostEntry]>,
+    /// The nanoseconds for one error.
+    interval: u64,
+    /// The nanoseconds for a burst of errors.
+    burst: u64,
+}
+
+impl HostLimit {
+    /// Creates a limit of `rate` errors per second and `burst` errors at once.
+    pub(super) fn new(rate: u64, burst: u64) -> Self {
+        let interval = (1_000_000_000 / rate.max(1)).max(1);
+        let entries = vec![HostEntry::default(); SETS * WAYS].into_boxed_slice();
+        Self { random: RandomState::new(), entries, interval, burst: interval.saturating_mul(burst) }
+    }
+
+    /// Returns a permit for an error to a host at the time `now`, in nanoseconds, or `None` if the limit is reached.
+    /// `host` is an IPv4 address, or the first 64 bits of an IPv6 address, because one host may use all addresses of an
+    /// IPv6 link.
+    pub(super) fn permit(&mut self, v6: bool, host: u64, now: u64) -> Option<HostPermit<'_>> {
+        let key = self.random.hash_one((v6, host));
+        let at = key as usize % SETS * WAYS;
+        let set = self.entries.get_mut(at..at + WAYS)?;
+        let entry = set.iter_mut().max_by_key(|entry| (entry.key == key, u64::MAX - entry.full_at))?;
+        if entry.key != key {
+            *entry = HostEntry { key, full_at: 0 };
+        }
+        let full_at = entry.full_at.max(now).saturating_add(self.interval);
+        (full_at - now <= self.burst).then_some(HostPermit { entry, full_at })
+    }
+}
+
+/// The permission for one error to a host.
+pub(super) struct HostPermit<'a> {
+    entry: &'a mut HostEntry,
+    full_at: u64,
+}
+
+impl HostPermit<'_> {
+    /// Counts the error.
+    pub(super) fn count(self) {
+        self.entry.full_at = self.full_at;
+    }
+}
