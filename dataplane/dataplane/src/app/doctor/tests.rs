@@ -267,7 +267,7 @@ fn virtual_function_without_promiscuous_mode_is_found() {
         ("sfnum", ["ip link set dev eth9 promisc on", ""]),
     ] {
         let of_device = |file: &str| format!("sys/class/infiniband/rdma7/device/{file}");
-        let host = || Host::new().has(&of_device(file), "7").has(&of_device("net/eth9/mtu"), "1500");
+        let host = || Host::new().with_file(&of_device(file), "7").with_file(&of_device("net/eth9/mtu"), "1500");
         // The flags are up, broadcast and multicast. The next value adds promiscuous.
         let usual = host().has("sys/class/net/eth9/flags", "0x1003");
         let [one] = &found(&usual, CONFIG)[..] else { panic!("{file}") };
