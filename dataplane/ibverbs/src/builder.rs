@@ -236,7 +236,12 @@ impl Builder {
                         ffi::ibv_wr_set_ud_addr(qp, ah.raw(), *number, *qkey)?;
                     }
                     let sge = &*wr.sg_list;
-                    ffi::ibv_wr_set_sge(qp, sge.lkey, sge.addr, sge.length)?;
+                    if wr.send_flags & SendFlags::INLINE.bits() == 0 {
+                        ffi::ibv_wr_set_sge(qp, sge.lkey, sge.addr, sge.length)?;
+                    } else {
+                        let place = std::ptr::with_exposed_provenance_mut(sge.addr as usize);
+                        ffi::ibv_wr_set_inline_data(qp, place, sge.length as usize)?;
+                    }
                 }
             }
             Some(())

@@ -115,10 +115,11 @@ unsafe fn poll_one_by_one(cq: *mut ibv_cq_ex, limit: usize, mut take: impl FnMut
 ///
 /// # Safety
 /// A poll of the queue must have a current completion, and the queue must have been created with `fields`.
-unsafe fn read(cq: *mut ibv_cq_ex, handle: &CqHandle, fields: PollFields, wr_id: u64, status: u32) -> Completion {
+unsafe fn read(cq: *mut ibv_cq_ex, handle: &CqHandle, mut fields: PollFields, wr_id: u64, status: u32) -> Completion {
     let status = WcStatus::from_raw(status);
     let mut values = CompletionValues::default();
-    let has = |field| fields.contains(field);
+    let granted = fields;
+    let has = |field| granted.contains(field);
     // SAFETY: the caller upholds the safety contract. The driver has a reader for every granted field. A field without
     // a reader stays 0.
     unsafe {
@@ -139,8 +140,9 @@ unsafe fn read(cq: *mut ibv_cq_ex, handle: &CqHandle, fields: PollFields, wr_id:
             values.imm = ffi::ibv_wc_read_imm_data(cq).unwrap_or(0);
         }
         // With a flow tag, the driver stores the tag in the field of the QP number.
-        let tagged = has(PollFields::FLOW_TAG) && WcOpcode::from_raw(values.opcode).is_receive();
-        if has(PollFields::QP_NUM) && !tagged {
+        if has(PollFields::FLOW_TAG) && WcOpcode::from_raw(values.opcode).is_receive() {
+            fields -= PollFields::QP_NUM;
+        } else if has(PollFields::QP_NUM) {
             values.qp_num = QpNum(ffi::ibv_wc_read_qp_num(cq).unwrap_or(0));
         }
         if has(PollFields::SRC_QP) {

@@ -267,21 +267,23 @@ impl VerbsQp {
         }
     }
 
-    /// Sets the checksum flag in the sends of a chunk whose checksums the device can compute, and clears it in the others.
+    /// Sets the flags of the sends of a chunk: inline for short packets, and checksums for packets whose checksums the
+    /// device can compute.
     ///
     /// # Safety
     /// The chunk is not longer than the list. The packets must be in the bound memory, which must not change.
-    unsafe fn set_checksum_flags(&self, chunk: &[Desc]) {
+    unsafe fn set_flags(&self, chunk: &[Desc]) {
         let Some(memory) = &self.post_lists.slots else { return };
         let base = memory.mr.region().base().as_ptr();
         for (at, desc) in chunk.iter().enumerate() {
             let start = desc.slot as usize * memory.layout.stride() as usize + usize::from(desc.offset);
             // SAFETY: the caller upholds the safety contract.
-            unsafe {
-                let frame = slice::from_raw_parts(base.add(start), desc.len.into());
-                let flags = if has_whole_checksum(frame) { SendFlags::IP_CSUM } else { SendFlags::empty() };
-                (*self.post_lists.sends.at(at)).send_flags = flags.bits();
-            }
+            let frame = unsafe { slice::from_raw_parts(base.add(start), desc.len.into()) };
+            let mut flags = SendFlags::empty();
+            flags.set(SendFlags::INLINE, u32::from(desc.len) <= self.inline_runs);
+            flags.set(SendFlags::IP_CSUM, self.offload.checksum_runs && has_whole_checksum(frame));
+            // SAFETY: same as above. Nothing else accesses the list.
+            unsafe { (*self.post_lists.sends.at(at)).send_flags = flags.bits() };
         }
     }
 
@@ -313,9 +315,9 @@ impl VerbsQp {
                     sge.length = desc.len.into();
                 }
             }
-            if self.offload.checksum_runs {
+            if self.offload.checksum_runs || self.inline_runs > 0 {
                 // SAFETY: `layout` admits the packets of the chunk, and the caller keeps the memory valid and unchanged.
-                unsafe { self.set_checksum_flags(chunk) };
+                unsafe { self.set_flags(chunk) };
             }
             let at = chunk.len() - 1;
             let (first, last, after) = (wrs.at(0), wrs.at(at), wrs.after(at));

@@ -47,6 +47,9 @@ pub struct VerbsQp {
     pub(super) offload: Offload,
     /// The work queue to which receives of raw packets are posted, if the queue pair itself does not receive.
     pub(super) wq: Option<NonNull<ibv_wq>>,
+    /// Maximum length in bytes of a packet of a run that is sent inline. 0 if no packet is sent inline. Only raw-packet
+    /// queue pairs send packets of runs inline.
+    pub(super) inline_runs: u32,
     pub(super) post_lists: PostLists,
     /// Makes this type not `Sync`, because a queue pair belongs to one worker.
     not_sync: PhantomData<Cell<()>>,
@@ -160,6 +163,7 @@ impl VerbsQp {
             inline: attr.cap.max_inline_data.max(caps.inline),
         };
         let state = Arc::new(AtomicU32::new(QpState::Reset.raw()));
+        let raw_packet = spec.kind == QpType::RawPacket;
         let body = QpBody {
             raw,
             state: state.clone(),
@@ -181,13 +185,15 @@ impl VerbsQp {
             may_read: false,
             offload,
             wq: receives,
+            // A device may grant inline sends that nobody requested.
+            inline_runs: if raw_packet && spec.caps.inline > 0 { caps.inline } else { 0 },
             post_lists: PostLists::new(&caps),
             not_sync: PhantomData,
         };
-        let (number, raw) = (qp.body().number(), spec.kind == QpType::RawPacket);
-        send.handle.attach(number, raw, &qp.state);
+        let number = qp.body().number();
+        send.handle.attach(number, raw_packet, &qp.state);
         if !Arc::ptr_eq(&send.handle, &recv.handle) {
-            recv.handle.attach(number, raw, &qp.state);
+            recv.handle.attach(number, raw_packet, &qp.state);
         }
         Ok(qp)
     }

@@ -559,7 +559,7 @@ impl CqCore {
             && let Some(cqe) = self.inbox.pop()
         {
             self.release_message(&cqe);
-            return Ok(Some(self.with_times(cqe.completion)));
+            return Ok(Some(self.with_fields_of_queue(cqe.completion)));
         }
         if self.ring.is_empty() && self.has_receivers {
             let now = self.now();
@@ -568,12 +568,16 @@ impl CqCore {
                 return Err(libc::EIO);
             }
         }
-        Ok(self.pop().map(|entry| self.with_times(entry.completion())))
+        Ok(self.pop().map(|entry| self.with_fields_of_queue(entry.completion())))
     }
 
-    /// Returns a completion with its timestamps. See [`Stamps::set_times`].
-    fn with_times(&self, mut completion: Completion) -> Completion {
+    /// Returns a completion with the fields that depend on the queue. See [`Stamps::set_times`].
+    fn with_fields_of_queue(&self, mut completion: Completion) -> Completion {
         self.stamps.set_times(&mut completion, &self.counter);
+        if self.api != CqApi::Classic {
+            // The extended interface has no reader for this field.
+            completion.values().pkey_index = None;
+        }
         completion
     }
 }

@@ -35,6 +35,11 @@ macro_rules! codes {
                 }
             }
 
+            /// Returns the value with this name in the C interface. The name must match exactly.
+            pub fn from_name(name: &str) -> Option<Self> {
+                Self::NAMED.iter().copied().find(|named| named.name() == name)
+            }
+
             /// Returns the name in the C interface, or `unknown` if the value has no name.
             pub const fn name(self) -> &'static str {
                 match self {
@@ -74,6 +79,17 @@ mod tests {
             prop_assert_eq!(QpType::from_raw(raw).raw(), raw);
             prop_assert_eq!(QpState::from_raw(raw).raw(), raw);
         }
+    }
+
+    #[test]
+    fn every_value_is_found_by_its_exact_name() {
+        for status in WcStatus::NAMED {
+            assert_eq!(WcStatus::from_name(status.name()), Some(*status));
+            assert_eq!(WcStatus::from_name(&format!(" {status}")), None);
+        }
+        assert_eq!(WcStatus::from_name("IBV_WC_RNR_RETRY_EXC_ERR"), Some(WcStatus::RnrRetryExcErr));
+        assert_eq!((WcStatus::from_name("unknown"), WcStatus::from_name("")), (None, None));
+        assert_eq!(EventKind::from_name("IBV_EVENT_CQ_ERR"), Some(EventKind::CqErr));
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct CompletionValues {
     pub src_qp: QpNum,
     /// The sender's local identifier.
     pub slid: u32,
+    /// The index of the packet's partition key, if the queue and the queue pair report it.
+    pub pkey_index: Option<u16>,
     /// The service level.
     pub sl: u8,
     /// The low bits of the destination's local identifier (LID), which select a path.
@@ -146,6 +148,13 @@ impl Completion {
     /// Returns the sender's local identifier; only for unreliable datagrams on InfiniBand.
     pub fn slid(&self) -> Option<u32> {
         self.received(PollFields::SLID, self.values.slid)
+    }
+
+    /// Returns the index of the packet's partition key in the table of the port. Only for unreliable datagrams on a queue
+    /// that is polled with `ibv_poll_cq(3)`. Hardware reports the index only for queue pairs of the subnet management
+    /// (GSI).
+    pub fn pkey_index(&self) -> Option<u16> {
+        self.values.pkey_index.filter(|_| self.good())
     }
 
     /// Returns the service level; only for unreliable datagrams.

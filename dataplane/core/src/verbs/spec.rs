@@ -398,7 +398,8 @@ pub struct QpCaps {
     pub send_sges: u32,
     /// The maximum number of scatter/gather elements per receive request.
     pub recv_sges: u32,
-    /// The maximum number of bytes of an inline send.
+    /// The maximum number of bytes of an inline send. If a raw-packet queue pair requests inline sends, the provider may
+    /// also send the short packets of a run inline.
     pub inline: u32,
 }
 

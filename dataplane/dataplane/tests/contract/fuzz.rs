@@ -864,9 +864,15 @@ fn fails_late(request: &Request) -> bool {
 /// Returns `true` if the requester's device rejects the request.
 fn fails_locally(request: &Request, kind: QpType) -> bool {
     let answered = matches!(request.op, Op::Read(_) | Op::CompareSwap(..) | Op::FetchAdd(..));
+    // Devices do not check the keys of elements without bytes.
     let whole = matches!(
         request.local,
-        LocalMemory::Good(_) | LocalMemory::Thirds(_) | LocalMemory::Nothing | LocalMemory::Fixed(_)
+        LocalMemory::Good(_)
+            | LocalMemory::Thirds(_)
+            | LocalMemory::Nothing
+            | LocalMemory::Fixed(_)
+            | LocalMemory::BadKey(0)
+            | LocalMemory::Foreign(0)
     );
     let has = match kind {
         QpType::Rc => true,

@@ -116,6 +116,9 @@ symbols! {
             max_tso_header: 0,
         };
         let error = state((*pd).context).note("ibv_create_qp", call);
+        if plain.cap.max_inline_data > 0 && state((*pd).context).no_inline {
+            return fail(libc::EINVAL);
+        }
         if error == 0 { new_qp((*pd).context, &extended) } else { fail(error) }
     };
     fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> c_int, (*qp).context => {

@@ -266,6 +266,7 @@ pub(super) struct State {
     failed_wqs: HashSet<u32>,
     /// The state changes of queue pairs that the device refuses: queue pair number and state.
     refused_states: Vec<(u32, u32)>,
+    no_inline: bool,
     live: isize,
     /// The fields and flags with which the creation of a CQ fails, and the error.
     lacks: Option<(u64, u32, c_int)>,
@@ -358,6 +359,11 @@ impl Fake {
     /// Makes the device refuse to change a queue pair to a state.
     pub(crate) fn refuse_qp_state(&self, qp: u32, to: u32) {
         self.state().refused_states.push((qp, to));
+    }
+
+    /// Makes the device refuse queue pairs with inline sends.
+    pub(crate) fn refuse_inline(&self, refused: bool) {
+        self.state().no_inline = refused;
     }
 
     /// Appends results of polls of a CQ. The CQ returns the results in order and is empty afterwards.

@@ -105,6 +105,9 @@ pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *m
             }
         };
         let error = state(context).note("ibv_create_qp_ex", call);
+        if attr.cap.max_inline_data > 0 && state(context).no_inline {
+            return fail(libc::EINVAL);
+        }
         if error == 0 { new_qp(context, attr) } else { fail(error) }
     }
 }

@@ -137,6 +137,25 @@ fn packet_memory_is_registered_with_relaxed_ordering() {
     drop(lane);
 }
 
+/// A lane requests inline sends for short frames. If the device refuses, the lane works without inline sends.
+#[test]
+fn short_frames_of_a_lane_are_sent_inline_if_the_device_supports_that() {
+    const INLINE: u32 = 1 << 3;
+    for refused in [false, true] {
+        let test = test_device();
+        test.fake.refuse_inline(refused);
+        let mut lane = TestLane::open(&test, (0, 1));
+        test.fake.calls();
+        lane.fail_send(&test);
+        let calls = test.fake.calls();
+        let sent = calls.iter().find_map(|call| match call {
+            Call::PostSend(list) => Some(list[0].flags & INLINE != 0),
+            _ => None,
+        });
+        assert_eq!(sent, Some(!refused), "{calls:?}");
+    }
+}
+
 /// How the device reports that a queue failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {

@@ -214,7 +214,7 @@ fn flow_tag_replaces_the_queue_pair_number() {
     let number = test.fake.last("cq");
     test.fake.polls(number, [Poll::Wc(tagged), Poll::Wc(Completion { wc: send, ..Completion::default() })]);
     let mut cursor = cq.start_poll().unwrap().unwrap();
-    assert_eq!((cursor.get().flow_tag(), cursor.get().qp_num().map(|qp| qp.0)), (Some(0xabc), Some(0)));
+    assert_eq!((cursor.get().flow_tag(), cursor.get().qp_num().map(|qp| qp.0)), (Some(0xabc), None));
     assert!(cursor.advance().unwrap());
     assert_eq!(cursor.get().qp_num().map(|qp| qp.0), Some(0xabc));
     drop(cursor);
@@ -438,6 +438,47 @@ fn raw_settings_are_checked_before_a_queue_is_created() {
         assert_eq!(test.fake.calls(), []);
         test.set_raw(usual());
         test.device.check_raw(queues).unwrap();
+    }
+}
+
+/// The device copies short frames of a run when they are posted, if the queue pair was created with inline sends.
+#[test]
+fn short_frames_of_a_run_are_sent_inline() {
+    const INLINE: u32 = 1 << 3;
+    const SIGNALED: u32 = 1 << 1;
+    for (api, inline) in [(SendApi::Classic, 0), (SendApi::Classic, 64), (SendApi::Extended, 64)] {
+        let test = test_device();
+        let (cq, _) = test.device.create_cq(&CqSpec { depth: 64, ..CqSpec::default() }, None).unwrap();
+        let caps = QpCaps { send_depth: 16, recv_depth: 16, send_sges: 1, recv_sges: 1, inline };
+        let pd = test.device.alloc_pd().unwrap();
+        let spec = QpSpec { send_api: api, ..QpSpec::new(QpType::RawPacket, caps) };
+        let mut qp = pd.create_qp(&spec, &cq, &cq, None).unwrap();
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            to(&mut qp, state);
+        }
+        let layout = SlotLayout::new(128, 1600, 16).unwrap();
+        let region = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+        let mr = pd.register(Arc::new(Region::allocate(region).unwrap().0), Access::LOCAL_WRITE).unwrap();
+        qp.bind_slots(&mr, layout, 0).unwrap();
+        let run = [60, 64, 65, 1500, 60].map(|len| Desc { slot: u32::from(len % 16), offset: 128, len });
+        test.fake.calls();
+        // SAFETY: the device moves no data.
+        unsafe { qp.post_send_run(&RunSource::new(&run).run(), 7) }.unwrap();
+        let calls = test.fake.calls();
+        let flags: Vec<u32> = calls
+            .iter()
+            .flat_map(|call| match call {
+                Call::PostSend(list) => list.iter().map(|send| send.flags).collect(),
+                Call::Wr { flags, .. } => vec![*flags],
+                _ => Vec::new(),
+            })
+            .collect();
+        let short = if inline > 0 { INLINE } else { 0 };
+        assert_eq!(flags, [short, short, 0, 0, short | SIGNALED], "{calls:?}");
+        if api == SendApi::Extended {
+            let copied = calls.iter().filter(|call| matches!(call, Call::WrInline(bytes) if bytes.len() <= 64));
+            assert_eq!(copied.count(), 3, "{calls:?}");
+        }
     }
 }
 

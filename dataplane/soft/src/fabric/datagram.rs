@@ -85,6 +85,7 @@ impl Qp {
             imm: datagram.imm.unwrap_or(0),
             src_qp: packet.from,
             slid: route.slid.into(),
+            pkey_index: Some(self.attributes.pkey_index),
             sl: datagram.path.service_level,
             dlid_path_bits: port.path_bits_of(route.dlid),
             ..CompletionValues::default()

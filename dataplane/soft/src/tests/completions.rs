@@ -173,3 +173,15 @@ fn classic_poll_takes_completions_at_its_start() {
         assert_eq!(ids.len() + rest, 2, "{api:?}");
     }
 }
+
+#[test]
+fn only_classic_queues_report_the_partition_key_index() {
+    for (api, index) in [(CqApi::Classic, Some(0)), (CqApi::Extended, None)] {
+        let (mut a, mut b) = Ends { api, ..Ends::of(Profile::Spec, QpType::Ud) }.connected();
+        let (into, from) = ([b.sge(0, 100)], [a.sge(0, 20)]);
+        b.post_recv(1, &into).unwrap();
+        a.post_to(1, SendOp::Send, &from, b.address(), QKEY).unwrap();
+        let (sent, received) = (End::completions(&mut a.send), End::completions(&mut b.recv));
+        assert_eq!((sent[0].pkey_index(), received[0].pkey_index()), (None, index), "{api:?}");
+    }
+}

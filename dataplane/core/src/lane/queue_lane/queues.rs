@@ -5,8 +5,12 @@ use crate::lane::LaneSpec;
 use crate::lane::wiring::QpOf;
 use crate::verbs::{
     Capability, CompletionChannel, CompletionQueue, CqFlags, CqGranted, CqSpec, Device, PollFields, ProtectionDomain,
-    QpCaps, QpSpec, QueuePair,
+    QpCaps, QpSpec, QpType, QueuePair,
 };
+
+/// The number of bytes of an inline send: the shortest Ethernet frames with a VLAN tag. The device then reads a short
+/// frame together with its request, instead of in a second read.
+const INLINE: u32 = 64;
 
 /// The queues of a lane. All of them are recreated together when a completion queue is lost.
 pub(super) struct Queues<D: Device> {
@@ -35,15 +39,18 @@ impl<D: Device> Queues<D> {
         // A lane that only sends also needs a receive queue and its completion queue. Both have the minimum size, and
         // nothing is posted to the receive queue.
         let (recv_cq, granted) = cq(spec.recv_depth.max(1), channel.as_ref())?;
-        let caps = QpCaps {
-            send_depth: spec.send_depth,
-            recv_depth: spec.recv_depth.max(1),
-            send_sges: 1,
-            recv_sges: 1,
-            inline: 0,
+        let create = |inline| {
+            let (send_depth, recv_depth) = (spec.send_depth, spec.recv_depth.max(1));
+            let caps = QpCaps { send_depth, recv_depth, send_sges: 1, recv_sges: 1, inline };
+            let spec = QpSpec { queue: spec.queue, ..QpSpec::new(spec.kind, caps) };
+            pd.create_qp(&spec, &send_cq, &recv_cq, None)
         };
-        let spec = QpSpec { queue: spec.queue, ..QpSpec::new(spec.kind, caps) };
-        let qp = pd.create_qp(&spec, &send_cq, &recv_cq, None)?;
+        let may_inline = spec.kind == QpType::RawPacket && device.capabilities().has.contains(&Capability::Inline);
+        let qp = match may_inline {
+            // Longer send requests may exceed a limit of the device. Then the lane works without inline sends.
+            true => create(INLINE).or_else(|_| create(0))?,
+            false => create(0)?,
+        };
         Ok((Self { qp, send_cq, recv_cq, channel }, granted))
     }
 
