@@ -269,11 +269,11 @@ fn virtual_function_without_promiscuous_mode_is_found() {
         let of_device = |file: &str| format!("sys/class/infiniband/rdma7/device/{file}");
         let host = || Host::new().with_file(&of_device(file), "7").with_file(&of_device("net/eth9/mtu"), "1500");
         // The flags are up, broadcast and multicast. The next value adds promiscuous.
-        let usual = host().has("sys/class/net/eth9/flags", "0x1003");
+        let usual = host().with_file("sys/class/net/eth9/flags", "0x1003");
         let [one] = &found(&usual, CONFIG)[..] else { panic!("{file}") };
         assert_eq!(one.severity, Severity::Unseen);
         assert!(commands.iter().all(|command| one.fix.contains(command)), "{one:?}");
-        assert_eq!(found(&host().has("sys/class/net/eth9/flags", "0x1103"), CONFIG), []);
+        assert_eq!(found(&host().with_file("sys/class/net/eth9/flags", "0x1103"), CONFIG), []);
         // Datagrams arrive at the address of the device.
         let datagrams = CONFIG.replace("rdma7\"", "rdma7\"\nqp = \"ud\"\nconnection = { to = \"127.0.0.1:18515\" }");
         assert_eq!(found(&usual, &datagrams), []);
