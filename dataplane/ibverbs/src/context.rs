@@ -9,10 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use ibverbs_sys::{ibv_context, ibv_device_attr_ex};
 
 use super::ffi;
-use super::flow::FlowLimits;
 use super::os::{nonblocking, object_of};
 use super::quirk::{Library, Quirks};
-use super::raw::RawPacketCaps;
 use dataplane_core::error::VerbError;
 
 /// An open device. The device is closed when its last object is dropped.
@@ -91,11 +89,6 @@ impl Context {
         context.limits.attr = unsafe { ffi::ibv_query_device_ex(raw.as_ptr()) }?;
         nonblocking(async_fd).map_err(|errno| VerbError::new("ibv_open_device", errno))?;
         Ok(context)
-    }
-
-    /// Returns the capabilities for raw-packet queue pairs.
-    pub(super) fn raw_caps(&self) -> RawPacketCaps {
-        RawPacketCaps { flow: FlowLimits::of(&self.driver), ..RawPacketCaps::from(&self.limits.attr) }
     }
 
     pub(super) fn raw(&self) -> *mut ibv_context {

@@ -208,7 +208,7 @@ fn gid_entry(entry: &ibv_gid_entry) -> GidEntry {
 impl VerbsDevice {
     /// Returns the capabilities for raw-packet queue pairs.
     pub fn raw_caps(&self) -> RawPacketCaps {
-        self.context.raw_caps()
+        RawPacketCaps::of(&self.context)
     }
 
     /// Sets the flow rules, the RSS settings and the offloads of raw-packet queue pairs. By default, raw-packet queue

@@ -12,7 +12,7 @@ use super::domain::VerbsMr;
 use super::ffi;
 use super::qp::VerbsQp;
 use super::queues::{QpBody, STATE_UNKNOWN};
-use super::raw::RateLimit;
+use super::raw::{RateLimit, RawPacketCaps};
 use super::window::VerbsMw;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Run, SlotLayout};
@@ -109,7 +109,7 @@ impl VerbsQp {
         }
         let context = self.body().context();
         // SAFETY: the queue pair is valid.
-        let set = unsafe { limit.set(self.raw(), &context.raw_caps()) };
+        let set = unsafe { limit.set(self.raw(), &RawPacketCaps::of(context)) };
         set.map_err(|error| error.into_verb_error(&context.name))
     }
 }

@@ -23,6 +23,7 @@ mod tests;
 
 use ibverbs_sys::*;
 
+use super::context::Context;
 use super::ffi;
 use super::flow::{FlowError, FlowLimits};
 use dataplane_core::error::VerbError;
@@ -96,6 +97,13 @@ impl From<&ibv_device_attr_ex> for RawPacketCaps {
                 fields: rss.rx_hash_fields_mask,
             }),
         }
+    }
+}
+
+impl RawPacketCaps {
+    /// Returns the capabilities of a device, with the limits of its driver.
+    pub(super) fn of(context: &Context) -> Self {
+        Self { flow: FlowLimits::of(&context.driver), ..Self::from(&context.limits.attr) }
     }
 }
 

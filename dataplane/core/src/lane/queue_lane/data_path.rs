@@ -60,6 +60,8 @@ pub(super) struct DataPath<D: Device> {
     pub(super) stopping: bool,
     /// Whether a completion had an error that recovery has not examined yet.
     pub(super) has_error: bool,
+    /// Whether a request was flushed since the queue pair was last started.
+    pub(super) was_flushed: bool,
     pub(super) counters: LaneCounters,
 }
 
@@ -122,6 +124,7 @@ impl<D: Device> DataPath<D> {
             unsignalled_since: None,
             stopping: false,
             has_error: false,
+            was_flushed: false,
             counters: LaneCounters::default(),
         }
     }

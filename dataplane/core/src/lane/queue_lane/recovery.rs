@@ -12,7 +12,7 @@ use crate::error::VerbError;
 use crate::lane::wiring::{LaneQueuePair, Wiring};
 use crate::lane::{Alarms, LaneSpec};
 use crate::mem::{Batch, Pool};
-use crate::verbs::{CqGranted, Device, EventKind, QpAttributes, QpState, QpType, QueuePair};
+use crate::verbs::{CqGranted, Device, EventKind, QpAttributes, QpState, QueuePair};
 
 /// Maximum time without progress while a queue pair in state ERR flushes its requests.
 const FLUSH_DEADLINE: Duration = Duration::from_millis(500);
@@ -131,11 +131,10 @@ impl<D: Device> Recovery<D> {
         }
     }
 
-    /// Returns whether a queue pair has stopped after an error. Every error stops a raw-packet queue. A raw-packet queue
-    /// pair is not queried: the mlx5 driver reports RTS for a failed send queue without receives. If only the receive
-    /// queue has failed, the driver logs a kernel warning.
-    fn has_stopped(&self, data: &DataPath<D>) -> bool {
-        if self.spec.kind == QpType::RawPacket {
+    /// Returns whether a queue pair has stopped after an error. A flushed request proves it. After another error, the
+    /// provider decides: for raw packets, libibverbs devices stop after every error, and are not queried.
+    fn has_stopped(&self, data: &mut DataPath<D>) -> bool {
+        if std::mem::take(&mut data.was_flushed) {
             return true;
         }
         // If the query fails, assume that the queue pair is lost.
@@ -151,6 +150,7 @@ impl<D: Device> Recovery<D> {
         // A device that is gone refuses this change. In that case, the flush deadline ends the wait for the outstanding
         // requests.
         let _ = data.queues.qp.modify(&attributes, mask);
+        data.was_flushed = false;
         self.phase = Phase::Failed { since: Instant::now(), outstanding: data.outstanding() };
         self.overdue = false;
         data.post_marker();

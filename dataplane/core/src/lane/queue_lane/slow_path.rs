@@ -75,6 +75,7 @@ impl<D: Device> DataPath<D> {
         }
         self.counters.first_error.get_or_insert(status);
         self.has_error = true;
+        self.was_flushed |= status == WcStatus::WrFlushErr;
     }
 
     /// Completes the oldest send as failed, counts it and frees its slot.
@@ -151,6 +152,7 @@ impl<D: Device> DataPath<D> {
         self.in_flight.complete(sending, Stamp::NONE, &mut NoSink);
         self.in_flight.reclaim(pool);
         self.unsignalled_since = None;
+        self.was_flushed = false;
         while let Some(slot) = self.posted.pop() {
             pool.put_one(slot, SlotState::Posted);
         }
