@@ -39,7 +39,7 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
         asked |= effect == Effect::Reload;
         effect == Effect::Stop
     };
-    let server = Server::start(&assembly.plan.runtime.control, &args.config.path)?;
+    let server = Server::start(&assembly.plan.runtime, &args.config.path)?;
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
     watch(&run, &mut signals, hangup, asked, server);
