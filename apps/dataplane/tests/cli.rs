@@ -680,6 +680,30 @@ fn config_is_a_regular_file_or_standard_input() {
     assert!(out.starts_with("workers "), "{out}");
 }
 
+/// Two ports of a bridge are the ends of one cable, so each flooded frame would circulate indefinitely.
+#[test]
+fn looped_port_of_a_bridge_is_shut() {
+    let folder = Folder::new();
+    let port = |name: &str, link: &str| format!("[[port]]\nname = \"{name}\"\ndevice = \"soft\"\nlink = {link}\n");
+    let config = [
+        "[runtime]\nworkers = 1\nburst = 32\n".to_owned(),
+        port("source", "{ kind = \"generator\" }"),
+        port("one", "{ kind = \"loopback\", peer = \"two\" }"),
+        port("two", "{ kind = \"loopback\", peer = \"one\" }"),
+        "[pipeline]\ninput = [\"source\", \"one\", \"two\"]\n[[pipeline.stage]]\nuse = \"bridge\"\nloop_shut = \"1h\"\n\
+         storm_control = { unknown_unicast = \"1kpps\" }\n[[pipeline.stage]]\nuse = \"tx\"\n"
+            .to_owned(),
+    ];
+    folder.write("x.toml", config.concat());
+    let (status, out, err) = dataplane(&folder, "run @/x.toml --packets 200000 --json");
+    assert_eq!(status, 0, "{err}");
+    assert!(err.contains("bridge `bridge`: port `two` is shut") && !err.contains("port `one` is shut"), "{err}");
+    let report = json(&out);
+    assert_eq!(report["ledger"]["unaccounted"], 0);
+    let drops = report["ledger"]["drops"].to_string();
+    assert!(drops.contains("bridge.probe") && drops.contains("bridge.unknown_storm"), "{drops}");
+}
+
 #[test]
 fn check_prints_the_memory_of_stages() {
     let folder = folder_with_config();
