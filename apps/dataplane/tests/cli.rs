@@ -648,6 +648,74 @@ fn closed_output_pipe_is_no_failure() {
     assert_eq!((status, err.as_str()), (0, ""));
 }
 
+/// Unlike a list, a report that nobody reads is a failure.
+#[test]
+fn lost_report_is_a_failure() {
+    let folder = folder_with_config();
+    for format in ["json", "human"] {
+        let args = ["run".into(), folder.file("x.toml"), "--report".into(), format.into()];
+        let mut running = RunningProgram::start(command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()));
+        drop(running.stdout.take());
+        let (status, _, err) = running.end();
+        assert_eq!(status, 1, "{format}: {err}");
+        assert!(err.ends_with("error: the report is lost: standard output is closed\n"), "{err}");
+    }
+}
+
+#[test]
+fn config_is_a_regular_file_or_standard_input() {
+    let folder = folder_with_config();
+    assert!(Command::new("mkfifo").arg(folder.file("fifo")).status().unwrap().success());
+    for arguments in ["check @/fifo", "run @/fifo", "graph @/fifo", "doctor @/fifo"] {
+        let (status, _, err) = dataplane(&folder, arguments);
+        assert_eq!(status, 2, "{arguments}: {err}");
+        assert!(err.contains("a pipe, not a regular file; help: name a regular file, or write `-`"), "{err}");
+    }
+    let config = fs::File::open(folder.file("x.toml")).unwrap();
+    let args = [PathBuf::from("check"), "-".into()];
+    let mut check = command(&args);
+    check.current_dir(folder.path()).stdin(config).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (status, out, err) = RunningProgram::start(&mut check).end();
+    assert_eq!(status, 0, "{err}");
+    assert!(out.starts_with("workers "), "{out}");
+}
+
+/// Two ports of a bridge are the ends of one cable, so each flooded frame would circulate indefinitely.
+#[test]
+fn looped_port_of_a_bridge_is_shut() {
+    let folder = Folder::new();
+    let port = |name: &str, link: &str| format!("[[port]]\nname = \"{name}\"\ndevice = \"soft\"\nlink = {link}\n");
+    let config = [
+        "[runtime]\nworkers = 1\nburst = 32\n".to_owned(),
+        port("source", "{ kind = \"generator\" }"),
+        port("one", "{ kind = \"loopback\", peer = \"two\" }"),
+        port("two", "{ kind = \"loopback\", peer = \"one\" }"),
+        "[pipeline]\ninput = [\"source\", \"one\", \"two\"]\n[[pipeline.stage]]\nuse = \"bridge\"\nloop_shut = \"1h\"\n\
+         storm_control = { unknown_unicast = \"1kpps\" }\n[[pipeline.stage]]\nuse = \"tx\"\n"
+            .to_owned(),
+    ];
+    folder.write("x.toml", config.concat());
+    let (status, out, err) = dataplane(&folder, "run @/x.toml --packets 200000 --json");
+    assert_eq!(status, 0, "{err}");
+    assert!(err.contains("bridge `bridge`: port `two` is shut") && !err.contains("port `one` is shut"), "{err}");
+    let report = json(&out);
+    assert_eq!(report["ledger"]["unaccounted"], 0);
+    let drops = report["ledger"]["drops"].to_string();
+    assert!(drops.contains("bridge.probe") && drops.contains("bridge.unknown_storm"), "{drops}");
+}
+
+#[test]
+fn check_prints_the_memory_of_stages() {
+    let folder = folder_with_config();
+    let capture = "[[pipeline.stage]]\nname = \"tap\"\nuse = \"capture\"\nfile = \"tap.pcapng\"\nbuffers = 16\n";
+    folder.write("x.toml", CONFIG.replacen("[[pipeline.stage]]", &format!("{capture}[[pipeline.stage]]"), 1));
+    let (status, out, err) = dataplane(&folder, "check @/x.toml");
+    assert_eq!(status, 0, "{err}");
+    assert!(out.contains("\n          1.0 MiB in stage `tap`\n"), "{out}");
+    let (_, out, _) = dataplane(&folder, "check --json @/x.toml");
+    assert!(json(&out)["stage_memory"]["tap"].as_u64().is_some_and(|bytes| bytes > 1_000_000), "{out}");
+}
+
 #[test]
 fn stages_are_listed_and_described() {
     let folder = folder_with_config();

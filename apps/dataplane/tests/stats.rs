@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, lchown, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -278,6 +279,29 @@ fn only_the_socket_of_a_killed_program_is_replaced() {
     assert!(!third.socket.exists());
     assert!(!folder.path(&format!(".dataplane-{}", fourth.pid())).exists());
     fourth.end("-TERM");
+}
+
+#[test]
+fn group_may_use_the_control_socket_only_if_the_config_names_it() {
+    let folder = RuntimeFolder::new();
+    let folder_about = fs::metadata(folder.path("")).unwrap();
+    // Only root can give a file to any group.
+    let group = if folder_about.uid() == 0 { 12_345 } else { folder_about.gid() };
+    let socket = format!(" --set runtime.control={}", folder.path("edge.sock").display());
+    for (settings, name) in [("", None), (&*socket, Some("edge.sock"))] {
+        for (setting, mode, group) in [
+            (String::new(), 0o600, folder_about.gid()),
+            (format!(" --set runtime.control_group=\"{group}\""), 0o660, group),
+        ] {
+            let running = folder.run(&format!("{settings}{setting}"), name);
+            let about = fs::metadata(&running.socket).unwrap();
+            assert_eq!((about.mode() & 0o7777, about.gid()), (mode, group), "{settings}{setting}");
+            running.end("-TERM");
+        }
+    }
+    let (status, _, err) = folder.dataplane("check @/x.toml --set runtime.control_group=nobodies-group");
+    assert_eq!(status, 2);
+    assert!(err.contains("there is no group `nobodies-group`") && err.contains("set its number"), "{err}");
 }
 
 #[test]

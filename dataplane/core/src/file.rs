@@ -1,14 +1,15 @@
 //! Files that a config names. Files are opened without blocking, identified by device and inode instead of by path, and
 //! locked while they are read or written.
 
-use std::fs::{self, File, FileType, OpenOptions, TryLockError};
+use std::fs::{self, File, FileType, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::Deref;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 /// The maximum number of symbolic links that are followed in one path, as in the kernel (path_resolution(7)).
 const LINKS: usize = 40;
@@ -20,7 +21,7 @@ pub fn open(path: &Path) -> io::Result<File> {
         true => Ok(()),
         false => Err(refused(kind, "a regular file")),
     };
-    checked(path, OpenOptions::new().read(true), is_regular)
+    checked(path, OpenOptions::new().read(true), 0, is_regular)
 }
 
 /// The size of the parts in which a text file is read and checked, in bytes.
@@ -65,23 +66,29 @@ fn refused(kind: FileType, what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, format!("{kind}, not {what}"))
 }
 
-/// Opens a file if `allowed` accepts its kind.
-fn checked(path: &Path, options: &mut OpenOptions, allowed: impl Fn(FileType) -> io::Result<()>) -> io::Result<File> {
+/// Opens a file with additional `open(2)` flags if `allowed` accepts its kind.
+fn checked(
+    path: &Path,
+    options: &mut OpenOptions,
+    flags: i32,
+    allowed: impl Fn(FileType) -> io::Result<()>,
+) -> io::Result<File> {
     // Check before the open, because opening some kinds of files has side effects.
     match fs::metadata(path) {
         Ok(known) => allowed(known.file_type())?,
         Err(_) => can_be_named(path)?,
     }
     // The file may have been replaced since the check, so open it without blocking and check its kind again.
-    let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | flags).open(path)?;
     allowed(file.metadata()?.file_type())?;
     Ok(file)
 }
 
 /// Checks that an output file can be opened for writing. The file is not changed or created.
 pub fn can_be_written(path: &Path) -> io::Result<()> {
+    let own_target = own_target(path)?;
     match fs::metadata(path) {
-        Ok(_) => checked(path, OpenOptions::new().write(true), takes_packets).map(drop),
+        Ok(_) => checked(&own_target, OpenOptions::new().write(true), libc::O_NOFOLLOW, takes_packets).map(drop),
         // Missing folders are created together with the file.
         Err(error) if error.kind() == ErrorKind::NotFound => {
             can_be_named(path)?;
@@ -133,6 +140,71 @@ fn target(path: &Path) -> PathBuf {
     path
 }
 
+/// Follows a path like [`target`], but only symbolic links of this user or of root. In a shared folder, another user may
+/// have created a link in place of an output file.
+fn own_target(path: &Path) -> io::Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS {
+        let Ok(next) = fs::read_link(&path) else { break };
+        let owner = fs::symlink_metadata(&path)?.uid();
+        if owner != 0 && owner != geteuid().as_raw() {
+            let why = format!("the symbolic link {} belongs to another user; help: name its target", path.display());
+            return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+        }
+        path = path.with_file_name(next);
+    }
+    Ok(path)
+}
+
+/// The users that may read an output file that this program creates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    /// All users, unless the umask forbids it.
+    All,
+    /// Only the user of this program: mode 0600.
+    Owner,
+    /// The user of this program and the group with this number: mode 0640. An existing file gets this group and mode
+    /// too.
+    Group(u32),
+}
+
+impl Readers {
+    /// Returns the owner, and the group if one is given, by name or by number.
+    ///
+    /// # Errors
+    /// Fails if there is no such group.
+    pub fn owner_and(group: Option<&str>) -> io::Result<Self> {
+        group.map_or(Ok(Self::Owner), |group| Ok(Self::Group(group_number(group)?)))
+    }
+
+    fn mode(self) -> u32 {
+        match self {
+            Self::All => 0o666,
+            Self::Owner => 0o600,
+            Self::Group(_) => 0o640,
+        }
+    }
+}
+
+/// Returns the number of a group of this host. `group` is a name in `/etc/group`, or a number.
+///
+/// # Errors
+/// Fails if there is no such group.
+pub fn group_number(group: &str) -> io::Result<u32> {
+    let missing = || {
+        let why = format!("there is no group `{group}` in /etc/group; help: name another group, or set its number");
+        io::Error::new(ErrorKind::NotFound, why)
+    };
+    // The largest number means "no change" to the kernel.
+    if let Some(number) = group.parse().ok().filter(|number| *number != u32::MAX) {
+        return Ok(number);
+    }
+    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let mut lines = groups.lines().map(|line| line.split(':'));
+    let found = lines.find_map(|mut fields| (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok())?);
+    found.filter(|_| !group.is_empty()).ok_or_else(missing)
+}
+
 /// The identity of a file, independent of the path that names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Identity {
@@ -173,11 +245,18 @@ impl LockedFile {
     }
 
     /// Opens and locks a file for writing, and creates the file if it does not exist. The content stays until
-    /// [`Self::empty`] is called, because the run may still fail to start.
-    pub fn output(path: &Path) -> io::Result<Self> {
-        let file = checked(path, OpenOptions::new().write(true).create(true), takes_packets)?;
+    /// [`Self::empty`] is called, because the run may still fail to start. `readers` may read a new file. Symbolic links
+    /// of other users are refused.
+    pub fn output(path: &Path, readers: Readers) -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).mode(readers.mode());
+        let file = checked(&own_target(path)?, &mut options, libc::O_NOFOLLOW, takes_packets)?;
         if file.metadata()?.is_file() {
             unless_held(file.try_lock())?;
+            if let Readers::Group(group) = readers {
+                fchown(&file, None, Some(group))?;
+                file.set_permissions(Permissions::from_mode(readers.mode()))?;
+            }
         }
         Ok(Self(file))
     }

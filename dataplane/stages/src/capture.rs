@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use dataplane_core::file::Readers;
 use dataplane_core::pipeline::Cause;
 use dataplane_core::prelude::*;
 use dataplane_core::units::{Bytes, Period, bytes_within};
@@ -32,6 +33,9 @@ use sink::{Sink, Tap};
 /// If all buffers of a worker are full, the packet goes on without being written and is counted as `missed`. With
 /// `lossless = true` the worker waits for a buffer instead. Use `lossless` for offline runs only: on a live port, a
 /// waiting worker loses packets.
+///
+/// The buffers need `buffers` times `snaplen` bytes of memory for each worker: 64 MiB with the defaults. `dataplane
+/// check` prints the memory, and refuses a capture that needs more memory than the host has available.
 ///
 /// If writing fails, for example because the disk is full, the capture logs the error at once and stops writing.
 /// Packets still pass and are counted as `missed`, and the run ends with the error. Packets that were already counted
@@ -65,6 +69,7 @@ use sink::{Sink, Tap};
 /// name         = "all"
 /// use          = "capture"
 /// file         = "all.pcapng"
+/// group        = "root"
 /// rotate_bytes = "100MB"
 /// rotate_time  = "1m"
 /// keep         = 10
@@ -79,6 +84,9 @@ pub struct Capture {
     /// the config. An existing file is replaced when the first packet is written or when the run ends. The capture
     /// fails if another part of the run, or another run, reads or writes the same file, under any name. No default.
     file: PathBuf,
+    /// A group that may read the files, as a name in `/etc/group` or a number in quotes. The files then have mode 0640,
+    /// even if they existed before. Default: new files have mode 0600, so only the user of the program can read them.
+    group: Option<String>,
     /// The maximum number of bytes written of each packet: 1 to 65,535. Default: 65,535.
     #[serde(default = "default_snaplen", deserialize_with = "bytes_within::<_, u16, 1, 65535>")]
     #[schemars(with = "Bytes", range(min = 1, max = 65535))]
@@ -203,13 +211,25 @@ impl Stage for Capture {
             return Err(problem.help(format!("shorten the comment to at most {} bytes", ring::COMMENT)));
         }
         let rotation = self.rotation()?;
+        let readers = Readers::owner_and(self.group.as_deref());
         let path = setup.path(&self.file);
         setup.claim(&path, "file")?;
         if setup.is_offline() {
             return Ok(());
         }
+        // All workers have the same memory, and the first worker is prepared first.
+        if setup.worker().0 == 0 {
+            let bytes = ring::memory(self.buffers, self.snaplen) * setup.worker().1 as u64;
+            setup.reserve(bytes, "buffers", "reduce `buffers`, or `snaplen`")?;
+        }
+        let readers = readers.map_err(|error| {
+            let text = error.to_string();
+            let (what, help) = text.split_once("; help: ").unwrap_or((&text, "name another group"));
+            Problem::at("group", what).help(help)
+        })?;
         let spec = Spec {
             path,
+            readers,
             interface: setup.stage().to_owned(),
             snaplen: self.snaplen,
             buffers: self.buffers,

@@ -214,6 +214,10 @@ impl Stage for Reassemble {
             };
             self.hosts = Some(hosts.map_err(problem)?);
         }
+        if setup.worker().0 == 0 && !setup.is_offline() {
+            let bytes = u64::from(self.datagrams) * self.largest.0 * setup.worker().1 as u64;
+            setup.reserve(bytes, "datagrams", "reduce `datagrams` or `largest`")?;
+        }
         let slot = |_| DatagramSlot {
             state: State::Open,
             key: Key::default(),

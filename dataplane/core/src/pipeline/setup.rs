@@ -1,7 +1,7 @@
 //! Information and shared objects for stages during preparation.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -66,6 +66,7 @@ pub struct Setup<'a> {
     next_hops: &'a mut NextHops,
     shared: &'a mut HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
     files: &'a mut Files,
+    memory: &'a mut StageMemory,
     services: &'a mut Services,
     wanted: Facts,
     offline: bool,
@@ -85,6 +86,7 @@ impl<'a> Setup<'a> {
             next_hops: &mut resources.next_hops,
             shared: &mut resources.shared,
             files: &mut resources.files,
+            memory: &mut resources.memory,
             services: &mut resources.services,
             wanted: resources.wanted,
             offline: resources.offline,
@@ -156,6 +158,30 @@ impl<'a> Setup<'a> {
     pub fn reads(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
         let user = format!("the file that stage `{}` reads", self.stage);
         self.files.read(path, &user).map_err(|why| Problem::at(key, why).help(Files::HELP))
+    }
+
+    /// Declares memory that the stage allocates for all workers together, in bytes. Declare large memory before the
+    /// allocation. `dataplane check` prints the memory of each stage.
+    ///
+    /// # Errors
+    /// Fails if the stages need more memory than the host has available. The problem is at `key`, with the help text
+    /// `less`.
+    pub fn reserve(&mut self, bytes: u64, key: &str, less: &str) -> Result<(), Problem> {
+        let before: u64 = self.memory.stages.values().sum();
+        *self.memory.stages.entry(self.stage.clone()).or_default() += bytes;
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        match self.memory.available {
+            Some(available) if before.saturating_add(bytes) > available => {
+                let others = match before {
+                    0 => String::new(),
+                    before => format!(", and other stages need {} MiB", mib(before)),
+                };
+                let (bytes, available) = (mib(bytes), available >> 20);
+                let message = format!("this needs {bytes} MiB of memory{others}, but the host has {available} MiB");
+                Err(Problem::at(key, message).help(less))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the numbers of next hops.
@@ -269,12 +295,23 @@ pub struct Resources {
     shared: HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
     /// The files that the config names.
     pub files: Files,
+    /// The memory that the stages declared.
+    pub memory: StageMemory,
     /// The services that the stages registered.
     pub services: Services,
     /// The facts that at least one stage needs.
     pub wanted: Facts,
     /// Whether the pipeline only inspects packets. See [`Setup::is_offline`].
     pub offline: bool,
+}
+
+/// The memory that stages allocate in addition to packet buffers.
+#[derive(Debug, Default)]
+pub struct StageMemory {
+    /// The memory that all stages together may use, in bytes. `None` means that no limit is known.
+    pub available: Option<u64>,
+    /// The memory of each stage for all workers together, in bytes, by the name of the stage.
+    pub stages: BTreeMap<String, u64>,
 }
 
 /// The files of a config. A file that is written has only one user, even if links give the file several names.
@@ -327,6 +364,7 @@ impl Resources {
             next_hops,
             shared,
             files: Files::default(),
+            memory: StageMemory::default(),
             services: Services::default(),
             wanted: Facts::all(),
             offline: false,

@@ -54,7 +54,7 @@ pub(super) enum Command {
 /// A config file and the values that override it.
 #[derive(Debug, Args)]
 pub(super) struct Config {
-    /// The config, a TOML file
+    /// The config, a TOML file, or `-` for standard input
     #[arg(value_name = "CONFIG")]
     pub(super) path: PathBuf,
     /// Override a value, such as runtime.burst=32 or port.wan.mtu=9000

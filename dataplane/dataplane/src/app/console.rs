@@ -140,8 +140,10 @@ pub(super) fn assemble_here(
     diagnostics: &mut Diagnostics,
 ) -> Option<Assembly> {
     let assembly = assemble(source, registry, topology, diagnostics)?;
-    let Some((what, fix)) = control::problem(&assembly.plan.runtime.control) else { return Some(assembly) };
-    diagnostics.push(Mistake::error(loaded(source).locate("runtime.control"), what).help(fix));
+    let problem = control::problem(&assembly.plan.runtime.control).map(|problem| ("runtime.control", problem));
+    let problem = problem.or_else(|| Some(("runtime.control_group", control::group_problem(&assembly.plan.runtime)?)));
+    let Some((key, (what, fix))) = problem else { return Some(assembly) };
+    diagnostics.push(Mistake::error(loaded(source).locate(key), what).help(fix));
     None
 }
 

@@ -39,7 +39,7 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
         asked |= effect == Effect::Reload;
         effect == Effect::Stop
     };
-    let server = Server::start(&assembly.plan.runtime.control, &args.config.path)?;
+    let server = Server::start(&assembly.plan.runtime, &args.config.path)?;
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
     watch(&run, &mut signals, hangup, asked, server);
@@ -49,15 +49,20 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
         false if report.errors.is_empty() => Err(CommandError::Failed("the ledger does not balance".to_owned())),
         false => Err(CommandError::Failed(report.errors.join("\nerror: "))),
     };
-    match if args.json { ReportFormat::Json } else { args.report } {
+    let printed = match if args.json { ReportFormat::Json } else { args.report } {
         ReportFormat::Human => {
             // The errors are printed to standard error at the end.
             report.errors.clear();
-            console::print(&report.to_string())?;
+            console::print(&report.to_string())
         }
-        ReportFormat::Json => console::print_json(&report)?,
-    }
-    outcome
+        ReportFormat::Json => console::print_json(&report),
+    };
+    // Whoever needs the report did not get it, unlike with a list of which the reader wants only the start.
+    let printed = printed.map_err(|error| match error {
+        CommandError::Pipe => CommandError::Failed("the report is lost: standard output is closed".to_owned()),
+        error => error,
+    });
+    outcome.and(printed)
 }
 
 /// Reads and checks the config. Compiling large rule sets may take long. SIGINT and SIGTERM end the program at once

@@ -1,5 +1,6 @@
 //! The plan: a config that passed all checks that need no device, with all names resolved.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
@@ -92,6 +93,9 @@ pub struct Plan {
     pub ports: Vec<PortPlan>,
     /// The stages, in the order of the config. Packets enter at the first stage.
     pub nodes: Vec<NodePlan>,
+    /// The memory that each stage allocates in addition to packet buffers, for all workers together, in bytes.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub stage_memory: BTreeMap<String, u64>,
     /// The indices of the stages in topological order: every stage comes before its targets.
     pub order: Vec<usize>,
 }
@@ -125,6 +129,9 @@ impl fmt::Display for Plan {
             "memory    {} buffers of {} bytes ({} headroom) per worker, {}",
             self.buffers, runtime.buffer_size, runtime.headroom, runtime.hugepages
         )?;
+        for (stage, bytes) in &self.stage_memory {
+            writeln!(f, "          {:.1} MiB in stage `{stage}`", *bytes as f64 / f64::from(1 << 20))?;
+        }
         writeln!(f, "\nports")?;
         for port in &self.ports {
             let config = &port.config;

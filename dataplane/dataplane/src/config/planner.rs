@@ -35,5 +35,7 @@ pub fn plan(
         *path = loaded.source().resolve(path);
     }
     let ports = ports.into_iter().collect::<Option<Vec<_>>>()?;
-    Some(Plan { runtime, cores: cores?, buffers, ports, nodes: graph.nodes, order: graph.order })
+    // The stages declare their memory later.
+    let stage_memory = Default::default();
+    Some(Plan { runtime, cores: cores?, buffers, ports, nodes: graph.nodes, stage_memory, order: graph.order })
 }

@@ -56,6 +56,7 @@ pub enum Timestamps {
 /// timestamps    = "software"
 /// drain_timeout = "10s"
 /// control       = "/run/router.sock"
+/// control_group = "root"
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -98,10 +99,14 @@ pub struct Runtime {
     /// The maximum time that a stopping run waits for packets in processing, such as `"5s"`.
     pub drain_timeout: Period,
     /// The control socket, which `dataplane stats` uses: `"auto"` for a socket in a default folder, `"none"` for no
-    /// socket, or a path of at most 107 bytes. The program creates the socket with access for its owner only, and
-    /// removes it at the end.
+    /// socket, or a path of at most 107 bytes. The program creates the socket with access for its owner only, unless
+    /// `control_group` is set, and removes it at the end.
     #[schemars(with = "String")]
     pub control: Control,
+    /// A group that may use the control socket, as a name in `/etc/group` or a number in quotes. The socket then has mode
+    /// 0660. Default: only the user of the program may use the socket.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub control_group: Option<String>,
 }
 
 impl Default for Runtime {
@@ -118,6 +123,7 @@ impl Default for Runtime {
             timestamps: Timestamps::default(),
             drain_timeout: Period::from_secs(5),
             control: Control::Auto,
+            control_group: None,
         }
     }
 }

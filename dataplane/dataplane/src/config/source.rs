@@ -1,11 +1,12 @@
 //! The text of a config: a file, and the command-line settings that override it.
 
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use dataplane_core::error::{Error, Result};
+use dataplane_core::file;
 
 /// Byte offsets in a [`Source`]. The offsets of the overrides follow the offsets of the file.
 pub type Span = Range<usize>;
@@ -61,8 +62,19 @@ pub(super) struct Excerpt<'s> {
     pub(super) span: Span,
 }
 
+/// Adds help to the error for a config that is no regular file.
+fn explained(error: std::io::Error) -> std::io::Error {
+    match error.kind() {
+        ErrorKind::InvalidInput => {
+            let help = "name a regular file, or write `-` to read the config from standard input";
+            std::io::Error::new(error.kind(), format!("{error}; help: {help}"))
+        }
+        _ => error,
+    }
+}
+
 impl Source {
-    /// Reads a config file. `overrides` are pairs of a dotted key and a TOML value, such as `("runtime.burst", "32")`.
+    /// Reads a config file, which must be a regular file. The path `-` means standard input. `overrides` are pairs of a dotted key and a TOML value, such as `("runtime.burst", "32")`.
     /// A port or stage is identified by its name or its index: `port.wan.mtu`, `port.0.mtu`.
     ///
     /// # Errors
@@ -73,8 +85,11 @@ impl Source {
         let failed = |source| Error::File { path: path.to_owned(), source };
         let mut bytes = Vec::new();
         // Read one byte more than the limit to detect a file that is too large, because its metadata may be wrong.
-        let file = std::fs::File::open(path).map_err(failed)?;
-        file.take(MAX_SIZE + 1).read_to_end(&mut bytes).map_err(failed)?;
+        let input: Box<dyn Read> = match path.as_os_str() == "-" {
+            true => Box::new(std::io::stdin().lock()),
+            false => Box::new(file::open(path).map_err(|error| failed(explained(error)))?),
+        };
+        input.take(MAX_SIZE + 1).read_to_end(&mut bytes).map_err(failed)?;
         let name = path.display();
         if bytes.len() as u64 > MAX_SIZE {
             return Err(Error::Config(format!(

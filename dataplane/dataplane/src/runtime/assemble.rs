@@ -89,6 +89,9 @@ fn build(
         captures(&loaded, diagnostics);
     }
     resources.offline = offline;
+    if !offline {
+        resources.memory.available = available_memory();
+    }
     let workers = plan.as_ref().map_or(1, |plan| plan.cores.len());
     let order: Vec<usize> =
         plan.as_ref().map_or_else(|| (0..loaded.stage_count()).collect(), |plan| plan.order.clone());
@@ -109,7 +112,7 @@ fn build(
         }
         programs.push(program);
     }
-    let Resources { mut services, files, .. } = resources;
+    let Resources { mut services, files, memory, .. } = resources;
     for (stage, check) in services.checks.drain(..) {
         let index = order.iter().find(|index| loaded.stage_name(**index) == Some(&stage)).or(order.first());
         if let (Err(problem), Some(index)) = (check(), index) {
@@ -119,7 +122,16 @@ fn build(
     if diagnostics.has_errors() {
         return None;
     }
-    Some(Assembly { plan: plan?, ports, topology, programs, services, files })
+    let mut plan = plan?;
+    plan.stage_memory = memory.stages;
+    Some(Assembly { plan, ports, topology, programs, services, files })
+}
+
+/// Returns the memory that the host can give to new programs without swapping, in bytes (proc_meminfo(5)).
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// Registers the config and the files of ports. A file that one part of the config writes must not be used by another

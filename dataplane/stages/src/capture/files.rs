@@ -6,13 +6,14 @@ use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
 use super::writer::{Record, Writer, last_complete_block};
-use dataplane_core::file::LockedFile;
+use dataplane_core::file::{LockedFile, Readers};
 use dataplane_core::pcapng::STATISTICS;
 
 /// The parameters of a capture.
 #[derive(Clone)]
 pub(super) struct Spec {
     pub(super) path: PathBuf,
+    pub(super) readers: Readers,
     pub(super) interface: String,
     pub(super) snaplen: u16,
     pub(super) buffers: usize,
@@ -173,7 +174,7 @@ impl<'a> Files<'a> {
             if let Some(folder) = self.path.parent() {
                 fs::create_dir_all(folder)?;
             }
-            let file = LockedFile::output(&self.path)?;
+            let file = LockedFile::output(&self.path, spec.readers)?;
             file.empty()?;
             let file = BufWriter::with_capacity(1 << 16, file);
             self.started = number;
@@ -234,6 +235,7 @@ mod tests {
         let folder = dataplane_testing::Folder::new();
         let spec = Spec {
             path: folder.file("out.pcapng"),
+            readers: Readers::Owner,
             interface: "test".to_owned(),
             snaplen: 100,
             buffers: 1,
@@ -271,6 +273,46 @@ mod tests {
         files.packets += 2;
         assert_eq!((files.abandon(), files.packets), (2, 3));
         assert_eq!((there(), fs::metadata(name(3)).unwrap().len()), ([false, true, true, false], whole));
+    }
+
+    fn spec(path: PathBuf, readers: Readers) -> Spec {
+        let (interface, rotation) = ("test".to_owned(), None);
+        Spec { path, readers, interface, snaplen: 100, buffers: 1, max_packets: 9, max_bytes: 1 << 20, rotation }
+    }
+
+    #[test]
+    fn new_file_is_readable_for_its_owner_and_the_group_only() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let folder = dataplane_testing::Folder::new();
+        let about = |name: &str, readers| {
+            Files::new(&spec(folder.file(name), readers)).finish(0, true).unwrap();
+            let about = fs::metadata(folder.file(name)).unwrap();
+            (about.permissions().mode() & 0o7777, about.gid())
+        };
+        let own = fs::metadata(folder.path()).unwrap().gid();
+        assert_eq!(about("a.pcapng", Readers::Owner), (0o600, own));
+        assert_eq!(about("b.pcapng", Readers::Group(own)), (0o640, own));
+        // An existing file keeps its mode, unless a group is set.
+        fs::set_permissions(folder.file("a.pcapng"), fs::Permissions::from_mode(0o644)).unwrap();
+        assert_eq!(about("a.pcapng", Readers::Owner), (0o644, own));
+        assert_eq!(about("a.pcapng", Readers::Group(own)), (0o640, own));
+    }
+
+    #[test]
+    fn symbolic_link_of_another_user_is_not_followed() {
+        let folder = dataplane_testing::Folder::new();
+        let (link, target) = (folder.file("link.pcapng"), folder.file("target.pcapng"));
+        std::os::unix::fs::symlink("target.pcapng", &link).unwrap();
+        let write = || Files::new(&spec(link.clone(), Readers::Owner)).finish(0, true);
+        write().unwrap();
+        assert!(fs::metadata(&target).unwrap().len() > 0);
+        fs::remove_file(&target).unwrap();
+        if let Err(error) = std::os::unix::fs::lchown(&link, Some(12_345), None) {
+            return dataplane_testing::skip(format!("cannot change the owner of a link: {error}"));
+        }
+        let error = write().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(dataplane_core::file::can_be_written(&link).is_err() && !target.exists());
     }
 
     /// Compares with the output of `date -u -d @SECONDS +%Y%m%d%H%M%S`.

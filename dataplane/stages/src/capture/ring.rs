@@ -77,6 +77,12 @@ pub(super) fn ring(buffers: usize, snaplen: u16) -> (Inlet, Outlet) {
     (Inlet { free: free_out, full: full_in }, Outlet { full, free })
 }
 
+/// Returns the memory of the buffers and rings of one worker in bytes.
+pub(super) fn memory(buffers: usize, snaplen: u16) -> u64 {
+    let slots = 2 * (size_of::<Frame>() + size_of::<Buffer>());
+    (buffers * (usize::from(snaplen) + COMMENT + slots)) as u64
+}
+
 impl Inlet {
     /// Whether the writer has ended.
     pub(super) fn is_abandoned(&self) -> bool {

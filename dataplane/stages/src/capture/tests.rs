@@ -427,3 +427,22 @@ fn tshark_reads_the_file() {
     assert!(lines.contains(&"1700000000.000001000\t60\tdrops\todd.denied"), "{text}");
     assert!(lines.contains(&"1700000000.000008001\t60\tdrops\tthrough"), "{text}");
 }
+
+#[test]
+fn capture_that_needs_more_memory_than_the_host_has_is_refused() {
+    let mut resources = dataplane_core::pipeline::Resources::new(Vec::new(), std::path::Path::new(""));
+    let mut prepare = |buffers: usize, name: &str| {
+        let mut stage: Capture = toml::from_str(&format!("file = '/dev/null'\nbuffers = {buffers}")).unwrap();
+        stage.prepare(&mut Setup::new(&mut resources, name, 0, 2)).map_err(|problem| problem.to_string())
+    };
+    assert_eq!(prepare(16, "small"), Ok(()));
+    resources.memory.available = Some(4 << 30);
+    let mut prepare = |buffers: usize, name: &str| {
+        let mut stage: Capture = toml::from_str(&format!("file = '/dev/null'\nbuffers = {buffers}")).unwrap();
+        stage.prepare(&mut Setup::new(&mut resources, name, 0, 2)).map_err(|problem| problem.to_string())
+    };
+    let error = prepare(65_536, "large").unwrap_err();
+    let start = "buffers: this needs 8220 MiB of memory, and other stages need 3 MiB, but the host has 4096 MiB";
+    assert_eq!(error, format!("{start}; help: reduce `buffers`, or `snaplen`"));
+    assert!((2 << 20..3 << 20).contains(&resources.memory.stages["small"]));
+}

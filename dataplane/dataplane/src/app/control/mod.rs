@@ -11,7 +11,7 @@ mod socket;
 
 pub(super) use client::{Answer, Connection, Found};
 pub(super) use server::Server;
-pub(super) use socket::{folders, in_use, problem};
+pub(super) use socket::{folders, group_problem, in_use, problem};
 
 use std::time::Duration;
 

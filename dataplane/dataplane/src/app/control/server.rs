@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::socket::Socket;
 use super::{Refusal, STATS, TIMEOUT};
 use crate::app::console::CommandError;
-use crate::config::Control;
+use crate::config::Runtime;
 use crate::runtime::{Run, Snapshot};
 use dataplane_core::telemetry::Live;
 
@@ -61,7 +61,7 @@ impl Server {
     ///
     /// # Errors
     /// Returns an error if the socket that the config names cannot be created.
-    pub(in crate::app) fn start(control: &Control, config: &Path) -> Result<Option<Self>, CommandError> {
+    pub(in crate::app) fn start(runtime: &Runtime, config: &Path) -> Result<Option<Self>, CommandError> {
         let server = |socket| Self {
             socket,
             config: config.display().to_string(),
@@ -70,7 +70,7 @@ impl Server {
             answered: None,
             has_accept_failed: false,
         };
-        Ok(Socket::open(control).map_err(CommandError::Failed)?.map(server))
+        Ok(Socket::open(runtime).map_err(CommandError::Failed)?.map(server))
     }
 
     /// Accepts clients, reads requests and sends answers, without blocking.

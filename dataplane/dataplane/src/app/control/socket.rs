@@ -3,18 +3,18 @@
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, ErrorKind};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::{env, process};
 
-use rustix::fs::{CWD, Mode, OFlags, RenameFlags, fchmod, open, renameat_with};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, RenameFlags, chmod, chownat, fchmod, open, renameat_with};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 use rustix::process::geteuid;
 
-use crate::config::Control;
+use crate::config::{Control, Runtime};
 use dataplane_core::file;
 
 /// The number of connections that may wait to be accepted.
@@ -130,6 +130,13 @@ pub(in crate::app) fn problem(control: &Control) -> Option<(String, String)> {
     }
 }
 
+/// Returns the problem of the group of the control socket, and its fix.
+pub(in crate::app) fn group_problem(runtime: &Runtime) -> Option<(String, String)> {
+    let error = file::group_number(runtime.control_group.as_deref()?).err()?.to_string();
+    let (what, fix) = error.split_once("; help: ").unwrap_or((&error, "name another group"));
+    Some((what.to_owned(), fix.to_owned()))
+}
+
 /// Returns the path of a control socket on which another program listens.
 pub(in crate::app) fn in_use(control: &Control) -> Option<&Path> {
     let Control::Path(path) = control else { return None };
@@ -140,13 +147,21 @@ fn no_socket(path: &Path) -> String {
     format!("{} exists and is not a socket", path.display())
 }
 
-/// Creates a listening socket at a path that does not exist yet.
-fn listener(path: &Path) -> io::Result<OwnedFd> {
+/// Creates a listening socket at a path that does not exist yet. The members of `group` may connect too.
+fn listener(path: &Path, group: Option<u32>) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let listener = unix(SocketFlags::NONBLOCK)?;
     // Linux gives the socket file the mode of the socket, so the file never has other permissions (unix(7)).
     fchmod(&listener, Mode::RUSR | Mode::WUSR)?;
     bind(&listener, &address)?;
+    if let Some(group) = group {
+        // Another user may replace the path in a shared folder, so change the file by its descriptor.
+        let file = open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        chownat(&file, "", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
+        // fchmod(2) does not accept such a descriptor.
+        let descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
+        chmod(descriptor, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP)?;
+    }
     listen(&listener, BACKLOG)?;
     Ok(listener)
 }
@@ -158,18 +173,20 @@ impl Socket {
     /// # Errors
     /// Returns an error if the config names a path and the socket cannot be created there. With `"auto"`, a failure is
     /// only a warning.
-    pub(super) fn open(control: &Control) -> Result<Option<Self>, String> {
-        match control {
+    pub(super) fn open(runtime: &Runtime) -> Result<Option<Self>, String> {
+        let group = runtime.control_group.as_deref().map(file::group_number).transpose();
+        let group = group.map_err(|why| format!("runtime.control_group: {why}"))?;
+        match &runtime.control {
             Control::None => return Ok(None),
             Control::Path(path) => {
-                return Self::at(path).map(Some).map_err(|why| format!("runtime.control: {why}"));
+                return Self::at(path, group).map(Some).map_err(|why| format!("runtime.control: {why}"));
             }
             Control::Auto => {}
         }
         let mut failures = Vec::new();
         for folder in folders() {
             remove_stale(&folder);
-            match Self::within(&folder) {
+            match Self::within(&folder, group) {
                 Ok(socket) => return Ok(Some(socket)),
                 Err(why) => failures.push(why),
             }
@@ -180,7 +197,7 @@ impl Socket {
 
     /// Creates a socket in a default folder. The socket listens before it gets its final name. A socket with a final
     /// name and without a listener is therefore always stale.
-    fn within(folder: &Path) -> Result<Self, String> {
+    fn within(folder: &Path, group: Option<u32>) -> Result<Self, String> {
         let path = folder.join(name(process::id()));
         address(&path)?;
         let failed = |error: io::Error| failed(&path, &error);
@@ -189,7 +206,7 @@ impl Socket {
         if fs::symlink_metadata(&new).is_ok_and(|there| there.file_type().is_socket() && is_own(&there)) {
             let _ = fs::remove_file(&new);
         }
-        let listener = listener(&new).map_err(failed)?;
+        let listener = listener(&new, group).map_err(failed)?;
         if let Err(error) = renameat_with(CWD, &new, CWD, &path, RenameFlags::NOREPLACE) {
             let _ = fs::remove_file(&new);
             return Err(failed(error.into()));
@@ -198,7 +215,7 @@ impl Socket {
     }
 
     /// Creates a socket at a path that the config names.
-    fn at(path: &Path) -> Result<Self, String> {
+    fn at(path: &Path, group: Option<u32>) -> Result<Self, String> {
         let failed = |error: io::Error| failed(path, &error);
         let another = || format!("another program listens on {}", path.display());
         if let Some((why, fix)) = problem(&Control::Path(path.to_owned())) {
@@ -222,7 +239,7 @@ impl Socket {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        listener(path).and_then(|listener| Self::new(listener, path, Some(lock))).map_err(failed)
+        listener(path, group).and_then(|listener| Self::new(listener, path, Some(lock))).map_err(failed)
     }
 
     fn new(listener: OwnedFd, path: &Path, lock: Option<Lock>) -> io::Result<Self> {

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::args::{self, GraphFormat as Format};
 use super::console::{self, CommandError};
-use dataplane_core::file::LockedFile;
+use dataplane_core::file::{LockedFile, Readers};
 use dataplane_core::pipeline::{Files, Registry};
 use diagram::Diagram;
 
@@ -29,7 +29,7 @@ pub(super) fn graph(registry: &Registry, args: &args::Graph) -> Result<(), Comma
                 .files
                 .write(file, "the drawing")
                 .map_err(|why| CommandError::Failed(format!("{why}: {}", Files::HELP)))?;
-            let written = LockedFile::output(file).and_then(|held| {
+            let written = LockedFile::output(file, Readers::All).and_then(|held| {
                 held.empty()?;
                 (&*held).write_all(text.as_bytes())
             });

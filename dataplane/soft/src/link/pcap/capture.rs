@@ -11,7 +11,7 @@ use pcap_parser::traits::PcapNGPacketBlock;
 use pcap_parser::{Linktype, nom, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_header};
 
 use crate::link::reel::Frames;
-use dataplane_core::file::{self, LockedFile};
+use dataplane_core::file::{self, LockedFile, Readers};
 use dataplane_core::pcapng::{self, CapturedPacket};
 use dataplane_core::units::Nanos;
 
@@ -250,9 +250,9 @@ const BUFFER: usize = 1 << 18;
 const RECORDS: usize = BUFFER / 16;
 
 impl Writer {
-    pub(super) fn create(path: &Path, snaplen: u32) -> io::Result<Self> {
+    pub(super) fn create(path: &Path, readers: Readers, snaplen: u32) -> io::Result<Self> {
         let classic = path.extension().is_some_and(|extension| extension == "pcap" || extension == "cap");
-        let (file, ends) = (LockedFile::output(path)?, Vec::with_capacity(RECORDS));
+        let (file, ends) = (LockedFile::output(path, readers)?, Vec::with_capacity(RECORDS));
         let mut writer = Self { file, classic, snaplen, written: 0, buffer: Vec::with_capacity(BUFFER), ends };
         if classic {
             writer.put(&[0xa1b2_3c4d, 4 << 16 | 2, 0, 0, snaplen, 1]);
@@ -375,7 +375,7 @@ mod tests {
         for (name, lengths) in [("pcap", 24 + 8), ("pcapng", 60 + 20)] {
             let folder = Folder::new();
             let path = folder.file("snap").with_extension(name);
-            let mut writer = Writer::create(&path, 5).unwrap();
+            let mut writer = Writer::create(&path, Readers::Owner, 5).unwrap();
             writer.write(&[1; 9], Nanos(0)).unwrap();
             writer.write(&[2; 5], Nanos(0)).unwrap();
             writer.write(&[3; 2], Nanos(0)).unwrap();
@@ -394,7 +394,7 @@ mod tests {
         for classic in [true, false] {
             let folder = Folder::new();
             let path = folder.file(if classic { "cut.pcap" } else { "cut.pcapng" });
-            let mut writer = Writer::create(&path, 33).unwrap();
+            let mut writer = Writer::create(&path, Readers::Owner, 33).unwrap();
             for number in 0..3 {
                 writer.write(&[number; 33], Nanos(u64::from(number) * 5_000_000_001)).unwrap();
             }

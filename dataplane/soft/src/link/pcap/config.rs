@@ -12,6 +12,7 @@ use super::{Pace, PcapSpec};
 use crate::link::parameters::{LinkKind, LinkMistake, LinkParameters, PortLimits, SOFT};
 use crate::link::{LinkSpec, LoopbackLink};
 use dataplane_core::error::{Error, Result};
+use dataplane_core::file::Readers;
 use dataplane_core::pipeline::parameter_schema;
 use dataplane_core::units::{Bytes, bytes_within};
 
@@ -26,6 +27,7 @@ use dataplane_core::units::{Bytes, bytes_within};
 /// kind    = "pcap"
 /// input   = "traffic.pcap"
 /// output  = "sent.pcap"
+/// group   = "root"
 /// loop    = 10
 /// pace    = "file"
 /// snaplen = 128
@@ -43,6 +45,10 @@ pub struct PcapConfig {
     /// other ports, stages and dataplane programs. Default: sent packets are only counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<PathBuf>,
+    /// A group that may read `output`, as a name in `/etc/group` or a number in quotes. The file then has mode 0640, even
+    /// if it existed before. Default: a new file has mode 0600, so only the user of the program can read it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
     /// How often `input` is received: `false` for once, `true` until the run ends, or a number of times.
     #[serde(rename = "loop")]
     #[schemars(schema_with = "repeat_schema")]
@@ -61,7 +67,8 @@ const SNAPLEN: u32 = 262_144;
 
 impl Default for PcapConfig {
     fn default() -> Self {
-        Self { input: None, output: None, repeat: Repeat::default(), pace: Pace::default(), snaplen: SNAPLEN }
+        let (repeat, pace) = (Repeat::default(), Pace::default());
+        Self { input: None, output: None, group: None, repeat, pace, snaplen: SNAPLEN }
     }
 }
 
@@ -139,6 +146,7 @@ impl LinkParameters for PcapConfig {
         for (key, file, has_no_effect) in [
             ("loop", "input", self.input.is_none() && self.repeat != Repeat::default()),
             ("pace", "input", self.input.is_none() && self.pace != Pace::default()),
+            ("group", "output", self.output.is_none() && self.group.is_some()),
             ("snaplen", "output", self.output.is_none() && self.snaplen != default.snaplen),
         ] {
             if has_no_effect {
@@ -166,7 +174,10 @@ impl LinkParameters for PcapConfig {
         if let Some(folder) = self.output.as_deref().and_then(Path::parent) {
             fs::create_dir_all(folder).map_err(|source| Error::File { path: folder.to_owned(), source })?;
         }
+        let readers = Readers::owner_and(self.group.as_deref());
+        let readers = readers.map_err(|error| Error::Config(format!("group: {error}")))?;
         Ok(LinkSpec::Pcap(PcapSpec {
+            readers,
             input: self.input.clone(),
             output: self.output.clone(),
             times: match self.repeat {

@@ -22,7 +22,7 @@ use crate::memory::Slots;
 use crate::rss::Rss;
 use dataplane_core::clock::{ClockSource, HostClock, Timebase};
 use dataplane_core::error::{Error, Result};
-use dataplane_core::file::LockedFile;
+use dataplane_core::file::{LockedFile, Readers};
 use dataplane_core::mem::SlotLayout;
 use dataplane_core::units::{Nanos, Ticks};
 use dataplane_core::verbs::{QpSpec, WcStatus};
@@ -52,6 +52,8 @@ pub struct PcapSpec {
     /// Output file for sent frames. A name that ends in `.pcap` or `.cap` selects pcap, any other name pcapng. `None`
     /// means no output.
     pub output: Option<PathBuf>,
+    /// The users that may read the output.
+    pub readers: Readers,
     /// Number of times to play the input. `None` means repeat indefinitely.
     pub times: Option<u64>,
     /// Playback speed.
@@ -62,7 +64,7 @@ pub struct PcapSpec {
 
 impl Default for PcapSpec {
     fn default() -> Self {
-        Self { input: None, output: None, times: Some(1), pace: Pace::Fast, snaplen: 262_144 }
+        Self { input: None, output: None, readers: Readers::Owner, times: Some(1), pace: Pace::Fast, snaplen: 262_144 }
     }
 }
 
@@ -117,7 +119,7 @@ impl Files {
                 (capture.map_err(|reason| Error::Wire(format!("{}: {reason}", path.display())))?, Some(file))
             }
         };
-        let output = spec.output.clone().map(|path| match Writer::create(&path, spec.snaplen) {
+        let output = spec.output.clone().map(|path| match Writer::create(&path, spec.readers, spec.snaplen) {
             Ok(writer) => Ok(Mutex::new(Output { path, writer, failed: None, lost: 0, flushed: Instant::now() })),
             Err(source) => Err(Error::File { path, source }),
         });
