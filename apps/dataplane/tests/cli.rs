@@ -715,3 +715,19 @@ fn config_schema_is_up_to_date() {
     let written = fs::read_to_string(written).unwrap();
     assert!(written == out, "outdated, run: cargo run -p dataplane-runner -- schema > docs/config.schema.json");
 }
+
+/// `ulimit -v` limits the address space. The first level of an IPv4 table takes 112 MiB.
+#[test]
+fn too_little_memory_for_a_table_is_status_1_with_a_remedy() {
+    let folder = folder_with_config();
+    let route = "[[pipeline.stage]]\nuse = \"route\"\ntable = [{ prefix = \"0.0.0.0/0\", port = \"lan\" }]\n";
+    let config =
+        CONFIG.replace("[[pipeline.stage]]\nname = \"swap\"", &format!("{route}\n[[pipeline.stage]]\nname = \"swap\""));
+    folder.write("route.toml", config);
+    assert_eq!(dataplane(&folder, "check @/route.toml").0, 0);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -v 110000; exec \"$0\" check \"$1\"", env!("CARGO_BIN_EXE_dataplane")]);
+    let (status, _, err) = run(limited.arg(folder.file("route.toml")));
+    assert_eq!(status, 1, "{err}");
+    assert!(err.contains("stage `route`") && err.contains("cannot allocate") && err.contains("help: raise"), "{err}");
+}

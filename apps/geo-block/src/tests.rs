@@ -22,7 +22,7 @@ fn start(source: &Source) -> Run {
     let mut registry = stages::registry();
     registry.add::<GeoBlock>("geo_block");
     let mut diagnostics = Diagnostics::new(source);
-    let assembly = assemble(source, &registry, Topology::discover().unwrap(), &mut diagnostics);
+    let assembly = assemble(source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap();
     Run::start(assembly.unwrap_or_else(|| panic!("{}", diagnostics.render(false))), Options::default()).unwrap()
 }
 
