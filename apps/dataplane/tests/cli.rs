@@ -716,6 +716,29 @@ fn config_schema_is_up_to_date() {
     assert!(written == out, "outdated, run: cargo run -p dataplane-runner -- schema > docs/config.schema.json");
 }
 
+/// `ulimit -f` acts like a full disk.
+#[test]
+fn drawing_that_cannot_be_written_leaves_the_old_drawing() {
+    let folder = folder_with_config();
+    assert_eq!(dataplane(&folder, "graph @/x.toml -o @/x.svg").0, 0);
+    let before = fs::read(folder.file("x.svg")).unwrap();
+    let files = || fs::read_dir(folder.path()).unwrap().count();
+    let count = files();
+    let mut limited = Command::new("sh");
+    limited.args([
+        "-c",
+        "trap '' XFSZ; ulimit -f 1; exec \"$0\" graph \"$1\" -o \"$2\"",
+        env!("CARGO_BIN_EXE_dataplane"),
+    ]);
+    let (status, _, err) = run(limited.args([folder.file("x.toml"), folder.file("x.svg")]));
+    assert_eq!((status, err.contains("x.svg: File too large")), (1, true), "{err}");
+    assert!(fs::read(folder.file("x.svg")).unwrap() == before, "the old drawing was replaced");
+    assert_eq!(files(), count, "a temporary file is left");
+    std::os::unix::fs::symlink("x.svg", folder.file("link.svg")).unwrap();
+    assert_eq!(dataplane(&folder, "graph @/x.toml -o @/link.svg").0, 0);
+    assert!(folder.file("link.svg").is_symlink() && fs::read(folder.file("x.svg")).unwrap() == before);
+}
+
 /// `ulimit -v` limits the address space. The first level of an IPv4 table takes 112 MiB.
 #[test]
 fn too_little_memory_for_a_table_is_status_1_with_a_remedy() {
