@@ -783,3 +783,42 @@ fn config_schema_is_up_to_date() {
     let written = fs::read_to_string(written).unwrap();
     assert!(written == out, "outdated, run: cargo run -p dataplane-runner -- schema > docs/config.schema.json");
 }
+
+/// `ulimit -f` acts like a full disk.
+#[test]
+fn drawing_that_cannot_be_written_leaves_the_old_drawing() {
+    let folder = folder_with_config();
+    assert_eq!(dataplane(&folder, "graph @/x.toml -o @/x.svg").0, 0);
+    let before = fs::read(folder.file("x.svg")).unwrap();
+    let files = || fs::read_dir(folder.path()).unwrap().count();
+    let count = files();
+    let mut limited = Command::new("sh");
+    limited.args([
+        "-c",
+        "trap '' XFSZ; ulimit -f 1; exec \"$0\" graph \"$1\" -o \"$2\"",
+        env!("CARGO_BIN_EXE_dataplane"),
+    ]);
+    let (status, _, err) = run(limited.args([folder.file("x.toml"), folder.file("x.svg")]));
+    assert_eq!((status, err.contains("x.svg: File too large")), (1, true), "{err}");
+    assert!(fs::read(folder.file("x.svg")).unwrap() == before, "the old drawing was replaced");
+    assert_eq!(files(), count, "a temporary file is left");
+    std::os::unix::fs::symlink("x.svg", folder.file("link.svg")).unwrap();
+    assert_eq!(dataplane(&folder, "graph @/x.toml -o @/link.svg").0, 0);
+    assert!(folder.file("link.svg").is_symlink() && fs::read(folder.file("x.svg")).unwrap() == before);
+}
+
+/// `ulimit -v` limits the address space. The first level of an IPv4 table takes 112 MiB.
+#[test]
+fn too_little_memory_for_a_table_is_status_1_with_a_remedy() {
+    let folder = folder_with_config();
+    let route = "[[pipeline.stage]]\nuse = \"route\"\ntable = [{ prefix = \"0.0.0.0/0\", port = \"lan\" }]\n";
+    let config =
+        CONFIG.replace("[[pipeline.stage]]\nname = \"swap\"", &format!("{route}\n[[pipeline.stage]]\nname = \"swap\""));
+    folder.write("route.toml", config);
+    assert_eq!(dataplane(&folder, "check @/route.toml").0, 0);
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -v 110000; exec \"$0\" check \"$1\"", env!("CARGO_BIN_EXE_dataplane")]);
+    let (status, _, err) = run(limited.arg(folder.file("route.toml")));
+    assert_eq!(status, 1, "{err}");
+    assert!(err.contains("stage `route`") && err.contains("cannot allocate") && err.contains("help: raise"), "{err}");
+}

@@ -266,6 +266,7 @@ fn only_the_socket_of_a_killed_program_is_replaced() {
     assert_eq!(fs::symlink_metadata(folder.path("edge.sock.lock")).unwrap().permissions().mode() & 0o777, 0o600);
     let (status, _, err) = folder.dataplane(&format!("run @/x.toml --packets 1{settings}"));
     assert_eq!((status, err.contains("another program listens on")), (1, true), "{err}");
+    assert!(err.contains("help: stop that program, or set another path in `runtime.control`"), "{err}");
     let (status, out, _) = folder.dataplane("stats --socket @/edge.sock -j");
     assert_eq!((status, &json(&out)["pid"]), (0, &second.pid().into()));
     second.end("-TERM");

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use dataplane::config::{Diagnostics, Source};
-use dataplane::runtime::{Options, Run, Snapshot, assemble};
+use dataplane::runtime::{Options, ReloadOutcome, Run, Snapshot, assemble};
 use dataplane::stages::{self, parse::Parse};
 use dataplane::telemetry::Report;
 use dataplane::testing::{Fate, Harness, frame};
@@ -22,7 +22,7 @@ fn start(source: &Source) -> Run {
     let mut registry = stages::registry();
     registry.add::<GeoBlock>("geo_block");
     let mut diagnostics = Diagnostics::new(source);
-    let assembly = assemble(source, &registry, Topology::discover().unwrap(), &mut diagnostics);
+    let assembly = assemble(source, &registry, Topology::discover().unwrap(), &mut diagnostics).unwrap();
     Run::start(assembly.unwrap_or_else(|| panic!("{}", diagnostics.render(false))), Options::default()).unwrap()
 }
 
@@ -62,13 +62,13 @@ fn list_changes_while_packets_flow() {
 
     // `reload` returns after all workers use the new list.
     write_list(&folder, "192.0.2.0/24 # none of the packets\n");
-    assert_eq!(run.reload()[0].1.as_deref(), Ok("1 prefixes"));
+    assert_eq!(run.reload()[0].1, ReloadOutcome::Done("1 prefixes".to_owned()));
     let (open, sent) = (until(&run, |_| true), run.progress().tx);
     let later = until(&run, |report| report.packets.tx > sent + 10_000);
     assert_eq!(listed(later.report()), listed(open.report()));
 
     write_list(&folder, "198.18.0.0/15\n198.18.0.0/33\n");
-    let problems = run.reload().remove(0).1.unwrap_err();
+    let ReloadOutcome::Rejected(problems) = run.reload().remove(0).1 else { panic!("a wrong list is rejected") };
     assert!(problems[0].to_string().contains("list:2: `198.18.0.0/33` is not a prefix"), "{problems:?}");
     let sent = run.progress().tx;
     let later = until(&run, |report| report.packets.tx > sent + 10_000);

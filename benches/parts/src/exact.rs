@@ -16,7 +16,7 @@ impl Flows {
     /// Creates the table from the input file. The value of a key is the index of the key in the file.
     pub(crate) fn new(bytes: &[u8]) -> Self {
         let (flows, keys) = file::read::<Key, Key>(bytes);
-        let mut table = Exact::new(flows.len());
+        let mut table = Exact::new(flows.len()).unwrap_or_else(|error| fail(&error.to_string()));
         for (number, flow) in flows.iter().enumerate() {
             table.insert(*flow, number as u32).unwrap_or_else(|error| fail(&error.to_string()));
         }

@@ -48,6 +48,7 @@ fn every_recipe_loads_and_recipes_without_interfaces_run() {
         let source = Source::new(folder.file("recipe.toml"), text.as_str(), &settings);
         let mut diagnostics = Diagnostics::new(&source);
         let assembly = assemble(&source, &registry, topology.clone(), &mut diagnostics)
+            .unwrap()
             .unwrap_or_else(|| panic!("{name}:\n{}", diagnostics.render(false)));
         let mut links = assembly.plan.ports.iter().filter_map(|port| port.config.link.as_ref());
         if links.any(|link| link.interface().is_some()) {

@@ -131,7 +131,7 @@ fn main() {
     dataplane::stages::register(&mut registry);
     let topology = Topology::discover().unwrap();
     let assembly = assemble(&source, &registry, topology, &mut diagnostics);
-    let assembly = assembly.unwrap_or_else(|| panic!("{}", diagnostics.render(false)));
+    let assembly = assembly.unwrap().unwrap_or_else(|| panic!("{}", diagnostics.render(false)));
     let run = Run::start(assembly, Options::default()).unwrap();
     IS_OBSERVER.set(true);
     // Waits for the number of loops and at least one answered snapshot. Returns the number of answers.

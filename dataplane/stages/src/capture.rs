@@ -237,7 +237,12 @@ impl Stage for Capture {
             max_bytes: self.max_bytes.map_or(u64::MAX, |bytes| bytes.0),
             rotation,
         };
-        self.tap = Some(setup.shared(|_| Sink::start(spec))?.join());
+        let sink = setup.shared(|setup| {
+            let (sink, start_writer) = Sink::new(spec)?;
+            setup.task(&format!("capture {}", setup.stage()), start_writer);
+            Ok(sink)
+        })?;
+        self.tap = Some(sink.join());
         Ok(())
     }
 

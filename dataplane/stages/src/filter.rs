@@ -59,12 +59,23 @@ const MOST_UNOPTIMISED: usize = 8192;
 /// The maximum number of characters of an expression in a message.
 const LONGEST_QUOTE: usize = 80;
 
+/// The words that match IP broadcast addresses in an expression.
+const IP_BROADCAST: [&str; 2] = ["ip", "broadcast"];
+
 /// Compiles an expression for Ethernet frames.
 fn compile(expression: &str) -> Result<Program, Problem> {
     let problem = |message: String| Problem::at("expression", message);
     let too_long =
         |message: String| problem(message).help("split the filter over several `filter` stages, or use an `acl` stage");
     let words = expression.split(|c: char| c.is_whitespace() || "()[]|&!=<>+-*/,".contains(c));
+    // The crate `pcap` passes the netmask 0 to libpcap instead of `PCAP_NETMASK_UNKNOWN`, with which libpcap itself
+    // would refuse this expression.
+    let is_ip_broadcast =
+        |part: &str| part.split_whitespace().collect::<Vec<_>>().windows(2).any(|at| at == IP_BROADCAST);
+    if expression.split(|c: char| "()[]|&!=<>+*/,".contains(c)).any(is_ip_broadcast) {
+        return Err(problem("`ip broadcast` needs a netmask, which a filter does not have".to_owned())
+            .help("use `ether broadcast`, or list the addresses, such as \"dst host 255.255.255.255 or dst host 192.0.2.255\""));
+    }
     let values = words.filter(|word| word.contains(|c: char| c.is_ascii_digit())).count();
     if values > MOST_VALUES {
         return Err(too_long(format!("the expression has {values} values, more than the maximum of {MOST_VALUES}")));

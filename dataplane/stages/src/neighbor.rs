@@ -9,7 +9,7 @@ use zerocopy::FromBytes;
 
 use crate::forwarding::{Reader, Resolved};
 use crate::kernel;
-use crate::parameter::check_period;
+use crate::parameter::{check_period, table_problem};
 use crate::resolution::{Resolution, ResolutionClient, ResolveParameters};
 use dataplane_core::header::MacAddr;
 use dataplane_core::header::ipv4::Ipv4;
@@ -233,23 +233,17 @@ impl NeighborKey {
 }
 
 /// The MAC addresses of the config.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct MacTable {
     /// Indexes into `macs`.
     places: Exact<5>,
     macs: Vec<MacAddr>,
 }
 
-impl Default for MacTable {
-    fn default() -> Self {
-        Self::new(0)
-    }
-}
-
 impl MacTable {
     /// Creates a table for at most `most` neighbours.
-    fn new(most: usize) -> Self {
-        Self { places: Exact::new(most), macs: Vec::with_capacity(most) }
+    fn new(most: usize) -> Result<Self, TableError> {
+        Ok(Self { places: Exact::new(most)?, macs: Vec::with_capacity(most) })
     }
 
     /// Adds a neighbour, unless the table already has its key.
@@ -383,13 +377,14 @@ impl Stage for Neighbor {
         }
         // The table keeps the first entry of each key. Entries for one port are added first, so they take precedence
         // over entries for all ports.
-        self.macs = MacTable::new(of_one_port.len() + of_all_ports.len());
+        let refused = |error| table_problem("table", error);
+        let mut macs = MacTable::new(of_one_port.len() + of_all_ports.len()).map_err(refused)?;
         for (key, mac) in of_one_port.into_iter().chain(of_all_ports) {
-            self.macs.add(key, mac).map_err(|full| Problem::at("table", full.to_string()))?;
+            macs.add(key, mac).map_err(refused)?;
         }
         setup.next_hops().all().clone_into(&mut self.gateways);
         let hop = |hop: &NextHop| {
-            let to = self.macs.get(NeighborKey::new(hop.address, hop.port)).zip(self.ports.get(usize::from(hop.port)));
+            let to = macs.get(NeighborKey::new(hop.address, hop.port)).zip(self.ports.get(usize::from(hop.port)));
             let mut link = [0; 12];
             if let Some((MacAddr(to), MacAddr(from))) = to {
                 link[..6].copy_from_slice(&to);
@@ -398,6 +393,7 @@ impl Stage for Neighbor {
             LinkHeader { link, port: u16::from(hop.port) | if to.is_some() { 0 } else { 256 } }
         };
         self.hops = self.gateways.iter().map(hop).collect();
+        self.macs = macs;
         self.names = setup.ports().iter().map(|port| port.name.clone()).collect();
         Ok(())
     }

@@ -15,6 +15,19 @@ use dataplane_core::file;
 use dataplane_core::header::protocol;
 use dataplane_core::pipeline::Problem;
 use dataplane_core::units::Period;
+use dataplane_tables::TableError;
+
+/// The help text for a table whose memory cannot be allocated.
+pub(crate) const MEMORY_HELP: &str =
+    "raise the limit on address space (`ulimit -v`, `LimitAS=` of systemd), or free memory on this host";
+
+/// Returns the problem of a table of the key `key`.
+pub(crate) fn table_problem(key: &str, error: TableError) -> Problem {
+    match error {
+        TableError::Memory(_) => Problem::of_host(key, error.to_string()).help(MEMORY_HELP),
+        _ => Problem::at(key, error.to_string()),
+    }
+}
 
 /// Reads the text file of the key `file`. A file of more than `most` bytes is a problem with the help text `less`.
 pub(crate) fn file(path: &Path, most: u64, less: &str) -> Result<Vec<u8>, Problem> {

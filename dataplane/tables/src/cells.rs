@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use super::MISS;
 use super::entry::{BUCKET, LINE, LOW, line_of};
 use super::first::First;
 use super::form::{Form, cell};
 use super::lines::Lines;
+use super::{MISS, TableError};
 use dataplane_core::mem::prefetch;
 
 /// Number of address bits that select a cell of a node.
@@ -27,8 +27,11 @@ pub(super) struct Cells<F: Form> {
 
 impl<F: Form> Cells<F> {
     /// Creates an empty first level, and `lines` lines behind the first level.
-    pub(super) fn new(lines: usize) -> Self {
-        Self { first: F::First::new(), lines: Lines::new(lines), default: AtomicU32::new(0) }
+    ///
+    /// # Errors
+    /// Returns [`TableError::Memory`] if there is not enough memory.
+    pub(super) fn new(lines: usize) -> Result<Self, TableError> {
+        Ok(Self { first: F::First::new()?, lines: Lines::new(lines)?, default: AtomicU32::new(0) })
     }
 
     #[inline]

@@ -40,7 +40,7 @@ const WAYS: usize = u32::BITS as usize;
 /// ```
 /// use dataplane_tables::exact::Exact;
 ///
-/// let mut flows = Exact::<4>::new(1000);
+/// let mut flows = Exact::<4>::new(1000)?;
 /// let flow = [0xc0000201, 0xc6336407, 4000 << 16 | 443, 6];
 /// flows.insert(flow, 7)?;
 /// assert_eq!(flows.lookup(&flow), Some(7));
@@ -86,18 +86,31 @@ impl<const WORDS: usize> std::fmt::Debug for Exact<WORDS> {
     }
 }
 
+impl<const WORDS: usize> Default for Exact<WORDS> {
+    /// Creates a table that has room for no key.
+    fn default() -> Self {
+        let groups = (0..2).map(|_| Group::new_zeroed()).collect();
+        let entries = (0..2 * SLOTS).map(|_| ExactEntry::new_zeroed()).collect();
+        Self { groups, entries, seeds: [0; WORDS], len: 0, capacity: 0 }
+    }
+}
+
 impl<const WORDS: usize> Exact<WORDS> {
     /// Creates a table for at most `capacity` keys, limited to 2^30. Memory for all keys is reserved now, and mapped
     /// when it is used. The hash is seeded randomly per table, so that nobody outside can choose keys that collide.
-    pub fn new(capacity: usize) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TableError::Memory`] if there is not enough memory.
+    pub fn new(capacity: usize) -> Result<Self, TableError> {
         let random = RandomState::new();
         let capacity = capacity.min(1 << 30);
         let groups = (capacity * LOAD_FACTOR.1).div_ceil(LOAD_FACTOR.0 * SLOTS).max(2);
         Self::with_groups(groups, capacity, std::array::from_fn(|word| random.hash_one(word) as u32))
     }
 
-    fn with_groups(groups: usize, capacity: usize, seeds: [u32; WORDS]) -> Self {
-        Self { groups: zeroed(groups), entries: zeroed(groups * SLOTS), seeds, len: 0, capacity }
+    fn with_groups(groups: usize, capacity: usize, seeds: [u32; WORDS]) -> Result<Self, TableError> {
+        Ok(Self { groups: zeroed(groups)?, entries: zeroed(groups * SLOTS)?, seeds, len: 0, capacity })
     }
 
     /// Returns the number of keys.
@@ -406,7 +419,7 @@ mod tests {
         changes: Vec<Change>,
     ) -> Result<(), TestCaseError> {
         let seeds = std::array::from_fn(|word| seed.rotate_left(7 * word as u32) as u32);
-        let (mut table, mut model) = (Exact::<WORDS>::with_groups(groups, most, seeds), HashMap::new());
+        let (mut table, mut model) = (Exact::<WORDS>::with_groups(groups, most, seeds).unwrap(), HashMap::new());
         for change in changes {
             match change {
                 Change::Insert(number, value) => match table.insert(key(number), value) {
@@ -452,7 +465,7 @@ mod tests {
     #[test]
     fn table_holds_its_capacity_after_many_changes() {
         let most = 20_000;
-        let mut table = Exact::<4>::new(most);
+        let mut table = Exact::<4>::new(most).unwrap();
         let key = |number: u32| [number, number >> 3, 6, 17];
         for number in 0..most as u32 {
             assert_eq!(table.insert(key(number), number), Ok(None), "key {number}");
@@ -477,8 +490,14 @@ mod tests {
     }
 
     #[test]
+    fn default_table_refuses_every_key() {
+        let mut table = Exact::<2>::default();
+        assert_eq!((table.lookup(&[0; 2]), table.insert([0; 2], 1)), (None, Err(TableError::Keys(0))));
+    }
+
+    #[test]
     fn miss_as_value_is_refused() {
-        let mut table = Exact::<1>::new(1);
+        let mut table = Exact::<1>::new(1).unwrap();
         assert_eq!(table.insert([1], MISS), Err(TableError::Value(MISS)));
         assert!(table.is_empty());
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use super::entry::LINE;
-use super::zeroed;
+use super::{TableError, zeroed};
 use dataplane_core::mem::prefetch_l2;
 
 /// The value of a two-byte cell whose entry is in the second array.
@@ -18,7 +18,12 @@ pub trait First {
     const ON: u32;
 
     /// Creates empty cells.
-    fn new() -> Self;
+    ///
+    /// # Errors
+    /// Returns [`TableError::Memory`] if there is not enough memory.
+    fn new() -> Result<Self, TableError>
+    where
+        Self: Sized;
 
     /// Returns the part of a cell that one load reads. The load is relaxed, so that it does not delay other loads.
     /// Before a caller accesses other memory because of the result, the caller needs a fence.
@@ -50,8 +55,8 @@ impl First for Narrow {
     const BITS: u32 = 24;
     const ON: u32 = IN_WIDE as u32 + 1;
 
-    fn new() -> Self {
-        Self { cells: boxed(zeroed(1 << Self::BITS)), wide: boxed(zeroed(1 << Self::BITS)) }
+    fn new() -> Result<Self, TableError> {
+        Ok(Self { cells: boxed(zeroed(1 << Self::BITS)?), wide: boxed(zeroed(1 << Self::BITS)?) })
     }
 
     #[inline(always)]
@@ -96,8 +101,8 @@ impl First for Wide {
     const BITS: u32 = 20;
     const ON: u32 = LINE;
 
-    fn new() -> Self {
-        Self(boxed(zeroed(1 << Self::BITS)))
+    fn new() -> Result<Self, TableError> {
+        Ok(Self(boxed(zeroed(1 << Self::BITS)?)))
     }
 
     #[inline(always)]

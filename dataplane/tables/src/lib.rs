@@ -48,12 +48,31 @@ pub enum TableError {
     /// The table holds the largest number of keys already.
     #[error("the table has room for only {0} keys")]
     Keys(usize),
+    /// The memory of the table, in bytes, cannot be allocated.
+    #[error("cannot allocate {} MiB of memory for a table", .0.div_ceil(1 << 20))]
+    Memory(usize),
 }
 
 /// Returns a slice of zeroed elements. Pages are mapped on first touch, as huge pages if possible.
-fn zeroed<T: FromZeros>(len: usize) -> Box<[T]> {
-    // The call only fails if an allocation fails, which always ends the program.
-    let all = FromZeros::new_box_zeroed_with_elems(len).unwrap_or_else(|_| panic!("no memory for {len} entries"));
+///
+/// # Errors
+/// Returns [`TableError::Memory`] if the memory cannot be allocated.
+fn zeroed<T: FromZeros>(len: usize) -> Result<Box<[T]>, TableError> {
+    let all = FromZeros::new_box_zeroed_with_elems(len)
+        .map_err(|_| TableError::Memory(len.saturating_mul(size_of::<T>())))?;
     advise_huge_pages(&all);
-    all
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_cannot_be_allocated_is_an_error_with_its_size() {
+        // No processor has this much address space.
+        let error = zeroed::<u64>(1 << 57).unwrap_err();
+        assert_eq!(error, TableError::Memory(1 << 60));
+        assert_eq!(error.to_string(), "cannot allocate 1099511627776 MiB of memory for a table");
+    }
 }

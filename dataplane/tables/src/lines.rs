@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 
 use super::form::{Line, WORDS};
-use super::zeroed;
+use super::{TableError, zeroed};
 
 /// Largest number of lines.
 pub(super) const LINES: usize = 1 << 22;
@@ -28,12 +28,15 @@ pub(super) struct Lines {
 
 impl Lines {
     /// Creates `lines` lines. Pages are mapped on first write.
-    pub(super) fn new(lines: usize) -> Self {
+    ///
+    /// # Errors
+    /// Returns [`TableError::Memory`] if there is not enough memory.
+    pub(super) fn new(lines: usize) -> Result<Self, TableError> {
         // The lines are aligned here. If the allocation itself had a larger alignment, the allocator would write the
         // zeros, which maps all pages.
-        let words: Box<[AtomicU64]> = zeroed((lines + 1) * WORDS);
+        let words: Box<[AtomicU64]> = zeroed((lines + 1) * WORDS)?;
         let first = words.as_ptr().align_offset(64).min(WORDS);
-        Self { words, first }
+        Ok(Self { words, first })
     }
 
     /// Returns a line, or a line of zeros if the number is out of range.

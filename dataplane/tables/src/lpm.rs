@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::TableError;
 use super::cells::Cells;
 use super::form::{Form, V4, V6};
+use super::lines::LINES;
 use super::trie::Trie;
 
 /// A table of IPv4 prefixes. The first level uses 24 bits, as in DIR-24-8 (Gupta, Lin and McKeown, "Routing lookups in
@@ -19,7 +20,7 @@ use super::trie::Trie;
 /// ```
 /// use dataplane_tables::lpm::Lpm4;
 ///
-/// let mut table = Lpm4::new();
+/// let mut table = Lpm4::new()?;
 /// let address = |text: &str| u32::from(text.parse::<std::net::Ipv4Addr>().unwrap());
 /// table.insert(address("10.0.0.0"), 8, 1)?;
 /// table.insert(address("10.1.0.0"), 16, 2)?;
@@ -40,7 +41,7 @@ pub type Lpm4 = Lpm<V4>;
 /// ```
 /// use dataplane_tables::lpm::Lpm6;
 ///
-/// let mut table = Lpm6::new();
+/// let mut table = Lpm6::new()?;
 /// let address = |text: &str| u128::from(text.parse::<std::net::Ipv6Addr>().unwrap());
 /// table.insert(address("2001:db8::"), 32, 1)?;
 /// table.insert(address("2001:db8:1::"), 48, 2)?;
@@ -50,6 +51,12 @@ pub type Lpm4 = Lpm<V4>;
 /// # Ok::<(), dataplane_tables::TableError>(())
 /// ```
 pub type Lpm6 = Lpm<V6>;
+
+/// Number of cache lines that [`Lpm::build`] reserves for each prefix. Most prefixes take at most one line.
+const LINES_OF_PREFIX: usize = 4;
+
+/// Smallest number of cache lines that [`Lpm::build`] reserves: 8 MiB, so that most lines are on huge pages.
+const MIN_LINES: usize = 1 << 17;
 
 /// A table of the prefixes of an address family: [`Lpm4`] or [`Lpm6`].
 pub struct Lpm<F: Form>(Trie<F>);
@@ -90,12 +97,6 @@ impl<F: Form> LpmView<F> {
     }
 }
 
-impl<F: Form> Default for Lpm<F> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl<F: Form> std::fmt::Debug for Lpm<F> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lpm").field("prefixes", &self.len()).finish_non_exhaustive()
@@ -103,16 +104,24 @@ impl<F: Form> std::fmt::Debug for Lpm<F> {
 }
 
 impl<F: Form> Lpm<F> {
-    /// Creates a table without prefixes.
-    pub fn new() -> Self {
-        Self(Trie::new())
+    /// Creates a table without prefixes, with room for any number of prefixes that the table can have.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TableError::Memory`] if the address space for 2^22 cache lines is not available.
+    pub fn new() -> Result<Self, TableError> {
+        Self::with_lines(LINES)
     }
 
     /// Creates a table with at most `most` cache lines behind its first level. A prefix that ends in the first level
     /// takes no line. Any other prefix usually takes at most one line, and neighbouring prefixes share lines. An IPv6
     /// prefix longer than /64 takes up to two lines. Retired lines count until they are reclaimed ([`Lpm::reclaim`]).
-    pub fn with_lines(most: usize) -> Self {
-        Self(Trie::with_lines(most))
+    ///
+    /// # Errors
+    ///
+    /// Returns [`TableError::Memory`] if there is not enough memory.
+    pub fn with_lines(most: usize) -> Result<Self, TableError> {
+        Trie::with_lines(most).map(Self)
     }
 
     /// Returns a view for lookups, also from other threads.
@@ -134,13 +143,23 @@ impl<F: Form> Lpm<F> {
     }
 
     /// Builds a table from prefixes: address, length, value. If a prefix occurs twice, the last value counts. Bits
-    /// after the length are ignored.
+    /// after the length are ignored. The table reserves memory for these prefixes and for a few times as many. Use
+    /// [`Lpm::new`] for a table that grows without a limit.
     ///
     /// # Errors
     ///
-    /// The first error of [`Lpm::insert`].
+    /// The first error of [`Lpm::insert`], or [`TableError::Memory`] if there is not enough memory.
     pub fn build(prefixes: &[(F::Address, u8, u32)]) -> Result<Self, TableError> {
-        let mut table = Self::new();
+        // All lines together take 256 MiB of address space, which may be limited.
+        let lines = (prefixes.len() * LINES_OF_PREFIX).clamp(MIN_LINES, LINES);
+        match Self::build_with_lines(lines, prefixes) {
+            Err(TableError::Full(_)) if lines < LINES => Self::build_with_lines(LINES, prefixes),
+            built => built,
+        }
+    }
+
+    fn build_with_lines(lines: usize, prefixes: &[(F::Address, u8, u32)]) -> Result<Self, TableError> {
+        let mut table = Self::with_lines(lines)?;
         table.0.reserve(prefixes.len());
         for (address, len, value) in prefixes {
             table.insert(*address, *len, *value)?;
@@ -282,7 +301,7 @@ mod tests_v6 {
     #[test]
     fn adjacent_prefixes_share_lines() {
         for (len, key) in [(64, 64), (128, 0)] {
-            let mut table = Lpm6::new();
+            let mut table = Lpm6::new().unwrap();
             for at in 0..4096u32 {
                 table.insert(0x2001_0db8 << 96 | u128::from(at.reverse_bits() >> 20) << key, len, at).unwrap();
             }
@@ -296,12 +315,12 @@ mod tests_v6 {
     #[test]
     fn single_prefix_takes_one_line_per_half() {
         for (len, lines) in [(20, 0), (21, 1), (48, 1), (63, 1), (64, 1), (65, 2), (127, 2), (128, 2)] {
-            let mut table = Lpm6::new();
+            let mut table = Lpm6::new().unwrap();
             table.insert(0x2001_0db8 << 96 | 0xf00f, len, 1).unwrap();
             assert_eq!(table.0.used(), lines, "/{len}");
         }
         // A prefix at the first or last address of a half needs only one boundary.
-        let mut table = Lpm6::new();
+        let mut table = Lpm6::new().unwrap();
         table.insert(u128::MAX, 128, 1).unwrap();
         table.insert(0, 128, 2).unwrap();
         table.insert(0x1234 << 64 | u128::from(u64::MAX), 128, 3).unwrap();

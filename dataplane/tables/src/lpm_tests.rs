@@ -69,7 +69,7 @@ macro_rules! lpm_tests {
 
             #[test]
             fn table_agrees_with_the_model(changes in changes(), probes in prop::collection::vec(address(), 70)) {
-                let (mut table, mut model) = ($Lpm::new(), Model::default());
+                let (mut table, mut model) = ($Lpm::new().unwrap(), Model::default());
                 for (add, address, len, value) in changes {
                     if add {
                         prop_assert_eq!(table.insert(address, len, value), Ok(model.insert(address, len, value)));
@@ -118,7 +118,7 @@ macro_rules! lpm_tests {
                 (shift, addresses) in crowded(), lens in prop::collection::vec(0..10u32, 1..20), most in prop_oneof![8..64usize, Just(4096)],
                 probes in prop::collection::vec(address(), 20), order in any::<u64>(), reclaimed in 1..50u64,
             ) {
-                let (mut table, mut model) = ($Lpm::with_lines(most), Model::default());
+                let (mut table, mut model) = ($Lpm::with_lines(most).unwrap(), Model::default());
                 let prefixes = addresses.iter().zip(lens.iter().cycle()).zip(0u32..);
                 let prefixes: Vec<_> = prefixes.map(|((address, len), value)| {
                     // Prefixes shorter than eight bits fill so many cells of the first level that the test would be
@@ -185,7 +185,7 @@ macro_rules! lpm_tests {
             let front = $Address::MAX / 5;
             let wide = |at: u8| (front ^ $Address::from(at) << ($bits - 31), ($bits - 28) as u8);
             let narrow = |at: u8| (front ^ $Address::from(at) << ($bits - 31), $bits - u8::from(at % 2));
-            let mut table = $Lpm::new();
+            let mut table = $Lpm::new().unwrap();
             table.insert(front, 6, 1).unwrap();
             table.insert(wide(0).0, wide(0).1, 2).unwrap();
             for at in (1..64).step_by(9) {
@@ -246,7 +246,7 @@ macro_rules! lpm_tests {
 
         #[test]
         fn invalid_prefixes_and_values_are_refused() {
-            let mut table = $Lpm::new();
+            let mut table = $Lpm::new().unwrap();
             assert_eq!(table.insert(0, $bits + 1, 0), Err(TableError::PrefixLength { len: $bits + 1, max: $bits }));
             assert_eq!(table.insert(0, 8, MAX_VALUE + 1), Err(TableError::Value(MAX_VALUE + 1)));
             assert_eq!((table.remove(0, $bits + 1), table.get(0, 255), table.len()), (None, None, 0));

@@ -28,15 +28,15 @@ use super::cells::Cells;
 use super::entry::{BUCKET, CHOICE, LINE, LOW, NUMBER, line_of, size_of_group};
 use super::first::First;
 use super::form::{CELLS, Form, WORDS, cell, set_cell};
-use super::lines::{Allocator, LINES, SIZES};
+use super::lines::{Allocator, SIZES};
 use super::runs::{Cell, HALF, Place, Plan, Run, Span, divide, half_of};
-use super::{MAX_VALUE, TableError};
+use super::{MAX_VALUE, TableError, zeroed};
 
 /// The trie. See the module documentation.
 pub(super) struct Trie<F: Form> {
     cells: Arc<Cells<F>>,
     /// Prefix lengths of the cells of the first level.
-    first_depths: Vec<u8>,
+    first_depths: Box<[u8]>,
     /// Prefix lengths of the cells of every line.
     depths: Vec<[u8; CELLS]>,
     lines: Allocator,
@@ -47,22 +47,21 @@ pub(super) struct Trie<F: Form> {
 }
 
 impl<F: Form> Trie<F> {
-    pub(super) fn new() -> Self {
-        Self::with_lines(LINES)
-    }
-
     /// Creates a trie with at most `most` lines.
-    pub(super) fn with_lines(most: usize) -> Self {
+    ///
+    /// # Errors
+    /// Returns [`TableError::Memory`] if there is not enough memory.
+    pub(super) fn with_lines(most: usize) -> Result<Self, TableError> {
         let lines = Allocator::new(most);
-        Self {
-            cells: Arc::new(Cells::new(lines.most())),
-            first_depths: vec![0; 1 << F::First::BITS],
+        Ok(Self {
+            cells: Arc::new(Cells::new(lines.most())?),
+            first_depths: zeroed(1 << F::First::BITS)?,
             depths: Vec::new(),
             lines,
             retired: VecDeque::new(),
             time: 0,
             rules: HashMap::new(),
-        }
+        })
     }
 
     /// Returns the cells for lookups, also from other threads.

@@ -39,7 +39,7 @@ impl Batch {
         self.metas[at] = self.metas[index];
         let mut to = usize::from(layout.headroom);
         for part in parts {
-            // SAFETY: this batch owns both slots, and they are different slots. Each range lies in its packet (checked
+            // SAFETY: this batch owns both slots, so both are below the number of slots, and they are different slots. Each range lies in its packet (checked
             // above), which lies in its slot. All ranges together fit behind the headroom of the new slot.
             unsafe {
                 let source = self.memory.slot(from.slot).add(usize::from(from.offset) + part.start);

@@ -92,7 +92,9 @@ impl<'b, const N: usize, const LOCATED: bool> Heads<'b, N, LOCATED> {
         if LOCATED {
             batch.locate();
         }
-        let (slots, stride) = (batch.memory.slot(0), batch.memory.layout.stride as usize);
+        // SAFETY: a layout has at least one slot (`SlotLayout::new`), so slot 0 exists.
+        let slots = unsafe { batch.memory.slot(0) };
+        let stride = batch.memory.layout.stride as usize;
         Self { next: 0, end, slots, stride, batch: NonNull::from(batch), life: PhantomData }
     }
 }

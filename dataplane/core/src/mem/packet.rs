@@ -93,8 +93,9 @@ impl<'b> Packet<'b> {
     #[inline]
     fn start(&self) -> NonNull<u8> {
         let desc = self.desc();
-        // SAFETY: all bytes of the descriptor are inside its slot, and so inside one allocation. `SlotLayout::admits`
-        // checks this when the packet enters the batch, and every change to the descriptor below preserves it.
+        // SAFETY: the slot exists, and all bytes of the descriptor are inside the slot, and so inside one allocation.
+        // `SlotLayout::admits` checks both when the packet enters the batch, and every change to the descriptor below
+        // preserves both.
         unsafe { self.memory().slot(desc.slot).add(usize::from(desc.offset)) }
     }
 

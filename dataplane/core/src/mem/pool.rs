@@ -115,11 +115,14 @@ impl SlotMemory {
         Self { base: region.base(), region, layout }
     }
 
-    /// Returns a pointer to the first byte of a slot. The caller must ensure that `slot` is below `layout.count`.
+    /// Returns a pointer to the first byte of a slot.
+    ///
+    /// # Safety
+    /// `slot` must be below `layout.count`.
     #[inline]
-    pub(crate) fn slot(&self, slot: u32) -> NonNull<u8> {
+    pub(crate) unsafe fn slot(&self, slot: u32) -> NonNull<u8> {
         debug_assert!(slot < self.layout.count);
-        // SAFETY: slot < count, so the result is inside the mapping. The region keeps the mapping alive, and its length
+        // SAFETY: the caller guarantees slot < count, so the result is inside the mapping. The region keeps the mapping alive, and its length
         // is at least count * stride.
         unsafe { self.base.add(slot as usize * self.layout.stride as usize) }
     }

@@ -28,7 +28,8 @@ use crossbeam_queue::ArrayQueue;
 /// ```
 #[derive(Debug)]
 pub struct Live<T> {
-    readers: Mutex<Vec<ReaderState<T>>>,
+    /// The readers by number. A reader that was dropped is `None`, so that the other readers keep their numbers.
+    readers: Mutex<Vec<Option<ReaderState<T>>>>,
 }
 
 /// The state of a reader on the publishing side.
@@ -67,14 +68,16 @@ impl<T> Live<T> {
     /// Adds a reader with its first value. Readers are numbered from 0, in the order of their creation.
     pub fn reader(&self, first: T) -> LiveReader<T> {
         let exchange = Arc::new(Exchange { next: ArrayQueue::new(1), old: ArrayQueue::new(3) });
-        self.readers().push(ReaderState { exchange: exchange.clone(), open: 0 });
+        self.readers().push(Some(ReaderState { exchange: exchange.clone(), open: 0 }));
         LiveReader { current: Box::new(first), exchange }
     }
 
     /// Publishes a new value for every reader. `make` builds the value for the reader with the given number. If a
-    /// reader has not taken the previous value yet, the new value replaces the previous value.
+    /// reader has not taken the previous value yet, the new value replaces the previous value. A reader that was
+    /// dropped gets no value.
     pub fn publish(&self, mut make: impl FnMut(usize) -> T) {
-        for (number, reader) in self.readers().iter_mut().enumerate() {
+        for (number, slot) in self.readers().iter_mut().enumerate() {
+            let Some(reader) = present(slot) else { continue };
             reader.collect();
             if reader.exchange.next.force_push(Box::new(make(number))).is_none() {
                 reader.open += 1;
@@ -82,14 +85,22 @@ impl<T> Live<T> {
         }
     }
 
-    /// Drops the values that readers have handed back. Returns `true` if every reader uses the latest value.
+    /// Drops the values that readers have handed back. Returns `true` if every reader uses the latest value. Readers
+    /// that were dropped do not count.
     pub fn settle(&self) -> bool {
-        self.readers().iter_mut().fold(true, |all, reader| all & reader.collect())
+        self.readers().iter_mut().filter_map(present).fold(true, |all, reader| all & reader.collect())
     }
 
-    fn readers(&self) -> MutexGuard<'_, Vec<ReaderState<T>>> {
+    fn readers(&self) -> MutexGuard<'_, Vec<Option<ReaderState<T>>>> {
         self.readers.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the reader with this state, unless the reader was dropped. Drops the values of a dropped reader.
+fn present<T>(slot: &mut Option<ReaderState<T>>) -> Option<&mut ReaderState<T>> {
+    // The reader and its state each hold the exchange.
+    slot.take_if(|reader| Arc::strong_count(&reader.exchange) == 1);
+    slot.as_mut()
 }
 
 impl<T> ReaderState<T> {
@@ -117,7 +128,8 @@ impl<T> LiveReader<T> {
     #[inline]
     fn hand_back(&mut self, next: Box<T>) {
         // The queue has room for all values that the reader can hand back.
-        let _ = self.exchange.old.push(std::mem::replace(&mut self.current, next));
+        let pushed = self.exchange.old.push(std::mem::replace(&mut self.current, next));
+        debug_assert!(pushed.is_ok(), "a reader has handed back more than three values and frees one on its worker");
     }
 }
 
@@ -168,15 +180,36 @@ mod tests {
         let taken = reader.exchange.next.pop().unwrap();
         live.publish(|_| values[2].clone());
         // The publishing side empties the queue and is interrupted before it adds value 3. The reader goes on.
-        assert!(!live.readers()[0].collect());
+        assert!(!live.readers()[0].as_mut().unwrap().collect());
         reader.hand_back(taken);
         reader.refresh();
         assert!(reader.exchange.next.force_push(Box::new(values[3].clone())).is_none());
-        live.readers()[0].open += 1;
+        live.readers()[0].as_mut().unwrap().open += 1;
         reader.refresh();
         assert_eq!(values.each_ref().map(Arc::strong_count), [2, 2, 2, 2], "the reader has freed a value");
         assert!(live.settle());
         assert_eq!(values.each_ref().map(Arc::strong_count), [1, 1, 1, 2]);
+    }
+
+    #[test]
+    fn dropped_reader_is_forgotten_and_the_others_keep_their_numbers() {
+        let values: [Arc<usize>; 3] = [0, 1, 2].map(Arc::new);
+        let live = Live::default();
+        let [first, mut second] = [0, 1].map(|_| live.reader(values[0].clone()));
+        live.publish(|_| values[1].clone());
+        drop(first);
+        second.refresh();
+        assert!(live.settle(), "the dropped reader still counts");
+        assert_eq!(values.each_ref().map(Arc::strong_count), [1, 2, 1]);
+        let mut numbers = Vec::new();
+        live.publish(|number| {
+            numbers.push(number);
+            values[2].clone()
+        });
+        assert_eq!(numbers, [1]);
+        second.refresh();
+        assert!(live.settle());
+        assert_eq!(**second, 2);
     }
 
     #[test]

@@ -11,7 +11,8 @@ pub(super) fn check(registry: &Registry, args: &args::Check) -> Result<(), Comma
     let source = console::source(&args.config)?;
     let topology = Topology::discover()?;
     let mut diagnostics = Diagnostics::new(&source);
-    let assembly = console::assemble_here(&source, registry, topology.clone(), &mut diagnostics);
+    let assembly = console::assemble_here(&source, registry, topology.clone(), &mut diagnostics)
+        .inspect_err(|_| console::show(&diagnostics))?;
     if let Some(assembly) = &assembly {
         let loaded = console::loaded(&source);
         for StartFailure { key, what, fix } in doctor::start_failures(&topology, &assembly.plan) {

@@ -132,19 +132,19 @@ pub(super) fn assembly(
     checked(config, |source, diagnostics| assemble_here(source, registry, topology, diagnostics))
 }
 
-/// Checks a config for this host, and checks its control socket.
+/// Checks a config for this host, and checks its control socket. Returns `None` if the config has mistakes.
 pub(super) fn assemble_here(
     source: &Source,
     registry: &Registry,
     topology: Topology,
     diagnostics: &mut Diagnostics,
-) -> Option<Assembly> {
-    let assembly = assemble(source, registry, topology, diagnostics)?;
+) -> Result<Option<Assembly>, Error> {
+    let Some(assembly) = assemble(source, registry, topology, diagnostics)? else { return Ok(None) };
     let problem = control::problem(&assembly.plan.runtime.control).map(|problem| ("runtime.control", problem));
     let problem = problem.or_else(|| Some(("runtime.control_group", control::group_problem(&assembly.plan.runtime)?)));
-    let Some((key, (what, fix))) = problem else { return Some(assembly) };
+    let Some((key, (what, fix))) = problem else { return Ok(Some(assembly)) };
     diagnostics.push(Mistake::error(loaded(source).locate(key), what).help(fix));
-    None
+    Ok(None)
 }
 
 /// Loads a config that has already been checked, to find the positions of its keys.
@@ -159,11 +159,11 @@ pub(super) fn offline_assembly(config: &args::Config, registry: &Registry) -> Re
 
 fn checked(
     config: &args::Config,
-    assemble: impl FnOnce(&Source, &mut Diagnostics) -> Option<Assembly>,
+    assemble: impl FnOnce(&Source, &mut Diagnostics) -> Result<Option<Assembly>, Error>,
 ) -> Result<Assembly, CommandError> {
     let source = source(config)?;
     let mut diagnostics = Diagnostics::new(&source);
     let assembly = assemble(&source, &mut diagnostics);
     show(&diagnostics);
-    assembly.ok_or_else(|| CommandError::Usage(count(&diagnostics)))
+    assembly?.ok_or_else(|| CommandError::Usage(count(&diagnostics)))
 }

@@ -11,8 +11,8 @@ use super::args::{self, ReportFormat};
 use super::console::{self, CLEAR_LINE, CommandError};
 use super::control::Server;
 use super::doctor;
-use crate::runtime::{Assembly, Options, Run};
-use dataplane_core::pipeline::{Problem, Registry};
+use crate::runtime::{Assembly, Options, ReloadOutcome, Run};
+use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Progress;
 use dataplane_core::topology::Topology;
 
@@ -142,7 +142,7 @@ impl Effect {
 }
 
 /// The result of a reload for each stage.
-type ReloadResults = Vec<(String, Result<String, Vec<Problem>>)>;
+type ReloadResults = Vec<(String, ReloadOutcome)>;
 
 /// Reloads files on a separate thread. Compiling large rule sets may take long, and a run that ends does not wait for
 /// the reload.
@@ -168,8 +168,11 @@ fn print_reloaded(reloading: &Receiver<ReloadResults>) -> bool {
     };
     for (stage, results) in results {
         match results {
-            Ok(now) => console::write_line(&format!("{stage}: reloaded: {now}")),
-            Err(problems) => {
+            ReloadOutcome::Done(now) => console::write_line(&format!("{stage}: reloaded: {now}")),
+            ReloadOutcome::Pending(now) => console::write_line(&format!(
+                "{stage}: published, but a worker still uses the old data, because its loop takes longer than 1 s: {now}"
+            )),
+            ReloadOutcome::Rejected(problems) => {
                 console::write_line(&format!("{stage}: not reloaded, the old data stays in use:"));
                 problems.iter().for_each(|problem| console::write_line(&format!("  {problem}")));
             }

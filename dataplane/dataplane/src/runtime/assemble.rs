@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
+use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
 use dataplane_core::mem::Preference;
 use dataplane_core::pipeline::{
@@ -47,19 +48,29 @@ impl Catalog for Registry {
 }
 
 /// Checks a config: syntax, names, parameters, tables, the graph and its contracts. All mistakes go to the diagnostics.
-/// Returns `None` if there is an error.
+/// Returns `None` if there is a mistake that prevents a run.
+///
+/// # Errors
+/// Returns an error if this host lacks a resource that a stage needs, such as memory.
 pub fn assemble(
     source: &Source,
     registry: &Registry,
     topology: Topology,
     diagnostics: &mut Diagnostics,
-) -> Option<Assembly> {
+) -> Result<Option<Assembly>> {
     build(source, registry, topology, false, diagnostics)
 }
 
 /// Checks a config like [`assemble`], for a pipeline that is only inspected. The plan is for a virtual topology with
 /// enough cores for any config, and the stages write no files.
-pub fn assemble_offline(source: &Source, registry: &Registry, diagnostics: &mut Diagnostics) -> Option<Assembly> {
+///
+/// # Errors
+/// Returns the errors of [`assemble`].
+pub fn assemble_offline(
+    source: &Source,
+    registry: &Registry,
+    diagnostics: &mut Diagnostics,
+) -> Result<Option<Assembly>> {
     /// More cores than the maximum number of workers.
     const CORES: u32 = 4096;
     let cores = Topology::uniform(CORES).cores().to_vec();
@@ -74,7 +85,7 @@ fn build(
     topology: Topology,
     offline: bool,
     diagnostics: &mut Diagnostics,
-) -> Option<Assembly> {
+) -> Result<Option<Assembly>> {
     let mut loaded = config::load(source, diagnostics);
     // A pipeline that is only inspected does not depend on the interfaces of this host.
     if !offline {
@@ -101,14 +112,14 @@ fn build(
         // memory.
         let core = plan.as_ref().and_then(|plan| topology.core(*plan.cores.get(worker)?));
         let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
-        let stages = stages(&loaded, registry, &mut resources, &order, (worker, workers), diagnostics);
-        let (Some(plan), Some(stages)) = (&plan, stages) else { return None };
+        let stages = stages(&loaded, registry, &mut resources, &order, (worker, workers), diagnostics)?;
+        let (Some(plan), Some(stages)) = (&plan, stages) else { return Ok(None) };
         let mut program = program(plan, registry, &order, stages);
         if worker == 0 {
             check(&loaded, plan, &order, &mut program, diagnostics);
         }
         if diagnostics.has_errors() {
-            return None;
+            return Ok(None);
         }
         programs.push(program);
     }
@@ -120,11 +131,11 @@ fn build(
         }
     }
     if diagnostics.has_errors() {
-        return None;
+        return Ok(None);
     }
-    let mut plan = plan?;
+    let Some(mut plan) = plan else { return Ok(None) };
     plan.stage_memory = memory.stages;
-    Some(Assembly { plan, ports, topology, programs, services, files })
+    Ok(Some(Assembly { plan, ports, topology, programs, services, files }))
 }
 
 /// Returns the memory that the host can give to new programs without swapping, in bytes (proc_meminfo(5)).
@@ -205,7 +216,8 @@ fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
     loaded.named_ports().enumerate().map(info).collect()
 }
 
-/// Creates and prepares the stages of one worker. Problems go to the diagnostics.
+/// Creates and prepares the stages of one worker. Problems go to the diagnostics, except a problem of this host, which
+/// is an error.
 fn stages(
     loaded: &Loaded<'_>,
     registry: &Registry,
@@ -213,7 +225,7 @@ fn stages(
     order: &[usize],
     worker: (usize, usize),
     diagnostics: &mut Diagnostics,
-) -> Option<Vec<Box<dyn Stage>>> {
+) -> Result<Option<Vec<Box<dyn Stage>>>> {
     let mut made = Vec::new();
     for &index in order {
         let Some(kind) = loaded.stage_kind(index).and_then(|kind| registry.get(kind)) else { continue };
@@ -229,10 +241,13 @@ fn stages(
             stages.push(stage);
         }
         for problem in problems {
+            if problem.of_host {
+                return Err(Error::Topology(format!("stage `{name}`: {problem}")));
+            }
             diagnostics.push(mistake(loaded, index, &name, problem));
         }
     }
-    (stages.len() == order.len()).then_some(stages)
+    Ok((stages.len() == order.len()).then_some(stages))
 }
 
 fn mistake(loaded: &Loaded<'_>, stage: usize, name: &str, problem: Problem) -> Mistake {

@@ -23,6 +23,6 @@ mod watch;
 mod worker;
 
 pub use assemble::{Assembly, assemble, assemble_offline};
-pub use run::{Options, Run};
+pub use run::{Options, ReloadOutcome, Run};
 pub use snapshot::Snapshot;
 pub use trace::{End, Hop, Trace, Tracer};

@@ -26,7 +26,8 @@ use dataplane_core::units::{CoreId, Nanos, NumaNode};
 
 /// The interval between two checks for a cancelled start.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The maximum time that a reload waits until all workers use the new data. A slower worker switches later.
+/// The maximum time that a reload waits until all workers use the new data. After that time, the reload is reported as
+/// [`ReloadOutcome::Pending`].
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The limits that end a run. A run can also be stopped at any time.
@@ -36,6 +37,18 @@ pub struct Options {
     pub duration: Option<Duration>,
     /// The maximum number of received packets, summed over all workers.
     pub packets: Option<u64>,
+}
+
+/// The result of a reload of one stage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReloadOutcome {
+    /// All workers use the new data, which the text describes.
+    Done(String),
+    /// The new data was published, but at least one worker still uses the old data. This worker switches to the new
+    /// data at its next housekeeping. The text describes the new data.
+    Pending(String),
+    /// The new data has these problems, and the old data stays in use.
+    Rejected(Vec<Problem>),
 }
 
 /// The thread of a worker. The result of the thread is `None` if the run did not start.
@@ -224,28 +237,34 @@ impl Run {
         !self.reloads.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Reloads the external data of stages, such as files of rules. Returns when the workers use the new data. The
-    /// workers keep running. The result has one entry for each stage with such data: a summary of the new data, or all
-    /// problems. If there are problems, the old data stays in use.
-    pub fn reload(&self) -> Vec<(String, Result<String, Vec<Problem>>)> {
+    /// Reloads the external data of stages, such as files of rules. Returns when the workers use the new data, or after
+    /// a second. The workers keep running. The result has one entry for each stage with such data.
+    pub fn reload(&self) -> Vec<(String, ReloadOutcome)> {
         self.reloader()()
     }
 
     /// Returns a function that does the same as [`Run::reload`] and can be called on another thread. The end of the run
     /// does not wait for this function.
-    pub fn reloader(&self) -> impl Fn() -> Vec<(String, Result<String, Vec<Problem>>)> + Send + 'static {
+    pub fn reloader(&self) -> impl Fn() -> Vec<(String, ReloadOutcome)> + Send + 'static {
         let (reloads, control) = (self.reloads.clone(), self.control.clone());
         move || {
             let mut reloads = reloads.lock().unwrap_or_else(PoisonError::into_inner);
-            let results = reloads.iter_mut().map(|(stage, reload)| (stage.clone(), reload.reload())).collect();
+            let results: Vec<_> = reloads.iter_mut().map(|(_, reload)| reload.reload()).collect();
             let begin = Instant::now();
-            while !reloads.iter_mut().fold(true, |all, (_, reload)| all & reload.settle())
-                && begin.elapsed() < RELOAD_TIMEOUT
-                && !control.is_stopped()
-            {
+            let settled = loop {
+                let settled: Vec<bool> = reloads.iter_mut().map(|(_, reload)| reload.settle()).collect();
+                if !settled.contains(&false) || begin.elapsed() >= RELOAD_TIMEOUT || control.is_stopped() {
+                    break settled;
+                }
                 thread::sleep(Duration::from_millis(1));
-            }
-            results
+            };
+            let outcome = |(result, is_settled)| match (result, is_settled) {
+                (Ok(now), true) => ReloadOutcome::Done(now),
+                (Ok(now), false) => ReloadOutcome::Pending(now),
+                (Err(problems), _) => ReloadOutcome::Rejected(problems),
+            };
+            let stages = reloads.iter().map(|(stage, _)| stage.clone());
+            stages.zip(results.into_iter().zip(settled).map(outcome)).collect()
         }
     }
 
@@ -261,30 +280,31 @@ impl Run {
         named.flat_map(|(name, port)| port.events().into_iter().map(move |event| format!("{name}: {event}"))).collect()
     }
 
-    /// Waits for the workers to end and returns the report.
+    /// Waits for the workers to end and returns the report. The report contains the errors of workers and ports. A
+    /// worker that panicked or failed has an error, but no part in the counters.
     ///
     /// # Errors
-    /// Returns an error if a worker panicked, which is a bug.
+    /// Returns an error if no worker has a result. The text contains all errors of workers and ports.
     pub fn join(mut self) -> Result<Report> {
         let mut outcomes = Vec::new();
-        let mut failure = None;
+        let mut errors = Vec::new();
         for (number, worker) in std::mem::take(&mut self.workers).into_iter().enumerate() {
             match worker.join() {
                 Ok(Ok(outcome)) => outcomes.extend(outcome),
-                Ok(Err(error)) => failure = failure.or(Some(error)),
+                Ok(Err(error)) => errors.push(error.to_string()),
                 Err(panic) => {
                     let message = format!("panicked: {}", panic_message(&*panic));
-                    failure = Some(Error::Worker { worker: number, message });
+                    errors.push(Error::Worker { worker: number, message }.to_string());
                     self.control.stop();
                 }
             }
         }
-        if let Some(error) = failure {
-            return Err(error);
-        }
         self.tasks.stop();
-        let mut errors = self.tasks.failures();
+        errors.extend(self.tasks.failures());
         errors.extend(self.ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()));
+        if outcomes.is_empty() && !errors.is_empty() {
+            return Err(Error::Topology(errors.join("\nerror: ")));
+        }
         let (ports, timebase) = (self.port_reports(), self.clock.timebase());
         let mut times = self.sampler.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
         let add = |(outcome, last): (Outcome, Times)| {

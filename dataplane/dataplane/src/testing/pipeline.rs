@@ -66,7 +66,7 @@ impl Pipeline {
     /// Returns [`Error::Config`] with all mistakes.
     pub fn new(source: &Source, registry: &Registry) -> Result<Self> {
         let mut diagnostics = Diagnostics::new(source);
-        let assembly = assemble_offline(source, registry, &mut diagnostics);
+        let assembly = assemble_offline(source, registry, &mut diagnostics)?;
         diagnostics.into_result()?;
         let assembly = assembly.ok_or_else(|| Error::Config("the config cannot be run".to_owned()))?;
         Ok(Self { tracer: Tracer::new(assembly)?, now: Nanos(0) })

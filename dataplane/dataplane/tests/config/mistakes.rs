@@ -108,7 +108,7 @@ const LINES: &[(&str, &[Wrong])] = &[
 fn check(text: &str) -> Vec<(usize, usize, String)> {
     let source = Source::new("x.toml", text, &[]);
     let mut diagnostics = Diagnostics::new(&source);
-    assemble_offline(&source, &stages::registry(), &mut diagnostics);
+    assemble_offline(&source, &stages::registry(), &mut diagnostics).unwrap();
     diagnostics.records().into_iter().map(|record| (record.line, record.column, record.message)).collect()
 }
 

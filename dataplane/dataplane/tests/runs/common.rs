@@ -71,7 +71,9 @@ pub(crate) fn assembled_with(source: &Source, registry: &Registry) -> Result<Ass
     static TOPOLOGY: OnceLock<Topology> = OnceLock::new();
     let topology = TOPOLOGY.get_or_init(|| Topology::discover().unwrap()).clone();
     let mut diagnostics = Diagnostics::new(source);
-    assemble(source, registry, topology, &mut diagnostics).ok_or_else(|| diagnostics.render(false))
+    assemble(source, registry, topology, &mut diagnostics)
+        .map_err(|error| error.to_string())?
+        .ok_or_else(|| diagnostics.render(false))
 }
 
 /// Returns the header of a classic pcap file with microseconds, little-endian.

@@ -72,7 +72,7 @@ fn buffers_that_are_too_small_for_the_interface_are_a_mistake() {
         // `graph` and `explain` give the same result on every host.
         let source = Source::new("jumbo.toml", config.as_str(), &[]);
         let mut diagnostics = Diagnostics::new(&source);
-        let assembly = assemble_offline(&source, &stages::registry(), &mut diagnostics);
+        let assembly = assemble_offline(&source, &stages::registry(), &mut diagnostics).unwrap();
         assert!(assembly.is_some(), "{}", diagnostics.render(false));
     });
 }

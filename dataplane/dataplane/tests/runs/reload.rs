@@ -1,9 +1,9 @@
 //! Tests that ACL rules can be reloaded while packets flow.
 
 use dataplane::config::Source;
-use dataplane::pipeline::Registry;
+use dataplane::pipeline::{Problem, Registry, Reload, Setup};
 use dataplane::prelude::*;
-use dataplane::runtime::{Options, Run};
+use dataplane::runtime::{Options, ReloadOutcome, Run};
 use dataplane_testing::config::Config;
 use dataplane_testing::wait_until;
 
@@ -99,7 +99,9 @@ fn reload_loses_no_packet_and_mixes_no_rules() {
                 _ => replace(&rules(EVEN)),
             }
             let outcome = run.reload();
-            assert_eq!((outcome.len(), outcome[0].0.as_str(), outcome[0].1.is_err()), (1, "acl", wrong), "{outcome:?}");
+            let [(stage, result)] = &outcome[..] else { panic!("{outcome:?}") };
+            let is_rejected = matches!(result, ReloadOutcome::Rejected(_));
+            assert_eq!((stage.as_str(), is_rejected), ("acl", wrong), "{outcome:?}");
             wait_for_traffic(&run);
         }
         run.stop();
@@ -119,4 +121,48 @@ fn reload_loses_no_packet_and_mixes_no_rules() {
             .sum();
         assert_eq!((hits, acl.counters["default"]), (report.packets.rx, 0), "{report}");
     }
+}
+
+/// A stage whose workers never switch to the new data.
+#[derive(serde::Deserialize)]
+struct NeverSwitches {}
+
+impl Stage for NeverSwitches {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+    fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
+        setup.reloads(OldData);
+        Ok(())
+    }
+}
+
+/// Data that a worker never hands back.
+struct OldData;
+
+impl Reload for OldData {
+    fn reload(&mut self) -> Result<String, Vec<Problem>> {
+        Ok("new data".to_owned())
+    }
+
+    fn settle(&mut self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn reload_that_a_worker_does_not_use_yet_is_pending() {
+    let text = Config::new()
+        .port("in", "kind = 'generator', rate = 1000")
+        .stage("never_switches", "")
+        .stage("tx", "port = 'in'")
+        .to_string();
+    let mut registry = Registry::new();
+    dataplane::stages::register(&mut registry);
+    registry.add::<NeverSwitches>("never_switches");
+    let assembly = assembled_with(&Source::new("pending.toml", text, &[]), &registry).unwrap();
+    let run = Run::start(assembly, Options::default()).unwrap();
+    let outcome = run.reload();
+    assert_eq!(outcome, [("never_switches".to_owned(), ReloadOutcome::Pending("new data".to_owned()))]);
+    run.stop();
+    assert_good(&run.join().unwrap());
 }

@@ -168,7 +168,7 @@ impl Stage for PanicOnSecondWorker {
 }
 
 #[test]
-fn panicking_worker_ends_the_run_and_is_named() {
+fn panicking_worker_ends_the_run_and_the_report_has_the_other_worker() {
     let mut registry = Registry::new();
     dataplane::stages::register(&mut registry);
     registry.add::<PanicOnSecondWorker>("trap");
@@ -179,6 +179,9 @@ fn panicking_worker_ends_the_run_and_is_named() {
         .stage("tx", "port = 'p'")
         .to_string();
     let assembly = assembled_with(&Source::new("trap.toml", text, &[]), &registry).unwrap();
-    let error = Run::start(assembly, Options::default()).unwrap().join().unwrap_err().to_string();
+    let report = Run::start(assembly, Options::default()).unwrap().join().unwrap();
+    let [error] = &report.errors[..] else { panic!("{report}") };
     assert!(error.contains("worker 1") && error.contains("panic of the test"), "{error}");
+    assert!(!report.is_good());
+    assert_eq!(report.workers.len(), 1, "the report contains the worker that did not panic: {report}");
 }

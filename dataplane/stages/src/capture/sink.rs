@@ -12,7 +12,7 @@ use super::files::{Files, Spec};
 use super::ring::{Buffer, Frame, Inlet, Outlet, ring};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
-use dataplane_core::pipeline::Problem;
+use dataplane_core::pipeline::{Problem, StopSignal, Task};
 
 /// How long the writer sleeps when there is nothing to write.
 const IDLE_SLEEP: Duration = Duration::from_millis(1);
@@ -61,12 +61,42 @@ pub(super) struct Sink {
     buffers: usize,
     /// The number of stages that have joined and not left.
     users: AtomicUsize,
-    writer: Mutex<Option<JoinHandle<Result<()>>>>,
+    writer: Arc<Mutex<Option<Writer>>>,
+}
+
+/// The writer thread. The result is the first write error.
+type Writer = JoinHandle<Result<()>>;
+
+/// Starts the writer thread at the start of the run.
+pub(super) struct StartWriter {
+    shared: Arc<Shared>,
+    spec: Spec,
+    writer: Arc<Mutex<Option<Writer>>>,
+}
+
+impl Task for StartWriter {
+    fn start(&mut self) -> Result<()> {
+        let (shared, spec) = (self.shared.clone(), self.spec.clone());
+        let name = format!("capture {}", spec.interface);
+        let writer =
+            thread::Builder::new().name(name.clone()).spawn(move || drain(&shared, &spec)).map_err(|error| {
+                let help = "raise the limit on threads (`ulimit -u`, `TasksMax=` of systemd)";
+                Error::Topology(format!("cannot start the thread `{name}`: {error}; help: {help}"))
+            })?;
+        *self.writer.lock().unwrap_or_else(PoisonError::into_inner) = Some(writer);
+        Ok(())
+    }
+
+    /// Ends at once, because the writer must also write the packets that the workers offer while they stop.
+    fn run(&mut self, _stop: &StopSignal) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl Sink {
-    /// Starts the writer. The writer creates the file with the first packet, or at the end of the run.
-    pub(super) fn start(spec: Spec) -> std::result::Result<Self, Problem> {
+    /// Creates a sink, and the task that starts its writer. The writer creates the file with the first packet, or at
+    /// the end of the run.
+    pub(super) fn new(spec: Spec) -> std::result::Result<(Self, StartWriter), Problem> {
         let path = spec.path.clone();
         file::can_be_written(&path).map_err(|error| {
             let message = format!("{} cannot be written: {error}", path.display());
@@ -82,13 +112,10 @@ impl Sink {
             missed: AtomicU64::new(0),
             lost: AtomicU64::new(0),
         });
-        let (snaplen, buffers, writer_shared) = (spec.snaplen, spec.buffers, shared.clone());
-        let name = format!("capture {}", spec.interface);
-        let writer = thread::Builder::new()
-            .name(name)
-            .spawn(move || drain(&writer_shared, &spec))
-            .map_err(|error| Problem::at("", format!("the capture thread cannot be started: {error}")))?;
-        Ok(Self { shared, snaplen, buffers, users: AtomicUsize::new(0), writer: Mutex::new(Some(writer)) })
+        let writer = Arc::default();
+        let (users, snaplen, buffers) = (AtomicUsize::new(0), spec.snaplen, spec.buffers);
+        let task = StartWriter { shared: shared.clone(), spec, writer: Arc::clone(&writer) };
+        Ok((Self { shared, snaplen, buffers, users, writer }, task))
     }
 
     /// Adds the stage of one more worker.

@@ -10,7 +10,7 @@ use dataplane_core::clock::{ClockSource, Stamp};
 use dataplane_core::harness::{Fate, Harness, frame};
 use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
 use dataplane_core::pcapng::STATISTICS;
-use dataplane_core::pipeline::{Graph, NoObserver, NodeSpec, Program, Resources, Target};
+use dataplane_core::pipeline::{Graph, NoObserver, NodeSpec, Program, Resources, Target, Tasks};
 use dataplane_core::units::Nanos;
 use dataplane_testing::{Folder, skip};
 
@@ -23,7 +23,10 @@ impl OutputFolder {
     }
 
     fn build(&self, parameters: &str) -> Result<Harness, String> {
-        Harness::builder().folder(self.0.path()).build::<Capture>(parameters)
+        let mut harness = Harness::builder().folder(self.0.path()).build::<Capture>(parameters)?;
+        // The task only starts the writer, so the task may end.
+        drop(harness.start_tasks().unwrap());
+        Ok(harness)
     }
 
     fn file(&self) -> PathBuf {
@@ -380,6 +383,7 @@ fn two_workers(folder: &Path) {
     let mut resources = Resources::new(Vec::new(), folder);
     let mut pools = [pool(), pool()];
     let mut graphs = [0, 1].map(|worker| graph(&mut resources, worker, &pools[worker]));
+    drop(Tasks::start(std::mem::take(&mut resources.services.tasks)).unwrap());
     for (worker, (graph, pool)) in graphs.iter_mut().zip(&mut pools).enumerate() {
         let ctx = Ctx { start: Nanos(0), epoch: Nanos(1_700_000_000_000_000_000), now: Nanos(0), worker };
         for byte in 0..10u8 {

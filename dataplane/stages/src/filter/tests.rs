@@ -78,6 +78,18 @@ fn invalid_filter_is_refused() {
 }
 
 #[test]
+fn ip_broadcast_is_refused_because_no_netmask_is_known() {
+    let built = |expression: &str| Harness::from_toml::<Filter>(&format!("expression = \"{expression}\""));
+    for expression in ["ip broadcast", "tcp or (ip  broadcast)", "not ip broadcast"] {
+        let message = built(expression).err().unwrap_or_else(|| panic!("{expression}"));
+        assert!(message.contains("needs a netmask") && message.contains("help: use `ether broadcast`"), "{message}");
+    }
+    for expression in ["ether broadcast", "broadcast", "ip and broadcast", "ip && broadcast", "ip multicast"] {
+        assert_eq!(built(expression).err(), None, "{expression}");
+    }
+}
+
+#[test]
 fn expression_that_takes_long_to_compile_is_refused() {
     let refused = |terms: usize| {
         let ports: Vec<String> = (0..terms).map(|port| format!("port {port}")).collect();

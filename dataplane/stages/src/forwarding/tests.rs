@@ -13,7 +13,7 @@ use dataplane_testing::StopOnDrop;
 
 fn tables() -> (Arc<Forwarding>, Box<Writer>) {
     let (shared, mut writer) = Writer::with_tables(vec!["a".to_owned(), "b".to_owned(), "c".to_owned()]);
-    assert!(writer.open(&shared, 0));
+    assert_eq!(writer.open(&shared, 0), Ok(true));
     (shared, writer)
 }
 
@@ -258,7 +258,7 @@ fn retired_lines_are_reused_with_and_without_readers() {
 #[test]
 fn each_port_looks_up_its_own_table() {
     let (shared, mut writer) = tables();
-    assert!(writer.open(&shared, 1) && !writer.open(&shared, MAX_TABLES));
+    assert_eq!([1, MAX_TABLES].map(|table| writer.open(&shared, table)), [Ok(true), Ok(false)]);
     let prefix = "20.0.0.0/8".parse().unwrap();
     writer.set_route(0, prefix, &to(&[(0, 1)])).unwrap();
     writer.set_route(1, prefix, &to(&[(1, 1)])).unwrap();

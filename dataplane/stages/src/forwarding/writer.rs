@@ -10,6 +10,7 @@ use super::neighbors;
 use super::{Count, Forwarding, MAX_TABLES, Mark, Resolved, TableViews};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{NextHop, PortInfo};
+use dataplane_tables::TableError;
 use dataplane_tables::lpm::{Lpm4, Lpm6};
 
 /// Largest number of routes over all tables.
@@ -91,10 +92,13 @@ impl Writer {
     }
 
     /// Opens a table for lookups. Returns `false` if its number is [`MAX_TABLES`] or more.
-    pub fn open(&mut self, shared: &Forwarding, table: usize) -> bool {
-        let Some(entry) = self.tables.get_mut(table) else { return false };
+    ///
+    /// # Errors
+    /// Returns [`TableError::Memory`] if there is not enough memory.
+    pub fn open(&mut self, shared: &Forwarding, table: usize) -> Result<bool, TableError> {
+        let Some(entry) = self.tables.get_mut(table) else { return Ok(false) };
         if entry.is_none() {
-            let mut created = Table { v4: Lpm4::with_lines(LINES_V4), v6: Lpm6::with_lines(LINES_V6) };
+            let mut created = Table { v4: Lpm4::with_lines(LINES_V4)?, v6: Lpm6::with_lines(LINES_V6)? };
             // Set the epoch for the lines that the first routes retire. Readers may use the table before the next
             // publication.
             created.v4.reclaim(self.epoch, 0);
@@ -108,7 +112,7 @@ impl Writer {
             // Only the writer sets the views, and only once per table, so this cannot fail.
             let _ = shared.tables[table].set(views);
         }
-        true
+        Ok(true)
     }
 
     /// Returns the number of routes.

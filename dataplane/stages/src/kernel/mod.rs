@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::forwarding::{Count, Forwarding, Writer};
+use crate::parameter::MEMORY_HELP;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::pipeline::{PortInfo, Setup, StopSignal, Task};
 use socket::{Events, Requests};
@@ -73,7 +74,8 @@ impl Task for Mirror {
         // Subscribe first: changes during the dump are then in the queue of events.
         let events = Events::open(self.backlog).map_err(|error| failed("cannot subscribe to changes", error))?;
         let mut requests = Requests::open().map_err(|error| failed("cannot open a netlink socket", error))?;
-        let mut state = State::new(self.tables.clone(), writer, &self.ports);
+        let mut state = State::new(self.tables.clone(), writer, &self.ports)
+            .map_err(|error| Error::Memory(format!("{error}; help: {MEMORY_HELP}")))?;
         state.resync(&mut requests).map_err(|error| failed("cannot read routes", error))?;
         state.set_workers_running();
         self.open = Some((state, events, requests));

@@ -16,8 +16,10 @@ use super::messages::{self, Address, KernelTarget, Link, Neighbor, Update};
 use super::rib::{LOCAL, MAIN, Rib};
 use super::socket::{Message, Requests};
 use crate::forwarding::{Count, Forwarding, MAX_TABLES, Mark, RouteHop, RouteKind, RouteTarget, Writer};
+use crate::parameter::MEMORY_HELP;
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{NextHop, PortInfo};
+use dataplane_tables::TableError;
 
 /// Largest number of neighbour requests that are handled at a time.
 const MAX_REQUESTS_AT_ONCE: usize = 32;
@@ -47,9 +49,17 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(tables: Arc<Forwarding>, mut writer: Box<Writer>, ports: &[PortInfo]) -> Self {
-        writer.open(&tables, 0);
-        Self {
+    /// Creates the state with an empty main table.
+    ///
+    /// # Errors
+    /// There is not enough memory for the main table.
+    pub(super) fn new(
+        tables: Arc<Forwarding>,
+        mut writer: Box<Writer>,
+        ports: &[PortInfo],
+    ) -> Result<Self, TableError> {
+        writer.open(&tables, 0)?;
+        Ok(Self {
             tables,
             writer,
             ports: ports.to_vec(),
@@ -63,7 +73,7 @@ impl State {
             refused: HashSet::new(),
             workers_running: false,
             warned: HashSet::new(),
-        }
+        })
     }
 
     pub(super) fn tables(&self) -> &Forwarding {
@@ -200,13 +210,17 @@ impl State {
     /// Starts to mirror a table.
     fn open(&mut self, table: u32) -> usize {
         let number = self.kernel_tables.len();
-        if self.writer.open(&self.tables, number) {
-            self.kernel_tables.push(table);
-            self.resync_needed = true;
-        } else {
-            self.tables.add(Count::Refused, 1);
-            self.warn("tables", format!("table {table} is not mirrored: at most {MAX_TABLES} tables are possible"));
-        }
+        let reason = match self.writer.open(&self.tables, number) {
+            Ok(true) => {
+                self.kernel_tables.push(table);
+                self.resync_needed = true;
+                return number;
+            }
+            Ok(false) => format!("at most {MAX_TABLES} tables are possible"),
+            Err(error) => format!("{error}; help: {MEMORY_HELP}"),
+        };
+        self.tables.add(Count::Refused, 1);
+        self.warn("tables", format!("table {table} is not mirrored: {reason}"));
         number
     }
 

@@ -335,7 +335,7 @@ fn port_without_kernel() -> (Arc<Forwarding>, State) {
     let port =
         PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 1500, interface: Some("a0".to_owned()), addresses: vec![] };
     let (tables, writer) = Writer::with_tables(vec!["a".to_owned()]);
-    let mut state = State::new(tables.clone(), writer, &[port]);
+    let mut state = State::new(tables.clone(), writer, &[port]).unwrap();
     let mut link = LinkMessage::default();
     link.header.index = 7;
     link.header.flags = LinkFlags::Up | LinkFlags::LowerUp;

@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::paths::{MAX_WEIGHT, PathAction, Paths, RoutePath};
-use crate::parameter::{self, Prefix};
+use crate::parameter::{self, Prefix, table_problem};
 use crate::responder::broadcast_addresses;
 use dataplane_core::pipeline::{NextHop, Problem, Setup};
 use dataplane_tables::lpm::{Lpm4, Lpm6};
@@ -192,7 +192,7 @@ impl Routes {
                 IpNet::V6(net) => v6.push((u128::from(net.network()), net.prefix_len(), group)),
             }
         }
-        let refused = |error| Problem::at("table", format!("{error}"));
+        let refused = |error| table_problem("table", error);
         Ok(Self { v4: Lpm4::build(&v4).map_err(refused)?, v6: Lpm6::build(&v6).map_err(refused)?, paths })
     }
 

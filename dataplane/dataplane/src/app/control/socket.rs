@@ -217,7 +217,12 @@ impl Socket {
     /// Creates a socket at a path that the config names.
     fn at(path: &Path, group: Option<u32>) -> Result<Self, String> {
         let failed = |error: io::Error| failed(path, &error);
-        let another = || format!("another program listens on {}", path.display());
+        let another = || {
+            let path = path.display();
+            format!(
+                "another program listens on {path}; help: stop that program, or set another path in `runtime.control`"
+            )
+        };
         if let Some((why, fix)) = problem(&Control::Path(path.to_owned())) {
             return Err(format!("{why}: {fix}"));
         }

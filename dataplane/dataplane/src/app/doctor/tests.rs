@@ -182,7 +182,7 @@ fn plan(text: &str) -> Plan {
     let mut diagnostics = crate::config::Diagnostics::new(&source);
     let registry = dataplane_stages::registry();
     let assembled = crate::runtime::assemble(&source, &registry, Topology::uniform(4), &mut diagnostics);
-    assembled.unwrap_or_else(|| panic!("{}", diagnostics.render(false))).plan
+    assembled.unwrap().unwrap_or_else(|| panic!("{}", diagnostics.render(false))).plan
 }
 
 const CONFIG: &str = r#"

@@ -5,8 +5,9 @@ mod layout;
 mod svg;
 mod text;
 
-use std::io::Write;
+use std::io::{self, ErrorKind, Write};
 use std::path::Path;
+use std::{fs, process};
 
 use super::args::{self, GraphFormat as Format};
 use super::console::{self, CommandError};
@@ -29,13 +30,32 @@ pub(super) fn graph(registry: &Registry, args: &args::Graph) -> Result<(), Comma
                 .files
                 .write(file, "the drawing")
                 .map_err(|why| CommandError::Failed(format!("{why}: {}", Files::HELP)))?;
-            let written = LockedFile::output(file, Readers::All).and_then(|held| {
-                held.empty()?;
-                (&*held).write_all(text.as_bytes())
-            });
-            written.map_err(|error| CommandError::Failed(format!("{}: {error}", file.display())))
+            write(file, &text).map_err(|error| CommandError::Failed(format!("{}: {error}", file.display())))
         }
     }
+}
+
+/// Writes a file. If the file exists and writing fails, for example because the disk is full, the old content stays.
+fn write(file: &Path, text: &str) -> io::Result<()> {
+    // The lock refuses a file that a run writes, and a file that is not a regular file or a character device.
+    let held = LockedFile::output(file, Readers::All)?;
+    if !held.metadata()?.is_file() {
+        return (&*held).write_all(text.as_bytes());
+    }
+    // Follow links, so that the rename replaces the file and not the link.
+    let file = fs::canonicalize(file)?;
+    let new = file.with_file_name(format!(".dataplane-{}", process::id()));
+    let renamed = fs::File::create_new(&new).and_then(|mut created| {
+        created.set_permissions(held.metadata()?.permissions())?;
+        created.write_all(text.as_bytes())?;
+        created.sync_all()?;
+        fs::rename(&new, &file)
+    });
+    renamed.inspect_err(|error| {
+        if error.kind() != ErrorKind::AlreadyExists {
+            let _ = fs::remove_file(&new);
+        }
+    })
 }
 
 fn format_of(file: Option<&Path>) -> Format {

@@ -255,8 +255,13 @@ impl Watcher {
         let (stop_event, interface) = (stop.clone(), name.to_owned());
         let run = move || {
             let interval = Timespec::try_from(POLL_INTERVAL).ok();
+            let mut exists = true;
             loop {
                 if let Ok(found) = Interface::find(&interface) {
+                    if let Some(message) = presence_change(&interface, exists, found.is_some()) {
+                        tracing::warn!("{message}");
+                    }
+                    exists = found.is_some();
                     look(found);
                 }
                 let mut fds = [PollFd::new(&netlink, PollFlags::IN), PollFd::new(&*stop_event, PollFlags::IN)];
@@ -275,6 +280,17 @@ impl Watcher {
             stop,
             thread: Some(thread.map_err(|error| failed("cannot start the thread for link events", error))?),
         })
+    }
+}
+
+/// Returns the log message for an interface that was deleted or created again. Returns `None` if neither happened.
+fn presence_change(name: &str, existed: bool, exists: bool) -> Option<String> {
+    match (existed, exists) {
+        (true, false) => {
+            Some(format!("interface `{name}` was deleted; the port resumes when an interface with this name appears"))
+        }
+        (false, true) => Some(format!("interface `{name}` exists again")),
+        _ => None,
     }
 }
 
@@ -324,6 +340,14 @@ mod tests {
             error.contains("give the program CAP_NET_RAW") && error.contains("`setcap cap_net_raw+ep PROGRAM`"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn deleted_interface_is_reported_with_what_happens_next() {
+        let deleted = "interface `va` was deleted; the port resumes when an interface with this name appears";
+        assert_eq!(presence_change("va", true, false).unwrap(), deleted);
+        assert_eq!(presence_change("va", false, true).unwrap(), "interface `va` exists again");
+        assert_eq!([true, false].map(|same| presence_change("va", same, same)), [None, None]);
     }
 
     #[test]

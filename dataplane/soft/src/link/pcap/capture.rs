@@ -131,7 +131,8 @@ impl Capture {
         let (mut rest, header) =
             parse_pcap_header(file).map_err(|_| "not a capture: neither pcap nor pcapng".to_owned())?;
         if header.network != Linktype::ETHERNET {
-            return Err(format!("the link type is {}, not Ethernet", header.network.0));
+            // The field has no sign in the file, but its type in the parser does.
+            return Err(format!("the link type is {}, not Ethernet", header.network.0 as u32));
         }
         let unit = if header.is_nanosecond_precision() { 1 } else { 1_000 };
         let parse = if header.is_bigendian() { parse_pcap_frame_be } else { parse_pcap_frame };
@@ -180,7 +181,7 @@ impl Capture {
                     return Err(format!(
                         "the link type of interface {} is {} and not Ethernet",
                         interfaces.len(),
-                        it.linktype.0
+                        it.linktype.0 as u32
                     ));
                 }
                 Block::EnhancedPacket(it) => match interface(it.if_id) {
