@@ -178,7 +178,12 @@ impl Diagnostics {
     ///
     /// Returns [`Error::Config`] if one of the mistakes is an error.
     pub fn into_result(self) -> Result<()> {
-        if self.has_errors() { Err(Error::Config(self.render(false).trim_end().to_owned())) } else { Ok(()) }
+        if self.has_errors() { Err(self.into_error()) } else { Ok(()) }
+    }
+
+    /// Converts the mistakes into [`Error::Config`], rendered without colour.
+    pub fn into_error(self) -> Error {
+        Error::Config(self.render(false).trim_end().to_owned())
     }
 
     pub(super) fn damage(&mut self, table: Span) {
