@@ -41,6 +41,8 @@ pub(super) struct PortEntry {
     /// The name, which may be known even if the rest of the table has mistakes.
     pub(super) name: Option<Name>,
     pub(super) port: Option<Port>,
+    /// The MTU of the link's interface, if the port uses this MTU because the config sets none.
+    pub(super) interface_mtu: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -164,7 +166,7 @@ impl Reader<'_> {
             Port::deserialize(toml::de::Deserializer::from(table))
         };
         let port = recover_with(&table, Expected::of(&self.port_schema), &mut { read }, self.diagnostics);
-        PortEntry { span, name, port }
+        PortEntry { span, name, port, interface_mtu: None }
     }
 
     fn input(&mut self, pipeline: &Spanned<DeTable<'_>>) -> Option<(Span, Vec<Name>)> {
@@ -223,7 +225,9 @@ impl<'s> Loaded<'s> {
 
     /// Sets the MTU of each port without the key `mtu`. The MTU of a link's interface is read from this host.
     pub fn set_default_mtus(&mut self) {
-        self.ports.iter_mut().filter_map(|entry| entry.port.as_mut()).for_each(Port::set_default_mtu);
+        for entry in &mut self.ports {
+            entry.interface_mtu = entry.port.as_mut().and_then(Port::set_default_mtu);
+        }
     }
 
     /// Returns the name and the config of each port. The config is `None` if the port has mistakes. The name is empty
