@@ -54,6 +54,12 @@ pub(super) struct StageEntry<'s> {
     pub(super) parameters: Spanned<DeTable<'s>>,
 }
 
+/// The maximum number of ports: a packet stores the index of its port in one byte.
+const MAX_PORTS: usize = 255;
+
+/// The maximum number of stages. This bounds the time of the checks.
+const MAX_STAGES: usize = 1024;
+
 /// The keys that all stages have.
 const HEAD_KEYS: [&str; 5] = ["name", "use", "outputs", "next", "drops"];
 
@@ -91,7 +97,7 @@ pub fn load<'s>(source: &'s Source, diagnostics: &mut Diagnostics) -> Loaded<'s>
             recover(&table, Expected::of(&schema), reader.diagnostics)
         }),
     };
-    let ports = root.get("port").map(|value| reader.tables(value, "port", "[[port]]")).unwrap_or_default();
+    let ports = root.get("port").map(|value| reader.tables(value, "port", "[[port]]", MAX_PORTS)).unwrap_or_default();
     let ports = ports.into_iter().map(|table| reader.port(table)).collect();
     let mut input = None;
     let mut stages = Vec::new();
@@ -100,16 +106,14 @@ pub fn load<'s>(source: &'s Source, diagnostics: &mut Diagnostics) -> Loaded<'s>
         && let Some(table) = reader.table(value, "pipeline", "[pipeline]")
     {
         if let Some(value) = table.get_ref().get("stage") {
-            let tables = reader.tables(value, "stage", "[[pipeline.stage]]");
+            let tables = reader.tables(value, "stage", "[[pipeline.stage]]", MAX_STAGES);
             stages = tables.into_iter().map(|table| reader.stage(table)).collect();
         }
         input = reader.input(&table);
     }
     let damaged = reader.damaged;
     let mut tree = DeValue::Table(root);
-    for (key, name) in diagnostics.renamed() {
-        tree::rename(&mut tree, key, name);
-    }
+    tree::rename(&mut tree, diagnostics.renamed());
     Loaded { source, tree, damaged, runtime, ports, pipeline, input, stages }
 }
 
@@ -133,11 +137,24 @@ impl Reader<'_> {
         }
     }
 
-    fn tables<'s>(&mut self, value: &Spanned<DeValue<'s>>, name: &str, header: &str) -> Vec<Spanned<DeTable<'s>>> {
-        let values: Vec<&Spanned<DeValue<'s>>> = match value.get_ref() {
+    /// Returns the tables of an array of tables. Reports and ignores the entries after the first `max` entries.
+    fn tables<'s>(
+        &mut self,
+        value: &Spanned<DeValue<'s>>,
+        name: &str,
+        header: &str,
+        max: usize,
+    ) -> Vec<Spanned<DeTable<'s>>> {
+        let mut values: Vec<&Spanned<DeValue<'s>>> = match value.get_ref() {
             DeValue::Array(array) => array.iter().collect(),
             _ => vec![value],
         };
+        if let Some(entry) = values.get(max) {
+            let message = format!("{name} {} exceeds the maximum of {max} {name}s", max + 1);
+            self.diagnostics.push(Mistake::error(entry.span(), message).help(format!("use at most {max} {name}s")));
+            self.damaged = true;
+            values.truncate(max);
+        }
         let mut tables = Vec::new();
         for (index, entry) in values.iter().enumerate() {
             match entry.get_ref() {
@@ -239,6 +256,11 @@ impl<'s> Loaded<'s> {
         })
     }
 
+    /// Returns `true` if the name of a port could not be read. An unknown name of a port may then be that name.
+    pub fn may_lack_ports(&self) -> bool {
+        self.damaged || self.ports.iter().any(|entry| entry.name.is_none())
+    }
+
     /// Returns the name of a stage. Returns `None` if there is no such stage, or its name could not be read.
     pub fn stage_name(&self, stage: usize) -> Option<&str> {
         Some(self.stages.get(stage)?.head.as_ref()?.name().get_ref())
@@ -291,6 +313,11 @@ impl<'s> Loaded<'s> {
         let mut steps: Vec<PathStep> = stages.into_iter().chain([PathStep::Index(stage)]).collect();
         steps.extend(tree::parse_path(path).unwrap_or_default());
         self.nearest(&steps).unwrap_or(0..0)
+    }
+
+    /// Returns the span of the value at a path, such as `runtime.burst`. Returns `None` if there is no such value.
+    pub fn find(&self, path: &str) -> Option<Span> {
+        tree::span(&self.tree, &tree::parse_path(path)?)
     }
 
     fn nearest(&self, steps: &[PathStep]) -> Option<Span> {
