@@ -12,7 +12,7 @@ use super::files::{Files, Spec};
 use super::ring::{Buffer, Frame, Inlet, Outlet, ring};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
-use dataplane_core::pipeline::Problem;
+use dataplane_core::pipeline::{Problem, thread_name};
 
 /// How long the writer sleeps when there is nothing to write.
 const IDLE_SLEEP: Duration = Duration::from_millis(1);
@@ -83,7 +83,7 @@ impl Sink {
             lost: AtomicU64::new(0),
         });
         let (snaplen, buffers, writer_shared) = (spec.snaplen, spec.buffers, shared.clone());
-        let name = format!("capture {}", spec.interface);
+        let name = thread_name(&format!("capture {}", spec.interface));
         let writer = thread::Builder::new()
             .name(name)
             .spawn(move || drain(&writer_shared, &spec))
