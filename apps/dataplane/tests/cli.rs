@@ -243,7 +243,10 @@ fn unreadable_config_is_status_2() {
     let folder = folder_with_config();
     let (status, out, err) = dataplane(&folder, "check @/y.toml");
     assert_eq!((status, out.as_str()), (2, ""));
-    assert!(err.contains("y.toml: No such file"), "{err}");
+    assert!(err.contains("y.toml:1:1") && err.contains("No such file"), "{err}");
+    let (status, out, _) = dataplane(&folder, "check -j @/y.toml");
+    let mistakes: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((status, &mistakes[0]["line"], &mistakes[0]["column"]), (2, &1.into(), &1.into()), "{out}");
     let (status, _, err) = dataplane(&folder, "check @/x.toml --set runtime.burst=0");
     assert_eq!(status, 2);
     assert!(err.contains("--set runtime.burst=0"), "{err}");

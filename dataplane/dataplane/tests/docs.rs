@@ -126,7 +126,7 @@ fn examples(page: &str) -> Vec<toml::Table> {
 /// The ports and stages that are added to examples that have none.
 const REST: &str = r#"
 port = [
-    { name = "wan", device = "host", link = { kind = "packet", interface = "lo" }, addresses = ["192.0.2.1/24"] },
+    { name = "wan", device = "host", mtu = 1500, link = { kind = "packet", interface = "lo" }, addresses = ["192.0.2.1/24"] },
     { name = "lan", device = "soft", link = { kind = "loopback" } },
     { name = "left", device = "soft", link = { kind = "loopback" } },
     { name = "right", device = "soft", link = { kind = "loopback" } },

@@ -59,6 +59,12 @@ impl StopSignal {
     }
 }
 
+/// Returns a valid name of a thread: the text, with each control character replaced by `?`. The standard library panics
+/// if the name of a thread contains a NUL.
+pub fn thread_name(text: &str) -> String {
+    text.replace(char::is_control, "?")
+}
+
 /// A task that is not started yet.
 pub struct TaskSpec {
     /// The name of the thread. Messages also use this name for the task.
@@ -86,7 +92,7 @@ impl Tasks {
         let mut tasks = Self::default();
         for TaskSpec { name, mut task } in specs {
             let (stop, failures) = (tasks.stop.clone(), tasks.failures.clone());
-            let thread = thread::Builder::new().name(name.clone());
+            let thread = thread::Builder::new().name(thread_name(&name));
             let failed = format!("cannot start the thread `{name}`");
             let body = move || {
                 let ended = catch_unwind(AssertUnwindSafe(|| task.run(&stop)));
@@ -165,6 +171,12 @@ mod tests {
         assert_eq!(receiver.try_recv(), Err(mpsc::TryRecvError::Empty));
         drop(tasks);
         assert_eq!(receiver.try_recv(), Ok("stopped"));
+    }
+
+    #[test]
+    fn control_characters_in_a_name_do_not_prevent_the_start() {
+        let tasks = Tasks::start(vec![spec("a\0b\nc", |_| Ok(()))]).unwrap();
+        assert_eq!(tasks.threads[0].thread().name(), Some("a?b?c"));
     }
 
     #[test]

@@ -36,6 +36,11 @@ impl FromStr for Period {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        // The crate `humantime` reads `M` as months. Months and years have no fixed length.
+        let units = text.split(|char: char| !char.is_alphabetic());
+        if let Some(unit) = units.into_iter().find(|unit| unit.starts_with(['M', 'y']) || unit.starts_with("mo")) {
+            return Err(format!("`{unit}` is not a unit of a duration; help: write `m` for minutes, and `d` for days"));
+        }
         humantime::parse_duration(text).map(Self).map_err(|_| {
             format!(
                 "`{text}` is not a duration; help: write a number and its unit: \"5s\", \"100ms\", \"250us\" or \"1h30m\""
@@ -322,6 +327,16 @@ impl JsonSchema for Offset {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn months_and_years_are_refused() {
+        for text in ["5M", "1h 5M", "2 months", "1month", "1y", "3years"] {
+            let error = text.parse::<Period>().unwrap_err();
+            assert!(error.contains("help: write `m` for minutes"), "{text}: {error}");
+        }
+        assert_eq!("5m".parse(), Ok(Period::from_secs(300)));
+        assert_eq!("5min".parse(), Ok(Period::from_secs(300)));
+    }
 
     #[test]
     fn period_is_read_with_its_units() {

@@ -8,7 +8,10 @@ use dataplane_core::pipeline::Registry;
 use dataplane_core::topology::Topology;
 
 pub(super) fn check(registry: &Registry, args: &args::Check) -> Result<(), CommandError> {
-    let source = console::source(&args.config)?;
+    let source = match console::source(&args.config) {
+        Ok(source) => source,
+        Err(mistake) => return refuse(&mistake, args.json),
+    };
     let topology = Topology::discover()?;
     let mut diagnostics = Diagnostics::new(&source);
     let assembly = console::assemble_here(&source, registry, topology.clone(), &mut diagnostics)
@@ -26,14 +29,17 @@ pub(super) fn check(registry: &Registry, args: &args::Check) -> Result<(), Comma
             doctor::warn(&assembly.plan);
             if args.json { console::print_json(&assembly.plan) } else { console::print(&assembly.plan.to_string()) }
         }
-        None if args.json => {
-            console::print_json(&diagnostics.records())?;
-            // The JSON list contains all mistakes, so no message follows.
-            Err(CommandError::Usage(String::new()))
-        }
-        None => {
-            console::show(&diagnostics);
-            Err(CommandError::Usage(console::count(&diagnostics)))
-        }
+        None => refuse(&diagnostics, args.json),
     }
+}
+
+/// Prints the mistakes of a config that cannot be run.
+fn refuse(diagnostics: &Diagnostics, json: bool) -> Result<(), CommandError> {
+    if json {
+        console::print_json(&diagnostics.records())?;
+        // The JSON list contains all mistakes, so no message follows.
+        return Err(CommandError::Usage(String::new()));
+    }
+    console::show(diagnostics);
+    Err(CommandError::Usage(console::count(diagnostics)))
 }

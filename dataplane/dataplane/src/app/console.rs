@@ -118,9 +118,9 @@ pub(super) fn count(diagnostics: &Diagnostics) -> String {
     format!("{errors}{warnings} in {file} (further checks run after these are fixed)")
 }
 
-/// Reads a config file.
-pub(super) fn source(config: &args::Config) -> Result<Source, CommandError> {
-    Source::read(&config.path, &config.settings).map_err(|error| CommandError::Usage(error.to_string()))
+/// Reads a config file. Returns the mistake if the file cannot be read.
+pub(super) fn source(config: &args::Config) -> Result<Source, Diagnostics> {
+    Source::read(&config.path, &config.settings)
 }
 
 /// Reads and checks a config for this host. Prints the mistakes in the config.
@@ -161,7 +161,10 @@ fn checked(
     config: &args::Config,
     assemble: impl FnOnce(&Source, &mut Diagnostics) -> Result<Option<Assembly>, Error>,
 ) -> Result<Assembly, CommandError> {
-    let source = source(config)?;
+    let source = source(config).map_err(|mistake| {
+        show(&mistake);
+        CommandError::Usage(count(&mistake))
+    })?;
     let mut diagnostics = Diagnostics::new(&source);
     let assembly = assemble(&source, &mut diagnostics);
     show(&diagnostics);

@@ -1,5 +1,7 @@
 //! Collects the mistakes of a config, and shows each mistake with its position.
 
+use std::collections::HashMap;
+
 use annotate_snippets::{AnnotationKind, Group, Level as Style, Renderer, Snippet, normalize_untrusted_str};
 use serde::Serialize;
 
@@ -66,7 +68,7 @@ pub struct Record {
 }
 
 /// The maximum number of reported mistakes.
-pub(super) const MOST: usize = 1000;
+pub(super) const MOST: usize = 200;
 
 /// All mistakes of one config.
 #[derive(Clone, Debug)]
@@ -76,13 +78,13 @@ pub struct Diagnostics {
     /// The spans of tables with unreadable parts. A key that seems to be missing may be in such a part.
     damaged: Vec<Span>,
     /// The spans of misspelt keys, with the names under which they were read.
-    renamed: Vec<(Span, String)>,
+    renamed: HashMap<Span, String>,
 }
 
 impl Diagnostics {
     /// Creates an empty collection.
     pub fn new(source: &Source) -> Self {
-        Self { source: source.clone(), mistakes: Vec::new(), damaged: Vec::new(), renamed: Vec::new() }
+        Self { source: source.clone(), mistakes: Vec::new(), damaged: Vec::new(), renamed: HashMap::new() }
     }
 
     /// Returns the source of the config.
@@ -178,7 +180,12 @@ impl Diagnostics {
     ///
     /// Returns [`Error::Config`] if one of the mistakes is an error.
     pub fn into_result(self) -> Result<()> {
-        if self.has_errors() { Err(Error::Config(self.render(false).trim_end().to_owned())) } else { Ok(()) }
+        if self.has_errors() { Err(self.into_error()) } else { Ok(()) }
+    }
+
+    /// Converts the mistakes into [`Error::Config`], rendered without colour.
+    pub fn into_error(self) -> Error {
+        Error::Config(self.render(false).trim_end().to_owned())
     }
 
     pub(super) fn damage(&mut self, table: Span) {
@@ -186,10 +193,10 @@ impl Diagnostics {
     }
 
     pub(super) fn rename(&mut self, key: Span, name: &str) {
-        self.renamed.push((key, name.to_owned()));
+        self.renamed.insert(key, name.to_owned());
     }
 
-    pub(super) fn renamed(&self) -> &[(Span, String)] {
+    pub(super) fn renamed(&self) -> &HashMap<Span, String> {
         &self.renamed
     }
 

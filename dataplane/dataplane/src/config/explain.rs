@@ -40,6 +40,15 @@ pub(super) fn shorten(name: &str) -> Cow<'_, str> {
     }
 }
 
+/// Returns `true` if a name contains a control character, such as a NUL or a line break. The operating system and the
+/// report do not support such names.
+pub(super) fn has_control_character(name: &str) -> bool {
+    name.contains(char::is_control)
+}
+
+/// The help for a name with a control character.
+pub(super) const NAME_HELP: &str = "use letters, digits, `-`, `_` and `.` in names";
+
 /// Returns the help for an unknown name: the nearest candidate, or a list of all candidates. `what` is a plural noun.
 pub fn suggest(what: &str, name: &str, candidates: &[&str]) -> String {
     const SHOWN: usize = 24;

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use serde::Deserialize;
 
 use super::diagnostics::{Diagnostics, Mistake};
-use super::explain::{shorten, suggest};
+use super::explain::{NAME_HELP, has_control_character, shorten, suggest};
 use super::load::{Loaded, Name, StageEntry, StageHead};
 use super::plan::{Catalog, NodePlan, StageShape, Target};
 use super::source::Span;
@@ -97,9 +97,13 @@ impl Wiring<'_, '_> {
             let name = head.name();
             if name.get_ref().is_empty() {
                 self.error(name.span(), "the name of the stage is empty", "write name = \"…\", or remove the key");
+            } else if has_control_character(name.get_ref()) {
+                self.error(name.span(), "the name of the stage contains a control character", NAME_HELP);
+                // Outputs may refer to the stage, so the name is known.
+                self.names.insert(name.get_ref(), index);
             } else if let Some(&first) = self.names.get(name.get_ref().as_str()) {
                 let line = loaded.source().position(&loaded.stages[first].span).line;
-                let message = format!("two stages have the name `{}`", name.get_ref());
+                let message = format!("two stages have the name `{}`", shorten(name.get_ref()));
                 self.error(
                     name.span(),
                     message,

@@ -40,13 +40,18 @@ pub(super) fn remove_unknown(
     let unknown = table.keys().filter(|key| !known.contains(&key.get_ref().as_ref()));
     for key in unknown.cloned().collect::<Vec<_>>() {
         let name = key.get_ref().as_ref();
+        // The suggestions for a key that is not shown would only cost time.
+        if diagnostics.is_full() {
+            table.remove(name);
+            continue;
+        }
         let mistake = Mistake::error(key.span(), format!("unknown key `{}`", shorten(name)));
         diagnostics.push(mistake.help(suggest("keys", name, &[known, extra_keys].concat())));
         let Some(value) = table.remove(name) else { continue };
         let Some(meant) = nearest(name, known.iter().copied()) else { continue };
-        diagnostics.rename(key.span(), meant);
         match table.get_mut(meant).map(|there| there.get_mut()) {
             None => {
+                diagnostics.rename(key.span(), meant);
                 table.insert(Spanned::new(key.span(), meant.to_owned().into()), value);
             }
             Some(there) => join(there, value.into_inner()),

@@ -41,6 +41,8 @@ pub(super) struct PortEntry {
     /// The name, which may be known even if the rest of the table has mistakes.
     pub(super) name: Option<Name>,
     pub(super) port: Option<Port>,
+    /// The MTU of the link's interface, if the port uses this MTU because the config sets none.
+    pub(super) interface_mtu: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -51,6 +53,12 @@ pub(super) struct StageEntry<'s> {
     pub(super) head: Option<StageHead>,
     pub(super) parameters: Spanned<DeTable<'s>>,
 }
+
+/// The maximum number of ports: a packet stores the index of its port in one byte.
+const MAX_PORTS: usize = 255;
+
+/// The maximum number of stages. This bounds the time of the checks.
+const MAX_STAGES: usize = 1024;
 
 /// The keys that all stages have.
 const HEAD_KEYS: [&str; 5] = ["name", "use", "outputs", "next", "drops"];
@@ -89,7 +97,7 @@ pub fn load<'s>(source: &'s Source, diagnostics: &mut Diagnostics) -> Loaded<'s>
             recover(&table, Expected::of(&schema), reader.diagnostics)
         }),
     };
-    let ports = root.get("port").map(|value| reader.tables(value, "port", "[[port]]")).unwrap_or_default();
+    let ports = root.get("port").map(|value| reader.tables(value, "port", "[[port]]", MAX_PORTS)).unwrap_or_default();
     let ports = ports.into_iter().map(|table| reader.port(table)).collect();
     let mut input = None;
     let mut stages = Vec::new();
@@ -98,16 +106,14 @@ pub fn load<'s>(source: &'s Source, diagnostics: &mut Diagnostics) -> Loaded<'s>
         && let Some(table) = reader.table(value, "pipeline", "[pipeline]")
     {
         if let Some(value) = table.get_ref().get("stage") {
-            let tables = reader.tables(value, "stage", "[[pipeline.stage]]");
+            let tables = reader.tables(value, "stage", "[[pipeline.stage]]", MAX_STAGES);
             stages = tables.into_iter().map(|table| reader.stage(table)).collect();
         }
         input = reader.input(&table);
     }
     let damaged = reader.damaged;
     let mut tree = DeValue::Table(root);
-    for (key, name) in diagnostics.renamed() {
-        tree::rename(&mut tree, key, name);
-    }
+    tree::rename(&mut tree, diagnostics.renamed());
     Loaded { source, tree, damaged, runtime, ports, pipeline, input, stages }
 }
 
@@ -131,11 +137,24 @@ impl Reader<'_> {
         }
     }
 
-    fn tables<'s>(&mut self, value: &Spanned<DeValue<'s>>, name: &str, header: &str) -> Vec<Spanned<DeTable<'s>>> {
-        let values: Vec<&Spanned<DeValue<'s>>> = match value.get_ref() {
+    /// Returns the tables of an array of tables. Reports and ignores the entries after the first `max` entries.
+    fn tables<'s>(
+        &mut self,
+        value: &Spanned<DeValue<'s>>,
+        name: &str,
+        header: &str,
+        max: usize,
+    ) -> Vec<Spanned<DeTable<'s>>> {
+        let mut values: Vec<&Spanned<DeValue<'s>>> = match value.get_ref() {
             DeValue::Array(array) => array.iter().collect(),
             _ => vec![value],
         };
+        if let Some(entry) = values.get(max) {
+            let message = format!("{name} {} exceeds the maximum of {max} {name}s", max + 1);
+            self.diagnostics.push(Mistake::error(entry.span(), message).help(format!("use at most {max} {name}s")));
+            self.damaged = true;
+            values.truncate(max);
+        }
         let mut tables = Vec::new();
         for (index, entry) in values.iter().enumerate() {
             match entry.get_ref() {
@@ -164,7 +183,7 @@ impl Reader<'_> {
             Port::deserialize(toml::de::Deserializer::from(table))
         };
         let port = recover_with(&table, Expected::of(&self.port_schema), &mut { read }, self.diagnostics);
-        PortEntry { span, name, port }
+        PortEntry { span, name, port, interface_mtu: None }
     }
 
     fn input(&mut self, pipeline: &Spanned<DeTable<'_>>) -> Option<(Span, Vec<Name>)> {
@@ -223,7 +242,9 @@ impl<'s> Loaded<'s> {
 
     /// Sets the MTU of each port without the key `mtu`. The MTU of a link's interface is read from this host.
     pub fn set_default_mtus(&mut self) {
-        self.ports.iter_mut().filter_map(|entry| entry.port.as_mut()).for_each(Port::set_default_mtu);
+        for entry in &mut self.ports {
+            entry.interface_mtu = entry.port.as_mut().and_then(Port::set_default_mtu);
+        }
     }
 
     /// Returns the name and the config of each port. The config is `None` if the port has mistakes. The name is empty
@@ -233,6 +254,11 @@ impl<'s> Loaded<'s> {
             let name = entry.name.as_ref().map_or("", |name| name.get_ref());
             (name, entry.port.as_ref())
         })
+    }
+
+    /// Returns `true` if the name of a port could not be read. An unknown name of a port may then be that name.
+    pub fn may_lack_ports(&self) -> bool {
+        self.damaged || self.ports.iter().any(|entry| entry.name.is_none())
     }
 
     /// Returns the name of a stage. Returns `None` if there is no such stage, or its name could not be read.
@@ -287,6 +313,11 @@ impl<'s> Loaded<'s> {
         let mut steps: Vec<PathStep> = stages.into_iter().chain([PathStep::Index(stage)]).collect();
         steps.extend(tree::parse_path(path).unwrap_or_default());
         self.nearest(&steps).unwrap_or(0..0)
+    }
+
+    /// Returns the span of the value at a path, such as `runtime.burst`. Returns `None` if there is no such value.
+    pub fn find(&self, path: &str) -> Option<Span> {
+        tree::span(&self.tree, &tree::parse_path(path)?)
     }
 
     fn nearest(&self, steps: &[PathStep]) -> Option<Span> {

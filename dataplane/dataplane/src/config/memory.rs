@@ -1,9 +1,10 @@
 //! Checks that the packet buffers are large enough for the packets of the ports, and that there are enough buffers.
 
 use super::diagnostics::{Diagnostics, Mistake};
+use super::explain::shorten;
 use super::load::Loaded;
 use super::plan::PortPlan;
-use super::port::{Port, Qp};
+use super::port::{DEFAULT_MTU, Port, Qp};
 use super::raw::Offload;
 use dataplane_soft::config::{Buffers, MAX_HEADER};
 
@@ -60,13 +61,19 @@ pub(super) fn memory(
         }
         let frame = frame(port);
         if frame > room {
+            let interface = loaded.ports.get(index).and_then(|entry| entry.interface_mtu);
+            let source = interface.map_or_else(String::new, |mtu| format!(" (its interface has an MTU of {mtu})"));
+            let name = shorten(&port.name);
             let message =
-                format!("a packet of `{}` has up to {frame} bytes, but a buffer holds only {room}", port.name);
+                format!("a packet of `{name}` has up to {frame} bytes, but a buffer holds only {room}{source}");
             // A link such as `xdp` may have enlarged the buffers for its frames, up to a maximum. Then only a smaller
             // MTU helps.
             let fitting = port.max_packet().saturating_sub(frame - room);
             let size = frame.saturating_add(runtime.headroom);
             let help = match buffers == asked {
+                true if interface.is_some() && fitting >= DEFAULT_MTU => {
+                    format!("set mtu = {DEFAULT_MTU} for the port, or buffer_size in [runtime] to at least {size}")
+                }
                 true => format!("set buffer_size in [runtime] to at least {size}, or mtu to at most {fitting}"),
                 false => format!("set mtu to at most {fitting}"),
             };

@@ -34,6 +34,7 @@ mod plan;
 mod planner;
 mod port;
 mod raw;
+mod read;
 mod recover;
 mod runtime;
 mod schema;
@@ -54,7 +55,8 @@ pub use raw::{
     Action, EthernetHeader, Flow, Frames, Gre, Inner, Ipv4Header, Ipv6Header, Match, Mpls, Offload, Ports, RateLimit,
     Vxlan,
 };
+pub use read::MAX_SIZE;
 pub use runtime::{Idle, Runtime, Timestamps};
 pub use schema::{Row, Section, schema, schema_table, sections};
-pub use source::{MAX_SIZE, Position, Source, Span};
+pub use source::{Position, Source, Span};
 pub use types::{Address, Control, RssKey};

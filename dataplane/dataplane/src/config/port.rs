@@ -339,7 +339,8 @@ pub struct Port {
     #[schemars(range(min = 1, max = 32768))]
     pub tx_depth: u32,
     /// The maximum packet length in bytes, without Ethernet header and VLAN tags. Default: the MTU of the link's
-    /// interface. If the link has no interface, or if the interface's MTU is outside the range, the default is 1500.
+    /// interface, but at most 65000. If the link has no interface, or if the interface's MTU is less than 68, the default
+    /// is 1500.
     #[serde(
         default,
         deserialize_with = "bytes_within_some::<_, u32, 68, 65000>",
@@ -408,11 +409,15 @@ impl Port {
         self.mtu.unwrap_or(DEFAULT_MTU)
     }
 
-    /// Sets the MTU if the config does not set it. The default is the MTU of the link's interface if it is in the valid
-    /// range, otherwise [`DEFAULT_MTU`].
-    pub(super) fn set_default_mtu(&mut self) {
-        let of_link = || self.link.as_ref()?.default_mtu().filter(|mtu| Self::MTU.contains(mtu));
-        self.mtu = self.mtu.or_else(of_link).or(Some(DEFAULT_MTU));
+    /// Sets the MTU if the config does not set it. The default is the MTU of the link's interface, but at most the
+    /// maximum of the key `mtu`. If the link has no interface, or if the MTU is too small for IPv4, the default is
+    /// [`DEFAULT_MTU`]. Returns the MTU of the interface, if the MTU is used.
+    pub(super) fn set_default_mtu(&mut self) -> Option<u32> {
+        let of_link = || self.link.as_ref()?.default_mtu().filter(|mtu| mtu >= Self::MTU.start());
+        let given = if self.mtu.is_some() { None } else { of_link() };
+        let default = || given.map_or(DEFAULT_MTU, |mtu| mtu.min(*Self::MTU.end()));
+        self.mtu = self.mtu.or_else(|| Some(default()));
+        given
     }
 
     /// Returns whether the port is on a verbs device. All other ports have a link.
@@ -437,4 +442,4 @@ fn depth() -> u32 {
 }
 
 /// The MTU of a port without the key `mtu` and without a usable MTU of an interface, in bytes.
-const DEFAULT_MTU: u32 = 1500;
+pub(super) const DEFAULT_MTU: u32 = 1500;

@@ -16,13 +16,13 @@ use super::source::Span;
 use super::tree::{self, PathStep, Prefer};
 
 /// The maximum number of reported mistakes in one table. A table with more was probably meant to be another table.
-const SHOWN: usize = 250;
+const SHOWN: usize = 50;
 
 /// The maximum number of times that a table is read.
 const ATTEMPTS: usize = SHOWN * 8;
 
 /// The maximum number of values that are read in all attempts together. This bounds the time for a huge table.
-const VALUES: usize = 20_000_000;
+const VALUES: usize = 1_000_000;
 
 /// Reads a table as a `T`, and notes all its mistakes. The table does not contain the extra keys ([`Expected`]).
 /// Returns `None` if a value of the table is wrong or missing. An unknown key is a mistake too, but does not change the
@@ -61,7 +61,7 @@ pub(super) fn recover_with<'i, T>(
         removed,
         has_lost_values,
     };
-    let attempts = (VALUES / tree::count(&copy.root)).clamp(100, ATTEMPTS);
+    let attempts = (VALUES / tree::count(&copy.root)).clamp(4, ATTEMPTS);
     for _ in 0..attempts {
         if diagnostics.count() >= limit {
             break;
@@ -73,7 +73,7 @@ pub(super) fn recover_with<'i, T>(
             Err(_) => return None,
         }
     }
-    let mistake = Mistake::error(table.span(), "this table has more mistakes than are shown");
+    let mistake = Mistake::error(table.span(), "this table may have more mistakes than are shown");
     diagnostics.push(mistake.help("fix the reported mistakes and check again"));
     None
 }

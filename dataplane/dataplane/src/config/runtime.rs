@@ -136,7 +136,7 @@ fn workers_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         "oneOf": [
             { "const": "auto" },
             { "type": "integer", "minimum": 1, "maximum": MAX_WORKERS },
-            { "type": "array", "items": { "type": "integer", "minimum": 0 }, "minItems": 1 },
+            { "type": "array", "items": { "type": "integer", "minimum": 0 }, "minItems": 1, "maxItems": MAX_WORKERS },
         ]
     })
 }
@@ -167,6 +167,12 @@ fn read_workers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Workers, D
             let mut cores: Vec<CoreId> = Vec::new();
             while let Some(core) = array.next_element()? {
                 cores.push(core);
+                if cores.len() > MAX_WORKERS as usize {
+                    return Err(serde::de::Error::custom(format!(
+                        "this array has more than {MAX_WORKERS} cores; help: name at most {MAX_WORKERS} cores, one for \
+                         each worker"
+                    )));
+                }
             }
             if cores.is_empty() {
                 return Err(serde::de::Error::custom(

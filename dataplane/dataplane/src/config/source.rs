@@ -1,18 +1,11 @@
 //! The text of a config: a file, and the command-line settings that override it.
 
-use std::io::{ErrorKind, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use dataplane_core::error::{Error, Result};
-use dataplane_core::file;
-
 /// Byte offsets in a [`Source`]. The offsets of the overrides follow the offsets of the file.
 pub type Span = Range<usize>;
-
-/// The maximum size of a config: 1 MiB. Large tables belong in separate files.
-pub const MAX_SIZE: u64 = 1 << 20;
 
 /// A config file and its overrides. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -62,49 +55,10 @@ pub(super) struct Excerpt<'s> {
     pub(super) span: Span,
 }
 
-/// Adds help to the error for a config that is no regular file.
-fn explained(error: std::io::Error) -> std::io::Error {
-    match error.kind() {
-        ErrorKind::InvalidInput => {
-            let help = "name a regular file, or write `-` to read the config from standard input";
-            std::io::Error::new(error.kind(), format!("{error}; help: {help}"))
-        }
-        _ => error,
-    }
-}
-
 impl Source {
-    /// Reads a config file, which must be a regular file. The path `-` means standard input. `overrides` are pairs of a dotted key and a TOML value, such as `("runtime.burst", "32")`.
-    /// A port or stage is identified by its name or its index: `port.wan.mtu`, `port.0.mtu`.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`Error::File`] if the file cannot be read, or [`Error::Config`] if the file is larger than [`MAX_SIZE`]
-    /// or not UTF-8.
-    pub fn read(path: &Path, overrides: &[(String, String)]) -> Result<Self> {
-        let failed = |source| Error::File { path: path.to_owned(), source };
-        let mut bytes = Vec::new();
-        // Read one byte more than the limit to detect a file that is too large, because its metadata may be wrong.
-        let input: Box<dyn Read> = match path.as_os_str() == "-" {
-            true => Box::new(std::io::stdin().lock()),
-            false => Box::new(file::open(path).map_err(|error| failed(explained(error)))?),
-        };
-        input.take(MAX_SIZE + 1).read_to_end(&mut bytes).map_err(failed)?;
-        let name = path.display();
-        if bytes.len() as u64 > MAX_SIZE {
-            return Err(Error::Config(format!(
-                "{name}: the config is larger than 1 MiB; help: move large tables to separate files"
-            )));
-        }
-        let text = String::from_utf8(bytes).map_err(|error| {
-            let at = error.utf8_error().valid_up_to();
-            let line = error.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count() + 1;
-            Error::Config(format!("{name}:{line}: byte {at} is not valid UTF-8; help: save the config as UTF-8 text"))
-        })?;
-        Ok(Self::new(path, text, overrides))
-    }
-
     /// Creates a config from text. Relative paths in the text start from the folder of `path`, which need not exist.
+    /// `overrides` are pairs of a dotted key and a TOML value, such as `("runtime.burst", "32")`. A port or stage is
+    /// identified by its name or its index: `port.wan.mtu`, `port.0.mtu`.
     pub fn new(path: impl Into<PathBuf>, text: impl Into<String>, overrides: &[(String, String)]) -> Self {
         let path = path.into();
         let mut parts = vec![Part::new(path.display().to_string(), text.into(), 0)];
@@ -181,21 +135,5 @@ mod tests {
         assert_eq!(source.position(&(usize::MAX - 1..usize::MAX)).name, "--set k=v");
         assert_eq!(source.resolve(Path::new("c.pcap")), Path::new("a/c.pcap"));
         assert_eq!(source.resolve(Path::new("/c.pcap")), Path::new("/c.pcap"));
-    }
-
-    #[test]
-    fn oversized_or_non_utf8_config_is_rejected() {
-        let folder = dataplane_testing::Folder::new();
-        let file = folder.file("x.toml");
-        for (bytes, part) in [
-            (vec![b'#'; MAX_SIZE as usize + 1], "1 MiB"),
-            (b"a = 1\nb = \xff".to_vec(), "x.toml:2: byte 10 is not valid UTF-8"),
-        ] {
-            folder.write("x.toml", bytes);
-            let error = Source::read(&file, &[]).unwrap_err().to_string();
-            assert!(error.contains(part), "{error}");
-        }
-        drop(folder);
-        assert!(matches!(Source::read(&file, &[]), Err(Error::File { .. })));
     }
 }

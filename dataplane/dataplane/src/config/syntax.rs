@@ -86,6 +86,10 @@ fn explain(text: &str, span: Span, message: &str) -> Mistake {
     {
         return Mistake::error(span, "this string has no closing quote").help("add the closing quote");
     }
+    if message == "recursion limit" || message.starts_with("cannot recurse further") {
+        let help = "remove nested arrays and tables: a config needs at most a few levels";
+        return Mistake::error(span, "the arrays and tables are nested too deeply").help(help);
+    }
     Mistake::error(span, message)
 }
 

@@ -1,6 +1,6 @@
 //! Finds, changes and addresses the entries of a spanned TOML tree.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use toml::Spanned;
 use toml::de::{DeArray, DeValue};
@@ -101,14 +101,20 @@ pub(super) fn remove(root: &mut DeValue<'_>, path: &[PathStep]) -> bool {
     }
 }
 
-/// Renames the key that has this span.
-pub(super) fn rename(root: &mut DeValue<'_>, key: &Span, name: &str) {
-    let Some(path) = find(root, key, Prefer::Key) else { return };
-    if let Some((PathStep::Key(old), parents)) = path.split_last()
-        && let Some(DeValue::Table(table)) = get_mut(root, parents)
-        && let Some(value) = table.remove(old.as_str())
-    {
-        table.insert(Spanned::new(key.clone(), name.to_owned().into()), value);
+/// Renames the keys that have these spans. A key of the same table with the new name is replaced.
+pub(super) fn rename(value: &mut DeValue<'_>, names: &HashMap<Span, String>) {
+    match value {
+        DeValue::Table(table) => {
+            let found = table.keys().filter_map(|key| Some((key.clone(), names.get(&key.span())?)));
+            for (old, name) in found.collect::<Vec<_>>() {
+                if let Some(value) = table.remove(old.get_ref().as_ref()) {
+                    table.insert(Spanned::new(old.span(), name.clone().into()), value);
+                }
+            }
+            table.iter_mut().for_each(|(_, value)| rename(value.get_mut(), names));
+        }
+        DeValue::Array(array) => array.iter_mut().for_each(|value| rename(value.get_mut(), names)),
+        _ => {}
     }
 }
 

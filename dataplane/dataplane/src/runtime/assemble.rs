@@ -234,6 +234,10 @@ fn stages(
         made.extend(stage.map(|stage| (index, loaded.stage_name(index).unwrap_or(&kind.name).to_owned(), stage)));
     }
     resources.wanted = made.iter().map(|(_, _, stage)| stage.contract().needs).collect();
+    if loaded.may_lack_ports() {
+        // Stages would report names of ports that exist but could not be read.
+        return Ok(None);
+    }
     let mut stages = Vec::new();
     for (index, name, mut stage) in made {
         let problems = Setup::new(resources, &name, worker.0, worker.1).prepare(&mut *stage);
@@ -302,13 +306,17 @@ fn check(loaded: &Loaded<'_>, plan: &Plan, order: &[usize], program: &mut Progra
     }
     let most = dataplane_core::mem::BATCH / program.multiplicity();
     if plan.runtime.burst as usize > most {
-        let more =
-            program.nodes().iter().filter(|node| node.stage.contract().copies || node.stage.contract().splits > 0);
-        let names: Vec<String> = more.map(|node| format!("`{}`", node.name)).collect();
+        let more = |node: &NodeSpec| node.stage.contract().copies || node.stage.contract().splits > 0;
+        let names: Vec<String> =
+            program.nodes().iter().filter(|node| more(node)).map(|node| format!("`{}`", node.name)).collect();
         let (burst, names, batch) = (plan.runtime.burst, names.join(", "), dataplane_core::mem::BATCH);
         let message =
             format!("a burst of {burst} packets may exceed the {batch} packets of a batch, because of {names}");
-        let mistake = Mistake::error(loaded.locate("runtime.burst"), message);
+        // Without the key `burst`, the mistake is at a stage that creates packets.
+        let burst = loaded.find("runtime.burst");
+        let stage = (0..order.len()).find(|&place| more(&program.nodes()[place]));
+        let at = burst.or_else(|| Some(plan.nodes[order[stage?]].span.clone())).unwrap_or(0..0);
+        let mistake = Mistake::error(at, message);
         diagnostics.push(mistake.help(match most {
             0 => format!("remove some of these stages: one packet may become at most {batch} packets"),
             _ => format!("set burst = {most} or less in [runtime]"),

@@ -54,9 +54,10 @@ impl Pipeline {
     /// Creates the pipeline of a config file with built-in stages.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, or [`Error::Config`] with all mistakes.
+    /// Returns [`Error::Config`] with all mistakes.
     pub fn from_file(path: &Path) -> Result<Self> {
-        Self::new(&Source::read(path, &[])?, &stages::registry())
+        let source = Source::read(path, &[]).map_err(Diagnostics::into_error)?;
+        Self::new(&source, &stages::registry())
     }
 
     /// Creates the pipeline of a config with the stages in `registry`. [`stages::registry`] returns the built-in

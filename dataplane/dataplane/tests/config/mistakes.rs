@@ -135,6 +135,46 @@ fn config(choices: &[usize]) -> (String, Vec<(usize, usize, &'static str)>) {
     (lines.join("\n"), expected)
 }
 
+/// A port whose name could not be read may be the port that a stage names.
+#[test]
+fn unreadable_port_causes_no_mistake_of_a_reference() {
+    let text = |port: &str| {
+        format!("{port}\n[pipeline]\ninput = [\"wan\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"wan\"\n")
+    };
+    for (port, message) in [
+        ("port = [7]", "entry 0 of `port` must be a table"),
+        ("[[port]]\nname = 7\ndevice = \"soft\"\nlink = { kind = \"loopback\" }", "expected a string, found 7"),
+    ] {
+        let messages: Vec<String> = check(&text(port)).into_iter().map(|mistake| mistake.2).collect();
+        assert_eq!(messages, [message]);
+    }
+}
+
+/// The message for an unknown port has neither the whole name nor a suggestion that is not similar.
+#[test]
+fn long_name_of_an_unknown_port_is_shortened() {
+    let text = "[[port]]\nname = \"wan\"\ndevice = \"soft\"\nlink = { kind = \"loopback\" }\n[pipeline]\ninput = \
+                [\"wan\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"NAME\"\n";
+    let source = Source::new("x.toml", text.replace("NAME", &"g".repeat(900_000)), &[]);
+    let mut diagnostics = Diagnostics::new(&source);
+    assemble_offline(&source, &stages::registry(), &mut diagnostics).unwrap();
+    let mistake = diagnostics.records().remove(0);
+    assert_eq!(mistake.message, format!("stage `tx`: there is no port `{}…`", "g".repeat(64)));
+    assert_eq!(mistake.help.as_deref(), Some("the ports are wan"));
+}
+
+#[test]
+fn too_deep_nesting_has_a_help() {
+    for text in [format!("x = {}{}\n", "[".repeat(1000), "]".repeat(1000)), format!("{}b = 1\n", "a.".repeat(1000))] {
+        let source = Source::new("x.toml", text, &[]);
+        let mut diagnostics = Diagnostics::new(&source);
+        assemble_offline(&source, &stages::registry(), &mut diagnostics).unwrap();
+        let nested = |message: &str| message == "the arrays and tables are nested too deeply";
+        let mistake = diagnostics.records().into_iter().find(|mistake| nested(&mistake.message));
+        assert!(mistake.is_some_and(|mistake| mistake.help.is_some()), "{}", diagnostics.render(false));
+    }
+}
+
 #[test]
 fn config_without_mistakes_is_accepted() {
     assert_eq!(check(&config(&vec![0; LINES.len()]).0), []);

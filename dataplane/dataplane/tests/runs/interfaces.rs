@@ -34,8 +34,6 @@ fn mtu_of_the_interface_is_the_default() {
             ("link = { kind = \"tap\", name = \"va\" }", 9000),
             ("link = { kind = \"tap\", name = \"va\", mtu = 1400 }", 1400),
             ("link = { kind = \"tap\", name = \"missing\" }", 1500),
-            // The MTU of `lo` is 65536, which is more than the maximum MTU of a port.
-            ("link = { kind = \"packet\", interface = \"lo\" }", 1500),
             ("mtu = 1300\nlink = { kind = \"packet\", interface = \"va\" }", 1300),
         ] {
             let assembly = folder.assemble(&jumbo(port)).unwrap();
@@ -68,7 +66,16 @@ fn buffers_that_are_too_small_for_the_interface_are_a_mistake() {
             mistakes.contains("a packet of `wan` has up to 9022 bytes, but a buffer holds only 1920"),
             "{mistakes}"
         );
-        assert!(mistakes.contains("at least 9150, or mtu to at most 1898"), "{mistakes}");
+        assert!(
+            mistakes.contains("set mtu = 1500 for the port, or buffer_size in [runtime] to at least 9150"),
+            "{mistakes}"
+        );
+        assert!(mistakes.contains("(its interface has an MTU of 9000)"), "{mistakes}");
+        // The MTU of `lo` is 65536, which is more than the maximum MTU of a port.
+        let mistakes = Folder::new().assemble(&config.replace("\"va\"", "\"lo\"")).err().unwrap();
+        assert!(
+            mistakes.contains("up to 65022 bytes, but a buffer holds only 1920 (its interface has an MTU of 65536)")
+        );
         // `graph` and `explain` give the same result on every host.
         let source = Source::new("jumbo.toml", config.as_str(), &[]);
         let mut diagnostics = Diagnostics::new(&source);

@@ -12,7 +12,7 @@ use super::files::{Files, Spec};
 use super::ring::{Buffer, Frame, Inlet, Outlet, ring};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
-use dataplane_core::pipeline::{Problem, StopSignal, Task};
+use dataplane_core::pipeline::{Problem, StopSignal, Task, thread_name};
 
 /// How long the writer sleeps when there is nothing to write.
 const IDLE_SLEEP: Duration = Duration::from_millis(1);
@@ -77,7 +77,7 @@ pub(super) struct StartWriter {
 impl Task for StartWriter {
     fn start(&mut self) -> Result<()> {
         let (shared, spec) = (self.shared.clone(), self.spec.clone());
-        let name = format!("capture {}", spec.interface);
+        let name = thread_name(&format!("capture {}", spec.interface));
         let writer =
             thread::Builder::new().name(name.clone()).spawn(move || drain(&shared, &spec)).map_err(|error| {
                 let help = "raise the limit on threads (`ulimit -u`, `TasksMax=` of systemd)";

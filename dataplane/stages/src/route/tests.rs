@@ -275,7 +275,7 @@ fn every_bad_line_is_reported() {
     assert_eq!(lines[1], format!("routes.txt:2: `10.0.0/8 port a`: `10.0.0/8` is not a prefix; help: {prefix}"));
     assert_eq!(lines[2], "routes.txt:3: `10.1.0.0/16 via 192.0.2.300 port a`: `192.0.2.300` is not an IP address");
     assert_eq!(lines[3], "routes.txt:4: `10.2.0.0/16 prot a`: `prot` is not one of via, port, weight, drop");
-    assert!(lines[4].starts_with("routes.txt:5: `10.3.0.0/16 port x`: there is no port `x`; help: did you mean"));
+    assert!(lines[4].starts_with("routes.txt:5: `10.3.0.0/16 port x`: there is no port `x`; help: the ports are"));
     assert!(lines[5].starts_with("routes.txt:6: `10.4.0.0/16`: no port is given"), "{}", lines[5]);
     assert_eq!(lines[6], "routes.txt:7: `10.5.0.0/16 port`: `port` has no value");
     assert_eq!(

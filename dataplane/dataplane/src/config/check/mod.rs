@@ -6,7 +6,7 @@ mod raw;
 use std::collections::{HashMap, HashSet};
 
 use super::diagnostics::{Diagnostics, Mistake};
-use super::explain::{shorten, suggest};
+use super::explain::{NAME_HELP, has_control_character, shorten, suggest};
 use super::load::Loaded;
 use super::plan::PortPlan;
 use super::port::{Port, Qp};
@@ -16,22 +16,12 @@ use super::types::Address;
 use dataplane_core::verbs::Capability;
 use dataplane_soft::config::{HOST, LinkConfig, PortLimits, SOFT, kinds};
 
-/// The maximum number of ports: a packet stores the index of its port in one byte.
-const MAX_PORTS: usize = 255;
-
 /// Returns the ports with all names resolved. The entry is `None` for a port that could not be read.
 pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<Option<PortPlan>> {
     let mut checker = PortChecker { loaded, diagnostics, names: HashMap::new() };
     if loaded.ports.is_empty() && !loaded.damaged {
         let mistake = Mistake::error(0..0, "the config has no port");
         checker.diagnostics.push(mistake.help("add a [[port]] with a name and a device, such as \"host\" or \"soft\""));
-    }
-    if let Some(entry) = loaded.ports.get(MAX_PORTS) {
-        let mistake = Mistake::error(
-            entry.span.clone(),
-            format!("port {} exceeds the maximum of {MAX_PORTS} ports", MAX_PORTS + 1),
-        );
-        checker.diagnostics.push(mistake.help(format!("use at most {MAX_PORTS} ports")));
     }
     checker.names();
     let inputs = checker.inputs();
@@ -71,9 +61,14 @@ impl<'a> PortChecker<'a, '_> {
                     "the name of the port is empty",
                     "write name = \"wan\", for example",
                 );
+            } else if has_control_character(name.get_ref()) {
+                let message = "the name of the port contains a control character";
+                self.error(&format!("port[{index}].name"), message, NAME_HELP);
+                // Stages may refer to the port, so the name is known.
+                self.names.insert(name.get_ref(), index);
             } else if let Some(&first) = self.names.get(name.get_ref().as_str()) {
                 let line = loaded.source().position(&loaded.ports[first].span).line;
-                let message = format!("two ports have the name `{}`", name.get_ref());
+                let message = format!("two ports have the name `{}`", shorten(name.get_ref()));
                 self.error(
                     &format!("port[{index}].name"),
                     message,
@@ -85,13 +80,8 @@ impl<'a> PortChecker<'a, '_> {
         }
     }
 
-    /// Returns `true` if an unknown name may belong to a port that could not be read.
-    fn may_be_lost(&self) -> bool {
-        self.loaded.damaged || self.loaded.ports.iter().any(|entry| entry.name.is_none())
-    }
-
     fn unknown_port(&mut self, path: &str, name: &str) {
-        if !self.may_be_lost() && !self.diagnostics.is_full() {
+        if !self.loaded.may_lack_ports() && !self.diagnostics.is_full() {
             let names: Vec<&str> = self.names.keys().copied().collect();
             self.error(path, format!("there is no port `{}`", shorten(name)), suggest("ports", name, &names));
         }
@@ -289,7 +279,7 @@ impl<'a> PortChecker<'a, '_> {
     }
 
     fn unused(&mut self, inputs: &[usize]) {
-        if self.may_be_lost() || self.loaded.input.is_none() {
+        if self.loaded.may_lack_ports() || self.loaded.input.is_none() {
             return;
         }
         let loaded = self.loaded;
