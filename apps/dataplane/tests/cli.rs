@@ -672,7 +672,8 @@ fn config_is_a_regular_file_or_standard_input() {
     for arguments in ["check @/fifo", "run @/fifo", "graph @/fifo", "doctor @/fifo"] {
         let (status, _, err) = dataplane(&folder, arguments);
         assert_eq!(status, 2, "{arguments}: {err}");
-        assert!(err.contains("a pipe, not a regular file; help: name a regular file, or write `-`"), "{err}");
+        assert!(err.contains("the config cannot be read: a pipe, not a regular file"), "{err}");
+        assert!(err.contains("= help: name a regular file, or write `-` to read the config"), "{err}");
     }
     let config = fs::File::open(folder.file("x.toml")).unwrap();
     let args = [PathBuf::from("check"), "-".into()];

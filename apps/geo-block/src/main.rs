@@ -12,7 +12,6 @@ use std::time::Duration;
 use dataplane::mem::BATCH;
 use dataplane::prelude::*;
 use dataplane::tables::MISS;
-use dataplane::tables::TableError;
 use dataplane::tables::lpm::{Lpm4, Lpm6};
 use ipnet::IpNet;
 
@@ -96,9 +95,8 @@ struct Prefixes {
 
 impl Prefixes {
     fn read(path: &Path) -> Result<Arc<Self>, Problem> {
-        let text = fs::read_to_string(path);
-        let text = text.map_err(|error| Problem::at("file", format!("{}: {error}", path.display())))?;
-        let no_memory = |error: TableError| Problem::at("file", error.to_string());
+        let text = fs::read_to_string(path).map_err(|why| Problem::at("file", format!("{}: {why}", path.display())))?;
+        let no_memory = |error| Problem::of_host("file", format!("{error}"));
         let (mut v4, mut v6) = (Lpm4::new().map_err(no_memory)?, Lpm6::new().map_err(no_memory)?);
         for (number, line) in (1..).zip(text.lines()) {
             let line = line.split('#').next().unwrap_or_default().trim();
