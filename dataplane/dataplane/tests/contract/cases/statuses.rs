@@ -2,7 +2,8 @@
 
 use dataplane::lane::message::MessageDomain;
 use dataplane::verbs::{
-    Access, Capability, Destination, Device, QpState, QpType, RecvRequest, SendFlags, SendOp, SendRequest,
+    Access, Capability, Destination, Device, QpState, QpType, RecvRequest, Remote, SendFlags, SendOp,
+    SendRequest,
 };
 use dataplane::units::{QpNum, Rkey};
 
@@ -161,44 +162,51 @@ const REQUEST_REFUSED: &str = "a send 1 REM_INV_REQ_ERR
     touched: false
     b IBV_EVENT_QP_REQ_ERR";
 
-pub(crate) fn rc_write_bad_rkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    check_remote_error(t, Connection::default(), |pair| {
-        let (to, sge) = (bad_rkey(remote(&pair.b, 0)), pair.a.buffer.sge(0..20));
+/// Posts an RDMA write to an address that the peer must not let this queue pair write.
+fn check_refused_write<D: Device>(
+    t: &mut Trial<'_, D>,
+    with: Connection,
+    to: impl FnOnce(&Pair<D>) -> Remote,
+) -> Outcome {
+    check_remote_error(t, with, |pair| {
+        let (to, sge) = (to(pair), pair.a.buffer.sge(0..20));
         pair.a.buffer.write(0, &[7; 20]);
         pair.a.post(1, SendOp::RdmaWrite(to), &[sge])
-    })?;
+    })
+}
+
+pub(crate) fn rc_write_bad_rkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    check_refused_write(t, Connection::default(), |pair| bad_rkey(remote(&pair.b, 0)))?;
     t.expect(ACCESS_REFUSED)
 }
 
 pub(crate) fn rc_write_out_of_bounds<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    check_refused_write(t, Connection::default(), |pair| remote(&pair.b, pair.b.buffer.len() - 10))?;
+    t.expect(ACCESS_REFUSED)
+}
+
+/// Posts a request to a memory region of the peer that has only the rights `access`.
+fn check_missing_permission<D: Device>(
+    t: &mut Trial<'_, D>,
+    access: Access,
+    request: fn(Remote) -> SendOp<'static>,
+) -> Outcome {
     check_remote_error(t, Connection::default(), |pair| {
-        let (to, sge) = (remote(&pair.b, pair.b.buffer.len() - 10), pair.a.buffer.sge(0..20));
-        pair.a.buffer.write(0, &[7; 20]);
-        pair.a.post(1, SendOp::RdmaWrite(to), &[sge])
+        let fixed = pair.b.domain.buffer(100, access).expect("a buffer");
+        let posted = pair.a.post(1, request(fixed.remote(0)), &[pair.a.buffer.sge(0..20)]);
+        // The region must stay registered until the peer has refused the request.
+        pair.wait(&[(PairCq::ASent, 1)]).expect("a queue that can be polled");
+        posted
     })?;
     t.expect(ACCESS_REFUSED)
 }
 
 pub(crate) fn rc_write_without_permission<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    check_remote_error(t, Connection::default(), |pair| {
-        let fixed = pair.b.domain.buffer(100, Access::LOCAL_WRITE | Access::REMOTE_READ).expect("a buffer");
-        let (to, sge) = (fixed.remote(0), pair.a.buffer.sge(0..20));
-        let posted = pair.a.post(1, SendOp::RdmaWrite(to), &[sge]);
-        pair.wait(&[(PairCq::ASent, 1)]).expect("a queue that can be polled");
-        posted
-    })?;
-    t.expect(ACCESS_REFUSED)
+    check_missing_permission(t, Access::LOCAL_WRITE | Access::REMOTE_READ, SendOp::RdmaWrite)
 }
 
 pub(crate) fn rc_read_without_permission<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    check_remote_error(t, Connection::default(), |pair| {
-        let fixed = pair.b.domain.buffer(100, Access::LOCAL_WRITE | Access::REMOTE_WRITE).expect("a buffer");
-        let (to, sge) = (fixed.remote(0), pair.a.buffer.sge(0..20));
-        let posted = pair.a.post(1, SendOp::RdmaRead(to), &[sge]);
-        pair.wait(&[(PairCq::ASent, 1)]).expect("a queue that can be polled");
-        posted
-    })?;
-    t.expect(ACCESS_REFUSED)
+    check_missing_permission(t, Access::LOCAL_WRITE | Access::REMOTE_WRITE, SendOp::RdmaRead)
 }
 
 pub(crate) fn rc_write_of_another_domain<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
@@ -211,11 +219,8 @@ pub(crate) fn rc_write_of_another_domain<D: Device>(t: &mut Trial<'_, D>) -> Out
 }
 
 pub(crate) fn rc_write_not_enabled<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    check_remote_error(t, Connection { access: Access::REMOTE_READ, ..Connection::default() }, |pair| {
-        let (to, sge) = (remote(&pair.b, 0), pair.a.buffer.sge(0..20));
-        pair.a.buffer.write(0, &[7; 20]);
-        pair.a.post(1, SendOp::RdmaWrite(to), &[sge])
-    })?;
+    let read_only = Connection { access: Access::REMOTE_READ, ..Connection::default() };
+    check_refused_write(t, read_only, |pair| remote(&pair.b, 0))?;
     t.expect(REQUEST_REFUSED)
 }
 
