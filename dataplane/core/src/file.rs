@@ -86,13 +86,13 @@ fn checked(
 
 /// Checks that an output file can be opened for writing. The file is not changed or created.
 pub fn can_be_written(path: &Path) -> io::Result<()> {
-    let own_target = own_target(path)?;
+    let target = target(path, is_own_link)?;
     match fs::metadata(path) {
-        Ok(_) => checked(&own_target, OpenOptions::new().write(true), libc::O_NOFOLLOW, takes_packets).map(drop),
+        Ok(_) => checked(&target, OpenOptions::new().write(true), libc::O_NOFOLLOW, takes_packets).map(drop),
         // Missing folders are created together with the file.
         Err(error) if error.kind() == ErrorKind::NotFound => {
             can_be_named(path)?;
-            match existing(&target(path)) {
+            match existing(&target) {
                 Some((_, known)) if !known.is_dir() => Err(ErrorKind::NotADirectory.into()),
                 Some((folder, _)) => can_create_in(folder),
                 None => Ok(()),
@@ -130,30 +130,26 @@ fn existing(path: &Path) -> Option<(&Path, fs::Metadata)> {
     folders.find_map(|folder| Some((folder, fs::metadata(folder).ok()?)))
 }
 
-/// Follows a path as long as the path names a symbolic link. The final target need not exist.
-fn target(path: &Path) -> PathBuf {
+/// Follows a path as long as the path names a symbolic link that `allowed` accepts. The final target need not exist.
+fn target(path: &Path, allowed: impl Fn(&Path) -> io::Result<()>) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..LINKS {
         let Ok(next) = fs::read_link(&path) else { break };
-        path = path.with_file_name(next);
-    }
-    path
-}
-
-/// Follows a path like [`target`], but only symbolic links of this user or of root. In a shared folder, another user may
-/// have created a link in place of an output file.
-fn own_target(path: &Path) -> io::Result<PathBuf> {
-    let mut path = path.to_owned();
-    for _ in 0..LINKS {
-        let Ok(next) = fs::read_link(&path) else { break };
-        let owner = fs::symlink_metadata(&path)?.uid();
-        if owner != 0 && owner != geteuid().as_raw() {
-            let why = format!("the symbolic link {} belongs to another user; help: name its target", path.display());
-            return Err(io::Error::new(ErrorKind::PermissionDenied, why));
-        }
+        allowed(&path)?;
         path = path.with_file_name(next);
     }
     Ok(path)
+}
+
+/// Accepts a symbolic link of this user or of root. In a shared folder, another user may have created a link in place of
+/// an output file.
+fn is_own_link(link: &Path) -> io::Result<()> {
+    let owner = fs::symlink_metadata(link)?.uid();
+    if owner == 0 || owner == geteuid().as_raw() {
+        return Ok(());
+    }
+    let why = format!("the symbolic link {} belongs to another user; help: name its target", link.display());
+    Err(io::Error::new(ErrorKind::PermissionDenied, why))
 }
 
 /// The users that may read an output file that this program creates.
@@ -222,7 +218,7 @@ impl Identity {
         match fs::metadata(path) {
             Ok(known) => known.is_file().then(|| Self { there: place(&known), missing: PathBuf::new() }),
             Err(_) => {
-                let path = target(path);
+                let path = target(path, |_| Ok(())).ok()?;
                 let (folder, known) = existing(&path)?;
                 let missing = path.strip_prefix(folder).unwrap_or(&path).to_owned();
                 Some(Self { there: place(&known), missing })
@@ -250,7 +246,7 @@ impl LockedFile {
     pub fn output(path: &Path, readers: Readers) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).mode(readers.mode());
-        let file = checked(&own_target(path)?, &mut options, libc::O_NOFOLLOW, takes_packets)?;
+        let file = checked(&target(path, is_own_link)?, &mut options, libc::O_NOFOLLOW, takes_packets)?;
         if file.metadata()?.is_file() {
             unless_held(file.try_lock())?;
             if let Readers::Group(group) = readers {
