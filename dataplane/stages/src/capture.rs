@@ -35,7 +35,7 @@ use sink::{Sink, Tap};
 /// waiting worker loses packets.
 ///
 /// The buffers need `buffers` times `snaplen` bytes of memory for each worker: 64 MiB with the defaults. `dataplane
-/// check` prints the memory, and refuses a capture that needs more memory than the host has available.
+/// check` prints the memory, and refuses a capture that needs more memory than the host or its control group has.
 ///
 /// If writing fails, for example because the disk is full, the capture logs the error at once and stops writing.
 /// Packets still pass and are counted as `missed`, and the run ends with the error. Packets that were already counted

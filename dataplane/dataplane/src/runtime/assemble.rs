@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::memory;
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
@@ -101,7 +102,7 @@ fn build(
     }
     resources.offline = offline;
     if !offline {
-        resources.memory.available = available_memory();
+        resources.memory.available = memory::available();
     }
     let workers = plan.as_ref().map_or(1, |plan| plan.cores.len());
     let order: Vec<usize> =
@@ -136,13 +137,6 @@ fn build(
     let Some(mut plan) = plan else { return Ok(None) };
     plan.stage_memory = memory.stages;
     Ok(Some(Assembly { plan, ports, topology, programs, services, files }))
-}
-
-/// Returns the memory that the host can give to new programs without swapping, in bytes (proc_meminfo(5)).
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// Registers the config and the files of ports. A file that one part of the config writes must not be used by another

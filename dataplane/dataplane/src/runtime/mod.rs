@@ -9,6 +9,7 @@ mod control;
 mod devices;
 mod follow;
 mod idle;
+mod memory;
 mod peer;
 #[cfg(feature = "ibverbs")]
 mod raw;
