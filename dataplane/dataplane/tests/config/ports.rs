@@ -226,3 +226,22 @@ fn config_has_at_most_255_ports() {
     let said = |ports| records(&config(ports)).iter().filter(|(_, _, message, _)| message.contains("port 256")).count();
     assert_eq!((said(255), said(256), said(300)), (0, 1, 1));
 }
+
+#[test]
+fn address_that_is_listed_twice_is_reported() {
+    let wan = "name = \"wan\"";
+    let lan = "name = \"lan\"";
+    let text = GOOD
+        .replacen(wan, &format!("{wan}\naddresses = [\"192.0.2.1/24\", \"2001:db8::1/64\", \"192.0.2.1/30\"]"), 1)
+        .replacen(lan, &format!("{lan}\naddresses = [\"198.51.100.1/24\", \"2001:db8::1/128\"]"), 1);
+    let found: Vec<_> = records(&text).into_iter().map(|(line, _, message, help)| (line, message, help)).collect();
+    let help = "remove one of the two";
+    assert_eq!(
+        found,
+        [(8, "192.0.2.1", help), (16, "2001:db8::1", help)].map(|(line, address, help)| (
+            line,
+            format!("{address} is already an address of `wan`"),
+            help.to_owned()
+        ))
+    );
+}

@@ -12,7 +12,6 @@ use super::plan::PortPlan;
 use super::port::{Port, Qp};
 use super::raw::Offload;
 use super::tree;
-use super::types::Address;
 use dataplane_core::verbs::Capability;
 use dataplane_soft::config::{HOST, LinkConfig, PortLimits, SOFT, kinds};
 
@@ -34,6 +33,7 @@ pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<O
         Some(PortPlan { input: inputs.contains(&index), node: None, peer, span: entry.span.clone(), config })
     };
     let ports: Vec<_> = loaded.ports.iter().enumerate().map(plan).collect();
+    checker.addresses();
     checker.devices();
     checker.unused(&inputs);
     interfaces(loaded, &ports, diagnostics);
@@ -109,18 +109,20 @@ impl<'a> PortChecker<'a, '_> {
     }
 
     /// Checks that no address is used by two ports, or listed twice.
-    fn addresses(&mut self, index: usize, port: &Port) {
+    fn addresses(&mut self) {
+        let mut owners = HashMap::new();
         let loaded = self.loaded;
-        for (place, address) in port.addresses.iter().enumerate() {
-            let same = |other: &&Address| other.0.addr() == address.0.addr();
-            let before = loaded.ports[..index].iter().filter_map(|entry| entry.port.as_ref());
-            let owner = before.chain([port]).find(|other| {
-                let until = if std::ptr::eq(*other, port) { place } else { other.addresses.len() };
-                other.addresses[..until].iter().any(|other| same(&other))
-            });
-            if let Some(owner) = owner {
-                let message = format!("{} is already an address of `{}`", address.0.addr(), owner.name);
-                self.error(&format!("port[{index}].addresses[{place}]"), message, "remove one of the two");
+        for (index, port) in
+            loaded.ports.iter().enumerate().filter_map(|(index, entry)| Some((index, entry.port.as_ref()?)))
+        {
+            for (place, address) in port.addresses.iter().enumerate() {
+                let address = address.0.addr();
+                if let Some(owner) = owners.get(&address) {
+                    let message = format!("{address} is already an address of `{owner}`");
+                    self.error(&format!("port[{index}].addresses[{place}]"), message, "remove one of the two");
+                } else {
+                    owners.insert(address, &port.name);
+                }
             }
         }
     }
@@ -131,7 +133,6 @@ impl<'a> PortChecker<'a, '_> {
         connection::connection(self.loaded, index, port, self.diagnostics);
         raw::raw(self.loaded, index, port, self.diagnostics);
         self.peer(index, port);
-        self.addresses(index, port);
         if port.device.is_empty() {
             self.error(
                 &at("device"),
