@@ -29,6 +29,7 @@ pub use problem::Problem;
 pub use program::{NodeSpec, Program, Target};
 pub use registry::{Registry, StageKind, parameter_schema, summary};
 pub use reload::{Reload, Reloads};
+pub use rustix::thread::CapabilitySet;
 pub use setup::{Files, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources, Services, Setup, StageMemory};
 pub use task::{StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};
 

@@ -2,12 +2,13 @@
 
 use std::any::{Any, TypeId};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use rustix::thread::CapabilitySet;
 
 use crate::file::Identity;
 use crate::pipeline::{Facts, Problem, Reload, Reloads, Task, TaskSpec};
@@ -253,6 +254,13 @@ impl<'a> Setup<'a> {
         self.services.port_handlers.push(Arc::new(handler));
     }
 
+    /// Declares capabilities that the stage or its tasks use during the run (capabilities(7)). At its start, a run gives
+    /// up all capabilities that nothing declared. Outputs that the stage declared with [`Setup::claim`] need no
+    /// capability.
+    pub fn keeps(&mut self, capabilities: CapabilitySet) {
+        self.services.capabilities.push(capabilities);
+    }
+
     /// Registers a check of requirements on other stages. The check runs after all stages of all workers are prepared.
     /// Its problem is reported for this stage.
     pub fn check_later(&mut self, check: impl FnOnce() -> Result<(), Problem> + Send + 'static) {
@@ -297,6 +305,8 @@ pub struct Services {
     pub port_handlers: Vec<PortHandler>,
     /// Checks that run after the preparation, each with the name of its stage.
     pub checks: Vec<(String, Check)>,
+    /// The capabilities that stages and tasks use during the run.
+    pub capabilities: Vec<CapabilitySet>,
 }
 
 /// A check that runs after the preparation.
@@ -331,7 +341,10 @@ pub struct StageMemory {
 
 /// The files of a config. A file that is written has only one user, even if links give the file several names.
 #[derive(Default)]
-pub struct Files(HashMap<Identity, FileUse>);
+pub struct Files {
+    known: HashMap<Identity, FileUse>,
+    written: BTreeSet<PathBuf>,
+}
 
 /// The use of a file: a description for messages, and whether the file is written.
 struct FileUse {
@@ -356,12 +369,18 @@ impl Files {
     /// # Errors
     /// Fails if the file already has a conflicting use. The error names this use.
     pub fn write(&mut self, path: &Path, what: &str) -> Result<(), String> {
+        self.written.insert(path.to_owned());
         self.note(path, what, true)
+    }
+
+    /// Returns the paths of the files that are written, including files that are not regular files.
+    pub fn written(&self) -> impl Iterator<Item = &Path> {
+        self.written.iter().map(PathBuf::as_path)
     }
 
     fn note(&mut self, path: &Path, what: &str, is_written: bool) -> Result<(), String> {
         let Some(identity) = Identity::of(path) else { return Ok(()) };
-        let known = self.0.entry(identity).or_insert_with(|| FileUse { what: what.to_owned(), is_written });
+        let known = self.known.entry(identity).or_insert_with(|| FileUse { what: what.to_owned(), is_written });
         match known.what != what && (known.is_written || is_written) {
             true => Err(format!("{} is {}", path.display(), known.what)),
             false => Ok(()),

@@ -32,6 +32,8 @@ mod devices;
 mod doctor;
 mod explain;
 mod graph;
+
+mod privileges;
 mod reference;
 mod run;
 mod schema;

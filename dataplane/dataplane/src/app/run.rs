@@ -11,6 +11,7 @@ use super::args::{self, ReportFormat};
 use super::console::{self, CLEAR_LINE, CommandError};
 use super::control::Server;
 use super::doctor;
+use super::privileges::Privileges;
 use crate::runtime::{Assembly, Options, ReloadOutcome, Run};
 use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Progress;
@@ -40,6 +41,11 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
         effect == Effect::Stop
     };
     let server = Server::start(&assembly.plan.runtime, &args.config.path)?;
+    if assembly.plan.runtime.sandbox {
+        for failure in Privileges::of(&assembly).give_up_the_rest() {
+            tracing::info!("this run keeps more privileges than it needs: {failure}");
+        }
+    }
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
     watch(&run, &mut signals, hangup, asked, server);

@@ -57,6 +57,7 @@ pub enum Timestamps {
 /// drain_timeout = "10s"
 /// control       = "/run/router.sock"
 /// control_group = "root"
+/// sandbox       = false
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -107,6 +108,10 @@ pub struct Runtime {
     /// 0660. Default: only the user of the program may use the socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_group: Option<String>,
+    /// Whether the program gives up the privileges that the run does not need, before the run opens its devices. The
+    /// program then keeps only the capabilities of its links and stages, writes only to the files and folders of the
+    /// config's outputs, and cannot start programs or change the system. The page about capabilities lists what remains.
+    pub sandbox: bool,
 }
 
 impl Default for Runtime {
@@ -124,6 +129,7 @@ impl Default for Runtime {
             drain_timeout: Period::from_secs(5),
             control: Control::Auto,
             control_group: None,
+            sandbox: true,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use rustix::thread::CapabilitySet;
 use serde::Serialize;
 
 use super::InterfaceFacts;
@@ -75,11 +76,12 @@ impl Roots {
         names
     }
 
-    /// Returns `true` if the process has an effective capability (`capabilities(7)`).
-    pub fn has_capability(&self, bit: u32) -> bool {
+    /// Returns the effective capabilities of the process (capabilities(7)).
+    pub fn capabilities(&self) -> CapabilitySet {
         let status = self.proc("self/status").unwrap_or_default();
         let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-        set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).is_some_and(|set| set >> bit & 1 == 1)
+        let bits = set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+        CapabilitySet::from_bits_retain(bits.unwrap_or_default())
     }
 }
 
@@ -95,13 +97,3 @@ pub struct LinkCase<'a> {
     /// The number of workers. Each worker uses one queue of the interface.
     pub workers: usize,
 }
-
-/// A capability with its bit number (`capabilities(7)`).
-pub type ProcessCapability = (u32, &'static str);
-
-/// The capability to configure interfaces.
-pub const NET_ADMIN: ProcessCapability = (12, "cap_net_admin");
-/// The capability to open raw sockets.
-pub const NET_RAW: ProcessCapability = (13, "cap_net_raw");
-/// The capability to load BPF programs.
-pub const BPF: ProcessCapability = (39, "cap_bpf");

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use rustix::thread::CapabilitySet;
 use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
-use super::doctor::{Finding, LinkCase, ProcessCapability};
+use super::doctor::{Finding, LinkCase};
 use super::interface::{Interface, mtu_of};
 use super::{LinkSpec, LoopbackLink};
 use dataplane_core::error::Result;
@@ -82,8 +83,13 @@ pub trait LinkParameters: fmt::Debug {
     }
 
     /// Returns the capabilities that the process needs.
-    fn capabilities(&self) -> &'static [ProcessCapability] {
-        &[]
+    fn capabilities(&self) -> CapabilitySet {
+        CapabilitySet::empty()
+    }
+
+    /// Returns the capabilities that the link uses if the process has them.
+    fn optional_capabilities(&self) -> CapabilitySet {
+        CapabilitySet::empty()
     }
 
     /// Whether the workers poll the driver. If `true`, the interface's interrupts belong on the cores of the workers.

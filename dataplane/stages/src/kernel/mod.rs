@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::forwarding::{Count, Forwarding, Writer};
 use crate::parameter::MEMORY_HELP;
 use dataplane_core::error::{Error, Result};
-use dataplane_core::pipeline::{PortInfo, Setup, StopSignal, Task};
+use dataplane_core::pipeline::{CapabilitySet, PortInfo, Setup, StopSignal, Task};
 use socket::{Events, Requests};
 use state::State;
 
@@ -42,6 +42,8 @@ pub fn tables(setup: &mut Setup<'_>) -> Arc<Forwarding> {
         let (tables, writer) = Writer::for_ports(setup.ports());
         let mirror = Mirror::new(tables.clone(), writer, setup.ports());
         setup.task("kernel-mirror", mirror);
+        // The mirror asks the kernel to resolve neighbours.
+        setup.keeps(CapabilitySet::NET_ADMIN);
         tables
     })
 }

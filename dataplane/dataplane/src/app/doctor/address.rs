@@ -14,7 +14,7 @@ pub(super) fn of_plan(plan: &Plan) -> Vec<Section> {
     if let Some(path) = control::in_use(&plan.runtime.control) {
         let what = format!("another program listens on the control socket {}", path.display());
         let findings = vec![failure(what, "end that program, or name another path".to_owned())];
-        sections.push(Section { subject: "control socket".to_owned(), key: "runtime.control".to_owned(), findings });
+        sections.push(Section::new("control socket", "runtime.control", findings));
     }
     for (place, port) in plan.ports.iter().enumerate() {
         let listen = port.config.connection.as_ref().and_then(|connection| connection.rendezvous.listen);
@@ -28,7 +28,7 @@ pub(super) fn of_plan(plan: &Plan) -> Vec<Section> {
         );
         let findings = vec![failure(format!("cannot listen on {address}: {error}"), fix)];
         let subject = format!("port `{}`, address {address}", port.config.name);
-        sections.push(Section { subject, key: format!("port[{place}].connection.listen"), findings });
+        sections.push(Section::new(subject, format!("port[{place}].connection.listen"), findings));
     }
     sections
 }

@@ -22,11 +22,8 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
             Finding::new(Severity::Fails, what, "the run fails at its start", fix)
         });
         let subject = format!("port `{}`, device `{device}`", port.config.name);
-        Section {
-            subject,
-            key: format!("port[{place}].device"),
-            findings: missing.or_else(|| filtered(roots, port)).into_iter().collect(),
-        }
+        let findings = missing.or_else(|| filtered(roots, port)).into_iter().collect();
+        Section::new(subject, format!("port[{place}].device"), findings)
     };
     named.map(section).collect()
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::super::privileges::names;
 use super::section::Section;
 use crate::config::{NodePlan, Plan, Port, PortPlan};
 use dataplane_core::topology::parse_ranges;
@@ -42,7 +43,7 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
         let mut findings = findings(roots, &case, &InterfaceFacts::of(name));
         findings.extend(link.starved_kernel().filter(|_| follows_kernel));
         let subject = format!("port `{}`, interface `{name}`", port.config.name);
-        sections.push(Section { subject, key: format!("port[{place}].link"), findings });
+        sections.push(Section::new(subject, format!("port[{place}].link"), findings));
     }
     sections
 }
@@ -59,7 +60,7 @@ pub(super) fn all(roots: &Roots) -> Vec<Section> {
         let driver = driver.map_or(String::new(), |driver| format!(", driver {driver}"));
         let case = Case { name, link: None, cores: &[], port: None };
         let subject = format!("interface `{name}`{driver}");
-        sections.push(Section { subject, key: String::new(), findings: findings(roots, &case, &facts) });
+        sections.push(Section::new(subject, "", findings(roots, &case, &facts)));
     }
     sections
 }
@@ -121,10 +122,8 @@ pub(super) fn findings(roots: &Roots, case: &Case<'_>, facts: &io::Result<Option
 }
 
 fn capabilities(roots: &Roots, case: &Case<'_>) -> Option<Finding> {
-    let needed = case.link?.capabilities();
-    let missing: Vec<&str> =
-        needed.iter().filter(|(bit, _)| !roots.has_capability(*bit)).map(|(_, name)| *name).collect();
-    let list = missing.join(",");
+    let missing = case.link?.capabilities() - roots.capabilities();
+    let list = names(missing).join(",");
     (!missing.is_empty()).then(|| {
         let fix = format!("setcap {list}+ep PROGRAM, or run the program as root");
         Finding::new(Severity::Fails, format!("this process lacks {list}"), "the link cannot be opened", fix)

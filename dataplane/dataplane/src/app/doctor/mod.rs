@@ -13,6 +13,7 @@ use std::fmt::Write;
 
 use super::args;
 use super::console::{self, CommandError};
+use super::privileges::Privileges;
 use crate::config::Plan;
 use dataplane_core::pipeline::Registry;
 use dataplane_core::topology::Topology;
@@ -21,14 +22,18 @@ use section::Section;
 
 pub(super) fn doctor(registry: &Registry, args: &args::Doctor) -> Result<(), CommandError> {
     let topology = Topology::discover()?;
-    let plan = match &args.config {
+    let assembly = match &args.config {
         Some(path) => {
             let config = args::Config { path: path.clone(), settings: args.settings.clone() };
-            Some(console::assembly(&config, registry, topology.clone())?.plan)
+            Some(console::assembly(&config, registry, topology.clone())?)
         }
         None => None,
     };
-    let sections = examine(&Roots::real(), &topology, plan.as_ref());
+    let mut sections = examine(&Roots::real(), &topology, assembly.as_ref().map(|assembly| &assembly.plan));
+    if let Some(assembly) = assembly.filter(|assembly| assembly.plan.runtime.sandbox) {
+        let facts = Privileges::of(&assembly).describe();
+        sections.push(Section { facts, ..Section::new("privileges of the run", "runtime.sandbox", Vec::new()) });
+    }
     if args.json {
         console::print_json(&sections)?
     } else {
@@ -72,7 +77,7 @@ pub(super) fn start_failures(topology: &Topology, plan: &Plan) -> Vec<StartFailu
 /// host.
 fn examine(roots: &Roots, topology: &Topology, plan: Option<&Plan>) -> Vec<Section> {
     let findings = host::findings(roots, topology, plan);
-    let mut sections = vec![Section { subject: "host".to_owned(), key: "runtime.hugepages".to_owned(), findings }];
+    let mut sections = vec![Section::new("host", "runtime.hugepages", findings)];
     match plan {
         Some(plan) => {
             sections.extend(device::of_plan(roots, plan));
@@ -87,8 +92,12 @@ fn examine(roots: &Roots, topology: &Topology, plan: Option<&Plan>) -> Vec<Secti
 fn text(sections: &[Section]) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
-    for Section { subject, findings, .. } in sections {
-        let _ = writeln!(text, "{subject}{}", if findings.is_empty() { ": no problems found" } else { "" });
+    for Section { subject, findings, facts, .. } in sections {
+        let is_good = findings.is_empty() && facts.is_empty();
+        let _ = writeln!(text, "{subject}{}", if is_good { ": no problems found" } else { "" });
+        for fact in facts {
+            let _ = writeln!(text, "  {fact}");
+        }
         for Finding { severity, what, costs, fix } in findings {
             let severity = match severity {
                 Severity::Unseen => "check",

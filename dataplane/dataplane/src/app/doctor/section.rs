@@ -13,4 +13,13 @@ pub(super) struct Section {
     #[serde(skip)]
     pub(super) key: String,
     pub(super) findings: Vec<Finding>,
+    /// Properties that are no problems, in a line each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) facts: Vec<String>,
+}
+
+impl Section {
+    pub(super) fn new(subject: impl Into<String>, key: impl Into<String>, findings: Vec<Finding>) -> Self {
+        Self { subject: subject.into(), key: key.into(), findings, facts: Vec::new() }
+    }
 }

@@ -1,10 +1,11 @@
 //! The parameters of a packet link.
 
+use rustix::thread::CapabilitySet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::PacketSpec;
-use crate::link::doctor::{Finding, LinkCase, NET_RAW, ProcessCapability};
+use crate::link::doctor::{Finding, LinkCase};
 use crate::link::parameters::{
     FrameStamps, HOST, LinkKind, LinkMistake, LinkParameters, PortLimits, interface_name, yes,
 };
@@ -81,8 +82,16 @@ impl LinkParameters for PacketConfig {
         }
     }
 
-    fn capabilities(&self) -> &'static [ProcessCapability] {
-        &[NET_RAW]
+    fn capabilities(&self) -> CapabilitySet {
+        CapabilitySet::NET_RAW
+    }
+
+    /// The timestamps of a NIC are enabled with CAP_NET_ADMIN. Without it, the link uses the timestamps of the kernel.
+    fn optional_capabilities(&self) -> CapabilitySet {
+        match self.stamps {
+            FrameStamps::Hardware => CapabilitySet::NET_ADMIN,
+            _ => CapabilitySet::empty(),
+        }
     }
 
     fn host_problems(&self, case: &LinkCase<'_>) -> Vec<Finding> {

@@ -1,10 +1,11 @@
 //! The parameters of a TAP link.
 
+use rustix::thread::CapabilitySet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::TapSpec;
-use crate::link::doctor::{Finding, LinkCase, NET_ADMIN, ProcessCapability};
+use crate::link::doctor::{Finding, LinkCase};
 use crate::link::interface::mtu_of;
 use crate::link::parameters::{HOST, LinkKind, LinkMistake, LinkParameters, PortLimits, interface_name, yes};
 use crate::link::{LinkSpec, LoopbackLink};
@@ -89,8 +90,8 @@ impl LinkParameters for TapConfig {
         }
     }
 
-    fn capabilities(&self) -> &'static [ProcessCapability] {
-        &[NET_ADMIN]
+    fn capabilities(&self) -> CapabilitySet {
+        CapabilitySet::NET_ADMIN
     }
 
     fn host_problems(&self, case: &LinkCase<'_>) -> Vec<Finding> {

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use rustix::thread::CapabilitySet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::HEADROOM;
 use super::spec::{BusyPoll, Copying, Filter, Mode, Selector, XdpSpec};
-use crate::link::doctor::{BPF, Finding, LinkCase, NET_ADMIN, NET_RAW, ProcessCapability};
+use crate::link::doctor::{Finding, LinkCase};
 use crate::link::parameters::{
     Buffers, FrameStamps, HOST, LinkKind, LinkMistake, LinkParameters, PortLimits, interface_name, yes,
 };
@@ -129,8 +130,8 @@ impl LinkParameters for XdpConfig {
         }
     }
 
-    fn capabilities(&self) -> &'static [ProcessCapability] {
-        &[NET_ADMIN, BPF, NET_RAW]
+    fn capabilities(&self) -> CapabilitySet {
+        CapabilitySet::NET_ADMIN | CapabilitySet::BPF | CapabilitySet::NET_RAW
     }
 
     fn polls_driver(&self) -> bool {
