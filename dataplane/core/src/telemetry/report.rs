@@ -178,6 +178,8 @@ pub struct Report {
     /// The reasons why the run failed, such as damaged input, output that could not be written, or a worker that
     /// stopped.
     pub errors: Vec<String>,
+    /// Log messages that were lost because standard error was too slow.
+    pub logs_lost: u64,
 }
 
 impl Report {
@@ -270,6 +272,9 @@ impl fmt::Display for Report {
         }
         write!(f, "\n{}", self.ledger)?;
         lost(f, &self.ports)?;
+        if self.logs_lost > 0 {
+            writeln!(f, "log messages lost because standard error was too slow: {}", self.logs_lost)?;
+        }
         for error in &self.errors {
             writeln!(f, "error: {error}")?;
         }

@@ -3,7 +3,6 @@
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use serde::Serialize;
-use tracing_subscriber::EnvFilter;
 
 use super::{args, control};
 use crate::config::{self, Diagnostics, Level, Loaded, Mistake, Source};
@@ -77,28 +76,12 @@ pub(super) fn has_terminal() -> bool {
 }
 
 /// Returns `true` if output to standard error may use colours (<https://no-color.org>).
-fn is_coloured() -> bool {
+pub(super) fn is_coloured() -> bool {
     is_watched() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
 /// The escape sequence that clears the progress line before other output.
 pub(super) const CLEAR_LINE: &str = "\r\x1b[2K";
-
-/// Sends log messages to standard error. The level is warn, info with one `-v`, or debug with two.
-pub(super) fn log(verbose: u8) {
-    let level = ["warn", "info", "debug"][usize::from(verbose.min(2))];
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    let writer = || {
-        if is_watched() {
-            write_stderr(CLEAR_LINE);
-        }
-        io::stderr()
-    };
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(is_coloured());
-    // `try_init` fails if the app has already set up logging. The app then keeps its own logger. Errors while writing a
-    // log line are ignored.
-    let _ = logs.without_time().with_target(false).log_internal_errors(false).try_init();
-}
 
 /// Prints the mistakes of a config.
 pub(super) fn show(diagnostics: &Diagnostics) {

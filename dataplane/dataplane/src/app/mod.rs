@@ -32,6 +32,7 @@ mod devices;
 mod doctor;
 mod explain;
 mod graph;
+mod logs;
 
 mod privileges;
 mod reference;
@@ -99,7 +100,7 @@ impl App {
                 return error.exit_code();
             }
         };
-        console::log(cli.verbose);
+        logs::start(cli.verbose);
         match self.execute(cli.command) {
             Ok(()) | Err(CommandError::Pipe) => 0,
             Err(CommandError::Failed(message)) => console::fail(&message, 1),

@@ -11,6 +11,7 @@ use super::args::{self, ReportFormat};
 use super::console::{self, CLEAR_LINE, CommandError};
 use super::control::Server;
 use super::doctor;
+use super::logs::LogQueue;
 use super::privileges::Privileges;
 use crate::runtime::{Assembly, Options, ReloadOutcome, Run};
 use dataplane_core::pipeline::Registry;
@@ -46,10 +47,14 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
             tracing::info!("this run keeps more privileges than it needs: {failure}");
         }
     }
+    // The thread of the queue starts after the privileges were given up, like all threads of the run.
+    let logs = LogQueue::start();
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
     watch(&run, &mut signals, hangup, asked, server);
     let mut report = run.join()?;
+    report.logs_lost = logs.lost();
+    drop(logs);
     let outcome = match report.is_good() {
         true => Ok(()),
         false if report.errors.is_empty() => Err(CommandError::Failed("the ledger does not balance".to_owned())),

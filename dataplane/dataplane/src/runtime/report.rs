@@ -149,6 +149,7 @@ pub(crate) fn report(
         stages: Vec::new(),
         workers: Vec::new(),
         errors,
+        logs_lost: 0,
     };
     for outcome in outcomes {
         for (port, lane) in report.ports.iter_mut().zip(&outcome.lanes) {
