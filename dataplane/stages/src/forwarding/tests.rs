@@ -232,6 +232,26 @@ fn routes_and_neighbours_beyond_the_limit_are_refused() {
     );
 }
 
+#[test]
+fn change_that_is_refused_keeps_the_old_route() {
+    let (shared, mut writer) = tables();
+    let prefix = "32.0.0.0/8".parse().unwrap();
+    writer.set_route(0, prefix, &to(&[(1, 2)])).unwrap();
+    let mut free = 0u32..;
+    let set = |writer: &mut Writer, at: u32| {
+        let hop = NextHop { address: Ipv4Addr::from(20 << 24 | at).into(), port: 0 };
+        writer.set_neighbor(hop, Resolved::Failed, Mark::Quiet)
+    };
+    while free.next().is_some_and(|at| set(&mut writer, at).is_ok()) {}
+    // The table of neighbours is full, so the new gateway has no entry.
+    writer.set_route(0, prefix, &to(&[(0, 200)])).unwrap_err();
+    writer.publish_before_readers(&shared);
+    let reader = shared.join();
+    let path = find(&reader, 0, "32.1.1.1".parse().unwrap(), 0).unwrap();
+    assert_eq!((path.kind, path.egress), (RouteKind::Forward, 1));
+    assert_eq!(writer.routes(), 1);
+}
+
 /// There are more changes than a table has cache lines, so retired lines must be reused.
 #[test]
 fn retired_lines_are_reused_with_and_without_readers() {

@@ -125,18 +125,16 @@ impl Writer {
     /// packets are for this host.
     ///
     /// # Errors
-    /// The tables are full. The prefix then has no route any more.
+    /// The tables are full, or the table is not open. The prefix then keeps its old route.
     pub fn set_route(&mut self, table: usize, prefix: IpNet, target: &RouteTarget) -> Result<(), Refused> {
         if is_never_forwarded(prefix) {
             return Ok(());
         }
-        let known = self.tables.get(table).and_then(Option::as_ref).is_some_and(|table| table.get(prefix).is_some());
-        let written =
-            if !known && self.routes() >= MAX_ROUTES { Err(Refused) } else { self.write_route(table, prefix, target) };
-        if written.is_err() {
-            self.remove_route(table, prefix);
+        let open = self.tables.get(table).and_then(Option::as_ref).ok_or(Refused)?;
+        if open.get(prefix).is_none() && self.routes() >= MAX_ROUTES {
+            return Err(Refused);
         }
-        written
+        self.write_route(table, prefix, target)
     }
 
     fn write_route(&mut self, table: usize, prefix: IpNet, target: &RouteTarget) -> Result<(), Refused> {

@@ -304,7 +304,10 @@ impl State {
                 if let Err(refused) = written {
                     self.refused.insert((table, prefix));
                     self.tables.add(Count::Refused, 1);
-                    self.warn("routes", format!("cannot add the route to {prefix}: {refused}"));
+                    self.warn(
+                        "routes",
+                        format!("cannot set the route to {prefix}, so an older route stays in use: {refused}"),
+                    );
                 }
             }
             None => {
