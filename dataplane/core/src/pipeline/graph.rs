@@ -173,6 +173,8 @@ pub struct Graph {
     nodes: Box<[Node]>,
     outboxes: Box<[Box<Batch>]>,
     burst: usize,
+    /// The stage whose housekeeping or generation is in progress.
+    housekeeping: Option<usize>,
 }
 
 impl Graph {
@@ -195,7 +197,7 @@ impl Graph {
         };
         let nodes = program.nodes.into_iter().map(node).collect();
         let outboxes = (0..ports).map(|_| Batch::new(pool)).collect();
-        Self { region: pool.region().clone(), nodes, outboxes, burst }
+        Self { region: pool.region().clone(), nodes, outboxes, burst, housekeeping: None }
     }
 
     /// Checks that the graph was created for this pool.
@@ -239,6 +241,15 @@ impl Graph {
         self.nodes.iter().map(of).sum()
     }
 
+    /// Returns the name of the stage that a panic has interrupted, and the packets of this stage. Returns `None` if no
+    /// stage was at work. The packets in the graph are lost, because the stage may have changed them in part.
+    pub fn interrupted(&mut self) -> Option<(&str, &mut Batch)> {
+        // While a stage processes packets, all earlier stages have passed on their packets.
+        let at_work = self.housekeeping.or_else(|| self.nodes.iter().position(|node| !node.inbox.is_empty()))?;
+        let node = self.nodes.get_mut(at_work)?;
+        Some((&node.name, &mut node.inbox))
+    }
+
     /// Returns the name of each stage and the stage itself.
     pub fn stages(&mut self) -> impl Iterator<Item = (&str, &mut Box<dyn Stage>)> {
         self.nodes.iter_mut().map(|node| (node.name.as_str(), &mut node.stage))
@@ -246,13 +257,15 @@ impl Graph {
 
     /// Runs the housekeeping of every stage. The graph must contain no packets, except held packets.
     pub fn tick(&mut self, ctx: &Ctx) {
-        for node in &mut self.nodes {
+        for (place, node) in self.nodes.iter_mut().enumerate() {
+            self.housekeeping = Some(place);
             node.stage.tick(ctx);
             node.generation_due = node.max_generated > 0;
             if let Some(held) = &mut node.held {
                 held.begin();
             }
         }
+        self.housekeeping = None;
     }
 
     /// Passes some of the packets that were held at the last [`Graph::tick`] through their stage again. If no such
@@ -290,7 +303,9 @@ impl Graph {
         node.inbox.set_ingress(0);
         node.inbox.take_spares(node.max_generated, pool);
         if let Some(stage) = node.stage.as_generator() {
+            self.housekeeping = Some(place);
             stage.generate(ctx, &mut node.inbox);
+            self.housekeeping = None;
         }
         node.inbox.return_spares(pool);
         if node.inbox.is_empty() {

@@ -44,7 +44,7 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Returns the device's own counters.
     fn counters(&self) -> BTreeMap<String, u64>;
 
-    /// Returns the errors of the device's input and output. All lanes must be closed.
+    /// Returns the errors of the device's input and output, and of its event thread. All lanes must be closed.
     fn finish(&self) -> Vec<Error>;
 }
 
@@ -293,7 +293,9 @@ impl<D: Device> PortDevice for OpenPort<D> {
     }
 
     fn finish(&self) -> Vec<Error> {
-        (self.provider.finish)(&self.device)
+        let mut errors = (self.provider.finish)(&self.device);
+        errors.extend(self.watch.failures().into_iter().map(Error::Wire));
+        errors
     }
 }
 

@@ -1,5 +1,6 @@
 //! A run: starts the workers on their cores, and collects the report at the end.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -280,8 +281,9 @@ impl Run {
         named.flat_map(|(name, port)| port.events().into_iter().map(move |event| format!("{name}: {event}"))).collect()
     }
 
-    /// Waits for the workers to end and returns the report. The report contains the errors of workers and ports. A
-    /// worker that panicked or failed has an error, but no part in the counters.
+    /// Waits for the workers to end and returns the report. The report contains the errors of workers and ports. If a
+    /// stage panicked, the error names the stage, its packets and the lost buffers. A worker that failed before its loop
+    /// has an error, but no part in the counters.
     ///
     /// # Errors
     /// Returns an error if no worker has a result. The text contains all errors of workers and ports.
@@ -369,8 +371,9 @@ impl WorkerBuilder {
         if started.recv().is_err() {
             return Ok(None);
         }
-        worker.run(&clock);
-        Ok(Some(collect_outcome(worker, &info)))
+        let panic = catch_unwind(AssertUnwindSafe(|| worker.run(&clock))).err();
+        let panic = panic.map(|panic| worker.end_after_panic(&*panic, &clock));
+        Ok(Some(collect_outcome(worker, &info, panic)))
     }
 
     /// Builds the worker. Returns `None` if the run was stopped during the wait for peers.
@@ -457,15 +460,22 @@ impl WorkerBuilder {
     }
 }
 
-/// Converts the counters of a worker that has ended to its part of the report.
-fn collect_outcome(mut worker: Worker, info: &WorkerInfo) -> (Outcome, Times) {
+/// Converts the counters of a worker that has ended to its part of the report. `panic` is the message about a panic of
+/// the worker.
+fn collect_outcome(mut worker: Worker, info: &WorkerInfo, panic: Option<String>) -> (Outcome, Times) {
     let mut sample = Sample::new(info);
     let ended = worker.counts.ended;
     worker.fill(&mut sample, ended);
     let mut outcome = Outcome::new(info, &sample.counters);
-    for ((_, stage), report) in worker.graph.stages().zip(&mut outcome.stages) {
-        outcome.errors.extend(stage.finish().err());
-        stage.counters(&mut |name, value| *report.counters.entry(name.to_owned()).or_default() += value);
+    for ((name, stage), report) in worker.graph.stages().zip(&mut outcome.stages) {
+        let finish = || {
+            outcome.errors.extend(stage.finish().err());
+            stage.counters(&mut |name, value| *report.counters.entry(name.to_owned()).or_default() += value);
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(finish)) {
+            let message = format!("stage `{name}` panicked at its end: {}", panic_message(&*panic));
+            outcome.errors.push(Error::Worker { worker: worker.number, message });
+        }
     }
     outcome.report.slots_missing = sample.counters.out as u64;
     // A queue that was created again may have other properties than the first queue.
@@ -474,5 +484,7 @@ fn collect_outcome(mut worker: Worker, info: &WorkerInfo) -> (Outcome, Times) {
         let name = info.ports.get(lane).map_or("?", String::as_str);
         format!("worker {} stopped: port {name}: {error}", worker.number)
     });
+    let number = worker.number;
+    outcome.report.error = outcome.report.error.or_else(|| Some(format!("worker {number} stopped: {}", panic?)));
     (outcome, sample.times)
 }

@@ -5,6 +5,7 @@
 //! then the 4th, 8th, 16th and so on.
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -14,12 +15,16 @@ use crate::runtime::follow::ClockFollower;
 use dataplane_core::clock::{ClockReport, Clocks, HostClock};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::{Alarms, Stamping};
+use dataplane_core::pipeline::panic_message;
 use dataplane_core::verbs::{AsyncEvent, Device, EventKind, EventSubject};
 
 /// The longest wait for an event before the thread checks whether to stop.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The maximum number of unread lines. The oldest lines are discarded.
 const MAX_LINES: usize = 256;
+
+/// The maximum number of recorded panics.
+const MAX_FAILURES: usize = 16;
 
 /// The maximum number of distinct events that are counted. Only queues that are created many times cause more distinct
 /// events. If there are more, all counts restart from 0.
@@ -42,6 +47,8 @@ struct Shared {
     alarms: Arc<Alarms>,
     on_port: Mutex<Vec<OnPort>>,
     follow: Mutex<ClockFollower>,
+    /// The panics of the thread and of the functions of `on_port`.
+    failures: Mutex<Vec<String>>,
 }
 
 impl Shared {
@@ -51,6 +58,22 @@ impl Shared {
 
     fn follow(&self) -> MutexGuard<'_, ClockFollower> {
         self.follow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a part of the thread. Logs and records a panic of this part. Returns `None` after a panic.
+    fn guard<T>(&self, what: &str, part: impl FnOnce() -> T) -> Option<T> {
+        let panic = match catch_unwind(AssertUnwindSafe(part)) {
+            Ok(done) => return Some(done),
+            Err(panic) => panic,
+        };
+        let failure = format!("{what} panicked: {}", panic_message(&*panic));
+        tracing::error!("{failure}");
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        // A function may panic at each event of a link that goes up and down.
+        if failures.len() < MAX_FAILURES {
+            failures.push(failure);
+        }
+        None
     }
 
     fn log(&self, line: String) {
@@ -76,6 +99,7 @@ impl Watch {
             alarms: Arc::default(),
             on_port: Mutex::default(),
             follow: Mutex::new(follow),
+            failures: Mutex::default(),
         });
         let thread_shared = shared.clone();
         let name = device.name().to_owned();
@@ -83,7 +107,7 @@ impl Watch {
         let barrier = started.clone();
         let body = move || {
             started.wait();
-            listen(&device, &thread_shared);
+            thread_shared.guard("the event thread", || listen(&device, &thread_shared));
         };
         let thread = thread::Builder::new().name("events".to_owned()).spawn(body);
         let thread = thread.map_err(|error| Error::Wire(format!("{name}: cannot start the event thread: {error}")))?;
@@ -93,7 +117,13 @@ impl Watch {
         Ok(Self { shared, clocks, thread: Some(thread) })
     }
 
-    /// Registers a function that the thread calls at every event of a port of the device.
+    /// Returns the panics of the thread and of the functions that it called.
+    pub(crate) fn failures(&self) -> Vec<String> {
+        self.shared.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Registers a function that the thread calls at every event of a port of the device. If the function panics, the
+    /// thread reports the panic, and calls the function again at the next event.
     pub(crate) fn on_port(&self, port: u8, act: impl FnMut(EventKind) + Send + 'static) {
         self.shared.ports().push((port, Box::new(act)));
     }
@@ -123,7 +153,7 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // The thread panics only because of a bug, and the panic message is already printed.
+            // The thread catches its panics.
             let _ = thread.join();
         }
     }
@@ -144,11 +174,11 @@ fn listen<D: Device>(device: &D, shared: &Shared) {
         let Some(event) = event else { continue };
         match event.kind.subject() {
             // Only ports that the config uses have a handler. Events of other ports are ignored.
-            EventSubject::Port => shared
-                .ports()
-                .iter_mut()
-                .filter(|(port, _)| u32::from(*port) == event.element)
-                .for_each(|(_, act)| act(event.kind)),
+            EventSubject::Port => {
+                shared.ports().iter_mut().filter(|(port, _)| u32::from(*port) == event.element).for_each(|(_, act)| {
+                    shared.guard("the handler of port changes", || act(event.kind)).unwrap_or_default()
+                })
+            }
             _ => shared.alarms.raise(event),
         }
         if counts.len() >= MAX_COUNTED && !counts.contains_key(&(event.kind, event.element)) {
@@ -217,6 +247,23 @@ mod tests {
                 "the device failed permanently (IBV_EVENT_DEVICE_FATAL)"
             ]
         );
+    }
+
+    #[test]
+    fn panic_of_a_handler_is_reported_and_the_next_event_is_handled() {
+        let device = device();
+        let (sender, receiver) = mpsc::channel();
+        let watch = Watch::start(device.clone(), &HostClock::new(), Stamping::Device).unwrap();
+        watch.on_port(1, move |kind| {
+            sender.send(kind).unwrap();
+            assert_eq!(kind, EventKind::PortActive, "a handler that expects only links that go up");
+        });
+        for (is_up, kind) in [(false, EventKind::PortErr), (true, EventKind::PortActive)] {
+            device.set_link(is_up);
+            assert_eq!(receiver.recv_timeout(Duration::from_secs(30)), Ok(kind));
+        }
+        let [failure] = &watch.failures()[..] else { panic!("{:?}", watch.failures()) };
+        assert!(failure.starts_with("the handler of port changes panicked: assertion"), "{failure}");
     }
 
     #[test]

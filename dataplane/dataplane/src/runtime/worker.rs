@@ -1,6 +1,8 @@
 //! A worker and its loop. A worker is one thread on one core. Each worker has its own pool of packet buffers, its own
 //! lanes (a queue pair and completion queues on each port) and its own graph of stages.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -11,12 +13,15 @@ use crate::runtime::stopwatch::Stopwatch;
 use dataplane_core::clock::{HostClock, Stamp};
 use dataplane_core::lane::{Lane, LatencySink};
 use dataplane_core::mem::Pool;
-use dataplane_core::pipeline::{Ctx, Graph, NoObserver, Observer, Part};
+use dataplane_core::pipeline::{Ctx, Graph, NoObserver, Observer, Part, panic_message};
 use dataplane_core::telemetry::{Latency, Progress};
 use dataplane_core::units::{Nanos, Ticks};
 
 /// The number of loop iterations between two rounds of housekeeping.
 const HOUSEKEEPING: u64 = 256;
+
+/// The number of bytes of a packet in the message about a panic.
+const SHOWN: usize = 64;
 
 /// The interval between two samples of the wall clock, in nanoseconds.
 const WALL_CLOCK_INTERVAL: u64 = 1_000_000_000;
@@ -85,6 +90,34 @@ impl Worker {
         self.counts.fault = result.err();
         self.drain();
         self.publish();
+    }
+
+    /// Ends the worker after a panic of its loop: takes back the buffers that the devices own. Returns a message with the
+    /// stage and its packets. The packets that were in the graph are lost, and so are their buffers.
+    pub(crate) fn end_after_panic(&mut self, panic: &(dyn Any + Send), clock: &HostClock) -> String {
+        self.control.stop();
+        self.counts.ended = clock.now();
+        let mut message = match self.graph.interrupted() {
+            Some((stage, batch)) => {
+                let first = batch.iter_mut().next().map_or(String::new(), |packet| {
+                    let (data, shown) = (packet.data(), packet.len().min(SHOWN));
+                    let hex: String = data[..shown].iter().map(|byte| format!("{byte:02x}")).collect();
+                    format!("; first packet ({shown} of {} bytes): {hex}", data.len())
+                });
+                format!("stage `{stage}` panicked with {} packets: {}{first}", batch.len(), panic_message(panic))
+            }
+            None => format!("panicked: {}", panic_message(panic)),
+        };
+        // A lane that was interrupted may panic again. Its buffers are then lost too.
+        let drained = catch_unwind(AssertUnwindSafe(|| self.drain()));
+        let lost = self.pool.layout().count() as usize - self.pool.available();
+        message += &format!("; {lost} buffers are lost");
+        if drained.is_err() {
+            message += ", because a port could not be drained";
+        }
+        tracing::error!("worker {}: {message}", self.number);
+        self.publish();
+        message
     }
 
     /// The worker loop. Returns when the worker is done, or with the error of a lane.

@@ -157,31 +157,79 @@ fn packet_limit_is_exact_with_an_idle_worker() {
     }
 }
 
-/// A stage that panics on the second worker.
+/// A stage that panics on the second worker: with its 5th batch, in its housekeeping, and at its end.
 #[derive(serde::Deserialize)]
-struct PanicOnSecondWorker {}
+struct Trap {
+    place: String,
+    #[serde(default)]
+    batches: u32,
+}
 
-impl Stage for PanicOnSecondWorker {
+impl Stage for Trap {
     fn process(&mut self, ctx: &Ctx, _batch: &mut Batch) {
-        assert!(ctx.worker == 0, "panic of the test");
+        self.batches += 1;
+        assert!(ctx.worker == 0 || self.place != "batch" || self.batches < 5, "panic of the test");
+    }
+
+    fn tick(&mut self, ctx: &Ctx) {
+        assert!(ctx.worker == 0 || self.place != "tick", "panic of the test");
+    }
+
+    fn finish(&mut self) -> dataplane::Result<()> {
+        assert!(self.place != "finish", "panic at the end");
+        Ok(())
     }
 }
 
-#[test]
-fn panicking_worker_ends_the_run_and_the_report_has_the_other_worker() {
+/// Runs two workers with the stage [`Trap`] until the stage panics. Stops the run after some packets otherwise.
+fn run_with_trap(place: &str) -> Report {
     let mut registry = Registry::new();
     dataplane::stages::register(&mut registry);
-    registry.add::<PanicOnSecondWorker>("trap");
+    registry.add::<Trap>("trap");
     let text = Config::new()
         .workers(2)
-        .port("p", "kind = 'generator', flows = 100")
-        .stage("trap", "")
+        .runtime("buffers = 4096")
+        .port("p", "kind = 'generator', flows = 100, size = 100")
+        .stage("parse", "")
+        .stage("trap", &format!("place = '{place}'"))
         .stage("tx", "port = 'p'")
         .to_string();
     let assembly = assembled_with(&Source::new("trap.toml", text, &[]), &registry).unwrap();
-    let report = Run::start(assembly, Options::default()).unwrap().join().unwrap();
-    let [error] = &report.errors[..] else { panic!("{report}") };
-    assert!(error.contains("worker 1") && error.contains("panic of the test"), "{error}");
-    assert!(!report.is_good());
-    assert_eq!(report.workers.len(), 1, "the report contains the worker that did not panic: {report}");
+    let options = Options { packets: (place == "finish").then_some(1000), ..Options::default() };
+    Run::start(assembly, options).unwrap().join().unwrap()
+}
+
+#[test]
+fn panic_of_a_stage_is_reported_with_its_packets_and_lost_buffers() {
+    let report = run_with_trap("batch");
+    let error = report.workers[1].error.as_deref().unwrap();
+    let parts: Vec<&str> = error.split("; ").collect();
+    assert!(parts[0].starts_with("worker 1 stopped: stage `trap` panicked with "), "{error}");
+    assert!(parts[0].ends_with(" packets: panic of the test"), "{error}");
+    // A generated frame starts with its destination MAC address. Its EtherType is IPv4.
+    let bytes = parts[1].strip_prefix("first packet (64 of 100 bytes): ").unwrap();
+    assert_eq!((bytes.len(), &bytes[24..28]), (128, "0800"), "{error}");
+    let [good, bad] = &report.workers[..] else { panic!("{report}") };
+    assert!(bad.slots_missing > 0 && good.slots_missing == 0, "{report}");
+    assert_eq!(parts[2], format!("{} buffers are lost", bad.slots_missing));
+    assert!(parts[0].contains(&format!("with {} packets", bad.slots_missing)), "{error}");
+    // Four batches of the worker went through the stage.
+    assert!(bad.ledger.tx > 0 && bad.ledger.held == bad.slots_missing && bad.ledger.unaccounted == 0, "{report}");
+    assert!(report.errors.iter().any(|text| text == error) && !report.is_good(), "{report}");
+}
+
+#[test]
+fn panic_in_housekeeping_names_the_stage_and_loses_no_packet() {
+    let report = run_with_trap("tick");
+    let error = report.workers[1].error.as_deref().unwrap();
+    let expected = "worker 1 stopped: stage `trap` panicked with 0 packets: panic of the test; 0 buffers are lost";
+    assert_eq!(error, expected);
+    assert_eq!((report.ledger.unaccounted, report.ledger.held), (0, 0), "{report}");
+}
+
+#[test]
+fn panic_at_the_end_of_a_stage_keeps_the_report() {
+    let report = run_with_trap("finish");
+    assert_eq!((report.packets.rx, report.ledger.unaccounted), (1000, 0), "{report}");
+    assert!(report.errors.iter().any(|error| error.contains("stage `trap` panicked at its end: panic at the end")));
 }
