@@ -32,6 +32,8 @@ pub(super) struct State {
     links: HashMap<u32, Link>,
     /// Port numbers by the index of their interface.
     numbers: HashMap<u32, u8>,
+    /// The port numbers at the last time that all routes were written.
+    written_numbers: HashMap<u32, u8>,
     /// The kernel's number of each table of [`Forwarding`].
     kernel_tables: Vec<u32>,
     rib: Rib,
@@ -65,6 +67,7 @@ impl State {
             ports: ports.to_vec(),
             links: HashMap::new(),
             numbers: HashMap::new(),
+            written_numbers: HashMap::new(),
             kernel_tables: vec![MAIN],
             rib: Rib::default(),
             addresses: Vec::new(),
@@ -322,7 +325,6 @@ impl State {
 
     /// Reads the whole state from the kernel, and writes the differences.
     pub(super) fn resync(&mut self, requests: &mut Requests) -> io::Result<()> {
-        let before = self.numbers.clone();
         // Links are read first, so that the tables that they name are open when the routes are read. Reading links
         // takes the kernel's lock for network configuration. Changes that the kernel has already reported, such as a
         // removed route, are therefore complete.
@@ -341,7 +343,9 @@ impl State {
         })?;
         self.addresses = addresses;
         self.update_addresses();
-        self.read_routes(requests, before != self.numbers)?;
+        let other_ports = self.written_numbers != self.numbers;
+        self.read_routes(requests, other_ports)?;
+        self.written_numbers.clone_from(&self.numbers);
         self.read_neighbors(requests)?;
         self.resync_needed = false;
         self.publish();

@@ -238,6 +238,26 @@ fn neighbours_are_mirrored_and_resolved() {
 }
 
 #[test]
+fn routes_by_a_renamed_interface_leave_its_port() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        ip("route add 20.0.0.0/8 via 10.2.0.9\n");
+        let reader = tables.join();
+        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        expect(&reader, 0, "20.1.1.1", "1 10.2.0.9");
+        // Linux before 6.2 renames only interfaces that are down.
+        if !try_ip("link set b0 name c0\n") {
+            return report_skip("this kernel does not rename an interface that is up");
+        }
+        expect(&reader, 0, "20.1.1.1", "Local");
+        expect(&reader, 0, "10.2.0.77", "Local");
+        ip("link set c0 name b0\n");
+        expect(&reader, 0, "20.1.1.1", "1 10.2.0.9");
+        expect(&reader, 0, "10.2.0.77", "1");
+    });
+}
+
+#[test]
 fn a_vrf_has_its_own_table() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
