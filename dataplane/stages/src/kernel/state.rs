@@ -424,6 +424,11 @@ impl State {
             let Some(hop) = self.tables.next_request() else { return };
             let index = self.numbers.iter().find(|(_, number)| **number == hop.port).map(|(index, _)| *index);
             let Some(index) = index else { continue };
+            // A request now would get no answer, and the kernel would repeat it only a second later. Workers request
+            // the neighbour again with the next packet.
+            if self.links.get(&index).is_some_and(|link| link.up != (true, true)) {
+                continue;
+            }
             // The new entry stops workers from requesting the neighbour again before the kernel had time to resolve it.
             if self.writer.note_neighbor(hop).is_err() {
                 self.tables.add(Count::Refused, 1);
