@@ -136,7 +136,10 @@ impl ZeroCopyQp {
         };
         let (n, errno) = self.accept(1, valid, space as usize);
         self.posted += n as u64;
-        self.queue.send(&run[..n], first_wr_id, self.signal_all);
+        let lost = self.queue.send(&run[..n], first_wr_id, self.signal_all);
+        if lost > 0 {
+            shared.counts.tx_link_down.add(lost as u64);
+        }
         partial(n, run.len(), errno)
     }
 

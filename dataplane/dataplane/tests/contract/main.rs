@@ -8,7 +8,7 @@
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
 //! rxe, the kernel's software RoCE driver). With `--include-ignored`, the suite also runs on real rxe devices: `rxe0`
 //! and `rxe1`, which are connected to each other, and `rxe2`, which loops back to itself. `tools/vm/check-contract`
-//! runs the suite in a VM with these devices.
+//! runs the suite in a VM with these devices. `tools/nic-day` runs the suite on the devices of a NIC's owner.
 //!
 //! Each case on each test bed is a separate test with the name `BED::FILE::CASE`.
 
@@ -16,6 +16,8 @@ mod bed;
 mod cases;
 mod differences;
 mod fuzz;
+#[cfg(feature = "ibverbs")]
+mod nic;
 mod skips;
 
 use std::process::ExitCode;
@@ -179,7 +181,10 @@ fn main() -> ExitCode {
         tests.push(fuzz_test(name, move || (soft("two devices", profile), soft_alone("one device", profile)), 1000));
     }
     #[cfg(feature = "ibverbs")]
-    tests.extend(rxe::tests(arguments.include_ignored));
+    {
+        tests.extend(rxe::tests(arguments.include_ignored));
+        tests.extend(nic::tests());
+    }
     let trials = tests.into_iter().map(|(name, run)| libtest_mimic::Trial::ignorable_test(name, run)).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

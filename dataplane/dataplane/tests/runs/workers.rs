@@ -45,6 +45,26 @@ fn generated_flows_are_distributed_without_loss() {
     }
 }
 
+/// A port that always has packets gets one burst per turn of the loop, so another port keeps its share of the worker.
+#[test]
+fn flooded_port_gets_one_burst_for_each_burst_of_another_port() {
+    let text = Config::new()
+        .workers(1)
+        .runtime("burst = 16")
+        .port("flood", "kind = 'generator', copy = false")
+        .port("calm", "kind = 'generator', count = 16000, copy = false")
+        .port("out", "kind = 'generator', copy_out = false")
+        .input(&["flood", "calm"])
+        .stage("tx", "port = 'out'")
+        .to_string();
+    // With equal shares, the calm port sends its last packet at the end of the run.
+    let report = Folder::new().run_until(&text, Options { packets: Some(32_000), ..Options::default() });
+    assert_good(&report);
+    let received: Vec<u64> = report.ports.iter().take(2).map(|port| port.packets.rx).collect();
+    let difference = received[0].abs_diff(received[1]);
+    assert!(difference <= 16 && received[0] + received[1] == 32_000, "{received:?}");
+}
+
 /// Returns the addresses and ports of a flow and the packet's sequence number, for frames that this file builds.
 fn flow(frame: &[u8]) -> (Vec<u8>, u32) {
     (frame[26..38].to_vec(), u32::from_be_bytes(frame[42..46].try_into().unwrap()))

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::links::datagram;
-use super::xdp::{ETHER_TYPE, veth};
+use super::xdp::{ETHER_TYPE, replace_by_move, veth};
 use super::*;
 use crate::link::Interface;
 use dataplane_core::error::Error;
@@ -270,6 +270,19 @@ fn port_follows_the_state_of_its_interface() {
         ip("link set va mtu 1000");
         assert_eq!((a.send_one(&numbered(1, 1200, &[])), a.device.counters().tx_refused), (GeneralErr, 1));
         a.send_until_received(&mut b);
+    });
+}
+
+/// An interface moves to another network namespace, and another interface gets its name and its index.
+#[test]
+fn interface_with_the_index_of_a_moved_interface_is_used() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let (mut a, mut b) = (packet("va"), packet("vb"));
+        a.send_until_received(&mut b);
+        let _other = replace_by_move();
+        a.send_until_received(&mut b);
+        b.send_until_received(&mut a);
     });
 }
 

@@ -22,6 +22,22 @@ pub(crate) fn veth(queues: u32, mtu: u32) {
     }
 }
 
+/// Moves `va` and `vb` to another network namespace, and creates a veth pair with the same names and indexes. The other
+/// namespace ends with the returned process.
+pub(crate) fn replace_by_move() -> RunningProgram {
+    let other = RunningProgram::start(Command::new("unshare").args(["--net", "sleep", "1000"]));
+    let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    let pid = other.id();
+    wait_until("a network namespace", || namespace(&pid.to_string()) != namespace("self"));
+    let [va, vb] = ["va", "vb"].map(|name| crate::link::Interface::need(name).unwrap().index);
+    // One batch, so that the watchers see the names and the indexes of the new interfaces at their next look.
+    ip(&format!(
+        "link set va netns {pid}\nlink set vb netns {pid}\nlink add name va index {va} type veth peer name vb index \
+         {vb}\nlink set va addrgenmode none\nlink set vb addrgenmode none\nlink set va up\nlink set vb up"
+    ));
+    other
+}
+
 fn has_program(interface: &str) -> bool {
     let output = Command::new("ip").args(["-details", "link", "show", interface]).output().unwrap();
     String::from_utf8_lossy(&output.stdout).contains("prog/xdp")
@@ -478,6 +494,72 @@ fn recreated_interface_is_used_again() {
         reach(&mut b, &mut a);
         reach(&mut a, &mut b);
         carry(&mut a, &mut b, 100, |_| 64);
+    });
+}
+
+/// While the interface does not exist, a queue pair can be restarted, and its sends fail at once. Frames pass again when
+/// an interface of this name exists.
+#[test]
+fn restarted_queue_pair_waits_for_its_deleted_interface() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        b.start(0);
+        for round in 1..4 {
+            carry(&mut a, &mut b, 50, |_| 64);
+            ip("link del va");
+            for end in [&mut a, &mut b] {
+                let mut flushed = 0;
+                wait_until("every receive is flushed", || {
+                    flushed += end.received().len();
+                    flushed == DEPTH as usize
+                });
+                assert_eq!(end.qp.state(), QpState::Err);
+                end.go(QpState::Reset).unwrap();
+                end.start(0);
+                let frame = end.put(200, &frame(0, 64));
+                end.send(&[frame], round).unwrap();
+                assert_eq!((end.sent(), end.qp.state()), (vec![(round, WcStatus::GeneralErr)], QpState::Rts));
+                assert_eq!(end.device.counters().tx_link_down, round);
+            }
+            // The new interface is down at first, so that the sockets cannot be bound to it.
+            ip("link add name va type veth peer name vb");
+            wait_until("the programs are attached", || has_program("va") && has_program("vb"));
+            assert_eq!((a.received(), b.received()), (vec![], vec![]));
+            for end in ["va", "vb"] {
+                ip(&format!("link set {end} addrgenmode none"));
+                ip(&format!("link set {end} up"));
+            }
+            reach(&mut b, &mut a);
+            reach(&mut a, &mut b);
+        }
+    });
+}
+
+/// An interface moves to another network namespace, and another interface gets its name and its index.
+#[test]
+fn interface_with_the_index_of_a_moved_interface_is_used() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let of = |name| device(link(name), 1500).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 2048), End::new(of("vb"), (0, 1), 2048));
+        a.start(0);
+        b.start(0);
+        carry(&mut a, &mut b, 50, |_| 64);
+        let _other = replace_by_move();
+        for end in [&mut a, &mut b] {
+            let mut flushed = 0;
+            wait_until("every receive is flushed", || {
+                flushed += end.received().len();
+                flushed == DEPTH as usize
+            });
+            end.go(QpState::Reset).unwrap();
+            end.start(0);
+        }
+        reach(&mut b, &mut a);
+        reach(&mut a, &mut b);
     });
 }
 

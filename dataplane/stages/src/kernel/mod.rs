@@ -7,6 +7,7 @@
 //! need.
 
 mod messages;
+mod overflow;
 mod rib;
 mod socket;
 mod state;
@@ -20,6 +21,7 @@ use crate::forwarding::{Count, Forwarding, Writer};
 use crate::parameter::MEMORY_HELP;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::pipeline::{CapabilitySet, PortInfo, Setup, StopSignal, Task};
+use overflow::Overflow;
 use socket::{Events, Requests};
 use state::State;
 
@@ -32,6 +34,8 @@ const RESYNC_DELAY: Duration = Duration::from_millis(50);
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of the periodic resync.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval at which the mirror checks whether the kernel's own neighbour tables overflow.
+const OVERFLOW_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a retry after a failure.
 const FAILURE_DELAY: Duration = Duration::from_secs(1);
 
@@ -95,6 +99,7 @@ impl Task for Mirror {
 /// Follows the changes until `stop` is set.
 fn follow(state: &mut State, events: &Events, requests: &mut Requests, resync_interval: Duration, stop: &StopSignal) {
     let (mut resync_at, mut last_retry, mut last_resync) = (None::<Instant>, Instant::now(), Instant::now());
+    let (mut overflow, mut last_check) = (Overflow::default(), None::<Instant>);
     while !stop.is_set() {
         match events.wait(POLL_INTERVAL, |message| state.apply(message)) {
             Ok(complete) => {
@@ -131,6 +136,13 @@ fn follow(state: &mut State, events: &Events, requests: &mut Requests, resync_in
             {
                 tracing::warn!("kernel: cannot read the neighbours again: {error}");
                 resync_at = resync_at.or(Some(Instant::now() + FAILURE_DELAY));
+            }
+        }
+        if last_check.is_none_or(|last| last.elapsed() >= OVERFLOW_INTERVAL) {
+            last_check = Some(Instant::now());
+            // A failure changes nothing: the tables are read again at the next check.
+            for warning in overflow.check(requests).unwrap_or_default() {
+                tracing::warn!("kernel: {warning}");
             }
         }
         state.request_neighbors(requests);

@@ -15,7 +15,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::messages::{self, Address, KernelTarget, Link, Neighbor, Update};
 use super::rib::{LOCAL, MAIN, Rib};
 use super::socket::{Message, Requests};
-use crate::forwarding::{Count, Forwarding, MAX_TABLES, Mark, RouteHop, RouteKind, RouteTarget, Writer};
+use crate::forwarding::{Count, Forwarding, MAX_TABLES, Mark, Resolved, RouteHop, RouteKind, RouteTarget, Writer};
 use crate::parameter::MEMORY_HELP;
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{NextHop, PortInfo};
@@ -258,6 +258,19 @@ impl State {
     fn set_neighbor(&mut self, neighbor: &Neighbor) {
         let Some(hop) = self.hop(neighbor) else { return };
         let mark = if neighbor.stale { Mark::Watched } else { Mark::Quiet };
+        if let (Some((Resolved::At(old), _)), Resolved::At(new)) = (self.tables.hint(hop), neighbor.resolved)
+            && old != new
+        {
+            self.warn(
+                "moved",
+                format!(
+                    "the MAC address of the neighbour {} changed from {old} to {new}; the kernel accepts such changes \
+                     from any host of the link, so a forged ARP message can interrupt traffic (only the first change is \
+                     logged); help: `ip neigh replace` with `nud permanent`, or source = \"resolve\"",
+                    neighbor.address
+                ),
+            );
+        }
         match self.writer.set_neighbor(hop, neighbor.resolved, mark) {
             Ok(()) => self.tables.add(Count::Changes, 1),
             Err(refused) => {
@@ -418,6 +431,11 @@ impl State {
             let Some(hop) = self.tables.next_request() else { return };
             let index = self.numbers.iter().find(|(_, number)| **number == hop.port).map(|(index, _)| *index);
             let Some(index) = index else { continue };
+            // A request now would get no answer, and the kernel would repeat it only a second later. Workers request
+            // the neighbour again with the next packet.
+            if self.links.get(&index).is_some_and(|link| link.up != (true, true)) {
+                continue;
+            }
             // The new entry stops workers from requesting the neighbour again before the kernel had time to resolve it.
             if self.writer.note_neighbor(hop).is_err() {
                 self.tables.add(Count::Refused, 1);

@@ -237,6 +237,29 @@ fn neighbours_are_mirrored_and_resolved() {
     });
 }
 
+/// A request while the link is down would get no answer, and the kernel repeats a request only after a second.
+#[test]
+fn neighbours_are_requested_only_while_the_link_is_up() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        ip("link set a1 down\n");
+        let reader = tables.join();
+        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        let hop = |address: &str, port| NextHop { address: address.parse().unwrap(), port };
+        reader.ask(hop("10.1.0.66", 0));
+        reader.ask(hop("10.2.0.66", 1));
+        let known = |address: &str, port| reader.neighbor(hop(address, port));
+        // The mirror handles requests in order.
+        until("the second request", || (known("10.2.0.66", 1).is_some(), String::new));
+        assert_eq!((known("10.1.0.66", 0), tables.count(Count::Asked)), (None, 1));
+        ip("link set a1 up\n");
+        until("a request after the link came up", || {
+            reader.ask(hop("10.1.0.66", 0));
+            (known("10.1.0.66", 0).is_some(), String::new)
+        });
+    });
+}
+
 #[test]
 fn routes_by_a_renamed_interface_leave_its_port() {
     in_namespace(|| {

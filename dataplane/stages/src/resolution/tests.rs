@@ -445,6 +445,44 @@ fn ipv4_neighbour_is_requested_resolved_and_given_up() {
     assert_eq!(harness.run_one(&packet).fate, Fate::Output("unreachable".to_owned()));
 }
 
+/// Forged ARP replies and announcements of 1,000 addresses arrive for 3 s, the address of the confirmed neighbour
+/// included.
+#[test]
+fn confirmed_neighbour_stays_reachable_during_a_flood_of_arp_messages() {
+    let (mut harness, mut state) = bench("most = 64\nreachable = \"1s\"").unwrap();
+    let ours = (OURS, [10, 0, 0, 1].into());
+    let packet = frame().ipv4([192, 0, 2, 1].into(), [10, 0, 0, 9].into()).udp(1, 2).build();
+    let answer = frame().ethernet(mac(9), OURS).arp(REPLY, (mac(9), [10, 0, 0, 9].into()), ours).pad_to(60).build();
+    state.step(0);
+    assert_eq!(harness.run_one(&packet).fate, Fate::Held);
+    state.step(10);
+    harness.run_one(&answer);
+    state.step(20);
+    for now in (30..3000).step_by(10) {
+        for at in 0..100u16 {
+            let number = (now as u16).wrapping_mul(10).wrapping_add(at) % 1000;
+            let [high, low] = (number + 2).to_be_bytes();
+            let address = if at % 10 == 0 { [10, 0, 0, 9] } else { [10, 0, high, low] };
+            let forged = (MacAddr([2, 0, 0, 0xaa, high, low]), address.into());
+            let forged = match at % 2 {
+                0 => frame().ethernet(forged.0, OURS).arp(REPLY, forged, ours),
+                _ => frame().ethernet(forged.0, MacAddr::BROADCAST).arp(REQUEST, forged, (MacAddr::ZERO, forged.1)),
+            };
+            harness.run_one(&forged.pad_to(60).build());
+        }
+        state.step(now);
+        // The neighbour answers the requests to its MAC address and to everyone.
+        for request in sent(&mut harness) {
+            if request[..6] == mac(9).0 || request[..6] == MacAddr::BROADCAST.0 && request[38..42] == [10, 0, 0, 9] {
+                harness.run_one(&answer);
+            }
+        }
+        let outcome = harness.run_one(&packet);
+        assert_eq!((outcome.fate, &outcome.bytes[..6]), (Fate::Next, &mac(9).0[..]), "at {now} ms");
+        assert!(neighbors(&state) <= 64);
+    }
+}
+
 #[test]
 fn ipv6_neighbour_is_requested_and_confirmed() {
     let (mut harness, mut state) = bench("reachable = \"1s\"").unwrap();

@@ -1,6 +1,6 @@
 //! Checks the host: huge pages, the limit on locked memory, and the cores of the workers.
 
-use crate::config::{Idle, Plan, PortPlan};
+use crate::config::{Idle, NodePlan, Plan, PortPlan};
 use dataplane_core::mem::{Memlock, PageKind};
 use dataplane_core::topology::{Topology, parse_ranges};
 use dataplane_core::units::CoreId;
@@ -9,6 +9,8 @@ use dataplane_soft::doctor::{Finding, Roots, Severity};
 /// The number of free 2 MiB pages that the check requires if there is no plan.
 const SOME_PAGES: u64 = 64;
 const MEGABYTE_PAGE: u64 = 2 << 20;
+/// The number of entries that each neighbour table of the kernel should have. Linux has 1024 by default.
+const MIN_NEIGHBORS: u32 = 8192;
 
 pub(super) fn findings(roots: &Roots, topology: &Topology, plan: Option<&Plan>) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -20,7 +22,33 @@ pub(super) fn findings(roots: &Roots, topology: &Topology, plan: Option<&Plan>) 
         found.extend(isolation(roots, &plan.cores));
     }
     found.extend(siblings(topology, &plan.cores));
+    if follows_the_kernel(plan) {
+        found.extend(neighbor_tables(roots));
+    }
     found
+}
+
+/// Whether a stage of the plan uses the kernel's neighbours.
+fn follows_the_kernel(plan: &Plan) -> bool {
+    let source = |node: &NodePlan| node.parameters.get("source").and_then(toml::Value::as_str) == Some("kernel");
+    plan.nodes.iter().any(|node| node.kind == "neighbor" && source(node))
+}
+
+/// Checks the limits of the kernel's neighbour tables. The settings exist only in the initial network namespace.
+fn neighbor_tables(roots: &Roots) -> Vec<Finding> {
+    let finding = |family| {
+        let setting = format!("net.{family}.neigh.default.gc_thresh3");
+        let limit: u32 = roots.proc(&format!("sys/{}", setting.replace('.', "/")))?.parse().ok()?;
+        (limit < MIN_NEIGHBORS).then(|| {
+            Finding::new(
+                Severity::Slow,
+                format!("the kernel's neighbour table has room for {limit} entries ({setting})"),
+                "a scan or a flood of ARP or neighbour messages fills the table, and new neighbours are not resolved",
+                format!("sysctl -w {setting}={MIN_NEIGHBORS}"),
+            )
+        })
+    };
+    ["ipv4", "ipv6"].into_iter().filter_map(finding).collect()
 }
 
 /// Returns the packet memory of all workers, in bytes.
@@ -117,6 +145,20 @@ fn siblings(topology: &Topology, cores: &[CoreId]) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_neighbour_table_of_the_kernel_is_reported() {
+        let proc = tempfile::tempdir().unwrap();
+        let roots = Roots { sys: "/nothing".into(), proc: proc.path().to_owned() };
+        assert_eq!(neighbor_tables(&roots), []);
+        for (family, limit) in [("ipv4", "1024\n"), ("ipv6", "16384\n")] {
+            let folder = proc.path().join(format!("sys/net/{family}/neigh/default"));
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(folder.join("gc_thresh3"), limit).unwrap();
+        }
+        let [found] = &neighbor_tables(&roots)[..] else { panic!("one finding") };
+        assert!(found.what.contains("1024 entries") && found.fix == "sysctl -w net.ipv4.neigh.default.gc_thresh3=8192");
+    }
 
     #[test]
     fn low_memlock_limit_is_reported_with_its_fix() {

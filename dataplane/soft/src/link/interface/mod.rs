@@ -16,6 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::sockopt::socket_error;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
@@ -239,6 +240,9 @@ impl Watcher {
     /// Starts the thread in the caller's network namespace. At each check, the thread calls `look` with the current
     /// properties of the interface, or with `None` if the interface does not exist.
     ///
+    /// If the interface was deleted or moved to another network namespace since the last check, the thread calls `look`
+    /// with `None` first. So `look` notices a new interface even if it has the index of the old interface.
+    ///
     /// # Errors
     /// Fails if the kernel refuses to create the socket or the thread.
     pub(crate) fn start(name: &str, mut look: impl FnMut(Option<Interface>) + Send + 'static) -> Result<Self> {
@@ -255,14 +259,18 @@ impl Watcher {
         let (stop_event, interface) = (stop.clone(), name.to_owned());
         let run = move || {
             let interval = Timespec::try_from(POLL_INTERVAL).ok();
-            let mut exists = true;
+            let (mut exists, mut index) = (true, None);
+            let mut check = |found: Option<Interface>| {
+                if let Some(message) = presence_change(&interface, exists, found.is_some()) {
+                    tracing::warn!("{message}");
+                }
+                exists = found.is_some();
+                look(found);
+            };
             loop {
                 if let Ok(found) = Interface::find(&interface) {
-                    if let Some(message) = presence_change(&interface, exists, found.is_some()) {
-                        tracing::warn!("{message}");
-                    }
-                    exists = found.is_some();
-                    look(found);
+                    check(found);
+                    index = found.map(|interface| interface.index);
                 }
                 let mut fds = [PollFd::new(&netlink, PollFlags::IN), PollFd::new(&*stop_event, PollFlags::IN)];
                 // An interrupted wait only causes an additional check.
@@ -270,9 +278,19 @@ impl Watcher {
                 if !fds[1].revents().is_empty() {
                     return;
                 }
-                // The messages are discarded. The next check reads the current state, so no change can be missed.
+                // Only deletions are read from the messages. The next check reads the current state.
                 let mut message = [MaybeUninit::uninit(); 1024];
-                while recv(&netlink, &mut message, RecvFlags::empty()).is_ok() {}
+                loop {
+                    match recv(&netlink, &mut message, RecvFlags::empty()) {
+                        Ok(((message, _), _)) if index.is_some_and(|index| is_deletion(message, index)) => {}
+                        // The kernel has dropped messages, maybe the deletion of this interface.
+                        Err(Errno::NOBUFS) if index.is_some() => {}
+                        Ok(_) | Err(Errno::INTR | Errno::NOBUFS) => continue,
+                        Err(_) => break,
+                    }
+                    check(None);
+                    index = None;
+                }
             }
         };
         let thread = thread::Builder::new().name("interface".to_owned()).spawn(run);
@@ -281,6 +299,16 @@ impl Watcher {
             thread: Some(thread.map_err(|error| failed("cannot start the thread for link events", error))?),
         })
     }
+}
+
+/// Returns whether a netlink message reports that the interface `index` was deleted, or that it has left the network
+/// namespace (`rtnetlink(7)`).
+fn is_deletion(message: &[u8], index: u32) -> bool {
+    // `struct nlmsghdr` has the type at 4. `struct ifinfomsg` starts at 16 with the address family, and has the index at
+    // 4. A bridge reports a port that leaves the bridge with the same type and the family AF_BRIDGE.
+    message.get(4..6) == Some(&libc::RTM_DELLINK.to_ne_bytes())
+        && message.get(16) == Some(&(libc::AF_UNSPEC as u8))
+        && message.get(20..24) == Some(&index.to_ne_bytes())
 }
 
 /// Returns the log message for an interface that was deleted or created again. Returns `None` if neither happened.
@@ -348,6 +376,24 @@ mod tests {
         assert_eq!(presence_change("va", true, false).unwrap(), deleted);
         assert_eq!(presence_change("va", false, true).unwrap(), "interface `va` exists again");
         assert_eq!([true, false].map(|same| presence_change("va", same, same)), [None, None]);
+    }
+
+    #[test]
+    fn only_deletions_of_the_interface_itself_count() {
+        let message = |kind: u16, family: u8, index: u32| {
+            let mut bytes = [0; 32];
+            bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+            bytes[16] = family;
+            bytes[20..24].copy_from_slice(&index.to_ne_bytes());
+            bytes
+        };
+        assert!(is_deletion(&message(libc::RTM_DELLINK, 0, 7), 7));
+        let others = [
+            message(libc::RTM_NEWLINK, 0, 7),
+            message(libc::RTM_DELLINK, libc::AF_BRIDGE as u8, 7),
+            message(libc::RTM_DELLINK, 0, 8),
+        ];
+        assert!(others.iter().all(|other| !is_deletion(other, 7)) && !is_deletion(&[0; 20], 7));
     }
 
     #[test]

@@ -54,8 +54,10 @@ pub(crate) struct Packets {
 
 #[derive(Debug)]
 struct PacketState {
-    /// The interface at the last check. The sockets are bound to the index in this field.
+    /// The interface at the last check at which the interface existed. The sockets are bound to its index.
     interface: Interface,
+    /// Whether the interface was deleted since the sockets were bound. A new interface may get the same index.
+    is_deleted: bool,
     /// Fanout group of the queues, through which the kernel distributes frames. `None` before the first queue joins.
     group: Option<u16>,
     shares: Vec<Weak<QueueShare>>,
@@ -109,7 +111,7 @@ impl Packets {
         // Open a socket now and drop it, so that a refusal is reported here and not when the first worker starts.
         PacketSocket::open(spec, longest, interface.index, by_nic, None)
             .map_err(|(what, error)| refused(&spec.interface, what, "CAP_NET_RAW", &error))?;
-        let state = Mutex::new(PacketState { interface, group: None, shares: Vec::new() });
+        let state = Mutex::new(PacketState { interface, is_deleted: false, group: None, shares: Vec::new() });
         Ok(Self { spec: spec.clone(), longest, stamped, by_nic: by_nic.into(), last_error: Mutex::default(), state })
     }
 
@@ -122,22 +124,25 @@ impl Packets {
         let mut state = lock(&self.state);
         state.shares.iter().filter_map(Weak::upgrade).for_each(|share| share.read_drops());
         let Some(now) = found else {
+            state.is_deleted = true;
             status.set_link(false);
             return;
         };
         // Sockets stay usable while the interface is down. After the interface was removed, they never receive again,
         // so open new sockets.
-        if now.index != state.interface.index && (!now.is_set_up || self.reopen(&mut state, &now).is_err()) {
+        let is_new = state.is_deleted || now.index != state.interface.index;
+        if is_new && (!now.is_set_up || self.reopen(&mut state, &now).is_err()) {
             status.set_link(false);
             return;
         }
+        state.is_deleted = false;
         let before = std::mem::replace(&mut state.interface, now);
         drop(state);
         now.report_changes(&before, &self.spec.interface, status);
         status.set_link(now.has_carrier);
     }
 
-    /// Opens new sockets for all queues on an interface with a new index.
+    /// Opens new sockets for all queues on a new interface.
     fn reopen(&self, state: &mut PacketState, now: &Interface) -> Result<(), ()> {
         if self.spec.hardware_stamps {
             self.by_nic.store(enable_nic(&self.spec.interface), Ordering::Relaxed);

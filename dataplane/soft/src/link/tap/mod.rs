@@ -118,7 +118,12 @@ impl Tap {
             // another network namespace, and works as before.
             None => {
                 let queues: Vec<_> = state.queues.iter().filter_map(Weak::upgrade).collect();
-                queues.iter().chain(&state.spare).any(|queue| tun_name(queue).is_ok())
+                let is_attached = queues.iter().chain(&state.spare).any(|queue| tun_name(queue).is_ok());
+                if !is_attached {
+                    // A new interface may get the index of the deleted interface.
+                    state.index = 0;
+                }
+                is_attached
             }
         }
     }

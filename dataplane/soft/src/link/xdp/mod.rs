@@ -26,7 +26,7 @@ mod tests;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use facts::{XdpFacts, XdpProgram, XdpSupport};
@@ -56,10 +56,30 @@ pub(crate) struct Xdp {
     ahead: AtomicI64,
     map: bpf::SocketMap,
     program: bpf::Program,
-    /// Index of the interface to which the program was last attached. The value stays after the interface was removed.
-    index: AtomicU32,
+    /// The current [`Place`], as a number.
+    place: AtomicU64,
     attachment: Mutex<Attachment>,
     sockets: Mutex<Sockets>,
+}
+
+/// The interface that the program is attached to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// Index of the interface. 0 while the program is not attached, because the interface does not exist.
+    index: u32,
+    /// Number of attachments and detachments. A new interface may get the index of a deleted interface, and sockets of
+    /// the deleted interface stay unusable.
+    generation: u32,
+}
+
+impl Place {
+    fn from_number(number: u64) -> Self {
+        Self { index: number as u32, generation: (number >> 32) as u32 }
+    }
+
+    fn number(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
 }
 
 /// The attachment of the program to the interface.
@@ -118,7 +138,7 @@ impl Xdp {
             ahead: AtomicI64::new(0),
             map,
             program,
-            index: AtomicU32::new(0),
+            place: AtomicU64::new(0),
             attachment: Mutex::default(),
             sockets: Mutex::default(),
         };
@@ -156,7 +176,7 @@ impl Xdp {
                     if let Some(why) = why.filter(|_| !native) {
                         warn(name, &without_native(name, &why));
                     }
-                    self.index.store(index, Ordering::Relaxed);
+                    self.set_index(index);
                     return Ok(());
                 }
                 // No other mode would fix these errors.
@@ -244,10 +264,24 @@ impl Xdp {
         }
     }
 
-    /// Returns the index of the interface that the program is attached to.
+    /// Detaches the program from an interface that was deleted or moved to another network namespace.
+    fn detach(&self) {
+        if self.place().index != 0 {
+            self.set_index(0);
+            *lock(&self.attachment) = Attachment::default();
+        }
+    }
+
+    /// Returns the interface that the program is attached to.
     #[inline]
-    fn interface(&self) -> u32 {
-        self.index.load(Ordering::Relaxed)
+    fn place(&self) -> Place {
+        Place::from_number(self.place.load(Ordering::Relaxed))
+    }
+
+    /// Starts a new generation. Only the watcher thread calls this method after the link is open.
+    fn set_index(&self, index: u32) {
+        let generation = self.place().generation.wrapping_add(1);
+        self.place.store(Place { index, generation }.number(), Ordering::Relaxed);
     }
 
     /// Redirects the frames of a queue to the queue's socket.
@@ -285,6 +319,13 @@ impl Xdp {
     /// Records why a queue has no socket.
     fn refused(&self, queue: u32, refused: &socket::Refused) {
         lock(&self.sockets).trouble = Some(self.why_refused(queue, refused));
+    }
+
+    /// Logs why a queue waits for its interface.
+    fn waits(&self) {
+        if let Some(trouble) = &lock(&self.sockets).trouble {
+            tracing::warn!("{trouble}");
+        }
     }
 
     fn why_refused(&self, queue: u32, refused: &socket::Refused) -> String {

@@ -1,7 +1,6 @@
 //! An interface with AF_XDP as the link of a device.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::queue::Queue;
 use super::{Attachment, Xdp, add, lock, socket};
@@ -32,12 +31,15 @@ impl<End: From<Queue>> Link<End> for Xdp {
     }
 
     /// Watches the interface. The link is up while the interface has a carrier and the program is attached. If the
-    /// interface is recreated, attaches the program again, and the sockets move to the new interface.
+    /// interface is recreated, attaches the program again, and the queues open sockets on the new interface.
     fn watch(self: Arc<Self>, status: &Arc<Status>) -> Result<Option<Watcher>> {
         let (xdp, status, mut before) = (Arc::downgrade(&self), status.clone(), None::<Interface>);
         let watcher = Watcher::start(&self.spec.interface, move |found| {
             let Some(xdp) = xdp.upgrade() else { return };
-            let is_known = |interface: &Interface| interface.index == xdp.index.load(Ordering::Relaxed);
+            if found.is_none() {
+                xdp.detach();
+            }
+            let is_known = |interface: &Interface| interface.index == xdp.place().index;
             if let Some(interface) = found.filter(|interface| !is_known(interface))
                 && let Err(error) = xdp.attach(interface.index)
             {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::program::STAMP;
 use super::socket::{BIND_TIMEOUT, Refused, SocketSpec, XdpSocket, await_release};
-use super::{HEADROOM, Xdp};
+use super::{HEADROOM, Place, Xdp};
 use crate::completion::Now;
 use crate::link::interface::waitable;
 use dataplane_core::mem::{Desc, GUARD, Region, SlotLayout, prefetch};
@@ -26,6 +26,9 @@ const POSTED: u8 = 0x80;
 
 /// Interval between two attempts to bind to a queue while another socket is bound to it.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
+/// Interval between two attempts to bind to a queue while the interface does not exist or is down. Longer, because the
+/// attempt takes the kernel's lock of network configuration.
+const ABSENT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Minimum frame length: an Ethernet header.
 const LEAST_FRAME: usize = 14;
@@ -75,7 +78,8 @@ struct PendingSend {
     slot: u32,
     len: u16,
     signaled: bool,
-    /// The status of a send that was not handed to the kernel, because there was no socket or the length was invalid.
+    /// The status of a send that was not handed to the kernel, because there was no socket or no interface, or the
+    /// length was invalid.
     refused: Option<WcStatus>,
 }
 
@@ -109,8 +113,8 @@ pub(crate) struct Queue {
     socket: Option<XdpSocket>,
     region: Option<Arc<Region>>,
     geometry: Option<Geometry>,
-    /// Index of the interface that the socket is bound to.
-    interface: u32,
+    /// The interface that the socket is bound to.
+    place: Place,
     /// The `wr_id` of a receive into slot 0.
     recv_wr_id: u64,
     /// States of the slots, indexed by slot.
@@ -126,6 +130,8 @@ pub(crate) struct Queue {
     bind_wait: Option<(Instant, Instant)>,
     /// Whether the wait for the queue has timed out.
     bind_timed_out: bool,
+    /// Whether the queue waits for its interface, which was deleted or is down. Sends fail in the meantime.
+    is_absent: bool,
     /// Whether the XDP program redirects the queue's frames to the socket.
     redirected: bool,
     /// The next slot to check when receives are flushed.
@@ -152,7 +158,7 @@ impl Queue {
             socket: None,
             region: None,
             geometry: None,
-            interface: 0,
+            place: Place { index: 0, generation: 0 },
             recv_wr_id: 0,
             states: Box::default(),
             posted: 0,
@@ -160,6 +166,7 @@ impl Queue {
             rebinding: false,
             bind_wait: None,
             bind_timed_out: false,
+            is_absent: false,
             redirected: false,
             flushed: 0,
             sent: Box::default(),
@@ -200,19 +207,35 @@ impl Queue {
         errno
     }
 
-    /// Starts to receive and to send. If the kernel has not yet released the queue of an earlier socket, a later poll
-    /// completes the start.
+    /// Starts to receive and to send. If an earlier socket was bound, and the kernel has not yet released the queue, or
+    /// the interface does not exist or is down, a later poll completes the start.
     pub(crate) fn open(&mut self) -> Result<(), i32> {
         self.bind_wait = None;
         let timeout = if self.rebinding { Duration::ZERO } else { BIND_TIMEOUT };
         match self.bind_socket(timeout) {
-            Err(libc::EBUSY) if self.rebinding && !self.bind_timed_out => {
+            Err(errno) if self.rebinding && (self.waits_for_interface(errno) || self.waits_for_release(errno)) => {
                 let now = Instant::now();
                 self.bind_wait = Some((now, now + RETRY_INTERVAL));
                 Ok(())
             }
             other => other,
         }
+    }
+
+    fn waits_for_release(&self, errno: i32) -> bool {
+        errno == libc::EBUSY && !self.bind_timed_out
+    }
+
+    /// Returns whether a refused bind means that the new interface is not ready: it does not exist, it is down, or it
+    /// does not have this queue yet. Logs the reason once.
+    fn waits_for_interface(&mut self, errno: i32) -> bool {
+        let waits = matches!(errno, libc::ENODEV | libc::ENXIO | libc::ENETDOWN | libc::EINVAL);
+        // The watcher thread reports an interface that does not exist.
+        if waits && !self.is_absent && errno != libc::ENODEV {
+            self.xdp.waits();
+        }
+        self.is_absent = waits;
+        waits
     }
 
     /// Tries again to bind to the queue, if it is not bound and the time of the next attempt has come.
@@ -226,6 +249,7 @@ impl Queue {
         self.bind_wait = Some((since, now + RETRY_INTERVAL));
         match self.bind_socket(Duration::ZERO) {
             Ok(()) => self.bind_wait = None,
+            Err(errno) if self.waits_for_interface(errno) => self.bind_wait = Some((now, now + ABSENT_INTERVAL)),
             Err(libc::EBUSY) if now < since + BIND_TIMEOUT => {}
             // The wait has failed, so the queue pair fails (see `is_stale`). The next `open` does not wait.
             Err(_) => (self.bind_wait, self.bind_timed_out) = (None, true),
@@ -237,13 +261,16 @@ impl Queue {
         if self.bound {
             return Ok(());
         }
-        self.interface = self.xdp.interface();
+        self.place = self.xdp.place();
+        if self.place.index == 0 {
+            return Err(libc::ENODEV);
+        }
         let several = self.xdp.longest > (geometry.chunk() - u32::from(geometry.layout.headroom())) as usize;
-        match socket.bind(self.interface, self.index, self.xdp.spec.copying, several, timeout) {
+        match socket.bind(self.place.index, self.index, self.xdp.spec.copying, several, timeout) {
             Ok(why) => self.xdp.opened(self.index, socket.raw(), socket.zero_copy, why),
             Err(refused) => return Err(self.refused(refused)),
         }
-        (self.bound, self.rebinding, self.bind_timed_out) = (true, true, false);
+        (self.bound, self.rebinding, self.bind_timed_out, self.is_absent) = (true, true, false, false);
         self.redirect()
     }
 
@@ -275,9 +302,9 @@ impl Queue {
         // In copy mode, the kernel no longer accesses the memory after the socket is closed.
         drop(socket);
         if let Some(region) = self.region.as_ref().filter(|_| zero_copy) {
-            await_release(region, self.interface, self.index);
+            await_release(region, self.place.index, self.index);
         }
-        (self.bound, self.redirected) = (false, false);
+        (self.bound, self.redirected, self.is_absent) = (false, false, false);
         lost
     }
 
@@ -451,19 +478,19 @@ impl Queue {
         None
     }
 
-    /// Returns whether the socket cannot be used: its interface was removed and recreated, or the wait for the queue
-    /// has timed out.
+    /// Returns whether the socket cannot be used: its interface was deleted, or the wait for the queue has timed out.
     #[inline]
     pub(crate) fn is_stale(&self) -> bool {
-        self.bound && self.interface != self.xdp.interface() || self.bind_timed_out
+        self.bound && self.place != self.xdp.place() || self.bind_timed_out
     }
 
     /// Hands packets to the kernel to be sent. The packets must be inside their slots, and the queue must have space
     /// for all of them. The last send is signaled, or every send with `signal_all`. Without a socket, all sends are
-    /// flushed.
+    /// flushed. While the interface does not exist or is down after it was recreated, all sends fail. Returns the number
+    /// of these sends.
     #[inline]
-    pub(crate) fn send(&mut self, run: &[Desc], first_wr_id: u64, signal_all: bool) {
-        let Some(geometry) = self.geometry else { return };
+    pub(crate) fn send(&mut self, run: &[Desc], first_wr_id: u64, signal_all: bool) -> usize {
+        let Some(geometry) = self.geometry else { return 0 };
         let chunk = geometry.chunk();
         let mask = self.sent.len() - 1;
         for (at, desc) in run.iter().enumerate() {
@@ -473,6 +500,7 @@ impl Queue {
             let is_sound = (LEAST_FRAME..=self.xdp.longest).contains(&usize::from(desc.len));
             let refused = match &self.socket {
                 None => Some(WcStatus::WrFlushErr),
+                Some(_) if self.is_absent => Some(WcStatus::GeneralErr),
                 Some(_) => (!is_sound).then_some(WcStatus::LocLenErr),
             };
             if let Some(socket) = self.socket.as_mut().filter(|_| refused.is_none()) {
@@ -499,6 +527,7 @@ impl Queue {
                 socket.wake_tx();
             }
         }
+        if self.is_absent { run.len() } else { 0 }
     }
 
     /// Reads the completion ring and updates the slot states.

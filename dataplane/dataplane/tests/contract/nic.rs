@@ -1,0 +1,45 @@
+//! The devices that the owner of a NIC names with the environment variable `DATAPLANE_NIC`. `tools/nic-day` sets it.
+
+use super::*;
+use dataplane::ibverbs::{VerbsDevice, VerbsProvider};
+use dataplane::verbs::Provider;
+
+/// The names of the two devices, separated by commas, and the index of the GID. A device alone loops back to itself.
+const VARIABLE: &str = "DATAPLANE_NIC";
+
+struct Named {
+    a: String,
+    b: String,
+    gid_index: u32,
+    /// Whether the driver is rxe, whose differences from the standard are known.
+    is_rxe: bool,
+}
+
+fn named() -> Option<Named> {
+    let value = std::env::var(VARIABLE).ok()?;
+    let mut parts = value.split(',').map(str::trim);
+    let a = parts.next().filter(|name| !name.is_empty())?.to_owned();
+    let b = parts.next().filter(|name| !name.is_empty()).unwrap_or(&a).to_owned();
+    let gid_index = parts.next().and_then(|index| index.parse().ok()).unwrap_or(0);
+    let driver = std::fs::read_link(format!("/sys/class/infiniband/{a}/device/driver"));
+    let is_rxe = driver.is_err() && std::path::Path::new(&format!("/sys/class/infiniband/{a}/parent")).exists();
+    Some(Named { a, b, gid_index, is_rxe })
+}
+
+fn bed(name: &'static str) -> TestBed<VerbsDevice> {
+    let Named { a, b, gid_index, is_rxe } = named().expect("DATAPLANE_NIC is set");
+    let open = |name: &str| VerbsProvider.open(name).expect("a device that can be opened");
+    let a_device = open(&a);
+    let b_device = if a == b { a_device.clone() } else { open(&b) };
+    let profile = if is_rxe { Profile::Rxe } else { Profile::Spec };
+    TestBed { name, profile, kernel: true, a: a_device, b: b_device, gid_index }
+}
+
+/// Returns the tests on the named devices. A case may be skipped for every capability, and the reason names the
+/// capability.
+pub(crate) fn tests() -> Vec<Test> {
+    if named().is_none() {
+        return Vec::new();
+    }
+    tests_of("nic", bed, skips::ANY).collect()
+}
