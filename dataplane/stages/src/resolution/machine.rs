@@ -337,7 +337,8 @@ impl StateMachine {
             State::Stale(_) | State::Incomplete(_) | State::Failed => Some((entry.confirmed, entry.since, *hop)),
             _ => None,
         };
-        // Evict several unconfirmed neighbours at once. Otherwise a flood of them would cause a scan for each one.
+        // Evict several unconfirmed neighbours at once. Otherwise, each new neighbour of a flood would cause a scan of
+        // the table.
         let mut gone: Vec<_> = self.entries.iter().filter_map(rank).collect();
         let unconfirmed = gone.iter().filter(|(confirmed, ..)| !confirmed).count();
         if let Some(last) = gone.len().min(unconfirmed.min(self.settings.most / EVICTION_DIVISOR).max(1)).checked_sub(1)
