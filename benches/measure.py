@@ -73,8 +73,8 @@ def machine_sentence(facts):
 
 
 def reference_loop_ms(core):
-    """Returns the time of a fixed amount of work on the core, in milliseconds. If this time changes, the machine changed, not the
-    measured program."""
+    """Returns the time of a fixed amount of work on the core, in milliseconds. A change of this time shows that the speed of the
+    machine has changed. The measured program does not affect this time."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

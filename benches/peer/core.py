@@ -43,9 +43,9 @@ def siblings(core):
 class Cores:
     """Watches the cores for interference by hyperthread siblings (SMT).
 
-    On a virtual machine, another guest may use the second hyperthread of a core. Then work takes up to twice the time, depending on the
-    work, and no counter of the guest shows the cause. Two cores of the guest on two hyperthreads of one core have the same effect. The
-    number of additions per cycle shows such interference. The program core.c measures this number."""
+    On a virtual machine, another guest may use the second hyperthread of a core. The measured program then takes up to twice the
+    time, and no counter of the guest shows the cause. Two cores of the guest may also be hyperthreads of one core, with the same
+    effect. The number of additions per cycle shows such interference. The program core.c measures this number."""
 
     def __init__(self, cores, patience):
         """`patience`: the time in seconds that a case may spend on waiting and repeated measurements. After that time, a disturbed

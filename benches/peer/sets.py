@@ -68,7 +68,7 @@ def flow(rng):
 
 
 def exact(file, hit):
-    """Writes a million TCP flows, and lookups: of these flows if `hit`, or else of other flows."""
+    """Writes a million TCP flows, and lookups. If `hit` is true, the lookups are of these flows, otherwise of other flows."""
     rng = random.Random(9)
     flows = list({flow(rng): None for _ in range(1_000_000)})
     lookups = [rng.choice(flows) for _ in range(LOOKUPS)] if hit else [flow(rng) for _ in range(LOOKUPS)]

@@ -17,7 +17,7 @@ MAIN = 127
 
 
 class Testpmd:
-    """A testpmd process that forwards in one mode on one device. `main_core` runs its command line, `cores` forward."""
+    """A testpmd process that forwards in one mode on one device. `main_core` runs the command line, `cores` forward packets."""
 
     def __init__(self, program, device, mode, main_core, cores, burst, setup=(), more=()):
         """`setup`: commands before the first start. `more`: further command-line options."""

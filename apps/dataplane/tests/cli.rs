@@ -288,7 +288,7 @@ fn failed_run_is_status_1_with_an_error() {
     assert!(err.contains("wan.pcapng: another port, stage or program uses this file"), "{err}");
     drop(held);
 
-    // The capture is truncated within its last packet. The packets before that packet are processed and reported.
+    // The capture is truncated within its last packet. All earlier packets are processed and reported.
     let whole = fs::read(capture("arp-and-ping.pcap")).unwrap();
     folder.write("in.pcap", &whole[..whole.len() - 5]);
     let (status, out, err) = dataplane(&folder, "run @/x.toml -j");
@@ -350,7 +350,7 @@ fn failed_output_is_logged_while_the_run_continues() {
     assert_eq!(running.wait().unwrap().code(), Some(1));
 }
 
-/// Standard error is closed, as after its terminal was closed.
+/// Standard error is closed, as when the terminal of the program was closed.
 #[test]
 fn run_ends_normally_without_standard_error() {
     let folder = folder_with_config();
@@ -651,7 +651,7 @@ fn closed_output_pipe_is_no_failure() {
     assert_eq!((status, err.as_str()), (0, ""));
 }
 
-/// Unlike a list, a report that nobody reads is a failure.
+/// A run fails if nobody reads its report. A command that prints a list does not fail.
 #[test]
 fn lost_report_is_a_failure() {
     let folder = folder_with_config();

@@ -56,7 +56,7 @@ impl Stage for GeoBlock {
 
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let (Some(prefixes), [sources, found]) = (&self.prefixes, &mut self.scratch[..]) else { return };
-        // The packets at the start of the batch that are untagged IPv4: their source address has a fixed offset.
+        // Leading untagged IPv4 packets take a fast path, because their source address has a fixed offset.
         let plain = batch.is_plain();
         let collect = |(head, source): (Head<'_, 34>, &mut u32)| {
             *source = u32::from_be_bytes([head.bytes[26], head.bytes[27], head.bytes[28], head.bytes[29]]);
@@ -158,7 +158,7 @@ impl Task for Follower {
     }
 }
 
-/// Returns the version of a file: its inode number and the time of its last change.
+/// Returns the inode number and the modification time of a file, or `None` if the file cannot be accessed.
 fn version(path: &Path) -> Option<(u64, i64, i64)> {
     fs::metadata(path).map(|file| (file.ino(), file.mtime(), file.mtime_nsec())).ok()
 }

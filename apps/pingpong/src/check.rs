@@ -7,7 +7,7 @@
 //! | 8 to 11 | index of the sender's queue pair |
 //! | 12 to 15 | length of the message |
 //! | 16 to 23 | sequence number of the message on its queue pair |
-//! | 24 to 31 | sequence number of the message that it answers |
+//! | 24 to 31 | sequence number of the message that this message answers |
 //! | 32 on | filler, different for each message |
 //!
 //! All indexes and sequence numbers start at 0. All numbers are big-endian.

@@ -174,7 +174,7 @@ impl<D: Device> Endpoint<D> {
         self.pairs.len()
     }
 
-    /// Returns the index of the queue pair with the queue pair number `number`.
+    /// Returns the index of the queue pair with the queue pair number `number`, or `None` if there is no such queue pair.
     pub(crate) fn queue(&self, number: QpNum) -> Option<usize> {
         self.pairs.iter().position(|pair| pair.qp.number() == number)
     }
@@ -192,8 +192,8 @@ impl<D: Device> Endpoint<D> {
         Ok(posted.map_err(|refused| refused.error.on(self.domain.device().name()))?)
     }
 
-    /// Posts a send request from a send slot of this queue pair. A queue pair has as many send slots as messages in its
-    /// window.
+    /// Posts a send request from a send slot of this queue pair. Each queue pair has one send slot for each message of
+    /// its window.
     pub(crate) fn post_send(&mut self, queue: usize, slot: u32) -> Result<()> {
         let from = self.send_offset(queue, slot);
         let sges = [self.sends.sge(from..from + self.plan.size as usize)];
@@ -205,7 +205,8 @@ impl<D: Device> Endpoint<D> {
         Ok(pair.qp.post_send(&[request]).map_err(|refused| refused.error.on(self.domain.device().name()))?)
     }
 
-    /// Returns the message length for the `byte_len` of a receive completion.
+    /// Returns the message length in bytes for the `byte_len` of a receive completion, or `None` if `byte_len` is below
+    /// the length of the GRH.
     pub(crate) fn length(&self, byte_len: u32) -> Option<usize> {
         (byte_len as usize).checked_sub(grh(&self.plan))
     }

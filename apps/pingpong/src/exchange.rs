@@ -170,9 +170,9 @@ impl ExchangeConnection {
         if &received == DONE { Ok(()) } else { Err(Fault::NotDone(received)) }
     }
 
-    /// Closes the sending side of the connection and waits until the peer closes its sending side. Until then, the
-    /// local queue pairs must acknowledge messages. Otherwise the last sends of the peer would not complete. An
-    /// rdma-core program has already closed its side. Returns `false` if the peer did not close its side in time.
+    /// Closes the sending side of the connection and waits until the peer closes its sending side. Meanwhile, the local
+    /// queue pairs must acknowledge messages, so that the last sends of the peer complete. An rdma-core program has
+    /// already closed its sending side. Returns `false` if the peer did not close its sending side in time.
     pub(crate) fn finish(mut self, until: Instant) -> bool {
         let _ = self.0.shutdown(Shutdown::Write);
         loop {

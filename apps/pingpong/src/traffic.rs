@@ -160,7 +160,7 @@ impl<D: Device> Traffic<'_, D> {
             None => poll(&mut end.cq, completions, BURST),
         };
         if polled.map_err(|error| error.on(self.end.device()))? == 0 {
-            // If the other side runs on the same core, let it run.
+            // Yield the core, because the other side may run on the same core.
             std::thread::yield_now();
         }
         Ok(())
@@ -203,7 +203,7 @@ impl<D: Device> Traffic<'_, D> {
         let fits = length == self.message.len();
         self.wrong_size += u64::from(!fits);
         if let Some(tracker) = &mut queue_state.tracker {
-            // A message that is too short is also checked. It counts as corrupt.
+            // A message that is too short is also checked, and counts as corrupt.
             let message = &mut self.message[..length.min(self.plan.size as usize)];
             self.end.read(slot, message);
             let label = tracker.take(message);

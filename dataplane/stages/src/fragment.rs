@@ -87,7 +87,7 @@ struct Datagram {
     field: u16,
 }
 
-/// How the stage handles a packet.
+/// The decision of the stage about a packet.
 enum Verdict {
     Fits,
     TooBig,

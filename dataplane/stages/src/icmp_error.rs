@@ -219,7 +219,7 @@ const HOST_RATE_EXCEEDED: Reason = Reason::own(2);
 /// c).
 const MOST_V4: usize = 576;
 const MOST_V6: usize = 1280;
-/// A burst to all hosts divided by a burst to one host.
+/// The burst size for all hosts divided by the burst size for one host.
 const HOST_SHARE: u64 = 5;
 /// The TTL or hop limit of errors.
 const TTL: u8 = 64;

@@ -22,7 +22,7 @@ impl Level {
         Self { now: full, full }
     }
 
-    /// Adds an amount and returns the overflow.
+    /// Adds an amount, up to the size of the bucket. Returns the part that exceeds the size.
     #[inline]
     fn fill(&mut self, amount: u128) -> u128 {
         let room = self.full - self.now;

@@ -83,9 +83,9 @@ impl<F: Form> Cells<F> {
             // The fence orders the reads of the cells before two later loads: the load of the default below, and the
             // loads that the caller makes with the values.
             fence(Ordering::Acquire);
-            // If the default is unchanged, the result is consistent with one state of the table. The check misses a
-            // default that was removed and restored during the lookup, but this requires several changes during one
-            // batch.
+            // If the default is unchanged, the result is consistent with one state of the table. The check does not
+            // detect a default that was removed and restored during the lookup. Such a default needs several changes
+            // during one batch.
             if self.default.load(Ordering::Acquire) == default {
                 return;
             }
@@ -95,10 +95,10 @@ impl<F: Form> Cells<F> {
     /// Looks up addresses that end in the first level. `or_default` replaces empty cells. Returns `false` if any
     /// address continues in lines.
     ///
-    /// Instructions that wait for a cache miss occupy slots in the processor that further loads could use. The function
-    /// therefore uses few instructions per address. No instruction waits for the prefetch of a cell. Few instructions
-    /// wait for the load of a cell, because several cells are converted at once. Arrays of fixed size avoid loops. A
-    /// function that is not inlined can use all registers.
+    /// Instructions that wait for a cache miss fill the reorder buffer of the processor and delay further loads. The
+    /// function therefore uses few instructions per address. No instruction waits for the prefetch of a cell. Few
+    /// instructions wait for the load of a cell, because several cells are converted at once. Arrays of fixed size avoid
+    /// loops. A function that is not inlined can use all registers.
     #[inline(never)]
     fn in_first<A, V>(first: &F::First, addresses: &A, values: &mut V, or_default: impl Fn(u32) -> u32) -> bool
     where

@@ -25,7 +25,7 @@ use super::tags::{Group, SLOTS};
 use super::{MAX_VALUE, MISS, TableError, zeroed};
 use dataplane_core::mem::{prefetch, prefetch_l2};
 
-/// The used fraction of the slots. It is low enough that few groups are full.
+/// The largest fraction of the slots that keys occupy, as numerator and denominator. At this fraction, few groups are full.
 const LOAD_FACTOR: (usize, usize) = (2, 3);
 
 /// Number of groups that are searched for a free slot before the table counts as full.
@@ -253,7 +253,7 @@ impl<const WORDS: usize> Exact<WORDS> {
         None
     }
 
-    /// Moves the entries of a chain, the last one first. Returns the slot that is then free.
+    /// Moves the entries of a chain, starting with the last entry. Returns the slot that is then free.
     fn shift(&mut self, steps: &[(u32, Slot, usize)], mut free: Slot) -> Slot {
         let mut step = steps.len() - 1;
         while steps[step].2 != usize::MAX {
@@ -281,8 +281,8 @@ fn lookup_ways<const WORDS: usize>(table: &Exact<WORDS>, keys: &[[u32; WORDS]], 
         ([*first, *second], *tag) = (home.groups, home.tag);
     }
     let KeyGroupsBatch { first, second, tags } = &homes;
-    // The tags are probably in no near cache. More prefetches can be outstanding to the second-level cache than to the
-    // first.
+    // The tags are probably in neither the first-level nor the second-level cache. The processor can have more
+    // outstanding prefetches to the second-level cache than to the first-level cache.
     let fetch_tags = |group: u32| prefetch_l2(table.groups.as_ptr().wrapping_add(group as usize));
     let mut slot_indexes = [0; WAYS];
     let mut fetch = |at: usize, group: u32, matches: u32| {
@@ -302,14 +302,14 @@ fn lookup_ways<const WORDS: usize>(table: &Exact<WORDS>, keys: &[[u32; WORDS]], 
             "x86_64+avx2" => group.matches_avx2(tags[at]),
             _ => group.matches(tags[at]),
         };
-        // The branch costs less than it saves, because the prefetch of the entry starts earlier.
+        // With this branch, the prefetch of the entry starts earlier, which saves more time than the branch costs.
         if matches != 0 {
             fetch(at, first[at], matches);
         }
         found |= u32::from(matches != 0) << at;
         overflowed |= u32::from(group.has_overflow()) << at;
     }
-    // The second group only matters if the first has no match, and if a key of the first group was moved.
+    // The second group only matters if the first group has no match and some of its keys are in second groups.
     let elsewhere = overflowed & !found;
     ones(elsewhere).for_each(|at| fetch_tags(second[at]));
     for at in ones(elsewhere) {
@@ -360,7 +360,7 @@ fn hash<const WORDS: usize>(key: &[u32; WORDS], seeds: &[u32; WORDS]) -> u64 {
 /// Returns the groups and the tag for a hash. `groups` must be at least 2 and below 2^32.
 #[inline(always)]
 fn home(hash: u64, groups: u64) -> KeyGroups {
-    // Multiply-shift spreads the keys as evenly as a remainder, and is cheaper.
+    // Multiply-shift spreads the keys as evenly as the remainder of a division, and takes less time.
     let group = |bits: u64| ((bits * groups) >> 32) as u32;
     let (first, second) = (group(hash >> 32), group(hash & u64::from(u32::MAX)));
     // The two groups are always different.

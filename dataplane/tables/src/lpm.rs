@@ -104,7 +104,7 @@ impl<F: Form> std::fmt::Debug for Lpm<F> {
 }
 
 impl<F: Form> Lpm<F> {
-    /// Creates a table without prefixes, with room for any number of prefixes that the table can have.
+    /// Creates a table without prefixes, with the largest possible number of cache lines: 2^22.
     ///
     /// # Errors
     ///
@@ -197,7 +197,7 @@ impl<F: Form> Lpm<F> {
         if len > F::BITS { None } else { self.0.remove(F::left(address), len) }
     }
 
-    /// Returns the value of exactly this prefix, regardless of longer or shorter ones.
+    /// Returns the value of exactly this prefix, regardless of longer and shorter prefixes.
     pub fn get(&self, address: F::Address, len: u8) -> Option<u32> {
         if len > F::BITS { None } else { self.0.get(F::left(address), len) }
     }

@@ -46,7 +46,7 @@ macro_rules! lpm_tests {
             ]
         }
 
-        /// Values of all widths, including those next to the two-byte limit.
+        /// Values of all widths, including values next to the two-byte limit.
         fn value() -> impl Strategy<Value = u32> {
             prop_oneof![0..=MAX_VALUE, 0..=8u32, (1u32 << 16) - 4..(1 << 16) + 4]
         }

@@ -141,7 +141,7 @@ impl<F: Form> Trie<F> {
     }
 
     fn cell(&self, place: Place) -> Cell {
-        // Only this thread writes.
+        // No other thread writes cells, because only the thread that changes the trie calls this function.
         match place {
             Place::First(slot) => Cell { entry: self.cells.first.cell(slot), depth: self.first_depths[slot] },
             Place::Line(line, at) => {

@@ -22,7 +22,7 @@ struct EarlierHits {
     /// Hit counts by [`Rules::identity`]: of the rules in the latest set, and of the rules in sets that were dropped
     /// since the last reload.
     hits: HashMap<String, u64>,
-    /// Hits of all other rules.
+    /// Total hits of all removed rules that have no entry in `hits`.
     gone: u64,
 }
 

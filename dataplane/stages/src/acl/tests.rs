@@ -210,7 +210,7 @@ fn invalid_file_keeps_the_old_rules() {
     refuses(&mut harness, "No such file");
     std::fs::create_dir(&path).unwrap();
     refuses(&mut harness, "not a regular file");
-    // All errors are reported, not only the first one.
+    // All errors are reported, not only the first error.
     std::fs::remove_dir(&path).unwrap();
     folder.write("rules.toml", format!("rules = [{}]", "{ action = \"deny\", vlan = 5000 },".repeat(30)));
     assert_eq!(harness.reload().unwrap_err().len(), 20);
@@ -282,7 +282,7 @@ fn few_changed_rules_of_many_are_applied() {
     let packets: Vec<Vec<u8>> =
         (0..520u32).map(|at| v4([10, 2, 0, 1], [172, 16, (at / 250) as u8, (at % 250) as u8]).build()).collect();
     for round in 1..=20u64 {
-        // One rule is removed, one is added, one moves.
+        // One rule is removed, another rule is added, and a third rule moves.
         order.remove(round as usize * 11);
         order.insert(round as usize * 3, 499 + round as u32);
         let moved = order.remove(400);

@@ -21,7 +21,7 @@ pub(super) struct Table {
     pub(super) words: Box<[AtomicU64]>,
     /// The random factor and summand of the hash.
     pub(super) seeds: [u64; 2],
-    /// Entries that made room for the address of another host.
+    /// Number of entries that were replaced because their bucket was full.
     pub(super) evicted: AtomicU64,
 }
 

@@ -132,7 +132,7 @@ fn four_addresses_of_one_bucket_do_not_evict_a_host_of_another_port() {
         table.learn(*mac, 0, 1, 2);
     }
     assert_eq!(table.find(host, 0, 2, 75), Some(2), "seeds {:?}", table.seeds);
-    // The last address replaced the first one, and the counter has it.
+    // The last address replaced the first address, and the counter `evicted` counts the replacement.
     let found: Vec<Option<u8>> = chosen.iter().map(|mac| table.find(*mac, 0, 2, 75)).collect();
     assert_eq!((found.iter().flatten().count(), table.evicted.load(Ordering::Relaxed)), (3, 1));
 }
@@ -287,7 +287,7 @@ fn probe_of_another_bridge_is_flooded() {
     let (mut bench, mut other) = (bench(0, "loop_shut = '10s'").unwrap(), bench(0, "loop_shut = '10s'").unwrap());
     let sent = probes(&mut other);
     assert_eq!(receive(&mut bench, 1, &sent[0].1), Ok(vec![0, 2, 3]));
-    // A probe with a wrong number is not from this bridge either.
+    // A probe with a wrong random number is not from this bridge.
     let mut forged = probes(&mut bench)[0].1.clone();
     forged[20] ^= 1;
     assert_eq!(receive(&mut bench, 1, &forged), Ok(vec![0, 2, 3]));
@@ -301,7 +301,7 @@ fn probe_of_a_port_with_members_has_its_lowest_vlan() {
     assert_eq!((&sent[0].1[12..14], &sent[1].1[12..18]), (&[0x88, 0xb5][..], &[0x81, 0, 0, 20, 0x88, 0xb5][..]));
     assert_eq!(receive(&mut bench, 0, &sent[1].1), Err("probe".to_owned()));
     probes(&mut bench);
-    // VLAN 20 has no other port any more.
+    // VLAN 20 has no other open port.
     assert_eq!(send(&mut bench, host_mac(1), MacAddr::BROADCAST, 20), Err("alone".to_owned()));
 }
 

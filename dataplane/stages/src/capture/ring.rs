@@ -98,7 +98,8 @@ impl Inlet {
         mut frame: impl FnMut(P, Buffer) -> Frame,
     ) -> usize {
         let wanted = packets.len();
-        // Reading the number of returned buffers costs a miss on a cache line that the writer writes to.
+        // Reading the number of returned buffers costs a cache miss, because the writer writes to that cache line. Use the
+        // cached number if it is large enough.
         let known = self.free.cached_slots();
         let count = wanted.min(if known < wanted { self.free.slots() } else { known });
         let (Ok(buffers), Ok(slots)) = (self.free.read_chunk(count), self.full.write_chunk_uninit(count)) else {

@@ -37,7 +37,7 @@ struct Shared {
     joined: Mutex<Vec<Outlet>>,
     /// `OPEN`, `FULL` or `FAILED`.
     state: AtomicU8,
-    /// Set when no worker offers packets any more.
+    /// Whether all workers have stopped offering packets.
     stop: AtomicBool,
     /// Set at the end of a run. The writer then creates a file even without packets.
     complete: AtomicBool,
@@ -87,7 +87,8 @@ impl Task for StartWriter {
         Ok(())
     }
 
-    /// Ends at once, because the writer must also write the packets that the workers offer while they stop.
+    /// Returns at once. The writer thread runs longer than this task, because workers still offer packets while they
+    /// stop.
     fn run(&mut self, _stop: &StopSignal) -> Result<()> {
         Ok(())
     }
@@ -209,7 +210,7 @@ fn drain(shared: &Shared, spec: &Spec) -> Result<()> {
     loop {
         let stopped = shared.stop.load(Ordering::Acquire);
         outlets.append(&mut shared.joined.lock().unwrap_or_else(PoisonError::into_inner));
-        // One burst from each ring in turn. The number of rounds is limited so that the rest of the loop also runs.
+        // Write one burst from each ring in turn. The number of rounds is limited so that the rest of the loop also runs.
         let mut take = |outlet: &mut Outlet| outlet.take(|frame| faults.write(&mut files, frame));
         let mut rounds = 0;
         let mut take_all = || outlets.iter_mut().map(&mut take).sum::<usize>() > 0;

@@ -191,7 +191,7 @@ impl Instruction {
 }
 
 impl Program {
-    /// Parses the output of `tcpdump -ddd`: the number of instructions, and four numbers for each of them.
+    /// Parses the output of `tcpdump -ddd`: the number of instructions, and four numbers for each instruction.
     ///
     /// # Errors
     /// Returns the reason if the text is malformed or the program is not valid.

@@ -99,8 +99,8 @@ impl Writer {
         let Some(entry) = self.tables.get_mut(table) else { return Ok(false) };
         if entry.is_none() {
             let mut created = Table { v4: Lpm4::with_lines(LINES_V4)?, v6: Lpm6::with_lines(LINES_V6)? };
-            // Set the epoch for the lines that the first routes retire. Readers may use the table before the next
-            // publication.
+            // Readers may use the table before the next publication, so set the epoch for the lines that the first
+            // routes retire.
             created.v4.reclaim(self.epoch, 0);
             created.v6.reclaim(self.epoch, 0);
             let views = TableViews { v4: created.v4.view(), v6: created.v6.view() };
@@ -121,8 +121,8 @@ impl Writer {
         tables.map(|table| table.v4.len() + table.v6.len() - NEVER_FORWARDED.len()).sum()
     }
 
-    /// Adds a route, or changes its target. Routes to multicast and link-local addresses are ignored, because such
-    /// packets are for this host.
+    /// Adds a route, or changes its target. Ignores routes to multicast, broadcast and link-local addresses, because
+    /// packets to these addresses are never forwarded.
     ///
     /// # Errors
     /// The tables are full, or the table is not open. The prefix then keeps its old route.

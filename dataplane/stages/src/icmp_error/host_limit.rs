@@ -7,7 +7,7 @@ const WAYS: usize = 4;
 /// The number of sets. The table has 64 KiB.
 const SETS: usize = 1024;
 
-/// The limit of one host: the generic cell rate algorithm (ITU-T I.371), which needs only one time per host.
+/// The limit of one host: the generic cell rate algorithm (ITU-T I.371), which stores only one time per host.
 #[derive(Clone, Copy, Debug, Default)]
 struct HostEntry {
     /// The hash of the address.
@@ -22,9 +22,9 @@ struct HostEntry {
 pub(super) struct HostLimit {
     random: RandomState,
     entries: Box<[HostEntry]>,
-    /// The nanoseconds for one error.
+    /// The time between two errors at the rate of the limit, in nanoseconds.
     interval: u64,
-    /// The nanoseconds for a burst of errors.
+    /// The interval times the burst size, in nanoseconds.
     burst: u64,
 }
 

@@ -206,7 +206,7 @@ fn ipv6_multicast_packet_gets_too_big_error() {
     assert_eq!(reason(bench("prohibited", "").run_one(&to_group)), "no_error_allowed");
 }
 
-/// One host sends 5,000 packets per second that are too big, and another host sends 10 per second.
+/// One host sends 5,000 too big packets per second, and another host sends 10 such packets per second.
 #[test]
 fn flood_of_one_host_does_not_use_up_the_errors_of_other_hosts() {
     let mut bench = bench("too_big", "");
@@ -221,7 +221,7 @@ fn flood_of_one_host_does_not_use_up_the_errors_of_other_hosts() {
         }
     }
     assert_eq!(sent, 30);
-    // 10 at once, and 50 per second for three seconds.
+    // A burst of 10 errors, and 50 errors per second for three seconds.
     assert!((150..=160).contains(&flooded), "{flooded}");
     assert_eq!(reason(bench.run_one(&flood[0])), "host_rate_exceeded");
 }

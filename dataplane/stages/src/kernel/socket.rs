@@ -16,14 +16,14 @@ use rustix::fd::AsFd;
 const MULTICAST_GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
 /// Requested size of the socket's receive buffer, in bytes. The system may limit it.
 pub(super) const BACKLOG: usize = 8 << 20;
-/// Size of a read buffer, in bytes. It is larger than any message batch of the kernel.
+/// Size of a read buffer, in bytes: larger than any message batch of the kernel.
 const READ_BUFFER: usize = 256 << 10;
 /// Longest time to wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest number of reads in one [`Events::wait`].
 const MAX_READS: usize = 256;
-/// Largest number of messages to discard at a time. Discarding without parsing is faster than the kernel reports
-/// changes.
+/// Largest number of messages to discard at a time. The limit is rarely reached, because discarding a message takes less
+/// time than the kernel needs to report a change.
 const MAX_DISCARDS: usize = 1 << 20;
 /// Number of attempts to get a dump that no change interrupts.
 const DUMP_ATTEMPTS: usize = 10;

@@ -19,7 +19,7 @@ use dataplane_core::pipeline::{NextHop, TaskSpec, Tasks};
 use dataplane_testing::namespace::{in_namespace, ip, try_ip};
 use dataplane_testing::{StopOnDrop, report_skip};
 
-/// Time limit of every wait. It is long because the tests do not measure durations.
+/// Time limit of every wait. The limit is long because the tests do not measure durations.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 fn set(path: &str, value: &str) {
@@ -143,7 +143,7 @@ fn routes_of_every_kind_are_mirrored() {
         expect(&reader, 0, "2001:db8:a::1", "Blackhole");
         expect(&reader, 0, "22.1.1.1", "1 2001:db8:2::9");
         expect(&reader, 0, "23.1.1.1", "0 10.1.0.17");
-        // The better route is removed and the other route is used. A route changes. All routes of a prefix are removed.
+        // The better route is removed, and the worse route is used. A route changes. All routes of a prefix are removed.
         ip("route del 21.0.0.0/8 via 10.2.0.9 metric 50
             route replace 20.5.0.0/16 via 10.1.0.77 metric 50
             route del blackhole 30.0.0.0/8
@@ -350,8 +350,8 @@ fn a_hundred_thousand_routes_come_and_go() {
     });
 }
 
-/// After a loss the kernel reports no further loss until its whole queue was read. The queue may hold more messages
-/// than one call reads, so changes during a resync could go unnoticed.
+/// After a loss, the kernel reports no further loss until the whole queue has been read. The queue may hold more
+/// messages than one call reads. Changes that are lost during a resync must not go unnoticed.
 #[test]
 fn changes_after_a_loss_are_reported() {
     in_namespace(|| {

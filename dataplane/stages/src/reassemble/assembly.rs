@@ -151,8 +151,9 @@ pub(super) struct Assembly {
     first: Option<Piece>,
     pieces: [(u16, u16); PIECES],
     count: usize,
-    /// The number of payload bytes received. `total` is the length of the whole payload, if it is known.
+    /// The number of payload bytes received.
     received: usize,
+    /// The length of the whole payload in bytes. `None` until the last fragment arrives.
     total: Option<usize>,
     ecn: u8,
 }

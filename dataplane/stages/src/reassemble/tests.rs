@@ -307,7 +307,7 @@ fn oldest_datagram_is_evicted() {
     }
     assert_eq!((counter(&bench, "open"), counter(&bench, "evicted")), (3, 1));
     assert_eq!(bench.run_one(&other(1)).fate, Fate::Consumed);
-    // All slots are in use, so the oldest datagram of all is evicted.
+    // All slots are in use, so the oldest datagram of all sources is evicted.
     assert_eq!(bench.run_one(&other(2)).fate, Fate::Consumed);
     assert_eq!((counter(&bench, "open"), counter(&bench, "evicted")), (4, 2));
     assert_eq!(fate(&mut bench, &part(3, 8, false, 8)), Fate::Next);

@@ -13,13 +13,14 @@ use dataplane_tables::bucket::TokenBucket;
 /// Milliseconds since the start.
 type Millis = u64;
 
-/// How long an answer is awaited (RFC 4861, section 10: RETRANS_TIMER).
+/// How long an answer is awaited, in milliseconds (RFC 4861, section 10: RETRANS_TIMER).
 pub(super) const RETRANS_TIMER: Millis = 1000;
 /// Number of requests sent by multicast or broadcast, and by unicast (MAX_MULTICAST_SOLICIT, MAX_UNICAST_SOLICIT).
 pub(super) const MAX_SOLICITS: u8 = 3;
-/// The time from the first use of a stale neighbour to the first unicast request (DELAY_FIRST_PROBE_TIME).
+/// The time from the first use of a stale neighbour to the first unicast request, in milliseconds
+/// (DELAY_FIRST_PROBE_TIME).
 pub(super) const FIRST_PROBE_DELAY: Millis = 5000;
-/// The time for which a neighbour that did not answer is not requested again.
+/// The time for which a neighbour that did not answer is not requested again, in milliseconds.
 pub(super) const FAILED_TIME: Millis = 3000;
 /// The rate limits of requests. Each limit counts only its own requests. So neither the repeated requests of a scan
 /// delay the first request for a new neighbour, nor does a scan delay the requests to known neighbours.
@@ -40,12 +41,12 @@ impl Limit {
     const ALL: [(u64, u64); 4] = [(1000, 128), (500, 64), (500, 64), (500, 64)];
 }
 
-/// How long a neighbour waits for its first request if the limit is reached, in milliseconds. The next packet after that
-/// time starts again.
+/// How long a neighbour waits for its first request if the limit is reached, in milliseconds. After that time, the next
+/// packet to the neighbour starts a new wait.
 const MAX_WAIT: Millis = 200;
-/// How long repeated requests for a neighbour may take in all if the limit is reached.
+/// The total time for the repeated requests for a neighbour if the limit is reached, in milliseconds.
 const MAX_REPEAT_TIME: Millis = RETRANS_TIMER * (MAX_SOLICITS as Millis + 1);
-/// If the table is full, the maximum number of entries divided by this number limits how many entries are evicted at
+/// Limits the evictions from a full table: at most the maximum number of entries divided by this number are evicted at
 /// once.
 const EVICTION_DIVISOR: usize = 16;
 
@@ -95,15 +96,15 @@ pub(super) enum Action {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Asked by multicast or broadcast this many times.
+    /// Not resolved yet. The number counts the requests sent by multicast or broadcast.
     Incomplete(u8),
     /// The neighbour did not answer.
     Failed,
     Reachable(MacAddr),
     Stale(MacAddr),
-    /// Used since it became stale.
+    /// A stale neighbour that was used since it became stale.
     Delay(MacAddr),
-    /// Asked by unicast this many times.
+    /// The neighbour is being verified. The number counts the requests sent by unicast.
     Probe(MacAddr, u8),
     /// Reachable, but another host claims the address. Asked by unicast once.
     Doubted(MacAddr),
@@ -173,8 +174,8 @@ impl StateMachine {
         let Some(mac) = heard.mac.or(known_mac) else { return };
         let asks = claim == Claim::Asks;
         match (known, known_mac == Some(mac)) {
-            // An answer that was not requested creates no entry. A request for this host does, because packets for its
-            // sender will follow.
+            // An answer that was not requested creates no entry. A request for an address of this host creates an entry,
+            // because packets to the sender of the request will follow.
             (None, _) if asks && self.make_room(true, actions) => self.stale(hop, mac, now, actions),
             (None, _) => self.refused += u64::from(asks),
             (Some(State::Incomplete(_) | State::Failed), _) if claim == Claim::Answer => {
@@ -336,7 +337,8 @@ impl StateMachine {
             State::Stale(_) | State::Incomplete(_) | State::Failed => Some((entry.confirmed, entry.since, *hop)),
             _ => None,
         };
-        // Evict several unconfirmed neighbours at once. Otherwise a flood of them would cause a scan for each one.
+        // Evict several unconfirmed neighbours at once. Otherwise, each new neighbour of a flood would cause a scan of
+        // the table.
         let mut gone: Vec<_> = self.entries.iter().filter_map(rank).collect();
         let unconfirmed = gone.iter().filter(|(confirmed, ..)| !confirmed).count();
         if let Some(last) = gone.len().min(unconfirmed.min(self.settings.most / EVICTION_DIVISOR).max(1)).checked_sub(1)

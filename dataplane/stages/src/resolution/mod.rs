@@ -39,7 +39,7 @@ const TIMEOUT_INTERVAL: u64 = 50;
 /// When the addresses of this host are announced, in milliseconds from the start or from a change of the link. RFC
 /// 5227, section 1.1, requires two announcements two seconds apart.
 const ANNOUNCEMENTS: [u64; 2] = [0, 2000];
-/// Size of each queue: the queues of received messages, and the queue of frames to send.
+/// Number of elements of each queue: the queues of received messages, and the queue of frames to send.
 const QUEUE: usize = 1024;
 /// Largest number of neighbour requests that the background thread handles at a time.
 const MAX_REQUESTS_PER_STEP: usize = 64;
@@ -153,7 +153,8 @@ impl Resolution {
         }
         let millis = |period: Period| period.as_nanos() / 1_000_000;
         let settings = Settings {
-            // No port can fill the table of all ports.
+            // All ports share one table of neighbours. Each port gets an equal share, so that no port takes the share of
+            // another port.
             most: usize::from(parameters.most).min(MAX_NEIGHBORS / resolution.ports.len()),
             reachable: millis(parameters.reachable),
             ageing: millis(parameters.ageing),

@@ -160,8 +160,8 @@ impl Model {
         if self == Self::None { Self::stale(mac, now) } else { self.announced(Some(mac), true, now) }
     }
 
-    /// Time passes. `seen` is the state that the state machine reports. It shows whether a random timeout has already
-    /// ended the model's state.
+    /// Time passes. `seen` is the state that the state machine reports. The model uses `seen` to find out whether a random
+    /// timeout has ended its state.
     fn passed(self, seen: Option<&(Resolved, Mark)>, now: u64) -> Self {
         match self {
             Self::Incomplete { asked: 3, due } if due <= now => Self::Failed { until: now + FAILED_TIME },
@@ -198,7 +198,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         (0..3u8).prop_map(Event::Wanted),
         (0..3u8, at, claim, any::<bool>()).prop_map(|(hop, at, claim, over)| {
-            // A request always has the sender's MAC address and overrides.
+            // A request always has the MAC address of its sender, and always overrides the known MAC address.
             let asks = claim == Claim::Asks;
             Event::Received(hop, if asks { at.or(Some(0)) } else { at }, claim, over || asks)
         }),
@@ -412,7 +412,7 @@ fn neighbors(state: &ResolverState) -> usize {
 fn ipv4_neighbour_is_requested_resolved_and_given_up() {
     let (mut harness, mut state) = bench("").unwrap();
     state.step(0);
-    // The addresses are announced on the link first.
+    // First, the addresses are announced on the link.
     assert_eq!(sent(&mut harness).len(), 3);
     let packet = frame().ipv4([192, 0, 2, 1].into(), [10, 0, 0, 9].into()).udp(1, 2).build();
     assert_eq!(harness.run_one(&packet).fate, Fate::Held);
@@ -657,7 +657,7 @@ fn source_address_is_of_the_link_of_the_neighbour() {
     assert_eq!(frames::source_address(&port, "2001:db8::1".parse().unwrap()), None);
 }
 
-/// A scan of 1,000 addresses per second that nobody has. A new neighbour appears after four seconds.
+/// A scan of 1,000 unused addresses per second. A new neighbour appears after four seconds.
 #[test]
 fn new_neighbour_is_asked_at_once_during_a_scan() {
     let settings = Settings { most: 4096, reachable: 1000, ageing: AGEING };
@@ -668,7 +668,7 @@ fn new_neighbour_is_asked_at_once_during_a_scan() {
     for now in 0..20_000u64 {
         let [.., high, low] = now.to_be_bytes();
         machine.request(NextHop { address: IpAddr::from([10, 1, high, low]), port: 0 }, true, now, &mut actions);
-        // A packet for the peer every 100 ms, and later for the neighbour too.
+        // Every 100 ms, there is a packet for the peer, and later also a packet for the neighbour.
         if now % 100 == 0 {
             machine.request(peer, true, now, &mut actions);
         }
@@ -686,7 +686,7 @@ fn new_neighbour_is_asked_at_once_during_a_scan() {
             view.take(&mut actions);
             view.asked = asked;
         }
-        // The peer is asked again by unicast when it is stale, and it stays reachable.
+        // When the peer is stale, the stage asks the peer by unicast, and the peer stays reachable.
         assert_eq!(view.known.get(&peer).map(|(resolved, _)| *resolved), Some(Resolved::At(mac(1))), "at {now} ms");
         if answered.is_none() && view.asked.iter().any(|(hop, _)| *hop == neighbor) {
             answered = Some(now);
@@ -696,8 +696,8 @@ fn new_neighbour_is_asked_at_once_during_a_scan() {
     assert!(answered.is_some_and(|at| at <= 4000 + TIMEOUT_INTERVAL), "asked at {answered:?} ms");
 }
 
-/// More addresses than the limit permits are requested all the time, and each request for the new neighbour competes
-/// with them.
+/// Packets request more addresses than the limit permits, and each request for the new neighbour competes with these
+/// requests.
 #[test]
 fn new_neighbour_is_found_during_a_faster_scan() {
     let (mut machine, mut view, mut actions) = (machine(4096), View::default(), Vec::new());
@@ -705,7 +705,7 @@ fn new_neighbour_is_found_during_a_faster_scan() {
     let mut asked_at = None;
     for now in 0..20_000u64 {
         for third in 0..3u64 {
-            // A packet for the neighbour every 100 ms, at different places among the packets of the scan.
+            // Every 100 ms, there is a packet for the neighbour, at different places among the packets of the scan.
             if third == now / 100 % 3 && now >= 4000 && now % 100 == 0 {
                 machine.request(neighbor, true, now, &mut actions);
             }

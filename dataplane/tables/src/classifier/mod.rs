@@ -102,7 +102,7 @@ struct Placed {
 
 /// Smallest number of changes before all rules are compiled again.
 const MIN_CHANGES: usize = 32;
-/// An update that changes more than one in this many rules compiles all rules again.
+/// An update compiles all rules again if it changes more than one rule in this many.
 const MAX_CHANGED_FRACTION: usize = 8;
 
 impl Classifier {

@@ -12,7 +12,7 @@ const NUMBER: u32 = 24;
 pub(super) const MAX_RULES: usize = 1 << NUMBER;
 /// Upper limit of all position values.
 const END: u64 = 1 << (64 - NUMBER - 1);
-/// Gap for each rule after a crowded range is spread.
+/// Smallest gap between two rules after the position values of a crowded range were spread.
 const GAP: u64 = 1 << 8;
 
 /// The ranks of all rules, in their order.

@@ -278,7 +278,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Replaces a list by another that has many of the same rules, some at other positions.
+    /// Replaces a list of rules by a list that has many of the same rules, some at other positions.
     #[test]
     fn update_replaces_a_list_by_another(
         mut rules in prop::collection::vec(site_rule(), 0..150),
@@ -429,7 +429,7 @@ fn ipv6_rules_are_found() {
     assert_eq!(classifier.lookup(&packet(1, 2, (3, 4))), None);
 }
 
-/// A change leaves nearly all memory shared.
+/// After a change, a copy and its original still share nearly all memory.
 #[test]
 fn change_copies_few_pages() {
     let rule =
@@ -441,9 +441,9 @@ fn change_copies_few_pages() {
     after.remove(1_234);
     after.insert(77, rule(5_001));
     let differing = after.v4.differing(&before.v4) + after.v6.differing(&before.v6);
-    // One leaf for each address family, with the cell above it.
+    // One leaf for each address family, and the cell that leads to the leaf.
     assert!(differing <= 4, "{differing} pages");
-    // The same change through `update`.
+    // `update` makes the same change.
     let mut rules = rules;
     rules.remove(1_234);
     rules.insert(77, rule(5_001));

@@ -12,16 +12,16 @@ use super::words::RuleEntry;
 
 /// Largest number of trees.
 const MAX_TREES: usize = 3;
-/// Number of roots. The last root is a list of leaves. Its rules were added after the compilation, and would be in too
-/// many leaves of any tree.
+/// Number of roots: one per tree, and one for a list of leaves. The list contains the rules that were added after the
+/// compilation and would be in too many leaves of any tree.
 pub(super) const ROOTS: usize = MAX_TREES + 1;
 
 /// Largest average number of copies of a rule in the leaves of a tree, at compilation.
 const MAX_COPIES: f64 = 16.0;
 /// Largest average number of copies when a leaf is divided later.
 const MAX_COPIES_LATER: f64 = 4.0;
-/// Limit of the stored copies of rules: a number per rule, and a constant that is added. Above this limit, no leaf is
-/// divided.
+/// Limit of the stored copies of rules: the first value times the number of rules, plus the second value. Above this
+/// limit, no leaf is divided.
 const MAX_STORED: (usize, usize) = (32, 4096);
 /// Largest number of leaves that a rule may be added to.
 const MAX_LEAVES_PER_RULE: usize = 64;
@@ -143,8 +143,8 @@ impl<const W: usize> Forest<W> {
         self.cells.get(at).copied().unwrap_or(Cell::EMPTY)
     }
 
-    /// Returns how many of `left` leaves remain if the rule is added to all its leaves, or `None` if the rule belongs
-    /// to more than `left` leaves.
+    /// Returns `left` minus the number of leaves that the rule belongs to, or `None` if the rule belongs to more than
+    /// `left` leaves.
     fn reach(&self, cell: Cell, entry: &RuleEntry<W>, space: Space, left: usize) -> Option<usize> {
         if !cell.is_node() {
             return left.checked_sub(1);
