@@ -52,7 +52,7 @@ pub struct RawPacketCaps {
     pub scatter_fcs: bool,
     /// Whether the device can delay a frame instead of dropping it when no receive is posted.
     pub delay_drop: bool,
-    /// Maximum payload of a segmented send in bytes. 0: no segmentation. 0: no segmentation.
+    /// Maximum payload of a segmented send in bytes. 0: no segmentation.
     pub max_tso: u32,
     /// Minimum and maximum rate of a send queue in kbit/s. `None`: no pacing.
     pub pacing: Option<(u32, u32)>,

@@ -169,8 +169,9 @@ enum Failure {
     Event,
 }
 
-/// The lanes of a port recover from every failure of a raw-packet queue, without `ibv_query_qp`. mlx5 reports a state
-/// of the software there, which is RTS for the dead send queue of a port with several queues.
+/// The lanes of a port recover from every failure of a raw-packet queue without `ibv_query_qp`. For a raw-packet queue
+/// pair, mlx5 returns the state that its software stores. On a port with several queues, this state is RTS even if the
+/// send queue has failed.
 #[test]
 fn raw_lane_recovers_without_a_query_of_its_queue_pair() {
     use Failure::{Event, Flush, Receive, Send};
