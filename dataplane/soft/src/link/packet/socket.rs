@@ -1,12 +1,12 @@
 //! The sockets of a queue: one that receives into a mapped ring, and one that sends (`packet(7)`,
 //! `Documentation/networking/packet_mmap.rst` of the kernel).
 //!
-//! The ring has version 2 (`TPACKET_V2`), which delivers each frame individually when it arrives. Version 3 delivers
-//! blocks of frames, and delays a partly filled block for up to a tick of the kernel's timer.
+//! The ring has version 2 (`TPACKET_V2`), which delivers each frame when the frame arrives. Version 3 delivers blocks
+//! of frames, and delays a partly filled block for up to a tick of the kernel's timer.
 //!
-//! Sending uses no ring. With a TX ring, the kernel sends frames without copying them out of the ring. It returns a
-//! ring entry when the frame reaches the receiving socket. On a veth pair, the receiver may not have read the frame at
-//! that time, and the next frame in this entry would overwrite it.
+//! Sending uses no ring. With a TX ring, the kernel does not copy frames out of the ring, and returns a ring entry when
+//! the frame reaches the receiving socket. On a veth pair, the receiver may read the frame later. The next frame in the
+//! entry could overwrite the unread frame.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -44,9 +44,9 @@ pub(super) struct PacketSocket {
     by_nic: bool,
 }
 
-/// A frame in the ring. User space owns it until it is released.
+/// A frame in the ring. User space owns the frame until [`PacketSocket::release`].
 pub(super) struct Frame {
-    /// Start of the frame. At least four bytes before it are free for a VLAN tag.
+    /// Start of the frame. At least four bytes before the frame are free for a VLAN tag.
     start: NonNull<u8>,
     /// Number of bytes of the frame in the ring.
     kept: usize,
@@ -95,7 +95,7 @@ pub(super) fn insert_tag(bytes: &mut [u8], tag: [u8; 4]) {
 impl PacketSocket {
     /// Opens the sockets of one queue on the interface `index`, for frames of up to `longest` bytes. `by_nic` selects
     /// NIC timestamps instead of kernel timestamps. `group` is `Some` if there are several queues. The socket then
-    /// joins the fanout group, or creates the group if there is none.
+    /// joins this fanout group. If the inner value is `None`, the socket creates the group and stores its number.
     ///
     /// # Errors
     /// Returns the operation that the kernel refused, and the error.

@@ -1,4 +1,4 @@
-//! The settings of an xdp link. The config of the link uses some of these types directly.
+//! The settings of an xdp link. The config of the link contains some of these types.
 
 use std::time::Duration;
 
