@@ -126,7 +126,8 @@ unsafe fn set_data(qp: *mut ibv_qp_ex, sges: &[Sge], inline: bool) -> Option<()>
 /// # Safety
 /// The call must be between `ibv_wr_start` and `ibv_wr_complete`. The conditions of [`set_data`] apply.
 unsafe fn build(qp: *mut ibv_qp_ex, request: &SendRequest<'_, VerbsAh>) -> Option<()> {
-    // SAFETY: the caller upholds the safety contract. The creation of the queue pair checked all builder functions.
+    // SAFETY: the caller upholds the safety contract. The wrappers in `ffi` return `None` if the driver lacks a builder
+    // function.
     unsafe {
         // The driver keeps the flags for later requests, so every request sets its own flags.
         ffi::wr_set_id_and_flags(qp, request.wr_id, request.flags.bits());

@@ -929,8 +929,8 @@ pub(super) fn with_devices<R>(work: impl FnOnce(&[*mut ibv_device]) -> R) -> Res
     let mut count: c_int = 0;
     // SAFETY: `count` is a valid location for the number of devices.
     let list = unsafe { library::ibv_get_device_list(&mut count) }.value("ibv_get_device_list")?.as_ptr();
-    // SAFETY: the list contains `count` devices followed by a null pointer, and it does not change until it is freed
-    // below.
+    // SAFETY: the list contains `count` devices followed by a null pointer, and the list does not change until the call
+    // below frees the list.
     let found = work(unsafe { slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0)) });
     // SAFETY: `ibv_get_device_list` returned the list, and nothing borrows from the list any longer.
     unsafe { library::ibv_free_device_list(list) };

@@ -118,7 +118,8 @@ impl VerbsQp {
 
 #[allow(unsafe_code, reason = "the trait is unsafe to implement")]
 // SAFETY: requests go to libibverbs unchanged, and runs are checked against the bound layout. The device gives up all
-// requests on RESET and on destruction. A queue pair that cannot be destroyed leaks in the kernel.
+// requests on RESET and on destruction. A queue pair that cannot be destroyed leaks together with the objects that the
+// queue pair uses.
 unsafe impl QueuePair for VerbsQp {
     type Mr = VerbsMr;
     type Ah = VerbsAh;

@@ -107,7 +107,8 @@ impl RawSetup {
     }
 }
 
-/// The receive queues of each port of a device that has several queues. All queue pairs of the device share this map.
+/// The receive queues of the ports that have several queues, by port number. All queue pairs of the device share this
+/// map.
 #[derive(Debug, Default)]
 struct RawPorts(Mutex<HashMap<u8, PortQueues>>);
 

@@ -59,7 +59,7 @@ impl TestLane {
         test.fake.posted(kind, number)
     }
 
-    /// Takes the oldest receive from the device.
+    /// Takes the oldest receive from the device and returns its id.
     fn take_posted(&self, test: &TestDevice) -> u64 {
         let (kind, number) = self.receiver();
         test.fake.take_posted(kind, number)
@@ -163,7 +163,7 @@ enum Failure {
     Receive,
     /// The completion of a send has an error.
     Send,
-    /// The device only flushes the receives.
+    /// The device flushes the receives without a preceding error.
     Flush,
     /// `IBV_EVENT_WQ_FATAL`, without a completion.
     Event,
