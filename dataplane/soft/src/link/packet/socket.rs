@@ -267,7 +267,7 @@ impl PacketSocket {
         while count <= self.mask as u64 {
             let Some(frame) = self.next_frame() else { break };
             if frame.is_copied {
-                // SAFETY: the kernel writes nothing, because the buffer has no bytes. It discards the frame.
+                // SAFETY: the kernel discards the frame and writes nothing, because the buffer has no bytes.
                 unsafe {
                     libc::recv(self.receiver.as_raw_fd(), nothing.as_mut_ptr().cast(), 0, libc::MSG_DONTWAIT);
                 }
@@ -338,8 +338,8 @@ fn bind(socket: &OwnedFd, index: u32, protocol: u16) -> io::Result<()> {
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Joins the fanout group of an interface's sockets, or creates the group if there is none. The group distributes
-/// frames to its sockets by flow hash.
+/// Joins the fanout group of the queues, or creates the group if `group` is `None`. The group distributes frames to its
+/// sockets by flow hash.
 fn join(socket: &OwnedFd, group: &mut Option<u16>, outgoing: bool) -> io::Result<()> {
     // In a group, this flag filters outgoing frames. The socket option PACKET_IGNORE_OUTGOING has no effect there.
     let kind = libc::PACKET_FANOUT_HASH | if outgoing { 0 } else { libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING };

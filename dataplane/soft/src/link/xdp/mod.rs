@@ -335,8 +335,8 @@ fn add(into: &mut SoftCounters, counts: &libc::xdp_statistics) {
     });
 }
 
-/// Checks that the interface has a queue for every queue pair. Warns if the interface has more queues, because their
-/// frames go to the kernel.
+/// Checks that the interface has a queue for every queue pair. Warns if the interface has more queues, because the
+/// frames of the extra queues go to the kernel.
 fn check_queues(spec: &XdpSpec) -> Result<()> {
     let (name, wanted) = (&spec.interface, u32::from(spec.queues));
     // Not every driver reports its number of queues.
