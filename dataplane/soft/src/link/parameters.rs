@@ -184,10 +184,10 @@ impl LinkMistake {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FrameStamps {
-    /// The kernel, when the driver passes the frame to it.
+    /// The kernel, at the time when the driver passes the frame to the kernel.
     #[default]
     Kernel,
-    /// The NIC. Without hardware timestamps, the kernel, with a warning.
+    /// The NIC. If the NIC does not timestamp frames, the kernel timestamps the frames, and the program logs a warning.
     Hardware,
 }
 

@@ -37,7 +37,7 @@ const FLUSH: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Pace {
-    /// As fast as the worker receives them.
+    /// As fast as the worker receives the frames.
     #[default]
     Fast,
     /// According to the timestamps in the file.
