@@ -14,8 +14,8 @@ use super::ffi;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{AddressHandle, Path};
 
-/// An address handle of a device. All clones share one handle. Keep a clone until the requests that use the handle have
-/// completed: see ibv_post_send(3).
+/// An address handle of a device. All clones share one handle. The caller keeps a clone until all requests with the
+/// handle have completed: see ibv_post_send(3).
 #[derive(Clone)]
 pub struct VerbsAh(Arc<AhHandle>);
 

@@ -45,7 +45,7 @@ fn path_of(attr: &ibv_ah_attr) -> Path {
     }
 }
 
-/// Converts all attributes. The mask of the verb selects the attributes that are used.
+/// Converts all attributes. The attribute mask of the verb selects the attributes that the device uses.
 pub(super) fn qp_attr(from: &QpAttributes) -> ibv_qp_attr {
     ibv_qp_attr {
         qp_state: from.state.raw(),
@@ -76,8 +76,8 @@ pub(super) fn qp_attr(from: &QpAttributes) -> ibv_qp_attr {
     }
 }
 
-/// Converts the attributes that a device reports. A value that does not fit its type is truncated, because a device may
-/// return any value.
+/// Converts the attributes that a device reports. A device may return any value, so a value that is too large for its
+/// type is truncated.
 pub(super) fn qp_attributes(from: &ibv_qp_attr) -> QpAttributes {
     QpAttributes {
         state: QpState::from_raw(from.qp_state),
@@ -106,7 +106,7 @@ pub(super) fn qp_attributes(from: &ibv_qp_attr) -> QpAttributes {
     }
 }
 
-/// Returns the MTU in bytes for a path MTU code: 1 to 5 for 256 to 4,096. `None` for other codes.
+/// Returns the MTU in bytes for a path MTU code. Codes 1 to 5 mean 256 to 4,096 bytes. Returns `None` for other codes.
 pub(super) fn mtu_bytes(code: u32) -> Option<u32> {
     (1..=5).contains(&code).then(|| 128 << code)
 }

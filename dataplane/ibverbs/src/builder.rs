@@ -21,8 +21,8 @@ use dataplane_core::verbs::{Claim, PostError, QpType, QueueOwner, SendFlags, Sen
 
 const VERB: &str = "ibv_wr_complete";
 
-/// Returns the operations that every driver with this interface supports for a queue pair type, and the optional
-/// operations of this type.
+/// Returns two sets of operations (`IBV_QP_EX_WITH_*`) for a queue pair type: the operations that every driver with
+/// this interface supports, and the optional operations.
 fn operations(kind: QpType) -> (u32, u32) {
     let send = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
     let write = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
@@ -36,7 +36,7 @@ fn operations(kind: QpType) -> (u32, u32) {
     }
 }
 
-/// Returns the operation flag of an opcode, or 0 if the opcode has no flag.
+/// Returns the flag `IBV_QP_EX_WITH_*` of an opcode, or 0 if the opcode has no flag.
 fn operation(opcode: WrOpcode) -> u64 {
     // Up to `Tso`, the bits have the same order as the opcodes.
     if opcode.raw() <= WrOpcode::Tso.raw() {
@@ -55,7 +55,8 @@ pub(super) struct Builder {
     operations: u64,
 }
 
-/// Creates a queue pair with all operations that the driver supports.
+/// Creates a queue pair with all operations of its type. If the driver refuses, tries again without the optional
+/// operations.
 ///
 /// # Safety
 /// The attributes must refer to valid objects of the same device.
@@ -91,7 +92,8 @@ pub(super) unsafe fn create(
     Err(last)
 }
 
-/// Sets the scatter/gather elements of the current request.
+/// Sets the scatter/gather elements of the current request. Returns `None` if the driver lacks a required function, or
+/// if an inline request has more than 64 elements.
 ///
 /// # Safety
 /// A request must be under construction. The caller must keep the memory of the elements valid.
@@ -119,13 +121,13 @@ unsafe fn set_data(qp: *mut ibv_qp_ex, sges: &[Sge], inline: bool) -> Option<()>
     }
 }
 
-/// Builds one request. Returns `None` if the driver lacks a required function.
+/// Builds one request. Returns `None` if the driver lacks a required function, or in the cases of [`set_data`].
 ///
 /// # Safety
 /// The call must be between `ibv_wr_start` and `ibv_wr_complete`. The conditions of [`set_data`] apply.
 unsafe fn build(qp: *mut ibv_qp_ex, request: &SendRequest<'_, VerbsAh>) -> Option<()> {
-    // SAFETY: the caller upholds the safety contract. When the queue pair was created, every builder function was
-    // checked.
+    // SAFETY: the caller upholds the safety contract. The wrappers in `ffi` return `None` if the driver lacks a builder
+    // function.
     unsafe {
         // The driver keeps the flags for later requests, so every request sets its own flags.
         ffi::wr_set_id_and_flags(qp, request.wr_id, request.flags.bits());

@@ -1,5 +1,5 @@
-//! Detects the capabilities of a device. The device reports some capabilities. The others are tested by creating
-//! objects. Each missing capability has a reason.
+//! Detects the capabilities of a device. The device reports some capabilities. For the other capabilities, this module
+//! tries to create an object. Each missing capability has a reason.
 
 use std::ffi::CStr;
 
@@ -32,8 +32,8 @@ pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
     let all = CqSpec { depth: 1, fields: PollFields::all(), flags: CqFlags::all(), ..CqSpec::default() };
     let queue = device.create_cq(&all, None);
     // If batch polling is not reliable, the queue above uses the classic poll interface, which lacks all extended
-    // features. Then the reasons of this queue do not show whether the device itself supports a feature. A second queue
-    // polls one completion at a time, so its reasons come from the device.
+    // features. The reasons of that queue then do not describe the device. A second queue polls one completion at a
+    // time with the extended interface, so the reasons of the second queue come from the device.
     let single = device.create_cq(&CqSpec { api: CqApi::ExtendedSingle, ..all }, None).map(|(_, granted)| granted).ok();
     for capability in Capability::ALL {
         let tried = match (&queue, capability) {
@@ -63,8 +63,8 @@ const CQ_CAPABILITIES: [Capability; 8] = [
     Capability::TagMatching,
 ];
 
-/// Checks whether a completion queue was granted with a capability. Otherwise, returns the reason. The reasons of the
-/// queue `single` take precedence.
+/// Returns the reason as an error if a completion queue was granted without a capability. The reasons of the queue
+/// `single` take precedence.
 fn cq_capability(granted: &CqGranted, single: Option<&CqGranted>, capability: Capability) -> Result<(), String> {
     if !granted.refused.contains(&capability) {
         return Ok(());
@@ -115,7 +115,7 @@ fn attempt<D: Device>(device: &D, attr: &ibv_device_attr_ex, cq: &D::Cq, capabil
     }
 }
 
-/// Formats the error of a test, followed by the remedy if there is one.
+/// Formats the error of a test, followed by the remedy if a remedy is known.
 fn hint(error: VerbError) -> String {
     match error.remedy() {
         Some(remedy) => format!("{error}; help: {remedy}"),

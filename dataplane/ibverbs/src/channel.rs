@@ -16,8 +16,8 @@ use super::os::{deadline, nonblocking, wait_readable};
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::CompletionChannel;
 
-/// The number of events of a queue that are acknowledged together. Each acknowledgement takes a lock, so acknowledging
-/// single events is expensive.
+/// The number of events of a queue that are acknowledged together. Each acknowledgement takes a lock, so one
+/// acknowledgement per event is expensive.
 const BATCH: u32 = 32;
 
 /// A completion channel of a device. All clones share one channel.
@@ -27,9 +27,9 @@ pub struct VerbsChannel(Arc<ChannelHandle>);
 struct ChannelHandle {
     raw: NonNull<ibv_comp_channel>,
     fd: c_int,
-    /// Locked while a thread takes and counts an event, and while a completion queue is marked as ending. The
-    /// destruction of a completion queue waits until all its events are acknowledged. The events of an ending queue are
-    /// therefore acknowledged as soon as they are taken.
+    /// Locked while a thread takes and counts an event, and while [`VerbsChannel::forget`] marks a completion queue for
+    /// destruction. The destruction of a completion queue waits until all its events are acknowledged. After the mark,
+    /// each event of the queue is therefore acknowledged immediately.
     taking: Mutex<()>,
     context: Arc<Context>,
 }
@@ -58,7 +58,7 @@ impl fmt::Debug for VerbsChannel {
 #[derive(Debug)]
 pub(super) struct CqTag {
     pub(super) number: u32,
-    /// The counts of events. They change only while `taking` is locked.
+    /// The event counts. The counts change only while `taking` is locked.
     events: Mutex<Events>,
 }
 
@@ -123,8 +123,8 @@ impl VerbsChannel {
         Ok(Some(number))
     }
 
-    /// Acknowledges all taken events of a completion queue. After this call, events of the queue are acknowledged as
-    /// soon as they are taken.
+    /// Prepares the destruction of a completion queue: acknowledges all events that were taken. Later events of the
+    /// queue are acknowledged as soon as they are taken.
     ///
     /// # Safety
     /// The queue must have been created with this channel and this tag, and must not have been destroyed.
@@ -143,7 +143,7 @@ impl CompletionChannel for VerbsChannel {
     fn wait(&self, timeout: Duration) -> Result<Option<u32>, VerbError> {
         let until = deadline(timeout);
         loop {
-            // Several threads may wait for events. A thread that finds no event waits again.
+            // Several threads may wait, and another thread may take the event first. Then this thread waits again.
             if let Some(number) = self.take()? {
                 return Ok(Some(number));
             }

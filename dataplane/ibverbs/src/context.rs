@@ -1,4 +1,4 @@
-//! An open device, shared by the objects that were created on the device.
+//! An open device, which is shared by all objects of the device.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -23,8 +23,8 @@ pub(super) struct Context {
     pub(super) library: Option<Library>,
     pub(super) quirks: Quirks,
     pub(super) limits: Limits,
-    /// The last number that was given to a completion queue or a shared receive queue. Verbs do not number these
-    /// objects.
+    /// The last number of a completion queue or a shared receive queue. This crate numbers these objects, because verbs
+    /// do not.
     numbers: AtomicU32,
     /// Whether the device has reported its removal.
     pub(super) gone: AtomicBool,
@@ -58,13 +58,14 @@ impl Context {
     /// Takes ownership of an open context.
     ///
     /// # Errors
-    /// The device does not report its attributes. This function then closes the context.
+    /// The device does not report its attributes, or its event descriptor cannot be made non-blocking. This function
+    /// then closes the context.
     ///
     /// # Safety
     /// The context must be open, and nothing else may close it.
     pub(super) unsafe fn new(raw: NonNull<ibv_context>, name: String) -> Result<Self, VerbError> {
-        // SAFETY: the caller upholds the safety contract. The driver library is identified by the address of its poll
-        // function. The address is only looked up, so it may be null.
+        // SAFETY: the caller upholds the safety contract. The address of the poll function identifies the driver
+        // library. The address is not called, so it may be null.
         let (polls, vectors, async_fd) = unsafe {
             let context = raw.as_ptr();
             (
@@ -124,7 +125,7 @@ pub(super) fn check_destroyed(result: Result<(), VerbError>, of: &str) -> bool {
     result.is_ok()
 }
 
-/// Returns the driver name for the file name of a driver library: `mlx5` for `libmlx5.so.1.24.44.0`, and `rxe` for
+/// Returns the driver name from the path of a driver library: `mlx5` for `libmlx5.so.1.24.44.0`, and `rxe` for
 /// `librxe-rdmav34.so`.
 fn driver_name(path: &Path) -> String {
     let file = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());

@@ -27,11 +27,11 @@ pub struct VerbsCq {
     pub(super) poller: Poller,
     /// The fields that may be read.
     pub(super) fields: PollFields,
-    /// The source of the timestamps in a run of completions (`Completions`).
+    /// The clock of the timestamps in a run of completions (`Completions`).
     pub(super) stamps: ClockSource,
     /// Completions that were polled but not yet returned.
     pub(super) copied: CopiedCompletions,
-    /// Prevents `Sync`: a completion queue belongs to one worker.
+    /// Makes this type not `Sync`, because a completion queue belongs to one worker.
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -60,12 +60,12 @@ pub(super) enum Poller {
     Broken(VerbError),
 }
 
-/// The fields that are read for each completion of a run (`Completions`).
+/// The combination of length and timestamp that is read for each completion of a run (`Completions`).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum RunFields {
     LengthAndTicks,
     Length,
-    /// All granted fields.
+    /// Another combination. Each granted field is checked for each completion.
     Other,
 }
 
@@ -118,7 +118,8 @@ struct OptionalFeature {
     flags: CqFlags,
 }
 
-/// Ordered from the least to the most important feature. The first feature is given up first.
+/// The optional features, from the least to the most important. If the driver refuses a queue, the first feature is
+/// removed first.
 const OPTIONAL_FEATURES: [OptionalFeature; 7] = {
     const fn field(capability: Capability, fields: PollFields) -> OptionalFeature {
         OptionalFeature { capability, fields, flags: CqFlags::empty() }
@@ -137,7 +138,7 @@ const OPTIONAL_FEATURES: [OptionalFeature; 7] = {
     ]
 };
 
-/// Returns `true` if the creation may succeed with fewer features. Other errors mean that no queue can be created.
+/// Returns `true` if the creation may succeed with fewer features.
 fn negotiable(error: &VerbError) -> bool {
     matches!(error.errno, libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS)
 }
@@ -150,7 +151,7 @@ struct CreatedCq {
     extended: bool,
 }
 
-/// Creates the completion queue for one request.
+/// Negotiates the features of one completion queue with the driver.
 struct CqNegotiator<'a> {
     context: &'a Arc<Context>,
     spec: &'a CqSpec,
@@ -181,7 +182,7 @@ impl CqNegotiator<'_> {
             attr.comp_mask |= IBV_CQ_INIT_ATTR_MASK_PD;
         }
         // SAFETY: the context, the channel and the protection domain are valid. The tag stays valid until the queue is
-        // destroyed. If the driver has no function to read a granted field, the queue is destroyed at once.
+        // destroyed. If the driver has no function to read a requested field, the queue is destroyed immediately.
         unsafe {
             let cq = ffi::ibv_create_cq_ex(self.context.raw(), &mut attr)?;
             if let Err(error) = ffi::check_readers(cq.as_ptr(), fields.bits()) {
@@ -211,8 +212,8 @@ impl CqNegotiator<'_> {
         self.why.push(format!("missing {capability}: {why}"));
     }
 
-    /// Creates an extended queue with as many of the requested features as possible. `None` if even the minimum is not
-    /// available.
+    /// Creates an extended queue with as many of the requested features as possible. Returns `None` if the driver
+    /// refuses an extended queue even without optional features.
     fn negotiate(&mut self) -> Result<Option<CreatedCq>, VerbError> {
         let asked = |feature: &OptionalFeature| {
             self.spec.fields.intersects(feature.fields) || self.spec.flags.intersects(feature.flags)
@@ -236,7 +237,8 @@ impl CqNegotiator<'_> {
                 Err(error) => given_up.push((features.remove(0), error)),
             }
         };
-        // The feature that was given up last caused the refusal. The features given up before it may be available.
+        // The driver accepted the queue after the last feature was removed, so that feature caused the refusal. The
+        // driver may still support the features that were removed earlier.
         let last_given_up = given_up.pop();
         for (feature, error) in given_up {
             features.push(feature);
@@ -263,15 +265,16 @@ impl CqNegotiator<'_> {
         Ok(Some(CreatedCq { raw, features, domain, extended: true }))
     }
 
-    /// Creates a queue without a lock for a driver that refuses the flag `SINGLE_THREADED`. The queue gets a
-    /// single-threaded protection domain instead.
+    /// Creates a queue without a lock in a single-threaded protection domain. Used if the driver refuses the flag
+    /// `SINGLE_THREADED`.
     fn in_domain(&self, features: &[OptionalFeature]) -> Result<(NonNull<ibv_cq>, VerbsPd), VerbError> {
         let domain = VerbsPd::alloc(self.context)?.for_one_thread()?;
         Ok((self.extended(features, Some(&domain))?, domain))
     }
 }
 
-/// Creates a completion queue. `safe` returns the poll interface that works reliably, and why a better one does not.
+/// Creates a completion queue. `safe` returns the best poll interface that works reliably. If a better interface is not
+/// reliable, `safe` also returns the reason.
 pub(super) fn create(
     context: &Arc<Context>,
     spec: &CqSpec,

@@ -46,7 +46,7 @@ impl fmt::Debug for VerbsDevice {
 }
 
 impl VerbsDevice {
-    /// Takes ownership of an open context, and detects the capabilities of the device.
+    /// Takes ownership of an open context and detects the capabilities of the device.
     ///
     /// # Errors
     /// The device does not report its attributes.
@@ -86,7 +86,7 @@ impl VerbsDevice {
         match (self.self_test(), known) {
             (SelfTest::Passed, _) | (SelfTest::Unknown(_), None) => (CqApi::Extended, None),
             (SelfTest::Failed(how), _) => (CqApi::Classic, Some(format!("the self-test failed: {how}"))),
-            // If the library version is unknown, a known defect of the driver counts as present.
+            // Here the library version is unknown, so a known defect of the driver counts as present.
             (SelfTest::Unknown(how), Some(why)) => {
                 (CqApi::Classic, Some(format!("{why}; the self-test could not run: {how}")))
             }

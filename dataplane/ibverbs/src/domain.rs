@@ -64,9 +64,9 @@ impl VerbsPd {
         &self.0.raw_setup
     }
 
-    /// Returns a protection domain whose objects are used by only one thread, so that drivers need no locks. The result
-    /// is a parent domain: this domain together with a new thread domain. Each call creates a separate thread domain,
-    /// because objects of one thread domain may share more than locks.
+    /// Returns a protection domain for objects that only one thread uses, so that drivers need no locks. The result is
+    /// a parent domain, which extends this domain with a new thread domain. Each call creates a thread domain, because
+    /// drivers may share other resources between the objects of one thread domain.
     ///
     /// # Errors
     /// `EOPNOTSUPP` if the driver does not support thread domains.
@@ -112,11 +112,11 @@ impl VerbsPd {
     }
 
     /// Registers memory of another device with a dma-buf file descriptor: `ibv_reg_dmabuf_mr(3)`. Scatter/gather
-    /// elements and the peer use the address `iova` for the byte at `offset`.
+    /// elements and the peer access the byte at `offset` with the address `iova`.
     ///
     /// # Errors
-    /// `EINVAL` if `length` is 0, or if `iova` and `offset` are at different positions within a page. `EOPNOTSUPP` if
-    /// the device does not support dma-buf.
+    /// `EINVAL` if `length` is 0, if `iova` and `offset` are at different positions within a page, or if `access`
+    /// contains remote writes or atomics without local writes. `EOPNOTSUPP` if the device does not support dma-buf.
     pub fn register_dmabuf(
         &self,
         fd: BorrowedFd<'_>,
@@ -139,7 +139,7 @@ impl VerbsPd {
     }
 }
 
-/// Returns whether the access flags are valid: remote write access requires local write access.
+/// Returns whether the access flags are valid: remote writes and remote atomics require local write access.
 fn sound(access: Access) -> bool {
     access.contains(Access::LOCAL_WRITE) || !access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
 }

@@ -15,12 +15,14 @@ use super::os::{deadline, wait_readable};
 use super::srq::SrqTag;
 use dataplane_core::verbs::{AsyncEvent, EventKind, EventSubject};
 
-/// Waits for the next event and acknowledges it. The removal of the device is the last event, and it is reported once.
+/// Returns the next event and acknowledges the event. Returns `None` after `timeout`. The removal of the device is the
+/// last event, and is returned once.
 pub(super) fn wait(context: &Context, timeout: Duration) -> Option<AsyncEvent> {
     let until = deadline(timeout);
     loop {
         if context.gone.load(Ordering::Relaxed) {
-            // The file descriptor of a removed device may stay readable. The wait therefore uses no file descriptor.
+            // The file descriptor of a removed device may stay readable, so wait for the timeout without the
+            // descriptor.
             wait_readable(-1, until);
             return None;
         }

@@ -206,7 +206,7 @@ const fn unsupported(verb: &'static str) -> VerbError {
 unsafe fn function_pointer<F: Copy>(place: *const Option<F>) -> Option<F> {
     const { assert!(size_of::<Option<F>>() == size_of::<usize>()) };
     // SAFETY: the caller upholds the safety contract. The pointer is first read as an integer, for which every value is
-    // valid. It is read as a function pointer only if the integer is not in the first page.
+    // valid. The pointer is read as a function pointer only if the integer is not in the first page.
     unsafe { if place.cast::<usize>().read() < 4096 { None } else { place.read() } }
 }
 
@@ -485,7 +485,7 @@ pub(super) unsafe fn ibv_create_qp_ex(
     attr: *mut ibv_qp_init_attr_ex,
 ) -> Result<NonNull<ibv_qp>, VerbError> {
     // SAFETY: the caller upholds the safety contract. If no extended attribute is set, the start of the structure is
-    // passed. It has the layout of `ibv_qp_init_attr`.
+    // passed. This start has the layout of `ibv_qp_init_attr`.
     unsafe {
         if (*attr).comp_mask == IBV_QP_INIT_ATTR_PD {
             return ibv_create_qp((*attr).pd, attr.cast());
@@ -690,11 +690,11 @@ macro_rules! checked_readers {
 }
 
 checked_readers! {
-    /// Starts a poll. Returns 0 if there is a completion, and only then must [`ibv_end_poll`] be called. Returns
-    /// `ENOENT` if there is no completion, a negative number if the CQ is broken, and another error number otherwise.
+    /// Starts a poll. Returns 0 if the CQ has a completion, `ENOENT` if the CQ is empty, a negative number if the CQ is
+    /// broken, and another error number otherwise. [`ibv_end_poll`] must be called only if the return value is 0.
     fn ibv_start_poll(attr: *mut ibv_poll_cq_attr) -> c_int = start_poll;
     /// Moves to the next completion. The return values are the same as for [`ibv_start_poll`]. [`ibv_end_poll`] must be
-    /// called whatever this function returns.
+    /// called after every return value.
     fn ibv_next_poll() -> c_int = next_poll;
     /// Ends a poll.
     fn ibv_end_poll() = end_poll;
@@ -929,8 +929,8 @@ pub(super) fn with_devices<R>(work: impl FnOnce(&[*mut ibv_device]) -> R) -> Res
     let mut count: c_int = 0;
     // SAFETY: `count` is a valid location for the number of devices.
     let list = unsafe { library::ibv_get_device_list(&mut count) }.value("ibv_get_device_list")?.as_ptr();
-    // SAFETY: the list contains `count` devices followed by a null pointer, and it does not change until it is freed
-    // below.
+    // SAFETY: the list contains `count` devices followed by a null pointer, and the list does not change until the call
+    // below frees the list.
     let found = work(unsafe { slice::from_raw_parts(list, usize::try_from(count).unwrap_or(0)) });
     // SAFETY: `ibv_get_device_list` returned the list, and nothing borrows from the list any longer.
     unsafe { library::ibv_free_device_list(list) };

@@ -1,8 +1,8 @@
 //! Flow rules, which select the frames of a port that a raw-packet queue pair receives (`ibv_create_flow(3)`).
 //!
 //! A raw-packet queue pair receives no frames until a flow rule exists. A rule matches the headers of a frame, outside
-//! and inside a tunnel. Its actions deliver the frame to the queue pair, tag it, count it or drop it. This module
-//! checks a rule before it calls the device. Each error message contains a remedy.
+//! and inside a tunnel. The actions of the rule deliver the frame to the queue pair, and tag, count or drop the frame.
+//! This module checks a rule before the device creates the rule. Most error messages contain a remedy.
 //!
 //! Flow rules have not been tested on hardware, because no test device supports them. The tests use a fake device in
 //! memory and compare the encodings byte by byte with the man page and verbs.h.
@@ -10,10 +10,10 @@
 //! How devices behave, according to the man page and the kernel's mlx5 driver:
 //! - If several rules match, the rule with the smallest priority number wins. Rules that are created through verbs
 //!   precede the rules of `ethtool` and of the kernel network stack.
-//! - Many devices match a field completely or not at all, and refuse masks of single bits, prefixes and ranges.
-//!   [`FlowRule::partial_masks`] returns the fields with such masks, and [`FlowError::Refused`] contains them.
+//! - Many devices can match only whole fields, and refuse masks for single bits, prefixes and ranges.
+//!   [`FlowRule::partial_masks`] and [`FlowError::Refused`] list the fields with such masks.
 //! - The creation of a rule needs `CAP_NET_RAW` in the initial user namespace.
-//! - The completion has one field for both the tag and the queue pair number. With
+//! - The driver stores the tag in the completion field of the queue pair number. With
 //!   [`PollFields::FLOW_TAG`](dataplane_core::verbs::PollFields), the queue pair number of a receive is therefore not
 //!   valid. A frame that matched no rule with a tag has tag 0.
 
@@ -34,8 +34,8 @@ use dataplane_core::error::VerbError;
 /// The bits of a VLAN tag that contain the VLAN identifier.
 const VLAN_ID: [u8; 2] = [0x0f, 0xff];
 
-/// A value and a mask for a header field, in network order. [`Bits::ANY`] matches every value. A number or an address
-/// converts to a match of exactly this value.
+/// A value and a mask for a header field, in network order. [`Bits::ANY`] matches every value. `Bits::from` converts a
+/// number or an address to an exact match.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bits<const N: usize> {
     value: [u8; N],
@@ -198,8 +198,8 @@ pub enum TransportMatch {
     Udp(PortsMatch),
 }
 
-/// Matches of the headers of a frame, starting at Ethernet. `None` matches any header and also no header. `Some` with
-/// an empty match requires a header of this kind.
+/// Matches of the headers of a frame, starting at Ethernet. `None` matches frames with and without the header. `Some`
+/// with an empty match requires a header of this kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeaderMatch {
     /// The match of the Ethernet header.
@@ -238,7 +238,7 @@ pub enum TunnelMatch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "there are few values, and they are not moved in the data path")]
 pub enum FlowTraffic {
-    /// Frames with these headers. Empty matches select every frame.
+    /// Frames with these headers. If all matches are `None`, the rule matches every frame.
     Headers {
         /// The outer headers, from the start of the frame.
         outer: HeaderMatch,
@@ -254,7 +254,7 @@ pub enum FlowTraffic {
 }
 
 impl FlowTraffic {
-    /// Frames with any headers: every frame of the port that no rule with a smaller priority number matches.
+    /// Frames with any headers.
     pub const ANY_HEADERS: Self =
         Self::Headers { outer: HeaderMatch { ethernet: None, ip: None, transport: None }, tunnel: None };
 }
@@ -264,11 +264,11 @@ impl FlowTraffic {
 pub struct FlowRule {
     /// The port, from 1.
     pub port: u8,
-    /// The priority. If two rules match, the rule with the smaller number wins.
+    /// The priority. If two rules match a frame, the rule with the smaller number wins.
     pub priority: u16,
     /// The frames that the rule matches.
     pub traffic: FlowTraffic,
-    /// The tag that the completions of matched frames contain: 24 bits.
+    /// The tag (24 bits) in the completions of matched frames. `None`: no tag.
     pub tag: Option<u32>,
     /// Whether matched frames are dropped instead of delivered to the queue pair.
     pub drop: bool,
@@ -319,7 +319,7 @@ impl FlowLimits {
         if driver == Self::MLX5.driver { Self::MLX5 } else { Self::NONE }
     }
 
-    /// Checks that the driver supports a rule that needs `levels` priorities of the device for each priority: 3 for
+    /// Checks that the driver supports a rule. Each priority of a rule uses `levels` priorities of the device: 3 for
     /// several queues with RSS, otherwise 1.
     ///
     /// # Errors
@@ -382,7 +382,7 @@ pub enum FlowError {
         /// The name of the field.
         field: &'static str,
     },
-    /// The driver has fewer priorities.
+    /// The priority is too large for the driver.
     #[error("{driver} has the flow priorities 0 to {last} for {queues}, not {priority}; help: use a smaller priority")]
     Priority {
         /// The name of the driver.
@@ -421,12 +421,13 @@ pub enum FlowError {
     Refused {
         /// The error of the verb.
         error: VerbError,
-        /// The fields with masks that match only a part of the field.
+        /// The fields whose masks do not cover the whole field.
         partial: Vec<&'static str>,
     },
 }
 
-/// Returns the remedy for a rule that the device refused, with a leading separator.
+/// Returns the reason and the remedy for a rule that the device refused, starting with `: `. Returns an empty string if
+/// neither is known.
 fn refused(error: &VerbError, partial: &[&str]) -> String {
     match error.errno {
         libc::EPERM => ": flow rules need CAP_NET_RAW; help: run `setcap cap_net_raw+ep PROGRAM`".to_owned(),

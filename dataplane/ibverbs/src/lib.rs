@@ -1,12 +1,12 @@
 //! The `verbs` provider: an implementation of the verbs contract that calls the system's libibverbs.
 //!
-//! Only the module `ffi` calls libibverbs. The other modules add types, lifetimes and the rules of the man pages. The
+//! Only the module `ffi` calls libibverbs. The other modules add safe types and check the rules of the man pages. The
 //! modules `capabilities` and `selftest` test what a device supports. The module `quirk` has a table of known driver
 //! defects.
 //!
-//! To open a device, a program needs no Linux capability. It needs only read and write access to the device file in
-//! `/dev/infiniband`. To detect the capabilities of the device, the provider creates and destroys a few small objects.
-//! Other users of the device are not affected.
+//! A program that opens a device needs read and write access to the device file in `/dev/infiniband`, but no Linux
+//! capability. To detect the capabilities of the device, the provider creates and destroys a few small objects. These
+//! objects do not affect other users of the device.
 //!
 //! # Raw packets
 //!
@@ -14,8 +14,9 @@
 //! settings and the receive offloads of a port. Without a [`RawSpec`], the queue pairs of a port receive every frame
 //! unchanged. Flow rules and raw-packet queue pairs need `CAP_NET_RAW` in the initial user namespace.
 //!
-//! If a port has several queues, receives are posted to work queues, which an indirection table lists. For each
-//! combination of IP version and transport protocol, a hashing queue pair selects a work queue in the table.
+//! If a port has several queues, the provider posts receives to work queues. An indirection table lists the work
+//! queues. For each combination of IP version and transport protocol, a hashing queue pair selects a work queue from
+//! the table.
 //!
 //! Raw packets have not been tested on hardware, because no test device supports them. The tests compare the structures
 //! that the driver receives byte by byte with the layouts in the man pages and in verbs.h.

@@ -1,5 +1,5 @@
-//! The preallocated request lists that a queue pair posts, and the memory of the packet slots that runs use. A run is a
-//! burst of packets that are given by their slots.
+//! The preallocated request lists that a queue pair posts, and the memory of the packet slots. A run is a burst of
+//! packets that the caller passes as slot indices instead of as work requests.
 #![allow(unsafe_code)]
 
 use ibverbs_sys::{ibv_recv_wr, ibv_send_wr, ibv_sge};
@@ -36,7 +36,7 @@ pub(super) struct PostLists {
 }
 
 impl PostLists {
-    /// Creates the lists.
+    /// Creates the lists. The length of a list is the depth of its queue, but at least 1 and at most [`RUN`].
     pub(super) fn new(caps: &QpCaps) -> Self {
         let len = |depth: u32| (depth as usize).clamp(1, RUN);
         let (sends, recvs) = (len(caps.send_depth), len(caps.recv_depth));

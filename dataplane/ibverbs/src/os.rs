@@ -8,7 +8,8 @@ use std::ptr;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
-/// Makes a file descriptor non-blocking. Does nothing for the value -1, which means that a device has no descriptor.
+/// Makes a file descriptor non-blocking. Does nothing for a negative value, which means that a device has no
+/// descriptor. Returns the `errno` on failure.
 pub(super) fn nonblocking(fd: c_int) -> Result<(), c_int> {
     // SAFETY: these calls access no memory. With an invalid descriptor, they return an error.
     let done = fd < 0
@@ -39,7 +40,7 @@ pub(super) fn wait_readable(fd: c_int, deadline: Option<Instant>) -> bool {
             unsafe { libc::ppoll(&mut poll, 1, time.as_ref().map_or(ptr::null(), ptr::from_ref), ptr::null()) };
         match answer {
             0 => return false,
-            // A signal interrupted the call, or the kernel had no memory. The loop waits for the remaining time.
+            // A signal interrupted the call, or the kernel had no memory. Wait for the remaining time.
             -1 if left.is_some_and(|left| left.is_zero()) => return false,
             -1 => {}
             _ => return true,
@@ -47,7 +48,8 @@ pub(super) fn wait_readable(fd: c_int, deadline: Option<Instant>) -> bool {
     }
 }
 
-/// Returns the path of the shared object that contains an address: dladdr(3).
+/// Returns the path of the shared object that contains an address: dladdr(3). Returns `None` if no shared object
+/// contains the address.
 pub(super) fn object_of(address: *const c_void) -> Option<PathBuf> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: `dladdr` accepts any address. The structure contains only pointers, for which zeros are valid. The name

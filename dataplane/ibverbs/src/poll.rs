@@ -1,8 +1,8 @@
 //! Polling of completion queues, with the classic and the extended poll interface of verbs.
 //!
-//! A cursor shows copies of completions. Between the start and the end of a poll, a driver holds the lock of the queue.
-//! A program that posts a request during this time would deadlock. Each function of this module therefore starts and
-//! ends its poll within one call.
+//! Between the start and the end of a poll, the driver holds the lock of the queue. A program that posted a request
+//! during this time would deadlock. Each function of this module therefore starts and ends its poll within one call. A
+//! cursor returns copies of completions.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -40,7 +40,8 @@ impl PollOutcome {
     fn result(&self) -> Result<(), VerbError> {
         let verb = if self.taken == 0 { "ibv_start_poll" } else { "ibv_next_poll" };
         match self.end_code {
-            // `EBUSY` means that the wall clock cannot be read at the moment. It is handled like an empty queue.
+            // `EBUSY` means that the wall clock cannot be read at the moment. The caller sees an empty queue and polls
+            // again.
             0 | libc::ENOENT | libc::EBUSY | libc::EAGAIN => Ok(()),
             // A negative number means that the driver considers the queue broken.
             error => Err(VerbError::new(verb, error.max(0))),
@@ -49,8 +50,7 @@ impl PollOutcome {
 }
 
 /// Polls up to `limit` completions in one poll. Calls `take` with the index, the `wr_id` and the status of each
-/// completion. `take` may read other fields of the current completion. `ibv_end_poll` must not be called after a failed
-/// `ibv_start_poll`, but must be called after a failed `ibv_next_poll`.
+/// completion. `take` may read other fields of the current completion.
 ///
 /// # Safety
 /// The queue must be valid and extended, and nothing else may poll it.
@@ -59,8 +59,9 @@ unsafe fn poll_batch(cq: *mut ibv_cq_ex, limit: usize, mut take: impl FnMut(usiz
     if limit == 0 {
         return PollOutcome { taken: 0, end_code: 0 };
     }
-    // SAFETY: the caller upholds the safety contract. The order of the calls follows the man page. When the queue was
-    // created, these functions of the driver were checked.
+    // SAFETY: the caller upholds the safety contract. The order of the calls follows the man page: `ibv_end_poll` must
+    // not follow a failed `ibv_start_poll`, but must follow a failed `ibv_next_poll`. The creation of the queue checked
+    // that the driver has these functions.
     unsafe {
         let end_code = ffi::ibv_start_poll(cq, &mut ibv_poll_cq_attr::default());
         if end_code != 0 {
@@ -84,8 +85,8 @@ unsafe fn poll_batch(cq: *mut ibv_cq_ex, limit: usize, mut take: impl FnMut(usiz
     }
 }
 
-/// Ends a poll that found fewer completions than its limit. This is a separate function, so that a poll that reaches
-/// its limit does not check its end twice.
+/// Ends a poll that found fewer completions than its limit. A separate function keeps this rare case out of the loop of
+/// [`poll_batch`].
 ///
 /// # Safety
 /// Same as `ibv_end_poll`.
@@ -120,8 +121,8 @@ unsafe fn read(cq: *mut ibv_cq_ex, handle: &CqHandle, mut fields: PollFields, wr
     let mut values = CompletionValues::default();
     let granted = fields;
     let has = |field| granted.contains(field);
-    // SAFETY: the caller upholds the safety contract. The driver has a reader for every granted field. A field without
-    // a reader stays 0.
+    // SAFETY: the caller upholds the safety contract. The driver has a read function for every granted field. A field
+    // without a read function stays 0.
     unsafe {
         if status != WcStatus::Success {
             let vendor_err = ffi::ibv_wc_read_vendor_err(cq).unwrap_or(0);
@@ -201,8 +202,8 @@ fn copy(wc: &Wc, handle: &CqHandle, fields: PollFields) -> Completion {
     Completion::new(wc.wr_id, status, if failed { wc.vendor_err } else { 0 }, fields, values)
 }
 
-/// Polls completions into an empty run (the arrays for the completions of one burst). `read` stores the length and the
-/// timestamp of the current completion.
+/// Polls up to `limit` completions into an empty run (the arrays for the completions of one burst). `read` stores the
+/// length and the timestamp of the current completion in the arrays.
 ///
 /// # Safety
 /// Same as [`poll_batch`].
@@ -228,8 +229,8 @@ unsafe fn poll_into_run(
     outcome
 }
 
-/// Stores the current completion, whose request failed, at index `at` of a run. The length and the timestamp are set to
-/// 0.
+/// Stores the current completion, which reports a failed request, at index `at` of a run. Sets the length and the
+/// timestamp to 0.
 ///
 /// # Safety
 /// A poll of the queue must have a current completion.
@@ -257,8 +258,9 @@ impl VerbsCq {
         if self.handle.owner.claim_permanently() { Ok(()) } else { Err(VerbError::new("ibv_start_poll", libc::EBUSY)) }
     }
 
-    /// Returns the result of a poll. After an error, the queue stays broken. Completions that were polled before the
-    /// error are returned first, and the next poll returns the error.
+    /// Returns the number of polled completions (`taken`) or the error of a poll. After an error, the queue stays
+    /// broken. If the poll returned completions before the error, this call returns their number, and the next poll
+    /// returns the error.
     #[inline]
     fn finish(&mut self, result: Result<(), VerbError>, taken: usize) -> Result<usize, VerbError> {
         match result {
@@ -277,7 +279,7 @@ impl VerbsCq {
         if taken > 0 { Ok(taken) } else { Err(error) }
     }
 
-    /// Polls and copies completions for a cursor. Returns whether there are any completions.
+    /// Polls and copies completions for a cursor. Returns `true` if the poll found completions.
     fn fill(&mut self) -> Result<bool, VerbError> {
         self.begin()?;
         let Self { handle, poller, fields, copied, .. } = self;
@@ -307,7 +309,7 @@ impl VerbsCq {
         self.finish(result, taken).map(|taken| taken > 0)
     }
 
-    /// Fills a run with copied completions that a cursor has not consumed. If there are none, polls and copies new
+    /// Fills a run with copied completions that a cursor has not consumed. If no copies are left, polls and copies new
     /// completions.
     fn take_copied(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
         if self.copied.is_empty() && !self.fill()? {
@@ -454,7 +456,7 @@ pub struct VerbsCursor<'cq>(&'cq mut VerbsCq);
 impl Cursor for VerbsCursor<'_> {
     fn get(&self) -> Completion {
         let CopiedCompletions { list, next } = &self.0.copied;
-        // After the last completion was consumed, the cursor still shows the last completion.
+        // After the end, the cursor still returns the last completion.
         list[(*next).min(list.len() - 1)]
     }
 
@@ -478,7 +480,7 @@ impl Cursor for VerbsCursor<'_> {
 
 impl Drop for VerbsCursor<'_> {
     fn drop(&mut self) {
-        // The completion that the cursor shows counts as consumed.
+        // The current completion of the cursor counts as consumed.
         let copied = &mut self.0.copied;
         copied.next = (copied.next + 1).min(copied.list.len());
     }

@@ -1,9 +1,9 @@
-//! Posts requests with `ibv_post_recv(3)` and `ibv_post_send(3)`, as general lists of requests or as runs. A run is a
-//! burst of packets, each identified by the index of its packet buffer (slot). Runs use preallocated lists of requests.
+//! Posts lists of general requests and runs with `ibv_post_recv(3)` and `ibv_post_send(3)`. A run is a burst of
+//! packets, each identified by the index of its packet buffer (slot).
 //!
 //! Some devices silently drop an invalid request, never complete it, or report a wrong result. This module refuses such
-//! requests before they are posted: see [`VerbsQp::check_send`]. An opcode that the queue pair type does not support is
-//! posted. The device completes it with [`dataplane_core::verbs::WcStatus::LocQpOpErr`].
+//! requests before they are posted: see [`VerbsQp::check_send`]. Requests with an opcode that the queue pair type does
+//! not support are posted nevertheless. The device completes them with [`dataplane_core::verbs::WcStatus::LocQpOpErr`].
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -40,9 +40,9 @@ const RECV: &str = "ibv_post_recv";
 const SEND: &str = "ibv_post_send";
 
 impl VerbsQp {
-    /// Checks whether receives may be posted. In state RESET, receives are refused here: some drivers do not check the
-    /// state, and other drivers return an error but keep the receive. Queue pairs with a shared receive queue cannot
-    /// post receives.
+    /// Checks whether receives may be posted. Refuses receives in state RESET, because some drivers do not check the
+    /// state. Other drivers return an error but keep the receive. Queue pairs with a shared receive queue cannot post
+    /// receives.
     #[inline]
     fn may_recv(&self) -> Result<(), PostError> {
         if self.known_state() == QpState::Reset || self.shares_receives() {
@@ -60,9 +60,9 @@ impl VerbsQp {
         }
     }
 
-    /// Converts the error of a failed post. The list starts at `first` and has `count` requests. Determines how many
-    /// requests were posted. If the driver does not report this number, the driver may hold any of the requests and
-    /// execute them later. The queue pair is then moved to ERR, which flushes all requests.
+    /// Converts the error of a failed post of `count` requests, starting at `first`. The driver sets `bad` to the first
+    /// request that was not posted. Without a valid `bad`, the driver may hold any of the requests and execute them
+    /// later. This function then moves the queue pair to ERR, which flushes all requests.
     #[cold]
     fn refused<T>(&mut self, error: VerbError, first: *const T, count: usize, bad: *const T) -> PostError {
         let taken = accepted(first, count, bad).unwrap_or_else(|| {
@@ -127,7 +127,7 @@ impl VerbsQp {
         if good < slots.len() { Err(PostError { accepted: good, ..refuse(RECV, libc::EINVAL) }) } else { Ok(()) }
     }
 
-    /// Posts the items `first` to `last` of a linked list. Removes the link after `last` during the call.
+    /// Posts the items `first` to `last` of a linked list. Removes the link from `last` to `after` during the call.
     ///
     /// # Safety
     /// All pointers must be in one list of this queue pair. `first` to `last` must be `count` requests, and `after`
@@ -188,9 +188,9 @@ impl VerbsQp {
     }
 
     /// Checks a send that some devices would not execute or report correctly. Some devices drop a datagram that is
-    /// longer than the MTU and report it as sent. Some devices never complete a read if the queue pair allows no
-    /// outstanding reads. Some devices complete an atomic operation of a wrong size and report this size. Inline reads
-    /// and atomic operations are refused, because an inline request has no buffer for the result.
+    /// longer than the MTU, and complete the request with success. Some devices never complete a read if the queue pair
+    /// allows no outstanding reads. Some devices complete an atomic operation whose size is not 8 bytes. Inline reads
+    /// and inline atomic operations are refused, because an inline request has no buffer for the result.
     fn check_send(&self, request: &SendRequest<'_, VerbsAh>) -> Result<(), c_int> {
         let length: u64 = request.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let inline = request.flags.contains(SendFlags::INLINE);
@@ -199,7 +199,7 @@ impl VerbsQp {
             Some(to) => self.kind == QpType::Ud && to.ah.pd().is(&self.body().pd),
             None => self.kind != QpType::Ud,
         };
-        // Only reliable connections support reads and atomics. On the other types, the device itself reports an error.
+        // Only RC supports reads and atomics. For the other queue pair types, the device itself reports an error.
         let of_op = match request.op {
             SendOp::RdmaRead(_) => read || self.kind != QpType::Rc,
             SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
@@ -227,8 +227,8 @@ impl VerbsQp {
         }
     }
 
-    /// Returns the extended send interface. Returns `None` if the queue pair has none, or if a defect of the driver
-    /// affects one of the requests.
+    /// Returns the extended send interface. Returns `None` if the queue pair was created without this interface, or if
+    /// a driver defect affects one of the requests.
     fn builder_for(&self, requests: &[SendRequest<'_, VerbsAh>]) -> Option<Builder> {
         let several = requests.iter().any(|request| request.sges.len() > 1);
         let broken = several && self.body().pd.context().quirks.why(Quirk::BuilderLists).is_some();
@@ -267,8 +267,8 @@ impl VerbsQp {
         }
     }
 
-    /// Sets the flags of the sends of a chunk: inline for short packets, and checksums for packets whose checksums the
-    /// device can compute.
+    /// Sets the flags of the sends of a chunk: `INLINE` for short packets, and `IP_CSUM` for packets whose checksums
+    /// the device can compute.
     ///
     /// # Safety
     /// The chunk is not longer than the list. The packets must be in the bound memory, which must not change.
@@ -361,7 +361,7 @@ impl VerbsQp {
         };
         let posted = match mw.kind() {
             MwKind::Type1 => {
-                // A length of 0 removes the binding. The region is passed nevertheless, because rxe accesses it.
+                // A length of 0 removes the binding. rxe accesses the region even then, so the region is always passed.
                 let mut wr = ibv_mw_bind { wr_id: bind.wr_id, send_flags: bind.flags.bits(), bind_info: info };
                 // SAFETY: the queue pair, the window and the region are valid and belong to the same protection domain.
                 unsafe { ffi::ibv_bind_mw(self.raw(), mw.raw(), &mut wr) }

@@ -33,7 +33,7 @@ pub struct VerbsQp {
     pub(super) body: Option<QpBody>,
     pub(super) kind: QpType,
     pub(super) caps: QpCaps,
-    /// The last known state, with the mark `STATE_UNKNOWN` if the state must be queried again.
+    /// The last known state, with the flag `STATE_UNKNOWN` if the state must be queried again.
     pub(super) state: Arc<AtomicU32>,
     /// The extended send interface, if the queue pair was created with it.
     pub(super) builder: Option<Builder>,
@@ -47,8 +47,8 @@ pub struct VerbsQp {
     pub(super) offload: Offload,
     /// The work queue to which receives of raw packets are posted, if the queue pair itself does not receive.
     pub(super) wq: Option<NonNull<ibv_wq>>,
-    /// Maximum length in bytes of a packet of a run that is sent inline. 0 if no packet is sent inline. Only raw-packet
-    /// queue pairs send packets of runs inline.
+    /// Maximum length in bytes of the packets of a run that are sent inline. 0: no packets are sent inline. Always 0
+    /// except for raw-packet queue pairs.
     pub(super) inline_runs: u32,
     pub(super) post_lists: PostLists,
     /// Makes this type not `Sync`, because a queue pair belongs to one worker.
@@ -103,7 +103,7 @@ impl VerbsQp {
         if caps.send_depth.max(caps.recv_depth) > most_wr || caps.send_sges.max(caps.recv_sges) > most_sge || !ours {
             return refuse(libc::EINVAL);
         }
-        // A completion queue without a lock may be used by only one thread. The same applies to its queue pairs.
+        // Only one thread may use a completion queue without a lock. The same rule applies to its queue pairs.
         let alone = send.is_single_threaded() && recv.is_single_threaded();
         let own = if alone { pd.for_one_thread().ok() } else { None };
         let pd = own.as_ref().unwrap_or(pd);
@@ -185,7 +185,7 @@ impl VerbsQp {
             may_read: false,
             offload,
             wq: receives,
-            // A device may grant inline sends that nobody requested.
+            // A device may grant inline sends that the caller did not request.
             inline_runs: if raw_packet && spec.caps.inline > 0 { caps.inline } else { 0 },
             post_lists: PostLists::new(&caps),
             not_sync: PhantomData,
@@ -241,8 +241,8 @@ impl VerbsQp {
         self.state.store(state.raw(), Ordering::Relaxed);
     }
 
-    /// Moves the queue pair to ERR, which flushes all requests. Called when it is unknown which requests the driver
-    /// holds.
+    /// Moves the queue pair to ERR, which flushes all requests. Called after a failed post if the driver does not
+    /// report which requests were posted.
     #[cold]
     pub(super) fn stop_and_flush(&mut self) {
         let mut attr = ibv_qp_attr { qp_state: QpState::Err.raw(), ..Default::default() };
@@ -256,8 +256,8 @@ impl VerbsQp {
         self.set_state(QpState::Err);
     }
 
-    /// Flushes receives that were posted in ERR. Some drivers flush such receives only when the state is set to ERR
-    /// again.
+    /// Flushes receives that were posted in state ERR, by setting the state to ERR again. Does nothing if the driver
+    /// flushes such receives itself.
     #[cold]
     pub(super) fn flush_late_receives(&self) {
         if self.body().context().quirks.why(Quirk::SilentFlush).is_none() {

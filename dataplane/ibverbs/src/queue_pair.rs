@@ -23,8 +23,9 @@ use dataplane_core::verbs::{
 };
 
 impl VerbsQp {
-    /// Queries the queue pair. A raw-packet queue pair is not queried: for such a queue pair, the mlx5 driver reports a
-    /// state of the software, or logs a kernel warning and fails if only the receive queue has failed.
+    /// Queries the queue pair. For a raw-packet queue pair, returns only the state and the port that are stored here.
+    /// For such a queue pair, the mlx5 driver returns a state that its software stores. If only the receive queue has
+    /// failed, the query fails with a kernel warning.
     fn query_attributes(&self) -> Result<QpAttributes, VerbError> {
         if self.kind == QpType::RawPacket {
             let known = self.state.load(Ordering::Relaxed);
@@ -40,8 +41,7 @@ impl VerbsQp {
         Ok(qp_attributes(&attr))
     }
 
-    /// Checks attributes that the device would check late or never: values out of range, and table indices that do not
-    /// exist. For example, rxe does not check the index of the partition key.
+    /// Returns whether the attributes are in range. Some devices check these values late or never.
     fn check_attributes(&self, attributes: &QpAttributes, mask: AttributeMask) -> bool {
         let limits = &self.body().context().limits.attr.orig_attr;
         let with = |bit, good: bool| !mask.contains(bit) || good;
@@ -73,7 +73,9 @@ impl VerbsQp {
             )
     }
 
-    /// Queries the port if the change needs it, and returns the maximum message size in bytes.
+    /// Returns the maximum message size in bytes if a change sets the port or the partition key index, or moves the
+    /// queue pair to RTR. Otherwise returns `None`. Checks the partition key index, because rxe does not check this
+    /// index.
     fn query_port(&self, attributes: &QpAttributes, mask: AttributeMask) -> Result<Option<u32>, VerbError> {
         let port = if mask.contains(AttributeMask::PORT) { attributes.port } else { self.port };
         let new_place = mask.intersects(AttributeMask::PORT | AttributeMask::PKEY_INDEX);
@@ -98,11 +100,11 @@ impl VerbsQp {
         &mut self.body_mut().groups
     }
 
-    /// Sets a rate limit for sends. Only for raw-packet queue pairs in state RTS.
+    /// Sets a rate limit for sends. The queue pair must be a raw-packet queue pair in state RTS.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if the device does not support rate limits. `EINVAL` if the rate is out of range or the state is
-    /// wrong.
+    /// `EOPNOTSUPP` if the device does not support rate limits. `EINVAL` if the rate is out of range, or if the type or
+    /// the state of the queue pair is wrong.
     pub fn set_rate_limit(&mut self, limit: RateLimit) -> Result<(), VerbError> {
         if self.kind != QpType::RawPacket || self.state() != QpState::Rts {
             return Err(VerbError::new("ibv_modify_qp_rate_limit", libc::EINVAL));
@@ -116,7 +118,8 @@ impl VerbsQp {
 
 #[allow(unsafe_code, reason = "the trait is unsafe to implement")]
 // SAFETY: requests go to libibverbs unchanged, and runs are checked against the bound layout. The device gives up all
-// requests on RESET and on destruction. A queue pair that cannot be destroyed is leaked together with what it uses.
+// requests on RESET and on destruction. A queue pair that cannot be destroyed leaks together with the objects that the
+// queue pair uses.
 unsafe impl QueuePair for VerbsQp {
     type Mr = VerbsMr;
     type Ah = VerbsAh;
@@ -145,7 +148,8 @@ unsafe impl QueuePair for VerbsQp {
         if known & STATE_UNKNOWN == 0 {
             return QpState::from_raw(known);
         }
-        // A completion failed. Not every failure stops the queue pair, and some failures stop only the send queue.
+        // A completion has reported a failure. Some failures do not change the state, and some stop only the send
+        // queue, so the state is queried.
         let state = self.query_attributes().map_or(QpState::Err, |attributes| attributes.state);
         self.set_state(state);
         if state == QpState::Err {

@@ -1,5 +1,6 @@
-//! The handles of completion queues and queue pairs. A queue pair holds its completion queues. A completion queue
-//! destroys the queue pairs that were dropped by another thread than the polling thread.
+//! The handles of completion queues and queue pairs. A queue pair holds its completion queues. If a completion queue
+//! has no lock, only the polling thread may destroy the queue pairs of the queue. Queue pairs that other threads drop
+//! are destroyed together with the completion queue.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -27,8 +28,8 @@ pub(super) struct CqHandle {
     pub(super) owner: QueueOwner,
     /// The queue pairs that use this completion queue.
     pub(super) attached: Mutex<Vec<AttachedQp>>,
-    /// Queue pairs that were dropped by another thread than the polling thread. They are destroyed when the completion
-    /// queue is dropped.
+    /// Queue pairs that a thread other than the polling thread dropped. The drop of the completion queue destroys these
+    /// queue pairs.
     pub(super) deferred: Mutex<Vec<QpBody>>,
     pub(super) channel: Option<VerbsChannel>,
     /// Whether the driver reports an invalidated key with the flag for valid checksums.
@@ -43,7 +44,7 @@ pub(super) struct AttachedQp {
     number: QpNum,
     /// Whether the queue pair is a raw-packet queue pair.
     raw: bool,
-    /// The last known state, with the mark `STATE_UNKNOWN`.
+    /// The last known state, with the flag `STATE_UNKNOWN` if the state must be queried again.
     state: Arc<AtomicU32>,
 }
 
@@ -74,7 +75,7 @@ impl CqHandle {
         &self.context
     }
 
-    /// Converts the flags of a completion from the values of the driver.
+    /// Converts the completion flags of the driver, and corrects the defect `Quirk::InvalidatedFlag`.
     #[inline]
     pub(super) fn flags(&self, raw: u32) -> WcFlags {
         let flags = WcFlags::from_bits_truncate(raw);
@@ -95,9 +96,10 @@ impl CqHandle {
     /// Marks the state of a queue pair as unknown, because a completion with the queue pair number `number` failed.
     ///
     /// The number does not identify a raw-packet queue pair. On mlx5, the completion contains the number of the send
-    /// queue or of the receive queue, and only the number of the send queue is also the number of the queue pair. So
-    /// the failure concerns every raw-packet queue pair of this completion queue. A flush is not the first failure, and
-    /// may belong to requests from before the last reset.
+    /// queue or of the receive queue, and only the number of the send queue is also the number of the queue pair. A
+    /// failure therefore marks every raw-packet queue pair of this completion queue. A flush marks no raw-packet queue
+    /// pair, because another failure precedes each flush, and because a flush may report a request from before the last
+    /// reset.
     #[cold]
     pub(super) fn mark_failed(&self, number: u32, status: WcStatus) {
         for qp in self.attached().iter() {
@@ -112,8 +114,8 @@ impl CqHandle {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the list of the queue pairs to destroy later. While the list is locked, the polling thread does not
-    /// release the queue.
+    /// Locks the list of queue pairs that are destroyed with the completion queue. While the list is locked, the
+    /// polling thread does not release the completion queue.
     pub(super) fn deferred(&self) -> MutexGuard<'_, Vec<QpBody>> {
         self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,9 +146,11 @@ pub(super) struct QpBody {
     pub(super) send: Arc<CqHandle>,
     pub(super) recv: Arc<CqHandle>,
     pub(super) srq: Option<VerbsSrq>,
-    /// The protection domain of the queue pair. This is the single-threaded domain if there is one.
+    /// The protection domain of the queue pair. If the queue pair has a single-threaded domain, this field is that
+    /// domain.
     pub(super) pd: VerbsPd,
-    /// The multicast groups of the queue pair. The queue pair must be detached from them before its destruction.
+    /// The multicast groups (GID, LID) of the queue pair. The queue pair must be detached from all groups before its
+    /// destruction.
     pub(super) groups: Vec<(Gid, u16)>,
     /// The flow rules and the receive queue of a raw-packet queue pair.
     pub(super) raw_queue: Option<RawQueue>,
@@ -165,8 +169,9 @@ impl QpBody {
         QpNum(unsafe { self.raw.as_ref() }.qp_num)
     }
 
-    /// Destroys the queue pair. If another thread polls a completion queue that has no lock, this function only moves
-    /// the queue pair to ERR. The queue pair is then destroyed when the completion queue is dropped.
+    /// Destroys the queue pair. If a completion queue of the queue pair has no lock and another thread polls that
+    /// queue, this function only moves the queue pair to ERR. The queue pair is then destroyed when the completion
+    /// queue is dropped.
     ///
     /// # Errors
     /// The error of the verb, which is also logged. `EBUSY` if the queue pair is destroyed later.

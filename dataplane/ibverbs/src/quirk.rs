@@ -22,8 +22,8 @@ impl fmt::Display for Library {
 }
 
 impl Library {
-    /// Returns the version of the libibverbs that this process uses. Returns `None` if the file name of the library
-    /// does not have the form of rdma-core.
+    /// Returns the version of the libibverbs that this process uses. Returns `None` if the file name of the library is
+    /// not in the format of rdma-core.
     pub(super) fn of_this_process() -> Option<Self> {
         let address = ibverbs_sys::ibv_open_device as *const c_void;
         Self::of_file(&object_of(address)?)
@@ -51,15 +51,15 @@ pub(super) enum Quirk {
     BuilderLists,
     /// A receive that is posted in the state ERR is not flushed until the state is set to ERR again.
     SilentFlush,
-    /// The flag for valid checksums also marks a completion with an invalidated key. The driver uses the value of the
-    /// kernel instead of the value in verbs.h.
+    /// The driver reports an invalidated key with the flag for valid checksums (`IP_CSUM_OK`), because the driver
+    /// passes the flag value of the kernel instead of the value in verbs.h.
     InvalidatedFlag,
-    /// `ibv_start_poll` does not release its lock if the wall clock cannot be read at once. The next poll then never
-    /// returns.
+    /// `ibv_start_poll` does not release its lock if the wall clock cannot be read immediately. The next poll then
+    /// never returns.
     WallclockStamps,
 }
 
-/// The version for a defect that no known version fixes.
+/// Stands for the fixed version of a defect that no known version fixes.
 const NEVER: u32 = u32::MAX;
 
 /// For each defect: the driver, the first version of libibverbs without the defect, the defect, and a description with
@@ -102,8 +102,8 @@ const TABLE: [(&str, u32, Quirk, &str); 5] = [
 pub(super) struct Quirks(Vec<(Quirk, &'static str)>);
 
 impl Quirks {
-    /// Returns the quirks of a driver with a version of libibverbs. With an unknown version, the driver has all its
-    /// quirks.
+    /// Returns the quirks of a driver with a version of libibverbs. If the version is unknown, returns all quirks of
+    /// the driver.
     pub(super) fn of(driver: &str, library: Option<Library>) -> Self {
         let applies = |fixed: u32| library.is_none_or(|library| library.major < fixed);
         let rows = TABLE.iter().filter(|(of, fixed, ..)| *of == driver && applies(*fixed));

@@ -1,13 +1,13 @@
 //! Receive and send offloads of raw-packet queue pairs: checksums, VLAN stripping, frame check sequences, segmentation,
 //! pacing and delay drop.
 //!
-//! The capabilities of a device are queried once ([`RawPacketCaps`]). A setting that needs a missing capability is
-//! refused before any object is created. The error contains the name of the capability.
+//! [`RawPacketCaps`] contains the capabilities of a device. A setting that needs a missing capability is refused before
+//! any object is created. The error names the capability.
 //!
 //! - Checksums: with [`SendFlags::IP_CSUM`](dataplane_core::verbs::SendFlags), the device computes the IPv4 checksum
 //!   and the TCP or UDP checksum of a sent packet. The flag [`WcFlags::IP_CSUM_OK`](dataplane_core::verbs::WcFlags) of
-//!   a received packet means that both checksums are correct. mlx5 never sets this flag for IPv6 and for fragments. A
-//!   missing flag therefore does not mean that a checksum is wrong.
+//!   a received packet means that both checksums are correct. mlx5 never sets this flag for IPv6 packets and fragments.
+//!   A missing flag therefore does not mean that a checksum is wrong.
 //! - VLAN stripping: the device removes the outer VLAN tag. The completion contains the removed tag.
 //! - Frame check sequence: the device delivers the 4 bytes of the frame check sequence after the frame. The received
 //!   length includes them: see [`frame_length`].
@@ -115,7 +115,7 @@ pub(super) enum RawError {
     Lacks {
         /// The feature.
         what: &'static str,
-        /// The remedy, as a phrase that follows the name of the feature.
+        /// The remedy, as a phrase in the imperative.
         remedy: &'static str,
     },
     /// A value is out of range.
@@ -153,8 +153,8 @@ pub struct RawReceive {
     pub vlan_strip: bool,
     /// Whether the frame check sequence follows the frame.
     pub scatter_fcs: bool,
-    /// Whether the device delays a frame instead of dropping it when no receive is posted. Only work queues support
-    /// this.
+    /// Whether the device delays a frame instead of dropping the frame when no receive is posted. Only work queues
+    /// support this offload.
     pub delay_drop: bool,
 }
 
@@ -222,17 +222,17 @@ pub(super) struct Offload {
     /// Whether the device computes checksums.
     pub(super) checksum: bool,
     /// Whether the device computes the checksums of the packets of a run, except packets for which
-    /// [`has_whole_checksum`] is `false`. A run is a burst of packets that are given by their slots.
+    /// [`has_whole_checksum`] returns `false`. A run is a burst of packets that the caller passes as slot indices.
     pub(super) checksum_runs: bool,
     /// Maximum header length of a segmented send in bytes. 0: no segmentation.
     pub(super) tso_header: u16,
-    /// Maximum payload of a segmented send in bytes.
+    /// Maximum payload of a segmented send in bytes. 0: no segmentation.
     pub(super) tso_payload: u32,
 }
 
-/// Returns whether a frame has a TCP or UDP checksum that the device can compute from this frame alone. The checksum of a
-/// fragment covers all fragments, and a UDP checksum of 0 means that there is none, as in many tunnels. The checksums of
-/// all other frames must stay as they are: the stages keep them correct.
+/// Returns whether a frame has a TCP or UDP checksum that the device can compute from this frame alone. Returns `false`
+/// for a fragment, because its checksum covers all fragments, and for a UDP checksum of 0, which means "no checksum".
+/// The device must not change the checksums of these frames. The stages keep such checksums correct.
 pub(super) fn has_whole_checksum(frame: &[u8]) -> bool {
     let Ok(found) = dissect(frame) else { return false };
     let whole = found.flags.contains(Flags::L4_OK) && !found.flags.contains(Flags::FRAGMENT);
@@ -247,8 +247,7 @@ pub(super) fn has_whole_checksum(frame: &[u8]) -> bool {
 }
 
 impl Offload {
-    /// Returns whether the device can execute a segmented send. The check is needed because libraries return the same
-    /// error for every invalid send.
+    /// Returns whether the device can execute a segmented send. Lengths are in bytes.
     pub(super) fn may_segment(&self, header: usize, mss: u16, payload: u64) -> bool {
         (SHORTEST_HEADER..=usize::from(self.tso_header)).contains(&header)
             && mss > 0
@@ -263,7 +262,7 @@ pub struct RateLimit {
     pub kbps: u32,
     /// Maximum burst in bytes. 0: the device default.
     pub burst: u32,
-    /// Typical packet size in bytes. 0: the MTU of the port is used.
+    /// Typical packet size in bytes. 0: the MTU of the port.
     pub packet: u16,
 }
 
@@ -279,8 +278,8 @@ impl RateLimit {
         if self.kbps == 0 { Ok(()) } else { range("rate in kbit/s", self.kbps.into(), least.into(), most.into()) }
     }
 
-    /// Sets the rate limit of a queue pair. If only the rate is set, this function modifies the queue pair attribute.
-    /// Otherwise it calls `ibv_modify_qp_rate_limit`, which also sets the burst and the packet size.
+    /// Sets the rate limit of a queue pair. Calls `ibv_modify_qp` if only the rate is set. Otherwise calls
+    /// `ibv_modify_qp_rate_limit`, which also sets the burst and the packet size.
     ///
     /// # Errors
     /// Same as [`RateLimit::check`], or the error of the verb.

@@ -1,9 +1,10 @@
 //! The receive queues of a port for raw packets, and the flow rules that direct frames to the queues.
 //!
-//! If a port has one queue pair, the queue pair itself receives and owns its flow rules. If several workers share a
-//! port, each worker has a queue pair for sends and a work queue for receives. The flow rules of the port are created
-//! when the last work queue is ready. RSS then distributes frames to all work queues. When one work queue is removed,
-//! the flow rules are destroyed first. The port then receives nothing until all work queues are ready again.
+//! If a port has one queue pair, the queue pair itself receives frames, and [`RawQueue`] owns the flow rules. If
+//! several workers share a port, each worker has a queue pair for sends and a work queue for receives. The flow rules
+//! of the port are created when the last work queue is ready. RSS then distributes frames to all work queues. Before a
+//! work queue is removed, the flow rules are destroyed. The port then receives nothing until all work queues are ready
+//! again.
 //!
 //! This module has not been tested on hardware.
 #![allow(unsafe_code)]
@@ -24,23 +25,25 @@ use super::rss::{LEVELS, RssGroup, WorkQueue, WorkQueueSpec, WqState};
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{QpState, RssSpec};
 
-/// The raw-packet settings of a port. They have not been tested on hardware.
+/// The raw-packet settings of a port. Not tested on hardware.
 #[derive(Clone, Debug)]
 pub struct RawSpec {
     /// The receive offloads.
     pub receive: RawReceive,
     /// The RSS settings for the queues of the port.
     pub rss: RssSpec,
-    /// The flow rules, which select the received frames. The port of the queue pair replaces the port in each rule.
+    /// The flow rules, which select the received frames. [`FlowRule::port`] is ignored: each rule applies to the port
+    /// of the queue pair.
     pub rules: Vec<FlowRule>,
-    /// Maximum header length of segmented sends in bytes. 0: no segmented sends. A larger value uses more space in the
+    /// Maximum header length of segmented sends in bytes. 0: no segmented sends. A larger value needs more space in the
     /// send queue.
     pub tso_header: u16,
-    /// Whether the device computes the IPv4 checksum and the TCP or UDP checksum for posted runs. A run is a burst of
-    /// packets that are given by their slots. The device does not compute the checksums of fragments, of UDP packets
-    /// without a checksum, and of packets that are neither TCP nor UDP. General send requests have their own flags.
+    /// Whether the device computes the IPv4 checksum and the TCP or UDP checksum of packets that are sent in runs. A
+    /// run is a burst of packets that the caller passes as slot indices. The device does not compute the checksums of
+    /// fragments, of UDP packets without a checksum, and of packets that are neither TCP nor UDP. General send requests
+    /// select checksums with their own flags.
     pub checksum: bool,
-    /// The rate limit of sends. It is set when the queue pair changes to RTS.
+    /// The rate limit of sends, which is set when the queue pair changes to RTS. `None`: the limit stays unchanged.
     pub rate: Option<RateLimit>,
 }
 
@@ -60,8 +63,8 @@ impl Default for RawSpec {
 }
 
 impl RawSpec {
-    /// Checks that a device supports the settings with `queues` queues. Some settings can be checked only when a queue
-    /// is created.
+    /// Checks that a device supports the settings for a port with `queues` queues. Other settings, such as the RSS
+    /// fields, are checked when the queues are created.
     ///
     /// # Errors
     /// The first unsupported setting.
@@ -104,14 +107,15 @@ impl RawSetup {
     }
 }
 
-/// The raw-packet state of each port of a device. All queue pairs of the device share it.
+/// The receive queues of the ports that have several queues, by port number. All queue pairs of the device share this
+/// map.
 #[derive(Debug, Default)]
 struct RawPorts(Mutex<HashMap<u8, PortQueues>>);
 
 /// The receive queues of one port.
 #[derive(Debug)]
 struct PortQueues {
-    /// The RSS objects. They exist only while all queues are ready. They are dropped before the work queues that they
+    /// The RSS objects. `Some` only while all queues are ready. Dropped before the work queues that the RSS objects
     /// use.
     rss_group: Option<RssGroup>,
     queues: Vec<Option<PortQueue>>,
@@ -131,7 +135,8 @@ impl RawPorts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a queue at its index. When the last queue is added, the port starts to receive frames.
+    /// Adds the queue with index `queue` of `of` queues to a port. When the last queue is added, the port starts to
+    /// receive frames.
     fn join(
         &self,
         context: *mut ibv_context,
@@ -182,7 +187,7 @@ impl RawPorts {
 /// The receive side of a raw-packet queue pair.
 #[derive(Debug)]
 pub(super) struct RawQueue {
-    // These fields are dropped in this order, after the queue was removed from the port.
+    // These fields are dropped in this order. `drop` first removes the queue from its port.
     flows: Vec<Flow>,
     wq: Option<WorkQueue>,
     /// The creation flags of a queue pair that has its own receive queue: `enum ibv_qp_create_flags`.
@@ -274,19 +279,20 @@ impl RawQueue {
         self.wq.as_ref()
     }
 
-    /// Applies a state change of the queue pair to the receive side. Receives may be posted from INIT on, and frames
-    /// arrive from RTR on. ERR flushes the posted receives, and RESET discards them. The rate limit applies from RTS
-    /// on.
+    /// Applies a state change of the queue pair to the receive side. Receives may be posted after the change to INIT,
+    /// and frames arrive after the change to RTR. ERR flushes the posted receives, and RESET discards the posted
+    /// receives. The rate limit is set at the change to RTS.
     ///
     /// # Errors
-    /// A flow rule or a rate is invalid, or a verb failed. The queue then receives nothing.
+    /// A flow rule or a rate is invalid, or a verb failed.
     ///
     /// # Safety
     /// This value must have been created for the queue pair `qp`, and the queue pair must be on this port.
     pub(super) unsafe fn apply_state(&mut self, qp: NonNull<ibv_qp>, port: u8, state: QpState) -> Result<(), RawError> {
         match state {
             QpState::Reset | QpState::Err => {
-                // A queue pair that itself receives keeps its flow rules, because it receives nothing in these states.
+                // A queue pair without a work queue keeps its flow rules, because the queue pair receives nothing in
+                // these states.
                 if let Some(wq) = &mut self.wq {
                     let to = if state == QpState::Err { WqState::Err } else { WqState::Reset };
                     leave(&self.ports, &mut self.on, self.queue);
@@ -344,7 +350,7 @@ impl Drop for RawQueue {
 }
 
 impl RawError {
-    /// Converts the error to a verb error. Logs the details that a verb error cannot express.
+    /// Converts the error to a verb error. Logs the message of the error if it contains more than the verb error.
     pub(super) fn into_verb_error(self, device: &str) -> VerbError {
         let error = match &self {
             Self::Verb(error) => return *error,

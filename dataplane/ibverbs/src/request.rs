@@ -16,7 +16,7 @@ use super::ah::VerbsAh;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{Destination, RecvRequest, SendOp, SendRequest, Sge};
 
-/// The number of requests per call for posts without a preallocated list.
+/// The number of requests per call of `ibv_post_srq_recv`, which has no preallocated list.
 pub(super) const CHUNK: usize = 32;
 
 const _: () = {
@@ -26,8 +26,8 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 };
 
-/// A preallocated linked list of requests. libibverbs follows the pointers in the list. This type therefore accesses
-/// the list only through raw pointers.
+/// A preallocated list of requests or scatter/gather elements. libibverbs follows the pointers between requests, so
+/// this type accesses the list only through raw pointers.
 pub(super) struct RequestList<T> {
     start: NonNull<T>,
     pub(super) len: usize,
@@ -59,8 +59,8 @@ impl<T> Drop for RequestList<T> {
     }
 }
 
-/// Returns the number of requests that were posted before the failed request `bad`. Returns `None` if the driver does
-/// not report the failed request.
+/// Returns the number of requests that were posted before the failed request `bad`. Returns `None` if `bad` is not one
+/// of the `count` requests from `first`.
 pub(super) fn accepted<T>(first: *const T, count: usize, bad: *const T) -> Option<usize> {
     if bad.is_null() {
         return None;
@@ -84,7 +84,7 @@ pub(super) fn ud(to: &Destination<'_, VerbsAh>) -> ibv_send_wr__bindgen_ty_2 {
     ibv_send_wr__bindgen_ty_2 { ud }
 }
 
-/// Writes a send request to an item of a list, except the link to the next item. The item then refers to the
+/// Writes a send request to a list item. Does not change the link to the next item. The item refers to the
 /// scatter/gather elements of the caller.
 pub(super) fn write_send(wr: &mut ibv_send_wr, request: &SendRequest<'_, VerbsAh>) {
     wr.wr_id = request.wr_id;

@@ -1,16 +1,17 @@
 //! Receive-side scaling (RSS): distributes the frames of a port over the queues of several workers.
 //!
 //! Each worker has a work queue for receives. An indirection table lists the work queues repeatedly until the table is
-//! full. There is one hashing queue pair for each `TrafficClass`, because a queue pair hashes the addresses of one IP
-//! version and the ports of one protocol. Each hashing queue pair selects a work queue in the table. Flow rules direct
-//! each class to its hashing queue pair. TCP and UDP frames are distributed by addresses and ports, and other IP frames
-//! by addresses. All frames without hashed fields go to the first queue. The software device has a table of 128
-//! entries. If the device supports tables of 128 entries, both devices distribute frames alike.
+//! full. Each `TrafficClass` has a hashing queue pair, because a queue pair hashes the addresses of one IP version and
+//! the ports of one protocol. Flow rules direct each class to its hashing queue pair, which selects a work queue from
+//! the table. With the standard fields, the hash of TCP and UDP frames covers addresses and ports, and the hash of
+//! other IP frames covers addresses. All frames without hashed fields go to the first queue. The table has 128 entries
+//! if the device supports this size. Frames are then distributed in the same way as on the software device.
 //!
-//! Hashing queue pairs have no send queue and no state. A worker that sends has its own queue pair.
+//! Hashing queue pairs have no send queue and no state. Each worker has another queue pair for its sends.
 //!
-//! Not tested on hardware, because no test device has work queues. The tests use a fake driver in memory and compare
-//! the calls with the man pages. The hash itself is tested with known results only in the software device.
+//! This module has not been tested on hardware, because no test device has work queues. The tests use a fake driver in
+//! memory and compare the calls with the man pages. Only the tests of the software device compute the hash and compare
+//! it with known results.
 #![allow(unsafe_code)]
 
 #[cfg(test)]
@@ -27,10 +28,11 @@ use super::raw::{RawError, RawPacketCaps, RawReceive, RssCaps, range};
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{RssFields, RssSpec};
 
-/// Number of entries of an indirection table, if the device supports so many entries.
+/// Number of entries of an indirection table, unless the device supports only smaller tables.
 const TABLE: u32 = 128;
 
-/// The number of priorities of the device that a rule for several queues needs: see [`TrafficClass::level`].
+/// The number of device priorities for each priority of a rule, if the port has several queues: see
+/// [`TrafficClass::priority_offset`].
 pub(super) const LEVELS: u16 = 3;
 
 /// A set of frames that are hashed with the same fields.
@@ -109,8 +111,8 @@ impl TrafficClass {
     /// Restricts a rule to this class. Returns `None` if no frame matches both the rule and the class.
     fn restrict(self, rule: &FlowRule) -> Option<FlowRule> {
         let FlowTraffic::Headers { outer, tunnel } = rule.traffic else {
-            // Default and sniffer rules have no headers that identify a class. These rules match the same frames as
-            // before, and these frames are not hashed.
+            // Default and sniffer rules have no headers that identify a class. The class `Other` takes these rules
+            // unchanged, so their frames are not hashed.
             return (self == Self::Other).then(|| rule.clone());
         };
         let (ip, transport) = self.headers();
@@ -121,7 +123,8 @@ impl TrafficClass {
     }
 }
 
-/// Combines the match of a rule and the match of a class. Returns `None` if no frame can match both.
+/// Returns the narrower match of a rule and a class, or `None` if no frame can match both. The inner `None` matches
+/// every frame.
 fn narrowest<T: Copy>(rule: Option<T>, class: Option<T>, same: fn(&T, &T) -> bool) -> Option<Option<T>> {
     match (rule, class) {
         (None, class) => Some(class),
@@ -165,7 +168,7 @@ pub(super) enum WqState {
 #[derive(Debug)]
 pub(super) struct WorkQueue {
     wq: NonNull<ibv_wq>,
-    /// The granted sizes, which are at least the requested sizes.
+    /// The granted sizes and the requested offloads.
     spec: WorkQueueSpec,
 }
 
@@ -204,7 +207,7 @@ impl WorkQueue {
         Ok(Self { wq, spec: WorkQueueSpec { depth: attr.max_wr, sges: attr.max_sge, ..spec } })
     }
 
-    /// Returns the granted sizes.
+    /// Returns the granted sizes and the requested offloads.
     pub(super) fn spec(&self) -> WorkQueueSpec {
         self.spec
     }
@@ -214,9 +217,9 @@ impl WorkQueue {
         self.wq
     }
 
-    /// Changes the state: `ibv_modify_wq(3)`. If the device refuses the change, tries the change again from state ERR.
-    /// The device may have moved the work queue to ERR, while the kernel passes the state that was set last as the
-    /// current state.
+    /// Changes the state: `ibv_modify_wq(3)`. If the device refuses a change to RESET or ERR, tries the change again
+    /// with ERR as the current state. The device may have moved the work queue to ERR on its own, and the kernel does
+    /// not know this change.
     ///
     /// # Errors
     /// The error of the verb.
@@ -336,8 +339,9 @@ impl RssGroup {
     /// call.
     ///
     /// # Errors
-    /// There are more queues than entries in a table of the device, the device cannot hash a field, a rule is invalid,
-    /// or a verb failed. On an error, all created objects are destroyed.
+    /// The number of queues exceeds the table size or the number of work queues of the device, the device has too few
+    /// tables, the device cannot hash a field, a rule is invalid, or a verb failed. On an error, all created objects
+    /// are destroyed.
     ///
     /// # Safety
     /// The protection domain and the work queues must belong to the context and must outlive the returned value.
@@ -399,8 +403,8 @@ fn check_fields(fields: RssFields, caps: &RssCaps) -> Result<(), RawError> {
     Err(RawError::Lacks { what: "RSS over all of these fields", remedy: "use fewer of ipv4, ipv6, tcp and udp" })
 }
 
-/// Splits a rule into one rule for each class that can match. The classes have three levels, so each priority of a rule
-/// needs three priorities of the device.
+/// Splits a rule into one rule for each class that can match. The classes have three priority offsets, so each priority
+/// of a rule needs three priorities of the device.
 fn parts(rule: &FlowRule) -> Result<Vec<(TrafficClass, FlowRule)>, FlowError> {
     let first = rule.priority.checked_mul(LEVELS).filter(|first| first.checked_add(LEVELS - 1).is_some());
     let wide =

@@ -1,8 +1,8 @@
-//! Self-test that finds out whether batch polling works. It does not depend on the version of the library.
+//! Self-test of batch polling. The test also works if the version of libibverbs is unknown.
 //!
-//! When a queue pair changes to ERR, the device flushes the posted requests. This works on every device, even without a
-//! link. The test posts a few receives, flushes them and polls their completions in a batch. Afterwards the completion
-//! queue must be empty, and the receives of the next round must complete in order.
+//! When a queue pair changes to ERR, the device flushes the posted requests, even without a link. The test posts a few
+//! receives, flushes the receives and polls their completions in a batch. Each receive must complete once and in order,
+//! and the completion queue must then be empty. The test repeats these steps a few times.
 
 use std::sync::Arc;
 use std::thread;
@@ -90,7 +90,7 @@ fn attempt(mut qp: VerbsQp, mut cq: VerbsCq) -> SelfTest {
                 Err(error) => return SelfTest::Failed(error.to_string()),
             }
         }
-        // A further completion is an error.
+        // A working device returns no further completion.
         match cq.poll_run(&mut run, RUN) {
             Ok(n) => seen.extend_from_slice(&run.wr_id[..n]),
             Err(error) => return SelfTest::Failed(error.to_string()),

@@ -30,7 +30,7 @@ struct SrqHandle {
     pd: VerbsPd,
 }
 
-/// The user context of a shared receive queue. It contains the number by which device events identify the queue.
+/// The user context of a shared receive queue: the number that identifies the queue in device events.
 #[derive(Debug)]
 pub(super) struct SrqTag(pub(super) u32);
 

@@ -17,7 +17,8 @@ use dataplane_core::verbs::{MemoryWindow, MwKind};
 pub struct VerbsMw {
     raw: NonNull<ibv_mw>,
     kind: MwKind,
-    /// The region of the last binding. The region must stay registered while the window may be bound to it.
+    /// The region to which the window was bound last, if any. The region must stay registered while the window may be
+    /// bound to the region.
     pub(super) bound: Option<VerbsMr>,
     pd: VerbsPd,
 }
@@ -51,8 +52,8 @@ impl VerbsMw {
         &self.pd
     }
 
-    /// Returns the remote key for the next binding of a window of type 2: `ibv_inc_rkey(3)`. A program may choose the
-    /// low byte of the key.
+    /// Returns the remote key for the next binding of a window of type 2, as `ibv_inc_rkey(3)` does. Each binding
+    /// increments the low byte of the key.
     pub(super) fn next_rkey(&self) -> u32 {
         let now = self.rkey().0;
         now & !0xff | now.wrapping_add(1) & 0xff

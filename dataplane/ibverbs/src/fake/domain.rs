@@ -37,7 +37,7 @@ unsafe extern "C" fn alloc_parent_domain(
         if (*attr).pd.is_null() || (*attr).td.is_null() {
             return fail(libc::EINVAL);
         }
-        // `ibv_dealloc_pd` frees it like any other protection domain.
+        // `ibv_dealloc_pd` frees a parent domain like any other protection domain.
         Box::into_raw(Box::new(ibv_pd { context, handle: state(context).number("pd") }))
     }
 }

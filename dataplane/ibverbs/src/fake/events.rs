@@ -87,7 +87,7 @@ impl Fake {
         self.state().events.completions.extend(std::iter::repeat_n(cq, times));
     }
 
-    /// Adds an asynchronous event. An error is returned to the caller instead of an event.
+    /// Adds an asynchronous event, or an error (`errno`) that `ibv_get_async_event` returns instead of an event.
     pub(crate) fn happens(&self, event: Result<ibv_async_event, c_int>) {
         self.state().events.asynchronous.push_back(event);
     }

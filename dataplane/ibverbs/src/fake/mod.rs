@@ -239,8 +239,8 @@ pub(crate) struct Completion {
 pub(crate) enum Poll {
     /// A completion.
     Wc(Completion),
-    /// A return code instead of a completion. `ibv_start_poll` and `ibv_next_poll` return it unchanged. `ibv_poll_cq`
-    /// returns it as the number of completions.
+    /// A return code instead of a completion. `ibv_start_poll` and `ibv_next_poll` return this code unchanged.
+    /// `ibv_poll_cq` returns the code as the number of completions.
     ReturnCode(c_int),
 }
 

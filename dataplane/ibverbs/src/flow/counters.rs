@@ -59,8 +59,8 @@ impl FlowCounters {
         self.context.raw()
     }
 
-    /// Returns the current values: `ibv_read_counters(3)`. The values include destroyed rules, even if the device no
-    /// longer reports their counts.
+    /// Reads the counters with `ibv_read_counters(3)`, and returns the largest values that were read so far. The counts
+    /// of a destroyed rule therefore remain, even if the device no longer reports them.
     ///
     /// # Errors
     /// The error of the verb.

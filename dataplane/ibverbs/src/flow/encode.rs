@@ -10,7 +10,7 @@ use super::{
 
 const TAG_BITS: u8 = 24;
 
-/// The encoded specs of a rule, the fields that are matched, and the fields that are matched in part.
+/// The encoded specs of a rule, the matched fields, and the matched fields whose masks do not cover the whole field.
 #[derive(Default)]
 struct Encoder {
     bytes: Vec<u8>,
@@ -25,12 +25,12 @@ pub(super) struct Encoded {
     pub(super) bytes: Vec<u8>,
     /// The matched fields.
     pub(super) matched: Vec<&'static str>,
-    /// The fields that are matched in part.
+    /// The matched fields whose masks do not cover the whole field.
     pub(super) partial: Vec<&'static str>,
 }
 
 impl Encoder {
-    /// Appends a match: type, size, value and mask. `fields` are the fields of the filter, in their order.
+    /// Appends a spec: type, size, values and masks. `fields` has the order of the members of the C filter structure.
     fn filter(&mut self, kind: u32, align: usize, fields: &[Field<'_>]) {
         let start = self.start(kind);
         for masks in [false, true] {
@@ -73,12 +73,12 @@ type Field<'a> = (&'static str, &'a [u8], &'a [u8], &'a [u8]);
 
 const ONES: [u8; 16] = [0xff; 16];
 
-/// A field whose full mask is all ones.
+/// Returns a field that uses all bits of its bytes.
 fn field<'a, const N: usize>(name: &'static str, bits: &'a Bits<N>) -> Field<'a> {
     (name, &bits.value, &bits.mask, &ONES[..N])
 }
 
-/// A field that uses only some bits of its bytes. `whole` is the mask of these bits.
+/// Returns a field that uses only some bits of its bytes. `whole` is the mask of these bits.
 fn low<'a, const N: usize>(name: &'static str, bits: &'a Bits<N>, whole: &'a [u8; N]) -> Field<'a> {
     (name, &bits.value, &bits.mask, whole)
 }
@@ -92,7 +92,7 @@ impl FlowRule {
         self.encoded().map(|rule| rule.bytes)
     }
 
-    /// Returns the fields that are matched in part. Many devices refuse such rules.
+    /// Returns the matched fields whose masks do not cover the whole field. Many devices refuse rules with such masks.
     ///
     /// # Errors
     /// The rule is invalid.
@@ -187,15 +187,15 @@ fn width(field: &'static str, value: u32, bits: u8) -> Result<(), FlowError> {
     if value >> bits == 0 { Ok(()) } else { Err(FlowError::Width { field, value, bits }) }
 }
 
-/// Returns the number that a field must equal. `None` if the field is matched only in part.
+/// Returns the number that a field must equal. Returns `None` if the mask does not cover the whole field.
 fn whole<const N: usize>(bits: &Bits<N>) -> Option<u32> {
     (bits.mask == [0xff; N]).then(|| bits.value.iter().fold(0, |number, byte| number << 8 | u32::from(*byte)))
 }
 
 /// Checks that the value of a 4-byte field fits in its low `bits` bits.
 fn low_width(field: &'static str, wanted: &Bits<4>, bits: u8) -> Result<(), FlowError> {
-    // A number that was converted to a match has a mask of all ones, including bits above the field. So only the value
-    // is checked.
+    // The conversion from a number sets all bits of the mask, including the bits above the field. This function
+    // therefore checks only the value.
     width(field, u32::from_be_bytes(wanted.value), bits)
 }
 
@@ -247,7 +247,7 @@ fn check_tunnel(outer: &HeaderMatch, tunnel: &TunnelMatch) -> Result<(), FlowErr
     }
 }
 
-/// Appends the specs of headers. `inner` is the flag for headers inside a tunnel.
+/// Appends the specs of headers. `inner` is `IBV_FLOW_SPEC_INNER` for headers inside a tunnel, otherwise 0.
 fn headers(encoder: &mut Encoder, headers: &HeaderMatch, inner: u32) {
     if let Some(spec) = &headers.ethernet {
         ethernet(encoder, spec, inner);

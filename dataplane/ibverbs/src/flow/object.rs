@@ -32,8 +32,8 @@ impl Flow {
     pub(crate) unsafe fn create(qp: NonNull<ibv_qp>, rule: &FlowRule) -> Result<Self, FlowError> {
         let Encoded { bytes, partial, .. } = rule.encoded()?;
         let mut words: Vec<u64> = vec![0; bytes.len().div_ceil(8)];
-        // SAFETY: `words` has space for all bytes and is aligned for every member. The verb reads only as many bytes as
-        // the size field contains. The returned value keeps the counters.
+        // SAFETY: `words` has space for all bytes and is aligned for every member. The verb reads only the number of
+        // bytes in the size field. The returned `Flow` holds the counters.
         let flow = unsafe {
             let start = words.as_mut_ptr().cast::<u8>();
             start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -48,8 +48,8 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        // The device may no longer report the counts of a destroyed rule. Read the counters now, so that the counts are
-        // kept.
+        // After the destruction, the device may no longer report the counts of this rule. `FlowCounters` keeps the
+        // largest values that were read, so read the counters now.
         if let Some(Err(error)) = self.count.as_ref().map(|count| count.read()) {
             tracing::warn!("cannot read the counters of a flow rule before its destruction: {error}");
         }

@@ -59,7 +59,7 @@ impl TestLane {
         test.fake.posted(kind, number)
     }
 
-    /// Takes the oldest receive from the device.
+    /// Takes the oldest receive from the device and returns its id.
     fn take_posted(&self, test: &TestDevice) -> u64 {
         let (kind, number) = self.receiver();
         test.fake.take_posted(kind, number)
@@ -163,14 +163,15 @@ enum Failure {
     Receive,
     /// The completion of a send has an error.
     Send,
-    /// The device only flushes the receives.
+    /// The device flushes the receives without a preceding error.
     Flush,
     /// `IBV_EVENT_WQ_FATAL`, without a completion.
     Event,
 }
 
-/// The lanes of a port recover from every failure of a raw-packet queue, without `ibv_query_qp`. mlx5 reports a state
-/// of the software there, which is RTS for the dead send queue of a port with several queues.
+/// The lanes of a port recover from every failure of a raw-packet queue without `ibv_query_qp`. For a raw-packet queue
+/// pair, mlx5 returns the state that its software stores. On a port with several queues, this state is RTS even if the
+/// send queue has failed.
 #[test]
 fn raw_lane_recovers_without_a_query_of_its_queue_pair() {
     use Failure::{Event, Flush, Receive, Send};

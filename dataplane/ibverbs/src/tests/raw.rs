@@ -1,4 +1,4 @@
-//! Tests of raw-packet queue pairs. They call the traits and check the calls that the driver receives.
+//! Tests of raw-packet queue pairs. The tests call the traits and check the calls that the driver receives.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -355,7 +355,7 @@ fn send_runs_use_checksum_offload_and_rate_limit() {
         let frames = [
             (ipv4_frame(6, 0, tcp()), true),
             (ipv4_frame(17, 0, udp(0x1234)), true),
-            // A UDP checksum of 0 means that the tunnel has no checksum.
+            // A UDP checksum of 0 means that the packet has no checksum.
             (ipv4_frame(17, 0, udp(0)), false),
             // The first and a later fragment: the TCP or UDP checksum covers all fragments.
             (ipv4_frame(17, 0x2000, udp(0x1234)), false),

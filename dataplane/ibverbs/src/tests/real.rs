@@ -366,7 +366,7 @@ fn every_poll_interface_returns_each_completion_once() {
             a.cq.poll_run(&mut run, 32).unwrap();
             for at in 0..run.len {
                 assert!(!run.failed);
-                // Only the last send of a run is signalled, so a completion stands for all earlier sends.
+                // Only the last send of a run is signaled, so one completion confirms all earlier sends.
                 assert!((done..sent).contains(&run.wr_id[at]), "{requested:?}: {} after {done}", run.wr_id[at]);
                 done = run.wr_id[at] + 1;
             }
@@ -387,7 +387,7 @@ fn every_poll_interface_returns_each_completion_once() {
     }
 }
 
-/// The self-test finds the reliable poll interface without the version of the library. Its result must match the quirk
+/// The self-test finds the reliable poll interface without the version of the library. The result must match the quirk
 /// table.
 #[test]
 #[ignore = "needs the devices rxe0 and rxe1: run tools/vm/check-contract"]
@@ -910,7 +910,7 @@ fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// An rxe device on its own veth pair. Both are removed at the end of the test.
+/// An rxe device on its own veth pair. The end of the test removes the device and the pair.
 struct TempDevice {
     name: String,
     interface: String,
@@ -969,7 +969,7 @@ fn port_and_address_changes_raise_events() {
     TempDevice::run("ip link set flap0 up").unwrap();
     expect(EventKind::PortActive);
     assert!(device.port(1).unwrap().is_active());
-    // Search the address in the whole table, because its index is not known.
+    // The index of the address is not known, so search the whole table.
     let gid: Gid = "fd00:1234::1".parse().unwrap();
     let find = || device.gids(1).unwrap().into_iter().find(|entry| entry.gid == gid);
     assert_eq!(find(), None);

@@ -41,8 +41,9 @@ pub enum LinkConfig {
     Xdp(XdpConfig),
 }
 
-/// Deserializes a table of the form `{ generator = { size = 64 } }`. The config loader converts a table of the form
-/// `{ kind = "generator", size = 64 }` to that form, because serde loses the positions of values in this form.
+/// Deserializes a table of the form `{ generator = { size = 64 } }`. In a config, the table has the form `{ kind =
+/// "generator", size = 64 }`. The config loader converts the table first, because serde loses the positions of values
+/// in a table with a `kind`.
 impl<'de> Deserialize<'de> for LinkConfig {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]

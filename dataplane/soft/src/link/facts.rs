@@ -1,5 +1,5 @@
-//! Properties of an interface that the kernel and the interface's driver report. The command `doctor` reads them, and
-//! changes no setting.
+//! Properties of an interface that the kernel and the driver of the interface report. The command `doctor` reads these
+//! properties and changes no setting.
 
 use std::io;
 

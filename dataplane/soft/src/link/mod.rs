@@ -1,7 +1,7 @@
-//! The links of a software device. A link takes the place of the device's wire.
+//! The links of software devices. A link is the wire of a software device.
 //!
-//! Every kind of link has a folder. The folder implements [`Link`] for the open link of a device, and [`Wire`] for a
-//! queue pair's end of the link. This file lists the kinds.
+//! Each kind of link has a folder. The code in the folder implements [`Link`] for the open link of a device. A kind
+//! that copies frames also implements [`Wire`] for a queue pair's end of the link. This file lists the kinds.
 
 pub mod config;
 pub mod doctor;
@@ -95,7 +95,7 @@ pub(super) enum LinkEnd {
     ZeroCopy(ZeroCopyQueue),
 }
 
-/// A [`Wire`] of any kind. Each call matches the kind and then calls the method of that kind, without a dynamic call.
+/// A [`Wire`] of any kind. Each method matches the kind and calls the method of that kind, so no call is dynamic.
 // `repr(u8)` gives the enum's tag its own byte. A tag inside a niche of another field costs more instructions per
 // batch.
 #[repr(u8)]

@@ -28,8 +28,8 @@ pub(crate) trait Link<End>: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns whether the link is zero-copy: slots are handed to the kernel, and sends complete some time after they
-    /// were posted.
+    /// Returns whether queue pairs hand slots to the kernel instead of copying frames. Sends then complete some time
+    /// after the post.
     fn is_zero_copy(&self) -> bool {
         false
     }
@@ -44,11 +44,11 @@ pub(crate) trait Link<End>: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Adds the counters of the whole link: the kernel's counters, and the number of frames lost in a failed output
-    /// file.
+    /// Adds the counters of the whole link: the counters of the kernel, and the number of sent frames that are missing
+    /// in a failed output file.
     fn count(&self, _into: &mut SoftCounters) {}
 
-    /// Starts to watch the kernel interface of the link.
+    /// Starts to watch the kernel interface of the link. Returns `None` if the link has no interface.
     fn watch(self: Arc<Self>, _status: &Arc<Status>) -> Result<Option<Watcher>> {
         Ok(None)
     }

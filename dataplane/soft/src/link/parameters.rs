@@ -55,8 +55,8 @@ pub trait LinkParameters: fmt::Debug {
         self.interface().and_then(mtu_of)
     }
 
-    /// Whether the interface is the host's end of the link, as with a TAP interface. If `false`, the interface is the
-    /// port.
+    /// Returns whether the interface is the host's end of the link, as with a TAP interface. If `false`, the interface
+    /// itself is the port.
     fn is_host_end(&self) -> bool {
         false
     }
@@ -66,7 +66,7 @@ pub trait LinkParameters: fmt::Debug {
         if self.interface().is_some() { HOST } else { SOFT }
     }
 
-    /// Whether the link locks the packet memory of its workers.
+    /// Returns whether the link locks the packet memory of its workers.
     fn locks_memory(&self) -> bool {
         false
     }
@@ -92,7 +92,8 @@ pub trait LinkParameters: fmt::Debug {
         CapabilitySet::empty()
     }
 
-    /// Whether the workers poll the driver. If `true`, the interface's interrupts belong on the cores of the workers.
+    /// Returns whether the workers poll the driver. If `true`, the interrupts of the interface belong on the cores of
+    /// the workers.
     fn polls_driver(&self) -> bool {
         false
     }
@@ -108,7 +109,8 @@ pub trait LinkParameters: fmt::Debug {
         Vec::new()
     }
 
-    /// Finds mistakes that involve more than one key or the port.
+    /// Adds the mistakes of the parameters to `mistakes`: values that the schema cannot check, and conflicts between
+    /// keys or with the port.
     fn check(&self, _port: &PortLimits<'_>, _mistakes: &mut Vec<LinkMistake>) {}
 
     /// Returns the capture file that the link receives from, if it has one.
@@ -121,7 +123,8 @@ pub trait LinkParameters: fmt::Debug {
         None
     }
 
-    /// Replaces each path by the result of `resolve`, which makes relative paths start from the folder of the config.
+    /// Replaces each path by the result of `resolve`. `resolve` makes relative paths start from the folder of the
+    /// config.
     fn resolve_paths(&mut self, _resolve: &dyn Fn(&Path) -> PathBuf) {}
 
     /// Returns the spec of the link for this number of workers. `cable` returns the port's end of a loopback cable.
@@ -181,10 +184,10 @@ impl LinkMistake {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FrameStamps {
-    /// The kernel, when the driver passes the frame to it.
+    /// The kernel, at the time when the driver passes the frame to the kernel.
     #[default]
     Kernel,
-    /// The NIC. Without hardware timestamps, the kernel, with a warning.
+    /// The NIC. If the NIC does not timestamp frames, the kernel timestamps the frames, and the program logs a warning.
     Hardware,
 }
 

@@ -1,4 +1,4 @@
-//! Frames in memory that queue pairs receive one after the other, again and again.
+//! Frames in memory that queue pairs receive in order and repeatedly.
 
 use multiversion::multiversion;
 use zerocopy::IntoBytes;
@@ -36,13 +36,13 @@ impl Frames {
     }
 }
 
-/// The frames of one queue. The queue receives them in rounds, each with all these frames.
+/// The frames of one queue. The queue receives the frames in rounds. Each round contains all frames of the queue.
 #[derive(Debug)]
 pub(super) struct Reel {
     /// The numbers of the queue's frames in [`Frames`].
     numbers: Box<[u32]>,
-    /// The locations of the queue's frames. The list repeats them until it has at least one burst of frames, so that
-    /// most bursts are one slice of the list.
+    /// The locations of the queue's frames. The list repeats the locations until the list is at least as long as a
+    /// batch. Most bursts are then one slice of the list.
     places: Box<[FrameSpan]>,
     /// The length of each frame, if all frames have the same length. Otherwise `None`.
     length: Option<u32>,
@@ -85,8 +85,8 @@ impl Reel {
         (frame, self.next.is_multiple_of(self.numbers.len()))
     }
 
-    /// Writes the next frames into the slots of posted receives, and their lengths into `lengths`. Returns their total
-    /// length, in bytes.
+    /// Writes the next frames into the slots `part`, and the lengths of the frames into `lengths`. Returns the total
+    /// length in bytes.
     #[inline]
     pub(super) fn write(&mut self, frames: &Frames, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
         let (mut bytes, mut done) = (0, 0);
@@ -107,8 +107,8 @@ impl Reel {
     }
 }
 
-/// Writes frames into slots, and their lengths into `lengths`. Stops at the end of the shorter list. Returns the total
-/// length, in bytes.
+/// Writes frames into slots, and the lengths of the frames into `lengths`. Stops at the end of the shortest list.
+/// Returns the total length in bytes.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 fn write(places: &[FrameSpan], frames: &Frames, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
     let mut bytes = 0;

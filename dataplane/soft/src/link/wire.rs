@@ -33,8 +33,8 @@ pub(crate) trait Wire {
         0
     }
 
-    /// Calls `deliver` with the next frame, and with the frame's wall-clock receive time if the wire knows it. Returns
-    /// `false` if no frame has arrived.
+    /// Calls `deliver` with the next frame and the wall-clock receive time of the frame. The time is `None` if the wire
+    /// has no timestamp. Returns `false` if no frame has arrived.
     fn take(&mut self, counts: &Counting, deliver: impl FnOnce(&[u8], Option<Nanos>)) -> bool;
 
     /// Sends a frame.
@@ -50,15 +50,15 @@ pub(crate) trait Wire {
     #[inline]
     fn flush(&mut self, _counts: &Counting, _each: impl FnMut(Result<usize, WcStatus>)) {}
 
-    /// Returns the number of frames that have arrived and were not taken, or a lower bound of it. `u64::MAX` means that
-    /// the source is unlimited.
+    /// Returns the number of frames that have arrived and were not taken, or a lower bound of this number. `u64::MAX`
+    /// means that the source is unlimited.
     #[inline]
     fn backlog(&mut self) -> u64 {
         0
     }
 
-    /// Drops the frames that are due and do not fit in `room` posted receives. Returns their number. Only a wire that
-    /// generates frames at its own rate drops frames here.
+    /// Drops the frames that are due and exceed the `room` posted receives. Returns the number of dropped frames. Only
+    /// a wire that generates frames at its own rate drops frames here.
     #[inline]
     fn skip_beyond(&mut self, _room: u64) -> u64 {
         0
@@ -81,10 +81,10 @@ pub(crate) trait Wire {
         0
     }
 
-    /// Prepares slots for [`Wire::write`], when they are posted.
+    /// Prepares the slots `part` for [`Wire::write`]. Called when the slots are posted.
     fn prepare(&mut self, _slots: &Slots, _part: &[u32]) {}
 
-    /// Returns the slot index below which all slots are prepared. `None` if all slots are prepared.
+    /// Returns the slot index below which all slots are prepared. Returns `None` if slots need no preparation.
     fn prepared(&self) -> Option<u32> {
         None
     }

@@ -1,4 +1,4 @@
-//! Generates synthetic frames into posted receives. Sent frames are only counted.
+//! Generates synthetic frames into posted receives. Sent frames are counted and, with `copy_out`, also copied.
 
 pub(super) mod config;
 
@@ -38,15 +38,15 @@ pub enum FrameKind {
 /// The settings of a generator: the frames, their number and their rate.
 #[derive(Clone, Debug)]
 pub struct GeneratorSpec {
-    /// Frame sizes in bytes, without the frame check sequence. Each size has a weight: the number of frames of this
-    /// size that each flow has in one round. The generator repeats the round.
+    /// Frame sizes in bytes, without the frame check sequence, and their weights. The weight is the number of frames of
+    /// this size that each flow has in one round. The generator repeats the round.
     pub sizes: Vec<(u16, u16)>,
     /// Number of flows. Each flow has its own source port, starting at `src_port`. After port 65535 the ports continue
     /// at 0. After all ports are used, the source address is incremented.
     pub flows: u32,
     /// Protocol headers of the frames.
     pub kind: FrameKind,
-    /// VLAN tag of the frames.
+    /// VLAN ID of the frames. `None` means that the frames have no VLAN tag.
     pub vlan: Option<u16>,
     /// Source MAC address.
     pub src_mac: [u8; 6],
@@ -66,7 +66,7 @@ pub struct GeneratorSpec {
     /// Total number of frames for all queues. `None` means unlimited.
     pub count: Option<u64>,
     /// Frames per second of the device's clock, for all queues together. Frames that are due while no receive is posted
-    /// are lost, as on a wire. `None` means that every posted receive gets a frame at once.
+    /// are lost, as on a wire. `None` means that every posted receive gets a frame immediately.
     pub rate: Option<u64>,
     /// Whether every receive gets a newly written frame. If `false`, a slot (packet buffer) is written only at its
     /// first use, so changes that stages make to a packet persist. `false` is faster, for tests that ignore the packet
@@ -272,7 +272,7 @@ pub(crate) struct Generator {
     timebase: Timebase,
     /// This queue's share of the rate, as (frames, nanoseconds).
     rate: Option<(u128, u128)>,
-    /// The time of the first poll. Frames become due from this time on, at the configured rate.
+    /// The time of the first poll, from which frames become due at the configured rate. `None` before the first poll.
     began: Option<Ticks>,
     /// Number of frames delivered or lost so far.
     passed: u64,
@@ -317,7 +317,7 @@ impl Generator {
         Self { plan, reel, left, clock, timebase, rate, began: None, passed: 0, stamped, out, longest_out }
     }
 
-    /// Returns the frame of a slot that is written only once.
+    /// Returns the frame that `prepare` writes into a slot if `copy` is `false`.
     fn of_slot(&self, slot: u32) -> &[u8] {
         let numbers = self.reel.numbers();
         self.plan.frames.get(numbers[slot as usize % numbers.len()] as usize)

@@ -39,8 +39,8 @@ pub(in crate::link) fn driver(name: &str) -> Option<String> {
     String::from_utf8(bytes).ok().filter(|name| !name.is_empty())
 }
 
-/// Returns the number of receive queues of an interface, from `struct ethtool_channels`. `None` if its driver does not
-/// report it.
+/// Returns the number of receive queues of an interface, from `struct ethtool_channels`. Returns `None` if the driver
+/// does not report this number.
 pub(in crate::link) fn receive_queues(name: &str) -> Option<u32> {
     let channels = ethtool::<9>(name, GET_CHANNELS)?;
     let [receive, combined] = [channels[5], channels[8]];

@@ -90,7 +90,7 @@ impl Interface {
         }
     }
 
-    /// Looks up an Ethernet interface, and fails if there is none of this name.
+    /// Looks up an Ethernet interface by name.
     ///
     /// # Errors
     /// Fails with a suggested fix if the interface does not exist or is not Ethernet.
@@ -207,7 +207,7 @@ impl<T> Handover<T> {
         self.is_there.store(true, Ordering::Release);
     }
 
-    /// Takes the new sockets, if there are any. If there are none, takes no lock.
+    /// Takes the new sockets. If no sockets are stored, returns `None` without taking the lock.
     #[inline]
     pub(crate) fn take(&self) -> Option<T> {
         if self.is_there.load(Ordering::Acquire) { self.take_stored() } else { None }

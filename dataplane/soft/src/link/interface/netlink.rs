@@ -44,7 +44,8 @@ const HEADER: usize = 16;
 
 /// Sends a netlink request (`netlink(7)`), and returns the attributes of the reply. `kinds` are the message types of
 /// the request and of the reply. `head` is the part of the request between the netlink header and the attributes. The
-/// reply has a head of the same size. `ask` is the number and the value of the request's attribute, if it has one.
+/// reply has a head of the same size. `ask` is the number and the value of the attribute in the request, or `None` for
+/// a request without attributes.
 fn netlink_request(socket: &Socket, kinds: (u16, u16), head: &[u8], ask: Option<(u16, &[u8])>) -> Option<Vec<u8>> {
     let mut message = vec![0; HEADER];
     message.extend(head);

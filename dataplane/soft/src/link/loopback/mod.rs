@@ -80,7 +80,7 @@ struct FrameInbox {
     /// Index of the queue, and number of queues.
     queue: (u16, u16),
     frames: ArrayQueue<Vec<u8>>,
-    /// Number of frames that were lost and not yet reported, because no buffer or no space in `frames` was free.
+    /// Number of frames that were lost because no buffer was free or `frames` was full, and that are not yet reported.
     missed: AtomicU64,
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct Port {
     queue: (u16, u16),
     rss: Arc<Rss>,
     inbox: Option<Arc<FrameInbox>>,
-    /// A copy of the other end's list of inboxes, made when the list had the number `generation`.
+    /// A copy of the inboxes of the receiving end. The copy has the generation number `generation` of the [`Bus`].
     peers: Arc<[Arc<FrameInbox>]>,
     generation: u64,
 }

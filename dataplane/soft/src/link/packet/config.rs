@@ -46,7 +46,8 @@ pub struct PacketConfig {
     /// `tcpdump` does not see them.
     #[serde(default = "yes")]
     pub qdisc_bypass: bool,
-    /// Whether the port also receives the frames that the host sends on the interface. Use it to monitor all traffic.
+    /// Whether the port also receives the frames that the host sends on the interface. Use this key to monitor all
+    /// traffic.
     #[serde(default)]
     pub outgoing: bool,
     /// The source of receive timestamps with `timestamps = "wallclock"`: `"kernel"`, or `"hardware"` for the NIC.

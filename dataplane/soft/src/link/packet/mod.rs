@@ -4,7 +4,7 @@
 //! stay in the ring until a receive is posted. Polling an empty ring needs no system call. The frames of a burst are
 //! collected and sent with one system call, at most [`BURST`] at a time.
 //!
-//! The kernel keeps the interface: its own network stack also sees all received frames.
+//! The kernel keeps the interface, so the network stack of the kernel also receives all frames.
 
 pub(super) mod config;
 mod doctor;
@@ -34,7 +34,7 @@ use socket::{PacketSocket, insert_tag};
 pub(crate) use outbox::BURST;
 pub use spec::PacketSpec;
 
-/// Maximum length of a frame from the kernel: 64 KiB of packet, plus an Ethernet header with two tags.
+/// Maximum length in bytes of a frame from the kernel: a packet of 65,535 bytes, and an Ethernet header with two tags.
 const LONGEST: usize = 65_535 + 22;
 
 /// The link of a device, shared by all of its queues and the watcher thread.
@@ -128,8 +128,8 @@ impl Packets {
             status.set_link(false);
             return;
         };
-        // Sockets stay usable while the interface is down. After the interface was removed, they never receive again,
-        // so open new sockets.
+        // Sockets stay usable while the interface is down. After the interface was removed, the old sockets never
+        // receive again, so open new sockets.
         let is_new = state.is_deleted || now.index != state.interface.index;
         if is_new && (!now.is_set_up || self.reopen(&mut state, &now).is_err()) {
             status.set_link(false);
@@ -142,7 +142,7 @@ impl Packets {
         status.set_link(now.has_carrier);
     }
 
-    /// Opens new sockets for all queues on a new interface.
+    /// Opens new sockets for all queues on a new interface. Logs an error of a socket.
     fn reopen(&self, state: &mut PacketState, now: &Interface) -> Result<(), ()> {
         if self.spec.hardware_stamps {
             self.by_nic.store(enable_nic(&self.spec.interface), Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! Offloads in software: completes partial checksums and segments large frames.
 //!
-//! Programs leave checksums and segmentation to the NIC. A frame that another program on this host sends over a veth
-//! pair never passes a NIC. So its checksum is still partial, and the frame may contain many segments. A NIC that
-//! merges received frames also delivers large frames. A header before the frame describes the pending work:
-//! `struct virtio_net_hdr` (Virtual I/O Device 1.1, section 5.1.6).
+//! The kernel leaves checksums and segmentation to the NIC. A frame that another program on this host sends over a veth
+//! pair passes no NIC. The checksum of such a frame can be partial, and the frame can contain the data of many
+//! segments. Merged received packets (GRO, LRO) are also large frames. A header before the frame describes the pending
+//! work: `struct virtio_net_hdr` (Virtual I/O Device 1.1, section 5.1.6).
 
 use dataplane_core::header::checksum::Sum;
 
@@ -32,7 +32,7 @@ pub(super) struct PendingOffload {
     size: u16,
     /// Offset in the frame at which the checksummed data starts.
     start: u16,
-    /// Offset of the checksum field, from `start` on.
+    /// Offset of the checksum field, relative to `start`.
     offset: u16,
 }
 
@@ -61,8 +61,8 @@ impl PendingOffload {
         Self { start: self.start.saturating_add(by), ..self }
     }
 
-    /// Completes the checksum, if it is partial. The checksum field already holds the sum of the pseudo-header. If the
-    /// field is outside the frame, the frame stays unchanged, and the receiver detects the wrong checksum.
+    /// Completes a partial checksum. The checksum field already holds the sum of the pseudo-header. If the field is
+    /// outside the frame, the frame stays unchanged, and the receiver detects the wrong checksum.
     pub(super) fn complete(self, frame: &mut [u8]) {
         let (start, field) = (usize::from(self.start), usize::from(self.start) + usize::from(self.offset));
         if self.flags & NEEDS_CHECKSUM == 0 || field + 2 > frame.len() {

@@ -1,12 +1,12 @@
 //! The sockets of a queue: one that receives into a mapped ring, and one that sends (`packet(7)`,
 //! `Documentation/networking/packet_mmap.rst` of the kernel).
 //!
-//! The ring has version 2 (`TPACKET_V2`), which delivers each frame individually when it arrives. Version 3 delivers
-//! blocks of frames, and delays a partly filled block for up to a tick of the kernel's timer.
+//! The ring has version 2 (`TPACKET_V2`), which delivers each frame when the frame arrives. Version 3 delivers blocks
+//! of frames, and delays a partly filled block for up to a tick of the kernel's timer.
 //!
-//! Sending uses no ring. With a TX ring, the kernel sends frames without copying them out of the ring. It returns a
-//! ring entry when the frame reaches the receiving socket. On a veth pair, the receiver may not have read the frame at
-//! that time, and the next frame in this entry would overwrite it.
+//! Sending uses no ring. With a TX ring, the kernel does not copy frames out of the ring, and returns a ring entry when
+//! the frame reaches the receiving socket. On a veth pair, the receiver may read the frame later. The next frame in the
+//! entry could overwrite the unread frame.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -44,9 +44,9 @@ pub(super) struct PacketSocket {
     by_nic: bool,
 }
 
-/// A frame in the ring. User space owns it until it is released.
+/// A frame in the ring. User space owns the frame until [`PacketSocket::release`].
 pub(super) struct Frame {
-    /// Start of the frame. At least four bytes before it are free for a VLAN tag.
+    /// Start of the frame. At least four bytes before the frame are free for a VLAN tag.
     start: NonNull<u8>,
     /// Number of bytes of the frame in the ring.
     kept: usize,
@@ -95,7 +95,7 @@ pub(super) fn insert_tag(bytes: &mut [u8], tag: [u8; 4]) {
 impl PacketSocket {
     /// Opens the sockets of one queue on the interface `index`, for frames of up to `longest` bytes. `by_nic` selects
     /// NIC timestamps instead of kernel timestamps. `group` is `Some` if there are several queues. The socket then
-    /// joins the fanout group, or creates the group if there is none.
+    /// joins this fanout group. If the inner value is `None`, the socket creates the group and stores its number.
     ///
     /// # Errors
     /// Returns the operation that the kernel refused, and the error.
@@ -267,7 +267,7 @@ impl PacketSocket {
         while count <= self.mask as u64 {
             let Some(frame) = self.next_frame() else { break };
             if frame.is_copied {
-                // SAFETY: the kernel writes nothing, because the buffer has no bytes. It discards the frame.
+                // SAFETY: the kernel discards the frame and writes nothing, because the buffer has no bytes.
                 unsafe {
                     libc::recv(self.receiver.as_raw_fd(), nothing.as_mut_ptr().cast(), 0, libc::MSG_DONTWAIT);
                 }
@@ -338,8 +338,8 @@ fn bind(socket: &OwnedFd, index: u32, protocol: u16) -> io::Result<()> {
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Joins the fanout group of an interface's sockets, or creates the group if there is none. The group distributes
-/// frames to its sockets by flow hash.
+/// Joins the fanout group of the queues, or creates the group if `group` is `None`. The group distributes frames to its
+/// sockets by flow hash.
 fn join(socket: &OwnedFd, group: &mut Option<u16>, outgoing: bool) -> io::Result<()> {
     // In a group, this flag filters outgoing frames. The socket option PACKET_IGNORE_OUTGOING has no effect there.
     let kind = libc::PACKET_FANOUT_HASH | if outgoing { 0 } else { libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING };

@@ -9,8 +9,8 @@ pub struct PacketSpec {
     pub ring: u32,
     /// Whether to receive frames to any MAC address, not only to the interface's own address.
     pub promiscuous: bool,
-    /// Whether sent frames go directly to the driver. They then bypass the queueing discipline of the interface
-    /// (`tc(8)`) and `tcpdump`.
+    /// Whether sent frames go directly to the driver. Such frames bypass the queueing discipline of the interface
+    /// (`tc(8)`), and `tcpdump` does not see them.
     pub qdisc_bypass: bool,
     /// Whether to also receive frames that the host itself sends on the interface.
     pub outgoing: bool,

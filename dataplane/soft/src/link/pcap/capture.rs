@@ -1,4 +1,4 @@
-//! Capture files: a reader for whole files, and a writer.
+//! Reads whole capture files, and writes capture files.
 //!
 //! Formats: pcap (draft-ietf-opsawg-pcap) and pcapng (draft-ietf-opsawg-pcapng).
 
@@ -79,7 +79,7 @@ impl Capture {
         }
     }
 
-    /// Reads an open file up to its end. Reads only the first bytes of a file that is not a capture, and fails.
+    /// Reads an open file up to its end. Fails after the first bytes if the file is not a capture.
     pub fn load(file: &File) -> Result<Self, Refusal> {
         let mut bytes = Vec::new();
         file.take(HEADER).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
@@ -93,7 +93,7 @@ impl Capture {
         Self::read(&bytes)
     }
 
-    /// Checks by its first bytes and its size whether a file is a capture that can be played.
+    /// Checks whether a file is a capture that can be played. Reads only the first bytes and the size of the file.
     pub fn probe(path: &Path) -> Result<(), Refusal> {
         let mut head = Vec::new();
         let file = file::open(path).map_err(|error| error.to_string())?;
@@ -131,7 +131,7 @@ impl Capture {
         let (mut rest, header) =
             parse_pcap_header(file).map_err(|_| "not a capture: neither pcap nor pcapng".to_owned())?;
         if header.network != Linktype::ETHERNET {
-            // The field has no sign in the file, but its type in the parser does.
+            // The field is unsigned in the file, but signed in the parser.
             return Err(format!("the link type is {}, not Ethernet", header.network.0 as u32));
         }
         let unit = if header.is_nanosecond_precision() { 1 } else { 1_000 };
@@ -237,9 +237,9 @@ pub(super) struct Writer {
     classic: bool,
     /// Maximum number of bytes of a frame in the file.
     snaplen: u32,
-    /// Number of bytes in the file. They are always whole records.
+    /// Number of bytes of the header and the whole records in the file.
     written: u64,
-    /// Data that is not yet in the file. At first this includes the file header, later only whole records.
+    /// Data that is not yet in the file: whole records and, before the first flush, the file header.
     buffer: Vec<u8>,
     /// Offsets in `buffer` at which the header or a record ends.
     ends: Vec<u32>,
@@ -265,8 +265,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Returns whether only the header has been written so far. In this case, the previous content of the file still
-    /// exists.
+    /// Returns whether the buffer holds only the header and nothing is in the file. The previous content of the file
+    /// still exists then.
     pub(super) fn is_new(&self) -> bool {
         self.written == 0 && self.ends.len() == 1
     }

@@ -16,7 +16,7 @@ use dataplane_core::file::Readers;
 use dataplane_core::pipeline::parameter_schema;
 use dataplane_core::units::{Bytes, bytes_within};
 
-/// Receives the packets of a capture file, and writes sent packets to another.
+/// Receives the packets of a capture file, and writes sent packets to another capture file.
 ///
 /// ```toml
 /// [[port]]

@@ -30,14 +30,14 @@ use dataplane_core::verbs::{QpSpec, WcStatus};
 pub use capture::Capture;
 use capture::Writer;
 
-/// Sent frames reach the output file within about this time. The delay of the background thread adds to it.
+/// Interval between two periodic flushes of the output. The delay of the background thread is added to the interval.
 const FLUSH: Duration = Duration::from_secs(1);
 
 /// Playback speed of a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Pace {
-    /// As fast as the worker receives them.
+    /// As fast as the worker receives the frames.
     #[default]
     Fast,
     /// According to the timestamps in the file.
@@ -73,7 +73,8 @@ impl Default for PcapSpec {
 pub(crate) struct Files {
     spec: PcapSpec,
     capture: Capture,
-    /// The content is in memory. The open file keeps other programs from writing it.
+    /// The lock on the input file. The content is in memory, but the lock keeps other dataplane programs from writing
+    /// the file.
     _input: Option<LockedFile>,
     output: Option<Mutex<Output>>,
 }
@@ -103,7 +104,7 @@ impl Output {
 
     fn error(&self) -> Option<Error> {
         let failed = self.failed.as_ref()?;
-        // A copy of the error, because later calls return it again.
+        // Return a copy of the error, because later calls return the same error.
         let lost = format!("{failed}: {} sent packets are missing in the file", self.lost);
         Some(Error::File { path: self.path.clone(), source: io::Error::new(failed.kind(), lost) })
     }
@@ -185,9 +186,9 @@ pub(crate) struct Player {
     left: u64,
     clock: HostClock,
     timebase: Timebase,
-    /// Start of the current round.
+    /// Start of the current round. `None` before the first poll of the round.
     began: Option<Ticks>,
-    /// Wall-clock time, and the device's ticks at that time.
+    /// Wall-clock time at the creation of the player, and the device's ticks at the same moment.
     wall: (Nanos, Ticks),
 }
 

@@ -24,20 +24,20 @@ use dataplane_core::verbs::{QpSpec, WcStatus};
 
 /// The device file that creates TAP interfaces.
 const DEVICE: &str = "/dev/net/tun";
-/// Maximum frame length of the kernel: 64 KiB of packet, plus an Ethernet header with two tags.
+/// Maximum frame length of the kernel in bytes: a packet of 65,535 bytes, and an Ethernet header with two tags.
 const LONGEST: usize = 65_535 + 22;
-/// Maximum number of frames to discard when a queue is drained. The limit is larger than the kernel's queue. It ends
-/// the loop if frames arrive as fast as they are discarded.
+/// Maximum number of frames to discard when a queue is drained. The limit ends the loop if frames arrive as fast as the
+/// loop discards them. The limit is larger than the kernel's queue.
 const MOST_LEFT: u64 = 1 << 16;
 
-/// A TAP interface. If the interface exists, the device attaches to it. Otherwise the device creates it.
+/// A TAP interface. The device attaches to an existing interface, or creates a missing interface.
 #[derive(Clone, Debug)]
 pub struct TapSpec {
     /// Name of the interface.
     pub name: String,
     /// MAC address of the host's end. `None` keeps the current address.
     pub mac: Option<[u8; 6]>,
-    /// MTU of the host's end, in bytes. `None` keeps the MTU of an existing interface. A new interface then gets the
+    /// MTU of the host's end, in bytes. With `None`, an existing interface keeps its MTU, and a new interface gets the
     /// MTU of the device.
     pub mtu: Option<u32>,
     /// Whether to set the interface up (`IFF_UP`).
@@ -112,7 +112,7 @@ impl Tap {
         let mut state = self.state();
         match found {
             Some(now) if now.index == state.index => now.has_carrier,
-            // The interface was removed, and a new one has its name.
+            // The interface was removed, and a new interface has the same name.
             Some(now) => self.reattach(&mut state, &now).is_ok() && now.has_carrier,
             // No interface has this name. If the queues are still attached, the interface was renamed or moved to
             // another network namespace, and works as before.
@@ -223,7 +223,7 @@ fn tun(queue: &OwnedFd, request: libc::Ioctl, value: libc::c_ulong) -> io::Resul
     if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Asks for the name of the queue's interface. Returns an error if the queue has no interface any more.
+/// Checks that the queue still has an interface. Returns an error if the interface was removed.
 fn tun_name(queue: &OwnedFd) -> io::Result<()> {
     let mut request = Request::new("-").ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
     request.ask_by(queue, libc::TUNGETIFF as _)

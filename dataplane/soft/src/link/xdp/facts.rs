@@ -1,5 +1,5 @@
-//! The XDP properties of an interface that the kernel and the interface's driver report. The command `doctor` reads
-//! them, and changes no setting.
+//! The XDP properties of an interface that the kernel and the driver of the interface report. The command `doctor`
+//! reads these properties and changes no setting.
 
 use super::bpf::holding_link;
 use crate::link::interface::Interface;

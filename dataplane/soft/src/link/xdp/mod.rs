@@ -1,14 +1,14 @@
-//! AF_XDP: a kernel interface whose frames are in the worker's own memory (`Documentation/networking/af_xdp.rst` of the
-//! kernel).
+//! A kernel interface with AF_XDP (`Documentation/networking/af_xdp.rst` of the kernel). The frames are in the worker's
+//! own memory.
 //!
 //! The worker's packet memory is the UMEM of its sockets. A slot (packet buffer) consists of one or more chunks of the
 //! UMEM. A posted receive is an entry of the fill ring, and a send is an entry of the TX ring. Completions come from
-//! the RX ring and the completion ring. All sockets of a worker use the same memory region. So another interface can
-//! send a received packet without a copy in this program.
+//! the RX ring and the completion ring. All sockets of a worker use the same memory region. This program therefore
+//! copies no packet that one interface receives and another interface sends.
 //!
-//! An XDP program redirects frames to the sockets ([`Filter`]). A `bpf_link` attaches the program to the interface, and
-//! the process holds the descriptor of the `bpf_link`. So the kernel detaches the program when the process ends, even
-//! after a crash.
+//! An XDP program redirects frames to the sockets ([`Filter`]). A `bpf_link` attaches the program to the interface. The
+//! process holds the descriptor of the `bpf_link`, so the kernel detaches the program when the process ends, even after
+//! a crash.
 
 mod bpf;
 mod btf;
@@ -85,7 +85,7 @@ impl Place {
 /// The attachment of the program to the interface.
 #[derive(Debug, Default)]
 struct Attachment {
-    /// Both fields are kept so that their drop detaches the program and ends promiscuous mode.
+    /// Dropping `_attached` detaches the program. Dropping `_promiscuous` ends promiscuous mode.
     _attached: Option<bpf::Attached>,
     _promiscuous: Option<OwnedFd>,
     /// Whether the program runs in the driver.
@@ -102,7 +102,7 @@ struct Sockets {
     retired: SoftCounters,
     /// Whether the most recently opened socket is zero-copy.
     zero_copy: bool,
-    /// The reason why a queue has no socket.
+    /// The reason why a queue has no socket, or why the program could not be attached again.
     trouble: Option<String>,
 }
 
@@ -376,8 +376,8 @@ fn add(into: &mut SoftCounters, counts: &libc::xdp_statistics) {
     });
 }
 
-/// Checks that the interface has a queue for every queue pair. Warns if the interface has more queues, because their
-/// frames go to the kernel.
+/// Checks that the interface has a queue for every queue pair. Warns if the interface has more queues, because the
+/// frames of the extra queues go to the kernel.
 fn check_queues(spec: &XdpSpec) -> Result<()> {
     let (name, wanted) = (&spec.interface, u32::from(spec.queues));
     // Not every driver reports its number of queues.

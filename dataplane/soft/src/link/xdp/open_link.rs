@@ -45,7 +45,7 @@ impl<End: From<Queue>> Link<End> for Xdp {
             {
                 let trouble = Some(error.to_string());
                 let previous = std::mem::replace(&mut lock(&xdp.sockets).trouble, trouble.clone());
-                // Log only a new error, because the watcher retries this again and again.
+                // Log only a new error, because the watcher repeats the attempt several times per second.
                 if previous != trouble {
                     tracing::warn!("{error}");
                 }
@@ -61,7 +61,7 @@ impl<End: From<Queue>> Link<End> for Xdp {
         watcher.map(Some)
     }
 
-    /// Returns the last error of opening a queue.
+    /// Returns the last error of opening a queue or of attaching the program again.
     fn error(&self) -> Option<Error> {
         lock(&self.sockets).trouble.clone().map(Error::Wire)
     }

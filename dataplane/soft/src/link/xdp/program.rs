@@ -1,9 +1,10 @@
 //! The generator of the XDP program: translates a filter into BPF instructions (RFC 9669).
 //!
-//! The program is generated from the filter when the link is created, without a compiler or linker. It parses a frame
-//! once, stores the fields on its stack, and checks the selectors. A selected frame goes to the AF_XDP socket of its
-//! receive queue. All other frames, and all frames of a queue without a socket, go to the kernel. The program never
-//! changes a frame. If timestamps are requested, it writes a stamp (a timestamp with a check) before the frame.
+//! The program is generated from the filter when the link is created, without a compiler or linker. The program parses
+//! a frame once, stores the fields on its stack, and checks the selectors. A selected frame goes to the AF_XDP socket
+//! of its receive queue. All other frames, and all frames of a queue without a socket, go to the kernel. The program
+//! never changes a frame. If timestamps are requested, the program writes a stamp (a timestamp with a check) before
+//! each selected frame.
 
 use std::os::fd::RawFd;
 
@@ -76,7 +77,8 @@ const DESTINATION: i16 = -56;
 /// Stack offset of the receive time, which has eight bytes.
 const TIME: i16 = -64;
 
-/// The value of a field that the frame does not have. No field of a frame can have this value.
+/// The stored value of a 16-bit or shorter field that the frame does not have. No such field of a frame can have this
+/// value.
 const NONE: i32 = 0x1_0000;
 /// Maximum number of VLAN tags to parse.
 const TAGS: usize = 2;

@@ -123,7 +123,8 @@ pub(crate) struct Queue {
     posted: usize,
     /// Whether the socket is bound to its queue.
     bound: bool,
-    /// Whether an earlier socket was bound to the queue. The kernel may take some time to release the queue.
+    /// Whether an earlier socket of this queue pair was bound to the queue. The kernel may take some time to release
+    /// the queue.
     rebinding: bool,
     /// The start of the wait for the queue, and the time of the next attempt. `None` if the queue is bound or not
     /// opened.
@@ -589,7 +590,8 @@ impl Queue {
 }
 
 /// Reads the stamp that the XDP program wrote before a frame. Returns the wall-clock time: the stamp plus `ahead`
-/// nanoseconds. Clears the stamp, so that the next frame in the slot does not get it.
+/// nanoseconds. Clears the stamp, so that the stamp is not mistaken for the stamp of the next frame in the slot.
+/// Returns `None` if there is no valid stamp.
 #[inline]
 fn take_stamp(region: &Region, address: u64, ahead: i64) -> Option<Ticks> {
     // SAFETY: a frame starts at the address, in a slot that the kernel has returned. The slot has more than `STAMP`

@@ -1,5 +1,5 @@
-//! The rings that a socket shares with the kernel. Each ring has one producer and one consumer. User space is one of
-//! them.
+//! The rings that a socket shares with the kernel. Each ring has one producer and one consumer. One of the two is the
+//! kernel, and the other is this program.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,7 +18,7 @@ pub(super) struct Offsets {
 /// A ring whose entries are plain numbers.
 #[derive(Debug)]
 pub(super) struct Ring<T> {
-    /// Keeps the mapping alive, which all pointers below point into.
+    /// The mapping, into which all pointers below point.
     _map: MmapRaw,
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
@@ -63,8 +63,8 @@ impl<T: Copy> Ring<T> {
         unsafe { word.as_ref() }
     }
 
-    /// Produces one entry, which the other side sees after [`Ring::submit`]. The ring must have space. The callers
-    /// ensure this: they never give the kernel more buffers than the ring has entries.
+    /// Produces one entry, which the other side sees after [`Ring::submit`]. The caller must ensure that the ring has
+    /// space.
     #[inline]
     pub(super) fn put(&mut self, value: T) {
         // SAFETY: the mask keeps the index inside the ring. This side owns the entry until it is submitted.

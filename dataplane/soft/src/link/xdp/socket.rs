@@ -1,9 +1,8 @@
 //! An AF_XDP socket: its memory, its rings, and its binding to a queue of an interface.
 //!
-//! Every socket registers the worker's memory region itself. With `XDP_SHARED_UMEM`, the kernel would need only one
-//! list of the region's pages. But the copy mode and the lifetime of all sockets would then depend on the first socket.
-//! Both ways give a slot the same address in all sockets. So one socket can send a slot into which another socket
-//! received.
+//! Each socket registers the worker's memory region. With `XDP_SHARED_UMEM`, the kernel would need only one list of the
+//! region's pages, but the copy mode and the lifetime of all sockets would depend on the first socket. A slot has the
+//! same address in all sockets of the worker. One socket can therefore send a slot into which another socket received.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -58,7 +57,7 @@ pub(super) struct XdpSocket {
     pub(super) completion: Ring<u64>,
     pub(super) zero_copy: bool,
     fd: OwnedFd,
-    /// Declared after `fd`, so that the socket is closed first. The kernel uses the memory until then.
+    /// Declared after `fd`, because the kernel uses the memory until the socket is closed.
     _region: Arc<Region>,
 }
 
@@ -262,7 +261,8 @@ fn get<T: Copy>(fd: RawFd, option: libc::c_int) -> io::Result<T> {
         let done = libc::getsockopt(fd, libc::SOL_XDP, option, value.as_mut_ptr().cast(), &mut size);
         (done, value.assume_init())
     };
-    // Kernels before 5.4 return a shorter structure, without the offsets of the wake-up flags. They are not supported.
+    // Kernels before 5.4 return a shorter structure, without the offsets of the wake-up flags. Such kernels are not
+    // supported.
     let older = (size as usize) < size_of::<T>() && option == libc::XDP_MMAP_OFFSETS;
     match done {
         0 if older => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),

@@ -1,4 +1,4 @@
-//! The settings of an xdp link. The config of the link uses some of these types directly.
+//! The settings of an xdp link. The config of the link contains some of these types.
 
 use std::time::Duration;
 
@@ -59,13 +59,13 @@ pub struct Filter {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// In the driver. If the driver has no XDP support, in the kernel, with a warning.
+    /// In the driver. If the driver does not support XDP, the program runs in the kernel, and a warning is logged.
     #[default]
     Auto,
     /// In the driver.
     Native,
-    /// In the kernel, after the driver has created a socket buffer for the frame. This works on any interface, and is
-    /// slower.
+    /// In the kernel, after the driver has created a socket buffer for the frame. Generic mode works on any interface,
+    /// but is slower.
     Generic,
 }
 
@@ -73,8 +73,8 @@ pub enum Mode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Copying {
-    /// The hardware writes frames into packet memory (zero-copy). If the driver does not support this, the kernel
-    /// copies frames, with a warning.
+    /// The hardware writes frames into packet memory (zero-copy). If the driver does not support zero-copy, the kernel
+    /// copies frames, and a warning is logged.
     #[default]
     Auto,
     /// The hardware writes frames into packet memory (zero-copy). Not tested on hardware.

@@ -37,7 +37,7 @@ fn load(filter: &Filter) -> Option<Program> {
 #[derive(Clone, Debug)]
 struct TestFrame {
     tags: Vec<(u16, u16)>,
-    /// The EtherType. The fields `protocol`, `addresses` and `ports` are used only if it is IPv4 or IPv6.
+    /// The EtherType. The fields `protocol`, `addresses` and `ports` are used only for IPv4 and IPv6.
     ether_type: u16,
     protocol: u8,
     addresses: Option<(IpAddr, IpAddr)>,
