@@ -232,6 +232,22 @@ fn routes_and_neighbours_beyond_the_limit_are_refused() {
     );
 }
 
+#[test]
+fn refused_change_of_a_route_keeps_the_old_route() {
+    let (shared, mut writer) = tables();
+    let prefix: IpNet = "192.0.2.0/24".parse().unwrap();
+    writer.set_route(0, prefix, &to(&[(1, 7)])).unwrap();
+    for at in 0..40_000u32 {
+        let hop = NextHop { address: Ipv4Addr::from(20 << 24 | at).into(), port: 0 };
+        let _ = writer.set_neighbor(hop, Resolved::Failed, Mark::Quiet);
+    }
+    // No entry is free for the new gateway.
+    assert_eq!(writer.set_route(0, prefix, &to(&[(2, 8)])), Err(Refused));
+    let reader = shared.join();
+    let path = find(&reader, 0, Ipv4Addr::new(192, 0, 2, 1).into(), 0);
+    assert_eq!(path.map(|path| path.egress), Some(1));
+}
+
 /// There are more changes than a table has cache lines, so retired lines must be reused.
 #[test]
 fn retired_lines_are_reused_with_and_without_readers() {

@@ -125,18 +125,13 @@ impl Writer {
     /// packets are for this host.
     ///
     /// # Errors
-    /// The tables are full. The prefix then has no route any more.
+    /// The tables are full. A route that the prefix already has then keeps its target.
     pub fn set_route(&mut self, table: usize, prefix: IpNet, target: &RouteTarget) -> Result<(), Refused> {
         if is_never_forwarded(prefix) {
             return Ok(());
         }
         let known = self.tables.get(table).and_then(Option::as_ref).is_some_and(|table| table.get(prefix).is_some());
-        let written =
-            if !known && self.routes() >= MAX_ROUTES { Err(Refused) } else { self.write_route(table, prefix, target) };
-        if written.is_err() {
-            self.remove_route(table, prefix);
-        }
-        written
+        if !known && self.routes() >= MAX_ROUTES { Err(Refused) } else { self.write_route(table, prefix, target) }
     }
 
     fn write_route(&mut self, table: usize, prefix: IpNet, target: &RouteTarget) -> Result<(), Refused> {
