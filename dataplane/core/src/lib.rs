@@ -112,6 +112,53 @@ pub use error::{Error, Result};
 /// }
 /// ```
 ///
+/// A packet cannot outlive its batch:
+///
+/// ```compile_fail,E0505
+/// use dataplane_core::mem::Batch;
+///
+/// fn outlive(mut batch: Batch) -> usize {
+///     let packet = batch.get_mut(0);
+///     drop(batch);
+///     packet.map_or(0, |packet| packet.len())
+/// }
+/// ```
+///
+/// A batch cannot be duplicated:
+///
+/// ```compile_fail,E0277
+/// fn cloned<T: Clone>() {}
+/// fn main() {
+///     cloned::<dataplane_core::mem::Batch>();
+/// }
+/// ```
+///
+/// A pool cannot be duplicated:
+///
+/// ```compile_fail,E0277
+/// fn cloned<T: Clone>() {}
+/// fn main() {
+///     cloned::<dataplane_core::mem::Pool>();
+/// }
+/// ```
+///
+/// A packet cannot be duplicated:
+///
+/// ```compile_fail,E0277
+/// fn cloned<T: Clone>() {}
+/// fn main() {
+///     cloned::<dataplane_core::mem::Packet<'static>>();
+/// }
+/// ```
+///
+/// Only a lane and the graph return slots to a pool:
+///
+/// ```compile_fail,E0624
+/// fn put(pool: &mut dataplane_core::mem::Pool) {
+///     pool.put(&[0], dataplane_core::mem::SlotState::Batched);
+/// }
+/// ```
+///
 /// A wiring, which connects the queue pair of a lane to its peer, cannot exchange this queue pair:
 ///
 /// ```compile_fail,E0616

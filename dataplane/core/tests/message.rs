@@ -1,13 +1,16 @@
 //! Messages between two software devices, and requests that the module `lane::message` refuses.
 
+use dataplane_core::clock::Clocks;
 use dataplane_core::lane::message::*;
+use dataplane_core::lane::{LaneSpec, QueueLane, RawWiring, Stamping};
+use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
 use dataplane_core::units::Lkey;
 use dataplane_core::verbs::{Access, Completion, Device, Path, QpSpec};
 use dataplane_core::verbs::{
     CqSpec, Destination, PollFields, QpAttributes, QpCaps, QpType, RecvRequest, SendFlags, SendOp, SendRequest, Sge,
     WcStatus,
 };
-use dataplane_soft::{LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
+use dataplane_soft::{LinkSpec, LoopbackLink, SoftDevice, SoftPd, SoftSpec};
 
 const CAPS: QpCaps = QpCaps { send_depth: 8, recv_depth: 8, send_sges: 3, recv_sges: 3, inline: 64 };
 const QKEY: u32 = 7;
@@ -184,4 +187,134 @@ fn buffer_can_be_shared_with_other_threads() {
 #[should_panic(expected = "8 bytes at 4993 of a buffer of 5000")]
 fn copy_beyond_the_buffer_panics() {
     pair().0.buffer.write(4993, &[0; 8]);
+}
+
+/// A device whose protection domain registers a smaller region than the caller asks for.
+#[derive(Clone)]
+struct ShortDevice(SoftDevice);
+
+#[derive(Clone)]
+struct ShortDomain(SoftPd);
+
+#[allow(unsafe_code, reason = "the test needs a provider that breaks its contract")]
+mod short {
+    use std::ops::Range;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use dataplane_core::error::VerbError;
+    use dataplane_core::mem::{PageKind, Region, RegionSpec};
+    use dataplane_core::units::Ticks;
+    use dataplane_core::verbs::*;
+    use dataplane_soft::{SoftAh, SoftChannel, SoftCq, SoftDevice, SoftMr, SoftMw, SoftQp, SoftSrq};
+
+    use super::{ShortDevice, ShortDomain};
+
+    // SAFETY: all methods are those of the software device.
+    unsafe impl Device for ShortDevice {
+        type Pd = ShortDomain;
+        type Cq = SoftCq;
+        type Channel = SoftChannel;
+
+        fn name(&self) -> &str {
+            self.0.name()
+        }
+        fn capabilities(&self) -> &Capabilities {
+            self.0.capabilities()
+        }
+        fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {
+            self.0.port(port)
+        }
+        fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError> {
+            self.0.gids(port)
+        }
+        fn pkey(&self, port: u8, index: u16) -> Result<u16, VerbError> {
+            self.0.pkey(port, index)
+        }
+        fn timebase(&self) -> dataplane_core::clock::Timebase {
+            self.0.timebase()
+        }
+        fn raw_clock(&self) -> Result<Ticks, VerbError> {
+            self.0.raw_clock()
+        }
+        fn alloc_pd(&self) -> Result<ShortDomain, VerbError> {
+            self.0.alloc_pd().map(ShortDomain)
+        }
+        fn create_channel(&self) -> Result<SoftChannel, VerbError> {
+            self.0.create_channel()
+        }
+        fn create_cq(&self, spec: &CqSpec, on: Option<&SoftChannel>) -> Result<(SoftCq, CqGranted), VerbError> {
+            SoftDevice::create_cq(&self.0, spec, on)
+        }
+        fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+            self.0.wait_async_event(timeout)
+        }
+    }
+
+    // SAFETY: the registration holds the region that was registered. This region is not the region of the caller, which
+    // breaks the contract. The test checks that the caller notices.
+    unsafe impl ProtectionDomain for ShortDomain {
+        type Mr = SoftMr;
+        type Qp = SoftQp;
+        type Cq = SoftCq;
+        type Srq = SoftSrq;
+        type Ah = SoftAh;
+        type Mw = SoftMw;
+
+        fn register_part(&self, _: Arc<Region>, _: Range<usize>, access: Access) -> Result<SoftMr, VerbError> {
+            let spec = RegionSpec { bytes: 4096, pages: PageKind::Normal, strict: false, node: None };
+            let (other, _) = Region::allocate(spec).unwrap();
+            self.0.register_part(other.into(), 0..4096, access)
+        }
+        fn alloc_mw(&self, kind: MwKind) -> Result<SoftMw, VerbError> {
+            self.0.alloc_mw(kind)
+        }
+        fn create_ah(&self, path: &Path) -> Result<SoftAh, VerbError> {
+            self.0.create_ah(path)
+        }
+        fn create_srq(&self, spec: &SrqSpec) -> Result<SoftSrq, VerbError> {
+            self.0.create_srq(spec)
+        }
+        fn create_qp(
+            &self,
+            spec: &QpSpec,
+            send: &SoftCq,
+            recv: &SoftCq,
+            srq: Option<&SoftSrq>,
+        ) -> Result<SoftQp, VerbError> {
+            self.0.create_qp(spec, send, recv, srq)
+        }
+    }
+}
+
+/// Without the check, `write` at the end of this buffer would be outside the smaller region.
+#[test]
+fn buffer_is_refused_if_the_provider_registers_another_region() {
+    let (link, _peer) = LoopbackLink::pair();
+    let device = ShortDevice(SoftDevice::new(SoftSpec::new("s", LinkSpec::Loopback(link))).unwrap());
+    let domain = MessageDomain::new(&device).unwrap();
+    let error = domain.buffer(8192, Access::LOCAL_WRITE).unwrap_err().to_string();
+    assert!(error.contains("registered another region"), "{error}");
+}
+
+/// A lane is refused too, because its device would write to memory that the lane does not keep mapped.
+#[test]
+fn lane_is_refused_if_the_provider_registers_another_region() {
+    let (link, _peer) = LoopbackLink::pair();
+    let device = ShortDevice(SoftDevice::new(SoftSpec::new("s", LinkSpec::Loopback(link))).unwrap());
+    let layout = SlotLayout::new(128, 1920, 16).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap();
+    let spec = LaneSpec {
+        kind: QpType::RawPacket,
+        queue: (0, 1),
+        recv_depth: 4,
+        send_depth: 4,
+        stamps: Stamping::None,
+        sleeps: false,
+    };
+    let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));
+    let opened = QueueLane::open(&device, &pd, &mut pool, spec, wiring, Default::default(), &Clocks::default());
+    let error = opened.err().unwrap().to_string();
+    assert!(error.contains("registered another region"), "{error}");
 }

@@ -102,3 +102,11 @@ fn lane_refuses_another_pool() {
     foreign.free_into(&mut other);
     assert_eq!(other.available(), SLOTS);
 }
+
+#[test]
+fn layout_whose_slot_size_overflows_is_refused() {
+    for (headroom, room) in [(128, usize::MAX), (usize::MAX, 128), (128, usize::MAX - 128), (0, usize::MAX - 64)] {
+        let error = SlotLayout::new(headroom, room, 1).unwrap_err().to_string();
+        assert!(error.contains("the slot size limit is 64K"), "{error}");
+    }
+}

@@ -28,7 +28,9 @@ impl SlotLayout {
     /// # Errors
     /// Fails if the slot is too large for 16-bit offsets, or if the number of slots is out of range.
     pub fn new(headroom: usize, room: usize, count: usize) -> Result<Self> {
-        let stride = (headroom + room + GUARD).next_multiple_of(64);
+        // A saturated sum does not fit. `next_multiple_of` cannot overflow after this check.
+        let bytes = headroom.saturating_add(room).saturating_add(GUARD);
+        let stride = if bytes <= usize::from(u16::MAX) { bytes.next_multiple_of(64) } else { usize::MAX };
         let fits = stride <= usize::from(u16::MAX) && (1..=1 << 24).contains(&count);
         match (u16::try_from(headroom), u32::try_from(count)) {
             (Ok(headroom), Ok(count)) if fits => Ok(Self { stride: stride as u32, headroom, count }),

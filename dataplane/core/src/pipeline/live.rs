@@ -1,9 +1,11 @@
 //! Values that a control thread replaces while workers use them.
 
+use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crossbeam_queue::ArrayQueue;
+use crossbeam_utils::atomic::AtomicCell;
+use rtrb::{Consumer, Producer, RingBuffer};
 
 /// The publishing side of a value that is replaced while workers use it, such as a table of a stage.
 ///
@@ -35,7 +37,9 @@ pub struct Live<T> {
 /// The state of a reader on the publishing side.
 #[derive(Debug)]
 struct ReaderState<T> {
-    exchange: Arc<Exchange<T>>,
+    next: Arc<Next<T>>,
+    /// Values that the reader has handed back.
+    old: Consumer<Box<T>>,
     /// Number of old values that the reader must still hand back.
     open: usize,
 }
@@ -44,19 +48,28 @@ struct ReaderState<T> {
 #[derive(Debug)]
 pub struct LiveReader<T> {
     current: Box<T>,
-    exchange: Arc<Exchange<T>>,
+    next: Arc<Next<T>>,
+    /// Values that are handed back. Between two emptyings, the reader can hand back at most three values: one that it
+    /// had already replaced, one that it replaces with the content of `next`, and one that it replaces with the value
+    /// that the publishing side adds before it empties this ring again.
+    old: Producer<Box<T>>,
 }
 
-/// The queues between one reader and the publishing side.
-#[derive(Debug)]
-struct Exchange<T> {
-    /// The latest value, if the reader has not taken it yet.
-    next: ArrayQueue<Box<T>>,
-    /// Values that the reader has handed back. Between two emptyings, the reader can hand back at most three values:
-    /// one that it had already replaced, one that it replaces with the content of `next`, and one that it replaces with
-    /// the value that the publishing side adds before it empties this queue again.
-    old: ArrayQueue<Box<T>>,
+/// The latest value, if the reader has not taken it yet. Both sides exchange one pointer, so neither side ever waits for
+/// the other side, even if the kernel has preempted the other side's thread.
+struct Next<T>(AtomicCell<Option<Box<T>>>);
+
+impl<T> fmt::Debug for Next<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Next").finish_non_exhaustive()
+    }
 }
+
+// `AtomicCell` uses a lock for types that are larger than an atomic word.
+const _: () = assert!(AtomicCell::<Option<Box<u8>>>::is_lock_free());
+
+/// Number of values that a reader can hand back between two emptyings of its ring.
+const HANDED_BACK: usize = 3;
 
 impl<T> Default for Live<T> {
     fn default() -> Self {
@@ -67,9 +80,9 @@ impl<T> Default for Live<T> {
 impl<T> Live<T> {
     /// Adds a reader with its first value. Readers are numbered from 0, in the order of their creation.
     pub fn reader(&self, first: T) -> LiveReader<T> {
-        let exchange = Arc::new(Exchange { next: ArrayQueue::new(1), old: ArrayQueue::new(3) });
-        self.readers().push(Some(ReaderState { exchange: exchange.clone(), open: 0 }));
-        LiveReader { current: Box::new(first), exchange }
+        let (next, (handed, old)) = (Arc::new(Next(AtomicCell::new(None))), RingBuffer::new(HANDED_BACK));
+        self.readers().push(Some(ReaderState { next: next.clone(), old, open: 0 }));
+        LiveReader { current: Box::new(first), next, old: handed }
     }
 
     /// Publishes a new value for every reader. `make` builds the value for the reader with the given number. If a
@@ -79,7 +92,7 @@ impl<T> Live<T> {
         for (number, slot) in self.readers().iter_mut().enumerate() {
             let Some(reader) = present(slot) else { continue };
             reader.collect();
-            if reader.exchange.next.force_push(Box::new(make(number))).is_none() {
+            if reader.next.0.swap(Some(Box::new(make(number)))).is_none() {
                 reader.open += 1;
             }
         }
@@ -98,15 +111,14 @@ impl<T> Live<T> {
 
 /// Returns the reader with this state, unless the reader was dropped. Drops the values of a dropped reader.
 fn present<T>(slot: &mut Option<ReaderState<T>>) -> Option<&mut ReaderState<T>> {
-    // The reader and its state each hold the exchange.
-    slot.take_if(|reader| Arc::strong_count(&reader.exchange) == 1);
+    slot.take_if(|reader| reader.old.is_abandoned());
     slot.as_mut()
 }
 
 impl<T> ReaderState<T> {
     /// Drops the values that the reader has handed back. Returns whether the reader uses the latest value.
     fn collect(&mut self) -> bool {
-        while self.exchange.old.pop().is_some() {
+        while self.old.pop().is_ok() {
             self.open -= 1;
         }
         self.open == 0
@@ -119,7 +131,7 @@ impl<T> LiveReader<T> {
     /// [`Stage::tick`]: super::Stage::tick
     #[inline]
     pub fn refresh(&mut self) {
-        if let Some(next) = self.exchange.next.pop() {
+        if let Some(next) = self.next.0.take() {
             self.hand_back(next);
         }
     }
@@ -127,8 +139,8 @@ impl<T> LiveReader<T> {
     /// Uses `next`, and hands the value before back.
     #[inline]
     fn hand_back(&mut self, next: Box<T>) {
-        // The queue has room for all values that the reader can hand back.
-        let pushed = self.exchange.old.push(std::mem::replace(&mut self.current, next));
+        // The ring has room for all values that the reader can hand back.
+        let pushed = self.old.push(std::mem::replace(&mut self.current, next));
         debug_assert!(pushed.is_ok(), "a reader has handed back more than three values and frees one on its worker");
     }
 }
@@ -177,13 +189,13 @@ mod tests {
         let mut reader = live.reader(values[0].clone());
         live.publish(|_| values[1].clone());
         // The reader is interrupted after it has taken value 1 and before it hands back value 0.
-        let taken = reader.exchange.next.pop().unwrap();
+        let taken = reader.next.0.take().unwrap();
         live.publish(|_| values[2].clone());
         // The publishing side empties the queue and is interrupted before it adds value 3. The reader goes on.
         assert!(!live.readers()[0].as_mut().unwrap().collect());
         reader.hand_back(taken);
         reader.refresh();
-        assert!(reader.exchange.next.force_push(Box::new(values[3].clone())).is_none());
+        assert!(reader.next.0.swap(Some(Box::new(values[3].clone()))).is_none());
         live.readers()[0].as_mut().unwrap().open += 1;
         reader.refresh();
         assert_eq!(values.each_ref().map(Arc::strong_count), [2, 2, 2, 2], "the reader has freed a value");

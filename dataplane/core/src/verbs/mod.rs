@@ -189,9 +189,10 @@ pub trait CompletionChannel: Clone + Send + Sync + 'static {
 /// A protection domain. Clones refer to the same domain.
 ///
 /// # Safety
-/// A registration holds its [`Region`], so the memory stays mapped while the device may access it. The device resolves
-/// every key, from a request or from a peer, in the protection domain of the queue pair. The device accesses only the
-/// registered part, and only as the access rights allow.
+/// [`ProtectionDomain::register_part`] registers the region of the caller, and [`MemoryRegion::region`] of the
+/// registration returns this region. A registration holds its [`Region`], so the memory stays mapped while the device
+/// may access it. The device resolves every key, from a request or from a peer, in the protection domain of the queue
+/// pair. The device accesses only the registered part, and only as the access rights allow.
 #[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
 pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
     /// The domain's memory regions. Each memory region holds its [`Region`], so registered memory is never unmapped.
@@ -266,6 +267,15 @@ pub fn register_error(error: VerbError, device: &str, bytes: usize) -> Error {
     match limited.then(|| Memlock::of_this_process().shortage(bytes as u64)).flatten() {
         Some(shortage) => Error::Memory(format!("{device}: {error}: {shortage}")),
         None => error.on(device),
+    }
+}
+
+/// Returns an error if a registration is of another region than `region`. Such a provider breaks the contract of
+/// [`ProtectionDomain`], and its device would write to memory that the caller does not own.
+pub(crate) fn check_registered(mr: &impl MemoryRegion, region: &Arc<Region>, device: &str) -> Result<(), Error> {
+    match Arc::ptr_eq(mr.region(), region) {
+        true => Ok(()),
+        false => Err(Error::Memory(format!("{device}: the provider registered another region than requested"))),
     }
 }
 

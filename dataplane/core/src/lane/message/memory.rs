@@ -2,23 +2,28 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::mem::shared;
-use crate::verbs::{Device, MemoryRegion, ProtectionDomain};
+use crate::mem::{Region, shared};
+use crate::verbs::{Device, ProtectionDomain};
 
 /// The memory region type of a device.
 pub(super) type Mr<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
 
-/// A registration of the first `len` bytes of a region. The registration is the only owner of the region, so no
-/// reference to these bytes exists.
+/// A registration of the first `len` bytes of a region. No other code has the region, so no reference to these bytes
+/// exists.
 #[derive(Debug)]
 pub(super) struct Memory<D: Device> {
+    // Declared first: the registration must end before the region is unmapped.
     mr: Mr<D>,
+    /// The registered region. Program access uses this region, so the access is in bounds whatever a provider returns.
+    region: Arc<Region>,
     len: usize,
 }
 
 impl<D: Device> Memory<D> {
-    pub(super) fn new(mr: Mr<D>, len: usize) -> Self {
-        Self { mr, len }
+    /// Panics if the region is shorter than `len` bytes.
+    pub(super) fn new(mr: Mr<D>, region: Arc<Region>, len: usize) -> Self {
+        assert!(len <= region.len(), "{len} bytes of a region of {}", region.len());
+        Self { mr, region, len }
     }
 
     pub(super) fn mr(&self) -> &Mr<D> {
@@ -26,7 +31,7 @@ impl<D: Device> Memory<D> {
     }
 
     pub(super) fn addr(&self) -> u64 {
-        self.mr.region().base().as_ptr().expose_provenance() as u64
+        self.region.base().as_ptr().expose_provenance() as u64
     }
 
     pub(super) fn len(&self) -> usize {
@@ -38,8 +43,8 @@ impl<D: Device> Memory<D> {
     fn at(&self, offset: usize, length: usize) -> *mut u8 {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.len);
         assert!(inside, "{length} bytes at {offset} of a buffer of {}", self.len);
-        // SAFETY: the assertion above ensures that the range is inside the region.
-        unsafe { self.mr.region().base().as_ptr().add(offset) }
+        // SAFETY: `new` checks that the region has `len` bytes, and the assertion above that the range is inside them.
+        unsafe { self.region.base().as_ptr().add(offset) }
     }
 
     pub(super) fn read(&self, offset: usize, into: &mut [u8]) {

@@ -35,7 +35,7 @@ use crate::error::{Result, VerbError};
 use crate::mem::{PageKind, Region, RegionSpec};
 use crate::verbs::{
     Access, Completion, CompletionChannel, CompletionQueue, Cursor, Device, MwKind, Path, ProtectionDomain, QpSpec,
-    SrqSpec,
+    SrqSpec, check_registered,
 };
 
 /// A protection domain in which only the memory of [`Buffer`]s is registered. Clones refer to the same domain.
@@ -81,9 +81,10 @@ impl<D: Device> MessageDomain<D> {
     /// Fails if the memory cannot be allocated or registered. See [`ProtectionDomain::register_part`].
     pub fn allocate(&self, spec: RegionSpec, access: Access) -> Result<Buffer<D>> {
         let region = Arc::new(Region::allocate(spec)?.0);
-        let registered = self.pd.register_part(region, 0..spec.bytes, access);
+        let registered = self.pd.register_part(region.clone(), 0..spec.bytes, access);
         let mr = registered.map_err(|refused| refused.on(self.device.name()))?;
-        let memory = Arc::new(Memory::new(mr, spec.bytes));
+        check_registered(&mr, &region, self.device.name())?;
+        let memory = Arc::new(Memory::new(mr, region, spec.bytes));
         self.memories.add(&memory);
         Ok(Buffer::new(memory))
     }

@@ -29,7 +29,8 @@ use crate::clock::{Clocks, Stamper};
 use crate::error::{Result, VerbError};
 use crate::mem::{Batch, Pool};
 use crate::verbs::{
-    CompletionChannel, CompletionQueue, CqGranted, Device, ProtectionDomain, QueuePair, RUN, register_error,
+    CompletionChannel, CompletionQueue, CqGranted, Device, ProtectionDomain, QueuePair, RUN, check_registered,
+    register_error,
 };
 
 /// A lane on the queue pair and completion queues of one device.
@@ -60,6 +61,7 @@ impl<D: Device> QueueLane<D> {
         let named = |error: VerbError| error.on(device.name());
         let refused = |error| register_error(error, device.name(), pool.region().len());
         let mr = pd.register(pool.region().clone(), ACCESS).map_err(refused)?;
+        check_registered(&mr, pool.region(), device.name())?;
         let (queues, granted) = Queues::create(device, pd, &spec).map_err(named)?;
         let stamper = match spec.stamps {
             Stamping::None => Stamper::none(),
