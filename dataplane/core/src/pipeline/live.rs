@@ -1,9 +1,9 @@
 //! Values that a control thread replaces while workers use them.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
-use crossbeam_queue::ArrayQueue;
+use crate::sync::{Arc, ArrayQueue, Mutex, MutexGuard};
 
 /// The publishing side of a value that is replaced while workers use it, such as a table of a stage.
 ///
@@ -149,7 +149,7 @@ impl<T> DerefMut for LiveReader<T> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -238,5 +238,50 @@ mod tests {
             assert_eq!(reads.join().unwrap().1, LAST);
         });
         assert!(live.settle());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use std::cell::Cell;
+
+    use super::*;
+
+    loom::thread_local! {
+        /// Whether this thread is the worker.
+        static IS_WORKER: Cell<bool> = Cell::new(false);
+    }
+
+    /// A value that only the publishing side may drop.
+    struct Owned(u32);
+
+    impl Drop for Owned {
+        fn drop(&mut self) {
+            assert!(!IS_WORKER.with(Cell::get), "the worker freed value {}", self.0);
+        }
+    }
+
+    #[test]
+    fn worker_frees_no_value_and_ends_with_the_latest() {
+        loom::model(|| {
+            let live = Live::default();
+            let mut reader = live.reader(Owned(0));
+            let worker = loom::thread::spawn(move || {
+                IS_WORKER.with(|is_worker| is_worker.set(true));
+                for _ in 0..2 {
+                    let before = reader.0;
+                    reader.refresh();
+                    assert!(reader.0 >= before);
+                }
+                reader
+            });
+            for value in 1..=3 {
+                live.publish(|_| Owned(value));
+            }
+            let mut reader = worker.join().unwrap();
+            reader.refresh();
+            assert_eq!(reader.0, 3);
+            assert!(live.settle());
+        });
     }
 }
