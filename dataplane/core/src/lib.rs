@@ -12,16 +12,17 @@
 //! | --- | --- | --- |
 //! | [`units`] | newtypes for core, node, key, tick, nanosecond, byte | – |
 //! | [`error`] | the error type of set-up code | – |
+//! | [`sync`] | the atomics and locks of the algorithms that loom checks | – |
 //! | [`file`](mod@file) | opens and locks the files that a config names | – |
 //! | [`pcapng`] | encodes the blocks of pcapng files | – |
 //! | [`topology`] | cores, caches, NUMA nodes, device locality; thread pinning | – |
-//! | [`clock`] | the system clock, device clocks, and timestamps with their source | – |
+//! | [`clock`] | the system clock, device clocks, and timestamps with their source | sync |
 //! | [`mem`] | huge-page regions, the buffer pool, batches and packets | topology, clock |
 //! | [`header`] | checked views of protocol headers | – |
 //! | [`verbs`] | the verbs contract as traits, which every provider implements | mem, header, clock |
 //! | [`connect`] | connects queue pairs: parameters, the handshake, the peer exchange | verbs |
 //! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; messages without `unsafe` | verbs, mem, clock |
-//! | [`pipeline`] | the `Stage` trait, the registry, graph compilation, the walk of packets | mem, header, clock, file |
+//! | [`pipeline`] | the `Stage` trait, the registry, graph compilation, the walk of packets | mem, header, clock, file, sync |
 //! | [`harness`] | runs one stage on packets without a device | pipeline, mem, header, clock |
 //! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |
 
@@ -36,6 +37,7 @@ pub mod mem;
 pub mod pcapng;
 pub mod pipeline;
 pub mod prelude;
+pub mod sync;
 pub mod telemetry;
 pub mod topology;
 pub mod units;

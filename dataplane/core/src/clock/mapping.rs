@@ -1,13 +1,13 @@
 //! The mapping from a device counter to the system clock, and its publication to workers.
 
 use std::fmt;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 
 use crossbeam_utils::CachePadded;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::timebase::SHIFT;
 use crate::clock::{ClockSource, Timebase};
+use crate::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use crate::units::{Nanos, Ticks};
 
 /// How far the clock of a device can be trusted.
@@ -191,5 +191,40 @@ impl DeviceClock {
         };
         let line = Mapping::new(timebase, Ticks(ticks), Nanos(nanos));
         Some(Mapping { error: Nanos(error), rate_ppb, epoch: (rest >> 8) as u32, state, ..line })
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// The mapping whose fields all have the same value.
+    fn uniform(value: u64) -> Mapping {
+        let timebase = Timebase { source: ClockSource::Software, mask: u64::MAX, multiplier: value };
+        let line = Mapping::new(timebase, Ticks(value), Nanos(value));
+        Mapping { error: Nanos(value), rate_ppb: value, epoch: value as u32, state: ClockState::Synced, ..line }
+    }
+
+    #[test]
+    fn reader_never_sees_parts_of_two_mappings() {
+        loom::model(|| {
+            let clock = Arc::new(DeviceClock::new(&uniform(1)));
+            let writer = {
+                let clock = clock.clone();
+                loom::thread::spawn(move || clock.publish(&uniform(2)))
+            };
+            let mut seen = 0;
+            for _ in 0..2 {
+                if let Some(mapping) = clock.read(&mut seen) {
+                    assert!([uniform(1), uniform(2)].contains(&mapping), "{mapping:?}");
+                }
+            }
+            writer.join().unwrap();
+            if seen < 4 {
+                assert_eq!(clock.read(&mut seen), Some(uniform(2)));
+            }
+        });
     }
 }

@@ -4,10 +4,10 @@
 //! An object that was removed from a table is reused only after all readers have called `pass`. No thread waits for
 //! this: the writer checks retired objects again later. Source: McKenney and Slingwine, "Read-copy update", PDCS 1998.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use crossbeam_utils::CachePadded;
+use dataplane_core::sync::{Arc, AtomicU64, Mutex, Ordering};
 
 /// All readers of the tables, and their shared epoch.
 #[derive(Debug)]
@@ -62,5 +62,43 @@ impl Readers {
         seen.retain(|seen| seen.load(Ordering::Acquire) != u64::MAX);
         let quiet = seen.iter().map(|seen| seen.load(Ordering::Acquire)).min().unwrap_or(epoch);
         (epoch, quiet)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use super::*;
+
+    /// The number in `link` selects an object. The writer replaces object 0 by object 1, and poisons object 0 as soon as
+    /// no reader can use it.
+    #[test]
+    fn object_is_reused_only_when_no_reader_can_use_it() {
+        const POISON: u64 = u64::MAX;
+        /// The epoch in which the writer retires object 0.
+        const RETIRED: u64 = 1;
+        loom::model(|| {
+            let readers = Arc::new(Readers::new());
+            let link = Arc::new(AtomicU64::new(0));
+            let objects = Arc::new([AtomicU64::new(10), AtomicU64::new(11)]);
+            let reader = readers.join();
+            let worker = {
+                let (readers, link, objects) = (readers.clone(), link.clone(), objects.clone());
+                loom::thread::spawn(move || {
+                    for _ in 0..2 {
+                        let found = link.load(Ordering::Acquire) as usize;
+                        assert_ne!(objects[found].load(Ordering::Relaxed), POISON);
+                        readers.pass(&reader);
+                    }
+                })
+            };
+            link.store(1, Ordering::Release);
+            for _ in 0..2 {
+                let (_, quiet) = readers.advance();
+                if RETIRED < quiet {
+                    objects[0].store(POISON, Ordering::Relaxed);
+                }
+            }
+            worker.join().unwrap();
+        });
     }
 }

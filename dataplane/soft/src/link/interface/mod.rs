@@ -10,8 +10,7 @@ use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -23,6 +22,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv,
 
 use crate::status::Status;
 use dataplane_core::error::{Error, Result};
+use dataplane_core::sync::{AtomicBool, Mutex, Ordering};
 
 /// Properties of an interface (`netdevice(7)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -404,5 +404,29 @@ mod tests {
         drop(watcher);
         // The loop ends because the thread has ended and its end of the channel is closed.
         while receiver.recv().is_ok() {}
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_models {
+    use super::*;
+
+    #[test]
+    fn latest_value_arrives_once() {
+        loom::model(|| {
+            let handover = Arc::new(Handover::default());
+            let writer = {
+                let handover = handover.clone();
+                loom::thread::spawn(move || {
+                    handover.put(1);
+                    handover.put(2);
+                })
+            };
+            let mut taken: Vec<i32> = (0..2).filter_map(|_| handover.take()).collect();
+            writer.join().unwrap();
+            taken.extend(handover.take());
+            assert!(matches!(taken[..], [2] | [1, 2]), "{taken:?}");
+            assert_eq!(handover.take(), None);
+        });
     }
 }

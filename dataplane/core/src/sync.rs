@@ -1,0 +1,14 @@
+//! The atomics and locks of the algorithms that loom checks.
+//!
+//! Without `cfg(loom)`, every name is the type of the standard library, so the algorithms have no extra instructions. With
+//! `cfg(loom)`, the names are the types of [loom](https://docs.rs/loom), which runs the models (`tools/verify loom`) with
+//! all orders of the threads' steps, up to a number of preemptions.
+
+#[cfg(loom)]
+pub use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub use loom::sync::{Arc, Mutex};
+#[cfg(not(loom))]
+pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+pub use std::sync::{Arc, Mutex};
