@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
+// Ends the process without the exit handlers of C libraries, because other threads may still use these libraries.
+use signal_hook::low_level::exit;
 
 use super::args::{self, ReportFormat};
 use super::console::{self, CLEAR_LINE, CommandError};
@@ -87,7 +89,7 @@ fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Re
                 for signal in signals.pending() {
                     match signal {
                         SIGHUP => hung_up = true,
-                        SIGINT | SIGTERM => std::process::exit(console::fail(STOPPED_EARLY, 1)),
+                        SIGINT | SIGTERM => exit(console::fail(STOPPED_EARLY, 1)),
                         _ => {}
                     }
                 }
@@ -211,7 +213,7 @@ fn watch(run: &Run, signals: &mut Signals, hangup: Hangup, mut asked: bool, mut 
                 Effect::Abort => {
                     drop(server);
                     console::write_stderr("\naborted: packets in processing are lost, and there is no report\n");
-                    std::process::exit(128 + signal);
+                    exit(128 + signal);
                 }
             }
         }
