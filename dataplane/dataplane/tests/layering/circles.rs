@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
-use syn::{File, Item, ItemMod, UseTree, Visibility};
+use syn::{File, Item, ItemMod, Meta, Token, UseTree, Visibility};
 
 use super::{crates, sources};
 
@@ -97,10 +98,16 @@ impl Visit<'_> for Module {
     }
 }
 
+/// Returns whether an item is only in test builds: `cfg(test)`, or `cfg(all(...))` with `test` among its conditions.
 fn is_test(attributes: &[syn::Attribute]) -> bool {
+    let needs_test = |condition: &Meta| match condition {
+        Meta::List(list) if list.path.is_ident("all") => list
+            .parse_args_with(Punctuated::<Meta, Token![,]>::parse_terminated)
+            .is_ok_and(|conditions| conditions.iter().any(|condition| condition.path().is_ident("test"))),
+        condition => condition.path().is_ident("test"),
+    };
     attributes.iter().any(|attribute| {
-        attribute.path().is_ident("cfg")
-            && attribute.parse_args::<syn::Ident>().is_ok_and(|condition| condition == "test")
+        attribute.path().is_ident("cfg") && attribute.parse_args().is_ok_and(|condition| needs_test(&condition))
     })
 }
 
