@@ -9,6 +9,8 @@ pub use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub use loom::sync::{Arc, Mutex};
 #[cfg(not(loom))]
+#[doc(no_inline)]
 pub use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
+#[doc(no_inline)]
 pub use std::sync::{Arc, Mutex};
