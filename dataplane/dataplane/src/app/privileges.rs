@@ -45,9 +45,10 @@ impl Privileges {
         let ports = &assembly.plan.ports;
         let of_stages = assembly.services.capabilities.iter().copied();
         let mut capabilities = ports.iter().map(of_port).chain(of_stages).collect::<CapabilitySet>();
-        // The kernel accepts CAP_SYS_ADMIN in place of CAP_BPF. Kernels before 5.8 have no CAP_BPF.
+        // The kernel accepts CAP_SYS_ADMIN in place of these two. Kernels before 5.8 do not have them.
+        let replaceable = capabilities & (CapabilitySet::BPF | CapabilitySet::PERFMON);
         let held = rustix::thread::capabilities(None).map_or(CapabilitySet::all(), |held| held.permitted);
-        if capabilities.contains(CapabilitySet::BPF) && !held.contains(CapabilitySet::BPF) {
+        if !held.contains(replaceable) {
             capabilities |= CapabilitySet::SYS_ADMIN;
         }
         let writable: BTreeSet<PathBuf> = assembly.files.written().flat_map(writable).collect();

@@ -86,6 +86,12 @@ pub(in crate::link) fn kind() -> LinkKind {
     }
 }
 
+impl XdpConfig {
+    fn program_filter(&self) -> Filter {
+        Filter { take: self.filter.clone(), except: self.except.clone() }
+    }
+}
+
 impl LinkParameters for XdpConfig {
     fn kind(&self) -> &'static str {
         "xdp"
@@ -131,7 +137,7 @@ impl LinkParameters for XdpConfig {
     }
 
     fn capabilities(&self) -> CapabilitySet {
-        CapabilitySet::NET_ADMIN | CapabilitySet::BPF | CapabilitySet::NET_RAW
+        self.program_filter().capabilities() | CapabilitySet::NET_RAW
     }
 
     fn polls_driver(&self) -> bool {
@@ -151,7 +157,7 @@ impl LinkParameters for XdpConfig {
             interface: self.interface.clone(),
             mode: self.mode,
             copying: self.copy,
-            filter: Filter { take: self.filter.clone(), except: self.except.clone() },
+            filter: self.program_filter(),
             promiscuous: self.promiscuous,
             hardware_stamps: self.stamps == FrameStamps::Hardware,
             busy_poll: self.busy_poll,

@@ -430,8 +430,9 @@ fn explain(name: &str, step: &str, error: &io::Error) -> String {
     let remedy = match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {
             format!(
-                "; help: an xdp link needs CAP_NET_ADMIN, CAP_BPF and CAP_NET_RAW: {}",
-                needs("cap_net_admin,cap_bpf,cap_net_raw")
+                "; help: an xdp link needs CAP_NET_ADMIN, CAP_BPF, CAP_NET_RAW and, with `filter` or `except`, \
+                 CAP_PERFMON: {}",
+                needs("cap_net_admin,cap_bpf,cap_net_raw,cap_perfmon")
             )
         }
         Some(libc::ENOSYS) => ": this kernel has no BPF; help: set kind = \"packet\" in the link".to_owned(),

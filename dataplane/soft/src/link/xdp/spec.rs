@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ipnet::IpNet;
+use rustix::thread::CapabilitySet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -53,6 +54,17 @@ pub struct Filter {
     pub take: Vec<Selector>,
     /// A frame that matches one of these selectors goes to the kernel, even if it matches `take`.
     pub except: Vec<Selector>,
+}
+
+impl Filter {
+    /// Returns the capabilities to load and attach the XDP program of this filter. A program with selectors moves its
+    /// packet pointer by lengths that it reads from the packet. The kernel's verifier accepts this only from a process
+    /// with CAP_PERFMON (capabilities(7)).
+    pub(super) fn capabilities(&self) -> CapabilitySet {
+        let parses = !self.take.is_empty() || !self.except.is_empty();
+        let perfmon = if parses { CapabilitySet::PERFMON } else { CapabilitySet::empty() };
+        CapabilitySet::NET_ADMIN | CapabilitySet::BPF | perfmon
+    }
 }
 
 /// Where the XDP program of an interface runs.

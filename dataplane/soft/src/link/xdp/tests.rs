@@ -2,9 +2,11 @@
 //! the verdicts with an implementation of the filter in Rust.
 
 use std::net::IpAddr;
+use std::thread;
 
 use ipnet::IpNet;
 use proptest::prelude::*;
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
 use super::bpf::{Attach, Program, SocketMap};
 use super::btf;
@@ -23,7 +25,15 @@ const TAKEN: u32 = 3;
 /// program writes stamps, which do not change the verdict.
 fn load(filter: &Filter) -> Option<Program> {
     let code = program(filter, Taken::Verdict(TAKEN), StampSource::Kernel).unwrap();
-    match Program::load(&code) {
+    // A run keeps only the capabilities that it needs, and the kernel's verifier accepts less from such a process.
+    let as_in_a_run = || {
+        let held = capabilities(None)?;
+        let kept = held.effective & filter.capabilities();
+        let few = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+        set_capabilities(None, few)?;
+        Program::load(&code)
+    };
+    match thread::scope(|scope| scope.spawn(as_in_a_run).join().unwrap()) {
         Ok(program) => Some(program),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) => {
             skip(format!("cannot load BPF programs: {error}"));
