@@ -21,8 +21,8 @@ pub const BATCH: usize = 256;
 #[derive(Debug)]
 pub struct Batch<Unsized: ?Sized = [()]> {
     pub(super) memory: SlotMemory,
-    /// Number of packets, at most [`BATCH`]. Array entries from index `len` on have no meaning, except that in `labels`
-    /// and `copies` these entries are always `NEXT`.
+    /// Number of packets, at most [`BATCH`]. In `labels` and `copies`, the entries from index `len` on are always
+    /// `NEXT`. In the other arrays, these entries have no meaning.
     len: usize,
     /// Index of the port that received the packets. All packets in the graph at one time come from the same port.
     pub(super) ingress: u8,
@@ -33,12 +33,12 @@ pub struct Batch<Unsized: ?Sized = [()]> {
     bounds_known: bool,
     /// `true` if every packet is plain IPv4 (see [`Batch::is_plain`]). `false` means unknown.
     pub(super) plain: bool,
-    /// The receive timestamp that all packets share, in which case `stamps` has no meaning. `None` if each packet has
-    /// its own timestamp.
+    /// The receive timestamp that all packets share. While it is set, `stamps` has no meaning. `None` if each packet
+    /// has its own timestamp in `stamps`.
     pub(super) stamp: Option<Stamp>,
     /// `false` if no packet is labelled and no copy is requested. `true` means unknown.
     maybe_labelled: bool,
-    /// Free slots for packets that a stage generates.
+    /// Free slots, taken from the pool in advance, for packets that a stage generates.
     pub(super) spares: Vec<u32>,
     /// Number of leading packets whose entry in `starts` is valid. Code that changes a descriptor sets this number to
     /// 0.
@@ -79,7 +79,7 @@ impl Batch {
         })
     }
 
-    /// Checks that the packets of the batch belong to this pool.
+    /// Checks that the slots of the batch belong to this pool.
     ///
     /// # Panics
     /// Panics if the packets belong to another pool.
@@ -101,7 +101,8 @@ impl Batch {
         self.len == 0
     }
 
-    /// Sets the index of the port that received the packets. Packets that a stage generates also get this port.
+    /// Sets the index of the port that received the packets. Packets that a stage generates count as received on this
+    /// port.
     #[inline]
     pub fn set_ingress(&mut self, port: u8) {
         self.ingress = port;
@@ -138,11 +139,11 @@ impl Batch {
     /// starts at byte 14, and the packet is not a fragment. The metadata must agree: [`Meta::is_untagged_ipv4`] is
     /// `true`, and [`MetaFlags`] has neither `VLAN` nor `FRAGMENT`. The stage `parse` marks batches as plain. The batch
     /// loses the mark when packets are added, and when packets are borrowed with [`Batch::iter_mut`],
-    /// [`Batch::iter_mut_from`], [`Batch::get_mut`] or [`Batch::heads_mut`]. A stage that borrows heads with another
-    /// method must keep every packet plain.
+    /// [`Batch::iter_mut_from`], [`Batch::get_mut`] or [`Batch::heads_mut`]. [`Batch::heads_keeping_plain`] and
+    /// [`Batch::located_heads`] keep the mark, so a stage that uses these methods must keep every packet plain.
     ///
-    /// Memory safety does not depend on the mark. If a stage changes a packet against this rule, later stages read or
-    /// write wrong header fields, but access no byte outside the head.
+    /// Memory safety does not depend on the mark. If a stage breaks this rule, later stages read or write wrong header
+    /// fields, but access no byte outside the head.
     ///
     /// ```
     /// # use dataplane_core::mem::{Batch, Head};
@@ -183,7 +184,7 @@ impl Batch {
         bounds.shortest >= shortest.into() && bounds.longest <= longest.into()
     }
 
-    /// Returns the bounds on all packets, and computes them first if they are unknown.
+    /// Returns the bounds on all packets. Computes the bounds first if they are unknown.
     #[inline]
     pub(crate) fn bounds(&mut self) -> &Bounds {
         if !self.bounds_known {
@@ -405,7 +406,7 @@ impl Batch {
         self.maybe_labelled = false;
     }
 
-    /// Removes all packets, which must not be labelled. The caller then owns their slots.
+    /// Removes all packets without freeing their slots. The caller then owns the slots. No packet may be labelled.
     #[inline]
     pub(crate) fn forget(&mut self) {
         debug_assert!(!self.is_labelled());

@@ -8,8 +8,8 @@ use crate::mem::packet::Packet;
 use crate::mem::pool::{Pool, SlotState};
 
 impl Batch {
-    /// Takes up to `wanted` slots from the pool for packets that a stage generates. Takes fewer if the pool or the
-    /// batch has less space.
+    /// Takes up to `wanted` slots from the pool for packets that a stage generates. Takes fewer slots if the pool has
+    /// fewer free slots or the batch has less space.
     pub(crate) fn take_spares(&mut self, wanted: usize, pool: &mut Pool) {
         // `spares` is empty here and its capacity is a full batch, so this does not allocate.
         let wanted = wanted.min(self.space());
@@ -26,7 +26,7 @@ impl Batch {
     /// a copy of that packet's metadata and stamp.
     ///
     /// Returns `None` if the packet or a range does not exist, no slot is left, or the result is longer than a slot. A
-    /// stage that calls this function declares it with `Stage::max_split`.
+    /// stage that calls this method must declare the number of new packets with `Contract::splits`.
     pub fn split_from(&mut self, index: usize, parts: [std::ops::Range<usize>; 2]) -> Option<Packet<'_>> {
         let (from, at, layout) = (*self.descs().get(index)?, self.len(), self.memory.layout);
         let within = |part: &std::ops::Range<usize>| part.start <= part.end && part.end <= usize::from(from.len);
@@ -39,8 +39,9 @@ impl Batch {
         self.metas[at] = self.metas[index];
         let mut to = usize::from(layout.headroom);
         for part in parts {
-            // SAFETY: this batch owns both slots, so both are below the number of slots, and they are different slots. Each range lies in its packet (checked
-            // above), which lies in its slot. All ranges together fit behind the headroom of the new slot.
+            // SAFETY: this batch owns both slots, so both indexes are below the number of slots, and the slots are
+            // different. Each range lies in its packet (checked above), which lies in its slot. All ranges together fit
+            // behind the headroom of the new slot.
             unsafe {
                 let source = self.memory.slot(from.slot).add(usize::from(from.offset) + part.start);
                 self.memory.slot(slot).add(to).copy_from_nonoverlapping(source, part.len());
@@ -52,8 +53,8 @@ impl Batch {
 
     /// Appends a new packet with these bytes and default metadata.
     ///
-    /// Returns `None` if no slot is left or the bytes do not fit into a slot. A stage that calls this function declares
-    /// it with `Stage::max_split` or `Stage::max_generated`.
+    /// Returns `None` if no slot is left or the bytes do not fit into a slot. A stage that calls this method must
+    /// declare the number of new packets with `Contract::splits` or `Generator::max_generated`.
     pub fn generate(&mut self, bytes: &[u8]) -> Option<Packet<'_>> {
         let (at, layout) = (self.len(), self.memory.layout);
         if at == BATCH || bytes.len() > layout.room() as usize {

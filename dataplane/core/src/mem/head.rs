@@ -1,4 +1,5 @@
-//! Packet heads, for loops over a batch that only read and write headers and metadata.
+//! Packet heads: the first bytes and the metadata of packets. Loops that only read and write headers and metadata use
+//! heads.
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -12,8 +13,8 @@ impl Batch {
     /// packet is shorter than `N` bytes.
     ///
     /// A loop over heads is faster than a loop over [`Batch::iter_mut`], because a head cannot label its packet. Use
-    /// heads for the common case, up to the first packet that needs a label or a new length. Handle the packets from
-    /// there on with [`Batch::iter_mut_from`].
+    /// heads for the common case, up to the first packet that needs a label or a new length. Handle this packet and all
+    /// later packets with [`Batch::iter_mut_from`].
     ///
     /// ```
     /// # use dataplane_core::mem::Batch;

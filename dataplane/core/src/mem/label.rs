@@ -3,7 +3,7 @@
 use crate::mem::Reason;
 
 /// The label of a packet without a decision. A label is one byte per packet. Values between `NEXT` and `HELD` are
-/// outputs of the stage. Values from `DROPPED` on are drops with a reason.
+/// outputs of the stage, plus one. Values from `DROPPED` on are `DROPPED` plus the code of the drop reason.
 pub(super) const NEXT: u8 = 0;
 pub(super) const HELD: u8 = 126;
 pub(super) const CONSUMED: u8 = 127;

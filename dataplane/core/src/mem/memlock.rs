@@ -40,8 +40,8 @@ impl Memlock {
         }
     }
 
-    /// Returns the shortage if the process may not lock `bytes` more. The calculation adds a tenth for the memory of
-    /// queues.
+    /// Returns the shortage if the process may not lock `bytes` more bytes, or `None` if it may. The calculation adds a
+    /// tenth of `bytes` for the memory of queues.
     pub fn shortage(&self, bytes: u64) -> Option<Shortage> {
         let needed = self.locked.saturating_add(bytes.saturating_add(bytes / 10));
         (!self.privileged && needed > self.limit).then_some(Shortage { needed, limit: self.limit })
@@ -63,10 +63,10 @@ fn capability(status: &str, bit: u32) -> bool {
     effective.is_some_and(|set| set >> bit & 1 == 1)
 }
 
-/// The error that a process needs to lock more memory than the limit allows.
+/// An error: the process needs to lock more memory than the limit allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Required bytes, including those that are already locked.
+    /// Required bytes, including the bytes that are already locked.
     pub needed: u64,
     /// The limit, in bytes.
     pub limit: u64,

@@ -8,7 +8,7 @@
 //! `unsafe` is allowed here because packet bytes are accessed through the base pointer of the region. Three invariants
 //! make this sound. First, [`Pool`] owns its region and hands out every slot once. Second, [`Batch`] accepts only
 //! descriptors whose bytes are inside their slot. Third, only this crate moves slots between a pool, a batch and a
-//! device. Other code can at most pass the wrong pool. Batches, graphs and lanes panic in that case.
+//! device. The only mistake that other code can make is to pass the wrong pool. Batches, graphs and lanes then panic.
 #![allow(unsafe_code)]
 
 mod advise;

@@ -39,8 +39,8 @@ impl Batch {
 #[derive(Debug)]
 pub struct Packet<'b> {
     /// The batch. `index` is below the length of the batch, and no other live packet has the same index. This packet
-    /// has exclusive access to its slot and to its entries in the arrays of the batch. It only reads the other fields
-    /// of the batch. No code writes those fields while the packet lives.
+    /// has exclusive access to its slot and to its entries in the arrays of the batch. The packet only reads the other
+    /// fields of the batch. No code writes these fields while the packet lives.
     batch: NonNull<Batch>,
     index: usize,
     life: PhantomData<&'b mut Batch>,
@@ -106,7 +106,7 @@ impl<'b> Packet<'b> {
         usize::from(self.desc().len)
     }
 
-    /// Returns the index of the packet's slot in its pool. No other packet has this slot.
+    /// Returns the index of the packet's slot. No other packet of the pool has this slot.
     #[inline]
     pub fn slot(&self) -> u32 {
         self.desc().slot
@@ -169,7 +169,7 @@ impl<'b> Packet<'b> {
         true
     }
 
-    /// Shortens the packet to its first `len` bytes. Does nothing if the packet is not longer.
+    /// Shortens the packet to its first `len` bytes. Does nothing if the packet has at most `len` bytes.
     #[inline]
     pub fn truncate(&mut self, len: usize) {
         let len = self.len().min(len) as u16;
@@ -273,15 +273,16 @@ impl<'b> Packet<'b> {
         self.set_label(DROPPED + reason.code());
     }
 
-    /// Removes the packet from the pipeline, because it needs no further processing. The ledger counts it as consumed.
+    /// Removes the packet from the pipeline, because it needs no further processing. The ledger counts the packet as
+    /// consumed.
     #[inline]
     pub fn consume(&mut self) {
         self.set_label(CONSUMED);
     }
 
-    /// Holds the packet in the stage. The contract of the stage must declare this with `Contract::holds`. In a later
-    /// housekeeping pass, the stage gets the packet again, together with other held packets of the same port. If the
-    /// stage cannot hold more packets, the packet is dropped as `queue_full`.
+    /// Holds the packet in the stage. The stage must declare the maximum holding time with `Contract::holds`. In a
+    /// later housekeeping pass, the stage gets the packet again, together with other held packets of the same port. If
+    /// the stage cannot hold more packets, the packet is dropped as `queue_full`.
     #[inline]
     pub fn hold(&mut self) {
         self.set_label(HELD);

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::mem::desc::Desc;
 use crate::mem::{Region, vector};
 
-/// Number of unused bytes at the end of every slot. Because of these bytes, a view of up to this size at the start of
-/// any packet stays inside the slot.
+/// Number of unused bytes at the end of every slot. A view of up to `GUARD` bytes at the start of any packet therefore
+/// stays inside the slot, even if the packet is shorter.
 pub const GUARD: usize = 64;
 
 /// The layout of the slots of a region. Sizes are in bytes.
@@ -124,8 +124,8 @@ impl SlotMemory {
     #[inline]
     pub(crate) unsafe fn slot(&self, slot: u32) -> NonNull<u8> {
         debug_assert!(slot < self.layout.count);
-        // SAFETY: the caller guarantees slot < count, so the result is inside the mapping. The region keeps the mapping alive, and its length
-        // is at least count * stride.
+        // SAFETY: the caller guarantees slot < count, and the length of the region is at least count * stride, so the
+        // result is inside the mapping. `region` keeps the mapping alive.
         unsafe { self.base.add(slot as usize * self.layout.stride as usize) }
     }
 
@@ -136,8 +136,8 @@ impl SlotMemory {
     }
 }
 
-/// The free slots of one region. The pool belongs to one worker. Its lanes use the pool one after the other, so the
-/// pool needs no atomics.
+/// The free slots of one region. The pool belongs to one worker. The lanes of this worker use the pool one after the
+/// other, so the pool needs no atomics.
 #[derive(Debug)]
 pub struct Pool {
     memory: SlotMemory,
@@ -171,8 +171,8 @@ impl Pool {
         })
     }
 
-    /// Returns the region that contains the slots. This method is not public, because a device may write to a
-    /// registered region.
+    /// Returns the region that contains the slots. This method is not public, because a caller could register the
+    /// region, and a device could then write to the slots.
     pub(crate) fn region(&self) -> &Arc<Region> {
         &self.memory.region
     }
@@ -215,7 +215,7 @@ impl Pool {
         self.take(1, to).first().copied()
     }
 
-    /// Returns slots to the pool. They must be in state `from`.
+    /// Returns slots to the pool. The slots must be in state `from`.
     #[inline]
     pub(crate) fn put(&mut self, slots: &[u32], from: SlotState) {
         self.moved(slots, from, SlotState::Free);
@@ -223,7 +223,7 @@ impl Pool {
         self.available += slots.len();
     }
 
-    /// Returns the slots of these descriptors to the pool. They must be in state `from`.
+    /// Returns the slots of these descriptors to the pool. The slots must be in state `from`.
     #[inline]
     pub(crate) fn put_descs(&mut self, descs: &[Desc], from: SlotState) {
         self.moved_descs(descs, from, SlotState::Free);
@@ -232,7 +232,7 @@ impl Pool {
         self.available += descs.len();
     }
 
-    /// Returns one slot to the pool. It must be in state `from`.
+    /// Returns one slot to the pool. The slot must be in state `from`.
     #[inline]
     pub(crate) fn put_one(&mut self, slot: u32, from: SlotState) {
         self.put(&[slot], from);

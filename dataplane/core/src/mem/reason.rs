@@ -49,7 +49,7 @@ reasons! {
     Denied = "denied",
     /// The packet exceeds the configured rate.
     RateExceeded = "rate_exceeded",
-    /// A required VLAN tag is missing, or the tag is not in the list.
+    /// A required VLAN tag is missing, or the VLAN is not in the list of allowed VLANs.
     VlanMismatch = "vlan_mismatch",
     /// The headroom is too small for a new header.
     NoHeadroom = "no_headroom",
@@ -80,8 +80,8 @@ impl Reason {
     pub const OWN: u8 = 64;
     const FIRST_OWN: u8 = Self::CODES as u8 - Self::OWN;
 
-    /// Returns a reason that the stage defines. `index` is below [`Reason::OWN`] and selects a name from
-    /// `StageInfo::reasons`.
+    /// Returns a reason that the stage defines. `index` selects a name from `StageInfo::reasons`, and must be below
+    /// [`Reason::OWN`].
     #[inline]
     pub const fn own(index: u8) -> Self {
         Self(Self::FIRST_OWN + index % Self::OWN)
@@ -93,7 +93,7 @@ impl Reason {
         self.0
     }
 
-    /// Returns the reason with this code.
+    /// Returns the reason with this code, which must be below [`Reason::CODES`].
     #[inline]
     pub const fn from_code(code: u8) -> Self {
         Self(code % Self::CODES as u8)

@@ -69,7 +69,7 @@ impl PageKind {
         }
     }
 
-    /// Returns the shell command that reserves `pages` huge pages. For 1 GiB pages, also returns the boot option,
+    /// Returns the shell command that reserves `pages` huge pages. For 1 GiB pages, the text also has the boot option,
     /// because the command often fails.
     pub fn reserve(self, pages: usize, node: Option<NumaNode>) -> String {
         let command = format!("echo {pages} | sudo tee {}", self.reserved(node));
@@ -116,9 +116,9 @@ pub struct RegionSpec {
     pub bytes: usize,
     /// The best kind of pages to try. If this kind is not available, the next kind is tried.
     pub pages: PageKind,
-    /// Whether missing pages of this kind, or a failed binding to the node, are an error.
+    /// Whether it is an error if this kind of pages or the node is not available.
     pub strict: bool,
-    /// The NUMA node to allocate from.
+    /// The NUMA node to allocate from. `None` means any node.
     pub node: Option<NumaNode>,
 }
 

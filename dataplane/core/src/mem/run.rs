@@ -1,4 +1,4 @@
-//! A run: packets that are sent with one call, as descriptors with bounds on all packets.
+//! A run: the descriptors of packets that are sent with one call, and bounds on all these packets.
 
 use crate::clock::Stamp;
 use crate::mem::desc::Desc;
@@ -8,8 +8,8 @@ use crate::mem::vector::{self, Bounds};
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     descs: &'a [Desc],
-    // A reference, not a copy. The bounds were just written one field at a time. A copy with fewer, wider loads would
-    // stall on store forwarding.
+    // A reference, because a copy would be slow: the bounds were just written one field at a time, so the wider loads
+    // of a copy would stall on store forwarding.
     bounds: &'a Bounds,
 }
 

@@ -61,7 +61,7 @@ fn plain_ipv4_mark_moves_with_the_batch_until_packets_are_borrowed() {
     assert!(second.heads_mut::<14>().count() == 1 && !second.is_plain());
 }
 
-/// An operation on one batch or on two.
+/// An operation on one batch or on two batches.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Append,
