@@ -43,8 +43,8 @@ impl HostClock {
         }
     }
 
-    /// Returns the current time in nanoseconds. All stamps use this time. The time starts at 0 when the machine starts.
-    /// The time of a virtual clock starts at 0 when the clock is created.
+    /// Returns the current time in nanoseconds since the start of the machine, or since the creation of a virtual
+    /// clock. All stamps use this time.
     #[inline]
     pub fn nanos(&self) -> Nanos {
         match &self.0 {

@@ -48,7 +48,8 @@ pub struct Mapping {
     pub error: Nanos,
     /// The maximum error of the slope, in parts per billion.
     pub rate_ppb: u64,
-    /// Changes when the counter restarts or jumps. Stamps of different epochs are unrelated.
+    /// A number that changes when the synchronization starts over, for example because the counter jumped. Stamps of
+    /// different epochs are unrelated.
     pub epoch: u32,
     /// How far the mapping can be trusted.
     pub state: ClockState,
@@ -76,8 +77,8 @@ impl Mapping {
         (Ticks(self.ticks.0.wrapping_add(ticks)), Nanos(self.nanos.0.wrapping_add(nanos)))
     }
 
-    /// Returns the time at which the counter showed `ticks`. That time must be at most `now`, and less than one period
-    /// before `now`, because the counter repeats after a period.
+    /// Returns the time at which the counter showed `ticks`. This time must not be after `now`. It must be less than
+    /// one period before `now`, because the counter repeats after a period.
     pub fn host(&self, ticks: Ticks, now: Nanos) -> Nanos {
         let (latest, when) = self.at(now);
         let age = latest.0.wrapping_sub(ticks.0) & self.timebase.mask;
@@ -117,7 +118,7 @@ impl DeviceClock {
         clock
     }
 
-    /// Returns the source of the stamps while the clock is usable.
+    /// Returns the source that stamps of this clock have while the clock is usable.
     pub fn source(&self) -> ClockSource {
         self.source
     }
@@ -162,8 +163,8 @@ impl DeviceClock {
         self.version.store(version + 2, Ordering::Release);
     }
 
-    /// Returns the mapping if its version differs from `seen`, and stores the version in `seen`. Makes one attempt, and
-    /// returns `None` if a publication is in progress.
+    /// Returns the mapping if its version differs from `seen`, and stores the version in `seen`. Returns `None` if the
+    /// version is equal, or if a publication is in progress.
     #[inline]
     pub fn read(&self, seen: &mut u64) -> Option<Mapping> {
         let version = self.version.load(Ordering::Acquire);

@@ -18,7 +18,7 @@ pub enum ClockSource {
     DeviceTicks,
     /// The device's wall clock, read with the completion.
     DeviceWallclock,
-    /// The processor's time stamp counter, read once per burst.
+    /// The system clock: the processor's time stamp counter, or `CLOCK_MONOTONIC` if there is no usable counter.
     Software,
     /// A virtual clock that a test advances.
     Virtual,

@@ -9,8 +9,8 @@ use crate::units::{Nanos, Ticks};
 
 /// The maximum age of a completion in nanoseconds. An older completion means that the clock is wrong.
 const MAX_AGE: u64 = 10_000_000_000;
-/// The maximum backward step of a queue's stamps in nanoseconds, and their maximum lead over the current time. A larger
-/// value means that the clock is wrong.
+/// The maximum backward step of a queue's stamps in nanoseconds. A larger step means that the clock is wrong. A
+/// correction of this size or more is not slewed.
 const MAX_BACKSTEP: u64 = 1_000_000;
 /// The time in nanoseconds after which an unchanged counter counts as stopped. A few ticks are added.
 const STOPPED_AFTER: u64 = 100_000;
@@ -18,9 +18,10 @@ const STOPPED_AFTER: u64 = 100_000;
 const SLACK: u64 = 1_000;
 /// The slew rate of corrections: one nanosecond per 2^11 nanoseconds.
 const SLEW: u32 = 11;
-/// The time for which a wall clock is observed before it is found to be behind the system clock, in nanoseconds.
+/// The time in nanoseconds for which a wall clock is observed, before a stamper decides whether the wall clock is
+/// behind.
 const WATCH_TIME: u64 = 1_000_000_000;
-/// The number of bursts that must be observed in this time.
+/// The minimum number of bursts that must be observed in [`WATCH_TIME`].
 const WATCH_BURSTS: u32 = 64;
 
 /// The available clocks for the completions of a device.
@@ -51,7 +52,7 @@ pub struct StampCounts {
 }
 
 /// The source of stamps for one completion queue. The stamps never go backwards. A stamper belongs to the worker that
-/// polls the queue. It takes no lock. With a device clock it reads the system clock once per burst.
+/// polls the queue, and takes no lock. If the stamper needs the system clock, it reads this clock once per burst.
 #[derive(Clone, Debug)]
 pub struct Stamper {
     mode: StampMode,
@@ -67,7 +68,7 @@ enum StampMode {
     None,
     /// One stamp per burst: the time of the poll.
     Burst,
-    /// The device counts ticks of the system clock.
+    /// The completions carry ticks of the system clock.
     Same(Timebase),
     /// Stamps from the device's clock, through its published mapping.
     Device(Box<Reader>),
@@ -196,16 +197,16 @@ struct Reader {
     oldest: u64,
     /// The ticks of the last completion, and the time at which they were first seen.
     last_seen: (u64, u64),
-    /// The time after which unchanged ticks mean that the counter has stopped.
+    /// The time in nanoseconds after which unchanged ticks mean that the counter has stopped.
     stopped_after: u64,
-    /// The remaining difference between the old and the new mapping, which is slewed.
+    /// The remaining difference between the old and the new mapping in nanoseconds. The difference is slewed to 0.
     carry: i64,
     /// The time up to which `carry` was slewed.
     slewed: u64,
     watch: Watch,
 }
 
-/// The minimum age of the completions since the time `since`. See [`Reader::watch`].
+/// The minimum age, in ticks, of the completions since the time `since`. See [`Reader::watch`].
 #[derive(Clone, Copy, Debug)]
 struct Watch {
     since: u64,
@@ -220,8 +221,8 @@ impl Watch {
 }
 
 impl Reader {
-    /// Creates the state. Waits while a mapping is being published: otherwise the first burst would be stamped with the
-    /// system clock.
+    /// Creates the state. Waits while a mapping is being published. Without a mapping, the stamper would use the system
+    /// clock for the first burst.
     fn new(clock: Arc<DeviceClock>) -> Self {
         // No mapping is published with this version.
         let mut seen = u64::MAX;
@@ -299,7 +300,8 @@ impl Reader {
         let (latest, when) = self.mapping.at(Nanos(now + slack));
         let latest = latest.0.wrapping_sub(offset as u64);
         let when = when.0.saturating_add_signed(self.carry);
-        // Frames that were stamped by several cores of the system may be out of order.
+        // If the device clock is the system's own wall clock, several cores stamp the frames, so the stamps may be out
+        // of order.
         let max_backstep = if self.clock.is_system_clock() { MAX_AGE } else { MAX_BACKSTEP };
         let (mut wrong, mut newest) = (false, *last);
         each(ticks, stamps, |ticks| {
@@ -316,7 +318,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Installs a new mapping. Stamps move to it gradually, unless it is unrelated to the old mapping.
+    /// Installs a new mapping. Stamps move to the new mapping gradually, unless the mappings are unrelated or differ by
+    /// [`MAX_BACKSTEP`] or more.
     #[cold]
     fn take(&mut self, mapping: Mapping, now: u64) {
         let old = std::mem::replace(&mut self.mapping, mapping);

@@ -1,9 +1,10 @@
 //! Synchronization of a device counter with the system clock.
 //!
-//! A synchronization step reads the counter several times, each time between two reads of the system clock. The step
-//! keeps the reading with the shortest time between the two reads of the system clock. A linear fit through the latest
-//! readings gives the duration of a tick. If no reading of a step matches the fit, the counter has stopped or jumped,
-//! and the synchronization starts over. All sums are integers, so no rounding errors accumulate.
+//! A synchronization step takes several readings. A reading is a read of the counter between two reads of the system
+//! clock. The step keeps the reading with the shortest time between the two reads of the system clock. A linear fit
+//! through the latest readings gives the duration of a tick. If the counter has not advanced, it has stopped. If no
+//! reading of a step matches the fit, the counter has jumped. In both cases, the synchronization starts over. All sums
+//! are integers, so no rounding errors accumulate.
 //!
 //! Note the units: `hca_core_clock` of `ibv_query_device_ex(3)` is in kHz, and `raw_clock.tv_nsec` of
 //! `ibv_query_rt_values_ex(3)` is in ticks.
@@ -87,7 +88,7 @@ pub enum ClockFault {
     Lost,
     /// The counter has stopped.
     Frozen,
-    /// The counter jumped by this number of nanoseconds.
+    /// The counter jumped by this number of nanoseconds. Positive means forward.
     Jumped(i64),
 }
 
@@ -115,7 +116,7 @@ pub struct ClockReport {
     /// The latest fault.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
-    /// The deviation from the nominal frequency, in parts per billion; positive is faster.
+    /// The deviation from the nominal frequency, in parts per billion. Positive means faster.
     pub drift_ppb: i64,
     /// The maximum error of a stamp at the time of the latest step, in nanoseconds.
     pub error_ns: u64,
@@ -231,7 +232,7 @@ impl ClockSync {
         self.fault
     }
 
-    /// Whether the clock can never be used.
+    /// Whether the clock can never be used, so that further steps are useless.
     pub fn is_hopeless(&self) -> bool {
         match self.fault {
             Some(ClockFault::NoFrequency | ClockFault::TooNarrow) => true,
@@ -358,8 +359,8 @@ impl ClockSync {
         half + self.mapping.error.0 + TOLERANCE + rate as u64
     }
 
-    /// Returns the ticks extended to 64 bits, and the distance from the fit in nanoseconds; positive if the counter is
-    /// ahead.
+    /// Returns the ticks extended to 64 bits, and the distance from the fit in nanoseconds. Positive means that the
+    /// counter is ahead.
     fn extend(&self, reading: &Reading) -> (u64, i64) {
         let (mask, middle) = (self.nominal.mask, reading.middle());
         let (expected, when) = self.mapping.at(Nanos(middle));
@@ -434,7 +435,8 @@ impl ClockSync {
         ClockState::Invalid
     }
 
-    /// Returns the least-squares line through the points.
+    /// Returns the least-squares line through the points, or `None` if there are fewer than three points or the line is
+    /// implausible.
     fn fit(&self) -> Option<Fit> {
         let first = self.points.front().filter(|_| self.points.len() > 2)?;
         let n = self.points.len() as i128;

@@ -8,7 +8,7 @@ use crate::units::{Nanos, Ticks};
 pub struct Timebase {
     /// The clock that the ticks come from.
     pub source: ClockSource,
-    /// The mask of the counter's bits: the counter wraps to 0 after this value.
+    /// The mask of the counter's bits. The counter wraps to 0 after this value.
     pub mask: u64,
     /// Nanoseconds per tick, in units of 2^-32.
     pub(super) multiplier: u64,
@@ -35,7 +35,7 @@ impl Timebase {
     pub const NONE: Self = Self { source: ClockSource::None, mask: u64::MAX, multiplier: 0 };
 
     /// Returns the time between two ticks, across at most one wrap of the counter. A difference of more than half of
-    /// the counter's range means that `to` is earlier than `from`; the result is then 0.
+    /// the counter's range means that `to` is earlier than `from`. The result is then 0.
     #[inline]
     pub fn between(&self, from: Ticks, to: Ticks) -> Nanos {
         let delta = to.0.wrapping_sub(from.0) & self.mask;
