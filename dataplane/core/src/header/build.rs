@@ -28,12 +28,12 @@ use super::udp::Udp;
 use super::vlan::VlanTag;
 use super::{Header, MacAddr, U16, U32, ether_type, protocol};
 
-/// The maximum number of VLAN tags that a [`Frame`] can have. [`super::parse`] accepts only two tags, so tests can
-/// build frames with too many tags.
+/// The maximum number of VLAN tags that a [`Frame`] can have. The limit is above the two tags that [`super::parse`]
+/// accepts, so that tests can build frames with too many tags.
 pub const MAX_TAGS: usize = 4;
 
-/// An IPv6 extension header to build. The header is padded to a multiple of 8 bytes: options with Pad1 or PadN, other
-/// headers with zeros. Content beyond 1,000 bytes is cut off.
+/// An IPv6 extension header to build. The header is padded to a multiple of 8 bytes. Options are padded with Pad1 or
+/// PadN, and other headers with zeros. Content beyond 1,000 bytes is cut off.
 #[derive(Clone, Copy, Debug)]
 pub enum Extension<'a> {
     /// Hop-by-hop options.
@@ -65,8 +65,8 @@ enum Layer4 {
     Icmp { kind: u8, code: u8, rest: [u8; 4] },
 }
 
-/// A frame to build. The frame contains only the layers that are set. Lengths and checksums are computed. A setting is
-/// ignored if the frame does not have its layer, such as the TTL of an ARP frame.
+/// A frame to build. The frame contains only the layers that are set. Lengths and checksums are computed. A setting of
+/// a layer that the frame does not have is ignored, such as the TTL of an ARP frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
     destination: MacAddr,
@@ -145,7 +145,8 @@ impl<'a> Frame<'a> {
         self.tag(ether_type::VLAN, tci)
     }
 
-    /// Adds a VLAN tag with the tag protocol identifier `tpid`, such as [`ether_type::QINQ`].
+    /// Adds a VLAN tag with the tag protocol identifier `tpid`, such as [`ether_type::QINQ`]. Tags beyond [`MAX_TAGS`]
+    /// are ignored.
     #[must_use]
     pub fn tag(mut self, tpid: u16, tci: u16) -> Self {
         if let Some(tag) = self.tags.get_mut(self.tag_count) {
@@ -291,8 +292,8 @@ impl<'a> Frame<'a> {
         self
     }
 
-    /// Sets the protocol number of an IP packet without a built layer 4 header. The payload then contains the header
-    /// and the content of that protocol.
+    /// Sets the protocol number of an IP packet, without building a layer 4 header. The payload must then contain the
+    /// header and the content of this protocol.
     #[must_use]
     pub fn protocol(mut self, protocol: u8) -> Self {
         self.layer4 = Layer4::Raw(protocol);
@@ -586,8 +587,8 @@ fn clip(options: &[u8]) -> &[u8] {
     options.get(..40).unwrap_or(options)
 }
 
-/// Returns `bytes` as a 16-bit length field. A frame with a longer length is malformed anyway, so higher bits are cut
-/// off.
+/// Returns `bytes` as a 16-bit length field, without higher bits. A frame that is too long for its length field is
+/// malformed anyway.
 fn length(bytes: usize) -> U16 {
     U16::new(bytes as u16)
 }

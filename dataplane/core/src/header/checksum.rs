@@ -34,8 +34,8 @@ impl Sum {
     }
 
     /// Subtracts a 16-bit field that was added, such as the old checksum. Subtraction is faster than first writing a
-    /// zero into the packet, because a wider load after such a store stalls. At least one nonzero value must remain in
-    /// the sum.
+    /// zero into the packet, because a wider load after such a store stalls. At least one added value that is not 0
+    /// must remain in the sum.
     #[inline]
     #[must_use]
     pub fn without(self, value: u16) -> Self {
@@ -225,8 +225,8 @@ mod tests {
             at in 0usize..8,
             new in any::<[u8; 4]>(),
         ) {
-            // The first word is never zero, as in every header. Data of zeros would have two correct checksums in one's
-            // complement.
+            // The first word is never zero, as in every header. Data of only zeros would have two correct checksums in
+            // one's complement.
             let mut bytes = bytes;
             bytes[0] |= 1;
             let at = 2 + at * 2;

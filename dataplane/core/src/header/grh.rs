@@ -12,7 +12,7 @@ use super::{Header, U16, U32};
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Grh {
-    /// Version (4 bits, always 6), traffic class (8 bits), flow label (20 bits).
+    /// Version (4 bits, 6 if the field is defined), traffic class (8 bits), flow label (20 bits).
     pub version_class_flow: U32,
     /// The number of bytes from the end of this header to the variant CRC of the packet.
     pub payload_length: U16,
@@ -29,12 +29,12 @@ pub struct Grh {
 impl Header for Grh {}
 
 impl Grh {
-    /// Returns the GID of the sender as an IPv6 address.
+    /// Returns the GID of the sender as an IPv6 address. With RoCE version 2 over IPv4, the result is undefined.
     pub fn source_gid(&self) -> Ipv6Addr {
         self.source.into()
     }
 
-    /// Returns the GID of the receiver as an IPv6 address.
+    /// Returns the GID of the receiver as an IPv6 address. With RoCE version 2 over IPv4, the result is undefined.
     pub fn destination_gid(&self) -> Ipv6Addr {
         self.destination.into()
     }

@@ -41,7 +41,7 @@ pub struct Icmp {
     pub kind: u8,
     /// The code, which refines the type.
     pub code: u8,
-    /// The internet checksum of the message. For ICMPv6 it includes the pseudo header.
+    /// The internet checksum of the message. The checksum of ICMPv6 includes the pseudo header.
     pub checksum: U16,
     /// The identifier of an echo message. Other types use this field differently.
     pub identifier: U16,

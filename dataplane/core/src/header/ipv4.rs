@@ -97,10 +97,10 @@ impl Ipv4 {
             return false;
         }
         // The TTL is the upper byte of its 16-bit field, so the header sum decreases by 0x0100, and the checksum
-        // increases by 0x0100. Read as little-endian, 0x0100 is 1 (RFC 1071, section 2 B). So the word increases by
-        // `1 << 16` for the checksum, and decreases by 1 for the TTL. If the checksum wraps, the end-around carry adds
-        // another `1 << 16`. A checksum of 0xfffe also takes this path and becomes 0 instead of 0xffff. Both values
-        // are zero in one's complement.
+        // increases by 0x0100. The code reads the word as little-endian, so the change of 0x0100 becomes a change of 1
+        // (RFC 1071, section 2 B). The word increases by `1 << 16` for the checksum, and decreases by 1 for the TTL. If
+        // the checksum wraps, the end-around carry adds another `1 << 16`. A checksum of 0xfffe also takes this path
+        // and becomes 0 instead of 0xffff. Both values are zero in one's complement.
         #[cold]
         fn carried(four: u32) -> u32 {
             four.wrapping_add((2 << 16) - 1)
@@ -144,7 +144,8 @@ pub fn checksum_ok(datagram: &[u8]) -> bool {
         .is_some_and(|header| checksum::checksum(header) == 0)
 }
 
-/// Writes the checksum of the IPv4 header at the start of `datagram`. The checksum covers the options.
+/// Computes the checksum of the IPv4 header and its options at the start of `datagram`, and writes the checksum to the
+/// header.
 ///
 /// # Errors
 ///

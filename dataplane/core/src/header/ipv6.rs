@@ -149,7 +149,8 @@ impl Header for Authentication {
     }
 }
 
-/// Whether a next header value is the type of an extension header that has a next header field itself.
+/// Whether a next header value is the type of an extension header that itself has a next header field. ESP is not
+/// included, because its next header field is encrypted.
 #[inline]
 pub const fn is_extension(next_header: u8) -> bool {
     matches!(

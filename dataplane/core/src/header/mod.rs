@@ -74,8 +74,8 @@ pub trait Header: Copy + FromBytes + IntoBytes + Immutable + KnownLayout + Unali
     /// The length of the fixed part in bytes.
     const LEN: usize = size_of::<Self>();
 
-    /// Returns the length of the header including its options, in bytes. A header with a length field computes the
-    /// length from this field.
+    /// Returns the length of the header including its options, in bytes. If the header has a header length field, the
+    /// result is computed from this field.
     fn header_len(&self) -> usize {
         Self::LEN
     }

@@ -14,7 +14,7 @@ pub const SOURCE_LINK_ADDRESS: u8 = 1;
 pub const TARGET_LINK_ADDRESS: u8 = 2;
 /// The advertisement flag "the sender is a router".
 pub const ROUTER: u32 = 1 << 31;
-/// The advertisement flag "this answers a solicitation".
+/// The advertisement flag "the message answers a solicitation".
 pub const SOLICITED: u32 = 1 << 30;
 /// The advertisement flag "replace a cached entry".
 pub const OVERRIDE: u32 = 1 << 29;
@@ -29,7 +29,7 @@ pub struct Neighbor {
     pub kind: u8,
     /// The code, always 0.
     pub code: u8,
-    /// The checksum, which includes the pseudo header.
+    /// The internet checksum of the pseudo header and the message.
     pub checksum: U16,
     /// The flags of an advertisement. Reserved in a solicitation.
     pub flags: U32,

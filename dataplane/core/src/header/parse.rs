@@ -33,12 +33,13 @@ bitflags::bitflags! {
 pub struct Dissection {
     /// The start of the layer after the Ethernet header and its VLAN tags.
     pub l3: u16,
-    /// The start of the layer after IP. 0 if there is no such layer, or if it starts in another fragment.
+    /// The start of the layer after IP. 0 if there is no such layer, or if this layer starts in another fragment.
     pub l4: u16,
     /// The end of the IP datagram or ARP message, computed from its length fields. Link-layer padding can follow. For
     /// other EtherTypes, this is the end of the frame.
     pub end: u16,
-    /// The EtherType after the tags, one of [`ether_type`]. A value below 0x0600 is the length of an IEEE 802.3 frame.
+    /// The EtherType after the tags, such as a value of [`ether_type`]. A value below 0x0600 is the length of an IEEE
+    /// 802.3 frame.
     pub ether_type: u16,
     /// The tag control information of the outer VLAN tag, or 0 without a tag.
     pub outer_tci: u16,
@@ -46,7 +47,8 @@ pub struct Dissection {
     pub inner_tci: u16,
     /// The number of VLAN tags: 0 to 2.
     pub vlan_tags: u8,
-    /// The protocol at [`Dissection::l4`], one of [`protocol`]. 0 if the packet is not IP.
+    /// The IP protocol after all extension headers that were parsed, such as a value of [`protocol`]. 0 if the packet
+    /// is not IP.
     pub protocol: u8,
     /// The layers and properties of the frame.
     pub flags: Flags,
@@ -116,8 +118,8 @@ malformed! {
     TruncatedIpv6Extension = "truncated_ipv6_extension",
     /// The frame has more than [`MAX_EXTENSIONS`] extension headers.
     TooManyIpv6Extensions = "too_many_ipv6_extensions",
-    /// A hop-by-hop options header is not the first extension header, or an authentication header is below its minimum
-    /// length.
+    /// A hop-by-hop options header is not the first extension header, or an authentication header is shorter than its
+    /// minimum of 12 bytes.
     BadIpv6Extension = "bad_ipv6_extension",
     /// The datagram ends within the fixed TCP header.
     TruncatedTcp = "truncated_tcp",
@@ -125,7 +127,7 @@ malformed! {
     BadTcpDataOffset = "bad_tcp_data_offset",
     /// The datagram ends within the UDP header.
     TruncatedUdp = "truncated_udp",
-    /// The UDP length is below 8 or exceeds the datagram.
+    /// The UDP length is below 8 bytes or exceeds the datagram.
     BadUdpLength = "bad_udp_length",
     /// The datagram ends within the first 8 bytes of ICMP or ICMPv6.
     TruncatedIcmp = "truncated_icmp",
@@ -144,7 +146,7 @@ impl std::error::Error for Malformed {}
 /// does not allocate and does not change the frame.
 ///
 /// A first fragment may end within its layer 4 header (RFC 1858 explains the risk). In that case, [`Flags::L4_OK`] is
-/// not set. Checksums are not verified.
+/// not set. This function does not verify checksums.
 ///
 /// # Errors
 ///
@@ -195,7 +197,7 @@ pub fn dissect_head(head: &[u8; USUAL], len: usize) -> Option<Dissection> {
     // values.
     const WANTED: u64 = u64::from_be(0x0800_4500_0000_0000);
     const MASK: u64 = u64::from_be(0xffff_ff00_0000_0000);
-    // The bits in the next word that are nonzero in a fragment.
+    // The bits of the next word of which at least one is set in a fragment.
     const FRAGMENT: u64 = u64::from_be(((ipv4::MORE_FRAGMENTS | ipv4::FRAGMENT_OFFSET) as u64) << 48);
     // Separate branches are faster here than one combined condition, because almost all packets take the same branches.
     let [first, second] = [0, 1].map(|at| u64::from_ne_bytes(head[12..].as_chunks().0[at]));

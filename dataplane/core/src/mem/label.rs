@@ -2,8 +2,8 @@
 
 use crate::mem::Reason;
 
-/// The label of a packet without a decision. A label is one byte per packet. Values between `NEXT` and `HELD` are
-/// outputs of the stage, plus one. Values from `DROPPED` on are `DROPPED` plus the code of the drop reason.
+/// The label of a packet without a decision. A label is one byte per packet. A value between `NEXT` and `HELD` is the
+/// index of an output of the stage, plus one. A value from `DROPPED` on is `DROPPED` plus the code of the drop reason.
 pub(super) const NEXT: u8 = 0;
 pub(super) const HELD: u8 = 126;
 pub(super) const CONSUMED: u8 = 127;
