@@ -18,8 +18,8 @@ pub struct Progress {
     pub loops: u64,
 }
 
-/// Counters that one worker writes every few hundred loops and any thread can read. A read costs the worker at most
-/// one cache miss and never blocks it.
+/// Counters that one worker writes every few hundred loops and any thread can read. A read costs the worker at most one
+/// cache miss, and never blocks the worker.
 #[derive(Debug, Default)]
 pub struct Board(CachePadded<[AtomicU64; 4]>);
 

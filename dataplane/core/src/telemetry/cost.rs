@@ -5,22 +5,24 @@ use serde::{Deserialize, Serialize};
 /// The cost of one part of the loop.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CostReport {
-    /// The name of the part: `reap`, `receive`, `transmit` or `refill` for the lanes, the name of a stage, or `all`.
+    /// The name of the part: a step of the lanes (`reap`, `receive`, `transmit` or `refill`), the name of a stage, or
+    /// `all` for the total.
     pub part: String,
-    /// The average TSC ticks per packet that entered the part. The slowest 1 % of the measured loops is excluded.
+    /// The average time in clock ticks for each packet that entered the part. The slowest 1 % of the measured loops is
+    /// excluded.
     pub ticks: f64,
     /// The same average in nanoseconds.
     pub ns: f64,
-    /// The average number of packets in a burst.
+    /// The average number of packets that entered the part in one loop.
     pub burst: f64,
-    /// The number of measured bursts.
+    /// The number of measured loops in which packets entered the part.
     pub bursts: u64,
 }
 
 /// The costs of the parts, by index. Recording does not allocate.
 ///
-/// Loops with a similar cost per packet are summed in one class. A report therefore excludes whole loops, and the parts
-/// of the remaining loops still add up to the total.
+/// Loops with a similar cost per packet are summed in one class. A report can therefore exclude whole loops, so that
+/// the costs of the parts still add up to the total.
 #[derive(Clone, Debug)]
 pub struct Costs {
     /// For each class of loops, one sum for each part and one sum for the total.
@@ -40,8 +42,8 @@ struct PartSum {
 const STEPS: u32 = 3;
 /// The maximum cost in ticks per packet. Slower loops count as this cost.
 const MAX_TICKS: u64 = (1 << 36) - 1;
-/// A report excludes the slowest loops: one in this many loops. Timer interrupts and other programs on the core slow
-/// down a smaller share of the loops.
+/// A report excludes the slowest loops: one in `EXCLUDED_ONE_IN`. Timer interrupts and other programs on the core slow
+/// down fewer loops than that.
 const EXCLUDED_ONE_IN: u64 = 100;
 
 impl Costs {

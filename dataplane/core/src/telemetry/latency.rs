@@ -8,11 +8,12 @@ use crate::clock::{ClockSource, Stamp};
 use crate::telemetry::LatencyReport;
 
 /// The time of each packet from receive stamp to send completion stamp, in nanoseconds. For times up to one minute, a
-/// reported value is at most 1 % above the true value and never below it. Longer times are reported as one minute.
+/// reported value is never below the true value, and at most 1 % above the true value. Longer times are reported as one
+/// minute.
 ///
 /// Recording counts packets in the value ranges of a histogram with two significant digits, which takes only a few
-/// instructions. The histogram itself is built when a report is requested. A third digit would make a worker touch
-/// about ten times as many counters, which would displace packets from the first-level cache.
+/// instructions. The histogram itself is built when a report is requested. With a third digit, a worker would touch
+/// about ten times as many counters. These counters would displace packets from the first-level cache.
 #[derive(Clone, Debug)]
 pub struct Latency {
     /// The number of packets in each value range.
@@ -52,7 +53,7 @@ impl Latency {
     }
 
     /// Records `packets` packets with the same two stamps in one step. Packets whose stamps are from different clocks
-    /// are counted as unmeasured.
+    /// are counted as unmeasured. Packets without a stamp are ignored.
     #[inline]
     pub fn record(&mut self, from: Stamp, to: Stamp, packets: u64) {
         match to.since(from) {
@@ -88,7 +89,7 @@ impl Latency {
         (self.by_source, self.unmeasured) = ([0; SOURCES], 0);
     }
 
-    /// Returns the counts as a histogram with the same ranges.
+    /// Returns the counts as an [`hdrhistogram`] histogram with the same value ranges.
     fn histogram(&self) -> Histogram<u64> {
         let histogram = Histogram::new_with_bounds(1, Self::MAX_NANOS, 2);
         let mut histogram = histogram.expect("1 to a minute at 2 digits are valid bounds");

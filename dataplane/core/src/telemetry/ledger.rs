@@ -1,4 +1,4 @@
-//! The ledger: it accounts for every packet, with a reason for every drop.
+//! The ledger: the packet accounting, with a reason for every drop.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 /// The sources and destinations of all packets.
 ///
-/// `rx + generated + copied = tx + dropped + consumed + held`. Any difference is in [`Ledger::unaccounted`], which
-/// must be 0. `held` is counted from the slots that are neither free nor posted, and all other values are counted
-/// from events. The two methods verify each other.
+/// `rx + generated + copied = tx + dropped + consumed + held`. Any difference is in [`Ledger::unaccounted`], which must
+/// be 0. `held` is the number of slots that are neither free nor posted. All other packet counts are counted from
+/// events. A mistake in either method therefore leads to a difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
     /// Packets received.
@@ -24,9 +24,9 @@ pub struct Ledger {
     pub dropped: u64,
     /// Packets consumed by a stage.
     pub consumed: u64,
-    /// Packets still in a slot.
+    /// Packets that are still in a slot.
     pub held: u64,
-    /// The difference between sources and destinations.
+    /// Sources minus destinations. 0 in a correct ledger.
     pub unaccounted: i64,
     /// Drops by `stage.reason`.
     pub drops: BTreeMap<String, u64>,

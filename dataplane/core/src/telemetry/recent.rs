@@ -1,4 +1,4 @@
-//! The activity of a running program between two requests.
+//! The activity of a running program between two requests for its statistics.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -47,7 +47,7 @@ pub struct WorkerRates {
     pub idle_loops: u64,
 }
 
-/// The activity since an earlier request, or since the start.
+/// The activity since an earlier request for statistics, or since the start of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recent {
     /// The duration in seconds.
@@ -68,8 +68,8 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// Computes the difference between two reports of one run. Without an earlier report, the difference starts at
-    /// the start of the run. Latency and costs cannot be computed from reports, and stay empty.
+    /// Computes the difference between two reports of one run. Without an earlier report, the difference starts at the
+    /// start of the run. The latency and the costs stay empty, because they cannot be computed from two reports.
     pub fn between(earlier: Option<&Report>, now: &Report) -> Self {
         let seconds = now.duration_s - earlier.map_or(0.0, |earlier| earlier.duration_s);
         let rates = |was: Option<(Totals, Totals)>, (packets, bytes): (Totals, Totals)| {

@@ -32,7 +32,8 @@ pub struct LatencyReport {
     pub p999: u64,
     /// The maximum.
     pub max: u64,
-    /// The clock of both stamps, or `mixed` if packets were measured by different clocks.
+    /// The clock of the stamps, `mixed` if packets were measured by different clocks, or `none` if no packet was
+    /// measured.
     pub source: ClockSource,
     /// The number of packets measured by each clock.
     pub by_source: BTreeMap<ClockSource, u64>,
@@ -67,16 +68,17 @@ pub struct PortReport {
     pub recoveries: u64,
     /// How often the queues were rebuilt because a completion queue was lost.
     pub rebuilds: u64,
-    /// Requests that a queue pair did not return in time.
+    /// Requests whose completion did not arrive in time.
     pub abandoned: u64,
     /// The first error status of a completion, with its likely cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
-    /// Packets lost before they were received, which are in no ledger: the sum of the device counters in
-    /// [`PortReport::LOSSES`].
+    /// Packets lost before they were received: the sum of the device counters in [`PortReport::LOSSES`]. No ledger
+    /// counts these packets.
     #[serde(default)]
     pub rx_lost: u64,
-    /// Packets that the ledger counts as sent but that are missing from the capture file, because writing it failed.
+    /// Packets that the ledger counts as sent, but that are missing from the capture file, because a write to the file
+    /// failed.
     #[serde(default)]
     pub tx_lost: u64,
     /// The counters of the device.
@@ -91,8 +93,8 @@ pub struct PortReport {
 }
 
 impl PortReport {
-    /// The device counters of packets that reached the device but were never received, because no receive request was
-    /// posted or no packet was fetched in time.
+    /// The device counters of packets that reached the device but were never received. Either no receive request was
+    /// posted, or the packets were not fetched in time.
     pub const LOSSES: [&str; 4] = ["rx_out_of_buffer", "rx_missed", "kernel_rx_dropped", "kernel_rx_ring_full"];
 }
 
@@ -116,11 +118,11 @@ pub struct StageReport {
     pub consumed: u64,
     /// Copies that the stage made.
     pub copied: u64,
-    /// Packets that the stage generated from other packets, such as fragments.
+    /// Packets that the stage generated, such as fragments of other packets.
     pub made: u64,
     /// Copies that were not made because no slot was free.
     pub copies_missed: u64,
-    /// The counters of the stage itself.
+    /// The counters that the stage defines.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -324,7 +326,7 @@ impl fmt::Display for Readable {
     }
 }
 
-/// Writes the percentiles, if there are any.
+/// Writes the percentiles if any packet was measured, and the number of unmeasured packets if there are any.
 pub(super) fn latency(f: &mut fmt::Formatter<'_>, latency: &LatencyReport) -> fmt::Result {
     if latency.count > 0 {
         let [p50, p90, p99, p999, max] =
