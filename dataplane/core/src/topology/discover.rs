@@ -1,7 +1,7 @@
 //! Discovery of the machine: cores and caches from hwloc, nodes and devices from sysfs.
 //!
-//! hwloc 2 has NUMA nodes at a negative depth that its Rust binding cannot query. So the node of a core comes from the
-//! core's node set, and the properties of a node come from `/sys/devices/system/node`.
+//! The Rust binding of hwloc 2 cannot query NUMA nodes, because they have a negative depth. The node of a core
+//! therefore comes from the core's node set, and the properties of a node come from `/sys/devices/system/node`.
 
 use std::fs;
 use std::path::Path;
@@ -13,8 +13,8 @@ use crate::error::{Error, Result};
 use crate::units::{Bytes, CoreId, NumaNode};
 
 impl Topology {
-    /// Reads the topology of this machine. Allowed cores come from the affinity mask of the calling thread, allowed
-    /// nodes from its cpuset.
+    /// Reads the topology of this machine. The affinity mask of the calling thread determines the allowed cores, and
+    /// its cpuset determines the allowed nodes.
     ///
     /// # Errors
     ///
@@ -40,7 +40,7 @@ fn cores(machine: &hwloc2::Topology) -> Vec<Core> {
     let units = machine.objects_with_type(&ObjectType::PU).unwrap_or_default();
     let core = |unit: &&TopologyObject| Core {
         id: CoreId(unit.os_index()),
-        // The logical index is unique on the machine; the kernel's core id is unique only within a socket.
+        // The logical index is unique on the machine. The kernel's core id is unique only within a socket.
         physical: ancestor(unit, &ObjectType::Core).map_or(unit.logical_index(), TopologyObject::logical_index),
         package: ancestor(unit, &ObjectType::Package).map_or(0, TopologyObject::logical_index),
         node: NumaNode(unit.nodeset().and_then(|set| u32::try_from(set.first()).ok()).unwrap_or(0)),
@@ -74,7 +74,7 @@ fn caches(machine: &hwloc2::Topology, cores: &[Core]) -> Vec<Cache> {
     caches
 }
 
-/// Returns the names of a directory's entries; empty if the directory does not exist.
+/// Returns the names of a directory's entries, or an empty list if the directory does not exist.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
@@ -84,7 +84,7 @@ fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Returns the nodes. `allowed` lists the nodes on which memory may be allocated; `None` means all nodes.
+/// Returns the nodes. `allowed` lists the nodes on which memory may be allocated. `None` means all nodes.
 fn nodes(sysfs: &Path, allowed: Option<&[u32]>) -> Vec<Node> {
     let folder = sysfs.join("devices/system/node");
     let mut nodes: Vec<Node> = names(&folder)
@@ -157,7 +157,8 @@ fn own_node(device: &Path) -> Option<NumaNode> {
 /// The maximum nesting depth of interfaces (`MAX_NEST_DEV` of Linux).
 const LAYERS: u32 = 8;
 
-/// Returns the common node of the underlying interfaces of a virtual device; `None` if their nodes differ.
+/// Returns the common node of the underlying interfaces of a virtual device, or `None` if their nodes differ or are
+/// unknown. `layers` limits the depth of the search.
 fn node_below(sysfs: &Path, interfaces: &[String], layers: u32) -> Option<NumaNode> {
     let layers = layers.checked_sub(1)?;
     let node = |name: &String| {
@@ -170,7 +171,7 @@ fn node_below(sysfs: &Path, interfaces: &[String], layers: u32) -> Option<NumaNo
 }
 
 /// Returns the underlying interface of a verbs device without its own hardware. For rxe (Soft-RoCE), the file `parent`
-/// contains the name of the interface. For other devices, the result is the interface of the first GID.
+/// contains the name of the interface. For other such devices, the result is the interface of the first GID.
 fn below_verbs(device: &Path) -> Vec<String> {
     if device.join("device").exists() {
         return Vec::new();

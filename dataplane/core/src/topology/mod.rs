@@ -1,7 +1,8 @@
-//! Cores, caches, NUMA nodes and nearby devices; placement of workers on cores, and pinning.
+//! The cores, caches, NUMA nodes and devices of a machine, the placement of workers on cores, and pinning.
 //!
-//! A [`Topology`] is plain data. [`Topology::discover`] reads it from hwloc and sysfs. Tests and simulations build it
-//! with [`Topology::from_parts`] or [`Topology::uniform`], so placement can be tested without a machine of that shape.
+//! A [`Topology`] is plain data. [`Topology::discover`] reads the topology of this machine from hwloc and sysfs. Tests
+//! and simulations build a topology with [`Topology::from_parts`] or [`Topology::uniform`], so they need no machine of
+//! that kind.
 
 mod discover;
 mod pin;
@@ -59,7 +60,7 @@ pub struct HugePages {
 pub struct Node {
     /// The node number.
     pub id: NumaNode,
-    /// The memory of the node. A node may have only cores and no memory.
+    /// The memory of the node, or 0 if it is unknown. A node can also have cores but no memory.
     pub memory: Bytes,
     /// Whether this process may allocate memory on the node (`cpuset.mems`, see `cpuset(7)`).
     pub allowed: bool,
@@ -103,7 +104,7 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Creates a topology from its parts and sorts them by number.
+    /// Creates a topology from its parts, without offline cores. Sorts each list as the getters document.
     pub fn from_parts(
         mut cores: Vec<Core>,
         mut caches: Vec<Cache>,
@@ -117,7 +118,8 @@ impl Topology {
         Self { cores, offline: Vec::new(), caches, nodes, devices }
     }
 
-    /// Returns the topology with additional offline cores. They must not be in the list of cores.
+    /// Returns the topology with these offline cores, which replace earlier offline cores. The list of cores must not
+    /// contain them.
     #[must_use]
     pub fn with_offline(mut self, mut cores: Vec<CoreId>) -> Self {
         cores.sort();
@@ -125,7 +127,7 @@ impl Topology {
         self
     }
 
-    /// Returns a machine with `cores` cores without hyperthreads on one node. All cores are allowed.
+    /// Returns the topology of a machine with one node and `cores` cores without hyperthreads. All cores are allowed.
     pub fn uniform(cores: u32) -> Self {
         let node = NumaNode(0);
         let core = |id| Core { id: CoreId(id), physical: id, package: 0, node, allowed: true };
@@ -170,7 +172,8 @@ impl Topology {
 
     /// Whether a worker on a core of this node can allocate local memory. `true` for an unknown node.
     pub fn has_memory(&self, id: NumaNode) -> bool {
-        // A kernel without NUMA support appears as one node with unknown memory.
+        // A kernel without NUMA support appears as one node with unknown memory, so a single node always counts as
+        // having memory.
         self.node(id).is_none_or(|node| node.allowed && (node.memory.0 != 0 || self.nodes.len() == 1))
     }
 

@@ -14,8 +14,8 @@ use crate::units::CoreId;
 /// lists the online cores and the allowed cores.
 pub fn pin_current_thread(core: CoreId) -> Result<()> {
     let online = fs::read_to_string("/sys/devices/system/cpu/online").map(|text| parse_ranges(&text));
-    // Without sysfs, only the kernel checks whether the core exists. The affinity mask of the C library has 1,024 bits,
-    // so higher core numbers are refused here.
+    // If sysfs cannot be read, only the kernel checks whether the core exists. The affinity mask of the C library has
+    // 1,024 bits, so higher core numbers are refused here.
     let exists = online.as_ref().map_or(core.0 < 1024, |online| online.contains(&core.0) && core.0 < 1024);
     if exists && core_affinity::set_for_current(core_affinity::CoreId { id: core.0 as usize }) {
         return Ok(());

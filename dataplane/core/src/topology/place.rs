@@ -24,10 +24,15 @@ pub enum Workers {
 impl Topology {
     /// Returns the cores of the workers, in the order of the workers.
     ///
-    /// If `workers` does not list cores, the best allowed cores are selected. The criteria, most important first, are:
-    /// the core is on one of the nodes `near`, its node has memory, the core is not core 0, and no better logical core
-    /// is on the same physical core. The kernel uses core 0 for much of its own work. An empty `near` means no
-    /// preference for a node.
+    /// If `workers` does not list cores, the best allowed cores are selected. These criteria decide, most important
+    /// first:
+    ///
+    /// 1. The core is on one of the nodes `near`. If `near` is empty, this criterion does not apply.
+    /// 2. The node of the core has memory.
+    /// 3. The core is not core 0, which the kernel uses for much of its own work.
+    /// 4. The core is the first thread of its physical core. Core 0 is never the first thread if another thread of its
+    ///    physical core is allowed.
+    /// 5. The core has a lower number.
     ///
     /// # Errors
     ///
@@ -53,8 +58,8 @@ impl Topology {
     /// Returns all allowed cores, best first.
     fn ranked(&self, near: &[NumaNode]) -> Vec<CoreId> {
         let mut taken = HashSet::new();
-        // Core 0 is sorted last. The sibling thread of core 0 therefore counts as the first thread of their physical
-        // core.
+        // Core 0 is sorted last. The hyperthread that shares a physical core with core 0 therefore counts as the first
+        // thread of this physical core.
         let mut cores: Vec<_> = self.allowed().collect();
         cores.sort_by_key(|core| (core.id == CoreId(0), core.id));
         let mut ranked: Vec<_> = cores
@@ -91,8 +96,8 @@ mod tests {
     use super::*;
     use crate::units::Bytes;
 
-    /// Returns a machine with two nodes of two physical cores with two threads each. As on Linux, the numbers of a
-    /// core's threads differ by four.
+    /// Returns a machine with two nodes. Each node has two physical cores, and each physical core has two threads. As
+    /// on Linux, the numbers of a core's threads differ by four.
     fn two_nodes() -> Topology {
         let core = |id: u32| Core {
             id: CoreId(id),
