@@ -1,4 +1,4 @@
-//! Newtypes for quantities and identifiers that must not be confused. The newtypes only parse and print values.
+//! Newtypes for quantities and identifiers that must not be confused, and serde functions for numbers with a range.
 
 use std::fmt;
 use std::str::FromStr;
@@ -57,9 +57,9 @@ number! {
     Nanos(u64)
 }
 
-/// A 128-bit port address (GID). On InfiniBand it is the address of the port. On RoCE it is the IP address of the
-/// interface, with an IPv4 address mapped to `::ffff:192.0.2.1` (InfiniBand Architecture Specification, annex 17).
-/// Written as an IPv6 address.
+/// A 128-bit port address (GID). On InfiniBand, a GID is the address of the port. On RoCE, a GID is an IP address of
+/// the interface. An IPv4 address is mapped to an IPv6 address such as `::ffff:192.0.2.1` (InfiniBand Architecture
+/// Specification, annex 17). Written as an IPv6 address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gid(pub [u8; 16]);
 

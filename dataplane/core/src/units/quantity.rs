@@ -145,8 +145,8 @@ macro_rules! number_or_text {
     };
 }
 
-/// A number of bytes, written `2048`, `"9k"` or `"2MiB"`: `k`, `M` and `G` are powers of 1,000, and `Ki`, `Mi` and `Gi`
-/// are powers of 1,024.
+/// A number of bytes, written `2048`, `"9k"` or `"2MiB"`. The prefixes `k`, `M`, `G` and `T` are powers of 1,000. The
+/// prefixes `Ki`, `Mi`, `Gi` and `Ti` are powers of 1,024.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(pub u64);
 
@@ -183,7 +183,7 @@ impl FromStr for Bytes {
     }
 }
 
-/// A number of packets per second, written `1000000`, `"1Mpps"` or `"500kpps"`.
+/// A number of packets per second, written `1000000`, `"1Mpps"` or `"500kpps"`. The prefixes are powers of 1,000.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PacketRate(pub u64);
 
@@ -212,7 +212,7 @@ impl FromStr for PacketRate {
     }
 }
 
-/// A number of bits per second, written `1000000`, `"5Gbps"` or `"500kbps"`.
+/// A number of bits per second, written `1000000`, `"5Gbps"` or `"500kbps"`. The prefixes are powers of 1,000.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BitRate(pub u64);
 
@@ -241,8 +241,8 @@ impl FromStr for BitRate {
     }
 }
 
-/// Reads a number with the unit `unit`. The prefixes `k`, `M`, `G` and `T` are powers of 1,000. Returns `None` for any
-/// other text, and for a number that does not fit.
+/// Reads a number with the unit `unit`, such as `pps`. The prefixes `k`, `M`, `G` and `T` are powers of 1,000. Returns
+/// `None` for any other text, and for a number that does not fit.
 fn per_second(text: &str, unit: &str) -> Option<u64> {
     let scaled = text.strip_suffix(unit)?;
     let number = scaled.strip_suffix(['k', 'M', 'G', 'T']).unwrap_or(scaled);

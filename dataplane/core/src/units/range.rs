@@ -1,4 +1,4 @@
-//! Readers of numbers that have a range, for `#[serde(deserialize_with = "…")]`.
+//! Functions that deserialize a number and check its range, for `#[serde(deserialize_with = "…")]`.
 
 use std::fmt;
 
