@@ -131,7 +131,7 @@ fn send_only_lane_recovers_under_load() {
     assert_eq!((counters[0].recoveries, counters[0].rx), (0, 10_000 * BURST as u64));
 }
 
-/// A lost completion queue loses the posted receives and the outstanding sends, but no slot.
+/// If a completion queue is lost, the posted receives and the outstanding sends are lost, but no slot is lost.
 #[test]
 fn lost_queues_are_recreated() {
     let faults = FaultSpec { poll_error: 0.01, ..FaultSpec::default() };
@@ -218,7 +218,7 @@ fn invalid_completions_are_counted_as_stale() {
     assert!(counters.stale > 0 && counters.tx > 1_000, "{counters:?}");
 }
 
-/// A removed device causes an error and no repair attempts.
+/// A removed device causes an error, and the lane makes no attempt to recover.
 #[test]
 fn removed_device_is_an_error_without_rebuild() {
     let mut bench = Bench::new(vec![(generator(), FaultSpec::default())]);
@@ -306,7 +306,7 @@ fn frozen_device_clock_is_replaced_until_it_resumes() {
 }
 
 proptest! {
-    /// All slots come back, whatever fails and whenever the lane stops.
+    /// All slots return to the pool, for every failure and every time at which the lane stops.
     #[test]
     fn slots_are_conserved(
         seed: u64,

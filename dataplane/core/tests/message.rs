@@ -105,7 +105,7 @@ fn inline_bytes_outside_of_buffers_are_refused() {
         a.buffer.sge(4990..5001),
         Sge { addr: a.buffer.addr() - 1, ..inside },
         Sge { addr: u64::MAX, ..inside },
-        // A buffer of another domain.
+        // A buffer of another protection domain.
         b.buffer.sge(0..4),
     ] {
         assert_eq!(a.send_to(&b, 1, SendFlags::INLINE, &[inside, wrong]), Err(libc::EFAULT), "{wrong:?}");
@@ -210,7 +210,7 @@ mod short {
 
     use super::{ShortDevice, ShortDomain};
 
-    // SAFETY: all methods are those of the software device.
+    // SAFETY: all methods call the methods of the software device.
     unsafe impl Device for ShortDevice {
         type Pd = ShortDomain;
         type Cq = SoftCq;
@@ -287,7 +287,7 @@ mod short {
     }
 }
 
-/// Without the check, `write` at the end of this buffer would be outside the smaller region.
+/// Without the check, a `write` at the end of this buffer would access memory outside the smaller region.
 #[test]
 fn buffer_is_refused_if_the_provider_registers_another_region() {
     let (link, _peer) = LoopbackLink::pair();
@@ -297,7 +297,7 @@ fn buffer_is_refused_if_the_provider_registers_another_region() {
     assert!(error.contains("registered another region"), "{error}");
 }
 
-/// A lane is refused too, because its device would write to memory that the lane does not keep mapped.
+/// The creation of a lane also fails, because its device would write to memory that the lane does not keep mapped.
 #[test]
 fn lane_is_refused_if_the_provider_registers_another_region() {
     let (link, _peer) = LoopbackLink::pair();

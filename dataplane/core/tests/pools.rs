@@ -1,4 +1,4 @@
-//! Slots of one pool must never get into another pool, whatever arguments safe code passes.
+//! A slot of one pool must never get into another pool, for any arguments that safe code passes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
