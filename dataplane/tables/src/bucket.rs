@@ -1,8 +1,8 @@
 //! Token buckets: a plain rate limiter, and the three-colour markers of RFC 2697 and RFC 2698.
 //!
-//! The caller passes the time, in nanoseconds of any monotonic clock. If the time goes backwards, no time has elapsed.
-//! A token is a packet or a byte, as the caller chooses. The arithmetic is exact. A bucket counts in billionths of a
-//! token, because a rate of one token per second adds a billionth of a token in each nanosecond.
+//! The caller passes the time, in nanoseconds of any monotonic clock. If the time of a call is before the time of an
+//! earlier call, no tokens are added. A token is a packet or a byte, as the caller chooses. The arithmetic is exact: a
+//! bucket counts billionths of a token, and a rate of one token per second adds one billionth in each nanosecond.
 
 use dataplane_core::mem::Colour;
 
@@ -47,7 +47,7 @@ impl Level {
     }
 }
 
-/// The time of the last call.
+/// The latest time that a call has passed.
 #[derive(Clone, Copy, Debug)]
 struct LastTime(u64);
 
@@ -84,8 +84,8 @@ impl TokenBucket {
         Self { level: Level::full(burst), rate: rate.into(), since: LastTime(now) }
     }
 
-    /// Takes `tokens` at time `now` if there are enough. Returns whether the tokens were taken. A request above the
-    /// burst never succeeds.
+    /// Takes `tokens` at time `now` if there are enough. Returns whether the tokens were taken. A request for more
+    /// tokens than the burst never succeeds.
     #[inline]
     pub fn take(&mut self, now: u64, tokens: u64) -> bool {
         let earned = self.since.elapsed(now) * self.rate;

@@ -84,21 +84,20 @@ impl<F: Form> Cells<F> {
             // loads that the caller makes with the values.
             fence(Ordering::Acquire);
             // If the default is unchanged, the result is consistent with one state of the table. The check does not
-            // detect a default that was removed and restored during the lookup. Such a default needs several changes
-            // during one batch.
+            // detect a default that was changed and restored during the lookup, which needs several changes during one
+            // batch.
             if self.default.load(Ordering::Acquire) == default {
                 return;
             }
         }
     }
 
-    /// Looks up addresses that end in the first level. `or_default` replaces empty cells. Returns `false` if any
-    /// address continues in lines.
+    /// Looks up addresses whose lookup ends in the first level. `or_default` replaces empty cells. Returns `false` if
+    /// any address continues in lines.
     ///
     /// Instructions that wait for a cache miss fill the reorder buffer of the processor and delay further loads. The
-    /// function therefore uses few instructions per address. No instruction waits for the prefetch of a cell. Few
-    /// instructions wait for the load of a cell, because several cells are converted at once. Arrays of fixed size avoid
-    /// loops. A function that is not inlined can use all registers.
+    /// function therefore uses few instructions per address, and converts several cells at once. Arrays of fixed size
+    /// avoid loops. The function is not inlined, so that it can use all registers.
     #[inline(never)]
     fn in_first<A, V>(first: &F::First, addresses: &A, values: &mut V, or_default: impl Fn(u32) -> u32) -> bool
     where
@@ -133,7 +132,7 @@ impl<F: Form> Cells<F> {
         (F::half(address, 0) >> (64 - F::First::BITS)) as usize
     }
 
-    /// Looks up up to [`WAYS`] addresses, through all levels.
+    /// Looks up at most [`WAYS`] addresses through all levels.
     #[inline(never)]
     fn descend(&self, addresses: &[F::Address], values: &mut [u32], default: u32) {
         self.last_cells(addresses, values);
@@ -162,7 +161,7 @@ impl<F: Form> Cells<F> {
     #[inline]
     fn descend_half(&self, addresses: &[F::Address], entries: &mut [u32], half: usize) -> u32 {
         let (mut shift, expected) = if half == 0 { (F::First::BITS, LINE) } else { (0, LINE | LOW) };
-        // Collects the addresses that have no value yet. No branch depends on an address.
+        // Collect the addresses that have no value yet. No branch depends on an address.
         let (mut lanes, mut keys, mut links, mut count) = ([0; WAYS], [0; WAYS], [0; WAYS], 0);
         for (lane, (address, entry)) in addresses.iter().zip(entries.iter()).enumerate() {
             (lanes[count % WAYS], keys[count % WAYS], links[count % WAYS]) = (lane, F::half(*address, half), *entry);

@@ -1,5 +1,5 @@
-//! The layout of an entry: a value, or a reference to lines, the cache lines behind the first level. Cells hold
-//! entries. See [`super::trie`].
+//! The layout of an entry: a value, or a reference to lines. Lines are the cache lines behind the first level. Cells
+//! hold entries. See [`super::trie`].
 
 /// The entry leads to lines. Without this bit, the other bits are a value plus one, or 0 for no value.
 pub(super) const LINE: u32 = 1 << 31;

@@ -2,18 +2,17 @@
 //! Dietzfelbinger and Weidling, "Balanced allocation and dictionaries with tightly packed constant size bins", ICALP
 //! 2005). Sixteen bits of each key's hash are stored as a tag, so that a lookup rarely reads a wrong key.
 //!
-//! A key lies in one of two groups of 31 slots. The tags of a group are one cache line. A key goes to its
-//! second group only if its first group is full, which is rare. Each group counts its keys that are stored in their
-//! second group. While the count is 0, a lookup that does not find a key in its first group need not read the second
-//! group. So only one in a hundred lookups that miss reads a second line, and most batches wait for tags only once.
-//! After many insertions and removals, ten in a hundred lookups that miss read a second line, because moved keys do not
-//! move back.
+//! A key lies in one of two groups of 31 slots. The tags of a group are one cache line. A key goes to its second group
+//! only if its first group is full, which is rare. Each group counts the keys that belong to it, but are stored in
+//! their second group. While the count is 0, a lookup reads only the first group. Therefore, about 1 % of the lookups
+//! that miss read a second line, and most batches wait for tags only once. After many insertions and removals, about 10
+//! % of the lookups that miss read a second line, because moved keys do not move back.
 //!
 //! The tags of a million keys take 3 MB. The keys are stored separately, and take 30 MB for keys of four words. A
 //! lookup that hits reads one key. Of the lookups that miss, one in 3,000 reads a key.
 //!
-//! The hash is NH of UMAC (Black, Halevi, Krawczyk, Krovetz and Rogaway, CRYPTO 1999; RFC 4418). It consists of 32-bit
-//! products, of which a processor computes several at a time.
+//! The hash is NH of UMAC (Black, Halevi, Krawczyk, Krovetz and Rogaway, CRYPTO 1999; RFC 4418). NH is a sum of
+//! products of 32-bit numbers, and a processor computes several products at a time.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -97,7 +96,7 @@ impl<const WORDS: usize> Default for Exact<WORDS> {
 
 impl<const WORDS: usize> Exact<WORDS> {
     /// Creates a table for at most `capacity` keys, limited to 2^30. Memory for all keys is reserved now, and mapped
-    /// when it is used. The hash is seeded randomly per table, so that nobody outside can choose keys that collide.
+    /// when it is used. Each table has random hash seeds, so that a sender of packets cannot choose keys that collide.
     ///
     /// # Errors
     ///
@@ -131,8 +130,8 @@ impl<const WORDS: usize> Exact<WORDS> {
     }
 
     /// Looks up the keys of a batch. If the slices have different lengths, the shorter length counts. Writes [`MISS`]
-    /// for a key that is not in the table. This is faster than single lookups, because the memory accesses of a batch
-    /// overlap.
+    /// for a key that is not in the table. A batch is faster than single lookups, because the memory accesses of its
+    /// lookups overlap.
     #[inline]
     pub fn lookup_batch(&self, keys: &[[u32; WORDS]], values: &mut [u32]) {
         let both = keys.len().min(values.len());
@@ -146,9 +145,9 @@ impl<const WORDS: usize> Exact<WORDS> {
     ///
     /// # Errors
     ///
-    /// The value is above [`MAX_VALUE`], or the table has no room. The table is then unchanged. A table may be full
-    /// slightly below its capacity if many keys share their groups. This is very rare, because only two thirds of the
-    /// slots are used.
+    /// Fails if the value is above [`MAX_VALUE`], or if the table is full. The table is then unchanged. A table can be
+    /// full below its capacity if many keys share their groups. This is very rare, because keys use at most two thirds
+    /// of the slots.
     pub fn insert(&mut self, key: [u32; WORDS], value: u32) -> Result<Option<u32>, TableError> {
         if value > MAX_VALUE {
             return Err(TableError::Value(value));
@@ -224,8 +223,8 @@ impl<const WORDS: usize> Exact<WORDS> {
     }
 
     /// Returns a free slot in one of the two groups of a key. If both groups are full, moves other keys to their other
-    /// groups, along the shortest chain of moves. The chain is found before any key moves. Returns `None` if there is
-    /// no free slot near.
+    /// groups, along the shortest chain of moves. The chain is found before any key moves. Returns `None` if the search
+    /// finds no free slot.
     fn make_room(&mut self, home: KeyGroups) -> Option<Slot> {
         if let Some(slot) = home.groups.iter().find_map(|group| self.free_in(*group)) {
             return Some(slot);
@@ -324,7 +323,8 @@ fn lookup_ways<const WORDS: usize>(table: &Exact<WORDS>, keys: &[[u32; WORDS]], 
         if let (Some(key), Some(value)) = (keys.get(at), values.get_mut(at)) {
             *value = match table.entries.get(slot_indexes[at] as usize) {
                 Some(entry) if same(&entry.key, key) => entry.value,
-                // Another key has the same tag, which is rare. This lookup finds the right key.
+                // The entry belongs to another key with the same tag, which is rare. A single lookup compares all
+                // candidates.
                 _ => table.lookup(key).unwrap_or(MISS),
             };
         }
@@ -343,8 +343,8 @@ fn index((group, slot): Slot) -> usize {
     group * SLOTS + slot
 }
 
-/// Returns the hash of a key. Each bit of the upper half depends on the whole key, and each bit of the lower half on
-/// nearly all of it.
+/// Returns the hash of a key. Each bit of the upper half depends on the whole key. Each bit of the lower half depends
+/// on nearly the whole key.
 #[inline(always)]
 fn hash<const WORDS: usize>(key: &[u32; WORDS], seeds: &[u32; WORDS]) -> u64 {
     let ((keys, last), (seeds, seed)) = (key.as_chunks::<2>(), seeds.as_chunks::<2>());

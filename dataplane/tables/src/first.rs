@@ -9,7 +9,7 @@ use dataplane_core::mem::prefetch_l2;
 /// The value of a two-byte cell whose entry is in the second array.
 const IN_WIDE: u16 = u16::MAX;
 
-/// The cells of the first level. One thread writes, any number of threads read.
+/// The cells of the first level. One thread writes the cells, and any number of threads read them.
 pub trait First {
     /// Number of leading address bits that select a cell.
     const BITS: u32;
@@ -25,8 +25,8 @@ pub trait First {
     where
         Self: Sized;
 
-    /// Returns the part of a cell that one load reads. The load is relaxed, so that it does not delay other loads.
-    /// Before a caller accesses other memory because of the result, the caller needs a fence.
+    /// Returns the part of a cell that one load reads. The load is relaxed, so that it does not delay other loads. A
+    /// caller that accesses other memory because of the result must execute an acquire fence first.
     fn near(&self, slot: usize) -> u32;
 
     /// Returns a number in which the bit [`First::ON`] is set if the cell does not hold a plain value. The lookup must
@@ -44,8 +44,8 @@ pub trait First {
 }
 
 /// 2^24 cells of two bytes, for IPv4. Most lookups touch only these cells. Cells of two bytes occupy half as many cache
-/// lines as cells of four bytes. An entry that leads to lines, or a value that does not fit, is in a second array. The
-/// pages of the second array are mapped on first use.
+/// lines as cells of four bytes. An entry that does not fit in two bytes is in a second array: a reference to lines, or
+/// a large value. The pages of the second array are mapped on first use.
 pub struct Narrow {
     cells: Box<[AtomicU16; 1 << Self::BITS]>,
     wide: Box<[AtomicU32; 1 << Self::BITS]>,

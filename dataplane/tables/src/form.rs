@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::first::{First, Narrow, Wide};
 
-/// A cache line, as words. A node has 16 cells of 32 bits, two per word, the first cell in the low bits. A bucket has
-/// boundaries first, and cells after them.
+/// A cache line, as words. A node has 16 cells of 32 bits, two per word. The first cell of a word is in its low bits. A
+/// bucket starts with boundaries, and its cells follow.
 pub(super) type Line = [AtomicU64; WORDS];
 
 /// Number of words of a line.
@@ -41,7 +41,7 @@ pub trait Form {
     /// Returns a half of an address.
     fn half(address: Self::Address, half: usize) -> u64;
 
-    /// Returns how many boundaries are below an address, given its half.
+    /// Returns how many boundaries of a bucket are below the half `key` of an address.
     fn below(line: &Line, key: u64) -> usize;
 
     /// Returns a boundary, or `None` if there are fewer boundaries. `near` is any address that the bucket covers.
@@ -88,7 +88,7 @@ impl Form for V4 {
     fn below(line: &Line, key: u64) -> usize {
         let [first, second, third, ..] = line;
         // Compares four boundaries at once. The top bit of a field is set if the offset is above the boundary. No field
-        // borrows from the next.
+        // borrows from the next field.
         let key = ((key >> BEHIND & OFFSET) + OFFSET) * ONES;
         let above = |word: &AtomicU64| key.wrapping_sub(word.load(Ordering::Relaxed)) >> 15 & ONES;
         // The third word has only two boundaries, followed by a cell. The mask removes the result of the cell, and a

@@ -22,10 +22,10 @@ use zerocopy::FromZeros;
 
 use dataplane_core::mem::advise_huge_pages;
 
-/// The result of a batch lookup for an address or a key without a match.
+/// The result of a batch lookup for an address, a key or a packet without a match.
 pub const MISS: u32 = u32::MAX;
 
-/// The largest value that a prefix table can store.
+/// The largest value that a prefix table or an exact match table can store.
 pub const MAX_VALUE: u32 = (1 << 31) - 2;
 
 /// The reason why a table refused an entry.
@@ -42,10 +42,10 @@ pub enum TableError {
     /// The value is above [`MAX_VALUE`].
     #[error("value {0} is above {MAX_VALUE}, the largest that a table can store")]
     Value(u32),
-    /// The table has no free cache line. Retired lines count as used until they are reclaimed.
+    /// The table has too few free cache lines for the prefix. Retired lines count as used until they are reclaimed.
     #[error("the prefix needs more cache lines than the {0} of the table")]
     Full(usize),
-    /// The table holds the largest number of keys already.
+    /// The table already holds its maximum number of keys, or no free slot was found for the key.
     #[error("the table has room for only {0} keys")]
     Keys(usize),
     /// The memory of the table, in bytes, cannot be allocated.

@@ -1,6 +1,6 @@
 //! The memory of a trie: numbered cache lines, allocated singly or in aligned groups of two, four or eight. The
-//! allocator is a buddy allocator (Knowlton, "A fast storage allocator", CACM 1965). The allocator halves a group when
-//! a smaller group is needed, and joins both halves again when both are free.
+//! allocator is a buddy allocator (Knowlton, "A fast storage allocator", CACM 1965). The allocator splits a group into
+//! halves when a smaller group is needed. When both halves are free again, the allocator joins them.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
@@ -19,7 +19,7 @@ const GROUP: usize = 1 << (SIZES - 1);
 
 static ZERO_LINE: Line = [const { AtomicU64::new(0) }; WORDS];
 
-/// The lines. Any thread may read them.
+/// The lines. Any thread may read the lines.
 pub(super) struct Lines {
     words: Box<[AtomicU64]>,
     /// Index of the first word of the first line.
@@ -32,8 +32,8 @@ impl Lines {
     /// # Errors
     /// Returns [`TableError::Memory`] if there is not enough memory.
     pub(super) fn new(lines: usize) -> Result<Self, TableError> {
-        // The lines are aligned here. If the allocation itself had a larger alignment, the allocator would write the
-        // zeros, which maps all pages.
+        // This function aligns the lines itself. If the allocation had a larger alignment, the memory allocator would
+        // write the zeros, which maps all pages.
         let words: Box<[AtomicU64]> = zeroed((lines + 1) * WORDS)?;
         let first = words.as_ptr().align_offset(64).min(WORDS);
         Ok(Self { words, first })
@@ -50,7 +50,7 @@ impl Lines {
 pub(super) struct Allocator {
     /// Free groups, by size.
     free: [BTreeSet<usize>; SIZES],
-    /// Number of lines that are in use or in a free group. All lines after them were never used.
+    /// Number of lines that are in use or in a free group. All lines with higher numbers were never used.
     made: usize,
     /// Largest number of lines.
     most: usize,

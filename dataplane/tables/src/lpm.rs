@@ -35,8 +35,8 @@ pub type Lpm4 = Lpm<V4>;
 /// level. A line divides the addresses that it covers into ranges, and stores the boundaries between the ranges. A line
 /// therefore covers more address bits where there are fewer prefixes.
 ///
-/// A lookup takes one load for prefixes up to /20, and mostly one more for prefixes up to /64. Where many prefixes are
-/// near each other, a lookup takes one load for every four bits in which the prefixes differ.
+/// A lookup takes one load for prefixes up to /20, and usually two loads for prefixes up to /64. Where many prefixes
+/// are near each other, a lookup takes one load for every four bits in which the prefixes differ.
 ///
 /// ```
 /// use dataplane_tables::lpm::Lpm6;
@@ -62,7 +62,7 @@ const MIN_LINES: usize = 1 << 17;
 pub struct Lpm<F: Form>(Trie<F>);
 
 /// A read-only view for lookups while another thread changes the table. Lookups see every change immediately.
-/// [`Lpm::reclaim`] makes memory reusable, and a lookup that may read this memory must end before the call.
+/// [`Lpm::reclaim`] makes memory reusable. All lookups that may read this memory must end before that call.
 pub struct LpmView<F: Form>(Arc<Cells<F>>);
 
 /// A view of a [`Lpm4`].
@@ -131,8 +131,8 @@ impl<F: Form> Lpm<F> {
 
     /// Makes retired memory reusable. A change of the table retires the cache lines that it replaces, at the current
     /// time. This call frees the lines that were retired before `quiet`, and sets the current time to `time`. Every
-    /// lookup that began before `quiet` must have ended. The times have any unit. Before the first call, the current
-    /// time is 0.
+    /// lookup that began before `quiet` must have ended. The caller chooses the unit of the times, but times must not
+    /// decrease. Before the first call, the current time is 0.
     pub fn reclaim(&mut self, time: u64, quiet: u64) {
         self.0.reclaim(time, quiet);
     }
@@ -144,7 +144,7 @@ impl<F: Form> Lpm<F> {
 
     /// Builds a table from prefixes: address, length, value. If a prefix occurs twice, the last value counts. Bits
     /// after the length are ignored. The table reserves memory for these prefixes and for a few times as many. Use
-    /// [`Lpm::new`] for a table that grows without a limit.
+    /// [`Lpm::new`] for a table that can grow to the largest possible number of cache lines.
     ///
     /// # Errors
     ///
@@ -183,8 +183,8 @@ impl<F: Form> Lpm<F> {
     ///
     /// # Errors
     ///
-    /// The length is above the number of bits of an address, the value is above [`super::MAX_VALUE`], or there is no
-    /// free cache line. The table is then unchanged.
+    /// Fails if the length is above the number of bits of an address, the value is above [`super::MAX_VALUE`], or there
+    /// are too few free cache lines. The table is then unchanged.
     pub fn insert(&mut self, address: F::Address, len: u8, value: u32) -> Result<Option<u32>, TableError> {
         if len > F::BITS {
             return Err(TableError::PrefixLength { len, max: F::BITS });
@@ -209,8 +209,8 @@ impl<F: Form> Lpm<F> {
     }
 
     /// Looks up the addresses of a batch. If the slices have different lengths, the shorter length counts. Writes
-    /// [`super::MISS`] for an address without a match. This is faster than single lookups, because the memory accesses
-    /// of a batch overlap.
+    /// [`super::MISS`] for an address without a match. A batch is faster than single lookups, because the memory
+    /// accesses of its lookups overlap.
     #[inline]
     pub fn lookup_batch(&self, addresses: &[F::Address], values: &mut [u32]) {
         self.0.cells().lookup_batch(addresses, values);
@@ -224,7 +224,7 @@ mod tests_v4 {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
-        /// Looks up batches of any length. Some lookups end in the first level and some do not. Values behind the end
+        /// Looks up batches of any length. Some lookups end in the first level and some do not. Values after the length
         /// of the shorter slice stay unchanged.
         #[test]
         fn batch_lookup_agrees_with_single_lookups(

@@ -57,7 +57,7 @@ impl Span {
         if self.half == 0 { Self::LOW } else { self }
     }
 
-    /// Returns one of 2^`more` equal parts.
+    /// Returns part `at` of the 2^`more` equal parts of the span.
     pub(super) fn part(self, more: u32, at: usize) -> Self {
         let bits = self.bits + more;
         Self { bits, first: self.first | (at as u64).checked_shl(HALF - bits).unwrap_or(0), ..self }
@@ -143,7 +143,7 @@ pub(super) fn divide(runs: &mut Vec<Run>, span: Span, ends: (u64, u64)) {
 
 /// The planned replacement of a cell.
 pub(super) enum Plan {
-    /// A single cell: a value, or the old entry.
+    /// A single cell with a value, or with the entry that was already there.
     Cell(Cell),
     /// One, two, four or eight buckets, each with its runs.
     Buckets(Vec<Vec<Run>>),
@@ -163,7 +163,7 @@ impl Plan {
             if buckets.iter().all(|runs| runs.len() <= F::RUNS) {
                 return Self::Buckets(buckets);
             }
-            // A single node line is better than two bucket lines.
+            // Prefer a single node line to two or more bucket lines.
             if span.bits + NODE_BITS <= HALF && parts().all(|part| within(runs, part).len() == 1) {
                 break;
             }

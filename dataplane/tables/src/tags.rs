@@ -12,8 +12,8 @@ pub(super) const SLOTS: usize = 31;
 pub(super) struct Group {
     /// Tag of each slot. 0 marks a free slot.
     pub(super) tags: [u16; SLOTS],
-    /// How many keys whose first group is this group are stored in their second group. The count saturates at its
-    /// maximum and then stays there. While the count is 0, a key whose first group is this group is either in this
+    /// The number of keys that have this group as their first group, but are stored in their second group. A count that
+    /// has reached its maximum no longer changes. While the count is 0, a key with this first group is either in this
     /// group or not in the table.
     overflow: u16,
 }
@@ -74,7 +74,7 @@ impl Group {
         self.tags.iter().position(|tag| *tag == 0)
     }
 
-    /// Whether keys whose first group is this group may be stored in their second group.
+    /// Whether keys with this first group may be stored in their second group.
     #[inline]
     pub(super) fn has_overflow(&self) -> bool {
         self.overflow != 0

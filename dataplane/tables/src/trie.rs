@@ -8,17 +8,18 @@
 //! or leads to further lines. Sparse prefixes therefore take one line, however long they are. Dense prefixes take one
 //! line per four bits.
 //!
-//! Addresses are left-aligned in 128 bits and distinguished one half after the other. A cell that covers a single first
-//! half leads to lines for the second half. A prefix is written to all cells that it covers, so that a lookup never
-//! backtracks. The length of the prefix of each cell is stored separately, and only changes of the trie read this
-//! length. Adjacent runs are only merged if they come from the same prefix. The ends of every prefix are therefore
-//! boundaries, and a prefix can be removed in place. All memory is allocated zeroed, and untouched pages stay unmapped.
-//! The prefix of length 0 is stored separately, because its cells would touch all pages.
+//! Addresses are left-aligned in 128 bits. The trie first distinguishes addresses by their first 64 bits (the first
+//! half), and then by the second half. A cell that covers a single first half leads to lines for the second half. A
+//! prefix is written to all cells that it covers, so that a lookup never backtracks. The length of the prefix of each
+//! cell is stored separately, and only changes of the trie read this length. Adjacent runs are only merged if they come
+//! from the same prefix. The ends of every prefix are therefore boundaries, and a prefix can be removed in place. All
+//! memory is allocated zeroed, and untouched pages stay unmapped. The prefix of length 0 is stored separately, because
+//! its cells would touch all pages.
 //!
-//! One thread changes the trie while any number of threads look up cells, which are atomics. Boundaries never change. A
-//! change that needs other boundaries first writes new lines with the old entries, and then links the new lines. The
-//! change then writes its cells in place, and no other entry changes at any time. Retired lines are reused only when
-//! the owner states that no reader uses them any more ([`Trie::reclaim`]).
+//! One thread changes the trie while any number of threads read the cells, which are atomics. Boundaries never change.
+//! A change that needs other boundaries first writes new lines with the old entries, and then links the new lines. The
+//! change then writes its cells in place. The entries of all other addresses never change. Retired lines are reused
+//! only when the owner states that no reader uses them any more ([`Trie::reclaim`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -87,7 +88,7 @@ impl<F: Form> Trie<F> {
         self.rules.len()
     }
 
-    /// Whether every cell is as in a new trie, and every line is free.
+    /// Whether every cell is as in a new trie, and every line is free or retired.
     #[cfg(test)]
     pub(super) fn is_clear(&self) -> bool {
         let first = &self.cells.first;
@@ -193,7 +194,7 @@ impl<F: Form> Trie<F> {
                 } else {
                     let mut runs = self.runs(cell, span);
                     divide(&mut runs, span, (first, last));
-                    // Reserves one more line for the second half.
+                    // If the prefix reaches the second half, reserve one more line for it.
                     if !self.rewrite(place, span, &Plan::of::<F>(&runs, span), usize::from(below)) {
                         return false;
                     }

@@ -16,8 +16,8 @@ pub(super) struct Cut {
     pub(super) bits: u8,
 }
 
-/// The ranges of the destination ports and of the source ports of the packets that reach a node. For each range: the
-/// lowest port, and the number of trailing bits that are not common to all ports.
+/// The ranges of the destination ports and of the source ports of the packets that reach a node. For each range, the
+/// pair contains the lowest port, and the number of low bits in which the ports differ.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Space([(u16, u8); 2]);
 
@@ -35,7 +35,8 @@ impl Space {
     }
 }
 
-/// The children that a rule belongs to: all from `first` to `last`, combined with any value of the bits in `any`.
+/// The children that a rule belongs to: the children from `first` to `last`, each combined with every value of the bits
+/// in `any`.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     first: usize,
@@ -91,8 +92,8 @@ impl Cut {
     }
 
     /// Returns the cut that leaves the fewest rules per packet, assuming that packets are distributed like the rules.
-    /// Rules may have `allowed` copies on average. A rule with more than `limit` copies is put aside for another tree.
-    /// Returns `None` if no cut leaves clearly fewer rules per packet.
+    /// Rules may have `allowed` copies on average. A rule that would have more than `limit` copies is put aside for
+    /// another tree. Returns `None` if no cut leaves clearly fewer rules per packet.
     pub(super) fn best<const W: usize>(
         entries: &[RuleEntry<W>],
         space: &Space,

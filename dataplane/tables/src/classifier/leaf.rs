@@ -15,8 +15,7 @@ pub(super) struct Leaf<const W: usize> {
     values: [[u32; LANES]; W],
     masks: [[u32; LANES]; W],
     ranks: [u64; LANES],
-    /// The index of the next leaf, if the rules do not fit in this leaf. Otherwise 0, the index of the leaf without
-    /// rules.
+    /// The index of the next leaf of the list, or 0 for the last leaf. Leaf 0 has no rules.
     pub(super) next: u32,
 }
 

@@ -3,20 +3,20 @@
 //! cuttings", Hot Interconnects 1999). The bits may be anywhere in the field (Daly and Torng, "ByteCuts: fast packet
 //! classification by interior bit extraction", INFOCOM 2018). A leaf compares a packet with eight rules at once.
 //!
-//! A rule that does not restrict most of a node's bits would belong to many of the node's children. Such a rule is not
-//! copied to all these children. The rule goes to another tree, which divides by the fields that such rules restrict.
-//! For example, rules with a source prefix are in one tree, and rules for any source are in another. A packet is looked
-//! up in each tree, and the matching rule with the lowest rank wins. The ranks of the rules ascend in the order of
-//! precedence. A leaf that cannot be divided is a list of leaves in rule order. The search of the list stops when no
-//! better rule can follow.
+//! A rule that leaves most of a node's bits open would belong to many of the node's children. Such a rule is not copied
+//! to all these children. It goes to another tree, whose nodes divide by the fields that such rules restrict. For
+//! example, rules with a source prefix are in one tree, and rules for any source are in another. A packet is looked up
+//! in each tree, and the matching rule with the lowest rank wins. The ranks of the rules ascend in rule order. Rules
+//! that cannot be divided and do not fit in one leaf are in a list of leaves, in rule order. The search of the list
+//! stops when no rule with a lower rank can follow.
 //!
 //! All packets of a batch descend the trees together, level by level, as lists of pending lookups. The loads of the
 //! packets overlap, and no branch depends on a single packet.
 //!
 //! All data is in pages that copies share. Adding or removing a rule changes the leaves that the rule belongs to, and
 //! copies only the pages of these leaves. A copy of the classifier can therefore serve lookups while the original
-//! changes. Changes do not rebuild the existing nodes, so the trees become less efficient. All rules are therefore
-//! compiled again after changes to half of the rules.
+//! changes. Changes do not rebuild the existing nodes, so the trees become less efficient over time. After many
+//! changes, all rules are therefore compiled again.
 //!
 //! Memory: a leaf takes 384 bytes for IPv4 and 768 bytes for IPv6, and each cell of a node takes 8 bytes. A rule has at
 //! most about 32 copies on average, for any rules, and less than two for most rule sets. 10,000 rules of a typical
@@ -102,7 +102,8 @@ struct Placed {
 
 /// Smallest number of changes before all rules are compiled again.
 const MIN_CHANGES: usize = 32;
-/// An update compiles all rules again if it changes more than one rule in this many.
+/// An update compiles all rules again if it changes more than [`MIN_CHANGES`] rules plus one in `MAX_CHANGED_FRACTION`
+/// of the new rules.
 const MAX_CHANGED_FRACTION: usize = 8;
 
 impl Classifier {
@@ -264,7 +265,7 @@ impl Classifier {
     }
 
     /// Looks up one packet for each element of `numbers`. `key` returns the key of a packet by its index, and may be
-    /// called twice for an index. Writes [`MISS`] if no rule matches or there is no key. This is faster than single
+    /// called twice for an index. Writes [`MISS`] if no rule matches or there is no key. A batch is faster than single
     /// lookups, because the memory accesses of up to 32 packets overlap.
     #[inline]
     pub fn lookup_batch(&self, numbers: &mut [u32], mut key: impl FnMut(usize) -> Option<Key>) {

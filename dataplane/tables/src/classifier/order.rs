@@ -12,7 +12,8 @@ const NUMBER: u32 = 24;
 pub(super) const MAX_RULES: usize = 1 << NUMBER;
 /// Upper limit of all position values.
 const END: u64 = 1 << (64 - NUMBER - 1);
-/// Smallest gap between two rules after the position values of a crowded range were spread.
+/// Smallest gap between two rules after the position values of a crowded range were spread, unless the range has all
+/// rules.
 const GAP: u64 = 1 << 8;
 
 /// The ranks of all rules, in their order.
@@ -48,7 +49,7 @@ impl Order {
         Some(rank)
     }
 
-    /// Removes the rule at a position.
+    /// Removes the rule at a position, and returns its rank.
     pub(super) fn remove(&mut self, at: usize) -> u64 {
         self.0.remove(at)
     }

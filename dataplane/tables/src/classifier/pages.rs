@@ -56,7 +56,7 @@ impl<T: Clone, const PAGE: usize> Pages<T, PAGE> {
         self.pages.len() * PAGE * size_of::<T>()
     }
 
-    /// Returns how many pages are not shared with another array.
+    /// Returns how many pages this array does not share with `other`.
     #[cfg(test)]
     pub(super) fn differing(&self, other: &Self) -> usize {
         let same = |(ours, theirs): (&Arc<_>, &Arc<_>)| Arc::ptr_eq(ours, theirs);

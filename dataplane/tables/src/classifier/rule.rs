@@ -24,7 +24,7 @@ pub struct Rule {
     pub tcp_flags: Option<FlagMatch>,
 }
 
-/// TCP flags that must be set or must not be set: the flags in `mask` must equal `value`.
+/// TCP flags that must be set or clear. The flags of the packet that are in `mask` must equal `value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FlagMatch {
     /// The flags that are compared.

@@ -86,8 +86,8 @@ pub(super) fn search<const W: usize>(forest: &Forest<W>, keys: &[[u32; W]], rank
     }
 }
 
-/// Returns the leaf of each packet if the forest is a single tree with at most one node, and no leaf has a next leaf.
-/// Returns `None` otherwise. Only a forest of a small number of rules has this shape.
+/// Returns the leaf of each packet if the forest is a single tree, each packet passes at most one node, and no reached
+/// leaf has a next leaf. Returns `None` otherwise. Usually, only a forest with few rules has this shape.
 #[inline(always)]
 fn shallow<const W: usize>(forest: &Forest<W>, keys: &[[u32; W]]) -> Option<[u32; WAYS]> {
     let [root, others @ ..] = &forest.roots;

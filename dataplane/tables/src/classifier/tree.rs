@@ -20,12 +20,13 @@ pub(super) const ROOTS: usize = MAX_TREES + 1;
 const MAX_COPIES: f64 = 16.0;
 /// Largest average number of copies when a leaf is divided later.
 const MAX_COPIES_LATER: f64 = 4.0;
-/// Limit of the stored copies of rules: the first value times the number of rules, plus the second value. Above this
-/// limit, no leaf is divided.
+/// Limit of the stored copies of rules: the first value times the number of rules, plus the second value. At or above
+/// this limit, no leaf is divided.
 const MAX_STORED: (usize, usize) = (32, 4096);
 /// Largest number of leaves that a rule may be added to.
 const MAX_LEAVES_PER_RULE: usize = 64;
-/// Largest number of children of the root that a rule is copied to: in a small rule set, and in a large rule set.
+/// Largest number of children of a root that a rule is copied to: first for a small rule set, then for a large rule
+/// set.
 const FIRST_COPIES: (usize, usize) = (64, 4);
 /// Number of cells of a root that copies may fill, in total.
 const FIRST_CELLS: usize = 4096;
@@ -192,7 +193,7 @@ impl<const W: usize> Forest<W> {
         let at = entries.partition_point(|other| other.rank < entry.rank);
         entries.insert(at, *entry);
         self.release(cell);
-        // If the last search found no cut, the next search takes place when the number of rules has doubled.
+        // A search for a cut takes time, so the next search takes place only when the number of rules has doubled.
         match entries.len() > LANES && (entries.len() - 1).is_power_of_two() && may_divide {
             true => self.build(&entries, space, MAX_COPIES_LATER),
             false => self.leaf(&entries),
