@@ -37,7 +37,7 @@ impl Config {
         self
     }
 
-    /// Adds a port. `link` contains the keys of its link.
+    /// Adds a port on a software device. `link` contains the keys of its link.
     #[must_use]
     pub fn port(self, name: &str, link: &str) -> Self {
         self.port_with(name, link, "")

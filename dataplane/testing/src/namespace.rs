@@ -9,10 +9,11 @@ use crate::skip::{report, skip};
 /// The environment variable that is set in the process inside the namespace.
 const INSIDE: &str = "DATAPLANE_TEST_IN_NAMESPACE";
 
-/// Runs `work`, which is the whole body of a test, in a new network namespace. The loopback interface of the namespace
-/// is up. Skips the test if this process may not create a namespace.
+/// Runs `work` in a new network namespace. `work` must be the whole body of a test. The loopback interface of the
+/// namespace is up. Skips the test if this process may not create a namespace.
 ///
-/// The test program runs this test again under `unshare --net`. The namespace disappears when that process ends.
+/// The test program starts itself under `unshare --net` for this one test. The namespace disappears when the started
+/// process ends.
 ///
 /// # Panics
 /// If the test fails in the namespace.

@@ -38,8 +38,8 @@ impl RunningProgram {
         assert!(sent.success());
     }
 
-    /// Waits until the program ends. Returns its exit status, and for each piped stream the text that the test has not
-    /// read.
+    /// Waits until the program ends. Returns its exit status, and the rest of its standard output and standard error
+    /// that the test has not read. The text of a stream that is not piped is empty.
     ///
     /// # Panics
     /// If a signal ended the program, or if its output is not UTF-8.

@@ -24,8 +24,9 @@ pub fn skip(reason: impl Display) {
     report_skip(reason);
 }
 
-/// Reports a skipped test or a skipped part of a test as [`skip`] does, but never fails. Use this function if no change
-/// of the machine would help: the kernel lacks a feature, or another step of `tools/test` runs the part.
+/// Reports a skipped test or a skipped part of a test as [`skip`] does, but never fails. Use this function if no setup
+/// of the machine would help, because the kernel lacks a feature, or because another step of `tools/test` runs the
+/// part.
 #[track_caller]
 pub fn report_skip(reason: impl Display) {
     let test = match std::thread::current().name() {
@@ -42,7 +43,8 @@ pub fn report_skip(reason: impl Display) {
 
 /// Writes a line to standard error. The test harness captures only the output of `print!` and `eprint!`.
 pub(crate) fn report(line: &str) {
-    // Write the whole line at once, so that lines of parallel tests do not mix. The harness may have begun a line.
+    // Write the whole line at once, so that lines of parallel tests do not mix. The line break in front is needed if
+    // the harness has begun a line.
     let _ = std::io::stderr().write_all(format!("\n{line}\n").as_bytes());
 }
 

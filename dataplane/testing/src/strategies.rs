@@ -159,7 +159,7 @@ pub fn any_frame() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![2 => valid_frame(), 2 => mutated_frame(), 1 => noise()]
 }
 
-/// Adds the transport layer and passes the frame to `then`. The frame is not returned, because it borrows the options.
+/// Adds the transport layer and passes the frame to `then`.
 fn with_transport<T>(frame: Frame<'_>, transport: &Transport, then: impl FnOnce(Frame<'_>) -> T) -> T {
     then(match transport {
         Transport::Tcp(from, to, flags, options) => frame.tcp(*from, *to).tcp_flags(*flags).tcp_options(options),

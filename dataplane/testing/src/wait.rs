@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The time limit of a wait. It is longer than any wait on a slow machine.
+/// The time limit of a wait, which is longer than any wait on a slow machine should be.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` returns `true`.
