@@ -1,8 +1,8 @@
 //! Completion channels: a thread sleeps on a channel until an armed completion queue has a completion.
 //!
 //! Completions of connections and datagrams come from other threads, which notify the channel. Raw packets complete
-//! only when their queue is polled. So for raw packets the channel watches the file descriptors (sockets, TAP devices)
-//! on which frames arrive. For a wire without a descriptor, the channel raises an event after a short time.
+//! only when their queue is polled. For raw packets, the channel therefore watches the file descriptors (sockets, TAP
+//! devices) on which frames arrive. For a wire without a descriptor, the channel raises an event after a short time.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Weak};
@@ -24,9 +24,9 @@ const REMOVAL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A completion channel of a software device.
 ///
-/// An armed queue of raw packets raises an event when its interface has a frame. In three cases the event is raised
-/// after a short time instead: the wire is not an interface, the kernel does not signal that the queue's sends are
-/// done, or the link is down.
+/// An armed queue of raw packets raises an event when its interface has a frame. The queue raises the event after a
+/// short time instead if the wire is not an interface, if the link is down, or if the kernel does not signal the end of
+/// the queue's sends.
 #[derive(Clone, Debug)]
 pub struct SoftChannel {
     device: Weak<OpenDevice>,
@@ -81,8 +81,8 @@ impl CompletionChannel for SoftChannel {
         }
     }
 
-    /// Returns `None` for devices with a link in memory. Their raw packets and the timers of a virtual clock need a
-    /// thread that polls.
+    /// Returns `None` if the link is not an interface. The raw packets of such a link and the timers of a virtual clock
+    /// need a thread that polls.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.device.upgrade().filter(|device| device.link.is_interface()).map(|_| self.events.descriptor())
     }

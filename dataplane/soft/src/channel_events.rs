@@ -18,8 +18,8 @@ const TIMER: u64 = 2 << 32;
 /// The events of a completion channel.
 #[derive(Debug)]
 pub(super) struct ChannelEvents {
-    /// The epoll instance. It is readable when there is an event, and watches `ready_fd`, `timer` and the descriptors
-    /// in `PendingEvents::watched`.
+    /// The epoll instance, which watches `ready_fd`, `timer` and the descriptors in `PendingEvents::watched`. It is
+    /// readable when one of these descriptors is readable.
     epoll: OwnedFd,
     /// An eventfd that is readable while `PendingEvents::ready` is not empty.
     ready_fd: OwnedFd,
@@ -115,11 +115,11 @@ impl ChannelEvents {
         let time = first.map_or(Duration::ZERO, |time| time.max(Duration::from_nanos(1)));
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let value = Itimerspec { it_interval: zero, it_value: Timespec::try_from(time).unwrap_or(zero) };
-        // Fails only for invalid times.
+        // The call fails only for invalid times.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value);
     }
 
-    /// Removes and returns the next event.
+    /// Removes the next event, and returns the number of its completion queue. `None` if there is no event.
     pub(super) fn take(&self) -> Option<u32> {
         let mut events = self.pending();
         if events.ready.is_empty() {

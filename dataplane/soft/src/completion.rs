@@ -34,14 +34,15 @@ impl Stamps {
         }
     }
 
-    /// Whether the stamps are nanoseconds of the wall clock.
+    /// Whether the stamps are nanoseconds of a wall clock.
     #[inline(always)]
     pub(super) fn by_wall(&self) -> bool {
         matches!(self, Self::Wallclock(..) | Self::HostWallclock(_))
     }
 
-    /// Sets the timestamps of a completion, which has its stamp in `ticks`. A stamp of the wall clock is converted to
-    /// ticks of `counter`. (mlx5 devices stamp with ticks, and their library converts ticks to the wall clock.)
+    /// Sets the timestamps of a completion whose stamp is in `ticks`. If the stamps are wall-clock times, moves the
+    /// stamp to `wallclock`, and sets `ticks` to the value that `counter` had at this time. mlx5 devices work the other
+    /// way round: they stamp with ticks, and their library computes the wall-clock time.
     pub(super) fn set_times(&self, completion: &mut Completion, counter: &Counter) {
         if self.by_wall() && completion.status == WcStatus::Success {
             let (now, values) = (self.now(), completion.values());

@@ -9,9 +9,9 @@ use dataplane_core::units::{Nanos, Ticks};
 pub struct CounterSpec {
     /// The nominal frequency in kHz.
     pub khz: u64,
-    /// Whether the device reports the frequency. If `false`, it reports 0.
+    /// Whether the device reports the frequency. If `false`, the device reports 0.
     pub says_khz: bool,
-    /// The deviation of the real frequency from the nominal frequency, in parts per billion; positive is faster.
+    /// The deviation of the real frequency from the nominal frequency, in parts per billion. Positive means faster.
     pub drift_ppb: i64,
     /// The value when the device is created.
     pub start: u64,
@@ -104,7 +104,7 @@ impl Counter {
         Ticks(ticks & self.timebase.mask)
     }
 
-    /// Returns the timestamp that a completion had `elapsed` nanoseconds ago.
+    /// Returns the timestamp of a completion that arrived `elapsed` nanoseconds ago.
     pub(super) fn before(&self, elapsed: Nanos) -> Ticks {
         let time = (self.host.nanos().0.saturating_sub(self.created_at)).saturating_sub(elapsed.0);
         let ticks = match self.segment(time) {
@@ -131,8 +131,8 @@ impl Counter {
     }
 }
 
-/// Computes in advance how the counter behaves between its events. So the value at a time depends only on that time,
-/// not on earlier reads.
+/// Computes in advance how the counter behaves between its events. The value at a given time therefore does not depend
+/// on earlier reads.
 fn segments(spec: &CounterSpec) -> Vec<CounterSegment> {
     let rate = |ppb: i64| {
         let billionths = u128::from(1_000_000_000u64.saturating_add_signed(ppb));

@@ -47,8 +47,7 @@ counters! {
     rx_too_long,
     /// Frames that were lost because the queue was not polled in time.
     rx_missed,
-    /// Frames without a complete checksum, because the kernel had left the checksum to the hardware. This device
-    /// computed the checksum.
+    /// Frames whose checksum this device completed, because the kernel had left the checksum to the hardware.
     rx_completed,
     /// Frames that the kernel had merged from several frames, and that this device split again.
     rx_split,
@@ -64,15 +63,15 @@ counters! {
     tx_refused,
     /// Frames that were sent but not written, because writing the capture file failed.
     tx_lost,
-    /// Datagrams with a wrong Q_Key.
+    /// Datagrams that were dropped because of a wrong Q_Key.
     qkey_violations,
-    /// Packets with a partition key that does not match the key of their queue pair.
+    /// Packets that were dropped because their partition key does not match the key of the queue pair.
     pkey_violations,
     /// Retransmissions of a connection, because no acknowledgement came or because the peer reported a missing packet.
     tx_retries,
     /// Receiver-not-ready answers from the peer.
     rnr_naks,
-    /// Packets that had already been received.
+    /// Packets of connections that had already been received.
     rx_duplicates,
     /// Frames that the kernel dropped before they reached a queue of an interface, because no receive was posted in
     /// time or the frame was too long.

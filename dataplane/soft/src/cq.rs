@@ -1,5 +1,5 @@
-//! Completion queues. The software device has no thread for raw packets, so it receives them while a completion queue is
-//! polled.
+//! Completion queues. No thread of the software device receives raw packets, so a poll of a completion queue receives
+//! them.
 
 use std::cell::Cell;
 use std::marker::PhantomData;

@@ -28,9 +28,9 @@ pub(super) struct Attached {
     pub(super) qp: Arc<QpShared>,
     /// The state of a raw-packet queue pair. `None` for other queue pairs, which exchange messages on the fabric.
     pub(super) core: Option<Arc<ThreadCell<QpCore>>>,
-    /// Whether its receives complete here.
+    /// Whether the queue pair's receives complete in this completion queue.
     pub(super) receives: bool,
-    /// Whether its sends complete here.
+    /// Whether the queue pair's sends complete in this completion queue.
     pub(super) sends: bool,
 }
 
@@ -108,7 +108,7 @@ pub(super) struct CqCore {
     faults: Option<PollFaults>,
     attachments: Arc<Attachments>,
     attached: Vec<Attached>,
-    /// Whether an attached queue pair receives raw packets here.
+    /// Whether raw-packet receives of an attached queue pair complete in this completion queue.
     has_receivers: bool,
     /// Whether a queue pair on the fabric was ever attached.
     had_fabric_qp: bool,
@@ -116,11 +116,12 @@ pub(super) struct CqCore {
     zero_copy: bool,
     /// Whether polls need no preparation ([`CqCore::begin`]) in the usual case.
     raw_only: bool,
-    /// Whether an attached queue pair sends here.
+    /// Whether sends of an attached queue pair complete in this completion queue.
     has_senders: bool,
     inbox: Arc<Inbox>,
     generation: u64,
-    /// The index of the queue pair that receives first in the next poll. It rotates so that no queue pair starves.
+    /// The index of the queue pair that receives first in the next poll. The index rotates so that no queue pair
+    /// starves.
     turn: usize,
     device: Arc<Shared>,
     counter: Arc<Counter>,
@@ -165,7 +166,7 @@ impl CqCore {
         }
     }
 
-    /// Changes the capacity. Returns `false` if the queue holds more completions.
+    /// Changes the capacity. Returns `false` if the queue holds more than `depth` completions.
     pub(super) fn resize(&mut self, depth: usize) -> bool {
         let fits = self.ring.len() <= depth && self.inbox.resize(depth);
         if fits {
@@ -460,8 +461,8 @@ impl CqCore {
         Now { ticks: self.stamps.now(), by_wall: self.stamps.by_wall() }
     }
 
-    /// Receives into an empty run if only one queue pair reports here. The ring must be empty. Returns `false` if there
-    /// are other queue pairs, or if [`CqCore::drive`] is needed.
+    /// Receives into an empty run if only one queue pair reports to this completion queue. The ring must be empty.
+    /// Returns `false` if there are other queue pairs, or if [`CqCore::drive`] is needed.
     #[inline]
     fn receive_single(&mut self, run: &mut Completions, limit: usize, now: Now) -> bool {
         let [attached @ Attached { receives: true, .. }] = &*self.attached else { return false };
@@ -503,7 +504,7 @@ impl CqCore {
                 if !self.ignore_overrun {
                     return self.overrun();
                 }
-                // The oldest completions are overwritten, and their receives are lost with them.
+                // The newest completions overwrite the oldest completions, whose receives are lost.
                 let excess = self.ring.len().saturating_sub(self.depth);
                 self.ring.advance(excess);
             }

@@ -13,13 +13,13 @@ use dataplane_core::mem::vector;
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::{Completions, EventKind, QpState, WcStatus};
 
-/// The maximum number of frames taken from the wire in one poll. The limit is needed because injected faults may drop
-/// every frame, so no completion would end the poll.
+/// The maximum number of frames taken from the wire in one poll. Without this limit, a poll might never end, because
+/// injected faults or a link that is down may drop every frame.
 const MAX_FRAMES_PER_POLL: usize = 4096;
 
 impl CopyingQp {
-    /// Whether the completion queue overruns: more than `room` frames have arrived for posted receives, and the queue
-    /// has space for only `room` completions. Hardware would already have written all of these completions.
+    /// Whether the completion queue overruns. The queue has space for `room` completions, but more frames have arrived
+    /// for posted receives. Hardware would already have written a completion for each of these frames.
     #[inline]
     pub(super) fn overruns(&mut self, shared: &QpShared, room: usize) -> bool {
         if self.recv.len() <= room {
@@ -32,9 +32,9 @@ impl CopyingQp {
         }
     }
 
-    /// Receives directly into the completion list `run` until the list has `limit` entries. Pass `in_order` only with
-    /// an empty list and a completion queue that serves only this queue pair: the `wr_id` fields are then not written.
-    /// Returns `false` without receiving if the caller must use [`CopyingQp::receive`].
+    /// Receives directly into the completion list `run` until the list has `limit` entries. Set `in_order` only if the
+    /// list is empty and the completion queue serves only this queue pair. The function then does not write the `wr_id`
+    /// fields. Returns `false` without receiving if the caller must use [`CopyingQp::receive`].
     #[inline(always)]
     pub(super) fn receive_run(
         &mut self,

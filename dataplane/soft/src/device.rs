@@ -65,8 +65,9 @@ impl SoftDevice {
     /// Creates a device.
     ///
     /// # Errors
-    /// The MTU is out of range. The generator cannot create frames of this size. A capture file cannot be read or
-    /// written. An interface does not exist or may not be used.
+    /// Fails if the MTU or another setting is out of range or not supported by the link, if the generator cannot create
+    /// frames of this size, if a capture file cannot be read or written, or if an interface does not exist or may not
+    /// be used.
     pub fn new(spec: SoftSpec) -> Result<Self> {
         if !(68..=65_000).contains(&spec.mtu) {
             return Err(Error::Wire(format!(
@@ -175,7 +176,7 @@ impl SoftDevice {
         self.0.shared.status.set_link(up);
     }
 
-    /// Removes the device: raises `DEVICE_FATAL`, and all further verbs fail with `EIO`.
+    /// Simulates the removal of the device. Raises `DEVICE_FATAL`. All further verbs fail with `EIO`.
     pub fn remove(&self) {
         if !self.0.shared.gone.swap(true, Ordering::Relaxed) {
             self.0.shared.raise(EventKind::DeviceFatal, 0);
@@ -194,8 +195,8 @@ impl SoftDevice {
         self.0.queues.each()
     }
 
-    /// Returns the error of the link, if there was an error. Either a capture file is damaged, and its valid part was
-    /// replayed, or a capture file could not be written.
+    /// Returns the error of the link, if there was an error. For example, a capture file is damaged, so that only its
+    /// valid part was replayed, or a capture file could not be written.
     pub fn wire_error(&self) -> Option<Error> {
         self.0.link.error()
     }
@@ -339,7 +340,8 @@ unsafe impl Device for SoftDevice {
             if wanted && (classic || !self.0.shared.has(capability)) {
                 granted.fields -= fields;
                 granted.flags -= flags;
-                // A caller that asks for a classic queue does not miss the extended interface itself.
+                // A caller that requests a classic queue did not request the extended interface, so do not report it as
+                // refused.
                 granted.refused.extend((!classic || capability != Capability::ExtendedCq).then_some(capability));
             }
         }

@@ -1,5 +1,5 @@
-//! The state and the send path of raw-packet queue pairs that copy frames. The device processes a send when it is
-//! posted.
+//! The state and the send path of raw-packet queue pairs that copy frames. The device processes a send during the post,
+//! except in state SQD.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -34,7 +34,7 @@ pub(super) struct PartialPost {
 }
 
 impl PartialPost {
-    /// Returns the result of a post of which no request was accepted.
+    /// Returns the error of a post of which no request was accepted.
     pub(super) fn none_accepted(errno: i32) -> Self {
         Self { accepted: 0, errno }
     }
@@ -56,7 +56,7 @@ pub(super) struct CopyingQp {
     pub(super) runs: bool,
     /// Slots whose index is below this value can be posted without further checks.
     unchecked_below: u32,
-    /// Whether the wire discards sent frames. The device then only counts them, a whole run at a time.
+    /// Whether the wire discards sent frames. The device then only counts the frames, a whole run at a time.
     discards: bool,
     /// Whether sent frames are also copied to the wire's buffer.
     copies_out: bool,

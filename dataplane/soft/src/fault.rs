@@ -7,8 +7,8 @@ use dataplane_core::units::{Nanos, Ticks};
 use dataplane_core::verbs::WcStatus;
 
 /// The faults to inject, and their probabilities. A probability is a number from 0 to 1 per frame, packet or request.
-/// On raw-packet queue pairs, faults such as loss apply to frames. On connections and datagrams, they apply to packets,
-/// and a corrupt packet is lost because its checksum is wrong.
+/// On raw-packet queue pairs, faults such as loss apply to frames. On connections and datagrams, these faults apply to
+/// packets, and a corrupt packet is lost because its checksum is wrong.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FaultSpec {
     /// The seed of the random numbers.
@@ -36,10 +36,10 @@ pub struct FaultSpec {
     pub tx_error: f64,
     /// The status of failed sends.
     pub tx_status: WcStatus,
-    /// The probability that the link goes down when a frame arrives. It comes up again after
-    /// [`FaultSpec::flap_frames`].
+    /// The probability that the link goes down when a frame arrives. This frame is lost. The link comes up again after
+    /// [`FaultSpec::flap_frames`] further frames.
     pub flap: f64,
-    /// The number of frames that are lost while the link is down.
+    /// The number of further frames that are lost while the link is down. With 0, the link never goes down.
     pub flap_frames: u32,
     /// The probability that a request is refused with [`FaultSpec::post_errno`].
     pub post_error: f64,
@@ -53,7 +53,7 @@ pub struct FaultSpec {
     pub garbage: f64,
     /// The probability that the start of a poll fails with `EINVAL`. The queue stays usable.
     pub poll_invalid: f64,
-    /// The probability that the start or the next step of a poll fails, and the queue stays unusable.
+    /// The probability that the start or the next step of a poll fails with `EIO`. The queue then stays unusable.
     pub poll_error: f64,
     /// Whether queue pairs in ERR never flush their requests and never raise `QP_LAST_WQE_REACHED`.
     pub mute: bool,
@@ -139,7 +139,7 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// Returns `true` with the given probability. A probability of 0 draws no random number. So a disabled fault does
+    /// Returns `true` with the given probability. A probability of 0 draws no random number, so a disabled fault does
     /// not change the random numbers of the enabled faults.
     pub(super) fn happens(&mut self, odds: f64) -> bool {
         odds > 0.0 && ((self.next() >> 11) as f64) < odds * (1u64 << 53) as f64

@@ -1,4 +1,4 @@
-//! The inbox of a completion queue. It holds completions of connections and datagrams, which any thread may add.
+//! The inbox of a completion queue: the completions of connections and datagrams. Any thread may add such a completion.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -130,8 +130,8 @@ impl Inbox {
         self.channel.as_deref()
     }
 
-    /// Arms the queue: the next completion raises an event. With `solicited_only`, the next solicited or failed
-    /// completion raises it.
+    /// Arms the queue: the next completion raises an event. With `solicited_only`, only the next solicited or failed
+    /// completion raises the event.
     pub(super) fn arm(&self, solicited_only: bool) {
         // If the queue is already armed for every completion, it stays armed for every completion.
         let mut entries = self.entries();

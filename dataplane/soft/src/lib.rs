@@ -1,34 +1,34 @@
-//! The software device: an implementation of the verbs contract in this process. It needs no privileges and no
-//! hardware.
+//! The software device: an implementation of the verbs contract in this process. The device needs no RDMA hardware.
+//! Only links on network interfaces need privileges.
 //!
 //! The software device is not a mock. It moves bytes between posted requests, has queues of limited capacity, can
-//! inject the failures of hardware, and has a clock. It has no thread for raw packets: sends are processed when they are
-//! posted, and receives are processed when a completion queue is polled.
+//! inject the failures of hardware, and has a clock. No thread processes raw packets: a post processes sends, and a
+//! poll of a completion queue processes receives.
 //!
 //! The device has two separate implementations. Raw packets use the fast path, which takes no lock, allocates nothing
 //! and processes whole runs of packets (`raw`). A queue pair either copies frames (`engine`, `deliver`) or is zero-copy
 //! (`zero_copy`). Connections and datagrams use a state machine behind one lock. All devices on one [`LoopbackLink`]
 //! share this state machine (`fabric`).
 //!
-//! Raw-packet queue pairs and the core of completion queues (`cq_core`) import each other: a post adds completions, and
-//! a poll drives the queue pairs. No other files of the crate import each other.
+//! Raw-packet queue pairs and the core of completion queues (`cq_core`) import each other, because a post adds
+//! completions, and a poll drives the queue pairs. No other files of the crate import each other.
 //!
 //! - [`SoftSpec`] describes a device, and [`LinkSpec`] describes its wire.
 //! - A completion queue and its raw-packet queue pairs belong to the thread that first polls the completion queue.
-//!   Verbs from any other thread fail with `EBUSY`. Before the first poll, any thread may set them up.
-//! - Where hardware devices differ, the software device behaves like the strictest one. A send queue entry becomes
+//!   Verbs from any other thread fail with `EBUSY`. Before the first poll, any thread may set up the queues.
+//! - Where hardware devices differ, the software device behaves like the strictest device. A send queue entry becomes
 //!   free only when the completion of its request or of a later request is polled. Completion queues overrun. Keys are
 //!   checked.
 //! - Where the standard and rxe (the kernel's software RoCE driver) differ, [`Profile`] selects the behaviour.
 //! - On a zero-copy link the kernel owns the posted slots (packet buffers). A send completes when the kernel returns
-//!   its slot. Such a link accepts only runs of slots: requests with scatter/gather elements fail with `EOPNOTSUPP`.
+//!   its slot. Such a link accepts only runs of slots. Requests with scatter/gather elements fail with `EOPNOTSUPP`.
 //!   Slots must be bound again after RESET.
 //! - A raw frame that is longer than its posted receive completes that receive with
 //!   [`WcStatus::LocLenErr`](dataplane_core::verbs::WcStatus), and the queue pair continues. A datagram that is longer
 //!   than its receive moves the queue pair to ERR.
-//! - The device reads and writes memory that a peer may access through byte atomics ([`std::sync::atomic::AtomicU8`]).
-//!   The owner of the memory may access it at any time, also through atomics. RDMA atomic operations are atomic among
-//!   peers, but not with respect to accesses of the owner (`IBV_ATOMIC_HCA`).
+//! - The device uses byte atomics ([`std::sync::atomic::AtomicU8`]) for memory that a peer may access. The owner may
+//!   access this memory at any time, also through byte atomics. RDMA atomic operations are atomic among peers, but not
+//!   with respect to accesses of the owner (`IBV_ATOMIC_HCA`).
 #![allow(unsafe_code)]
 
 mod channel;

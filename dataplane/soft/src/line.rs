@@ -81,9 +81,9 @@ unsafe fn write_each<const N: usize>(slots: &Slots, targets: &[u32], lines: &[Li
     true
 }
 
-/// Copies sent packets into lines, one after the other, starting over at the first line when `out` is full. Returns
-/// `false` if the packets are too long for this function, their numbers of lines differ, or a packet is not inside a
-/// slot. In that case nothing is copied.
+/// Copies sent packets into the lines of `out`, one after the other. When `out` is full, the copy continues at its
+/// first line. Returns `false` if the packets are too long for this function, their numbers of lines differ, or a
+/// packet is not inside a slot. In that case nothing is copied.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
 pub(super) fn read(out: &mut [Line], slots: &Slots, run: &Run<'_>) -> bool {
     let bounds = run.bounds();

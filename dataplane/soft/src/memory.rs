@@ -69,7 +69,7 @@ impl Keys {
         entries.iter().map(|entry| entry.part.len() as u64).sum()
     }
 
-    /// Returns a unique key. Its low 8 bits are 0. A memory window changes these bits with every binding.
+    /// Returns a unique key whose low 8 bits are 0. A memory window changes these bits with every binding.
     pub(super) fn key(&self) -> u32 {
         self.next.fetch_add(0x100, Ordering::Relaxed)
     }
@@ -251,9 +251,9 @@ fn parts(sges: &[Sge], from: u64, length: u64) -> impl Iterator<Item = Sge> {
     })
 }
 
-/// Memory that a peer may access. Its bounds and its access rights were checked. The owner may access the memory at any
-/// time, so the device reads and writes it through byte atomics, in no particular order. An owner that also uses byte
-/// atomics has no data race.
+/// Memory that a peer may access, after the checks of bounds and access rights. The owner may access the memory at any
+/// time. The device therefore reads and writes the memory through byte atomics, in no particular order. If the owner
+/// also uses byte atomics, there is no data race.
 #[derive(Clone, Debug)]
 pub(super) struct RemoteMemory {
     region: Arc<Region>,
@@ -307,7 +307,7 @@ impl RemoteMemory {
 }
 
 /// Copies a frame to a slice of the same length. Most frames have 32 to 128 bytes. For these lengths, the function
-/// copies the first and the last 32 or 64 bytes, which may overlap. So it needs no call of `memcpy`.
+/// copies the first and the last 32 or 64 bytes, which may overlap. This needs no call of `memcpy`.
 #[inline]
 pub(super) fn copy(to: &mut [u8], frame: &[u8]) {
     match frame.len() {

@@ -3,13 +3,14 @@
 /// The attributes of a port that hardware gets from the subnet manager: its address and its partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
-    /// The local identifier; its low `lmc` bits are ignored. 0: an Ethernet port. Any other value: an InfiniBand port,
-    /// whose packets may have no GRH. Only a port on a loopback link may be an InfiniBand port.
+    /// The local identifier, whose low `lmc` bits are ignored. With 0, the port is an Ethernet port. With any other
+    /// value, the port is an InfiniBand port, and its packets may have no GRH. An InfiniBand port needs a loopback
+    /// link.
     pub lid: u16,
     /// The number of low bits of the local identifier that are path bits, 0 to 7.
     pub lmc: u8,
-    /// The partition key table; 0 is an empty entry. The top bit of a key is set for full members of the partition. Two
-    /// ports communicate if the other bits are equal and at least one port is a full member.
+    /// The partition key table. 0 is an empty entry. The top bit of a key is set for full members of the partition. Two
+    /// ports can communicate if the low 15 bits of their keys are equal and at least one port is a full member.
     pub pkeys: Vec<u16>,
 }
 
@@ -34,7 +35,7 @@ impl PortSpec {
         self.lid & !self.path_bits()
     }
 
-    /// Returns the source of a packet with these path bits. 0 for an Ethernet port.
+    /// Returns the local identifier from which the port sends packets with these path bits. 0 for an Ethernet port.
     pub(super) fn source_lid(&self, path_bits: u8) -> u16 {
         if self.is_infiniband() { self.base_lid() | (u16::from(path_bits) & self.path_bits()) } else { 0 }
     }
@@ -44,7 +45,7 @@ impl PortSpec {
         self.is_infiniband() && lid & !self.path_bits() == self.base_lid()
     }
 
-    /// Returns the path bits of a destination.
+    /// Returns the path bits of a local identifier.
     pub(super) fn path_bits_of(&self, lid: u16) -> u8 {
         (lid & self.path_bits()) as u8
     }

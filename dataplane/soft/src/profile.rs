@@ -13,7 +13,8 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// Returns the size of a queue for a requested `depth`. With rxe, the size is a power of two minus one.
+    /// Returns the size of a queue for a requested `depth`. With rxe, the size is `depth` rounded up to a power of two
+    /// minus one.
     pub(super) fn slots(self, depth: u32) -> u32 {
         match self {
             Self::Spec => depth,

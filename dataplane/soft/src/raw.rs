@@ -143,8 +143,8 @@ impl QpCore {
         }
     }
 
-    /// Whether the completion queue overruns: more than `room` frames have arrived for posted receives, and the queue
-    /// has space for only `room` completions. Hardware would already have written all of these completions.
+    /// Whether the completion queue overruns. The queue has space for `room` completions, but more frames have arrived
+    /// for posted receives. Hardware would already have written a completion for each of these frames.
     #[inline]
     pub(super) fn overruns(&mut self, shared: &QpShared, room: usize) -> bool {
         match self {
@@ -154,8 +154,8 @@ impl QpCore {
         }
     }
 
-    /// Receives directly into the completion list `run` until the list has `limit` entries. Pass `in_order` only with
-    /// an empty list and a completion queue that serves only this queue pair. Returns `false` without receiving if the
+    /// Receives directly into the completion list `run` until the list has `limit` entries. Set `in_order` only if the
+    /// list is empty and the completion queue serves only this queue pair. Returns `false` without receiving if the
     /// caller must use [`QpCore::receive`].
     #[inline(always)]
     pub(super) fn receive_run(

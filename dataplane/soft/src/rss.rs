@@ -10,8 +10,8 @@ const INPUT: usize = 36;
 /// The number of entries of the indirection table. The low bits of the hash are the index into the table.
 const TABLE: u32 = 128;
 
-/// The hash function, as a table. The hash of an input is the XOR of one precomputed value for each input byte, which
-/// depends on the value and the position of the byte.
+/// The hash function, as a table. The hash of an input is the XOR of precomputed values, one for each input byte. The
+/// precomputed value depends on the value and the position of the byte.
 #[derive(Debug)]
 pub(super) struct Rss {
     contributions: Box<[[u32; 256]; INPUT]>,
@@ -40,7 +40,8 @@ impl Rss {
             .fold(from, |hash, (contributions, byte)| hash ^ contributions[usize::from(*byte)])
     }
 
-    /// Returns the index of the queue for a frame, less than `queues`. Frames without hashed fields go to queue 0.
+    /// Returns the index of the queue for a frame, less than `queues`. Frames that are truncated, or that are neither
+    /// IPv4 nor IPv6, go to queue 0.
     pub(super) fn queue(&self, frame: &[u8], queues: u16) -> u16 {
         match queues {
             0 | 1 => 0,

@@ -29,7 +29,7 @@ pub(super) struct Shared {
     pub(super) max_frame: u32,
     pub(super) keys: Arc<Keys>,
     pub(super) capabilities: Capabilities,
-    /// The state of the port. A link on an interface updates it.
+    /// The state of the port. The watcher of a link on an interface updates this state.
     pub(super) status: Arc<Status>,
     pub(super) gone: AtomicBool,
     /// The generator of queue numbers, which all devices of a fabric share.
@@ -74,7 +74,7 @@ impl Shared {
         self.status.raise(kind, element);
     }
 
-    /// Returns a new number for a queue, unique on the device and its fabric.
+    /// Returns a new number for a queue or a protection domain. The number is unique on the device and its fabric.
     pub(super) fn number(&self) -> u32 {
         self.numbers.next()
     }

@@ -28,9 +28,9 @@ pub struct SoftSpec {
     pub gids: Vec<Gid>,
     /// The address and the partitions of the port.
     pub port: PortSpec,
-    /// The clock of the device. It is also the source of timestamps if `counter` is `None`.
+    /// The clock of the device. If `counter` is `None`, the clock is also the source of timestamps.
     pub clock: HostClock,
-    /// The simulated counter for timestamps.
+    /// The simulated counter for timestamps. `None` means that timestamps come from `clock`.
     pub counter: Option<CounterSpec>,
     /// The valid bits of the counter.
     pub timestamp_mask: u64,
@@ -38,7 +38,7 @@ pub struct SoftSpec {
     pub wall_ahead: i64,
     /// The faults to inject.
     pub faults: FaultSpec,
-    /// The capabilities that the device lacks.
+    /// The capabilities that the device does not offer, although its profile and link support them.
     pub refuse: Vec<Capability>,
     /// The distribution of frames over queues.
     pub rss: RssSpec,
@@ -50,7 +50,8 @@ pub struct SoftSpec {
 }
 
 impl SoftSpec {
-    /// Returns the description of a device on this link with all capabilities.
+    /// Returns the description of a device on this link, with default values for everything else and no refused
+    /// capabilities.
     pub fn new(name: &str, link: LinkSpec) -> Self {
         Self {
             name: name.to_owned(),

@@ -17,7 +17,7 @@ const PORT: u32 = 1;
 #[derive(Debug)]
 pub(super) struct Status {
     up: AtomicBool,
-    /// The GID table of the port; unused entries are zero.
+    /// The GID table of the port. Unused entries are zero.
     gids: RwLock<Vec<Gid>>,
     events: Mutex<VecDeque<AsyncEvent>>,
     /// Signalled for each new event.

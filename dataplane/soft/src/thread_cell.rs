@@ -1,8 +1,8 @@
 //! A cell for state that one thread owns and accesses without a lock.
 //!
 //! A queue pair and its completion queues change each other's state: a post to the queue pair adds a completion to the
-//! queue, and a poll of the queue drives the queue pair. All of them belong to one worker, so no lock is needed. A
-//! [`ThreadCell`] refuses the access of any other thread.
+//! queue, and a poll of the queue drives the queue pair. The queue pair and the completion queue belong to one worker,
+//! so no lock is needed. A [`ThreadCell`] refuses the access of any other thread.
 
 use std::cell::RefCell;
 
@@ -32,7 +32,7 @@ impl<T> ThreadCell<T> {
     }
 
     /// Runs `work` on the state. Returns `None` if another thread owns the state, or if this thread is already
-    /// accessing it.
+    /// accessing the state.
     #[inline]
     pub(super) fn with<R>(&self, kind: Claim, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         // The function has only one call of `work`, so that the compiler inlines `work`.

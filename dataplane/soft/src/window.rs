@@ -1,5 +1,5 @@
 //! The table of memory windows. A bind request opens a part of a memory region to the peer, and an invalidation closes
-//! it.
+//! this part again.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -76,7 +76,7 @@ impl Windows {
     }
 
     /// Binds a window. The caller has checked that the region allows the binding. Returns `false` if the window does
-    /// not allow it.
+    /// not allow the binding.
     pub(super) fn bind(&self, binding: &BindRequest, pd: u32, qp: QpNum) -> bool {
         let open = binding.to.length > 0;
         let bound = self.with(binding.rkey, |window| {

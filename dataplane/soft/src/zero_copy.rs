@@ -1,5 +1,5 @@
-//! Zero-copy queue pairs for raw packets: the kernel owns the posted slots until it returns them. Such a queue pair
-//! accepts only runs of slots (`post_recv_run`, `post_send_run`), not lists of work requests.
+//! Zero-copy queue pairs for raw packets. The kernel owns the posted slots until the kernel returns them. Such a queue
+//! pair accepts only runs of slots (`post_recv_run`, `post_send_run`), not lists of work requests.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
@@ -179,7 +179,8 @@ impl ZeroCopyQp {
         shared.counts.tx_bytes.add(bytes);
     }
 
-    /// Receives directly into `run`. Returns `false` if the queue has stopped.
+    /// Receives directly into `run`. Returns `false` if no slots are bound, or if the queue pair is not in a state that
+    /// receives.
     #[inline]
     pub(super) fn receive_run(&mut self, shared: &QpShared, run: &mut Completions, limit: usize, now: Now) -> bool {
         if self.slots.is_none() {

@@ -27,7 +27,7 @@ use dataplane_core::verbs::{
     SharedReceiveQueue, WrOpcode,
 };
 
-/// A connection or datagram queue pair. Dropping it removes the queue pair from the fabric.
+/// A connection or datagram queue pair. Dropping this value removes the queue pair from the fabric.
 #[derive(Debug)]
 pub(crate) struct Connection {
     fabric: Arc<Fabric>,
@@ -239,8 +239,8 @@ impl Connection {
         sends && send.length <= self.inline
     }
 
-    /// Posts sends. With `all_or_nothing`, one refused send refuses all sends. Without it, the sends before the first
-    /// refused send are accepted.
+    /// Posts sends. With `all_or_nothing`, no send is accepted if one send is refused. Otherwise, the sends before the
+    /// first refused send are accepted.
     fn push(&self, sends: impl Iterator<Item = Send>, count: usize) -> Result<(), (usize, i32)> {
         self.with(|qp, ctx| {
             let full = if self.all_or_nothing && qp.is_rxe() { libc::ENOSPC } else { libc::ENOMEM };

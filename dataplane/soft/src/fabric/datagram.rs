@@ -99,8 +99,8 @@ impl Qp {
     }
 }
 
-/// Returns the 40 bytes that precede a received datagram. For RoCEv2 they contain the IP header. An IPv4 header is
-/// preceded by 20 zero bytes.
+/// Returns the 40 bytes that precede a received datagram. For RoCEv2, these bytes contain the IP header. An IPv4 header
+/// is preceded by 20 zero bytes.
 fn routing_header(datagram: &Datagram, from: Gid, to: Gid) -> [u8; GRH] {
     const UDP: u8 = 17;
     let Path { hop_limit, traffic_class, flow_label, .. } = datagram.path;

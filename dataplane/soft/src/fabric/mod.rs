@@ -2,11 +2,13 @@
 //!
 //! The fabric exchanges RoCE packets in memory, without encoding them as bytes. Requests are split by the path MTU,
 //! numbered, acknowledged, refused, and repeated after a timeout. A call that posts to or polls one of the queues runs
-//! the state machine until nothing more can happen at that time. So a peer whose memory is only read or written remotely
-//! needs no calls. Timers use the clock of the device. If nobody calls, a thread ([`timer`]) runs the state machine when
-//! a timer of the system clock expires. With a virtual clock and seeded faults, every run is reproducible.
+//! the state machine until nothing more can happen at that time. A peer whose memory is only read or written remotely
+//! therefore needs no calls. Timers use the clock of the device. A thread ([`timer`]) also runs the state machine when
+//! a timer of the system clock expires, or when a delayed packet is due. With a virtual clock and seeded faults, every
+//! run is reproducible.
 //!
-//! One lock protects the whole fabric. Raw packets do not use the fabric, but the path in [`super::engine`].
+//! One lock protects the whole fabric. Raw packets do not use the fabric. Their path is in [`super::engine`] and
+//! [`super::zero_copy`].
 
 mod connection;
 mod context;

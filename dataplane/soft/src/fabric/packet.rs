@@ -1,4 +1,4 @@
-//! Packets of a fabric. They correspond to RoCE packets, but are not encoded as bytes.
+//! Packets of a fabric. The packets correspond to RoCE packets, but are not encoded as bytes.
 
 use crate::fault::{Corruptible, Random};
 use dataplane_core::units::{Gid, QpNum, Rkey};
@@ -37,9 +37,9 @@ pub(super) struct Packet {
 pub(super) struct Route {
     /// Whether the packet has a GRH. Without a GRH, the local identifiers are the only addresses.
     pub(super) global: bool,
-    /// The local identifier of the source; 0 on Ethernet.
+    /// The local identifier of the source. 0 on Ethernet.
     pub(super) slid: u16,
-    /// The local identifier of the destination; 0 on Ethernet.
+    /// The local identifier of the destination. 0 on Ethernet.
     pub(super) dlid: u16,
     pub(super) pkey: u16,
 }
@@ -53,9 +53,10 @@ pub(super) enum Body {
     Read(Remote, u64),
     /// A request for an atomic operation on eight bytes.
     Atomic(Remote, AtomicOp),
-    /// An acknowledgement of all packets up to and including this packet sequence number.
+    /// An acknowledgement of all packets up to and including the number in [`Packet::psn`].
     Ack,
-    /// A negative acknowledgement: all earlier packets have arrived, but the packet with this number was refused.
+    /// A negative acknowledgement: all earlier packets have arrived, but the packet with the number in [`Packet::psn`]
+    /// is missing or was refused.
     Nak(Nak),
     /// The payload of a packet of a read response, and whether the packet is the last packet of the response.
     ReadData(Vec<u8>, bool),
@@ -84,7 +85,7 @@ pub(super) struct Datagram {
     pub(super) qkey: u32,
     pub(super) imm: Option<u32>,
     pub(super) solicited: bool,
-    /// The path. The receiver gets its fields in the routing header.
+    /// The path, whose fields the receiver gets in the routing header.
     pub(super) path: Path,
     pub(super) payload: Vec<u8>,
 }
@@ -101,7 +102,7 @@ pub(super) enum AtomicOp {
 pub(super) enum Nak {
     /// An earlier packet is missing.
     Sequence,
-    /// No receive is posted. The requester retries after a time, which is given by this timer code.
+    /// No receive is posted. The requester retries after the time of this timer code ([`not_ready_nanos`]).
     NotReady(u8),
     InvalidRequest,
     RemoteAccess,

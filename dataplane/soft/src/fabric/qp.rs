@@ -47,7 +47,7 @@ pub(super) struct Qp {
     pub(super) responder: Responder,
     /// The injected faults that refuse posts: index 0 for receives, index 1 for sends.
     pub(super) refused: [Option<PostFaults>; 2],
-    /// Whether to raise `SQ_DRAINED` when the sends that were started are complete.
+    /// Whether to raise `SQ_DRAINED` when all started sends are complete.
     pub(super) draining: bool,
     /// Whether the queue pair is in the fabric's list of queue pairs that may have packets to send.
     pub(super) busy: bool,
@@ -185,7 +185,7 @@ impl Qp {
         }
     }
 
-    /// Adds a completion to a completion queue. Returns `false` if the completion queue overran.
+    /// Adds a completion to a completion queue. Returns `false` if the completion did not fit.
     pub(super) fn report(
         &self,
         cq: &Inbox,
@@ -307,7 +307,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Raises `SQ_DRAINED` if the event was requested and the sends that were started are complete.
+    /// Raises `SQ_DRAINED` if the event was requested and all started sends are complete.
     pub(super) fn report_drained(&mut self) {
         if self.draining && !self.requester.is_under_way() {
             self.draining = false;

@@ -19,7 +19,7 @@ impl Qp {
     pub(super) fn space(&self) -> usize {
         let depth = self.profile.slots(self.caps.send_depth) as usize;
         let used = match self.is_rxe() {
-            // With rxe an entry becomes free when its request is complete.
+            // With rxe, an entry becomes free when its request is complete.
             true => self.requester.queue.len(),
             // An entry becomes free when the completion of its request or of a later request is polled.
             false => (self.requester.posted - self.shared.released.load(Ordering::Relaxed)) as usize,
@@ -201,7 +201,7 @@ impl Qp {
         Ok(payload)
     }
 
-    /// Starts the timer within which the next acknowledgement must arrive.
+    /// Starts the timer for the next acknowledgement. With a timeout code of 0, no timer runs.
     fn watch(&mut self) {
         let code = self.attributes.timeout;
         self.requester.timeout = (code > 0).then(|| self.later(4_096 << code));
@@ -315,8 +315,8 @@ impl Qp {
         self.retire(ctx);
     }
 
-    /// Records that all packets up to `psn` have arrived. Returns `false` if this was known before. If the response to
-    /// an earlier read or atomic has not arrived, the response is lost, and the requester requests it again.
+    /// Records that all packets up to `psn` have arrived. Returns whether this was new. If the response to an earlier
+    /// read or atomic has not arrived, the response is lost, and the requester requests it again.
     fn arrived(&mut self, psn: u32, ctx: &mut FabricContext<'_>) -> bool {
         let mut advanced = false;
         let mut missing = false;

@@ -259,8 +259,8 @@ impl Qp {
             return self.responder.pending.push_back(PendingResponse::Nak(psn, nak));
         }
         let reported = receive.is_some();
-        // rxe detects an invalid key of a send with invalidate only after rxe has received the message. rxe then
-        // reports no error to the requester.
+        // rxe detects an invalid key of a send with invalidate only after it has received the message, and reports no
+        // error to the requester.
         let quiet = self.is_rxe() && receive.as_ref().is_some_and(|(_, status)| *status == WcStatus::RemInvReqErr);
         self.responder.pending.push_back(if quiet {
             PendingResponse::Ack(psn)
@@ -345,7 +345,7 @@ impl Qp {
     /// is not an additional operation.
     fn check_access(&self, access: Access, again: bool) -> Result<(), Nak> {
         let limit = usize::from(self.attributes.max_dest_rd_atomic);
-        // rxe enforces only a limit of 0. With more operations than the limit, it forgets the oldest results.
+        // rxe enforces only a limit of 0. With more operations than the limit, rxe forgets the oldest results.
         let fits = if again || self.is_rxe() { limit > 0 } else { self.responder.operations.len() < limit };
         if self.attributes.access.contains(access) && fits { Ok(()) } else { Err(Nak::InvalidRequest) }
     }

@@ -9,7 +9,7 @@ use crate::shared::Shared;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{PostError, RecvRequest, SharedReceiveQueue, SrqSpec};
 
-/// The registration of the queue on its fabric. Dropping it removes the queue.
+/// The registration of the queue on its fabric. Dropping this value removes the queue.
 #[derive(Debug)]
 struct Handle {
     number: u32,
@@ -63,7 +63,8 @@ impl SoftSrq {
 }
 
 #[allow(unsafe_code, reason = "required by the trait")]
-// SAFETY: each message takes its own receive from the queue. Dropping the queue drops its receives.
+// SAFETY: each message takes its own receive from the queue, so no receive is used twice. Dropping the queue drops its
+// receives.
 unsafe impl SharedReceiveQueue for SoftSrq {
     fn number(&self) -> u32 {
         self.handle.number

@@ -13,13 +13,13 @@ use crate::shared::Shared;
 use dataplane_core::units::{Gid, QpNum};
 use dataplane_core::verbs::EventKind;
 
-/// What the thread of a fabric's timer waits for.
+/// The state of the timer thread of a fabric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Timer {
     /// The thread was not started.
     #[default]
     Stopped,
-    /// The thread waits for this time. `None`: until the next change.
+    /// The thread waits until this time. With `None`, the thread waits until a timer or a delayed packet is added.
     Waits(Option<Instant>),
     /// The fabric is gone, and the thread ends.
     Ends,
@@ -33,7 +33,7 @@ pub(super) struct FabricState {
     busy: VecDeque<u32>,
     /// The numbers of the queue pairs with a running timer.
     timed: BTreeSet<u32>,
-    /// The members of multicast groups: the address of the group, and the queue pair that joined it.
+    /// The members of multicast groups: the address of a group, and a queue pair that joined the group.
     pub(super) groups: Vec<(Gid, QpNum)>,
     pub(super) srqs: BTreeMap<u32, Srq>,
     net: Net,
@@ -42,7 +42,7 @@ pub(super) struct FabricState {
 
 impl FabricState {
     /// Returns the time at which the first timer expires or the first delayed packet arrives. Timers of virtual clocks
-    /// are left out: they expire in the next call after the clock was advanced.
+    /// are excluded. Such a timer expires in the next call after the clock was advanced.
     pub(super) fn next_due(&self) -> Option<Instant> {
         let timers = self.timed.iter().filter_map(|number| self.qps.get(number)?.time_left());
         let delays = self.net.faults.values().filter_map(Faults::time_left);
@@ -50,7 +50,8 @@ impl FabricState {
         Some(Instant::now() + Duration::from_nanos(left.0))
     }
 
-    /// Runs `work` on a queue pair, and marks the queue pair as busy: the next [`FabricState::run`] sends its packets.
+    /// Runs `work` on a queue pair, and marks the queue pair as busy. The next [`FabricState::run`] sends the packets
+    /// of busy queue pairs.
     pub(super) fn at<R>(
         &mut self,
         number: QpNum,
@@ -78,7 +79,7 @@ impl FabricState {
         self.deliver_late();
         self.process();
         // No packet is in transit, so no packet can overtake the packets that are held back for reordering. Count an
-        // idle poll: after several idle polls, the packets are released.
+        // idle poll, because these packets are released after several idle polls.
         for faults in self.net.faults.values_mut() {
             faults.idle_poll();
         }

@@ -7,7 +7,8 @@ use super::state::{FabricState, Timer};
 
 /// The state of a fabric, and the timer that runs the state machine at the right times.
 ///
-/// The thread starts when it is needed for the first time: most messages are acknowledged in the call that sends them.
+/// The thread starts when a timer is first left running after a call. Most messages need no thread, because they are
+/// acknowledged in the call that sends them.
 #[derive(Debug, Default)]
 pub(super) struct TimedState {
     state: Mutex<FabricState>,
@@ -20,7 +21,7 @@ impl TimedState {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs the state machine until nothing more can happen at this time, and lets the timer run it again when
+    /// Runs the state machine until nothing more can happen at this time. The timer runs the state machine again when
     /// something is due.
     pub(super) fn run(self: &Arc<Self>, mut state: MutexGuard<'_, FabricState>) {
         state.run();

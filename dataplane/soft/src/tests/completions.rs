@@ -109,7 +109,7 @@ fn errors_have_a_device_specific_code() {
     let short = rig.sge(1, 13);
     rig.post_send(1, &[short], SendFlags::SIGNALED).unwrap();
     assert_eq!(End::completions(&mut rig.send)[0].vendor_err, 0x01);
-    // rxe has no such codes.
+    // rxe has no device-specific status codes.
     let (mut a, _b) = Ends::of(Profile::Rxe, QpType::Rc).connected();
     let wrong = [Sge { lkey: Lkey(9), ..a.sge(0, 20) }];
     a.post(1, SendOp::Send, &wrong).unwrap();

@@ -1,4 +1,4 @@
-//! The ends of a connection for tests: two connected queue pairs, each on its own device.
+//! Pairs of queue pairs for tests: each queue pair (an end) is on its own device.
 
 use super::*;
 

@@ -453,7 +453,7 @@ fn runs_of_slots_are_sent_as_messages() {
     }
 }
 
-/// The owner of memory that a peer accesses needs no calls: here its thread neither posts nor polls.
+/// The owner of memory that a peer accesses needs no calls. In this test, the owner's thread neither posts nor polls.
 #[test]
 fn passive_thread_needs_no_polling() {
     let (mut a, b) = Ends::default().connected();

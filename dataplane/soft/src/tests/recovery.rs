@@ -271,8 +271,8 @@ proptest! {
         rxe: bool,
     ) {
         let kind = if connected { QpType::Rc } else { QpType::Uc };
-        // An unreliable connection accepts the start of a message with any packet sequence number. It cannot tell a
-        // late or duplicate message from a new message, so these faults are disabled.
+        // An unreliable connection accepts the start of a message with any packet sequence number. The connection
+        // cannot distinguish a late or duplicate message from a new message, so these faults are disabled.
         let faults = if connected { faults } else { FaultSpec { duplicate: 0.0, delay: 0.0, reorder: 0.0, ..faults } };
         let mut program = program(kind, if rxe { Profile::Rxe } else { Profile::Spec }, faults);
         steps.iter().try_for_each(|step| program.step(step))?;

@@ -1,5 +1,5 @@
-//! Tests of the states of queue pairs on a fabric. They try every transition with the required attributes, and with
-//! every mask that differs from them in one attribute.
+//! Tests of the states of queue pairs on a fabric. The tests try every transition with the required attributes, and
+//! with every mask that differs from the required attributes in one attribute.
 
 use super::ends::*;
 use super::*;
@@ -24,7 +24,7 @@ fn in_state(kind: QpType, state: QpState) -> Option<End> {
     }
     match state {
         Sqd | Err => a.to(state),
-        // A send that this type of queue pair does not support moves it to SQE.
+        // A send that this type of queue pair does not support moves the queue pair to SQE.
         Sqe if kind != QpType::Rc => a.post(1, SendOp::RdmaRead(b.remote(0)), &[]).unwrap(),
         Sqe => return None,
         _ => {}

@@ -9,7 +9,8 @@ use dataplane_testing::namespace::{in_namespace, ip};
 use dataplane_testing::program::RunningProgram;
 use dataplane_testing::{PATIENCE, wait_until};
 
-/// The EtherType of test frames. It is reserved for experiments (IEEE 802), so the kernel sends no such frames.
+/// The EtherType of test frames, which is reserved for experiments (IEEE 802). The kernel therefore sends no such
+/// frames.
 pub(super) const ETHER_TYPE: u16 = 0x88b5;
 
 /// Creates a veth pair, `va` and `vb`, with both ends up.
