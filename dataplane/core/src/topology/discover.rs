@@ -157,8 +157,8 @@ fn own_node(device: &Path) -> Option<NumaNode> {
 /// The maximum nesting depth of interfaces (`MAX_NEST_DEV` of Linux).
 const LAYERS: u32 = 8;
 
-/// Returns the common node of the underlying interfaces of a virtual device, or `None` if their nodes differ or are
-/// unknown. `layers` limits the depth of the search.
+/// Returns the common node of the underlying interfaces of a virtual device, or `None` if no node is known or the known
+/// nodes differ. `layers` limits the depth of the search.
 fn node_below(sysfs: &Path, interfaces: &[String], layers: u32) -> Option<NumaNode> {
     let layers = layers.checked_sub(1)?;
     let node = |name: &String| {
