@@ -5,8 +5,8 @@
 //! A key lies in one of two groups of 31 slots. The tags of a group are one cache line. A key goes to its second group
 //! only if its first group is full, which is rare. Each group counts the keys that belong to it, but are stored in
 //! their second group. While the count is 0, a lookup reads only the first group. Therefore, about 1 % of the lookups
-//! that miss read a second line, and most batches wait for tags only once. After many insertions and removals, about 10
-//! % of the lookups that miss read a second line, because moved keys do not move back.
+//! that miss read a second line, and most batches wait for tags only once. After many insertions and removals, about a
+//! tenth of the lookups that miss read a second line, because moved keys do not move back.
 //!
 //! The tags of a million keys take 3 MB. The keys are stored separately, and take 30 MB for keys of four words. A
 //! lookup that hits reads one key. Of the lookups that miss, one in 3,000 reads a key.
