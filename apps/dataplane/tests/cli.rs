@@ -826,3 +826,24 @@ fn too_little_memory_for_a_table_is_status_1_with_a_remedy() {
     assert_eq!(status, 1, "{err}");
     assert!(err.contains("stage `route`") && err.contains("cannot allocate") && err.contains("help: raise"), "{err}");
 }
+
+/// The program opens few files, so a run needs fewer than 40 file descriptors. With 3, the loader cannot open libraries.
+#[test]
+fn too_few_file_descriptors_are_no_mistake_in_the_config() {
+    let folder = folder_with_config();
+    let mut refused = Vec::new();
+    for limit in 4..40 {
+        let mut limited = Command::new("sh");
+        limited.args(["-c", "ulimit -n $2; exec \"$0\" run \"$1\" --packets 100", env!("CARGO_BIN_EXE_dataplane")]);
+        match run(limited.args([folder.file("x.toml"), limit.to_string().into()])) {
+            (0, ..) => break,
+            (status, _, err) => {
+                assert!(status == 1 && err.contains("Too many open files"), "limit {limit}, status {status}: {err}");
+                refused.push(err);
+            }
+        }
+    }
+    let config = refused.iter().find(|err| err.contains("the config cannot be read"));
+    let config = config.expect("no limit prevented the program from reading the config");
+    assert!(config.contains("help: raise the limit on open files"), "{config}");
+}

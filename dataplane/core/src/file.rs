@@ -47,6 +47,17 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     }
 }
 
+/// Returns the remedy if this host, and not the path, is the reason for a failed open or read: too few file descriptors
+/// or too little memory (open(2)).
+pub fn host_remedy(error: &io::Error) -> Option<&'static str> {
+    match Errno::from_io_error(error)? {
+        Errno::MFILE => Some("raise the limit on open files (`ulimit -n`, `LimitNOFILE=` of systemd)"),
+        Errno::NFILE => Some("raise the limit on open files of this host (`sysctl fs.file-max`)"),
+        Errno::NOMEM => Some("raise the memory limit of the process or its control group, or free memory on this host"),
+        _ => None,
+    }
+}
+
 /// Accepts the kinds of files that packets may be written to: regular files, and character devices such as /dev/null. A
 /// pipe would block the run until there is a reader, and writing to a block device would destroy its content.
 fn takes_packets(kind: FileType) -> io::Result<()> {

@@ -32,6 +32,9 @@ pub(crate) fn table_problem(key: &str, error: TableError) -> Problem {
 /// Reads the text file of the key `file`. A file of more than `most` bytes is a problem with the help text `less`.
 pub(crate) fn file(path: &Path, most: u64, less: &str) -> Result<Vec<u8>, Problem> {
     file::read_text(path, most).map_err(|error| {
+        if let Some(help) = file::host_remedy(&error) {
+            return Problem::of_host("file", format!("{}: {error}", path.display())).help(help);
+        }
         let help = match error.kind() {
             ErrorKind::FileTooLarge => less,
             ErrorKind::InvalidInput | ErrorKind::InvalidData => "name a text file",

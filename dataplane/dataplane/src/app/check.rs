@@ -38,8 +38,11 @@ fn refuse(diagnostics: &Diagnostics, json: bool) -> Result<(), CommandError> {
     if json {
         console::print_json(&diagnostics.records())?;
         // The JSON list contains all mistakes, so no message follows.
-        return Err(CommandError::Usage(String::new()));
+        return Err(match console::refusal(diagnostics) {
+            CommandError::Usage(_) => CommandError::Usage(String::new()),
+            _ => CommandError::Failed(String::new()),
+        });
     }
     console::show(diagnostics);
-    Err(CommandError::Usage(console::count(diagnostics)))
+    Err(console::refusal(diagnostics))
 }

@@ -89,7 +89,7 @@ pub(super) fn show(diagnostics: &Diagnostics) {
 }
 
 /// Returns the number of mistakes in words, with a note that some checks did not run.
-pub(super) fn count(diagnostics: &Diagnostics) -> String {
+fn count(diagnostics: &Diagnostics) -> String {
     let mistakes = diagnostics.mistakes();
     let errors = mistakes.iter().filter(|mistake| mistake.level == Level::Error).count();
     let words = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
@@ -99,6 +99,14 @@ pub(super) fn count(diagnostics: &Diagnostics) -> String {
     };
     let (file, errors) = (diagnostics.source().path().display(), words(errors, "mistake"));
     format!("{errors}{warnings} in {file} (further checks run after these are fixed)")
+}
+
+/// Returns the error of a config that cannot be run. The config is not wrong if this host lacks a resource.
+pub(super) fn refusal(diagnostics: &Diagnostics) -> CommandError {
+    match diagnostics.is_of_host() {
+        true => CommandError::Failed(format!("{} cannot be read", diagnostics.source().path().display())),
+        false => CommandError::Usage(count(diagnostics)),
+    }
 }
 
 /// Reads a config file. Returns the mistake if the file cannot be read.
@@ -146,10 +154,10 @@ fn checked(
 ) -> Result<Assembly, CommandError> {
     let source = source(config).map_err(|mistake| {
         show(&mistake);
-        CommandError::Usage(count(&mistake))
+        refusal(&mistake)
     })?;
     let mut diagnostics = Diagnostics::new(&source);
     let assembly = assemble(&source, &mut diagnostics);
     show(&diagnostics);
-    assembly?.ok_or_else(|| CommandError::Usage(count(&diagnostics)))
+    assembly?.ok_or_else(|| refusal(&diagnostics))
 }

@@ -29,12 +29,19 @@ pub struct Mistake {
     pub message: String,
     /// The suggested fix.
     pub help: Option<String>,
+    /// Whether this host lacks a resource, such as file descriptors. The config may then be valid.
+    pub of_host: bool,
 }
 
 impl Mistake {
     /// Creates a mistake that prevents a run.
     pub fn error(span: Span, message: impl Into<String>) -> Self {
-        Self { level: Level::Error, span, message: message.into(), help: None }
+        Self { level: Level::Error, span, message: message.into(), help: None, of_host: false }
+    }
+
+    /// Creates a problem of this host, such as too few file descriptors, that prevents a run.
+    pub fn of_host(span: Span, message: impl Into<String>) -> Self {
+        Self { of_host: true, ..Self::error(span, message) }
     }
 
     /// Creates a mistake that does not prevent a run.
@@ -118,6 +125,11 @@ impl Diagnostics {
     /// Returns `true` if one of the mistakes prevents a run.
     pub fn has_errors(&self) -> bool {
         self.mistakes.iter().any(|mistake| mistake.level == Level::Error)
+    }
+
+    /// Returns `true` if one of the mistakes is a problem of this host.
+    pub fn is_of_host(&self) -> bool {
+        self.mistakes.iter().any(|mistake| mistake.of_host)
     }
 
     /// Returns the mistakes in the order of their positions.

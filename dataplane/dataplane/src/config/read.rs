@@ -18,10 +18,13 @@ impl Source {
     ///
     /// Returns one mistake if the file cannot be read, is no regular file, is larger than [`MAX_SIZE`], or is not UTF-8.
     pub fn read(path: &Path, overrides: &[(String, String)]) -> Result<Self, Diagnostics> {
-        let failed = |text: &str, span: Span, message: String, help: &str| {
+        let report = |text: &str, mistake: Mistake| {
             let mut diagnostics = Diagnostics::new(&Self::new(path, text, &[]));
-            diagnostics.push(Mistake::error(span, message).help(help));
+            diagnostics.push(mistake);
             diagnostics
+        };
+        let failed = |text: &str, span: Span, message: String, help: &str| {
+            report(text, Mistake::error(span, message).help(help))
         };
         let mut bytes = Vec::new();
         // Read one byte more than the limit to detect a file that is too large, because its metadata may be wrong.
@@ -30,11 +33,15 @@ impl Source {
             false => file::open(path).map(|file| Box::new(file) as Box<dyn Read>),
         };
         if let Err(error) = input.and_then(|input| input.take(MAX_SIZE + 1).read_to_end(&mut bytes)) {
+            let message = format!("the config cannot be read: {error}");
+            if let Some(help) = file::host_remedy(&error) {
+                return Err(report("", Mistake::of_host(0..0, message).help(help)));
+            }
             let help = match error.kind() {
                 ErrorKind::InvalidInput => "name a regular file, or write `-` to read the config from standard input",
                 _ => "name a readable file",
             };
-            return Err(failed("", 0..0, format!("the config cannot be read: {error}"), help));
+            return Err(failed("", 0..0, message, help));
         }
         if bytes.len() as u64 > MAX_SIZE {
             let help = "move large tables to separate files";
