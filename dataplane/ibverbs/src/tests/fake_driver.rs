@@ -316,8 +316,9 @@ fn end_poll_is_called_exactly_when_required() {
             // A broken queue is not polled again. It returns the completions from before the error, and then always the
             // error.
             if by_cursor {
-                // Consume the completions that the cursor has copied.
-                assert!(cq.poll_run(&mut run, 9).is_ok() || !usable);
+                // The cursor took the first completion and copied the others. A broken queue still returns these.
+                let copied = returned.is_ok_and(|count| count > 1);
+                assert_eq!(cq.poll_run(&mut run, 9).is_ok(), usable || copied, "{script:?}");
                 fake.calls();
             }
             let again = cq.poll_run(&mut run, 3);
