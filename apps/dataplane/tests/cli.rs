@@ -374,7 +374,7 @@ fn hangup_reloads_rules() {
     expect("running");
     folder.write("rules.toml", "rules = [{ action = \"deny\" }]");
     running.signal("-HUP");
-    expect("edge: reloaded: rules: 1, before: 0, from ");
+    expect("rules.toml, rules now: 1, before: 0");
     folder.write("rules.toml", "rules = [\n  { action = \"deny\", dst_prot = 1 },\n]");
     running.signal("-HUP");
     expect("edge: not reloaded, the old data stays in use:");

@@ -135,7 +135,7 @@ impl Reload for Reloader {
         self.live.publish(&rules);
         self.live.reloads.fetch_add(1, Ordering::Relaxed);
         let (now, before) = (rules.len(), before.len());
-        Ok(format!("rules: {now}, before: {before}, from {}", self.file.display()))
+        Ok(format!("{}, rules now: {now}, before: {before}", self.file.display()))
     }
 
     fn settle(&mut self) -> bool {
