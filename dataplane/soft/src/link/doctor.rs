@@ -30,15 +30,15 @@ pub struct Finding {
     /// What is wrong.
     pub what: String,
     /// The effect of the problem.
-    pub costs: String,
+    pub effect: String,
     /// The fix: a command, or a change of the config.
     pub fix: String,
 }
 
 impl Finding {
     /// Creates a finding.
-    pub fn new(severity: Severity, what: impl Into<String>, costs: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { severity, what: what.into(), costs: costs.into(), fix: fix.into() }
+    pub fn new(severity: Severity, what: impl Into<String>, effect: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { severity, what: what.into(), effect: effect.into(), fix: fix.into() }
     }
 }
 

@@ -91,11 +91,11 @@ fn locked_memory(plan: Option<&Plan>, limit: Memlock) -> Option<Finding> {
     };
     let shortage = limit.shortage(plan.map_or(SOME_PAGES * MEGABYTE_PAGE, bytes))?;
     let what = format!("the limit on locked memory is {} bytes, but {} are needed", shortage.limit, shortage.needed);
-    let costs = "registering memory with a verbs device or an AF_XDP socket fails";
+    let effect = "registering memory with a verbs device or an AF_XDP socket fails";
     Some(Finding::new(
         severity,
         what,
-        costs,
+        effect,
         "run `ulimit -l unlimited` before the program, or `setcap cap_ipc_lock+ep PROGRAM`",
     ))
 }

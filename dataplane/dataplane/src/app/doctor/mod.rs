@@ -50,8 +50,8 @@ pub(super) fn doctor(registry: &Registry, args: &args::Doctor) -> Result<(), Com
 /// Logs the findings for the interfaces of a plan that cause lost or damaged packets.
 pub(super) fn warn(plan: &Plan) {
     for Section { subject, findings, .. } in interface::of_plan(&Roots::real(), plan) {
-        for Finding { what, costs, fix, .. } in findings.iter().filter(|it| it.severity == Severity::Breaks) {
-            tracing::warn!("{subject}: {what}, so {costs}; help: {fix}");
+        for Finding { what, effect, fix, .. } in findings.iter().filter(|it| it.severity == Severity::Breaks) {
+            tracing::warn!("{subject}: {what}, so {effect}; help: {fix}");
         }
     }
 }
@@ -98,14 +98,14 @@ fn text(sections: &[Section]) -> String {
         for fact in facts {
             let _ = writeln!(text, "  {fact}");
         }
-        for Finding { severity, what, costs, fix } in findings {
+        for Finding { severity, what, effect, fix } in findings {
             let severity = match severity {
                 Severity::Unseen => "check",
                 Severity::Slow => "slow",
                 Severity::Breaks => "breaks",
                 Severity::Fails => "fails",
             };
-            let _ = writeln!(text, "  {severity}: {what}\n    effect {costs}\n    fix    {fix}");
+            let _ = writeln!(text, "  {severity}: {what}\n    effect {effect}\n    fix    {fix}");
         }
     }
     text
