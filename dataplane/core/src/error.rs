@@ -2,6 +2,7 @@
 //! dropped with a reason, and a failed completion is counted. A failed verb stops the worker if the lane cannot
 //! recover.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 /// The result of set-up code.
@@ -105,6 +106,17 @@ impl std::fmt::Display for VerbError {
 }
 
 impl std::error::Error for VerbError {}
+
+/// The maximum length of a name in a message, in characters.
+pub const MAX_NAME_CHARS: usize = 64;
+
+/// Shortens a name to [`MAX_NAME_CHARS`] for a message. A config may contain names of any length.
+pub fn shorten(name: &str) -> Cow<'_, str> {
+    match name.char_indices().nth(MAX_NAME_CHARS) {
+        Some((end, _)) => format!("{}…", &name[..end]).into(),
+        None => name.into(),
+    }
+}
 
 #[cfg(test)]
 mod tests {

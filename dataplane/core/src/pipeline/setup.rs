@@ -1,7 +1,6 @@
 //! Information and shared objects for stages during preparation.
 
 use std::any::{Any, TypeId};
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -10,6 +9,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use rustix::thread::CapabilitySet;
 
+use crate::error::shorten;
 use crate::file::Identity;
 use crate::pipeline::{Facts, Problem, Reload, Reloads, Task, TaskSpec};
 
@@ -26,15 +26,6 @@ pub struct PortInfo {
     pub interface: Option<String>,
     /// Addresses of this host on the port, each with the prefix length of the link.
     pub addresses: Vec<IpNet>,
-}
-
-/// Shortens a long name for a message.
-fn short_name(name: &str) -> Cow<'_, str> {
-    const MAX_CHARS: usize = 64;
-    match name.char_indices().nth(MAX_CHARS) {
-        Some((end, _)) => format!("{}…", &name[..end]).into(),
-        None => name.into(),
-    }
 }
 
 /// A next hop: an address to resolve, and the port to reach it.
@@ -139,12 +130,12 @@ impl<'a> Setup<'a> {
         let place = self.ports.iter().position(|port| port.name == name);
         place.and_then(|place| u8::try_from(place).ok()).ok_or_else(|| {
             let names: Vec<&str> = self.ports.iter().map(|port| port.name.as_str()).collect();
-            let short = short_name(name);
+            let short = shorten(name);
             let problem = Problem::at(key, format!("there is no port `{short}`"));
             // A comparison with a long name is slow, and the name of a port is short.
             let alike = |known: &&str| *short == *name && strsim::jaro_winkler(known, name) > 0.7;
             let rank = |known: &&str| (strsim::jaro_winkler(known, name) * 1000.0) as u32;
-            let list = names.iter().map(|name| short_name(name)).collect::<Vec<_>>().join(", ");
+            let list = names.iter().map(|name| shorten(name)).collect::<Vec<_>>().join(", ");
             match names.iter().copied().filter(alike).max_by_key(rank) {
                 Some(nearest) => problem.help(format!("did you mean `{nearest}`? Ports: {list}")),
                 None if names.is_empty() => problem.help("add a [[port]]"),

@@ -1,10 +1,6 @@
 //! Turns serde's error messages into messages for people.
 
-use std::borrow::Cow;
-
-/// The maximum length of a name, in characters. A longer name gets no suggestion, because the time to compare two names
-/// grows with the product of their lengths. In messages, a longer name is shortened.
-const MAX_NAME_CHARS: usize = 64;
+use dataplane_core::error::{MAX_NAME_CHARS, shorten};
 
 /// Returns the candidate that is most similar to a misspelt name. Returns `None` if no candidate is similar enough.
 pub fn nearest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
@@ -28,16 +24,10 @@ pub fn nearest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) ->
     close.min().map(|(_, candidate)| candidate)
 }
 
+/// Returns `true` if a name is too long for a suggestion. The time to compare two names grows with the product of their
+/// lengths.
 fn is_long(name: &str) -> bool {
     name.chars().nth(MAX_NAME_CHARS).is_some()
-}
-
-/// Shortens a long name for a message.
-pub(super) fn shorten(name: &str) -> Cow<'_, str> {
-    match name.char_indices().nth(MAX_NAME_CHARS) {
-        Some((end, _)) => format!("{}…", &name[..end]).into(),
-        None => name.into(),
-    }
 }
 
 /// Returns `true` if a name contains a control character, such as a NUL or a line break. The operating system and the

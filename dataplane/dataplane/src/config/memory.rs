@@ -1,11 +1,11 @@
 //! Checks that the packet buffers are large enough for the packets of the ports, and that there are enough buffers.
 
 use super::diagnostics::{Diagnostics, Mistake};
-use super::explain::shorten;
 use super::load::Loaded;
 use super::plan::PortPlan;
 use super::port::{DEFAULT_MTU, Port, Qp};
 use super::raw::Offload;
+use dataplane_core::error::shorten;
 use dataplane_soft::config::{Buffers, MAX_HEADER};
 
 /// The length of the global route header that a device writes in front of a received datagram, in bytes.
