@@ -23,7 +23,7 @@ impl Cell {
 
 /// The location of a cell.
 #[derive(Clone, Copy)]
-pub(super) enum Place {
+pub(super) enum CellLocation {
     /// In the first level.
     First(usize),
     /// In a line: the number of the line, and the index of the cell.
@@ -64,8 +64,8 @@ impl Span {
     }
 
     /// Returns the location of a node's child, and the span that the child covers.
-    pub(super) fn child(self, node: Cell, at: usize) -> (Place, Self) {
-        (Place::Line((node.entry & NUMBER) as usize, at), self.part(NODE_BITS, at))
+    pub(super) fn child(self, node: Cell, at: usize) -> (CellLocation, Self) {
+        (CellLocation::Line((node.entry & NUMBER) as usize, at), self.part(NODE_BITS, at))
     }
 
     /// Returns the index of the child for an address.

@@ -30,7 +30,7 @@ use super::entry::{BUCKET, CHOICE, LINE, LOW, NUMBER, line_of, size_of_group};
 use super::first::First;
 use super::form::{CELLS, Form, WORDS, cell, set_cell};
 use super::lines::{Allocator, SIZES};
-use super::runs::{Cell, HALF, Place, Plan, Run, Span, divide, half_of};
+use super::runs::{Cell, CellLocation, HALF, Plan, Run, Span, divide, half_of};
 use super::{MAX_VALUE, TableError, zeroed};
 
 /// The trie. See the module documentation.
@@ -141,23 +141,23 @@ impl<F: Form> Trie<F> {
         Some(old)
     }
 
-    fn cell(&self, place: Place) -> Cell {
+    fn cell(&self, place: CellLocation) -> Cell {
         // No other thread writes cells, because only the thread that changes the trie calls this function.
         match place {
-            Place::First(slot) => Cell { entry: self.cells.first.cell(slot), depth: self.first_depths[slot] },
-            Place::Line(line, at) => {
+            CellLocation::First(slot) => Cell { entry: self.cells.first.cell(slot), depth: self.first_depths[slot] },
+            CellLocation::Line(line, at) => {
                 Cell { entry: cell(self.cells.lines.line(line), at), depth: self.depths[line][at] }
             }
         }
     }
 
-    fn set(&mut self, place: Place, cell: Cell) {
+    fn set(&mut self, place: CellLocation, cell: Cell) {
         match place {
-            Place::First(slot) => {
+            CellLocation::First(slot) => {
                 self.first_depths[slot] = cell.depth;
                 self.cells.first.set_cell(slot, cell.entry);
             }
-            Place::Line(line, at) => {
+            CellLocation::Line(line, at) => {
                 self.depths[line][at] = cell.depth;
                 set_cell(self.cells.lines.line(line), at, cell.entry);
             }
@@ -171,7 +171,7 @@ impl<F: Form> Trie<F> {
             return true;
         }
         let slot = Self::slot(key);
-        let (mut place, mut span) = (Place::First(slot), Self::span(slot));
+        let (mut place, mut span) = (CellLocation::First(slot), Self::span(slot));
         loop {
             let ((first, last), below) = (span.ends_of(key, len), span.half == 0 && u32::from(len) > HALF);
             let cell = self.cell(place);
@@ -211,13 +211,13 @@ impl<F: Form> Trie<F> {
         }
         let first = Self::slot(key);
         for slot in first..first + (1 << F::First::BITS.saturating_sub(len.into())) {
-            self.paint_below(Place::First(slot), Self::span(slot), (key, len), new);
+            self.paint_below(CellLocation::First(slot), Self::span(slot), (key, len), new);
         }
     }
 
     /// Does the same as [`Trie::paint`] for one cell and all cells below. The prefix must cover the cell, unless the
     /// cell leads to lines.
-    fn paint_below(&mut self, place: Place, mut span: Span, of: (u128, u8), new: Cell) {
+    fn paint_below(&mut self, place: CellLocation, mut span: Span, of: (u128, u8), new: Cell) {
         let cell = self.cell(place);
         if cell.entry & LINE == 0 {
             if cell.depth <= of.1 {
@@ -250,7 +250,7 @@ impl<F: Form> Trie<F> {
     /// prefix.
     fn simplify(&mut self, key: u128) {
         let slot = Self::slot(key);
-        let (mut place, mut span, mut path) = (Place::First(slot), Self::span(slot), Vec::new());
+        let (mut place, mut span, mut path) = (CellLocation::First(slot), Self::span(slot), Vec::new());
         loop {
             let cell = self.cell(place);
             if cell.entry & LINE == 0 {
@@ -267,7 +267,7 @@ impl<F: Form> Trie<F> {
         for (place, span) in path.into_iter().rev() {
             let cell = self.cell(place);
             let is_node = span.is_node(cell);
-            let is_node_above = |(place, child): (Place, Span)| child.is_node(self.cell(place));
+            let is_node_above = |(place, child): (CellLocation, Span)| child.is_node(self.cell(place));
             if is_node && (0..CELLS).any(|at| is_node_above(span.child(cell, at))) {
                 continue;
             }
@@ -286,7 +286,7 @@ impl<F: Form> Trie<F> {
 
     /// Replaces a cell by a plan, if there are enough free lines for the plan and `more` lines. Returns whether the
     /// cell was replaced.
-    fn rewrite(&mut self, place: Place, span: Span, plan: &Plan, more: usize) -> bool {
+    fn rewrite(&mut self, place: CellLocation, span: Span, plan: &Plan, more: usize) -> bool {
         let mut needed = [0; SIZES];
         plan.count(&mut needed);
         needed[0] += more;
@@ -350,7 +350,7 @@ impl<F: Form> Trie<F> {
         let line = (cell.entry & NUMBER) as usize;
         if cell.entry & BUCKET == 0 {
             for at in 0..CELLS {
-                self.retire(self.cell(Place::Line(line, at)), half);
+                self.retire(self.cell(CellLocation::Line(line, at)), half);
             }
         }
         self.retired.push_back((self.time, line, size_of_group(cell.entry)));
@@ -377,14 +377,14 @@ impl<F: Form> Trie<F> {
     }
 
     /// Returns the runs as they are stored in buckets.
-    fn stored(&self, cell: Cell, span: Span) -> Vec<(Place, Run)> {
+    fn stored(&self, cell: Cell, span: Span) -> Vec<(CellLocation, Run)> {
         let size = size_of_group(cell.entry) as u32;
         let mut stored = Vec::new();
         for (number, part) in (line_of(cell.entry, 0)..).zip((0..1 << size).map(|at| span.part(size, at))) {
             let line = self.cells.lines.line(number);
             for at in 0..F::RUNS {
                 let boundary = if at + 1 < F::RUNS { F::boundary(line, at, span.first) } else { None };
-                let place = Place::Line(number, F::FIRST + at);
+                let place = CellLocation::Line(number, F::FIRST + at);
                 stored.push((place, Run { last: boundary.unwrap_or(part.last()), cell: self.cell(place) }));
                 if boundary.is_none() {
                     break;
@@ -395,9 +395,9 @@ impl<F: Form> Trie<F> {
     }
 
     /// Returns the location of the cell of an address in buckets.
-    fn run_of(&self, cell: Cell, span: Span, key: u64) -> (Place, Span) {
+    fn run_of(&self, cell: Cell, span: Span, key: u64) -> (CellLocation, Span) {
         let line = line_of(cell.entry, key << span.bits);
-        (Place::Line(line, F::FIRST + F::below(self.cells.lines.line(line), key)), span.at(key))
+        (CellLocation::Line(line, F::FIRST + F::below(self.cells.lines.line(line), key)), span.at(key))
     }
 
     fn slot(key: u128) -> usize {

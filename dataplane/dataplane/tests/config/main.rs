@@ -38,13 +38,13 @@ impl Catalog for Kinds {
 #[expect(dead_code, reason = "the field is only deserialized")]
 struct Route {
     #[serde(default)]
-    table: Vec<Entry>,
+    table: Vec<RouteParameter>,
 }
 
 #[derive(Debug, serde::Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[expect(dead_code, reason = "the field is only deserialized")]
-struct Entry {
+struct RouteParameter {
     #[schemars(with = "String")]
     prefix: ipnet::IpNet,
     #[schemars(with = "String")]

@@ -56,15 +56,15 @@ pub(crate) struct Xdp {
     ahead: AtomicI64,
     map: bpf::SocketMap,
     program: bpf::Program,
-    /// The current [`Place`], as a number.
-    place: AtomicU64,
+    /// The current [`InterfaceEpoch`], as a number.
+    epoch: AtomicU64,
     attachment: Mutex<Attachment>,
     sockets: Mutex<Sockets>,
 }
 
 /// The interface that the program is attached to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct InterfaceEpoch {
     /// Index of the interface. 0 while the program is not attached, because the interface does not exist.
     index: u32,
     /// Number of attachments and detachments. A new interface may get the index of a deleted interface, and sockets of
@@ -72,7 +72,7 @@ struct Place {
     generation: u32,
 }
 
-impl Place {
+impl InterfaceEpoch {
     fn from_number(number: u64) -> Self {
         Self { index: number as u32, generation: (number >> 32) as u32 }
     }
@@ -138,7 +138,7 @@ impl Xdp {
             ahead: AtomicI64::new(0),
             map,
             program,
-            place: AtomicU64::new(0),
+            epoch: AtomicU64::new(0),
             attachment: Mutex::default(),
             sockets: Mutex::default(),
         };
@@ -266,7 +266,7 @@ impl Xdp {
 
     /// Detaches the program from an interface that was deleted or moved to another network namespace.
     fn detach(&self) {
-        if self.place().index != 0 {
+        if self.epoch().index != 0 {
             self.set_index(0);
             *lock(&self.attachment) = Attachment::default();
         }
@@ -274,14 +274,14 @@ impl Xdp {
 
     /// Returns the interface that the program is attached to.
     #[inline]
-    fn place(&self) -> Place {
-        Place::from_number(self.place.load(Ordering::Relaxed))
+    fn epoch(&self) -> InterfaceEpoch {
+        InterfaceEpoch::from_number(self.epoch.load(Ordering::Relaxed))
     }
 
     /// Starts a new generation. Only the watcher thread calls this method after the link is open.
     fn set_index(&self, index: u32) {
-        let generation = self.place().generation.wrapping_add(1);
-        self.place.store(Place { index, generation }.number(), Ordering::Relaxed);
+        let generation = self.epoch().generation.wrapping_add(1);
+        self.epoch.store(InterfaceEpoch { index, generation }.number(), Ordering::Relaxed);
     }
 
     /// Redirects the frames of a queue to the queue's socket.

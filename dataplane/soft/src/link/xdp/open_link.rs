@@ -39,7 +39,7 @@ impl<End: From<Queue>> Link<End> for Xdp {
             if found.is_none() {
                 xdp.detach();
             }
-            let is_known = |interface: &Interface| interface.index == xdp.place().index;
+            let is_known = |interface: &Interface| interface.index == xdp.epoch().index;
             if let Some(interface) = found.filter(|interface| !is_known(interface))
                 && let Err(error) = xdp.attach(interface.index)
             {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::program::STAMP;
 use super::socket::{BIND_TIMEOUT, Refused, SocketSpec, XdpSocket, await_release};
-use super::{HEADROOM, Place, Xdp};
+use super::{HEADROOM, InterfaceEpoch, Xdp};
 use crate::completion::Now;
 use crate::link::interface::waitable;
 use dataplane_core::mem::{Desc, GUARD, Region, SlotLayout, prefetch};
@@ -114,7 +114,7 @@ pub(crate) struct Queue {
     region: Option<Arc<Region>>,
     geometry: Option<Geometry>,
     /// The interface that the socket is bound to.
-    place: Place,
+    epoch: InterfaceEpoch,
     /// The `wr_id` of a receive into slot 0.
     recv_wr_id: u64,
     /// States of the slots, indexed by slot.
@@ -159,7 +159,7 @@ impl Queue {
             socket: None,
             region: None,
             geometry: None,
-            place: Place { index: 0, generation: 0 },
+            epoch: InterfaceEpoch { index: 0, generation: 0 },
             recv_wr_id: 0,
             states: Box::default(),
             posted: 0,
@@ -262,12 +262,12 @@ impl Queue {
         if self.bound {
             return Ok(());
         }
-        self.place = self.xdp.place();
-        if self.place.index == 0 {
+        self.epoch = self.xdp.epoch();
+        if self.epoch.index == 0 {
             return Err(libc::ENODEV);
         }
         let several = self.xdp.longest > (geometry.chunk() - u32::from(geometry.layout.headroom())) as usize;
-        match socket.bind(self.place.index, self.index, self.xdp.spec.copying, several, timeout) {
+        match socket.bind(self.epoch.index, self.index, self.xdp.spec.copying, several, timeout) {
             Ok(why) => self.xdp.opened(self.index, socket.raw(), socket.zero_copy, why),
             Err(refused) => return Err(self.refused(refused)),
         }
@@ -303,7 +303,7 @@ impl Queue {
         // In copy mode, the kernel no longer accesses the memory after the socket is closed.
         drop(socket);
         if let Some(region) = self.region.as_ref().filter(|_| zero_copy) {
-            await_release(region, self.place.index, self.index);
+            await_release(region, self.epoch.index, self.index);
         }
         (self.bound, self.redirected, self.is_absent) = (false, false, false);
         lost
@@ -482,7 +482,7 @@ impl Queue {
     /// Returns whether the socket cannot be used: its interface was deleted, or the wait for the queue has timed out.
     #[inline]
     pub(crate) fn is_stale(&self) -> bool {
-        self.bound && self.place != self.xdp.place() || self.bind_timed_out
+        self.bound && self.epoch != self.xdp.epoch() || self.bind_timed_out
     }
 
     /// Hands packets to the kernel to be sent. The packets must be inside their slots, and the queue must have space
