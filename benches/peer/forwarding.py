@@ -73,12 +73,12 @@ class Forwarding:
         for burst in (32, 64):
             yield self.case(2, "MAC swap", "macswap", PIPELINES["macswap"], burst, null(0), (1.8, 1.5))
         for burst in (32, 64):
-            yield self.case(3, "forward, copy in and out", "io", PIPELINES["copy"], burst, null(1), (2.0, 1.6))
+            yield self.case(3, "forward, frames copied by the link", "io", PIPELINES["copy"], burst, null(1), (2.0, 1.6))
         for flows in (1, 1024):
             capture = captures() / f"udp-{flows}.pcap"
             link = f'port.0.link={{ kind = "pcap", input = "{capture}", loop = true }}'
             device = f"net_pcap0,rx_pcap={capture},infinite_rx=1"
-            kinds = [("forward a capture", "io", "capture", (2.0, 1.6)), ("checksums of a capture", "csum", "csum", (1.5, 1.3))]
+            kinds = [("forward, pcap file", "io", "capture", (2.0, 1.6)), ("recompute checksums, pcap file", "csum", "csum", (1.5, 1.3))]
             for work, mode, config, goals in kinds:
                 name = f"{work}, {flows:,} flow{'s' if flows > 1 else ''}"
                 yield self.case(4, name, mode, PIPELINES[config], 32, device, goals, [link])

@@ -7,7 +7,7 @@ from statistics import median
 from measure import REPO, cell, machine_sentence, summary
 
 PERFORMANCE = REPO / "docs/performance.md"
-HEAD = "| work | input | Dataplane | compared with | ratio | goal |"
+HEAD = "| workload | input | Dataplane | compared with | ratio | goal |"
 # The socket family of each link kind.
 AF = {"`packet`": "packet", "`xdp`": "xdp"}
 
@@ -28,7 +28,7 @@ def goal(peer, ratios):
 
 def table(results, facts, chosen, cores):
     lines = [
-        "| row | work | Dataplane | peer | result of the peer | Dataplane ÷ peer | goal | clock, GHz | undisturbed |",
+        "| row | workload | Dataplane | peer | result of the peer | Dataplane ÷ peer | goal | clock, GHz | undisturbed |",
         "| --: | --- | --: | --- | --: | --: | --- | --: | --: |",
     ]
     for result in results:
