@@ -114,7 +114,7 @@ fn frames_are_stamped_on_arrival() {
             let plan = Plan { fields: PollFields::STANDARD | PollFields::WALLCLOCK, ..Plan::default() };
             let mut b = receiving(Rig::on(device(link, 1500).unwrap(), HostClock::manual(), plan));
             let described = b.device.describe_link();
-            assert_eq!(described.as_deref(), hardware_stamps.then_some("vb (stamps: the kernel's)"));
+            assert_eq!(described.as_deref(), hardware_stamps.then_some("vb (timestamps: kernel)"));
             let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
             let mut last = now();
             for number in 0..10 {

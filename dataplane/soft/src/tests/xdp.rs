@@ -324,7 +324,7 @@ fn frames_are_stamped_on_arrival() {
             b.start(0);
             // A veth pair has no hardware clock, so the kernel takes the timestamps.
             let runs = if mode == Mode::Native { "native" } else { "generic" };
-            let described = format!("vb ({runs}, copy, stamps: the kernel's)");
+            let described = format!("vb ({runs}, copy, timestamps: kernel)");
             assert_eq!(b.device.describe_link(), Some(described));
             /// The maximum error of the conversion between two clocks, in nanoseconds.
             const EXACT: u64 = 50_000;

@@ -212,8 +212,8 @@ impl<End: From<Box<PacketPort>>> Link<End> for Packets {
 
     /// Returns the interface and the source of timestamps, if timestamps are requested.
     fn describe(&self) -> Option<String> {
-        let by = if self.by_nic() { "the NIC's" } else { "the kernel's" };
-        (self.stamped || self.spec.hardware_stamps).then(|| format!("{} (stamps: {by})", self.spec.interface))
+        let source = if self.by_nic() { "NIC" } else { "kernel" };
+        (self.stamped || self.spec.hardware_stamps).then(|| format!("{} (timestamps: {source})", self.spec.interface))
     }
 
     fn watch(self: Arc<Self>, status: &Arc<Status>) -> Result<Option<Watcher>> {

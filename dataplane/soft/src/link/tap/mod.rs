@@ -185,7 +185,7 @@ impl<End: From<TapPort>> Link<End> for Tap {
     /// Returns the interface and the source of timestamps, if completions have timestamps. A TAP interface has no
     /// clock, so the timestamp is the time of the poll.
     fn describe(&self) -> Option<String> {
-        self.stamped.then(|| format!("{} (stamps: the poll's)", self.spec.name))
+        self.stamped.then(|| format!("{} (timestamps: poll)", self.spec.name))
     }
 
     fn watch(self: Arc<Self>, status: &Arc<Status>) -> Result<Option<Watcher>> {

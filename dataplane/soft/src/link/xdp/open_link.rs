@@ -72,8 +72,8 @@ impl<End: From<Queue>> Link<End> for Xdp {
         let copies = if lock(&self.sockets).zero_copy { "zero-copy" } else { "copy" };
         let stamps = match (self.stamped, by_nic) {
             (false, _) => "",
-            (true, false) => ", stamps: the kernel's",
-            (true, true) => ", stamps: the NIC's",
+            (true, false) => ", timestamps: kernel",
+            (true, true) => ", timestamps: NIC",
         };
         Some(format!("{} ({runs}, {copies}{stamps})", self.spec.interface))
     }
