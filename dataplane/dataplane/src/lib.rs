@@ -1,4 +1,4 @@
-//! A polling-mode packet data plane in Rust on RDMA verbs.
+//! A poll-mode packet data plane in Rust on RDMA verbs.
 //!
 //! A worker is a thread on its own core that processes every packet to completion. Each worker owns a queue pair and
 //! its completion queues on every port. All packet memory is registered and backed by huge pages. A worker polls

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use dataplane_core::units::Period;
 
-/// A polling-mode packet data plane on RDMA verbs.
+/// A poll-mode packet data plane on RDMA verbs.
 #[derive(Debug, Parser)]
 #[command(version, about, arg_required_else_help = true, after_help = STATUS)]
 pub(super) struct Cli {

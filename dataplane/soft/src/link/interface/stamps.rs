@@ -38,7 +38,7 @@ pub(in crate::link) fn warn_kernel_stamps(interface: &str, error: &io::Error) {
         _ => "remove `stamps`, or use an interface for which `ethtool -T` lists hardware receive stamps",
     };
     tracing::warn!(
-        "interface `{interface}`: the NIC does not stamp frames ({error}), using kernel stamps; help: {remedy}"
+        "interface `{interface}`: the NIC does not timestamp frames ({error}), using kernel timestamps; help: {remedy}"
     );
 }
 
