@@ -20,15 +20,15 @@ use dataplane_tables::classifier::{Addresses, Key, V4Key, v4_key};
 use live::{LiveRules, Reloader, RuleSet};
 use rules::{Action, RuleSpec, Rules};
 
-/// Permits or denies packets by ordered rules. The first rule that matches a packet decides about the packet.
+/// Permits or denies packets by ordered rules. The first rule that matches a packet determines the action.
 ///
-/// A rule matches if the packet has all properties that the rule names. A rule without properties matches all IP
-/// packets. Denied packets are dropped with the reason `denied`. The default applies to packets that no rule matches,
-/// and to packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The counter's name is the rule's `name`
-/// or its place, such as `rules[3]`.
+/// A rule matches a packet if all match keys of the rule match, such as `src` or `dst_port`. A rule without match keys
+/// matches all IP packets. Denied packets are dropped with the reason `denied`. The default applies to packets that no
+/// rule matches, and to packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The name of the counter
+/// is the rule's `name`, or the index of the rule, such as `rules[3]`.
 ///
-/// A rule with ports or TCP flags only matches packets that contain these fields. In a fragmented datagram, only the
-/// first fragment can contain these fields. `fragments = "deny"` drops all fragments without a complete TCP, UDP or
+/// A rule that names ports or TCP flags matches only packets that contain these fields. In a fragmented datagram, only
+/// the first fragment can contain these fields. `fragments = "deny"` drops all fragments without a complete TCP, UDP or
 /// ICMP header (see RFC 1858 and RFC 3128 for the reasons).
 ///
 /// A rule file contains rules with the same keys, as TOML:
@@ -42,12 +42,13 @@ use rules::{Action, RuleSpec, Rules};
 /// The rules of the file follow the rules of the config. The config and the file together can have at most 100,000
 /// rules. Replace the file atomically with `mv`, because a partly written file may also be valid.
 ///
-/// On SIGHUP the stage reads the file again without stopping the workers. Only rules that differ from the old rules are
-/// compiled. Each worker switches from the old rules to the new rules between two batches, so no packet is checked
-/// against a mix of both. If the file has errors, the stage reports up to 20 errors, and the old rules stay in use.
+/// On SIGHUP, the stage reads the file again without stopping the workers. The stage compiles only rules that differ
+/// from the old rules. Each worker switches from the old rules to the new rules between two batches, so each packet is
+/// checked only against the old rules or only against the new rules. If the file has errors, the stage reports up to 20
+/// errors, and the old rules stay in use.
 ///
 /// A rule with a name keeps its hit count if a new rule has the same name. A rule without a name keeps its hit count if
-/// the new rules contain the same rule at the same place. Hits of removed rules are added to the counter `gone`. The
+/// the new rules contain the same rule at the same index. Hits of removed rules are added to the counter `gone`. The
 /// counter `rules` reports the number of rules. The counters `reloads` and `refused` count successful reloads and
 /// refused files.
 ///

@@ -15,12 +15,12 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 
 /// Answers ARP requests for IPv4 addresses of this host (RFC 826).
 ///
-/// The stage turns a request into its reply in place. The reply leaves by the output `reply` and goes out by the port
-/// that received the request. VLAN tags stay unchanged. All other packets go to the next stage: requests for other
-/// addresses, requests to another MAC address, announcements and replies.
+/// The stage turns a request into its reply in place. The reply leaves the stage by the output `reply`. The egress port
+/// of the reply is the port that received the request. VLAN tags stay unchanged. All other packets go to the next
+/// stage: requests for other addresses, requests to another MAC address, announcements and replies.
 ///
 /// Without `addresses`, the stage answers for the addresses that the config gives to the ingress port. If a `neighbor`
-/// stage has `source = "resolve"`, this stage passes the addresses in ARP messages on to that stage.
+/// stage has `source = "resolve"`, the `arp` stage passes the sender addresses of ARP messages to the `neighbor` stage.
 ///
 /// ```toml
 /// [[pipeline.stage]]

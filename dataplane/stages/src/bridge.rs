@@ -28,13 +28,13 @@ use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 ///
 /// All workers share one table of 65,536 MAC addresses. An address is removed if no frame with this source address
 /// arrives for the time `ageing`. The table has buckets of four entries. In a full bucket, a new address replaces the
-/// address of the same port that was not seen for the longest time. If the port has no address in the bucket, the new
-/// address replaces the address that was not seen for the longest time. The counter `evicted` counts replaced addresses.
+/// least recently seen address of the same port. If the port has no address in the bucket, the new address replaces the
+/// least recently seen address of the bucket. The counter `evicted` counts replaced addresses.
 ///
 /// The stage drops these frames:
 /// - frames to the reserved addresses 01:80:c2:00:00:00 to ..0f, which no bridge forwards;
 /// - frames whose source address is multicast or all zeros;
-/// - frames whose destination is behind the ingress port.
+/// - frames whose destination was last seen on the ingress port.
 ///
 /// A flooded frame takes one buffer for each port that sends it. Therefore, `runtime.burst` must be at most 256 divided
 /// by the number of these ports. Untagged frames belong to VLAN 0.
@@ -43,12 +43,13 @@ use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 /// indefinitely. Two keys limit the damage:
 /// - `storm_control` limits the rate of the flooded frames of each port. Frames above the rate are dropped, and counted
 ///   by the kind of frame.
-/// - `loop_shut` enables loop detection. Each second, the bridge sends a probe by each port. A probe is a multicast frame
-///   of 60 bytes with the EtherType 0x88b5 and a random number. When a probe comes back, the bridge shuts the port that
-///   sent the probe or the port that received it, whichever is later in the config. A shut port neither receives nor
-///   sends frames, except for probes. The port opens again when no probe has come back for the time `loop_shut`. The
-///   program logs each change, and the counter `shut_PORT` counts how often a port was shut. The probes of a port with
-///   `members` belong to its lowest VLAN, and all other probes are untagged. So a loop of other VLANs is not detected.
+/// - `loop_shut` enables loop detection. Each second, the bridge sends a probe through each port. A probe is a
+///   multicast frame of 60 bytes with the EtherType 0x88b5 and a random number. If a probe returns to the bridge, two
+///   ports are part of a loop: the sender and the receiver of the probe. The bridge shuts the port that is later in the
+///   config. A shut port neither receives nor sends frames, except for probes. The port opens again when no probe has
+///   returned for the time `loop_shut`. The program logs each change, and the counter `shut_PORT` counts how often a
+///   port was shut. The probes of a port with `members` belong to its lowest VLAN, and all other probes are untagged.
+///   The bridge therefore does not detect a loop of other VLANs.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -79,7 +80,7 @@ pub struct Bridge {
     ageing: Period,
     /// The limits of the flooded frames of each port. Default: no limits.
     storm_control: Option<StormControl>,
-    /// The time for which a looped port stays shut after the last probe came back: `"1s"` to `"1h"`. Default: no loop
+    /// The time for which a looped port stays shut after the last probe returned: `"1s"` to `"1h"`. Default: no loop
     /// detection.
     loop_shut: Option<Period>,
     #[serde(skip)]
@@ -278,12 +279,12 @@ impl Stage for Bridge {
             ("alone", "the VLAN has no other port"),
             ("reserved", "the destination is a reserved address that no bridge forwards"),
             ("bad_source", "the source MAC address is multicast or all zeros"),
-            ("same_port", "the destination is behind the ingress port"),
+            ("same_port", "the destination was last seen on the ingress port"),
             ("not_a_member", "the ingress port or the destination's port is not a member of the VLAN"),
             ("broadcast_storm", "broadcast above the rate of `storm_control`"),
             ("multicast_storm", "multicast above the rate of `storm_control`"),
             ("unknown_storm", "unicast to unknown addresses above the rate of `storm_control`"),
-            ("probe", "a probe of this bridge came back, so two ports form a loop"),
+            ("probe", "a probe returned to this bridge, so two ports form a loop"),
             ("shut", "the ingress port is shut because of a loop"),
         ])
     }

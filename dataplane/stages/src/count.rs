@@ -8,8 +8,8 @@ use dataplane_core::prelude::*;
 
 /// Counts packets and bytes. All packets go to the next stage.
 ///
-/// Insert a `count` stage wherever you need a number: its counters appear under the name of the stage. The length of
-/// a frame includes its headers and excludes its frame check sequence.
+/// Insert a `count` stage at each point of the pipeline where you need a count. The counters appear in the report under
+/// the name of the stage. The length of a frame includes its headers and excludes its frame check sequence.
 ///
 /// ```toml
 /// [[pipeline.stage]]

@@ -15,12 +15,12 @@ use program::Program;
 /// leave by `other`.
 ///
 /// libpcap compiles the expression once, at start, so expressions have the same meaning as in `tcpdump`. In particular,
-/// primitives such as `ip` and `tcp` match frames without VLAN tags only. Use `vlan` for tagged frames, as in
-/// `"tcp port 80 or (vlan and tcp port 80)"`. Host names are resolved at start. To use a program from another
+/// primitives such as `ip` and `tcp` match frames without VLAN tags only. Use `vlan` for tagged frames, as in `"tcp
+/// port 80 or (vlan and tcp port 80)"`. Host names are resolved at start. To use a filter program from another
 /// compiler, set `bytecode` instead.
 ///
-/// The compiled program is checked at start and then runs on every packet. The program cannot change the packet. It
-/// executes each instruction at most once. The stage needs no parsed headers.
+/// The stage checks the compiled program at start, and then runs the program on every packet. The program cannot change
+/// the packet, and executes each instruction at most once. The stage needs no parsed headers.
 ///
 /// ```toml
 /// [[pipeline.stage]]

@@ -56,6 +56,7 @@ pub struct Fragment {
     /// The maximum number of fragments of one packet: 2 to 16. A packet that needs more fragments is dropped as
     /// `too_many`. Default: 4.
     #[serde(default = "most")]
+    #[schemars(range(min = 2, max = 16))]
     most: u8,
     #[serde(skip)]
     #[schemars(skip)]

@@ -25,14 +25,15 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// Answers echo requests over IPv4 and IPv6 (RFC 792, RFC 4443) and IPv6 neighbor solicitations (RFC 4861) for
 /// addresses of this host.
 ///
-/// The stage turns a request into its reply in place. The reply leaves by the output `reply` and goes out by the port
-/// that received the request. These packets are not answered and go to the next stage: fragments, requests with IP
-/// options or extension headers, requests from or to multicast and broadcast addresses, and packets for other
-/// addresses. A request with a wrong checksum is dropped if it is for one of the addresses of this host.
+/// The stage turns a request into its reply in place. The reply leaves the stage by the output `reply`. The egress port
+/// of the reply is the port that received the request. Some packets get no answer and go to the next stage: fragments,
+/// requests with IP options or extension headers, requests from or to multicast and broadcast addresses, and packets
+/// for other addresses. A request with a wrong checksum is dropped if it is for one of the addresses of this host.
 ///
-/// Without `addresses`, the stage answers for the addresses that the config gives to the ports. It answers a neighbor
-/// solicitation only on the port that has the address, and an echo request on any port. If a `neighbor` stage has
-/// `source = "resolve"`, this stage consumes neighbor advertisements and passes their content to the resolver.
+/// Without `addresses`, the stage answers for the addresses that the config gives to the ports. The stage answers a
+/// neighbor solicitation only on the port that has the address. The stage answers an echo request on any port. If a
+/// `neighbor` stage has `source = "resolve"`, the `icmp` stage consumes neighbor advertisements and passes their
+/// content to the `neighbor` stage.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -65,6 +66,7 @@ pub struct Icmp {
     pub mac: Option<MacAddr>,
     /// The TTL or hop limit of an echo reply: 1 to 255. Default: 64.
     #[serde(default = "ttl")]
+    #[schemars(range(min = 1, max = 255))]
     pub ttl: u8,
     /// Whether neighbor advertisements carry the router flag. Default: `true`.
     #[serde(default = "router")]

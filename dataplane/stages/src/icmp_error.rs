@@ -26,15 +26,15 @@ use host_limit::HostLimit;
 /// Turns a packet into the ICMP or ICMPv6 error for its sender (RFC 792, RFC 1812 section 4.3, RFC 4443).
 ///
 /// The error leaves by the output `reply`. The stage sets the ingress port as egress port and swaps the MAC addresses,
-/// so that a following `tx` stage sends the error back. The source address of the error is the address of the ingress
-/// port. The error quotes as much of the packet as fits into 576 bytes of IPv4 or 1,280 bytes of IPv6.
+/// so that a later `tx` stage sends the error back to the sender. The source address of the error is the address of the
+/// ingress port. The error quotes as much of the packet as fits into 576 bytes of IPv4 or 1,280 bytes of IPv6.
 ///
 /// Some packets never cause an error: ICMP errors, fragments other than the first, packets to a multicast or broadcast
-/// address, and packets whose source address does not identify a single host. Exception: `too_big` also reports IPv6
-/// packets to a multicast address. Packets that cause no error are dropped as `no_error_allowed`.
+/// address, and packets whose source address does not identify a single host. As an exception, `too_big` also reports
+/// IPv6 packets to a multicast address. Packets that cause no error are dropped as `no_error_allowed`.
 ///
 /// Two rates limit the errors. `per_host` limits the errors to each IPv4 host and to each IPv6 network of 64 bits, so a
-/// host that causes many errors takes no errors from other hosts. Errors above this rate are dropped as
+/// host that causes many errors does not reduce the errors to other hosts. Errors above this rate are dropped as
 /// `host_rate_exceeded`. `per_second` limits the errors to all hosts together. Errors above this rate are dropped as
 /// `rate_exceeded`. With several workers, each worker gets an equal share of `per_second`, and `per_host` applies to
 /// each worker in full. A worker tracks 4,096 hosts. If there are more hosts, `per_second` limits their errors.
@@ -188,7 +188,7 @@ impl ErrorKind {
 struct Address {
     /// The name of the port.
     port: String,
-    /// The IPv4 or IPv6 address of the port. It must be the address of a single host.
+    /// The IPv4 or IPv6 address of the port, which must be the address of a single host.
     address: IpAddr,
 }
 

@@ -15,8 +15,8 @@ use dataplane_tables::bucket::{SingleRate, TokenBucket, TwoRate};
 /// of the packets. Green packets go to the next stage. The keys `yellow` and `red` define whether yellow and red
 /// packets go to the next stage or are dropped as `rate_exceeded`.
 ///
-/// With several workers, each worker gets an equal share of the rates, because flows are spread over the workers.
-/// The burst sizes are not divided: `burst`, `excess_burst` and `peak_burst` apply to each worker in full.
+/// With several workers, each worker gets an equal share of the rates, because the flows are distributed over the
+/// workers. The burst sizes are not divided: `burst`, `excess_burst` and `peak_burst` apply to each worker in full.
 ///
 /// ```toml
 /// [[pipeline.stage]]

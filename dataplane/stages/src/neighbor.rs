@@ -25,19 +25,19 @@ use dataplane_tables::exact::Exact;
 /// hop as destination.
 ///
 /// The next hop is the gateway that an earlier stage selected, or the destination of the packet if there is no gateway.
-/// Packets whose next hop is not in the table leave by `unresolved`, unchanged. Packets whose egress port does not
-/// exist are dropped.
+/// With `source = "config"`, packets whose next hop is not in the table leave by `unresolved`, unchanged. Packets whose
+/// egress port does not exist are dropped.
 ///
-/// With `source = "kernel"` the stage uses the kernel's neighbours and follows their changes. If a neighbour is
-/// unknown, the stage asks the kernel to resolve it and holds the packets meanwhile. Each worker holds up to 16 packets
-/// for one neighbour and 256 packets in total, for up to four seconds. After that time, the packets leave by
-/// `unresolved`. Packets to a neighbour that does not answer leave by `unreachable`.
+/// With `source = "kernel"`, the stage uses the kernel's neighbours and follows their changes. If a neighbour is
+/// unknown, the stage asks the kernel to resolve the neighbour, and holds the packets meanwhile. Each worker holds up
+/// to 16 packets for one neighbour and 256 packets in total, for up to four seconds. After that time, the packets leave
+/// by `unresolved`. Packets to a neighbour that does not answer leave by `unreachable`.
 ///
-/// With `source = "resolve"` the stage resolves neighbours itself, by ARP (RFC 826) and neighbour solicitations (RFC
-/// 4861). The stage sends requests from the addresses that the ports have in the config, and holds packets in the same
-/// way. The stages `arp` and `icmp`, which answer for these addresses, receive the answers. The requests go to the next
-/// stage, like resolved packets. A neighbour that does not answer three requests in three seconds counts as unreachable
-/// for three more seconds.
+/// With `source = "resolve"`, the stage resolves neighbours by ARP (RFC 826) and neighbour solicitations (RFC 4861),
+/// without the kernel. The stage sends requests from the addresses that the ports have in the config, and holds packets
+/// as with `"kernel"`. The requests leave the stage to the next stage, like resolved packets. The stages `arp` and
+/// `icmp` receive the answers of the neighbours, and also answer requests for the addresses of the ports. A neighbour
+/// that does not answer three requests in three seconds counts as unreachable for three more seconds.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -82,17 +82,18 @@ pub struct Neighbor {
     /// The known neighbours.
     #[serde(default)]
     pub table: Vec<NeighborEntry>,
-    /// Source of the neighbour entries: `config`, `kernel` or `resolve`.
+    /// The source of the neighbour entries: `config`, `kernel` or `resolve`.
     #[serde(default)]
     pub source: Source,
-    /// Largest number of known neighbours of each port, with `source = "resolve"`: 16 to 16,384. The default is 4,096.
-    /// All ports together have at most 16,384 neighbours, in equal shares. When the share of a port is full, the oldest
-    /// neighbour of the port that never answered is removed.
+    /// The maximum number of known neighbours of each port, with `source = "resolve"`: 16 to 16,384. The default is
+    /// 4,096. All ports together have at most 16,384 neighbours, in equal shares. When the share of a port is full, the
+    /// stage removes the oldest neighbour of this port that never answered.
     #[serde(default)]
+    #[schemars(range(min = 16, max = 16384))]
     pub most: Option<u16>,
     /// The approximate time for which an answer is valid, with `source = "resolve"`: `"1s"` to `"1h"`. The default is
-    /// `"30s"`. After that time, the next packet to the neighbour starts a delay of five seconds, and then the stage
-    /// asks the neighbour again.
+    /// `"30s"`. The next packet after that time starts a delay of five seconds. After the delay, the stage asks the
+    /// neighbour again.
     #[serde(default)]
     pub reachable: Option<Period>,
     /// The time after which an unused neighbour is removed, with `source = "resolve"`: `"1s"` to `"1d"`. The default is
@@ -415,7 +416,7 @@ impl Stage for Neighbor {
 
     fn info() -> StageInfo {
         StageInfo::new().outputs(&[
-            ("unresolved", "packets whose next hop is not in the table"),
+            ("unresolved", "packets whose next hop is unknown, after the waiting time if the stage resolves neighbours"),
             ("unreachable", "packets whose next hop does not answer"),
         ])
     }

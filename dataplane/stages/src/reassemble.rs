@@ -19,10 +19,10 @@ use index::Index;
 
 /// Reassembles fragmented IPv4 and IPv6 datagrams (RFC 791, RFC 8200 section 4.5).
 ///
-/// The stage copies each fragment into its own memory and consumes the packet (`consumed`). The packet of the last
-/// missing fragment becomes the complete datagram, which is parsed again and goes to the next stage. All other packets
-/// go to the next stage unchanged. There is one exception: the stage removes the fragment header of an unfragmented
-/// IPv6 packet (RFC 6946).
+/// The stage copies each fragment into memory of the stage, and consumes the packet (`consumed`). When the last missing
+/// fragment arrives, its packet becomes the complete datagram, which is parsed again and goes to the next stage. All
+/// other packets go to the next stage unchanged. As an exception, the stage removes the fragment header of an
+/// unfragmented IPv6 packet (RFC 6946).
 ///
 /// Two fragments conflict if they overlap or disagree about the end of the datagram. The stage then discards the whole
 /// datagram, including fragments that arrive later (RFC 5722). If a fragment arrives twice, the stage drops only the
@@ -63,6 +63,7 @@ use index::Index;
 pub struct Reassemble {
     /// The maximum number of datagrams in reassembly, for each worker: 1 to 1,024. Default: 64.
     #[serde(default = "datagrams")]
+    #[schemars(range(min = 1, max = 1024))]
     datagrams: u16,
     /// The maximum size of a datagram in bytes, without its headers: 1,280 to 65,515. The datagram must also fit into
     /// a packet buffer (`buffer_size` of `[runtime]`). Default: 9,216.
@@ -74,6 +75,7 @@ pub struct Reassemble {
     timeout: Period,
     /// The maximum number of datagrams in reassembly from one source, for each worker: 1 to 1,024. Default: 16.
     #[serde(default = "per_source")]
+    #[schemars(range(min = 1, max = 1024))]
     per_source: u16,
     /// Whether to reassemble only datagrams for addresses that the config gives to the ports. Default: `false`.
     #[serde(default)]

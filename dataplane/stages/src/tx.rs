@@ -9,13 +9,13 @@ use dataplane_core::header::{Header, MacAddr};
 use dataplane_core::mem::{Batch, Packet, Reason};
 use dataplane_core::pipeline::{Contract, Ctx, Exit, Facts, PortInfo, Problem, Setup, Stage, StageInfo};
 
-/// Sends packets out by a port.
+/// Sends packets out through a port.
 ///
 /// A frame that exceeds the MTU of the port plus the link header is dropped as `too_long`. Up to two VLAN tags count as
-/// part of the link header. Padding behind the packet counts towards the length. A frame that is padded beyond the MTU
+/// part of the link header. Padding after the packet counts towards the length. A frame that is padded beyond the MTU
 /// is therefore too long, even if the packet itself fits. Padding to 60 bytes is within any MTU. A frame that is
 /// shorter than an Ethernet header is dropped as `runt`. No device can send such a frame, and some devices stop when
-/// they get one.
+/// they get such a frame.
 ///
 /// ```toml
 /// [[pipeline.stage]]

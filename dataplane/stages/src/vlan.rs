@@ -39,9 +39,11 @@ pub struct Vlan {
     pub op: Op,
     /// `push`: the VLAN id, 0 to 4094. Required with `push`, not allowed otherwise.
     #[serde(default)]
+    #[schemars(range(min = 0, max = 4094))]
     pub id: Option<u16>,
     /// `push`: the priority, 0 to 7. Default: 0.
     #[serde(default)]
+    #[schemars(range(min = 0, max = 7))]
     pub pcp: Option<u8>,
     /// `push`: the tag type (TPID): 0x8100 (802.1Q), 0x88a8 (802.1ad) or 0x9100. Default: 0x8100.
     #[serde(default)]

@@ -47,7 +47,7 @@ pub struct EndpointParameters {
     #[serde(with = "access")]
     #[schemars(with = "Vec<RemoteAccess>")]
     pub access: Access,
-    /// The queue key. A received datagram must carry it. Values from 2147483648 need CAP_NET_RAW. Only for ud.
+    /// The queue key, which every received datagram must carry. Values from 2147483648 need CAP_NET_RAW. Only for ud.
     #[serde(deserialize_with = "within::<_, u32, 0, 4294967295>")]
     #[schemars(range(min = 0, max = 4294967295u32))]
     pub qkey: u32,
@@ -104,8 +104,9 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within::<_, u8, 0, 255>")]
     #[schemars(range(min = 0, max = 255))]
     pub max_dest_rd_atomic: u8,
-    /// How long the peer waits before it resends a message that found no receive buffer, in the code of the InfiniBand
-    /// specification: 1 is 0.01 ms, 12 is 0.64 ms, 16 is 2.56 ms, 31 is 491.52 ms, 0 is 655.36 ms. Only for rc.
+    /// How long the peer waits before a retry, if this side has posted no receive buffer for a message. The value is a
+    /// code of the InfiniBand specification: 1 is 0.01 ms, 12 is 0.64 ms, 16 is 2.56 ms, 31 is 491.52 ms, 0 is 655.36
+    /// ms. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub min_rnr_timer: u8,
@@ -113,11 +114,11 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub timeout: u8,
-    /// How often an unacknowledged packet is resent. Some devices take 7 as unlimited. Only for rc.
+    /// How often an unacknowledged packet is resent. On some devices, 7 is unlimited. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 7>")]
     #[schemars(range(min = 0, max = 7))]
     pub retry_count: u8,
-    /// How often a message is resent if the peer had no receive buffer. 7 is unlimited. Only for rc.
+    /// How often a message is resent if the peer has posted no receive buffer. 7 is unlimited. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 7>")]
     #[schemars(range(min = 0, max = 7))]
     pub rnr_retry: u8,

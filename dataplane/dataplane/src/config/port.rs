@@ -86,8 +86,8 @@ impl Default for Rss {
     }
 }
 
-/// Injected faults of a port with the device `"soft"` or `"host"`. `xdp` links do not support faults. The same seed
-/// gives the same faults in every run.
+/// Faults that the program injects into a port with the device `"soft"` or `"host"`. `xdp` links do not support faults.
+/// The same seed gives the same faults in every run.
 ///
 /// ```toml
 /// [[port]]
@@ -120,7 +120,7 @@ pub struct Faults {
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub duplicate: f64,
-    /// The probability that a packet is swapped with the next one.
+    /// The probability that a packet is swapped with the next packet.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub reorder: f64,

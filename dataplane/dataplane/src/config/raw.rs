@@ -173,7 +173,7 @@ pub struct Flow {
     pub headers: Option<Match>,
     /// What happens to the matched frames.
     pub action: Action,
-    /// The name of the counters of the matched frames. The report shows them as `flow.NAME.packets` and
+    /// The name of the counters of the matched frames. The report shows the counters as `flow.NAME.packets` and
     /// `flow.NAME.bytes`. Rules with the same name share one sum. Only with `frames = "matching"`. Default: not
     /// counted.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -15,13 +15,13 @@ use dataplane_core::units::{Bytes, CoreId, Period, bytes_within, within, within_
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Idle {
-    /// Continues to poll. This has the lowest latency.
+    /// Continues to poll, for the lowest latency.
     #[default]
     Spin,
-    /// Continues to poll, with pauses. This leaves more of the physical core to its other hardware thread.
+    /// Continues to poll, with pauses that leave more of the physical core to its other hardware thread.
     Pause,
-    /// Sleeps until a packet arrives, or for short periods if the device has no wake-ups. This leaves the core to other
-    /// programs, and increases latency.
+    /// Sleeps until a packet arrives, or for short periods if the device has no wake-ups. Sleeping leaves the core to
+    /// other programs, and increases latency.
     Sleep,
 }
 
@@ -80,8 +80,8 @@ pub struct Runtime {
     #[serde(deserialize_with = "bytes_within::<_, u32, 0, 4096>")]
     #[schemars(with = "Bytes", range(min = 0, max = 4096))]
     pub headroom: u32,
-    /// The number of packet buffers of each worker. A port that is not in `input` has no receive ring. Default: the sum
-    /// of the ring sizes of the ports and one burst, plus one eighth.
+    /// The number of packet buffers of each worker. Default: the sum of the ring sizes of all ports and one burst, plus
+    /// one eighth of this sum. A port that is not in `input` has no receive ring.
     #[serde(deserialize_with = "within_some::<_, u32, 1, 16777216>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16777216))]
     pub buffers: Option<u32>,
@@ -97,11 +97,11 @@ pub struct Runtime {
     /// The source of packet timestamps: the device's counter, the device's wall clock, the system clock, or none.
     /// If the device has no usable clock, the system clock is used.
     pub timestamps: Timestamps,
-    /// The maximum time that a stopping run waits for packets in processing, such as `"5s"`.
+    /// The maximum time that a stopping run waits for packets in progress, such as `"5s"`.
     pub drain_timeout: Period,
     /// The control socket, which `dataplane stats` uses: `"auto"` for a socket in a default folder, `"none"` for no
-    /// socket, or a path of at most 107 bytes. The program creates the socket with access for its owner only, unless
-    /// `control_group` is set, and removes it at the end.
+    /// socket, or a path of at most 107 bytes. Without `control_group`, only the owner of the socket has access. The
+    /// program removes the socket at the end of the run.
     #[schemars(with = "String")]
     pub control: Control,
     /// A group that may use the control socket, as a name in `/etc/group` or a number in quotes. The socket then has mode
@@ -110,7 +110,8 @@ pub struct Runtime {
     pub control_group: Option<String>,
     /// Whether the program gives up the privileges that the run does not need, before the run opens its devices. The
     /// program then keeps only the capabilities of its links and stages, writes only to the files and folders of the
-    /// config's outputs, and cannot start programs or change the system. The page about capabilities lists what remains.
+    /// config's outputs, and cannot start programs or change the system. The page about capabilities lists the
+    /// remaining privileges.
     pub sandbox: bool,
 }
 

@@ -67,9 +67,9 @@ struct Pipeline {
     stage: Vec<Stage>,
 }
 
-/// A stage. Packets enter at the first stage in the list. They go on to the next stage in the list unless `outputs` or
-/// `next` name another stage. The stages must not form a loop. Every kind of stage has the keys `name`, `use`,
-/// `outputs`, `next` and `drops`. All other keys are parameters of the kind.
+/// A stage. Packets enter at the first stage in the list. From each stage, packets continue to the next stage in the
+/// list, unless `outputs` or `next` names another target. The stages must not form a loop. Every kind of stage has the
+/// keys `name`, `use`, `outputs`, `next` and `drops`. All other keys are parameters of the kind.
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "only its schema is used")]
 struct Stage {

@@ -46,7 +46,7 @@ pub(super) struct RuleSpec {
     /// VLAN id of the outer tag, 0 to 4094.
     #[schemars(range(min = 0, max = 4094))]
     vlan: Option<u16>,
-    /// Name of the hit counter. The default is the place of the rule, such as `rules[3]`.
+    /// Name of the hit counter. The default is the index of the rule, such as `rules[3]`.
     name: Option<String>,
 }
 

@@ -27,6 +27,7 @@ pub(super) struct RouteEntry {
     pub(super) port: Option<String>,
     /// Weight of this path among all paths of the prefix: 1 to 64.
     #[serde(default = "default_weight")]
+    #[schemars(range(min = 1, max = 64))]
     pub(super) weight: u16,
     /// Whether to drop packets to this prefix, with the reason `blackhole`.
     #[serde(default)]

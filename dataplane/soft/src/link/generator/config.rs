@@ -33,7 +33,7 @@ fn one() -> u16 {
     1
 }
 
-/// Generates frames, and counts the frames that are sent to it.
+/// Generates the frames that the port receives, and counts the frames that the port sends.
 ///
 /// A million frames of one size:
 ///

@@ -50,7 +50,8 @@ pub struct PacketConfig {
     /// traffic.
     #[serde(default)]
     pub outgoing: bool,
-    /// The source of receive timestamps with `timestamps = "wallclock"`: `"kernel"`, or `"hardware"` for the NIC.
+    /// The source of receive timestamps: `"kernel"`, or `"hardware"` for the NIC. Used only if `timestamps` in
+    /// `[runtime]` is `"wallclock"`.
     #[serde(default)]
     pub stamps: FrameStamps,
 }

@@ -49,7 +49,7 @@ pub struct PcapConfig {
     /// if it existed before. Default: a new file has mode 0600, so only the user of the program can read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// How often `input` is received: `false` for once, `true` until the run ends, or a number of times.
+    /// How often the port receives `input`: `false` for once, `true` until the run ends, or a number of times.
     #[serde(rename = "loop")]
     #[schemars(schema_with = "repeat_schema")]
     pub repeat: Repeat,

@@ -34,11 +34,12 @@ use dataplane_core::units::{Bytes, bytes_within_some};
 pub struct TapConfig {
     /// The name of the interface.
     pub name: String,
-    /// The MAC address of the host's end. It must differ from the MAC address of the port. Default: unchanged.
+    /// The MAC address of the host's end. The host's end and the port must have different MAC addresses. Default:
+    /// unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
-    /// The MTU of the host's end, in bytes. A port without the key `mtu` has the same MTU. Default: an existing
-    /// interface keeps its MTU, and a new interface gets the MTU of the port.
+    /// The MTU of the host's end, in bytes. If the table `[[port]]` has no `mtu`, the port uses this MTU too. Default:
+    /// an existing interface keeps its MTU, and a new interface gets the MTU of the port.
     #[serde(
         default,
         deserialize_with = "bytes_within_some::<_, u32, 68, 65000>",

@@ -17,7 +17,7 @@ use dataplane_core::error::Result;
 use dataplane_core::mem;
 use dataplane_core::pipeline::parameter_schema;
 
-/// A kernel interface through AF_XDP. Frames are in the worker's own memory.
+/// A kernel interface through AF_XDP. The kernel reads and writes frames in the packet memory of the worker.
 ///
 /// ```toml
 /// [[port]]
@@ -48,20 +48,21 @@ pub struct XdpConfig {
     /// zero-copy if possible.
     #[serde(default)]
     pub copy: Copying,
-    /// The frames that the port receives. All other frames go on to the kernel. Default: every frame.
+    /// The frames that the port receives. All other frames go to the kernel. Default: every frame.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub filter: Vec<Selector>,
-    /// Frames that always go on to the kernel, even if they match `filter`, such as `[{ protocol = "tcp", port = 22
-    /// }]`. Default: none.
+    /// Frames that always go to the kernel, even if they match `filter`, such as `[{ protocol = "tcp", port = 22 }]`.
+    /// Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub except: Vec<Selector>,
     /// Whether the interface receives frames to any MAC address, not only to its own MAC address.
     #[serde(default = "yes")]
     pub promiscuous: bool,
-    /// The source of receive timestamps with `timestamps = "wallclock"`: `"kernel"`, or `"hardware"` for the NIC.
+    /// The source of receive timestamps: `"kernel"`, or `"hardware"` for the NIC. Used only if `timestamps` in
+    /// `[runtime]` is `"wallclock"`.
     #[serde(default)]
     pub stamps: FrameStamps,
-    /// Makes the worker poll the driver, with interrupts disabled. Default: the driver uses interrupts.
+    /// The worker polls the driver, and interrupts are disabled. Default: the driver uses interrupts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_poll: Option<BusyPoll>,
 }
