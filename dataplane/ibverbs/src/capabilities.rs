@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use ibverbs_sys::{IBV_DEVICE_AUTO_PATH_MIG, ibv_device_attr_ex};
 
 use super::context::{Context, Limits};
-use super::raw::RawPacketCaps;
+use super::raw;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{
     Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, Missing, MwKind, PollFields, ProtectionDomain,
@@ -52,7 +52,7 @@ pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
     probed
 }
 
-const CQ_CAPABILITIES: [Capability; 8] = [
+const CQ_CAPABILITIES: [Capability; 10] = [
     Capability::ExtendedCq,
     Capability::Timestamps,
     Capability::WallclockTimestamps,
@@ -60,6 +60,8 @@ const CQ_CAPABILITIES: [Capability; 8] = [
     Capability::IgnoreOverrun,
     Capability::FlowTag,
     Capability::Cvlan,
+    Capability::RxChecksum,
+    Capability::RssHash,
     Capability::TagMatching,
 ];
 
@@ -76,7 +78,7 @@ fn cq_capability(granted: &CqGranted, single: Option<&CqGranted>, capability: Ca
 }
 
 fn attempt<D: Device>(device: &D, attr: &ibv_device_attr_ex, cq: &D::Cq, capability: Capability) -> Result<(), String> {
-    let basic = &attr.orig_attr;
+    let (basic, raw) = (&attr.orig_attr, raw::reported_caps(attr));
     let reported_if = |has: bool, what: &str| if has { Ok(()) } else { Err(format!("the device reports no {what}")) };
     let describe = |error: VerbError| hint(error);
     let pd = device.alloc_pd().map_err(describe)?;
@@ -110,7 +112,14 @@ fn attempt<D: Device>(device: &D, attr: &ibv_device_attr_ex, cq: &D::Cq, capabil
         Capability::Atomic => reported_if(basic.atomic_cap != 0, "atomics"),
         Capability::Multicast => reported_if(basic.max_mcast_grp > 0, "multicast groups"),
         Capability::Events => device.create_channel().map(drop).map_err(describe),
-        Capability::Rss => reported_if(RawPacketCaps::from(attr).rss.is_some(), "RSS for raw packets"),
+        Capability::Rss => reported_if(raw.rss.is_some(), "RSS for raw packets"),
+        Capability::FlowRules => reported_if(raw.flow_rules, "flow rules"),
+        Capability::TxChecksum => reported_if(raw.tx_checksum, "checksums of sent packets"),
+        Capability::VlanStrip => reported_if(raw.vlan_strip, "VLAN stripping"),
+        Capability::Fcs => reported_if(raw.scatter_fcs, "delivery of the frame check sequence"),
+        Capability::DelayDrop => reported_if(raw.delay_drop, "delay drop"),
+        Capability::Tso => reported_if(raw.max_tso > 0, "segmentation of raw packets"),
+        Capability::Pacing => reported_if(raw.pacing.is_some(), "pacing of raw packets"),
         _ => Ok(()),
     }
 }

@@ -17,6 +17,7 @@ use super::domain::{NO_DOMAIN, VerbsPd};
 use super::ffi::{self, Wc};
 use super::queues::CqHandle;
 use super::quirk::Quirk;
+use super::raw;
 use dataplane_core::clock::ClockSource;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{Capability, Completion, CqApi, CqFlags, CqGranted, CqSpec, PollFields, QueueOwner, RUN};
@@ -67,12 +68,15 @@ pub(super) enum RunFields {
     Length,
     /// Another combination. Each granted field is checked for each completion.
     Other,
+    /// With fields of `RecvInfo`. Each granted field is checked for each completion.
+    Info,
 }
 
 impl RunFields {
     fn of(fields: PollFields) -> Self {
         let of_run = fields & (PollFields::BYTE_LEN | PollFields::TIMESTAMP | PollFields::WALLCLOCK);
         match () {
+            () if fields.intersects(PollFields::RECV_INFO) => Self::Info,
             () if of_run == PollFields::BYTE_LEN | PollFields::TIMESTAMP => Self::LengthAndTicks,
             () if of_run == PollFields::BYTE_LEN => Self::Length,
             () => Self::Other,
@@ -317,11 +321,21 @@ pub(super) fn create(
             CreatedCq { raw: negotiator.classic()?, features: Vec::new(), domain: None, extended: false }
         }
     };
+    // Every queue reports the flags of completions, which contain the verdict on the checksums.
+    let mut of_flags = spec.fields & PollFields::CHECKSUM;
+    if !of_flags.is_empty() && !raw::reported_caps(&limits.attr).rx_checksum {
+        negotiator.refuse(Capability::RxChecksum, "the device does not check the checksums of received packets");
+        of_flags = PollFields::empty();
+    }
+    if spec.fields.contains(PollFields::RSS_HASH) {
+        negotiator.refuse(Capability::RssHash, "completions of libibverbs have no RSS hash");
+    }
     let CqNegotiator { mut refused, why, .. } = negotiator;
     refused.sort_unstable();
     refused.dedup();
     let fields =
         created.features.iter().fold(spec.fields & PollFields::STANDARD, |fields, feature| fields | feature.fields);
+    let fields = fields | of_flags;
     let flags = created.features.iter().fold(CqFlags::empty(), |flags, feature| flags | feature.flags);
     let stamps = if fields.contains(PollFields::WALLCLOCK) {
         ClockSource::DeviceWallclock

@@ -17,16 +17,17 @@ use super::cq::{self, VerbsCq};
 use super::domain::VerbsPd;
 use super::event;
 use super::ffi;
-use super::flow::FlowCounters;
+use super::flow::VerbsFlowCounters;
 use super::quirk::Quirk;
-use super::raw::RawPacketCaps;
-use super::raw_queue::{RawSetup, RawSpec};
+use super::raw;
+use super::raw_queue::RawSetup;
 use super::selftest::{self, SelfTest};
 use dataplane_core::clock::{ClockSource, Timebase};
-use dataplane_core::error::{Error, VerbError};
+use dataplane_core::error::VerbError;
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::{
-    AsyncEvent, Capabilities, CqApi, CqGranted, CqSpec, Device, GidEntry, GidKind, LinkLayer, PortAttributes, PortState,
+    AsyncEvent, Capabilities, CqApi, CqGranted, CqSpec, Device, FlowCounters, GidEntry, GidKind, LinkLayer,
+    PortAttributes, PortState, RawDevice, RawPacketCaps, RawSpec,
 };
 
 /// An open libibverbs device. All clones share one device. The device is closed when its last object is dropped.
@@ -205,33 +206,16 @@ fn gid_entry(entry: &ibv_gid_entry) -> GidEntry {
     }
 }
 
-impl VerbsDevice {
-    /// Returns the capabilities for raw-packet queue pairs.
-    pub fn raw_caps(&self) -> RawPacketCaps {
-        RawPacketCaps::of(&self.context)
+impl RawDevice for VerbsDevice {
+    fn raw_caps(&self) -> RawPacketCaps {
+        raw::caps(&self.context)
     }
 
-    /// Sets the flow rules, the RSS settings and the offloads of raw-packet queue pairs. By default, raw-packet queue
-    /// pairs receive every frame unchanged.
-    #[must_use]
-    pub fn with_raw(self, spec: RawSpec) -> Self {
+    fn with_raw(self, spec: RawSpec) -> Self {
         Self { raw_setup: self.raw_setup.with_spec(spec), ..self }
     }
 
-    /// Checks that the device supports the settings of [`VerbsDevice::with_raw`] with `queues` queues per port.
-    ///
-    /// # Errors
-    /// The first unsupported setting with its remedy, or an invalid flow rule.
-    pub fn check_raw(&self, queues: u16) -> Result<(), Error> {
-        let can = self.raw_setup.spec.check(&self.raw_caps(), queues);
-        can.map_err(|why| Error::Config(format!("{}: {why}", self.name())))
-    }
-
-    /// Creates counters for flow rules.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` if the device does not support counters.
-    pub fn create_flow_counters(&self) -> Result<FlowCounters, VerbError> {
-        FlowCounters::create(&self.context)
+    fn create_flow_counters(&self) -> Result<Arc<dyn FlowCounters>, VerbError> {
+        Ok(Arc::new(VerbsFlowCounters::create(&self.context)?))
     }
 }

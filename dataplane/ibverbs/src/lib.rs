@@ -10,8 +10,8 @@
 //!
 //! # Raw packets
 //!
-//! A raw-packet queue pair receives no frames until a flow rule exists. [`RawSpec`] contains the flow rules, the RSS
-//! settings and the receive offloads of a port. Without a [`RawSpec`], the queue pairs of a port receive every frame
+//! A raw-packet queue pair receives no frames until a flow rule exists. [`RawSpec`](dataplane_core::verbs::RawSpec) contains the flow rules, the RSS
+//! settings and the receive offloads of a port. Without a `RawSpec`, the queue pairs of a port receive every frame
 //! unchanged. Flow rules and raw-packet queue pairs need `CAP_NET_RAW` in the initial user namespace.
 //!
 //! If a port has several queues, the provider posts receives to work queues. An indirection table lists the work
@@ -62,14 +62,9 @@ pub use channel::VerbsChannel;
 pub use cq::VerbsCq;
 pub use device::VerbsDevice;
 pub use domain::{VerbsDmabuf, VerbsMr, VerbsPd};
-pub use flow::{
-    Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch,
-    Ipv4Match, Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,
-};
+pub use flow::encode_flow_rule;
 pub use poll::VerbsCursor;
 pub use qp::VerbsQp;
-pub use raw::{RateLimit, RawPacketCaps, RawReceive, RssCaps, frame_length};
-pub use raw_queue::RawSpec;
 pub use selftest::SelfTest;
 pub use srq::VerbsSrq;
 pub use window::VerbsMw;

@@ -20,7 +20,7 @@ use dataplane_core::error::VerbError;
 use dataplane_core::units::{Nanos, QpNum, Ticks};
 use dataplane_core::verbs::CompletionValues;
 use dataplane_core::verbs::{
-    Completion, CompletionQueue, Completions, Cursor, PollFields, RUN, TagInfo, WcFlags, WcOpcode, WcStatus,
+    Completion, CompletionQueue, Completions, Cursor, PollFields, RUN, RecvInfo, TagInfo, WcFlags, WcOpcode, WcStatus,
 };
 
 /// The number of completions that are copied in one poll for a cursor.
@@ -229,6 +229,49 @@ unsafe fn poll_into_run(
     outcome
 }
 
+/// Polls up to `limit` completions into an empty run, with the receive information that the driver granted. The checks
+/// of the fields cost time only in queues that requested such information.
+///
+/// # Safety
+/// Same as [`poll_batch`], and the queue must have been created with `fields`.
+#[inline(never)]
+unsafe fn poll_with_info(
+    handle: &CqHandle,
+    run: &mut Completions,
+    limit: usize,
+    stamps: ClockSource,
+    fields: PollFields,
+) -> PollOutcome {
+    let cq = handle.raw_ex();
+    run.has_info = true;
+    // SAFETY: the caller upholds the safety contract. The closure runs only while the poll has a current completion.
+    let outcome = unsafe {
+        poll_batch(cq, limit, |at, wr_id, status| {
+            run.wr_id[at] = wr_id;
+            if status != IBV_WC_SUCCESS {
+                record_failure(cq, handle, run, at, status);
+                run.info[at] = RecvInfo::default();
+                return;
+            }
+            let completion = read(cq, handle, fields, wr_id, status);
+            run.byte_len[at] = completion.byte_len().unwrap_or(0);
+            run.ticks[at] = stamp(&completion, stamps);
+            run.info[at] = completion.recv_info();
+        })
+    };
+    run.len = outcome.taken;
+    outcome
+}
+
+/// Returns the timestamp of a completion, from the clock that the queue uses for runs.
+fn stamp(completion: &Completion, stamps: ClockSource) -> Ticks {
+    let ticks = match stamps {
+        ClockSource::DeviceWallclock => completion.wallclock().map(|nanos| Ticks(nanos.0)),
+        _ => completion.ticks(),
+    };
+    ticks.unwrap_or(Ticks(0))
+}
+
 /// Stores the current completion, which reports a failed request, at index `at` of a run. Sets the length and the
 /// timestamp to 0.
 ///
@@ -315,14 +358,15 @@ impl VerbsCq {
         if self.copied.is_empty() && !self.fill()? {
             return Ok(0);
         }
+        let has_info = self.fields.intersects(PollFields::RECV_INFO);
+        run.has_info = has_info;
         let CopiedCompletions { list, next } = &mut self.copied;
         for completion in list.iter().skip(*next).take(limit) {
-            let ticks = match self.stamps {
-                ClockSource::DeviceWallclock => completion.wallclock().map(|nanos| Ticks(nanos.0)),
-                _ => completion.ticks(),
-            };
+            if has_info {
+                run.info[run.len] = completion.recv_info();
+            }
             let byte_len = completion.byte_len().unwrap_or(0);
-            run.push(completion.wr_id, completion.status, byte_len, ticks.unwrap_or(Ticks(0)));
+            run.push(completion.wr_id, completion.status, byte_len, stamp(completion, self.stamps));
         }
         *next += run.len;
         Ok(run.len)
@@ -343,18 +387,29 @@ impl VerbsCq {
         self.begin()?;
         match &mut self.poller {
             Poller::Classic(wcs) => {
-                let result = Self::run_classic(&self.handle, wcs, run, limit);
+                let result = Self::run_classic(&self.handle, wcs, run, limit, self.fields);
                 self.finish(result, run.len)
             }
             _ => self.take_copied(run, limit),
         }
     }
 
-    fn run_classic(handle: &CqHandle, wcs: &mut [Wc], run: &mut Completions, limit: usize) -> Result<(), VerbError> {
+    fn run_classic(
+        handle: &CqHandle,
+        wcs: &mut [Wc],
+        run: &mut Completions,
+        limit: usize,
+        fields: PollFields,
+    ) -> Result<(), VerbError> {
+        // `ibv_poll_cq` returns the flags of completions, but no other receive information.
+        run.has_info = fields.contains(PollFields::CHECKSUM);
         // SAFETY: the queue is valid, and this thread owns it.
         let n = unsafe { ffi::ibv_poll_cq(handle.raw(), &mut wcs[..limit]) }?;
         for wc in &wcs[..n] {
             let status = WcStatus::from_raw(wc.status);
+            if run.has_info {
+                run.info[run.len] = copy(wc, handle, fields).recv_info();
+            }
             if status == WcStatus::Success {
                 run.push(wc.wr_id, status, wc.byte_len, Ticks(0));
             } else {
@@ -394,7 +449,7 @@ unsafe impl CompletionQueue for VerbsCq {
         if !self.copied.is_empty() || !self.handle.owner.claim_permanently() {
             return self.poll_run_slow(run, limit);
         }
-        let Self { handle, fields, .. } = self;
+        let Self { handle, fields, stamps, .. } = self;
         let has = |field| fields.contains(field);
         // Common combinations of fields have separate loops, which contain no checks of the fields.
         // SAFETY: the queue is valid and extended, and this thread owns it. Only granted fields are read, and only of a
@@ -417,6 +472,7 @@ unsafe impl CompletionQueue for VerbsCq {
                         () => 0,
                     });
                 }),
+                RunFields::Info => poll_with_info(handle, run, limit, *stamps, *fields),
             }
         };
         if outcome.end_code == 0 { Ok(outcome.taken) } else { self.finish_early(outcome.taken, outcome.end_code) }

@@ -21,14 +21,13 @@ use super::ffi;
 use super::lists::SlotMemory;
 use super::qp::VerbsQp;
 use super::quirk::Quirk;
-use super::raw::has_whole_checksum;
 use super::request::{accepted, full, recv_wr, write_send};
 use super::window::VerbsMw;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::Desc;
 use dataplane_core::verbs::{
     Claim, MemoryRegion, MemoryWindow, MwBind, MwKind, PostError, QpState, QpType, RecvRequest, SendFlags, SendOp,
-    SendRequest, WrOpcode,
+    SendRequest, WrOpcode, has_whole_checksum,
 };
 
 #[cold]

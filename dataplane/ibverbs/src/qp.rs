@@ -20,7 +20,7 @@ use super::ffi;
 use super::lists::PostLists;
 use super::queues::{CqHandle, QpBody, STATE, STATE_UNKNOWN};
 use super::quirk::Quirk;
-use super::raw::{Offload, RawPacketCaps};
+use super::raw::{self, Offload};
 use super::raw_queue::RawQueue;
 use super::rss::WorkQueue;
 use super::srq::VerbsSrq;
@@ -275,9 +275,9 @@ impl VerbsQp {
 fn raw_queue(pd: &VerbsPd, recv: &VerbsCq, spec: &QpSpec) -> Result<RawQueue, VerbError> {
     let context = pd.context();
     let sizes = (spec.caps.recv_depth, spec.caps.recv_sges);
-    let (setup, caps) = (pd.raw_setup(), RawPacketCaps::of(context));
+    let (setup, caps) = (pd.raw_setup(), raw::caps(context));
     // SAFETY: the protection domain and the completion queue are valid and belong to the context. The queue pair holds
     // both until it is destroyed.
     let made = unsafe { RawQueue::create(context.raw(), pd.raw(), recv.handle.raw(), setup, caps, spec.queue, sizes) };
-    made.map_err(|error| error.into_verb_error(&context.name))
+    made.map_err(|error| raw::verb_error(&error, &context.name))
 }

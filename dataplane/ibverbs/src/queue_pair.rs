@@ -12,14 +12,14 @@ use super::domain::VerbsMr;
 use super::ffi;
 use super::qp::VerbsQp;
 use super::queues::{QpBody, STATE_UNKNOWN};
-use super::raw::{RateLimit, RawPacketCaps};
+use super::raw;
 use super::window::VerbsMw;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Run, SlotLayout};
 use dataplane_core::units::{Gid, QpNum};
 use dataplane_core::verbs::{
     AttributeMask, Claim, Destination, Ece, MwBind, PostError, QpAttributes, QpCaps, QpState, QpType, QueuePair,
-    RecvRequest, SendRequest, check_transition,
+    RateLimit, RecvRequest, SendRequest, check_transition,
 };
 
 impl VerbsQp {
@@ -111,8 +111,8 @@ impl VerbsQp {
         }
         let context = self.body().context();
         // SAFETY: the queue pair is valid.
-        let set = unsafe { limit.set(self.raw(), &RawPacketCaps::of(context)) };
-        set.map_err(|error| error.into_verb_error(&context.name))
+        let set = unsafe { raw::set_rate_limit(&limit, self.raw(), &raw::caps(context)) };
+        set.map_err(|error| raw::verb_error(&error, &context.name))
     }
 }
 

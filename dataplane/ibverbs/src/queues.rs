@@ -15,6 +15,7 @@ use super::channel::{CqTag, VerbsChannel};
 use super::context::{Context, check_destroyed};
 use super::domain::VerbsPd;
 use super::ffi;
+use super::raw;
 use super::raw_queue::RawQueue;
 use super::srq::VerbsSrq;
 use dataplane_core::error::VerbError;
@@ -204,7 +205,7 @@ impl QpBody {
         let Some(raw_queue) = &mut self.raw_queue else { return Ok(()) };
         // SAFETY: the raw queue belongs to this queue pair, which is valid.
         let applied = unsafe { raw_queue.apply_state(self.raw, port, state) };
-        applied.map_err(|error| error.into_verb_error(&self.pd.context().name))
+        applied.map_err(|error| raw::verb_error(&error, &self.pd.context().name))
     }
 
     /// Destroys the queue pair. This thread must have claimed both completion queues.

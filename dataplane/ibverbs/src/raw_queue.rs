@@ -18,80 +18,12 @@ use ibverbs_sys::{
     ibv_qp_init_attr_ex, ibv_wq,
 };
 
+use super::flow::created_by;
 use super::flow::object::Flow;
-use super::flow::{FlowError, FlowRule, FlowTraffic};
-use super::raw::{Offload, RateLimit, RawError, RawPacketCaps, RawReceive, lacks, range};
-use super::rss::{LEVELS, RssGroup, WorkQueue, WorkQueueSpec, WqState};
+use super::raw::{Offload, qp_flags, set_rate_limit};
+use super::rss::{RssGroup, WorkQueue, WorkQueueSpec, WqState};
 use dataplane_core::error::VerbError;
-use dataplane_core::verbs::{QpState, RssSpec};
-
-/// The raw-packet settings of a port. Not tested on hardware.
-#[derive(Clone, Debug)]
-pub struct RawSpec {
-    /// The receive offloads.
-    pub receive: RawReceive,
-    /// The RSS settings for the queues of the port.
-    pub rss: RssSpec,
-    /// The flow rules, which select the received frames. [`FlowRule::port`] is ignored: each rule applies to the port
-    /// of the queue pair.
-    pub rules: Vec<FlowRule>,
-    /// Maximum header length of segmented sends in bytes. 0: no segmented sends. A larger value needs more space in the
-    /// send queue.
-    pub tso_header: u16,
-    /// Whether the device computes the IPv4 checksum and the TCP or UDP checksum of packets that are sent in runs. A
-    /// run is a burst of packets that the caller passes as slot indices. The device does not compute the checksums of
-    /// fragments, of UDP packets without a checksum, and of packets that are neither TCP nor UDP. General send requests
-    /// select checksums with their own flags.
-    pub checksum: bool,
-    /// The rate limit of sends, which is set when the queue pair changes to RTS. `None`: the limit stays unchanged.
-    pub rate: Option<RateLimit>,
-}
-
-impl Default for RawSpec {
-    /// Returns settings with which a queue pair receives every frame unchanged.
-    fn default() -> Self {
-        let rules = vec![FlowRule::new(FlowTraffic::ANY_HEADERS)];
-        Self {
-            receive: RawReceive::default(),
-            rss: RssSpec::STANDARD,
-            rules,
-            tso_header: 0,
-            checksum: false,
-            rate: None,
-        }
-    }
-}
-
-impl RawSpec {
-    /// Checks that a device supports the settings for a port with `queues` queues. Other settings, such as the RSS
-    /// fields, are checked when the queues are created.
-    ///
-    /// # Errors
-    /// The first unsupported setting.
-    pub(super) fn check(&self, caps: &RawPacketCaps, queues: u16) -> Result<(), RawError> {
-        self.receive.check(caps)?;
-        if self.tso_header != 0 && caps.max_tso == 0 {
-            return Err(lacks("segmentation", "set the header length to 0"));
-        }
-        if self.checksum && !caps.ip_checksum {
-            return Err(lacks(
-                "checksums of raw packets",
-                "remove \"checksum\" from `offload`, because the stages update checksums in software",
-            ));
-        }
-        if let Some(rate) = &self.rate {
-            rate.check(caps)?;
-        }
-        if queues == 1 {
-            self.receive.qp_flags()?;
-        } else if caps.rss.is_none() {
-            return Err(lacks("RSS for raw packets", "use one receive queue"));
-        }
-        let levels = if queues == 1 { 1 } else { LEVELS };
-        self.rules.iter().try_for_each(|rule| caps.flow.check(rule, levels))?;
-        Ok(())
-    }
-}
+use dataplane_core::verbs::{FlowError, FlowRule, QpState, RawError, RawPacketCaps, RawSpec};
 
 /// The raw-packet settings of a device, and the state of its ports. All clones share the settings and the ports.
 #[derive(Clone, Debug, Default)]
@@ -147,12 +79,13 @@ impl RawPorts {
         caps: &RawPacketCaps,
     ) -> Result<(), RawError> {
         let Some(rss) = caps.rss else {
-            return Err(lacks("RSS for raw packets", "use one receive queue"));
+            return Err(RawError::lacks("RSS for raw packets", "use one receive queue"));
         };
         let mut groups = self.lock();
         let new = || PortQueues { rss_group: None, queues: vec![None; of.into()] };
         let group = groups.entry(port).or_insert_with(new);
-        range("number of queues of the port", of.into(), group.queues.len() as u64, group.queues.len() as u64)?;
+        let queues = group.queues.len() as u64;
+        RawError::check_range("number of queues of the port", of.into(), queues, queues)?;
         let place = group.queues.get_mut(usize::from(queue)).filter(|place| place.is_none());
         // Refuse an index that is already in use or out of range.
         *place.ok_or(VerbError::new("ibv_create_rwq_ind_table", libc::EEXIST))? = Some(member);
@@ -226,10 +159,10 @@ impl RawQueue {
     ) -> Result<Self, RawError> {
         spec.check(&caps, queue.1)?;
         let mut counters = spec.rules.iter().filter_map(|rule| rule.count.as_ref());
-        if counters.any(|counters| counters.context() != context) {
+        if counters.any(|counters| !created_by(context, counters.as_ref())) {
             return Err(FlowError::OtherDevice.into());
         }
-        range("queue index of the port", queue.0.into(), 0, u64::from(queue.1).saturating_sub(1))?;
+        RawError::check_range("queue index of the port", queue.0.into(), 0, u64::from(queue.1).saturating_sub(1))?;
         let wq = if queue.1 > 1 {
             let wq_spec = WorkQueueSpec { depth, sges, receive: spec.receive };
             // SAFETY: the caller upholds the safety contract.
@@ -237,7 +170,7 @@ impl RawQueue {
         } else {
             None
         };
-        let flags = if wq.is_some() { 0 } else { spec.receive.qp_flags()? };
+        let flags = if wq.is_some() { 0 } else { qp_flags(spec.receive)? };
         Ok(Self {
             flows: Vec::new(),
             wq,
@@ -267,7 +200,7 @@ impl RawQueue {
     /// Returns the send offloads of the queue pair.
     pub(super) fn offload(&self) -> Offload {
         Offload {
-            checksum: self.caps.ip_checksum,
+            checksum: self.caps.tx_checksum,
             checksum_runs: self.spec.checksum,
             tso_header: self.spec.tso_header,
             tso_payload: self.caps.max_tso,
@@ -308,7 +241,7 @@ impl RawQueue {
             QpState::Rtr => unsafe { self.receive(qp, port) },
             QpState::Rts => match &self.spec.rate {
                 // SAFETY: the caller upholds the safety contract.
-                Some(rate) => unsafe { rate.set(qp.as_ptr(), &self.caps) },
+                Some(rate) => unsafe { set_rate_limit(rate, qp.as_ptr(), &self.caps) },
                 None => Ok(()),
             },
             _ => Ok(()),
@@ -349,21 +282,6 @@ impl Drop for RawQueue {
     }
 }
 
-impl RawError {
-    /// Converts the error to a verb error. Logs the message of the error if it contains more than the verb error.
-    pub(super) fn into_verb_error(self, device: &str) -> VerbError {
-        let error = match &self {
-            Self::Verb(error) => return *error,
-            Self::Flow(FlowError::Refused { error, .. }) => *error,
-            Self::Flow(_) => VerbError::new("ibv_create_flow", libc::EINVAL),
-            Self::Lacks { .. } => VerbError::new("ibv_create_qp", libc::EOPNOTSUPP),
-            Self::Range { .. } => VerbError::new("ibv_create_qp", libc::EINVAL),
-        };
-        tracing::error!(device, "raw packets: {self}");
-        error
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::ptr;
@@ -373,13 +291,16 @@ mod tests {
     use super::*;
     use crate::fake::{Call, Fake};
     use crate::ffi;
-    use crate::flow::{Bits, FlowLimits, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, TunnelMatch};
-    use crate::raw::RssCaps;
+    use crate::{flow, raw};
+    use dataplane_core::verbs::{
+        Bits, FlowLimits, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, RawReceive, RssCaps, TunnelMatch,
+    };
 
     const CAPS: RawPacketCaps = RawPacketCaps {
-        flow: FlowLimits::NONE,
+        flow: FlowLimits { rss_levels: 3, ..FlowLimits::NONE },
         flow_rules: true,
-        ip_checksum: false,
+        rx_checksum: false,
+        tx_checksum: false,
         vlan_strip: true,
         scatter_fcs: true,
         delay_drop: false,
@@ -511,7 +432,7 @@ mod tests {
         fake.refuse("ibv_create_flow", libc::EPERM);
         let error = second.apply_state(QpState::Rtr).unwrap_err();
         assert!(error.to_string().contains("CAP_NET_RAW"), "{error}");
-        assert_eq!(error.into_verb_error("fake"), VerbError::new("ibv_create_flow", libc::EPERM));
+        assert_eq!(raw::verb_error(&error, "fake"), VerbError::new("ibv_create_flow", libc::EPERM));
         fake.refuse("ibv_create_flow", 0);
         second.apply_state(QpState::Rtr).unwrap();
         drop((same, other));
@@ -523,8 +444,8 @@ mod tests {
     /// Rules that the mlx5 driver of the kernel refuses with `EOPNOTSUPP` or `ENOMEM`.
     #[test]
     fn flow_rule_that_mlx5_refuses_is_refused_by_name() {
-        let mlx5 = RawPacketCaps { flow: FlowLimits::of("mlx5"), ..CAPS };
-        let other = RawPacketCaps { flow: FlowLimits::of("mlx4"), ..CAPS };
+        let mlx5 = RawPacketCaps { flow: flow::limits("mlx5"), ..CAPS };
+        let other = RawPacketCaps { flow: flow::limits("mlx4"), ..CAPS };
         let with = |rule: FlowRule| RawSpec { rules: vec![rule], ..RawSpec::default() };
         let matching = |ip, tunnel| {
             let outer = HeaderMatch { ip: Some(ip), ..HeaderMatch::default() };
@@ -568,7 +489,7 @@ mod tests {
         for queue in [(0, 1), (0, 2)] {
             let error = TestQueue::create(&fake, &setup, spec.clone(), queue).err().unwrap();
             assert!(error.to_string().contains("delay drop"), "{error}");
-            assert_eq!(error.into_verb_error("fake"), VerbError::new("ibv_create_qp", libc::EOPNOTSUPP));
+            assert_eq!(raw::verb_error(&error, "fake"), VerbError::new("ibv_create_qp", libc::EOPNOTSUPP));
         }
         assert_eq!(fake.live(), 0);
     }

@@ -22,18 +22,17 @@ use std::ptr::{self, NonNull};
 use ibverbs_sys::*;
 
 use super::ffi;
+use super::flow::LEVELS;
 use super::flow::object::Flow;
-use super::flow::{FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, TransportMatch};
-use super::raw::{RawError, RawPacketCaps, RawReceive, RssCaps, range};
+use super::raw::wq_flags;
 use dataplane_core::error::VerbError;
-use dataplane_core::verbs::{RssFields, RssSpec};
+use dataplane_core::verbs::{
+    FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, RawError, RawPacketCaps, RawReceive, RssCaps, RssFields,
+    RssSpec, TransportMatch,
+};
 
 /// Number of entries of an indirection table, unless the device supports only smaller tables.
 const TABLE: u32 = 128;
-
-/// The number of device priorities for each priority of a rule, if the port has several queues: see
-/// [`TrafficClass::priority_offset`].
-pub(super) const LEVELS: u16 = 3;
 
 /// A set of frames that are hashed with the same fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -191,7 +190,7 @@ impl WorkQueue {
         caps: &RawPacketCaps,
     ) -> Result<Self, RawError> {
         spec.receive.check(caps)?;
-        let create_flags = spec.receive.wq_flags();
+        let create_flags = wq_flags(spec.receive);
         let mut attr = ibv_wq_init_attr {
             wq_context: ptr::null_mut(),
             wq_type: IBV_WQT_RQ,
@@ -390,8 +389,13 @@ fn table_size(queues: usize, caps: &RssCaps) -> Result<usize, RawError> {
     let most = caps.max_table_size.clamp(1, TABLE);
     // Table sizes are powers of two, so a limit that is not a power of two is rounded down.
     let most = 1_u32 << most.ilog2();
-    range("number of RSS queues", queues as u64, 1, u64::from(most).min(u64::from(caps.max_work_queues)))?;
-    range("number of indirection tables", 2, 0, u64::from(caps.max_tables))?;
+    RawError::check_range(
+        "number of RSS queues",
+        queues as u64,
+        1,
+        u64::from(most).min(u64::from(caps.max_work_queues)),
+    )?;
+    RawError::check_range("number of indirection tables", 2, 0, u64::from(caps.max_tables))?;
     Ok(most as usize)
 }
 

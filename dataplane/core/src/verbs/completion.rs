@@ -2,7 +2,7 @@
 
 use crate::error::VerbError;
 use crate::units::{Nanos, QpNum, Rkey, Ticks};
-use crate::verbs::{PollFields, WcFlags, WcOpcode, WcStatus};
+use crate::verbs::{PollFields, RecvFlags, WcFlags, WcOpcode, WcStatus};
 
 /// The maximum number of completions in a run.
 pub const RUN: usize = 256;
@@ -49,6 +49,8 @@ pub struct CompletionValues {
     pub cvlan: u16,
     /// The tag of the flow rule that matched, or 0.
     pub flow_tag: u32,
+    /// The RSS hash of the frame, if the device computed one.
+    pub rss_hash: Option<u32>,
     /// The tag of a message that the device matched to a tagged receive (`ibv_create_srq_ex(3)`).
     pub tag: TagInfo,
     /// The time of completion, in ticks of the device.
@@ -64,6 +66,21 @@ pub struct TagInfo {
     pub tag: u64,
     /// Application data of the sender.
     pub private: u32,
+}
+
+/// What a device found out about a received frame. The fields are valid only for a completion queue with the matching
+/// [`PollFields`], which may be a part of [`PollFields::RECV_INFO`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecvInfo {
+    /// The valid parts of this structure.
+    pub flags: RecvFlags,
+    /// The removed VLAN tag: priority, drop eligible indicator and identifier. 0 without
+    /// [`RecvFlags::VLAN_STRIPPED`].
+    pub vlan: u16,
+    /// The tag of the flow rule that matched. 0: no rule with a tag matched.
+    pub flow_tag: u32,
+    /// The RSS hash of the frame. 0 without [`RecvFlags::HASH`].
+    pub hash: u32,
 }
 
 impl Completion {
@@ -178,6 +195,27 @@ impl Completion {
         self.received(PollFields::FLOW_TAG, self.values.flow_tag)
     }
 
+    /// Returns the RSS hash of a received frame. `None`: the device computed no hash.
+    pub fn rss_hash(&self) -> Option<u32> {
+        self.received(PollFields::RSS_HASH, self.values.rss_hash).flatten()
+    }
+
+    /// Returns what the device found out about a received frame, limited to the readable fields.
+    pub fn recv_info(&self) -> RecvInfo {
+        let mut info = RecvInfo { flow_tag: self.flow_tag().unwrap_or(0), ..RecvInfo::default() };
+        let flags = self.received(PollFields::CHECKSUM, self.values.flags).unwrap_or_default();
+        info.flags.set(RecvFlags::CHECKSUM_OK, flags.contains(WcFlags::IP_CSUM_OK));
+        if let Some(vlan) = self.cvlan().filter(|vlan| *vlan != 0) {
+            info.flags |= RecvFlags::VLAN_STRIPPED;
+            info.vlan = vlan;
+        }
+        if let Some(hash) = self.rss_hash() {
+            info.flags |= RecvFlags::HASH;
+            info.hash = hash;
+        }
+        info
+    }
+
     /// Returns the tag of a message that the device matched to a tagged receive.
     pub fn tag_info(&self) -> Option<TagInfo> {
         self.has(PollFields::TM_INFO, self.values.tag)
@@ -221,6 +259,9 @@ pub struct Completions {
     /// requires that the completion queue has only one queue pair. If `in_order` is set, `wr_id` is not filled in, and
     /// only the first entry of `ticks` is valid.
     pub in_order: bool,
+    /// Whether `info` is valid. The completion queue sets this flag only if one of [`PollFields::RECV_INFO`] was
+    /// granted. `info` may be valid together with `in_order`.
+    pub has_info: bool,
     /// The `wr_id` of each request.
     pub wr_id: [u64; RUN],
     /// The number of received bytes; for unreliable datagrams including the 40 bytes of the global route header (GRH).
@@ -229,6 +270,8 @@ pub struct Completions {
     pub ticks: [Ticks; RUN],
     /// The results of the requests.
     pub status: [WcStatus; RUN],
+    /// What the device found out about each received frame. Default values for failed requests.
+    pub info: [RecvInfo; RUN],
 }
 
 impl Completions {
@@ -238,10 +281,12 @@ impl Completions {
             len: 0,
             failed: false,
             in_order: false,
+            has_info: false,
             wr_id: [0; RUN],
             byte_len: [0; RUN],
             ticks: [Ticks(0); RUN],
             status: [WcStatus::Success; RUN],
+            info: [RecvInfo::default(); RUN],
         })
     }
 
@@ -251,6 +296,7 @@ impl Completions {
         self.len = 0;
         self.failed = false;
         self.in_order = false;
+        self.has_info = false;
     }
 
     /// Adds a completion to a run that is not [`Completions::in_order`]. Returns `false` if the run is full.

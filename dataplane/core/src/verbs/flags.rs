@@ -131,7 +131,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// The completion fields that a cursor reads: `enum ibv_create_cq_wc_flags`.
+    /// The completion fields that are read: `enum ibv_create_cq_wc_flags`. The flags from bit 32 are not in verbs.h.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct PollFields: u64 {
         /// Bytes received.
@@ -158,8 +158,29 @@ bitflags! {
         const TM_INFO = 1 << 10;
         /// A timestamp in nanoseconds of the wall clock.
         const WALLCLOCK = 1 << 11;
+        /// The verdict on the IPv4, TCP and UDP checksums of a received frame, in runs of completions. A cursor reads it
+        /// from [`WcFlags`] without a request.
+        const CHECKSUM = 1 << 32;
+        /// The RSS hash of a received frame. Verbs completions have no such field, so libibverbs refuses this flag.
+        const RSS_HASH = 1 << 33;
         /// The fields that every device with extended completion queues supports.
         const STANDARD = 0x7f;
+        /// The fields of [`RecvInfo`](crate::verbs::RecvInfo).
+        const RECV_INFO = 1 << 8 | 1 << 9 | 1 << 32 | 1 << 33;
+    }
+}
+
+bitflags! {
+    /// The valid parts of [`RecvInfo`](crate::verbs::RecvInfo).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct RecvFlags: u16 {
+        /// The IPv4 checksum and the TCP or UDP checksum are correct (`IBV_WC_IP_CSUM_OK`). If the flag is clear, the
+        /// checksums are unknown.
+        const CHECKSUM_OK = 1;
+        /// The device removed the VLAN tag that `vlan` contains.
+        const VLAN_STRIPPED = 1 << 1;
+        /// `hash` is valid.
+        const HASH = 1 << 2;
     }
 }
 

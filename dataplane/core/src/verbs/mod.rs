@@ -24,6 +24,7 @@ mod completion;
 mod event;
 mod flags;
 mod owner;
+mod raw;
 mod request;
 mod rss;
 mod spec;
@@ -38,10 +39,15 @@ use std::time::Duration;
 
 pub use ah_cache::AhCache;
 pub use attributes::{AttributeMask, Path, QpAttributes, QpState, QpType, TransitionError, check_transition};
-pub use completion::{Completion, CompletionValues, Completions, Cursor, RUN, TagInfo};
+pub use completion::{Completion, CompletionValues, Completions, Cursor, RUN, RecvInfo, TagInfo};
 pub use event::{AsyncEvent, EventKind, EventSubject};
-pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpcode};
+pub use flags::{Access, CqFlags, PollFields, RecvFlags, SendFlags, WcFlags, WcOpcode, WrOpcode};
 pub use owner::{Claim, ClaimGuard, QueueOwner};
+pub use raw::{
+    Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch,
+    Ipv4Match, Ipv6Match, MatchedField, PortsMatch, RateLimit, RawDevice, RawError, RawPacketCaps, RawReceive, RawSpec,
+    RssCaps, TransportMatch, TunnelMatch, frame_length, has_whole_checksum,
+};
 pub use request::{Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge};
 pub use rss::{RssFields, RssSpec};
 pub use spec::{

@@ -97,6 +97,24 @@ pub enum Capability {
     FlowTag,
     /// The stripped VLAN tag in each completion.
     Cvlan,
+    /// Flow rules, which select the received frames.
+    FlowRules,
+    /// The check of the IPv4, TCP and UDP checksums of received frames.
+    RxChecksum,
+    /// The computation of the IPv4, TCP and UDP checksums of sent frames.
+    TxChecksum,
+    /// The removal of the VLAN tag of received frames.
+    VlanStrip,
+    /// The delivery of the frame check sequence after the frame.
+    Fcs,
+    /// The delay of received frames while no receive is posted.
+    DelayDrop,
+    /// The RSS hash of the frame in each completion.
+    RssHash,
+    /// The split of a TCP send into many frames.
+    Tso,
+    /// A limit of the send rate of a queue.
+    Pacing,
     /// Tag-matching information in each completion.
     TagMatching,
     /// Posting with the `ibv_wr_*(3)` functions.
@@ -105,7 +123,7 @@ pub enum Capability {
 
 impl Capability {
     /// All capabilities, in the order that tools list them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 29] = [
         Self::RawPacket,
         Self::Datagram,
         Self::Rc,
@@ -124,6 +142,15 @@ impl Capability {
         Self::Rss,
         Self::FlowTag,
         Self::Cvlan,
+        Self::FlowRules,
+        Self::RxChecksum,
+        Self::TxChecksum,
+        Self::VlanStrip,
+        Self::Fcs,
+        Self::DelayDrop,
+        Self::RssHash,
+        Self::Tso,
+        Self::Pacing,
         Self::TagMatching,
         Self::ExtendedSend,
     ];
@@ -149,6 +176,15 @@ impl Capability {
             Self::Rss => "rss",
             Self::FlowTag => "flow_tag",
             Self::Cvlan => "cvlan",
+            Self::FlowRules => "flow_rules",
+            Self::RxChecksum => "rx_checksum",
+            Self::TxChecksum => "tx_checksum",
+            Self::VlanStrip => "vlan_strip",
+            Self::Fcs => "fcs",
+            Self::DelayDrop => "delay_drop",
+            Self::RssHash => "rss_hash",
+            Self::Tso => "tso",
+            Self::Pacing => "pacing",
             Self::TagMatching => "tag_matching",
             Self::ExtendedSend => "extended_send",
         }

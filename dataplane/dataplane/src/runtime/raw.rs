@@ -1,4 +1,4 @@
-//! Converts the raw-packet settings of a port into requests to a verbs device.
+//! Converts the raw-packet settings of a port into requests to its device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,33 +6,32 @@ use std::sync::Arc;
 use crate::config::{self, Action, Frames, Offload, PortPlan};
 use crate::runtime::soft;
 use dataplane_core::error::{Error, Result};
-use dataplane_core::verbs::Device;
-use dataplane_ibverbs::{
+use dataplane_core::verbs::{
     Bits, EthernetMatch, FlowCounters, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, PortsMatch,
-    RateLimit, RawReceive, RawSpec, TransportMatch, TunnelMatch, VerbsDevice,
+    RateLimit, RawDevice, RawReceive, RawSpec, TransportMatch, TunnelMatch,
 };
 
 /// The flow counters by name.
-pub(super) type Counters = BTreeMap<String, Arc<FlowCounters>>;
+pub(super) type Counters = BTreeMap<String, Arc<dyn FlowCounters>>;
 
 /// Applies the raw-packet settings of a port to its device, for the given number of workers. Returns the device and the
 /// counters of the flow rules.
 ///
 /// # Errors
 /// Returns an error if the device does not support the settings.
-pub(super) fn prepare(device: VerbsDevice, plan: &PortPlan, workers: usize) -> Result<(VerbsDevice, Counters)> {
+pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, Counters)> {
     let port = &plan.config;
     let named = |error: Error| Error::Config(format!("port `{}`: {error}", port.name));
     let mut counters = Counters::new();
     for name in port.flow.iter().flatten().filter_map(|flow| flow.count.as_ref()) {
         if !counters.contains_key(name) {
             let made = device.create_flow_counters().map_err(|error| named(error.on(device.name())))?;
-            counters.insert(name.clone(), Arc::new(made));
+            counters.insert(name.clone(), made);
         }
     }
-    let device = device.with_raw(spec(plan, &counters));
-    device.check_raw(u16::try_from(workers).unwrap_or(u16::MAX)).map_err(named)?;
-    Ok((device, counters))
+    let spec = spec(plan, &counters);
+    device.check_raw(&spec, u16::try_from(workers).unwrap_or(u16::MAX)).map_err(named)?;
+    Ok((device.with_raw(spec), counters))
 }
 
 /// Returns the flow counters with their names in the report. Logs and leaves out counters that cannot be read.
@@ -167,6 +166,7 @@ fn tunnel(headers: &config::Match) -> Option<TunnelMatch> {
 mod tests {
     use super::*;
     use crate::config::{Diagnostics, Source};
+    use dataplane_ibverbs::encode_flow_rule;
 
     /// Returns a port of a verbs device with these keys.
     pub(crate) fn plan(keys: &str, input: bool) -> PortPlan {
@@ -185,7 +185,7 @@ mod tests {
 
     /// Returns the type and the remaining bytes of each specification after the head of a rule.
     fn specs(rule: &FlowRule) -> Vec<(u32, Vec<u8>)> {
-        let bytes = rule.encode().unwrap();
+        let bytes = encode_flow_rule(rule).unwrap();
         let mut rest = &bytes[20..];
         let mut found = Vec::new();
         while !rest.is_empty() {
@@ -237,14 +237,14 @@ mod tests {
         assert_eq!(found[4].1[2..6], [0x20, 0x01, 0x0d, 0xb8]);
         assert_eq!(found[4].1[42..46], [0xff, 0xff, 0xff, 0xff], "the mask of the prefix");
         assert_eq!(found[5].1[..8], both(&[0x01, 0xbb, 0, 0], &[0xff, 0xff, 0, 0]));
-        assert_eq!(first.partial_masks().unwrap(), ["ipv4 src", "ipv6 src"]);
+        assert_eq!(first.partial_masks(), ["ipv4 src", "ipv6 src"]);
         assert_eq!(specs(lldp)[0].1[12..16], [0x88, 0xcc, 0, 0]);
         assert_eq!(
             specs(gre)[1],
             (0x51, both(&[0, 0, 0, 0, 0x65, 0x58, 0, 0, 0, 9], &[0, 0, 0xff, 0xff, 255, 255, 255, 255]))
         );
         assert_eq!(specs(mpls)[1].1[2..6], [0x12, 0x34, 0x50, 0]);
-        assert_eq!(icmp.partial_masks().unwrap(), [""; 0]);
+        assert_eq!(icmp.partial_masks(), [""; 0]);
     }
 
     #[test]
@@ -253,12 +253,14 @@ mod tests {
             "flow = [{ frames = 'all_default' }, { frames = 'multicast_default' }, { frames = 'sniffer' }, \
              { action = 'drop', match = { ipv4 = {}, tcp = { dst = 23 } } }, { dont_trap = true, priority = 21844 }]",
         );
-        let kinds: Vec<u32> =
-            rules.iter().map(|rule| u32::from_ne_bytes(rule.encode().unwrap()[4..8].try_into().unwrap())).collect();
+        let kinds: Vec<u32> = rules
+            .iter()
+            .map(|rule| u32::from_ne_bytes(encode_flow_rule(rule).unwrap()[4..8].try_into().unwrap()))
+            .collect();
         // enum ibv_flow_attr_type
         assert_eq!(kinds, [1, 2, 3, 0, 0]);
         assert_eq!(specs(&rules[3]).last().unwrap().0, 0x1001, "IBV_FLOW_SPEC_ACTION_DROP");
-        let head = rules[4].encode().unwrap();
+        let head = encode_flow_rule(&rules[4]).unwrap();
         assert_eq!((head[16], u16::from_ne_bytes([head[10], head[11]])), (2, 21844), "dont_trap, priority");
     }
 

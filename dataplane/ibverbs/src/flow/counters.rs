@@ -10,20 +10,11 @@ use ibverbs_sys::*;
 use crate::context::Context;
 use crate::ffi;
 use dataplane_core::error::VerbError;
+use dataplane_core::verbs::{FlowCount, FlowCounters};
 
-/// The values of the counters of flow rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlowCount {
-    /// The number of matched frames.
-    pub packets: u64,
-    /// The number of bytes in the matched frames.
-    pub bytes: u64,
-}
-
-/// Counters of flow rules: `ibv_create_counters(3)`. If several rules use the same counters, the counters contain the
-/// sum.
+/// Counters of flow rules on a device: `ibv_create_counters(3)`.
 #[derive(Debug)]
-pub struct FlowCounters {
+pub(crate) struct VerbsFlowCounters {
     pub(super) counters: NonNull<ibv_counters>,
     /// The largest values that were read so far: packets and bytes.
     seen: [AtomicU64; 2],
@@ -31,11 +22,11 @@ pub struct FlowCounters {
 }
 
 // SAFETY: counters are not bound to a thread, and the kernel locks them when libibverbs reads them.
-unsafe impl Send for FlowCounters {}
+unsafe impl Send for VerbsFlowCounters {}
 // SAFETY: same as above.
-unsafe impl Sync for FlowCounters {}
+unsafe impl Sync for VerbsFlowCounters {}
 
-impl FlowCounters {
+impl VerbsFlowCounters {
     /// Creates counters for packets and bytes.
     ///
     /// # Errors
@@ -58,13 +49,12 @@ impl FlowCounters {
     pub(crate) fn context(&self) -> *mut ibv_context {
         self.context.raw()
     }
+}
 
-    /// Reads the counters with `ibv_read_counters(3)`, and returns the largest values that were read so far. The counts
-    /// of a destroyed rule therefore remain, even if the device no longer reports them.
-    ///
-    /// # Errors
-    /// The error of the verb.
-    pub fn read(&self) -> Result<FlowCount, VerbError> {
+impl FlowCounters for VerbsFlowCounters {
+    /// Returns the largest values that were read so far. The counts of a destroyed rule therefore remain, even if the
+    /// device no longer reports them.
+    fn read(&self) -> Result<FlowCount, VerbError> {
         let mut values = [0; 2];
         // SAFETY: the counters are valid, and there is space for the requested values. Without flags, the verb reads
         // the current values from the device.
@@ -74,7 +64,7 @@ impl FlowCounters {
     }
 }
 
-impl Drop for FlowCounters {
+impl Drop for VerbsFlowCounters {
     fn drop(&mut self) {
         // SAFETY: the counters are valid, no rule uses them any more, and they are not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_counters(self.counters.as_ptr()) } {

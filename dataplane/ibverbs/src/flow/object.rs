@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use ibverbs_sys::*;
 
-use super::encode::Encoded;
-use super::{FlowCounters, FlowError, FlowRule};
+use super::encode::encode_flow_rule;
 use crate::ffi;
+use dataplane_core::verbs::{FlowCounters, FlowError, FlowRule};
 
 /// A flow rule on a device. The rule is destroyed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Flow {
     flow: NonNull<ibv_flow>,
     /// The counters that the rule uses. They must outlive the rule.
-    count: Option<Arc<FlowCounters>>,
+    count: Option<Arc<dyn FlowCounters>>,
 }
 
 // SAFETY: a flow rule is not bound to a thread.
@@ -30,7 +30,7 @@ impl Flow {
     /// # Safety
     /// The queue pair must outlive the rule.
     pub(crate) unsafe fn create(qp: NonNull<ibv_qp>, rule: &FlowRule) -> Result<Self, FlowError> {
-        let Encoded { bytes, partial, .. } = rule.encoded()?;
+        let bytes = encode_flow_rule(rule)?;
         let mut words: Vec<u64> = vec![0; bytes.len().div_ceil(8)];
         // SAFETY: `words` has space for all bytes and is aligned for every member. The verb reads only the number of
         // bytes in the size field. The returned `Flow` holds the counters.
@@ -41,7 +41,7 @@ impl Flow {
         };
         match flow {
             Ok(flow) => Ok(Self { flow, count: rule.count.clone() }),
-            Err(error) => Err(FlowError::Refused { error, partial }),
+            Err(error) => Err(FlowError::Refused { error, partial: rule.partial_masks() }),
         }
     }
 }

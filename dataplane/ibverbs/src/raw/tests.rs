@@ -24,7 +24,7 @@ fn attributes(kind: u32) -> ibv_device_attr_ex {
 }
 
 fn caps() -> RawPacketCaps {
-    RawPacketCaps::from(&attributes(8))
+    reported_caps(&attributes(8))
 }
 
 #[test]
@@ -32,8 +32,9 @@ fn only_raw_packet_capabilities_are_reported() {
     let rss = RssCaps { max_tables: 1024, max_table_size: 2048, max_work_queues: 4096, fields: 0x8000_00ff };
     let all = RawPacketCaps {
         flow_rules: true,
-        flow: FlowLimits::NONE,
-        ip_checksum: true,
+        flow: flow::limits(""),
+        rx_checksum: true,
+        tx_checksum: true,
         vlan_strip: true,
         scatter_fcs: true,
         delay_drop: true,
@@ -43,40 +44,24 @@ fn only_raw_packet_capabilities_are_reported() {
     };
     assert_eq!(caps(), all);
     // Bit 4 stands for datagram queue pairs, so these capabilities do not apply to raw-packet queue pairs.
-    let datagrams = RawPacketCaps::from(&attributes(4));
+    let datagrams = reported_caps(&attributes(4));
     assert_eq!(datagrams, RawPacketCaps { max_tso: 0, pacing: None, rss: None, ..all });
     let mut other_hash = attributes(8);
     other_hash.rss_caps.rx_hash_function = 2;
-    assert_eq!(RawPacketCaps::from(&other_hash).rss, None);
-    let nothing = RawPacketCaps::from(&ibv_device_attr_ex::default());
-    assert_eq!(nothing, RawPacketCaps::default());
+    assert_eq!(reported_caps(&other_hash).rss, None);
+    let nothing = reported_caps(&ibv_device_attr_ex::default());
+    assert_eq!(nothing, RawPacketCaps { flow: all.flow, ..RawPacketCaps::default() });
     let mut old = ibv_device_attr_ex::default();
     old.orig_attr.device_cap_flags = 1 << 26;
-    assert_eq!(RawPacketCaps::from(&old), RawPacketCaps { ip_checksum: true, ..nothing });
+    assert_eq!(reported_caps(&old), RawPacketCaps { rx_checksum: true, tx_checksum: true, ..nothing });
 }
 
 #[test]
-fn receive_offloads_map_to_verbs_flags_or_are_refused() {
+fn receive_offloads_map_to_verbs_flags() {
     let all = RawReceive { vlan_strip: true, scatter_fcs: true, delay_drop: true };
-    assert_eq!(all.wq_flags(), 1 | 2 | 4);
-    assert_eq!(RawReceive { delay_drop: false, ..all }.qp_flags(), Ok(1 << 8 | 1 << 9));
-    assert!(all.qp_flags().unwrap_err().to_string().contains("use more than one worker"));
-    assert_eq!(all.check(&caps()), Ok(()));
-    assert_eq!(RawReceive::default().check(&RawPacketCaps::default()), Ok(()));
-    for (receive, wanted) in [
-        (RawReceive { vlan_strip: true, ..RawReceive::default() }, "VLAN stripping"),
-        (RawReceive { scatter_fcs: true, ..RawReceive::default() }, "frame check sequence"),
-        (RawReceive { delay_drop: true, ..RawReceive::default() }, "delay drop"),
-    ] {
-        let error = receive.check(&RawPacketCaps::default()).unwrap_err().to_string();
-        assert!(error.contains(wanted), "{error}");
-    }
-}
-
-#[test]
-fn frame_length_excludes_frame_check_sequence() {
-    assert_eq!((frame_length(64, true), frame_length(64, false)), (60, 64));
-    assert_eq!(frame_length(3, true), 0, "a device that reports a wrong length");
+    assert_eq!(wq_flags(all), 1 | 2 | 4);
+    assert_eq!(qp_flags(RawReceive { delay_drop: false, ..all }), Ok(1 << 8 | 1 << 9));
+    assert!(qp_flags(all).unwrap_err().to_string().contains("use more than one worker"));
 }
 
 #[test]
@@ -146,9 +131,9 @@ fn rate_with_burst_is_set_by_the_rate_limit_verb() {
     unsafe {
         let qp = ffi::ibv_create_qp(fake.pd().as_ptr(), &mut attr).unwrap().as_ptr();
         fake.calls();
-        RateLimit { kbps: 5000, ..RateLimit::default() }.set(qp, &caps()).unwrap();
-        RateLimit { kbps: 5000, burst: 64_000, packet: 1500 }.set(qp, &caps()).unwrap();
-        RateLimit::default().set(qp, &caps()).unwrap();
+        set_rate_limit(&RateLimit { kbps: 5000, ..RateLimit::default() }, qp, &caps()).unwrap();
+        set_rate_limit(&RateLimit { kbps: 5000, burst: 64_000, packet: 1500 }, qp, &caps()).unwrap();
+        set_rate_limit(&RateLimit::default(), qp, &caps()).unwrap();
         assert_eq!(
             fake.calls(),
             [
@@ -158,20 +143,20 @@ fn rate_with_burst_is_set_by_the_rate_limit_verb() {
             ]
         );
         let fast = RateLimit { kbps: 100_000_001, ..RateLimit::default() };
-        let error = fast.set(qp, &caps()).unwrap_err().to_string();
+        let error = set_rate_limit(&fast, qp, &caps()).unwrap_err().to_string();
         assert_eq!(error, "rate in kbit/s: 100000001 is not in the range 1 to 100000000");
-        let error = fast.set(qp, &RawPacketCaps::default()).unwrap_err().to_string();
+        let error = set_rate_limit(&fast, qp, &RawPacketCaps::default()).unwrap_err().to_string();
         assert!(error.contains("does not support pacing"), "{error}");
         assert_eq!(fake.calls(), []);
         fake.refuse("ibv_modify_qp_rate_limit", libc::EINVAL);
-        let error = RateLimit { kbps: 1, burst: 1, packet: 0 }.set(qp, &caps()).unwrap_err();
+        let error = set_rate_limit(&RateLimit { kbps: 1, burst: 1, packet: 0 }, qp, &caps()).unwrap_err();
         assert_eq!(error, RawError::Verb(VerbError::new("ibv_modify_qp_rate_limit", libc::EINVAL)));
         ffi::ibv_destroy_qp(qp).unwrap();
     }
     let bare = Fake::new(|verbs| verbs.modify_qp_rate_limit = None);
     let mut qp = ibv_qp { context: bare.context(), ..Default::default() };
     // SAFETY: only the context of the queue pair is accessed.
-    let error = unsafe { RateLimit { kbps: 1, burst: 1, packet: 0 }.set(&mut qp, &caps()) };
+    let error = unsafe { set_rate_limit(&RateLimit { kbps: 1, burst: 1, packet: 0 }, &mut qp, &caps()) };
     let unsupported = VerbError::new("ibv_modify_qp_rate_limit", libc::EOPNOTSUPP);
     assert_eq!(error, Err(RawError::Verb(unsupported)));
 }

@@ -2,7 +2,7 @@
 
 use super::super::fake::{Call, Fake, Recv};
 use super::*;
-use crate::flow::{Bits, EthernetMatch, Ipv4Match, PortsMatch};
+use dataplane_core::verbs::{Bits, EthernetMatch, Ipv4Match, PortsMatch};
 
 const CAPS: RssCaps = RssCaps { max_tables: 64, max_table_size: 512, max_work_queues: 64, fields: 0xff };
 

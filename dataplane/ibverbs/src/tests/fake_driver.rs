@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibverbs_sys::{ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_device_attr_ex};
+use ibverbs_sys::{IBV_RAW_PACKET_CAP_IP_CSUM, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_device_attr_ex};
 use proptest::prelude::*;
 
 use crate::channel::VerbsChannel;
@@ -23,6 +23,7 @@ fn attributes() -> ibv_device_attr_ex {
     let basic = &mut attr.orig_attr;
     (basic.max_qp_wr, basic.max_sge, basic.max_cqe, basic.phys_port_cnt) = (1000, 8, 1000, 1);
     (basic.max_qp_rd_atom, basic.max_qp_init_rd_atom) = (16, 16);
+    attr.raw_packet_caps = IBV_RAW_PACKET_CAP_IP_CSUM;
     attr
 }
 
@@ -69,7 +70,8 @@ fn full(wr_id: u64) -> FakeCompletion {
 fn driver_without_extended_cq_is_polled_with_poll_cq() {
     let (fake, context) = device(|verbs| verbs.create_cq_ex = None);
     let (mut cq, granted) = create(&context, &cq_spec(PollFields::all(), CqFlags::all()));
-    assert_eq!((granted.api, granted.fields, granted.flags), (CqApi::Classic, PollFields::STANDARD, CqFlags::empty()));
+    let fields = PollFields::STANDARD | PollFields::CHECKSUM;
+    assert_eq!((granted.api, granted.fields, granted.flags), (CqApi::Classic, fields, CqFlags::empty()));
     assert_eq!(granted.stamps, ClockSource::None);
     use Capability as C;
     let mut all = [
@@ -80,6 +82,7 @@ fn driver_without_extended_cq_is_polled_with_poll_cq() {
         C::IgnoreOverrun,
         C::FlowTag,
         C::Cvlan,
+        C::RssHash,
         C::TagMatching,
     ];
     all.sort_unstable();
@@ -106,7 +109,7 @@ fn driver_without_extended_cq_is_polled_with_poll_cq() {
 
 #[test]
 fn only_requested_fields_are_read() {
-    for field in PollFields::all() {
+    for field in PollFields::all() - PollFields::RSS_HASH {
         let (fake, context) = device(|_| {});
         fake.matches_tags();
         let (mut cq, granted) = create(&context, &cq_spec(field, CqFlags::empty()));
@@ -178,6 +181,68 @@ fn run_contains_the_granted_timestamp() {
         fake.polls(1, [Poll::Wc(full(3))]);
         assert_eq!((cq.poll_run(&mut run, 9), run.ticks[0]), (Ok(1), Ticks(stamp)));
     }
+}
+
+/// A run contains the receive information that was requested and granted, on every poll interface.
+#[test]
+fn run_contains_the_requested_receive_information() {
+    let of = |flags: RecvFlags, vlan, flow_tag| RecvInfo { flags, vlan, flow_tag, hash: 0 };
+    let (sum, stripped) = (RecvFlags::CHECKSUM_OK, RecvFlags::VLAN_STRIPPED);
+    for (api, fields, with_sum, without) in [
+        (CqApi::Extended, PollFields::RECV_INFO, of(sum | stripped, 12, 34), of(stripped, 12, 34)),
+        (CqApi::ExtendedSingle, PollFields::RECV_INFO, of(sum | stripped, 12, 34), of(stripped, 12, 34)),
+        (CqApi::Extended, PollFields::CVLAN, of(stripped, 12, 0), of(stripped, 12, 0)),
+        (CqApi::Extended, PollFields::FLOW_TAG, of(RecvFlags::empty(), 0, 34), of(RecvFlags::empty(), 0, 34)),
+        (CqApi::Extended, PollFields::CHECKSUM, of(sum, 0, 0), RecvInfo::default()),
+        // `struct ibv_wc` contains the flags, but neither the VLAN tag nor the flow tag.
+        (CqApi::Classic, PollFields::RECV_INFO, of(sum, 0, 0), RecvInfo::default()),
+    ] {
+        let (fake, context) = device(|_| {});
+        let spec = CqSpec { api, ..cq_spec(PollFields::BYTE_LEN | fields, CqFlags::empty()) };
+        let (mut cq, granted) = create(&context, &spec);
+        let hash = fields.contains(PollFields::RSS_HASH);
+        assert_eq!(granted.refused.contains(&Capability::RssHash), hash);
+        let hash_reason = "missing rss_hash: completions of libibverbs have no RSS hash";
+        assert_eq!(granted.why.iter().any(|line| line == hash_reason), hash, "{:?}", granted.why);
+        let checked = Wc { wc_flags: 1 << 2, ..full(1).wc };
+        let failed = Wc { status: 5, ..full(2).wc };
+        let polls = [checked, failed, full(3).wc];
+        let mut run = Completions::new();
+        // The second round follows a cursor, which leaves copies of the other completions.
+        for skipped in [0, 1] {
+            fake.polls(1, polls.map(|wc| Poll::Wc(FakeCompletion { wc, ..full(wc.wr_id) })));
+            if skipped == 1 {
+                drop(cq.start_poll().unwrap());
+            }
+            assert_eq!(cq.poll_run(&mut run, 9), Ok(3 - skipped));
+            assert!(run.has_info && run.failed);
+            let expected = [with_sum, RecvInfo::default(), without];
+            assert_eq!(run.info[..run.len], expected[skipped..], "{api:?} {fields:?}");
+            assert_eq!(run.byte_len[..run.len], [100, 0, 100][skipped..]);
+        }
+        assert_eq!(misuse(&fake.calls()), Vec::<&Call>::new());
+    }
+    // Without a request, a run has no receive information.
+    let (fake, context) = device(|_| {});
+    let (mut cq, _) = create(&context, &cq_spec(PollFields::STANDARD | PollFields::TIMESTAMP, CqFlags::empty()));
+    fake.polls(1, [Poll::Wc(full(1))]);
+    let mut run = Completions::new();
+    run.has_info = true;
+    assert_eq!((cq.poll_run(&mut run, 9), run.has_info), (Ok(1), false));
+}
+
+/// A device that does not check checksums refuses the verdict by name.
+#[test]
+fn checksum_verdict_of_a_device_without_checksums_is_refused() {
+    let fake = Fake::with_attributes(ibv_device_attr_ex { raw_packet_caps: 0, ..attributes() }, |_| {});
+    // SAFETY: the context is open and belongs to the fake.
+    let context = unsafe { Context::new(NonNull::new(fake.context()).unwrap(), "fake".to_owned()) }.unwrap();
+    let (_cq, granted) = create(&Arc::new(context), &cq_spec(PollFields::CHECKSUM, CqFlags::empty()));
+    assert_eq!((granted.fields, &granted.refused[..]), (PollFields::empty(), &[Capability::RxChecksum][..]));
+    assert_eq!(
+        granted.why,
+        ["missing rx_checksum: the device does not check the checksums of received packets".to_owned()]
+    );
 }
 
 /// If a driver cannot create a queue without a lock, a queue in a single-threaded domain may have no lock.

@@ -7,15 +7,13 @@ use ibverbs_sys::{ibv_device_attr_ex, ibv_packet_pacing_caps, ibv_rss_caps, ibv_
 
 use crate::fake::{Call, Completion, Fake, Op, Poll};
 use crate::ffi::Wc;
-use crate::{
-    FlowCount, FlowRule, FlowTraffic, RateLimit, RawReceive, RawSpec, SelfTest, VerbsCq, VerbsDevice, VerbsQp,
-};
+use crate::{SelfTest, VerbsCq, VerbsDevice, VerbsQp, encode_flow_rule};
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, PageKind, Region, RegionSpec, RunSource, SlotLayout};
 use dataplane_core::verbs::{
-    Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, GidKind, MemoryRegion, PollFields,
-    ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RecvRequest, SendApi, SendFlags,
-    SendOp, SendRequest, Sge,
+    Access, CompletionQueue, Completions, CqApi, CqSpec, Cursor, Device, FlowCount, FlowRule, FlowTraffic, GidKind,
+    MemoryRegion, PollFields, ProtectionDomain, QpAttributes, QpCaps, QpSpec, QpState, QpType, QueuePair, RateLimit,
+    RawDevice, RawReceive, RawSpec, RecvRequest, SendApi, SendFlags, SendOp, SendRequest, Sge,
 };
 
 /// A `VerbsDevice` and the fake device below it. The `VerbsDevice` is dropped first.
@@ -138,7 +136,7 @@ fn single_queue_receives_on_its_queue_pair() {
     let created =
         Call::CreateQp { kind: 8, send: 16, recv: 16, comp_mask: 1 | 4, flags: 1 << 9, send_ops: 0, max_tso_header: 0 };
     assert!(calls.contains(&created), "{calls:?}");
-    let rule = Call::CreateFlow { qp: number, bytes: rules[0].encode().unwrap() };
+    let rule = Call::CreateFlow { qp: number, bytes: encode_flow_rule(&rules[0]).unwrap() };
     assert_eq!(calls.iter().filter(|call| **call == rule).count(), 1, "{calls:?}");
     // SAFETY: the request refers to no memory.
     unsafe { qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }]) }.unwrap();
@@ -341,8 +339,9 @@ fn send_runs_use_checksum_offload_and_rate_limit() {
     for api in [SendApi::Classic, SendApi::Extended] {
         let mut test = test_device_with(4);
         let rate = RateLimit { kbps: 500, burst: 9000, packet: 64 };
-        test.set_raw(RawSpec { checksum: true, rate: Some(rate), ..RawSpec::default() });
-        test.device.check_raw(1).unwrap();
+        let spec = RawSpec { checksum: true, rate: Some(rate), ..RawSpec::default() };
+        test.device.check_raw(&spec, 1).unwrap();
+        test.set_raw(spec);
         let (_cq, mut qp) = started(&test, (0, 1), api);
         let set = Call::RateLimit { qp: test.fake.last("qp"), rate_limit: 500, burst: 9000, packet: 64, comp_mask: 0 };
         assert_eq!(test.fake.calls().last(), Some(&set));
@@ -431,13 +430,11 @@ fn raw_settings_are_checked_before_a_queue_is_created() {
         (0, 1, RawSpec { rate: rate(5), ..usual() }, "fake: rate in kbit/s: 5 is not in the range 10 to 1000"),
         (0, 1, RawSpec { rules: vec![wide], ..usual() }, "fake: tag 0x1000000 does not fit in 24 bits"),
     ] {
-        let mut test = test_device_with(caps);
-        test.set_raw(spec);
-        let error = test.device.check_raw(queues).unwrap_err().to_string();
+        let test = test_device_with(caps);
+        let error = test.device.check_raw(&spec, queues).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert_eq!(test.fake.calls(), []);
-        test.set_raw(usual());
-        test.device.check_raw(queues).unwrap();
+        test.device.check_raw(&usual(), queues).unwrap();
     }
 }
 
@@ -486,7 +483,7 @@ fn short_frames_of_a_run_are_sent_inline() {
 #[test]
 fn counters_of_another_device_are_refused() {
     let other = test_device();
-    let counters = Arc::new(other.device.create_flow_counters().unwrap());
+    let counters = other.device.create_flow_counters().unwrap();
     for queues in [1, 2] {
         let mut test = test_device();
         let rule = FlowRule { count: Some(counters.clone()), ..FlowRule::new(FlowTraffic::ANY_HEADERS) };
@@ -505,7 +502,7 @@ fn counters_of_another_device_are_refused() {
 #[test]
 fn counts_of_destroyed_rules_are_kept() {
     let mut test = test_device();
-    let counters = Arc::new(test.device.create_flow_counters().unwrap());
+    let counters = test.device.create_flow_counters().unwrap();
     let rule = FlowRule { count: Some(counters.clone()), ..FlowRule::new(FlowTraffic::ANY_HEADERS) };
     test.set_raw(RawSpec { rules: vec![rule.clone(), FlowRule { drop: true, ..rule }], ..RawSpec::default() });
     let (cq, qp) = started(&test, (0, 1), SendApi::Classic);

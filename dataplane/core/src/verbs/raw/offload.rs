@@ -1,0 +1,206 @@
+//! Receive and send offloads of raw-packet queue pairs, and the capabilities that they need.
+
+use super::flow::{FlowError, FlowLimits};
+use crate::error::VerbError;
+use crate::header::parse::{Flags, dissect};
+use crate::header::protocol;
+
+/// Length of a frame check sequence in bytes.
+const FCS: u32 = 4;
+/// Offset of the checksum in a UDP header in bytes.
+const UDP_CHECKSUM: usize = 6;
+
+/// The capabilities of a device for raw-packet queue pairs, from `struct ibv_device_attr_ex`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawPacketCaps {
+    /// Whether the device supports flow rules. A device without flow rules receives no raw packets.
+    pub flow_rules: bool,
+    /// The limits of the driver for flow rules.
+    pub flow: FlowLimits,
+    /// Whether the device checks the IPv4, TCP and UDP checksums of received packets.
+    pub rx_checksum: bool,
+    /// Whether the device computes the IPv4, TCP and UDP checksums of sent packets.
+    pub tx_checksum: bool,
+    /// Whether the device can remove VLAN tags.
+    pub vlan_strip: bool,
+    /// Whether the device can deliver the frame check sequence after the frame.
+    pub scatter_fcs: bool,
+    /// Whether the device can delay a frame instead of dropping it when no receive is posted.
+    pub delay_drop: bool,
+    /// Maximum payload of a segmented send in bytes. 0: no segmentation.
+    pub max_tso: u32,
+    /// Minimum and maximum rate of a send queue in kbit/s. `None`: no pacing.
+    pub pacing: Option<(u32, u32)>,
+    /// The RSS capabilities. `None`: no RSS.
+    pub rss: Option<RssCaps>,
+}
+
+/// The RSS capabilities of a device: `struct ibv_rss_caps`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RssCaps {
+    /// Maximum number of indirection tables.
+    pub max_tables: u32,
+    /// Maximum number of entries of an indirection table.
+    pub max_table_size: u32,
+    /// Maximum number of work queues.
+    pub max_work_queues: u32,
+    /// The fields that can be hashed: `enum ibv_rx_hash_fields`.
+    pub fields: u64,
+}
+
+/// The reason why a setting for raw packets was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RawError {
+    /// The device does not support a feature.
+    #[error("the device does not support {what}; help: {remedy}")]
+    Lacks {
+        /// The feature.
+        what: &'static str,
+        /// The remedy, as a phrase in the imperative.
+        remedy: &'static str,
+    },
+    /// A value is out of range.
+    #[error("{what}: {asked} is not in the range {least} to {most}")]
+    Range {
+        /// The name of the value.
+        what: &'static str,
+        /// The requested value.
+        asked: u64,
+        /// The minimum.
+        least: u64,
+        /// The maximum.
+        most: u64,
+    },
+    /// A flow rule is invalid, or the device refused it.
+    #[error(transparent)]
+    Flow(#[from] FlowError),
+    /// A verb failed.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+}
+
+impl RawError {
+    /// Returns the error for a feature that the device lacks.
+    pub const fn lacks(what: &'static str, remedy: &'static str) -> Self {
+        Self::Lacks { what, remedy }
+    }
+
+    /// Checks that a value is in a range.
+    ///
+    /// # Errors
+    /// The value is out of range.
+    pub fn check_range(what: &'static str, asked: u64, least: u64, most: u64) -> Result<(), Self> {
+        if (least..=most).contains(&asked) { Ok(()) } else { Err(Self::Range { what, asked, least, most }) }
+    }
+
+    /// Returns the verb and the error number that describe the error best.
+    pub fn verb_error(&self) -> VerbError {
+        match self {
+            Self::Verb(error) | Self::Flow(FlowError::Refused { error, .. }) => *error,
+            Self::Flow(_) => VerbError::new("ibv_create_flow", libc::EINVAL),
+            Self::Lacks { .. } => VerbError::new("ibv_create_qp", libc::EOPNOTSUPP),
+            Self::Range { .. } => VerbError::new("ibv_create_qp", libc::EINVAL),
+        }
+    }
+}
+
+/// The receive offloads of a queue. By default, all offloads are off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawReceive {
+    /// Whether the device removes the outer VLAN tag. The completion contains the removed tag.
+    pub vlan_strip: bool,
+    /// Whether the frame check sequence follows the frame.
+    pub scatter_fcs: bool,
+    /// Whether the device delays a frame instead of dropping the frame when no receive is posted. Only work queues
+    /// support this offload.
+    pub delay_drop: bool,
+}
+
+impl RawReceive {
+    /// Checks that the device supports the offloads.
+    ///
+    /// # Errors
+    /// The first unsupported offload.
+    pub fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {
+        for (wanted, has, what, remedy) in [
+            (self.vlan_strip, caps.vlan_strip, "VLAN stripping", "remove \"vlan_strip\" from `offload`"),
+            (
+                self.scatter_fcs,
+                caps.scatter_fcs,
+                "delivery of the frame check sequence",
+                "remove \"fcs\" from `offload`",
+            ),
+            (self.delay_drop, caps.delay_drop, "delay drop", "remove \"delay_drop\" from `offload`"),
+        ] {
+            if wanted && !has {
+                return Err(RawError::lacks(what, remedy));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a queue pair with its own receive queue can have the offloads. Other receive queues are work queues.
+    ///
+    /// # Errors
+    /// Delay drop is set, which only work queues support.
+    pub fn check_single_queue(&self) -> Result<(), RawError> {
+        match self.delay_drop {
+            true => Err(RawError::lacks(
+                "delay drop on a queue pair",
+                "use more than one worker, because only work queues support delay drop",
+            )),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Returns the length of the frame for the length in a completion. With `scatter_fcs`, the result excludes the frame
+/// check sequence.
+#[inline]
+pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
+    if scatter_fcs { received.saturating_sub(FCS) } else { received }
+}
+
+/// Returns whether a frame has a TCP or UDP checksum that the device can compute from this frame alone. Returns `false`
+/// for a fragment, because its checksum covers all fragments, and for a UDP checksum of 0, which means "no checksum".
+/// The device must not change the checksums of these frames. The stages keep such checksums correct.
+pub fn has_whole_checksum(frame: &[u8]) -> bool {
+    let Ok(found) = dissect(frame) else { return false };
+    let whole = found.flags.contains(Flags::L4_OK) && !found.flags.contains(Flags::FRAGMENT);
+    match found.protocol {
+        protocol::TCP => whole,
+        protocol::UDP => {
+            let at = usize::from(found.l4) + UDP_CHECKSUM;
+            whole && frame.get(at..at + 2).is_some_and(|checksum| checksum != [0, 0])
+        }
+        _ => false,
+    }
+}
+
+/// The rate limit of a send queue: `struct ibv_qp_rate_limit_attr`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RateLimit {
+    /// Rate in kbit/s. 0: no limit.
+    pub kbps: u32,
+    /// Maximum burst in bytes. 0: the device default.
+    pub burst: u32,
+    /// Typical packet size in bytes. 0: the MTU of the port.
+    pub packet: u16,
+}
+
+impl RateLimit {
+    /// Checks that the device supports the rate.
+    ///
+    /// # Errors
+    /// The device does not support pacing, or the rate is out of range.
+    pub fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {
+        let Some((least, most)) = caps.pacing else {
+            return Err(RawError::lacks("pacing", "remove the rate, or limit it in the pipeline"));
+        };
+        if self.kbps == 0 {
+            Ok(())
+        } else {
+            RawError::check_range("rate in kbit/s", self.kbps.into(), least.into(), most.into())
+        }
+    }
+}
