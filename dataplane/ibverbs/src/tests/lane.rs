@@ -8,7 +8,7 @@ use super::raw::{TestDevice, test_device};
 use crate::VerbsDevice;
 use crate::fake::{Call, Completion, Poll};
 use crate::ffi::Wc;
-use dataplane_core::clock::Clocks;
+use dataplane_core::clock::{Clocks, Stamp};
 use dataplane_core::lane::{Alarms, Lane, LaneSpec, NoSink, QueueLane, RawWiring, Stamping};
 use dataplane_core::mem::{Batch, PageKind, Pool, Region, RegionSpec, SlotLayout};
 use dataplane_core::verbs::{AsyncEvent, Device, EventKind, QpState, QpType, WcStatus, WrId, WrKind};
@@ -74,12 +74,17 @@ impl TestLane {
         }
     }
 
+    /// Receives one packet.
+    fn receive_one(&mut self, test: &TestDevice, batch: &mut Batch) {
+        let frame = Wc { wr_id: self.take_posted(test), opcode: 128, byte_len: 60, ..Wc::default() };
+        test.fake.polls(self.recv_cq, [Poll::Wc(Completion { wc: frame, ..Completion::default() })]);
+        assert_eq!(self.lane.receive(&mut self.pool, batch, 1), Ok(1));
+    }
+
     /// Forwards one packet, whose send then fails.
     fn fail_send(&mut self, test: &TestDevice) {
         let mut batch = Batch::new(&self.pool);
-        let frame = Wc { wr_id: self.take_posted(test), opcode: 128, byte_len: 60, ..Wc::default() };
-        test.fake.polls(self.recv_cq, [Poll::Wc(Completion { wc: frame, ..Completion::default() })]);
-        assert_eq!(self.lane.receive(&mut self.pool, &mut batch, 1), Ok(1));
+        self.receive_one(test, &mut batch);
         self.lane.transmit(&mut self.pool, &mut batch);
         assert_eq!(self.lane.sending(), 1);
         test.fake.polls(self.send_cq, [Poll::wc(WrId::new(WrKind::Send, 0, 0).0, IBV_WC_LOC_QP_OP_ERR)]);
@@ -125,6 +130,47 @@ fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
         assert_eq!((pool.available(), lane.posted()), (SLOTS - 16, 16), "the slots are missing in the report");
         assert_eq!((lane.counters().rebuilds, lane.counters().abandoned), (0, 0));
     }
+}
+
+/// A lane whose old queue pair cannot be destroyed returns the same error at every later step. It does not reset the new
+/// queue pair, which would return the slots of the old queue pair to the pool.
+#[test]
+fn lane_stays_lost_after_its_queue_pair_could_not_be_destroyed() {
+    let test = test_device();
+    let mut t = TestLane::open(&test, (0, 1));
+    let mut batch = Batch::new(&t.pool);
+    // The send of one packet never completes, so the flush deadline passes.
+    t.receive_one(&test, &mut batch);
+    t.lane.transmit(&mut t.pool, &mut batch);
+    t.fail_receive(&test, IBV_WC_LOC_PROT_ERR);
+    test.fake.refuse_qp_state(t.qp, QpState::Reset.raw());
+    test.fake.refuse("ibv_destroy_qp", libc::EBUSY);
+    let refused = loop {
+        t.lane.reap(&mut t.pool, &mut NoSink).unwrap();
+        assert_eq!(t.lane.receive(&mut t.pool, &mut batch, 32), Ok(0));
+        if let Err(error) = t.lane.refill(&mut t.pool) {
+            break error;
+        }
+    };
+    assert_eq!((refused.verb, refused.errno), ("ibv_destroy_qp", libc::EBUSY));
+    // The device accepts everything now, but it still owns the slots of the old queue pair.
+    test.fake.refuse("ibv_destroy_qp", 0);
+    let owned = (1, t.lane.posted(), t.pool.available());
+    let state = |t: &TestLane| (t.lane.sending(), t.lane.posted(), t.pool.available());
+    assert_eq!(state(&t), owned);
+    assert_eq!(t.lane.refill(&mut t.pool), Err(refused));
+    assert_eq!(t.lane.housekeep(&mut t.pool), Err(refused));
+    assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut t.pool));
+    t.lane.transmit(&mut t.pool, &mut batch);
+    assert_eq!((batch.len(), t.lane.counters().tx_errors), (0, 1), "the packet is dropped");
+    // A loss of a new completion queue changes nothing.
+    test.fake.polls(test.fake.last("cq"), [Poll::ReturnCode(libc::EIO)]);
+    assert_eq!(t.lane.receive(&mut t.pool, &mut batch, 32), Err(refused));
+    assert_eq!(t.lane.stop(), Err(refused));
+    assert_eq!(t.lane.drain(&mut t.pool), Ok(0));
+    t.lane.abandon(&mut t.pool);
+    assert_eq!(state(&t), owned);
+    assert_eq!((t.lane.counters().recoveries, t.lane.counters().rebuilds, t.lane.counters().abandoned), (0, 0, 0));
 }
 
 /// A lane allows the device to reorder its writes to packets. The flag is optional, so other devices ignore it.

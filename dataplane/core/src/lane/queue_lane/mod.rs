@@ -151,7 +151,7 @@ impl<D: Device> Lane for QueueLane<D> {
     }
 
     fn drain(&mut self, pool: &mut Pool) -> Result<usize, VerbError> {
-        if self.recovery.destroy_failed {
+        if self.recovery.is_lost() {
             return Ok(0);
         }
         while self.data.in_flight.len() > 0 && self.data.reap(pool, &mut NoSink)? > 0 {

@@ -31,6 +31,9 @@ enum Phase {
         /// The number of outstanding requests at that time.
         outstanding: usize,
     },
+    /// The device has refused to destroy a queue pair, with this error. The device keeps the slots that were posted to
+    /// this queue pair, so the lane never changes its state again.
+    Lost(VerbError),
 }
 
 /// The state of a lane's queue pair, and all data that is needed to recreate the queue pair.
@@ -38,9 +41,6 @@ pub(super) struct Recovery<D: Device> {
     phase: Phase,
     /// Whether the flush deadline of a stopped queue pair had passed at the last check.
     overdue: bool,
-    /// Whether the device has refused to destroy a queue pair. The device then keeps the slots that were posted to this
-    /// queue pair.
-    pub(super) destroy_failed: bool,
     wiring: Box<dyn Wiring<D>>,
     alarms: Arc<Alarms>,
     /// The version of `alarms` that was last handled.
@@ -64,7 +64,6 @@ impl<D: Device> Recovery<D> {
         Self {
             phase: Phase::Waiting,
             overdue: false,
-            destroy_failed: false,
             wiring,
             alarms,
             alarms_seen: 0,
@@ -83,6 +82,11 @@ impl<D: Device> Recovery<D> {
     /// Returns whether the queue pair has stopped and its requests are being flushed.
     pub(super) fn has_failed(&self) -> bool {
         matches!(self.phase, Phase::Failed { .. })
+    }
+
+    /// Returns whether the device keeps slots of a queue pair that the device refused to destroy.
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(self.phase, Phase::Lost(_))
     }
 
     /// Returns whether packets cannot be sent now.
@@ -112,10 +116,11 @@ impl<D: Device> Recovery<D> {
     /// Advances a lane that is not live: recovers a failed queue pair, or continues the connection setup.
     #[cold]
     pub(super) fn advance(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
-        if !self.has_failed() && data.queues.qp.state() == QpState::Err {
+        if matches!(self.phase, Phase::Live | Phase::Waiting) && data.queues.qp.state() == QpState::Err {
             self.fail(data);
         }
         match self.phase {
+            Phase::Lost(error) => Err(error),
             Phase::Live => Ok(()),
             Phase::Waiting => self.try_connect(data),
             Phase::Failed { .. } => self.recover(data, pool),
@@ -215,8 +220,8 @@ impl<D: Device> Recovery<D> {
         self.start(data, pool)
     }
 
-    /// Recreates all queues because a completion queue is lost or the queue pair cannot be reset. Fails if the device is gone or refuses to destroy the
-    /// old queue pair.
+    /// Recreates all queues because a completion queue is lost or the queue pair cannot be reset. Fails if the device is
+    /// gone or refuses to destroy the old queue pair.
     #[cold]
     pub(super) fn rebuild(
         &mut self,
@@ -224,7 +229,10 @@ impl<D: Device> Recovery<D> {
         pool: &mut Pool,
         lost: VerbError,
     ) -> Result<(), VerbError> {
-        if data.stopping || self.destroy_failed {
+        if let Phase::Lost(error) = self.phase {
+            return Err(error);
+        }
+        if data.stopping {
             return Err(lost);
         }
         tracing::warn!(
@@ -237,7 +245,7 @@ impl<D: Device> Recovery<D> {
         let (queue_pair, work_queue, queues) = old.numbers();
         if let Err(error) = old.qp.destroy() {
             // The device may still write to the posted slots, so the pool never gets them back.
-            self.destroy_failed = true;
+            self.phase = Phase::Lost(error);
             return Err(error);
         }
         self.alarms.forget(queue_pair, work_queue, &queues);
@@ -249,13 +257,16 @@ impl<D: Device> Recovery<D> {
 
     /// Does the housekeeping: restarts the connection if the peer restarted, and handles device events.
     pub(super) fn housekeep(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
+        if let Phase::Lost(error) = self.phase {
+            return Err(error);
+        }
         if self.wiring.is_stale() {
             match self.phase {
                 Phase::Live => self.fail(data),
                 // The peer for which the lane is waiting is gone. No outstanding request can complete, so restart at
                 // once.
                 Phase::Waiting => self.restart(data, pool, 0)?,
-                Phase::Failed { .. } => {}
+                Phase::Failed { .. } | Phase::Lost(_) => {}
             }
         }
         if data.unsignalled_since.is_some_and(|since| since.elapsed() > FLUSH_DEADLINE) && self.phase == Phase::Live {
@@ -287,6 +298,9 @@ impl<D: Device> Recovery<D> {
     /// Stops the lane: moves the queue pair to ERR, so that all outstanding requests are flushed.
     pub(super) fn stop(&mut self, data: &mut DataPath<D>) -> Result<(), VerbError> {
         data.stopping = true;
+        if let Phase::Lost(error) = self.phase {
+            return Err(error);
+        }
         let (attributes, mask) = QpAttributes::to(QpState::Err);
         data.queues.qp.modify(&attributes, mask)?;
         data.post_marker();
@@ -295,7 +309,7 @@ impl<D: Device> Recovery<D> {
 
     /// Resets the queue pair and reclaims the slots of all outstanding requests.
     pub(super) fn abandon(&mut self, data: &mut DataPath<D>, pool: &mut Pool) {
-        if data.outstanding() == 0 || self.destroy_failed {
+        if data.outstanding() == 0 || self.is_lost() {
             return;
         }
         let (attributes, mask) = QpAttributes::to(QpState::Reset);
