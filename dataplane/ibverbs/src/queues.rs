@@ -209,9 +209,14 @@ impl QpBody {
     }
 
     /// Destroys the queue pair. This thread must have claimed both completion queues.
+    ///
+    /// # Errors
+    /// The error of the verb, which is also logged. If the receives were posted to a work queue, also the error of the
+    /// destruction of the work queue. The queue pair itself is then destroyed, but the device may still write to the
+    /// memory of posted receives.
     fn destroy(mut self) -> Result<(), VerbError> {
         // Destroy the receive side first, so that no more frames are received.
-        drop(self.raw_queue.take());
+        let receives = self.raw_queue.take().map_or(Ok(()), RawQueue::destroy);
         let name = &self.context().name;
         for (group, lid) in &self.groups {
             let gid = ibv_gid { raw: group.0 };
@@ -224,7 +229,7 @@ impl QpBody {
         // SAFETY: this is the only owner. Events of the queue pair are acknowledged when they are taken.
         let destroyed = unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) };
         check_destroyed(destroyed, name);
-        destroyed
+        receives.and(destroyed)
     }
 }
 

@@ -266,6 +266,18 @@ impl RawQueue {
         self.on = Some(port);
         Ok(())
     }
+
+    /// Destroys the receive side. The queue first leaves its port, so no more frames arrive.
+    ///
+    /// # Errors
+    /// The work queue cannot be destroyed, for example because an object that uses the work queue could not be destroyed.
+    /// The device may then still write to the memory of posted receives.
+    pub(super) fn destroy(mut self) -> Result<(), VerbError> {
+        self.flows.clear();
+        let Some(wq) = self.wq.take() else { return Ok(()) };
+        leave(&self.ports, &mut self.on, self.queue);
+        wq.destroy()
+    }
 }
 
 fn leave(ports: &RawPorts, on: &mut Option<u8>, (queue, _): (u16, u16)) {

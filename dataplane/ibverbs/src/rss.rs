@@ -17,6 +17,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use ibverbs_sys::*;
@@ -239,12 +240,30 @@ impl WorkQueue {
     }
 }
 
-impl Drop for WorkQueue {
-    fn drop(&mut self) {
+impl WorkQueue {
+    /// Destroys the work queue.
+    ///
+    /// # Errors
+    /// The error of the verb, which is also logged. The device may then still write to the memory of posted receives.
+    pub(super) fn destroy(self) -> Result<(), VerbError> {
+        ManuallyDrop::new(self).end()
+    }
+
+    /// Destroys the work queue. The caller must not use the work queue again.
+    fn end(&mut self) -> Result<(), VerbError> {
         // SAFETY: the work queue is valid, no indirection table uses it any more, and it is not used again.
-        if let Err(error) = unsafe { ffi::ibv_destroy_wq(self.wq.as_ptr()) } {
+        let destroyed = unsafe { ffi::ibv_destroy_wq(self.wq.as_ptr()) };
+        if let Err(error) = &destroyed {
             tracing::warn!("cannot destroy a work queue, so it stays until its device is closed: {error}");
         }
+        destroyed
+    }
+}
+
+impl Drop for WorkQueue {
+    fn drop(&mut self) {
+        // The error is logged.
+        let _ = self.end();
     }
 }
 

@@ -132,6 +132,36 @@ fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
     }
 }
 
+/// If the work queue of a lane cannot be destroyed, the device may still write to the posted slots, also if the queue
+/// pair was destroyed.
+#[test]
+fn slots_of_an_undestroyed_work_queue_are_not_reused() {
+    for (refused, expected) in [
+        (&[][..], Ok(0)),
+        (&["ibv_destroy_wq"], Err("ibv_destroy_wq")),
+        (&["ibv_destroy_qp"], Err("ibv_destroy_qp")),
+        (&["ibv_destroy_wq", "ibv_destroy_qp"], Err("ibv_destroy_wq")),
+    ] {
+        let test = test_device();
+        let mut lanes: Vec<TestLane> = (0..2).map(|at| TestLane::open(&test, (at, 2))).collect();
+        let TestLane { lane, pool, recv_cq, .. } = &mut lanes[0];
+        let mut batch = Batch::new(pool);
+        test.fake.polls(*recv_cq, [Poll::ReturnCode(libc::EIO)]);
+        refused.iter().for_each(|verb| test.fake.refuse(verb, libc::EBUSY));
+        test.fake.calls();
+        let received = lane.receive(pool, &mut batch, 8).map_err(|error| error.verb);
+        let calls = test.fake.calls();
+        let wq = calls.iter().position(|call| matches!(call, Call::DestroyWq(_))).unwrap();
+        let qp = calls.iter().rposition(|call| matches!(call, Call::DestroyQp(_))).unwrap();
+        assert!(wq < qp, "the receive side ends first: {calls:?}");
+        let abandoned = if expected.is_ok() { 16 } else { 0 };
+        assert_eq!((received, lane.counters().abandoned), (expected, abandoned), "{refused:?}");
+        refused.iter().for_each(|verb| test.fake.refuse(verb, 0));
+        assert_eq!(lane.refill(pool).map(|()| 0).map_err(|error| error.verb), expected);
+        assert_eq!((pool.available(), lane.posted()), (SLOTS - 16, 16));
+    }
+}
+
 /// A lane whose old queue pair cannot be destroyed returns the same error at every later step. It does not reset the new
 /// queue pair, which would return the slots of the old queue pair to the pool.
 #[test]
