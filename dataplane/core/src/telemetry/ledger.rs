@@ -106,4 +106,35 @@ mod tests {
         assert_eq!((one.rx, one.tx, one.dropped, one.unaccounted), (6, 2, 5, -1));
         assert_eq!(one.drops, BTreeMap::from([("a.b".to_owned(), 4), ("c.d".to_owned(), 1)]));
     }
+
+    /// Returns a ledger whose fields all have different values.
+    fn full() -> Ledger {
+        let (rx, generated, copied, tx, consumed, held) = (1000, 300, 70, 900, 200, 80);
+        let mut ledger = Ledger { rx, generated, copied, tx, consumed, held, ..Ledger::default() };
+        ledger.drop("acl", "denied", 150);
+        ledger.balance();
+        ledger
+    }
+
+    #[test]
+    fn every_source_and_destination_counts_in_the_balance() {
+        assert_eq!(full().unaccounted, 1000 + 300 + 70 - 900 - 150 - 200 - 80);
+    }
+
+    #[test]
+    fn add_sums_every_field() {
+        let mut sum = full();
+        sum.add(&full());
+        let Ledger { rx, generated, copied, tx, dropped, consumed, held, unaccounted, drops } = sum;
+        assert_eq!((rx, generated, copied, tx), (2000, 600, 140, 1800));
+        assert_eq!((dropped, consumed, held, unaccounted), (300, 400, 160, 80));
+        assert_eq!(drops, BTreeMap::from([("acl.denied".to_owned(), 300)]));
+    }
+
+    #[test]
+    fn display_has_every_field() {
+        let expected = "ledger\n  rx 1000 + generated 300 + copied 70\n  = tx 900 + dropped 150 + consumed 200 + held 80\n  \
+                        unaccounted 40\n  dropped          150  acl.denied\n";
+        assert_eq!(full().to_string(), expected);
+    }
 }
