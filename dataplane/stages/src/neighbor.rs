@@ -416,7 +416,10 @@ impl Stage for Neighbor {
 
     fn info() -> StageInfo {
         StageInfo::new().outputs(&[
-            ("unresolved", "packets whose next hop is unknown, after the waiting time if the stage resolves neighbours"),
+            (
+                "unresolved",
+                "packets whose next hop is unknown, after the waiting time if the stage resolves neighbours",
+            ),
             ("unreachable", "packets whose next hop does not answer"),
         ])
     }

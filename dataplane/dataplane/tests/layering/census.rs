@@ -97,7 +97,9 @@ fn table() -> String {
             }
         }
     }
-    let mut table = "| file | blocks | functions | impls | traits | in macros |\n| --- | --- | --- | --- | --- | --- |\n".to_owned();
+    let mut table =
+        "| file | blocks | functions | impls | traits | in macros |\n| --- | --- | --- | --- | --- | --- |\n"
+            .to_owned();
     for (file, census) in rows {
         writeln!(table, "| `{file}` | {census} |").unwrap();
     }

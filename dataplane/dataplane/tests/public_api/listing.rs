@@ -162,9 +162,9 @@ fn shown(visibility: &Visibility, attributes: &mut Vec<Attribute>) -> bool {
 /// Returns whether an item is only in builds for tests, fuzzing, loom or the documentation.
 fn is_conditional(attributes: &[Attribute]) -> bool {
     let is_special = |attribute: &Attribute| {
-        attribute.parse_args::<syn::Path>().is_ok_and(|condition| {
-            ["test", "fuzzing", "loom", "doctest"].iter().any(|name| condition.is_ident(name))
-        })
+        attribute
+            .parse_args::<syn::Path>()
+            .is_ok_and(|condition| ["test", "fuzzing", "loom", "doctest"].iter().any(|name| condition.is_ident(name)))
     };
     attributes.iter().any(|attribute| attribute.path().is_ident("cfg") && is_special(attribute))
 }
@@ -194,7 +194,11 @@ fn public_fields(fields: &mut Fields) {
             let mut public: Vec<syn::Field> =
                 std::mem::take(&mut named.named).into_iter().filter(|field| is_public(&field.vis)).collect();
             if public.len() < all {
-                let holder: syn::ItemStruct = parse_quote!(struct S { private: _ });
+                let holder: syn::ItemStruct = parse_quote!(
+                    struct S {
+                        private: _,
+                    }
+                );
                 public.extend(holder.fields);
             }
             named.named = public.into_iter().collect();
