@@ -175,7 +175,8 @@ impl CqCore {
         fits
     }
 
-    /// Adds a completion. If there is no room, the queue overruns.
+    /// Adds a completion. If there is no room, the queue overruns. With [`CqFlags::IGNORE_OVERRUN`], the new completion
+    /// replaces the oldest completion instead.
     #[inline(always)]
     pub(super) fn push(&mut self, entry: RawCqe) {
         if self.ring.len() >= self.depth {
@@ -243,7 +244,7 @@ impl CqCore {
         }
     }
 
-    /// Frees the first `release` sends since the start of a queue pair.
+    /// Frees the send queue entries of the first `release` sends since the start of a queue pair.
     #[inline]
     fn release(&self, qp: QpNum, release: u64) {
         if release > 0
@@ -387,7 +388,7 @@ impl CqCore {
         if n == 0 {
             return;
         }
-        // Consecutive sends mostly belong to one queue pair, and its last completion frees all of them.
+        // Consecutive sends mostly belong to one queue pair. The last completion frees the entries of all these sends.
         let (mut qp, mut release) = (QpNum(0), 0);
         for part in self.ring.front(n) {
             for it in part {
@@ -434,7 +435,7 @@ impl CqCore {
         Ok(run.len)
     }
 
-    /// Polls a run in the general case: with fabric completions, zero-copy sends or injected faults.
+    /// Polls a run in the general case: fabric completions, zero-copy sends, injected faults or the classic interface.
     fn poll_general(&mut self, run: &mut Completions, limit: usize) {
         if let Some(it) = self.faults.as_mut().and_then(PollFaults::garbage).filter(|_| limit > 0) {
             run.push(it.wr_id, it.status, it.byte_len().unwrap_or(0), it.raw_ticks());

@@ -201,7 +201,8 @@ impl SoftDevice {
         self.0.link.error()
     }
 
-    /// Returns a description of the link, if there is more to describe than its kind.
+    /// Returns a description of the link, such as the interface and the source of timestamps. `None` if the kind of the
+    /// link says everything.
     pub fn describe_link(&self) -> Option<String> {
         self.0.link.describe()
     }
@@ -215,7 +216,7 @@ impl SoftDevice {
     }
 }
 
-// SAFETY: every protection domain gets its own number, and a key is valid only together with the number of its domain.
+// SAFETY: every protection domain gets its own number. A key is valid only in the protection domain with this number.
 unsafe impl Device for SoftDevice {
     type Pd = SoftPd;
     type Cq = SoftCq;
@@ -340,8 +341,7 @@ unsafe impl Device for SoftDevice {
             if wanted && (classic || !self.0.shared.has(capability)) {
                 granted.fields -= fields;
                 granted.flags -= flags;
-                // A caller that requests a classic queue did not request the extended interface, so do not report it as
-                // refused.
+                // Do not report the extended interface as refused if the caller requested a classic queue.
                 granted.refused.extend((!classic || capability != Capability::ExtendedCq).then_some(capability));
             }
         }

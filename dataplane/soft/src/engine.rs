@@ -34,7 +34,7 @@ pub(super) struct PartialPost {
 }
 
 impl PartialPost {
-    /// Returns the error of a post of which no request was accepted.
+    /// Returns the error of a post in which no request was accepted.
     pub(super) fn none_accepted(errno: i32) -> Self {
         Self { accepted: 0, errno }
     }
@@ -77,7 +77,8 @@ pub(super) struct CopyingQp {
     posted: u64,
     /// Sends that were posted in state SQD (send queue drain). They are processed when the state is RTS again.
     deferred: VecDeque<DeferredSend>,
-    /// Sends whose frames are queued at the wire for a batched system call. Empty between two verbs.
+    /// Sends whose frames are queued at the wire for a batched system call. Every post flushes these sends before the
+    /// post returns.
     batched: Vec<BatchedSend>,
     signal_all: bool,
     send_sges: usize,
@@ -209,7 +210,7 @@ impl CopyingQp {
     /// Returns the file descriptor that is readable when a frame has arrived, or `None` if only polling finds new
     /// frames.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        // Injected faults may delay frames, so the descriptor alone is not sufficient.
+        // Injected faults may delay frames. The descriptor does not signal the end of such a delay.
         self.wire.descriptor().filter(|_| self.faults.is_none())
     }
 
@@ -356,7 +357,6 @@ impl CopyingQp {
         let n = (self.space(shared) as usize).min(valid);
         let mut errno = if n < run.len() { Some(if n == valid { libc::EINVAL } else { libc::ENOMEM }) } else { None };
         let mut accepted = 0;
-        // Whether no fault is injected.
         let no_faults = self.faults.is_none() && self.refused[1].is_none();
         for (i, &desc) in run[..n].iter().enumerate() {
             let Some(slots) = &self.slots else { break };

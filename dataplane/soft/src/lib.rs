@@ -2,8 +2,8 @@
 //! Only links on network interfaces need privileges.
 //!
 //! The software device is not a mock. It moves bytes between posted requests, has queues of limited capacity, can
-//! inject the failures of hardware, and has a clock. No thread processes raw packets: a post processes sends, and a
-//! poll of a completion queue processes receives.
+//! inject the failures of hardware, and has a clock. No background thread processes raw packets. The device sends
+//! packets during a post, and receives packets during a poll of a completion queue.
 //!
 //! The device has two separate implementations. Raw packets use the fast path, which takes no lock, allocates nothing
 //! and processes whole runs of packets (`raw`). A queue pair either copies frames (`engine`, `deliver`) or is zero-copy
@@ -17,8 +17,8 @@
 //! - A completion queue and its raw-packet queue pairs belong to the thread that first polls the completion queue.
 //!   Verbs from any other thread fail with `EBUSY`. Before the first poll, any thread may set up the queues.
 //! - Where hardware devices differ, the software device behaves like the strictest device. A send queue entry becomes
-//!   free only when the completion of its request or of a later request is polled. Completion queues overrun. Keys are
-//!   checked.
+//!   free only when the completion of its request or of a later request is polled. A completion queue without space
+//!   overruns. Every access to memory is checked against its memory key.
 //! - Where the standard and rxe (the kernel's software RoCE driver) differ, [`Profile`] selects the behaviour.
 //! - On a zero-copy link the kernel owns the posted slots (packet buffers). A send completes when the kernel returns
 //!   its slot. Such a link accepts only runs of slots. Requests with scatter/gather elements fail with `EOPNOTSUPP`.
@@ -26,9 +26,9 @@
 //! - A raw frame that is longer than its posted receive completes that receive with
 //!   [`WcStatus::LocLenErr`](dataplane_core::verbs::WcStatus), and the queue pair continues. A datagram that is longer
 //!   than its receive moves the queue pair to ERR.
-//! - The device uses byte atomics ([`std::sync::atomic::AtomicU8`]) for memory that a peer may access. The owner may
-//!   access this memory at any time, also through byte atomics. RDMA atomic operations are atomic among peers, but not
-//!   with respect to accesses of the owner (`IBV_ATOMIC_HCA`).
+//! - The device uses byte atomics ([`std::sync::atomic::AtomicU8`]) for memory that a peer may access. The owner of
+//!   the memory may access it at any time, but must use byte atomics too. RDMA atomic operations are atomic among
+//!   peers, but not with respect to accesses of the owner (`IBV_ATOMIC_HCA`).
 #![allow(unsafe_code)]
 
 mod channel;

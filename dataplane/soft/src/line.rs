@@ -13,7 +13,8 @@ use dataplane_core::mem::{Desc, GUARD, Run};
 /// The size of a cache line in bytes.
 pub(super) const LINE: usize = 64;
 
-/// A cache-line-aligned block. An access that crosses two cache lines or two pages is many times slower.
+/// A block of the size and alignment of a cache line. The alignment avoids accesses that cross two cache lines or two
+/// pages, which are many times slower.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes)]
 #[repr(C, align(64))]
 pub(super) struct Line([u8; LINE]);
@@ -25,9 +26,9 @@ impl Line {
 /// The position of a frame in an array of lines.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FrameSpan {
-    /// The index of its first line.
+    /// The index of the frame's first line.
     pub(super) line: u32,
-    /// Its length in bytes.
+    /// The length of the frame, in bytes.
     pub(super) len: u32,
 }
 
@@ -53,8 +54,8 @@ pub(super) fn write(
     if last >= slots.layout.count() || !slots.writable || targets.len() > places.len() {
         return false;
     }
-    // Do not use closures here and below. Inside a function of the standard library, a closure is compiled without the
-    // target features of these functions.
+    // Do not use closures in this function and in `write_each`. A closure that a function of the standard library calls
+    // is compiled without the target features of this function.
     match (len as usize).div_ceil(LINE) {
         // SAFETY: the check above has shown that all slots exist, and one line fits before the guard of a slot.
         1 if LINE <= slots.layout.room() as usize => unsafe { write_each::<1>(slots, targets, lines, places) },
@@ -75,7 +76,8 @@ unsafe fn write_each<const N: usize>(slots: &Slots, targets: &[u32], lines: &[Li
         let from = place.line as usize;
         let Some(frame) = lines.get(from..from + N).and_then(<[Line]>::first_chunk::<N>) else { return false };
         // SAFETY: the slot exists and has room (see above). The caller of `post_recv_run` gave the slot to the device,
-        // so no other code accesses it, and the link's own lines do not overlap it. The address may be unaligned.
+        // so no other code accesses the slot. The link's own lines do not overlap the slot. The address may be
+        // unaligned.
         unsafe { first.add(*slot as usize * stride).cast::<[Line; N]>().write_unaligned(*frame) };
     }
     true

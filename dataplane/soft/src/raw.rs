@@ -154,9 +154,9 @@ impl QpCore {
         }
     }
 
-    /// Receives directly into the completion list `run` until the list has `limit` entries. Set `in_order` only if the
-    /// list is empty and the completion queue serves only this queue pair. Returns `false` without receiving if the
-    /// caller must use [`QpCore::receive`].
+    /// Receives directly into the completion list `run` until the list has `limit` entries. `in_order` may be `true`
+    /// only if the list is empty and the completion queue serves only this queue pair. Returns `false` without
+    /// receiving if the caller must use [`QpCore::receive`].
     #[inline(always)]
     pub(super) fn receive_run(
         &mut self,

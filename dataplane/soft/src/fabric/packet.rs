@@ -20,7 +20,7 @@ pub(super) const fn psn_after(psn: u32, n: u32) -> u32 {
     psn.wrapping_add(n) & PSN
 }
 
-/// A packet.
+/// A packet of the fabric, with its addresses, its packet sequence number and its content.
 #[derive(Clone, Debug)]
 pub(super) struct Packet {
     pub(super) to: QpNum,
@@ -85,7 +85,7 @@ pub(super) struct Datagram {
     pub(super) qkey: u32,
     pub(super) imm: Option<u32>,
     pub(super) solicited: bool,
-    /// The path, whose fields the receiver gets in the routing header.
+    /// The sender's path to the receiver. The GRH that the receiver gets is built from its fields.
     pub(super) path: Path,
     pub(super) payload: Vec<u8>,
 }

@@ -293,7 +293,7 @@ impl Qp {
         {
             Ok(place) => {
                 if again {
-                    // The requester requests this response and all later responses again.
+                    // The requester repeats this request and all later requests, so drop their pending responses.
                     self.responder.pending.retain(|job| psn_distance(job.psn(), psn) < 0);
                 } else {
                     let packets = length.div_ceil(self.mtu()).max(1) as u32;
@@ -341,8 +341,8 @@ impl Qp {
         }
     }
 
-    /// Checks whether the peer may send reads (or atomics, depending on `access`). A request that the peer sends `again`
-    /// is not an additional operation.
+    /// Checks whether the peer may send a read or an atomic, depending on `access`. `again` is `true` for a request
+    /// that the peer repeats. A repeated request does not count as an additional operation.
     fn check_access(&self, access: Access, again: bool) -> Result<(), Nak> {
         let limit = usize::from(self.attributes.max_dest_rd_atomic);
         // rxe enforces only a limit of 0. With more operations than the limit, rxe forgets the oldest results.

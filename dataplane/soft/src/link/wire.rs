@@ -20,7 +20,7 @@ pub(crate) enum Sent {
 /// A queue pair's end of a link that copies frames. The default methods suit a link whose received frames are queued in
 /// the kernel.
 pub(crate) trait Wire {
-    /// Starts to receive.
+    /// Starts receiving.
     ///
     /// # Errors
     /// Returns the `errno` of the failure. [`Link::error`](super::Link::error) may have more details.
@@ -28,7 +28,7 @@ pub(crate) trait Wire {
         Ok(())
     }
 
-    /// Stops to receive. Returns the number of frames that were still queued, which are lost.
+    /// Stops receiving. Returns the number of frames that were still queued, which are lost.
     fn close(&mut self) -> u64 {
         0
     }
@@ -57,8 +57,8 @@ pub(crate) trait Wire {
         0
     }
 
-    /// Drops the frames that are due and exceed the `room` posted receives. Returns the number of dropped frames. Only
-    /// a wire that generates frames at its own rate drops frames here.
+    /// Drops the due frames for which there is no posted receive. `room` is the number of posted receives. Returns the
+    /// number of dropped frames. Only a wire that generates frames at its own rate implements this method.
     #[inline]
     fn skip_beyond(&mut self, _room: u64) -> u64 {
         0
@@ -94,7 +94,7 @@ pub(crate) trait Wire {
         false
     }
 
-    /// Returns whether sent frames are copied as well as counted.
+    /// Returns whether the wire copies sent frames before it discards them.
     fn copies_out(&self) -> bool {
         false
     }

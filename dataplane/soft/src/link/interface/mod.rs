@@ -54,7 +54,7 @@ impl Interface {
         }
     }
 
-    /// Looks up an interface by name. Returns `None` if it does not exist.
+    /// Looks up an interface by name. Returns `None` if the interface does not exist.
     ///
     /// # Errors
     /// Fails if a request to the kernel fails although the interface exists.
@@ -179,15 +179,16 @@ pub(crate) fn refused(name: &str, what: &str, capability: &str, error: &io::Erro
     Error::Wire(format!("interface `{name}`: {what}: {error}{remedy}"))
 }
 
-/// Prepares a socket of an interface for `poll(2)`. If the interface goes down, the socket has a pending error, which
-/// makes it readable. This function reads and discards the error, because the watcher thread reports the event.
+/// Prepares a socket of an interface for `poll(2)`. An interface that goes down leaves a pending error on the socket,
+/// and the error makes the socket readable. This function discards the error, because the watcher thread reports the
+/// event.
 pub(crate) fn waitable(socket: BorrowedFd<'_>) -> BorrowedFd<'_> {
     let _ = socket_error(socket);
     socket
 }
 
-/// A place for the new sockets of a queue after its interface was removed and recreated. The watcher thread stores the
-/// sockets, and the worker takes them.
+/// Passes new sockets to a queue after its interface was removed and recreated. The watcher thread stores the sockets,
+/// and the worker takes the sockets.
 #[derive(Debug)]
 pub(crate) struct Handover<T> {
     stored: Mutex<Option<T>>,
@@ -278,7 +279,7 @@ impl Watcher {
                 if !fds[1].revents().is_empty() {
                     return;
                 }
-                // Only deletions are read from the messages. The next check reads the current state.
+                // Read only deletions from the messages. The next check reads the current state of the interface.
                 let mut message = [MaybeUninit::uninit(); 1024];
                 loop {
                     match recv(&netlink, &mut message, RecvFlags::empty()) {
@@ -304,8 +305,8 @@ impl Watcher {
 /// Returns whether a netlink message reports that the interface `index` was deleted, or that it has left the network
 /// namespace (`rtnetlink(7)`).
 fn is_deletion(message: &[u8], index: u32) -> bool {
-    // `struct nlmsghdr` has the type at 4. `struct ifinfomsg` starts at 16 with the address family, and has the index at
-    // 4. A bridge reports a port that leaves the bridge with the same type and the family AF_BRIDGE.
+    // The message type is at byte 4 (`struct nlmsghdr`). The address family is at byte 16, and the interface index at
+    // byte 20 (`struct ifinfomsg`). When a port leaves a bridge, the kernel sends the same type with AF_BRIDGE.
     message.get(4..6) == Some(&libc::RTM_DELLINK.to_ne_bytes())
         && message.get(16) == Some(&(libc::AF_UNSPEC as u8))
         && message.get(20..24) == Some(&index.to_ne_bytes())

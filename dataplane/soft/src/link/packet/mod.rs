@@ -1,8 +1,8 @@
 //! A kernel interface with AF_PACKET. Works with any interface on any host, with CAP_NET_RAW.
 //!
 //! Every queue has its own sockets and its own ring, and the kernel distributes flows among the queues. Received frames
-//! stay in the ring until a receive is posted. Polling an empty ring needs no system call. The frames of a burst are
-//! collected and sent with one system call, at most [`BURST`] at a time.
+//! stay in the ring until a receive is posted. Polling an empty ring needs no system call. One system call sends up to
+//! [`BURST`] frames.
 //!
 //! The kernel keeps the interface, so the network stack of the kernel also receives all frames.
 
@@ -54,7 +54,8 @@ pub(crate) struct Packets {
 
 #[derive(Debug)]
 struct PacketState {
-    /// The interface at the last check at which the interface existed. The sockets are bound to its index.
+    /// The properties of the interface at the last check at which the interface existed. The sockets are bound to its
+    /// index.
     interface: Interface,
     /// Whether the interface was deleted since the sockets were bound. A new interface may get the same index.
     is_deleted: bool,
@@ -91,7 +92,7 @@ impl QueueShare {
     }
 }
 
-/// Tries to enable NIC timestamps. Returns whether the NIC timestamps received frames, and logs the reason if not.
+/// Tries to enable NIC timestamps. Returns whether the NIC timestamps received frames. On failure, logs the reason.
 fn enable_nic(interface: &str) -> bool {
     stamps::enable_nic_stamps(interface).inspect_err(|error| stamps::warn_kernel_stamps(interface, error)).is_ok()
 }
@@ -341,8 +342,8 @@ impl Wire for PacketPort {
                 counts.rx_split.add(1);
                 continue;
             }
-            // Deliver a frame that needs no splitting or cannot be split. A frame that is too long for its receive
-            // completes the receive with an error.
+            // The frame needs no splitting or cannot be split. If the frame is too long for its receive, the receive
+            // completes with an error.
             pending.complete(&mut self.splitter.frame);
             deliver(&self.splitter.frame, self.received_at);
             return true;

@@ -1,9 +1,9 @@
 //! Offloads in software: completes partial checksums and segments large frames.
 //!
 //! The kernel leaves checksums and segmentation to the NIC. A frame that another program on this host sends over a veth
-//! pair passes no NIC. The checksum of such a frame can be partial, and the frame can contain the data of many
-//! segments. Merged received packets (GRO, LRO) are also large frames. A header before the frame describes the pending
-//! work: `struct virtio_net_hdr` (Virtual I/O Device 1.1, section 5.1.6).
+//! pair passes no NIC, so it arrives with a partial checksum or with the data of many segments. Merged received packets
+//! (GRO, LRO) are also large frames. A header before the frame describes the pending work: `struct virtio_net_hdr`
+//! (Virtual I/O Device 1.1, section 5.1.6).
 
 use dataplane_core::header::checksum::Sum;
 
@@ -163,7 +163,7 @@ fn plan(frame: &[u8], what: PendingOffload) -> Option<SplitPlan> {
         _ => return None,
     };
     let protocol = if is_tcp { TCP_PROTOCOL } else { UDP_PROTOCOL };
-    // In a tunnel, the outer headers are not the headers of the segmented packet, so refuse tunnels.
+    // Refuse tunnels: segmentation applies to the inner packet, but this code reads the outer headers.
     let upper = if is_ipv6 {
         let direct = (*frame.get(ip + 6)? == protocol).then_some(ip + 40);
         direct

@@ -4,9 +4,9 @@
 //! The ring has version 2 (`TPACKET_V2`), which delivers each frame when the frame arrives. Version 3 delivers blocks
 //! of frames, and delays a partly filled block for up to a tick of the kernel's timer.
 //!
-//! Sending uses no ring. With a TX ring, the kernel does not copy frames out of the ring, and returns a ring entry when
-//! the frame reaches the receiving socket. On a veth pair, the receiver may read the frame later. The next frame in the
-//! entry could overwrite the unread frame.
+//! Sending uses no ring. The kernel does not copy frames out of a TX ring, and frees a ring entry when the frame
+//! reaches the receiving socket. On a veth pair, the receiver may read the frame later than that. The next frame in
+//! the entry could then overwrite the unread frame.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -20,8 +20,8 @@ use super::offload::{HEADER, PendingOffload};
 use super::spec::PacketSpec;
 use dataplane_core::units::Nanos;
 
-/// Minimum size of a ring block, in bytes. The kernel allocates each block separately. A block holds several frames, so
-/// that the kernel allocates few blocks.
+/// Minimum size of a ring block, in bytes. A block holds several frames. The kernel allocates each block separately, so
+/// large blocks need fewer allocations.
 const BLOCK: usize = 1 << 16;
 /// Maximum number of bytes before a frame: its descriptor, its address, alignment, and the offload header.
 const BEFORE: usize = 128;
@@ -94,8 +94,9 @@ pub(super) fn insert_tag(bytes: &mut [u8], tag: [u8; 4]) {
 
 impl PacketSocket {
     /// Opens the sockets of one queue on the interface `index`, for frames of up to `longest` bytes. `by_nic` selects
-    /// NIC timestamps instead of kernel timestamps. `group` is `Some` if there are several queues. The socket then
-    /// joins this fanout group. If the inner value is `None`, the socket creates the group and stores its number.
+    /// NIC timestamps instead of kernel timestamps. `group` is `Some` if there are several queues. The receiving socket
+    /// then joins the fanout group with this number. If there is no number yet, the socket creates the group, and the
+    /// function stores the group's number.
     ///
     /// # Errors
     /// Returns the operation that the kernel refused, and the error.
@@ -157,8 +158,7 @@ impl PacketSocket {
         // Protocol 0 means that the socket receives no frames.
         bind(&sender, index, 0).map_err(|error| ("bind", error))?;
         let mut socket = Self { receiver: Arc::new(receiver), sender, map, stride, mask: frames - 1, head: 0, by_nic };
-        // Discard the frames that arrived before the socket joined the group, because the other queues received them
-        // too.
+        // Discard the frames that arrived before the socket joined the group. Other queues received these frames too.
         socket.discard();
         Ok(socket)
     }

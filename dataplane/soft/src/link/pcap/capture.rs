@@ -24,7 +24,7 @@ pub struct Capture {
     pub damage: Option<Damage>,
 }
 
-/// The position from which a capture is unreadable, and the reason.
+/// The damage of a capture file: everything from this byte offset on is unreadable, for this reason.
 #[derive(Debug)]
 pub struct Damage {
     pub offset: usize,

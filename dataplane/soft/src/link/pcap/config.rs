@@ -131,7 +131,8 @@ impl LinkParameters for PcapConfig {
         "pcap"
     }
 
-    /// Checks that the link has an input or an output, and that each key has the file that it applies to.
+    /// Checks that the link has an input or an output. Also checks that every key of the input or the output is used
+    /// together with this file.
     fn check(&self, port: &PortLimits<'_>, mistakes: &mut Vec<LinkMistake>) {
         // The lines that could not be read may contain `input` or `output`.
         if port.is_damaged {

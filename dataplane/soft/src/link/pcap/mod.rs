@@ -30,7 +30,7 @@ use dataplane_core::verbs::{QpSpec, WcStatus};
 pub use capture::Capture;
 use capture::Writer;
 
-/// Interval between two periodic flushes of the output. The delay of the background thread is added to the interval.
+/// Minimum interval between two periodic flushes of the output.
 const FLUSH: Duration = Duration::from_secs(1);
 
 /// Playback speed of a capture.
@@ -142,7 +142,8 @@ impl<End: From<Player>> Link<End> for Files {
         Player::new(self, spec.queue, rss, clock.clone()).into()
     }
 
-    /// Returns the error of the input, or else of the output. [`Link::finish`] also returns the error of the output.
+    /// Returns the error of the input, or the error of the output if the input has none. [`Link::finish`] also returns
+    /// the error of the output.
     fn error(&self) -> Option<Error> {
         self.damage().or_else(|| self.output.as_ref().and_then(|output| lock(output).error()))
     }

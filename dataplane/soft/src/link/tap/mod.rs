@@ -1,7 +1,7 @@
 //! A TAP interface, with the host at the other end of the wire (`Documentation/networking/tuntap.rst` of the kernel).
 //!
-//! Every queue has its own file descriptor. Each frame needs a system call, and so does each poll of an empty queue.
-//! Offloads are disabled: the kernel completes checksums and splits large frames.
+//! Every queue has its own file descriptor. Each frame and each poll of an empty queue costs one system call. Offloads
+//! are disabled, so the kernel completes checksums and splits large frames before it delivers them.
 
 pub(super) mod config;
 mod doctor;
@@ -259,7 +259,7 @@ fn configure(spec: &TapSpec, mtu: Option<u32>) -> io::Result<u32> {
 #[derive(Debug)]
 pub(crate) struct TapPort {
     tap: Arc<Tap>,
-    /// `Some` while the port receives.
+    /// `Some` while the port is open.
     queue: Option<Arc<OwnedFd>>,
     handover: Arc<Handover<Arc<OwnedFd>>>,
     buffer: Box<[u8]>,

@@ -62,7 +62,8 @@ pub struct XdpConfig {
     /// `[runtime]` is `"wallclock"`.
     #[serde(default)]
     pub stamps: FrameStamps,
-    /// The worker polls the driver, and interrupts are disabled. Default: the driver uses interrupts.
+    /// Parameters of busy polling: the worker polls the driver, and the interrupts of the queue are disabled. Default:
+    /// the driver uses interrupts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_poll: Option<BusyPoll>,
 }
@@ -106,8 +107,8 @@ impl LinkParameters for XdpConfig {
         true
     }
 
-    /// Returns the layout of a buffer. A buffer has half a page if the requested size is at most half a page, and the
-    /// headroom, a frame of `longest` bytes and the guard fit into half a page. Otherwise, a buffer has whole pages.
+    /// Returns the layout of a buffer: half a page, or whole pages. Half a page is used if the requested size fits, and
+    /// if the headroom, a frame of `longest` bytes and the guard also fit.
     fn buffers(&self, asked: Buffers, longest: u32) -> Buffers {
         let headroom = asked.headroom.max(u32::from(HEADROOM));
         let small = asked.size <= SMALL && headroom.saturating_add(longest) <= SMALL - GUARD;

@@ -1,10 +1,10 @@
-//! A kernel interface with AF_XDP (`Documentation/networking/af_xdp.rst` of the kernel). The frames are in the worker's
-//! own memory.
+//! A kernel interface with AF_XDP (`Documentation/networking/af_xdp.rst` of the kernel). The kernel receives and sends
+//! frames directly in the worker's packet memory.
 //!
 //! The worker's packet memory is the UMEM of its sockets. A slot (packet buffer) consists of one or more chunks of the
 //! UMEM. A posted receive is an entry of the fill ring, and a send is an entry of the TX ring. Completions come from
-//! the RX ring and the completion ring. All sockets of a worker use the same memory region. This program therefore
-//! copies no packet that one interface receives and another interface sends.
+//! the RX ring and the completion ring. All sockets of a worker use the same memory region. A packet that one interface
+//! receives and another interface sends is therefore never copied by this program.
 //!
 //! An XDP program redirects frames to the sockets ([`Filter`]). A `bpf_link` attaches the program to the interface. The
 //! process holds the descriptor of the `bpf_link`, so the kernel detaches the program when the process ends, even after
@@ -44,7 +44,7 @@ use dataplane_core::mem::Notice;
 /// Bytes that the kernel reserves before every frame: `XDP_PACKET_HEADROOM`. Slots have at least this much headroom.
 pub const HEADROOM: u16 = 256;
 
-/// The link: a program at an interface, and the sockets that it redirects frames to.
+/// The link: an XDP program on an interface, and the sockets to which the program redirects frames.
 #[derive(Debug)]
 pub(crate) struct Xdp {
     spec: XdpSpec,
@@ -52,7 +52,7 @@ pub(crate) struct Xdp {
     longest: usize,
     /// Whether the XDP program writes a timestamp (stamp) before each frame.
     stamped: bool,
-    /// How many nanoseconds the wall clock is ahead of the clock of the program's stamps.
+    /// The wall-clock time minus the time of the clock of the program's stamps, in nanoseconds.
     ahead: AtomicI64,
     map: bpf::SocketMap,
     program: bpf::Program,
@@ -231,7 +231,8 @@ impl Xdp {
         }
     }
 
-    /// Returns how many nanoseconds the wall clock is ahead of the clock of the stamps. `None` if there are no stamps.
+    /// Returns the wall-clock time minus the time of the clock of the stamps, in nanoseconds. `None` if there are no
+    /// stamps.
     #[inline]
     fn ahead(&self) -> Option<i64> {
         self.stamped.then(|| self.ahead.load(Ordering::Relaxed))

@@ -23,8 +23,8 @@ pub(super) enum Taken {
 }
 
 /// The clock of the stamp that the program writes before a selected frame. A stamp is the receive time in nanoseconds,
-/// followed by the bitwise complement of the time, so that no other data is mistaken for a stamp. A time of 0 is
-/// invalid.
+/// followed by the bitwise complement of the time. The complement distinguishes a stamp from other data. A time of 0
+/// is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StampSource {
     Nothing,
@@ -77,8 +77,8 @@ const DESTINATION: i16 = -56;
 /// Stack offset of the receive time, which has eight bytes.
 const TIME: i16 = -64;
 
-/// The stored value of a 16-bit or shorter field that the frame does not have. No such field of a frame can have this
-/// value.
+/// The stored value of a field that the frame does not have. The field of a frame cannot have this value, because it
+/// has at most 16 bits.
 const NONE: i32 = 0x1_0000;
 /// Maximum number of VLAN tags to parse.
 const TAGS: usize = 2;
@@ -309,8 +309,8 @@ fn write_stamp(it: &mut Assembler, stamp: StampSource) {
     it.bind(done);
 }
 
-/// Generates code that parses the fields that selectors use. The code continues at `rules`, also when the frame is
-/// truncated.
+/// Generates code that parses the fields that selectors use. The code continues at `rules` when all fields are parsed
+/// or the frame ends early.
 fn parse(it: &mut Assembler, rules: Label) {
     for offset in [ETHER_TYPE, VLAN, PROTOCOL, SOURCE_PORT, DESTINATION_PORT] {
         it.store_value(offset, NONE);

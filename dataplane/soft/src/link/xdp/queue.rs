@@ -1,4 +1,4 @@
-//! A queue pair's end of the link: hands slots to the kernel and takes them back.
+//! A queue pair's end of an xdp link. Hands slots to the kernel and takes them back.
 //!
 //! A slot (packet buffer) is one chunk of the socket's memory, or several consecutive chunks. A posted receive hands
 //! the first chunk of a slot to the kernel. A frame that is longer than a chunk arrives in several slots. The queue
@@ -20,14 +20,14 @@ use dataplane_core::verbs::{Completions, QpCaps, WcStatus};
 
 /// State of a slot that the kernel does not own.
 const OWNED: u8 = 0;
-/// State of a slot that is posted for a receive. The state of a slot that is being sent is the number of its chunks
-/// that the kernel still owns.
+/// State of a slot that is posted for a receive. A state between [`OWNED`] and this value means that the slot is being
+/// sent: the state is the number of the slot's chunks that the kernel still owns.
 const POSTED: u8 = 0x80;
 
 /// Interval between two attempts to bind to a queue while another socket is bound to it.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Interval between two attempts to bind to a queue while the interface does not exist or is down. Longer, because the
-/// attempt takes the kernel's lock of network configuration.
+/// Interval between two attempts to bind to a queue while the interface does not exist or is down. Such a wait can be
+/// long, and each attempt takes the kernel's RTNL lock, so this interval is longer.
 const ABSENT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Minimum frame length: an Ethernet header.
@@ -126,8 +126,7 @@ pub(crate) struct Queue {
     /// Whether an earlier socket of this queue pair was bound to the queue. The kernel may take some time to release
     /// the queue.
     rebinding: bool,
-    /// The start of the wait for the queue, and the time of the next attempt. `None` if the queue is bound or not
-    /// opened.
+    /// The start of the wait for the queue, and the time of the next attempt to bind. `None` if no attempt is due.
     bind_wait: Option<(Instant, Instant)>,
     /// Whether the wait for the queue has timed out.
     bind_timed_out: bool,
@@ -208,8 +207,9 @@ impl Queue {
         errno
     }
 
-    /// Starts to receive and to send. If an earlier socket was bound, and the kernel has not yet released the queue, or
-    /// the interface does not exist or is down, a later poll completes the start.
+    /// Starts to receive and to send. After an earlier socket of this queue pair, the kernel may not have released the
+    /// queue yet, or the interface may not exist or be down. The function then succeeds, and a later poll binds the
+    /// socket.
     pub(crate) fn open(&mut self) -> Result<(), i32> {
         self.bind_wait = None;
         let timeout = if self.rebinding { Duration::ZERO } else { BIND_TIMEOUT };
@@ -252,7 +252,7 @@ impl Queue {
             Ok(()) => self.bind_wait = None,
             Err(errno) if self.waits_for_interface(errno) => self.bind_wait = Some((now, now + ABSENT_INTERVAL)),
             Err(libc::EBUSY) if now < since + BIND_TIMEOUT => {}
-            // The wait has failed, so the queue pair fails (see `is_stale`). The next `open` does not wait.
+            // Stop waiting. The queue pair then fails (see `is_stale`), and the next `open` does not wait.
             Err(_) => (self.bind_wait, self.bind_timed_out) = (None, true),
         }
     }
@@ -300,7 +300,7 @@ impl Queue {
             self.xdp.closes(self.index, socket.raw());
         }
         let zero_copy = socket.zero_copy;
-        // In copy mode, the kernel no longer accesses the memory after the socket is closed.
+        // In zero-copy mode, the hardware may still write to the memory after the socket is closed, so wait.
         drop(socket);
         if let Some(region) = self.region.as_ref().filter(|_| zero_copy) {
             await_release(region, self.epoch.index, self.index);
@@ -486,9 +486,9 @@ impl Queue {
     }
 
     /// Hands packets to the kernel to be sent. The packets must be inside their slots, and the queue must have space
-    /// for all of them. The last send is signaled, or every send with `signal_all`. Without a socket, all sends are
-    /// flushed. While the interface does not exist or is down after it was recreated, all sends fail. Returns the number
-    /// of these sends.
+    /// for all of them. With `signal_all`, every send is signaled, otherwise only the last send. Without a socket, all
+    /// sends are flushed. While the queue waits for its interface, all sends fail, and the function returns their
+    /// number. Otherwise, it returns 0.
     #[inline]
     pub(crate) fn send(&mut self, run: &[Desc], first_wr_id: u64, signal_all: bool) -> usize {
         let Some(geometry) = self.geometry else { return 0 };

@@ -1,5 +1,5 @@
-//! The rings that a socket shares with the kernel. Each ring has one producer and one consumer. One of the two is the
-//! kernel, and the other is this program.
+//! The rings that an AF_XDP socket shares with the kernel. This program produces into the fill and TX rings, and the
+//! kernel consumes from these rings. In the RX and completion rings, the kernel produces and this program consumes.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -25,14 +25,15 @@ pub(super) struct Ring<T> {
     flags: NonNull<AtomicU32>,
     entries: NonNull<T>,
     mask: u32,
-    /// This side's index: the next entry that it produces or consumes.
+    /// The index of the next entry that this program produces or consumes.
     own: u32,
-    /// Cached index of the other side.
+    /// The kernel's index, as of the last time that this program read the index.
     other: u32,
 }
 
-// SAFETY: the pointers point into the mapping, which moves with the ring. The indices are atomics. This side accesses
-// only the entries that it owns. Only one thread at a time accesses these entries, because the ring is not `Sync`.
+// SAFETY: the pointers point into the mapping, which moves with the ring. The indices are atomics. This program
+// accesses only the entries that it owns. Only one thread at a time accesses these entries, because the ring is not
+// `Sync`.
 unsafe impl<T: Send> Send for Ring<T> {}
 
 /// `XDP_RING_NEED_WAKEUP`.
@@ -63,29 +64,28 @@ impl<T: Copy> Ring<T> {
         unsafe { word.as_ref() }
     }
 
-    /// Produces one entry, which the other side sees after [`Ring::submit`]. The caller must ensure that the ring has
-    /// space.
+    /// Produces one entry, which the kernel sees after [`Ring::submit`]. The ring must have space.
     #[inline]
     pub(super) fn put(&mut self, value: T) {
-        // SAFETY: the mask keeps the index inside the ring. This side owns the entry until it is submitted.
+        // SAFETY: the mask keeps the index inside the ring. This program owns the entry until the entry is submitted.
         unsafe { self.entries.add((self.own & self.mask) as usize).write(value) };
         self.own = self.own.wrapping_add(1);
     }
 
-    /// Submits the produced entries to the other side.
+    /// Submits the produced entries to the kernel.
     #[inline]
     pub(super) fn submit(&mut self) {
         self.word(self.producer).store(self.own, Ordering::Release);
     }
 
-    /// Returns whether the other side has consumed all submitted entries.
+    /// Returns whether the kernel has consumed all submitted entries.
     #[inline]
     pub(super) fn is_drained(&self) -> bool {
         self.word(self.consumer).load(Ordering::Relaxed) == self.own
     }
 
-    /// Returns the number of entries that are ready to be consumed, which can be more than `wanted`. Reads the other
-    /// side's index only if the cached index shows fewer than `wanted` entries.
+    /// Returns the number of entries that are ready to be consumed, which can be more than `wanted`. Reads the kernel's
+    /// index only if the cached index shows fewer than `wanted` entries.
     #[inline]
     pub(super) fn ready(&mut self, wanted: u32) -> u32 {
         if self.other.wrapping_sub(self.own) < wanted {
@@ -98,12 +98,12 @@ impl<T: Copy> Ring<T> {
     /// [`Ring::ready`] entries.
     #[inline]
     pub(super) fn peek(&self, ahead: u32) -> T {
-        // SAFETY: the mask keeps the index inside the ring. The other side has submitted the entry, and every bit
-        // pattern is a valid `T`.
+        // SAFETY: the mask keeps the index inside the ring. The kernel has submitted the entry, and every bit pattern
+        // is a valid `T`.
         unsafe { self.entries.add((self.own.wrapping_add(ahead) & self.mask) as usize).read() }
     }
 
-    /// Returns `count` consumed entries to the other side.
+    /// Returns `count` consumed entries to the kernel.
     #[inline]
     pub(super) fn release(&mut self, count: u32) {
         self.own = self.own.wrapping_add(count);

@@ -1,8 +1,8 @@
 //! An AF_XDP socket: its memory, its rings, and its binding to a queue of an interface.
 //!
-//! Each socket registers the worker's memory region. With `XDP_SHARED_UMEM`, the kernel would need only one list of the
-//! region's pages, but the copy mode and the lifetime of all sockets would depend on the first socket. A slot has the
-//! same address in all sockets of the worker. One socket can therefore send a slot into which another socket received.
+//! Each socket registers the worker's memory region by itself. `XDP_SHARED_UMEM` would save kernel memory, but would
+//! tie the copy mode and the lifetime of all sockets to the first socket. A slot has the same address in all sockets of
+//! the worker. One socket can therefore send a slot into which another socket received.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -116,8 +116,9 @@ impl XdpSocket {
         })
     }
 
-    /// Binds the socket to a queue. Waits up to `timeout` while another socket is bound to the queue. With `several`, a
-    /// frame may use several buffers. If `copying` is `Auto` and zero-copy mode is not available, returns the reason.
+    /// Binds the socket to a queue. Waits up to `timeout` while another socket is bound to the queue. If `several` is
+    /// `true`, a frame may use several buffers. If `copying` is `Auto` and zero-copy mode is not available, returns the
+    /// reason.
     pub(super) fn bind(
         &mut self,
         interface: u32,
@@ -238,8 +239,8 @@ pub(super) fn statistics(fd: RawFd) -> io::Result<libc::xdp_statistics> {
 pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32) {
     let spec = SocketSpec { bytes: 4096, chunk: 4096, headroom: 0, receives: 1, sends: 1, busy_poll: None };
     if let Ok(mut probe) = XdpSocket::new(region, &spec) {
-        // Ignore the result. If another program has bound to the queue, or the queue no longer exists, the kernel has
-        // released it too.
+        // Ignore the result. The bind also fails if another program has bound to the queue, or if the queue no longer
+        // exists. In both cases, the kernel has released the queue.
         let _ = probe.bind(interface, queue, Copying::Copy, false, BIND_TIMEOUT);
     }
 }

@@ -22,8 +22,8 @@ pub struct XdpSpec {
     pub filter: Filter,
     /// Whether to receive frames to any MAC address, not only to the interface's own address.
     pub promiscuous: bool,
-    /// Whether the NIC, and not the kernel, timestamps received frames. Used for completions with wall-clock
-    /// timestamps.
+    /// Whether the NIC, and not the kernel, timestamps received frames. Only completions with wall-clock timestamps
+    /// contain these timestamps.
     pub hardware_stamps: bool,
     /// Parameters of busy polling. `None` disables busy polling.
     pub busy_poll: Option<BusyPoll>,
@@ -89,7 +89,7 @@ pub enum Copying {
     /// copies frames, and a warning is logged.
     #[default]
     Auto,
-    /// The hardware writes frames into packet memory (zero-copy). Not tested on hardware.
+    /// The hardware writes frames into packet memory (zero-copy). This mode is not tested on hardware.
     Zero,
     /// The kernel copies frames.
     Copy,
@@ -111,7 +111,7 @@ pub struct Selector {
     #[schemars(schema_with = "protocol_schema")]
     pub protocol: Option<u8>,
     /// The source or destination port of TCP, UDP, DCCP, SCTP or UDP-Lite. Only the first fragment of a packet has
-    /// ports.
+    /// ports, so later fragments do not match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// The prefix of the source or destination address, such as `"10.0.0.0/8"`.
