@@ -16,8 +16,8 @@ use dataplane_core::clock::ClockSource;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::CompletionChannel;
 
-/// The interval at which a waiting thread runs the fabric (the shared state machine of connections and datagrams) of a
-/// device with a virtual clock, which another thread may advance.
+/// The interval at which a waiting thread runs the fabric (the shared state machine of connections and datagrams), if
+/// the device has a virtual clock. Another thread may advance this clock, and no event signals the change.
 const FABRIC_POLL_INTERVAL: Duration = Duration::from_micros(500);
 /// The interval at which a waiting thread checks whether the device was removed.
 const REMOVAL_POLL_INTERVAL: Duration = Duration::from_millis(20);

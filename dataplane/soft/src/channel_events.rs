@@ -10,20 +10,20 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
-// Epoll data of the channel's own descriptors. For watched descriptors the data is the number of the completion queue,
-// which has at most 24 bits.
+// Epoll data of the channel's own descriptors. The data of a watched descriptor is the number of its completion queue.
+// This number has at most 24 bits, so it differs from these values.
 const READY: u64 = 1 << 32;
 const TIMER: u64 = 2 << 32;
 
 /// The events of a completion channel.
 #[derive(Debug)]
 pub(super) struct ChannelEvents {
-    /// The epoll instance, which watches `ready_fd`, `timer` and the descriptors in `PendingEvents::watched`. It is
-    /// readable when one of these descriptors is readable.
+    /// The epoll instance, which watches `ready_fd`, `timer` and the descriptors in `PendingEvents::watched`. The epoll
+    /// instance is readable when one of these descriptors is readable.
     epoll: OwnedFd,
     /// An eventfd that is readable while `PendingEvents::ready` is not empty.
     ready_fd: OwnedFd,
-    /// The timer descriptor. It is readable when the earliest time in `PendingEvents::due` has passed.
+    /// A timerfd that is readable when the earliest time in `PendingEvents::due` has passed.
     timer: OwnedFd,
     pending: Mutex<PendingEvents>,
 }
@@ -54,7 +54,7 @@ impl ChannelEvents {
         Ok(Self { epoll, ready_fd, timer, pending: Mutex::default() })
     }
 
-    /// Returns the descriptor that is readable when there is an event.
+    /// Returns the descriptor that is readable when an event is pending.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }

@@ -73,7 +73,7 @@ counters! {
     rnr_naks,
     /// Packets of connections that had already been received.
     rx_duplicates,
-    /// Frames that the kernel dropped before they reached a queue of an interface, because no receive was posted in
+    /// Frames that the kernel dropped instead of passing them to the AF_XDP socket, because no receive was posted in
     /// time or the frame was too long.
     kernel_rx_dropped,
     /// Frames that the kernel dropped because received frames were not fetched in time.

@@ -32,9 +32,9 @@ impl CopyingQp {
         }
     }
 
-    /// Receives directly into the completion list `run` until the list has `limit` entries. Set `in_order` only if the
-    /// list is empty and the completion queue serves only this queue pair. The function then does not write the `wr_id`
-    /// fields. Returns `false` without receiving if the caller must use [`CopyingQp::receive`].
+    /// Receives directly into the completion list `run` until the list has `limit` entries. `in_order` may be `true`
+    /// only if the list is empty and the completion queue serves only this queue pair. The function then does not write
+    /// the `wr_id` fields. Returns `false` without receiving if the caller must use [`CopyingQp::receive`].
     #[inline(always)]
     pub(super) fn receive_run(
         &mut self,
@@ -204,8 +204,8 @@ impl Receiver<'_> {
     }
 }
 
-/// Takes the next frame from the frames that faults hold back, or else from the wire. Passes the frame to `deliver`
-/// unless a fault drops or holds it. Returns `false` if there is no frame.
+/// Takes the next frame: a frame that the faults have released or, if there is none, a frame from the wire. Passes the
+/// frame to `deliver` unless a fault drops or holds the frame. Returns `false` if there is no frame.
 fn take_with_faults(
     faults: &mut Faults<Vec<u8>>,
     wire: &mut AnyWire,

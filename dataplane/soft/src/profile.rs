@@ -13,8 +13,8 @@ pub enum Profile {
 }
 
 impl Profile {
-    /// Returns the size of a queue for a requested `depth`. With rxe, the size is `depth` rounded up to a power of two
-    /// minus one.
+    /// Returns the size of a queue for a requested `depth`. With rxe, the size is the smallest number of the form
+    /// 2^n - 1 that is at least `depth`.
     pub(super) fn slots(self, depth: u32) -> u32 {
         match self {
             Self::Spec => depth,

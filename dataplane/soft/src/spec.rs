@@ -15,7 +15,7 @@ use dataplane_core::verbs::{Capability, RssSpec};
 pub struct SoftSpec {
     /// The device's name.
     pub name: String,
-    /// The behaviour in cases where the standard and rxe differ.
+    /// The behaviour in cases where the standard and rxe (the kernel's software RoCE driver) differ.
     pub profile: Profile,
     /// The device's wire.
     pub link: LinkSpec,

@@ -76,7 +76,7 @@ impl Status {
         self.raised.notify_one();
     }
 
-    /// Waits for the next event. Returns `None` if there is none within `timeout`.
+    /// Waits for the next event. Returns `None` if no event occurs within `timeout`.
     pub(super) fn wait(&self, timeout: Duration) -> Option<AsyncEvent> {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.raised.wait_timeout_while(events, timeout, |events| events.is_empty());

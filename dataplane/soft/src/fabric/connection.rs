@@ -58,7 +58,7 @@ fn owned(op: &SendOp<'_>) -> SendOp<'static> {
         SendOp::CompareSwap { remote, compare, swap } => SendOp::CompareSwap { remote, compare, swap },
         SendOp::FetchAdd { remote, add } => SendOp::FetchAdd { remote, add },
         SendOp::LocalInv(rkey) => SendOp::LocalInv(rkey),
-        // No queue pair here supports TSO, so the header does not matter.
+        // Queue pairs on a fabric refuse TSO requests, so the header is not used.
         SendOp::Tso { mss, .. } => SendOp::Tso { header: &[], mss },
     }
 }

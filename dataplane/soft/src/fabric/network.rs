@@ -1,4 +1,4 @@
-//! The network that connects queue pairs.
+//! The fabric: the network that connects the queue pairs of all devices on one loopback link.
 
 use std::sync::{Arc, MutexGuard};
 

@@ -237,7 +237,8 @@ impl Qp {
         let (opcode, rxe) = (send.work.opcode(), self.is_rxe());
         let values = CompletionValues {
             opcode: SendWork::completes_as(opcode).raw(),
-            // The length holds only for reads and atomics. rxe reports the length of the buffers of an atomic.
+            // The field is valid only for reads and atomics. For an atomic, rxe reports the length of the local buffers
+            // instead of 8 bytes.
             byte_len: if send.work.is_atomic() && !rxe { 8 } else { send.length.min(u64::from(u32::MAX)) as u32 },
             flags: if rxe && send.work.imm().is_some() { WcFlags::WITH_IMM } else { WcFlags::empty() },
             ..CompletionValues::default()
@@ -315,8 +316,9 @@ impl Qp {
         self.retire(ctx);
     }
 
-    /// Records that all packets up to `psn` have arrived. Returns whether this was new. If the response to an earlier
-    /// read or atomic has not arrived, the response is lost, and the requester requests it again.
+    /// Records that all packets up to `psn` have arrived. Returns whether any of these packets was not recorded before.
+    /// If the response to an earlier read or atomic has not arrived, the response is lost, and the requester repeats
+    /// the request.
     fn arrived(&mut self, psn: u32, ctx: &mut FabricContext<'_>) -> bool {
         let mut advanced = false;
         let mut missing = false;
@@ -408,8 +410,8 @@ impl Qp {
             return;
         }
         let (mtu, rxe, send) = (self.mtu(), self.is_rxe(), &self.requester.queue[at]);
-        // A peer with another path MTU splits its response into other packets. rxe checks only that the last packet does
-        // not come late.
+        // A peer with a different path MTU splits its response into packets of a different size. rxe detects only that
+        // the last packet comes too late.
         let splits_alike = send.work.is_atomic() || bytes.len() as u64 == (send.length - send.received).min(mtu);
         match rxe {
             true if !last && send.done + 1 == send.packets => return self.retry(ctx),

@@ -25,7 +25,7 @@ pub(super) struct Requester {
     pub(super) timeout: Option<Ticks>,
     /// The time of the next retry after the receiver was not ready.
     pub(super) rnr_until: Option<Ticks>,
-    /// Whether transmission was restarted since the last progress.
+    /// Whether unacknowledged packets were sent again since the last new acknowledgement.
     pub(super) rewound: bool,
 }
 

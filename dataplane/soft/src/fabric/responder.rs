@@ -17,8 +17,8 @@ pub(super) struct Responder {
     pub(super) message: Option<Message>,
     /// The responses that must still be sent, in order.
     pub(super) pending: VecDeque<PendingResponse>,
-    /// The reads and atomics whose response was not sent completely: the packet sequence numbers of the last packets of
-    /// their responses. `max_dest_rd_atomic` limits their number.
+    /// The reads and atomics whose response is not completely sent. Each entry is the packet sequence number of the
+    /// response's last packet. `max_dest_rd_atomic` limits the number of entries.
     pub(super) operations: VecDeque<u32>,
     /// Pairs of the packet sequence number and the result (the old value) of recent atomic operations.
     pub(super) atomic_results: VecDeque<(u32, u64)>,

@@ -7,7 +7,7 @@ use super::state::{FabricState, Timer};
 
 /// The state of a fabric, and the timer that runs the state machine at the right times.
 ///
-/// The thread starts when a timer is first left running after a call. Most messages need no thread, because they are
+/// The thread starts after the first call that leaves a timer running. Most messages need no thread, because they are
 /// acknowledged in the call that sends them.
 #[derive(Debug, Default)]
 pub(super) struct TimedState {
@@ -30,7 +30,7 @@ impl TimedState {
             Timer::Stopped => {
                 let timed = self.clone();
                 let thread = std::thread::Builder::new().name("soft-timer".to_owned());
-                // Without a thread, timers expire only when a program uses the fabric.
+                // If the thread cannot start, timers expire only when the application posts or polls.
                 if thread.spawn(move || timed.wait()).is_ok() {
                     state.timer = Timer::Waits(None);
                 }

@@ -32,7 +32,7 @@ pub struct InterfaceFacts {
 }
 
 impl InterfaceFacts {
-    /// Reads the properties of an interface. Returns `None` if it does not exist in this network namespace.
+    /// Reads the properties of an interface. Returns `None` if the interface does not exist in this network namespace.
     ///
     /// # Errors
     /// Fails if the kernel does not report whether the interface exists.

@@ -30,7 +30,8 @@ pub struct LinkKind {
     pub device: &'static str,
     /// The schema of the parameters.
     pub schema: Schema,
-    /// The key and the schema of each table of the parameters that has a section of its own in the config reference.
+    /// The tables of the parameters that have their own section in the config reference: the key and the schema of each
+    /// table.
     pub tables: Vec<(&'static str, Schema)>,
 }
 

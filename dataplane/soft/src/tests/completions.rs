@@ -85,7 +85,7 @@ fn both_timestamps_may_be_requested() {
             rig.post_recv_run(&[5]).unwrap();
             let sge = rig.sge(1, 60);
             rig.post_send(40, &[sge], SendFlags::SIGNALED).unwrap();
-            // A raw packet completes its receive when the queue is polled, and its send when the send is posted.
+            // For raw packets, a receive completes when the queue is polled, and a send completes when it is posted.
             let received = End::completions(&mut rig.recv);
             rig.clock.advance(Nanos(1_000));
             let sent = End::completions(&mut rig.send);

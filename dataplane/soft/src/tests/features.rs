@@ -320,7 +320,7 @@ fn armed_queue_raises_one_event() {
     b.post_recv(9, &[]).unwrap();
     b.to(QpState::Err);
     assert_eq!(channel.wait(none), Ok(Some(b.recv.number())), "an error raises an event");
-    assert!(a.recv.arm(false).is_err(), "it has no channel");
+    assert!(a.recv.arm(false).is_err(), "the queue has no channel");
     b.device.remove();
     assert_eq!(channel.wait(none).unwrap_err().errno, libc::EIO);
 }

@@ -92,12 +92,12 @@ impl Rig {
 
     /// Sends until a frame arrives, because the peer may not be ready yet.
     fn send_until_received(&mut self, other: &mut Rig) {
-        wait_until("a way through", || {
+        wait_until("a frame arrives", || {
             self.send_one(&numbered(1, 99, &[]));
             !other.frames().is_empty()
         });
         // Discard the frames that are still in transit.
-        wait_until("silence", || other.frames().is_empty());
+        wait_until("no frame is in transit", || other.frames().is_empty());
     }
 }
 
@@ -199,7 +199,7 @@ fn frames_that_are_not_fetched_are_counted() {
             assert_eq!(a.send_one(&numbered(number, 60, &[])), Success);
         }
         let mut got = 0;
-        wait_until("all 200, received or missed", || {
+        wait_until("all 200 frames are received or missed", || {
             got += b.frames().len() as u64;
             got + b.device.counters().rx_missed >= 200
         });
@@ -404,7 +404,7 @@ fn created_tap_is_removed_with_its_device() {
         tap.expect_event(EventKind::PortActive);
         host.send_until_received(&mut tap);
         drop(tap);
-        wait_until("the end of the interface", || Interface::find("dp0").unwrap().is_none());
+        wait_until("the interface is removed", || Interface::find("dp0").unwrap().is_none());
     });
 }
 

@@ -171,7 +171,7 @@ fn paced_generator_follows_the_clock() {
     rig.clock.advance(Nanos(5_000));
     assert_eq!(rig.received().len(), 5);
     rig.clock.advance(Nanos(20_000));
-    assert_eq!(rig.received().len(), 11, "what was posted");
+    assert_eq!(rig.received().len(), 11, "one frame for each posted receive");
     assert_eq!(rig.device.counters().rx_out_of_buffer, 9);
 }
 

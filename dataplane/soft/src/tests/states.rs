@@ -149,7 +149,7 @@ fn stopped_connection_completes_started_requests() {
     let stop = QpAttributes { state: Sqd, notify_drained: true, ..QpAttributes::default() };
     a.qp.modify(&stop, AttributeMask::STATE | AttributeMask::EN_SQD_ASYNC_NOTIFY).unwrap();
     a.post(2, SendOp::Send, &sge).unwrap();
-    assert_eq!((a.sent(), a.events()), (vec![], vec![]), "the first waits for a receive");
+    assert_eq!((a.sent(), a.events()), (vec![], vec![]), "the first send waits for a receive");
     for wr_id in 1..=2 {
         let into = [b.sge(0, 8)];
         b.post_recv(wr_id, &into).unwrap();

@@ -29,9 +29,9 @@ pub(crate) fn replace_by_move() -> RunningProgram {
     let other = RunningProgram::start(Command::new("unshare").args(["--net", "sleep", "1000"]));
     let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
     let pid = other.id();
-    wait_until("a network namespace", || namespace(&pid.to_string()) != namespace("self"));
+    wait_until("the process has its own network namespace", || namespace(&pid.to_string()) != namespace("self"));
     let [va, vb] = ["va", "vb"].map(|name| crate::link::Interface::need(name).unwrap().index);
-    // One batch, so that the watchers see the names and the indexes of the new interfaces at their next look.
+    // Run the commands as one batch, so that the watchers find the new interfaces at their next check.
     ip(&format!(
         "link set va netns {pid}\nlink set vb netns {pid}\nlink add name va index {va} type veth peer name vb index \
          {vb}\nlink set va addrgenmode none\nlink set vb addrgenmode none\nlink set va up\nlink set vb up"
@@ -256,7 +256,7 @@ fn frames_arrive_unchanged_and_every_slot_is_returned() {
             carry(&mut a, &mut b, 200, |_| 900);
             assert!(has_program("va") && has_program("vb"));
             drop((a, b));
-            wait_until("no program", || !has_program("va") && !has_program("vb"));
+            wait_until("no program is attached", || !has_program("va") && !has_program("vb"));
         }
     });
 }
@@ -423,7 +423,7 @@ fn unusable_interface_is_named_in_the_error() {
             "{error}"
         );
         drop(first);
-        wait_until("it is free", || device(link("va"), 1500).is_ok());
+        wait_until("the interface is free", || device(link("va"), 1500).is_ok());
         let error = device(link("nothing"), 1500).unwrap_err().to_string();
         assert!(error.contains("no interface `nothing`"), "{error}");
         let zero = device(XdpSpec { copying: Copying::Zero, ..link("va") }, 1500).unwrap();
@@ -498,8 +498,8 @@ fn recreated_interface_is_used_again() {
     });
 }
 
-/// While the interface does not exist, a queue pair can be restarted, and its sends fail at once. Frames pass again when
-/// an interface of this name exists.
+/// While the interface does not exist, a queue pair can be restarted, and its sends fail immediately. Frames pass again
+/// when an interface of this name exists.
 #[test]
 fn restarted_queue_pair_waits_for_its_deleted_interface() {
     in_namespace(|| {

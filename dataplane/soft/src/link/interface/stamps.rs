@@ -42,8 +42,8 @@ pub(in crate::link) fn warn_kernel_stamps(interface: &str, error: &io::Error) {
     );
 }
 
-/// Returns how many nanoseconds the wall clock is ahead of `CLOCK_MONOTONIC`. XDP programs read `CLOCK_MONOTONIC`. The
-/// result changes when the wall clock is set.
+/// Returns the wall-clock time minus the time of `CLOCK_MONOTONIC`, in nanoseconds. XDP programs read
+/// `CLOCK_MONOTONIC`. The result changes when the wall clock is set.
 pub(in crate::link) fn wall_ahead() -> i64 {
     let read = |clock| {
         let time = clock_gettime(clock);

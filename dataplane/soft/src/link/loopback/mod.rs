@@ -2,9 +2,9 @@
 //! datagrams use the [`Fabric`], which both ends of a cable share.
 //!
 //! Each direction has one inbox per receiving queue pair, and a fixed set of frame buffers. The sender fills a free
-//! buffer and puts it into an inbox, and the receiver returns the buffer to the free list. If no buffer is free or the
-//! inbox is full, the frame is lost, as with a receiver that is too slow. Sender and receiver may run on different
-//! threads. Sending a frame takes no lock and does not allocate, except when a buffer must grow for a longer frame.
+//! buffer and puts the buffer into an inbox. The receiver returns the buffer to the free list. If no buffer is free or
+//! the inbox is full, the frame is lost. Sender and receiver may run on different threads. Sending a frame takes no
+//! lock and does not allocate, except when a buffer must grow for a longer frame.
 
 pub(super) mod config;
 
@@ -110,7 +110,8 @@ pub(crate) struct Port {
     queue: (u16, u16),
     rss: Arc<Rss>,
     inbox: Option<Arc<FrameInbox>>,
-    /// A copy of the inboxes of the receiving end. The copy has the generation number `generation` of the [`Bus`].
+    /// A copy of the inboxes of the receiving end. The copy is current while `generation` equals the generation of the
+    /// [`Bus`].
     peers: Arc<[Arc<FrameInbox>]>,
     generation: u64,
 }

@@ -88,7 +88,7 @@ impl LinkParameters for PacketConfig {
         CapabilitySet::NET_RAW
     }
 
-    /// The timestamps of a NIC are enabled with CAP_NET_ADMIN. Without it, the link uses the timestamps of the kernel.
+    /// Returns CAP_NET_ADMIN if NIC timestamps are requested. Without this capability, the link uses kernel timestamps.
     fn optional_capabilities(&self) -> CapabilitySet {
         match self.stamps {
             FrameStamps::Hardware => CapabilitySet::NET_ADMIN,

@@ -265,8 +265,7 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Returns whether the buffer holds only the header and nothing is in the file. The previous content of the file
-    /// still exists then.
+    /// Returns whether no frame was written and nothing was flushed. Until then, the file keeps its previous content.
     pub(super) fn is_new(&self) -> bool {
         self.written == 0 && self.ends.len() == 1
     }

@@ -8,7 +8,7 @@ use crate::link::interface::netlink::{attribute, link_attributes, netdev_attribu
 /// XDP properties of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct XdpFacts {
-    /// XDP features of the driver. `None` on kernels before 6.3, which do not report them.
+    /// XDP features of the driver. `None` on kernels before 6.3, which do not report these features.
     pub support: Option<XdpSupport>,
     /// The attached XDP program.
     pub program: Option<XdpProgram>,
@@ -26,8 +26,8 @@ impl XdpFacts {
 pub struct XdpProgram {
     /// Program id.
     pub program: u32,
-    /// Id of the `bpf_link` that holds the program. `None` if the program is attached without a link, or the kernel
-    /// does not report it.
+    /// Id of the `bpf_link` that holds the program. `None` if the program is attached without a `bpf_link`, or if this
+    /// process may not list the `bpf_link` objects.
     pub link: Option<u32>,
 }
 
@@ -49,7 +49,7 @@ const XDP_ZERO_COPY: u64 = 1 << 3;
 /// `NETDEV_A_DEV_XDP_RX_METADATA_FEATURES`, and its flag `NETDEV_XDP_RX_METADATA_TIMESTAMP`.
 const METADATA: (u16, u64) = (5, 1);
 
-/// Returns the XDP features of the driver. `None` on kernels before 6.3, which do not report them.
+/// Returns the XDP features of the driver. `None` on kernels before 6.3, which do not report these features.
 fn xdp_support(index: u32) -> Option<XdpSupport> {
     let features = u64_attribute(&netdev_attributes(index)?, FEATURES)?;
     Some(XdpSupport {
@@ -59,7 +59,7 @@ fn xdp_support(index: u32) -> Option<XdpSupport> {
 }
 
 /// Returns whether the driver passes the NIC's receive time of a frame to XDP programs. `None` if the kernel does not
-/// report it.
+/// report this property.
 pub(super) fn driver_reports_nic_time(index: u32) -> Option<bool> {
     u64_attribute(&netdev_attributes(index)?, METADATA.0).map(|features| features & METADATA.1 != 0)
 }
