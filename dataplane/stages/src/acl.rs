@@ -73,7 +73,7 @@ pub struct Acl {
     #[serde(default)]
     rules: Vec<RuleSpec>,
     /// File with more rules. A relative path starts from the folder of the config. The file must be a regular file of
-    /// at most 32 MiB. The stage reads it again on SIGHUP.
+    /// at most 32 MiB. The stage reads the file again on SIGHUP.
     file: Option<PathBuf>,
     /// What happens to packets that no rule matches: `permit` or `deny`.
     default: Action,
@@ -138,7 +138,7 @@ impl Default for Scratch {
 
 /// Offset of the transport header in a packet without VLAN tags and IPv4 options.
 const L4: usize = Ethernet::LEN + Ipv4::LEN;
-/// Number of bytes up to the TCP flags.
+/// Number of bytes from the start of the packet up to and including the TCP flags.
 const FAST_PATH_BYTES: usize = L4 + 14;
 
 /// Returns the lookup key of an IPv4 packet with TCP or UDP ports, without VLAN tags and IPv4 options. Returns `None`

@@ -17,7 +17,7 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 ///
 /// The stage turns a request into its reply in place. The reply leaves the stage by the output `reply`. The egress port
 /// of the reply is the port that received the request. VLAN tags stay unchanged. All other packets go to the next
-/// stage: requests for other addresses, requests to another MAC address, announcements and replies.
+/// stage, for example replies, announcements, and requests for addresses of other hosts.
 ///
 /// Without `addresses`, the stage answers for the addresses that the config gives to the ingress port. If a `neighbor`
 /// stage has `source = "resolve"`, the `arp` stage passes the sender addresses of ARP messages to the `neighbor` stage.

@@ -89,7 +89,7 @@ pub struct Bridge {
     #[serde(skip)]
     #[schemars(skip)]
     table: Option<Arc<Table>>,
-    /// The next bucket group to search for aged entries.
+    /// The index of the next group of buckets in which `tick` searches for aged entries.
     #[serde(skip)]
     #[schemars(skip)]
     sweep: usize,
@@ -359,7 +359,7 @@ impl Bridge {
             None => Ok(None),
             Some(port) if port == ingress => Err(SAME_PORT),
             Some(port) if self.joined(port).is_some_and(|port| port.has(vlan)) => Ok(Some(port)),
-            // The hosts behind a shut port may be reachable by the other port of the loop.
+            // The hosts behind a shut port may be reachable through the other port of the loop.
             Some(port) if self.joined(port).is_some_and(|port| port.is_shut) => Ok(None),
             Some(_) => Err(NOT_A_MEMBER),
         }

@@ -217,7 +217,8 @@ impl Stage for Capture {
         if setup.is_offline() {
             return Ok(());
         }
-        // All workers have the same memory, and the first worker is prepared first.
+        // All workers need equally much memory. The first worker is prepared first, and reserves the memory of all
+        // workers.
         if setup.worker().0 == 0 {
             let bytes = ring::memory(self.buffers, self.snaplen) * setup.worker().1 as u64;
             setup.reserve(bytes, "buffers", "reduce `buffers`, or `snaplen`")?;

@@ -49,12 +49,12 @@ pub struct Filter {
 
 const OTHER: Edge = Edge::new(0);
 
-/// The maximum number of words with a digit in an expression: ports, addresses and other values. The time of libpcap
-/// without its optimiser grows with the square of the number of values. `port 0 or port 1 ...` takes about 2 s for 400
-/// values, and minutes for 2,000 values.
+/// The maximum number of words with a digit in an expression: ports, addresses and other values. The compile time of
+/// libpcap without its optimiser grows with the square of the number of values. `port 0 or port 1 ...` takes about 2 s
+/// for 400 values, and minutes for 2,000 values.
 const MOST_VALUES: usize = 400;
-/// The maximum number of instructions before the optimiser. The time of the optimiser grows faster than the square of
-/// the number of instructions: about 1 s for 8,192 instructions of `host`, and 4 s for 12,000 instructions.
+/// The maximum number of instructions of a program before optimisation. The time of the optimiser grows faster than the
+/// square of the number of instructions: about 1 s for 8,192 instructions of `host`, and 4 s for 12,000 instructions.
 const MOST_UNOPTIMISED: usize = 8192;
 /// The maximum number of characters of an expression in a message.
 const LONGEST_QUOTE: usize = 80;

@@ -252,7 +252,7 @@ impl Stage for IcmpError {
             return Err(Problem::at(key, "0 allows no error").help("use a `drop` stage instead"));
         }
         let (worker, workers) = setup.worker();
-        // If the division has a remainder, the first workers get one more unit each.
+        // If the division has a remainder, each of the first workers gets one more error per second.
         let share = self.per_second / workers as u64 + u64::from((worker as u64) < self.per_second % workers as u64);
         self.bucket = Some(TokenBucket::new(share, self.burst, 0));
         self.host_limit = Some(HostLimit::new(self.per_host, (self.burst / HOST_SHARE).max(1)));
@@ -337,7 +337,8 @@ impl IcmpError {
             (ErrorKind::TooBig, None) => of(egress).map_or(0, |port| port.mtu),
             _ => 0,
         };
-        // Check the host first, so that the packets of a limited host use up nothing of the total.
+        // Check the limit of the host first, so that a host above its limit takes no tokens from the bucket of all
+        // hosts.
         let limit = self.host_limit.as_mut();
         let permit = limit.and_then(|limit| limit.permit(v6, host(packet, v6), now)).ok_or(HOST_RATE_EXCEEDED)?;
         if !self.bucket.as_mut().is_some_and(|bucket| bucket.take(now, 1)) {

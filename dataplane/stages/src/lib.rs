@@ -1,4 +1,4 @@
-//! The built-in stages, and the [tables](dataplane_tables) that they use for lookups.
+//! The built-in stages. Their lookup tables are in the crate [`dataplane_tables`].
 
 pub mod acl;
 pub mod arp;

@@ -274,7 +274,7 @@ impl Stage for Limit {
             }
         }
         let (worker, workers) = setup.worker();
-        // If the division has a remainder, the first workers get one more unit each.
+        // If the division has a remainder, each of the first workers gets one more packet or byte per second.
         let share = |rate: u64| rate / workers as u64 + u64::from((worker as u64) < rate % workers as u64);
         self.meter = Some(match self.mode {
             Mode::Rate => Meter::Rate(TokenBucket::new(share(rate), burst, 0)),

@@ -21,7 +21,7 @@ use dataplane_tables::TableError;
 pub(crate) const MEMORY_HELP: &str =
     "raise the limit on address space (`ulimit -v`, `LimitAS=` of systemd), or free memory on this host";
 
-/// Returns the problem of a table of the key `key`.
+/// Converts the error of a lookup table to a problem with the config key `key`.
 pub(crate) fn table_problem(key: &str, error: TableError) -> Problem {
     match error {
         TableError::Memory(_) => Problem::of_host(key, error.to_string()).help(MEMORY_HELP),
@@ -29,7 +29,8 @@ pub(crate) fn table_problem(key: &str, error: TableError) -> Problem {
     }
 }
 
-/// Reads the text file of the key `file`. A file of more than `most` bytes is a problem with the help text `less`.
+/// Reads the text file that the config key `file` names. If the file has more than `most` bytes, returns a problem with
+/// the help text `less`.
 pub(crate) fn file(path: &Path, most: u64, less: &str) -> Result<Vec<u8>, Problem> {
     file::read_text(path, most).map_err(|error| {
         if let Some(help) = file::host_remedy(&error) {

@@ -241,7 +241,8 @@ fn flow_hash(frame: &[u8], found: &Dissection) -> u32 {
     (hash >> 32) as u32
 }
 
-/// Hashes two numbers to one, by adding both halves of their product. Every bit depends on all bits of the inputs.
+/// Hashes two numbers to one number. Multiplies the numbers, each XORed with its seed, and XORs both halves of the
+/// product.
 #[inline]
 fn mix(a: u64, b: u64) -> u64 {
     let product = u128::from(a ^ SEEDS[0]) * u128::from(b ^ SEEDS[1]);

@@ -335,8 +335,8 @@ impl Reassemble {
         packet.drop(reason);
     }
 
-    /// Returns the slot of a fragment's datagram. Assigns a slot if the datagram is new, and evicts an older one if
-    /// necessary.
+    /// Returns the slot of a fragment's datagram. Assigns a slot if the datagram is new, and evicts an older datagram
+    /// if necessary.
     fn slot(&mut self, piece: &Piece, now: u64) -> Option<usize> {
         if let Some(known) = self.index.find(&piece.key) {
             return Some(known);

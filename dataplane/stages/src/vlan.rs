@@ -79,6 +79,7 @@ pub enum Op {
     Translate,
 }
 
+/// The bit that marks a VLAN id in `ids` as an id that `map` contains.
 const LISTED: u16 = 0x8000;
 /// The length of both MAC addresses, which is the offset of the EtherType or of the outer tag.
 const MACS: usize = 2 * size_of::<MacAddr>();

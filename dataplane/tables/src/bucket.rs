@@ -204,8 +204,9 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the bucket with a closed form. The level before a packet is the minimum over all earlier moments
-        /// of: a full bucket at that moment, plus the tokens added since, minus the tokens taken since.
+        /// Compares the bucket with a closed form. For each earlier moment, assume that the bucket was full at that
+        /// moment. Add the tokens that were earned since then, and subtract the tokens that were taken since then. The
+        /// minimum of these numbers is the level before the packet.
         #[test]
         fn bucket_agrees_with_closed_form(
             rate in 0u64..3 * NANO,

@@ -1,4 +1,4 @@
-//! The cells and lines that lookups read. See [`super::trie`].
+//! The part of a trie that lookups read: the cells of the first level, and the lines behind them. See [`super::trie`].
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -83,17 +83,17 @@ impl<F: Form> Cells<F> {
             // The fence orders the reads of the cells before two later loads: the load of the default below, and the
             // loads that the caller makes with the values.
             fence(Ordering::Acquire);
-            // If the default is unchanged, the result is consistent with one state of the table. The check does not
-            // detect a default that was changed and restored during the lookup, which needs several changes during one
-            // batch.
+            // If the default changed during the lookup, an address could get no value although it always had one. The
+            // lookup then runs again. The check does not detect a default that was changed and restored during the
+            // lookup. This needs several changes during one batch.
             if self.default.load(Ordering::Acquire) == default {
                 return;
             }
         }
     }
 
-    /// Looks up addresses whose lookup ends in the first level. `or_default` replaces empty cells. Returns `false` if
-    /// any address continues in lines.
+    /// Looks up addresses whose value is in the cell that one load reads. `or_default` replaces empty cells. Returns
+    /// `false` if any address needs a further load.
     ///
     /// Instructions that wait for a cache miss fill the reorder buffer of the processor and delay further loads. The
     /// function therefore uses few instructions per address, and converts several cells at once. Arrays of fixed size
@@ -141,7 +141,7 @@ impl<F: Form> Cells<F> {
         }
     }
 
-    /// Returns the last cell on the path of each of up to [`WAYS`] addresses.
+    /// Writes the last cell on the path of each of up to [`WAYS`] addresses to `entries`.
     #[inline(always)]
     fn last_cells(&self, addresses: &[F::Address], entries: &mut [u32]) {
         let mut pending = 0;

@@ -1,18 +1,19 @@
-//! The layout of an entry: a value, or a reference to lines. Lines are the cache lines behind the first level. Cells
-//! hold entries. See [`super::trie`].
+//! The bit layout of a trie entry. Each cell of the trie holds one entry. An entry is a value, or a reference to lines:
+//! the cache lines behind the first level. See [`super::trie`].
 
-/// The entry leads to lines. Without this bit, the other bits are a value plus one, or 0 for no value.
+/// Set if the entry leads to lines. If this bit is clear, the other bits are a value plus one, or 0 for no value.
 pub(super) const LINE: u32 = 1 << 31;
-/// The lines are buckets, not a node.
+/// Set if the lines are buckets, and clear if the line is a node.
 pub(super) const BUCKET: u32 = 1 << 30;
-/// The lines distinguish addresses by their second half.
+/// Set if the lines distinguish addresses by their second 64 bits.
 pub(super) const LOW: u32 = 1 << 29;
-/// Shift of the field that contains the number of address bits that select one of the buckets.
+/// Shift of the two-bit field with the number of address bits that select a bucket.
 pub(super) const CHOICE: u32 = 26;
 /// Mask of the number of the first line.
 pub(super) const NUMBER: u32 = (1 << 24) - 1;
 
-/// Returns the number of the line that an entry leads to. For buckets, the next bits of the address select the line.
+/// Returns the number of the line that an entry leads to. `next` is the rest of the address, aligned to the left: its
+/// first bits select one of several buckets.
 #[inline(always)]
 pub(super) fn line_of(entry: u32, next: u64) -> usize {
     let bits = size_of_group(entry) as u32;

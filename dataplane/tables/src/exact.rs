@@ -1,18 +1,20 @@
 //! Exact match by bucketised cuckoo hashing with two choices (Pagh and Rodler, "Cuckoo hashing", ESA 2001;
 //! Dietzfelbinger and Weidling, "Balanced allocation and dictionaries with tightly packed constant size bins", ICALP
-//! 2005). Sixteen bits of each key's hash are stored as a tag, so that a lookup rarely reads a wrong key.
+//! 2005). Sixteen bits of each key's hash are stored as a tag. A lookup reads a key only if the tag matches, so it
+//! rarely reads a wrong key.
 //!
-//! A key lies in one of two groups of 31 slots. The tags of a group are one cache line. A key goes to its second group
-//! only if its first group is full, which is rare. Each group counts the keys that belong to it, but are stored in
-//! their second group. While the count is 0, a lookup reads only the first group. Therefore, about 1 % of the lookups
-//! that miss read a second line, and most batches wait for tags only once. After many insertions and removals, about a
-//! tenth of the lookups that miss read a second line, because moved keys do not move back.
+//! A group has 31 slots, and the tags of a group share one cache line. The hash of a key selects two groups. A key goes
+//! to its second group only if its first group is full, which is rare. Each group counts the keys that have this group
+//! as their first group, but are stored in their second group. While the count is 0, a lookup reads only the first
+//! group. Therefore, about 1 % of the lookups that miss read a second line, and most batches wait for tags only once.
+//! After many insertions and removals, about a tenth of the lookups that miss read a second line, because moved keys do
+//! not move back.
 //!
 //! The tags of a million keys take 3 MB. The keys are stored separately, and take 30 MB for keys of four words. A
 //! lookup that hits reads one key. Of the lookups that miss, one in 3,000 reads a key.
 //!
 //! The hash is NH of UMAC (Black, Halevi, Krawczyk, Krovetz and Rogaway, CRYPTO 1999; RFC 4418). NH is a sum of
-//! products of 32-bit numbers, and a processor computes several products at a time.
+//! products of 32-bit numbers, so vector instructions compute several products at a time.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -30,7 +32,7 @@ const LOAD_FACTOR: (usize, usize) = (2, 3);
 /// Number of groups that are searched for a free slot before the table counts as full.
 const MAX_SEARCHED_GROUPS: usize = 1024;
 
-/// Number of lookups of a batch that run at the same time: one per bit of a word.
+/// Number of lookups of a batch that run at the same time: one per bit of a 32-bit mask.
 const WAYS: usize = u32::BITS as usize;
 
 /// A table of keys of `WORDS` times 32 bits, such as the addresses, ports and protocol of a flow: 4 words for IPv4, 10
@@ -222,15 +224,16 @@ impl<const WORDS: usize> Exact<WORDS> {
         }
     }
 
-    /// Returns a free slot in one of the two groups of a key. If both groups are full, moves other keys to their other
-    /// groups, along the shortest chain of moves. The chain is found before any key moves. Returns `None` if the search
-    /// finds no free slot.
+    /// Returns a free slot in one of the two groups of a key. If both groups are full, moves a key out of one of them,
+    /// to the second choice of that key. If that group is full too, a key must first move out of that group, and so on.
+    /// The search finds the shortest chain of moves before any key moves. Returns `None` if the search finds no free
+    /// slot.
     fn make_room(&mut self, home: KeyGroups) -> Option<Slot> {
         if let Some(slot) = home.groups.iter().find_map(|group| self.free_in(*group)) {
             return Some(slot);
         }
-        // The groups reached so far. Each step has a group, the slot whose entry can move to this group, and the index
-        // of the previous step.
+        // The steps of the search. Each step has a group, the slot whose entry can move to this group, and the index of
+        // the previous step.
         let mut steps: Vec<(u32, Slot, usize)> = home.groups.map(|group| (group, (0, 0), usize::MAX)).to_vec();
         let mut at = 0;
         while at < steps.len() && steps.len() < MAX_SEARCHED_GROUPS {
@@ -308,7 +311,7 @@ fn lookup_ways<const WORDS: usize>(table: &Exact<WORDS>, keys: &[[u32; WORDS]], 
         found |= u32::from(matches != 0) << at;
         overflowed |= u32::from(group.has_overflow()) << at;
     }
-    // The second group only matters if the first group has no match and some of its keys are in second groups.
+    // Read the second group only if the first group has no match and its overflow count is not 0.
     let elsewhere = overflowed & !found;
     ones(elsewhere).for_each(|at| fetch_tags(second[at]));
     for at in ones(elsewhere) {
@@ -363,7 +366,7 @@ fn home(hash: u64, groups: u64) -> KeyGroups {
     // Multiply-shift spreads the keys as evenly as the remainder of a division, and takes less time.
     let group = |bits: u64| ((bits * groups) >> 32) as u32;
     let (first, second) = (group(hash >> 32), group(hash & u64::from(u32::MAX)));
-    // The two groups are always different.
+    // Change the second group if both groups are equal.
     let second = if first != second { second } else { first ^ 1 };
     let second = if u64::from(second) < groups { second } else { first - 1 };
     // The group numbers use the upper bits of each half of the hash. The tag uses the lowest eight bits of each half.
@@ -411,7 +414,7 @@ mod tests {
         key
     }
 
-    /// The table behaves like a map for all operations, until all of its slots are taken.
+    /// Applies the changes to a table and to a `HashMap`. The results must be equal, except that the table may be full.
     fn check_against_map<const WORDS: usize>(
         groups: usize,
         most: usize,
@@ -427,7 +430,8 @@ mod tests {
                     Err(error) => {
                         prop_assert_eq!(error, TableError::Keys(most));
                         prop_assert!(!model.contains_key(&key::<WORDS>(number)));
-                        // The table may be full early if many keys share their groups, but not with so few keys.
+                        // A table may be full below its capacity if many keys share their groups. The keys of two
+                        // groups always fit.
                         prop_assert!(model.len() >= most.min(2 * SLOTS), "full with {} of {most}", model.len());
                     }
                 },

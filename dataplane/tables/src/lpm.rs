@@ -143,14 +143,14 @@ impl<F: Form> Lpm<F> {
     }
 
     /// Builds a table from prefixes: address, length, value. If a prefix occurs twice, the last value counts. Bits
-    /// after the length are ignored. The table reserves memory for these prefixes and for a few times as many. Use
-    /// [`Lpm::new`] for a table that can grow to the largest possible number of cache lines.
+    /// after the length are ignored. The table reserves memory for about four times as many prefixes. Use [`Lpm::new`]
+    /// for a table that can grow to the largest possible number of cache lines.
     ///
     /// # Errors
     ///
     /// The first error of [`Lpm::insert`], or [`TableError::Memory`] if there is not enough memory.
     pub fn build(prefixes: &[(F::Address, u8, u32)]) -> Result<Self, TableError> {
-        // All lines together take 256 MiB of address space, which may be limited.
+        // The largest table takes 256 MiB of address space, which the system may limit. So try a smaller table first.
         let lines = (prefixes.len() * LINES_OF_PREFIX).clamp(MIN_LINES, LINES);
         match Self::build_with_lines(lines, prefixes) {
             Err(TableError::Full(_)) if lines < LINES => Self::build_with_lines(LINES, prefixes),
@@ -248,7 +248,8 @@ mod tests_v4 {
         }
     }
 
-    /// Values change between two and four bytes. Readers always see an old or a new value.
+    /// Each change of a value also changes whether the value fits in two bytes. Readers always see an old or a new
+    /// value.
     #[test]
     fn readers_see_values_of_any_width() {
         const VALUES: [u32; 4] = [1, MAX_VALUE, 2, 1 << 16];
@@ -297,7 +298,7 @@ mod tests_v4 {
 mod tests_v6 {
     crate::lpm_tests::lpm_tests!(Lpm6, u128, 128);
 
-    /// If every address has its own prefix, a line covers sixteen prefixes, in whatever order they were added.
+    /// If every address has its own prefix, a line covers sixteen prefixes, regardless of the order of insertion.
     #[test]
     fn adjacent_prefixes_share_lines() {
         for (len, key) in [(64, 64), (128, 0)] {

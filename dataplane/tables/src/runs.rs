@@ -30,7 +30,7 @@ pub(super) enum CellLocation {
     Line(usize, usize),
 }
 
-/// The addresses with equal leading bits in one 64-bit half of the address.
+/// A range of addresses: all addresses with the same leading `bits` bits in one 64-bit half.
 #[derive(Clone, Copy)]
 pub(super) struct Span {
     pub(super) half: usize,

@@ -46,7 +46,7 @@ impl Group {
 
     /// In a build for AVX2, the compiler optimises the generic function, so no separate function is needed.
     #[cfg(all(target_arch = "x86_64", target_feature = "avx2"))]
-    #[allow(dead_code, reason = "not used where that processor has AVX-512 too")]
+    #[allow(dead_code, reason = "unused in a build for AVX-512")]
     #[inline]
     pub(super) fn matches_avx2(&self, tag: u16) -> u32 {
         self.matches(tag)
@@ -115,7 +115,7 @@ mod tests {
     proptest! {
         #[test]
         fn tag_matches_exactly_its_slots(tags in prop::array::uniform31(0..4u16), overflow in 0..4u16, tag in 0..4u16, high in any::<u16>()) {
-            // The tags differ only in some bits.
+            // All tags have the same upper bits, and differ only in the lowest two bits.
             let group = Group { tags: tags.map(|tag| tag ^ high), overflow: overflow ^ high };
             let expected = (0..SLOTS).filter(|slot| tags[*slot] == tag).fold(0, |all, slot| all | 1 << slot);
             let tag = tag ^ high;

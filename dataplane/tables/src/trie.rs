@@ -9,17 +9,18 @@
 //! line per four bits.
 //!
 //! Addresses are left-aligned in 128 bits. The trie first distinguishes addresses by their first 64 bits (the first
-//! half), and then by the second half. A cell that covers a single first half leads to lines for the second half. A
-//! prefix is written to all cells that it covers, so that a lookup never backtracks. The length of the prefix of each
-//! cell is stored separately, and only changes of the trie read this length. Adjacent runs are only merged if they come
-//! from the same prefix. The ends of every prefix are therefore boundaries, and a prefix can be removed in place. All
-//! memory is allocated zeroed, and untouched pages stay unmapped. The prefix of length 0 is stored separately, because
-//! its cells would touch all pages.
+//! half), and then by the second half. A cell that covers only one value of the first half can lead to lines for the
+//! second half. A prefix is written to all cells that it covers, so that a lookup never backtracks. The length of the
+//! prefix of each cell is stored separately, and only changes of the trie read this length. Adjacent runs are only
+//! merged if they come from the same prefix. The ends of every prefix are therefore boundaries, and a prefix can be
+//! removed in place. All memory is allocated zeroed, and untouched pages stay unmapped. The prefix of length 0 is
+//! stored separately, because its cells would touch all pages.
 //!
-//! One thread changes the trie while any number of threads read the cells, which are atomics. Boundaries never change.
-//! A change that needs other boundaries first writes new lines with the old entries, and then links the new lines. The
-//! change then writes its cells in place. The entries of all other addresses never change. Retired lines are reused
-//! only when the owner states that no reader uses them any more ([`Trie::reclaim`]).
+//! One thread changes the trie while any number of threads read the cells, which are atomics. The boundaries of a line
+//! in use never change. A change that needs other boundaries first writes new lines with the old entries, and then
+//! links the new lines. The change then writes the new entries in place. The entries of all other addresses stay
+//! unchanged. Retired lines are reused only when the owner states that no reader uses them any more
+//! ([`Trie::reclaim`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -19,7 +19,7 @@ pub(super) struct RuleSet {
 /// The hit counts of the rule sets that a worker used before its current rule set.
 #[derive(Default)]
 struct EarlierHits {
-    /// Hit counts by [`Rules::identity`]: of the rules in the latest set, and of the rules in sets that were dropped
+    /// Hit counts by [`Rules::identity`]. Contains the rules of the latest set, and the rules of sets that were dropped
     /// since the last reload.
     hits: HashMap<String, u64>,
     /// Total hits of all removed rules that have no entry in `hits`.

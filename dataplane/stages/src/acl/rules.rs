@@ -180,7 +180,7 @@ const RESERVED: [&str; 6] = ["default", "fragments", "gone", "refused", "reloads
 /// Compiled rules, shared by all workers.
 pub(super) struct Rules {
     pub(super) classifier: Classifier,
-    /// Place and action of each rule, indexed by the number of the rule in the classifier.
+    /// Position in the list of rules and action of each rule, indexed by the number of the rule in the classifier.
     pub(super) verdicts: Vec<(u32, Action)>,
     /// Names of the hit counters.
     pub(super) names: Vec<String>,
@@ -220,7 +220,8 @@ fn parse(text: &str) -> (Vec<(usize, usize, RuleSpec)>, Vec<toml::de::Error>) {
     };
     let (table, mut errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        // These are TOML syntax errors. Errors in the values may only be their consequences, so they are not reported.
+        // These are TOML syntax errors. A syntax error may cause further errors in the values, so errors in the values
+        // are not reported.
         errors.truncate(MAX_REPORTED);
         return (Vec::new(), errors);
     }
@@ -236,7 +237,7 @@ fn parse(text: &str) -> (Vec<(usize, usize, RuleSpec)>, Vec<toml::de::Error>) {
             }
         }
     }
-    // The error of the first attempt may lie outside the rules, such as an unknown key.
+    // The first attempt may have failed because of an error outside the rules, such as an unknown key.
     if errors.iter().all(|error| error.span() != first.span()) {
         errors.insert(0, first);
     }

@@ -1,4 +1,5 @@
-//! Loop detection: sends probes by all ports, and shuts a port if a probe comes back.
+//! Loop detection of the bridge. The bridge sends a probe frame from each port. If a probe comes back, two ports form a
+//! loop, and the bridge shuts one of these ports.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -19,16 +20,17 @@ const ETHER_TYPE: u16 = 0x88b5;
 const INTERVAL: u64 = 1_000_000_000;
 /// The length of a probe in bytes: the shortest Ethernet frame, without the frame check sequence.
 const LEN: usize = 60;
-/// The number of port numbers that a bridge can have.
+/// The port numbers of a bridge are below this number.
 const PORTS: usize = 127;
 
 /// The state of loop detection that all workers share.
 #[derive(Debug)]
 pub(super) struct Loops {
-    /// The random number in the probes of each port. A host that sees the probes of its port cannot forge the probes of
-    /// another port.
+    /// The random number that is in the probes of each port. A host that sees the probes of one port cannot forge the
+    /// probes of another port.
     numbers: [u64; PORTS],
-    /// When the loop of each port was last detected, in nanoseconds since the start of the run, plus 1. 0 means never.
+    /// For each port, the time when a loop was last detected: nanoseconds since the start of the run, plus 1. 0 means
+    /// never.
     detected: [AtomicU64; PORTS],
 }
 
@@ -45,12 +47,12 @@ impl Loops {
 struct ProbedPort {
     number: u8,
     name: String,
-    /// Name of the counter of the changes.
+    /// Name of the counter that reports `shut`.
     counter: String,
     /// How often this worker shut the port.
     shut: u64,
     frame: [u8; LEN],
-    /// Offset of the EtherType of the probe.
+    /// Offset in `frame` of the EtherType [`ETHER_TYPE`].
     ether_type: usize,
 }
 
@@ -61,17 +63,18 @@ pub(super) struct LoopGuard {
     stage: String,
     ports: Vec<ProbedPort>,
     time: Period,
-    /// Whether this worker sends the probes, logs the changes and counts them.
+    /// Whether this is the first worker. Only the first worker sends probes, and logs and counts that ports are shut.
     is_first: bool,
-    /// The index of the next port to send a probe. Equal to the number of ports between two rounds.
+    /// The index in `ports` of the port that sends the next probe. Between two rounds of probes, the index is the
+    /// number of ports.
     next_port: usize,
-    /// When the next round of probes starts.
+    /// When the next round of probes starts, in nanoseconds since the start of the run.
     next_round: u64,
 }
 
 impl LoopGuard {
-    /// Creates the loop detection for ports with these numbers. The probes of a port belong to the given VLAN, where 0
-    /// means untagged. A port without a VLAN sends untagged probes.
+    /// Creates the loop detection for ports, each given as its number and a VLAN. The probes of a port are tagged with
+    /// this VLAN. For VLAN 0 or no VLAN, the probes are untagged.
     pub(super) fn new(setup: &Setup<'_>, loops: Arc<Loops>, ports: &[(u8, Option<u16>)], time: Period) -> Self {
         let probed = ports.iter().filter_map(|(number, vlan)| {
             let info = setup.ports().get(usize::from(*number))?;
@@ -123,8 +126,8 @@ impl LoopGuard {
         }
     }
 
-    /// Returns `true` if the frame is a probe of this bridge, and records the loop. Of the sender and the receiver of
-    /// the probe, the port with the higher number is looped.
+    /// Returns `true` if the frame is a probe of this bridge. The port that sent the probe and the port that received
+    /// it then form a loop. Records the loop for the port with the higher number.
     pub(super) fn receives(&self, packet: &Packet<'_>, now: u64) -> bool {
         let Some(number) = probe_number(packet.data()) else { return false };
         let Some(sender) = self.ports.iter().find(|port| self.number(port.number) == Some(number)) else {
@@ -147,7 +150,8 @@ impl LoopGuard {
         detected != 0 && now < (detected - 1).saturating_add(self.time.as_nanos())
     }
 
-    /// Logs and counts that a port was shut or opened, on one worker.
+    /// Logs that a port was shut or opened, and counts how often the port was shut. Does nothing on all workers except
+    /// the first.
     pub(super) fn log_change(&mut self, port: u8, shut: bool) {
         let Some(port) = self.ports.iter_mut().find(|known| known.number == port && self.is_first) else { return };
         port.shut += u64::from(shut);

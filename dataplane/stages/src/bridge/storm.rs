@@ -10,8 +10,8 @@ use dataplane_core::pipeline::Problem;
 use dataplane_core::units::PacketRate;
 use dataplane_tables::bucket::TokenBucket;
 
-/// The limits of the flooded frames of each port, over all workers. With several workers, each worker gets an equal
-/// share of the rates, and `burst` applies to each worker in full.
+/// The rate limits of the frames that each port floods. The rates are for all workers together, and each worker gets an
+/// equal share. `burst` applies to each worker in full.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct StormControl {
@@ -41,7 +41,8 @@ pub(super) struct StormMeter {
 }
 
 impl StormMeter {
-    /// Creates the meters for ports with these numbers. `place` is the index of the worker and the number of workers.
+    /// Creates the meters for ports with these numbers. `worker` is the index of this worker, and `workers` is the
+    /// number of workers.
     pub(super) fn new(
         limits: &StormControl,
         ports: impl Iterator<Item = u8>,
@@ -55,7 +56,7 @@ impl StormMeter {
             let problem = Problem::at("storm_control", "no rate is set");
             return Err(problem.help("set broadcast, multicast or unknown_unicast"));
         }
-        // If the division has a remainder, the first workers get one more unit each.
+        // If the division has a remainder, each of the first workers gets one more packet per second.
         let share = |rate: u64| rate / workers as u64 + u64::from((worker as u64) < rate % workers as u64);
         let meters = rates.map(|rate| rate.map(|PacketRate(rate)| TokenBucket::new(share(rate), limits.burst, 0)));
         let last = ports.max().map_or(0, usize::from);

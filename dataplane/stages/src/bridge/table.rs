@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataplane_core::header::MacAddr;
 
-/// The MAC addresses that all workers share, in buckets of four 64-bit words.
+/// The table of MAC addresses that all workers share. The table has buckets of four 64-bit words, and each word holds
+/// one MAC address.
 ///
-/// The MAC address and the VLAN id make a 60-bit key. The upper 46 bits of the key are stored in the word as a tag,
-/// together with the port in 7 bits and the time in 11 bits, in units of four seconds. The bucket number is the lower
-/// 14 bits of the key, XORed with a hash of the tag. So the bucket number and the tag identify the key. The hash is
-/// random for each table and strongly universal: any two addresses that a host chooses share a bucket with a
+/// The MAC address and the VLAN id make a 60-bit key. The word stores the upper 46 bits of the key as a tag, the port
+/// in 7 bits, and the time of the last frame in 11 bits. The unit of time is four seconds. The bucket number is the
+/// lower 14 bits of the key, XORed with a hash of the tag. So the bucket number and the tag identify the key. The hash
+/// is random for each table and strongly universal: any two addresses that a host chooses share a bucket with a
 /// probability of 2^-14 (Dietzfelbinger, "Universal hashing and k-wise independent random variables via integer
 /// arithmetic without primes", 1996).
 ///
@@ -60,7 +61,7 @@ impl Table {
         (self.words.get(bucket..bucket + WAYS).unwrap_or_default(), tag)
     }
 
-    /// Returns the port of a known MAC address.
+    /// Returns the port of a MAC address, or `None` if the address is unknown or its entry is too old.
     #[inline]
     pub(super) fn find(&self, mac: MacAddr, vlan: u16, now: u64, ageing: u64) -> Option<u8> {
         let (ways, tag) = self.place(mac, vlan);
@@ -69,8 +70,8 @@ impl Table {
         (age(word, now) <= ageing).then_some(((word >> TIME_BITS) as u8 & 0x7f) - 1)
     }
 
-    /// Records that a MAC address was seen. Stores a word only if it changed, so that workers do not contend for the
-    /// cache line.
+    /// Records the port and the time at which a MAC address was seen. Stores the word only if the word changes, so that
+    /// workers do not contend for the cache line.
     #[inline]
     pub(super) fn learn(&self, mac: MacAddr, vlan: u16, port: u8, now: u64) {
         let (ways, tag) = self.place(mac, vlan);
@@ -87,9 +88,9 @@ impl Table {
         self.add(ways, word, now);
     }
 
-    /// Adds an entry to a bucket. In a full bucket, the entry replaces the oldest entry of its own port. If its port
-    /// has no entry in the bucket, the entry replaces the oldest entry. So a host that invents addresses evicts at most
-    /// one entry of other ports per bucket.
+    /// Adds an entry to a bucket. In a full bucket, the new entry replaces the oldest entry of the same port. If the
+    /// bucket has no entry of this port, the new entry replaces the oldest entry. So a host that invents addresses
+    /// evicts at most one entry of other ports per bucket.
     #[cold]
     fn add(&self, ways: &[AtomicU64], word: u64, now: u64) {
         let port = |word: u64| word >> TIME_BITS & ((1 << PORT_BITS) - 1);

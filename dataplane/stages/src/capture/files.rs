@@ -17,8 +17,9 @@ pub(super) struct Spec {
     pub(super) interface: String,
     pub(super) snaplen: u16,
     pub(super) buffers: usize,
-    /// The limit for all files together.
+    /// The maximum number of packets in all files together.
     pub(super) max_packets: u64,
+    /// The maximum size of all files together, in bytes.
     pub(super) max_bytes: u64,
     pub(super) rotation: Option<Rotation>,
 }
@@ -28,7 +29,7 @@ pub(super) struct Spec {
 pub(super) struct Rotation {
     /// The maximum size of a file in bytes.
     pub(super) bytes: u64,
-    /// The maximum time from the first packet of a file to its last, in nanoseconds.
+    /// The maximum time from the first packet of a file to the last packet of the file, in nanoseconds.
     pub(super) nanos: u64,
     pub(super) keep: usize,
 }
@@ -54,7 +55,7 @@ struct Open {
     writer: Writer<BufWriter<LockedFile>>,
     /// The timestamp of the first packet.
     since: u64,
-    /// The number of packets in the files before this one.
+    /// The number of packets in all earlier files.
     before: u64,
     /// The number of bytes flushed to the file, which is always the end of a complete block.
     flushed: u64,

@@ -42,8 +42,8 @@ struct Shared {
     /// Set at the end of a run. The writer then creates a file even without packets.
     complete: AtomicBool,
     missed: AtomicU64,
-    /// The number of packets that workers copied for the writer and that were then not written. They are also counted
-    /// as missed.
+    /// The number of packets that workers copied for the writer and that were then not written. These packets are also
+    /// counted as missed.
     lost: AtomicU64,
 }
 

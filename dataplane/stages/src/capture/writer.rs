@@ -1,5 +1,5 @@
-//! Writes the packets of a capture to a pcapng file. The file has one interface for each clock that packets have time
-//! stamps of. The description of the interface names the clock.
+//! Writes the packets of a capture to a pcapng file. The file has one interface for each clock that provides timestamps
+//! of packets. The description of the interface names the clock.
 
 use std::io::{self, Read, Seek, Write};
 
@@ -16,7 +16,7 @@ pub(super) struct Record<'a> {
     pub(super) original: u32,
     /// The captured part of the packet.
     pub(super) bytes: &'a [u8],
-    /// The comment. Empty for none.
+    /// The comment. An empty slice means no comment.
     pub(super) comment: &'a [u8],
 }
 
@@ -81,7 +81,7 @@ impl<W: Write> Writer<W> {
         Ok(known.unwrap_or(self.sources.len() - 1) as u32)
     }
 
-    /// Builds the description of the interface of a clock.
+    /// Writes the description of the interface of a clock to `block`.
     fn describe(&mut self, source: ClockSource) {
         self.block.clear();
         pcapng::interface(&self.name, &format!("time stamps: {source}"), self.snaplen, &mut self.block);

@@ -187,7 +187,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Marks a quiescent state: the stage keeps no result of an earlier lookup. Called between batches.
+    /// Marks a quiescent state: the stage keeps no result of an earlier lookup. The stage calls this function between
+    /// batches.
     #[inline]
     pub fn pass(&self) {
         self.shared.readers.pass(&self.reader);
@@ -268,7 +269,8 @@ impl Reader {
         Some(self.shared.ports.get(usize::from(port))?.mtu.load(Ordering::Relaxed))
     }
 
-    /// Returns the source address of a port.
+    /// Returns the source address of a port. Returns `None` if the port has no address, or if the writer changes the
+    /// IPv6 address at this moment.
     pub fn address(&self, port: u8, v6: bool) -> Option<IpAddr> {
         let port = self.shared.ports.get(usize::from(port))?;
         let address = if v6 {

@@ -2,9 +2,9 @@
 //! read it.
 //!
 //! The table is a hash table of fixed size whose entries never move, so the slot of an entry serves as the number of a
-//! next hop. The hash of an entry selects a slot, and the entry lies in this slot or one of the next slots, [`WINDOW`]
-//! slots in all. The writer stores the address before the word that marks the slot as used. A slot is reused only when
-//! no reader can still read it.
+//! next hop. The hash of an entry selects a window of [`WINDOW`] adjacent slots, and the entry is in one of these
+//! slots. The writer stores the address before the word that marks the slot as used. A slot is reused only when no
+//! reader can still read it.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};

@@ -1,8 +1,9 @@
 //! Quiescent-state-based reclamation: finds out when no reader can still use a retired object.
 //!
-//! A reader calls [`Readers::pass`] whenever it keeps no result of an earlier lookup. A worker does so between batches.
-//! An object that was removed from a table is reused only after all readers have called `pass`. No thread waits for
-//! this: the writer checks retired objects again later. Source: McKenney and Slingwine, "Read-copy update", PDCS 1998.
+//! A reader calls [`Readers::pass`] whenever it keeps no result of an earlier lookup. A worker calls `pass` between
+//! batches. An object that was removed from a table is reused only after all readers have called `pass`. No thread
+//! waits for this: the writer checks retired objects again later. Source: McKenney and Slingwine, "Read-copy update",
+//! PDCS 1998.
 
 use std::sync::PoisonError;
 
@@ -16,7 +17,7 @@ pub(super) struct Readers {
     seen: Mutex<Vec<Arc<CachePadded<AtomicU64>>>>,
 }
 
-/// One reader. Dropping it removes it from its [`Readers`].
+/// One reader. A dropped reader no longer delays the reuse of objects.
 #[derive(Debug)]
 pub(super) struct Reader(Arc<CachePadded<AtomicU64>>);
 
@@ -38,7 +39,7 @@ impl Readers {
         Reader(seen)
     }
 
-    /// Marks the reader as quiescent: it keeps no result of an earlier lookup.
+    /// Marks the reader as quiescent: the reader keeps no result of an earlier lookup.
     #[inline]
     pub(super) fn pass(&self, reader: &Reader) {
         reader.0.store(self.epoch.load(Ordering::Acquire), Ordering::Release);

@@ -51,7 +51,7 @@ pub enum RouteTarget {
 #[error("the tables have no room for more routes, paths or neighbours")]
 pub struct Refused;
 
-/// The only writer of the routes and neighbours of its tables.
+/// Writes routes and neighbours to its tables. Each set of tables has exactly one writer.
 #[derive(Debug)]
 pub struct Writer {
     tables: [Option<Table>; MAX_TABLES],
@@ -180,8 +180,8 @@ impl Writer {
                 Some(Some(number)) => number,
                 None => 0,
             };
-            // The name of a path decides which flows take the path. The names here have the same form as the names that
-            // routes of a config get, so both choose the same paths.
+            // The name of a path decides which flows take the path. These names have the same form as the names of
+            // paths from the config, so routes from both sources choose the same paths.
             let port = self.port_names.get(usize::from(hop.port)).map_or("", String::as_str);
             let name = match hop.via {
                 Some(via) => format!("via {via} on {port}"),

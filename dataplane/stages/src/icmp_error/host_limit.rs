@@ -16,8 +16,8 @@ struct HostEntry {
     full_at: u64,
 }
 
-/// The limits of all hosts. An address selects a set of four entries. In a full set, a new host replaces the host that
-/// gets its full burst next. The replaced host gets a new burst, so no host loses errors because of other hosts.
+/// The limits of all hosts. An address selects a set of four entries. In a full set, a new host replaces the host whose
+/// burst is full again first. The replaced host gets a new burst, so no host loses errors because of other hosts.
 #[derive(Debug)]
 pub(super) struct HostLimit {
     random: RandomState,

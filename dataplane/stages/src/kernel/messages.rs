@@ -39,7 +39,7 @@ pub(super) struct Address {
     pub(super) address: IpAddr,
     /// Whether the address has global scope.
     pub(super) global: bool,
-    /// Whether the address is not the first one of its subnet.
+    /// Whether the address is secondary: another address of its subnet was added before.
     pub(super) secondary: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The known state of the kernel, and the code that writes it to the tables of the stages.
+//! The known state of the kernel, and the code that writes this state to the tables of the stages.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -338,9 +338,9 @@ impl State {
 
     /// Reads the whole state from the kernel, and writes the differences.
     pub(super) fn resync(&mut self, requests: &mut Requests) -> io::Result<()> {
-        // Links are read first, so that the tables that they name are open when the routes are read. Reading links
-        // takes the kernel's lock for network configuration. Changes that the kernel has already reported, such as a
-        // removed route, are therefore complete.
+        // Read the links first, because links name the VRF tables, which must be open when the routes are read. Reading
+        // links takes the kernel's lock for network configuration. Changes that the kernel has already reported, such
+        // as a removed route, are therefore complete.
         let mut links = Vec::new();
         dump(requests, RouteNetlinkMessage::GetLink(LinkMessage::default()), &mut links, |update| match update {
             Update::Link(link) => Some(link),

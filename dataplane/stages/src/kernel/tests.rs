@@ -1,4 +1,5 @@
-//! Tests of the mirror against a real kernel, in network namespaces.
+//! Tests of the mirror, which copies routes and neighbours from the kernel to the forwarding tables. Most tests use the
+//! real kernel, in network namespaces.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -31,7 +32,8 @@ fn start(mirror: Mirror) -> Result<Tasks> {
     Tasks::start(vec![TaskSpec { name: "mirror".to_owned(), task: Box::new(mirror) }])
 }
 
-/// Creates two ports on veth pairs. The other ends are in the same namespace and have no addresses.
+/// Creates two ports, each on one interface of a veth pair. The peer interfaces `a1` and `b1` are in the same
+/// namespace.
 fn two_ports() -> (Arc<Forwarding>, Box<Writer>, Vec<PortInfo>) {
     ip("link add a0 type veth peer name a1
         link add b0 type veth peer name b1
@@ -84,7 +86,7 @@ fn expect(reader: &Reader, ingress: u8, destination: &str, expected: &str) {
     });
 }
 
-/// Waits until a condition holds.
+/// Waits until a condition holds. Panics with the actual state if [`PATIENCE`] is exceeded.
 fn until<W: FnOnce() -> String>(what: &str, mut look: impl FnMut() -> (bool, W)) {
     let end = Instant::now() + PATIENCE;
     loop {
@@ -104,7 +106,7 @@ fn routes_of_every_kind_are_mirrored() {
         ip("route add 20.0.0.0/8 via 10.1.0.9\n");
         let reader = tables.join();
         let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
-        // Routes from before the start are present at once.
+        // Routes that existed before the mirror started are present when `start` returns.
         assert_eq!(outcome(&reader, 0, "20.1.1.1"), "0 10.1.0.9");
         assert_eq!(outcome(&reader, 0, "10.2.0.77"), "1");
         assert_eq!(outcome(&reader, 0, "10.2.0.1"), "Local");
@@ -143,7 +145,8 @@ fn routes_of_every_kind_are_mirrored() {
         expect(&reader, 0, "2001:db8:a::1", "Blackhole");
         expect(&reader, 0, "22.1.1.1", "1 2001:db8:2::9");
         expect(&reader, 0, "23.1.1.1", "0 10.1.0.17");
-        // The better route is removed, and the worse route is used. A route changes. All routes of a prefix are removed.
+        // Removes the better of two routes, so that the other route is used. Changes a route. Removes the only route of
+        // a prefix.
         ip("route del 21.0.0.0/8 via 10.2.0.9 metric 50
             route replace 20.5.0.0/16 via 10.1.0.77 metric 50
             route del blackhole 30.0.0.0/8
@@ -182,7 +185,8 @@ fn routes_of_every_kind_are_mirrored() {
         });
         ip("route del 2001:db8:40::/48 via 2001:db8:1::9\n");
         expect(&reader, 0, "2001:db8:40::1", "1 2001:db8:2::9");
-        // An interface that goes down loses its routes. The kernel does not report the loss of these routes.
+        // When an interface goes down, the kernel removes the routes of this interface, and does not report these
+        // removals.
         ip("link set b0 down\n");
         expect(&reader, 0, "8.8.8.8", "none");
         expect(&reader, 0, "40.1.1.1", "0 10.1.0.9");
@@ -237,7 +241,8 @@ fn neighbours_are_mirrored_and_resolved() {
     });
 }
 
-/// A request while the link is down would get no answer, and the kernel repeats a request only after a second.
+/// A neighbour request that is sent while the link is down gets no answer, and the kernel repeats the request only a
+/// second later. The mirror therefore ignores requests for ports whose link is down.
 #[test]
 fn neighbours_are_requested_only_while_the_link_is_up() {
     in_namespace(|| {
@@ -301,15 +306,15 @@ fn a_vrf_has_its_own_table() {
     });
 }
 
-/// 100,000 routes are added and removed, with more messages than the socket buffer can hold. A route that does not
-/// change is present all the time.
+/// Adds and removes 100,000 routes, so that the kernel sends more messages than the socket buffer can hold. A route
+/// that does not change must be found in every lookup.
 #[test]
 fn a_hundred_thousand_routes_come_and_go() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         ip("route add 20.0.0.0/8 via 10.1.0.9\n");
         let reader = tables.join();
-        // The loss must be detected at once, because the periodic resync is an hour away.
+        // The mirror must detect the lost messages itself, because the periodic resync is an hour away.
         let hour = Duration::from_secs(3600);
         let mirror = Mirror::new(tables.clone(), writer, &ports);
         let _mirror = start(Mirror { backlog: 1 << 14, resync_interval: hour, ..mirror }).unwrap();
@@ -350,8 +355,9 @@ fn a_hundred_thousand_routes_come_and_go() {
     });
 }
 
-/// After a loss, the kernel reports no further loss until the whole queue has been read. The queue may hold more
-/// messages than one call reads. Changes that are lost during a resync must not go unnoticed.
+/// After the kernel has reported a loss of messages, it reports no further loss until the queue is empty. The queue may
+/// hold more messages than one call of `wait` reads. Therefore, `wait` empties the whole queue after a loss, so that
+/// later messages arrive and later losses are reported.
 #[test]
 fn changes_after_a_loss_are_reported() {
     in_namespace(|| {
@@ -391,8 +397,8 @@ fn apply(state: &mut State, inner: RouteNetlinkMessage) {
     state.apply(socket::Message { flags: 0, inner });
 }
 
-/// The host forwards packets of routes with an encapsulation. If the mirror ignored the encapsulation, such packets
-/// would leave the router without their encapsulation.
+/// The host forwards the packets of routes with an encapsulation, so these routes are `Local` in the mirror. If the
+/// mirror ignored the encapsulation, the packets would leave without the encapsulation.
 #[test]
 fn encapsulating_routes_are_left_to_the_host() {
     let (tables, mut state) = port_without_kernel();
@@ -429,12 +435,12 @@ fn encapsulating_routes_are_left_to_the_host() {
     assert_eq!(route(23, many(Vec::new())), "0 10.1.0.9");
     assert_eq!(route(24, many(encap())), "Local");
     assert_eq!(route(25, many(vec![label()])), "Local");
-    // The encapsulation is removed from the route.
+    // Replaces a route by a route without encapsulation.
     assert_eq!(route(21, single(Vec::new())), "0 10.1.0.9");
 }
 
-/// The kernel reports a refused neighbour only once. The mirror reads all neighbours again, but only when the tables
-/// have room.
+/// The tables refuse a neighbour when they are full. The kernel does not report this neighbour again. So the mirror
+/// reads all neighbours again as soon as the tables have room.
 #[test]
 fn refused_neighbours_are_read_again_when_there_is_room() {
     let (tables, mut state) = port_without_kernel();

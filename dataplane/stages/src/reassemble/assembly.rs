@@ -120,7 +120,8 @@ pub(super) fn locate(packet: &Packet<'_>) -> Option<Piece> {
     (fits && (!piece.more || length.is_multiple_of(8))).then_some(piece)
 }
 
-/// Removes the fragment header of an unfragmented IPv6 packet (RFC 6946). Returns `false` if the packet has none.
+/// Removes the fragment header of an unfragmented IPv6 packet (RFC 6946). Returns `false` if the packet has no such
+/// header.
 pub(super) fn strip_atomic(packet: &mut Packet<'_>) -> bool {
     let Some((at, next_header_at)) = fragment_header(packet) else { return false };
     let end = usize::from(packet.meta().end);
@@ -234,8 +235,8 @@ impl Assembly {
             return Err(Flaw::Congestion);
         }
         let length = first.kept + total;
-        // If the first fragment has longer headers than the others, the total may exceed the length field of the IP
-        // header.
+        // If the first fragment has longer headers than the other fragments, the length may exceed the length field of
+        // the IP header.
         if length - first.l3 > usize::from(u16::MAX) {
             return Err(Flaw::TooLarge);
         }

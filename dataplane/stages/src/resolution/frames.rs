@@ -63,8 +63,8 @@ impl Frame {
     }
 }
 
-/// Returns the source address of a port for messages to a neighbour. The order of preference is: same prefix, same
-/// scope, first of the family.
+/// Returns the source address of a port for messages to a neighbour. Prefers an address with the same prefix as the
+/// neighbour, then an address of the same scope, then the first address of the family.
 pub(super) fn source_address(port: &PortInfo, to: IpAddr) -> Option<IpAddr> {
     let same_kind = || port.addresses.iter().filter(|own| own.addr().is_ipv4() == to.is_ipv4());
     let on_link = same_kind().find(|own| own.contains(&to));
@@ -144,7 +144,7 @@ fn discovery(
 }
 
 /// Whether an address can belong to a neighbour on the link of its port. Addresses of this host and broadcast addresses
-/// cannot.
+/// cannot belong to a neighbour.
 pub(super) fn is_askable(ports: &[PortInfo], hop: NextHop) -> bool {
     let own = ports.iter().flat_map(|port| &port.addresses).any(|own| own.addr() == hop.address);
     let Some(port) = ports.get(usize::from(hop.port)) else { return false };

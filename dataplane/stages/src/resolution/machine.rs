@@ -22,8 +22,8 @@ pub(super) const MAX_SOLICITS: u8 = 3;
 pub(super) const FIRST_PROBE_DELAY: Millis = 5000;
 /// The time for which a neighbour that did not answer is not requested again, in milliseconds.
 pub(super) const FAILED_TIME: Millis = 3000;
-/// The rate limits of requests. Each limit counts only its own requests. So neither the repeated requests of a scan
-/// delay the first request for a new neighbour, nor does a scan delay the requests to known neighbours.
+/// The rate limits of requests. Each limit counts only its own requests. So the repeated requests of a scan do not
+/// delay the first request for a new neighbour. A scan also does not delay the requests to known neighbours.
 #[derive(Clone, Copy, Debug)]
 enum Limit {
     /// The first request for an unknown neighbour, at once.
@@ -90,7 +90,7 @@ pub(super) enum Action {
     Set(NextHop, Resolved, Mark),
     /// Remove a neighbour from the table.
     Forget(NextHop),
-    /// Send a request, by multicast or broadcast, or by unicast to this MAC address.
+    /// Send a request: by unicast if a MAC address is given, and by multicast or broadcast otherwise.
     Ask(NextHop, Option<MacAddr>),
 }
 
@@ -106,7 +106,7 @@ enum State {
     Delay(MacAddr),
     /// The neighbour is being verified. The number counts the requests sent by unicast.
     Probe(MacAddr, u8),
-    /// Reachable, but another host claims the address. Asked by unicast once.
+    /// Reachable, but another host claims the address. One request was sent by unicast to the known MAC address.
     Doubted(MacAddr),
 }
 
@@ -115,7 +115,7 @@ struct NeighborEntry {
     state: State,
     /// When the state ends by timeout.
     until: Millis,
-    /// When the neighbour was last confirmed, or else first heard of.
+    /// When the neighbour was last confirmed. If it was never confirmed, when the entry was created.
     since: Millis,
     /// Whether the neighbour ever answered.
     confirmed: bool,
@@ -209,8 +209,8 @@ impl StateMachine {
         self.full = [false; 2];
         let due = |(hop, entry): (&NextHop, &NeighborEntry)| (entry.until <= now).then_some((*hop, *entry));
         let mut due: Vec<(NextHop, NeighborEntry)> = self.entries.iter().filter_map(due).collect();
-        // Known neighbours are asked first, the longest wait first. Unknown neighbours are asked in random order, because
-        // most of them may be addresses of a scan that nobody has.
+        // Known neighbours are asked first, the longest wait first. Unknown neighbours are asked in random order,
+        // because most of them may be unused addresses that a host scans.
         due.sort_unstable_by_key(|(hop, _)| *hop);
         due.sort_by_cached_key(|(_, entry)| match entry.state {
             State::Incomplete(_) if !entry.confirmed => (true, self.random()),

@@ -3,7 +3,7 @@
 //! The neighbour entries are in tables ([`Forwarding`]). One background thread writes the tables, and the workers read
 //! them. Workers put received messages and neighbour requests into queues. The background thread runs the state machine
 //! (`machine`) and puts request frames into another queue. A worker sends these frames between two batches. No worker
-//! ever waits here. The queues and token buckets limit the cost of a flood.
+//! waits for a queue or for the background thread. The queues and token buckets limit the cost of a flood.
 
 mod frames;
 mod machine;
@@ -292,9 +292,9 @@ impl NeighborListener {
         self.resolution.as_ref().is_some_and(|resolution| resolution.open.get().is_some())
     }
 
-    /// Passes the content of a message received on a port to the resolver, unless it only confirms the known MAC
-    /// address. Awaited answers are always passed on. All other messages are rate-limited. Messages with a VLAN tag are
-    /// ignored, because they belong to another link.
+    /// Passes the content of a message received on a port to the resolver, unless the message only confirms the known
+    /// MAC address. Awaited answers are always passed on. All other messages are rate-limited. Messages with a VLAN tag
+    /// are ignored, because they belong to another link.
     #[cold]
     pub fn hear(&mut self, port: u8, flags: MetaFlags, info: NeighborInfo, ctx: &Ctx) {
         let Some(resolution) = &self.resolution else { return };

@@ -81,13 +81,13 @@ impl Cell {
         (self.0 >> MASK) as u32 & ((1 << MAX_CUT_BITS) - 1)
     }
 
-    /// Returns the index of the child cell for a value of the cut's word.
+    /// Returns the index of the child cell. `word` is the word of the lookup key that the cut uses.
     #[inline]
     pub(super) fn child(self, word: u32) -> usize {
         self.base() + self.place(word)
     }
 
-    /// Returns the index of the child for a value of the cut's word, relative to the first child.
+    /// Returns the index of the child cell relative to the first child.
     #[inline]
     pub(super) fn place(self, word: u32) -> usize {
         ((word >> (self.0 >> SHIFT & 31)) & self.mask()) as usize

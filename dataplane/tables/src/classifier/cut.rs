@@ -8,7 +8,7 @@ pub(super) const MAX_CUT_BITS: u8 = 12;
 /// Number of rules that are sampled to choose a cut.
 const SAMPLE_SIZE: usize = 256;
 
-/// Adjacent bits of one word of the lookup key. Each value of these bits leads to a child.
+/// Adjacent bits of one word of the lookup key. Each value of these bits leads to one child of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     pub(super) word: u8,
@@ -91,9 +91,9 @@ impl Cut {
         self.span(entry, space).children()
     }
 
-    /// Returns the cut that leaves the fewest rules per packet, assuming that packets are distributed like the rules.
-    /// Rules may have `allowed` copies on average. A rule that would have more than `limit` copies is put aside for
-    /// another tree. Returns `None` if no cut leaves clearly fewer rules per packet.
+    /// Returns the cut with the lowest estimated lookup cost. The estimate assumes that packets are distributed like
+    /// the rules. A rule may have `allowed` copies on average. A rule that would have more than `limit` copies is put
+    /// aside for another tree. Returns `None` if no cut is clearly cheaper than comparing a packet with all rules.
     pub(super) fn best<const W: usize>(
         entries: &[RuleEntry<W>],
         space: &Space,
@@ -102,8 +102,8 @@ impl Cut {
     ) -> Option<Self> {
         let sample: Vec<&RuleEntry<W>> = entries.iter().step_by(entries.len().div_ceil(SAMPLE_SIZE).max(1)).collect();
         let most = ((entries.len() * 2).max(1).ilog2() as u8).clamp(1, MAX_CUT_BITS);
-        // Rules that are hard to divide need cuts of few bits. For many rules, all sizes of cuts are tried, because
-        // only few nodes have many rules.
+        // Rules that are hard to divide need cuts of few bits. Only nodes with many rules try these cuts too. There are
+        // few such nodes, so the slower search takes little time in total.
         let least = if entries.len() > SAMPLE_SIZE { 1 } else { most.saturating_sub(3).max(1) };
         let differing = differing(&sample);
         let mut sizes = Vec::new();

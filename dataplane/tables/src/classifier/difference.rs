@@ -1,11 +1,11 @@
-//! The common rules of two lists.
+//! Finds the rules that two lists have in common, so that an update changes only the other rules.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::rule::Rule;
 
-/// Returns the rules that can stay when `old` becomes `new`, as positions in both lists. The positions ascend in both
-/// lists.
+/// Returns the rules that both lists contain in the same order, each as its position in `old` and in `new`. The
+/// positions ascend in both lists.
 pub(super) fn common(old: &[&Rule], new: &[Rule]) -> Vec<(usize, usize)> {
     let start = old.iter().zip(new).take_while(|(old, new)| **old == *new).count();
     let ends = old[start..].iter().rev().zip(new[start..].iter().rev());

@@ -3,20 +3,20 @@
 //! cuttings", Hot Interconnects 1999). The bits may be anywhere in the field (Daly and Torng, "ByteCuts: fast packet
 //! classification by interior bit extraction", INFOCOM 2018). A leaf compares a packet with eight rules at once.
 //!
-//! A rule that leaves most of a node's bits open would belong to many of the node's children. Such a rule is not copied
-//! to all these children. It goes to another tree, whose nodes divide by the fields that such rules restrict. For
-//! example, rules with a source prefix are in one tree, and rules for any source are in another. A packet is looked up
-//! in each tree, and the matching rule with the lowest rank wins. The ranks of the rules ascend in rule order. Rules
-//! that cannot be divided and do not fit in one leaf are in a list of leaves, in rule order. The search of the list
-//! stops when no rule with a lower rank can follow.
+//! A rule that accepts most values of a node's bits would belong to many of the node's children. The rule is then not
+//! copied to all these children, but goes to another tree. The nodes of that tree divide by the fields that its rules
+//! restrict. For example, rules with a source prefix are in one tree, and rules for any source are in another. A packet
+//! is looked up in each tree, and the matching rule with the lowest rank wins. The ranks of the rules ascend in rule
+//! order. Rules that cannot be divided and do not fit in one leaf are in a list of leaves, in rule order. The search of
+//! the list stops when all remaining rules have higher ranks than the best match.
 //!
 //! All packets of a batch descend the trees together, level by level, as lists of pending lookups. The loads of the
 //! packets overlap, and no branch depends on a single packet.
 //!
-//! All data is in pages that copies share. Adding or removing a rule changes the leaves that the rule belongs to, and
-//! copies only the pages of these leaves. A copy of the classifier can therefore serve lookups while the original
-//! changes. Changes do not rebuild the existing nodes, so the trees become less efficient over time. After many
-//! changes, all rules are therefore compiled again.
+//! All data is in pages, which a classifier shares with its copies. Adding or removing a rule changes the leaves that
+//! the rule belongs to, and copies only the pages of these leaves. A copy of the classifier can therefore serve lookups
+//! while the original changes. Changes do not rebuild the existing nodes, so the trees become less efficient over time.
+//! After many changes, all rules are therefore compiled again.
 //!
 //! Memory: a leaf takes 384 bytes for IPv4 and 768 bytes for IPv6, and each cell of a node takes 8 bytes. A rule has at
 //! most about 32 copies on average, for any rules, and less than two for most rule sets. 10,000 rules of a typical
@@ -87,8 +87,9 @@ pub struct Classifier {
     rules: Pages<Placed, 64>,
     /// Unused numbers.
     free: Vec<u32>,
-    /// Number of rules at the last compilation, and number of changes since then.
+    /// Number of rules at the last compilation.
     compiled: usize,
+    /// Number of changes since the last compilation.
     changes: usize,
 }
 
@@ -102,8 +103,8 @@ struct Placed {
 
 /// Smallest number of changes before all rules are compiled again.
 const MIN_CHANGES: usize = 32;
-/// An update compiles all rules again if it changes more than [`MIN_CHANGES`] rules plus one in `MAX_CHANGED_FRACTION`
-/// of the new rules.
+/// An update compiles all rules again if the number of changed rules is above [`MIN_CHANGES`] plus the number of new
+/// rules divided by this constant.
 const MAX_CHANGED_FRACTION: usize = 8;
 
 impl Classifier {
@@ -154,7 +155,8 @@ impl Classifier {
         numbers.filter_map(|number| Some((number, &self.rules.get(number as usize)?.rule)))
     }
 
-    /// Returns an upper limit: the number of every rule is below this limit.
+    /// Returns a number that is above the number of every rule. Use it as the length of an array that is indexed by
+    /// rule number.
     pub fn numbers(&self) -> usize {
         self.rules.len()
     }

@@ -1,22 +1,22 @@
-//! The order of rules. Each rule has a position value, and there are gaps between the position values.
+//! The order of the rules of a classifier. Each rule has a 64-bit rank, and a rule that comes before another rule has
+//! the lower rank.
 //!
-//! A rank consists of the position value of a rule in the upper bits, and the number of the rule in the lower bits. A
-//! rule that comes before another rule has the lower rank. The insertion of a rule does not change the other ranks, as
-//! long as there is a gap at its position.
+//! The upper bits of a rank are a position value, and the lower bits are the number of the rule. There are gaps between
+//! the position values. An inserted rule gets a value from the gap between its neighbours, so all other ranks stay
+//! unchanged. If that gap is used up, the rules nearby get new position values with equal gaps.
 
 use std::ops::Range;
 
-/// Number of bits of a rule's number.
+/// Number of bits of a rank that hold the number of the rule.
 const NUMBER: u32 = 24;
 /// Largest number of rules.
 pub(super) const MAX_RULES: usize = 1 << NUMBER;
 /// Upper limit of all position values.
 const END: u64 = 1 << (64 - NUMBER - 1);
-/// Smallest gap between two rules after the position values of a crowded range were spread, unless the range has all
-/// rules.
+/// Smallest gap between position values after [`Order::spread`]. A range that contains all rules may have smaller gaps.
 const GAP: u64 = 1 << 8;
 
-/// The ranks of all rules, in their order.
+/// The ranks of all rules, in ascending order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Order(Vec<u64>);
 
@@ -37,7 +37,8 @@ impl Order {
         &self.0
     }
 
-    /// Inserts a rule at a position. Returns its rank, or `None` if there is no gap between its neighbours.
+    /// Inserts a rule at the index `at`. Returns the rank of the rule, or `None` if there is no gap between its
+    /// neighbours.
     pub(super) fn insert(&mut self, at: usize, number: u32) -> Option<u64> {
         let (before, behind) = self.around(at..at);
         let place = before + (behind - before) / 2;
@@ -49,12 +50,13 @@ impl Order {
         Some(rank)
     }
 
-    /// Removes the rule at a position, and returns its rank.
+    /// Removes the rule at the index `at`, and returns its rank.
     pub(super) fn remove(&mut self, at: usize) -> u64 {
         self.0.remove(at)
     }
 
-    /// Returns the smallest range of positions around `at` that has room for new position values.
+    /// Returns a range of indexes around `at` whose rules can get position values with gaps of at least [`GAP`]. The
+    /// search starts with a small range and doubles it, at most until the range contains all rules.
     pub(super) fn crowd(&self, at: usize) -> Range<usize> {
         let mut reach = 1;
         loop {
@@ -67,7 +69,7 @@ impl Order {
         }
     }
 
-    /// Gives new, evenly spaced position values to a range of positions.
+    /// Gives the rules in a range of indexes new, evenly spaced position values.
     pub(super) fn spread(&mut self, crowd: Range<usize>) {
         let (before, behind) = self.around(crowd.clone());
         let step = (behind - before) / (crowd.len() as u64 + 1);
@@ -76,7 +78,7 @@ impl Order {
         }
     }
 
-    /// Returns the position values before and after a range of positions.
+    /// Returns the position values of the two rules directly before and after a range of indexes.
     fn around(&self, positions: Range<usize>) -> (u64, u64) {
         let place = |at: usize| self.0.get(at).map(|rank| rank >> NUMBER);
         (positions.start.checked_sub(1).and_then(place).unwrap_or(0), place(positions.end).unwrap_or(END))

@@ -1,3 +1,5 @@
+//! Tests of the classifier against a model that checks the rules one by one.
+
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::sync::Mutex;
@@ -132,7 +134,7 @@ fn site_rule() -> impl Strategy<Value = Rule> {
     })
 }
 
-/// Returns a packet that matches a rule, or nearly does. `random` is any number.
+/// Returns a packet that matches or nearly matches a rule. The bits of `random` select the packet.
 fn near(rule: &Rule, random: u64) -> Key {
     let inside = |net: Option<IpNet>, random: u32| match net {
         Some(IpNet::V4(net)) => u32::from(net.network()) | (random & u32::from(net.hostmask())),
@@ -195,7 +197,7 @@ proptest! {
         let classifier = Classifier::new(&rules);
         prop_assert_eq!(classifier.len(), rules.len());
         prop_assert_eq!(found(&classifier, &keys), expected(&rules, &keys));
-        // Removes the first matching rules one by one, so that later rules are found too.
+        // Removes all rules up to the first match, so that later rules are found too.
         let mut rest = rules;
         while let Some(index) = keys.iter().find_map(|key| first_match(&rest, key)) {
             rest.drain(..=index as usize);
@@ -496,7 +498,7 @@ fn expected_of(classifier: &Classifier, keys: &[Key]) -> Vec<Option<u32>> {
     expected(&rules, keys).into_iter().map(|at| Some(numbers[at? as usize])).collect()
 }
 
-/// Tests a leaf with and without AVX2.
+/// Tests a leaf without AVX2, and a classifier with AVX2 if the processor has AVX2.
 #[test]
 fn leaf_matches_agree_with_its_rules() {
     let mut random = numbers();

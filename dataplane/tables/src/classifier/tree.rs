@@ -1,8 +1,10 @@
-//! Decision trees with leaves of rules.
+//! The decision trees of the classifier. An inner node selects a child by a few bits of the lookup key. A leaf holds up
+//! to eight rules.
 //!
-//! A rule is in all leaves of its tree that matching packets can reach. A rule that would be in too many leaves goes to
-//! the next tree. The last tree takes all remaining rules. Rules that the last tree cannot divide are in long leaves,
-//! which are lists of leaves. The memory is therefore bounded for any rules.
+//! Each rule belongs to one tree, and is copied to every leaf that its packets can reach. A rule that would be copied
+//! to too many leaves goes to the next tree. The last tree takes all remaining rules. Rules that the last tree cannot
+//! divide are in long leaves, which are lists of leaves. The number of copies, and therefore the memory, is bounded for
+//! any rules.
 
 use super::cell::Cell;
 use super::cut::{Cut, MAX_CUT_BITS, Space};
@@ -23,12 +25,12 @@ const MAX_COPIES_LATER: f64 = 4.0;
 /// Limit of the stored copies of rules: the first value times the number of rules, plus the second value. At or above
 /// this limit, no leaf is divided.
 const MAX_STORED: (usize, usize) = (32, 4096);
-/// Largest number of leaves that a rule may be added to.
+/// Largest number of leaves that a rule is copied to when it is added after the compilation.
 const MAX_LEAVES_PER_RULE: usize = 64;
-/// Largest number of children of a root that a rule is copied to: first for a small rule set, then for a large rule
-/// set.
+/// Largest number of children of a root that one rule is copied to. The first value is for small rule sets, and the
+/// second value is for large rule sets.
 const FIRST_COPIES: (usize, usize) = (64, 4);
-/// Number of cells of a root that copies may fill, in total.
+/// Number of children of a root that the copies of all rules together may fill.
 const FIRST_CELLS: usize = 4096;
 
 /// The trees of all rules of one address family.
@@ -45,7 +47,7 @@ pub(super) struct Forest<const W: usize> {
 }
 
 impl<const W: usize> Forest<W> {
-    /// Compiles rules in their order. Calls `placed` with each rule and the index of its tree.
+    /// Compiles rules, given in order of precedence. Calls `placed` with each rule and the index of its tree.
     pub(super) fn new(entries: Vec<RuleEntry<W>>, mut placed: impl FnMut(&RuleEntry<W>, u8)) -> Self {
         let (roots, rules) = ([Cell::EMPTY; ROOTS], entries.len());
         let mut this =
@@ -59,7 +61,7 @@ impl<const W: usize> Forest<W> {
                 if tree + 1 < MAX_TREES { (FIRST_CELLS / rest.len().max(1)).clamp(many, few) } else { usize::MAX };
             let cut = this.cut(&rest, &Space::ALL, MAX_COPIES, limit);
             let is_kept = |entry: &RuleEntry<W>| cut.is_none_or(|cut| cut.copies(entry, &Space::ALL) <= limit);
-            // Without a cut the tree is one leaf, and takes all rules, even if the leaf is long.
+            // If there is no good cut, the tree is a single leaf with all rules, even if this leaf is long.
             let (kept, aside): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_kept);
             kept.iter().for_each(|entry| placed(entry, tree as u8));
             this.roots[tree] = match cut {
@@ -134,7 +136,7 @@ impl<const W: usize> Forest<W> {
     }
 
     fn set(&mut self, at: usize, to: Cell) {
-        // Avoid copying a page without a change.
+        // `get_mut` copies a shared page, so call `get_mut` only if the cell changes.
         if self.cells.get(at) != Some(&to) {
             self.cells.get_mut(at).into_iter().for_each(|cell| *cell = to);
         }
@@ -144,8 +146,8 @@ impl<const W: usize> Forest<W> {
         self.cells.get(at).copied().unwrap_or(Cell::EMPTY)
     }
 
-    /// Returns `left` minus the number of leaves that the rule belongs to, or `None` if the rule belongs to more than
-    /// `left` leaves.
+    /// Returns `left` minus the number of leaves below the cell that the rule belongs to. Returns `None` if the rule
+    /// belongs to more than `left` leaves.
     fn reach(&self, cell: Cell, entry: &RuleEntry<W>, space: Space, left: usize) -> Option<usize> {
         if !cell.is_node() {
             return left.checked_sub(1);
@@ -173,7 +175,7 @@ impl<const W: usize> Forest<W> {
         let first = cell.is_leaf().then(|| cell.base() as u32);
         let mut leaves: Vec<u32> = self.chain(first).map(|leaf| leaf.next).filter(|next| *next != 0).collect();
         self.stored -= self.chain(first).map(|leaf| leaf.entries().count()).sum::<usize>();
-        // The first leaf is reused next, so that a rewritten leaf keeps its number.
+        // The first leaf is reused next. A rewritten leaf thus keeps its number, and its cell does not change.
         leaves.extend(first);
         self.free.append(&mut leaves);
     }
@@ -193,7 +195,7 @@ impl<const W: usize> Forest<W> {
         let at = entries.partition_point(|other| other.rank < entry.rank);
         entries.insert(at, *entry);
         self.release(cell);
-        // A search for a cut takes time, so the next search takes place only when the number of rules has doubled.
+        // Searching for a cut is slow, so a long leaf searches again only when its number of rules has doubled.
         match entries.len() > LANES && (entries.len() - 1).is_power_of_two() && may_divide {
             true => self.build(&entries, space, MAX_COPIES_LATER),
             false => self.leaf(&entries),

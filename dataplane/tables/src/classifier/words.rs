@@ -1,4 +1,4 @@
-//! The lookup keys of packets, and the rules, as 32-bit words.
+//! Converts the lookup keys of packets and the rules to 32-bit words.
 //!
 //! The first word contains both ports. The second word contains the protocol, the TCP flags and the VLAN (the short
 //! fields). The other words contain the addresses.
