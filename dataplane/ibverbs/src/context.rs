@@ -23,8 +23,8 @@ pub(super) struct Context {
     pub(super) library: Option<Library>,
     pub(super) quirks: Quirks,
     pub(super) limits: Limits,
-    /// The last number of a completion queue or a shared receive queue. This crate numbers these objects, because verbs
-    /// do not.
+    /// The last number that was given to a completion queue or a shared receive queue. Verbs do not number these
+    /// objects, so this crate does.
     numbers: AtomicU32,
     /// Whether the device has reported its removal.
     pub(super) gone: AtomicBool,
@@ -116,8 +116,8 @@ impl Drop for Context {
     }
 }
 
-/// Logs an error if an object could not be destroyed. The object then leaks, and the program continues. Returns whether
-/// the object was destroyed.
+/// Logs a warning if an object could not be destroyed. The object then leaks, and the program continues. Returns
+/// whether the object was destroyed.
 pub(super) fn check_destroyed(result: Result<(), VerbError>, of: &str) -> bool {
     if let Err(error) = &result {
         tracing::warn!(device = of, "{error}; the object leaks until the process ends");

@@ -103,7 +103,8 @@ impl VerbsPd {
         &self.0.context
     }
 
-    /// Returns whether both are the same protection domain. A parent domain counts as the domain that it extends.
+    /// Returns whether both handles refer to the same protection domain. A parent domain counts as the domain that it
+    /// extends.
     pub(super) fn is(&self, other: &Self) -> bool {
         fn base(pd: &VerbsPd) -> *const PdHandle {
             pd.0.parent.as_ref().map_or(Arc::as_ptr(&pd.0), |(_, pd)| base(pd))

@@ -118,7 +118,8 @@ pub(super) struct Wc {
     pub(super) dlid_path_bits: u8,
 }
 
-/// The structure layout that libibverbs has had since private ABI 34. Versions 44 to 55 all use this layout.
+/// Checks at compile time that the structures have the layout that libibverbs uses. The layout has not changed since
+/// private ABI 34. Versions 44 to 55 use this layout.
 const _: () = {
     macro_rules! offsets {
         ($($offset:literal $member:ident),+ $(,)?) => { $(assert!(offset_of!(VerbsContext, $member) == $offset);)+ };
@@ -343,8 +344,8 @@ pub(super) fn ibv_is_fork_initialized() -> u32 {
     unsafe { library::ibv_is_fork_initialized() }
 }
 
-/// Registers memory. Devices use the virtual address of the memory. Bits 20 to 29 of `access` are optional flags, which
-/// a device ignores if it does not support them. Only `ibv_reg_mr_iova2` accepts optional flags.
+/// Registers memory, which the device addresses by its virtual address. Bits 20 to 29 of `access` are optional flags. A
+/// device ignores the optional flags that it does not support. Only `ibv_reg_mr_iova2` accepts optional flags.
 ///
 /// # Safety
 /// The protection domain must be valid. The memory must stay mapped until the region is deregistered.
@@ -484,8 +485,8 @@ pub(super) unsafe fn ibv_create_qp_ex(
     context: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> Result<NonNull<ibv_qp>, VerbError> {
-    // SAFETY: the caller upholds the safety contract. If no extended attribute is set, the start of the structure is
-    // passed. This start has the layout of `ibv_qp_init_attr`.
+    // SAFETY: the caller upholds the safety contract. If no extended attribute is set, `ibv_create_qp` reads only the
+    // start of the structure. The start has the layout of `ibv_qp_init_attr`.
     unsafe {
         if (*attr).comp_mask == IBV_QP_INIT_ATTR_PD {
             return ibv_create_qp((*attr).pd, attr.cast());
@@ -539,7 +540,7 @@ pub(super) unsafe fn ibv_query_device_ex(context: *mut ibv_context) -> Result<ib
     }
 }
 
-/// Queries the attributes of a port. An old libibverbs leaves the last members at zero.
+/// Queries the attributes of a port. Old versions of libibverbs do not fill in the last members, which are then zero.
 ///
 /// # Safety
 /// The context must be open.

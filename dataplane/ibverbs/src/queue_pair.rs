@@ -23,9 +23,9 @@ use dataplane_core::verbs::{
 };
 
 impl VerbsQp {
-    /// Queries the queue pair. For a raw-packet queue pair, returns only the state and the port that are stored here.
-    /// For such a queue pair, the mlx5 driver returns a state that its software stores. If only the receive queue has
-    /// failed, the query fails with a kernel warning.
+    /// Queries the queue pair. For a raw-packet queue pair, returns only the stored state and the stored port, and does
+    /// not call the driver. The mlx5 driver would also return a stored state. If only the receive queue has failed, the
+    /// query of mlx5 fails with a kernel warning.
     fn query_attributes(&self) -> Result<QpAttributes, VerbError> {
         if self.kind == QpType::RawPacket {
             let known = self.state.load(Ordering::Relaxed);
@@ -73,9 +73,9 @@ impl VerbsQp {
             )
     }
 
-    /// Returns the maximum message size in bytes if a change sets the port or the partition key index, or moves the
-    /// queue pair to RTR. Otherwise returns `None`. Checks the partition key index, because rxe does not check this
-    /// index.
+    /// Returns the maximum message size in bytes, if the change sets the port or the partition key index, or moves the
+    /// queue pair to RTR. Otherwise returns `None`. Also checks the partition key index, because rxe (the kernel's
+    /// software RoCE driver) does not check this index.
     fn query_port(&self, attributes: &QpAttributes, mask: AttributeMask) -> Result<Option<u32>, VerbError> {
         let port = if mask.contains(AttributeMask::PORT) { attributes.port } else { self.port };
         let new_place = mask.intersects(AttributeMask::PORT | AttributeMask::PKEY_INDEX);

@@ -97,10 +97,11 @@ impl CqHandle {
     /// Marks the state of a queue pair as unknown, because a completion with the queue pair number `number` failed.
     ///
     /// The number does not identify a raw-packet queue pair. On mlx5, the completion contains the number of the send
-    /// queue or of the receive queue, and only the number of the send queue is also the number of the queue pair. A
-    /// failure therefore marks every raw-packet queue pair of this completion queue. A flush marks no raw-packet queue
-    /// pair, because another failure precedes each flush, and because a flush may report a request from before the last
-    /// reset.
+    /// queue or of the receive queue. Only the number of the send queue is also the number of the queue pair. A failure
+    /// therefore marks every raw-packet queue pair of this completion queue.
+    ///
+    /// A flushed request marks no raw-packet queue pair, because the request may be from before the last reset. The
+    /// caller of the poll recognizes a flush by its status.
     #[cold]
     pub(super) fn mark_failed(&self, number: u32, status: WcStatus) {
         for qp in self.attached().iter() {
@@ -147,8 +148,7 @@ pub(super) struct QpBody {
     pub(super) send: Arc<CqHandle>,
     pub(super) recv: Arc<CqHandle>,
     pub(super) srq: Option<VerbsSrq>,
-    /// The protection domain of the queue pair. If the queue pair has a single-threaded domain, this field is that
-    /// domain.
+    /// The protection domain in which the queue pair was created, which may be a single-threaded parent domain.
     pub(super) pd: VerbsPd,
     /// The multicast groups (GID, LID) of the queue pair. The queue pair must be detached from all groups before its
     /// destruction.

@@ -22,7 +22,7 @@ pub(super) fn reported_caps(attr: &ibv_device_attr_ex) -> RawPacketCaps {
     let raw = 1 << ibv_qp_type::IBV_QPT_RAW_PACKET;
     let has = |bit| attr.raw_packet_caps & bit != 0;
     let device = |bit| attr.orig_attr.device_cap_flags & bit != 0;
-    // One bit stands for both directions.
+    // One capability bit covers the checksums of sent and of received packets.
     let checksum = has(IBV_RAW_PACKET_CAP_IP_CSUM) || device(IBV_DEVICE_RAW_IP_CSUM);
     let rss = attr.rss_caps;
     let toeplitz = u32::from(rss.rx_hash_function) & IBV_RX_HASH_FUNC_TOEPLITZ != 0;
@@ -79,7 +79,8 @@ pub(super) struct Offload {
     /// Whether the device computes checksums.
     pub(super) checksum: bool,
     /// Whether the device computes the checksums of the packets of a run, except packets for which
-    /// [`has_whole_checksum`](dataplane_core::verbs::has_whole_checksum) returns `false`. A run is a burst of packets that the caller passes as slot indices.
+    /// [`has_whole_checksum`](dataplane_core::verbs::has_whole_checksum) returns `false`. A run is a burst of packets
+    /// that the caller passes as slot indices.
     pub(super) checksum_runs: bool,
     /// Maximum header length of a segmented send in bytes. 0: no segmentation.
     pub(super) tso_header: u16,

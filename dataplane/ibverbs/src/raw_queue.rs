@@ -1,10 +1,10 @@
 //! The receive queues of a port for raw packets, and the flow rules that direct frames to the queues.
 //!
 //! If a port has one queue pair, the queue pair itself receives frames, and [`RawQueue`] owns the flow rules. If
-//! several workers share a port, each worker has a queue pair for sends and a work queue for receives. The flow rules
-//! of the port are created when the last work queue is ready. RSS then distributes frames to all work queues. Before a
-//! work queue is removed, the flow rules are destroyed. The port then receives nothing until all work queues are ready
-//! again.
+//! several workers share a port, each worker has a queue pair for sends and a work queue for receives. When the last
+//! work queue is ready, this module creates the flow rules of the port, and RSS distributes frames to all work queues.
+//! Before a work queue is removed, this module destroys the flow rules. The port then receives nothing until all work
+//! queues are ready again.
 //!
 //! This module has not been tested on hardware.
 #![allow(unsafe_code)]
@@ -67,7 +67,7 @@ impl RawPorts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the queue with index `queue` of `of` queues to a port. When the last queue is added, the port starts to
+    /// Adds the queue with index `queue` to a port with `of` queues. When the last queue is added, the port starts to
     /// receive frames.
     fn join(
         &self,
@@ -270,8 +270,8 @@ impl RawQueue {
     /// Destroys the receive side. The queue first leaves its port, so no more frames arrive.
     ///
     /// # Errors
-    /// The work queue cannot be destroyed, for example because an object that uses the work queue could not be destroyed.
-    /// The device may then still write to the memory of posted receives.
+    /// The work queue cannot be destroyed, for example because an object that uses it still exists. The device may then
+    /// still write to the memory of posted receives.
     pub(super) fn destroy(mut self) -> Result<(), VerbError> {
         self.flows.clear();
         let Some(wq) = self.wq.take() else { return Ok(()) };

@@ -98,8 +98,8 @@ impl TrafficClass {
         u64::from(addresses | ports)
     }
 
-    /// Returns the offset of this class within the three device priorities of a rule (see [`parts`]). A class with more
-    /// headers has a smaller offset, so its rule wins.
+    /// Returns the offset of this class within the three device priorities of a rule (see [`parts`]). The rule with the
+    /// smallest priority number wins, so a class with more headers has a smaller offset.
     fn priority_offset(self) -> u16 {
         match self {
             Self::Ipv4Tcp | Self::Ipv4Udp | Self::Ipv6Tcp | Self::Ipv6Udp => 0,
@@ -232,7 +232,7 @@ impl WorkQueue {
         };
         // SAFETY: the work queue is valid, and the attributes are filled in as the man page requires.
         let set = |mut attr| unsafe { ffi::ibv_modify_wq(self.wq.as_ptr(), &mut attr) };
-        // The only change from ERR that verbs allow is RESET.
+        // Verbs do not allow a change from ERR to READY, so READY is not tried again.
         match set(attr) {
             Err(refused) if state != WqState::Ready => set(from_error).map_err(|_| refused),
             result => result,

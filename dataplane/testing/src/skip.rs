@@ -24,8 +24,8 @@ pub fn skip(reason: impl Display) {
     report_skip(reason);
 }
 
-/// Reports a skipped test or a skipped part of a test as [`skip`] does, but never fails. Use this function if no setup
-/// of the machine would help, because the kernel lacks a feature, or because another step of `tools/test` runs the
+/// Reports a skipped test or a skipped part of a test as [`skip`] does, but never fails. Use this function if the
+/// kernel lacks a feature that no setup of the machine can add, or if another step of `tools/test` runs the skipped
 /// part.
 #[track_caller]
 pub fn report_skip(reason: impl Display) {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The time limit of a wait, which is longer than any wait on a slow machine should be.
+/// The time limit of a wait. A correct test reaches its condition much earlier, even on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits until `condition` returns `true`.

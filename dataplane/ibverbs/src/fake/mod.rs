@@ -5,7 +5,7 @@
 //! ```ignore
 //! let fake = Fake::new(|verbs| verbs.create_cq_ex = None);      // remove verbs
 //! fake.refuse("ibv_create_wq", libc::ENOMEM);                   // make a verb fail
-//! fake.polls(1, [Poll::wc(7, 0), Poll::ReturnCode(libc::ENOENT)]);  // results of its first CQ
+//! fake.polls(1, [Poll::wc(7, 0), Poll::ReturnCode(libc::ENOENT)]);  // results of the first CQ
 //! let context = fake.context();                                 // for the functions of `ffi`
 //! assert_eq!(fake.calls(), [Call::StartPoll { cq: 1, returned: 0 }]);
 //! ```
@@ -58,7 +58,7 @@ pub(crate) enum Call {
     AckAsync,
     RegMr {
         access: u32,
-        /// Whether the library function that accepts optional access flags was used.
+        /// Whether the call was `ibv_reg_mr_iova2` and not `ibv_reg_mr`.
         iova2: bool,
     },
     ReqNotify {
@@ -397,8 +397,8 @@ impl Fake {
         self.state().counters = values.to_vec();
     }
 
-    /// Makes the device move a work queue to ERR: the oldest receive fails with `status` (or is flushed), and the
-    /// device flushes the others. The completions go to the completion queue `cq`.
+    /// Makes the device move a work queue to ERR: the oldest receive completes with `status`, and the other receives
+    /// are flushed. The completions go to the completion queue `cq`.
     pub(crate) fn fail_wq(&self, wq: u32, cq: u32, status: u32) {
         let mut state = self.state();
         state.failed_wqs.insert(wq);

@@ -46,8 +46,8 @@ pub(super) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
         if error != 0 {
             return error;
         }
-        // The kernel passes the state that was set last to the device, unless the caller passes the current state. The
-        // device refuses a change from a state that is not the current one.
+        // The caller may pass the current state. Otherwise the kernel passes the state that was set last. The device
+        // refuses the change if the passed state is not the actual state.
         let names_error = mask & IBV_WQ_ATTR_CURR_STATE != 0 && current == IBV_WQS_ERR;
         if state.failed_wqs.contains(&number) && !names_error {
             return libc::EINVAL;

@@ -231,7 +231,8 @@ fn run_contains_the_requested_receive_information() {
     assert_eq!((cq.poll_run(&mut run, 9), run.has_info), (Ok(1), false));
 }
 
-/// A device that does not check checksums refuses the verdict by name.
+/// If a device does not verify checksums, a request for checksum verdicts is refused, and the refusal names the
+/// capability.
 #[test]
 fn checksum_verdict_of_a_device_without_checksums_is_refused() {
     let fake = Fake::with_attributes(ibv_device_attr_ex { raw_packet_caps: 0, ..attributes() }, |_| {});
@@ -378,10 +379,10 @@ fn end_poll_is_called_exactly_when_required() {
                 assert_eq!(fake.calls(), calls, "{script:?}");
             }
             assert_eq!(misuse(&fake.calls()), Vec::<&Call>::new());
-            // A broken queue is not polled again. It returns the completions from before the error, and then always the
-            // error.
+            // A broken queue is not polled again. The queue first returns the completions from before the error. Every
+            // later poll returns the error.
             if by_cursor {
-                // The cursor took the first completion and copied the others. A broken queue still returns these.
+                // The cursor took the first completion and copied the others. A broken queue still returns the copies.
                 let copied = returned.is_ok_and(|count| count > 1);
                 assert_eq!(cq.poll_run(&mut run, 9).is_ok(), usable || copied, "{script:?}");
                 fake.calls();

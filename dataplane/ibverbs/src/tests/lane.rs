@@ -123,16 +123,16 @@ fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
         test.fake.refuse("ibv_destroy_qp", 0);
         // Same steps as in a worker that ends its lanes.
         lane.reap(&mut pool, &mut NoSink).unwrap();
-        // The queue pair that replaced the old one is still in RESET, so it refuses to be stopped.
+        // The new queue pair may still be in RESET, so `stop` may fail.
         let _ = lane.stop();
         assert_eq!(lane.drain(&mut pool), Ok(0), "no completion is outstanding");
         lane.abandon(&mut pool);
-        assert_eq!((pool.available(), lane.posted()), (SLOTS - 16, 16), "the slots are missing in the report");
+        assert_eq!((pool.available(), lane.posted()), (SLOTS - 16, 16), "the posted slots do not return to the pool");
         assert_eq!((lane.counters().rebuilds, lane.counters().abandoned), (0, 0));
     }
 }
 
-/// If the work queue of a lane cannot be destroyed, the device may still write to the posted slots, also if the queue
+/// If the work queue of a lane cannot be destroyed, the device may still write to the posted slots, even if the queue
 /// pair was destroyed.
 #[test]
 fn slots_of_an_undestroyed_work_queue_are_not_reused() {
@@ -162,8 +162,8 @@ fn slots_of_an_undestroyed_work_queue_are_not_reused() {
     }
 }
 
-/// A lane whose old queue pair cannot be destroyed returns the same error at every later step. It does not reset the new
-/// queue pair, which would return the slots of the old queue pair to the pool.
+/// A lane whose old queue pair cannot be destroyed returns the same error at every later step. The lane does not reset
+/// the new queue pair, because a reset would return the slots of the old queue pair to the pool.
 #[test]
 fn lane_stays_lost_after_its_queue_pair_could_not_be_destroyed() {
     let test = test_device();

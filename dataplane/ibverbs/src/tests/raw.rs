@@ -479,7 +479,7 @@ fn short_frames_of_a_run_are_sent_inline() {
     }
 }
 
-/// Counters belong to the device that created them. Another device would use their handle for other counters.
+/// Counters belong to the device that created them. On another device, the same handle would identify other counters.
 #[test]
 fn counters_of_another_device_are_refused() {
     let other = test_device();

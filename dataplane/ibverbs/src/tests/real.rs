@@ -285,7 +285,7 @@ fn datagrams_arrive_and_carry_their_sender() {
         assert_eq!((got.byte_len(), got.src_qp()), (Some(48), Some(left.number())));
         assert!(got.flags().unwrap().contains(WcFlags::GRH));
         assert_eq!(b.read(40, 8), b"datagram");
-        // Refuse a datagram that is longer than the MTU. The device would drop it and report it as sent.
+        // A datagram that is longer than the MTU is refused. The device would drop the datagram and report success.
         let long = [a.sge(0..1025)];
         assert_eq!(errno(send(&mut left, SendRequest { to, ..request(3, SendOp::Send, &long) })), (0, libc::EINVAL));
         assert_eq!(errno(send(&mut left, request(4, SendOp::Send, &[]))), (0, libc::EINVAL));
@@ -545,7 +545,7 @@ fn armed_queue_wakes_a_waiting_thread() {
     b.cq = b.device.create_cq(&spec, Some(&channel)).unwrap().0;
     let (mut left, mut right) = pair(&a, &b, QpType::Rc, SendApi::Classic);
     assert_eq!(channel.wait(Duration::ZERO), Ok(None));
-    // 70 rounds raise more events than two acknowledgements cover.
+    // The channel acknowledges 32 events at a time, so 70 events need more than two acknowledgements.
     for round in 0..70 {
         recv(&mut right, round, &[]).unwrap();
         b.cq.arm(false).unwrap();
