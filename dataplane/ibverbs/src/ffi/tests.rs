@@ -146,7 +146,7 @@ fn compile(source: &str, arguments: &[&str]) -> Result<(), String> {
     let mut command = Command::new(&compiler);
     command.args(arguments).args(["-x", "c", "-"]).stdin(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|error| format!("{compiler}: {error}"))?;
-    child.stdin.take().expect("standard input is piped").write_all(source.as_bytes()).map_err(|error| error.to_string())?;
+    child.stdin.take().expect("stdin is piped").write_all(source.as_bytes()).map_err(|error| error.to_string())?;
     let output = child.wait_with_output().map_err(|error| error.to_string())?;
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
