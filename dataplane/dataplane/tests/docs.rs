@@ -1,5 +1,5 @@
-//! Compares the tables in `docs/` with the code. The tables must list everything of their kind, and every name in them
-//! must exist in the code.
+//! Compares the tables in `docs/` with the code. Each table must be complete: for example, the table of events must
+//! list every event. Every name in a table must exist in the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -110,7 +110,7 @@ fn tables_list_every_event_and_every_capability() {
             [true, true, false] => "on `loopback`",
             [true, false, true] => "profile `spec`",
             [false, false, false] => "no",
-            other => panic!("{capability}: no word for {other:?}"),
+            other => panic!("{capability}: the table has no word for {other:?}"),
         };
         assert_eq!(row[2], has, "{capability}");
     }
@@ -252,8 +252,8 @@ struct Source {
     members: BTreeSet<String>,
     /// Whether the file contains a module `tests`.
     tests: bool,
-    /// Whether the file defines the macro `codes!`, which defines enums of numbers. The members of every such enum
-    /// include the functions and constants in the macro.
+    /// Whether the file defines the macro `codes!`, which defines enums of numbers. Every enum of this macro has the
+    /// functions and constants in the macro as members.
     gives: bool,
 }
 
@@ -372,7 +372,7 @@ fn look_up_in<'a>(mut place: PathBuf, names: &[&str], mut found: Vec<&'a Source>
 }
 
 #[test]
-fn every_name_has_its_place_and_every_place_is_there() {
+fn coverage_page_is_complete_and_names_only_existing_items() {
     let coverage = page("coverage.md");
     let (tables, sources) = (tables(&coverage), Source::all());
     let rows: usize = tables.iter().map(|(_, table)| table.len()).sum();
@@ -397,7 +397,7 @@ fn every_name_has_its_place_and_every_place_is_there() {
     let statuses = WcStatus::NAMED.iter().map(|status| format!("`{status}`"));
     let fields = PollFields::all().iter_names().map(|(name, _)| format!("`verbs::PollFields::{name}`"));
     let undocumented = statuses.chain(fields).filter(|name| !coverage.contains(name));
-    wrong.extend(undocumented.map(|name| format!("{name} is not told of")));
+    wrong.extend(undocumented.map(|name| format!("{name} is not mentioned")));
     assert!(wrong.is_empty(), "{} mistakes in coverage.md:\n{}", wrong.len(), wrong.join("\n"));
 }
 
@@ -422,7 +422,7 @@ fn every_name_in_the_verbs_guide_exists() {
 /// Checks that `look_up` finds existing names and rejects missing names. Otherwise, the tests above would prove
 /// nothing.
 #[test]
-fn a_place_that_is_not_there_is_noticed() {
+fn look_up_rejects_missing_names() {
     let sources = Source::all();
     for path in [
         "verbs::Completion::byte_len",
@@ -431,7 +431,7 @@ fn a_place_that_is_not_there_is_noticed() {
         "verbs::PollFields::CVLAN",
         "lane::in_flight::InFlight::reclaim",
         "verbs::code::tests::conversions_round_trip_for_every_value",
-        "tests::docs::a_place_that_is_not_there_is_noticed",
+        "tests::docs::look_up_rejects_missing_names",
     ] {
         assert_eq!(look_up(path, &sources), Ok(()));
     }

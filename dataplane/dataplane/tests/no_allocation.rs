@@ -1,5 +1,5 @@
-//! The worker loop does not allocate. A counting allocator watches 200,000 loops while another thread requests
-//! snapshots continuously.
+//! Tests that the worker loop does not allocate memory. A counting allocator counts the calls during 200,000 loops,
+//! while another thread requests snapshots continuously.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -198,10 +198,10 @@ fn invalid_connection_is_reported() {
     }
 }
 
-/// A setting that can block indefinitely when the peer is dead, or that needs a capability, causes only a warning,
-/// because it may be intended.
+/// A setting that can wait indefinitely for a dead peer, or that needs a capability, may be intended. So such a setting
+/// causes only a warning.
 #[test]
-fn unlimited_retries_and_remote_access_warn() {
+fn unlimited_retries_and_privileged_qkey_cause_a_warning() {
     for (qp, text, message, help) in [
         (
             "rc",

@@ -563,7 +563,7 @@ fn typical_mistakes_get_exact_messages() {
 
 #[test]
 fn drops_output_reaches_a_stage_without_a_loop() {
-    // Packets reach the stage `late` only through `drops` of the two `tx` stages. The second of them comes after
+    // Packets reach the stage `late` only through `drops` of the two `tx` stages. The second `tx` stage comes after
     // `late`.
     let text =
         GOOD.replace("arp = \"late\", ", "").replace("use = \"tx\"\nport", "use = \"tx\"\ndrops = \"late\"\nport");

@@ -135,7 +135,8 @@ fn config(choices: &[usize]) -> (String, Vec<(usize, usize, &'static str)>) {
     (lines.join("\n"), expected)
 }
 
-/// A port whose name could not be read may be the port that a stage names.
+/// If the name of a port cannot be read, this port may be the port that a stage names. So the stage's reference is not
+/// reported as a mistake.
 #[test]
 fn unreadable_port_causes_no_mistake_of_a_reference() {
     let text = |port: &str| {
@@ -150,7 +151,7 @@ fn unreadable_port_causes_no_mistake_of_a_reference() {
     }
 }
 
-/// The message for an unknown port has neither the whole name nor a suggestion that is not similar.
+/// The message for an unknown port shortens a long name. If no port has a similar name, the help lists the ports.
 #[test]
 fn long_name_of_an_unknown_port_is_shortened() {
     let text = "[[port]]\nname = \"wan\"\ndevice = \"soft\"\nlink = { kind = \"loopback\" }\n[pipeline]\ninput = \

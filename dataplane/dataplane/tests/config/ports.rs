@@ -96,7 +96,7 @@ fn invalid_links_and_faults_are_reported() {
     }
 }
 
-/// Serde also reads an array as a table.
+/// Serde accepts an array where a table is expected. The config check must report such an array.
 #[test]
 fn value_that_is_not_a_table_is_reported() {
     let array = "expected a table, found an array";

@@ -102,7 +102,7 @@ fn queue_pairs_are_connected_over_tcp() {
     assert_eq!((passive.0, passive.1), (active.1, active.0));
 }
 
-/// The passive side confirms when its queue pairs are in RTS. `confirm` of the active side does not return before that.
+/// The passive side confirms when its queue pairs are in RTS. The active side waits in `confirm` for this confirmation.
 #[test]
 fn active_side_waits_until_the_passive_side_is_ready() {
     let (listener, address) = listener("127.0.0.1:0").unwrap();
@@ -148,7 +148,7 @@ fn active_side_retries_until_the_listener_exists() {
     });
 }
 
-/// If the offers do not match, the active side gets an error that says why. The passive side keeps listening.
+/// If the offers do not match, the active side gets an error with the reason. The passive side keeps listening.
 #[test]
 fn both_sides_report_a_disagreement() {
     let uc = QueuePairEndpoint { transport: QpType::Uc, ..endpoint(6) };

@@ -1,4 +1,5 @@
-//! Hostile peers at a listener: each is disconnected, holds no resources, and does not block the good peer.
+//! Tests of a listener with hostile peers. Each hostile peer is disconnected, holds no resources, and does not block
+//! the good peer.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -58,7 +59,7 @@ fn read_all(stream: &mut TcpStream) -> Vec<u8> {
 
 /// Attacks a listener that has the step deadline `step`, and then connects as the good peer, which must succeed.
 ///
-/// Returns how many peers the listener rejected before.
+/// Returns how many peers the listener rejected before the good peer connected.
 fn attack_then_connect(step: Duration, attack: impl FnOnce(SocketAddr)) -> u64 {
     let (listener, address) = listener("127.0.0.1:0").unwrap();
     let devices = cabled();

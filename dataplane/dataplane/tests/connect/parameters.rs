@@ -363,7 +363,8 @@ fn migrating_adapter() -> Fake {
     device
 }
 
-/// The alternate path is set in the change to RTR and the migration state in the change to RTS. Datagrams have neither.
+/// The alternate path is set in the change to RTR and the migration state in the change to RTS. Datagram queue pairs
+/// have neither an alternate path nor a migration state.
 #[test]
 fn alternate_path_is_set_in_the_state_changes() {
     let parameters = EndpointParameters {

@@ -8,7 +8,7 @@
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
 //! rxe, the kernel's software RoCE driver). With `--include-ignored`, the suite also runs on real rxe devices: `rxe0`
 //! and `rxe1`, which are connected to each other, and `rxe2`, which loops back to itself. `tools/vm/check-contract`
-//! runs the suite in a VM with these devices. `tools/nic-day` runs the suite on the devices of a NIC's owner.
+//! runs the suite in a VM with these devices. `tools/nic-day` runs the suite on the devices of a real NIC.
 //!
 //! Each case on each test bed is a separate test with the name `BED::FILE::CASE`.
 
@@ -124,7 +124,7 @@ fn run_case<D: Device>(bed: &TestBed<D>, (case, run): Case<D>, lacks: &[&str]) -
     let mut trial = Trial { bed, case, log: Vec::new(), checked: false };
     match run(&mut trial) {
         Ok(()) if trial.checked => Ok(Completion::Completed),
-        Ok(()) => Err("the case expects nothing".into()),
+        Ok(()) => Err("the case ended without a call of `expect`".into()),
         Err(Stop::Skip(capability, errno)) => {
             let why = if errno == 0 { "not in the contract".to_owned() } else { bed::errno_name(errno) };
             let reason = format!("{capability}: {why}");

@@ -1,10 +1,12 @@
-//! The devices that the owner of a NIC names with the environment variable `DATAPLANE_NIC`. `tools/nic-day` sets it.
+//! The tests on real devices. The environment variable `DATAPLANE_NIC` names the devices, and `tools/nic-day` sets this
+//! variable.
 
 use super::*;
 use dataplane::ibverbs::{VerbsDevice, VerbsProvider};
 use dataplane::verbs::Provider;
 
-/// The names of the two devices, separated by commas, and the index of the GID. A device alone loops back to itself.
+/// The environment variable. Its value is `DEVICE[,DEVICE[,GID_INDEX]]`. A device without a second device loops back to
+/// itself.
 const VARIABLE: &str = "DATAPLANE_NIC";
 
 struct Named {
@@ -35,7 +37,7 @@ fn bed(name: &'static str) -> TestBed<VerbsDevice> {
     TestBed { name, profile, kernel: true, a: a_device, b: b_device, gid_index }
 }
 
-/// Returns the tests on the named devices. A case may be skipped for every capability, and the reason names the
+/// Returns the tests on the named devices. A case is skipped if a device lacks a capability, and the reason names the
 /// capability.
 pub(crate) fn tests() -> Vec<Test> {
     if named().is_none() {

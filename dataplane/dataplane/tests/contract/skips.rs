@@ -36,7 +36,7 @@ pub(crate) const KERNEL_ALONE: &[&str] = &[
     "timestamps",
 ];
 
-/// The test bed may lack any capability. For devices whose capabilities nobody knows in advance.
+/// Any capability may be missing. For devices whose capabilities are not known in advance.
 #[cfg(feature = "ibverbs")]
 pub(crate) const ANY: &[&str] = &["*"];
 

@@ -128,7 +128,7 @@ impl Names {
         }
         reduce(&mut it.attrs);
         if let Some((path, _)) = &it.trait_ {
-            // Users see that the type has the trait. The items are the items of the trait.
+            // The listing shows only that the type implements the trait. The listing of the trait has the items.
             let is_public = !self.private_traits.contains(&last(path));
             it.items.clear();
             return is_public;

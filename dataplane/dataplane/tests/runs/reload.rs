@@ -16,7 +16,7 @@ const FLOWS: u16 = 100;
 const EVEN: u16 = 0;
 const ODD: u16 = 1;
 
-/// A stage that counts the batches that contain packets with even and packets with odd source ports.
+/// A stage that counts mixed batches. A mixed batch contains packets with even and packets with odd source ports.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MixedBatchCounter {

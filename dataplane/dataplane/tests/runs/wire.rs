@@ -1,4 +1,4 @@
-//! The end of a run, and the errors of runs that cannot start or continue.
+//! Tests of the end of a run, and of the errors of runs that cannot start or continue.
 
 use std::fs;
 use std::time::Duration;
@@ -29,7 +29,8 @@ fn config(runtime: &str, link: &str) -> String {
 
 const ENDLESS: &str = "kind = 'generator', flows = 10";
 
-/// The output is written in large blocks: with few packets the error occurs at the end, with many during the run.
+/// The output is written in large blocks. With few packets, the error therefore occurs at the end of the run. With many
+/// packets, the error occurs during the run.
 #[test]
 fn full_disk_is_reported_and_every_packet_counted() {
     for frames in [10, 20_000] {

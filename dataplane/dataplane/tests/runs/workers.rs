@@ -1,4 +1,5 @@
-//! Several workers: each flow stays on one worker and in order, and no packet is lost between workers.
+//! Tests of runs with several workers. Each flow stays on one worker and in order, and no packet is lost between
+//! workers.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +35,7 @@ fn generated_flows_are_distributed_without_loss() {
         assert_eq!((report.packets.rx, report.packets.tx), (count, count), "{report}");
         assert_eq!(report.workers.len(), 2);
         if count > 1 {
-            // About half of the flows each.
+            // Each worker receives about half of the flows.
             for worker in &report.workers {
                 assert!(worker.ledger.rx > count / 4, "{report}");
             }
@@ -119,7 +120,7 @@ fn captured_traffic_is_distributed_without_loss() {
     }
 }
 
-/// One worker may receive at one end of a cable what another worker sends at the other end.
+/// A worker may send packets at one end of a cable, while another worker receives these packets at the other end.
 #[test]
 fn connected_ports_work_across_workers() {
     for workers in [1, 2] {
@@ -177,7 +178,8 @@ fn packet_limit_is_exact_with_an_idle_worker() {
     }
 }
 
-/// A stage that panics on the second worker: with its 5th batch, in its housekeeping, and at its end.
+/// A stage that panics at the given place: `batch` is the 5th batch of the second worker, `tick` is the housekeeping of
+/// the second worker, and `finish` is the end of the stage on any worker.
 #[derive(serde::Deserialize)]
 struct Trap {
     place: String,

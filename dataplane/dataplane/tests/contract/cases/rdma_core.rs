@@ -93,7 +93,7 @@ pub(crate) fn test_atomic_invalid_rkey<D: Device>(t: &mut Trial<'_, D>) -> Outco
 /// Checks that the device rejects extended reliable connections (XRC), which are not part of the verbs contract.
 fn xrc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     Endpoint::new(t.bed, false, EndpointSpec::new(QpType::XrcSend), None)?;
-    Err(Stop::Fail("it has extended reliable connections".to_owned()))
+    Err(Stop::Fail("the device accepts XRC queue pairs".to_owned()))
 }
 
 pub(crate) fn test_xrc_atomic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
@@ -319,7 +319,7 @@ fn odp<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     match pair.a.domain.buffer(4096, Access::LOCAL_WRITE | Access::ON_DEMAND) {
         Err(dataplane::Error::Verb { source, .. }) => Err(Stop::Skip("on-demand paging".to_owned(), source.errno)),
         Err(other) => Err(Stop::Fail(other.to_string())),
-        Ok(_) => Err(Stop::Fail("it has on-demand paging".to_owned())),
+        Ok(_) => Err(Stop::Fail("the device accepts on-demand paging".to_owned())),
     }
 }
 

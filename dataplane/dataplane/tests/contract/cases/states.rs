@@ -44,7 +44,7 @@ pub(crate) fn drain<D: Device>(end: &mut Endpoint<D>) -> Outcome {
             return Ok(());
         }
     }
-    Err(Stop::Fail("no word that it is drained".to_owned()))
+    Err(Stop::Fail("the device did not report that the send queue is drained".to_owned()))
 }
 
 /// Moves a queue pair from any state to state `to`.
