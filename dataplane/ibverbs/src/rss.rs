@@ -357,9 +357,12 @@ impl RssGroup {
     /// call.
     ///
     /// # Errors
-    /// The number of queues exceeds the table size or the number of work queues of the device, the device has too few
-    /// tables, the device cannot hash a field, a rule is invalid, or a verb failed. On an error, all created objects
-    /// are destroyed.
+    /// - The number of queues exceeds the table size or the number of work queues of the device.
+    /// - The device has too few indirection tables.
+    /// - The device cannot hash a requested field.
+    /// - A rule is invalid, or a verb failed.
+    ///
+    /// On an error, all created objects are destroyed.
     ///
     /// # Safety
     /// The protection domain and the work queues must belong to the context and must outlive the returned value.

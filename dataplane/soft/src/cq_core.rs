@@ -1,4 +1,5 @@
-//! The part of a completion queue that only its worker accesses. A poll drives the queue pairs that report to the queue.
+//! The part of a completion queue that only its worker accesses. A poll also receives frames on the queue pairs that
+//! report to the queue.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -361,7 +362,7 @@ impl CqCore {
         Ok(!(*can_be_busy && random.happens(spec.busy)))
     }
 
-    /// Flushes the deferred sends of queue pairs that failed while receiving.
+    /// Flushes the sends of queue pairs that are in ERR. The receive path may have moved a queue pair to ERR.
     #[cold]
     fn flush_sends(&mut self) {
         for index in 0..self.attached.len() {

@@ -100,7 +100,7 @@ impl CopyingQp {
             let lost = wire.skip_beyond(recv.len() as u64);
             shared.counts.rx_out_of_buffer.add(lost);
             let mut receiver = Receiver { recv, slots: slots.as_ref(), keys, shared, ticks };
-            // A generator never runs out of frames. If all its frames are lost, this limit ends the poll.
+            // A generator may have no last frame. If all its frames are lost, this limit ends the poll.
             let mut frames_left = MAX_FRAMES_PER_POLL;
             while ring.len() < target_len
                 && (receiver.recv.len() > 0 || !wire.waits())

@@ -65,9 +65,10 @@ impl SoftDevice {
     /// Creates a device.
     ///
     /// # Errors
-    /// Fails if the MTU or another setting is out of range or not supported by the link, if the generator cannot create
-    /// frames of this size, if a capture file cannot be read or written, or if an interface does not exist or may not
-    /// be used.
+    /// - The MTU or another setting is out of range, or the link does not support the setting.
+    /// - The generator cannot create frames of this size.
+    /// - A capture file cannot be read or written.
+    /// - An interface does not exist, or the kernel refuses its use.
     pub fn new(spec: SoftSpec) -> Result<Self> {
         if !(68..=65_000).contains(&spec.mtu) {
             return Err(Error::Wire(format!(
@@ -170,8 +171,8 @@ impl SoftDevice {
         self.0.shared.status.set_gids(gids);
     }
 
-    /// Takes the link down or up, and raises `PORT_ERR` or `PORT_ACTIVE`. While the link is down, the device drops sent
-    /// frames and receives no frames.
+    /// Takes the link down or up, and raises `PORT_ERR` or `PORT_ACTIVE`. While the link is down, the device receives no
+    /// frames. Sent frames are then lost. If the link is a kernel interface, the sends fail instead.
     pub fn set_link(&self, up: bool) {
         self.0.shared.status.set_link(up);
     }

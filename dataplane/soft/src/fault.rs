@@ -25,7 +25,8 @@ pub struct FaultSpec {
     pub delay: f64,
     /// The delay of delayed frames.
     pub delay_by: Nanos,
-    /// The probability that a poll with wall-clock timestamps finds the queue busy (`EBUSY`).
+    /// The probability that a poll of a queue with wall-clock timestamps returns nothing, as if the wall clock could not
+    /// be read (`EBUSY`).
     pub busy: f64,
     /// The probability that a receive fails with [`FaultSpec::rx_status`] and moves the queue pair to ERR.
     pub rx_error: f64,

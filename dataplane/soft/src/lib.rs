@@ -10,8 +10,8 @@
 //! (`zero_copy`). Connections and datagrams use a state machine behind one lock. All devices on one [`LoopbackLink`]
 //! share this state machine (`fabric`).
 //!
-//! Raw-packet queue pairs and the core of completion queues (`cq_core`) import each other, because a post adds
-//! completions, and a poll drives the queue pairs. No other files of the crate import each other.
+//! Raw-packet queue pairs and the core of completion queues (`cq_core`) import each other. A post adds completions to
+//! the queue, and a poll of the queue receives on the queue pairs. No other files of the crate import each other.
 //!
 //! - [`SoftSpec`] describes a device, and [`LinkSpec`] describes its wire.
 //! - A completion queue and its raw-packet queue pairs belong to the thread that first polls the completion queue.

@@ -68,12 +68,14 @@ impl QpCore {
         }
     }
 
-    /// Flushes the deferred sends. Receives are flushed when their completions are polled.
+    /// Flushes the sends that have not completed: deferred sends, or sends that the kernel owns. Receives are flushed
+    /// when their completions are polled.
     pub(super) fn fail(&mut self, shared: &QpShared, cq: &mut CqCore) {
         inside!(self, qp => qp.fail(shared, cq))
     }
 
-    /// Flushes the oldest deferred send and returns its completion, or `None` if there is none.
+    /// Flushes sends that have not completed, oldest first, until a send has a completion. Returns this completion, or
+    /// `None` if there is none.
     pub(super) fn flush_one(&mut self, shared: &QpShared) -> Option<RawCqe> {
         inside!(self, qp => qp.flush_one(shared))
     }

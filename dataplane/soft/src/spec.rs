@@ -42,8 +42,8 @@ pub struct SoftSpec {
     pub refuse: Vec<Capability>,
     /// The distribution of frames over queues.
     pub rss: RssSpec,
-    /// Whether frames get a timestamp on arrival, for completions with wall-clock timestamps. Only relevant for AF_XDP
-    /// links, where timestamps have a cost.
+    /// Whether completions with wall-clock timestamps need the arrival time of frames. AF_XDP links timestamp frames
+    /// only if this field is `true`, because timestamps cost time there.
     pub stamped: bool,
     /// The limits of the device.
     pub limits: SoftLimits,

@@ -1,7 +1,7 @@
 //! Offloads in software: completes partial checksums and segments large frames.
 //!
-//! The kernel leaves checksums and segmentation to the NIC. A frame that another program on this host sends over a veth
-//! pair passes no NIC, so it arrives with a partial checksum or with the data of many segments. Merged received packets
+//! The kernel leaves checksums and segmentation to the NIC. A frame that another program sends over a veth pair passes
+//! no NIC. Such a frame may arrive with a partial checksum, or with the data of many segments. Merged received packets
 //! (GRO, LRO) are also large frames. A header before the frame describes the pending work: `struct virtio_net_hdr`
 //! (Virtual I/O Device 1.1, section 5.1.6).
 

@@ -207,9 +207,9 @@ impl Queue {
         errno
     }
 
-    /// Starts to receive and to send. After an earlier socket of this queue pair, the kernel may not have released the
-    /// queue yet, or the interface may not exist or be down. The function then succeeds, and a later poll binds the
-    /// socket.
+    /// Starts to receive and to send. If an earlier socket of this queue pair was bound, the new socket may have to wait
+    /// until the kernel releases the queue, or until the interface exists and is up. This function then succeeds, and a
+    /// later poll binds the socket.
     pub(crate) fn open(&mut self) -> Result<(), i32> {
         self.bind_wait = None;
         let timeout = if self.rebinding { Duration::ZERO } else { BIND_TIMEOUT };
@@ -227,8 +227,8 @@ impl Queue {
         errno == libc::EBUSY && !self.bind_timed_out
     }
 
-    /// Returns whether a refused bind means that the new interface is not ready: it does not exist, it is down, or it
-    /// does not have this queue yet. Logs the reason once.
+    /// Returns whether the error of a bind means that the new interface is not ready. The interface does not exist, is
+    /// down, or does not have this queue yet. Logs the reason once.
     fn waits_for_interface(&mut self, errno: i32) -> bool {
         let waits = matches!(errno, libc::ENODEV | libc::ENXIO | libc::ENETDOWN | libc::EINVAL);
         // The watcher thread reports an interface that does not exist.
@@ -487,8 +487,8 @@ impl Queue {
 
     /// Hands packets to the kernel to be sent. The packets must be inside their slots, and the queue must have space
     /// for all of them. With `signal_all`, every send is signaled, otherwise only the last send. Without a socket, all
-    /// sends are flushed. While the queue waits for its interface, all sends fail, and the function returns their
-    /// number. Otherwise, it returns 0.
+    /// sends are flushed. While the queue waits for its interface, all sends fail. Returns the number of sends that fail
+    /// for this reason.
     #[inline]
     pub(crate) fn send(&mut self, run: &[Desc], first_wr_id: u64, signal_all: bool) -> usize {
         let Some(geometry) = self.geometry else { return 0 };
