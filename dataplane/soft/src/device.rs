@@ -171,8 +171,8 @@ impl SoftDevice {
         self.0.shared.status.set_gids(gids);
     }
 
-    /// Takes the link down or up, and raises `PORT_ERR` or `PORT_ACTIVE`. While the link is down, the device receives no
-    /// frames. Sent frames are then lost. If the link is a kernel interface, the sends fail instead.
+    /// Takes the link down or up, and raises `PORT_ERR` or `PORT_ACTIVE`. While the link is down, the device receives
+    /// no frames. Sent frames are lost. If the link is a kernel interface, the sends fail.
     pub fn set_link(&self, up: bool) {
         self.0.shared.status.set_link(up);
     }
@@ -202,8 +202,8 @@ impl SoftDevice {
         self.0.link.error()
     }
 
-    /// Returns a description of the link, such as the interface and the source of timestamps. `None` if the kind of the
-    /// link says everything.
+    /// Returns a description of the link, such as the interface and the source of timestamps. `None` if there are no
+    /// details besides the kind of the link.
     pub fn describe_link(&self) -> Option<String> {
         self.0.link.describe()
     }

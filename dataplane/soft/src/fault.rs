@@ -25,8 +25,8 @@ pub struct FaultSpec {
     pub delay: f64,
     /// The delay of delayed frames.
     pub delay_by: Nanos,
-    /// The probability that a poll of a queue with wall-clock timestamps returns nothing, as if the wall clock could not
-    /// be read (`EBUSY`).
+    /// The probability that a poll of a queue with wall-clock timestamps returns nothing, as if the wall clock could
+    /// not be read (`EBUSY`).
     pub busy: f64,
     /// The probability that a receive fails with [`FaultSpec::rx_status`] and moves the queue pair to ERR.
     pub rx_error: f64,
@@ -294,7 +294,7 @@ impl<T: Corruptible> Faults<T> {
         }
     }
 
-    /// Returns the time until the first delayed unit is released. `None` without delayed units, or with a virtual clock.
+    /// Returns the time until the first delayed unit is released. `None` without delayed units or with a virtual clock.
     pub(super) fn time_left(&self) -> Option<Nanos> {
         let (since, _) = self.delayed.front()?;
         let passed = self.timebase.between(*since, self.clock.now());

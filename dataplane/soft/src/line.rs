@@ -1,8 +1,8 @@
 //! Copying of frames that fit in one or two cache lines. Whole lines are copied, including the unused rest of the last
 //! line.
 //!
-//! Most frames at high packet rates are this short. The bytes after a frame in its slot have no meaning, and there is
-//! room for them ([`GUARD`]).
+//! Most frames at high packet rates are this short. Writing a whole line overwrites bytes after the frame. These bytes
+//! have no meaning, and each slot has room for them ([`GUARD`]).
 
 use multiversion::multiversion;
 use zerocopy::{FromBytes, Immutable, IntoBytes};

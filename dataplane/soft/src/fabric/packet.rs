@@ -85,7 +85,7 @@ pub(super) struct Datagram {
     pub(super) qkey: u32,
     pub(super) imm: Option<u32>,
     pub(super) solicited: bool,
-    /// The sender's path to the receiver. The GRH that the receiver gets is built from its fields.
+    /// The sender's path to the receiver. The fields of this path are the source of the GRH that the receiver gets.
     pub(super) path: Path,
     pub(super) payload: Vec<u8>,
 }

@@ -1,4 +1,5 @@
-//! The links of software devices. A link determines from where a device receives frames and to where it sends them.
+//! The links of software devices. A link is the wire of a device: the source of the frames that the device receives,
+//! and the destination of the frames that the device sends.
 //!
 //! Each kind of link has a folder. The code in the folder implements [`Link`] for the open link of a device. A kind
 //! that copies frames also implements [`Wire`] for a queue pair's end of the link. This file lists the kinds.

@@ -1,5 +1,5 @@
-//! Tests of injected faults of the device: refused posts, invalid completions, failed polls, missing privileges and
-//! others.
+//! Tests of injected faults of the device, such as refused posts, invalid completions, failed polls and missing
+//! privileges.
 
 use super::ends::*;
 use super::*;

@@ -60,8 +60,8 @@ pub struct GeneratorSpec {
     pub src_port: u16,
     /// Destination port.
     pub dst_port: u16,
-    /// Seed of the random payload. Frames of the same flow start with the same payload bytes, frames of different flows
-    /// do not.
+    /// Seed of the random payload. Frames of the same flow start with the same payload bytes. Frames of different flows
+    /// have different payload bytes.
     pub seed: u64,
     /// Total number of frames for all queues. `None` means unlimited.
     pub count: Option<u64>,

@@ -27,7 +27,7 @@ use dataplane_core::sync::{AtomicBool, Mutex, Ordering};
 /// Properties of an interface (`netdevice(7)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
-    /// Interface index. An interface that is removed and recreated under the same name gets a new index.
+    /// Interface index. An interface that is removed and recreated under the same name usually gets a new index.
     pub(crate) index: u32,
     pub(crate) mac: [u8; 6],
     /// Maximum packet length without the Ethernet header, in bytes.

@@ -237,7 +237,7 @@ pub(super) struct Writer {
     classic: bool,
     /// Maximum number of bytes of a frame in the file.
     snaplen: u32,
-    /// Number of bytes of the header and the whole records in the file.
+    /// Number of bytes in the file: the header and whole records.
     written: u64,
     /// Data that is not yet in the file: whole records and, before the first flush, the file header.
     buffer: Vec<u8>,

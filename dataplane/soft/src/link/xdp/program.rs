@@ -77,8 +77,8 @@ const DESTINATION: i16 = -56;
 /// Stack offset of the receive time, which has eight bytes.
 const TIME: i16 = -64;
 
-/// The stored value of a field that the frame does not have. The field of a frame cannot have this value, because it
-/// has at most 16 bits.
+/// The stored value of a field that the frame does not have. A field of a frame never has this value, because these
+/// fields have at most 16 bits.
 const NONE: i32 = 0x1_0000;
 /// Maximum number of VLAN tags to parse.
 const TAGS: usize = 2;

@@ -207,9 +207,9 @@ impl Queue {
         errno
     }
 
-    /// Starts to receive and to send. If an earlier socket of this queue pair was bound, the new socket may have to wait
-    /// until the kernel releases the queue, or until the interface exists and is up. This function then succeeds, and a
-    /// later poll binds the socket.
+    /// Starts to receive and to send. If an earlier socket of this queue pair was bound, the new socket may have to
+    /// wait until the kernel releases the queue, or until the interface exists and is up. This function then succeeds,
+    /// and a later poll binds the socket.
     pub(crate) fn open(&mut self) -> Result<(), i32> {
         self.bind_wait = None;
         let timeout = if self.rebinding { Duration::ZERO } else { BIND_TIMEOUT };
@@ -487,8 +487,8 @@ impl Queue {
 
     /// Hands packets to the kernel to be sent. The packets must be inside their slots, and the queue must have space
     /// for all of them. With `signal_all`, every send is signaled, otherwise only the last send. Without a socket, all
-    /// sends are flushed. While the queue waits for its interface, all sends fail. Returns the number of sends that fail
-    /// for this reason.
+    /// sends are flushed. While the queue waits for its interface, all sends fail. Returns the number of sends that
+    /// fail for this reason.
     #[inline]
     pub(crate) fn send(&mut self, run: &[Desc], first_wr_id: u64, signal_all: bool) -> usize {
         let Some(geometry) = self.geometry else { return 0 };
