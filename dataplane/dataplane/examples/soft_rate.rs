@@ -1,5 +1,5 @@
-//! Measures the time that the software device needs per packet. The loop receives frames from a generator link and
-//! sends them at once.
+//! Measures the time that the software device needs to receive and send one packet. The loop receives frames from a
+//! generator link and sends them back over the same link.
 //!
 //! `cargo run --release --example soft_rate --no-default-features`
 #![allow(unsafe_code, reason = "posting gives the device access to memory")]

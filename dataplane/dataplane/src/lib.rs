@@ -10,8 +10,8 @@
 //! # Crates
 //!
 //! The table lists the crates, lowest layer first. A crate may depend only on the crates in the column `uses` of its
-//! row. A test compares the table with the manifests. `unsafe` is allowed in `mem` and `lane` of `dataplane-core`, in
-//! `dataplane-soft`, and in `dataplane-ibverbs`.
+//! row. A test compares the table with the `Cargo.toml` files. `unsafe` is allowed in `mem` and `lane` of
+//! `dataplane-core`, in `dataplane-soft`, and in `dataplane-ibverbs`.
 //!
 //! | crate | does | uses |
 //! | --- | --- | --- |
@@ -32,7 +32,7 @@
 //! | [`testing`] | runs packets through a stage or a whole config without a device | runtime, config |
 //! | [`app`] | the command line that every app has | runtime, config, testing |
 //!
-//! Not in this project: TCP termination, a control plane, and drivers that take the device from the kernel.
+//! This project does not include TCP termination, a control plane, or drivers that take the device from the kernel.
 
 pub mod app;
 pub mod config;

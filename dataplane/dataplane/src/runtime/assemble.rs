@@ -1,4 +1,5 @@
-//! Builds a program for each worker from the config and the registry. All checks that need no device happen here.
+//! Builds a program for each worker from the config and the registry. A program is the set of connected stages of one
+//! worker. This module does all checks that need no device.
 
 use std::path::Path;
 
@@ -48,8 +49,8 @@ impl Catalog for Registry {
     }
 }
 
-/// Checks a config: syntax, names, parameters, tables, the graph and its contracts. All mistakes go to the diagnostics.
-/// Returns `None` if there is a mistake that prevents a run.
+/// Checks a config: syntax, names, parameters, tables, the graph, and whether each stage gets the packet properties
+/// that it needs. All mistakes go to the diagnostics. Returns `None` if there is a mistake that prevents a run.
 ///
 /// # Errors
 /// Returns an error if this host lacks a resource that a stage needs, such as memory.
@@ -62,8 +63,8 @@ pub fn assemble(
     build(source, registry, topology, false, diagnostics)
 }
 
-/// Checks a config like [`assemble`], for a pipeline that is only inspected. The plan is for a virtual topology with
-/// enough cores for any config, and the stages write no files.
+/// Checks a config like [`assemble`], but for a pipeline that is only inspected. The check does not depend on this
+/// host: the plan is for a virtual topology with enough cores for any config. The stages write no files.
 ///
 /// # Errors
 /// Returns the errors of [`assemble`].
@@ -139,11 +140,11 @@ fn build(
     Ok(Some(Assembly { plan, ports, topology, programs, services, files }))
 }
 
-/// Registers the config and the files of ports. A file that one part of the config writes must not be used by another
-/// part.
+/// Registers the config file and the files of ports. If one part of the config writes a file, no other part may use
+/// this file.
 fn files(loaded: &Loaded<'_>, files: &mut Files, diagnostics: &mut Diagnostics) {
     let source = loaded.source();
-    // The config is the first file, so there is no conflict yet.
+    // The config is the first registered file, so there is no conflict yet.
     let _ = files.read(source.path(), "the config itself");
     let links: Vec<(usize, &str, &LinkConfig)> = links(loaded).collect();
     for (name, input) in links.iter().filter_map(|(_, name, link)| Some((name, link.input()?))) {
@@ -210,8 +211,8 @@ fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
     loaded.named_ports().enumerate().map(info).collect()
 }
 
-/// Creates and prepares the stages of one worker. Problems go to the diagnostics, except a problem of this host, which
-/// is an error.
+/// Creates and prepares the stages of one worker. Problems of the config go to the diagnostics. Returns an error for a
+/// problem of this host.
 fn stages(
     loaded: &Loaded<'_>,
     registry: &Registry,
@@ -229,7 +230,7 @@ fn stages(
     }
     resources.wanted = made.iter().map(|(_, _, stage)| stage.contract().needs).collect();
     if loaded.may_lack_ports() {
-        // Stages would report names of ports that exist but could not be read.
+        // A stage would report an unknown port if the name of this port could not be read.
         return Ok(None);
     }
     let mut stages = Vec::new();

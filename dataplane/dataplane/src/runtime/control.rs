@@ -16,7 +16,7 @@ pub(crate) struct RunControl {
     boards: Box<[Board]>,
 }
 
-/// A number of packets that the workers may receive in total.
+/// The number of packets that all workers together may still receive.
 #[derive(Debug)]
 struct Budget {
     /// The number of packets that no worker has claimed. A worker claims packets before it polls.

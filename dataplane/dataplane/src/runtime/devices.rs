@@ -32,10 +32,10 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Returns the log lines about the device that were added since the last call.
     fn events(&self) -> Vec<String>;
 
-    /// Registers a function that is called on the event thread of the device whenever the port changes.
+    /// Registers a function. The event thread of the device calls the function whenever the port changes.
     fn on_change(&self, act: Box<dyn Fn(PortChange) + Send>);
 
-    /// Returns the reports of the device's own clocks.
+    /// Returns a report about each clock of the device.
     fn clocks(&self) -> Vec<ClockReport>;
 
     /// Returns a description of the device.
@@ -44,7 +44,8 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Returns the device's own counters.
     fn counters(&self) -> BTreeMap<String, u64>;
 
-    /// Returns the errors of the device's input and output, and of its event thread. All lanes must be closed.
+    /// Returns the errors of the device's input and output, and the panics of its event thread. All lanes must be
+    /// closed before the call.
     fn finish(&self) -> Vec<Error>;
 }
 
@@ -153,10 +154,10 @@ impl<D, F: Fn(&D) -> BTreeMap<String, u64> + Send + Sync> ReadCounters<D> for F 
 struct ProviderParts<D> {
     /// The description of the device.
     what: String,
-    /// More details for the description, available once the lanes are open.
+    /// Returns more details for the description. The details are complete once the lanes are open.
     detail: fn(&D) -> Option<String>,
     counters: Box<dyn ReadCounters<D>>,
-    /// Returns the reason why the last verb failed, if the device knows more than the `errno`.
+    /// Returns the error of the link. If a verb failed, this error is more precise than the `errno` of the verb.
     why: fn(&D) -> Option<Error>,
     finish: fn(&D) -> Vec<Error>,
 }
@@ -335,7 +336,8 @@ mod verbs {
         workers: usize,
     ) -> Result<(VerbsDevice, ProviderParts<VerbsDevice>)> {
         let port = &plan.config;
-        // A device without raw packets returns an error with the reason when the queue pair is created.
+        // Prepare nothing if the device does not support raw packets. Creating the queue pair then returns an error
+        // that names the reason.
         let raw = port.qp == Qp::RawPacket && device.capabilities().has.contains(&Capability::RawPacket);
         let (device, counters) = if raw { raw::prepare(device, plan, workers)? } else { (device, Default::default()) };
         let what = format!("{} port {}", port.device, port.device_port);

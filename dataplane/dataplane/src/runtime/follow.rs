@@ -1,5 +1,5 @@
-//! Follows the clocks of a device: compares them with the host clock at intervals, to convert device timestamps to run
-//! time. Runs on the event thread of the device.
+//! Synchronizes the clocks of a device with the system clock, so that device timestamps can be converted to the time of
+//! the system clock. The event thread of the device compares the clocks at intervals. Each comparison is one step.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,8 +8,8 @@ use dataplane_core::lane::Stamping;
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::{Capability, Device};
 
-/// The followed clocks of a device: the counter and the wall clock, if they timestamp packets. A counter that is the
-/// host clock itself is not followed.
+/// The clocks of a device that timestamp packets: the counter, the wall clock, or both. A counter that is itself the
+/// system clock needs no synchronization, so the follower leaves it out.
 pub(crate) struct ClockFollower {
     host: HostClock,
     clocks: Vec<FollowedClock>,
@@ -24,7 +24,7 @@ struct FollowedClock {
 }
 
 impl ClockFollower {
-    /// Creates the followers for the clocks that `stamps` needs, and does a first step, so that the timestamp of the
+    /// Creates a follower for the clocks that `stamps` needs. Does the first step at once, so that the timestamp of the
     /// first packet is usable.
     pub(crate) fn new<D: Device>(device: &D, host: &HostClock, stamps: Stamping) -> Self {
         let (counter, mut timebases) = (device.timebase(), Vec::new());
@@ -52,7 +52,7 @@ impl ClockFollower {
         Clocks { host: self.host.clone(), device }
     }
 
-    /// Returns the reports of the followed clocks.
+    /// Returns a report about each followed clock.
     pub(crate) fn reports(&self) -> Vec<ClockReport> {
         self.clocks.iter().map(|clock| clock.sync.report()).collect()
     }
@@ -73,8 +73,8 @@ impl ClockFollower {
             }
             let before = sync.state();
             let after = match sync.mapping().timebase.source {
-                // No verb reads the wall clock of a device, so assume that it shows the time of the system's wall
-                // clock.
+                // No verb reads the wall clock of a device. Assume that the device's wall clock shows the same time as
+                // the system's wall clock.
                 ClockSource::DeviceWallclock => sync.step(&self.host, || Ok(wall())),
                 _ => sync.step(&self.host, || device.raw_clock()),
             };

@@ -8,18 +8,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use dataplane_core::lane::Lane;
 use dataplane_core::pipeline::Graph;
 
-/// The policy for iterations in which nothing was received.
+/// The action of a worker after an iteration of the worker loop that received nothing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum IdlePolicy {
     /// Polls again at once.
     Spin,
     /// Pauses briefly, which gives the other hardware thread of the core more time, then polls again.
     Pause,
-    /// Sleeps after many empty iterations. Polls again when a packet arrives.
+    /// Sleeps after many empty iterations. Polls again when a packet arrives, or when the maximum time of a sleep has
+    /// passed.
     Sleep {
         /// The number of empty iterations since the last packet.
         empty: u32,
-        /// Whether the lanes will wake the worker.
+        /// Whether the lanes are armed. An armed lane wakes the worker when a packet arrives.
         armed: bool,
     },
 }
@@ -27,7 +28,7 @@ pub(crate) enum IdlePolicy {
 impl IdlePolicy {
     /// The number of empty iterations before the first sleep.
     const EMPTY_BEFORE_SLEEP: u32 = 10_000;
-    /// The length of a sleep if the lanes cannot wake the worker. A packet may wait this long.
+    /// The length of a sleep if the lanes cannot wake the worker. A received packet may wait this long.
     const TIMED_SLEEP: Duration = Duration::from_micros(50);
     /// The longest sleep if the lanes can wake the worker. A stop request or the housekeeping of the stages may wait
     /// this long.
@@ -65,9 +66,10 @@ impl IdlePolicy {
         false
     }
 
-    /// Arms the lanes at the first call, so that a packet wakes the worker. The caller then polls once more, because a
-    /// packet may have arrived before. If there is still no packet, the second call sleeps until a lane wakes the
-    /// worker. Returns whether the lanes are armed.
+    /// Sleeps in two calls. The first call arms the lanes. The caller then polls once more, because a packet may have
+    /// arrived before the lanes were armed. If there is still no packet, the second call sleeps until a lane wakes the
+    /// worker or the maximum time has passed. If the lanes cannot wake the worker, each call sleeps for a fixed time.
+    /// Returns whether the lanes are armed.
     #[cold]
     fn sleep(armed: bool, lanes: &mut [Box<dyn Lane>], inputs: &[usize], graph: &Graph) -> bool {
         if inputs.is_empty() || inputs.len() > Self::MAX_WAKERS {

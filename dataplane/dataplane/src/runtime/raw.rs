@@ -34,7 +34,7 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
     Ok((device.with_raw(spec), counters))
 }
 
-/// Returns the flow counters with their names in the report. Logs and leaves out counters that cannot be read.
+/// Returns the flow counters under the names that the report uses. Logs and leaves out counters that cannot be read.
 pub(super) fn counted(counters: &Counters) -> BTreeMap<String, u64> {
     let mut report = BTreeMap::new();
     for (name, counters) in counters {
@@ -49,8 +49,8 @@ pub(super) fn counted(counters: &Counters) -> BTreeMap<String, u64> {
     report
 }
 
-/// Returns the raw-packet settings of a port. Without flow rules, an input port receives every frame. Any other port
-/// then receives no frames, so that it takes no frames from the host.
+/// Returns the raw-packet settings of a port. Without flow rules in the config, an input port receives every frame. A
+/// port that is not an input receives no frames, so that the host still receives them.
 fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
     let port = &plan.config;
     let has = |offload| port.offload.contains(&offload);
@@ -70,7 +70,7 @@ fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
         tso_header: 0,
         checksum: has(Offload::Checksum),
         rate: port.rate_limit.as_ref().map(|limit| RateLimit {
-            // The config accepts only whole kbit/s that fit.
+            // The config accepts only multiples of 1 kbit/s that fit into `u32`.
             kbps: u32::try_from(limit.rate.0 / 1000).unwrap_or(u32::MAX),
             burst: limit.burst,
             packet: limit.packet,

@@ -124,7 +124,7 @@ fn stamps(of: &[Stamps; 2]) -> (BTreeMap<ClockSource, u64>, u64) {
 }
 
 /// Builds the report of the whole run. `times` has the latencies and loop costs of all workers. `ports` contains the
-/// names, devices and device counters.
+/// name, the device and the device counters of each port.
 pub(crate) fn report(
     outcomes: Vec<Outcome>,
     times: &Times,

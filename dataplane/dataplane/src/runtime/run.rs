@@ -92,8 +92,8 @@ impl Run {
         Self::start_unless(assembly, options, || false)
     }
 
-    /// Starts a run like [`Run::start`], but can be cancelled, because the wait for peers may be long. Calls
-    /// `cancelled` several times a second, and gives up if it returns `true`.
+    /// Starts a run like [`Run::start`], but the caller can cancel the start, because the wait for peers may be long.
+    /// Calls `cancelled` several times a second, and cancels the start if `cancelled` returns `true`.
     ///
     /// # Errors
     /// Returns the errors of [`Run::start`], or an error if the start was cancelled.
@@ -145,7 +145,8 @@ impl Run {
             }
         }
         drop(ready);
-        // A worker that fails during set-up, or panics, drops its sender without sending a message.
+        // The loop ends when every worker has sent its message or dropped its sender. A worker that fails or panics
+        // during set-up drops its sender without a message.
         let (mut ready_workers, mut is_cancelled) = (vec![], false);
         loop {
             match readiness.recv_timeout(START_POLL_INTERVAL) {
@@ -226,8 +227,8 @@ impl Run {
         self.control.stop();
     }
 
-    /// Returns a function that stops the run. The function can be called on another thread, such as the thread of a
-    /// signal handler.
+    /// Returns a function that stops the run. Any thread can call the function, such as the thread that handles
+    /// signals.
     pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {
         let control = self.control.clone();
         move || control.stop()
@@ -239,13 +240,13 @@ impl Run {
     }
 
     /// Reloads the external data of stages, such as files of rules. Returns when the workers use the new data, or after
-    /// a second. The workers keep running. The result has one entry for each stage with such data.
+    /// a second. The workers keep running. The result has one entry for each stage with external data.
     pub fn reload(&self) -> Vec<(String, ReloadOutcome)> {
         self.reloader()()
     }
 
-    /// Returns a function that does the same as [`Run::reload`] and can be called on another thread. The end of the run
-    /// does not wait for this function.
+    /// Returns a function that does the same as [`Run::reload`]. Any thread can call the function. [`Run::join`] does
+    /// not wait for the function.
     pub fn reloader(&self) -> impl Fn() -> Vec<(String, ReloadOutcome)> + Send + 'static {
         let (reloads, control) = (self.reloads.clone(), self.control.clone());
         move || {
@@ -282,8 +283,8 @@ impl Run {
     }
 
     /// Waits for the workers to end and returns the report. The report contains the errors of workers and ports. If a
-    /// stage panicked, the error names the stage, its packets and the lost buffers. A worker that failed before its loop
-    /// has an error, but no part in the counters.
+    /// stage panicked, the error names the stage, its packets and the lost buffers. If a worker failed before its loop,
+    /// the report contains the error of this worker, but not its counters.
     ///
     /// # Errors
     /// Returns an error if no worker has a result. The text contains all errors of workers and ports.
@@ -318,7 +319,7 @@ impl Run {
     }
 }
 
-/// Ends the workers that are ready, and returns the first error of the workers that are not.
+/// Ends the workers that are ready, and returns the first error of the workers that failed.
 fn first_error(threads: Vec<(Sender<()>, Thread)>) -> Option<Error> {
     let mut error = None;
     for (number, (go, thread)) in threads.into_iter().enumerate() {
@@ -346,7 +347,8 @@ impl Drop for StopOnPanic {
     }
 }
 
-/// The message of a worker that is ready: its number, its properties, and an empty sample for statistics requests.
+/// The message that a worker sends when it is ready: the worker's number, its properties, and an empty sample for
+/// statistics requests.
 type Ready = (usize, Arc<WorkerInfo>, Box<Sample>);
 
 impl WorkerBuilder {
@@ -460,8 +462,8 @@ impl WorkerBuilder {
     }
 }
 
-/// Converts the counters of a worker that has ended to its part of the report. `panic` is the message about a panic of
-/// the worker.
+/// Converts the counters of a worker that has ended to the worker's part of the report. `panic` is the message about a
+/// panic of the worker.
 fn collect_outcome(mut worker: Worker, info: &WorkerInfo, panic: Option<String>) -> (Outcome, Times) {
     let mut sample = Sample::new(info);
     let ended = worker.counts.ended;

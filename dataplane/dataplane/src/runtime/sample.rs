@@ -2,8 +2,9 @@
 //! two loop iterations, so that the ledger balances.
 //!
 //! The requester passes an empty sample to the worker, and the worker returns the filled sample. The worker allocates
-//! no memory for an answer. It checks for a request once in 256 iterations. Samples are allocated on the worker's
-//! thread, because the worker swaps the sample's histograms with its own and continues to write to them.
+//! no memory for an answer. The worker checks for a request once in 256 iterations, and after each sleep. Samples are
+//! allocated on the worker's thread, because the worker swaps the sample's histograms with its own and continues to
+//! write to them.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +30,8 @@ pub(crate) struct WorkerInfo {
     pub(crate) stages_info: Vec<ReportedStage>,
 }
 
-/// The properties of a stage that the report needs. They are copied before the program moves into the worker.
+/// The properties of a stage that the report needs. The runtime copies these properties before the program moves into
+/// the worker.
 pub(crate) struct ReportedStage {
     pub(crate) name: String,
     pub(crate) kind: String,
@@ -95,8 +97,9 @@ pub(crate) struct Counters {
     pub(crate) lanes: Vec<LaneCounters>,
     pub(crate) stamps: Vec<[Stamps; 2]>,
     pub(crate) nodes: Vec<NodeCounters>,
-    /// The number of slots that are not free, and how many of these are posted for receive.
+    /// The number of slots that are not free.
     pub(crate) out: usize,
+    /// The number of slots that are posted for receive.
     pub(crate) posted: usize,
 }
 
@@ -175,7 +178,7 @@ pub(crate) struct Request {
     answers: Consumer<Box<Sample>>,
 }
 
-/// Creates a channel for samples: empty samples to the worker, filled samples back.
+/// Creates a channel for samples. Empty samples go to the worker, and filled samples come back.
 pub(crate) fn channel() -> (Request, Reply) {
     let (empty, asked) = RingBuffer::new(1);
     let (filled, answers) = RingBuffer::new(1);

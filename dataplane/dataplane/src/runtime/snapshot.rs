@@ -25,8 +25,8 @@ impl Snapshot {
         Self { report, times, timebase }
     }
 
-    /// Returns the statistics since the start of the run, in the form of the final report. `held` also includes packets
-    /// in processing. The stages' own counters are only in the final report.
+    /// Returns the statistics since the start of the run, in the form of the final report. `held` also counts packets
+    /// in processing. Counters that a stage defines are only in the final report.
     pub fn report(&self) -> &Report {
         &self.report
     }
@@ -46,7 +46,7 @@ pub(crate) struct Sampler {
     workers: Vec<SampledWorker>,
     /// The sum of the times of all samples so far.
     times: Times,
-    /// The time at which the current requests were sent. `None` if no request is in progress.
+    /// The time at which the sampler sent the current requests. `None` if no request is in progress.
     since: Option<Instant>,
 }
 
@@ -59,7 +59,7 @@ struct SampledWorker {
 }
 
 impl Sampler {
-    /// Creates a sampler. For each worker, `workers` has the worker's properties, an empty sample, and the requester's
+    /// Creates a sampler. `workers` has, for each worker, the worker's properties, an empty sample, and the requester's
     /// end of the worker's channel.
     pub(crate) fn new(workers: impl IntoIterator<Item = (Arc<WorkerInfo>, Box<Sample>, Request)>) -> Self {
         let asked = |(info, empty, request)| SampledWorker { info, request, empty: Some(empty), counters: None };
@@ -110,7 +110,7 @@ impl SampledWorker {
         }
     }
 
-    /// Takes the answer, if there is one. Returns `true` if no request is in progress any more.
+    /// Takes the answer, if there is an answer. Returns `true` if no request is in progress any more.
     fn take(&mut self, times: &mut Times) -> bool {
         if self.empty.is_some() {
             return true;

@@ -1,13 +1,13 @@
-//! Measures how long each part of the worker loop takes. About one iteration in a thousand is measured, and only
-//! iterations that received packets count.
+//! Measures how long each part of the worker loop takes. The stopwatch measures about one iteration in a thousand, and
+//! counts only iterations that received packets.
 
 use dataplane_core::clock::HostClock;
 use dataplane_core::pipeline::{Observer, Part};
 use dataplane_core::telemetry::Costs;
 
 /// The interval between two measured iterations. A measurement costs about a thousand instructions. The interval is
-/// prime. Work that runs in every eighth iteration, such as reclaiming sent buffers, is therefore in one eighth of the
-/// measurements.
+/// prime, so that the measurements do not always meet the same periodic work. For example, work that runs in every
+/// eighth iteration is in one eighth of the measurements.
 const EVERY: u64 = 1021;
 /// The number of the first measured iteration. This number is not a multiple of the housekeeping interval, so the first
 /// measured iteration does not directly follow housekeeping.

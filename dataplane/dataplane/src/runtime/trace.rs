@@ -14,7 +14,7 @@ use dataplane_core::units::Nanos;
 pub struct Hop {
     /// The name of the stage in the config.
     pub stage: String,
-    /// The table entry that matched the packet, in the words of the stage.
+    /// The stage's description of the table entry that matched the packet.
     pub hit: Option<String>,
     /// The output that the stage chose for the packet. `None` if the stage chose no output, or the packet was dropped,
     /// consumed or held.
@@ -32,7 +32,8 @@ pub enum End {
     Consumed,
     /// A stage would hold the packet.
     Held,
-    /// The packet would not be received, because it does not fit into a buffer of this many bytes.
+    /// The port would not receive the packet, because the packet does not fit into a buffer. The number is the space of
+    /// a buffer in bytes.
     TooLong(u32),
 }
 
@@ -43,7 +44,7 @@ pub struct Trace {
     pub hops: Vec<Hop>,
     /// How the path ended.
     pub end: End,
-    /// The bytes of the packet at the end.
+    /// The bytes of the packet at the end of its path.
     pub bytes: Vec<u8>,
     /// Whether the packet is a copy.
     pub copy: bool,
@@ -72,7 +73,7 @@ struct Labels {
     reasons: Vec<&'static str>,
 }
 
-/// The number of slots of a tracer: enough for one packet and all copies of it.
+/// The number of slots of a tracer: enough for one packet and all its copies.
 const SLOTS: usize = 2 * dataplane_core::mem::BATCH;
 
 impl Tracer {
@@ -105,8 +106,8 @@ impl Tracer {
         self.ports.iter().position(|port| port.name == name)
     }
 
-    /// Passes a packet through the stages, as if received on this port at `time`. Returns the trace of the packet,
-    /// followed by the traces of its copies. The time of the first packet is the start of the run.
+    /// Passes a packet through the stages, as if this port had received the packet at `time`. Returns the trace of the
+    /// packet, followed by the traces of its copies. The `time` of the first packet is also the start time of the run.
     pub fn trace(&mut self, port: usize, time: Nanos, packet: &[u8]) -> Vec<Trace> {
         let start = *self.start.get_or_insert(time);
         let ctx = Ctx { start, epoch: start, now: time, worker: 0 };
@@ -131,7 +132,7 @@ impl Tracer {
         traces
     }
 
-    /// Returns the stage's own counters. The map is empty if there is no stage with this name.
+    /// Returns the counters that a stage defines. The map is empty if there is no stage with this name.
     pub fn counters(&mut self, stage: &str) -> BTreeMap<String, u64> {
         let mut counters = BTreeMap::new();
         for (_, stage) in self.graph.stages().filter(|(name, _)| *name == stage) {
@@ -163,7 +164,7 @@ impl OpenTrace {
     }
 }
 
-/// Follows packets through the graph by their slots.
+/// Records the path of each packet. The observer recognizes a packet by its slot.
 struct TraceObserver<'a> {
     stages: &'a [Labels],
     ports: &'a [PortInfo],

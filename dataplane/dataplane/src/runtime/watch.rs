@@ -26,8 +26,8 @@ const MAX_LINES: usize = 256;
 /// The maximum number of recorded panics.
 const MAX_FAILURES: usize = 16;
 
-/// The maximum number of distinct events that are counted. Only queues that are created many times cause more distinct
-/// events. If there are more, all counts restart from 0.
+/// The maximum number of distinct events that are counted. There are more distinct events only if queues are created
+/// again many times. In that case, all counts restart from 0.
 const MAX_COUNTED: usize = 1024;
 
 /// A port number of the device, from 1, and the function to call when the state or addresses of that port may have
@@ -69,7 +69,8 @@ impl Shared {
         let failure = format!("{what} panicked: {}", panic_message(&*panic));
         tracing::error!("{failure}");
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        // A function may panic at each event of a link that goes up and down.
+        // Limit the number of recorded panics. A link may go up and down many times, and a function may panic each
+        // time.
         if failures.len() < MAX_FAILURES {
             failures.push(failure);
         }
@@ -138,7 +139,7 @@ impl Watch {
         &self.clocks
     }
 
-    /// Returns the reports of the followed clocks.
+    /// Returns a report about each followed clock.
     pub(crate) fn clock_reports(&self) -> Vec<ClockReport> {
         self.shared.follow().reports()
     }
@@ -173,7 +174,7 @@ fn listen<D: Device>(device: &D, shared: &Shared) {
         }
         let Some(event) = event else { continue };
         match event.kind.subject() {
-            // Only ports that the config uses have a handler. Events of other ports are ignored.
+            // Only the ports that the config uses have a handler.
             EventSubject::Port => {
                 shared.ports().iter_mut().filter(|(port, _)| u32::from(*port) == event.element).for_each(|(_, act)| {
                     shared.guard("the handler of port changes", || act(event.kind)).unwrap_or_default()

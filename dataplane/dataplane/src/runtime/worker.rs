@@ -20,7 +20,7 @@ use dataplane_core::units::{Nanos, Ticks};
 /// The number of loop iterations between two rounds of housekeeping.
 const HOUSEKEEPING: u64 = 256;
 
-/// The number of bytes of a packet in the message about a panic.
+/// The maximum number of bytes of a packet that the message about a panic shows.
 const SHOWN: usize = 64;
 
 /// The interval between two samples of the wall clock, in nanoseconds.
@@ -36,16 +36,16 @@ fn epoch(clock: &HostClock, start: Nanos) -> Nanos {
         let bracket = clock.nanos().0.saturating_sub(before);
         (bracket, since.saturating_sub((before + bracket / 2).saturating_sub(start.0)))
     });
-    // Each reading of the wall clock is between two readings of the host clock. The shorter the time between those two,
-    // the smaller is the error.
+    // Each reading of the wall clock is between two readings of the host clock. The error is smallest if the time
+    // between the two readings of the host clock is shortest.
     Nanos(readings.min().map_or(0, |(_, epoch)| epoch))
 }
 
 /// A worker that is ready to run. Only the thread of the worker accesses this value.
 pub(crate) struct Worker {
     pub(crate) number: usize,
-    // Rust drops fields in order: the lanes before the pool, so that the devices release the packet memory before it is
-    // freed.
+    // Rust drops fields in order. The lanes come before the pool, so that the devices release the packet memory before
+    // the pool frees the memory.
     pub(crate) lanes: Vec<Box<dyn Lane>>,
     /// The indices of the lanes that receive packets.
     pub(crate) inputs: Vec<usize>,
@@ -122,8 +122,8 @@ impl Worker {
 
     /// The worker loop. Returns when the worker is done, or with the error of a lane.
     ///
-    /// Packets are in the graph only during step 1. Between the steps, the ledger balances and stages may change their
-    /// tables.
+    /// Packets pass through the graph only in step 1, and when housekeeping releases held packets. At all other times,
+    /// the ledger balances and stages may change their tables.
     fn run_loop(&mut self, clock: &HostClock) -> Result<(), LaneError> {
         let start = clock.nanos();
         let mut ctx = Ctx { start, epoch: epoch(clock, start), now: start, worker: self.number };
@@ -133,16 +133,15 @@ impl Worker {
         }
         let mut sampled = start;
         loop {
-            // Step 1: poll, process and send. One iteration in about a thousand is measured by the stopwatch.
+            // Step 1: poll, process and send. The stopwatch measures about one iteration in a thousand.
             let received = match self.counts.loops < self.timed {
                 true => self.iterate(&ctx, &mut NoObserver)?,
                 false => self.timed_iterate(&ctx)?,
             };
-            // Step 2: count the iteration. Housekeeping publishes the counters, so the counters must be complete before
-            // housekeeping.
+            // Step 2: count the iteration before housekeeping, which publishes the counters.
             self.counts.loops += 1;
             self.counts.idle_loops += u64::from(received == 0);
-            // Step 3: idle according to the policy of the config. The idle policy needs the result of the poll.
+            // Step 3: idle if the poll received nothing. The key `idle` of the config chooses how.
             let slept = self.idle.after(received, &mut self.lanes, &self.inputs, &self.graph);
             // Step 4: housekeeping. A sleep may be much longer than 256 iterations, so housekeeping follows each sleep.
             if slept || self.counts.loops.is_multiple_of(HOUSEKEEPING) {
@@ -158,7 +157,7 @@ impl Worker {
     /// One iteration: reclaims sent buffers, then receives, processes and sends one burst of each input.
     #[inline(always)]
     fn iterate<O: Observer>(&mut self, ctx: &Ctx, observer: &mut O) -> Result<usize, LaneError> {
-        // Reap first: it frees the buffers of completed sends and takes their send timestamps close to completion.
+        // Reap first. Reaping frees the buffers of completed sends, and takes their timestamps soon after completion.
         observer.enters(Part::Reap);
         for (port, lane) in self.lanes.iter_mut().enumerate() {
             lane.reap(&mut self.pool, &mut self.latency).map_err(|error| (port, error))?;
@@ -191,8 +190,8 @@ impl Worker {
     /// clock.
     #[cold]
     fn housekeep(&mut self, clock: &HostClock, ctx: &mut Ctx, sampled: &mut Nanos) -> Result<(), LaneError> {
-        // Publish progress and answer a statistics request first. No packet is in the graph at this point, so the
-        // ledger balances.
+        // Publish progress and answer a statistics request first. At this point, the graph contains only held packets,
+        // so the ledger balances.
         self.publish();
         if let Some(sample) = self.reply.asked() {
             self.answer(clock.now(), sample);
@@ -210,7 +209,7 @@ impl Worker {
         while self.graph.release(ctx, &mut self.pool, &mut NoObserver) {
             self.transmit();
         }
-        // Handle asynchronous device events and restart connections. Lost queues are created again here.
+        // Handle asynchronous device events, restart connections, and create lost queues again.
         for (port, lane) in self.lanes.iter_mut().enumerate() {
             lane.housekeep(&mut self.pool).map_err(|error| (port, error))?;
         }
@@ -251,7 +250,7 @@ impl Worker {
         // The loop refills only the lanes of input ports. An error may have stopped a lane that only sends. `refill`
         // resets such a lane.
         for lane in &mut self.lanes {
-            // An error of a lane that cannot be reset is reported at its next use.
+            // Ignore an error here. The next use of the lane reports the error again.
             let _ = lane.refill(&mut self.pool);
         }
         let mut inputs = self.inputs.iter().map(|&port| &self.lanes[port]);
@@ -277,7 +276,7 @@ impl Worker {
         });
         // Move the queue pairs to the error state, so that the devices flush all posted buffers.
         for lane in lanes.iter_mut() {
-            // Fails only if the queue pair is already stopped.
+            // `stop` fails only if the queue pair is already stopped.
             let _ = lane.stop();
         }
         // Reclaim the flushed buffers.

@@ -1,4 +1,5 @@
-//! Test support for stages and for whole configs, without a device and without privileges.
+//! Test support for stages and for whole configs. The tests need no device and no privileges. [`Harness`] runs packets
+//! through one stage. [`Pipeline`] runs packets through all stages of a config.
 //!
 //! ```
 //! use dataplane::prelude::*;

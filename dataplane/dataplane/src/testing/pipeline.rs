@@ -60,8 +60,8 @@ impl Pipeline {
         Self::new(&source, &stages::registry())
     }
 
-    /// Creates the pipeline of a config with the stages in `registry`. [`stages::registry`] returns the built-in
-    /// stages, to which you can add stages.
+    /// Creates the pipeline of a config. The config may use the kinds of stages in `registry`. To use your own stages,
+    /// add them to the registry that [`stages::registry`] returns.
     ///
     /// # Errors
     /// Returns [`Error::Config`] with all mistakes.
@@ -73,8 +73,8 @@ impl Pipeline {
         Ok(Self { tracer: Tracer::new(assembly)?, now: Nanos(0) })
     }
 
-    /// Runs packets through the pipeline, one after the other, as if received on the port with this name. Returns the
-    /// trace of each packet. The trace of a copy follows the trace of its original.
+    /// Runs packets through the pipeline, one after the other, as if the port with this name had received them. Returns
+    /// the trace of each packet. The trace of a copy follows the trace of the copied packet.
     ///
     /// # Errors
     /// Returns an error if there is no such port.
@@ -85,7 +85,8 @@ impl Pipeline {
         Ok(traces.collect())
     }
 
-    /// Advances the clock that timestamps the packets by `nanos` nanoseconds.
+    /// Advances the virtual clock by `nanos` nanoseconds. The packets of the next [`Pipeline::run`] get the new time as
+    /// their timestamp.
     pub fn advance(&mut self, nanos: u64) {
         self.now.0 += nanos;
     }

@@ -30,7 +30,8 @@ pub(crate) enum PeerLocation {
     Local(Arc<Rendezvous>),
 }
 
-/// The time limits of an exchange, and whether a port may connect to itself.
+/// The time limits of an exchange, and whether a port may connect to itself. `deadline` limits the whole wait for a
+/// peer. `step` limits one step with one peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ExchangeOptions {
     pub(crate) deadline: Duration,

@@ -19,8 +19,8 @@ impl<P: ProtectionDomain> PathCache<P> {
         Self(Mutex::new((0, AhCache::new(pd, MAX_PATHS))))
     }
 
-    /// Returns the address handle for a path, and creates the handle if it is not cached. `round` is the round in which
-    /// the lane got its peer's endpoint, as `Rendezvous::answer` returns it. The first call of a new round clears the
+    /// Returns the address handle for a path, and creates the handle if it is not cached. `round` is the number that
+    /// `Rendezvous::answer` returned together with the peer's endpoint. The first call with a new number clears the
     /// cache. Creating a handle may take a second and blocks other callers, so do not call this function on a worker's
     /// thread.
     ///

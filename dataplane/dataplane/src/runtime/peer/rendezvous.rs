@@ -1,5 +1,6 @@
-//! The rendezvous between the lanes of a port and the exchange thread. Each lane runs on its worker's thread. The
-//! exchange thread exchanges the endpoints of all lanes with the peer.
+//! The rendezvous is the state that the lanes of a port share with the exchange thread. Each lane runs on its worker's
+//! thread and offers its own endpoint. The exchange thread passes the endpoints of all lanes to the peer, and the
+//! endpoints of the peer to the lanes.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,14 +32,14 @@ pub(crate) struct Rendezvous {
     states: Mutex<Box<[LaneState]>>,
     changed: Condvar,
     flags: Box<[Flags]>,
-    /// The number of rounds. In each round, all lanes get the endpoints of their peers. Written only with the states
-    /// locked.
+    /// The number of rounds so far. In each round, all lanes get the endpoints of their peers. A thread must lock
+    /// `states` before it writes this field.
     round: AtomicU32,
     /// The reason why a lane last refused its peer.
     refusal: Mutex<Option<String>>,
 }
 
-/// Flags that a lane reads without a lock. Written only with the states locked.
+/// Flags that a lane reads without a lock. A thread must lock `states` before it writes a flag.
 #[derive(Debug, Default)]
 struct Flags {
     answered: AtomicBool,
@@ -88,18 +89,18 @@ impl Rendezvous {
         }
     }
 
-    /// Notes that the lane's queue pair is in RTS.
+    /// Records that the lane's queue pair is in RTS.
     pub(crate) fn ready(&self, queue: u16) {
         self.states()[usize::from(queue)] = LaneState::Ready;
         self.changed.notify_all();
     }
 
-    /// Notes that a lane cannot connect to its peer.
+    /// Records the reason why a lane cannot connect to its peer.
     pub(crate) fn refuse(&self, why: &str) {
         *self.refusal.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
     }
 
-    /// Returns why a lane refused its peer, if that happened since the last call.
+    /// Returns the reason of the last refusal. Returns `None` if no lane refused its peer since the last call.
     pub(crate) fn refusal(&self) -> Option<String> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -109,13 +110,14 @@ impl Rendezvous {
         self.flags(queue).live.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if the lane must connect again.
+    /// Returns `true` if the lane must connect again, for example because the peer has disconnected.
     pub(crate) fn is_stale(&self, queue: u16) -> bool {
         self.flags(queue).stale.load(Ordering::Relaxed)
     }
 
-    /// Waits until every lane has made an offer, and returns all endpoints. As soon as one lane makes a new offer,
-    /// marks the connected lanes as stale, so that they connect again. Returns `None` if the wait was cancelled.
+    /// Waits until every lane has offered its endpoint, and returns all endpoints. When a lane makes a new offer, marks
+    /// the connected lanes as stale, so that all lanes connect again together. Returns `None` if the wait was
+    /// cancelled.
     pub(crate) fn gather_offers(&self, cancelled: &dyn Fn() -> bool) -> Option<Vec<QueuePairEndpoint>> {
         let mut states = self.states();
         while !cancelled() {
@@ -134,8 +136,8 @@ impl Rendezvous {
         None
     }
 
-    /// Gives each lane the endpoint of its peer. `own` are the offers that the peer answered. If the current offers of
-    /// the lanes differ from `own`, changes nothing and returns `false`.
+    /// Gives each lane the endpoint of its peer. `own` contains the endpoints that were sent to the peer. If a lane has
+    /// made another offer since, changes nothing and returns `false`.
     pub(crate) fn deliver_peers(&self, own: &[QueuePairEndpoint], peers: &[QueuePairEndpoint]) -> bool {
         let mut states = self.states();
         let same = states.iter().zip(own).all(|(state, own)| *state == LaneState::Offered(*own));
@@ -149,7 +151,8 @@ impl Rendezvous {
         same
     }
 
-    /// Waits until every lane is in RTS. Returns `false` if a lane starts again, or at the deadline.
+    /// Waits until the queue pair of every lane is in RTS. Returns `false` if a lane starts again, if the wait is
+    /// cancelled, or at the deadline.
     pub(crate) fn all_ready(&self, until: Instant, cancelled: &dyn Fn() -> bool) -> bool {
         let mut states = self.states();
         while Instant::now() < until && !cancelled() {

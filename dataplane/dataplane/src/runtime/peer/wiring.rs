@@ -28,7 +28,7 @@ enum ConnectStep<D: Device> {
     Resolving(QueuePairEndpoint, JoinHandle<Result<AhOf<D>, VerbError>>),
     /// The queue pair is in RTS.
     Ready,
-    /// The peer cannot be reached. The lane starts again with the next peer.
+    /// The lane cannot connect to this peer. The lane starts again and waits for another exchange.
     Refused,
 }
 
@@ -87,9 +87,9 @@ impl<D: Device> PeerWiring<D> {
         QueuePairEndpoint { max_message: endpoint.max_message.min(self.room), ..endpoint }
     }
 
-    /// Starts a thread that resolves the path to the peer. Without the thread, the kernel would resolve the path when
-    /// the connection goes to RTR, which blocks the worker for a second if the address is unreachable. With the
-    /// thread, the kernel then finds the path in its neighbour table at once.
+    /// Starts a thread that resolves the path to the peer. The kernel needs the path when the queue pair moves to RTR.
+    /// If the kernel has to resolve an unreachable address at that time, it blocks the worker for a second. After the
+    /// thread has resolved the path, the kernel finds the path in its neighbour table at once.
     fn start_resolve(&mut self, qp: &LaneQueuePair<'_, D>, (remote, round): (QueuePairEndpoint, u32)) {
         let path = match self.connector.agree(&self.described(qp), &remote) {
             Ok(agreed) => agreed.path,
@@ -113,8 +113,8 @@ impl<D: Device> PeerWiring<D> {
         Ok(agreed)
     }
 
-    /// Moves the queue pair to RTS after the path is resolved. A device error may be caused by the peer's parameters,
-    /// so it ends this attempt and not the run.
+    /// Moves the queue pair to RTS after the path is resolved. The parameters of the peer may cause a device error, so
+    /// such an error ends only this attempt and not the run.
     fn handshake(
         &mut self,
         qp: &mut LaneQueuePair<'_, D>,
@@ -186,7 +186,7 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
                 self.step = ConnectStep::Resolving(remote, found)
             }
             ConnectStep::Resolving(remote, found) => {
-                // A panicked thread has resolved nothing.
+                // If the thread panicked, treat the path as unresolved.
                 match found.join().unwrap_or(Err(VerbError::new("ibv_create_ah", libc::EIO))) {
                     Ok(handle) => self.handshake(qp, &remote, handle)?,
                     Err(error) => self.refuse(&format!("{}: {error}: no path to {}", self.device.name(), remote.gid)),
