@@ -133,8 +133,8 @@ impl VerbsPd {
             return Err(VerbError::new(VERB, libc::EINVAL));
         }
         let access = access.bits().cast_signed();
-        // SAFETY: the protection domain is valid. The device that exports the memory keeps the memory while it is
-        // registered.
+        // SAFETY: the protection domain is valid. The device that exports the memory keeps the memory during the
+        // registration.
         let raw = unsafe { ffi::ibv_reg_dmabuf_mr(self.raw(), offset, length, iova, fd.as_raw_fd(), access) }?;
         Ok(VerbsDmabuf(Arc::new(Registration { raw, pd: self.clone() })))
     }

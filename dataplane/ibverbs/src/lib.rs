@@ -10,9 +10,10 @@
 //!
 //! # Raw packets
 //!
-//! A raw-packet queue pair receives no frames until a flow rule exists. [`RawSpec`](dataplane_core::verbs::RawSpec) contains the flow rules, the RSS
-//! settings and the receive offloads of a port. Without a `RawSpec`, the queue pairs of a port receive every frame
-//! unchanged. Flow rules and raw-packet queue pairs need `CAP_NET_RAW` in the initial user namespace.
+//! A raw-packet queue pair receives no frames until a flow rule exists. [`RawSpec`](dataplane_core::verbs::RawSpec)
+//! contains the flow rules, the RSS settings and the receive offloads of a port. With the default `RawSpec`, the queue
+//! pairs of a port receive every frame unchanged. Flow rules and raw-packet queue pairs need `CAP_NET_RAW` in the
+//! initial user namespace.
 //!
 //! If a port has several queues, the provider posts receives to work queues. An indirection table lists the work
 //! queues. For each combination of IP version and transport protocol, a hashing queue pair selects a work queue from
@@ -149,7 +150,7 @@ fn info(provider: &VerbsProvider, name: String) -> DeviceInfo {
     }
 }
 
-/// Returns the NUMA node of a device. For a software RDMA device, returns the node of the network device that it uses.
+/// Returns the NUMA node of a device. For a software RDMA device, returns the node of its network device.
 fn node(name: &str) -> Option<NumaNode> {
     let of =
         |folder: &Path| fs::read_to_string(folder.join("device/numa_node")).ok()?.trim().parse().ok().map(NumaNode);

@@ -277,7 +277,7 @@ fn raw_queue(pd: &VerbsPd, recv: &VerbsCq, spec: &QpSpec) -> Result<RawQueue, Ve
     let sizes = (spec.caps.recv_depth, spec.caps.recv_sges);
     let (setup, caps) = (pd.raw_setup(), raw::caps(context));
     // SAFETY: the protection domain and the completion queue are valid and belong to the context. The queue pair holds
-    // both until it is destroyed.
+    // these objects until its destruction.
     let made = unsafe { RawQueue::create(context.raw(), pd.raw(), recv.handle.raw(), setup, caps, spec.queue, sizes) };
     made.map_err(|error| raw::verb_error(&error, &context.name))
 }

@@ -211,9 +211,11 @@ impl QpBody {
     /// Destroys the queue pair. This thread must have claimed both completion queues.
     ///
     /// # Errors
-    /// The error of the verb, which is also logged. If the receives were posted to a work queue, also the error of the
-    /// destruction of the work queue. The queue pair itself is then destroyed, but the device may still write to the
-    /// memory of posted receives.
+    /// - The queue pair cannot be destroyed.
+    /// - The work queue to which the receives were posted cannot be destroyed. The device may then still write to the
+    ///   memory of posted receives, although the queue pair is destroyed.
+    ///
+    /// The errors are also logged.
     fn destroy(mut self) -> Result<(), VerbError> {
         // Destroy the receive side first, so that no more frames are received.
         let receives = self.raw_queue.take().map_or(Ok(()), RawQueue::destroy);

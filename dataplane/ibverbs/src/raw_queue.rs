@@ -33,7 +33,7 @@ pub(super) struct RawSetup {
 }
 
 impl RawSetup {
-    /// Returns a setup with other settings for the same ports.
+    /// Returns a setup with the settings `spec` and the ports of this setup.
     pub(super) fn with_spec(&self, spec: RawSpec) -> Self {
         Self { spec: Arc::new(spec), ports: self.ports.clone() }
     }

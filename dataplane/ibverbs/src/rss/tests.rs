@@ -83,7 +83,8 @@ fn all_frames_are_distributed_over_three_queues() {
     let list: Vec<NonNull<ibv_wq>> = wqs.iter().map(WorkQueue::as_ptr).collect();
     fake.calls();
     let rules = [FlowRule { tag: Some(5), priority: 2, ..FlowRule::new(FlowTraffic::ANY_HEADERS) }];
-    // SAFETY: the objects belong to the same device. They are destroyed before the device and after their users.
+    // SAFETY: the objects belong to the same device. The work queues are destroyed after the RSS group and before the
+    // device.
     let rss_group =
         unsafe { RssGroup::create(fake.context(), fake.pd().as_ptr(), &list, &RssSpec::STANDARD, &rules, &CAPS) }
             .unwrap();
@@ -179,7 +180,8 @@ fn unsupported_rss_is_refused_before_any_object_is_created() {
     fake.calls();
     let rules = [FlowRule::new(FlowTraffic::ANY_HEADERS)];
     let create = |caps: &RssCaps| {
-        // SAFETY: the objects belong to the same device. They are destroyed before the device and after their users.
+        // SAFETY: the objects belong to the same device. The work queues are destroyed after the RSS group and before
+        // the device.
         unsafe { RssGroup::create(fake.context(), fake.pd().as_ptr(), &list, &RssSpec::STANDARD, &rules, caps) }
     };
     for (caps, wanted) in [

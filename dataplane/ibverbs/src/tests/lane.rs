@@ -203,7 +203,7 @@ fn lane_stays_lost_after_its_queue_pair_could_not_be_destroyed() {
     assert_eq!((t.lane.counters().recoveries, t.lane.counters().rebuilds, t.lane.counters().abandoned), (0, 0, 0));
 }
 
-/// A lane allows the device to reorder its writes to packets. The flag is optional, so other devices ignore it.
+/// A lane allows the device to reorder its writes to packets. Devices that do not support this flag ignore the flag.
 #[test]
 fn packet_memory_is_registered_with_relaxed_ordering() {
     let test = test_device();
