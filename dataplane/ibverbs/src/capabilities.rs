@@ -114,7 +114,7 @@ fn attempt<D: Device>(device: &D, attr: &ibv_device_attr_ex, cq: &D::Cq, capabil
         Capability::Events => device.create_channel().map(drop).map_err(describe),
         Capability::Rss => reported_if(raw.rss.is_some(), "RSS for raw packets"),
         Capability::FlowRules => reported_if(raw.flow_rules, "flow rules"),
-        Capability::TxChecksum => reported_if(raw.tx_checksum, "checksums of sent packets"),
+        Capability::TxChecksum => reported_if(raw.tx_checksum, "checksum offload for sent packets"),
         Capability::VlanStrip => reported_if(raw.vlan_strip, "VLAN stripping"),
         Capability::Fcs => reported_if(raw.scatter_fcs, "delivery of the frame check sequence"),
         Capability::DelayDrop => reported_if(raw.delay_drop, "delay drop"),

@@ -24,7 +24,7 @@ struct InboxState {
     ignore_overrun: bool,
     /// Whether the queue stays usable after an overrun. A completion that does not fit is then dropped.
     survives_overrun: bool,
-    /// Whether the queue is unusable because it overran.
+    /// Whether the queue is unusable, because it overran or because of an injected fault.
     dead: bool,
     stamps: Stamps,
     /// The arming state. `None`: the queue is not armed. `Some(false)`: the next completion raises an event.

@@ -8,12 +8,12 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Waits until `condition` returns `true`.
 ///
 /// # Panics
-/// With the message `what`, if the condition does not hold within [`PATIENCE`].
+/// With a message that contains `what`, if the condition does not become true within [`PATIENCE`].
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
-        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {what}");
+        assert!(Instant::now() < deadline, "still waiting after {PATIENCE:?}: {what}");
         std::thread::yield_now();
     }
 }

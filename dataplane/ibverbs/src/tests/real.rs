@@ -86,7 +86,7 @@ impl Side {
         let until = Instant::now() + TIMEOUT;
         let mut all = Vec::new();
         while all.len() < count {
-            assert!(Instant::now() < until, "only {all:?} of {count}");
+            assert!(Instant::now() < until, "only {all:?} of {count} completions");
             let Some(mut cursor) = self.cq.start_poll().unwrap() else {
                 thread::yield_now();
                 continue;
@@ -961,7 +961,7 @@ fn port_and_address_changes_raise_events() {
                 return assert_eq!(event.element, 1);
             }
         }
-        panic!("no {wanted}");
+        panic!("the event {wanted} does not arrive");
     };
     TempDevice::run("ip link set flap0 down").unwrap();
     expect(EventKind::PortErr);

@@ -304,7 +304,7 @@ fn armed_queue_raises_one_event() {
         a.sent();
     };
     send(&mut a, &mut b, SendFlags::empty());
-    assert_eq!(channel.wait(none), Ok(None), "not armed");
+    assert_eq!(channel.wait(none), Ok(None), "the queue is not armed");
     b.recv.arm(false).unwrap();
     assert_eq!(channel.wait(none), Ok(None), "an earlier completion raises no event");
     send(&mut a, &mut b, SendFlags::empty());
@@ -313,7 +313,7 @@ fn armed_queue_raises_one_event() {
     assert_eq!(channel.wait(none), Ok(None), "a queue must be armed again after each event");
     b.recv.arm(true).unwrap();
     send(&mut a, &mut b, SendFlags::empty());
-    assert_eq!(channel.wait(none), Ok(None), "not solicited");
+    assert_eq!(channel.wait(none), Ok(None), "the message is not solicited");
     send(&mut a, &mut b, SendFlags::SOLICITED);
     assert_eq!(channel.wait(none), Ok(Some(b.recv.number())));
     b.recv.arm(true).unwrap();

@@ -55,7 +55,7 @@ impl Model {
             self.sending[at].1 || status != WcStatus::Success,
             "an unsignalled send has no successful completion"
         );
-        prop_assert!(self.sending[..at].iter().all(|(_, signalled)| !signalled), "in order");
+        prop_assert!(self.sending[..at].iter().all(|(_, signalled)| !signalled), "sends complete in order");
         self.sending.drain(..=at);
         Ok(())
     }

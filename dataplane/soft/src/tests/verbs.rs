@@ -95,7 +95,7 @@ fn error_flushes_all_requests_in_order() {
     let descs = [rig.put(1, &frame(1, 60)), rig.put(2, &frame(2, 60))];
     rig.post_send_run(&descs, 10).unwrap();
     rig.go(QpState::Err);
-    assert_eq!(rig.sent(), [(10, WrFlushErr), (11, WrFlushErr)], "signalled or not");
+    assert_eq!(rig.sent(), [(10, WrFlushErr), (11, WrFlushErr)], "unsignalled sends are flushed too");
     let flushed = |wr_id| (wr_id, WrFlushErr, 0);
     assert_eq!(rig.received(), [flushed(1005), flushed(1006), flushed(77)]);
     rig.post_send_run(&descs[..1], 12).unwrap();
