@@ -352,8 +352,8 @@ impl VerbsCq {
         self.finish(result, taken).map(|taken| taken > 0)
     }
 
-    /// Fills a run with copied completions that a cursor has not consumed. If no copies are left, polls and copies new
-    /// completions.
+    /// Fills a run with the copied completions that no cursor has consumed. If no copies are left, polls the queue and
+    /// copies new completions.
     fn take_copied(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
         if self.copied.is_empty() && !self.fill()? {
             return Ok(0);

@@ -71,6 +71,8 @@ impl VerbsQp {
         PostError { accepted: taken, error: full(error) }
     }
 
+    /// Posts receive requests.
+    ///
     /// # Safety
     /// The caller must follow the rules of [`post_recv`](dataplane_core::verbs::QueuePair::post_recv) for the memory of
     /// accepted requests.
@@ -95,6 +97,8 @@ impl VerbsQp {
         if good < requests.len() { Err(PostError { accepted: good, ..refuse(RECV, libc::EINVAL) }) } else { Ok(()) }
     }
 
+    /// Posts slots for receives.
+    ///
     /// # Safety
     /// Same as [`VerbsQp::recv_list`].
     #[inline]
@@ -161,6 +165,8 @@ impl VerbsQp {
         answer.map_err(|error| self.refused(error, first, count, bad))
     }
 
+    /// Posts the items `first` to `last` of a linked list of sends, as [`VerbsQp::post_recvs`] does for receives.
+    ///
     /// # Safety
     /// Same as [`VerbsQp::post_recvs`].
     #[inline]
@@ -188,8 +194,9 @@ impl VerbsQp {
 
     /// Checks a send that some devices would not execute or report correctly. Some devices drop a datagram that is
     /// longer than the MTU, and complete the request with success. Some devices never complete a read if the queue pair
-    /// allows no outstanding reads. Some devices complete an atomic operation whose size is not 8 bytes. Inline reads
-    /// and inline atomic operations are refused, because an inline request has no buffer for the result.
+    /// allows no outstanding reads. Some devices complete an atomic operation with success although its size is not 8
+    /// bytes. Inline reads and inline atomic operations are refused, because an inline request has no buffer for the
+    /// result.
     fn check_send(&self, request: &SendRequest<'_, VerbsAh>) -> Result<(), c_int> {
         let length: u64 = request.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let inline = request.flags.contains(SendFlags::INLINE);
@@ -234,6 +241,8 @@ impl VerbsQp {
         self.builder.filter(|_| !broken)
     }
 
+    /// Posts send requests.
+    ///
     /// # Safety
     /// The caller must follow the rules of [`post_send`](dataplane_core::verbs::QueuePair::post_send) for the memory of
     /// accepted requests.
@@ -286,6 +295,8 @@ impl VerbsQp {
         }
     }
 
+    /// Sends packets from their slots.
+    ///
     /// # Safety
     /// Same as [`VerbsQp::send_list`].
     #[inline]

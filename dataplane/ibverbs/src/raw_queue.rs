@@ -248,6 +248,8 @@ impl RawQueue {
         }
     }
 
+    /// Starts to receive frames: joins the port, or creates the flow rules of a single queue.
+    ///
     /// # Safety
     /// Same as [`RawQueue::apply_state`].
     unsafe fn receive(&mut self, qp: NonNull<ibv_qp>, port: u8) -> Result<(), RawError> {

@@ -272,6 +272,8 @@ impl Drop for WorkQueue {
 struct IndirectionTable(NonNull<ibv_rwq_ind_table>);
 
 impl IndirectionTable {
+    /// Creates a table with these work queues as its entries.
+    ///
     /// # Safety
     /// The work queues must belong to the context and must outlive the table.
     unsafe fn create(context: *mut ibv_context, wqs: &mut [*mut ibv_wq]) -> Result<Self, VerbError> {
@@ -300,6 +302,8 @@ struct HashQp {
 }
 
 impl HashQp {
+    /// Creates the hashing queue pair of a class.
+    ///
     /// # Safety
     /// The protection domain must belong to the context. The protection domain and the table must outlive the queue
     /// pair.

@@ -62,8 +62,8 @@ pub struct XdpConfig {
     /// `[runtime]` is `"wallclock"`.
     #[serde(default)]
     pub stamps: FrameStamps,
-    /// Parameters of busy polling: the worker polls the driver, and the interrupts of the queue are disabled. Default:
-    /// the driver uses interrupts.
+    /// Parameters of busy polling: the worker polls the driver instead of waiting for the driver's interrupts. Default:
+    /// no busy polling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_poll: Option<BusyPoll>,
 }
