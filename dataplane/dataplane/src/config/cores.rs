@@ -1,4 +1,5 @@
-//! Checks that the cores of the workers exist, are near the devices, and have local memory.
+//! Chooses the cores of the workers. Checks that the cores exist, are on the NUMA nodes of the devices, and have local
+//! memory.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use super::plan::PortPlan;
 use dataplane_core::topology::{Topology, Workers};
 use dataplane_core::units::{CoreId, NumaNode};
 
-/// Sets the NUMA node of each port: the node that the config names, or else the node of the device.
+/// Sets the NUMA node of each port: the node that the config names, or otherwise the node of the device.
 pub(super) fn nodes(
     loaded: &Loaded<'_>,
     ports: &mut [Option<PortPlan>],
@@ -23,7 +24,7 @@ pub(super) fn nodes(
         port.node = given.or(known);
         let Some(given) = given else { continue };
         let span = loaded.locate(&format!("port[{index}].numa_node"));
-        // The topology has no nodes if the config is checked for inspection only, independent of this host.
+        // The topology has no nodes if the check does not depend on this host, as for a config that is only inspected.
         if !topology.nodes().is_empty() && topology.node(given).is_none() {
             let list = Topology::list(topology.nodes().iter().map(|node| CoreId(node.id.0)));
             let mistake = Mistake::error(span, format!("there is no NUMA node {given}"));
@@ -196,7 +197,8 @@ impl CorePlacement<'_, '_> {
     }
 }
 
-/// Returns a short list of ports with their nodes, such as `` `wan` (node 0) ``, for any number of ports.
+/// Returns a short list of the ports with their nodes, such as `` `wan` (node 0) ``. For each node, the list names only
+/// one port.
 fn describe(port_nodes: &[PortNode<'_>]) -> String {
     let mut nodes: BTreeMap<NumaNode, Vec<&str>> = BTreeMap::new();
     for port in port_nodes {

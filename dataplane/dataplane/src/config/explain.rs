@@ -14,7 +14,8 @@ pub fn nearest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) ->
         let lower = candidate.to_lowercase();
         // Accept a prefix too, such as `dep` for `depth`.
         let is_prefix = name.len() >= 3 && lower.starts_with(&name);
-        // Avoid the slow computation of the distance, which is at least the difference of the lengths.
+        // The distance is at least the difference of the lengths. If the lengths differ too much, skip the slow
+        // computation of the distance.
         if !is_prefix && lower.chars().count().abs_diff(length) > limit {
             return None;
         }
@@ -71,9 +72,9 @@ pub(super) fn missing(key: &str) -> (String, Option<String>) {
     (format!("the key `{key}` is missing"), Some(format!("add `{key} = …` to this table")))
 }
 
-/// Returns the message and the help for a serde error. In a custom error of a config type, the help follows `; help: `.
-/// `extra_keys` are further valid keys of the table. The loader removed these keys from the table before serde read the
-/// table.
+/// Returns the message and the help for a serde error. If a config type returns its own error, the help is the text
+/// after `; help: ` in this error. `extra_keys` are further valid keys of the table, which the loader removed before
+/// serde read the table.
 pub(super) fn explain(text: &str, extra_keys: &'static [&'static str]) -> (String, Option<String>) {
     let text = text.trim_end();
     if let Some(rest) = text.strip_prefix("unknown field ") {

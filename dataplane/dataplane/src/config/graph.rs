@@ -1,4 +1,5 @@
-//! Connects the stages: resolves names, and finds loops, unreachable stages and packets without a target.
+//! Connects the stages: resolves the names in `next`, `outputs` and `drops`. Reports loops, unreachable stages, and
+//! stages whose packets have no target.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,7 +14,7 @@ use dataplane_core::error::shorten;
 
 /// The target name that drops packets, in `outputs` and `next`.
 const DROP: &str = "drop";
-/// The maximum number of reported loops.
+/// The maximum number of reported loops. This bounds the time of the check.
 const LOOPS: usize = 100;
 
 /// The stages of a plan.
@@ -56,10 +57,10 @@ struct Wiring<'a, 's> {
     diagnostics: &'a mut Diagnostics,
     names: HashMap<&'a str, usize>,
     edges: Vec<StageEdge>,
-    /// Pairs of stages: a stage, and the stage that observes the drops of the first.
+    /// Pairs of stages. The second stage observes the drops of the first stage.
     watches: Vec<(usize, usize)>,
-    /// Whether every stage could be read. If not, errors about unknown names and unreachable stages could be wrong, and
-    /// are not reported.
+    /// Whether every stage could be read. If a stage could not be read, an error about an unknown name or an
+    /// unreachable stage could be wrong, so such errors are not reported.
     whole: bool,
 }
 
@@ -68,8 +69,8 @@ impl Wiring<'_, '_> {
         self.diagnostics.push(Mistake::error(span, message).help(help));
     }
 
-    /// Whether an unknown name is reported. The help for an unknown name is slow in a large config, so it is not built
-    /// if the mistake is not shown.
+    /// Returns `true` if an unknown name is reported. In a large config, finding a suggestion for a name is slow. The
+    /// caller skips the search if the mistake is not shown.
     fn reports_unknown_names(&self) -> bool {
         self.whole && !self.diagnostics.is_full()
     }
@@ -100,7 +101,7 @@ impl Wiring<'_, '_> {
                 self.error(name.span(), "the name of the stage is empty", "write name = \"…\", or remove the key");
             } else if has_control_character(name.get_ref()) {
                 self.error(name.span(), "the name of the stage contains a control character", NAME_HELP);
-                // Outputs may refer to the stage, so the name is known.
+                // Register the name, so that references to this stage are not reported as unknown names.
                 self.names.insert(name.get_ref(), index);
             } else if let Some(&first) = self.names.get(name.get_ref().as_str()) {
                 let line = loaded.source().position(&loaded.stages[first].span).line;
@@ -165,7 +166,7 @@ impl Wiring<'_, '_> {
             self.edges.push(StageEdge { from: index, to: following, span: stage.span.clone() });
             return Some(Target::Stage(following));
         }
-        // Report this only for known kinds of stages: packets may end at a stage of an unknown kind.
+        // Report this only for known kinds of stages. A stage of an unknown kind may end its packets.
         if shape.is_some() && self.whole {
             let message = format!("packets of the last stage `{}` have no target", head.name().get_ref());
             self.error(stage.span.clone(), message, "add a `tx` or `drop` stage after this stage, or set next = \"…\"");
@@ -247,8 +248,8 @@ impl Wiring<'_, '_> {
         None
     }
 
-    /// Returns a topological order of the stages, in config order where possible. Reports each loop, and removes one
-    /// edge of the loop before the next search.
+    /// Returns a topological order of the stages, which follows the config order where possible. Reports each loop.
+    /// After each loop, removes one edge of the loop and searches again.
     fn order(&mut self, nodes: &[NodePlan]) -> Vec<usize> {
         for _ in 0..LOOPS {
             let (order, left) = self.sort(nodes.len());
@@ -273,7 +274,8 @@ impl Wiring<'_, '_> {
         self.sort(nodes.len()).0
     }
 
-    /// Sorts the stages with Kahn's algorithm. Also returns the stages that cannot be sorted because of loops.
+    /// Sorts the stages topologically with Kahn's algorithm. Also returns the stages that cannot be sorted because of
+    /// loops.
     fn sort(&self, count: usize) -> (Vec<usize>, BTreeSet<usize>) {
         let mut waiting = vec![0usize; count];
         let mut after: Vec<Vec<usize>> = vec![Vec::new(); count];
@@ -296,7 +298,8 @@ impl Wiring<'_, '_> {
         (order, left)
     }
 
-    /// Finds a loop among the stages that `sort` could not sort. Each of these stages has a predecessor among them.
+    /// Finds a loop among the stages that `sort` could not sort. Each stage in `left` has a predecessor in `left`, so a
+    /// walk from predecessor to predecessor ends in a loop.
     fn find_loop(&self, left: &BTreeSet<usize>) -> Option<Vec<usize>> {
         let mut before: HashMap<usize, usize> = HashMap::new();
         for edge in self.edges.iter().filter(|edge| left.contains(&edge.from)) {
@@ -347,7 +350,7 @@ impl Wiring<'_, '_> {
 
 impl StageEntry<'_> {
     /// Returns the parameters as plain values. Returns an empty table if TOML cannot represent a value, such as an
-    /// integer of more than 64 bits. The stage reports that mistake when the stage reads its parameters.
+    /// integer of more than 64 bits. Reading the parameters of the stage reports that mistake later.
     fn table(&self) -> toml::Table {
         toml::Table::deserialize(toml::de::Deserializer::from(self.parameters.clone())).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! Compares tables with the JSON schemas of their types. Finds every unknown and every missing key. Serde alone stops
+//! Compares tables with the JSON schemas of their types, to find every unknown and every missing key. Serde alone stops
 //! at the first mistake.
 
 use schemars::Schema;
@@ -16,8 +16,8 @@ use dataplane_core::error::shorten;
 pub(super) struct Expected<'s> {
     /// The JSON schema of the table, or `null` if the keys of the table are not known.
     pub(super) schema: &'s Value,
-    /// Valid keys that were removed from the table before this check, such as `outputs` of a stage. They are suggested
-    /// for unknown keys that are similar to them.
+    /// Valid keys that were removed from the table before this check, such as `outputs` of a stage. The help for a
+    /// similar unknown key suggests these keys.
     pub(super) extra_keys: &'static [&'static str],
 }
 
@@ -30,8 +30,8 @@ impl<'s> Expected<'s> {
     }
 }
 
-/// Reports the unknown keys of a table, and removes them. If a known key is similar to an unknown key, the value moves
-/// to the known key, or is merged into the table or array there.
+/// Reports and removes the unknown keys of a table. If an unknown key is similar to a known key, its value becomes the
+/// value of the known key. If the known key already has a table or an array, the new value is merged into it.
 pub(super) fn remove_unknown(
     table: &mut DeTable<'_>,
     known: &[&str],
@@ -41,7 +41,7 @@ pub(super) fn remove_unknown(
     let unknown = table.keys().filter(|key| !known.contains(&key.get_ref().as_ref()));
     for key in unknown.cloned().collect::<Vec<_>>() {
         let name = key.get_ref().as_ref();
-        // The suggestions for a key that is not shown would only cost time.
+        // If this mistake will not be shown, skip the slow search for a suggestion.
         if diagnostics.is_full() {
             table.remove(name);
             continue;
@@ -75,7 +75,8 @@ fn join<'s>(into: &mut DeValue<'s>, from: DeValue<'s>) {
     }
 }
 
-/// Checks the keys of a table and of the tables inside the table. Stops early if the diagnostics have `limit` mistakes.
+/// Checks the keys of a table, and the keys of the tables inside the table. Stops early if the diagnostics have `limit`
+/// mistakes.
 pub(super) struct KeyCheck<'d> {
     pub(super) diagnostics: &'d mut Diagnostics,
     pub(super) limit: usize,
@@ -121,8 +122,8 @@ impl KeyCheck<'_> {
         removed.for_each(|(_, key)| _ = table.remove(key.as_str()));
     }
 
-    /// Reports and removes a key that has the previous name of `key`. The value is not used, because the key with the
-    /// new name takes other values.
+    /// Reports and removes a key with the previous name of `key`. The value is not used, because the new key expects
+    /// another kind of value.
     fn renamed(&mut self, span: &Span, table: &mut DeTable<'_>, previous: &str, key: &str, schema: &Value) {
         let Some(at) = table.get_key_value(previous).map(|(key, _)| key.span()) else { return };
         table.remove(previous);
@@ -157,8 +158,8 @@ impl KeyCheck<'_> {
         }
     }
 
-    /// Reports a value that is not a table where the schema requires a table, and returns `false`. Serde reads an array
-    /// as the values of a table without keys, and reports an unclear mistake if a table with a kind is another value.
+    /// If the schema requires a table, reports any other value and returns `false`. Serde alone is not enough: it
+    /// accepts an array in place of a table, and its error for a missing table with a kind is unclear.
     fn not_a_table(&mut self, span: &Span, found: &DeValue<'_>, schema: &Value) -> bool {
         let is_table = |schema: &&Value| schema.get("properties").is_some();
         let Some(first) = alternatives(schema).find(is_table) else { return true };
@@ -246,7 +247,7 @@ impl KeyCheck<'_> {
     }
 }
 
-/// Returns the alternatives of a schema. A value must match one of them.
+/// Returns the alternatives of a schema. A value must match one of the alternatives.
 fn alternatives(schema: &Value) -> impl Iterator<Item = &Value> {
     let choices = ["oneOf", "anyOf"].into_iter().find_map(|key| schema.get(key)?.as_array());
     choices.map_or(std::slice::from_ref(schema), Vec::as_slice).iter()
@@ -256,7 +257,8 @@ fn properties(schema: &Value) -> impl Iterator<Item = (&str, &Value)> {
     schema["properties"].as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value))
 }
 
-/// Returns the key of the table that the schema sets to a constant, and the constant.
+/// Returns the key for which the schema allows only one constant string, and this string. The key is the tag of the
+/// table.
 fn constant(schema: &Value) -> Option<(&str, &str)> {
     properties(schema).find_map(|(key, value)| Some((key, value.get("const")?.as_str()?)))
 }

@@ -26,7 +26,7 @@ pub struct Loaded<'s> {
     source: &'s Source,
     tree: DeValue<'s>,
     /// Whether parts of the file could not be read. A table that seems to be missing may be in such a part, so the
-    /// checks do not report it.
+    /// checks do not report a missing table.
     pub(super) damaged: bool,
     pub(super) runtime: Option<Runtime>,
     pub(super) ports: Vec<PortEntry>,
@@ -158,7 +158,8 @@ impl Reader<'_> {
         let mut tables = Vec::new();
         for (index, entry) in values.iter().enumerate() {
             match entry.get_ref() {
-                // Read a single table like a list of one table, so that the mistakes inside the table are reported too.
+                // Read a single table like an array with one table, so that the mistakes inside the table are reported
+                // too.
                 DeValue::Table(table) => tables.push(Spanned::new(entry.span(), table.clone())),
                 _ => {
                     let mistake = Mistake::error(entry.span(), format!("entry {index} of `{name}` must be a table"));
@@ -256,7 +257,8 @@ impl<'s> Loaded<'s> {
         })
     }
 
-    /// Returns `true` if the name of a port could not be read. An unknown name of a port may then be that name.
+    /// Returns `true` if the name of a port could not be read. A reference to an unknown port may then mean this port,
+    /// so the checks do not report it.
     pub fn may_lack_ports(&self) -> bool {
         self.damaged || self.ports.iter().any(|entry| entry.name.is_none())
     }

@@ -66,8 +66,8 @@ pub(super) fn memory(
             let name = shorten(&port.name);
             let message =
                 format!("a packet of `{name}` has up to {frame} bytes, but a buffer holds only {room}{source}");
-            // A link such as `xdp` may have enlarged the buffers for its frames, up to a maximum. Then only a smaller
-            // MTU helps.
+            // A link such as `xdp` may have enlarged the buffers to its maximum. In that case, only a smaller MTU
+            // helps.
             let fitting = port.max_packet().saturating_sub(frame - room);
             let size = frame.saturating_add(runtime.headroom);
             let help = match buffers == asked {

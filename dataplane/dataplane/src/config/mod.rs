@@ -7,8 +7,8 @@
 //! ```
 //!
 //! All mistakes of a config are reported at once. Each step adds its mistakes and their positions to [`Diagnostics`],
-//! and continues after a mistake. A stage defines its own parameters: [`Loaded::read_stage`] deserializes them into the
-//! type of the stage and reports mistakes in the same way.
+//! and continues after a mistake. Each kind of stage defines its own parameters. [`Loaded::read_stage`] deserializes
+//! these parameters into the type of the stage, and reports mistakes in the same way.
 //!
 //! ```
 //! use dataplane::config::{self, Diagnostics, Source};

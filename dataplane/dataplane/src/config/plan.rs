@@ -1,4 +1,4 @@
-//! The plan: a config that passed all checks that need no device, with all names resolved.
+//! The plan: a config with all names resolved. The plan has passed all checks that need no device.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,7 +24,8 @@ pub trait Catalog {
 pub struct StageShape {
     /// The names of the outputs.
     pub outputs: Vec<String>,
-    /// Whether the stage has no next stage, as `tx` and `drop`. Packets for which the stage chooses no output end here.
+    /// Whether the stage has no next stage, as is the case for `tx` and `drop`. If the stage chooses no output for a
+    /// packet, the packet ends at this stage.
     pub terminal: bool,
 }
 
@@ -51,8 +52,8 @@ pub struct NodePlan {
     pub span: Span,
     /// The target of packets for which the stage chooses no output. `None` if such packets end at this stage.
     pub next: Option<Target>,
-    /// The outputs of the stage, with their targets. If the config does not connect an output, its packets are dropped
-    /// with the reason `stage.output`.
+    /// The outputs of the stage, with their targets. If the config does not connect an output, the target is
+    /// [`Target::Drop`]. The report counts the packets under the name of the stage and of the output.
     pub outputs: Vec<(String, Target)>,
     /// The index of the stage that observes the drops of this stage.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,7 +76,7 @@ pub struct PortPlan {
     /// The NUMA node of the port: `numa_node` of the config, or the node that the kernel reports for the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<NumaNode>,
-    /// The index of the port at the other end of a loopback, which may be the port itself.
+    /// The index of the port at the other end of a `loopback` link. May be the index of this port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<usize>,
 }
@@ -93,7 +94,8 @@ pub struct Plan {
     pub ports: Vec<PortPlan>,
     /// The stages, in the order of the config. Packets enter at the first stage.
     pub nodes: Vec<NodePlan>,
-    /// The memory that each stage allocates in addition to packet buffers, for all workers together, in bytes.
+    /// The memory that each stage allocates in addition to packet buffers, in bytes. Each value is the sum over all
+    /// workers.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub stage_memory: BTreeMap<String, u64>,
     /// The indices of the stages in topological order: every stage comes before its targets.

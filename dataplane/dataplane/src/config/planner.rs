@@ -35,7 +35,7 @@ pub fn plan(
         *path = loaded.source().resolve(path);
     }
     let ports = ports.into_iter().collect::<Option<Vec<_>>>()?;
-    // The stages declare their memory later.
+    // The stages declare their memory when the runtime prepares them.
     let stage_memory = Default::default();
     Some(Plan { runtime, cores: cores?, buffers, ports, nodes: graph.nodes, stage_memory, order: graph.order })
 }

@@ -56,7 +56,7 @@ pub enum RssField {
     Udp,
 }
 
-/// How the device distributes packets over workers. All packets of a flow go to one worker.
+/// How the device distributes packets over workers. All packets of a flow go to the same worker.
 ///
 /// ```toml
 /// [[port]]
@@ -322,8 +322,8 @@ pub struct Port {
     #[serde(default = "first_port", deserialize_with = "within::<_, u8, 1, 255>")]
     #[schemars(range(min = 1, max = 255))]
     pub device_port: u8,
-    /// The preferred NUMA node for the workers and their memory. Default: the node of the device, if the kernel reports
-    /// it.
+    /// The preferred NUMA node for the workers and their memory. Default: for a verbs device, the node that the kernel
+    /// reports, otherwise none.
     #[serde(default, deserialize_with = "within_some::<_, u32, 0, 1023>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1023))]
     pub numa_node: Option<u32>,
@@ -385,8 +385,8 @@ pub struct Port {
     /// Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limit: Option<RateLimit>,
-    /// The link, which every port with the device `"soft"` or `"host"` needs. The other keys of the table depend on its
-    /// `kind`.
+    /// The link, which every port with the device `"soft"` or `"host"` needs. The key `kind` of the link decides which
+    /// other keys the link has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkConfig>,
     /// Injected faults. Only for the devices `"soft"` and `"host"`, but not for `xdp` links. Default: none.
@@ -411,7 +411,7 @@ impl Port {
 
     /// Sets the MTU if the config does not set it. The default is the MTU of the link's interface, but at most the
     /// maximum of the key `mtu`. If the link has no interface, or if the MTU is too small for IPv4, the default is
-    /// [`DEFAULT_MTU`]. Returns the MTU of the interface, if the MTU is used.
+    /// [`DEFAULT_MTU`]. Returns the MTU of the interface if the port uses this MTU.
     pub(super) fn set_default_mtu(&mut self) -> Option<u32> {
         let of_link = || self.link.as_ref()?.default_mtu().filter(|mtu| mtu >= Self::MTU.start());
         let given = if self.mtu.is_some() { None } else { of_link() };
@@ -427,7 +427,7 @@ impl Port {
 
     /// Returns the kernel interface that represents the port, if there is one.
     pub fn kernel_interface(&self) -> Option<&str> {
-        // The interface of a TAP link is the host's end of the link, not the port.
+        // The interface of a TAP link is the host's end of the link, so it does not represent the port.
         let link = self.link.as_ref().filter(|link| !link.is_host_end());
         self.interface.as_deref().or_else(|| link?.interface())
     }

@@ -96,9 +96,9 @@ pub enum Action {
     Drop,
 }
 
-/// The largest `priority`. RSS hashes different kinds of traffic, such as TCP over IPv4, with different fields. So a
-/// rule for several queues is split into one rule for each kind. The split rules need three priorities of the device
-/// for each `priority`, and priorities of the device have 16 bits.
+/// The largest `priority`. RSS hashes different fields for different kinds of traffic, such as TCP over IPv4. A rule
+/// for several queues is therefore split into one rule for each kind of traffic. The split rules need three device
+/// priorities for each `priority`, and a device priority has 16 bits.
 const MAX_PRIORITY: u64 = 21_844;
 
 /// A rule that selects the frames that the port receives. Not tested on hardware.
@@ -178,8 +178,9 @@ pub struct Flow {
     /// counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<String>,
-    /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins. mlx5 has the
-    /// priorities 0 to 15, or 0 to 4 for several workers. Older kernels have 0 to 7, or 0 and 1.
+    /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins. mlx5 supports
+    /// the priorities 0 to 15 with one worker, and 0 to 4 with several workers. With older kernels, mlx5 supports 0 to
+    /// 7 with one worker, and 0 and 1 with several workers.
     #[serde(deserialize_with = "within::<_, u16, 0, MAX_PRIORITY>")]
     #[schemars(range(min = 0, max = MAX_PRIORITY))]
     pub priority: u16,

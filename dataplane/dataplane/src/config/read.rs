@@ -16,7 +16,8 @@ impl Source {
     ///
     /// # Errors
     ///
-    /// Returns one mistake if the file cannot be read, is no regular file, is larger than [`MAX_SIZE`], or is not UTF-8.
+    /// Returns one mistake if the file cannot be read, is not a regular file, is larger than [`MAX_SIZE`], or is not
+    /// UTF-8.
     pub fn read(path: &Path, overrides: &[(String, String)]) -> Result<Self, Diagnostics> {
         let report = |text: &str, mistake: Mistake| {
             let mut diagnostics = Diagnostics::new(&Self::new(path, text, &[]));
@@ -27,7 +28,8 @@ impl Source {
             report(text, Mistake::error(span, message).help(help))
         };
         let mut bytes = Vec::new();
-        // Read one byte more than the limit to detect a file that is too large, because its metadata may be wrong.
+        // Read at most one byte more than the limit. The size in the metadata of the file may be wrong, so this byte
+        // shows that the file is too large.
         let input = match path.as_os_str() == "-" {
             true => Ok(Box::new(io::stdin().lock()) as Box<dyn Read>),
             false => file::open(path).map(|file| Box::new(file) as Box<dyn Read>),
@@ -51,7 +53,7 @@ impl Source {
             Ok(text) => Ok(Self::new(path, text, overrides)),
             Err(error) => {
                 let at = error.utf8_error().valid_up_to();
-                // The text before the byte does not change, so `at` is an offset in the new text too.
+                // The text before the invalid byte does not change, so `at` is also an offset in the new text.
                 let text = String::from_utf8_lossy(error.as_bytes());
                 let message = format!("byte {at} is not valid UTF-8");
                 Err(failed(&text, at..at + '\u{fffd}'.len_utf8(), message, "save the config as UTF-8 text"))

@@ -1,9 +1,9 @@
 //! Finds every mistake in a table that serde reads, not only the first.
 //!
-//! A comparison with the JSON schema of the table finds all unknown and missing keys. serde finds the wrong values, and
-//! stops at the first. So each error of serde is noted, the offending entry is removed from a working copy, and the
-//! copy is read again. If serde reports a missing key, it has already read all values of that table. The table is then
-//! removed as a whole.
+//! A comparison with the JSON schema of the table finds all unknown and missing keys. Serde finds wrong values, but
+//! stops at the first wrong value. This module therefore lets serde read a working copy of the table. After each error,
+//! this module reports the error, removes the wrong entry from the copy, and lets serde read the copy again. If serde
+//! reports a missing key, serde has already read all values of that table, so the whole table is removed.
 
 use serde::Deserialize;
 use toml::Spanned;
@@ -15,7 +15,8 @@ use super::keys::{Expected, KeyCheck};
 use super::source::Span;
 use super::tree::{self, PathStep, Prefer};
 
-/// The maximum number of reported mistakes in one table. A table with more was probably meant to be another table.
+/// The maximum number of reported mistakes in one table. A table with more mistakes was probably meant to be another
+/// table.
 const SHOWN: usize = 50;
 
 /// The maximum number of times that a table is read.
@@ -24,9 +25,9 @@ const ATTEMPTS: usize = SHOWN * 8;
 /// The maximum number of values that are read in all attempts together. This bounds the time for a huge table.
 const VALUES: usize = 1_000_000;
 
-/// Reads a table as a `T`, and notes all its mistakes. The table does not contain the extra keys ([`Expected`]).
-/// Returns `None` if a value of the table is wrong or missing. An unknown key is a mistake too, but does not change the
-/// other values.
+/// Reads a table as a `T`, and reports all its mistakes. The table does not contain the extra keys of [`Expected`].
+/// Returns `None` if a value of the table is wrong or missing. An unknown key is reported too, but the result is still
+/// a `T`.
 pub(super) fn recover<'i, T: Deserialize<'i>>(
     table: &Spanned<DeTable<'i>>,
     expected: Expected<'_>,
@@ -36,7 +37,7 @@ pub(super) fn recover<'i, T: Deserialize<'i>>(
     recover_with(table, expected, &mut read, diagnostics)
 }
 
-/// Reads a table with a function, and notes all its mistakes. Returns `None` if a value is wrong or missing.
+/// Reads a table with the function `read`, and reports all mistakes. Returns `None` if a value is wrong or missing.
 ///
 /// If a type rejects a value with its own error, the text after `; help: ` is the help. Untagged
 /// enums and flattened structs lose the positions of their content, so config types should avoid them.
@@ -49,7 +50,7 @@ pub(super) fn recover_with<'i, T>(
     diagnostics: &mut Diagnostics,
 ) -> Option<T> {
     let mut root = table.get_ref().clone();
-    // `MOST` mistakes are followed by one mistake that reports that the rest is not shown.
+    // After `MOST` mistakes, one more mistake reports that the rest is not shown.
     let limit = (diagnostics.count() + SHOWN).min(MOST + 1);
     let mut check = KeyCheck { diagnostics: &mut *diagnostics, limit, removed: Vec::new(), has_lost_values: false };
     check.check(&table.span(), &mut root, expected);
@@ -90,12 +91,12 @@ struct WorkingCopy<'i> {
 }
 
 impl WorkingCopy<'_> {
-    /// Notes an error, and removes the offending entry. Returns `false` if there is no such entry.
+    /// Reports an error, and removes the entry that caused the error. Returns `false` if there is no such entry.
     fn settle(&mut self, error: &toml::de::Error, diagnostics: &mut Diagnostics) -> bool {
         let span = error.span().unwrap_or_else(|| self.span.clone());
         let message = error.message();
         let removed = self.removed.iter().filter(|(table, _)| *table == span);
-        // An error about a whole table may follow from a removed entry.
+        // An error about a whole table may be a consequence of a removed entry.
         let (prefer, follows) = match missing_key(message) {
             Some(key) => {
                 (Prefer::Table, removed.into_iter().any(|(_, name)| name == key) || diagnostics.is_damaged(&span))
@@ -117,7 +118,8 @@ impl WorkingCopy<'_> {
     fn take_out(&mut self, path: &[PathStep]) -> bool {
         let Some((last, parents)) = path.split_last() else { return false };
         let parent = tree::span(&self.root, parents).unwrap_or_else(|| self.span.clone());
-        // A removed array element has no key. It is noted because a later error may be about the length of the array.
+        // A removed array element has no key. Record the element anyway, because a later error may be about the length
+        // of the array.
         let key = if let PathStep::Key(key) = last { key.clone() } else { String::new() };
         self.removed.push((parent, key));
         tree::remove(&mut self.root, path)

@@ -81,14 +81,14 @@ pub struct Runtime {
     #[schemars(with = "Bytes", range(min = 0, max = 4096))]
     pub headroom: u32,
     /// The number of packet buffers of each worker. Default: the sum of the ring sizes of all ports and one burst, plus
-    /// one eighth of this sum. A port that is not in `input` has no receive ring.
+    /// one eighth of this sum, rounded up to a multiple of 64. A port that is not in `input` has no receive ring.
     #[serde(deserialize_with = "within_some::<_, u32, 1, 16777216>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16777216))]
     pub buffers: Option<u32>,
     /// The kind of pages for packet memory: 1 GiB, 2 MiB, transparent huge pages or normal pages. If a kind is not
     /// available, the next kind in this list is used.
     pub hugepages: PageKind,
-    /// Whether it is an error instead of a warning if the requested memory is not available. Without `strict`, the run
+    /// Whether the run fails if the requested memory is not available. Without `strict`, the run logs a warning and
     /// uses smaller pages or memory of another NUMA node.
     pub strict: bool,
     /// The behaviour of a worker that receives nothing: `"spin"` polls without pauses, `"pause"` polls with pauses, and
@@ -99,8 +99,8 @@ pub struct Runtime {
     pub timestamps: Timestamps,
     /// The maximum time that a stopping run waits for packets in progress, such as `"5s"`.
     pub drain_timeout: Period,
-    /// The control socket, which `dataplane stats` uses: `"auto"` for a socket in a default folder, `"none"` for no
-    /// socket, or a path of at most 107 bytes. Without `control_group`, only the owner of the socket has access. The
+    /// The control socket, to which `dataplane stats` connects: `"auto"` for a socket in a default folder, `"none"` for
+    /// no socket, or a path of at most 107 bytes. Without `control_group`, only the owner of the socket has access. The
     /// program removes the socket at the end of the run.
     #[schemars(with = "String")]
     pub control: Control,
@@ -109,9 +109,9 @@ pub struct Runtime {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_group: Option<String>,
     /// Whether the program gives up the privileges that the run does not need, before the run opens its devices. The
-    /// program then keeps only the capabilities of its links and stages, writes only to the files and folders of the
-    /// config's outputs, and cannot start programs or change the system. The page about capabilities lists the
-    /// remaining privileges.
+    /// program then keeps only the capabilities of its links and stages. The program can write only to device files and
+    /// to the files and folders of its outputs, and cannot start programs or change the system. The page about
+    /// capabilities lists the remaining privileges.
     pub sandbox: bool,
 }
 

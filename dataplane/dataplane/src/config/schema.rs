@@ -79,8 +79,8 @@ struct Stage {
     /// The kind of the stage, such as `"acl"`.
     #[schemars(rename = "use")]
     kind: String,
-    /// The target of each output: the name of a stage, or `"drop"`. Packets that leave by an output that is not listed
-    /// are dropped and counted.
+    /// The target of each output: the name of a stage, or `"drop"`. If an output is not listed, the packets that leave
+    /// by this output are dropped and counted.
     #[schemars(default)]
     outputs: std::collections::BTreeMap<String, String>,
     /// The target of packets that do not leave by a named output: the name of a stage, or `"drop"`. Stages after which
@@ -107,7 +107,8 @@ pub struct Row {
     pub required: bool,
 }
 
-/// Returns the JSON schema of a config file with these kinds of stages. Editors use it to complete and check configs.
+/// Returns the JSON schema of a config file with these kinds of stages. Editors use the schema to complete and check
+/// configs.
 pub fn schema<'k>(kinds: impl Iterator<Item = &'k StageKind>) -> Value {
     let mut schema = parameter_schema::<File>().to_value();
     let stages = &mut schema["properties"]["pipeline"]["properties"]["stage"]["items"];

@@ -21,7 +21,8 @@ struct SourceInner {
 #[derive(Debug)]
 pub(super) struct Part {
     name: String,
-    /// The text, after `start` spaces. The padding makes the spans that the parser returns offsets in the whole source.
+    /// The text, after `start` spaces. Because of this padding, the parser returns spans that are offsets in the whole
+    /// source.
     padded: String,
     start: usize,
     /// The offsets of the line ends, in bytes, relative to the end of the padding.

@@ -31,7 +31,8 @@ fn parse_text<'s>(text: &'s str, start: usize, diagnostics: &mut Diagnostics) ->
     if errors.is_empty() {
         return (root, false);
     }
-    // The parser misreads every line after an unclosed bracket, so report only the bracket.
+    // The parser misreads every line after an unclosed bracket. So report the bracket, and no mistakes after the
+    // bracket.
     let unclosed = errors.iter().any(|error| error.message().starts_with("unclosed"));
     let cut = if unclosed { first_unclosed(text) } else { None };
     if let Some(cut) = cut {
@@ -158,7 +159,7 @@ fn prune_table(table: &mut DeTable<'_>, span: &Span, spoilt: &[Span], diagnostic
             _ => {}
         }
     }
-    // A removed line may have belonged to this table without leaving an entry.
+    // The parser may have skipped a line of this table without creating an entry, so the table may lack a key.
     if !span.is_empty() && spoilt.last().is_some_and(|spoilt| spoilt.start > span.start) {
         diagnostics.damage(span.clone());
     }
@@ -184,8 +185,8 @@ struct Override<'t, 'd> {
 }
 
 impl Override<'_, '_> {
-    /// Returns `true` for a table that comes from a dotted key. Such a table is merged. A table in braces is a value
-    /// and replaces the old one.
+    /// Returns `true` for a table that comes from a dotted key. Such a table is merged into the old table. A table in
+    /// braces is a value, and replaces the old value.
     fn is_path(&self, value: &Spanned<DeValue<'_>>) -> bool {
         value.get_ref().is_table() && !self.text[value.span().start..].starts_with('{')
     }
@@ -205,7 +206,7 @@ impl Override<'_, '_> {
                     }
                 }
                 (_, value) => {
-                    // Remove the key first: an insert alone would keep the old position of the key.
+                    // Remove the key first, because an insert alone would keep the old span of the key.
                     into.remove(key.get_ref().as_ref());
                     into.insert(key, value);
                 }
@@ -213,7 +214,8 @@ impl Override<'_, '_> {
         }
     }
 
-    /// Merges into an array. Elements are identified by index, or tables by name.
+    /// Merges a table into an array. Each key of the table is the index of an array element, or the name of a table in
+    /// the array.
     fn merge_array<'s>(&mut self, what: &str, into: &mut DeArray<'s>, from: DeTable<'s>) {
         for (key, value) in from {
             let name = key.get_ref().as_ref();

@@ -1,4 +1,4 @@
-//! Finds, changes and addresses the entries of a spanned TOML tree.
+//! Finds, changes and removes entries of a TOML tree with spans. A path, such as `table[3].via`, names an entry.
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,7 +16,7 @@ pub(super) enum PathStep {
     Index(usize),
 }
 
-/// Which entry to choose if the span of an error fits more than one entry.
+/// Which kind of entry to choose if the span of an error fits more than one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prefer {
     Key,
@@ -169,8 +169,8 @@ impl Search<'_> {
             _ if at.start <= span.start && span.end <= at.end => (2, at.len()),
             _ => return,
         };
-        // For equal matches, take the later match, which is deeper in the tree: an array of tables has the same span as
-        // its first table.
+        // For equal matches, take the later match, which is deeper in the tree. For example, an array of tables has the
+        // same span as its first table.
         if self.best.as_ref().is_none_or(|(best, _)| fit <= *best) {
             self.best = Some((fit, self.path.clone()));
         }

@@ -1,4 +1,4 @@
-//! Types of values that have their own text form in a config.
+//! Types of config values that are written as strings with their own format.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -39,7 +39,7 @@ macro_rules! as_string {
 /// The control socket of a running program, written `"auto"`, `"none"` or as a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Control {
-    /// A socket in the runtime directory, named after the process id.
+    /// A socket in a default folder. The file name contains the process id.
     #[default]
     Auto,
     /// No control socket.

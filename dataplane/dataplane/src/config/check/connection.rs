@@ -7,8 +7,8 @@ use crate::config::port::{Port, Qp};
 use dataplane_core::connect::EndpointParameters;
 use dataplane_core::units::Gid;
 
-/// Checks the connection of a port, except its `peer`. Also checks that ports that need a connection have a connection,
-/// and that other ports have none.
+/// Checks the connection of a port, except its `peer`. Also checks that a port has a connection if and only if its
+/// queue pairs need a connection.
 pub(super) fn connection(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &mut Diagnostics) {
     let path = format!("port[{index}]");
     let kind = port.qp.name();

@@ -1,4 +1,4 @@
-//! Checks of ports that involve more than one key.
+//! Checks of ports that compare several keys or several ports.
 
 mod connection;
 mod raw;
@@ -16,7 +16,7 @@ use dataplane_core::error::shorten;
 use dataplane_core::verbs::Capability;
 use dataplane_soft::config::{HOST, LinkConfig, PortLimits, SOFT, kinds};
 
-/// Returns the ports with all names resolved. The entry is `None` for a port that could not be read.
+/// Checks the ports, and returns them with all names resolved. The entry is `None` for a port that could not be read.
 pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<Option<PortPlan>> {
     let mut checker = PortChecker { loaded, diagnostics, names: HashMap::new() };
     if loaded.ports.is_empty() && !loaded.damaged {
@@ -65,7 +65,7 @@ impl<'a> PortChecker<'a, '_> {
             } else if has_control_character(name.get_ref()) {
                 let message = "the name of the port contains a control character";
                 self.error(&format!("port[{index}].name"), message, NAME_HELP);
-                // Stages may refer to the port, so the name is known.
+                // Register the name, so that references to this port are not reported as unknown names.
                 self.names.insert(name.get_ref(), index);
             } else if let Some(&first) = self.names.get(name.get_ref().as_str()) {
                 let line = loaded.source().position(&loaded.ports[first].span).line;
@@ -109,7 +109,7 @@ impl<'a> PortChecker<'a, '_> {
         inputs
     }
 
-    /// Checks that no address is used by two ports, or listed twice.
+    /// Checks that no address occurs at two ports, or twice at one port.
     fn addresses(&mut self) {
         let mut owners = HashMap::new();
         let loaded = self.loaded;
@@ -320,7 +320,7 @@ impl<'a> PortChecker<'a, '_> {
     }
 }
 
-/// Checks that every port can be shared by this number of workers.
+/// Checks that this number of workers can share each port.
 pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: usize, diagnostics: &mut Diagnostics) {
     for (index, plan) in ports.iter().enumerate().filter(|_| workers == 1) {
         let Some(PortPlan { config: port, .. }) = plan else { continue };
@@ -332,7 +332,7 @@ pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: u
         }
     }
     for (index, plan) in ports.iter().enumerate().filter(|_| workers > 1) {
-        // Ports with other queue pairs need no RSS, because each worker has its own connection.
+        // Other types of queue pairs need no RSS, because each worker has its own connection.
         let Some(port) = plan.as_ref().filter(|port| port.config.qp == Qp::RawPacket) else { continue };
         let name = &port.config.name;
         if let Some(at) = port.config.refuse.iter().position(|refused| *refused == Capability::Rss) {
@@ -348,7 +348,7 @@ pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: u
     }
 }
 
-/// Checks that no interface is used by two ports.
+/// Checks that no two ports use the same interface.
 fn interfaces(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], diagnostics: &mut Diagnostics) {
     let mut seen: HashMap<&str, &str> = HashMap::new();
     for (index, port) in ports.iter().enumerate() {

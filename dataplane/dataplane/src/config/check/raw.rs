@@ -119,7 +119,8 @@ impl RawChecker<'_, '_> {
         }
     }
 
-    /// Checks for headers that exclude each other, and for keys whose value another header implies.
+    /// Reports headers that exclude each other, transport headers without an IP header, and keys whose value another
+    /// header already implies.
     fn headers(&mut self, path: &str, headers: &Inner) {
         let Inner { ethernet, ipv4, ipv6, tcp, udp } = headers;
         for (first, second, both) in
