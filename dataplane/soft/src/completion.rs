@@ -15,8 +15,8 @@ pub(super) enum Stamps {
     None,
     /// The device's counter, in ticks.
     Ticks(Arc<Counter>),
-    /// Nanoseconds of a simulated wall clock. The fields are the system clock, its timebase, and a pair of matching
-    /// values: wall-clock nanoseconds, and clock ticks at that moment.
+    /// Nanoseconds of a simulated wall clock. The fields are the virtual clock of the device, its timebase, and a pair
+    /// of matching values: wall-clock nanoseconds, and ticks of the virtual clock at that moment.
     Wallclock(HostClock, Timebase, u64, Ticks),
     /// Nanoseconds of the system's wall clock plus an offset. The clock is read without a system call (vdso(7)). NTP
     /// adjusts this clock, as it adjusts the clock of the kernel's frame timestamps.

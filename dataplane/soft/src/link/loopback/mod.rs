@@ -3,8 +3,8 @@
 //!
 //! Each direction has one inbox per receiving queue pair, and a fixed set of frame buffers. The sender fills a free
 //! buffer and puts the buffer into an inbox. The receiver returns the buffer to the free list. If no buffer is free or
-//! the inbox is full, the frame is lost. Sender and receiver may run on different threads. Sending a frame takes no
-//! lock and does not allocate, except when a buffer must grow for a longer frame.
+//! the inbox is full, the frame is lost. Sender and receiver may run on different threads. Sending a frame takes a lock
+//! only after the list of inboxes has changed, and allocates only when a buffer must grow for a longer frame.
 
 pub(super) mod config;
 
