@@ -44,8 +44,8 @@ pub struct FaultSpec {
     pub flap_frames: u32,
     /// The probability that a request is refused with [`FaultSpec::post_errno`].
     pub post_error: f64,
-    /// The position of the request that is refused with [`FaultSpec::post_errno`]. Sends and receives of a queue pair
-    /// are counted separately, from 1. With 0, no request is refused.
+    /// The position of a request that is refused with [`FaultSpec::post_errno`]. Sends and receives of a queue pair
+    /// are counted separately, from 1. 0 disables this fault.
     pub post_error_at: u64,
     /// The `errno` of refused requests.
     pub post_errno: i32,
@@ -58,7 +58,8 @@ pub struct FaultSpec {
     pub poll_error: f64,
     /// Whether queue pairs in ERR never flush their requests and never raise `QP_LAST_WQE_REACHED`.
     pub mute: bool,
-    /// The number of bytes that may be registered. With 0, every registration fails with `EPERM`.
+    /// The total number of bytes that may be registered. `None` means unlimited. A registration above the limit fails
+    /// with `ENOMEM`. With 0, every registration fails with `EPERM`.
     pub memlock: Option<u64>,
     /// Whether the device behaves as if the process lacked `CAP_NET_RAW`: raw packets and privileged Q_Keys are
     /// refused.

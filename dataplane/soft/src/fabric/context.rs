@@ -1,4 +1,4 @@
-//! The parts of the fabric that a queue pair uses while it runs.
+//! The parts of the fabric that a queue pair uses when it processes requests and packets.
 
 use std::collections::{BTreeMap, VecDeque};
 

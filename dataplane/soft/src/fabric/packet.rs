@@ -47,7 +47,7 @@ pub(super) struct Route {
 /// The content of a packet.
 #[derive(Clone, Debug)]
 pub(super) enum Body {
-    /// A part of a message: of a send, or of a write to the peer's memory.
+    /// A part of a send, or of a write to the peer's memory.
     Part(Part),
     /// A request to read this number of bytes.
     Read(Remote, u64),

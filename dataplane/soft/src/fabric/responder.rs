@@ -13,7 +13,7 @@ pub(super) struct Responder {
     pub(super) expected: u32,
     /// Whether the current gap in the packet sequence numbers was reported to the peer.
     pub(super) nak_sent: bool,
-    /// The message of which some parts have arrived.
+    /// The message that is partly received, if any.
     pub(super) message: Option<Message>,
     /// The responses that must still be sent, in order.
     pub(super) pending: VecDeque<PendingResponse>,

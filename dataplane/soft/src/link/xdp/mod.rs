@@ -1,5 +1,5 @@
-//! A kernel interface with AF_XDP (`Documentation/networking/af_xdp.rst` of the kernel). The kernel receives and sends
-//! frames directly in the worker's packet memory.
+//! A kernel interface with AF_XDP (`Documentation/networking/af_xdp.rst` of the kernel). The kernel writes received
+//! frames to the worker's packet memory, and reads sent frames from this memory.
 //!
 //! The worker's packet memory is the UMEM of its sockets. A slot (packet buffer) consists of one or more chunks of the
 //! UMEM. A posted receive is an entry of the fill ring, and a send is an entry of the TX ring. Completions come from
