@@ -342,7 +342,7 @@ def main(description, names, tools, network=Network):
     if reason:
         skip(reason)
         return 0
-    # On SIGTERM, leave the open blocks as after an error.
+    # On SIGTERM, raise SystemExit, so that the `with` blocks end their processes and remove their namespaces.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     global PROGRAM
     PROGRAM = chosen.program or built()

@@ -200,10 +200,10 @@ class Examples:
             # l3fwd verifies the header checksum only in hardware, which software ports lack. l3fwd-graph does not verify
             # the checksum at all.
             unverified = ["pipeline.stage.0.verify_checksum=false"]
-            note = "Neither peer verifies the IPv4 header checksum. Dataplane verifies it only in the row that names it."
+            note = "Neither peer verifies the IPv4 header checksum. Dataplane verifies the checksum only in the row `checksum verified`."
             yield self.case(5, f"{work}, checksum not verified", route, l3fwd, 1.2, sets=unverified, note=note)
             yield self.case(5, f"{work}, checksum verified", route, l3fwd)
-            note = "The example l3fwd-graph has built-in routes to 8 networks. Dataplane gets the same frames in that row."
+            note = "The example l3fwd-graph has built-in routes to 8 networks. In its row, both sides receive frames to these networks."
             yield self.case(5, f"{work}, checksum not verified, {GRAPH_NETWORKS} networks", route, graph, 1.6, GRAPH_NETWORKS, 2, unverified, note)
         if 6 in rows:
             firewall = ("ip_pipeline", self.firewall)

@@ -93,7 +93,7 @@ impl Listener {
                     return Ok((ExchangeConnection::new(stream)?, address));
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // The peer closed the connection before it was accepted.
+                // The peer closed the connection before this program accepted it.
                 Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => continue,
                 Err(error) => return Err(error.into()),
             }

@@ -1,4 +1,4 @@
-//! The app of the tutorial: the built-in stages and one more, `min_ttl`.
+//! The app of the tutorial: the built-in stages and the stage `min_ttl`.
 
 use dataplane::prelude::*;
 

@@ -57,7 +57,7 @@ pub struct Vlan {
     /// either. Default: `false`.
     #[serde(default)]
     pub strict: bool,
-    /// The new ids, indexed by old id, each with [`LISTED`] set.
+    /// The new VLAN ids, indexed by old id. Entries of ids in `map` have [`LISTED`] set, and all other entries are 0.
     #[serde(skip)]
     #[schemars(skip)]
     ids: Vec<u16>,

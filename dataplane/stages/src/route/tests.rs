@@ -241,7 +241,8 @@ fn workers_share_tables_and_next_hop_numbers() {
     assert_eq!(first.paths.choose(0, 7), other.paths.choose(0, 7));
 }
 
-/// A sparse file of 512 MiB without a line end, and a file whose 20 million lines are all bad.
+/// Tests a sparse file of 512 MiB without a line end, a file with a line of 2 MiB, and a file with 20 million invalid
+/// lines.
 #[test]
 fn file_that_is_no_list_of_routes_is_refused_early() {
     let folder = Folder::new();
