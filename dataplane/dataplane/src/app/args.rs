@@ -33,18 +33,18 @@ pub(super) enum Command {
     Check(Check),
     /// Draw the pipeline of a config
     Graph(Graph),
-    /// Show the path of every packet of a capture through a pipeline, without opening a device
+    /// Read packets from a capture file and show the path of each packet through a pipeline, without opening a device
     Explain(Explain),
-    /// List the kinds of stages, or describe one
+    /// List the kinds of stages, or describe one kind
     Stages(Stages),
     /// List the verbs devices with their capabilities, and the links of the devices `host` and `soft`
     Devices(Devices),
     /// Show cores, NUMA nodes and devices, and the placement of workers
     Topology(Topology),
-    /// Find settings of this host that cause failures or cost speed, and print commands that fix them
+    /// Find settings of this host that cause failures, lose packets or cost speed, and print commands that fix them
     #[command(after_help = DOCTOR_STATUS)]
     Doctor(Doctor),
-    /// Print the JSON schema of a config, with which editors complete and check configs
+    /// Print the JSON schema of a config. Editors use the schema to complete and check configs
     Schema,
     /// Write the config reference as Markdown: an index and the folder `config` with one page for each section
     #[command(hide = true)]
@@ -186,7 +186,7 @@ pub(super) struct Topology {
 
 #[derive(Debug, Args)]
 pub(super) struct Doctor {
-    /// A config, to check only what it uses [default: check all interfaces]
+    /// Check only the devices and interfaces that this config uses [default: check all interfaces]
     #[arg(value_name = "CONFIG")]
     pub(super) config: Option<PathBuf>,
     /// Override a value, such as runtime.burst=32 or port.wan.mtu=9000

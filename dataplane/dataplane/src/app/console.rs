@@ -88,7 +88,7 @@ pub(super) fn show(diagnostics: &Diagnostics) {
     write_stderr(&diagnostics.render(is_coloured()));
 }
 
-/// Returns the number of mistakes in words, with a note that some checks did not run.
+/// Returns the number of mistakes in words, with a note that further checks run after these mistakes are fixed.
 fn count(diagnostics: &Diagnostics) -> String {
     let mistakes = diagnostics.mistakes();
     let errors = mistakes.iter().filter(|mistake| mistake.level == Level::Error).count();
@@ -101,7 +101,8 @@ fn count(diagnostics: &Diagnostics) -> String {
     format!("{errors}{warnings} in {file} (further checks run after these are fixed)")
 }
 
-/// Returns the error of a config that cannot be run. The config is not wrong if this host lacks a resource.
+/// Returns the error for a config that cannot be run. If this host lacks a resource, the config is not wrong, and the
+/// error is a failure of the command.
 pub(super) fn refusal(diagnostics: &Diagnostics) -> CommandError {
     match diagnostics.is_of_host() {
         true => CommandError::Failed(format!("{} cannot be read", diagnostics.source().path().display())),
@@ -138,12 +139,13 @@ pub(super) fn assemble_here(
     Ok(None)
 }
 
-/// Loads a config that has already been checked, to find the positions of its keys.
+/// Loads a config again, to find the positions of its keys. The mistakes of the config have already been reported.
 pub(super) fn loaded(source: &Source) -> Loaded<'_> {
     config::load(source, &mut Diagnostics::new(source))
 }
 
-/// Reads and checks a config for inspection, independent of this host. Prints the mistakes in the config.
+/// Reads and checks a config that is only inspected. The check does not depend on this host. Prints the mistakes in the
+/// config.
 pub(super) fn offline_assembly(config: &args::Config, registry: &Registry) -> Result<Assembly, CommandError> {
     checked(config, |source, diagnostics| assemble_offline(source, registry, diagnostics))
 }

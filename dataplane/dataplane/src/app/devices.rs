@@ -43,7 +43,7 @@ struct Verbs {
 }
 
 fn host() -> BuiltInDevice {
-    // Query a generator link: like an interface, it carries raw packets, but it needs no privileges.
+    // Query a generator link. A generator link carries raw packets, like an interface, but needs no privileges.
     built(HOST, &[LinkSpec::Generator(GeneratorSpec::default())])
 }
 
@@ -65,8 +65,8 @@ fn verbs() -> Verbs {
     use dataplane_core::verbs::Provider;
     match dataplane_ibverbs::VerbsProvider.devices() {
         Ok(mut devices) => {
-            // A software RDMA device is on the NUMA node of its network interface. The provider does not look up that
-            // node.
+            // A software RDMA device is on the NUMA node of its network interface. The provider does not look up this
+            // node, so do it here.
             if let Ok(topology) = dataplane_core::topology::Topology::discover() {
                 devices
                     .iter_mut()

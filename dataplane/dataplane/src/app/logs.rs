@@ -1,5 +1,5 @@
 //! Log messages on standard error. During a run, messages pass through a bounded queue to a thread that writes them, so
-//! that a worker never waits for a slow terminal or pipe. Messages that find the queue full are lost and counted.
+//! that a worker never waits for a slow terminal or pipe. If the queue is full, the message is lost and counted.
 
 use std::io::{self, Write};
 use std::sync::OnceLock;
@@ -18,7 +18,8 @@ static QUEUE: OnceLock<NonBlocking> = OnceLock::new();
 /// Whether messages go to the queue.
 static IS_QUEUED: AtomicBool = AtomicBool::new(false);
 
-/// Sends log messages to standard error. The level is warn, info with one `-v`, or debug with two.
+/// Sends log messages to standard error. The level is warn, info with one `-v`, or debug with two. The environment
+/// variable `RUST_LOG` overrides the level.
 pub(super) fn start(verbose: u8) {
     let level = ["warn", "info", "debug"][usize::from(verbose.min(2))];
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
@@ -51,8 +52,9 @@ impl Write for Stderr {
     }
 }
 
-/// The queue between the threads that log and the thread that writes. Dropping this value writes the messages in the
-/// queue, but waits at most about a second for a reader that is stuck. Later messages are written directly.
+/// The queue between the threads that log and the thread that writes. Dropping this value writes the remaining
+/// messages, but waits at most about a second if the reader of standard error is stuck. Later messages go to standard
+/// error directly.
 pub(super) struct LogQueue {
     lost: ErrorCounter,
     _writer: WorkerGuard,
@@ -62,12 +64,12 @@ impl LogQueue {
     /// Starts to queue the messages of all threads.
     pub(super) fn start() -> Self {
         let (queue, log_queue) = Self::to(Stderr);
-        // A second run in the same process writes its messages directly.
+        // `set` fails for a second run in the same process. The messages of that run go to standard error directly.
         IS_QUEUED.store(QUEUE.set(queue).is_ok(), Ordering::Release);
         log_queue
     }
 
-    /// Returns the end of a queue that accepts messages. A thread writes them to `writer`.
+    /// Returns the sending end of a queue. A new thread writes the messages of the queue to `writer`.
     fn to(writer: impl Write + Send + 'static) -> (NonBlocking, Self) {
         let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(MESSAGES).thread_name("logs");
         let (queue, writer) = builder.finish(writer);

@@ -1,7 +1,7 @@
 //! The command line that every app has: `run`, `stats`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
 //! `doctor`, `schema`.
 //!
-//! An app consists of its own stages and one line of `main`. The built-in stages are included:
+//! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
 //!
 //! ```no_run
 //! use dataplane::prelude::*;
@@ -53,7 +53,7 @@ use self::console::CommandError;
 use dataplane_core::error::Result;
 use dataplane_core::pipeline::{Registry, Stage};
 
-/// A program with the built-in stages, stages of its own, and the command line.
+/// A program with the built-in stages, its own stages, and the command line.
 pub struct App {
     registry: Registry,
 }
@@ -71,7 +71,7 @@ impl App {
         self
     }
 
-    /// Adds a kind of stage with a schema, so that `stages` and `reference` describe its parameters.
+    /// Adds a kind of stage with a schema, so that the commands `stages` and `schema` describe its parameters.
     #[must_use]
     pub fn described_stage<S: Stage + DeserializeOwned + JsonSchema + 'static>(mut self, name: &str) -> Self {
         self.registry.add_described::<S>(name);
@@ -90,7 +90,7 @@ impl App {
         }
     }
 
-    /// Runs any command line, with the name of the program first. Returns the exit status.
+    /// Runs the command line `args`, which starts with the name of the program. Returns the exit status.
     pub fn status<T: Into<OsString> + Clone>(&self, args: impl IntoIterator<Item = T>) -> i32 {
         let cli = match Cli::try_parse_from(args) {
             Ok(cli) => cli,

@@ -2,8 +2,8 @@
 //! need, so that an attacker who takes over the program gets little:
 //!
 //! - capabilities(7): the program keeps the capabilities of its links, stages and outputs;
-//! - landlock(7): the program writes only to the outputs of the config, the control socket and devices, and executes
-//!   nothing;
+//! - landlock(7): the program writes only to device files and to the outputs of the config, removes its control socket,
+//!   and executes nothing;
 //! - seccomp(2): system calls that start programs, or change the system or other processes, fail with `EPERM`.
 //!
 //! All threads of the run inherit these limits, because the threads start later.
@@ -25,13 +25,14 @@ use super::control;
 use crate::config::{Control, PortPlan, Runtime};
 use crate::runtime::Assembly;
 
-/// The newest version of Landlock whose rights are used here. The crate leaves out rights that the kernel does not know.
+/// The newest version of Landlock whose rights this module uses. The crate `landlock` leaves out rights that the kernel
+/// does not know.
 const LANDLOCK: ABI = ABI::V5;
 
 /// The privileges that a run keeps.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Privileges {
-    /// The capabilities, if the program has them.
+    /// The capabilities that the run needs. The program may lack some of these capabilities.
     pub(super) capabilities: CapabilitySet,
     /// The existing files and folders that the program may write.
     pub(super) writable: BTreeSet<PathBuf>,
@@ -45,7 +46,7 @@ impl Privileges {
         let ports = &assembly.plan.ports;
         let of_stages = assembly.services.capabilities.iter().copied();
         let mut capabilities = ports.iter().map(of_port).chain(of_stages).collect::<CapabilitySet>();
-        // The kernel accepts CAP_SYS_ADMIN in place of these two. Kernels before 5.8 do not have them.
+        // Kernels before 5.8 have no CAP_BPF and no CAP_PERFMON. The kernel accepts CAP_SYS_ADMIN in place of both.
         let replaceable = capabilities & (CapabilitySet::BPF | CapabilitySet::PERFMON);
         let held = rustix::thread::capabilities(None).map_or(CapabilitySet::all(), |held| held.permitted);
         if !held.contains(replaceable) {
@@ -59,7 +60,7 @@ impl Privileges {
             capabilities |= CapabilitySet::DAC_OVERRIDE;
         }
         if !writable.is_empty() {
-            // An output of a group changes its group and mode.
+            // An output with the key `group` changes the group and the mode of its file.
             capabilities |= CapabilitySet::CHOWN | CapabilitySet::FOWNER;
         }
         if !assembly.services.reloads.is_empty() || !assembly.services.tasks.is_empty() {
@@ -74,7 +75,7 @@ impl Privileges {
         let mut done = |what: &str, result: Result<(), String>| {
             failures.extend(result.err().map(|why| format!("{what}: {why}")));
         };
-        // Without the flag, the kernel refuses the next steps to a program without CAP_SYS_ADMIN.
+        // Without this flag, the kernel allows Landlock and seccomp only for a program with CAP_SYS_ADMIN.
         done("no_new_privs", rustix::thread::set_no_new_privs(true).map_err(|error| error.to_string()));
         match has_landlock() {
             true => done("Landlock", self.limit_files().map_err(|error| error.to_string())),
@@ -85,7 +86,7 @@ impl Privileges {
         failures
     }
 
-    /// Describes the privileges in a line each.
+    /// Returns a description of the privileges. Each string is one line.
     pub(super) fn describe(&self) -> Vec<String> {
         let list = |items: Vec<String>| if items.is_empty() { "none".to_owned() } else { items.join(", ") };
         let held = rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |held| held.permitted);
@@ -104,7 +105,7 @@ impl Privileges {
         let mut rules = Ruleset::default().handle_access(write | AccessFs::Execute)?.create()?;
         let paths = self.writable.iter().map(|path| (path.as_path(), write));
         let sockets = self.sockets.iter().map(|path| (path.as_path(), AccessFs::RemoveFile.into()));
-        // Device files do not lead to other files, and links such as TAP open one.
+        // Links such as TAP open a device file. Its name is not part of the config, so all device files stay writable.
         let devices = [(Path::new("/dev"), AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev)];
         for (path, access) in paths.chain(sockets).chain(devices) {
             // A path that was removed meanwhile needs no rule.
@@ -182,7 +183,7 @@ const REFUSED: [libc::c_long; 45] = [
     libc::SYS_clock_settime,
     libc::SYS_sethostname,
     libc::SYS_setdomainname,
-    // Parts of the kernel that were often attacked.
+    // Use parts of the kernel in which security bugs are frequent.
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
     libc::SYS_io_uring_setup,
@@ -190,7 +191,8 @@ const REFUSED: [libc::c_long; 45] = [
     libc::SYS_keyctl,
 ];
 
-/// Whether the kernel supports Landlock. Creating a ruleset limits nothing yet.
+/// Returns `true` if the kernel supports Landlock. Creating a ruleset has no effect on the process until the process
+/// applies the ruleset.
 fn has_landlock() -> bool {
     let rules = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).handle_access(AccessFs::Execute);
     rules.is_ok_and(|rules| rules.create().is_ok())
@@ -223,8 +225,8 @@ fn of_port(port: &PortPlan) -> CapabilitySet {
     capabilities
 }
 
-/// Returns the file of an output if it exists, and its nearest existing folder, without symbolic links. Outputs that
-/// rotate create and remove files in this folder.
+/// Returns the file of an output if the file exists, and its nearest existing folder. The paths contain no symbolic
+/// links. The folder is writable, because outputs that rotate create and remove files there.
 fn writable(output: &Path) -> Vec<PathBuf> {
     let file = fs::canonicalize(output).ok();
     let start = file.as_deref().unwrap_or(output);
@@ -246,7 +248,8 @@ fn socket_folders(runtime: &Runtime) -> BTreeSet<PathBuf> {
     folders.iter().filter_map(|folder| fs::canonicalize(folder).ok()).collect()
 }
 
-/// Returns the part of `access` that applies to a path. The kernel refuses rights of folders for a file.
+/// Returns the part of `access` that applies to a path, because the kernel refuses a rule that gives a file the rights
+/// of a folder.
 fn of_kind(path: &Path, access: BitFlags<AccessFs>) -> BitFlags<AccessFs> {
     if path.is_dir() { access } else { access & AccessFs::from_file(LANDLOCK) }
 }

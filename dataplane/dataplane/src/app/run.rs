@@ -20,18 +20,20 @@ use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Progress;
 use dataplane_core::topology::Topology;
 
-/// The interval between two checks of the run, and between two updates of the progress line.
+/// The interval between two checks of the run.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// A stop signal this soon after the first one counts as the same request.
+/// A stop signal within this time after the first stop signal counts as the same request.
 const SAME_REQUEST: Duration = Duration::from_millis(200);
+/// The minimum interval between two updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandError> {
-    // With a handler for SIGXFSZ, exceeding a file size limit is a write error instead of the end of the process.
+    // Without a handler for SIGXFSZ, the kernel ends a process that exceeds a file size limit. With a handler, the
+    // write fails with an error instead.
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGXFSZ])
         .map_err(|error| CommandError::Failed(format!("cannot install signal handlers: {error}")))?;
     let (assembly, mut asked) = assembled(registry, args, &mut signals)?;
-    // Only print warnings here. The run itself reports problems that prevent a start.
+    // Log only the findings about lost packets here. The run itself reports problems that prevent a start.
     doctor::warn(&assembly.plan);
     let options = Options { duration: args.duration, packets: args.packets };
     let hangup = Hangup { reloads: assembly.can_reload(), from_terminal: console::has_terminal() };
@@ -49,7 +51,7 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
             tracing::info!("this run keeps more privileges than it needs: {failure}");
         }
     }
-    // The thread of the queue starts after the privileges were given up, like all threads of the run.
+    // Start the thread of the queue after the program has given up privileges, so that the thread inherits the limits.
     let logs = LogQueue::start();
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
@@ -70,7 +72,8 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
         }
         ReportFormat::Json => console::print_json(&report),
     };
-    // Whoever needs the report did not get it, unlike with a list of which the reader wants only the start.
+    // If the reader of a list closes the pipe, the reader has seen enough. If the reader of the report closes the pipe,
+    // the report is lost, so this is an error.
     let printed = printed.map_err(|error| match error {
         CommandError::Pipe => CommandError::Failed("the report is lost: standard output is closed".to_owned()),
         error => error,

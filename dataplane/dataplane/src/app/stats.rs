@@ -41,7 +41,7 @@ pub(super) fn stats(args: &args::Stats) -> Result<(), CommandError> {
 fn live(answer: Answer) -> Result<Live, CommandError> {
     let foreign = |error| {
         CommandError::Failed(format!(
-            "cannot parse the answer, which another version of the program may have sent: {error}; help: use --json"
+            "cannot parse the answer, because the program may have another version: {error}; help: use --json"
         ))
     };
     serde_json::from_value(answer.value).map_err(foreign)
@@ -65,7 +65,7 @@ fn at(path: &Path) -> Result<Connection, CommandError> {
 
 /// Connects to the program with this process id.
 fn of(process: u32) -> Result<Connection, CommandError> {
-    // Sockets of other users are ignored, because anyone can create a file with such a name.
+    // Ignore sockets of other users, because any user can create a file with such a name.
     let there = Found::within(&folders()).own.into_iter().find(|(found, _)| *found == process);
     let none = || {
         CommandError::Failed(format!(

@@ -22,7 +22,7 @@ struct Machine {
 struct WorkerPlacement {
     core: CoreId,
     node: Option<NumaNode>,
-    /// The ports that are on another NUMA node than the core.
+    /// The ports whose NUMA node differs from the node of the core.
     far_from: Vec<RemotePort>,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn topology(registry: &Registry, args: &args::Topology) -> Result<(),
     let mut text = topology.to_string();
     text.push_str(match args.config {
         Some(_) => "\nworkers of this config\n",
-        None => "\nworkers, if every allowed core had one\n",
+        None => "\nplacement, with one worker on each allowed core\n",
     });
     for (number, placement) in workers.iter().enumerate() {
         let node = placement.node.map_or(String::new(), |node| format!(" on node {node}"));

@@ -16,7 +16,7 @@ const MAX_ANSWER: u64 = 64 << 20;
 
 /// The control sockets of running programs.
 pub(in crate::app) struct Found {
-    /// The sockets of this user, by process id. Some may belong to killed programs.
+    /// The sockets of this user, by process id. Some sockets may belong to killed programs.
     pub(in crate::app) own: Vec<(u32, PathBuf)>,
     /// The number of sockets of other users, which are not used.
     pub(in crate::app) others: usize,

@@ -1,4 +1,5 @@
-//! The server side of the control socket. It runs on the thread that watches the run, and never blocks on a client.
+//! The server side of the control socket. The server runs on the thread that watches the run, and never blocks on a
+//! client.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
@@ -18,8 +19,8 @@ use crate::config::Runtime;
 use crate::runtime::{Run, Snapshot};
 use dataplane_core::telemetry::Live;
 
-/// The maximum number of clients. A further client replaces the one that has been idle longest. If no client is idle,
-/// the further client is refused.
+/// The maximum number of clients. A further client replaces the client that has been idle longest. If no client is
+/// idle, the server refuses the further client.
 const MAX_CLIENTS: usize = 16;
 /// The maximum length of a request, in bytes.
 const MAX_REQUEST: usize = 256;
@@ -48,7 +49,7 @@ struct Client {
     /// The bytes that are not sent yet.
     output: Vec<u8>,
     is_waiting: bool,
-    /// Whether the connection is closed after the output is sent.
+    /// Whether the server closes the connection after it has sent the output.
     is_refused: bool,
     /// When the client must have sent its request, or received its answer.
     deadline: Option<Instant>,
@@ -102,7 +103,7 @@ impl Server {
         if !std::mem::take(&mut self.has_accept_failed) {
             fds.push(PollFd::from_borrowed_fd(self.socket.listener.as_fd(), PollFlags::IN));
         }
-        // Requests are not read from a client that waits for an answer.
+        // The server reads no requests from a client that waits for an answer.
         for client in self.clients.iter().filter(|client| !client.is_waiting) {
             let what = if client.output.is_empty() { PollFlags::IN } else { PollFlags::OUT };
             fds.push(PollFd::from_borrowed_fd(client.stream.as_fd(), what));
@@ -169,7 +170,7 @@ impl Client {
         !self.is_waiting && self.output.is_empty()
     }
 
-    /// Reads the next request, if the previous one is answered. Returns `false` if the client is gone.
+    /// Reads the next request, if the previous request is answered. Returns `false` if the client is gone.
     fn read_request(&mut self) -> bool {
         if !self.is_silent() {
             return true;

@@ -24,7 +24,7 @@ const BACKLOG: i32 = 16;
 pub(super) struct Socket {
     pub(super) listener: UnixListener,
     path: PathBuf,
-    /// The identity of the socket file, because the path may later name the file of another program.
+    /// The identity of the socket file. The path may later name the file of another program, which must not be removed.
     identity: DeviceAndInode,
     /// The lock on the path, if the config names the path. `None` for a socket in a default folder.
     _lock: Option<Lock>,
@@ -89,7 +89,7 @@ fn failed(path: &Path, error: &io::Error) -> String {
 /// other programs need the final zero (unix(7)).
 const MAX_PATH: usize = 107;
 
-/// Returns the socket address of a path, or the reason why the path has none.
+/// Returns the socket address of a path, or the reason why the path is not a valid address.
 pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, String> {
     let bytes = path.as_os_str().len();
     if bytes > MAX_PATH {
@@ -99,8 +99,8 @@ pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, String> {
     SocketAddrUnix::new(path).map_err(|error| failed(path, &error.into()))
 }
 
-/// Checks whether the control socket can be created, without creating it. Returns the problem and its fix. Does not
-/// check whether another program listens on the path.
+/// Checks whether the control socket can be created, but does not create the socket. Returns the problem and its fix.
+/// Does not check whether another program listens on the path.
 pub(in crate::app) fn problem(control: &Control) -> Option<(String, String)> {
     let Control::Path(path) = control else { return None };
     if let Err(why) = address(path) {
@@ -167,8 +167,8 @@ fn listener(path: &Path, group: Option<u32>) -> io::Result<OwnedFd> {
 }
 
 impl Socket {
-    /// Opens the control socket that the config selects. Returns `None` if the control socket is disabled, or if
-    /// `"auto"` finds no usable folder.
+    /// Opens the control socket that the config selects. Returns `None` if the config disables the control socket, or
+    /// if `"auto"` finds no usable folder.
     ///
     /// # Errors
     /// Returns an error if the config names a path and the socket cannot be created there. With `"auto"`, a failure is
@@ -195,8 +195,8 @@ impl Socket {
         Ok(None)
     }
 
-    /// Creates a socket in a default folder. The socket listens before it gets its final name. A socket with a final
-    /// name and without a listener is therefore always stale.
+    /// Creates a socket in a default folder. The program listens on the socket before the socket gets its final name.
+    /// So if no program listens on a socket with a final name, that program has ended and the socket is stale.
     fn within(folder: &Path, group: Option<u32>) -> Result<Self, String> {
         let path = folder.join(name(process::id()));
         address(&path)?;
@@ -256,7 +256,7 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         if is_same_file(&self.path, self.identity) {
-            // If the file cannot be removed, the next program finds that nothing listens.
+            // Ignore an error, because the next program detects that no program listens on the socket.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -275,13 +275,12 @@ fn is_same_file(path: &Path, identified: DeviceAndInode) -> bool {
 struct Lock {
     path: PathBuf,
     identity: DeviceAndInode,
-    /// The kernel holds the lock as long as the file is open, so the lock ends with the program even if the program is
-    /// killed.
+    /// The lock ends when this file is closed, so the lock ends with the program even if the program is killed.
     _file: File,
 }
 
 impl Lock {
-    /// Takes the lock. Returns `None` if another program has it.
+    /// Takes the lock. Returns `None` if another program holds the lock.
     fn take(path: &Path) -> io::Result<Option<Self>> {
         let path = path.with_added_extension("lock");
         // In a shared folder, another user may have created anything at this path.

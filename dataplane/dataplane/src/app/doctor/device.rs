@@ -1,4 +1,4 @@
-//! Checks that the RDMA devices of a plan exist, and that they receive every frame.
+//! Checks that the RDMA devices of a plan exist, and that the switch in the NIC does not filter their frames.
 
 use super::section::Section;
 use crate::config::{Plan, PortPlan, Qp};
@@ -28,9 +28,9 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
     named.map(section).collect()
 }
 
-/// Returns a finding if the switch in the NIC filters the frames for a raw-packet port. The port uses a virtual function
-/// or a subfunction whose interface is not promiscuous. DPDK's mlx5 driver also sets the interfaces of such devices to
-/// promiscuous mode.
+/// Returns a finding if the switch in the NIC filters the frames for a raw-packet port. This is the case if the device
+/// is a virtual function or a subfunction, and its interface is not promiscuous. DPDK's mlx5 driver therefore sets such
+/// interfaces to promiscuous mode.
 fn filtered(roots: &Roots, port: &PortPlan) -> Option<Finding> {
     /// `IFF_PROMISC` of `netdevice(7)`.
     const PROMISCUOUS: u32 = 0x100;

@@ -6,7 +6,7 @@ use dataplane_core::topology::{Topology, parse_ranges};
 use dataplane_core::units::CoreId;
 use dataplane_soft::doctor::{Finding, Roots, Severity};
 
-/// The number of free 2 MiB pages that the check requires if there is no plan.
+/// The number of free 2 MiB pages that the check requires without a plan.
 const SOME_PAGES: u64 = 64;
 const MEGABYTE_PAGE: u64 = 2 << 20;
 /// The number of entries that each neighbour table of the kernel should have. Linux has 1024 by default.
@@ -28,7 +28,7 @@ pub(super) fn findings(roots: &Roots, topology: &Topology, plan: Option<&Plan>) 
     found
 }
 
-/// Whether a stage of the plan uses the kernel's neighbours.
+/// Returns `true` if a stage of the plan uses the kernel's neighbours.
 fn follows_the_kernel(plan: &Plan) -> bool {
     let source = |node: &NodePlan| node.parameters.get("source").and_then(toml::Value::as_str) == Some("kernel");
     plan.nodes.iter().any(|node| node.kind == "neighbor" && source(node))
@@ -120,7 +120,7 @@ fn isolation(roots: &Roots, cores: &[CoreId]) -> Option<Finding> {
         Finding::new(
             Severity::Slow,
             format!("the kernel runs other work on cores {list}, where workers poll"),
-            "workers stop for milliseconds, and receive rings overflow",
+            "the kernel may stop a worker for milliseconds, and the receive rings overflow",
             format!(
                 "add to the kernel command line: isolcpus=managed_irq,domain,{list} nohz_full={list} rcu_nocbs={list}"
             ),

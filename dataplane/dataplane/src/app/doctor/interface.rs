@@ -37,7 +37,8 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
         let Some(name) = link.interface() else { continue };
         let source =
             |node: &NodePlan| node.parameters.get("source").and_then(|source| source.as_str()) == Some("kernel");
-        // If the port names another kernel interface in `interface`, another port may pass frames to that interface.
+        // The link may take the frames that the kernel needs. Skip this check if `interface` of the port names another
+        // kernel interface, because the kernel then needs the frames of that interface.
         let follows_kernel = port.config.interface.is_none() && plan.nodes.iter().any(source);
         let case = Case { name, link: Some(link), cores: &plan.cores, port: Some(port) };
         let mut findings = findings(roots, &case, &InterfaceFacts::of(name));
@@ -130,7 +131,7 @@ fn capabilities(roots: &Roots, case: &Case<'_>) -> Option<Finding> {
     })
 }
 
-/// Checks whether the interface belongs to a bridge or a bond.
+/// Checks whether the interface belongs to a bridge or a bond of the kernel.
 fn master(roots: &Roots, name: &str) -> Option<Finding> {
     let folder = roots.sys_names(&format!("class/net/{name}"));
     let has = |entry: &str| folder.iter().any(|it| it == entry);
@@ -142,7 +143,7 @@ fn master(roots: &Roots, name: &str) -> Option<Finding> {
     Some(Finding::new(
         Severity::Breaks,
         format!("the interface is {of} of the kernel"),
-        "the kernel forwards the same frames, so they arrive twice, or an XDP program takes them away from the kernel",
+        "with a `packet` link, the kernel also forwards the frames; with an `xdp` link, the kernel gets no frames",
         format!("ip link set dev {name} nomaster"),
     ))
 }
@@ -153,7 +154,7 @@ fn wireless(roots: &Roots, name: &str) -> Option<Finding> {
         Finding::new(
             Severity::Breaks,
             "the interface is wireless",
-            "access points drop frames with another source address than the interface's, and wireless drivers have no XDP",
+            "access points drop frames whose source is not the address of the interface, and wireless drivers have no XDP",
             "use a wired interface, or send only with the interface's own address",
         )
     })
@@ -178,7 +179,7 @@ fn ring(case: &Case<'_>, facts: &InterfaceFacts) -> Option<Finding> {
     (entries < most).then(|| {
         let fix = format!("ethtool -G {} rx {most}", case.name);
         let what = format!("the receive ring has {entries} entries, but supports {most}");
-        Finding::new(Severity::Slow, what, "the hardware drops packets of a burst while the core does other work", fix)
+        Finding::new(Severity::Slow, what, "the hardware drops packets if the core is busy during a burst", fix)
     })
 }
 
@@ -197,7 +198,7 @@ fn interrupts(roots: &Roots, case: &Case<'_>) -> Option<Finding> {
         case.cores.iter().copied().find(|core| on.contains(&core.0))
     };
     let irqs = roots.sys_names(&format!("class/net/{}/device/msi_irqs", case.name));
-    // With virtio, the interrupts are listed at the parent device.
+    // For a virtio interface, the parent device lists the interrupts.
     let irqs =
         if irqs.is_empty() { roots.sys_names(&format!("class/net/{}/device/../msi_irqs", case.name)) } else { irqs };
     let here: Vec<(String, CoreId)> = irqs.into_iter().filter_map(|irq| lands(&irq).map(|core| (irq, core))).collect();

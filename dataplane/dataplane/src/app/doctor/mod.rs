@@ -1,5 +1,5 @@
-//! `doctor`: finds settings of this host that cause failures or cost speed, and prints commands that fix the settings.
-//! `doctor` itself changes nothing.
+//! `doctor`: finds settings of this host that cause failures, lose packets or cost speed. Prints commands that fix
+//! these settings, but changes nothing itself.
 
 mod address;
 mod device;
@@ -47,7 +47,7 @@ pub(super) fn doctor(registry: &Registry, args: &args::Doctor) -> Result<(), Com
     }
 }
 
-/// Logs the findings for the interfaces of a plan that cause lost or damaged packets.
+/// Checks the interfaces of a plan, and logs the findings about lost or damaged packets.
 pub(super) fn warn(plan: &Plan) {
     for Section { subject, findings, .. } in interface::of_plan(&Roots::real(), plan) {
         for Finding { what, effect, fix, .. } in findings.iter().filter(|it| it.severity == Severity::Breaks) {

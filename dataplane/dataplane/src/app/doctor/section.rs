@@ -1,10 +1,10 @@
-//! A checked part of the host, with the problems found.
+//! The result of the checks of one part of the host.
 
 use serde::Serialize;
 
 use dataplane_soft::doctor::Finding;
 
-/// A checked part of the host, with the problems found.
+/// One checked part of the host, with its problems and other properties.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Section {
     /// The part of the host, such as ``port `wan`, device `mlx5_0` ``.
@@ -13,7 +13,7 @@ pub(super) struct Section {
     #[serde(skip)]
     pub(super) key: String,
     pub(super) findings: Vec<Finding>,
-    /// Properties that are no problems, in a line each.
+    /// Properties to print that are not problems. Each string is one line.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) facts: Vec<String>,
 }

@@ -57,7 +57,7 @@ pub(super) fn changes(before: &[u8], after: &[u8]) -> Vec<Change> {
     changes
 }
 
-/// Returns the bytes after the headers whose fields are shown.
+/// Returns the bytes after the headers that `fields` names.
 fn rest(frame: &[u8]) -> &[u8] {
     let Ok(found) = dissect(frame) else { return frame.get(Ethernet::LEN..).unwrap_or_default() };
     let start = match (found.l4, found.protocol) {
@@ -81,7 +81,8 @@ fn fields(frame: &[u8]) -> Vec<Field> {
         fields.push(("ethernet.source", ethernet.source.to_string()));
     }
     let Ok(found) = dissect(frame) else { return fields };
-    // With two tags, the inner tag is the customer tag. It has the same field names as a single tag.
+    // With two tags, the inner tag is the customer tag. The field names of the inner tag are the same as for a single
+    // tag.
     let (outer, inner) = match found.vlan_tags {
         0 => (None, None),
         1 => (None, Some(found.outer_tci)),

@@ -45,7 +45,7 @@ struct ExplainedStep {
     /// The table entry that matched the packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     hit: Option<String>,
-    /// The output that the packet left by. `None` if the packet went to the next stage.
+    /// The output by which the packet left the stage. `None` if the stage chose no output.
     #[serde(skip_serializing_if = "Option::is_none")]
     output: Option<String>,
 }
@@ -64,7 +64,7 @@ pub(super) fn explain(registry: &Registry, args: &args::Explain) -> Result<(), C
     for index in 0..count {
         let (frame, time) = (capture.frame(index), capture.time(index));
         let mut paths = tracer.trace(port, time, frame).into_iter().map(|trace| explained_path(frame, trace));
-        // The first trace is the trace of the packet itself, and always exists. The other traces are of its copies.
+        // The first trace always exists and belongs to the packet itself. The other traces belong to its copies.
         let Some(explained) = paths.next() else { continue };
         let copies = paths.collect();
         let packet = Explained {
@@ -115,7 +115,8 @@ fn explained_path(frame: &[u8], trace: Trace) -> ExplainedPath {
     }
 }
 
-/// Formats one element of the JSON list. The list is written element by element, because a capture may be long.
+/// Formats one element of the JSON list, with the separator before it. The caller prints each element at once, because
+/// a capture may be long.
 fn json(packet: &Explained) -> Result<String, CommandError> {
     let text = serde_json::to_string(packet).map_err(|error| CommandError::Failed(error.to_string()))?;
     Ok(format!("{}{text}", if packet.number == 1 { "[\n" } else { ",\n" }))

@@ -4,7 +4,7 @@ use crate::config::Plan;
 use crate::runtime::Assembly;
 use dataplane_core::pipeline::{NodeSpec, Target};
 
-/// The content of a diagram: all paths of packets between ports.
+/// The content of a diagram: the ports and stages, and the edges on which packets move between them.
 #[derive(Debug, Default)]
 pub(super) struct Diagram {
     pub(super) nodes: Vec<Node>,
@@ -18,7 +18,7 @@ pub(super) enum NodeKind {
     Stage,
     /// A port that sends packets.
     Output,
-    /// The outputs of one stage that drop their packets.
+    /// The outputs of one stage that drop their packets, drawn as one node.
     Drop,
 }
 
@@ -26,12 +26,12 @@ pub(super) enum NodeKind {
 pub(super) struct Node {
     pub(super) kind: NodeKind,
     pub(super) title: String,
-    /// The second line of text, or empty. For a `Drop` node, the name of the stage that observes the drops.
+    /// The second line of text, or an empty string. For a `Drop` node, the name of the stage that observes the drops.
     pub(super) detail: String,
 }
 
-/// An edge from a node to a later node. The label is the name of an output, or empty for packets that leave by no
-/// output.
+/// An edge from a node to a later node. The label is the name of an output. The label is empty for packets for which
+/// the stage chooses no output.
 #[derive(Debug)]
 pub(super) struct Edge {
     pub(super) from: usize,
@@ -108,7 +108,7 @@ fn edges_of(spec: &NodeSpec) -> impl Iterator<Item = (&str, Target)> {
     [("", spec.next)].into_iter().chain(outputs)
 }
 
-/// Returns the node of a port that sends packets, and creates it at the first call.
+/// Returns the node of a port that sends packets. The first call for a port creates the node.
 fn output(diagram: &mut Diagram, plan: &Plan, outputs: &mut [Option<usize>], port: usize) -> usize {
     *outputs[port].get_or_insert_with(|| {
         diagram.nodes.push(port_node(plan, port, NodeKind::Output));

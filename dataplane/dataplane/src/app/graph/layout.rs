@@ -17,9 +17,9 @@ pub(super) struct Problem<'a> {
 pub(super) struct LayoutEdge {
     pub(super) from: usize,
     pub(super) to: usize,
-    /// The width of the label, or 0 if there is none.
+    /// The width of the label, or 0 for an edge without a label.
     pub(super) label: f64,
-    /// How strongly the edge should be vertical, relative to other edges.
+    /// The importance of a vertical edge. An edge with a larger weight is more likely to be vertical.
     pub(super) weight: f64,
 }
 
@@ -111,7 +111,7 @@ impl Layers {
     }
 
     fn join(&mut self, above: usize, below: usize, weight: f64) {
-        // Straight segments between two bends matter most, so they get a higher weight.
+        // A bent segment between two bends looks worst, so these segments get a higher weight.
         let weight = if self.items[above].node || self.items[below].node { weight } else { 8.0 * weight };
         self.items[above].below.push((below, weight));
         self.items[below].above.push((above, weight));
@@ -167,7 +167,8 @@ impl Layers {
         self.layers.iter().map(of).sum()
     }
 
-    /// Returns the x coordinate of each item: close to its neighbours, in the order of its layer, without overlaps.
+    /// Returns the x coordinate of each item. The items of a layer keep their order, do not overlap, and are close to
+    /// their neighbours in other layers.
     fn columns(&self) -> Vec<f64> {
         let mut x = vec![0.0; self.items.len()];
         for layer in &self.layers {
@@ -240,7 +241,7 @@ impl Layers {
     }
 }
 
-/// Returns the layer of each node: the length of the longest path to it.
+/// Returns the layer of each node: the length of the longest path to the node.
 fn ranks(problem: &Problem<'_>) -> Vec<usize> {
     let count = problem.sizes.len();
     let mut ranks = vec![0; count];

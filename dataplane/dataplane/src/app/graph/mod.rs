@@ -35,14 +35,15 @@ pub(super) fn graph(registry: &Registry, args: &args::Graph) -> Result<(), Comma
     }
 }
 
-/// Writes a file. If the file exists and writing fails, for example because the disk is full, the old content stays.
+/// Writes a file. If writing fails, for example because the disk is full, an existing file keeps its old content.
 fn write(file: &Path, text: &str) -> io::Result<()> {
-    // The lock refuses a file that a run writes, and a file that is not a regular file or a character device.
+    // The lock refuses a file that a run is writing to. It also refuses anything except regular files and character
+    // devices.
     let held = LockedFile::output(file, Readers::All)?;
     if !held.metadata()?.is_file() {
         return (&*held).write_all(text.as_bytes());
     }
-    // Follow links, so that the rename replaces the file and not the link.
+    // Follow symbolic links, so that the rename replaces the file and not the link.
     let file = fs::canonicalize(file)?;
     let new = file.with_file_name(format!(".dataplane-{}", process::id()));
     let renamed = fs::File::create_new(&new).and_then(|mut created| {

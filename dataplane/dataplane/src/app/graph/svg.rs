@@ -1,11 +1,11 @@
-//! Draws a diagram as SVG, with colours for light and dark mode, and independent of installed fonts.
+//! Draws a diagram as SVG, with colours for light and dark mode. The layout fits any sans-serif font.
 
 use std::fmt::Write;
 
 use super::diagram::{Diagram, Edge, Node, NodeKind};
 use super::layout::{LayoutEdge, Placed, Problem, place};
 
-/// The maximum width of a character in a title and in a detail, for any sans-serif font.
+/// The maximum width of a character in a title and in a detail, in pixels, for any sans-serif font.
 const TITLE: f64 = 8.3;
 const DETAIL: f64 = 7.0;
 
@@ -123,8 +123,8 @@ fn draw_edge(diagram: &Diagram, placed: &Placed, sizes: &[(f64, f64)], number: u
     text.push_str("\"/>\n");
 }
 
-/// Returns the horizontal distance per vertical unit of a curve at a point. The curve is vertical at its ends, and
-/// where its direction reverses.
+/// Returns the horizontal distance per vertical unit of a curve at a point. The result is 0 (vertical) at the ends of
+/// the curve, and where the curve changes between left and right.
 fn slope(points: &[(f64, f64)], at: usize) -> f64 {
     let (Some(before), Some(after)) = (at.checked_sub(1).and_then(|at| points.get(at)), points.get(at + 1)) else {
         return 0.0;
