@@ -34,8 +34,8 @@ struct PendingEvents {
     ready: VecDeque<u32>,
     /// Armed queues that raise an event at the given time, whether or not they have a completion.
     due: BTreeMap<u32, Instant>,
-    /// The armed queues with the descriptors that the epoll instance watches for them. The kernel removes a closed
-    /// descriptor from the epoll instance.
+    /// Pairs of an armed queue and a descriptor that the epoll instance watches for this queue. The kernel removes a
+    /// closed descriptor from the epoll instance.
     watched: Vec<(u32, RawFd)>,
 }
 

@@ -15,7 +15,7 @@ pub struct CounterSpec {
     pub drift_ppb: i64,
     /// The value when the device is created.
     pub start: u64,
-    /// The events of the counter. Each event has its time since the creation of the device. Times ascend.
+    /// The events of the counter, in the order of their times. A time counts from the creation of the device.
     pub events: Vec<(Nanos, CounterEvent)>,
 }
 

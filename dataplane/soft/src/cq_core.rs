@@ -233,7 +233,7 @@ impl CqCore {
         })
     }
 
-    /// Lets the fabric process messages.
+    /// Lets the fabric process messages. If the inbox has overrun, moves the queue pairs to ERR.
     #[cold]
     fn fetch(&mut self) {
         if let Some(fabric) = &self.fabric {

@@ -46,7 +46,7 @@ const SPEC_CAPABILITIES: [Capability; 5] = [
     Capability::Rss,
 ];
 
-/// The additional capabilities of a device whose link is a fabric (connections and datagrams in memory).
+/// The additional capabilities of a device whose link has a fabric (connections and datagrams in memory).
 const FABRIC_CAPABILITIES: [Capability; 7] = [
     Capability::Datagram,
     Capability::Rc,

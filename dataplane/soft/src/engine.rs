@@ -67,7 +67,7 @@ pub(super) struct CopyingQp {
     scratch: Vec<u8>,
     /// The injected faults that refuse posts: index 0 for receives, index 1 for sends.
     refused: [Option<PostFaults>; 2],
-    /// Whether failed requests are never flushed (an injected fault).
+    /// Whether the requests of a queue pair in ERR are never flushed (an injected fault).
     pub(super) mute: bool,
     /// Whether a post of several sends is accepted or refused as a whole.
     all_or_nothing: bool,

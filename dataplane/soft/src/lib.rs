@@ -5,10 +5,11 @@
 //! inject the failures of hardware, and has a clock. No background thread processes raw packets. The device sends
 //! packets during a post, and receives packets during a poll of a completion queue.
 //!
-//! The device has two separate implementations. Raw packets use the fast path, which takes no lock, allocates nothing
-//! and processes whole runs of packets (`raw`). A queue pair either copies frames (`engine`, `deliver`) or is zero-copy
-//! (`zero_copy`). Connections and datagrams use a state machine behind one lock. All devices on one [`LoopbackLink`]
-//! share this state machine (`fabric`).
+//! The device has two separate implementations. Raw packets use the fast path (`raw`), which processes whole runs of
+//! packets. The fast path takes no lock and allocates nothing, except inside some links, such as the lock of a capture
+//! file. A raw-packet queue pair either copies frames (`engine`, `deliver`) or is zero-copy (`zero_copy`). Connections
+//! and datagrams use a state machine behind one lock. All devices on one [`LoopbackLink`] share this state machine
+//! (`fabric`).
 //!
 //! Raw-packet queue pairs and the core of completion queues (`cq_core`) import each other. A post adds completions to
 //! the queue, and a poll of the queue receives on the queue pairs. No other files of the crate import each other.
@@ -18,7 +19,7 @@
 //!   Verbs from any other thread fail with `EBUSY`. Before the first poll, any thread may set up the queues.
 //! - Where hardware devices differ, the software device behaves like the strictest device. A send queue entry becomes
 //!   free only when the completion of its request or of a later request is polled. A completion queue without space
-//!   overruns. Every access to memory is checked against its memory key.
+//!   overruns. Memory keys, bounds and access rights are checked.
 //! - Where the standard and rxe (the kernel's software RoCE driver) differ, [`Profile`] selects the behaviour.
 //! - On a zero-copy link the kernel owns the posted slots (packet buffers). A send completes when the kernel returns
 //!   its slot. Such a link accepts only runs of slots. Requests with scatter/gather elements fail with `EOPNOTSUPP`.

@@ -372,7 +372,8 @@ unsafe impl MemoryRegion for SoftMr {
     }
 }
 
-/// The slots (packet buffers of the pool) of a queue pair. Their bounds are checked once, when they are bound.
+/// The slots (packet buffers of the pool) of a queue pair. The bounds of the slots are checked once, when the slots are
+/// bound.
 #[derive(Debug)]
 pub(super) struct Slots {
     mr: SoftMr,

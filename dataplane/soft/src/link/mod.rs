@@ -49,7 +49,7 @@ use dataplane_core::mem::{Run, SlotLayout};
 use dataplane_core::units::Nanos;
 use dataplane_core::verbs::WcStatus;
 
-/// The kind of link.
+/// The link of a software device: its kind and its settings.
 #[derive(Clone, Debug)]
 pub enum LinkSpec {
     /// A cable to the port of another software device, or to the same device.

@@ -1,4 +1,4 @@
-//! A kernel interface with AF_PACKET. Works with any interface on any host, with CAP_NET_RAW.
+//! A kernel interface with AF_PACKET. Works with any Ethernet interface, and needs CAP_NET_RAW.
 //!
 //! Every queue has its own sockets and its own ring, and the kernel distributes flows among the queues. Received frames
 //! stay in the ring until a receive is posted. Polling an empty ring needs no system call. One system call sends up to

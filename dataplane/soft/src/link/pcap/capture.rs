@@ -34,7 +34,7 @@ pub struct Damage {
 /// The reason why a file cannot be read at all.
 type Refusal = String;
 
-/// Size of a pcap file header, in bytes. This is enough to recognize a pcapng file too.
+/// Size of a pcap file header, in bytes. This number of bytes also identifies a pcapng file.
 const HEADER: u64 = 24;
 /// Maximum size of a capture that can be played, in bytes. Frames are stored in cache lines, and the line numbers of
 /// larger captures might not fit into 32 bits.

@@ -2,8 +2,8 @@
 
 use crate::link::doctor::{Finding, LinkCase, Severity};
 
-/// Checks for strict reverse-path filtering on a TAP interface. The kernel then drops packets from sources that it
-/// would not route back through the interface.
+/// Checks for strict reverse-path filtering on a TAP interface. With strict filtering, the kernel drops a packet if the
+/// kernel's route to the source of the packet does not use this interface.
 pub(super) fn reverse_path(case: &LinkCase<'_>) -> Option<Finding> {
     let roots = case.roots;
     let mode =

@@ -70,7 +70,7 @@ struct TapState {
     spare: Vec<Arc<OwnedFd>>,
     /// Queues that queue pairs use.
     queues: Vec<Weak<OwnedFd>>,
-    /// The places through which queue pairs get new queues after the interface was removed and recreated.
+    /// The handovers through which queue pairs get new queues after the interface was removed and recreated.
     ends: Vec<Weak<Handover<Arc<OwnedFd>>>>,
 }
 
