@@ -1,5 +1,5 @@
-//! Posts sends with `ibv_wr_start(3)`, the builder functions (`ibv_wr_send` and similar) and `ibv_wr_complete(3)`. A
-//! post accepts either all requests of its list or none.
+//! Posts sends with `ibv_wr_start(3)`, the builder functions (`ibv_wr_send` and similar) and `ibv_wr_complete(3)`. The
+//! driver accepts either all requests of a started list or none.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -186,7 +186,8 @@ impl Builder {
     /// Posts a list of requests. `owner` controls the access to the send completion queue.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if the queue pair was created without an operation of the list.
+    /// `EOPNOTSUPP` if the queue pair was created without the operation of a request. The requests before this request
+    /// are posted.
     ///
     /// # Safety
     /// The queue pair must be valid. The caller must keep the memory of the requests valid.
