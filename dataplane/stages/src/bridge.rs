@@ -130,8 +130,8 @@ struct Member {
 #[derive(Debug)]
 struct BridgePort {
     number: u8,
-    /// One bit for each VLAN, or `None` for all VLANs. A shut port has no VLANs, so that the path of a packet needs no
-    /// further check.
+    /// One bit for each VLAN, or `None` for all VLANs. A shut port has no VLANs, so that the code for each packet needs
+    /// no further check.
     vlans: Option<VlanSet>,
     /// The VLANs that replace `vlans` when the port is shut or opened.
     other_vlans: Option<VlanSet>,
@@ -313,7 +313,8 @@ fn run_time(ctx: &Ctx) -> u64 {
     ctx.now.0.saturating_sub(ctx.start.0)
 }
 
-/// Returns the time since the start of the run in units of the table, modulo the range of a word.
+/// Returns the time since the start of the run in the unit of time of the table. The result wraps, because a word of
+/// the table stores only the low bits of the time.
 fn time(ctx: &Ctx) -> u64 {
     (run_time(ctx) / (UNIT * 1_000_000_000)) & TIME
 }
@@ -327,7 +328,7 @@ fn vlan_of(packet: &Packet<'_>) -> u16 {
 }
 
 impl Bridge {
-    /// Returns the ageing time in units of time, rounded up.
+    /// Returns the ageing time in the unit of time of the table, rounded up.
     fn max_age(&self) -> u64 {
         self.ageing.as_nanos().div_ceil(UNIT * 1_000_000_000)
     }
@@ -365,8 +366,8 @@ impl Bridge {
         }
     }
 
-    /// Returns the drop reason of a frame that was refused. A shut port has no VLANs, so the frames from this port are
-    /// refused as `NOT_A_MEMBER` first.
+    /// Returns the drop reason of a refused frame. `reason` is `NOT_A_MEMBER` also for frames from a shut port, because
+    /// a shut port has no VLANs. This function gives probes and frames from a shut port their own reasons.
     #[cold]
     fn refuse(&self, ctx: &Ctx, packet: &Packet<'_>, reason: Reason) -> Reason {
         let Some(guard) = self.guard.as_ref().filter(|_| reason == NOT_A_MEMBER) else { return reason };

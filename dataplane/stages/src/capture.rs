@@ -82,7 +82,8 @@ use sink::{Sink, Tap};
 pub struct Capture {
     /// The file to write: a regular file, or a device such as `/dev/null`. A relative path starts from the folder of
     /// the config. An existing file is replaced when the first packet is written or when the run ends. The capture
-    /// fails if another part of the run, or another run, reads or writes the same file, under any name. No default.
+    /// fails if another part of the run, or another run, reads or writes the same file, even through another path. No
+    /// default.
     file: PathBuf,
     /// A group that may read the files, as a name in `/etc/group` or a number in quotes. The files then have mode 0640,
     /// even if they existed before. Default: new files have mode 0600, so only the user of the program can read them.

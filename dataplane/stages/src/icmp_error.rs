@@ -144,7 +144,7 @@ enum ErrorKind {
     ReassemblyTimeout,
     /// There is no route.
     NetUnreachable,
-    /// The last router cannot reach the host.
+    /// The last router on the path cannot reach the host.
     HostUnreachable,
     /// An administrator forbids the packet.
     Prohibited,

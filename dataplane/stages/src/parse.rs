@@ -294,7 +294,7 @@ mod tests {
         assert_eq!((meta.l4, meta.flags), (0, MetaFlags::IPV4 | MetaFlags::VLAN | MetaFlags::FRAGMENT));
     }
 
-    /// Marks all packets of a batch whose packets are known to be plain (untagged IPv4 without options).
+    /// Marks the packets of a batch if [`Batch::is_plain`] returns `true` for the batch.
     #[derive(Default, Deserialize, JsonSchema)]
     struct MarkPlain {}
 
@@ -394,7 +394,7 @@ mod tests {
     fn flow_hashes_are_spread_evenly() {
         let mut harness = hashing();
         let hash = |harness: &mut Harness, bytes: &[u8]| harness.run_one(bytes).meta.flow_hash;
-        // Adjacent addresses and ports with equal sums, and the same numbers in other header fields.
+        // The addresses and ports are adjacent and have equal sums. UDP and TCP packets have the same ports.
         let mut hashes = HashSet::new();
         for n in 0..64u8 {
             let (source, destination) = ([10, 0, 0, n].into(), [10, 0, 1, 63 - n].into());

@@ -199,7 +199,8 @@ fn is_martian_v6(source: u128) -> bool {
 }
 
 impl Scratch {
-    /// Returns the lookup results from the packet `index` on, each with whether the source address is invalid.
+    /// Returns the lookup result of the packet `index` and of each later packet, and whether the source address of the
+    /// packet is invalid.
     #[inline]
     fn from(&self, index: usize) -> impl Iterator<Item = (u32, bool)> {
         let all = self.found.iter().zip(&self.martian).enumerate().skip(index);

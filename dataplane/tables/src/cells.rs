@@ -107,8 +107,8 @@ impl<F: Form> Cells<F> {
         for address in addresses.as_ref() {
             first.fetch(Self::slot(*address));
         }
-        // Hides from the compiler that both passes use the same array. Otherwise the compiler would store intermediate
-        // results of each address and load them again.
+        // Hides from the compiler that the prefetches and the loads use the same array. Otherwise the compiler would
+        // store intermediate results of each address and load them again.
         let addresses = std::hint::black_box(addresses).as_ref();
         let ((some, rest), (into, into_rest)) =
             (addresses.as_chunks::<CELLS_AT_ONCE>(), values.as_mut().as_chunks_mut::<CELLS_AT_ONCE>());

@@ -224,10 +224,9 @@ impl<const WORDS: usize> Exact<WORDS> {
         }
     }
 
-    /// Returns a free slot in one of the two groups of a key. If both groups are full, moves a key out of one of them,
-    /// to the second choice of that key. If that group is full too, a key must first move out of that group, and so on.
-    /// The search finds the shortest chain of moves before any key moves. Returns `None` if the search finds no free
-    /// slot.
+    /// Returns a free slot in one of the two groups of a key. If both groups are full, a key in one of the groups moves
+    /// to its other group. If its other group is also full, a key in that group must move first, and so on. The search
+    /// finds the shortest chain of moves before any key moves. Returns `None` if the search finds no free slot.
     fn make_room(&mut self, home: KeyGroups) -> Option<Slot> {
         if let Some(slot) = home.groups.iter().find_map(|group| self.free_in(*group)) {
             return Some(slot);

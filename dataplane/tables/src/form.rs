@@ -88,11 +88,11 @@ impl Form for V4 {
     fn below(line: &Line, key: u64) -> usize {
         let [first, second, third, ..] = line;
         // Compares four boundaries at once. The top bit of a field is set if the offset is above the boundary. No field
-        // borrows from the next field.
+        // borrows from the next field, because no boundary is above `OFFSET`.
         let key = ((key >> BEHIND & OFFSET) + OFFSET) * ONES;
         let above = |word: &AtomicU64| key.wrapping_sub(word.load(Ordering::Relaxed)) >> 15 & ONES;
-        // The third word has only two boundaries, followed by a cell. The mask removes the result of the cell, and a
-        // borrow only changes higher fields.
+        // The third word has two boundaries in its low half, and a cell in its high half. The mask removes the result
+        // of the cell. The subtraction of the cell cannot change the low half.
         let sum =
             above(first) + above(second) + (key.wrapping_sub(third.load(Ordering::Relaxed)) >> 15 & ONES & 0xffff_ffff);
         (sum.wrapping_mul(ONES) >> 48) as usize

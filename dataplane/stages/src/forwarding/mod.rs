@@ -151,8 +151,9 @@ impl Forwarding {
         self.neighbors.hop(place)
     }
 
-    /// Returns the state of a neighbour, and whether an answer from the neighbour is awaited. The result is only a hint
-    /// if the caller did not [join](Self::join): another neighbour may have just taken over the slot.
+    /// Returns the state of a neighbour, and whether an answer from the neighbour is awaited. Without a reader
+    /// ([`Forwarding::join`]), the result is only a hint, because another neighbour may take over the slot during this
+    /// call.
     pub fn hint(&self, hop: NextHop) -> Option<(Resolved, bool)> {
         let place = self.neighbors.find(hop)?;
         Some((self.neighbors.at(place).0, self.neighbors.is_asked(place)))

@@ -99,8 +99,8 @@ impl Writer {
         let Some(entry) = self.tables.get_mut(table) else { return Ok(false) };
         if entry.is_none() {
             let mut created = Table { v4: Lpm4::with_lines(LINES_V4)?, v6: Lpm6::with_lines(LINES_V6)? };
-            // Readers may use the table before the next publication, so set the epoch for the lines that the first
-            // routes retire.
+            // Readers may use the table before the next call of `publish`. So set the epoch now, for the lines that the
+            // first routes retire.
             created.v4.reclaim(self.epoch, 0);
             created.v6.reclaim(self.epoch, 0);
             let views = TableViews { v4: created.v4.view(), v6: created.v6.view() };

@@ -46,8 +46,7 @@ impl Limit {
 const MAX_WAIT: Millis = 200;
 /// The total time for the repeated requests for a neighbour if the limit is reached, in milliseconds.
 const MAX_REPEAT_TIME: Millis = RETRANS_TIMER * (MAX_SOLICITS as Millis + 1);
-/// Limits the evictions from a full table: at most the maximum number of entries divided by this number are evicted at
-/// once.
+/// The largest part of a full table that is evicted at once: the maximum number of entries divided by this number.
 const EVICTION_DIVISOR: usize = 16;
 
 /// The parameters of the config.

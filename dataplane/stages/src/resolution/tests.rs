@@ -471,7 +471,7 @@ fn confirmed_neighbour_stays_reachable_during_a_flood_of_arp_messages() {
             harness.run_one(&forged.pad_to(60).build());
         }
         state.step(now);
-        // The neighbour answers the requests to its MAC address and to everyone.
+        // The neighbour answers unicast requests, and broadcast requests for its address.
         for request in sent(&mut harness) {
             if request[..6] == mac(9).0 || request[..6] == MacAddr::BROADCAST.0 && request[38..42] == [10, 0, 0, 9] {
                 harness.run_one(&answer);

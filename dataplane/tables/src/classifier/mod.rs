@@ -103,8 +103,8 @@ struct Placed {
 
 /// Smallest number of changes before all rules are compiled again.
 const MIN_CHANGES: usize = 32;
-/// An update compiles all rules again if the number of changed rules is above [`MIN_CHANGES`] plus the number of new
-/// rules divided by this constant.
+/// An update compiles all rules again if too many rules are added and removed. The limit is [`MIN_CHANGES`] plus a
+/// fraction of the new list: its length divided by this constant.
 const MAX_CHANGED_FRACTION: usize = 8;
 
 impl Classifier {
