@@ -108,8 +108,8 @@ pub(super) struct Stats {
 pub(super) struct Check {
     #[command(flatten)]
     pub(super) config: Config,
-    /// Fail on problems of this host that would end the run at its start, such as a missing interface. Without
-    /// this flag they are warnings, because the config may be for another host
+    /// Fail on problems of this host that would end the run at its start, such as a missing interface. Without this
+    /// flag, these problems are warnings, because the config may be for another host
     #[arg(long)]
     pub(super) strict: bool,
     /// Print JSON: a list of mistakes, or the plan

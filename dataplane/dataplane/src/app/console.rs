@@ -46,7 +46,7 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<(), CommandError> {
     print(&(text + "\n"))
 }
 
-/// Writes to standard error. Errors are ignored, because there is nowhere to report them.
+/// Writes to standard error. Ignores errors, because there is no other place to report an error.
 pub(super) fn write_stderr(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }

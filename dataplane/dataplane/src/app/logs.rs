@@ -1,5 +1,6 @@
-//! Log messages on standard error. During a run, messages pass through a bounded queue to a thread that writes them, so
-//! that a worker never waits for a slow terminal or pipe. If the queue is full, the message is lost and counted.
+//! Log messages on standard error. During a run, messages pass through a bounded queue. A separate thread writes the
+//! messages, so that a worker never waits for a slow terminal or pipe. If the queue is full, the message is lost and
+//! counted.
 
 use std::io::{self, Write};
 use std::sync::OnceLock;

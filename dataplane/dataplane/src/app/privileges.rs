@@ -1,5 +1,5 @@
 //! The privileges of a run. Before a run opens its devices, the program gives up every privilege that the run does not
-//! need, so that an attacker who takes over the program gets little:
+//! need. This limits an attacker who takes over the program:
 //!
 //! - capabilities(7): the program keeps the capabilities of its links, stages and outputs;
 //! - landlock(7): the program writes only to device files and to the outputs of the config, removes its control socket,

@@ -31,7 +31,8 @@ impl<'s> Expected<'s> {
 }
 
 /// Reports and removes the unknown keys of a table. If an unknown key is similar to a known key, its value becomes the
-/// value of the known key. If the known key already has a table or an array, the new value is merged into it.
+/// value of the known key. If the known key already has a table or an array, the new value is merged into this table or
+/// array.
 pub(super) fn remove_unknown(
     table: &mut DeTable<'_>,
     known: &[&str],

@@ -83,8 +83,7 @@ pub(super) fn memory(
     let least = rings.saturating_add(runtime.burst);
     match runtime.buffers {
         Some(count) if count < least => {
-            let message =
-                format!("{count} buffers are fewer than the {least} that the rings and a burst of a worker need");
+            let message = format!("`buffers` is {count}, but the rings and one burst of a worker need {least} buffers");
             error("runtime.buffers", message, format!("set buffers to at least {least}, or remove the key"));
             None
         }

@@ -233,11 +233,12 @@ impl Default for Clock {
 pub struct ClockEvent {
     /// The time of the event, counted from the opening of the device.
     pub at: Period,
-    /// The kind of the event: the counter jumps by `value` ticks (`jump`), is set to `value` (`set`), stops (`freeze`),
-    /// continues (`resume`), changes its frequency by `value` parts per billion (`drift`), cannot be read and returns
-    /// the errno `value` (`mute`), or can be read again (`speak`).
+    /// The kind of the event. `"jump"` adds `value` ticks to the counter. `"set"` sets the counter to `value`.
+    /// `"freeze"` stops the counter, and `"resume"` continues it. `"drift"` sets the deviation from the nominal
+    /// frequency to `value` parts per billion. After `"mute"`, reading the counter fails with the errno `value`. After
+    /// `"speak"`, the counter can be read again.
     pub kind: ClockEventKind,
-    /// The parameter of the event, see `kind`.
+    /// The parameter of the event. The key `kind` describes its meaning.
     #[serde(default)]
     pub value: i64,
 }
@@ -254,7 +255,7 @@ pub enum ClockEventKind {
     Freeze,
     /// The counter continues from its current value.
     Resume,
-    /// The frequency of the counter changes.
+    /// The deviation from the nominal frequency changes.
     Drift,
     /// Reading the counter fails.
     Mute,

@@ -47,15 +47,15 @@ impl Offload {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RateLimit {
-    /// The rate, such as `"5Gbps"`: whole kbit/s up to 4294967295 kbit/s.
+    /// The rate, such as `"5Gbps"`: a multiple of 1 kbit/s, at most 4294967295 kbit/s.
     #[serde(deserialize_with = "device_rate")]
     #[schemars(extend("x-previous-name" = "kbps"))]
     pub rate: BitRate,
-    /// The maximum burst, such as `"64KiB"`. 0: the default of the device.
+    /// The maximum burst, such as `"64KiB"`. With 0, the device uses its default.
     #[serde(default, deserialize_with = "bytes_within::<_, u32, 0, 4294967295>")]
     #[schemars(with = "Bytes", range(min = 0, max = 4294967295u32))]
     pub burst: u32,
-    /// The typical packet size, in bytes. 0: the default of the device.
+    /// The typical packet size, in bytes. With 0, the device uses its default.
     #[serde(default, deserialize_with = "bytes_within::<_, u16, 0, 65535>")]
     #[schemars(with = "Bytes", range(min = 0, max = 65535))]
     pub packet: u16,
@@ -174,7 +174,7 @@ pub struct Flow {
     /// What happens to the matched frames.
     pub action: Action,
     /// The name of the counters of the matched frames. The report shows the counters as `flow.NAME.packets` and
-    /// `flow.NAME.bytes`. Rules with the same name share one sum. Only with `frames = "matching"`. Default: not
+    /// `flow.NAME.bytes`. Rules with the same name share their counters. Only with `frames = "matching"`. Default: not
     /// counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<String>,

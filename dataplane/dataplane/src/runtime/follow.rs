@@ -98,7 +98,7 @@ fn wall() -> Ticks {
 fn words(sync: &ClockSync) -> String {
     let why = sync.fault().map_or_else(String::new, |fault| format!(": {fault}"));
     match sync.state() {
-        ClockState::Invalid => format!("the device clock is no longer used, packets get software timestamps{why}"),
+        ClockState::Invalid => format!("the device clock is no longer used, so packets get software timestamps{why}"),
         state => format!("the device clock is used again ({state})"),
     }
 }

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Returns the memory that this process can allocate without swapping, in bytes: the available memory of the host
-/// (proc_meminfo(5)), or the unused part of a smaller limit of a control group (cgroups(7)). Returns `None` if neither
-/// is known.
+/// Returns the memory that this process can allocate without swapping, in bytes. The result is the available memory of
+/// the host (proc_meminfo(5)), unless a control group of the process (cgroups(7)) has less unused memory below its
+/// limit. Returns `None` if neither value is known.
 pub(super) fn available() -> Option<u64> {
     available_below(Path::new("/"))
 }

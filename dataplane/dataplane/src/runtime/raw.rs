@@ -50,7 +50,7 @@ pub(super) fn counted(counters: &Counters) -> BTreeMap<String, u64> {
 }
 
 /// Returns the raw-packet settings of a port. Without flow rules in the config, an input port receives every frame. A
-/// port that is not an input receives no frames, so that the host still receives them.
+/// port that is not an input receives no frames, so that the host still receives its frames.
 fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
     let port = &plan.config;
     let has = |offload| port.offload.contains(&offload);

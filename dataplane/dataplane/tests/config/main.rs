@@ -343,7 +343,7 @@ fn typical_mistakes_get_exact_messages() {
             "buffers = 2000",
             &[(
                 4,
-                "2000 buffers are fewer than the 2496 that the rings and a burst of a worker need",
+                "`buffers` is 2000, but the rings and one burst of a worker need 2496 buffers",
                 "set buffers to at least 2496, or remove the key",
             )],
         ),

@@ -79,8 +79,8 @@ fn huge_pages(topology: &Topology, plan: Option<&Plan>) -> Option<Finding> {
     })
 }
 
-/// Checks the limit on locked memory. The limit matters only for verbs devices and AF_XDP sockets, because they lock
-/// the packet memory that is registered with them.
+/// Checks the limit on locked memory. Only verbs devices and AF_XDP sockets lock packet memory, so a plan without such
+/// ports has no finding.
 fn locked_memory(plan: Option<&Plan>, limit: Memlock) -> Option<Finding> {
     let locks = |port: &PortPlan| port.config.link.as_ref().is_some_and(|link| link.locks_memory());
     let registers = |port: &PortPlan| port.config.is_verbs() || locks(port);
