@@ -305,6 +305,34 @@ fn frozen_device_clock_is_replaced_until_it_resumes() {
     bench.finish();
 }
 
+/// A latency sink that panics after this many records.
+struct PanickingSink(usize);
+
+impl LatencySink for PanickingSink {
+    fn record(&mut self, _: Stamp, _: Stamp, _: u64) {
+        self.0 = self.0.checked_sub(1).expect("the sink accepts one more record");
+    }
+}
+
+#[test]
+fn lane_gives_up_all_slots_after_a_panic_of_the_latency_sink() {
+    for (records, bursts) in [(0, 1), (0, 3), (1, 3), (2, 3)] {
+        let mut bench = Bench::new(vec![(generator(), FaultSpec::default())]);
+        bench.refill();
+        let Bench { lanes, batch, pool, .. } = &mut bench;
+        for _ in 0..bursts {
+            lanes[0].receive(pool, batch, 8).unwrap();
+            lanes[0].transmit(pool, batch);
+        }
+        let mut sink = PanickingSink(records);
+        let reap = std::panic::AssertUnwindSafe(|| (0..2).try_for_each(|_| lanes[0].reap(pool, &mut sink)));
+        assert!(std::panic::catch_unwind(reap).is_err());
+        // The lane still works, and all slots return at its end.
+        (0..20).for_each(|_| bench.round());
+        bench.end();
+    }
+}
+
 proptest! {
     /// All slots return to the pool, for every failure and every time at which the lane stops.
     #[test]

@@ -137,26 +137,35 @@ impl InFlight {
 
     /// Marks the oldest `n` uncompleted sends as completed. At least `n` such sends must exist. Records the latency of
     /// each send unless `completed` is [`Stamp::NONE`]. Returns the total length of the sends, in bytes. Afterwards,
-    /// [`InFlight::reclaim`] returns the slots of these sends to the pool.
+    /// [`InFlight::reclaim`] returns the slots of these sends to the pool. If `latency` panics, all `n` sends are marked.
     #[inline(always)]
     pub(super) fn complete(&mut self, n: usize, completed: Stamp, latency: &mut dyn LatencySink) -> u64 {
-        let (mut done, mut bytes) = (self.completed, 0);
-        let to = done + n as u64;
-        while done < to {
-            let span = *self.spans.first();
-            let (end, span_bytes) = match span.end <= to {
-                true => (span.end, span.bytes),
-                false => (to, self.split_span(done, to)),
-            };
+        let (to, mut bytes) = (self.completed + n as u64, 0);
+        let rest = Rest { in_flight: self, to };
+        while rest.in_flight.completed < to {
+            let (from, span) = rest.in_flight.complete_span(to);
             if completed != Stamp::NONE {
-                latency.record(span.stamp, completed, end - done);
+                latency.record(span.stamp, completed, span.end - from);
             }
-            bytes += u64::from(span_bytes);
-            self.spans.first = self.spans.first.wrapping_add(usize::from(end == span.end));
-            done = end;
+            bytes += u64::from(span.bytes);
         }
-        self.completed = to;
+        std::mem::forget(rest);
         bytes
+    }
+
+    /// Marks the sends of the oldest span up to sequence number `to` as completed. Returns the sequence number of the
+    /// first of these sends, and a span of only these sends.
+    #[inline(always)]
+    fn complete_span(&mut self, to: u64) -> (u64, Span) {
+        let from = self.completed;
+        let mut span = *self.spans.first();
+        if span.end <= to {
+            self.spans.first = self.spans.first.wrapping_add(1);
+        } else {
+            (span.end, span.bytes) = (to, self.split_span(from, to));
+        }
+        self.completed = span.end;
+        (from, span)
     }
 
     /// Returns the slots of all completed sends to the pool. One call usually covers several bursts.
@@ -179,6 +188,21 @@ impl InFlight {
         let bytes = (done..to).map(|count| u32::from(self.descs[self.ring_index(count).0].len)).sum();
         self.spans.first().bytes -= bytes;
         bytes
+    }
+}
+
+/// Marks the sends up to sequence number `to` as completed when it is dropped.
+struct Rest<'a> {
+    in_flight: &'a mut InFlight,
+    to: u64,
+}
+
+impl Drop for Rest<'_> {
+    #[cold]
+    fn drop(&mut self) {
+        while self.in_flight.completed < self.to {
+            self.in_flight.complete_span(self.to);
+        }
     }
 }
 

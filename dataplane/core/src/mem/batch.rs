@@ -414,6 +414,23 @@ impl Batch {
         self.shorten(0);
     }
 
+    /// Removes the first `n` packets without freeing their slots. The caller then owns these slots. The other packets
+    /// keep their labels.
+    #[cold]
+    pub(crate) fn forget_first(&mut self, n: usize) {
+        let len = self.len();
+        let n = n.min(len);
+        self.descs.copy_within(n..len, 0);
+        self.stamps.copy_within(n..len, 0);
+        self.metas.copy_within(n..len, 0);
+        for labels in [&mut self.labels, &mut self.copies] {
+            labels.copy_within(n..len, 0);
+            labels[len - n..len].fill(NEXT);
+        }
+        (self.bounds_known, self.starts_known) = (false, 0);
+        self.shorten(len - n);
+    }
+
     /// Returns the egress port in a packet's metadata.
     #[inline]
     pub(crate) fn egress(&self, index: usize) -> u8 {

@@ -424,10 +424,9 @@ impl BatchMove<'_> {
                 self.copy(index, edge, observer);
             }
             let step = self.step(index);
-            if O::WATCHES
-                && let Some(packet) = self.node.inbox.get_mut(index)
-            {
-                observer.after(self.place, &packet, &step);
+            if O::WATCHES {
+                let place = self.place;
+                show(&mut self.node.inbox, index, |packet| observer.after(place, packet, &step));
             }
             if self.node.watch.is_some() {
                 self.show_drop(index, &step);
@@ -495,8 +494,8 @@ impl BatchMove<'_> {
             None => earlier.get_mut(watch.by),
         };
         let watcher = watcher.and_then(|watcher| watcher.stage.as_drop_observer());
-        if let (Some(watcher), Some(packet)) = (watcher, inbox.get_mut(index)) {
-            watcher.observe_drop(ctx, &packet, Cause { stage: name, reason });
+        if let Some(watcher) = watcher {
+            show(inbox, index, |packet| watcher.observe_drop(ctx, packet, Cause { stage: name, reason }));
         }
     }
 
@@ -511,10 +510,9 @@ impl BatchMove<'_> {
             return;
         }
         node.counters.copied += 1;
-        if O::WATCHES
-            && let Some(packet) = node.inbox.get_mut(index)
-        {
-            observer.after(*place, &packet, &Step::Copied(edge.index(), target));
+        if O::WATCHES {
+            let step = Step::Copied(edge.index(), target);
+            show(&mut node.inbox, index, |packet| observer.after(*place, packet, &step));
         }
     }
 }
@@ -541,6 +539,23 @@ impl Node {
     fn output(&self, edge: Edge) -> Target {
         self.outputs.get(edge.index()).copied().unwrap_or(Target::Drop)
     }
+}
+
+/// Shows the packet at `index` to `observe`. The packets before `index` have already moved to another batch or to the
+/// pool. If `observe` panics, these packets are removed from `inbox`, so that each slot keeps one owner.
+#[cold]
+fn show(inbox: &mut Batch, index: usize, observe: impl FnOnce(&Packet<'_>)) {
+    struct Moved<'a>(&'a mut Batch, usize);
+    impl Drop for Moved<'_> {
+        fn drop(&mut self) {
+            self.0.forget_first(self.1);
+        }
+    }
+    let moved = Moved(inbox, index);
+    if let Some(packet) = moved.0.get_mut(index) {
+        observe(&packet);
+    }
+    std::mem::forget(moved);
 }
 
 #[inline]

@@ -148,6 +148,8 @@ impl<D: Device> DataPath<D> {
     #[cold]
     pub(super) fn reclaim_all(&mut self, pool: &mut Pool) {
         self.check_pool(pool);
+        // After a panic of the latency sink, some completed sends are not reclaimed yet.
+        self.in_flight.reclaim(pool);
         let sending = self.in_flight.len();
         self.in_flight.complete(sending, Stamp::NONE, &mut NoSink);
         self.in_flight.reclaim(pool);

@@ -314,3 +314,73 @@ fn generated_packets_go_on_and_are_counted() {
     pool.put(&taken, SlotState::Batched);
     assert_eq!(pool.available(), free);
 }
+
+/// A stage that panics when it observes the drop of a packet that starts with `w`.
+struct Panicking;
+
+impl Stage for Panicking {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
+        Some(self)
+    }
+}
+
+impl DropObserver for Panicking {
+    fn observe_drop(&mut self, _ctx: &Ctx, packet: &Packet<'_>, _cause: Cause<'_>) {
+        assert_ne!(packet.data()[0], b'w');
+    }
+}
+
+/// An observer that panics after this many packets and copies.
+struct PanicsAfter(usize);
+
+impl Observer for PanicsAfter {
+    fn after(&mut self, _node: usize, _packet: &Packet<'_>, _fate: &Step) {
+        self.0 = self.0.checked_sub(1).expect("enough packets were observed");
+    }
+}
+
+/// A stage that declares copies and requests one of each packet.
+struct Copying;
+
+impl Stage for Copying {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        batch.iter_mut().for_each(|mut packet| packet.copy_to(OUT));
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().copies()
+    }
+}
+
+#[test]
+fn panic_of_an_observer_duplicates_no_slot() {
+    let copying = || {
+        let outputs = vec![("out".to_owned(), Target::Port(0))];
+        vec![NodeSpec { outputs, ..node("copying", Copying, Target::Port(0), None) }]
+    };
+    let observed = |by| vec![sort(Target::Port(0), Some(by)), node("watcher", Panicking, Target::Port(0), None)];
+    let cases = (0..7).map(|most| (vec![sort(Target::Port(0), None)], most));
+    let cases = cases.chain((0..14).map(|most| (copying(), most))).chain([(observed(1), usize::MAX)]);
+    for (nodes, most) in cases {
+        let mut pool = pool();
+        let mut graph = Graph::new(Program::new(nodes), 1, &pool);
+        let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+        for packet in PACKETS {
+            assert!(graph.entry(0).push_bytes(packet.as_bytes(), Stamp::NONE, &mut pool));
+        }
+        let walk = |graph: &mut Graph, pool: &mut Pool| match most {
+            usize::MAX => graph.walk(&ctx, pool, &mut NoObserver),
+            most => graph.walk(&ctx, pool, &mut PanicsAfter(most)),
+        };
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| walk(&mut graph, &mut pool)));
+        assert!(panicked.is_err(), "{most}");
+        let (_, batch) = graph.interrupted().unwrap();
+        let mut owned: Vec<u32> = batch.descs().iter().map(|desc| desc.slot).collect();
+        owned.extend(graph.outbox(0).descs().iter().map(|desc| desc.slot));
+        owned.extend(pool.take(64, SlotState::Batched));
+        owned.sort_unstable();
+        assert_eq!(owned, (0..64).collect::<Vec<u32>>(), "{most}");
+    }
+}
