@@ -66,11 +66,12 @@ impl SoftCq {
         channel: Option<Arc<ChannelEvents>>,
     ) -> Self {
         let shared = &device.shared;
-        let number = shared.number();
+        let reserved = shared.number();
+        let number = reserved.get();
         let attachments = Arc::new(Attachments::new());
         let survives_overrun = shared.profile == Profile::Rxe;
         let (depth, ignore_overrun) = (granted.depth, granted.flags.contains(CqFlags::IGNORE_OVERRUN));
-        let inbox = Inbox::new(number, depth as usize, ignore_overrun, survives_overrun, stamps.clone(), channel);
+        let inbox = Inbox::new(reserved, depth as usize, ignore_overrun, survives_overrun, stamps.clone(), channel);
         let inbox = Arc::new(inbox);
         let core = CqCore::new(device, granted, stamps, faults, &attachments, &inbox);
         let shared = CqShared {

@@ -132,7 +132,7 @@ impl SoftDevice {
         };
         let numbers = link.fabric().map(|fabric| fabric.numbers.clone()).unwrap_or_default();
         let shared = Shared {
-            id: link.fabric().map_or(0, |_| numbers.next()),
+            id: link.fabric().map(|_| numbers.take()),
             profile: spec.profile,
             limits,
             faults: spec.faults,

@@ -14,7 +14,7 @@ use crate::link::{AnyWire, BURST, Sent, Wire};
 use crate::memory::{KeyCache, Slots, SoftMr, copy_inline};
 use crate::qp_shared::QpShared;
 use crate::recv::RecvQueue;
-use crate::shared::Shared;
+use crate::shared::{Identity, Shared};
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, Run, SlotLayout};
 use dataplane_core::units::Ticks;
@@ -71,7 +71,7 @@ pub(super) struct CopyingQp {
     pub(super) mute: bool,
     /// Whether a post of several sends is accepted or refused as a whole.
     all_or_nothing: bool,
-    pd: u32,
+    pd: Identity,
     depth: u64,
     /// The number of sends posted since RESET.
     posted: u64,
@@ -120,7 +120,7 @@ struct Outgoing<'a> {
 }
 
 impl CopyingQp {
-    pub(super) fn new(device: &Shared, wire: AnyWire, pd: u32, spec: &QpSpec) -> Self {
+    pub(super) fn new(device: &Shared, wire: AnyWire, pd: Identity, spec: &QpSpec) -> Self {
         let faults = device.faults;
         let (caps, clock) = (spec.caps, &device.clock);
         let inline = if device.has(Capability::Inline) { u64::from(caps.inline) } else { 0 };

@@ -2,19 +2,20 @@
 
 use std::sync::Arc;
 
+use crate::shared::Identity;
 use dataplane_core::verbs::{AddressHandle, Path};
 
 /// An address handle of a software device.
 #[derive(Clone, Debug)]
-pub struct SoftAh(Arc<(u32, Path)>);
+pub struct SoftAh(Arc<(Identity, Path)>);
 
 impl SoftAh {
-    pub(super) fn new(pd: u32, path: Path) -> Self {
+    pub(super) fn new(pd: Identity, path: Path) -> Self {
         Self(Arc::new((pd, path)))
     }
 
-    /// Returns the number of the protection domain.
-    pub(super) fn pd(&self) -> u32 {
+    /// Returns the identity of the protection domain.
+    pub(super) fn pd(&self) -> Identity {
         self.0.0
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::channel_events::ChannelEvents;
 use crate::completion::{FabricCqe, Stamps};
+use crate::shared::Number;
 use dataplane_core::units::QpNum;
 use dataplane_core::verbs::WcStatus;
 
@@ -13,6 +14,8 @@ use dataplane_core::verbs::WcStatus;
 pub(super) struct Inbox {
     /// The number of the completion queue.
     pub(super) number: u32,
+    /// Reserves `number` while this value exists.
+    _number: Number,
     state: Mutex<InboxState>,
     channel: Option<Arc<ChannelEvents>>,
 }
@@ -34,7 +37,7 @@ struct InboxState {
 
 impl Inbox {
     pub(super) fn new(
-        number: u32,
+        number: Number,
         depth: usize,
         ignore_overrun: bool,
         survives_overrun: bool,
@@ -50,7 +53,7 @@ impl Inbox {
             stamps,
             armed: None,
         };
-        Self { number, state: Mutex::new(state), channel }
+        Self { number: number.get(), _number: number, state: Mutex::new(state), channel }
     }
 
     fn entries(&self) -> MutexGuard<'_, InboxState> {

@@ -137,6 +137,7 @@ mod tests {
 
     use super::*;
     use crate::memory::Keys;
+    use crate::shared::Identity;
     use dataplane_core::mem::{PageKind, Region, RegionSpec, RunSource, SlotLayout};
     use dataplane_core::verbs::Access;
 
@@ -148,8 +149,9 @@ mod tests {
         let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
         let region: Arc<Region> = Region::allocate(spec).unwrap().0.into();
         let part = 0..region.len();
-        let mr = Arc::new(Keys::new()).register(1, region, part, Access::LOCAL_WRITE);
-        Slots::new(mr, layout, 0, 1).unwrap()
+        let pd = Identity::new();
+        let mr = Arc::new(Keys::new()).register(pd, region, part, Access::LOCAL_WRITE).unwrap();
+        Slots::new(mr, layout, 0, pd).unwrap()
     }
 
     /// Returns all bytes of all slots.

@@ -3,19 +3,23 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use crate::window::{BindRequest, BoundRange, Windows};
+use crate::shared::Identity;
+use crate::window::{BIND_BITS, BindRequest, BoundRange, Windows};
 use dataplane_core::mem::{Desc, GUARD, Region, SlotLayout, shared};
-use dataplane_core::units::{Lkey, QpNum, Rkey};
+use dataplane_core::units::{Lkey, Rkey};
 use dataplane_core::verbs::{Access, MemoryRegion, Remote, Sge, WcStatus};
+
+/// The first key. Key 0 is never used.
+const FIRST_KEY: u32 = 1 << BIND_BITS.count_ones();
 
 /// An entry of the key table: one registration.
 #[derive(Clone, Debug)]
 struct KeyEntry {
     lkey: Lkey,
-    pd: u32,
+    pd: Identity,
     access: Access,
     region: Arc<Region>,
     part: Range<usize>,
@@ -46,7 +50,8 @@ pub(super) struct Keys {
     pub(super) windows: Windows,
     /// Incremented after every change of the entries.
     generation: AtomicU64,
-    next: AtomicU32,
+    /// The key that is tried next for a registration or a window. The lock is held until the key is in use.
+    next: Mutex<u32>,
 }
 
 impl Keys {
@@ -55,7 +60,7 @@ impl Keys {
             entries: RwLock::new([].into()),
             windows: Windows::default(),
             generation: AtomicU64::new(1),
-            next: AtomicU32::new(0x100),
+            next: Mutex::new(FIRST_KEY),
         }
     }
 
@@ -69,20 +74,44 @@ impl Keys {
         entries.iter().map(|entry| entry.part.len() as u64).sum()
     }
 
-    /// Returns a unique key whose low 8 bits are 0. A memory window changes these bits with every binding.
-    pub(super) fn key(&self) -> u32 {
-        self.next.fetch_add(0x100, Ordering::Relaxed)
+    /// Calls `insert` with a key that no registration and no window uses. `insert` must add the registration or the
+    /// window to the table. The low 8 bits of the key are 0, because a memory window changes these bits with every
+    /// binding. Returns `None` if all keys are in use.
+    pub(super) fn with_new_key<R>(&self, insert: impl FnOnce(u32) -> R) -> Option<R> {
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = *next;
+        loop {
+            let key = *next;
+            *next = key.checked_add(1 << BIND_BITS.count_ones()).unwrap_or(FIRST_KEY);
+            if !self.is_in_use(key) {
+                return Some(insert(key));
+            }
+            if *next == first {
+                return None;
+            }
+        }
+    }
+
+    fn is_in_use(&self, key: u32) -> bool {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().any(|entry| entry.lkey.0 == key) || self.windows.contains(Rkey(key))
+    }
+
+    /// Sets the key that is tried next.
+    #[cfg(test)]
+    pub(super) fn continue_at(&self, key: u32) {
+        *self.next.lock().unwrap_or_else(PoisonError::into_inner) = key;
     }
 
     /// Binds a memory window. Returns `false` if the region or the window does not allow the binding.
-    pub(super) fn bind(&self, binding: &BindRequest, pd: u32, qp: QpNum) -> bool {
+    pub(super) fn bind(&self, binding: &BindRequest, pd: Identity, qp: Identity) -> bool {
         let BoundRange { lkey, addr, length, access } = binding.to;
         let allowed = length == 0 || self.may_bind(lkey, pd, addr, length, access);
         allowed && self.windows.bind(binding, pd, qp)
     }
 
     /// Whether the region with this key allows a window with this range and access.
-    fn may_bind(&self, lkey: Lkey, pd: u32, addr: u64, length: u64, access: Access) -> bool {
+    fn may_bind(&self, lkey: Lkey, pd: Identity, addr: u64, length: u64, access: Access) -> bool {
         let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
         let writes = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         entries.iter().find(|entry| entry.lkey == lkey).is_some_and(|entry| {
@@ -101,17 +130,19 @@ impl Keys {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Registers memory.
+    /// Registers memory. Returns `None` if all keys are in use.
     pub(super) fn register(
         self: &Arc<Self>,
-        pd: u32,
+        pd: Identity,
         region: Arc<Region>,
         part: Range<usize>,
         access: Access,
-    ) -> SoftMr {
-        let lkey = Lkey(self.key());
-        self.change(|list| list.push(KeyEntry { lkey, pd, access, region: region.clone(), part: part.clone() }));
-        SoftMr(Arc::new(Registration { keys: self.clone(), lkey, pd, access, region, part }))
+    ) -> Option<SoftMr> {
+        self.with_new_key(|key| {
+            let lkey = Lkey(key);
+            self.change(|list| list.push(KeyEntry { lkey, pd, access, region: region.clone(), part: part.clone() }));
+            SoftMr(Arc::new(Registration { keys: self.clone(), lkey, pd, access, region, part }))
+        })
     }
 }
 
@@ -131,11 +162,11 @@ pub(super) struct KeyCache {
     keys: Arc<Keys>,
     entries: Arc<[KeyEntry]>,
     generation: u64,
-    pd: u32,
+    pd: Identity,
 }
 
 impl KeyCache {
-    pub(super) fn new(keys: Arc<Keys>, pd: u32) -> Self {
+    pub(super) fn new(keys: Arc<Keys>, pd: Identity) -> Self {
         Self { keys, entries: [].into(), generation: 0, pd }
     }
 
@@ -162,7 +193,7 @@ impl KeyCache {
     }
 
     /// Returns the memory that a request of the peer to queue pair `qp` addresses, if the access is permitted.
-    pub(super) fn remote(&mut self, remote: Remote, length: u64, access: Access, qp: QpNum) -> Option<RemoteMemory> {
+    pub(super) fn remote(&mut self, remote: Remote, length: u64, access: Access, qp: Identity) -> Option<RemoteMemory> {
         self.refresh();
         if let Some(entry) = self.entries.iter().find(|entry| entry.lkey.0 == remote.rkey.0) {
             let allowed = entry.pd == self.pd && entry.access.contains(access);
@@ -345,7 +376,7 @@ pub struct SoftMr(Arc<Registration>);
 struct Registration {
     keys: Arc<Keys>,
     lkey: Lkey,
-    pd: u32,
+    pd: Identity,
     access: Access,
     region: Arc<Region>,
     part: Range<usize>,
@@ -386,7 +417,7 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Returns `None` if the layout does not fit the region, or if the region belongs to another protection domain.
-    pub(super) fn new(mr: SoftMr, layout: SlotLayout, recv_wr_id: u64, pd: u32) -> Option<Self> {
+    pub(super) fn new(mr: SoftMr, layout: SlotLayout, recv_wr_id: u64, pd: Identity) -> Option<Self> {
         let zero_based = mr.0.access.contains(Access::ZERO_BASED);
         let sound = usize::from(layout.headroom()) + GUARD <= layout.stride() as usize
             && (1..=1 << 24).contains(&layout.count())

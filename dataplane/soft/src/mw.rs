@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::memory::Keys;
+use crate::shared::Identity;
 use crate::window::BIND_BITS;
 use dataplane_core::units::Rkey;
 use dataplane_core::verbs::{MemoryWindow, MwKind};
@@ -16,11 +17,13 @@ pub struct SoftMw {
 }
 
 impl SoftMw {
-    /// Creates a window.
-    pub(super) fn alloc(keys: &Arc<Keys>, kind: MwKind, pd: u32) -> Self {
-        let rkey = Rkey(keys.key());
-        keys.windows.add(rkey, kind, pd);
-        Self { keys: keys.clone(), kind, rkey }
+    /// Creates a window. Returns `None` if all keys are in use.
+    pub(super) fn alloc(keys: &Arc<Keys>, kind: MwKind, pd: Identity) -> Option<Self> {
+        keys.with_new_key(|key| {
+            let rkey = Rkey(key);
+            keys.windows.add(rkey, kind, pd);
+            Self { keys: keys.clone(), kind, rkey }
+        })
     }
 
     /// Returns the key that the window has after the next bind request.

@@ -12,6 +12,7 @@ use crate::mw::SoftMw;
 use crate::open_device::OpenDevice;
 use crate::profile::Profile;
 use crate::qp::SoftQp;
+use crate::shared::Identity;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::Region;
 use dataplane_core::verbs::{Access, Capability, MwKind, Path, ProtectionDomain, QpSpec, QpType, SendApi, SrqSpec};
@@ -23,17 +24,17 @@ pub struct SoftPd(Arc<Domain>);
 #[derive(Debug)]
 struct Domain {
     open: Arc<OpenDevice>,
-    number: u32,
+    identity: Identity,
 }
 
 impl SoftPd {
     pub(super) fn new(device: &Arc<OpenDevice>) -> Self {
-        Self(Arc::new(Domain { open: device.clone(), number: device.shared.number() }))
+        Self(Arc::new(Domain { open: device.clone(), identity: Identity::new() }))
     }
 }
 
-// SAFETY: a registration has an `Arc` of its region, so the memory stays mapped. Each access checks the key, the number
-// of the protection domain, the bounds of the registered part and the access rights.
+// SAFETY: a registration has an `Arc` of its region, so the memory stays mapped. Each access checks the key, the
+// protection domain, the bounds of the registered part and the access rights.
 unsafe impl ProtectionDomain for SoftPd {
     type Mr = SoftMr;
     type Qp = SoftQp;
@@ -43,7 +44,7 @@ unsafe impl ProtectionDomain for SoftPd {
     type Mw = SoftMw;
 
     fn register_part(&self, region: Arc<Region>, part: Range<usize>, access: Access) -> Result<SoftMr, VerbError> {
-        let Domain { open, number: pd } = &*self.0;
+        let Domain { open, identity: pd } = &*self.0;
         let device = &open.shared;
         device.check("ibv_reg_mr")?;
         let failed = |errno| Err(VerbError::new("ibv_reg_mr", errno));
@@ -64,21 +65,22 @@ unsafe impl ProtectionDomain for SoftPd {
         if device.keys.len() >= device.limits.max_mr as usize {
             return failed(libc::ENOMEM);
         }
-        Ok(device.keys.register(*pd, region, part, access))
+        device.keys.register(*pd, region, part, access).ok_or(VerbError::new("ibv_reg_mr", libc::ENOMEM))
     }
 
     fn alloc_mw(&self, kind: MwKind) -> Result<SoftMw, VerbError> {
-        let Domain { open, number: pd } = &*self.0;
+        let Domain { open, identity: pd } = &*self.0;
         let device = &open.shared;
         device.check("ibv_alloc_mw")?;
+        let failed = |errno| VerbError::new("ibv_alloc_mw", errno);
         match device.has(Capability::MemoryWindow) {
-            true => Ok(SoftMw::alloc(&device.keys, kind, *pd)),
-            false => Err(VerbError::new("ibv_alloc_mw", libc::EOPNOTSUPP)),
+            true => SoftMw::alloc(&device.keys, kind, *pd).ok_or(failed(libc::ENOMEM)),
+            false => Err(failed(libc::EOPNOTSUPP)),
         }
     }
 
     fn create_ah(&self, path: &Path) -> Result<SoftAh, VerbError> {
-        let Domain { open, number: pd } = &*self.0;
+        let Domain { open, identity: pd } = &*self.0;
         let device = &open.shared;
         device.check("ibv_create_ah")?;
         if !device.is_valid_path(path) {
@@ -113,7 +115,7 @@ unsafe impl ProtectionDomain for SoftPd {
         recv: &SoftCq,
         srq: Option<&SoftSrq>,
     ) -> Result<SoftQp, VerbError> {
-        let Domain { open, number: pd } = &*self.0;
+        let Domain { open, identity: pd } = &*self.0;
         let device = &open.shared;
         let failed = |errno| Err(VerbError::new("ibv_create_qp", errno));
         device.check("ibv_create_qp")?;

@@ -17,6 +17,7 @@ use crate::mw::SoftMw;
 use crate::open_device::OpenDevice;
 use crate::qp_shared::QpShared;
 use crate::raw::QpCore;
+use crate::shared::Identity;
 use crate::thread_cell::ThreadCell;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Run, SlotLayout};
@@ -46,15 +47,17 @@ impl SoftQp {
     /// Creates a queue pair. The caller has checked `spec`. A raw-packet queue pair has no `fabric`.
     pub(super) fn new(
         device: &Arc<OpenDevice>,
-        pd: u32,
+        pd: Identity,
         spec: &QpSpec,
         [send, recv]: [&SoftCq; 2],
         fabric: Option<&Arc<Fabric>>,
         srq: Option<&SoftSrq>,
     ) -> Self {
-        let number = QpNum(device.shared.number());
+        let number = device.shared.number();
         let shared = Arc::new(QpShared {
-            number,
+            number: QpNum(number.get()),
+            _number: number,
+            identity: Identity::new(),
             kind: spec.kind,
             state: AtomicU32::new(QpState::Reset.raw()),
             released: AtomicU64::new(0),
@@ -199,9 +202,11 @@ unsafe impl QueuePair for SoftQp {
         Ok(())
     }
 
-    /// The device accesses memory only while a thread posts or polls, so dropping the handle ends all accesses.
+    /// The device accesses the memory of a raw-packet queue pair only while a thread posts or polls. A thread that
+    /// polls may still use its list of queue pairs, so the queue pair is destroyed only if no other thread owns it.
     fn destroy(self) -> Result<(), VerbError> {
-        Ok(())
+        let is_owned_elsewhere = self.core.is_some() && self.claim(|core| core.reset(&self.shared.counts)).is_none();
+        if is_owned_elsewhere { Err(VerbError::new("ibv_destroy_qp", libc::EBUSY)) } else { Ok(()) }
     }
 
     fn bind_slots(&mut self, mr: &SoftMr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), VerbError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::counters::Counting;
-use crate::shared::Shared;
+use crate::shared::{Identity, Number, Shared};
 use dataplane_core::units::QpNum;
 use dataplane_core::verbs::{QpState, QpType};
 
@@ -12,6 +12,9 @@ use dataplane_core::verbs::{QpState, QpType};
 #[derive(Debug)]
 pub(super) struct QpShared {
     pub(super) number: QpNum,
+    /// Reserves `number` while this value exists.
+    pub(super) _number: Number,
+    pub(super) identity: Identity,
     pub(super) kind: QpType,
     pub(super) state: AtomicU32,
     /// The number of sends since RESET whose queue entries are free, because their completion or a later completion was

@@ -12,6 +12,7 @@ use crate::memory::SoftMr;
 use crate::open_device::OpenDevice;
 use crate::qp_shared::QpShared;
 use crate::ring::Ring;
+use crate::shared::Identity;
 use crate::zero_copy::ZeroCopyQp;
 use dataplane_core::mem::{Run, SlotLayout};
 use dataplane_core::verbs::{Completions, PostError, QpSpec, RecvRequest, SendRequest};
@@ -38,7 +39,7 @@ macro_rules! inside {
 }
 
 impl QpCore {
-    pub(super) fn new(device: &OpenDevice, pd: u32, spec: &QpSpec) -> Self {
+    pub(super) fn new(device: &OpenDevice, pd: Identity, spec: &QpSpec) -> Self {
         let shared = &device.shared;
         match device.link.clone().end(spec, &device.rss, &shared.clock) {
             LinkEnd::Copying(wire) => Self::Copying(CopyingQp::new(shared, wire, pd, spec)),

@@ -3,7 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dataplane_core::units::{Lkey, QpNum, Rkey};
+use crate::shared::Identity;
+use dataplane_core::units::{Lkey, Rkey};
 use dataplane_core::verbs::{Access, MwKind, Remote};
 
 /// The bits of a window's key that change with every binding.
@@ -31,10 +32,10 @@ pub(super) struct BindRequest {
 struct Window {
     rkey: Rkey,
     kind: MwKind,
-    pd: u32,
+    pd: Identity,
     bound: Option<BoundRange>,
     /// The queue pair that bound the window. A type 2 window is usable only through that queue pair.
-    qp: QpNum,
+    qp: Option<Identity>,
 }
 
 /// The memory windows of a device.
@@ -51,8 +52,13 @@ impl Windows {
     }
 
     /// Adds a window.
-    pub(super) fn add(&self, rkey: Rkey, kind: MwKind, pd: u32) {
-        self.lock().push(Window { rkey, kind, pd, bound: None, qp: QpNum(0) });
+    pub(super) fn add(&self, rkey: Rkey, kind: MwKind, pd: Identity) {
+        self.lock().push(Window { rkey, kind, pd, bound: None, qp: None });
+    }
+
+    /// Whether a window uses this key, in any of its bindings.
+    pub(super) fn contains(&self, rkey: Rkey) -> bool {
+        self.with(rkey, |_| ()).is_some()
     }
 
     /// Removes a window.
@@ -62,12 +68,19 @@ impl Windows {
 
     /// Returns the L_Key of the region that a request of the peer accesses through a window. The request arrives at
     /// queue pair `qp` of protection domain `pd`.
-    pub(super) fn through(&self, remote: Remote, length: u64, access: Access, pd: u32, qp: QpNum) -> Option<Lkey> {
+    pub(super) fn through(
+        &self,
+        remote: Remote,
+        length: u64,
+        access: Access,
+        pd: Identity,
+        qp: Identity,
+    ) -> Option<Lkey> {
         self.with(remote.rkey, |window| {
             let bound = window.bound.filter(|_| window.rkey == remote.rkey)?;
             let owner = match window.kind {
                 MwKind::Type1 => window.pd == pd,
-                MwKind::Type2 => window.qp == qp,
+                MwKind::Type2 => window.qp == Some(qp),
             };
             let from = remote.addr.checked_sub(bound.addr)?;
             let inside = from.checked_add(length)? <= bound.length;
@@ -77,7 +90,7 @@ impl Windows {
 
     /// Binds a window. The caller has checked that the region allows the binding. Returns `false` if the window does
     /// not allow the binding.
-    pub(super) fn bind(&self, binding: &BindRequest, pd: u32, qp: QpNum) -> bool {
+    pub(super) fn bind(&self, binding: &BindRequest, pd: Identity, qp: Identity) -> bool {
         let open = binding.to.length > 0;
         let bound = self.with(binding.rkey, |window| {
             // A type 2 window must be invalidated before it is bound again, and cannot be bound with length 0.
@@ -85,7 +98,7 @@ impl Windows {
             if !ready || window.pd != pd {
                 return false;
             }
-            (window.rkey, window.qp) = (binding.rkey, qp);
+            (window.rkey, window.qp) = (binding.rkey, Some(qp));
             window.bound = open.then_some(binding.to);
             true
         });
@@ -93,9 +106,9 @@ impl Windows {
     }
 
     /// Invalidates a key. Returns `false` unless queue pair `qp` has bound a type 2 window under this key.
-    pub(super) fn invalidate(&self, rkey: Rkey, qp: QpNum) -> bool {
+    pub(super) fn invalidate(&self, rkey: Rkey, qp: Identity) -> bool {
         let ended = self.with(rkey, |window| {
-            let own = window.rkey == rkey && window.kind == MwKind::Type2 && window.qp == qp;
+            let own = window.rkey == rkey && window.kind == MwKind::Type2 && window.qp == Some(qp);
             own && window.bound.take().is_some()
         });
         ended == Some(true)

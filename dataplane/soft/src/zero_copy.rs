@@ -13,7 +13,7 @@ use crate::link::{CompletedSend, Received, ZeroCopyQueue};
 use crate::memory::{Slots, SoftMr};
 use crate::qp_shared::QpShared;
 use crate::ring::Ring;
-use crate::shared::Shared;
+use crate::shared::{Identity, Shared};
 use dataplane_core::mem::{Desc, SlotLayout};
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::{Completions, MemoryRegion, QpSpec, QpState, RUN, RecvRequest, WcStatus};
@@ -25,7 +25,7 @@ pub(super) struct ZeroCopyQp {
     slots: Option<Slots>,
     /// The injected faults that refuse posts: index 0 for receives, index 1 for sends.
     refused: [Option<PostFaults>; 2],
-    pd: u32,
+    pd: Identity,
     /// The depth of the send queue.
     depth: u64,
     /// The number of sends posted since RESET.
@@ -36,7 +36,7 @@ pub(super) struct ZeroCopyQp {
 }
 
 impl ZeroCopyQp {
-    pub(super) fn new(device: &Shared, queue: ZeroCopyQueue, pd: u32, spec: &QpSpec) -> Self {
+    pub(super) fn new(device: &Shared, queue: ZeroCopyQueue, pd: Identity, spec: &QpSpec) -> Self {
         let faults = device.faults;
         Self {
             queue,

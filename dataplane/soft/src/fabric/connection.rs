@@ -17,6 +17,7 @@ use crate::memory::{KeyCache, Slots, SoftMr, copy_inline};
 use crate::mw::SoftMw;
 use crate::profile::Profile;
 use crate::qp_shared::QpShared;
+use crate::shared::Identity;
 use crate::window::{BindRequest, BoundRange};
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, SlotLayout};
@@ -36,7 +37,7 @@ pub(crate) struct Connection {
     _srq: Option<SoftSrq>,
     slots: Option<Slots>,
     peer: Option<DatagramTarget>,
-    pd: u32,
+    pd: Identity,
     /// Whether a post of several sends is accepted or refused as a whole.
     all_or_nothing: bool,
     inline: u64,
@@ -68,7 +69,7 @@ impl Connection {
     pub(crate) fn new(
         fabric: &Arc<Fabric>,
         shared: &Arc<QpShared>,
-        pd: u32,
+        pd: Identity,
         spec: &QpSpec,
         cqs: [&Arc<Inbox>; 2],
         srq: Option<&SoftSrq>,

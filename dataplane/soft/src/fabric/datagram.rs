@@ -49,7 +49,7 @@ impl Qp {
         }
         let Some(receive) = self.take_receive(ctx) else { return self.shared.counts.rx_out_of_buffer.add(1) };
         let length = datagram.payload.len();
-        let failed = ctx.net.faults.get_mut(&self.shared.device.id).and_then(|faults| faults.receive_fails());
+        let failed = ctx.net.faults.get_mut(&self.shared.device.id()).and_then(|faults| faults.receive_fails());
         self.shared.counts.faults.add(u64::from(failed.is_some()));
         let too_long = receive.capacity() < (GRH + length) as u64;
         let written = match failed {

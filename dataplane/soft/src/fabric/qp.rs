@@ -17,6 +17,7 @@ use crate::memory::KeyCache;
 use crate::port::pkeys_match;
 use crate::profile::Profile;
 use crate::qp_shared::QpShared;
+use crate::shared::Identity;
 use dataplane_core::clock::ClockSource;
 use dataplane_core::units::{Gid, Nanos, Ticks};
 use dataplane_core::verbs::CompletionValues;
@@ -30,7 +31,7 @@ use dataplane_core::verbs::{
 pub(super) struct Qp {
     pub(super) shared: Arc<QpShared>,
     pub(super) profile: Profile,
-    pub(super) pd: u32,
+    pub(super) pd: Identity,
     pub(super) caps: QpCaps,
     pub(super) signal_all: bool,
     pub(super) keys: KeyCache,

@@ -82,7 +82,7 @@ impl Qp {
     /// Starts a request: checks whether it is valid, and assigns packet numbers.
     fn begin(&mut self, at: usize, ctx: &mut FabricContext<'_>) -> Result<(), WcStatus> {
         let (rxe, kind) = (self.is_rxe(), self.kind());
-        if let Some(faults) = ctx.net.faults.get_mut(&self.shared.device.id)
+        if let Some(faults) = ctx.net.faults.get_mut(&self.shared.device.id())
             && let Some(status) = faults.send_fails()
         {
             self.shared.counts.faults.add(1);
@@ -127,7 +127,7 @@ impl Qp {
 
     /// Binds or invalidates a memory window.
     fn perform_local(&mut self, at: usize) -> Result<(), WcStatus> {
-        let (qp, keys) = (self.shared.number, self.keys.keys());
+        let (qp, keys) = (self.shared.identity, self.keys.keys());
         match self.requester.queue[at].work {
             SendWork::Bind(binding) => match keys.bind(&binding, self.pd, qp) {
                 true => Ok(()),

@@ -180,7 +180,7 @@ impl Qp {
     fn open(&mut self, part: &Part, ctx: &mut FabricContext<'_>) -> Result<Message, Refusal> {
         let Some((remote, length)) = part.write else {
             let receive = self.take_receive(ctx).ok_or_else(|| self.not_ready())?;
-            let failed = ctx.net.faults.get_mut(&self.shared.device.id).and_then(|faults| faults.receive_fails());
+            let failed = ctx.net.faults.get_mut(&self.shared.device.id()).and_then(|faults| faults.receive_fails());
             if let Some(status) = failed {
                 self.shared.counts.faults.add(1);
                 return Err(Refusal { nak: Nak::RemoteOperation, receive: Some((receive, status)) });
@@ -209,7 +209,7 @@ impl Qp {
     /// Returns the memory at a remote address, or `None` if the access is not permitted. If `length` is 0, the key is
     /// not checked and the result is `Some(None)`.
     fn reach_memory(&mut self, remote: Remote, length: u64, access: Access) -> Option<Option<RemoteMemory>> {
-        let qp = self.shared.number;
+        let qp = self.shared.identity;
         if length == 0 { Some(None) } else { self.keys.remote(remote, length, access, qp).map(Some) }
     }
 
@@ -232,7 +232,7 @@ impl Qp {
             flags |= WcFlags::WITH_IMM;
         }
         if let Some(rkey) = part.invalidate {
-            if !self.keys.keys().windows.invalidate(rkey, self.shared.number) {
+            if !self.keys.keys().windows.invalidate(rkey, self.shared.identity) {
                 let refusal = Refusal { nak: Nak::RemoteAccess, receive: Some((receive, WcStatus::RemInvReqErr)) };
                 return Err(refusal);
             }

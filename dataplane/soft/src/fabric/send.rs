@@ -1,6 +1,7 @@
 //! A posted send: its operation and its progress.
 
 use super::packet::psn_distance;
+use crate::shared::Identity;
 use crate::window::BindRequest;
 use dataplane_core::units::{QpNum, Rkey};
 use dataplane_core::verbs::{Path, QpType, Remote, SendFlags, SendOp, Sge, WcOpcode, WcStatus, WrOpcode};
@@ -12,7 +13,7 @@ pub(super) struct DatagramTarget {
     pub(super) qp: QpNum,
     pub(super) qkey: u32,
     /// The protection domain of the address handle.
-    pub(super) pd: u32,
+    pub(super) pd: Identity,
 }
 
 /// The operation of a posted send.

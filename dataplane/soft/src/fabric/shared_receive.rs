@@ -5,21 +5,21 @@ use std::sync::Arc;
 
 use super::network::Fabric;
 use super::srq::Srq;
-use crate::shared::Shared;
+use crate::shared::{Number, Shared};
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{PostError, RecvRequest, SharedReceiveQueue, SrqSpec};
 
 /// The registration of the queue on its fabric. Dropping this value removes the queue.
 #[derive(Debug)]
 struct Handle {
-    number: u32,
+    number: Number,
     device: Arc<Shared>,
     fabric: Arc<Fabric>,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.fabric.lock().srqs.remove(&self.number);
+        self.fabric.lock().srqs.remove(&self.number.get());
         self.device.srq_is_gone();
     }
 }
@@ -36,14 +36,14 @@ impl SoftSrq {
     pub(crate) fn new(device: &Arc<Shared>, fabric: &Arc<Fabric>, spec: &SrqSpec) -> Self {
         let number = device.number();
         let srq = Srq {
-            number,
+            number: number.get(),
             device: device.clone(),
             queue: VecDeque::new(),
             capacity: device.profile.slots(spec.depth) as usize,
             sges: spec.sges as usize,
             limit: 0,
         };
-        fabric.lock().srqs.insert(number, srq);
+        fabric.lock().srqs.insert(number.get(), srq);
         let handle = Handle { number, device: device.clone(), fabric: fabric.clone() };
         Self { handle: Arc::new(handle), depth: spec.depth }
     }
@@ -54,7 +54,7 @@ impl SoftSrq {
     }
 
     fn with<R>(&self, verb: &'static str, work: impl FnOnce(&mut Srq) -> Result<R, i32>) -> Result<R, VerbError> {
-        let done = match self.handle.fabric.lock().srqs.get_mut(&self.handle.number) {
+        let done = match self.handle.fabric.lock().srqs.get_mut(&self.handle.number.get()) {
             Some(srq) if !self.handle.device.is_gone() => work(srq),
             _ => Err(libc::EIO),
         };
@@ -67,7 +67,7 @@ impl SoftSrq {
 // receives.
 unsafe impl SharedReceiveQueue for SoftSrq {
     fn number(&self) -> u32 {
-        self.handle.number
+        self.handle.number.get()
     }
 
     fn depth(&self) -> u32 {

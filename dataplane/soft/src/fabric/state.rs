@@ -152,14 +152,14 @@ impl FabricState {
         if !here || device.is_gone() || !device.is_up() {
             return;
         }
-        let Some(faults) = self.net.faults.get_mut(&device.id) else { return self.deliver(packet) };
+        let Some(faults) = self.net.faults.get_mut(&device.id()) else { return self.deliver(packet) };
         let before = faults.injected;
         faults.arrive(packet);
         qp.shared.counts.faults.add(faults.injected - before);
         if let Some(flap) = faults.flapped() {
             device.raise(if flap == Flap::Down { EventKind::PortErr } else { EventKind::PortActive }, 1);
         }
-        let id = device.id;
+        let id = device.id();
         while let Some(packet) = self.net.faults.get_mut(&id).and_then(Faults::next) {
             self.deliver(packet);
         }
@@ -185,7 +185,7 @@ impl FabricState {
         let faults = device.faults;
         if !faults.no_queue_faults() {
             let new = || Faults::new(faults, 0, device.clock.clone());
-            self.net.faults.entry(device.id).or_insert_with(new);
+            self.net.faults.entry(device.id()).or_insert_with(new);
         }
     }
 }

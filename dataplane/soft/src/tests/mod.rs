@@ -4,6 +4,7 @@ mod clocks;
 mod completions;
 mod faults;
 mod features;
+mod identity;
 mod interfaces;
 mod links;
 mod messages;
