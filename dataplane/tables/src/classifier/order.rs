@@ -78,7 +78,8 @@ impl Order {
         }
     }
 
-    /// Returns the position values of the two rules directly before and after a range of indexes.
+    /// Returns the position values of the two rules directly before and after a range of indexes. A missing rule counts
+    /// as 0 before the range, and as [`END`] after the range.
     fn around(&self, positions: Range<usize>) -> (u64, u64) {
         let place = |at: usize| self.0.get(at).map(|rank| rank >> NUMBER);
         (positions.start.checked_sub(1).and_then(place).unwrap_or(0), place(positions.end).unwrap_or(END))
