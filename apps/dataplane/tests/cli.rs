@@ -235,7 +235,7 @@ fn strict_check_fails_on_a_control_socket_that_is_in_use() {
     let (status, out, err) = dataplane(&folder, "check --strict @/x.toml");
     assert_eq!((status, out.as_str()), (2, ""), "{err}");
     assert!(err.contains(&format!("error: {message}")) && err.contains("x.toml:3:11"), "{err}");
-    assert!(err.contains("help: end that program, or name another path"), "{err}");
+    assert!(err.contains("help: end the other program, or name another path"), "{err}");
 }
 
 #[test]
@@ -630,7 +630,10 @@ fn explain_shows_the_packets_before_damage() {
     assert_eq!(status, 1);
     let count = json(&out).as_array().unwrap().len();
     assert!(count > 0);
-    assert!(err.contains("damaged at byte") && err.contains(&format!("the {count} packets before it")), "{err}");
+    assert!(
+        err.contains("damaged at byte") && err.contains(&format!("the {count} packets before the damage")),
+        "{err}"
+    );
 
     folder.write("in.pcap", "this is no capture, but long enough to be one");
     let (status, out, err) = dataplane(&folder, "explain @/x.toml @/in.pcap");

@@ -21,7 +21,7 @@ pub(super) struct Cli {
 const STATUS: &str = "Exit status: 0 success and a balanced ledger, 1 a failed run, 2 a wrong command line or config.";
 
 const DOCTOR_STATUS: &str =
-    "Exit status: 0 no cause of failures or packet loss found, 1 at least one found, 2 a wrong command line or config.";
+    "Exit status: 0 no cause of failures or packet loss, 1 at least one such cause, 2 a wrong command line or config.";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_read_as_in_a_config() {
+    fn durations_have_the_syntax_of_a_config() {
         assert_eq!(period("1h30m"), Ok(Duration::from_secs(5400)));
         assert_eq!(interval("250us"), Ok(Duration::from_micros(250)));
         assert!(period("10").unwrap_err().starts_with("`10` is not a duration"));

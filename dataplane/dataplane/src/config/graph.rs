@@ -152,7 +152,8 @@ impl Wiring<'_, '_> {
         let terminal = shape.is_some_and(|shape| shape.terminal);
         if let Some(next) = &head.next {
             if terminal {
-                let message = format!("packets end at `{}`, so it has no next stage", head.name().get_ref());
+                let message =
+                    format!("`{}` has no next stage, because packets end at this stage", head.name().get_ref());
                 self.error(next.span(), message, "remove `next`");
                 return None;
             }

@@ -379,7 +379,9 @@ fn subnet<'de, D: Deserializer<'de>, T>(
     let net = text.parse::<IpNet>().or_else(|_| text.parse::<IpAddr>().map(IpNet::from)).ok().and_then(take);
     let wrong =
         |help| serde::de::Error::custom(format!("`{text}` is not an {version} address or prefix; help: {help}"));
-    net.map(Some).ok_or_else(|| wrong("write an address, or a prefix with host bits of 0, such as \"192.0.2.0/24\""))
+    net.map(Some).ok_or_else(|| {
+        wrong("write an address, or a prefix with host bits of 0, such as \"192.0.2.0/24\" or \"2001:db8::/32\"")
+    })
 }
 
 fn subnet4<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Ipv4Net>, D::Error> {

@@ -58,7 +58,7 @@ mod tests {
     use dataplane_testing::Folder;
 
     #[test]
-    fn smallest_limit_of_the_control_groups_counts() {
+    fn smallest_control_group_limit_is_used() {
         let folder = Folder::new();
         let available = |files: &[(&str, &str)]| {
             for (name, text) in files {

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_worker_is_not_waited_for_and_is_no_error() {
+    fn sampler_does_not_wait_for_an_ended_worker() {
         let (info, (request, reply)) = (info(), sample::channel());
         let own = Box::new(Sample::new(&info));
         let mut sampler = Sampler::new([(info, own, request)]);

@@ -115,7 +115,7 @@ fn invalid_values_are_reported_at_their_location() {
         ("offload = ['fcs', 'fcs']", "the offload `fcs` is listed twice", "remove one of the two"),
         (
             "offload = ['delay_drop']",
-            "delay_drop needs several queues, and `wan` has one because there is one worker",
+            "delay_drop needs several queues, but `wan` has one queue for its one worker",
             "remove \"delay_drop\" from `offload`, or use more workers in [runtime]",
         ),
         ("flow = [{ count = '' }]", "the name of the counter is empty", "write count = \"dns\""),
@@ -170,12 +170,12 @@ fn invalid_values_are_reported_at_their_location() {
         (
             "flow = [{ match = { ipv4 = { src = '192.0.2.1/24' } } }]",
             "`192.0.2.1/24` is not an IPv4 address or prefix",
-            "write an address, or a prefix with host bits of 0, such as \"192.0.2.0/24\"",
+            "write an address, or a prefix with host bits of 0, such as \"192.0.2.0/24\" or \"2001:db8::/32\"",
         ),
         (
             "flow = [{ match = { ipv6 = { dst = '192.0.2.1' } } }]",
             "`192.0.2.1` is not an IPv6 address or prefix",
-            "write an address, or a prefix with host bits of 0, such as \"192.0.2.0/24\"",
+            "write an address, or a prefix with host bits of 0, such as \"192.0.2.0/24\" or \"2001:db8::/32\"",
         ),
         (
             "flow = [{ match = { ethernet = { vlan = 4095 } } }]",

@@ -241,7 +241,7 @@ fn mtu(case: &Case<'_>, facts: &InterfaceFacts) -> Option<Finding> {
         Finding::new(
             Severity::Breaks,
             format!("the MTU of the interface is {}, but the mtu of the port is {wanted}", facts.mtu),
-            "packets that only fit the larger MTU are dropped and counted",
+            "packets longer than the smaller MTU are dropped and counted",
             fix,
         )
     })

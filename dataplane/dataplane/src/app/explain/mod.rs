@@ -82,7 +82,7 @@ pub(super) fn explain(registry: &Registry, args: &args::Explain) -> Result<(), C
     }
     match &capture.damage {
         Some(damage) if count == capture.len() => Err(named(&format!(
-            "damaged at byte {}: {} (the {count} packets before it are shown)",
+            "damaged at byte {}: {} (the {count} packets before the damage are shown)",
             damage.offset, damage.reason
         ))),
         _ => Ok(()),

@@ -326,7 +326,7 @@ pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: u
         let Some(PortPlan { config: port, .. }) = plan else { continue };
         if let Some(at) = port.offload.iter().position(|offload| *offload == Offload::DelayDrop) {
             let message =
-                format!("delay_drop needs several queues, and `{}` has one because there is one worker", port.name);
+                format!("delay_drop needs several queues, but `{}` has one queue for its one worker", port.name);
             let mistake = Mistake::error(loaded.locate(&format!("port[{index}].offload[{at}]")), message);
             diagnostics.push(mistake.help("remove \"delay_drop\" from `offload`, or use more workers in [runtime]"));
         }
