@@ -35,7 +35,7 @@ pub struct StageShape {
 pub enum Target {
     /// The stage with this index.
     Stage(usize),
-    /// Drop the packets and count them.
+    /// No stage. The packets are dropped and counted.
     Drop,
 }
 

@@ -2,9 +2,9 @@
 //! two loop iterations, so that the ledger balances.
 //!
 //! The requester passes an empty sample to the worker, and the worker returns the filled sample. The worker allocates
-//! no memory for an answer. The worker checks for a request once in 256 iterations, and after each sleep. Samples are
-//! allocated on the worker's thread, because the worker swaps the sample's histograms with its own and continues to
-//! write to them.
+//! no memory for an answer. The worker checks for a request once in 256 iterations, and after each sleep. For an
+//! answer, the worker swaps its histograms with the empty histograms of the sample, and then writes to the swapped
+//! histograms. The worker's thread therefore allocates the samples, so that their memory is on the worker's NUMA node.
 
 use std::collections::BTreeMap;
 
@@ -140,8 +140,8 @@ impl Times {
 pub(crate) struct Sample {
     /// The counters since the start of the worker.
     pub(crate) counters: Counters,
-    /// The times since the previous sample. The worker swaps these histograms with its own, because copying them would
-    /// take long.
+    /// The times since the previous sample. The worker swaps these histograms with its own histograms, because a copy
+    /// would take long.
     pub(crate) times: Times,
 }
 

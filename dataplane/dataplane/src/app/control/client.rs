@@ -18,7 +18,7 @@ const MAX_ANSWER: u64 = 64 << 20;
 pub(in crate::app) struct Found {
     /// The sockets of this user, by process id. Some sockets may belong to killed programs.
     pub(in crate::app) own: Vec<(u32, PathBuf)>,
-    /// The number of sockets of other users, which are not used.
+    /// The number of sockets of other users. The client does not connect to such sockets.
     pub(in crate::app) others: usize,
 }
 

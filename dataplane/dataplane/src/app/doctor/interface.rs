@@ -1,4 +1,4 @@
-//! Checks network interfaces for problems that affect every kind of link. Each kind of link adds checks of its own.
+//! Checks network interfaces for problems that affect every kind of link. Each kind of link adds its own checks.
 
 use std::io;
 

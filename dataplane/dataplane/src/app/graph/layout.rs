@@ -1,9 +1,9 @@
 //! Places the nodes of a diagram in layers, from top to bottom, with few crossings of edges and no overlaps of texts.
 //!
 //! The method is from Sugiyama, Tagawa and Toda (1981). The layer of a node is the length of the longest path to the
-//! node. Within a layer, nodes are ordered by the mean position of their neighbours. Coordinates are computed last.
-//! Between two layers of nodes is a layer of bends, where edges may change direction. The first bend of an edge is as
-//! wide as the label of the edge, so labels occupy space like nodes.
+//! node. Within a layer, the order of the nodes follows the mean position of their neighbours. The last step computes
+//! the coordinates. Between two layers of nodes is a layer of bends, where edges may change direction. The first bend
+//! of an edge is as wide as the label of the edge, so labels occupy space like nodes.
 
 /// The nodes and edges to place.
 pub(super) struct Problem<'a> {
