@@ -15,7 +15,8 @@ type Millis = u64;
 
 /// How long an answer is awaited, in milliseconds (RFC 4861, section 10: RETRANS_TIMER).
 pub(super) const RETRANS_TIMER: Millis = 1000;
-/// Number of requests sent by multicast or broadcast, and by unicast (MAX_MULTICAST_SOLICIT, MAX_UNICAST_SOLICIT).
+/// Largest number of requests by multicast or broadcast, and of requests by unicast (MAX_MULTICAST_SOLICIT,
+/// MAX_UNICAST_SOLICIT).
 pub(super) const MAX_SOLICITS: u8 = 3;
 /// The time from the first use of a stale neighbour to the first unicast request, in milliseconds
 /// (DELAY_FIRST_PROBE_TIME).
@@ -44,7 +45,7 @@ impl Limit {
 /// How long a neighbour waits for its first request if the limit is reached, in milliseconds. After that time, the next
 /// packet to the neighbour starts a new wait.
 const MAX_WAIT: Millis = 200;
-/// The total time for the repeated requests for a neighbour if the limit is reached, in milliseconds.
+/// The age at which an unknown neighbour counts as failed if the limit delays its repeated requests, in milliseconds.
 const MAX_REPEAT_TIME: Millis = RETRANS_TIMER * (MAX_SOLICITS as Millis + 1);
 /// The largest part of a full table that is evicted at once: the maximum number of entries divided by this number.
 const EVICTION_DIVISOR: usize = 16;
@@ -321,7 +322,7 @@ impl StateMachine {
         actions.push(Action::Set(hop, resolved, mark));
     }
 
-    /// Makes room for one more neighbour. Evicts the oldest neighbours that never answered first, and then the oldest
+    /// Makes room for one more neighbour. First evicts the oldest neighbours that never answered, and then the oldest
     /// neighbours that are stale or do not answer any more. An unsolicited message evicts no stale neighbour that has
     /// answered. Neighbours in use stay. Returns `false` if there is no room.
     fn make_room(&mut self, unsolicited: bool, actions: &mut Vec<Action>) -> bool {

@@ -27,10 +27,10 @@ const MAX_COPIES_LATER: f64 = 4.0;
 const MAX_STORED: (usize, usize) = (32, 4096);
 /// Largest number of leaves that a rule is copied to when it is added after the compilation.
 const MAX_LEAVES_PER_RULE: usize = 64;
-/// Largest number of children of a root that one rule is copied to. The first value is for small rule sets, and the
-/// second value is for large rule sets.
+/// Limits of the children of a root that one rule is copied to: for small rule sets, and for large rule sets. The last
+/// tree has no limit.
 const FIRST_COPIES: (usize, usize) = (64, 4);
-/// Number of children of a root that the copies of all rules together may fill.
+/// Between the two limits of [`FIRST_COPIES`], the limit is this number divided by the number of rules.
 const FIRST_CELLS: usize = 4096;
 
 /// The trees of all rules of one address family.
