@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::shared::Identity;
+use crate::numbers::Identity;
 use dataplane_core::verbs::{AddressHandle, Path};
 
 /// An address handle of a software device.

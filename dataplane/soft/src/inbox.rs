@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::channel_events::ChannelEvents;
 use crate::completion::{FabricCqe, Stamps};
-use crate::shared::Number;
+use crate::numbers::Number;
 use dataplane_core::units::QpNum;
 use dataplane_core::verbs::WcStatus;
 

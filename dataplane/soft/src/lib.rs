@@ -50,6 +50,7 @@ mod line;
 mod link;
 mod memory;
 mod mw;
+mod numbers;
 mod open_device;
 mod pd;
 mod port;

@@ -137,7 +137,7 @@ mod tests {
 
     use super::*;
     use crate::memory::Keys;
-    use crate::shared::Identity;
+    use crate::numbers::Identity;
     use dataplane_core::mem::{PageKind, Region, RegionSpec, RunSource, SlotLayout};
     use dataplane_core::verbs::Access;
 

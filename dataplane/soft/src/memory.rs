@@ -6,7 +6,7 @@ use std::slice;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use crate::shared::Identity;
+use crate::numbers::Identity;
 use crate::window::{BIND_BITS, BindRequest, BoundRange, Windows};
 use dataplane_core::mem::{Desc, GUARD, Region, SlotLayout, shared};
 use dataplane_core::units::{Lkey, Rkey};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::memory::Keys;
-use crate::shared::Identity;
+use crate::numbers::Identity;
 use crate::window::BIND_BITS;
 use dataplane_core::units::Rkey;
 use dataplane_core::verbs::{MemoryWindow, MwKind};

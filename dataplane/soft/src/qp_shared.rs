@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::counters::Counting;
-use crate::shared::{Identity, Number, Shared};
+use crate::numbers::{Identity, Number};
+use crate::shared::Shared;
 use dataplane_core::units::QpNum;
 use dataplane_core::verbs::{QpState, QpType};
 

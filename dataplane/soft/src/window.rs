@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::shared::Identity;
+use crate::numbers::Identity;
 use dataplane_core::units::{Lkey, Rkey};
 use dataplane_core::verbs::{Access, MwKind, Remote};
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, MutexGuard};
 
 use super::state::FabricState;
 use super::timer::TimedState;
-use crate::shared::Numbers;
+use crate::numbers::Numbers;
 use dataplane_core::units::QpNum;
 
 /// The network that connects queue pairs.

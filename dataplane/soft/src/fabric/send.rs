@@ -1,7 +1,7 @@
 //! A posted send: its operation and its progress.
 
 use super::packet::psn_distance;
-use crate::shared::Identity;
+use crate::numbers::Identity;
 use crate::window::BindRequest;
 use dataplane_core::units::{QpNum, Rkey};
 use dataplane_core::verbs::{Path, QpType, Remote, SendFlags, SendOp, Sge, WcOpcode, WcStatus, WrOpcode};

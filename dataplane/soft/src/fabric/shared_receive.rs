@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::network::Fabric;
 use super::srq::Srq;
-use crate::shared::{Number, Shared};
+use crate::numbers::Number;
+use crate::shared::Shared;
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{PostError, RecvRequest, SharedReceiveQueue, SrqSpec};
 
