@@ -1,5 +1,5 @@
-//! The outstanding receives of a lane, in the order in which they were posted. A queue pair completes receives in this
-//! order.
+//! The outstanding receives of a lane, in the order in which they were posted. A queue pair completes receives in the
+//! order of posting.
 
 use crate::verbs::WrId;
 

@@ -25,7 +25,7 @@ pub(super) struct Held {
     /// Maximum time that a packet may wait.
     longest: Nanos,
     waiting: Box<HeldBatch>,
-    /// Packets that the stage gets again. The packets before index `next` have already left.
+    /// Packets that pass through the stage again. The packets before index `next` have already left.
     leaving: Box<HeldBatch>,
     next: usize,
     /// For each packet in the inbox of the stage that was held before: the time when it was first held.
@@ -60,7 +60,7 @@ impl Held {
         taken
     }
 
-    /// Schedules all held packets to pass through the stage again.
+    /// Schedules the waiting packets to pass through the stage again, if all previously scheduled packets have left.
     pub(super) fn begin(&mut self) {
         if self.next == self.leaving.batch.len() && !self.waiting.batch.is_empty() {
             self.leaving.batch.forget();

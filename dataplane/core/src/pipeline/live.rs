@@ -49,14 +49,15 @@ struct ReaderState<T> {
 pub struct LiveReader<T> {
     current: Box<T>,
     next: Arc<Next<T>>,
-    /// Values that are handed back. Between two emptyings, the reader can hand back at most three values: one that it
-    /// had already replaced, one that it replaces with the content of `next`, and one that it replaces with the value
-    /// that the publishing side adds before it empties this ring again.
+    /// Values that the reader hands back. The publishing side empties this ring. Between two emptyings, the reader
+    /// hands back at most three values. The first value was already replaced but not yet in the ring. The second value
+    /// is replaced by the content of `next`. The third value is replaced by the value that the publishing side adds
+    /// before it empties this ring again.
     old: Producer<Box<T>>,
 }
 
-/// The latest value, if the reader has not taken it yet. Both sides exchange one pointer, so neither side ever waits for
-/// the other side, even if the kernel has preempted the other side's thread.
+/// The latest value, if the reader has not taken it yet. Each side only exchanges one pointer. A side therefore never
+/// waits for the other side, even if the kernel has preempted the thread of the other side.
 struct Next<T>(AtomicCell<Option<Box<T>>>);
 
 impl<T> fmt::Debug for Next<T> {
@@ -136,7 +137,7 @@ impl<T> LiveReader<T> {
         }
     }
 
-    /// Uses `next`, and hands the value before back.
+    /// Makes `next` the current value, and hands the previous value back.
     #[inline]
     fn hand_back(&mut self, next: Box<T>) {
         // The ring has room for all values that the reader can hand back.

@@ -88,8 +88,8 @@ impl Program {
     /// Checks that every stage gets the facts that it needs, on every path of a packet. `source` contains the facts
     /// that the device sets on every packet. Returns the index and the problem of each stage that lacks a fact.
     pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {
-        // For each stage: the facts that are known on all paths to the stage, and a path to it on which the fewest
-        // facts are known.
+        // For each stage: the facts that are known on all paths to the stage, and the last path that reduced these
+        // facts.
         let mut known: Vec<Option<(Facts, Vec<usize>)>> = vec![None; self.nodes.len()];
         known[0] = Some((source, Vec::new()));
         let mut problems = Vec::new();

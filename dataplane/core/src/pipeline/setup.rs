@@ -245,9 +245,9 @@ impl<'a> Setup<'a> {
         self.services.port_handlers.push(Arc::new(handler));
     }
 
-    /// Declares capabilities that the stage or its tasks use during the run (capabilities(7)). At its start, a run gives
-    /// up all capabilities that nothing declared. Outputs that the stage declared with [`Setup::claim`] need no
-    /// capability.
+    /// Declares capabilities that the stage or its tasks use during the run (capabilities(7)). At its start, a run
+    /// gives up every capability that no part of the run declared. Outputs that the stage declared with
+    /// [`Setup::claim`] need no capability.
     pub fn keeps(&mut self, capabilities: CapabilitySet) {
         self.services.capabilities.push(capabilities);
     }

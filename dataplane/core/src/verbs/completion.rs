@@ -68,8 +68,8 @@ pub struct TagInfo {
     pub private: u32,
 }
 
-/// What a device found out about a received frame. The fields are valid only for a completion queue with the matching
-/// [`PollFields`], which may be a part of [`PollFields::RECV_INFO`].
+/// What a device found out about a received frame. Each field is valid only if the completion queue was granted the
+/// field's flag of [`PollFields::RECV_INFO`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecvInfo {
     /// The valid parts of this structure.

@@ -158,8 +158,8 @@ bitflags! {
         const TM_INFO = 1 << 10;
         /// A timestamp in nanoseconds of the wall clock.
         const WALLCLOCK = 1 << 11;
-        /// The verdict on the IPv4, TCP and UDP checksums of a received frame, in runs of completions. A cursor reads it
-        /// from [`WcFlags`] without a request.
+        /// The verdict on the IPv4, TCP and UDP checksums of a received frame, in runs of completions. A cursor reads
+        /// the verdict from [`WcFlags`], even if this flag was not requested.
         const CHECKSUM = 1 << 32;
         /// The RSS hash of a received frame. Verbs completions have no such field, so libibverbs refuses this flag.
         const RSS_HASH = 1 << 33;

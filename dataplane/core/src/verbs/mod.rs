@@ -6,7 +6,8 @@
 //!
 //! A completion returns the ownership of a packet buffer from the device to the lane. The traits that lanes rely on are
 //! therefore `unsafe` to implement, and each trait lists the guarantees that an implementation must give. No `unsafe`
-//! code relies on the other traits, or on a [`Completion`], because safe code can create a `Completion`.
+//! code relies on the safe traits. No `unsafe` code relies on a [`Completion`] either, because safe code can create a
+//! `Completion`.
 //!
 //! Control objects (device, protection domain, memory region) are shared, and each object holds a reference to the
 //! object that created it. Data-path objects (completion queue, queue pair) belong to one worker. Data-path objects are
@@ -158,8 +159,8 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
 
     /// Creates a completion queue: `ibv_create_cq_ex(3)`, or `ibv_create_cq(3)`.
     ///
-    /// Requested features that the device lacks are left out and listed in the returned [`CqGranted`]. With a channel,
-    /// an armed queue raises its completion events on that channel.
+    /// The provider leaves out requested features that the device lacks, and lists them in the returned [`CqGranted`].
+    /// With a channel, an armed queue raises its completion events on that channel.
     ///
     /// # Errors
     /// `EINVAL`: a depth of 0, a depth above the device's limit, or a completion vector that does not exist.
@@ -176,7 +177,7 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
 }
 
 /// A completion channel, on which a thread sleeps until an armed completion queue has a completion. Clones refer to the
-/// same channel. Events are acknowledged in batches, and always before their queue is destroyed.
+/// same channel. The provider acknowledges events in batches, and always before it destroys their queue.
 pub trait CompletionChannel: Clone + Send + Sync + 'static {
     /// Waits for an event: `ibv_get_cq_event(3)`. Returns the number of the completion queue, which is no longer armed.
     /// Returns `None` if there was no event within `timeout`.
@@ -355,7 +356,7 @@ pub unsafe trait CompletionQueue: Send {
 
     /// Arms the queue: `ibv_req_notify_cq(3)`. The next completion raises an event on the queue's channel. With
     /// `solicited_only`, only solicited receives and errors raise an event. Earlier completions raise no event, so poll
-    /// once more before waiting.
+    /// once more after arming, before waiting.
     ///
     /// # Errors
     /// The queue has no channel.
@@ -369,7 +370,7 @@ pub unsafe trait CompletionQueue: Send {
     fn resize(&mut self, depth: u32) -> Result<u32, VerbError>;
 
     /// Moderates completion events: `ibv_modify_cq(3)`. An armed queue raises an event after `count` completions, or
-    /// `period` microseconds after the first of them. 0 and 0: each completion raises an event.
+    /// `period` microseconds after the first of these completions. If both are 0, each completion raises an event.
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the device cannot moderate events. `EINVAL`: a value above the device's limit.
@@ -461,7 +462,8 @@ pub unsafe trait QueuePair: Send {
     fn state(&self) -> QpState;
 
     /// Returns the state and attributes that the device reports: `ibv_query_qp(3)`. For a raw-packet queue pair, the
-    /// result may be what this process knows: mlx5 does not report the failure of a raw-packet queue here.
+    /// result may come from this process instead of the device, because mlx5 does not report the failure of a
+    /// raw-packet queue.
     ///
     /// # Errors
     /// The errors of the verb.
@@ -541,8 +543,8 @@ pub unsafe trait QueuePair: Send {
     /// Destroys the queue pair: `ibv_destroy_qp(3)`. Dropping the queue pair does the same, but can only log a failure.
     ///
     /// # Errors
-    /// The device still has the queue pair and all requests that were posted to it. One such error is `EBUSY`: another
-    /// thread polls a completion queue of the queue pair. The queue pair is then destroyed when that poll ends.
+    /// After an error, the device still has the queue pair and all requests that were posted to it. `EBUSY`: another
+    /// thread polls a completion queue of the queue pair. The end of that poll destroys the queue pair.
     fn destroy(self) -> Result<(), VerbError>
     where
         Self: Sized;

@@ -32,10 +32,10 @@ pub enum Claim {
     Permanent,
 }
 
-/// The thread that owns a queue. A completion queue and its queue pairs belong to one worker and need no lock, but they
-/// are separate handles, and the type system does not prevent a program from moving a handle to another thread. This
-/// type detects such an access. Unsafe code of the providers relies on this guarantee: at most one thread has a claim
-/// at a time.
+/// The thread that owns a queue. A completion queue and its queue pairs belong to one worker and need no lock. But each
+/// of these objects is a separate handle, and a program can move a handle to another thread. This type detects an
+/// access from another thread. Unsafe code of the providers relies on this guarantee: at most one thread has a claim at
+/// a time.
 #[derive(Debug)]
 pub struct QueueOwner {
     /// The number of the owner thread. 0 while the queue has no owner.
@@ -55,8 +55,8 @@ impl QueueOwner {
         self.exclusive
     }
 
-    /// Claims the queue for this thread permanently. Returns `false` if another thread owns the queue. A poll calls this
-    /// method: it has no guard, and a queue with a lock costs one comparison.
+    /// Claims the queue for this thread permanently. Returns `false` if another thread owns the queue. Polls call this
+    /// method, because it returns no guard that must be dropped. For a queue with a lock, a call costs one comparison.
     #[inline]
     pub fn claim_permanently(&self) -> bool {
         if !self.exclusive {
@@ -69,7 +69,7 @@ impl QueueOwner {
 
     /// Claims the queue for this thread. Returns `None` if another thread owns the queue. The drop of the guard ends a
     /// temporary claim, also during a panic. The guard has no effect if this thread already owned the queue. A thread
-    /// with several guards must not access the queue after the drop of the first guard.
+    /// with several guards must not access the queue after it drops the guard of the temporary claim.
     #[inline]
     pub fn claim(&self, kind: Claim) -> Option<ClaimGuard<'_>> {
         // The usual case is checked first, because it only needs the comparison of two numbers.
@@ -77,7 +77,7 @@ impl QueueOwner {
         if is_owner || !self.exclusive {
             return Some(ClaimGuard(None, PhantomData));
         }
-        // Written so that the compiler knows that the guard of a permanent claim has nothing to drop.
+        // This form lets the compiler see that the guard of a permanent claim has nothing to drop.
         self.become_owner().then(|| ClaimGuard((kind == Claim::Temporary).then_some(&self.thread), PhantomData))
     }
 

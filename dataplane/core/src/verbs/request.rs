@@ -148,7 +148,7 @@ pub struct MwBind<'a, M> {
     pub wr_id: u64,
     /// The options: only signalled and fenced.
     pub flags: SendFlags,
-    /// The region of which the window covers a part. The region must be registered with [`Access::MW_BIND`].
+    /// The region that contains the window. The region must be registered with [`Access::MW_BIND`].
     pub mr: &'a M,
     /// The address of the first byte of the window.
     pub addr: u64,

@@ -38,7 +38,7 @@ impl RssSpec {
         fields: RssFields::ALL,
     };
 
-    /// A key with a period of 16 bits. Both directions of a flow have the same hash.
+    /// A key that repeats every 16 bits. With this key, both directions of a flow have the same hash.
     pub const SYMMETRIC: Self = {
         let mut key = [0x6d; 40];
         let mut i = 1;

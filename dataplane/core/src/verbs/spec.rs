@@ -57,7 +57,7 @@ pub struct Missing {
     pub why: String,
 }
 
-/// A capability that a device may have or lack. A software device can be configured to lack it.
+/// A capability that a device may have or lack. A config can remove a capability from a software device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Capability {
@@ -377,9 +377,11 @@ pub enum SendApi {
 pub struct CqSpec {
     /// The minimum number of entries.
     pub depth: u32,
-    /// The completion fields to read. Fields that the device lacks are left out and listed in [`CqGranted::refused`].
+    /// The completion fields to read. The provider leaves out fields that the device lacks, and lists them in
+    /// [`CqGranted::refused`].
     pub fields: PollFields,
-    /// The checks to omit. Flags that the device lacks are left out and listed in [`CqGranted::refused`].
+    /// The checks to omit. The provider leaves out flags that the device lacks, and lists them in
+    /// [`CqGranted::refused`].
     pub flags: CqFlags,
     /// The completion vector of the queue's events, which must be below [`Capabilities::completion_vectors`].
     pub vector: u32,

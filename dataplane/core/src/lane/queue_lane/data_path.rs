@@ -19,8 +19,8 @@ use crate::verbs::{CompletionQueue, Completions, Device, ProtectionDomain, Queue
 /// The memory region type of a device.
 pub(super) type MrOf<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
 
-/// Upper bound on `reap_at` and `refill_at`. While packets arrive, the lane defers reaping and refilling until these
-/// thresholds are reached, so that one call handles many slots.
+/// Upper bound on `reap_at` and `refill_at`. While the lane keeps sending or receiving, it defers reaping or refilling
+/// until the threshold is reached, so that one call handles many slots.
 const MAX_DEFERRED: usize = 256;
 
 /// The queues of a lane, and the buffers that the device owns.
@@ -43,20 +43,19 @@ pub(super) struct DataPath<D: Device> {
     pub(super) stamps: Box<[Stamp; RUN]>,
     pub(super) recv_stamper: Stamper,
     pub(super) send_stamper: Stamper,
-    /// Slots that wrap around the end of the ring, copied together.
+    /// Buffer for a contiguous copy of slots that wrap around the end of the ring.
     contiguous: Box<[u32; RUN]>,
-    /// While packets arrive, sends are reaped only when at least this many are outstanding.
+    /// While the lane posts new sends, it reaps only when at least this many sends are outstanding.
     reap_at: usize,
     /// Value of `in_flight.next()` at the previous call of `is_reap_due`.
     next_at_reap: u64,
-    /// While packets arrive, receives are posted only when at least this many are missing.
+    /// While packets arrive, the lane posts receives only when at least this many receives are missing.
     refill_at: usize,
     /// Number of received packets at the previous call of `is_refill_due`.
     rx_at_refill: u64,
-    /// The time since which the newest sends are unsignalled and no later send reports them. `None` without such
-    /// sends.
+    /// The time of the oldest unsignalled send that no later signalled send reports. `None` if there is no such send.
     pub(super) unsignalled_since: Option<Instant>,
-    /// Whether the worker has stopped the lane. Flushed requests are then no errors.
+    /// Whether the worker has stopped the lane. Flushed requests then do not count as errors.
     pub(super) stopping: bool,
     /// Whether a completion had an error that recovery has not examined yet.
     pub(super) has_error: bool,

@@ -32,7 +32,7 @@ enum Phase {
         outstanding: usize,
     },
     /// The device has refused to destroy a queue pair, with this error. The device keeps the slots that were posted to
-    /// this queue pair, so the lane never changes its state again.
+    /// this queue pair, so the lane stays in this phase.
     Lost(VerbError),
 }
 

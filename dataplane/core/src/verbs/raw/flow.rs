@@ -5,9 +5,9 @@
 //! drop the frame. [`FlowRule::check`] checks a rule before a device creates the rule. Most error messages contain a
 //! remedy.
 //!
-//! If several rules match a frame, the rule with the smallest priority number decides. Rules with
-//! [`FlowRule::dont_trap`] act on the frame and let the other rules act too. A frame that matched no rule with a tag has
-//! tag 0.
+//! If several rules match a frame, the rule with the smallest priority number applies. Rules with
+//! [`FlowRule::dont_trap`] act on the frame and let the other rules act too. A frame that matched no rule with a tag
+//! has tag 0.
 
 use std::any::Any;
 use std::fmt;
@@ -281,7 +281,8 @@ impl FlowRule {
     }
 }
 
-/// The limits of a device for flow rules. Verbs cannot query these limits, so a provider knows them by the driver.
+/// The limits of a device for flow rules. The verbs interface cannot query these limits, so a provider selects them by
+/// the name of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowLimits {
     /// The name of the driver, or `the device` if no limits are known.

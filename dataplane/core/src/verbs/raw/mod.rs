@@ -98,8 +98,8 @@ impl Default for RawSpec {
 }
 
 impl RawSpec {
-    /// Checks that a device supports the settings for a port with `queues` queues. Other settings, such as the RSS
-    /// fields, are checked when the queues are created.
+    /// Checks that a device supports the settings for a port with `queues` queues. The provider checks other settings,
+    /// such as the RSS fields, when it creates the queues.
     ///
     /// # Errors
     /// The first unsupported setting.
