@@ -203,6 +203,12 @@ impl KeyCache {
         self.entries.iter().find(|entry| entry.lkey == lkey)?.remote_memory(remote.addr, length)
     }
 
+    /// Whether any region or bound window of the device has this key, with any access and in any protection domain.
+    pub(super) fn is_known(&mut self, rkey: Rkey) -> bool {
+        self.refresh();
+        self.entries.iter().any(|entry| entry.lkey.0 == rkey.0) || self.keys.windows.is_bound(rkey)
+    }
+
     /// Checks whether this access is permitted for all elements.
     pub(super) fn check(&mut self, sges: &[Sge], access: Access) -> Result<(), Denied> {
         let wrong = sges.iter().filter(|sge| sge.length > 0).find(|sge| self.find(sge, access).is_none());

@@ -88,6 +88,11 @@ impl Windows {
         })?
     }
 
+    /// Whether a bound window has this key.
+    pub(super) fn is_bound(&self, rkey: Rkey) -> bool {
+        self.with(rkey, |window| window.bound.is_some() && window.rkey == rkey).unwrap_or(false)
+    }
+
     /// Binds a window. The caller has checked that the region allows the binding. Returns `false` if the window does
     /// not allow the binding.
     pub(super) fn bind(&self, binding: &BindRequest, pd: Identity, qp: Identity) -> bool {

@@ -290,7 +290,12 @@ impl Qp {
         match self
             .check_access(Access::REMOTE_READ, again)
             .and_then(|()| self.reach_memory(remote, length, Access::REMOTE_READ).ok_or(Nak::RemoteAccess))
-        {
+            .and_then(|place| {
+                // The standard and rxe do not check the key of a read without bytes. If the requester sends the read
+                // again, rxe looks the key up (`rxe_recheck_mr` in Linux 6.1).
+                let denied = again && length == 0 && self.is_rxe() && !self.keys.is_known(remote.rkey);
+                if denied { Err(Nak::RemoteAccess) } else { Ok(place) }
+            }) {
             Ok(place) => {
                 if again {
                     // The requester repeats this request and all later requests, so drop their pending responses.

@@ -3,7 +3,7 @@
 use super::ends::*;
 use super::*;
 
-use WcStatus::{BadRespErr, RemInvReqErr, RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
+use WcStatus::{BadRespErr, RemAccessErr, RemInvReqErr, RetryExcErr, RnrRetryExcErr, Success, WrFlushErr};
 
 const ACK_TIMEOUT: Nanos = Nanos(4_096 << 14);
 
@@ -189,6 +189,35 @@ fn read_with_unequal_path_mtu_fails() {
     let into = [a.sge(0, 256)];
     a.post(1, SendOp::RdmaRead(b.remote(0)), &into).unwrap();
     assert_eq!((statuses(&a.sent()), a.get(0, 256)), (vec![Success], frame(5, 256)));
+}
+
+#[test]
+fn rxe_looks_up_the_key_of_an_empty_read_that_is_sent_again() {
+    for (profile, known, lost, status) in [
+        (Profile::Spec, false, false, Success),
+        (Profile::Spec, false, true, Success),
+        (Profile::Rxe, false, false, Success),
+        (Profile::Rxe, true, true, Success),
+        (Profile::Rxe, false, true, RemAccessErr),
+    ] {
+        let millisecond = 1_000_000;
+        let faults = FaultSpec { delay: 1.0, delay_by: Nanos(millisecond), ..FaultSpec::default() };
+        let (mut a, b) = Ends { faults, ..Ends::of(profile, QpType::Rc) }.connected();
+        let from = if known { b.remote(0) } else { Remote { rkey: Rkey(0xdead), ..b.remote(0) } };
+        a.post(1, SendOp::RdmaRead(from), &[]).unwrap();
+        let pass = |time| {
+            a.clock.advance(Nanos(time));
+            a.device.poll_async_event();
+        };
+        // The request is on the way. The response is lost if the link of the requester is down.
+        a.device.set_link(!lost);
+        pass(millisecond);
+        a.device.set_link(true);
+        for _ in 0..4 {
+            pass(4_096 << 14);
+        }
+        assert_eq!(statuses(&a.sent()), [status], "{profile:?} {known} {lost}");
+    }
 }
 
 #[test]
