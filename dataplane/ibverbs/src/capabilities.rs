@@ -104,6 +104,7 @@ fn attempt<D: Device>(device: &D, attr: &ibv_device_attr_ex, cq: &D::Cq, capabil
             let kinds = [QpType::Rc, QpType::Ud, QpType::RawPacket];
             kinds.into_iter().map(|kind| qp(kind, SMALL, SendApi::Extended)).reduce(Result::or).unwrap_or(Ok(()))
         }
+        Capability::ParentDomain => pd.alloc_parent().map(drop).map_err(describe),
         Capability::Srq => pd.create_srq(&SrqSpec { depth: 1, sges: 1 }).map(drop).map_err(describe),
         Capability::MemoryWindow => {
             let window = |kind| pd.alloc_mw(kind).map(drop).map_err(describe);

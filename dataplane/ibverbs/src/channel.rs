@@ -14,7 +14,7 @@ use super::context::{Context, check_destroyed};
 use super::ffi;
 use super::os::{deadline, nonblocking, wait_readable};
 use dataplane_core::error::VerbError;
-use dataplane_core::verbs::CompletionChannel;
+use dataplane_core::verbs::{CompletionChannel, CqEvent};
 
 /// The number of events of a queue that are acknowledged together. Each acknowledgement takes a lock, so one
 /// acknowledgement per event is expensive.
@@ -53,11 +53,13 @@ impl fmt::Debug for VerbsChannel {
     }
 }
 
-/// The user context of a completion queue. With each channel event and each device event, the library returns a pointer
+/// The `cq_context` of a completion queue in the library. With each channel event and each device event, the library returns a pointer
 /// to this tag.
 #[derive(Debug)]
 pub(super) struct CqTag {
     pub(super) number: u32,
+    /// The program's value: `CqSpec::context`.
+    pub(super) context: u64,
     /// The event counts. The counts change only while `taking` is locked.
     events: Mutex<Events>,
 }
@@ -71,8 +73,8 @@ struct Events {
 }
 
 impl CqTag {
-    pub(super) fn new(number: u32) -> Box<Self> {
-        Box::new(Self { number, events: Mutex::default() })
+    pub(super) fn new(number: u32, context: u64) -> Box<Self> {
+        Box::new(Self { number, context, events: Mutex::default() })
     }
 }
 
@@ -98,7 +100,7 @@ impl VerbsChannel {
     }
 
     /// Takes the next event and counts it for the acknowledgement. Returns `None` if there is no event. Does not block.
-    fn take(&self) -> Result<Option<u32>, VerbError> {
+    fn take(&self) -> Result<Option<CqEvent>, VerbError> {
         let _taking = self.0.taking.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut cq, mut tag) = (ptr::null_mut::<ibv_cq>(), ptr::null_mut());
         // SAFETY: the channel is valid, and its descriptor is non-blocking.
@@ -111,7 +113,7 @@ impl VerbsChannel {
         // the destruction of the queue waits for the acknowledgement of this event, and the tag is freed after the
         // queue.
         let tag: &CqTag = unsafe { &*tag.cast::<CqTag>() };
-        let number = tag.number;
+        let event = CqEvent { queue: tag.number, context: tag.context };
         let mut events = tag.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.due += 1;
         let due = if events.ends || events.due >= BATCH { std::mem::take(&mut events.due) } else { 0 };
@@ -120,7 +122,7 @@ impl VerbsChannel {
             // SAFETY: same as above. `due` events were taken. Nothing accesses the tag after this call.
             unsafe { ffi::ibv_ack_cq_events(cq, due) };
         }
-        Ok(Some(number))
+        Ok(Some(event))
     }
 
     /// Prepares the destruction of a completion queue: acknowledges all events that were taken. Later events of the
@@ -140,12 +142,12 @@ impl VerbsChannel {
 }
 
 impl CompletionChannel for VerbsChannel {
-    fn wait(&self, timeout: Duration) -> Result<Option<u32>, VerbError> {
+    fn wait_event(&self, timeout: Duration) -> Result<Option<CqEvent>, VerbError> {
         let until = deadline(timeout);
         loop {
             // Several threads may wait, and another thread may take the event first. Then this thread waits again.
-            if let Some(number) = self.take()? {
-                return Ok(Some(number));
+            if let Some(event) = self.take()? {
+                return Ok(Some(event));
             }
             if !wait_readable(self.0.fd, until) {
                 return Ok(None);

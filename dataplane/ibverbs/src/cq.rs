@@ -159,6 +159,8 @@ struct CreatedCq {
 struct CqNegotiator<'a> {
     context: &'a Arc<Context>,
     spec: &'a CqSpec,
+    /// The parent domain that the program chose for the queue.
+    domain: Option<&'a VerbsPd>,
     channel: Option<&'a VerbsChannel>,
     tag: &'a CqTag,
     refused: Vec<Capability>,
@@ -231,7 +233,7 @@ impl CqNegotiator<'_> {
         }
         let mut given_up = Vec::new();
         let mut raw = loop {
-            match self.extended(&features, None) {
+            match self.extended(&features, self.domain) {
                 Ok(raw) => break raw,
                 Err(error) if !negotiable(&error) => return Err(error),
                 Err(error) if features.is_empty() => {
@@ -246,7 +248,7 @@ impl CqNegotiator<'_> {
         let last_given_up = given_up.pop();
         for (feature, error) in given_up {
             features.push(feature);
-            match self.extended(&features, None) {
+            match self.extended(&features, self.domain) {
                 Ok(better) => self.destroy(mem::replace(&mut raw, better)),
                 Err(_) => {
                     features.pop();
@@ -254,7 +256,7 @@ impl CqNegotiator<'_> {
                 }
             }
         }
-        let mut domain = None;
+        let mut domain = self.domain.cloned();
         if let Some((feature, error)) = last_given_up {
             let single = feature.flags == CqFlags::SINGLE_THREADED;
             match if single { self.in_domain(&features) } else { Err(error) } {
@@ -272,16 +274,20 @@ impl CqNegotiator<'_> {
     /// Creates a queue without a lock in a single-threaded protection domain. Used if the driver refuses the flag
     /// `SINGLE_THREADED`.
     fn in_domain(&self, features: &[OptionalFeature]) -> Result<(NonNull<ibv_cq>, VerbsPd), VerbError> {
-        let domain = VerbsPd::alloc(self.context)?.for_one_thread()?;
+        let domain = match self.domain {
+            Some(chosen) => chosen.for_one_thread()?,
+            None => VerbsPd::alloc(self.context)?.for_one_thread()?,
+        };
         Ok((self.extended(features, Some(&domain))?, domain))
     }
 }
 
-/// Creates a completion queue. `safe` returns the best poll interface that works reliably. If a better interface is not
+/// Creates a completion queue, in the parent domain `domain` if that is set. `safe` returns the best poll interface that works reliably. If a better interface is not
 /// reliable, `safe` also returns the reason.
 pub(super) fn create(
     context: &Arc<Context>,
     spec: &CqSpec,
+    domain: Option<&VerbsPd>,
     channel: Option<&VerbsChannel>,
     safe: impl FnOnce() -> (CqApi, Option<String>),
 ) -> Result<(VerbsCq, CqGranted), VerbError> {
@@ -291,8 +297,14 @@ pub(super) fn create(
     if !in_range || !same_device {
         return Err(VerbError::new("ibv_create_cq", libc::EINVAL));
     }
-    let tag = CqTag::new(context.number());
-    let mut negotiator = CqNegotiator { context, spec, channel, tag: &tag, refused: Vec::new(), why: Vec::new() };
+    if let Some(domain) = domain
+        && !(domain.is_parent() && Arc::ptr_eq(domain.context(), context))
+    {
+        return Err(VerbError::new("ibv_create_cq_ex", libc::EINVAL));
+    }
+    let tag = CqTag::new(context.number(), spec.context);
+    let mut negotiator =
+        CqNegotiator { context, spec, domain, channel, tag: &tag, refused: Vec::new(), why: Vec::new() };
     // Use the requested poll interface if it works reliably.
     let (api, why) = match spec.api {
         CqApi::Classic => (CqApi::Classic, None),
@@ -312,6 +324,8 @@ pub(super) fn create(
     let created = if api == CqApi::Classic { None } else { negotiator.negotiate()? };
     let created = match created {
         Some(created) => created,
+        // `ibv_create_cq` has no argument for a parent domain.
+        None if domain.is_some() => return Err(VerbError::new("ibv_create_cq_ex", libc::EOPNOTSUPP)),
         None => {
             for feature in OPTIONAL_FEATURES {
                 if spec.fields.intersects(feature.fields) || spec.flags.intersects(feature.flags) {

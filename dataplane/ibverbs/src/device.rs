@@ -188,7 +188,16 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn create_cq(&self, spec: &CqSpec, channel: Option<&VerbsChannel>) -> Result<(VerbsCq, CqGranted), VerbError> {
-        cq::create(&self.context, spec, channel, || self.safe_api())
+        cq::create(&self.context, spec, None, channel, || self.safe_api())
+    }
+
+    fn create_cq_in(
+        &self,
+        domain: &VerbsPd,
+        spec: &CqSpec,
+        channel: Option<&VerbsChannel>,
+    ) -> Result<(VerbsCq, CqGranted), VerbError> {
+        cq::create(&self.context, spec, Some(domain), channel, || self.safe_api())
     }
 
     fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {

@@ -24,8 +24,10 @@ pub struct VerbsPd(Arc<PdHandle>);
 #[derive(Debug)]
 struct PdHandle {
     raw: NonNull<ibv_pd>,
-    /// For a parent domain: its thread domain, and the protection domain that the parent domain extends.
-    parent: Option<(NonNull<ibv_td>, VerbsPd)>,
+    /// For a parent domain: the protection domain that the parent domain extends.
+    base: Option<VerbsPd>,
+    /// The thread domain of a parent domain, if any.
+    thread: Option<NonNull<ibv_td>>,
     /// The settings of raw-packet queue pairs in this domain.
     raw_setup: RawSetup,
     context: Arc<Context>,
@@ -41,7 +43,7 @@ impl Drop for PdHandle {
         let name = &self.context.name;
         // SAFETY: every object of a protection domain holds the domain, so none of the objects exist any more.
         check_destroyed(unsafe { ffi::ibv_dealloc_pd(self.raw.as_ptr()) }, name);
-        if let Some((td, _)) = &self.parent {
+        if let Some(td) = self.thread {
             // SAFETY: the parent domain that used the thread domain was freed above.
             check_destroyed(unsafe { ffi::ibv_dealloc_td(td.as_ptr()) }, name);
         }
@@ -57,7 +59,7 @@ impl VerbsPd {
     pub(super) fn alloc_for_raw(context: &Arc<Context>, raw_setup: RawSetup) -> Result<Self, VerbError> {
         // SAFETY: the context is open.
         let raw = unsafe { ffi::ibv_alloc_pd(context.raw()) }?;
-        Ok(Self(Arc::new(PdHandle { raw, parent: None, raw_setup, context: context.clone() })))
+        Ok(Self(Arc::new(PdHandle { raw, base: None, thread: None, raw_setup, context: context.clone() })))
     }
 
     pub(super) fn raw_setup(&self) -> &RawSetup {
@@ -72,27 +74,36 @@ impl VerbsPd {
     /// `EOPNOTSUPP` if the driver does not support thread domains.
     pub(super) fn for_one_thread(&self) -> Result<Self, VerbError> {
         let context = &self.0.context;
-        // SAFETY: the context and the protection domain are valid. The structures are zero except for the required
-        // members.
-        unsafe {
-            let td = ffi::ibv_alloc_td(context.raw(), &mut ibv_td_init_attr::default())?;
-            let mut attr = ibv_parent_domain_init_attr { pd: self.raw(), td: td.as_ptr(), ..Default::default() };
-            match ffi::ibv_alloc_parent_domain(context.raw(), &mut attr) {
-                Ok(raw) => {
-                    let parent = Some((td, self.clone()));
-                    Ok(Self(Arc::new(PdHandle {
-                        raw,
-                        parent,
-                        raw_setup: self.0.raw_setup.clone(),
-                        context: context.clone(),
-                    })))
-                }
-                Err(error) => {
-                    check_destroyed(ffi::ibv_dealloc_td(td.as_ptr()), &context.name);
-                    Err(error)
-                }
-            }
+        // SAFETY: the context is valid. The structure has no members.
+        let td = unsafe { ffi::ibv_alloc_td(context.raw(), &mut ibv_td_init_attr::default()) }?;
+        self.extend(Some(td)).inspect_err(|_| {
+            // SAFETY: no parent domain uses the thread domain.
+            check_destroyed(unsafe { ffi::ibv_dealloc_td(td.as_ptr()) }, &context.name);
+        })
+    }
+
+    /// Returns a parent domain of this domain without a thread domain, so drivers lock the objects of the parent domain.
+    pub(super) fn alloc_parent(&self) -> Result<Self, VerbError> {
+        match self.is_parent() {
+            true => Err(VerbError::new("ibv_alloc_parent_domain", libc::EINVAL)),
+            false => self.extend(None),
         }
+    }
+
+    /// Allocates a parent domain that extends this domain, or the domain that this domain extends.
+    fn extend(&self, thread: Option<NonNull<ibv_td>>) -> Result<Self, VerbError> {
+        let (context, base) = (&self.0.context, self.0.base.as_ref().unwrap_or(self).clone());
+        let td = thread.map_or(ptr::null_mut(), NonNull::as_ptr);
+        let mut attr = ibv_parent_domain_init_attr { pd: base.raw(), td, ..Default::default() };
+        // SAFETY: the context, the protection domain and the thread domain are valid. The other members are zero.
+        let raw = unsafe { ffi::ibv_alloc_parent_domain(context.raw(), &mut attr) }?;
+        let raw_setup = self.0.raw_setup.clone();
+        Ok(Self(Arc::new(PdHandle { raw, base: Some(base), thread, raw_setup, context: context.clone() })))
+    }
+
+    /// Returns whether this is a parent domain.
+    pub(super) fn is_parent(&self) -> bool {
+        self.0.base.is_some()
     }
 
     pub(super) fn raw(&self) -> *mut ibv_pd {
@@ -106,9 +117,7 @@ impl VerbsPd {
     /// Returns whether both handles refer to the same protection domain. A parent domain counts as the domain that it
     /// extends.
     pub(super) fn is(&self, other: &Self) -> bool {
-        fn base(pd: &VerbsPd) -> *const PdHandle {
-            pd.0.parent.as_ref().map_or(Arc::as_ptr(&pd.0), |(_, pd)| base(pd))
-        }
+        let base = |pd: &Self| Arc::as_ptr(&pd.0.base.as_ref().unwrap_or(pd).0);
         base(self) == base(other)
     }
 

@@ -28,6 +28,10 @@ unsafe impl ProtectionDomain for VerbsPd {
         VerbsMr::register(self, region, part, access)
     }
 
+    fn alloc_parent(&self) -> Result<Self, VerbError> {
+        Self::alloc_parent(self)
+    }
+
     fn alloc_mw(&self, kind: MwKind) -> Result<VerbsMw, VerbError> {
         VerbsMw::alloc(self, kind)
     }

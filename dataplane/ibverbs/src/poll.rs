@@ -194,6 +194,7 @@ fn copy(wc: &Wc, handle: &CqHandle, fields: PollFields) -> Completion {
             imm: wc.imm_data,
             src_qp: QpNum(wc.src_qp),
             slid: wc.slid.into(),
+            pkey_index: Some(wc.pkey_index),
             sl: wc.sl,
             dlid_path_bits: wc.dlid_path_bits,
             ..values
@@ -429,6 +430,10 @@ unsafe impl CompletionQueue for VerbsCq {
 
     fn number(&self) -> u32 {
         self.handle.number()
+    }
+
+    fn context(&self) -> u64 {
+        self.handle.tag.context
     }
 
     fn depth(&self) -> u32 {

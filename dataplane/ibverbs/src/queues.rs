@@ -35,7 +35,7 @@ pub(super) struct CqHandle {
     pub(super) channel: Option<VerbsChannel>,
     /// Whether the driver reports an invalidated key with the flag for valid checksums.
     pub(super) confuses_flags: bool,
-    /// The single-threaded protection domain in which the queue was created, if any.
+    /// The parent domain in which the queue was created, if any.
     pub(super) _domain: Option<VerbsPd>,
     pub(super) context: Arc<Context>,
 }
@@ -136,7 +136,7 @@ impl Drop for CqHandle {
         // of the queue are acknowledged: channel events above, and device events when they are taken.
         if !check_destroyed(unsafe { ffi::ibv_destroy_cq(self.raw()) }, &self.context.name) {
             // The tag is leaked, because events may still refer to it.
-            mem::forget(mem::replace(&mut self.tag, CqTag::new(0)));
+            mem::forget(mem::replace(&mut self.tag, CqTag::new(0, 0)));
         }
     }
 }

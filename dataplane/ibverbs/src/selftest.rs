@@ -48,7 +48,7 @@ pub(super) fn run(context: &Arc<Context>) -> SelfTest {
 fn prepare(context: &Arc<Context>) -> Result<(VerbsQp, VerbsCq), VerbError> {
     let pd = VerbsPd::alloc(context)?;
     let spec = CqSpec { depth: 4 * BATCH as u32, api: CqApi::Auto, ..CqSpec::default() };
-    let (cq, granted) = cq::create(context, &spec, None, || (CqApi::Extended, None))?;
+    let (cq, granted) = cq::create(context, &spec, None, None, || (CqApi::Extended, None))?;
     if granted.api != CqApi::Extended {
         return Err(VerbError::new("ibv_create_cq_ex", libc::EOPNOTSUPP));
     }

@@ -14,7 +14,7 @@ use crate::channel_events::ChannelEvents;
 use crate::open_device::OpenDevice;
 use dataplane_core::clock::ClockSource;
 use dataplane_core::error::VerbError;
-use dataplane_core::verbs::CompletionChannel;
+use dataplane_core::verbs::{CompletionChannel, CqEvent};
 
 /// The interval at which a waiting thread runs the fabric (the shared state machine of connections and datagrams), if
 /// the device has a virtual clock. Another thread may advance this clock, and no event signals the change.
@@ -56,7 +56,7 @@ impl SoftChannel {
 }
 
 impl CompletionChannel for SoftChannel {
-    fn wait(&self, timeout: Duration) -> Result<Option<u32>, VerbError> {
+    fn wait_event(&self, timeout: Duration) -> Result<Option<CqEvent>, VerbError> {
         let end = Instant::now().checked_add(timeout);
         loop {
             let gone = || VerbError::new("ibv_get_cq_event", libc::EIO);
@@ -65,8 +65,8 @@ impl CompletionChannel for SoftChannel {
             if let Some(fabric) = device.link.fabric() {
                 fabric.drive();
             }
-            if let Some(cq) = self.events.take() {
-                return Ok(Some(cq));
+            if let Some(event) = self.events.take() {
+                return Ok(Some(event));
             }
             let left = end.map_or(REMOVAL_POLL_INTERVAL, |end| end.saturating_duration_since(Instant::now()));
             if left.is_zero() {

@@ -10,6 +10,8 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 
+use dataplane_core::verbs::CqEvent;
+
 // Epoll data of the channel's own descriptors. The data of a watched descriptor is the number of its completion queue.
 // This number has at most 24 bits, so it differs from these values.
 const READY: u64 = 1 << 32;
@@ -30,6 +32,8 @@ pub(super) struct ChannelEvents {
 
 #[derive(Debug, Default)]
 struct PendingEvents {
+    /// The values that the program gave the existing completion queues (`CqSpec::context`), by queue number.
+    contexts: BTreeMap<u32, u64>,
     /// The completion queues whose events have not been taken.
     ready: VecDeque<u32>,
     /// Armed queues that raise an event at the given time, whether or not they have a completion.
@@ -63,6 +67,19 @@ impl ChannelEvents {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Adds a completion queue to the channel.
+    pub(super) fn attach(&self, cq: u32, context: u64) {
+        self.pending().contexts.insert(cq, context);
+    }
+
+    /// Removes a completion queue, and its events that were not taken.
+    pub(super) fn detach(&self, cq: u32) {
+        let mut events = self.pending();
+        events.contexts.remove(&cq);
+        events.due.remove(&cq);
+        self.unwatch(&mut events, cq);
+    }
+
     /// Raises an event for a completion queue.
     pub(super) fn notify(&self, cq: u32) {
         self.mark_ready(&mut self.pending(), cq);
@@ -93,6 +110,16 @@ impl ChannelEvents {
     /// Marks a queue as ready and disarms it.
     fn mark_ready(&self, events: &mut PendingEvents, cq: u32) {
         events.due.remove(&cq);
+        self.unwatch(events, cq);
+        if events.ready.is_empty() {
+            // The write cannot fail, because the counter is 0.
+            let _ = rustix::io::write(&self.ready_fd, &1u64.to_ne_bytes());
+        }
+        events.ready.push_back(cq);
+    }
+
+    /// Stops watching the descriptors of a queue.
+    fn unwatch(&self, events: &mut PendingEvents, cq: u32) {
         events.watched.retain(|(queue, number)| {
             if *queue == cq {
                 // SAFETY: the call accesses no memory. If the descriptor is closed or reused, it is not in the epoll
@@ -101,11 +128,6 @@ impl ChannelEvents {
             }
             *queue != cq
         });
-        if events.ready.is_empty() {
-            // The write cannot fail, because the counter is 0.
-            let _ = rustix::io::write(&self.ready_fd, &1u64.to_ne_bytes());
-        }
-        events.ready.push_back(cq);
     }
 
     /// Sets the timer to the time at which the first queue is due.
@@ -119,17 +141,21 @@ impl ChannelEvents {
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &value);
     }
 
-    /// Removes the next event, and returns the number of its completion queue. `None` if there is no event.
-    pub(super) fn take(&self) -> Option<u32> {
+    /// Removes and returns the next event of an existing completion queue. `None` if there is no event.
+    pub(super) fn take(&self) -> Option<CqEvent> {
         let mut events = self.pending();
         if events.ready.is_empty() {
             self.check_ready(&mut events);
         }
-        let cq = events.ready.pop_front()?;
-        if events.ready.is_empty() {
-            let _ = rustix::io::read(&self.ready_fd, &mut [0; 8]);
+        while let Some(queue) = events.ready.pop_front() {
+            if events.ready.is_empty() {
+                let _ = rustix::io::read(&self.ready_fd, &mut [0; 8]);
+            }
+            if let Some(context) = events.contexts.get(&queue).copied() {
+                return Some(CqEvent { queue, context });
+            }
         }
-        Some(cq)
+        None
     }
 
     /// Checks which queues are ready now.

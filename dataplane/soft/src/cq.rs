@@ -21,6 +21,8 @@ use dataplane_core::verbs::{Claim, Completion, CompletionQueue, Completions, CqF
 #[derive(Debug)]
 pub(super) struct CqShared {
     pub(super) number: u32,
+    /// The program's value: `CqSpec::context`.
+    context: u64,
     depth: AtomicU32,
     /// The completion fields that the creator of the queue requested and was granted.
     fields: PollFields,
@@ -43,6 +45,9 @@ impl CqShared {
 impl Drop for CqShared {
     fn drop(&mut self) {
         self.device.shared.cqs.fetch_sub(1, Ordering::Relaxed);
+        if let Some(channel) = self.inbox.channel() {
+            channel.detach(self.number);
+        }
     }
 }
 
@@ -60,6 +65,7 @@ impl SoftCq {
     /// Creates a queue with checked properties.
     pub(super) fn new(
         device: &Arc<OpenDevice>,
+        context: u64,
         granted: &CqGranted,
         stamps: Stamps,
         faults: Option<PollFaults>,
@@ -68,6 +74,9 @@ impl SoftCq {
         let shared = &device.shared;
         let reserved = shared.number();
         let number = reserved.get();
+        if let Some(channel) = &channel {
+            channel.attach(number, context);
+        }
         let attachments = Arc::new(Attachments::new());
         let survives_overrun = shared.profile == Profile::Rxe;
         let (depth, ignore_overrun) = (granted.depth, granted.flags.contains(CqFlags::IGNORE_OVERRUN));
@@ -76,6 +85,7 @@ impl SoftCq {
         let core = CqCore::new(device, granted, stamps, faults, &attachments, &inbox);
         let shared = CqShared {
             number,
+            context,
             depth: AtomicU32::new(depth),
             fields: granted.fields,
             attachments,
@@ -121,6 +131,10 @@ unsafe impl CompletionQueue for SoftCq {
 
     fn number(&self) -> u32 {
         self.0.number
+    }
+
+    fn context(&self) -> u64 {
+        self.0.context
     }
 
     fn depth(&self) -> u32 {

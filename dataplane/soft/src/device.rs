@@ -37,13 +37,14 @@ const BASE_CAPABILITIES: [Capability; 5] = [
 ];
 
 /// The additional capabilities of a device with [`Profile::Spec`]. A device that imitates rxe, the kernel's software
-/// RoCE driver, has no raw packets and no clock.
-const SPEC_CAPABILITIES: [Capability; 5] = [
+/// RoCE driver, has no raw packets, no clock and no parent domains.
+const SPEC_CAPABILITIES: [Capability; 6] = [
     Capability::RawPacket,
     Capability::Timestamps,
     Capability::WallclockTimestamps,
     Capability::IgnoreOverrun,
     Capability::Rss,
+    Capability::ParentDomain,
 ];
 
 /// The additional capabilities of a device whose link has a fabric (connections and datagrams in memory).
@@ -331,6 +332,8 @@ unsafe impl Device for SoftDevice {
             (Capability::Cvlan, PollFields::CVLAN, CqFlags::empty()),
             (Capability::FlowTag, PollFields::FLOW_TAG, CqFlags::empty()),
             (Capability::TagMatching, PollFields::TM_INFO, CqFlags::empty()),
+            (Capability::RxChecksum, PollFields::CHECKSUM, CqFlags::empty()),
+            (Capability::RssHash, PollFields::RSS_HASH, CqFlags::empty()),
             (Capability::Timestamps, PollFields::TIMESTAMP, CqFlags::empty()),
             (Capability::WallclockTimestamps, PollFields::WALLCLOCK, CqFlags::empty()),
             (Capability::SingleThreaded, PollFields::empty(), CqFlags::SINGLE_THREADED),
@@ -368,8 +371,23 @@ unsafe impl Device for SoftDevice {
         let faults = PollFaults::new(&self.0.spec.faults, granted.fields.contains(PollFields::WALLCLOCK));
         self.0.shared.cqs.fetch_add(1, Ordering::Relaxed);
         let channel = channel.map(|channel| channel.events().clone());
-        let cq = SoftCq::new(&self.0, &granted, stamps, faults, channel);
+        let cq = SoftCq::new(&self.0, spec.context, &granted, stamps, faults, channel);
         Ok((cq, granted))
+    }
+
+    fn create_cq_in(
+        &self,
+        domain: &SoftPd,
+        spec: &CqSpec,
+        channel: Option<&SoftChannel>,
+    ) -> Result<(SoftCq, CqGranted), VerbError> {
+        const VERB: &str = "ibv_create_cq_ex";
+        let extended = self.0.shared.has(Capability::ExtendedCq) && spec.api != CqApi::Classic;
+        match (domain.is_parent_of(&self.0), extended) {
+            (false, _) => Err(VerbError::new(VERB, libc::EINVAL)),
+            (true, false) => Err(VerbError::new(VERB, libc::EOPNOTSUPP)),
+            (true, true) => self.create_cq(spec, channel),
+        }
     }
 
     fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {

@@ -24,12 +24,19 @@ pub struct SoftPd(Arc<Domain>);
 #[derive(Debug)]
 struct Domain {
     open: Arc<OpenDevice>,
+    /// The identity that keys are checked against. A parent domain has the identity of the domain that it extends.
     identity: Identity,
+    is_parent: bool,
 }
 
 impl SoftPd {
     pub(super) fn new(device: &Arc<OpenDevice>) -> Self {
-        Self(Arc::new(Domain { open: device.clone(), identity: Identity::new() }))
+        Self(Arc::new(Domain { open: device.clone(), identity: Identity::new(), is_parent: false }))
+    }
+
+    /// Whether this is a parent domain of `device`.
+    pub(super) fn is_parent_of(&self, device: &Arc<OpenDevice>) -> bool {
+        self.0.is_parent && Arc::ptr_eq(&self.0.open, device)
     }
 }
 
@@ -44,7 +51,7 @@ unsafe impl ProtectionDomain for SoftPd {
     type Mw = SoftMw;
 
     fn register_part(&self, region: Arc<Region>, part: Range<usize>, access: Access) -> Result<SoftMr, VerbError> {
-        let Domain { open, identity: pd } = &*self.0;
+        let Domain { open, identity: pd, .. } = &*self.0;
         let device = &open.shared;
         device.check("ibv_reg_mr")?;
         let failed = |errno| Err(VerbError::new("ibv_reg_mr", errno));
@@ -68,8 +75,19 @@ unsafe impl ProtectionDomain for SoftPd {
         device.keys.register(*pd, region, part, access).ok_or(VerbError::new("ibv_reg_mr", libc::ENOMEM))
     }
 
+    fn alloc_parent(&self) -> Result<Self, VerbError> {
+        const VERB: &str = "ibv_alloc_parent_domain";
+        let Domain { open, identity, is_parent } = &*self.0;
+        open.shared.check(VERB)?;
+        match (open.shared.has(Capability::ParentDomain), is_parent) {
+            (false, _) => Err(VerbError::new(VERB, libc::EOPNOTSUPP)),
+            (true, true) => Err(VerbError::new(VERB, libc::EINVAL)),
+            (true, false) => Ok(Self(Arc::new(Domain { open: open.clone(), identity: *identity, is_parent: true }))),
+        }
+    }
+
     fn alloc_mw(&self, kind: MwKind) -> Result<SoftMw, VerbError> {
-        let Domain { open, identity: pd } = &*self.0;
+        let Domain { open, identity: pd, .. } = &*self.0;
         let device = &open.shared;
         device.check("ibv_alloc_mw")?;
         let failed = |errno| VerbError::new("ibv_alloc_mw", errno);
@@ -80,7 +98,7 @@ unsafe impl ProtectionDomain for SoftPd {
     }
 
     fn create_ah(&self, path: &Path) -> Result<SoftAh, VerbError> {
-        let Domain { open, identity: pd } = &*self.0;
+        let Domain { open, identity: pd, .. } = &*self.0;
         let device = &open.shared;
         device.check("ibv_create_ah")?;
         if !device.is_valid_path(path) {
@@ -115,7 +133,7 @@ unsafe impl ProtectionDomain for SoftPd {
         recv: &SoftCq,
         srq: Option<&SoftSrq>,
     ) -> Result<SoftQp, VerbError> {
-        let Domain { open, identity: pd } = &*self.0;
+        let Domain { open, identity: pd, .. } = &*self.0;
         let device = &open.shared;
         let failed = |errno| Err(VerbError::new("ibv_create_qp", errno));
         device.check("ibv_create_qp")?;

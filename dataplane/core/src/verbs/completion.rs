@@ -171,7 +171,8 @@ impl Completion {
     /// that is polled with `ibv_poll_cq(3)`. Hardware reports the index only for queue pairs of the subnet management
     /// (GSI).
     pub fn pkey_index(&self) -> Option<u16> {
-        self.values.pkey_index.filter(|_| self.good())
+        let receive = self.good() && WcOpcode::from_raw(self.values.opcode).is_receive();
+        self.values.pkey_index.filter(|_| receive)
     }
 
     /// Returns the service level; only for unreliable datagrams.

@@ -121,6 +121,15 @@ impl EventKind {
     }
 }
 
+/// An event of a completion channel: an armed completion queue has a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqEvent {
+    /// The number of the completion queue.
+    pub queue: u32,
+    /// The value that the program gave the completion queue: `CqSpec::context`.
+    pub context: u64,
+}
+
 /// An asynchronous event: `struct ibv_async_event`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AsyncEvent {

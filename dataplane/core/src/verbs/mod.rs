@@ -41,7 +41,7 @@ use std::time::Duration;
 pub use ah_cache::AhCache;
 pub use attributes::{AttributeMask, Path, QpAttributes, QpState, QpType, TransitionError, check_transition};
 pub use completion::{Completion, CompletionValues, Completions, Cursor, RUN, RecvInfo, TagInfo};
-pub use event::{AsyncEvent, EventKind, EventSubject};
+pub use event::{AsyncEvent, CqEvent, EventKind, EventSubject};
 pub use flags::{Access, CqFlags, PollFields, RecvFlags, SendFlags, WcFlags, WcOpcode, WrOpcode};
 pub use owner::{Claim, ClaimGuard, QueueOwner};
 pub use raw::{
@@ -166,6 +166,22 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
     /// `EINVAL`: a depth of 0, a depth above the device's limit, or a completion vector that does not exist.
     fn create_cq(&self, spec: &CqSpec, channel: Option<&Self::Channel>) -> Result<(Self::Cq, CqGranted), VerbError>;
 
+    /// Creates a completion queue in a parent domain: `ibv_create_cq_ex(3)` with `parent_domain`. See
+    /// [`ProtectionDomain::alloc_parent`] and [`Device::create_cq`].
+    ///
+    /// # Errors
+    /// See [`Device::create_cq`]. `EINVAL`: `domain` is not a parent domain, or belongs to another device. `EOPNOTSUPP`:
+    /// the polling interface is [`CqApi::Classic`], which has no parent domains.
+    fn create_cq_in(
+        &self,
+        domain: &Self::Pd,
+        spec: &CqSpec,
+        channel: Option<&Self::Channel>,
+    ) -> Result<(Self::Cq, CqGranted), VerbError> {
+        let _ = (domain, spec, channel);
+        Err(VerbError::new("ibv_create_cq_ex", libc::EOPNOTSUPP))
+    }
+
     /// Waits for the next asynchronous event: `ibv_get_async_event(3)` and `ibv_ack_async_event(3)`. Returns `None` if
     /// there was no event within `timeout`. A device that is gone reports [`EventKind::DeviceFatal`].
     fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent>;
@@ -179,12 +195,20 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
 /// A completion channel, on which a thread sleeps until an armed completion queue has a completion. Clones refer to the
 /// same channel. The provider acknowledges events in batches, and always before it destroys their queue.
 pub trait CompletionChannel: Clone + Send + Sync + 'static {
-    /// Waits for an event: `ibv_get_cq_event(3)`. Returns the number of the completion queue, which is no longer armed.
-    /// Returns `None` if there was no event within `timeout`.
+    /// Waits for an event: `ibv_get_cq_event(3)`. The completion queue of the event is no longer armed. Returns `None` if
+    /// there was no event within `timeout`.
     ///
     /// # Errors
     /// The device is gone.
-    fn wait(&self, timeout: Duration) -> Result<Option<u32>, VerbError>;
+    fn wait_event(&self, timeout: Duration) -> Result<Option<CqEvent>, VerbError>;
+
+    /// Waits for an event, and returns the number of its completion queue. See [`CompletionChannel::wait_event`].
+    ///
+    /// # Errors
+    /// The device is gone.
+    fn wait(&self, timeout: Duration) -> Result<Option<u32>, VerbError> {
+        Ok(self.wait_event(timeout)?.map(|event| event.queue))
+    }
 
     /// Returns the descriptor that is readable while an event is pending, for waiting on several channels at once.
     /// `None`: this channel can only be waited for with [`CompletionChannel::wait`].
@@ -230,6 +254,17 @@ pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
     fn register(&self, region: Arc<Region>, access: Access) -> Result<Self::Mr, VerbError> {
         let all = 0..region.len();
         self.register_part(region, all, access)
+    }
+
+    /// Allocates a parent domain that extends this domain: `ibv_alloc_parent_domain(3)`. The parent domain accepts and
+    /// creates objects like this domain, and keys of one domain are valid in the other. [`Device::create_cq_in`] creates
+    /// completion queues in the parent domain. The parent domain has no thread domain, so any thread may use its objects.
+    /// For completion queues without a lock, use [`CqFlags::SINGLE_THREADED`].
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: the device does not support parent domains. `EINVAL`: this domain is a parent domain.
+    fn alloc_parent(&self) -> Result<Self, VerbError> {
+        Err(VerbError::new("ibv_alloc_parent_domain", libc::EOPNOTSUPP))
     }
 
     /// Allocates a memory window: `ibv_alloc_mw(3)`.
@@ -336,6 +371,9 @@ pub unsafe trait CompletionQueue: Send {
 
     /// Returns the queue's number, which asynchronous events use.
     fn number(&self) -> u32;
+
+    /// Returns the value of [`CqSpec::context`].
+    fn context(&self) -> u64;
 
     /// Returns the number of entries, which is at least the requested depth.
     fn depth(&self) -> u32;

@@ -119,11 +119,13 @@ pub enum Capability {
     TagMatching,
     /// Posting with the `ibv_wr_*(3)` functions.
     ExtendedSend,
+    /// Parent domains, which completion queues may be created in: `ibv_alloc_parent_domain(3)`.
+    ParentDomain,
 }
 
 impl Capability {
     /// All capabilities, in the order that tools list them.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::RawPacket,
         Self::Datagram,
         Self::Rc,
@@ -153,6 +155,7 @@ impl Capability {
         Self::Pacing,
         Self::TagMatching,
         Self::ExtendedSend,
+        Self::ParentDomain,
     ];
 
     /// Returns the name that configs and tools use.
@@ -187,6 +190,7 @@ impl Capability {
             Self::Pacing => "pacing",
             Self::TagMatching => "tag_matching",
             Self::ExtendedSend => "extended_send",
+            Self::ParentDomain => "parent_domain",
         }
     }
 }
@@ -387,6 +391,11 @@ pub struct CqSpec {
     pub vector: u32,
     /// The polling interface.
     pub api: CqApi,
+    /// A value of the program, such as an index in its tables: `cq_context`. [`CompletionQueue::context`] and each
+    /// completion event of the queue return this value.
+    ///
+    /// [`CompletionQueue::context`]: crate::verbs::CompletionQueue::context
+    pub context: u64,
 }
 
 /// The granted properties of a completion queue. Tools print these properties and store them with every measurement.

@@ -42,6 +42,8 @@ const ALIGNMENT_CHECKED: &str = "rxe's library checks the address when the atomi
 const TOO_LONG_NOT_POSTED: &str =
     "rxe reports success and sends nothing, so Dataplane's provider `verbs` refuses the send";
 const TOO_LONG_NOT_SENT: &str = "rxe reports success and sends nothing";
+const HOP_LIMIT_OF_ROUTE: &str = "for RoCE, the kernel takes the hop limit from the route to the peer";
+const NO_PARENT_DOMAIN: &str = "rxe has no parent domains";
 const FOREIGN_HANDLE_NOT_POSTED: &str = "Dataplane's provider `verbs` checks the protection domain of the handle";
 
 const DIFFERENCES: &[Difference] = &[
@@ -323,6 +325,97 @@ const DIFFERENCES: &[Difference] = &[
         standard: "a send 1 LOC_QP_OP_ERR",
         instead: "",
         reason: FOREIGN_HANDLE_NOT_POSTED,
+    },
+    Difference {
+        cases: &["completions.parent_domain"],
+        applies_to: Rxe,
+        standard: "parent: ok",
+        instead: "parent: EOPNOTSUPP",
+        reason: NO_PARENT_DOMAIN,
+    },
+    Difference {
+        cases: &["completions.parent_domain"],
+        applies_to: Rxe,
+        standard: "parent of a parent: EINVAL",
+        instead: "",
+        reason: NO_PARENT_DOMAIN,
+    },
+    Difference {
+        cases: &["completions.parent_domain"],
+        applies_to: Rxe,
+        standard: "classic: EOPNOTSUPP",
+        instead: "",
+        reason: NO_PARENT_DOMAIN,
+    },
+    Difference {
+        cases: &["completions.parent_domain"],
+        applies_to: Rxe,
+        standard: "a send 1 SEND",
+        instead: "",
+        reason: NO_PARENT_DOMAIN,
+    },
+    Difference {
+        cases: &["completions.parent_domain"],
+        applies_to: Rxe,
+        standard: "a receive 1 RECV 20 bytes",
+        instead: "",
+        reason: NO_PARENT_DOMAIN,
+    },
+    Difference {
+        cases: &["completions.parent_domain"],
+        applies_to: Rxe,
+        standard: "b send 1 SEND",
+        instead: "",
+        reason: NO_PARENT_DOMAIN,
+    },
+    Difference {
+        cases: &["completions.parent_domain"],
+        applies_to: Rxe,
+        standard: "b receive 1 RECV 20 bytes",
+        instead: "",
+        reason: NO_PARENT_DOMAIN,
+    },
+    Difference {
+        cases: &["handshake.defaults"],
+        applies_to: Kernel,
+        standard: "hop limit 255",
+        instead: "hop limit 64",
+        reason: HOP_LIMIT_OF_ROUTE,
+    },
+    Difference {
+        cases: &["handshake.defaults"],
+        applies_to: Kernel,
+        standard: "hop limit 255",
+        instead: "hop limit 64",
+        reason: HOP_LIMIT_OF_ROUTE,
+    },
+    Difference {
+        cases: &["handshake.parameters"],
+        applies_to: Kernel,
+        standard: "hop limit 17",
+        instead: "hop limit 64",
+        reason: HOP_LIMIT_OF_ROUTE,
+    },
+    Difference {
+        cases: &["handshake.parameters"],
+        applies_to: Kernel,
+        standard: "hop limit 17",
+        instead: "hop limit 64",
+        reason: HOP_LIMIT_OF_ROUTE,
+    },
+    Difference {
+        cases: &["handshake.parameters"],
+        applies_to: Kernel,
+        standard: "sl 5",
+        instead: "sl 0",
+        reason: "rxe does not store the service level of a path",
+    },
+    Difference {
+        cases: &["handshake.parameters"],
+        applies_to: Kernel,
+        standard: "sl 5",
+        instead: "sl 0",
+        reason: "rxe does not store the service level of a path",
     },
 ];
 

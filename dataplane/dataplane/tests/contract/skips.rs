@@ -10,7 +10,7 @@ const EVERYWHERE: &[&str] = &[
     "ibv_wr_atomic_write",
     "ibv_wr_flush",
     "on-demand paging",
-    "parent domains from the contract's traits",
+    "memory allocators of parent domains",
     "tag_matching",
 ];
 /// The capabilities that the software device lacks.
@@ -19,17 +19,19 @@ pub(crate) const SOFT: &[&str] = &["flow rules", "rate limit", "rss of queue pai
 pub(crate) const SOFT_ALONE: &[&str] =
     &["flow rules", "rate limit", "raw packets to itself", "rss of queue pairs from the contract's traits"];
 /// The capabilities that the software device lacks with the profile `Rxe`.
-pub(crate) const RXE: &[&str] = &["IBV_QPT_RAW_PACKET queue pairs", "raw_packet", "rss", "state SQE", "timestamps"];
+pub(crate) const RXE: &[&str] =
+    &["IBV_QPT_RAW_PACKET queue pairs", "parent_domain", "raw_packet", "rss", "state SQE", "timestamps"];
 /// The capabilities that real rxe devices lack.
 #[cfg(feature = "ibverbs")]
 pub(crate) const KERNEL: &[&str] =
-    &["IBV_QPT_RAW_PACKET queue pairs", "extended_cq", "raw_packet", "rss", "state SQE", "timestamps"];
+    &["IBV_QPT_RAW_PACKET queue pairs", "extended_cq", "parent_domain", "raw_packet", "rss", "state SQE", "timestamps"];
 /// The capabilities that a real rxe device on the loopback interface lacks. That interface has no multicast.
 #[cfg(feature = "ibverbs")]
 pub(crate) const KERNEL_ALONE: &[&str] = &[
     "IBV_QPT_RAW_PACKET queue pairs",
     "extended_cq",
     "multicast on this interface",
+    "parent_domain",
     "raw_packet",
     "rss",
     "state SQE",

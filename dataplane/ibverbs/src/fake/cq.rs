@@ -65,7 +65,8 @@ pub(super) unsafe extern "C" fn create_cq_ex(
                 .calls
                 .push(Call::Misuse("a parent domain without its mask bit, or the mask bit without a parent domain"));
         }
-        let call = Call::CreateCqEx { cqe, wc_flags, comp_mask, flags, vector: comp_vector };
+        let parent_domain = parent_domain.as_ref().map_or(0, |pd| pd.handle);
+        let call = Call::CreateCqEx { cqe, wc_flags, comp_mask, flags, vector: comp_vector, parent_domain };
         let mut error = state(context).note("ibv_create_cq_ex", call);
         if let Some((fields, other, errno)) = state(context).lacks
             && (wc_flags & fields != 0 || flags & other != 0)

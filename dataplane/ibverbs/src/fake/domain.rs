@@ -34,7 +34,7 @@ unsafe extern "C" fn alloc_parent_domain(
 ) -> *mut ibv_pd {
     // SAFETY: the context belongs to a fake, and the caller provides the attributes.
     unsafe {
-        if (*attr).pd.is_null() || (*attr).td.is_null() {
+        if (*attr).pd.is_null() {
             return fail(libc::EINVAL);
         }
         // `ibv_dealloc_pd` frees a parent domain like any other protection domain.

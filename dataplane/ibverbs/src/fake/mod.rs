@@ -48,6 +48,8 @@ pub(crate) enum Call {
         comp_mask: u32,
         flags: u32,
         vector: u32,
+        /// The number of the parent domain; 0: none.
+        parent_domain: u32,
     },
     DestroyCq(u32),
     /// The acknowledgement of `events` completion events of a CQ.

@@ -41,7 +41,7 @@ fn cq_spec(fields: PollFields, flags: CqFlags) -> CqSpec {
 }
 
 fn create(context: &Arc<Context>, spec: &CqSpec) -> (VerbsCq, CqGranted) {
-    cq::create(context, spec, None, || (CqApi::Extended, None)).unwrap()
+    cq::create(context, spec, None, None, || (CqApi::Extended, None)).unwrap()
 }
 
 fn misuse(calls: &[Call]) -> Vec<&Call> {
@@ -61,6 +61,7 @@ fn full(wr_id: u64) -> FakeCompletion {
         slid: 5,
         sl: 6,
         dlid_path_bits: 7,
+        pkey_index: 4,
         ..Wc::default()
     };
     FakeCompletion { wc, ticks: 1000 + wr_id, wallclock: 2000 + wr_id, cvlan: 12, flow_tag: 34, tag: 56, private: 78 }
@@ -96,6 +97,7 @@ fn driver_without_extended_cq_is_polled_with_poll_cq() {
     assert_eq!((got.wr_id, got.byte_len(), got.imm()), (0, Some(100), Some(0x0102_0304)));
     assert_eq!((got.qp_num(), got.src_qp()), (Some(QpNum(77)), Some(QpNum(88))));
     assert_eq!((got.slid(), got.sl(), got.dlid_path_bits()), (Some(5), Some(6), Some(7)));
+    assert_eq!(got.pkey_index(), Some(4));
     assert_eq!((got.ticks(), got.wallclock(), got.cvlan(), got.flow_tag()), (None, None, None, None));
     let mut run = Completions::new();
     // The limits are 10, 256 and 256. The polls first return the 31 completions that are left of the cursor's copy, and
@@ -134,6 +136,8 @@ fn only_requested_fields_are_read() {
         assert_eq!(got.flow_tag(), has(PollFields::FLOW_TAG).then_some(34));
         let tag = TagInfo { tag: 56, private: 78 };
         assert_eq!(got.tag_info(), has(PollFields::TM_INFO).then_some(tag));
+        // The extended interface has no reader for this field.
+        assert_eq!(got.pkey_index(), None);
         assert_eq!(misuse(&fake.calls()), Vec::<&Call>::new());
     }
 }
@@ -155,7 +159,7 @@ fn error_completion_exposes_only_valid_fields() {
         assert_eq!(got.qp_num(), Some(QpNum(77)));
         assert_eq!((got.opcode(), got.flags(), got.byte_len(), got.imm()), (None, None, None, None));
         assert_eq!((got.src_qp(), got.slid(), got.sl(), got.dlid_path_bits()), (None, None, None, None));
-        assert_eq!((got.ticks(), got.invalidated_rkey()), (None, None));
+        assert_eq!((got.ticks(), got.invalidated_rkey(), got.pkey_index()), (None, None, None));
         assert!(cursor.advance().unwrap());
         let got = cursor.get();
         assert_eq!((got.wr_id, got.status, got.vendor_err, got.byte_len()), (6, WcStatus::Success, 0, Some(100)));
@@ -263,6 +267,53 @@ fn queue_without_lock_is_created_in_a_thread_domain() {
     assert_eq!(calls.iter().filter_map(made).collect::<Vec<_>>(), [(1, 1), (0, 0), (2, 0)]);
     drop(cq);
     assert_eq!(fake.live(), 0, "the domains are freed with the queue");
+}
+
+/// A queue is created in the parent domain that the program chose, with every set of features.
+#[test]
+fn queue_is_created_in_the_parent_domain_of_the_program() {
+    let ((fake, context), (other_fake, other)) = (device(with_domains), device(with_domains));
+    let pd = VerbsPd::alloc(&context).unwrap();
+    let parent = pd.alloc_parent().unwrap();
+    let foreign = VerbsPd::alloc(&other).unwrap().alloc_parent().unwrap();
+    assert!(parent.is(&pd) && pd.is(&parent));
+    assert_eq!(parent.alloc_parent().map(drop).unwrap_err().errno, libc::EINVAL);
+    let make = |domain: &VerbsPd, api, flags| {
+        let spec = CqSpec { api, ..cq_spec(PollFields::STANDARD, flags) };
+        cq::create(&context, &spec, Some(domain), None, || (CqApi::Extended, None))
+    };
+    let domains = |calls: Vec<Call>| -> Vec<(u32, u32)> {
+        assert_eq!(misuse(&calls), Vec::<&Call>::new());
+        let created = calls.into_iter().filter_map(|call| match call {
+            Call::CreateCqEx { comp_mask, parent_domain, .. } => Some((comp_mask, parent_domain)),
+            _ => None,
+        });
+        created.collect()
+    };
+    fake.calls();
+    let (first, _) = make(&parent, CqApi::Auto, CqFlags::empty()).unwrap();
+    let (second, granted) = make(&parent, CqApi::Extended, CqFlags::SINGLE_THREADED).unwrap();
+    // The number 1 is the protection domain, and the number 2 is the parent domain. The mask has the bits of the flags
+    // and of the domain.
+    assert_eq!(domains(fake.calls()), [(2, 2), (3, 2)]);
+    assert_eq!(granted.flags, CqFlags::SINGLE_THREADED);
+    for (domain, api, errno) in [
+        (&pd, CqApi::Auto, libc::EINVAL),
+        (&foreign, CqApi::Auto, libc::EINVAL),
+        (&parent, CqApi::Classic, libc::EOPNOTSUPP),
+    ] {
+        assert_eq!(make(domain, api, CqFlags::empty()).map(drop).unwrap_err().errno, errno);
+    }
+    // A driver that refuses the flag gets a domain for one thread, which extends the same protection domain.
+    fake.lacks(0, CqFlags::SINGLE_THREADED.bits(), libc::EOPNOTSUPP);
+    fake.calls();
+    let (third, granted) = make(&parent, CqApi::Auto, CqFlags::SINGLE_THREADED).unwrap();
+    assert_eq!((domains(fake.calls()), granted.flags), (vec![(3, 2), (2, 2), (2, 3)], CqFlags::SINGLE_THREADED));
+    drop((parent, pd, foreign, first, second, third));
+    assert_eq!((fake.live(), other_fake.live()), (0, 0), "the domains are freed with the queues");
+    let (_fake, context) = device(|_| {});
+    let refused = VerbsPd::alloc(&context).unwrap().alloc_parent().map(drop).unwrap_err();
+    assert_eq!((refused.verb, refused.errno), ("ibv_alloc_parent_domain", libc::EOPNOTSUPP));
 }
 
 const FIELDS: [PollFields; 5] =
@@ -426,10 +477,10 @@ fn unreliable_poll_interface_is_avoided_with_a_reason() {
     let (_fake, context) = device(|_| {});
     let bad = || (CqApi::Classic, Some("it counts wrongly".to_owned()));
     let spec = cq_spec(PollFields::TIMESTAMP, CqFlags::SINGLE_THREADED);
-    let (_cq, granted) = cq::create(&context, &spec, None, bad).unwrap();
+    let (_cq, granted) = cq::create(&context, &spec, None, None, bad).unwrap();
     assert_eq!(granted.api, CqApi::Classic);
     assert!(granted.why.contains(&"missing extended_cq: it counts wrongly".to_owned()), "{:?}", granted.why);
-    let (_cq, granted) = cq::create(&context, &CqSpec { api: CqApi::Extended, ..spec }, None, bad).unwrap();
+    let (_cq, granted) = cq::create(&context, &CqSpec { api: CqApi::Extended, ..spec }, None, None, bad).unwrap();
     assert_eq!((granted.api, granted.fields), (CqApi::ExtendedSingle, PollFields::TIMESTAMP));
     assert!(granted.why.contains(&"it counts wrongly".to_owned()) && granted.refused.is_empty());
 }
@@ -438,7 +489,8 @@ fn unreliable_poll_interface_is_avoided_with_a_reason() {
 fn out_of_memory_is_not_taken_for_a_missing_feature() {
     let (fake, context) = device(|_| {});
     fake.refuse("ibv_create_cq_ex", libc::ENOMEM);
-    let made = cq::create(&context, &cq_spec(PollFields::all(), CqFlags::all()), None, || (CqApi::Extended, None));
+    let made =
+        cq::create(&context, &cq_spec(PollFields::all(), CqFlags::all()), None, None, || (CqApi::Extended, None));
     let error = made.err().unwrap();
     assert_eq!((error.verb, error.errno, fake.live()), ("ibv_create_cq_ex", libc::ENOMEM, 0));
     assert!(error.remedy().unwrap().contains("ulimit -l"));
@@ -449,8 +501,12 @@ fn events_are_acknowledged_in_batches_and_before_destruction() {
     let (fake, context) = device(|_| {});
     let channel = VerbsChannel::create(&context).unwrap();
     let spec = cq_spec(PollFields::empty(), CqFlags::empty());
-    let make = || cq::create(&context, &spec, Some(&channel), || (CqApi::Extended, None)).unwrap().0;
-    let (first, second) = (make(), make());
+    let make = |context_of_user| {
+        let spec = CqSpec { context: context_of_user, ..spec };
+        cq::create(&context, &spec, None, Some(&channel), || (CqApi::Extended, None)).unwrap().0
+    };
+    let (first, second) = (make(11), make(22));
+    assert_eq!((first.context(), second.context()), (11, 22));
     let raw = |cq: &VerbsCq| NonNull::new(cq.handle.raw()).unwrap();
     assert_eq!(channel.wait(Duration::ZERO), Ok(None));
     fake.completes(raw(&first), 70);
@@ -459,7 +515,7 @@ fn events_are_acknowledged_in_batches_and_before_destruction() {
     for _ in 0..70 {
         assert_eq!(channel.wait(Duration::ZERO), Ok(Some(first.number())));
     }
-    assert_eq!(channel.wait(Duration::ZERO), Ok(Some(second.number())));
+    assert_eq!(channel.wait_event(Duration::ZERO), Ok(Some(CqEvent { queue: second.number(), context: 22 })));
     let ack = |cq, events| Call::AckCq { cq, events };
     assert_eq!(fake.calls(), [ack(1, 32), ack(1, 32)]);
     drop(first);

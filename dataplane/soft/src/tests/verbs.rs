@@ -423,6 +423,8 @@ fn refused_capabilities_are_listed_and_the_rest_granted() {
         assert_eq!(extended.is_err(), matches!(refused, Capability::ExtendedSend | Capability::Datagram));
         let srq = pd.create_srq(&SrqSpec { depth: 8, sges: 1 }).map(|_| ());
         assert_eq!(errno(srq), expect(Capability::Srq, libc::EOPNOTSUPP));
+        let parent = pd.alloc_parent().map(|_| ());
+        assert_eq!(errno(parent), expect(Capability::ParentDomain, libc::EOPNOTSUPP));
         let window = pd.alloc_mw(MwKind::Type2).map(|_| ());
         assert_eq!(errno(window), expect(Capability::MemoryWindow, libc::EOPNOTSUPP));
         assert_eq!(errno(device.create_channel().map(|_| ())), expect(Capability::Events, libc::EOPNOTSUPP));

@@ -34,8 +34,8 @@ use memory::{Memories, Memory};
 use crate::error::{Result, VerbError};
 use crate::mem::{PageKind, Region, RegionSpec};
 use crate::verbs::{
-    Access, Completion, CompletionChannel, CompletionQueue, Cursor, Device, MwKind, Path, ProtectionDomain, QpSpec,
-    SrqSpec, check_registered,
+    Access, Completion, CompletionChannel, CompletionQueue, CqGranted, CqSpec, Cursor, Device, MwKind, Path,
+    ProtectionDomain, QpSpec, SrqSpec, check_registered,
 };
 
 /// A protection domain in which only the memory of [`Buffer`]s is registered. Clones refer to the same domain.
@@ -59,6 +59,23 @@ impl<D: Device> MessageDomain<D> {
     /// Fails like `ibv_alloc_pd(3)`.
     pub fn new(device: &D) -> Result<Self, VerbError> {
         Ok(Self { device: device.clone(), pd: device.alloc_pd()?, memories: Arc::default() })
+    }
+
+    /// Creates a domain in a parent domain of this domain. Both domains have the same buffers. See
+    /// [`ProtectionDomain::alloc_parent`].
+    ///
+    /// # Errors
+    /// Fails like `ibv_alloc_parent_domain(3)`.
+    pub fn alloc_parent(&self) -> Result<Self, VerbError> {
+        Ok(Self { pd: self.pd.alloc_parent()?, ..self.clone() })
+    }
+
+    /// Creates a completion queue in this domain, which must be a parent domain. See [`Device::create_cq_in`].
+    ///
+    /// # Errors
+    /// Fails like [`Device::create_cq_in`].
+    pub fn create_cq(&self, spec: &CqSpec, channel: Option<&D::Channel>) -> Result<(D::Cq, CqGranted), VerbError> {
+        self.device.create_cq_in(&self.pd, spec, channel)
     }
 
     /// Returns the device of the domain.

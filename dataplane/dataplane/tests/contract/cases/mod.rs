@@ -27,7 +27,8 @@ cases! {
         rc_error_flushes_later_requests
         uc_short_receive uc_no_receive uc_bad_rkey
         ud_wrong_qkey ud_too_long ud_short_receive ud_no_receive raw_no_receive
-        error_by_user receive_after_error reset_by_user flush_order;
+        error_by_user receive_after_error reset_by_user flush_order by_name;
+    handshake: defaults parameters;
     opcodes: rc uc ud;
     states: rc_table uc_table ud_table query recovery send_queue_error;
     posting:
@@ -40,7 +41,8 @@ cases! {
         rc_many uc_many ud_many rc_both_directions psn_wraps atomics atomic_not_aligned;
     completions:
         creation classic extended extended_one_at_a_time unrequested_fields_are_absent refused_capabilities_are_listed runs_and_cursor resize
-        overrun events solicited_events arm_race two_queues_one_channel;
+        overrun events solicited_events arm_race two_queues_one_channel context parent_domain fields_of_datagrams
+        fields_of_messages fields_of_errors checksum;
     shared: traffic full own_receives_are_refused limit error_keeps_shared_receives resize datagrams empty;
     memory:
         access_rules bounds bounds_below deregistered window_1_bounds window_2_bounds window_1_access window_2_access

@@ -2,7 +2,7 @@
 //!
 //! A case for a feature that the device lacks is skipped. The skip names the capability and the `errno`.
 
-use dataplane::lane::message::Binding;
+use dataplane::lane::message::{Binding, MessageDomain};
 use dataplane::verbs::{
     Access, Capability, CqApi, CqSpec, Device, MemoryWindow, MwKind, PollFields, QpCaps, QpState, QpType, RecvRequest,
     SendApi, SendFlags, SendOp,
@@ -353,12 +353,21 @@ pub(crate) fn test_odp_prefetch<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 // test_parent_domain.py
 
-pub(crate) fn test_default_allocators_rc_traffic<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
-    no_verb("parent domains from the contract's traits")
+pub(crate) fn test_default_allocators_rc_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    t.require(Capability::ParentDomain)?;
+    let plain = MessageDomain::new(&t.bed.a)?;
+    let mut pair = super::completions::in_parent_domain(t, &plain, &plain.alloc_parent()?)?;
+    for wr_id in 0..10 {
+        pair.b.recv(wr_id, 0..100)?;
+        pair.a.send(wr_id, 0..20)?;
+    }
+    let came = pair.wait(&[(PairCq::ASent, 10), (PairCq::BReceived, 10)])?;
+    t.log(format!("{came}"));
+    t.expect("true")
 }
 
 pub(crate) fn test_mem_align_rc_traffic<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
-    no_verb("parent domains from the contract's traits")
+    no_verb("memory allocators of parent domains")
 }
 
 // test_qp.py

@@ -2,8 +2,8 @@
 
 use dataplane::lane::message::MessageDomain;
 use dataplane::verbs::{
-    Access, Capability, Destination, Device, QpState, QpType, RecvRequest, Remote, SendFlags, SendOp,
-    SendRequest,
+    Access, Capability, Destination, Device, QpState, QpType, RecvRequest, Remote, SendFlags, SendOp, SendRequest,
+    WcStatus,
 };
 use dataplane::units::{QpNum, Rkey};
 
@@ -621,5 +621,28 @@ pub(crate) fn flush_order<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
          a receive 23 WR_FLUSH_ERR
          b receive 1 RECV 20 bytes
          a ERR, b ERR",
+    )
+}
+
+/// Every status that a device reports is found by its name in the C interface.
+pub(crate) fn by_name<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    let mut pair = t.pair(QpType::Rc)?;
+    pair.b.recv(1, 0..100)?;
+    pair.a.send(1, 0..20)?;
+    pair.wait(&[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
+    pair.a.recv(2, 0..100)?;
+    let sges = [pair.a.buffer.sge(0..20)];
+    pair.a.post(2, SendOp::RdmaWrite(bad_rkey(remote(&pair.b, 0))), &sges)?;
+    pair.wait(&[(PairCq::ASent, 2), (PairCq::AReceived, 1)])?;
+    for it in pair.a.sent.drain(..).chain(pair.a.received.drain(..)) {
+        let found = WcStatus::from_name(it.status.name());
+        t.log(format!("{} {}", it.status.name(), found == Some(it.status)));
+    }
+    t.log(format!("{:?} {:?}", WcStatus::from_name("IBV_WC_success"), WcStatus::from_name("IBV_WC_SUCCESS ")));
+    t.expect(
+        "IBV_WC_SUCCESS true
+         IBV_WC_REM_ACCESS_ERR true
+         IBV_WC_WR_FLUSH_ERR true
+         None None",
     )
 }

@@ -1440,6 +1440,12 @@ pub mod lane {
         impl<D: Device> Clone for MessageDomain<D> {}
         impl<D: Device> MessageDomain<D> {
             pub fn new(device: &D) -> Result<Self, VerbError> {}
+            pub fn alloc_parent(&self) -> Result<Self, VerbError> {}
+            pub fn create_cq(
+                &self,
+                spec: &CqSpec,
+                channel: Option<&D::Channel>,
+            ) -> Result<(D::Cq, CqGranted), VerbError> {}
             pub fn device(&self) -> &D {}
             pub fn buffer(&self, bytes: usize, access: Access) -> Result<Buffer<D>> {}
             pub fn allocate(
@@ -3052,6 +3058,7 @@ pub mod verbs {
             pub dlid_path_bits: u8,
             pub cvlan: u16,
             pub flow_tag: u32,
+            pub rss_hash: Option<u32>,
             pub tag: TagInfo,
             pub ticks: Ticks,
             pub wallclock: Nanos,
@@ -3060,6 +3067,13 @@ pub mod verbs {
         pub struct TagInfo {
             pub tag: u64,
             pub private: u32,
+        }
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct RecvInfo {
+            pub flags: RecvFlags,
+            pub vlan: u16,
+            pub flow_tag: u32,
+            pub hash: u32,
         }
         impl Completion {
             pub const fn new(
@@ -3085,6 +3099,8 @@ pub mod verbs {
             pub fn dlid_path_bits(&self) -> Option<u8> {}
             pub fn cvlan(&self) -> Option<u16> {}
             pub fn flow_tag(&self) -> Option<u32> {}
+            pub fn rss_hash(&self) -> Option<u32> {}
+            pub fn recv_info(&self) -> RecvInfo {}
             pub fn tag_info(&self) -> Option<TagInfo> {}
             pub fn ticks(&self) -> Option<Ticks> {}
             pub fn wallclock(&self) -> Option<Nanos> {}
@@ -3098,10 +3114,12 @@ pub mod verbs {
             pub len: usize,
             pub failed: bool,
             pub in_order: bool,
+            pub has_info: bool,
             pub wr_id: [u64; RUN],
             pub byte_len: [u32; RUN],
             pub ticks: [Ticks; RUN],
             pub status: [WcStatus; RUN],
+            pub info: [RecvInfo; RUN],
         }
         impl Completions {
             pub fn new() -> Box<Self> {}
@@ -3138,6 +3156,11 @@ pub mod verbs {
             WorkQueue,
             Port,
             Device,
+        }
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct CqEvent {
+            pub queue: u32,
+            pub context: u64,
         }
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct AsyncEvent {
@@ -3186,7 +3209,13 @@ pub mod verbs {
             << 2; const SRC_QP = 1 << 3; const SLID = 1 << 4; const SL = 1 << 5; const
             DLID_PATH_BITS = 1 << 6; const TIMESTAMP = 1 << 7; const CVLAN = 1 << 8;
             const FLOW_TAG = 1 << 9; const TM_INFO = 1 << 10; const WALLCLOCK = 1 << 11;
-            const STANDARD = 0x7f; }
+            const CHECKSUM = 1 << 32; const RSS_HASH = 1 << 33; const STANDARD = 0x7f;
+            const RECV_INFO = 1 << 8 | 1 << 9 | 1 << 32 | 1 << 33; }
+        }
+        bitflags! {
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)] pub struct
+            RecvFlags : u16 { const CHECKSUM_OK = 1; const VLAN_STRIPPED = 1 << 1; const
+            HASH = 1 << 2; }
         }
         bitflags! {
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)] pub struct
@@ -3220,6 +3249,267 @@ pub mod verbs {
         #[derive(Debug)]
         pub struct ClaimGuard<'a>(_, _);
         impl Drop for ClaimGuard<'_> {}
+    }
+    mod raw {
+        mod check {
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub struct MatchedField {
+                pub name: &'static str,
+                pub partial: bool,
+            }
+            impl FlowRule {
+                pub fn matched_fields(&self) -> Vec<MatchedField> {}
+                pub fn partial_masks(&self) -> Vec<&'static str> {}
+                pub fn check(&self) -> Result<(), FlowError> {}
+            }
+        }
+        mod flow {
+            #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+            pub struct Bits<const N: usize> {
+                private: _,
+            }
+            impl<const N: usize> Bits<N> {
+                pub const ANY: Self = _;
+                pub const fn exact(value: [u8; N]) -> Self {}
+                pub fn masked(value: [u8; N], mask: [u8; N]) -> Self {}
+                pub fn prefix(value: [u8; N], length: u8) -> Self {}
+                pub const fn value(&self) -> &[u8; N] {}
+                pub const fn mask(&self) -> &[u8; N] {}
+                pub fn is_any(&self) -> bool {}
+            }
+            impl<const N: usize> Default for Bits<N> {}
+            impl<const N: usize> fmt::Debug for Bits<N> {}
+            impl From<u8> for Bits<1> {}
+            impl From<u16> for Bits<2> {}
+            impl From<u32> for Bits<4> {}
+            impl From<[u8; 6]> for Bits<6> {}
+            impl From<Ipv4Addr> for Bits<4> {}
+            impl From<Ipv6Addr> for Bits<16> {}
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct EthernetMatch {
+                pub dst: Bits<6>,
+                pub src: Bits<6>,
+                pub ether_type: Bits<2>,
+                pub vlan_tag: Bits<2>,
+            }
+            impl EthernetMatch {
+                pub fn vlan(id: u16) -> Bits<2> {}
+            }
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct Ipv4Match {
+                pub src: Bits<4>,
+                pub dst: Bits<4>,
+                pub protocol: Bits<1>,
+                pub tos: Bits<1>,
+                pub ttl: Bits<1>,
+                pub flags: Bits<1>,
+            }
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct Ipv6Match {
+                pub src: Bits<16>,
+                pub dst: Bits<16>,
+                pub flow_label: Bits<4>,
+                pub next_header: Bits<1>,
+                pub traffic_class: Bits<1>,
+                pub hop_limit: Bits<1>,
+            }
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum IpMatch {
+                V4(Ipv4Match),
+                V6(Ipv6Match),
+            }
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct PortsMatch {
+                pub src: Bits<2>,
+                pub dst: Bits<2>,
+            }
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum TransportMatch {
+                Tcp(PortsMatch),
+                Udp(PortsMatch),
+            }
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct HeaderMatch {
+                pub ethernet: Option<EthernetMatch>,
+                pub ip: Option<IpMatch>,
+                pub transport: Option<TransportMatch>,
+            }
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum TunnelMatch {
+                Vxlan { vni: Bits<4> },
+                Gre { flags: Bits<2>, protocol: Bits<2>, key: Bits<4> },
+                Mpls { label: Bits<4> },
+            }
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub enum FlowTraffic {
+                Headers {
+                    outer: HeaderMatch,
+                    tunnel: Option<(TunnelMatch, HeaderMatch)>,
+                },
+                AllDefault,
+                MulticastDefault,
+                Sniffer,
+            }
+            impl FlowTraffic {
+                pub const ANY_HEADERS: Self = _;
+            }
+            #[derive(Clone, Debug)]
+            pub struct FlowRule {
+                pub port: u8,
+                pub priority: u16,
+                pub traffic: FlowTraffic,
+                pub tag: Option<u32>,
+                pub drop: bool,
+                pub count: Option<Arc<dyn FlowCounters>>,
+                pub dont_trap: bool,
+            }
+            impl FlowRule {
+                pub fn new(traffic: FlowTraffic) -> Self {}
+            }
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub struct FlowLimits {
+                pub driver: &'static str,
+                pub priorities: Option<u16>,
+                pub rss_levels: u16,
+                pub unmatched: &'static [&'static str],
+            }
+            impl Default for FlowLimits {}
+            impl FlowLimits {
+                pub const NONE: Self = _;
+                pub fn check(
+                    &self,
+                    rule: &FlowRule,
+                    queues: u16,
+                ) -> Result<(), FlowError> {}
+            }
+            #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+            pub enum FlowError {
+                Port,
+                TransportWithoutIp(&'static str),
+                EtherType { ether_type: u16, ip: &'static str },
+                Protocol { protocol: u8, inside: &'static str },
+                Tunnel {
+                    tunnel: &'static str,
+                    over: &'static str,
+                    wanted: &'static str,
+                },
+                Unmatched { driver: &'static str, field: &'static str },
+                Priority {
+                    driver: &'static str,
+                    priority: u16,
+                    last: u32,
+                    queues: &'static str,
+                },
+                OtherDevice,
+                Width { field: &'static str, value: u32, bits: u8 },
+                ActionWithoutHeaders(&'static str),
+                DontTrapWithoutHeaders,
+                DropWith(&'static str),
+                Refused { error: VerbError, partial: Vec<&'static str> },
+            }
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct FlowCount {
+                pub packets: u64,
+                pub bytes: u64,
+            }
+            pub trait FlowCounters: Any + fmt::Debug + Send + Sync {
+                fn read(&self) -> Result<FlowCount, VerbError>;
+            }
+        }
+        mod offload {
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct RawPacketCaps {
+                pub flow_rules: bool,
+                pub flow: FlowLimits,
+                pub rx_checksum: bool,
+                pub tx_checksum: bool,
+                pub vlan_strip: bool,
+                pub scatter_fcs: bool,
+                pub delay_drop: bool,
+                pub max_tso: u32,
+                pub pacing: Option<(u32, u32)>,
+                pub rss: Option<RssCaps>,
+            }
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct RssCaps {
+                pub max_tables: u32,
+                pub max_table_size: u32,
+                pub max_work_queues: u32,
+                pub fields: u64,
+            }
+            #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+            pub enum RawError {
+                Lacks { what: &'static str, remedy: &'static str },
+                Range { what: &'static str, asked: u64, least: u64, most: u64 },
+                Flow(FlowError),
+                Verb(VerbError),
+            }
+            impl RawError {
+                pub const fn lacks(what: &'static str, remedy: &'static str) -> Self {}
+                pub fn check_range(
+                    what: &'static str,
+                    asked: u64,
+                    least: u64,
+                    most: u64,
+                ) -> Result<(), Self> {}
+                pub fn verb_error(&self) -> VerbError {}
+            }
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct RawReceive {
+                pub vlan_strip: bool,
+                pub scatter_fcs: bool,
+                pub delay_drop: bool,
+            }
+            impl RawReceive {
+                pub fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {}
+                pub fn check_single_queue(&self) -> Result<(), RawError> {}
+            }
+            pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {}
+            pub fn has_whole_checksum(frame: &[u8]) -> bool {}
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+            pub struct RateLimit {
+                pub kbps: u32,
+                pub burst: u32,
+                pub packet: u16,
+            }
+            impl RateLimit {
+                pub fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {}
+            }
+        }
+        pub use check::MatchedField;
+        pub use flow::{
+            Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits,
+            FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
+            PortsMatch, TransportMatch, TunnelMatch,
+        };
+        pub use offload::{
+            RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps, frame_length,
+            has_whole_checksum,
+        };
+        pub trait RawDevice: Device {
+            fn raw_caps(&self) -> RawPacketCaps;
+            #[must_use]
+            fn with_raw(self, spec: RawSpec) -> Self;
+            fn create_flow_counters(&self) -> Result<Arc<dyn FlowCounters>, VerbError>;
+            fn check_raw(&self, spec: &RawSpec, queues: u16) -> Result<(), Error> {}
+        }
+        #[derive(Clone, Debug)]
+        pub struct RawSpec {
+            pub receive: RawReceive,
+            pub rss: RssSpec,
+            pub rules: Vec<FlowRule>,
+            pub tso_header: u16,
+            pub checksum: bool,
+            pub rate: Option<RateLimit>,
+        }
+        impl Default for RawSpec {}
+        impl RawSpec {
+            pub fn check(
+                &self,
+                caps: &RawPacketCaps,
+                queues: u16,
+            ) -> Result<(), RawError> {}
+        }
     }
     mod request {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -3364,11 +3654,21 @@ pub mod verbs {
             Rss,
             FlowTag,
             Cvlan,
+            FlowRules,
+            RxChecksum,
+            TxChecksum,
+            VlanStrip,
+            Fcs,
+            DelayDrop,
+            RssHash,
+            Tso,
+            Pacing,
             TagMatching,
             ExtendedSend,
+            ParentDomain,
         }
         impl Capability {
-            pub const ALL: [Self; 20] = _;
+            pub const ALL: [Self; 30] = _;
             pub const fn name(self) -> &'static str {}
         }
         impl fmt::Display for Capability {}
@@ -3457,6 +3757,7 @@ pub mod verbs {
             pub flags: CqFlags,
             pub vector: u32,
             pub api: CqApi,
+            pub context: u64,
         }
         #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
         pub struct CqGranted {
@@ -3577,11 +3878,19 @@ pub mod verbs {
         check_transition,
     };
     pub use completion::{
-        Completion, CompletionValues, Completions, Cursor, RUN, TagInfo,
+        Completion, CompletionValues, Completions, Cursor, RUN, RecvInfo, TagInfo,
     };
-    pub use event::{AsyncEvent, EventKind, EventSubject};
-    pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpcode};
+    pub use event::{AsyncEvent, CqEvent, EventKind, EventSubject};
+    pub use flags::{
+        Access, CqFlags, PollFields, RecvFlags, SendFlags, WcFlags, WcOpcode, WrOpcode,
+    };
     pub use owner::{Claim, ClaimGuard, QueueOwner};
+    pub use raw::{
+        Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule,
+        FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MatchedField,
+        PortsMatch, RateLimit, RawDevice, RawError, RawPacketCaps, RawReceive, RawSpec,
+        RssCaps, TransportMatch, TunnelMatch, frame_length, has_whole_checksum,
+    };
     pub use request::{
         Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge,
     };
@@ -3618,11 +3927,18 @@ pub mod verbs {
             spec: &CqSpec,
             channel: Option<&Self::Channel>,
         ) -> Result<(Self::Cq, CqGranted), VerbError>;
+        fn create_cq_in(
+            &self,
+            domain: &Self::Pd,
+            spec: &CqSpec,
+            channel: Option<&Self::Channel>,
+        ) -> Result<(Self::Cq, CqGranted), VerbError> {}
         fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent>;
         fn poll_async_event(&self) -> Option<AsyncEvent> {}
     }
     pub trait CompletionChannel: Clone + Send + Sync + 'static {
-        fn wait(&self, timeout: Duration) -> Result<Option<u32>, VerbError>;
+        fn wait_event(&self, timeout: Duration) -> Result<Option<CqEvent>, VerbError>;
+        fn wait(&self, timeout: Duration) -> Result<Option<u32>, VerbError> {}
         fn descriptor(&self) -> Option<BorrowedFd<'_>> {}
     }
     pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
@@ -3643,6 +3959,7 @@ pub mod verbs {
             region: Arc<Region>,
             access: Access,
         ) -> Result<Self::Mr, VerbError> {}
+        fn alloc_parent(&self) -> Result<Self, VerbError> {}
         fn alloc_mw(&self, kind: MwKind) -> Result<Self::Mw, VerbError>;
         fn create_ah(&self, path: &Path) -> Result<Self::Ah, VerbError>;
         fn create_srq(&self, spec: &SrqSpec) -> Result<Self::Srq, VerbError>;
@@ -3670,6 +3987,7 @@ pub mod verbs {
     pub unsafe trait CompletionQueue: Send {
         type Cursor<'cq>: Cursor where Self: 'cq;
         fn number(&self) -> u32;
+        fn context(&self) -> u64;
         fn depth(&self) -> u32;
         fn start_poll(&mut self) -> Result<Option<Self::Cursor<'_>>, VerbError>;
         fn poll_run(

@@ -27,13 +27,7 @@ mod device {
         pub fn self_test(&self) -> &SelfTest {}
     }
     unsafe impl Device for VerbsDevice {}
-    impl VerbsDevice {
-        pub fn raw_caps(&self) -> RawPacketCaps {}
-        #[must_use]
-        pub fn with_raw(self, spec: RawSpec) -> Self {}
-        pub fn check_raw(&self, queues: u16) -> Result<(), Error> {}
-        pub fn create_flow_counters(&self) -> Result<FlowCounters, VerbError> {}
-    }
+    impl RawDevice for VerbsDevice {}
 }
 mod domain {
     #[derive(Clone, Debug)]
@@ -174,157 +168,10 @@ mod ffi {
     }
 }
 mod flow {
-    mod counters {
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct FlowCount {
-            pub packets: u64,
-            pub bytes: u64,
-        }
-        #[derive(Debug)]
-        pub struct FlowCounters {
-            private: _,
-        }
-        unsafe impl Send for FlowCounters {}
-        unsafe impl Sync for FlowCounters {}
-        impl FlowCounters {
-            pub fn read(&self) -> Result<FlowCount, VerbError> {}
-        }
-        impl Drop for FlowCounters {}
-    }
     mod encode {
-        impl FlowRule {
-            pub fn encode(&self) -> Result<Vec<u8>, FlowError> {}
-            pub fn partial_masks(&self) -> Result<Vec<&'static str>, FlowError> {}
-        }
+        pub fn encode_flow_rule(rule: &FlowRule) -> Result<Vec<u8>, FlowError> {}
     }
-    pub use counters::{FlowCount, FlowCounters};
-    #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-    pub struct Bits<const N: usize> {
-        private: _,
-    }
-    impl<const N: usize> Bits<N> {
-        pub const ANY: Self = _;
-        pub const fn exact(value: [u8; N]) -> Self {}
-        pub fn masked(value: [u8; N], mask: [u8; N]) -> Self {}
-        pub fn prefix(value: [u8; N], length: u8) -> Self {}
-    }
-    impl<const N: usize> Default for Bits<N> {}
-    impl<const N: usize> fmt::Debug for Bits<N> {}
-    impl From<u8> for Bits<1> {}
-    impl From<u16> for Bits<2> {}
-    impl From<u32> for Bits<4> {}
-    impl From<[u8; 6]> for Bits<6> {}
-    impl From<Ipv4Addr> for Bits<4> {}
-    impl From<Ipv6Addr> for Bits<16> {}
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct EthernetMatch {
-        pub dst: Bits<6>,
-        pub src: Bits<6>,
-        pub ether_type: Bits<2>,
-        pub vlan_tag: Bits<2>,
-    }
-    impl EthernetMatch {
-        pub fn vlan(id: u16) -> Bits<2> {}
-    }
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct Ipv4Match {
-        pub src: Bits<4>,
-        pub dst: Bits<4>,
-        pub protocol: Bits<1>,
-        pub tos: Bits<1>,
-        pub ttl: Bits<1>,
-        pub flags: Bits<1>,
-    }
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct Ipv6Match {
-        pub src: Bits<16>,
-        pub dst: Bits<16>,
-        pub flow_label: Bits<4>,
-        pub next_header: Bits<1>,
-        pub traffic_class: Bits<1>,
-        pub hop_limit: Bits<1>,
-    }
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum IpMatch {
-        V4(Ipv4Match),
-        V6(Ipv6Match),
-    }
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct PortsMatch {
-        pub src: Bits<2>,
-        pub dst: Bits<2>,
-    }
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum TransportMatch {
-        Tcp(PortsMatch),
-        Udp(PortsMatch),
-    }
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct HeaderMatch {
-        pub ethernet: Option<EthernetMatch>,
-        pub ip: Option<IpMatch>,
-        pub transport: Option<TransportMatch>,
-    }
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum TunnelMatch {
-        Vxlan { vni: Bits<4> },
-        Gre { flags: Bits<2>, protocol: Bits<2>, key: Bits<4> },
-        Mpls { label: Bits<4> },
-    }
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum FlowTraffic {
-        Headers { outer: HeaderMatch, tunnel: Option<(TunnelMatch, HeaderMatch)> },
-        AllDefault,
-        MulticastDefault,
-        Sniffer,
-    }
-    impl FlowTraffic {
-        pub const ANY_HEADERS: Self = _;
-    }
-    #[derive(Clone, Debug)]
-    pub struct FlowRule {
-        pub port: u8,
-        pub priority: u16,
-        pub traffic: FlowTraffic,
-        pub tag: Option<u32>,
-        pub drop: bool,
-        pub count: Option<Arc<FlowCounters>>,
-        pub dont_trap: bool,
-    }
-    impl FlowRule {
-        pub fn new(traffic: FlowTraffic) -> Self {}
-    }
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct FlowLimits {
-        pub driver: &'static str,
-        pub priorities: Option<u16>,
-        pub unmatched: &'static [&'static str],
-    }
-    impl Default for FlowLimits {}
-    impl FlowLimits {
-        pub const NONE: Self = _;
-    }
-    #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-    pub enum FlowError {
-        Port,
-        TransportWithoutIp(&'static str),
-        EtherType { ether_type: u16, ip: &'static str },
-        Protocol { protocol: u8, inside: &'static str },
-        Tunnel { tunnel: &'static str, over: &'static str, wanted: &'static str },
-        Unmatched { driver: &'static str, field: &'static str },
-        Priority {
-            driver: &'static str,
-            priority: u16,
-            last: u32,
-            queues: &'static str,
-        },
-        OtherDevice,
-        Width { field: &'static str, value: u32, bits: u8 },
-        ActionWithoutHeaders(&'static str),
-        DontTrapWithoutHeaders,
-        DropWith(&'static str),
-        Refused { error: VerbError, partial: Vec<&'static str> },
-    }
+    pub use encode::encode_flow_rule;
 }
 mod objects {
     unsafe impl ProtectionDomain for VerbsPd {}
@@ -349,53 +196,6 @@ mod queue_pair {
         pub fn set_rate_limit(&mut self, limit: RateLimit) -> Result<(), VerbError> {}
     }
     unsafe impl QueuePair for VerbsQp {}
-}
-mod raw {
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct RawPacketCaps {
-        pub flow_rules: bool,
-        pub flow: FlowLimits,
-        pub ip_checksum: bool,
-        pub vlan_strip: bool,
-        pub scatter_fcs: bool,
-        pub delay_drop: bool,
-        pub max_tso: u32,
-        pub pacing: Option<(u32, u32)>,
-        pub rss: Option<RssCaps>,
-    }
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct RssCaps {
-        pub max_tables: u32,
-        pub max_table_size: u32,
-        pub max_work_queues: u32,
-        pub fields: u64,
-    }
-    impl From<&ibv_device_attr_ex> for RawPacketCaps {}
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct RawReceive {
-        pub vlan_strip: bool,
-        pub scatter_fcs: bool,
-        pub delay_drop: bool,
-    }
-    pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {}
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub struct RateLimit {
-        pub kbps: u32,
-        pub burst: u32,
-        pub packet: u16,
-    }
-}
-mod raw_queue {
-    #[derive(Clone, Debug)]
-    pub struct RawSpec {
-        pub receive: RawReceive,
-        pub rss: RssSpec,
-        pub rules: Vec<FlowRule>,
-        pub tso_header: u16,
-        pub checksum: bool,
-        pub rate: Option<RateLimit>,
-    }
-    impl Default for RawSpec {}
 }
 mod selftest {
     #[derive(Clone, Debug, PartialEq, Eq)]
@@ -425,15 +225,9 @@ pub use channel::VerbsChannel;
 pub use cq::VerbsCq;
 pub use device::VerbsDevice;
 pub use domain::{VerbsDmabuf, VerbsMr, VerbsPd};
-pub use flow::{
-    Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule,
-    FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, PortsMatch, TransportMatch,
-    TunnelMatch,
-};
+pub use flow::encode_flow_rule;
 pub use poll::VerbsCursor;
 pub use qp::VerbsQp;
-pub use raw::{RateLimit, RawPacketCaps, RawReceive, RssCaps, frame_length};
-pub use raw_queue::RawSpec;
 pub use selftest::SelfTest;
 pub use srq::VerbsSrq;
 pub use window::VerbsMw;
