@@ -141,7 +141,7 @@ fn existing(path: &Path) -> Option<(&Path, fs::Metadata)> {
     folders.find_map(|folder| Some((folder, fs::metadata(folder).ok()?)))
 }
 
-/// Follows a path as long as the path names a symbolic link that `allowed` accepts. The final target need not exist.
+/// Follows the symbolic links of a path. Fails if `allowed` refuses a link. The final target need not exist.
 fn target(path: &Path, allowed: impl Fn(&Path) -> io::Result<()>) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..LINKS {

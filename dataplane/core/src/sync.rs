@@ -1,8 +1,8 @@
 //! The atomics and locks of the algorithms that loom checks.
 //!
-//! Without `cfg(loom)`, every name is the type of the standard library, so the algorithms have no extra instructions. With
-//! `cfg(loom)`, the names are the types of [loom](https://docs.rs/loom), which runs the models (`tools/verify loom`) with
-//! all orders of the threads' steps, up to a number of preemptions.
+//! Without `cfg(loom)`, every name is the type of the standard library, so the algorithms have no extra instructions.
+//! With `cfg(loom)`, the names are the types of [loom](https://docs.rs/loom). The command `tools/verify loom` then runs
+//! each model with every interleaving of its threads, up to a limited number of preemptions.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};

@@ -16,9 +16,10 @@ use crate::units::{Nanos, Ticks};
 pub enum ClockState {
     /// The clock is not usable.
     Invalid,
-    /// The clock was read. The device's nominal frequency is used, which may be wrong by 100 parts per million.
+    /// The clock was read, but the error of its frequency can be above one part per million. The first mappings use the
+    /// nominal frequency, which may be wrong by 100 parts per million.
     Coarse,
-    /// The frequency was measured with an error below one part per million.
+    /// The frequency was measured with an error of at most one part per million.
     Synced,
     /// The latest reads have failed. The last good mapping is extrapolated.
     FreeRunning,
@@ -98,7 +99,7 @@ pub struct DeviceClock {
     /// The fields of the mapping: `multiplier`, `ticks`, `nanos`, `error`, `rate_ppb`, and `epoch` together with
     /// `state`.
     words: [AtomicU64; 6],
-    /// The offset that is added to the ticks of a wall clock other than the system's: see [`crate::clock::Stamper`].
+    /// The offset that is added to the ticks of a device's own wall clock: see [`crate::clock::Stamper`].
     offset: AtomicI64,
     /// Whether this is the system's own wall clock.
     is_system: bool,
@@ -134,7 +135,7 @@ impl DeviceClock {
         self.is_system
     }
 
-    /// Returns the offset that is added to the ticks of a wall clock other than the system's.
+    /// Returns the offset that is added to the ticks of a device's own wall clock.
     pub(super) fn offset(&self) -> i64 {
         self.offset.load(Ordering::Relaxed)
     }

@@ -128,7 +128,7 @@ pub struct ClockReport {
     pub jumps: u64,
     /// The number of stops.
     pub freezes: u64,
-    /// The offset that is added to a wall clock other than the system's, in nanoseconds.
+    /// The offset that is added to a device's own wall clock, in nanoseconds.
     pub offset_ns: i64,
 }
 

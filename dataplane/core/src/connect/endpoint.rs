@@ -48,7 +48,7 @@ pub struct QueuePairEndpoint {
     pub max_message: u32,
     /// The queue key that a datagram to this queue pair must carry. 0 for connections.
     pub qkey: u32,
-    /// The number of earlier connections of this queue pair.
+    /// The number of times that this queue pair was reset. The next connection has a new generation.
     pub generation: u32,
     /// Index of the queue pair on its port. The peer's queue pair must have the same index.
     pub queue: u16,

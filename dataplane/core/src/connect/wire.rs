@@ -110,8 +110,8 @@ pub enum Fault {
     /// A step took too long.
     #[error("a step took longer than the step_deadline")]
     Slow,
-    /// The connection sent no HELLO and was closed to make room for another connection.
-    #[error("the client sent nothing and was replaced by newer connections")]
+    /// The listener closed the connection to make room for a newer connection.
+    #[error("the connection was closed to make room for a newer connection")]
     Displaced,
     /// The other side uses another protocol.
     #[error("the other side does not use this protocol: the message does not start with `DPQP`")]

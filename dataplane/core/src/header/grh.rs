@@ -1,5 +1,5 @@
-//! The InfiniBand global routing header (InfiniBand Architecture Specification, volume 1, section 8.3). The device
-//! writes this header in front of each message that a UD queue pair receives.
+//! The InfiniBand global route header (InfiniBand Architecture Specification, volume 1, section 8.3). The device writes
+//! this header in front of each message that a UD queue pair receives.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,8 +7,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::{Header, U16, U32};
 
-/// The global routing header (GRH): 40 bytes. With RoCE version 2 over IPv4, the device writes the IPv4 header into
-/// the last 20 bytes, and the first 20 bytes are undefined. [`Header::view`] therefore does not check the version.
+/// The global route header (GRH): 40 bytes. With RoCE version 2 over IPv4, the device writes the IPv4 header into the
+/// last 20 bytes, and the first 20 bytes are undefined. [`Header::view`] therefore does not check the version.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Grh {

@@ -38,8 +38,8 @@ pub enum Colour {
     Red,
 }
 
-/// Properties of a packet that stages write for later stages. A field is valid only after a stage that sets it. Stages
-/// declare with `Facts` which fields they set and need. The graph check enforces the order.
+/// Properties of a packet that stages write for later stages. A field is valid only after a stage has set the field.
+/// Each stage declares with `Facts` which fields it sets and needs. `Program::check` verifies the order of the stages.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Meta {

@@ -43,7 +43,7 @@ const STEPS: u32 = 3;
 /// The maximum cost in ticks per packet. Slower loops count as this cost.
 const MAX_TICKS: u64 = (1 << 36) - 1;
 /// A report excludes the slowest loops: one in `EXCLUDED_ONE_IN`. Timer interrupts and other programs on the core slow
-/// down fewer loops than that.
+/// down fewer than one loop in `EXCLUDED_ONE_IN`.
 const EXCLUDED_ONE_IN: u64 = 100;
 
 impl Costs {

@@ -120,7 +120,8 @@ pub struct StageReport {
     pub copied: u64,
     /// Packets that the stage generated, such as fragments of other packets.
     pub made: u64,
-    /// Copies that were not made because no slot was free.
+    /// Requested copies that were not made, because no slot was free or the contract of the stage does not declare
+    /// copies.
     pub copies_missed: u64,
     /// The counters that the stage defines.
     pub counters: BTreeMap<String, u64>,

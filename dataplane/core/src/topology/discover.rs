@@ -1,7 +1,7 @@
 //! Discovery of the machine: cores and caches from hwloc, nodes and devices from sysfs.
 //!
-//! The Rust binding of hwloc 2 cannot query NUMA nodes, because they have a negative depth. The node of a core
-//! therefore comes from the core's node set, and the properties of a node come from `/sys/devices/system/node`.
+//! The Rust binding of hwloc 2 cannot query NUMA nodes, because hwloc gives NUMA nodes a negative depth. The node of a
+//! core therefore comes from the core's node set, and the properties of a node come from `/sys/devices/system/node`.
 
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! The cores, caches, NUMA nodes and devices of a machine, the placement of workers on cores, and pinning.
 //!
 //! A [`Topology`] is plain data. [`Topology::discover`] reads the topology of this machine from hwloc and sysfs. Tests
-//! and simulations build a topology with [`Topology::from_parts`] or [`Topology::uniform`], so they need no machine of
-//! that kind.
+//! and simulations build a topology with [`Topology::from_parts`] or [`Topology::uniform`], so they do not depend on
+//! the machine that runs them.
 
 mod discover;
 mod pin;
@@ -104,7 +104,8 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Creates a topology from its parts, without offline cores. Sorts each list as the getters document.
+    /// Creates a topology from its parts, without offline cores. Sorts each list in the order that its getter
+    /// documents.
     pub fn from_parts(
         mut cores: Vec<Core>,
         mut caches: Vec<Cache>,
@@ -118,8 +119,8 @@ impl Topology {
         Self { cores, offline: Vec::new(), caches, nodes, devices }
     }
 
-    /// Returns the topology with these offline cores, which replace earlier offline cores. The list of cores must not
-    /// contain them.
+    /// Returns the topology with these offline cores, which replace earlier offline cores. The offline cores must not
+    /// be in [`Topology::cores`].
     #[must_use]
     pub fn with_offline(mut self, mut cores: Vec<CoreId>) -> Self {
         cores.sort();

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn local_cores_precede_unused_cores_precede_sibling_threads_and_core_0() {
+    fn near_cores_come_first_and_core_0_comes_last() {
         let topology = two_nodes();
         assert_eq!(placed(&topology, 8, &[1]), [2, 3, 6, 7, 1, 4, 5, 0]);
         assert_eq!(placed(&topology, 8, &[0]), [1, 4, 5, 0, 2, 3, 6, 7]);
