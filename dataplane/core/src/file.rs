@@ -47,8 +47,8 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Returns the remedy if this host, and not the path, is the reason for a failed open or read: too few file descriptors
-/// or too little memory (open(2)).
+/// Returns the remedy if a failed open or read has its cause in this host: too few file descriptors or too little
+/// memory (open(2)). Returns `None` for any other cause.
 pub fn host_remedy(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::MFILE => Some("raise the limit on open files (`ulimit -n`, `LimitNOFILE=` of systemd)"),

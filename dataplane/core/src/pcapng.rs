@@ -87,8 +87,8 @@ pub fn packet(packet: &CapturedPacket<'_>, into: &mut Vec<u8>) {
     block.end();
 }
 
-/// Appends the statistics of an interface at a time, in nanoseconds since 1970: the number of packets that were
-/// received, and the number of these packets that are missing in the file.
+/// Appends the statistics of an interface. `nanos` is the time of the statistics, in nanoseconds since 1970. `received`
+/// is the number of received packets. `dropped` is the number of these packets that are missing in the file.
 pub fn statistics(interface: u32, nanos: u64, received: u64, dropped: u64, into: &mut Vec<u8>) {
     let mut block = Block::begin(INTERFACE_STATISTICS, into);
     block.word(interface);

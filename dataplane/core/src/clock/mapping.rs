@@ -78,8 +78,8 @@ impl Mapping {
         (Ticks(self.ticks.0.wrapping_add(ticks)), Nanos(self.nanos.0.wrapping_add(nanos)))
     }
 
-    /// Returns the time at which the counter showed `ticks`. This time must not be after `now`. It must be less than
-    /// one period before `now`, because the counter repeats after a period.
+    /// Returns the time at which the counter showed `ticks`. This time must not be after `now`. It must also be less
+    /// than one counter period before `now`, because the counter then repeats its values.
     pub fn host(&self, ticks: Ticks, now: Nanos) -> Nanos {
         let (latest, when) = self.at(now);
         let age = latest.0.wrapping_sub(ticks.0) & self.timebase.mask;

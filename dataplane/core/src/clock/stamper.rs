@@ -9,10 +9,11 @@ use crate::units::{Nanos, Ticks};
 
 /// The maximum age of a completion in nanoseconds. An older completion means that the clock is wrong.
 const MAX_AGE: u64 = 10_000_000_000;
-/// The maximum backward step of a queue's stamps in nanoseconds. A larger step means that the clock is wrong. A
-/// correction of this size or more is not slewed.
+/// The maximum backward step of a queue's stamps in nanoseconds. A larger step means that the clock is wrong. The
+/// stamper applies a correction of this size or more at once, not gradually.
 const MAX_BACKSTEP: u64 = 1_000_000;
-/// The time in nanoseconds after which an unchanged counter counts as stopped. A few ticks are added.
+/// The time in nanoseconds after which an unchanged counter counts as stopped. The duration of 16 ticks is added to
+/// this time.
 const STOPPED_AFTER: u64 = 100_000;
 /// The tolerance in nanoseconds that is added to the estimated error of a mapping.
 const SLACK: u64 = 1_000;
@@ -221,8 +222,8 @@ impl Watch {
 }
 
 impl Reader {
-    /// Creates the state. Waits while a mapping is being published. Without a mapping, the stamper would use the system
-    /// clock for the first burst.
+    /// Creates the reader with the current mapping. Waits while a mapping is being published, because without a mapping
+    /// the stamper would use the system clock for the first burst.
     fn new(clock: Arc<DeviceClock>) -> Self {
         // No mapping is published with this version.
         let mut seen = u64::MAX;
@@ -272,7 +273,8 @@ impl Reader {
         match self.convert(now, offset, last, ticks, stamps) {
             Ok(()) => self.watch(now, offset, ticks),
             Err(_) => {
-                // This is a wall clock other than the system's. Assume that the last completion has arrived just now.
+                // The ticks come from the device's own wall clock. Assume that the last completion has arrived just
+                // now.
                 let offset = self.mapping.at(Nanos(now)).0.0.wrapping_sub(newest) as i64;
                 self.clock.set_offset(offset);
                 self.convert(now, offset, last, ticks, stamps)?;

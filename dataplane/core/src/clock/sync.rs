@@ -480,8 +480,8 @@ impl ClockSync {
     }
 }
 
-/// A fitted line: its slope, the time at the ticks of the last point, the error of the slope in parts per billion, and
-/// the maximum error of the points.
+/// A fitted line. `nanos` is the time at the ticks of the last point. `ppb` is the error of the slope in parts per
+/// billion, and `half` is the maximum error of the points.
 struct Fit {
     multiplier: u64,
     nanos: u64,

@@ -491,8 +491,8 @@ proptest! {
         prop_assert!(report.drift_ppb.abs_diff(ppb) < 1_000, "{:?}", report);
     }
 
-    /// After any sequence of events, no stamp of a queue goes backwards (`poll` checks this), a synced clock keeps its
-    /// error bound, and the clock is synced again in the end.
+    /// After any sequence of events, no stamp of a queue goes backwards (`poll` checks this). A synced clock keeps its
+    /// error bound. In the end, the clock is synced again.
     #[test]
     fn clock_recovers_from_any_sequence_of_events(
         bits in 16u32..=64,

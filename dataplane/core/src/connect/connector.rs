@@ -133,7 +133,7 @@ impl Connector {
         remote: &QueuePairEndpoint,
     ) -> Result<NegotiatedParameters, EndpointError> {
         remote.check_peer(own, self.parameters.allow_self)?;
-        // Datagram queue pairs accept packets from any peer, whatever their sequence numbers.
+        // Datagram queue pairs accept packets from any peer, with any sequence number.
         if let Some(expected) = self.parameters.rq_psn.filter(|&psn| psn != remote.psn && self.kind != QpType::Ud) {
             return Err(EndpointError::Expected { own: expected, peer: remote.psn });
         }

@@ -201,7 +201,7 @@ pub const fn mtu_bytes(code: u8) -> u32 {
 impl EndpointParameters {
     /// Returns the initial packet sequence number of a generation, which is one connection of the queue pair. The first
     /// generation uses `sq_psn`. The number of each later generation is far from the numbers of all earlier
-    /// generations, so that delayed packets of an earlier generation are not accepted.
+    /// generations. The queue pair therefore does not accept delayed packets of an earlier generation.
     pub const fn psn(&self, generation: u32) -> u32 {
         /// 2^24 divided by the golden ratio. The multiples of this number have the largest distances from each other.
         const STEP: u32 = 0x9e_3779;

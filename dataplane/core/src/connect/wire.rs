@@ -151,7 +151,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Returns the refusal to send to the other side. `None` if the other side would not understand a refusal.
+    /// Returns the refusal to send to the peer. `None` if a refusal is useless, for example after a lost connection or
+    /// a message of another protocol.
     pub(super) const fn refusal(&self) -> Option<Refusal> {
         match self {
             Self::Version(_) => Some(Refusal::Version),
@@ -168,8 +169,8 @@ impl Fault {
     }
 }
 
-/// A non-blocking TCP connection. It buffers one incoming and one outgoing message, whose sizes the local side
-/// determines.
+/// A non-blocking TCP connection that buffers one incoming and one outgoing message. The local side determines the
+/// sizes of both buffers.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) stream: TcpStream,

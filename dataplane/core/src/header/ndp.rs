@@ -54,8 +54,8 @@ pub struct LinkAddress {
 impl Header for LinkAddress {}
 
 /// Returns the MAC address in the first option of type `wanted`, or `Some(None)` if no option has this type. Returns
-/// `None` if the options are malformed: an option has length 0 or is truncated, or an option of type `wanted` does not
-/// contain a MAC address.
+/// `None` if the options are malformed. Options are malformed if an option has length 0 or is truncated, or if an
+/// option of type `wanted` does not contain a MAC address.
 pub fn link_address(mut options: &[u8], wanted: u8) -> Option<Option<MacAddr>> {
     let mut found = None;
     while let [kind, length, ..] = *options {

@@ -1,14 +1,14 @@
 //! A lane: one worker's queue pair and completion queues on one port.
 //!
-//! A lane tracks whether the program or the device owns each slot (packet buffer). It posts receives in advance and
-//! refills the receive queue. It posts sends in runs (several requests with one call) and requests a completion only
-//! for the last send of a run. When that send completes, the lane reclaims the slots of all sends up to it. After a
-//! failure, flush completions return slots in the same way. The code is generic over the traits of [`crate::verbs`] and
-//! runs on every provider (implementation of these traits).
+//! A lane tracks whether the program or the device owns each slot (packet buffer). The lane posts receives in advance
+//! and refills the receive queue. The lane posts sends in runs (several requests with one call) and requests a
+//! completion only for the last send of a run. When that send completes, the lane reclaims the slots of all sends up to
+//! it. After a failure, flush completions return slots in the same way. The code is generic over the traits of
+//! [`crate::verbs`] and runs on every provider (implementation of these traits).
 //!
 //! `unsafe` is allowed here because a posted request gives memory to the device, which reads or writes the memory. The
-//! lane posts a slot only when the slot leaves the pool or a batch. The slot comes back only with its completion, or
-//! after the queue pair was reset or destroyed.
+//! lane posts a slot only when the slot leaves the pool or a batch. The lane reuses the slot only after the slot's
+//! request has completed, or after the queue pair was reset or destroyed.
 #![allow(unsafe_code)]
 
 mod alarm;
@@ -77,16 +77,17 @@ pub trait Lane: Send {
     /// Receives up to `limit` packets into the batch. Returns the number of received packets.
     ///
     /// # Errors
-    /// Fails if the completion queue is no longer usable.
+    /// Fails if the completion queue is lost and cannot be recreated.
     fn receive(&mut self, pool: &mut Pool, batch: &mut Batch, limit: usize) -> Result<usize, VerbError>;
 
-    /// Sends the batch and leaves it empty. Packets that cannot be sent are dropped and counted.
+    /// Posts the packets of the batch for sending and leaves the batch empty. Packets that cannot be sent are dropped
+    /// and counted.
     fn transmit(&mut self, pool: &mut Pool, batch: &mut Batch);
 
     /// Returns the slots of completed sends to the pool.
     ///
     /// # Errors
-    /// Fails if the completion queue is no longer usable.
+    /// Fails if the completion queue is lost and cannot be recreated.
     fn reap(&mut self, pool: &mut Pool, latency: &mut dyn LatencySink) -> Result<(), VerbError>;
 
     /// Posts free slots to the receive queue until the queue is full. Also resets a queue pair that an error has
@@ -115,7 +116,7 @@ pub trait Lane: Send {
     /// Returns the slots of flushed requests to the pool. Returns the number of slots that the device still owns.
     ///
     /// # Errors
-    /// Fails like [`Lane::reap`].
+    /// Fails if a completion queue is lost. A lane that stops does not recreate its queues.
     fn drain(&mut self, pool: &mut Pool) -> Result<usize, VerbError>;
 
     /// Resets the queue pair and returns the slots of all outstanding requests to the pool. If the reset fails, the

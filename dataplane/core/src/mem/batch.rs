@@ -22,7 +22,7 @@ pub const BATCH: usize = 256;
 pub struct Batch<Unsized: ?Sized = [()]> {
     pub(super) memory: SlotMemory,
     /// Number of packets, at most [`BATCH`]. In `labels` and `copies`, the entries from index `len` on are always
-    /// `NEXT`. In the other arrays, these entries have no meaning.
+    /// `NEXT`. In the remaining arrays, these entries have no meaning.
     len: usize,
     /// Index of the port that received the packets. All packets in the graph at one time come from the same port.
     pub(super) ingress: u8,
@@ -135,12 +135,12 @@ impl Batch {
     /// Returns `true` if every packet is plain IPv4. `false` means unknown. A loop over the heads (first bytes) of the
     /// packets of a plain batch can skip the check of each packet.
     ///
-    /// A packet is plain IPv4 if all these conditions hold: the frame has no VLAN tag, an IPv4 header of 20 bytes
-    /// starts at byte 14, and the packet is not a fragment. The metadata must agree: [`Meta::is_untagged_ipv4`] is
-    /// `true`, and [`MetaFlags`] has neither `VLAN` nor `FRAGMENT`. The stage `parse` marks batches as plain. The batch
-    /// loses the mark when packets are added, and when packets are borrowed with [`Batch::iter_mut`],
-    /// [`Batch::iter_mut_from`], [`Batch::get_mut`] or [`Batch::heads_mut`]. [`Batch::heads_keeping_plain`] and
-    /// [`Batch::located_heads`] keep the mark, so a stage that uses these methods must keep every packet plain.
+    /// A packet is plain IPv4 if it is not a fragment, and if its frame has no VLAN tag and an IPv4 header of 20 bytes
+    /// at byte 14. The metadata must agree: [`Meta::is_untagged_ipv4`] is `true`, and [`MetaFlags`] has neither `VLAN`
+    /// nor `FRAGMENT`. The stage `parse` marks batches as plain. The batch loses the mark when packets are added, and
+    /// when packets are borrowed with [`Batch::iter_mut`], [`Batch::iter_mut_from`], [`Batch::get_mut`] or
+    /// [`Batch::heads_mut`]. [`Batch::heads_keeping_plain`] and [`Batch::located_heads`] keep the mark, so a stage that
+    /// uses these methods must keep every packet plain.
     ///
     /// Memory safety does not depend on the mark. If a stage breaks this rule, later stages read or write wrong header
     /// fields, but access no byte outside the head.
@@ -396,8 +396,8 @@ impl Batch {
         before - kept
     }
 
-    /// Clears all labels and copy requests. A caller that has handled the labels must call this function before the
-    /// packets move on or are removed, because adding packets to a batch does not reset labels.
+    /// Clears all labels and copy requests. Call this function after the labels are handled, and before the packets
+    /// move on or are removed. The reason is that adding packets to a batch does not reset labels.
     #[inline]
     pub(crate) fn clear_labels(&mut self) {
         let len = self.len();

@@ -39,8 +39,8 @@ impl Batch {
 #[derive(Debug)]
 pub struct Packet<'b> {
     /// The batch. `index` is below the length of the batch, and no other live packet has the same index. This packet
-    /// has exclusive access to its slot and to its entries in the arrays of the batch. The packet only reads the other
-    /// fields of the batch. No code writes these fields while the packet lives.
+    /// has exclusive access to its slot and to its entries in the arrays of the batch. The packet only reads the
+    /// remaining fields of the batch. No code writes these fields while the packet lives.
     batch: NonNull<Batch>,
     index: usize,
     life: PhantomData<&'b mut Batch>,
@@ -206,8 +206,9 @@ impl<'b> Packet<'b> {
     #[inline]
     fn front(&mut self) -> &mut [u8; 12] {
         const { assert!(GUARD >= 12) };
-        // SAFETY: a packet ends at least GUARD bytes before the end of its slot, so the first 12 bytes from its start
-        // are in the slot, even if the packet is shorter. Ownership and initialisation are as in `data_mut`.
+        // SAFETY: a packet ends at least GUARD bytes before the end of its slot. The first 12 bytes from the start of
+        // the packet are therefore in the slot, even if the packet is shorter. Ownership and initialisation are as in
+        // `data_mut`.
         unsafe { self.start().cast().as_mut() }
     }
 

@@ -136,8 +136,8 @@ impl SlotMemory {
     }
 }
 
-/// The free slots of one region. The pool belongs to one worker. The lanes of this worker use the pool one after the
-/// other, so the pool needs no atomics.
+/// The free slots of one region. The pool belongs to one worker. Only one lane of this worker uses the pool at a time,
+/// so the pool needs no atomics.
 #[derive(Debug)]
 pub struct Pool {
     memory: SlotMemory,

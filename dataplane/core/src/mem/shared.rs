@@ -1,7 +1,7 @@
 //! Copies to and from memory that a device or another thread may access at the same time.
 //!
 //! All code in this process accesses such memory one byte at a time, with relaxed atomics, so there is no data race. A
-//! read that overlaps a write returns a mixture of old and new bytes, and has no other effect.
+//! read that overlaps a write returns a mixture of old and new bytes. The overlap has no further effect.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

@@ -153,9 +153,9 @@ pub trait Generator {
     /// Generates packets with [`Batch::generate`]. The worker calls this method after every [`Stage::tick`], with an
     /// empty batch.
     ///
-    /// Generated packets leave the stage in the same way as packets from [`Stage::process`]. They count as received on
-    /// the first port, or on the port given to [`Batch::set_ingress`]. Like [`Stage::process`], this method runs on the
-    /// worker.
+    /// Generated packets leave the stage in the same way as packets from [`Stage::process`]. Generated packets count as
+    /// received on the first port, or on the port given to [`Batch::set_ingress`]. Like [`Stage::process`], this method
+    /// runs on the worker.
     ///
     /// [`Stage::tick`]: super::Stage::tick
     /// [`Stage::process`]: super::Stage::process

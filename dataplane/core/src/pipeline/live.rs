@@ -30,7 +30,8 @@ use rtrb::{Consumer, Producer, RingBuffer};
 /// ```
 #[derive(Debug)]
 pub struct Live<T> {
-    /// The readers by number. A reader that was dropped is `None`, so that the other readers keep their numbers.
+    /// The readers by number. The entry of a dropped reader is `None`, so that the remaining readers keep their
+    /// numbers.
     readers: Mutex<Vec<Option<ReaderState<T>>>>,
 }
 
@@ -56,8 +57,8 @@ pub struct LiveReader<T> {
     old: Producer<Box<T>>,
 }
 
-/// The latest value, if the reader has not taken it yet. Each side only exchanges one pointer. A side therefore never
-/// waits for the other side, even if the kernel has preempted the thread of the other side.
+/// The latest value, if the reader has not taken it yet. Each side only exchanges one pointer. Neither side ever waits,
+/// even if the kernel has preempted the thread of the opposite side.
 struct Next<T>(AtomicCell<Option<Box<T>>>);
 
 impl<T> fmt::Debug for Next<T> {

@@ -32,7 +32,7 @@ pub struct NodeSpec {
     pub outputs: Vec<(String, Target)>,
     /// The drop reasons that the stage defines, by index.
     pub reasons: Vec<&'static str>,
-    /// Index of the stage that observes the drops of this stage. It can be any other stage, earlier or later than this
+    /// Index of the stage that observes the drops of this stage. The observing stage can be earlier or later than this
     /// stage.
     pub drops: Option<usize>,
 }

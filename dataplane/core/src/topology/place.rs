@@ -24,7 +24,7 @@ pub enum Workers {
 impl Topology {
     /// Returns the cores of the workers, in the order of the workers.
     ///
-    /// If `workers` does not list cores, the best allowed cores are selected. These criteria decide, most important
+    /// If `workers` does not list cores, this function selects the best allowed cores. The criteria, most important
     /// first:
     ///
     /// 1. The core is on one of the nodes `near`. If `near` is empty, this criterion does not apply.

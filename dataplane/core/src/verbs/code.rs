@@ -69,7 +69,7 @@ mod tests {
     use crate::verbs::{EventKind, QpState, QpType, WcOpcode, WcStatus, WrOpcode};
 
     proptest! {
-        /// Converting from a raw value and back returns the same value, whatever the device reports.
+        /// Converting any raw value to an enum and back returns the same value.
         #[test]
         fn conversions_round_trip_for_every_value(raw in prop_oneof![any::<u32>(), 0u32..300]) {
             prop_assert_eq!(WcStatus::from_raw(raw).raw(), raw);

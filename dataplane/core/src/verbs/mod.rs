@@ -14,9 +14,9 @@
 //! `Send`, not `Sync` and not `Clone`. Polls and posts need `&mut`.
 //!
 //! The data path has two forms. The general form follows the C interface: work requests with scatter/gather lists, and
-//! a cursor over completions. The **run** form moves many packets per call, and lanes use it: one call posts a run of
-//! slots, and one call polls a run of completions into fixed arrays. A program may mix both forms on one queue. The
-//! order of the requests is preserved.
+//! a cursor over completions. The **run** form moves many packets per call, and lanes use this form. One call posts a
+//! run of slots, or polls a run of completions into fixed arrays. A program may mix both forms on one queue. The order
+//! of the requests is preserved.
 
 mod ah_cache;
 mod attributes;
@@ -257,9 +257,9 @@ pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
     }
 
     /// Allocates a parent domain that extends this domain: `ibv_alloc_parent_domain(3)`. The parent domain accepts and
-    /// creates objects like this domain, and keys of one domain are valid in the other. [`Device::create_cq_in`] creates
-    /// completion queues in the parent domain. The parent domain has no thread domain, so any thread may use its objects.
-    /// For completion queues without a lock, use [`CqFlags::SINGLE_THREADED`].
+    /// creates objects like this domain. A key of either domain is valid in both domains. [`Device::create_cq_in`]
+    /// creates completion queues in the parent domain. The parent domain has no thread domain, so any thread may use
+    /// its objects. For completion queues without a lock, use [`CqFlags::SINGLE_THREADED`].
     ///
     /// # Errors
     /// `EOPNOTSUPP`: the device does not support parent domains. `EINVAL`: this domain is a parent domain.
@@ -360,8 +360,8 @@ pub trait AddressHandle: Clone + fmt::Debug + Send + Sync + 'static {
 /// request. A completion of a send is reported after the device has finished with all earlier sends of the queue pair.
 /// The completion of a receive has the number of bytes that were written.
 ///
-/// [`CompletionQueue::poll_run`] returns at most `limit` completions. It fills in all arrays that are valid according
-/// to the flags of the run.
+/// [`CompletionQueue::poll_run`] returns at most `limit` completions. The function fills in all arrays that the flags
+/// of the run mark as valid.
 #[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
 pub unsafe trait CompletionQueue: Send {
     /// The cursor over completions. Dropping the cursor ends the poll.
@@ -499,8 +499,8 @@ pub unsafe trait QueuePair: Send {
     /// Returns the state as this process knows it: the last state that was set, or ERR after an error completion.
     fn state(&self) -> QpState;
 
-    /// Returns the state and attributes that the device reports: `ibv_query_qp(3)`. For a raw-packet queue pair, the
-    /// result may come from this process instead of the device, because mlx5 does not report the failure of a
+    /// Returns the state and attributes that the device reports: `ibv_query_qp(3)`. For a raw-packet queue pair, a
+    /// provider may return the state that this process knows. The reason is that mlx5 does not report the failure of a
     /// raw-packet queue.
     ///
     /// # Errors
@@ -567,8 +567,9 @@ pub unsafe trait QueuePair: Send {
     ///
     /// # Safety
     /// These rules apply to the memory of accepted requests that are not inline. No code may write this memory, except
-    /// with atomic byte accesses, until a completion of the request or of a later request is polled, or until the queue
-    /// pair is reset or dropped. No code may read memory that an RDMA read or an atomic operation writes.
+    /// with atomic byte accesses. No code may read memory that an RDMA read or an atomic operation writes. The rules
+    /// end when a completion of the request or of a later request is polled, or when the queue pair is reset or
+    /// dropped.
     unsafe fn post_send(&mut self, requests: &[SendRequest<'_, Self::Ah>]) -> Result<(), PostError>;
 
     /// Binds a window to a part of a region, with `ibv_bind_mw(3)` or a send request, depending on the window's kind.

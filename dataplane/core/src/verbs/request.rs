@@ -161,7 +161,7 @@ pub struct MwBind<'a, M> {
 /// A failed post. The requests before the failed request were accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PostError {
-    /// The number of requests of this call that the device has accepted. These requests will complete.
+    /// The number of requests of this call that the device has accepted. The accepted requests will complete.
     pub accepted: usize,
     /// The error of the first refused request. `ENOMEM`: the queue is full. `EINVAL`: the request is invalid, or the
     /// queue pair's state does not allow it. `EOPNOTSUPP`: the device does not support the operation.

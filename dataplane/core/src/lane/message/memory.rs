@@ -14,7 +14,8 @@ pub(super) type Mr<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
 pub(super) struct Memory<D: Device> {
     // Declared first: the registration must end before the region is unmapped.
     mr: Mr<D>,
-    /// The registered region. Program access uses this region, so the access is in bounds whatever a provider returns.
+    /// The registered region. The program accesses the bytes through this region, so each access is in bounds even if a
+    /// provider returns another region.
     region: Arc<Region>,
     len: usize,
 }

@@ -47,7 +47,7 @@ pub struct Binding<'a, D: Device> {
     pub wr_id: u64,
     /// Flags of the request: signalled, fenced.
     pub flags: SendFlags,
-    /// The buffer that a peer can access through the window. It must be registered with [`Access::MW_BIND`].
+    /// The buffer that a peer can access through the window. The buffer must be registered with [`Access::MW_BIND`].
     pub buffer: &'a Buffer<D>,
     /// The byte range of the buffer. The range is not checked against the length of the buffer. An empty range unbinds
     /// the window (type 1 only).

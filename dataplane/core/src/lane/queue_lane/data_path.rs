@@ -1,8 +1,8 @@
 //! The data path of a lane: receive, transmit, reap and refill.
 //!
-//! The data path only moves buffers and counts. It does not change the state of the queue pair. It returns the error of
-//! a lost completion queue, and notes that a completion had an error. [`Recovery`](super::recovery::Recovery) acts on
-//! both.
+//! The data path only moves buffers and counts packets. It does not change the state of the queue pair. If a completion
+//! queue is lost, the data path returns an error. If a completion has an error, the data path sets the flag
+//! `has_error`. [`Recovery`](super::recovery::Recovery) then handles the error.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -278,9 +278,9 @@ impl<D: Device> DataPath<D> {
             if slots.is_empty() {
                 return Ok(());
             }
-            // SAFETY: the slots have just left the pool. They come back only by their completions, or after the queue
-            // pair was reset or destroyed. `mr` has the pool's region (checked above), keeps it alive, and is dropped
-            // after the queue pair.
+            // SAFETY: the slots have just left the pool. The lane reuses these slots only after their completions, or
+            // after the queue pair was reset or destroyed. `mr` has the pool's region (checked above), keeps it alive,
+            // and is dropped after the queue pair.
             if let Err(refused) = unsafe { self.queues.qp.post_recv_run(slots) } {
                 let (accepted, rest) = slots.split_at(refused.accepted.min(slots.len()));
                 self.posted.extend(accepted);

@@ -136,8 +136,9 @@ impl<D: Device> Recovery<D> {
         }
     }
 
-    /// Returns whether a queue pair has stopped after an error. A flushed request proves it. After another error, the
-    /// provider decides: for raw packets, libibverbs devices stop after every error, and are not queried.
+    /// Returns whether a queue pair has stopped after an error. A flushed request proves that the queue pair has
+    /// stopped. After any other error, the state that the provider returns decides. For raw packets, the libibverbs
+    /// provider assumes ERR after every error, without a query of the device.
     fn has_stopped(&self, data: &mut DataPath<D>) -> bool {
         if std::mem::take(&mut data.was_flushed) {
             return true;

@@ -99,7 +99,8 @@ impl<D: Device> DataPath<D> {
         batch.truncate(space, pool);
     }
 
-    /// Handles a send run of which the queue pair accepted only the first `taken` packets. Drops the other packets.
+    /// Handles a partly accepted send run: the queue pair accepted only the first `taken` packets. Drops the remaining
+    /// packets.
     #[cold]
     pub(super) fn keep_accepted(&mut self, pool: &mut Pool, batch: &mut Batch, taken: usize) {
         if taken > 0 {
@@ -121,8 +122,9 @@ impl<D: Device> DataPath<D> {
         let newest = self.in_flight.last().filter(|_| self.unsignalled_since.is_some() && self.in_flight.space() > 0);
         let Some(newest) = newest.filter(|_| self.queues.qp.state() == QpState::Err) else { return };
         let id = WrId::new(WrKind::Marker, self.generation, self.in_flight.next());
-        // SAFETY: the marker uses the slot of the newest send, which the device already owns. That send comes back no
-        // earlier than this request. In state ERR, the device does not read the memory.
+        // SAFETY: the marker uses the slot of the newest send, which the device already owns. The lane reclaims the
+        // slot of that send only after the marker has completed, or after a reset. In state ERR, the device does not
+        // read the memory.
         let _ = unsafe { self.queues.qp.post_send_run(&RunSource::new(&[newest]).run(), id.0) };
     }
 

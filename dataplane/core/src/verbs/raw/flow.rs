@@ -5,9 +5,9 @@
 //! drop the frame. [`FlowRule::check`] checks a rule before a device creates the rule. Most error messages contain a
 //! remedy.
 //!
-//! If several rules match a frame, the rule with the smallest priority number applies. Rules with
-//! [`FlowRule::dont_trap`] act on the frame and let the other rules act too. A frame that matched no rule with a tag
-//! has tag 0.
+//! If several rules match a frame, the rule with the smallest priority number applies. A rule with
+//! [`FlowRule::dont_trap`] acts on the frame, and the rules with larger priority numbers act on the frame too. A frame
+//! that matched no rule with a tag has tag 0.
 
 use std::any::Any;
 use std::fmt;
