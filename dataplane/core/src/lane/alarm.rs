@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::verbs::{AsyncEvent, EventKind, EventSubject};
 
-/// The pending events of one device. A lane checks the version every few hundred loops. It takes the lock only if the
-/// version has changed.
+/// The pending events of one device. A lane checks the version every few hundred loops. The lane takes the lock only if
+/// the version has changed.
 #[derive(Debug, Default)]
 pub struct Alarms {
     /// Incremented after every new event.
@@ -17,7 +17,7 @@ pub struct Alarms {
 }
 
 impl Alarms {
-    /// Adds an event. An event that is already pending is not added again, so repeated events do not fill the memory.
+    /// Adds an event. An event that is already pending is not added again, so repeated events use no additional memory.
     pub fn raise(&self, event: AsyncEvent) {
         if event.kind == EventKind::DeviceFatal {
             self.gone.store(true, Ordering::Relaxed);

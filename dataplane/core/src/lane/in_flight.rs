@@ -191,7 +191,7 @@ impl InFlight {
     }
 }
 
-/// Marks the sends up to sequence number `to` as completed when it is dropped.
+/// A guard whose drop marks the sends up to sequence number `to` as completed.
 struct Rest<'a> {
     in_flight: &'a mut InFlight,
     to: u64,

@@ -80,8 +80,8 @@ pub trait Lane: Send {
     /// Fails if the completion queue is lost and cannot be recreated.
     fn receive(&mut self, pool: &mut Pool, batch: &mut Batch, limit: usize) -> Result<usize, VerbError>;
 
-    /// Posts the packets of the batch for sending and leaves the batch empty. Packets that cannot be sent are dropped
-    /// and counted.
+    /// Posts the packets of the batch for sending and leaves the batch empty. The lane drops and counts packets that it
+    /// cannot send.
     fn transmit(&mut self, pool: &mut Pool, batch: &mut Batch);
 
     /// Returns the slots of completed sends to the pool.

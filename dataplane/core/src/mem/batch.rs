@@ -414,8 +414,8 @@ impl Batch {
         self.shorten(0);
     }
 
-    /// Removes the first `n` packets without freeing their slots. The caller then owns these slots. The other packets
-    /// keep their labels.
+    /// Removes the first `n` packets without freeing their slots. The caller then owns these slots. The remaining
+    /// packets keep their labels.
     #[cold]
     pub(crate) fn forget_first(&mut self, n: usize) {
         let len = self.len();

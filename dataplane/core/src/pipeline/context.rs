@@ -11,7 +11,7 @@ pub struct Ctx {
     /// Wall-clock time of the start of the run, in nanoseconds since 1970. The worker measures the offset of the wall
     /// clock again during the run, so this value can change.
     pub epoch: Nanos,
-    /// Approximate current time, on the clock of `start`. The worker updates the value before each
+    /// Approximate current time, on the system clock like `start`. The worker updates the value before each
     /// [`Stage::tick`](crate::pipeline::Stage::tick).
     pub now: Nanos,
     /// Number of this worker, from 0.

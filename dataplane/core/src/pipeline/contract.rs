@@ -7,8 +7,8 @@ use crate::units::Nanos;
 /// The properties that all stages of a kind have in common.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StageInfo {
-    /// Names and meanings of the outputs. The way to the next stage is not in this list. [`crate::mem::Edge`] is an
-    /// index into this list.
+    /// Names and meanings of the outputs. The connection to the next stage is not an output, so this list does not
+    /// contain it. [`crate::mem::Edge`] is an index into this list.
     pub outputs: &'static [(&'static str, &'static str)],
     /// Names and meanings of the drop reasons that the stage defines. [`crate::mem::Reason::own`] is an index into this
     /// list.

@@ -46,8 +46,8 @@ impl Default for NodeCounters {
     }
 }
 
-/// Observes packets on their way through the graph. Workers that observe nothing use [`NoObserver`], which compiles to
-/// nothing.
+/// Observes packets on their way through the graph. Workers that observe nothing use [`NoObserver`], which costs no
+/// instructions.
 pub trait Observer {
     /// Called before a batch enters a stage.
     fn before(&mut self, node: usize, stage: &mut dyn Stage, batch: &mut Batch) {
@@ -242,7 +242,7 @@ impl Graph {
     }
 
     /// Returns the name of the stage that a panic has interrupted, and the packets of this stage. Returns `None` if no
-    /// stage was at work. The packets in the graph are lost, because the stage may have changed them in part.
+    /// stage was running. The packets are lost, because the stage may have processed them only partly.
     pub fn interrupted(&mut self) -> Option<(&str, &mut Batch)> {
         // While a stage processes packets, all earlier stages have passed on their packets.
         let at_work = self.housekeeping.or_else(|| self.nodes.iter().position(|node| !node.inbox.is_empty()))?;

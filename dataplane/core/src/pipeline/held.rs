@@ -5,7 +5,7 @@ use std::mem;
 use crate::mem::{BATCH, Batch, Pool, Wait};
 use crate::units::Nanos;
 
-/// Held packets. For each packet, `since` is the time when it was first held, and `ingress` is its port.
+/// Held packets. `since` has the time when the stage first held each packet.
 struct HeldBatch {
     batch: Box<Batch>,
     since: [Nanos; BATCH],
@@ -28,7 +28,8 @@ pub(super) struct Held {
     /// Packets that pass through the stage again. The packets before index `next` have already left.
     leaving: Box<HeldBatch>,
     next: usize,
-    /// For each packet in the inbox of the stage that was held before: the time when it was first held.
+    /// The times when the stage first held the packets that are in its inbox now. Valid only if the packets were held
+    /// before.
     now: Box<[Nanos; BATCH]>,
 }
 

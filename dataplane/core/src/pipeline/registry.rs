@@ -29,7 +29,7 @@ impl StageKind {
     /// Builds a stage from its parameters in the config.
     ///
     /// # Errors
-    /// Fails if a parameter is unknown, missing, or of another type. The error contains the position of the parameter.
+    /// Fails if a parameter is unknown, missing, or of a wrong type. The error contains the position of the parameter.
     pub fn make(&self, parameters: toml::de::Deserializer<'_>) -> Result<Box<dyn Stage>, toml::de::Error> {
         (self.make)(parameters)
     }

@@ -28,8 +28,8 @@ pub trait Task: Send + 'static {
     /// Runs until `stop` is set, or until the work is complete.
     ///
     /// # Errors
-    /// Fails if the task failed. The run logs the error and continues. The report contains the error, and the exit
-    /// status of the run is 1. A panic has the same effect.
+    /// Fails if the work cannot be done. The run logs the error and continues. The report contains the error, and the
+    /// exit status of the run is 1. A panic has the same effect.
     fn run(&mut self, stop: &StopSignal) -> Result<()>;
 }
 

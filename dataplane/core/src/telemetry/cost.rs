@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn parts_add_up_to_the_total_without_the_slowest_loops() {
         let mut costs = Costs::new(2);
-        // Work in every eighth loop counts with one eighth of its cost.
+        // A cost that occurs in every eighth loop adds one eighth of this cost to the average.
         for number in 0..8 * 99 {
             let receive = if number % 8 == 0 { 3200 } else { 320 };
             costs.record(32, &[(receive, 32), (160, 16)]);

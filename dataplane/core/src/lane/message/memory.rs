@@ -44,13 +44,14 @@ impl<D: Device> Memory<D> {
     fn at(&self, offset: usize, length: usize) -> *mut u8 {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.len);
         assert!(inside, "{length} bytes at {offset} of a buffer of {}", self.len);
-        // SAFETY: `new` checks that the region has `len` bytes, and the assertion above that the range is inside them.
+        // SAFETY: `new` checks that the region has `len` bytes, and the assertion above checks that the range is inside
+        // these bytes.
         unsafe { self.region.base().as_ptr().add(offset) }
     }
 
     pub(super) fn read(&self, offset: usize, into: &mut [u8]) {
         // SAFETY: `at` checks the range, and the region is mapped as long as `self` lives. The program accesses buffer
-        // memory only with `load` and `store`. All other access is by a device.
+        // memory only with `load` and `store`. Every other access is an access of a device.
         unsafe { shared::load(self.at(offset, into.len()), into) }
     }
 

@@ -10,7 +10,7 @@
 //! Why this is sound:
 //!
 //! - A [`MessageDomain`] has its own protection domain and registers only the memory of its buffers in it. A device
-//!   resolves every key, from requests of a queue pair or of its peer, in the protection domain of that queue pair.
+//!   resolves every key in the protection domain of the queue pair, for requests of the queue pair and of its peer.
 //!   Even with wrong keys, the device accesses only buffers or refuses the request.
 //! - The registration owns the region that contains the buffer, so the registration ends before the memory is freed.
 //! - For an inline send, the verbs library reads the bytes itself and does not check the key. This module first finds

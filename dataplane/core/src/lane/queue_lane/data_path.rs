@@ -32,7 +32,8 @@ pub(super) struct DataPath<D: Device> {
     region: Arc<Region>,
     pub(super) posted: PostedReceives,
     pub(super) in_flight: InFlight,
-    /// Number of restarts. The ids of requests contain it, so that late completions of earlier requests are recognised.
+    /// Number of restarts, modulo 2^16. Each request id contains this number, so that the lane recognises late
+    /// completions of earlier requests.
     pub(super) generation: u16,
     /// Number of bytes that the device writes before a received packet, such as the GRH.
     pub(super) prefix: u16,
@@ -64,8 +65,8 @@ pub(super) struct DataPath<D: Device> {
     pub(super) counters: LaneCounters,
 }
 
-/// Returns the stamp that all completions of a run share. Returns `None` if the stamps may differ, and then writes them
-/// to `stamps`.
+/// Returns the stamp that all completions of a run share. If the stamps may differ, writes each stamp to `stamps` and
+/// returns `None`.
 #[inline(always)]
 fn stamp_run(stamper: &mut Stamper, run: &Completions, stamps: &mut [Stamp]) -> Option<Stamp> {
     if run.failed {

@@ -8,8 +8,8 @@ use crate::verbs::{
     QpCaps, QpSpec, QpType, QueuePair,
 };
 
-/// The number of bytes of an inline send: the shortest Ethernet frames with a VLAN tag. The device then reads a short
-/// frame together with its request, instead of in a second read.
+/// The maximum length of an inline send in bytes: enough for the shortest Ethernet frame with a VLAN tag. The device
+/// then reads a short frame together with its request, instead of in a second read.
 const INLINE: u32 = 64;
 
 /// The queues of a lane. All of them are recreated together when a completion queue is lost.
@@ -26,7 +26,7 @@ impl<D: Device> Queues<D> {
     /// Creates the queues. The new queue pair is in state RESET.
     pub(super) fn create(device: &D, pd: &D::Pd, spec: &LaneSpec) -> Result<(Self, CqGranted), VerbError> {
         let fields = PollFields::BYTE_LEN | spec.stamps.fields();
-        // The worker waits for several lanes at once, so it can use a channel only through its file descriptor.
+        // The worker waits for several lanes at once, so the worker needs the file descriptor of each channel.
         let channel = match spec.sleeps && device.capabilities().has.contains(&Capability::Events) {
             true => Some(device.create_channel()?).filter(|channel| channel.descriptor().is_some()),
             false => None,

@@ -174,8 +174,8 @@ impl<D: Device> Recovery<D> {
     }
 
     /// Checks whether the flush deadline of a stopped queue pair has passed. Call this function before both completion
-    /// queues are polled. If the poll then returns a request, the deadline starts again: the thread may have been
-    /// descheduled and polled too late.
+    /// queues are polled. If the poll then returns a request, the deadline starts again, because the thread may have
+    /// been descheduled and may have polled too late.
     #[inline]
     pub(super) fn check_deadline(&mut self, data: &DataPath<D>) {
         if let Phase::Failed { since, .. } = self.phase {
@@ -207,8 +207,9 @@ impl<D: Device> Recovery<D> {
         self.restart(data, pool, abandoned)
     }
 
-    /// Moves the queue pair from any state to RESET, reclaims all posted slots, and restarts the queue pair. `abandoned`
-    /// of the posted requests were not completed in time. If the device refuses the reset, creates all queues again.
+    /// Moves the queue pair from any state to RESET, reclaims all posted slots, and restarts the queue pair.
+    /// `abandoned` is the number of posted requests that the device did not complete in time. If the device refuses the
+    /// reset, creates all queues again.
     #[cold]
     fn restart(&mut self, data: &mut DataPath<D>, pool: &mut Pool, abandoned: u64) -> Result<(), VerbError> {
         let (attributes, mask) = QpAttributes::to(QpState::Reset);
