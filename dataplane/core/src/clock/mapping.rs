@@ -49,8 +49,8 @@ pub struct Mapping {
     pub error: Nanos,
     /// The maximum error of the slope, in parts per billion.
     pub rate_ppb: u64,
-    /// A number that changes when the synchronization starts over, for example because the counter jumped. Stamps of
-    /// different epochs are unrelated.
+    /// A number that changes when the synchronization starts over, for example after a jump of the counter. Stamps of
+    /// different epochs must not be compared.
     pub epoch: u32,
     /// How far the mapping can be trusted.
     pub state: ClockState,
@@ -88,7 +88,7 @@ impl Mapping {
 }
 
 /// The mapping of a device's clock, shared with the workers. One thread publishes the mapping, and any number of
-/// threads read it. A reader takes no lock and does not wait, except for its first mapping. If a read collides with a
+/// threads read it. A reader takes no lock. A reader waits only for its first mapping. If a read collides with a
 /// publication, the reader keeps its old mapping and tries again later.
 #[derive(Debug)]
 pub struct DeviceClock {

@@ -6,7 +6,8 @@
 //!
 //! [`ClockSync`] periodically reads the counter of a device and the system clock, and publishes a [`Mapping`] from the
 //! counter to the system clock. The [`Stamper`]s of the workers read the mapping and convert the ticks of a burst to
-//! stamps. If the device's clock cannot be trusted, a stamper uses the system clock, and the stamps name that source.
+//! stamps. If the device's clock cannot be trusted, a stamper uses the system clock, and the stamps name the system
+//! clock as their source.
 
 mod host;
 mod mapping;

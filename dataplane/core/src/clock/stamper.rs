@@ -196,7 +196,7 @@ struct Reader {
     rate: u64,
     /// The maximum age of a completion in ticks.
     oldest: u64,
-    /// The ticks of the last completion, and the time at which they were first seen.
+    /// The ticks of the last completion, and the time at which the reader first saw these ticks.
     last_seen: (u64, u64),
     /// The time in nanoseconds after which unchanged ticks mean that the counter has stopped.
     stopped_after: u64,
@@ -283,8 +283,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Converts ticks to stamps. Ages are computed backwards from now instead of from the mapping's reference point,
-    /// because a counter with few bits may have wrapped since that point.
+    /// Converts ticks to stamps. The calculation subtracts the age of each completion from the current time. It does
+    /// not start at the reference point of the mapping, because a counter with few bits may have wrapped since that
+    /// point.
     #[inline]
     fn convert(
         &mut self,
@@ -350,8 +351,8 @@ impl Reader {
         self.slewed += step << SLEW;
     }
 
-    /// Observes the age of completions. A queue that is polled continuously sometimes has a completion that has just
-    /// arrived. If even its youngest completion is old, the clock is behind.
+    /// Observes the age of completions. A worker that polls a queue continuously sometimes finds a completion that has
+    /// just arrived. If even the youngest completion in [`WATCH_TIME`] is old, the clock is behind.
     fn watch(&mut self, now: u64, offset: i64, ticks: &[Ticks]) {
         let newest = ticks.last().map_or(0, |ticks| ticks.0).wrapping_add(offset as u64);
         let age = self.mapping.at(Nanos(now)).0.0.wrapping_sub(newest);

@@ -2,9 +2,9 @@
 //!
 //! A synchronization step takes several readings. A reading is a read of the counter between two reads of the system
 //! clock. The step keeps the reading with the shortest time between the two reads of the system clock. A linear fit
-//! through the latest readings gives the duration of a tick. If the counter has not advanced, it has stopped. If no
-//! reading of a step matches the fit, the counter has jumped. In both cases, the synchronization starts over. All sums
-//! are integers, so no rounding errors accumulate.
+//! through the latest readings gives the duration of a tick. If the counter has not advanced, the counter has stopped.
+//! If no reading of a step matches the fit, the counter has jumped. In both cases, the synchronization starts over. All
+//! sums are integers, so no rounding errors accumulate.
 //!
 //! Note the units: `hca_core_clock` of `ibv_query_device_ex(3)` is in kHz, and `raw_clock.tv_nsec` of
 //! `ibv_query_rt_values_ex(3)` is in ticks.
@@ -31,7 +31,7 @@ const FIRST_STEP: u64 = 5_000_000;
 const FAST_INTERVAL: u64 = 50_000_000;
 /// The interval between steps in the steady state, in nanoseconds.
 const SLOW_INTERVAL: u64 = 250_000_000;
-/// The time for which a clock that cannot be read is extrapolated, in nanoseconds.
+/// The time for which the last mapping of an unreadable clock stays in use, in nanoseconds.
 pub(super) const HOLD_TIME: u64 = 10_000_000_000;
 /// The maximum deviation from the nominal frequency, in parts per billion. IEEE 802.3 allows 100 parts per million.
 const MAX_DEVIATION_PPB: u64 = 250_000;
@@ -42,7 +42,7 @@ const SYNCED_PPB: u64 = 1_000;
 /// The maximum half width of a usable reading, in nanoseconds. The half width is half of the time between the two reads
 /// of the system clock.
 const MAX_HALF_WIDTH: u64 = 50_000;
-/// The distance in nanoseconds that a good reading may have from the fit, in addition to the known errors.
+/// The tolerance in nanoseconds for the distance of a good reading from the fit, in addition to the known errors.
 const TOLERANCE: u64 = 1_000;
 /// The minimum period of a usable counter, in nanoseconds. With a shorter period, wraps could be missed.
 const MIN_PERIOD: u64 = 8_000;
@@ -164,8 +164,8 @@ pub struct ClockSync {
     mapping: Mapping,
     clock: Arc<DeviceClock>,
     points: VecDeque<Point>,
-    /// Whether the latest step started over. The clock is used again when the next reading agrees with the reading of
-    /// that step.
+    /// Whether the latest step started over. The clock becomes valid again when the next reading agrees with the
+    /// reading of that step.
     unconfirmed: bool,
     /// The number of consecutive steps with only wide readings.
     wide_steps: u32,
@@ -460,8 +460,9 @@ impl ClockSync {
         }
         let (x, _) = at(self.points.back()?);
         let y = ((y_sum << SHIFT) + slope * (n * x - x_sum)) / (n << SHIFT);
-        // The error of a reading is at most its half width or its distance from the line, whichever is larger. The
-        // error of the slope is computed for the case that all readings have the largest error in the worst direction.
+        // The error of a reading is at most the larger of two values: its half width, and its distance from the line.
+        // The error of the slope assumes the worst case: all readings have the largest error, in the direction that
+        // changes the slope most.
         let off = |point: &Point| {
             let (px, py) = at(point);
             (py - y + ((slope * (x - px)) >> SHIFT)).unsigned_abs() as u64

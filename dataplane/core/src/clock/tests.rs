@@ -251,7 +251,7 @@ fn unreadable_clock_is_extrapolated_for_ten_seconds() {
     }
     assert_eq!(bench.sync.fault(), Some(ClockFault::Query(error)));
     bench.host.advance(Nanos(2 * SECOND));
-    // The stamper itself detects that the mapping is too old, even if no further step runs.
+    // The stamper detects that the mapping is too old, even if no further step runs.
     assert_eq!(bench.poll(0, &[100]), None);
     assert_eq!(bench.sync.step(&host, || Err(error)), ClockState::Invalid);
     assert_eq!(bench.poll(0, &[100]), None);

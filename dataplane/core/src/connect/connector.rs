@@ -25,8 +25,8 @@ pub struct NegotiatedParameters {
 /// Attributes and their mask, as `ibv_modify_qp(3)` takes them.
 pub type Change = (QpAttributes, AttributeMask);
 
-/// Performs the state changes of one queue pair of a port. It can connect and reset the queue pair any number of times.
-/// [`PreparedQueuePair`] owns its queue pair. Use a connector if other code owns the queue pair.
+/// Performs the state changes of one queue pair of a port. A connector can connect and reset the queue pair any number
+/// of times. Use a connector if other code owns the queue pair. [`PreparedQueuePair`] owns its queue pair.
 ///
 /// [`PreparedQueuePair`]: crate::connect::PreparedQueuePair
 #[derive(Clone, Debug)]
@@ -273,8 +273,8 @@ impl Connector {
     }
 
     /// Moves a queue pair from any state back to RESET. Posted work requests are lost. The generation of the next
-    /// endpoint is one higher, and each generation has its own packet sequence numbers. Therefore delayed packets of
-    /// the old generation are not accepted.
+    /// endpoint is one higher. Each generation has its own packet sequence numbers, so the queue pair does not accept
+    /// delayed packets of the old generation.
     ///
     /// # Errors
     /// The device returns an error.

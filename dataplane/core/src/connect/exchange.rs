@@ -22,7 +22,7 @@ use crate::connect::wire::{Fault, Refusal, Wire};
 pub const MAX_QUEUES: usize = 256;
 /// Maximum number of simultaneous connections of a listener.
 const MAX_CONNECTIONS: usize = 32;
-/// Maximum number of connections that the kernel queues until the listener accepts them.
+/// Maximum number of connections in the kernel's queue that the listener has not accepted yet.
 const BACKLOG: i32 = 1024;
 /// Maximum number of connections that are accepted before the existing connections are processed.
 const BATCH: usize = 64;
@@ -166,8 +166,8 @@ impl PeerConnection {
     pub fn is_closed(&self, timeout: Duration) -> bool {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         match poll(&mut fds, Timespec::try_from(timeout).ok().as_ref()) {
-            // The peer sends no more messages, so any readiness means that the connection ended or that the peer is
-            // invalid.
+            // A valid peer sends no more messages, so data or an event means that the connection has ended or that the
+            // peer is invalid.
             Ok(ready) => ready > 0,
             Err(error) => error != Errno::INTR,
         }
@@ -330,8 +330,8 @@ impl Listener {
             let Ok(wire) = Wire::new(stream, offer.endpoints.len()) else { continue };
             let end = limits.step_end();
             let mut candidate = Candidate { wire, address, end, own: token(), received: None, ready: false };
-            // Most valid clients have already sent their HELLO by now, so they cannot be displaced by later
-            // connections.
+            // Most valid clients have already sent their HELLO by now. Later connections displace clients without a
+            // HELLO first.
             if let Err(fault) = candidate.advance(offer, limits) {
                 *refused += 1;
                 *last = Some(candidate.close(&fault));

@@ -211,8 +211,8 @@ impl EndpointParameters {
     /// Checks all parameters against a device. Returns the properties of the port that the connection uses.
     ///
     /// # Errors
-    /// The device does not support the parameters: the error lists every problem with its key, value, valid range and
-    /// remedy. Also an error if the device cannot be queried.
+    /// The device does not support the parameters, or the device cannot be queried. The error lists every unsupported
+    /// parameter with its value, valid range and remedy.
     pub fn resolve<D: Device>(&self, device: &D, kind: QpType) -> Result<LocalPort> {
         let failed = |error: crate::error::VerbError| error.on(device.name());
         let mut wrong = Mistakes::new(device.name());

@@ -1,4 +1,5 @@
-//! Typestates of a queue pair: prepared and connected.
+//! Two types for the states of a queue pair: prepared (no peer yet) and connected. A program can therefore not use a
+//! queue pair in the wrong state.
 
 use crate::connect::ConnectError;
 use crate::connect::connector::{Connector, NegotiatedParameters};
@@ -60,8 +61,8 @@ impl<P: ProtectionDomain> PreparedQueuePair<P> {
     /// the device first.
     ///
     /// # Errors
-    /// The device does not support the parameters (see [`EndpointParameters::resolve`]), or it cannot create the queue
-    /// pair.
+    /// The device does not support the parameters (see [`EndpointParameters::resolve`]), or the device cannot create
+    /// the queue pair.
     pub fn new<D: Device<Pd = P, Cq = P::Cq>>(
         device: &D,
         pd: &P,

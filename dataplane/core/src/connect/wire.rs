@@ -187,7 +187,8 @@ impl Wire {
         stream.set_nonblocking(true)?;
         // Each message is written with one call, so Nagle's algorithm would only delay the message.
         stream.set_nodelay(true)?;
-        // A host that loses power does not close its connections. Without keepalive, its loss would never be detected.
+        // A host that loses power does not close its connections. Without keepalive, this side would never detect the
+        // loss.
         sockopt::set_socket_keepalive(&stream, true)?;
         sockopt::set_tcp_keepidle(&stream, KEEPALIVE_TIME)?;
         sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_TIME)?;
@@ -218,7 +219,7 @@ impl Wire {
         self.queue(MessageKind::Ready, token, &[]);
     }
 
-    /// Sends a refusal, as far as that is possible without blocking, and closes the connection.
+    /// Sends a refusal if the socket accepts it without blocking, and closes the connection.
     pub(super) fn refuse(mut self, refusal: Refusal) {
         // Received data is read first. Otherwise the close would cause a TCP reset, and the refusal would be lost.
         let mut rest = [0; 4096];
@@ -263,7 +264,8 @@ impl Wire {
         Ok(true)
     }
 
-    /// Reads a message of type `due`, without blocking. Returns its token and its payload once it is complete.
+    /// Reads a message of type `due`, without blocking. Returns the token and the payload after the whole message has
+    /// arrived.
     fn receive(&mut self, due: MessageKind, queues: usize) -> Result<Option<(u64, &[u8])>, Fault> {
         let whole = self.fill(HEADER_SIZE)?;
         let seen = self.received.min(MAGIC.len());
@@ -309,7 +311,7 @@ impl Wire {
         Ok(Some((head.token.get(), &self.inbox[HEADER_SIZE..HEADER_SIZE + expected])))
     }
 
-    /// Returns the peer's token and endpoints once they have arrived. Each endpoint is checked against its local queue
+    /// Returns the peer's token and endpoints after both have arrived. Checks each endpoint against its local queue
     /// pair.
     pub(super) fn hello(
         &mut self,

@@ -18,7 +18,7 @@ pub fn advise_huge_pages<T>(table: &[T]) {
     };
 }
 
-/// Prefetches the cache line at `place`, without waiting. Any address is allowed, even if it is not readable, so
+/// Prefetches the cache line at `place`, without waiting. Any address is allowed, even an unreadable address, so
 /// callers need not check an index first.
 #[inline(always)]
 pub fn prefetch<T>(place: *const T) {

@@ -33,8 +33,8 @@ pub struct Batch<Unsized: ?Sized = [()]> {
     bounds_known: bool,
     /// `true` if every packet is plain IPv4 (see [`Batch::is_plain`]). `false` means unknown.
     pub(super) plain: bool,
-    /// The receive timestamp that all packets share. While it is set, `stamps` has no meaning. `None` if each packet
-    /// has its own timestamp in `stamps`.
+    /// The receive timestamp that all packets share. While this field is set, `stamps` has no meaning. `None` if each
+    /// packet has its own timestamp in `stamps`.
     pub(super) stamp: Option<Stamp>,
     /// `false` if no packet is labelled and no copy is requested. `true` means unknown.
     maybe_labelled: bool,
@@ -201,7 +201,7 @@ impl Batch {
         self.starts_known = self.starts_known.min(len);
     }
 
-    /// Computes `starts` for every packet if it is not valid yet. Consecutive loops then reuse the result.
+    /// Computes `starts` for every packet whose entry is not valid yet. Later loops then reuse the result.
     #[inline]
     pub(super) fn locate(&mut self) {
         let n = self.len();

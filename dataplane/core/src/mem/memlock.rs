@@ -40,8 +40,8 @@ impl Memlock {
         }
     }
 
-    /// Returns the shortage if the process may not lock `bytes` more bytes, or `None` if it may. The calculation adds a
-    /// tenth of `bytes` for the memory of queues.
+    /// Returns the shortage if the limit does not allow `bytes` more locked bytes. Returns `None` if the limit allows
+    /// them. The calculation adds a tenth of `bytes` for the memory of queues.
     pub fn shortage(&self, bytes: u64) -> Option<Shortage> {
         let needed = self.locked.saturating_add(bytes.saturating_add(bytes / 10));
         (!self.privileged && needed > self.limit).then_some(Shortage { needed, limit: self.limit })
@@ -75,7 +75,7 @@ pub struct Shortage {
 impl fmt::Display for Shortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kib = self.needed.div_ceil(1024);
-        // With a limit of 0, the kernel returns EPERM. Otherwise it returns ENOMEM.
+        // With a limit of 0, the kernel returns EPERM. With any other limit, the kernel returns ENOMEM.
         let refusal = if self.limit == 0 {
             "this process may lock no memory (RLIMIT_MEMLOCK is 0, registration fails with EPERM)".to_owned()
         } else {

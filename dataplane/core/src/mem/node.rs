@@ -51,7 +51,8 @@ impl Preference {
     /// policy, for example from `numactl`, or if the process may not use the node.
     pub fn new(node: NumaNode) -> Option<Self> {
         let mut policy: libc::c_int = -1;
-        // SAFETY: the call writes one number to a local variable. It reads no node mask and no address.
+        // SAFETY: the call writes one number to a local variable. The kernel reads no node mask and no address, because
+        // both arguments are null.
         let known = check_status(unsafe {
             libc::syscall(libc::SYS_get_mempolicy, &raw mut policy, ptr::null::<u64>(), 0, ptr::null::<u8>(), 0)
         });

@@ -117,7 +117,7 @@ impl<'b> Packet<'b> {
     pub fn data(&self) -> &[u8] {
         // SAFETY: all bytes of the descriptor are inside its slot, as in `start`. The slots of a batch are distinct,
         // and only the batch owns them. The kernel zeroed the memory, so the bytes are initialised. The borrow of the
-        // packet bounds the borrow of the bytes.
+        // bytes ends no later than the borrow of the packet.
         unsafe { slice::from_raw_parts(self.start().as_ptr(), self.len()) }
     }
 

@@ -116,7 +116,7 @@ pub struct RegionSpec {
     pub bytes: usize,
     /// The best kind of pages to try. If this kind is not available, the next kind is tried.
     pub pages: PageKind,
-    /// Whether it is an error if this kind of pages or the node is not available.
+    /// Whether [`Region::allocate`] fails if this kind of pages or the node is not available.
     pub strict: bool,
     /// The NUMA node to allocate from. `None` means any node.
     pub node: Option<NumaNode>,

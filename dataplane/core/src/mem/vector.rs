@@ -1,7 +1,7 @@
 //! Vectorised loops over the slots, ids and descriptors of a burst.
 //!
 //! Each loop has versions for AVX-512, AVX2 and any other processor. The version is chosen at run time. The loops have
-//! no branch per packet. They accumulate errors, and check the errors once at the end.
+//! no branch per packet. Each loop accumulates errors, and checks the errors once at the end.
 
 use multiversion::multiversion;
 

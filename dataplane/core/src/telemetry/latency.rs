@@ -11,9 +11,10 @@ use crate::telemetry::LatencyReport;
 /// reported value is never below the true value, and at most 1 % above the true value. Longer times are reported as one
 /// minute.
 ///
-/// Recording counts packets in the value ranges of a histogram with two significant digits, which takes only a few
-/// instructions. The histogram itself is built when a report is requested. With a third digit, a worker would touch
-/// about ten times as many counters. These counters would displace packets from the first-level cache.
+/// Recording increments the counter of a value range, which takes only a few instructions. The ranges are the ranges of
+/// a histogram with two significant digits. The histogram itself is built when a report is requested. With a third
+/// digit, a worker would touch about ten times as many counters. These counters would displace packets from the
+/// first-level cache.
 #[derive(Clone, Debug)]
 pub struct Latency {
     /// The number of packets in each value range.

@@ -1,4 +1,4 @@
-//! The activity of a running program between two requests for its statistics.
+//! The activity of a running program between two requests for statistics.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -68,8 +68,9 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// Computes the difference between two reports of one run. Without an earlier report, the difference starts at the
-    /// start of the run. The latency and the costs stay empty, because they cannot be computed from two reports.
+    /// Computes the difference between two reports of one run. Without an earlier report, the result covers the time
+    /// since the start of the run. The latency and the costs stay empty, because they cannot be computed from two
+    /// reports.
     pub fn between(earlier: Option<&Report>, now: &Report) -> Self {
         let seconds = now.duration_s - earlier.map_or(0.0, |earlier| earlier.duration_s);
         let rates = |was: Option<(Totals, Totals)>, (packets, bytes): (Totals, Totals)| {

@@ -77,7 +77,7 @@ pub struct PortReport {
     /// counts these packets.
     #[serde(default)]
     pub rx_lost: u64,
-    /// Packets that the ledger counts as sent, but that are missing from the capture file, because a write to the file
+    /// Packets that the ledger counts as sent but that are missing from the capture file, because a write to the file
     /// failed.
     #[serde(default)]
     pub tx_lost: u64,
@@ -305,7 +305,7 @@ pub(super) fn lost(f: &mut fmt::Formatter<'_>, ports: &[PortReport]) -> fmt::Res
     Ok(())
 }
 
-/// A duration in nanoseconds that displays with three significant digits in a fitting unit.
+/// A duration in nanoseconds. `Display` prints three significant digits in a suitable unit.
 struct Readable(u64);
 
 impl fmt::Display for Readable {

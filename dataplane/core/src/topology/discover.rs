@@ -171,7 +171,7 @@ fn node_below(sysfs: &Path, interfaces: &[String], layers: u32) -> Option<NumaNo
 }
 
 /// Returns the underlying interface of a verbs device without its own hardware. For rxe (Soft-RoCE), the file `parent`
-/// contains the name of the interface. For other such devices, the result is the interface of the first GID.
+/// contains the name of the interface. For other software devices, the result is the interface of the first GID.
 fn below_verbs(device: &Path) -> Vec<String> {
     if device.join("device").exists() {
         return Vec::new();

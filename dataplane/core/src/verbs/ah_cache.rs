@@ -26,13 +26,13 @@ impl<P: ProtectionDomain> AhCache<P> {
         Self { pd: pd.clone(), capacity: capacity.max(1), handles: HashMap::new(), order: VecDeque::new() }
     }
 
-    /// Returns the handle of a path if it is cached. Sends no query.
+    /// Returns the cached handle of a path, or `None`. Sends no query.
     #[inline]
     pub fn get(&self, path: &Path) -> Option<&P::Ah> {
         self.handles.get(path)
     }
 
-    /// Returns the handle of a path, and creates it if it is not cached. Must not run in the worker loop.
+    /// Returns the handle of a path. Creates and caches the handle if necessary. Must not run in the worker loop.
     ///
     /// # Errors
     /// See [`ProtectionDomain::create_ah`]. A failure is not cached.

@@ -103,7 +103,7 @@ bitflags! {
 /// The path to a peer: `struct ibv_ah_attr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Path {
-    /// Whether packets carry a global route header (GRH). On RoCE they always do.
+    /// Whether packets carry a global route header (GRH). On RoCE, packets always carry a GRH.
     pub global: bool,
     /// The peer's address; only for global paths.
     pub gid: Gid,
@@ -227,8 +227,8 @@ impl Default for QpAttributes {
 }
 
 impl QpAttributes {
-    /// Returns the attributes that change only the state. The transitions to RESET, ERR and SQD need no other
-    /// attributes, and neither do the transitions to RTR and RTS of raw packets.
+    /// Returns the attributes that change only the state. These attributes are sufficient for the transitions to RESET,
+    /// ERR and SQD. For raw packets, they are also sufficient for the transitions to RTR and RTS.
     pub fn to(state: QpState) -> (Self, AttributeMask) {
         (Self { state, ..Self::default() }, AttributeMask::STATE)
     }

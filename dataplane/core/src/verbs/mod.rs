@@ -312,8 +312,8 @@ pub fn register_error(error: VerbError, device: &str, bytes: usize) -> Error {
     }
 }
 
-/// Returns an error if a registration is of another region than `region`. Such a provider breaks the contract of
-/// [`ProtectionDomain`], and its device would write to memory that the caller does not own.
+/// Returns an error if the provider registered another region than `region`. Such a provider breaks the contract of
+/// [`ProtectionDomain`]. Its device would write to memory that the caller does not own.
 pub(crate) fn check_registered(mr: &impl MemoryRegion, region: &Arc<Region>, device: &str) -> Result<(), Error> {
     match Arc::ptr_eq(mr.region(), region) {
         true => Ok(()),
@@ -382,7 +382,7 @@ pub unsafe trait CompletionQueue: Send {
     /// (`EBUSY`).
     ///
     /// # Errors
-    /// The queue is unusable: it overran, or the device is gone.
+    /// The queue is unusable, because the queue overran or the device is gone.
     fn start_poll(&mut self) -> Result<Option<Self::Cursor<'_>>, VerbError>;
 
     /// Replaces the content of `run` with up to `limit` completions (at most [`RUN`]), and returns their number. The

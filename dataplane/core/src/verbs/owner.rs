@@ -34,8 +34,8 @@ pub enum Claim {
 
 /// The thread that owns a queue. A completion queue and its queue pairs belong to one worker and need no lock. But each
 /// of these objects is a separate handle, and a program can move a handle to another thread. This type detects an
-/// access from another thread. Unsafe code of the providers relies on this guarantee: at most one thread has a claim at
-/// a time.
+/// access from another thread. Unsafe code of the providers relies on this guarantee: at most one thread at a time has
+/// a claim on an exclusive queue.
 #[derive(Debug)]
 pub struct QueueOwner {
     /// The number of the owner thread. 0 while the queue has no owner.

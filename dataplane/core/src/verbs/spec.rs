@@ -462,7 +462,7 @@ pub struct QpSpec {
     /// The interface that posts sends.
     pub send_api: SendApi,
     /// The index of this queue on its port, and the number of queues. A hash of the headers selects the queue of a
-    /// packet, so packets of one flow stay on one queue. Only for raw packets; other types use (0, 1).
+    /// packet, so packets of one flow stay on one queue. Only for raw packets. All other types use (0, 1).
     pub queue: (u16, u16),
 }
 

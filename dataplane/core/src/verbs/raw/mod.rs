@@ -11,7 +11,7 @@
 //!   the IPv4 checksum and the TCP or UDP checksum of a sent packet.
 //! - VLAN stripping: the device removes the outer VLAN tag. The completion contains the removed tag.
 //! - Frame check sequence: the device delivers the 4 bytes of the frame check sequence after the frame. The received
-//!   length includes them: see [`frame_length`].
+//!   length includes these 4 bytes: see [`frame_length`].
 //! - Segmentation (TSO): the device splits a send with headers and a long payload into many frames.
 //! - Pacing: the device limits a send queue to a rate in kbit/s, and limits the size of its bursts.
 //! - Delay drop: if no receive is posted, the device delays a frame for some time before it drops the frame.

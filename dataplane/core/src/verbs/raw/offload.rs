@@ -139,7 +139,8 @@ impl RawReceive {
         Ok(())
     }
 
-    /// Checks that a queue pair with its own receive queue can have the offloads. Other receive queues are work queues.
+    /// Checks the offloads for a port with one queue. Such a queue pair has its own receive queue. On a port with
+    /// several queues, the receive queues are work queues.
     ///
     /// # Errors
     /// Delay drop is set, which only work queues support.
