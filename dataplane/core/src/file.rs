@@ -1,5 +1,5 @@
-//! Files that a config names. Files are opened without blocking, identified by device and inode instead of by path, and
-//! locked while they are read or written.
+//! Files that a config names. This module opens files without blocking, and locks files while they are read or written.
+//! It identifies files by device and inode, not by path.
 
 use std::fs::{self, File, FileType, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
@@ -14,8 +14,8 @@ use rustix::process::geteuid;
 /// The maximum number of symbolic links that are followed in one path, as in the kernel (path_resolution(7)).
 const LINKS: usize = 40;
 
-/// Opens a regular file for reading. Other kinds of files are refused: opening a pipe blocks until there is a writer,
-/// and some devices have no end of file.
+/// Opens a regular file for reading. Refuses all other kinds of files, because opening a pipe blocks until there is a
+/// writer, and some devices have no end of file.
 pub fn open(path: &Path) -> io::Result<File> {
     let is_regular = |kind: FileType| match kind.is_file() {
         true => Ok(()),
@@ -27,8 +27,8 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// The size of the parts in which a text file is read and checked, in bytes.
 const PART: u64 = 1 << 20;
 
-/// Reads a whole regular text file of at most `most` bytes. Text has no NUL bytes. A file with a NUL byte is refused
-/// without reading the rest of the file.
+/// Reads a whole regular text file of at most `most` bytes. Text has no NUL bytes. Refuses a file at its first NUL
+/// byte, without reading the rest of the file.
 pub fn read_text(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let (mut file, mut bytes) = (open(path)?.take(most + 1), Vec::new());
     loop {
@@ -252,8 +252,8 @@ impl LockedFile {
     }
 
     /// Opens and locks a file for writing, and creates the file if it does not exist. The content stays until
-    /// [`Self::empty`] is called, because the run may still fail to start. `readers` may read a new file. Symbolic links
-    /// of other users are refused.
+    /// [`Self::empty`] is called, because the run may still fail to start. `readers` selects the users that may read a
+    /// new file. Refuses symbolic links of other users.
     pub fn output(path: &Path, readers: Readers) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.write(true).create(true).mode(readers.mode());

@@ -283,9 +283,9 @@ impl Reader {
         Ok(())
     }
 
-    /// Converts ticks to stamps. The calculation subtracts the age of each completion from the current time. It does
-    /// not start at the reference point of the mapping, because a counter with few bits may have wrapped since that
-    /// point.
+    /// Converts ticks to stamps. The calculation subtracts the age of each completion from the current time. The
+    /// calculation does not start at the reference point of the mapping, because a counter with few bits may have
+    /// wrapped since then.
     #[inline]
     fn convert(
         &mut self,

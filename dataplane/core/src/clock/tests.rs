@@ -76,8 +76,8 @@ struct Bench {
     /// The reference point: a time and the count at that time.
     from: (u64, u64),
     frozen: bool,
-    /// The duration of a read in nanoseconds, and the moment within the duration when the counter is read, in 256ths of
-    /// the duration.
+    /// The duration of a read in nanoseconds, and the moment of the counter read within this duration. The unit of the
+    /// moment is 1/256 of the duration.
     read: (u64, u64),
     sync: ClockSync,
     stampers: Vec<Stamper>,

@@ -1,7 +1,7 @@
 //! Exchange of endpoints between two programs over TCP.
 //!
 //! Each side sends a HELLO message with a random token and its endpoints. When the queue pairs of a side are in RTS,
-//! the side sends a READY message with the token of the other side. The listening side treats every incoming connection
+//! the side sends a READY message with the token that it received. The listening side treats every incoming connection
 //! as hostile: see [`Listener::accept`].
 
 use std::hash::{BuildHasher, RandomState};
@@ -157,7 +157,7 @@ impl Exchanged {
 }
 
 /// The TCP connection of a finished exchange. No more data is sent on the connection. Each side closes the connection
-/// when its queue pairs are destroyed or reconnected, so an open connection means that the peer still exists.
+/// when it destroys or reconnects its queue pairs. An open connection therefore means that the peer still exists.
 #[derive(Debug)]
 pub struct PeerConnection(TcpStream);
 

@@ -92,9 +92,10 @@ pub fn header_checksum_ok(header: &[u8; 20]) -> bool {
     let (sum, carry) = first.overflowing_add(second);
     let (sum, again) = sum.overflowing_add(u64::from(tail) + u64::from(carry));
     let sum = sum + u64::from(again);
-    // A number is a multiple of an odd divisor if and only if its product with the inverse of the divisor modulo 2^64
-    // is at most (2^64 - 1) / divisor. Here, QUOTIENT is (2^64 - 1) / 65,535. The product of 65,535 and QUOTIENT is
-    // therefore -1 modulo 2^64, so the inverse of 65,535 is -QUOTIENT. The subtraction of 1 excludes the sum 0.
+    // Multiply a number by the inverse of an odd divisor modulo 2^64. The number is a multiple of the divisor if and
+    // only if the product is at most (2^64 - 1) / divisor. Here, QUOTIENT is (2^64 - 1) / 65,535. The product of 65,535
+    // and QUOTIENT is therefore -1 modulo 2^64, so the inverse of 65,535 is -QUOTIENT. The subtraction of 1 excludes
+    // the sum 0.
     const QUOTIENT: u64 = u64::MAX / 65_535;
     sum.wrapping_mul(QUOTIENT.wrapping_neg()).wrapping_sub(1) < QUOTIENT
 }

@@ -142,8 +142,8 @@ impl fmt::Display for Malformed {
 impl std::error::Error for Malformed {}
 
 /// Parses a frame from the Ethernet header to layer 4. The function supports up to two VLAN tags, ARP, IPv4, IPv6 with
-/// extension headers, TCP, UDP, ICMP and ICMPv6. At any other protocol, parsing stops without an error. The function
-/// does not allocate and does not change the frame.
+/// extension headers, TCP, UDP, ICMP and ICMPv6. If the next protocol is not in this list, parsing stops without an
+/// error. The function does not allocate and does not change the frame.
 ///
 /// A first fragment may end within its layer 4 header (RFC 1858 explains the risk). In that case, [`Flags::L4_OK`] is
 /// not set. This function does not verify checksums.
@@ -183,8 +183,8 @@ pub fn dissect(frame: &[u8]) -> Result<Dissection, Malformed> {
 pub const USUAL: usize = 54;
 
 /// Parses a frame of the most common kind, whose layers have fixed positions. Such a frame is untagged and contains an
-/// unfragmented IPv4 packet without options that carries TCP or UDP. The frame must have at least [`USUAL`] bytes.
-/// Returns the result of [`dissect`] for a valid frame of this kind, and `None` for every other frame.
+/// unfragmented IPv4 packet without options that carries TCP or UDP. Returns the result of [`dissect`] for a valid
+/// frame of this kind with at least [`USUAL`] bytes. Returns `None` for every other frame.
 #[inline]
 pub fn dissect_usual(frame: &[u8]) -> Option<Dissection> {
     dissect_head(frame.first_chunk()?, frame.len())

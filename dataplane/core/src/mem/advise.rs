@@ -26,8 +26,8 @@ pub fn prefetch<T>(place: *const T) {
 }
 
 /// Prefetches the cache line at `place` into the second-level cache, for data that is probably in no cache. More of
-/// these prefetches can be in flight at once, because they do not occupy the few line fill buffers of the first-level
-/// cache.
+/// these prefetches can be in flight at once, because the first-level cache has only a few line fill buffers, which
+/// these prefetches do not use.
 #[inline(always)]
 pub fn prefetch_l2<T>(place: *const T) {
     prefetch_hint::<true, T>(place);

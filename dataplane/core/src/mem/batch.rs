@@ -135,12 +135,12 @@ impl Batch {
     /// Returns `true` if every packet is plain IPv4. `false` means unknown. A loop over the heads (first bytes) of the
     /// packets of a plain batch can skip the check of each packet.
     ///
-    /// A packet is plain IPv4 if it is not a fragment, and if its frame has no VLAN tag and an IPv4 header of 20 bytes
-    /// at byte 14. The metadata must agree: [`Meta::is_untagged_ipv4`] is `true`, and [`MetaFlags`] has neither `VLAN`
-    /// nor `FRAGMENT`. The stage `parse` marks batches as plain. The batch loses the mark when packets are added, and
-    /// when packets are borrowed with [`Batch::iter_mut`], [`Batch::iter_mut_from`], [`Batch::get_mut`] or
-    /// [`Batch::heads_mut`]. [`Batch::heads_keeping_plain`] and [`Batch::located_heads`] keep the mark, so a stage that
-    /// uses these methods must keep every packet plain.
+    /// A plain IPv4 packet has no VLAN tag, has an IPv4 header of 20 bytes at byte 14, and is not a fragment. The
+    /// metadata must agree: [`Meta::is_untagged_ipv4`] is `true`, and [`MetaFlags`] has neither `VLAN` nor `FRAGMENT`.
+    /// The stage `parse` marks batches as plain. The batch loses the mark when packets are added, and when packets are
+    /// borrowed with [`Batch::iter_mut`], [`Batch::iter_mut_from`], [`Batch::get_mut`] or [`Batch::heads_mut`].
+    /// [`Batch::heads_keeping_plain`] and [`Batch::located_heads`] keep the mark, so a stage that uses these methods
+    /// must keep every packet plain.
     ///
     /// Memory safety does not depend on the mark. If a stage breaks this rule, later stages read or write wrong header
     /// fields, but access no byte outside the head.

@@ -95,8 +95,7 @@ impl Contract {
         Self { needs, ..self }
     }
 
-    /// Sets the facts that are known about every packet after the stage, on the way to the next stage and on the
-    /// outputs.
+    /// Sets the facts that are known about every packet after the stage, both for the next stage and on the outputs.
     #[must_use]
     pub const fn sets(self, sets: Facts) -> Self {
         Self { sets, sets_on_outputs: sets, ..self }

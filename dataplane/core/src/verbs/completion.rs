@@ -7,8 +7,9 @@ use crate::verbs::{PollFields, RecvFlags, WcFlags, WcOpcode, WcStatus};
 /// The maximum number of completions in a run.
 pub const RUN: usize = 256;
 
-/// A completion. A method returns `None` if its field was not requested when the queue was created, or does not apply
-/// to this completion. After an error only `wr_id`, `status`, `vendor_err` and the queue pair number are valid.
+/// A completion. A method returns `None` if its field was not requested when the queue was created, or if the field
+/// does not apply to this completion. After an error, only `wr_id`, `status`, `vendor_err` and the queue pair number
+/// are valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     /// The `wr_id` of the request.

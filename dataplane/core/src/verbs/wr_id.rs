@@ -14,7 +14,8 @@ pub enum WrKind {
     Marker = 3,
 }
 
-/// A `wr_id`: the kind in the top 8 bits, the generation of the queue pair in the next 16, the number in the low 40.
+/// A `wr_id`. The top 8 bits are the kind, the next 16 bits are the generation of the queue pair, and the low 40 bits
+/// are the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrId(pub u64);
 

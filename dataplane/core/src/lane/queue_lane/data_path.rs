@@ -206,9 +206,9 @@ impl<D: Device> DataPath<D> {
         }
         let first = WrId::new(WrKind::Send, self.generation, self.in_flight.next()).0;
         pool.moved_descs(run.descs(), SlotState::Batched, SlotState::Sending);
-        // SAFETY: the slots leave the batch below. `in_flight` returns them to the pool only after this request or a
-        // later one has completed, or after the queue pair was reset or destroyed. The batch, the pool and `mr` have the
-        // same region (checked above). `mr` keeps the region alive and is dropped after the queue pair.
+        // SAFETY: the slots leave the batch below. `in_flight` returns the slots to the pool only after this request or
+        // a later request has completed, or after the queue pair was reset or destroyed. The batch, the pool and `mr`
+        // have the same region (checked above). `mr` keeps the region alive and is dropped after the queue pair.
         let posted = unsafe { self.queues.qp.post_send_run(&run, first) };
         let taken = match posted {
             Ok(()) => n,

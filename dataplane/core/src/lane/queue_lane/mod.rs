@@ -7,8 +7,8 @@
 //! | `recovery` | the state of the queue pair: errors, resets, lost queues, the connection |
 //! | `queues` | the queue pair, the completion queues and the channel |
 //!
-//! [`QueueLane`] calls the data path first. It calls recovery only if the data path fails or reports an error, or if
-//! the queue pair is not live (connected and in state RTS). Recovery may then restart the data path.
+//! [`QueueLane`] calls recovery only if the data path fails or reports an error, or if the queue pair is not live. A
+//! live queue pair is connected and in state RTS. Recovery may then restart the data path.
 
 mod data_path;
 mod queues;

@@ -148,8 +148,8 @@ impl<D: Device> Recovery<D> {
         !matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd)
     }
 
-    /// Moves the queue pair to ERR, so that all outstanding requests are flushed. A queue pair that is already in ERR is
-    /// moved again, because maybe only its send queue or only its receive queue has failed.
+    /// Moves the queue pair to ERR, so that all outstanding requests are flushed. This function also changes a queue
+    /// pair that is already in ERR, because maybe only the send queue or only the receive queue has failed.
     #[cold]
     fn fail(&mut self, data: &mut DataPath<D>) {
         let (attributes, mask) = QpAttributes::to(QpState::Err);

@@ -100,8 +100,7 @@ fn drops_are_observed_by_an_earlier_or_later_stage() {
     let watcher = |next| node("watcher", seen.clone(), next, None);
     let take = || std::mem::take(&mut *seen.0.lock().unwrap());
     let port = Target::Port(0);
-    // In the first three programs, the watcher is a later stage without packets, a later stage with packets, and an
-    // earlier stage.
+    // The watcher is first a later stage without packets, then a later stage with packets, then an earlier stage.
     walk(vec![sort(port, Some(1)), watcher(Target::Drop)], &PACKETS);
     assert_eq!(take(), SEEN);
     walk(vec![sort(Target::Node(1), Some(2)), node("pass", Pass, Target::Node(2), None), watcher(port)], &PACKETS);

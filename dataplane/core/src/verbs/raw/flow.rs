@@ -424,7 +424,7 @@ fn refused(error: &VerbError, partial: &[&str]) -> String {
         }
         libc::ENOMEM => {
             ": the device has no space for the rule, or does not support its priority; help: use the priorities \
-                         0 to 7, or 0 and 1 for several queues, because older kernels have no others on mlx5"
+                         0 to 7, or 0 and 1 for several queues, because mlx5 on older kernels has only these priorities"
                 .to_owned()
         }
         _ => String::new(),

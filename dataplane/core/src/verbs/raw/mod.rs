@@ -1,12 +1,12 @@
-//! Raw-packet settings of a port, which every provider with raw-packet queue pairs understands: flow rules, receive and
-//! send offloads, segmentation and pacing.
+//! Raw-packet settings of a port: flow rules, receive and send offloads, segmentation and pacing. Every provider with
+//! raw-packet queue pairs understands these settings.
 //!
 //! [`RawPacketCaps`] contains the capabilities of a device. A setting that needs a missing capability is refused before
 //! any object is created. The error names the capability.
 //!
-//! - Receive checksums: the flag [`WcFlags::IP_CSUM_OK`](crate::verbs::WcFlags) of a received packet means that the IPv4
-//!   checksum and the TCP or UDP checksum are correct. A missing flag does not mean that a checksum is wrong: devices do
-//!   not check every packet.
+//! - Receive checksums: the flag [`WcFlags::IP_CSUM_OK`](crate::verbs::WcFlags) of a received packet means that the
+//!   IPv4 checksum and the TCP or UDP checksum are correct. A missing flag does not mean that a checksum is wrong,
+//!   because devices do not check every packet.
 //! - Send checksums: with [`SendFlags::IP_CSUM`](crate::verbs::SendFlags) or [`RawSpec::checksum`], the device computes
 //!   the IPv4 checksum and the TCP or UDP checksum of a sent packet.
 //! - VLAN stripping: the device removes the outer VLAN tag. The completion contains the removed tag.
@@ -75,8 +75,8 @@ pub struct RawSpec {
     pub tso_header: u16,
     /// Whether the device computes the IPv4 checksum and the TCP or UDP checksum of packets that are sent in runs. A
     /// run is a burst of packets that the caller passes as slot indices. The device does not compute the checksums of
-    /// fragments, of UDP packets without a checksum, and of packets that are neither TCP nor UDP. General send requests
-    /// select checksums with their own flags.
+    /// fragments, of UDP packets without a checksum, or of packets of other protocols than TCP and UDP. General send
+    /// requests select checksums with their own flags.
     pub checksum: bool,
     /// The rate limit of sends, which is set when the queue pair changes to RTS. `None`: the limit stays unchanged.
     pub rate: Option<RateLimit>,

@@ -163,8 +163,8 @@ pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
 }
 
 /// Whether a frame has a TCP or UDP checksum that the device can compute from this frame alone. Returns `false` for a
-/// fragment, because its checksum covers all fragments, and for a UDP checksum of 0, which means "no checksum". The
-/// device must not change the checksums of these frames. The stages keep such checksums correct.
+/// fragment, because the checksum covers all fragments. Also returns `false` for a UDP checksum of 0, which means "no
+/// checksum". The device must not change the checksums of these frames. The stages keep such checksums correct.
 pub fn has_whole_checksum(frame: &[u8]) -> bool {
     let Ok(found) = dissect(frame) else { return false };
     let whole = found.flags.contains(Flags::L4_OK) && !found.flags.contains(Flags::FRAGMENT);
