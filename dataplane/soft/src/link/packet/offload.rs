@@ -174,7 +174,9 @@ fn plan(frame: &[u8], what: PendingOffload) -> Option<SplitPlan> {
     };
     let header = if is_tcp { usize::from(*frame.get(upper + 12)? >> 4) * 4 } else { 8 };
     let payload = upper + header;
-    let fits = upper >= ip + 20 && header >= if is_tcp { 20 } else { 8 } && payload < frame.len();
+    // The offset from the kernel may lie inside the IPv6 header.
+    let begins_after_ip = upper >= ip + if is_ipv6 { 40 } else { 20 };
+    let fits = begins_after_ip && header >= if is_tcp { 20 } else { 8 } && payload < frame.len();
     (fits && what.size > 0).then_some(SplitPlan { ip, is_ipv6, upper, is_tcp, payload, size: usize::from(what.size) })
 }
 
@@ -385,6 +387,39 @@ mod tests {
             }
             what.shifted(4).complete(&mut frame);
         }
+
+        #[test]
+        fn any_header_is_split_or_refused(
+            is_ipv6: bool,
+            protocol in prop::sample::select(vec![TCP_PROTOCOL, UDP_PROTOCOL, 0, 60]),
+            kind in prop::sample::select(vec![TCP4, TCP6, UDP]),
+            (size, start, offset) in (0..300u16, 0..120u16, 0..20u16),
+            mut frame in prop::collection::vec(any::<u8>(), 30..200),
+        ) {
+            let (ether_type, version, at) = if is_ipv6 { (IPV6, 0x60, 6) } else { (IPV4, 0x40, 9) };
+            frame[12..14].copy_from_slice(&ether_type.to_be_bytes());
+            frame[14] = version | frame[14] & 0xf;
+            frame[14 + at] = protocol;
+            let mut splitter = Splitter { frame, ..Splitter::default() };
+            if splitter.begin(header(kind, size, start, offset)) {
+                let left = splitter.left();
+                let sizes: Vec<usize> = std::iter::from_fn(|| splitter.next().map(<[u8]>::len)).collect();
+                prop_assert!(left > 0 && sizes.len() == left, "{:?}", sizes);
+            }
+        }
+    }
+
+    #[test]
+    fn checksum_inside_the_ipv6_header_is_refused() {
+        let mut whole = udp(true, &[7; 3000]);
+        // Options follow the IPv6 header, so the offset from the kernel gives the place of the UDP header.
+        whole[14 + 6] = 60;
+        let mut splitter = Splitter { frame: whole, ..Splitter::default() };
+        for (start, is_split) in [(14 + 20, false), (14 + 39, false), (14 + 40, true)] {
+            assert_eq!(splitter.begin(header(UDP, 1000, start, 6)), is_split, "{start}");
+        }
+        splitter.frame.truncate(14 + 30);
+        assert!(!splitter.begin(header(UDP, 1000, 14 + 20, 6)));
     }
 
     #[test]
