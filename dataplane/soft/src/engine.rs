@@ -153,8 +153,8 @@ impl CopyingQp {
         }
     }
 
-    /// Drops all requests and all pending frames. The pending frames count as missed.
-    pub(super) fn reset(&mut self, counts: &Counting) {
+    /// Drops all requests and all pending frames. The pending frames count as missed. Always succeeds.
+    pub(super) fn reset(&mut self, counts: &Counting) -> Result<(), i32> {
         let mut lost = self.wire.close();
         self.recv.clear();
         self.deferred.clear();
@@ -163,6 +163,7 @@ impl CopyingQp {
             lost += faults.clear();
         }
         counts.rx_missed.add(lost);
+        Ok(())
     }
 
     /// Starts receiving.

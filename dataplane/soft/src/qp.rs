@@ -125,7 +125,8 @@ impl Drop for SoftQp {
         }
         // Close the wire, so that no more frames are delivered to this queue pair. If another thread owns the state,
         // the claim fails, and the wire is closed when the last reference to the state is dropped.
-        self.claim(|core| core.reset(&self.shared.counts));
+        // After an error, the state keeps the memory mapped.
+        let _ = self.claim(|core| core.reset(&self.shared.counts));
         self.device.queues.retire(&self.shared);
     }
 }
@@ -178,7 +179,10 @@ unsafe impl QueuePair for SoftQp {
             shared.set_state(to);
             match to {
                 QpState::Reset => {
-                    core.reset(&shared.counts);
+                    if let Err(errno) = core.reset(&shared.counts) {
+                        shared.set_state(from);
+                        return Err(PartialPost::none_accepted(errno));
+                    }
                     shared.released.store(0, Ordering::Relaxed);
                     cq.purge(shared.number);
                 }
@@ -205,8 +209,11 @@ unsafe impl QueuePair for SoftQp {
     /// The device accesses the memory of a raw-packet queue pair only while a thread posts or polls. A thread that
     /// polls may still use its list of queue pairs, so the queue pair is destroyed only if no other thread owns it.
     fn destroy(self) -> Result<(), VerbError> {
-        let is_owned_elsewhere = self.core.is_some() && self.claim(|core| core.reset(&self.shared.counts)).is_none();
-        if is_owned_elsewhere { Err(VerbError::new("ibv_destroy_qp", libc::EBUSY)) } else { Ok(()) }
+        let reset = match self.core {
+            Some(_) => self.claim(|core| core.reset(&self.shared.counts)).unwrap_or(Err(libc::EBUSY)),
+            None => Ok(()),
+        };
+        reset.map_err(|errno| VerbError::new("ibv_destroy_qp", errno))
     }
 
     fn bind_slots(&mut self, mr: &SoftMr, layout: SlotLayout, recv_wr_id: u64) -> Result<(), VerbError> {

@@ -48,7 +48,10 @@ impl QpCore {
     }
 
     /// Drops all requests and all pending frames. The pending frames count as missed.
-    pub(super) fn reset(&mut self, counts: &Counting) {
+    ///
+    /// # Errors
+    /// Returns the `errno` if the kernel or the hardware keeps slots. The requests then stay.
+    pub(super) fn reset(&mut self, counts: &Counting) -> Result<(), i32> {
         inside!(self, qp => qp.reset(counts))
     }
 

@@ -51,11 +51,16 @@ impl ZeroCopyQp {
         }
     }
 
-    pub(super) fn reset(&mut self, counts: &Counting) {
-        let lost = self.queue.close();
+    /// # Errors
+    /// Returns `EBUSY` if the hardware may still write to the slots.
+    pub(super) fn reset(&mut self, counts: &Counting) -> Result<(), i32> {
+        counts.rx_missed.add(self.queue.close());
+        if !self.queue.is_released() {
+            return Err(libc::EBUSY);
+        }
         self.queue.clear();
         self.posted = 0;
-        counts.rx_missed.add(lost);
+        Ok(())
     }
 
     pub(super) fn open(&mut self) -> Result<(), i32> {

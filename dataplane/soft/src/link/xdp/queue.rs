@@ -146,6 +146,8 @@ pub(crate) struct Queue {
     completed: u64,
     /// Whether the worker polls the driver (busy polling).
     busy: bool,
+    /// Whether the hardware may still write to the slots of a closed socket.
+    unreleased: bool,
 }
 
 impl Queue {
@@ -174,6 +176,7 @@ impl Queue {
             sending: 0,
             completed: 0,
             busy,
+            unreleased: false,
         }
     }
 
@@ -182,6 +185,9 @@ impl Queue {
         let geometry = Geometry::new(layout).ok_or(libc::EINVAL)?;
         let caps = self.caps;
         self.close();
+        if !self.is_released() {
+            return Err(libc::EBUSY);
+        }
         self.clear();
         let sends = caps.send_depth.max(1).saturating_mul(geometry.chunks).next_power_of_two();
         let spec = SocketSpec {
@@ -289,8 +295,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Closes the socket, so that the kernel no longer owns slots. Returns the number of frames that had arrived and
-    /// were not received.
+    /// Closes the socket, so that the kernel no longer owns slots, unless [`Queue::is_released`] returns `false`. Returns
+    /// the number of frames that had arrived and were not received.
     pub(crate) fn close(&mut self) -> u64 {
         self.collect_completions();
         self.bind_wait = None;
@@ -303,13 +309,21 @@ impl Queue {
         // In zero-copy mode, the hardware may still write to the memory after the socket is closed, so wait.
         drop(socket);
         if let Some(region) = self.region.as_ref().filter(|_| zero_copy) {
-            await_release(region, self.epoch.index, self.index);
+            self.unreleased = !await_release(region, self.epoch.index, self.index, BIND_TIMEOUT);
         }
         (self.bound, self.redirected, self.is_absent) = (false, false, false);
         lost
     }
 
-    /// Discards all posted requests. The socket must be closed.
+    /// Returns whether the hardware no longer writes to the slots of the closed socket.
+    pub(crate) fn is_released(&mut self) -> bool {
+        if let Some(region) = self.region.as_ref().filter(|_| self.unreleased) {
+            self.unreleased = !await_release(region, self.epoch.index, self.index, Duration::ZERO);
+        }
+        !self.unreleased
+    }
+
+    /// Discards all posted requests. The socket must be closed, and the slots must be released.
     pub(crate) fn clear(&mut self) {
         self.states.fill(OWNED);
         (self.posted, self.flushed, self.head, self.sending, self.completed) = (0, 0, 0, 0, 0);
@@ -467,6 +481,9 @@ impl Queue {
     #[cold]
     pub(crate) fn flush_receive(&mut self) -> Option<u64> {
         self.close();
+        if !self.is_released() {
+            return None;
+        }
         while let Some(state) = self.states.get_mut(self.flushed as usize) {
             let slot = self.flushed;
             self.flushed += 1;
@@ -575,7 +592,7 @@ impl Queue {
         let status = match it.refused {
             Some(refused) => refused,
             None if self.states[it.slot as usize] == OWNED => WcStatus::Success,
-            None if self.socket.is_some() => return None,
+            None if self.socket.is_some() || self.unreleased => return None,
             None => {
                 self.states[it.slot as usize] = OWNED;
                 WcStatus::WrFlushErr
@@ -608,5 +625,9 @@ fn take_stamp(region: &Region, address: u64, ahead: i64) -> Option<Ticks> {
 impl Drop for Queue {
     fn drop(&mut self) {
         self.close();
+        if !self.is_released() {
+            // The memory stays mapped, because the hardware may still write to it.
+            std::mem::forget(self.region.take());
+        }
     }
 }

@@ -235,13 +235,16 @@ pub(super) fn statistics(fd: RawFd) -> io::Result<libc::xdp_statistics> {
 
 /// Waits until the kernel has released a queue whose zero-copy socket was closed. Until then, the hardware may still
 /// write into the posted buffers. The function binds another socket to the queue, which succeeds only after the
-/// release.
-pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32) {
+/// release. Returns `false` if the release is not certain after `timeout`, also because another program has bound to the
+/// queue.
+pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32, timeout: Duration) -> bool {
     let spec = SocketSpec { bytes: 4096, chunk: 4096, headroom: 0, receives: 1, sends: 1, busy_poll: None };
-    if let Ok(mut probe) = XdpSocket::new(region, &spec) {
-        // Ignore the result. The bind also fails if another program has bound to the queue, or if the queue no longer
-        // exists. In both cases, the kernel has released the queue.
-        let _ = probe.bind(interface, queue, Copying::Copy, false, BIND_TIMEOUT);
+    let Ok(mut probe) = XdpSocket::new(region, &spec) else { return false };
+    match probe.bind(interface, queue, Copying::Copy, false, timeout) {
+        Ok(_) => true,
+        // Other errors have other causes, such as an interface that no longer exists. The kernel releases the queues of
+        // an interface before it removes the interface.
+        Err(refused) => refused.error.raw_os_error() != Some(libc::EBUSY),
     }
 }
 

@@ -2,7 +2,9 @@
 //! the verdicts with an implementation of the filter in Rust.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use proptest::prelude::*;
@@ -12,11 +14,13 @@ use super::bpf::{Attach, Program, SocketMap};
 use super::btf;
 use super::facts::driver_reports_nic_time;
 use super::program::{NIC_STAMP, PASS, StampSource, Taken, program};
-use super::spec::{Filter, Selector};
+use super::socket::{SocketSpec, XdpSocket, await_release};
+use super::spec::{Copying, Filter, Selector};
 use crate::link::interface::Interface;
 use crate::tests::xdp::veth;
+use dataplane_core::mem::{PageKind, Region, RegionSpec};
 use dataplane_testing::namespace::in_namespace;
-use dataplane_testing::{report_skip, skip};
+use dataplane_testing::{PATIENCE, report_skip, skip};
 
 /// `XDP_TX`: the verdict for a taken frame in these tests.
 const TAKEN: u32 = 3;
@@ -267,5 +271,21 @@ fn program_with_nic_stamps_is_bound_to_one_interface() {
         assert!(program.attach(index("vb"), Attach::Generic).is_err());
         drop(program.attach(index("vb"), Attach::Native).unwrap());
         assert!(Program::load(&code).is_err(), "the program needs an interface to be bound to");
+    });
+}
+
+#[test]
+fn queue_in_use_does_not_count_as_released() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let index = Interface::need("va").unwrap().index;
+        let memory = RegionSpec { bytes: 8192, pages: PageKind::Normal, strict: false, node: None };
+        let region = Arc::new(Region::allocate(memory).unwrap().0);
+        let spec = SocketSpec { bytes: 8192, chunk: 4096, headroom: 0, receives: 1, sends: 1, busy_poll: None };
+        let mut user = XdpSocket::new(&region, &spec).map_err(|refused| refused.error).unwrap();
+        user.bind(index, 0, Copying::Copy, false, Duration::ZERO).map_err(|refused| refused.error).unwrap();
+        assert!(!await_release(&region, index, 0, Duration::ZERO));
+        drop(user);
+        assert!(await_release(&region, index, 0, PATIENCE));
     });
 }
