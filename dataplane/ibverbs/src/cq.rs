@@ -88,8 +88,21 @@ impl Drop for VerbsCq {
     fn drop(&mut self) {
         let deferred = {
             let mut deferred = self.handle.deferred();
-            self.handle.owner.release();
-            mem::take(&mut *deferred)
+            match self.handle.owner.release() {
+                true => mem::take(&mut *deferred),
+                // The owner may be using the completion queue through its queue pairs at the moment.
+                false if deferred.is_empty() => return,
+                false => {
+                    let (device, cq) = (&self.handle.context().name, self.handle.number());
+                    let count = deferred.len();
+                    return tracing::warn!(
+                        device,
+                        cq,
+                        "{count} queue pairs are not destroyed, because the thread that polled their completion queue \
+                         did not drop it"
+                    );
+                }
+            }
         };
         for queue_pair in deferred {
             // A failure has already been logged.

@@ -1,26 +1,51 @@
 //! Ownership of a queue by one thread, for state that is accessed without a lock.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The number of a thread that has not claimed a queue yet. No queue has an owner with this number.
 const UNNUMBERED: u64 = u64::MAX;
 
 thread_local! {
     static NUMBER: Cell<u64> = const { Cell::new(UNNUMBERED) };
+    static END: ThreadEnd = const { ThreadEnd(Cell::new(UNNUMBERED)) };
 }
 
 /// Returns the number of this thread, from 1. Numbers are never reused.
 #[inline]
 fn this_thread() -> u64 {
+    NUMBER.with(|number| if number.get() == UNNUMBERED { number_thread(number) } else { number.get() })
+}
+
+/// Gives this thread a number.
+#[cold]
+fn number_thread(number: &Cell<u64>) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    NUMBER.with(|number| {
-        if number.get() == UNNUMBERED {
-            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        number.get()
-    })
+    number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+    running().insert(number.get());
+    // A thread that is already ending never counts as ended.
+    let _ = END.try_with(|end| end.0.set(number.get()));
+    number.get()
+}
+
+/// The numbers of the threads that have a number and have not ended.
+fn running() -> MutexGuard<'static, BTreeSet<u64>> {
+    static RUNNING: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Removes the number of a thread from the running threads when the thread ends.
+struct ThreadEnd(Cell<u64>);
+
+impl Drop for ThreadEnd {
+    fn drop(&mut self) {
+        // A later destructor of the thread gets a new number, which is never removed.
+        NUMBER.with(|number| number.set(UNNUMBERED));
+        running().remove(&self.0.get());
+    }
 }
 
 /// How long the claim of a thread on a queue lasts.
@@ -87,9 +112,13 @@ impl QueueOwner {
         self.thread.compare_exchange(0, this_thread(), Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Removes the owner, because the queue is not polled any more. Only the owner may call this function.
-    pub fn release(&self) {
-        self.thread.store(0, Ordering::Release);
+    /// Removes the owner, because the queue is not polled any more. Returns `false`, and keeps the owner, if the owner
+    /// is another thread that has not ended: this thread may be using the queue at the moment.
+    pub fn release(&self) -> bool {
+        let owner = self.thread.load(Ordering::Relaxed);
+        let is_unused = owner == 0 || owner == this_thread() || !running().contains(&owner);
+        // No other thread changes an owner that has ended.
+        is_unused && self.thread.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 
@@ -131,11 +160,27 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| assert!(!can(&owner, Claim::Permanent) && !can(&owner, Claim::Temporary)));
         });
-        owner.release();
+        assert!(owner.release());
         thread::scope(|scope| {
             scope.spawn(|| assert!(can(&owner, Claim::Temporary) && can(&owner, Claim::Permanent)));
         });
         assert!(!can(&owner, Claim::Permanent));
+    }
+
+    #[test]
+    fn other_thread_releases_only_a_queue_whose_owner_has_ended() {
+        let owner = QueueOwner::new(true);
+        assert!(can(&owner, Claim::Permanent));
+        thread::scope(|scope| {
+            scope.spawn(|| assert!(!owner.release() && !can(&owner, Claim::Temporary)));
+        });
+        assert!(can(&owner, Claim::Temporary) && owner.release());
+        // `join` waits until the thread has ended, unlike the end of a scope.
+        let owner = std::sync::Arc::new(owner);
+        let shared = owner.clone();
+        thread::spawn(move || assert!(can(&shared, Claim::Permanent))).join().unwrap();
+        assert!(!can(&owner, Claim::Temporary));
+        assert!(owner.release() && can(&owner, Claim::Temporary));
     }
 
     #[test]
