@@ -61,13 +61,11 @@ impl VerbsQp {
 
     /// Converts the error of a failed post of `count` requests, starting at `first`. The driver sets `bad` to the first
     /// request that was not posted. Without a valid `bad`, the driver may hold any of the requests and execute them
-    /// later. This function then moves the queue pair to ERR, which flushes all requests.
+    /// later. This function then moves the queue pair to ERR, which flushes all requests. If the device refuses this
+    /// change too, all requests count as posted, so that the caller does not use their memory again.
     #[cold]
     fn refused<T>(&mut self, error: VerbError, first: *const T, count: usize, bad: *const T) -> PostError {
-        let taken = accepted(first, count, bad).unwrap_or_else(|| {
-            self.stop_and_flush();
-            0
-        });
+        let taken = accepted(first, count, bad).unwrap_or_else(|| if self.stop_and_flush() { 0 } else { count });
         PostError { accepted: taken, error: full(error) }
     }
 

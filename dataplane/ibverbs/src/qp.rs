@@ -242,18 +242,19 @@ impl VerbsQp {
     }
 
     /// Moves the queue pair to ERR, which flushes all requests. Called after a failed post if the driver does not
-    /// report which requests were posted.
+    /// report which requests were posted. Returns whether the device has changed the state.
     #[cold]
-    pub(super) fn stop_and_flush(&mut self) {
+    pub(super) fn stop_and_flush(&mut self) -> bool {
         let mut attr = ibv_qp_attr { qp_state: QpState::Err.raw(), ..Default::default() };
         // SAFETY: the queue pair is valid.
-        if let Err(error) = unsafe { ffi::ibv_modify_qp(self.raw(), &mut attr, STATE) } {
+        let changed = unsafe { ffi::ibv_modify_qp(self.raw(), &mut attr, STATE) };
+        let changes = [changed, self.body_mut().apply_state(0, QpState::Err)];
+        for error in changes.iter().filter_map(|change| change.as_ref().err()) {
             tracing::error!(device = self.body().context().name, qp = self.body().number().0, "{error}");
         }
-        if let Err(error) = self.body_mut().apply_state(0, QpState::Err) {
-            tracing::error!(device = self.body().context().name, qp = self.body().number().0, "{error}");
-        }
+        // Also after a failed change, so that the caller recovers the queue pair.
         self.set_state(QpState::Err);
+        changes.iter().all(Result::is_ok)
     }
 
     /// Flushes receives that were posted in state ERR, by setting the state to ERR again. Does nothing if the driver

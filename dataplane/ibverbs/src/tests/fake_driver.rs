@@ -626,19 +626,25 @@ fn partly_failed_post_reports_accepted_count() {
 
 #[test]
 fn post_failure_without_position_stops_the_queue_pair() {
-    for verb in ["ibv_post_send", "ibv_post_recv"] {
+    // If the device also refuses the change to ERR, it may execute any of the requests later.
+    for (verb, stops) in
+        [("ibv_post_send", true), ("ibv_post_recv", true), ("ibv_post_send", false), ("ibv_post_recv", false)]
+    {
         let (fake, context) = device(|_| {});
         let (_pd, _cq, mut qp) = queue_pair(&context, QpType::Rc, SendApi::Classic);
         fake.refuse_at(verb, libc::EINVAL, None);
+        if !stops {
+            fake.refuse_qp_state(1, QpState::Err.raw());
+        }
         fake.calls();
         // SAFETY: the device moves no data.
         let refused = unsafe {
             match verb {
                 "ibv_post_send" => qp.post_send(&requests(3)),
-                _ => qp.post_recv(&[RecvRequest { wr_id: 1, sges: &SGE }]),
+                _ => qp.post_recv(&[RecvRequest { wr_id: 1, sges: &SGE }; 3]),
             }
         };
-        assert_eq!(refused.unwrap_err().accepted, 0);
+        assert_eq!(refused.unwrap_err().accepted, if stops { 0 } else { 3 });
         assert_eq!(qp.state(), QpState::Err);
         let stopped = Call::ModifyQp { qp: 1, mask: 1, state: 6, port: 0, rate_limit: 0 };
         assert!(fake.calls().contains(&stopped));
