@@ -1,9 +1,10 @@
 //! End-to-end tests of the command `stats`, and of the control socket that `stats` connects to.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, lchown, symlink};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt, lchown, symlink};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -61,7 +62,11 @@ impl RuntimeFolder {
     /// Starts a program, and waits until the program answers on its control socket.
     fn run(&self, settings: &str, socket: Option<&str>) -> Running {
         let mut command = self.command(&format!("run @/x.toml --json{settings}"));
-        let program = RunningProgram::start(command.stdout(Stdio::piped()).stderr(Stdio::null()));
+        self.start(command.stdout(Stdio::piped()).stderr(Stdio::null()), socket)
+    }
+
+    fn start(&self, command: &mut Command, socket: Option<&str>) -> Running {
+        let program = RunningProgram::start(command);
         let name = socket.map_or_else(|| format!("dataplane-{}.sock", program.id()), str::to_owned);
         let mut running = Running { program, socket: self.path(&name) };
         wait_until("the program answers", || {
@@ -177,6 +182,54 @@ fn stats_show_counters_and_costs_of_a_running_program() {
     for key in report.as_object().unwrap().keys() {
         assert!(second.get(key).is_some(), "{key}");
     }
+}
+
+/// Returns a field of `/proc/PID/status`.
+fn status_of(pid: &str, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    value.unwrap_or_else(|| panic!("{status}")).trim().to_owned()
+}
+
+/// Standard error is a full pipe that nobody reads. The program still reloads its rules, passes packets and stops.
+#[test]
+fn traffic_passes_with_few_privileges_and_a_full_standard_error() {
+    const O_NONBLOCK: i32 = 0o4000;
+    const CAP_DAC_READ_SEARCH: u64 = 1 << 2;
+    let folder = RuntimeFolder::new();
+    folder.0.write("rules.toml", "rules = []");
+    let rules = "rules = [{ action = 'deny', protocol = 'udp', src_port = '1024-1027' }]";
+    folder.0.write("x.toml", config(LINK).replace(rules, "file = 'rules.toml'"));
+    let (reader, writer) = io::pipe().unwrap();
+    let mut command = folder.command("run @/x.toml --json -v");
+    command.stdout(Stdio::piped()).stderr(writer.try_clone().unwrap());
+    let running = folder.start(&mut command, None);
+    drop(command);
+    // A second open of the pipe, so that only this end does not block.
+    let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
+    let mut pipe = File::options().write(true).custom_flags(O_NONBLOCK).open(path).unwrap();
+    for size in [4096, 1] {
+        while pipe.write(&vec![b'.'; size]).is_ok() {}
+    }
+    for _ in 0..3 {
+        running.program.signal("-HUP");
+        // The program answers while it has messages to print.
+        let before = running.ask().unwrap();
+        let rx = |stats: &Value| number(&stats["packets"]["rx"]);
+        wait_until("packets pass", || rx(&running.ask().unwrap()) > rx(&before));
+    }
+    let pid = running.pid().to_string();
+    let held = |pid: &str| u64::from_str_radix(&status_of(pid, "CapPrm"), 16).unwrap();
+    match held("self") {
+        0 => skip("this process has no capabilities that the program could give up"),
+        // The reload of rules may need to read files of other users.
+        all => assert_eq!(held(&pid), all & CAP_DAC_READ_SEARCH),
+    }
+    // Seccomp 2: a filter.
+    assert_eq!((status_of(&pid, "NoNewPrivs"), status_of(&pid, "Seccomp")), ("1".to_owned(), "2".to_owned()));
+    let report = running.end("-INT");
+    assert_eq!(report["ledger"]["unaccounted"], 0);
+    drop(reader);
 }
 
 #[test]

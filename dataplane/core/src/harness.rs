@@ -175,7 +175,7 @@ impl Harness {
     /// # Errors
     /// A task cannot be started.
     pub fn start_tasks(&mut self) -> crate::error::Result<Tasks> {
-        Tasks::start(std::mem::take(&mut self.services.tasks))
+        Tasks::start(std::mem::take(&mut self.services.tasks), &self.services.stop)
     }
 
     /// Reports a change of a port to the stages ([`Setup::on_port_change`]).

@@ -31,8 +31,8 @@ use sink::{Sink, Tap};
 /// are nearly in order.
 ///
 /// If all buffers of a worker are full, the packet goes to the next stage without being written, and is counted as
-/// `missed`. With `lossless = true`, the worker waits for a buffer instead. Use `lossless` for offline runs only: on a
-/// live port, a waiting worker loses packets.
+/// `missed`. With `lossless = true`, the worker waits for a buffer instead, until the run is stopped. Use `lossless` for
+/// offline runs only: on a live port, a waiting worker loses packets.
 ///
 /// The buffers need `buffers` times `snaplen` bytes of memory for each worker: 64 MiB with the defaults. `dataplane
 /// check` prints the memory, and refuses a capture that needs more memory than the host or its control group has.
@@ -111,7 +111,8 @@ pub struct Capture {
     /// The number of packets that can wait to be written, for each worker: 1 to 65,536. Default: 1,024.
     #[serde(default = "buffers")]
     buffers: usize,
-    /// Whether a worker waits when all its buffers are full, instead of not writing the packet. Default: `false`.
+    /// Whether a worker waits when all its buffers are full, instead of not writing the packet. A stop of the run ends
+    /// the wait. Default: `false`.
     #[serde(default)]
     lossless: bool,
     #[serde(skip)]
@@ -244,7 +245,7 @@ impl Stage for Capture {
             setup.task(&format!("capture {}", setup.stage()), start_writer);
             Ok(sink)
         })?;
-        self.tap = Some(sink.join());
+        self.tap = Some(sink.join(setup.run_stop()));
         Ok(())
     }
 

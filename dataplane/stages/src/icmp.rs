@@ -51,7 +51,7 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// name = "out"
 /// use  = "tx"
 /// ```
-#[derive(Clone, Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Icmp {
     /// The IPv4 and IPv6 addresses to answer for. Default: the addresses that the config gives to the ports.

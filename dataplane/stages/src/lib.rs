@@ -26,6 +26,7 @@ pub mod parse;
 pub mod reassemble;
 pub mod resolution;
 pub mod responder;
+mod rings;
 pub mod route;
 pub mod sample;
 #[cfg(test)]

@@ -437,7 +437,7 @@ impl Generator for Neighbor {
     }
 
     fn generate(&mut self, _ctx: &Ctx, batch: &mut Batch) {
-        if let Some(client) = self.client() {
+        if let Some(Live { known: NeighborSource::Resolution(client), .. }) = &mut self.live {
             client.generate(batch);
         }
     }

@@ -30,8 +30,10 @@ pub use program::{NodeSpec, Program, Target};
 pub use registry::{Registry, StageKind, parameter_schema, summary};
 pub use reload::{Reload, Reloads};
 pub use rustix::thread::CapabilitySet;
-pub use setup::{Files, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources, Services, Setup, StageMemory};
-pub use task::{StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};
+pub use setup::{
+    Files, HoldTime, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources, Services, Setup, StageMemory,
+};
+pub use task::{RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};
 
 use crate::mem::{Batch, Packet};
 

@@ -5,13 +5,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use ipnet::IpNet;
 use rustix::thread::CapabilitySet;
 
 use crate::error::shorten;
 use crate::file::Identity;
-use crate::pipeline::{Facts, Problem, Reload, Reloads, Task, TaskSpec};
+use crate::pipeline::{Facts, Problem, Reload, Reloads, RunStop, Task, TaskSpec};
+use crate::units::Nanos;
 
 /// A port, as stages see it. The number of a port is its index in [`Setup::ports`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -239,6 +242,17 @@ impl<'a> Setup<'a> {
         self.services.tasks.push(TaskSpec { name: name.to_owned(), task: Box::new(task) });
     }
 
+    /// Returns the request to stop the run. A stage that waits during [`Stage::process`](super::Stage::process) must end
+    /// its wait when the stop is requested.
+    pub fn run_stop(&self) -> RunStop {
+        self.services.stop.clone()
+    }
+
+    /// Returns the time for which the stages may hold a packet. The time is known after the preparation of all stages.
+    pub fn hold_time(&self) -> HoldTime {
+        self.services.hold.clone()
+    }
+
     /// Registers a function that is called whenever a port changes, with the number of the port and the change. The
     /// function runs on the event thread of the port's device, never on a worker.
     pub fn on_port_change(&mut self, handler: impl Fn(u8, PortChange) + Send + Sync + 'static) {
@@ -282,6 +296,26 @@ pub enum PortChange {
     Other,
 }
 
+/// The longest time for which the stages of one worker together may hold a packet: the sum of [`Contract::holds`] of all
+/// stages. Clones share the time.
+///
+/// [`Contract::holds`]: super::Contract::holds
+#[derive(Clone, Debug, Default)]
+pub struct HoldTime(Arc<AtomicU64>);
+
+impl HoldTime {
+    /// Sets the time to the sum of the times of the stages.
+    pub fn set(&self, stages: impl IntoIterator<Item = Nanos>) {
+        let sum = stages.into_iter().fold(0u64, |sum, hold| sum.saturating_add(hold.0));
+        self.0.store(sum, Ordering::Relaxed);
+    }
+
+    /// Returns the time. 0 before the preparation of all stages.
+    pub fn get(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
 /// A function that is called with the number of a port and its change.
 pub type PortHandler = Arc<dyn Fn(u8, PortChange) + Send + Sync>;
 
@@ -298,6 +332,10 @@ pub struct Services {
     pub checks: Vec<(String, Check)>,
     /// The capabilities that stages and tasks use during the run.
     pub capabilities: Vec<CapabilitySet>,
+    /// The request to stop the run.
+    pub stop: RunStop,
+    /// The time for which the stages may hold a packet.
+    pub hold: HoldTime,
 }
 
 /// A check that runs after the preparation.

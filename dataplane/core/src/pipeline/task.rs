@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -29,7 +30,7 @@ pub trait Task: Send + 'static {
     ///
     /// # Errors
     /// Fails if the work cannot be done. The run logs the error and continues. The report contains the error, and the
-    /// exit status of the run is 1. A panic has the same effect.
+    /// exit status of the run is 1. A panic is logged and reported in the same way, and also stops the run.
     fn run(&mut self, stop: &StopSignal) -> Result<()>;
 }
 
@@ -59,6 +60,24 @@ impl StopSignal {
     }
 }
 
+/// The request to stop a run. Clones share the request. Unlike a [`StopSignal`], workers may check the request, because
+/// the check takes no lock.
+#[derive(Clone, Debug, Default)]
+pub struct RunStop(Arc<AtomicBool>);
+
+impl RunStop {
+    /// Requests the stop.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether the stop was requested.
+    #[inline]
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// Returns a valid name of a thread: the text, with each control character replaced by `?`. The standard library panics
 /// if the name of a thread contains a NUL.
 pub fn thread_name(text: &str) -> String {
@@ -82,28 +101,31 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Calls [`Task::start`] of each task, and then starts one thread for each task.
+    /// Calls [`Task::start`] of each task, and then starts one thread for each task. A task that panics sets `run`.
     ///
     /// # Errors
     /// Returns the error of [`Task::start`], or an error if a thread cannot be started. In both cases, no task keeps
     /// running.
-    pub fn start(mut specs: Vec<TaskSpec>) -> Result<Self> {
+    pub fn start(mut specs: Vec<TaskSpec>, run: &RunStop) -> Result<Self> {
         specs.iter_mut().try_for_each(|spec| spec.task.start())?;
         let mut tasks = Self::default();
         for TaskSpec { name, mut task } in specs {
-            let (stop, failures) = (tasks.stop.clone(), tasks.failures.clone());
+            let (stop, run, failures) = (tasks.stop.clone(), run.clone(), tasks.failures.clone());
             let thread = thread::Builder::new().name(thread_name(&name));
             let failed = format!("cannot start the thread `{name}`");
             let body = move || {
                 let ended = catch_unwind(AssertUnwindSafe(|| task.run(&stop)));
-                let reason = match ended {
+                let (reason, panicked) = match ended {
                     Ok(Ok(())) => return,
-                    Ok(Err(error)) => error.to_string(),
-                    Err(panic) => format!("panicked: {}", panic_message(&*panic)),
+                    Ok(Err(error)) => (error.to_string(), false),
+                    Err(panic) => (format!("panicked: {}", panic_message(&*panic)), true),
                 };
                 let failure = format!("background task `{name}` ended: {reason}");
                 tracing::error!("{failure}");
                 failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
+                if panicked {
+                    run.set();
+                }
             };
             let thread = thread.spawn(body).map_err(|error| Error::Topology(format!("{failed}: {error}")))?;
             tasks.threads.push(thread);
@@ -166,7 +188,7 @@ mod tests {
             sender.send("stopped").unwrap();
             Ok(())
         };
-        let tasks = Tasks::start(vec![spec("waits", run)]).unwrap();
+        let tasks = Tasks::start(vec![spec("waits", run)], &RunStop::default()).unwrap();
         assert_eq!(receiver.recv(), Ok("running"));
         assert_eq!(receiver.try_recv(), Err(mpsc::TryRecvError::Empty));
         drop(tasks);
@@ -175,8 +197,18 @@ mod tests {
 
     #[test]
     fn control_characters_in_a_name_do_not_prevent_the_start() {
-        let tasks = Tasks::start(vec![spec("a\0b\nc", |_| Ok(()))]).unwrap();
+        let tasks = Tasks::start(vec![spec("a\0b\nc", |_| Ok(()))], &RunStop::default()).unwrap();
         assert_eq!(tasks.threads[0].thread().name(), Some("a?b?c"));
+    }
+
+    #[test]
+    fn panic_of_a_task_stops_the_run_but_an_error_does_not() {
+        let error = |_: &StopSignal| Err(Error::Kernel("no answer".to_owned()));
+        for (task, stops) in [(spec("errs", error), false), (spec("panics", |_| panic!("no index")), true)] {
+            let run = RunStop::default();
+            Tasks::start(vec![task], &run).unwrap().stop();
+            assert_eq!(run.is_set(), stops);
+        }
     }
 
     #[test]
@@ -184,7 +216,7 @@ mod tests {
         let error = |_: &StopSignal| Err(Error::Kernel("no answer".to_owned()));
         let panic = |_: &StopSignal| panic!("index {}", 7);
         let specs = vec![spec("ends", |_| Ok(())), spec("errs", error), spec("panics", panic)];
-        let mut tasks = Tasks::start(specs).unwrap();
+        let mut tasks = Tasks::start(specs, &RunStop::default()).unwrap();
         tasks.stop();
         let mut failures = tasks.failures();
         failures.sort();
@@ -206,6 +238,6 @@ mod tests {
         }
         let refuses = TaskSpec { name: "refuses".to_owned(), task: Box::new(Refuses) };
         let specs = vec![spec("never", |_| unreachable!("another task did not start")), refuses];
-        assert_eq!(Tasks::start(specs).err().unwrap().to_string(), "kernel: no socket");
+        assert_eq!(Tasks::start(specs, &RunStop::default()).err().unwrap().to_string(), "kernel: no socket");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use super::{args, control};
@@ -49,6 +50,17 @@ pub(super) fn print_json(value: &impl Serialize) -> Result<(), CommandError> {
 /// Writes to standard error. Ignores errors, because there is no other place to report an error.
 pub(super) fn write_stderr(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Writes text to standard error, unless that would block. Does not wait for a thread that is writing to standard error.
+pub(super) fn write_stderr_unless_full(text: &str) {
+    let stderr = rustix::stdio::stderr();
+    let mut ready = [PollFd::new(&stderr, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // A pipe that is ready accepts at least 4096 bytes (pipe(7)).
+    if poll(&mut ready, Some(&now)).is_ok_and(|count| count > 0) {
+        let _ = rustix::io::write(stderr, text.as_bytes());
+    }
 }
 
 /// Writes a line to standard error.

@@ -2,14 +2,17 @@
 //! messages, so that a worker never waits for a slow terminal or pipe. If the queue is full, the message is lost and
 //! counted.
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
+use std::panic::{self, PanicHookInfo};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
-use super::console::{CLEAR_LINE, is_coloured, is_watched};
+use super::console::{self, CLEAR_LINE, is_coloured, is_watched};
 
 /// The number of messages that the queue holds.
 const MESSAGES: usize = 1024;
@@ -34,6 +37,15 @@ pub(super) fn start(verbose: u8) {
     // `try_init` fails if the app has already set up logging. The app then keeps its own logger. Errors while writing a
     // log line are ignored.
     let _ = logs.without_time().with_target(false).log_internal_errors(false).try_init();
+}
+
+/// Writes a line to standard error, through the queue if there is one.
+pub(super) fn write_line(line: &str) {
+    match QUEUE.get().filter(|_| IS_QUEUED.load(Ordering::Acquire)) {
+        // The queue accepts every line or counts it as lost.
+        Some(queue) => _ = queue.clone().write_all(format!("{line}\n").as_bytes()),
+        None => console::write_line(line),
+    }
 }
 
 /// Standard error. Clears the progress line before each message.
@@ -66,7 +78,12 @@ impl LogQueue {
     pub(super) fn start() -> Self {
         let (queue, log_queue) = Self::to(Stderr);
         // `set` fails for a second run in the same process. The messages of that run go to standard error directly.
-        IS_QUEUED.store(QUEUE.set(queue).is_ok(), Ordering::Release);
+        let is_first = QUEUE.set(queue).is_ok();
+        if is_first {
+            let direct = panic::take_hook();
+            panic::set_hook(Box::new(move |info| report_panic(info, &direct)));
+        }
+        IS_QUEUED.store(is_first, Ordering::Release);
         log_queue
     }
 
@@ -84,6 +101,21 @@ impl LogQueue {
     }
 }
 
+/// Reports a panic through the queue, because a direct write could block a worker. Without the queue, calls `direct`.
+fn report_panic(info: &PanicHookInfo<'_>, direct: &dyn Fn(&PanicHookInfo<'_>)) {
+    let Some(mut queue) = QUEUE.get().filter(|_| IS_QUEUED.load(Ordering::Acquire)).cloned() else {
+        return direct(info);
+    };
+    let thread = thread::current();
+    let trace = match Backtrace::capture() {
+        trace if trace.status() == BacktraceStatus::Captured => format!("stack backtrace:\n{trace}"),
+        _ => String::new(),
+    };
+    let name = thread.name().unwrap_or("unnamed");
+    // The queue accepts every message or counts it as lost.
+    let _ = queue.write_all(format!("ERROR thread `{name}`: {info}\n{trace}").as_bytes());
+}
+
 impl Drop for LogQueue {
     fn drop(&mut self) {
         IS_QUEUED.store(false, Ordering::Release);
@@ -93,8 +125,35 @@ impl Drop for LogQueue {
 #[cfg(test)]
 mod tests {
     use std::io::Read;
+    use std::process::{Command, Stdio};
 
     use super::*;
+
+    /// Set in the environment of the process that panics.
+    const PANICS: &str = "DATAPLANE_TEST_PANICS";
+
+    /// The child process runs this test, with standard error to a pipe that nobody reads.
+    #[test]
+    fn panic_does_not_wait_for_the_reader_of_standard_error() {
+        if std::env::var_os(PANICS).is_some() {
+            let log_queue = LogQueue::start();
+            for _ in 0..2 * MESSAGES {
+                // A pipe holds 64 KiB, so direct writes would block.
+                assert!(thread::spawn(|| panic!("{}", "x".repeat(100))).join().is_err());
+            }
+            assert!(log_queue.lost() > 0);
+            return;
+        }
+        let name = "app::logs::tests::panic_does_not_wait_for_the_reader_of_standard_error";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args([name, "--exact", "--nocapture"]).env(PANICS, "1").env("RUST_BACKTRACE", "0");
+        let mut child = child.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        dataplane_testing::wait_until("the child ends", || child.try_wait().unwrap().is_some());
+        let mut text = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(child.wait().unwrap().success(), "{text}");
+        assert!(text.contains("ERROR thread `unnamed`: panicked at"), "{text}");
+    }
 
     #[test]
     fn stuck_reader_loses_messages_and_never_blocks_the_sender() {

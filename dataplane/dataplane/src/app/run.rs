@@ -13,7 +13,7 @@ use super::args::{self, ReportFormat};
 use super::console::{self, CLEAR_LINE, CommandError};
 use super::control::Server;
 use super::doctor;
-use super::logs::LogQueue;
+use super::logs::{self, LogQueue};
 use super::privileges::Privileges;
 use crate::runtime::{Assembly, Options, ReloadOutcome, Run};
 use dataplane_core::pipeline::Registry;
@@ -52,13 +52,18 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
         }
     }
     // Start the thread of the queue after the program has given up privileges, so that the thread inherits the limits.
-    let logs = LogQueue::start();
+    let queue = LogQueue::start();
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
-    watch(&run, &mut signals, hangup, asked, server);
-    let mut report = run.join()?;
-    report.logs_lost = logs.lost();
-    drop(logs);
+    let until = args.duration.and_then(|duration| Instant::now().checked_add(duration));
+    let stopping = watch(&run, &mut signals, hangup, asked, until, server);
+    let ending = signals.handle();
+    abort_on_signal(signals, hangup, stopping)?;
+    let report = run.join();
+    ending.close();
+    let mut report = report?;
+    report.logs_lost = queue.lost();
+    drop(queue);
     let outcome = match report.is_good() {
         true => Ok(()),
         false if report.errors.is_empty() => Err(CommandError::Failed("the ledger does not balance".to_owned())),
@@ -184,22 +189,51 @@ fn print_reloaded(reloading: &Receiver<ReloadResults>) -> bool {
     };
     for (stage, results) in results {
         match results {
-            ReloadOutcome::Done(now) => console::write_line(&format!("{stage}: reloaded: {now}")),
-            ReloadOutcome::Pending(now) => console::write_line(&format!(
+            ReloadOutcome::Done(now) => logs::write_line(&format!("{stage}: reloaded: {now}")),
+            ReloadOutcome::Pending(now) => logs::write_line(&format!(
                 "{stage}: published, but a worker still uses the old data, because its loop takes longer than 1 s: {now}"
             )),
             ReloadOutcome::Rejected(problems) => {
-                console::write_line(&format!("{stage}: not reloaded, the old data stays in use:"));
-                problems.iter().for_each(|problem| console::write_line(&format!("  {problem}")));
+                logs::write_line(&format!("{stage}: not reloaded, the old data stays in use:"));
+                problems.iter().for_each(|problem| logs::write_line(&format!("  {problem}")));
             }
         }
     }
     true
 }
 
+/// Ends the program at once, without a report. The message is lost if standard error is a full pipe.
+fn abort(signal: i32) -> ! {
+    console::write_stderr_unless_full("\naborted: packets in processing are lost, and there is no report\n");
+    exit(128 + signal)
+}
+
+/// Starts a thread that handles signals while the run ends, because a device or an output file may be stuck. `stopping`
+/// is the time of the first stop signal.
+fn abort_on_signal(mut signals: Signals, hangup: Hangup, mut stopping: Option<Instant>) -> Result<(), CommandError> {
+    let handle = move || {
+        for signal in signals.forever() {
+            match Effect::of(signal, hangup, stopping.map(|since| since.elapsed())) {
+                Effect::Nothing | Effect::Reload => {}
+                Effect::Stop => stopping = Some(Instant::now()),
+                Effect::Abort => abort(signal),
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("signals".to_owned()).spawn(handle);
+    thread.map(drop).map_err(|error| CommandError::Failed(format!("cannot start a thread: {error}")))
+}
+
 /// Shows progress and device events, and serves clients, until the run ends. `asked` is `true` if SIGHUP already
-/// requested a reload.
-fn watch(run: &Run, signals: &mut Signals, hangup: Hangup, mut asked: bool, mut server: Option<Server>) {
+/// requested a reload. The run stops at `until`. Returns the time of the first stop signal.
+fn watch(
+    run: &Run,
+    signals: &mut Signals,
+    hangup: Hangup,
+    mut asked: bool,
+    until: Option<Instant>,
+    mut server: Option<Server>,
+) -> Option<Instant> {
     let mut meter = console::is_watched().then(|| Meter::new(run.progress()));
     let mut stopping: Option<Instant> = None;
     let mut reloading: Option<Receiver<ReloadResults>> = None;
@@ -215,10 +249,13 @@ fn watch(run: &Run, signals: &mut Signals, hangup: Hangup, mut asked: bool, mut 
                 }
                 Effect::Abort => {
                     drop(server);
-                    console::write_stderr("\naborted: packets in processing are lost, and there is no report\n");
-                    exit(128 + signal);
+                    abort(signal);
                 }
             }
+        }
+        // Workers check the limit themselves. The stop also ends a worker that waits in a stage.
+        if stopping.is_none() && until.is_some_and(|until| until <= Instant::now()) {
+            run.stop();
         }
         if reloading.as_ref().is_some_and(print_reloaded) {
             reloading = None;
@@ -249,8 +286,9 @@ fn watch(run: &Run, signals: &mut Signals, hangup: Hangup, mut asked: bool, mut 
         console::write_stderr(CLEAR_LINE);
     }
     if reloading.is_some_and(|reloading| !print_reloaded(&reloading)) {
-        console::write_line("reload abandoned: the run has ended");
+        logs::write_line("reload abandoned: the run has ended");
     }
+    stopping
 }
 
 /// The progress line.

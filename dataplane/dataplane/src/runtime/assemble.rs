@@ -117,6 +117,8 @@ fn build(
         let stages = stages(&loaded, registry, &mut resources, &order, (worker, workers), diagnostics)?;
         let (Some(plan), Some(stages)) = (&plan, stages) else { return Ok(None) };
         let mut program = program(plan, registry, &order, stages);
+        // All workers have the same stages.
+        resources.services.hold.set(program.nodes().iter().filter_map(|node| node.stage.contract().holds));
         if worker == 0 {
             check(&loaded, plan, &order, &mut program, diagnostics);
         }

@@ -1,14 +1,15 @@
 //! Stops the workers of a run, and collects the progress that workers publish.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use dataplane_core::pipeline::RunStop;
 use dataplane_core::telemetry::{Board, Progress};
 use dataplane_core::units::Ticks;
 
 /// The state shared by the workers of a run and the threads that control them.
 #[derive(Debug)]
 pub(crate) struct RunControl {
-    stop: AtomicBool,
+    stop: RunStop,
     /// The tick at which workers stop.
     deadline: AtomicU64,
     /// The packet limit. `None` if there is no limit.
@@ -26,9 +27,9 @@ struct Budget {
 }
 
 impl RunControl {
-    pub(crate) fn new(workers: usize, packets: Option<u64>) -> Self {
+    pub(crate) fn new(workers: usize, packets: Option<u64>, stop: RunStop) -> Self {
         Self {
-            stop: AtomicBool::new(false),
+            stop,
             deadline: AtomicU64::new(u64::MAX),
             budget: packets.map(|packets| Budget { left: AtomicU64::new(packets), open: AtomicU64::new(packets) }),
             boards: (0..workers).map(|_| Board::default()).collect(),
@@ -36,12 +37,12 @@ impl RunControl {
     }
 
     pub(crate) fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop.set();
     }
 
     /// Returns `true` if the run was stopped.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.stop.is_set()
     }
 
     pub(crate) fn stop_at(&self, deadline: Ticks) {

@@ -14,7 +14,7 @@ use dataplane_core::connect::{Connector, EndpointParameters};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::{Lane, LaneSpec, QueueLane, RawWiring, Stamping, Wiring};
 use dataplane_core::mem::Pool;
-use dataplane_core::pipeline::{PortChange, PortInfo};
+use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
 use dataplane_core::verbs::{Device, EventKind, QpType};
 use dataplane_soft::{LoopbackLink, SoftDevice};
 
@@ -59,12 +59,17 @@ pub(crate) const fn kind(qp: Qp) -> QpType {
     }
 }
 
-/// Opens the device of every port.
+/// Opens the device of every port. A panic of the event thread of a device sets `stop`.
 ///
 /// # Errors
 /// Returns an error if a device is not available or does not support the config of its port, or if a capture file
 /// cannot be opened.
-pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result<Vec<Arc<dyn PortDevice>>> {
+pub(crate) fn open(
+    plan: &Plan,
+    infos: &[PortInfo],
+    clock: &HostClock,
+    stop: &RunStop,
+) -> Result<Vec<Arc<dyn PortDevice>>> {
     let mut cables: BTreeMap<usize, LoopbackLink> = BTreeMap::new();
     let mut devices: Vec<Arc<dyn PortDevice>> = Vec::new();
     let (lanes, stamps) = (plan.cores.len(), stamping(plan));
@@ -84,12 +89,12 @@ pub(crate) fn open(plan: &Plan, infos: &[PortInfo], clock: &HostClock) -> Result
                 why: SoftDevice::wire_error,
                 finish: soft::finish,
             };
-            let watch = Arc::new(Watch::start(device.clone(), clock, stamps)?);
+            let watch = Arc::new(Watch::start(device.clone(), clock, stamps, stop)?);
             Arc::new(OpenPort::open(device, watch, provider, port, start_exchange)?)
         } else {
             #[cfg(feature = "ibverbs")]
             {
-                let (device, watch) = open_devices.open(&port.config.device, clock, stamps)?;
+                let (device, watch) = open_devices.open(&port.config.device, clock, stamps, stop)?;
                 let (device, provider) = verbs::provider(device, port, lanes)?;
                 Arc::new(OpenPort::open(device, watch, provider, port, start_exchange)?)
             }
@@ -303,7 +308,7 @@ impl<D: Device> PortDevice for OpenPort<D> {
 /// Devices of libibverbs.
 #[cfg(feature = "ibverbs")]
 mod verbs {
-    use super::{Arc, BTreeMap, Device, HostClock, PortPlan, ProviderParts, Qp, Result, Stamping, Watch};
+    use super::{Arc, BTreeMap, Device, HostClock, PortPlan, ProviderParts, Qp, Result, RunStop, Stamping, Watch};
     use crate::runtime::raw;
     use dataplane_core::verbs::{Capability, Provider as _};
     use dataplane_ibverbs::{VerbsDevice, VerbsProvider};
@@ -318,12 +323,13 @@ mod verbs {
             name: &str,
             clock: &HostClock,
             stamps: Stamping,
+            stop: &RunStop,
         ) -> Result<(VerbsDevice, Arc<Watch>)> {
             if let Some(open) = self.0.get(name) {
                 return Ok(open.clone());
             }
             let device = VerbsProvider.open(name)?;
-            let open = (device.clone(), Arc::new(Watch::start(device, clock, stamps)?));
+            let open = (device.clone(), Arc::new(Watch::start(device, clock, stamps, stop)?));
             self.0.insert(name.to_owned(), open.clone());
             Ok(open)
         }

@@ -100,7 +100,7 @@ impl Run {
     pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
         let Assembly { plan, ports: infos, topology, programs, services, .. } = assembly;
         let clock = HostClock::new();
-        let ports = devices::open(&plan, &infos, &clock)?;
+        let ports = devices::open(&plan, &infos, &clock, &services.stop)?;
         for handler in &services.port_handlers {
             for (number, port) in (0..=u8::MAX).zip(&ports) {
                 let handler = handler.clone();
@@ -109,8 +109,8 @@ impl Run {
         }
         // Start the tasks before the workers, because tasks such as the kernel mirror fill tables that the first packet
         // needs.
-        let tasks = Tasks::start(services.tasks)?;
-        let control = Arc::new(RunControl::new(programs.len(), options.packets));
+        let tasks = Tasks::start(services.tasks, &services.stop)?;
+        let control = Arc::new(RunControl::new(programs.len(), options.packets, services.stop));
         let plan = Arc::new(plan);
         let workers = programs.len();
         let (ready, readiness) = mpsc::channel();
@@ -162,7 +162,10 @@ impl Run {
         if ready_workers.len() < workers || is_cancelled {
             // Other workers may still be waiting for their peers. `stop` ends that wait.
             control.stop();
-            let cancelled = || Error::Topology("stopped before all workers were ready".to_owned());
+            let cancelled = || match &tasks.failures()[..] {
+                [] => Error::Topology("stopped before all workers were ready".to_owned()),
+                failures => Error::Topology(failures.join("\nerror: ")),
+            };
             return Err(first_error(threads).or(failure).unwrap_or_else(cancelled));
         }
         if let Some(duration) = options.duration {

@@ -15,7 +15,7 @@ use crate::runtime::follow::ClockFollower;
 use dataplane_core::clock::{ClockReport, Clocks, HostClock};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::{Alarms, Stamping};
-use dataplane_core::pipeline::panic_message;
+use dataplane_core::pipeline::{RunStop, panic_message};
 use dataplane_core::verbs::{AsyncEvent, Device, EventKind, EventSubject};
 
 /// The longest wait for an event before the thread checks whether to stop.
@@ -87,12 +87,24 @@ impl Shared {
 }
 
 impl Watch {
-    /// Starts the event thread. The thread also follows the clocks that `stamps` needs.
+    /// Starts the event thread. The thread also follows the clocks that `stamps` needs. If the thread panics, it sets
+    /// `stop`, because nobody handles the events of the device any more.
     ///
     /// # Errors
     /// Returns an error if the thread cannot be started.
-    pub(crate) fn start<D: Device>(device: D, clock: &HostClock, stamps: Stamping) -> Result<Self> {
+    pub(crate) fn start<D: Device>(device: D, clock: &HostClock, stamps: Stamping, stop: &RunStop) -> Result<Self> {
         let follow = ClockFollower::new(&device, clock, stamps);
+        let name = device.name().to_owned();
+        Self::spawn(&name, follow, stop.clone(), move |shared| listen(&device, shared))
+    }
+
+    /// Starts a thread that runs `body`.
+    fn spawn(
+        name: &str,
+        follow: ClockFollower,
+        stop: RunStop,
+        body: impl FnOnce(&Shared) + Send + 'static,
+    ) -> Result<Self> {
         let clocks = follow.clocks();
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
@@ -103,14 +115,15 @@ impl Watch {
             failures: Mutex::default(),
         });
         let thread_shared = shared.clone();
-        let name = device.name().to_owned();
         let started = Arc::new(Barrier::new(2));
         let barrier = started.clone();
-        let body = move || {
+        let run = move || {
             started.wait();
-            thread_shared.guard("the event thread", || listen(&device, &thread_shared));
+            if thread_shared.guard("the event thread", || body(&thread_shared)).is_none() {
+                stop.set();
+            }
         };
-        let thread = thread::Builder::new().name("events".to_owned()).spawn(body);
+        let thread = thread::Builder::new().name("events".to_owned()).spawn(run);
         let thread = thread.map_err(|error| Error::Wire(format!("{name}: cannot start the event thread: {error}")))?;
         // A starting thread allocates memory. Wait until the thread has started, because nothing should allocate while
         // the workers run.
@@ -228,7 +241,7 @@ mod tests {
     fn port_event_calls_its_handler_and_removal_raises_the_alarm() {
         let device = device();
         let (sender, receiver) = mpsc::channel();
-        let watch = Watch::start(device.clone(), &HostClock::new(), Stamping::Device).unwrap();
+        let watch = Watch::start(device.clone(), &HostClock::new(), Stamping::Device, &RunStop::default()).unwrap();
         watch.on_port(2, |_| unreachable!("the device has one port"));
         watch.on_port(1, move |kind| sender.send(kind).unwrap());
         device.set_link(false);
@@ -254,7 +267,7 @@ mod tests {
     fn panic_of_a_handler_is_reported_and_the_next_event_is_handled() {
         let device = device();
         let (sender, receiver) = mpsc::channel();
-        let watch = Watch::start(device.clone(), &HostClock::new(), Stamping::Device).unwrap();
+        let watch = Watch::start(device.clone(), &HostClock::new(), Stamping::Device, &RunStop::default()).unwrap();
         watch.on_port(1, move |kind| {
             sender.send(kind).unwrap();
             assert_eq!(kind, EventKind::PortActive, "a handler that expects only links that go up");
@@ -265,6 +278,16 @@ mod tests {
         }
         let [failure] = &watch.failures()[..] else { panic!("{:?}", watch.failures()) };
         assert!(failure.starts_with("the handler of port changes panicked: assertion"), "{failure}");
+    }
+
+    #[test]
+    fn panic_of_the_event_thread_is_reported_and_stops_the_run() {
+        let (device, clock, stop) = (device(), HostClock::new(), RunStop::default());
+        let follow = ClockFollower::new(&device, &clock, Stamping::Device);
+        let mut watch = Watch::spawn("s", follow, stop.clone(), |_| panic!("an unknown event")).unwrap();
+        watch.thread.take().unwrap().join().unwrap();
+        assert_eq!(watch.failures(), ["the event thread panicked: an unknown event"]);
+        assert!(stop.is_set());
     }
 
     #[test]

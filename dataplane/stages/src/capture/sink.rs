@@ -12,7 +12,7 @@ use super::files::{Files, Spec};
 use super::ring::{Buffer, Frame, Inlet, Outlet, ring};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
-use dataplane_core::pipeline::{Problem, StopSignal, Task, thread_name};
+use dataplane_core::pipeline::{Problem, RunStop, StopSignal, Task, thread_name};
 
 /// How long the writer sleeps when there is nothing to write.
 const IDLE_SLEEP: Duration = Duration::from_millis(1);
@@ -119,12 +119,12 @@ impl Sink {
         Ok((Self { shared, snaplen, buffers, users, writer }, task))
     }
 
-    /// Adds the stage of one more worker.
-    pub(super) fn join(self: Arc<Self>) -> Tap {
+    /// Adds the stage of one more worker. The stage does not wait for buffers once `run` is set.
+    pub(super) fn join(self: Arc<Self>, run: RunStop) -> Tap {
         let (inlet, outlet) = ring(self.buffers, self.snaplen);
         self.shared.joined.lock().unwrap_or_else(PoisonError::into_inner).push(outlet);
         self.users.fetch_add(1, Ordering::Relaxed);
-        Tap { sink: self, inlet }
+        Tap { sink: self, inlet, run }
     }
 
     fn close(&self) -> Result<()> {
@@ -147,11 +147,12 @@ impl Drop for Sink {
 pub(super) struct Tap {
     sink: Arc<Sink>,
     inlet: Inlet,
+    run: RunStop,
 }
 
 impl Tap {
-    /// Copies packets for the writer. Returns how many packets were taken, and how many were missed because no buffer
-    /// was free or because the file failed. Returns `(0, 0)` once a limit is reached.
+    /// Copies packets for the writer. With `wait`, waits for free buffers until the run is stopped. Returns how many
+    /// packets were taken, and how many were missed because no buffer was free or because the file failed. Returns `(0, 0)` once a limit is reached.
     #[inline]
     pub(super) fn offer<P>(
         &mut self,
@@ -164,8 +165,9 @@ impl Tap {
         match shared.state.load(Ordering::Relaxed) {
             OPEN => loop {
                 taken += self.inlet.put(&mut packets, &mut frame) as u64;
-                // The writer empties the ring even after the file has failed, so this loop ends.
-                if packets.len() == 0 || !wait || self.inlet.is_abandoned() {
+                // The writer empties the ring even after the file has failed. A writer that is stuck in a system call
+                // empties nothing, so a stop also ends this loop.
+                if packets.len() == 0 || !wait || self.inlet.is_abandoned() || self.run.is_set() {
                     break;
                 }
                 thread::yield_now();

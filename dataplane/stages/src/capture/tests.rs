@@ -10,7 +10,7 @@ use dataplane_core::clock::{ClockSource, Stamp};
 use dataplane_core::harness::{Fate, Harness, frame};
 use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
 use dataplane_core::pcapng::STATISTICS;
-use dataplane_core::pipeline::{Graph, NoObserver, NodeSpec, Program, Resources, Target, Tasks};
+use dataplane_core::pipeline::{Graph, NoObserver, NodeSpec, Program, Resources, RunStop, Target, Tasks};
 use dataplane_core::units::Nanos;
 use dataplane_testing::{Folder, skip};
 
@@ -383,7 +383,7 @@ fn two_workers(folder: &Path) {
     let mut resources = Resources::new(Vec::new(), folder);
     let mut pools = [pool(), pool()];
     let mut graphs = [0, 1].map(|worker| graph(&mut resources, worker, &pools[worker]));
-    drop(Tasks::start(std::mem::take(&mut resources.services.tasks)).unwrap());
+    drop(Tasks::start(std::mem::take(&mut resources.services.tasks), &RunStop::default()).unwrap());
     for (worker, (graph, pool)) in graphs.iter_mut().zip(&mut pools).enumerate() {
         let ctx = Ctx { start: Nanos(0), epoch: Nanos(1_700_000_000_000_000_000), now: Nanos(0), worker };
         for byte in 0..10u8 {
@@ -414,6 +414,38 @@ fn drops_are_written_with_their_reason_by_all_workers() {
         let comment = if byte % 2 == 1 { "odd.denied" } else { "through" };
         assert_eq!(packet.comment.as_deref(), Some(comment));
     }
+}
+
+/// The writer does not run, so the only buffer is never free again.
+#[test]
+fn stop_of_the_run_ends_the_wait_of_a_lossless_capture() {
+    let folder = OutputFolder::new();
+    let (mut pool, mut resources) = (pool(), Resources::new(Vec::new(), folder.0.path()));
+    let mut capture: Capture = toml::from_str("file = \"out.pcapng\"\nlossless = true\nbuffers = 1").unwrap();
+    capture.prepare(&mut Setup::new(&mut resources, "all", 0, 1)).unwrap();
+    let node = NodeSpec {
+        name: "all".to_owned(),
+        kind: "capture".to_owned(),
+        stage: Box::new(capture),
+        next: Target::Port(0),
+        outputs: Vec::new(),
+        reasons: Vec::new(),
+        drops: None,
+    };
+    let mut graph = Graph::new(Program::new(vec![node]), 1, &pool);
+    for _ in 0..3 {
+        assert!(graph.entry(0).push_bytes(&[0; 60], Stamp::NONE, &mut pool));
+    }
+    let ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| graph.walk(&ctx, &mut pool, &mut NoObserver));
+        resources.services.stop.set();
+        worker.join().unwrap();
+    });
+    let mut counters = Vec::new();
+    graph.stages().for_each(|(_, stage)| stage.counters(&mut |name, value| counters.push((name.to_owned(), value))));
+    assert_eq!(counters, [("taken", 1), ("missed", 2), ("lost", 0)].map(|(name, value)| (name.to_owned(), value)));
+    assert_eq!(graph.outbox(0).len(), 3);
 }
 
 #[test]

@@ -11,12 +11,14 @@ mod readers;
 mod tests;
 mod writer;
 
+use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use crossbeam_queue::ArrayQueue;
+use rtrb::Producer;
 
+use crate::rings::FromWorkers;
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::NextHop;
 use dataplane_tables::lpm::{View4, View6};
@@ -27,7 +29,7 @@ pub use writer::{MAX_ROUTES, Refused, RouteHop, RouteTarget, Writer};
 
 /// Largest number of routing tables: the main table and the tables of VRFs.
 pub const MAX_TABLES: usize = 16;
-/// Largest number of queued neighbour requests from workers.
+/// Largest number of queued neighbour requests from a stage of a worker.
 const MAX_REQUESTS: usize = 1024;
 
 /// The tables that workers and the writer share.
@@ -38,7 +40,7 @@ pub struct Forwarding {
     groups: Arc<groups::Groups>,
     neighbors: Arc<neighbors::Neighbors>,
     readers: readers::Readers,
-    requests: ArrayQueue<NextHop>,
+    requests: FromWorkers<NextHop>,
     counts: [AtomicU64; Count::ALL.len()],
 }
 
@@ -102,14 +104,14 @@ impl Forwarding {
             groups,
             neighbors,
             readers: readers::Readers::new(),
-            requests: ArrayQueue::new(MAX_REQUESTS),
+            requests: FromWorkers::new(MAX_REQUESTS),
             counts: Default::default(),
         }
     }
 
     /// Adds a reader.
     pub fn join(self: &Arc<Self>) -> Reader {
-        Reader { reader: self.readers.join(), shared: self.clone() }
+        Reader { reader: self.readers.join(), requests: RefCell::new(self.requests.join()), shared: self.clone() }
     }
 
     /// Returns the number of ports.
@@ -185,6 +187,7 @@ impl Forwarding {
 pub struct Reader {
     shared: Arc<Forwarding>,
     reader: readers::Reader,
+    requests: RefCell<Producer<NextHop>>,
 }
 
 impl Reader {
@@ -241,7 +244,9 @@ impl Reader {
     /// Requests the resolution of a neighbour.
     #[cold]
     pub fn ask(&self, hop: NextHop) {
-        if self.shared.requests.push(hop).is_err() {
+        // Nothing else borrows the queue during this call.
+        let pushed = self.requests.try_borrow_mut().is_ok_and(|mut requests| requests.push(hop).is_ok());
+        if !pushed {
             self.shared.add(Count::Unasked, 1);
         }
     }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dataplane_core::header::MacAddr;
-use dataplane_core::pipeline::NextHop;
+use dataplane_core::pipeline::{HoldTime, NextHop};
 
 /// Largest number of neighbours.
 pub const MAX_NEIGHBORS: usize = 1 << 14;
@@ -22,8 +22,9 @@ pub const MAX_NEIGHBORS: usize = 1 << 14;
 const SLOTS: usize = MAX_NEIGHBORS * 4;
 /// Number of slots in which an entry may lie.
 const WINDOW: usize = 32;
-/// Time for which the number of a removed next hop is not reused. Stages may hold packets with this number.
-const REUSE_DELAY: Duration = Duration::from_secs(6);
+/// The number of a removed next hop is not reused for the time for which stages may hold packets with this number, plus
+/// this time: a held packet leaves its stage at the next housekeeping.
+const REUSE_MARGIN: Duration = Duration::from_secs(2);
 
 const MAC: u64 = (1 << 48) - 1;
 /// The MAC address is known.
@@ -181,12 +182,14 @@ pub(super) struct Writer {
     retired: VecDeque<(u64, Instant, usize)>,
     /// For each slot, whether it is retired and must not be reused yet.
     retired_slots: Vec<bool>,
+    /// The time for which stages may hold a packet.
+    hold_time: HoldTime,
 }
 
 impl Writer {
-    pub(super) fn new() -> Self {
-        let cells = Arc::new(Neighbors::new());
-        Self { cells, entries: HashMap::new(), retired: VecDeque::new(), retired_slots: vec![false; SLOTS] }
+    pub(super) fn new(hold_time: HoldTime) -> Self {
+        let (cells, retired_slots) = (Arc::new(Neighbors::new()), vec![false; SLOTS]);
+        Self { cells, entries: HashMap::new(), retired: VecDeque::new(), retired_slots, hold_time }
     }
 
     pub(super) fn cells(&self) -> &Arc<Neighbors> {
@@ -302,12 +305,34 @@ impl Writer {
         }
     }
 
-    /// Frees the slots that were retired before the epoch `quiet`.
-    pub(super) fn reclaim(&mut self, quiet: u64) {
-        while let Some((_, _, slot)) =
-            self.retired.pop_front_if(|(time, since, _)| *time < quiet && since.elapsed() >= REUSE_DELAY)
+    /// Frees the slots that were retired before the epoch `quiet`, and that no held packet refers to at the time `now`.
+    pub(super) fn reclaim(&mut self, quiet: u64, now: Instant) {
+        let delay = self.hold_time.get().saturating_add(REUSE_MARGIN);
+        while let Some((_, _, slot)) = self
+            .retired
+            .pop_front_if(|(time, since, _)| *time < quiet && now.saturating_duration_since(*since) >= delay)
         {
             self.retired_slots[slot] = false;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dataplane_core::units::Nanos;
+
+    #[test]
+    fn number_of_a_next_hop_is_not_reused_while_stages_may_hold_its_packets() {
+        let (hold_time, hop) = (HoldTime::default(), NextHop { address: [10, 0, 0, 1].into(), port: 0 });
+        let mut writer = Writer::new(hold_time.clone());
+        hold_time.set([4, 30].map(|seconds| Nanos(seconds * 1_000_000_000)));
+        let number = writer.hold(hop).unwrap();
+        writer.release(hop, 1);
+        for (seconds, is_free) in [(0, false), (33, false), (37, true)] {
+            writer.reclaim(2, Instant::now() + Duration::from_secs(seconds));
+            assert_eq!(writer.retired.is_empty(), is_free, "{seconds}");
+        }
+        assert_eq!(writer.hold(hop), Some(number));
     }
 }

@@ -9,10 +9,12 @@ use ipnet::IpNet;
 use proptest::prelude::*;
 
 use super::*;
+use dataplane_core::pipeline::HoldTime;
 use dataplane_testing::StopOnDrop;
 
 fn tables() -> (Arc<Forwarding>, Box<Writer>) {
-    let (shared, mut writer) = Writer::with_tables(vec!["a".to_owned(), "b".to_owned(), "c".to_owned()]);
+    let (shared, mut writer) =
+        Writer::with_tables(vec!["a".to_owned(), "b".to_owned(), "c".to_owned()], HoldTime::default());
     assert_eq!(writer.open(&shared, 0), Ok(true));
     (shared, writer)
 }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use ipnet::IpNet;
 
@@ -9,7 +10,7 @@ use super::groups::{self, GroupKey, GroupPath, HeldHop, RouteKind};
 use super::neighbors;
 use super::{Count, Forwarding, MAX_TABLES, Mark, Resolved, TableViews};
 use dataplane_core::header::MacAddr;
-use dataplane_core::pipeline::{NextHop, PortInfo};
+use dataplane_core::pipeline::{HoldTime, NextHop, PortInfo};
 use dataplane_tables::TableError;
 use dataplane_tables::lpm::{Lpm4, Lpm6};
 
@@ -69,12 +70,13 @@ struct Table {
 }
 
 impl Writer {
-    /// Creates empty tables for ports with these names, and the writer of the tables.
-    pub fn with_tables(port_names: Vec<String>) -> (Arc<Forwarding>, Box<Self>) {
+    /// Creates empty tables for ports with these names, and the writer of the tables. The number of a removed next hop
+    /// is not reused while a stage may hold packets with this number, for the time `hold`.
+    pub fn with_tables(port_names: Vec<String>, hold: HoldTime) -> (Arc<Forwarding>, Box<Self>) {
         let writer = Self {
             tables: std::array::from_fn(|_| None),
             groups: groups::Writer::new(),
-            neighbors: neighbors::Writer::new(),
+            neighbors: neighbors::Writer::new(hold),
             port_names,
             epoch: 1,
         };
@@ -83,8 +85,8 @@ impl Writer {
     }
 
     /// Creates empty tables for these ports, with the MAC address and MTU of each, and the writer of the tables.
-    pub fn for_ports(ports: &[PortInfo]) -> (Arc<Forwarding>, Box<Self>) {
-        let (shared, writer) = Self::with_tables(ports.iter().map(|port| port.name.clone()).collect());
+    pub fn for_ports(ports: &[PortInfo], hold: HoldTime) -> (Arc<Forwarding>, Box<Self>) {
+        let (shared, writer) = Self::with_tables(ports.iter().map(|port| port.name.clone()).collect(), hold);
         for (number, port) in (0..=u8::MAX).zip(ports) {
             shared.set_link(number, MacAddr(port.mac), u32::from(port.mtu));
         }
@@ -288,7 +290,7 @@ impl Writer {
             table.v6.reclaim(now, quiet);
         }
         self.groups.reclaim(quiet);
-        self.neighbors.reclaim(quiet);
+        self.neighbors.reclaim(quiet, Instant::now());
         shared.set(Count::Routes, self.routes() as u64);
         shared.set(Count::Neighbors, self.neighbors.len() as u64);
     }

@@ -43,7 +43,7 @@ const FAILURE_DELAY: Duration = Duration::from_secs(1);
 /// task that mirrors the kernel's state.
 pub fn tables(setup: &mut Setup<'_>) -> Arc<Forwarding> {
     setup.common(|setup| {
-        let (tables, writer) = Writer::for_ports(setup.ports());
+        let (tables, writer) = Writer::for_ports(setup.ports(), setup.hold_time());
         let mirror = Mirror::new(tables.clone(), writer, setup.ports());
         setup.task("kernel-mirror", mirror);
         // The mirror asks the kernel to resolve neighbours.

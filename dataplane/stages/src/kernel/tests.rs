@@ -16,7 +16,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::*;
 use crate::forwarding::{Path, Reader, Resolved, RouteKind};
 use dataplane_core::header::MacAddr;
-use dataplane_core::pipeline::{NextHop, TaskSpec, Tasks};
+use dataplane_core::pipeline::{HoldTime, NextHop, RunStop, TaskSpec, Tasks};
 use dataplane_testing::namespace::{in_namespace, ip, try_ip};
 use dataplane_testing::{StopOnDrop, report_skip};
 
@@ -29,7 +29,7 @@ fn set(path: &str, value: &str) {
 
 /// Runs a mirror until the returned value is dropped.
 fn start(mirror: Mirror) -> Result<Tasks> {
-    Tasks::start(vec![TaskSpec { name: "mirror".to_owned(), task: Box::new(mirror) }])
+    Tasks::start(vec![TaskSpec { name: "mirror".to_owned(), task: Box::new(mirror) }], &RunStop::default())
 }
 
 /// Creates two ports, each on one interface of a veth pair. The peer interfaces `a1` and `b1` are in the same
@@ -52,7 +52,7 @@ fn two_ports() -> (Arc<Forwarding>, Box<Writer>, Vec<PortInfo>) {
         interface: Some(interface.to_owned()),
         addresses: Vec::new(),
     };
-    let (tables, writer) = Writer::with_tables(vec!["a".to_owned(), "b".to_owned()]);
+    let (tables, writer) = Writer::with_tables(vec!["a".to_owned(), "b".to_owned()], HoldTime::default());
     (tables, writer, vec![port("a", "a0"), port("b", "b0")])
 }
 
@@ -330,7 +330,8 @@ fn a_hundred_thousand_routes_come_and_go() {
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             let ended = StopOnDrop(&done);
-            let watch = scope.spawn(|| {
+            let (tables, done) = (&tables, &done);
+            let watch = scope.spawn(move || {
                 let watcher = tables.join();
                 let mut lookups = 0u64;
                 while !done.load(Ordering::Relaxed) {
@@ -383,7 +384,7 @@ fn changes_after_a_loss_are_reported() {
 fn port_without_kernel() -> (Arc<Forwarding>, State) {
     let port =
         PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 1500, interface: Some("a0".to_owned()), addresses: vec![] };
-    let (tables, writer) = Writer::with_tables(vec!["a".to_owned()]);
+    let (tables, writer) = Writer::with_tables(vec!["a".to_owned()], HoldTime::default());
     let mut state = State::new(tables.clone(), writer, &[port]).unwrap();
     let mut link = LinkMessage::default();
     link.header.index = 7;

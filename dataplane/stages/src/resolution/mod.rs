@@ -16,10 +16,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use crossbeam_queue::ArrayQueue;
+use rtrb::{Consumer, Producer};
 
 use crate::forwarding::{Forwarding, MAX_NEIGHBORS, Reader, Resolved, Writer};
 use crate::responder::is_host;
+use crate::rings::{FromWorkers, ToWorkers};
 use dataplane_core::error::Result;
 use dataplane_core::header::MacAddr;
 use dataplane_core::header::ndp::is_link_local;
@@ -39,7 +40,7 @@ const TIMEOUT_INTERVAL: u64 = 50;
 /// When the addresses of this host are announced, in milliseconds from the start or from a change of the link. RFC
 /// 5227, section 1.1, requires two announcements two seconds apart.
 const ANNOUNCEMENTS: [u64; 2] = [0, 2000];
-/// Number of elements of each queue: the queues of received messages, and the queue of frames to send.
+/// Number of elements of each queue of a stage: the queues of received messages, and the queue of frames to send.
 const QUEUE: usize = 1024;
 /// Largest number of neighbour requests that the background thread handles at a time.
 const MAX_REQUESTS_PER_STEP: usize = 64;
@@ -81,6 +82,8 @@ pub struct Resolution {
     listens: [AtomicBool; 2],
     /// Whether this host announces itself as a host, not as a router.
     host: AtomicBool,
+    answers: FromWorkers<Received>,
+    hints: FromWorkers<Received>,
     open: OnceLock<OpenResolution>,
 }
 
@@ -92,9 +95,7 @@ struct OpenResolution {
     tables: Arc<Forwarding>,
     writer: Mutex<Option<Box<Writer>>>,
     numbers: Mutex<HashMap<NextHop, u32>>,
-    answers: ArrayQueue<Received>,
-    hints: ArrayQueue<Received>,
-    frames: ArrayQueue<Frame>,
+    frames: ToWorkers<Frame>,
     /// For each port, whether its link has changed.
     changed: Vec<AtomicBool>,
     counts: [AtomicU64; Count::ALL.len()],
@@ -134,7 +135,14 @@ impl Resolution {
     fn of(setup: &mut Setup<'_>) -> Arc<Self> {
         let ports = setup.ports().to_vec();
         setup.common(|_| {
-            Arc::new(Self { ports, listens: Default::default(), host: AtomicBool::default(), open: OnceLock::new() })
+            Arc::new(Self {
+                ports,
+                listens: Default::default(),
+                host: AtomicBool::default(),
+                answers: FromWorkers::new(QUEUE),
+                hints: FromWorkers::new(QUEUE),
+                open: OnceLock::new(),
+            })
         })
     }
 
@@ -160,7 +168,7 @@ impl Resolution {
             ageing: millis(parameters.ageing),
         };
         let open = resolution.open.get_or_init(|| {
-            let (tables, writer) = Writer::for_ports(&resolution.ports);
+            let (tables, writer) = Writer::for_ports(&resolution.ports, setup.hold_time());
             setup.task("resolver", Resolver { resolution: resolution.clone(), state: None });
             let (changed, checked) = (resolution.clone(), resolution.clone());
             setup.on_port_change(move |port, _| changed.announce(port));
@@ -171,9 +179,7 @@ impl Resolution {
                 writer: Mutex::new(Some(writer)),
                 numbers: Mutex::default(),
                 tables,
-                answers: ArrayQueue::new(QUEUE),
-                hints: ArrayQueue::new(QUEUE),
-                frames: ArrayQueue::new(QUEUE),
+                frames: ToWorkers::new(QUEUE),
                 changed: resolution.ports.iter().map(|_| AtomicBool::new(true)).collect(),
                 counts: Default::default(),
             }
@@ -187,8 +193,8 @@ impl Resolution {
         let numbers = hops.iter().map(|hop| open.number(*hop)).collect::<Option<Vec<u32>>>();
         let numbers = numbers.ok_or_else(|| Problem::at("source", "the routes have more than 16,384 gateways"))?;
         let reports_counters = setup.worker().0 == 0 && open.stage == setup.stage();
-        let reader = open.tables.join();
-        Ok(ResolutionClient { resolution, reader, numbers, reports_counters })
+        let (reader, frames) = (open.tables.join(), open.frames.join());
+        Ok(ResolutionClient { resolution, reader, numbers, frames, reports_counters })
     }
 
     /// Requests announcements of this host's addresses, because the link of a port has changed.
@@ -232,6 +238,8 @@ pub struct ResolutionClient {
     /// For each next hop of the config, its number in the tables. The index is the number of the next hop in the config
     /// minus 1.
     pub numbers: Vec<u32>,
+    /// The frames that wait to be sent.
+    frames: Consumer<Frame>,
     /// Whether this client reports the counters that all workers share.
     reports_counters: bool,
 }
@@ -241,11 +249,10 @@ impl ResolutionClient {
     pub const FRAMES: usize = FRAMES;
 
     /// Generates packets from the frames that wait to be sent.
-    pub fn generate(&self, batch: &mut Batch) {
-        let Some(open) = self.resolution.open.get() else { return };
+    pub fn generate(&mut self, batch: &mut Batch) {
         for _ in 0..FRAMES {
             // If there is no free slot for a frame, the frame is lost. The state machine sends the request again.
-            if !open.frames.pop().is_some_and(|frame| frame.generate(batch)) {
+            if !self.frames.pop().is_ok_and(|frame| frame.generate(batch)) {
                 return;
             }
         }
@@ -263,10 +270,15 @@ impl ResolutionClient {
 
 /// Passes the content of received messages to the resolver. Each stage that receives ARP or ICMPv6 messages has a
 /// listener.
-#[derive(Clone, Debug, Default)]
-pub struct NeighborListener {
-    resolution: Option<Arc<Resolution>>,
-    hints: Option<TokenBucket>,
+#[derive(Debug, Default)]
+pub struct NeighborListener(Option<OpenListener>);
+
+#[derive(Debug)]
+struct OpenListener {
+    resolution: Arc<Resolution>,
+    hint_limit: TokenBucket,
+    answers: Producer<Received>,
+    hints: Producer<Received>,
 }
 
 impl NeighborListener {
@@ -275,12 +287,14 @@ impl NeighborListener {
         let resolution = Resolution::of(setup);
         let v4 = kind(&IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED));
         resolution.listens[usize::from(!v4)].store(true, Ordering::Relaxed);
-        Self { resolution: Some(resolution), hints: Some(TokenBucket::new(HINT_LIMIT.0, HINT_LIMIT.1, 0)) }
+        let hint_limit = TokenBucket::new(HINT_LIMIT.0, HINT_LIMIT.1, 0);
+        let (answers, hints) = (resolution.answers.join(), resolution.hints.join());
+        Self(Some(OpenListener { resolution, hint_limit, answers, hints }))
     }
 
     /// Sets whether the stage advertises this host as a router.
     pub fn of_router(self, router: bool) -> Self {
-        if let Some(resolution) = &self.resolution {
+        if let Some(OpenListener { resolution, .. }) = &self.0 {
             resolution.host.store(!router, Ordering::Relaxed);
         }
         self
@@ -289,7 +303,7 @@ impl NeighborListener {
     /// Whether resolution is enabled.
     #[inline]
     pub fn is_open(&self) -> bool {
-        self.resolution.as_ref().is_some_and(|resolution| resolution.open.get().is_some())
+        self.0.as_ref().is_some_and(|listener| listener.resolution.open.get().is_some())
     }
 
     /// Passes the content of a message received on a port to the resolver, unless the message only confirms the known
@@ -297,7 +311,7 @@ impl NeighborListener {
     /// are ignored, because they belong to another link.
     #[cold]
     pub fn hear(&mut self, port: u8, flags: MetaFlags, info: NeighborInfo, ctx: &Ctx) {
-        let Some(resolution) = &self.resolution else { return };
+        let Some(OpenListener { resolution, hint_limit, answers, hints }) = &mut self.0 else { return };
         let Some(open) = resolution.open.get().filter(|_| !flags.contains(MetaFlags::VLAN)) else { return };
         let NeighborInfo { address, mac, mut claim, overrides } = info;
         let is_own_address = resolution.ports.iter().flat_map(|port| &port.addresses).any(|own| own.addr() == address);
@@ -311,7 +325,7 @@ impl NeighborListener {
             None => claim == Claim::Asks && resolution.is_on_link(hop),
             Some((_, true)) if claim == Claim::Answer => {
                 let heard = Received { hop, mac, claim, overrides };
-                if open.answers.push(heard).is_ok() {
+                if answers.push(heard).is_ok() {
                     return;
                 }
                 false
@@ -325,8 +339,8 @@ impl NeighborListener {
             }
         };
         let now = ctx.now.0.saturating_sub(ctx.start.0);
-        let passed = passed && self.hints.as_mut().is_some_and(|hints| hints.take(now, 1));
-        if !passed || open.hints.push(Received { hop, mac, claim, overrides }).is_err() {
+        let passed = passed && hint_limit.take(now, 1);
+        if !passed || hints.push(Received { hop, mac, claim, overrides }).is_err() {
             open.counts[Count::Ignored as usize].fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -372,7 +386,7 @@ impl ResolverState {
         let Self { resolution, writer, machines, actions, last_timeout_check, announced } = self;
         let Some(open) = resolution.open.get() else { return };
         // Limit the number of messages per step, because messages may arrive faster than this loop handles them.
-        for queue in [&open.answers, &open.hints] {
+        for queue in [&resolution.answers, &resolution.hints] {
             let heard = std::iter::from_fn(|| queue.pop()).take(QUEUE);
             for heard in heard {
                 if let Some(machine) = machines.get_mut(usize::from(heard.hop.port)) {
@@ -389,7 +403,7 @@ impl ResolverState {
             *last_timeout_check = now;
             machines.iter_mut().for_each(|machine| machine.check_timeouts(now, actions));
         }
-        // The queue is only full if no worker empties it. Lost requests are sent again.
+        // The queues are only full if no worker empties them. Lost requests are sent again.
         let send = |frame: Frame| _ = open.frames.push(frame);
         for action in actions.drain(..) {
             match action {

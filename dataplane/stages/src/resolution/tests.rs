@@ -601,8 +601,8 @@ fn flood_of_messages_does_not_fill_the_queues() {
             })
             .collect();
         harness.run(&frames);
-        let open = state.resolution.open.get().unwrap();
-        assert!(open.hints.len() <= HINT_LIMIT.1 as usize && open.answers.is_empty());
+        let resolution = &state.resolution;
+        assert!(resolution.hints.len() <= HINT_LIMIT.1 as usize && resolution.answers.len() == 0);
         state.step(u64::from(round));
         assert!(neighbors(&state) <= 16);
     }

@@ -2361,6 +2361,8 @@ pub mod pipeline {
             ) -> Arc<T> {}
             pub fn reloads(&mut self, reload: impl Reload + 'static) {}
             pub fn task(&mut self, name: &str, task: impl Task) {}
+            pub fn run_stop(&self) -> RunStop {}
+            pub fn hold_time(&self) -> HoldTime {}
             pub fn on_port_change(
                 &mut self,
                 handler: impl Fn(u8, PortChange) + Send + Sync + 'static,
@@ -2380,6 +2382,12 @@ pub mod pipeline {
             Addresses,
             Other,
         }
+        #[derive(Clone, Debug, Default)]
+        pub struct HoldTime(_);
+        impl HoldTime {
+            pub fn set(&self, stages: impl IntoIterator<Item = Nanos>) {}
+            pub fn get(&self) -> Duration {}
+        }
         pub type PortHandler = Arc<dyn Fn(u8, PortChange) + Send + Sync>;
         #[derive(Default)]
         pub struct Services {
@@ -2388,6 +2396,8 @@ pub mod pipeline {
             pub port_handlers: Vec<PortHandler>,
             pub checks: Vec<(String, Check)>,
             pub capabilities: Vec<CapabilitySet>,
+            pub stop: RunStop,
+            pub hold: HoldTime,
         }
         pub struct Resources {
             pub files: Files,
@@ -2428,6 +2438,12 @@ pub mod pipeline {
             pub fn is_set(&self) -> bool {}
             pub fn set(&self) {}
         }
+        #[derive(Clone, Debug, Default)]
+        pub struct RunStop(_);
+        impl RunStop {
+            pub fn set(&self) {}
+            pub fn is_set(&self) -> bool {}
+        }
         pub fn thread_name(text: &str) -> String {}
         pub struct TaskSpec {
             pub name: String,
@@ -2438,7 +2454,7 @@ pub mod pipeline {
             private: _,
         }
         impl Tasks {
-            pub fn start(mut specs: Vec<TaskSpec>) -> Result<Self> {}
+            pub fn start(mut specs: Vec<TaskSpec>, run: &RunStop) -> Result<Self> {}
             pub fn failures(&self) -> Vec<String> {}
             pub fn stop(&mut self) {}
         }
@@ -2457,10 +2473,12 @@ pub mod pipeline {
     pub use reload::{Reload, Reloads};
     pub use rustix::thread::CapabilitySet;
     pub use setup::{
-        Files, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources, Services,
-        Setup, StageMemory,
+        Files, HoldTime, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources,
+        Services, Setup, StageMemory,
     };
-    pub use task::{StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};
+    pub use task::{
+        RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name,
+    };
     pub trait Stage: Send {
         fn process(&mut self, ctx: &Ctx, batch: &mut Batch);
         fn tick(&mut self, ctx: &Ctx) {}
@@ -3244,7 +3262,7 @@ pub mod verbs {
             pub const fn is_exclusive(&self) -> bool {}
             pub fn claim_permanently(&self) -> bool {}
             pub fn claim(&self, kind: Claim) -> Option<ClaimGuard<'_>> {}
-            pub fn release(&self) {}
+            pub fn release(&self) -> bool {}
         }
         #[derive(Debug)]
         pub struct ClaimGuard<'a>(_, _);

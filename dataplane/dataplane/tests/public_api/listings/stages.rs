@@ -6,7 +6,7 @@ pub mod acl {
     impl Stage for Acl {}
 }
 pub mod arp {
-    #[derive(Clone, Debug, Deserialize, JsonSchema)]
+    #[derive(Debug, Deserialize, JsonSchema)]
     pub struct Arp {
         pub addresses: Vec<Ipv4Addr>,
         pub port: Option<String>,
@@ -120,8 +120,14 @@ pub mod forwarding {
             private: _,
         }
         impl Writer {
-            pub fn with_tables(port_names: Vec<String>) -> (Arc<Forwarding>, Box<Self>) {}
-            pub fn for_ports(ports: &[PortInfo]) -> (Arc<Forwarding>, Box<Self>) {}
+            pub fn with_tables(
+                port_names: Vec<String>,
+                hold: HoldTime,
+            ) -> (Arc<Forwarding>, Box<Self>) {}
+            pub fn for_ports(
+                ports: &[PortInfo],
+                hold: HoldTime,
+            ) -> (Arc<Forwarding>, Box<Self>) {}
             pub fn open(
                 &mut self,
                 shared: &Forwarding,
@@ -212,7 +218,7 @@ pub mod fragment {
     impl Stage for Fragment {}
 }
 pub mod icmp {
-    #[derive(Clone, Debug, Deserialize, JsonSchema)]
+    #[derive(Debug, Deserialize, JsonSchema)]
     pub struct Icmp {
         pub addresses: Vec<IpAddr>,
         pub port: Option<String>,
@@ -399,13 +405,11 @@ pub mod resolution {
     }
     impl ResolutionClient {
         pub const FRAMES: usize = _;
-        pub fn generate(&self, batch: &mut Batch) {}
+        pub fn generate(&mut self, batch: &mut Batch) {}
         pub fn counters(&self, report: &mut dyn FnMut(&str, u64)) {}
     }
-    #[derive(Clone, Debug, Default)]
-    pub struct NeighborListener {
-        private: _,
-    }
+    #[derive(Debug, Default)]
+    pub struct NeighborListener(_);
     impl NeighborListener {
         pub fn new(setup: &mut Setup<'_>, kind: impl Fn(&IpAddr) -> bool) -> Self {}
         pub fn of_router(self, router: bool) -> Self {}
