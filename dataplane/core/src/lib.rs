@@ -119,7 +119,7 @@ pub use error::{Error, Result};
 /// ```compile_fail,E0505
 /// use dataplane_core::mem::Batch;
 ///
-/// fn outlive(mut batch: Batch) -> usize {
+/// fn outlive(mut batch: Box<Batch>) -> usize {
 ///     let packet = batch.get_mut(0);
 ///     drop(batch);
 ///     packet.map_or(0, |packet| packet.len())
