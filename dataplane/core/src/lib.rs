@@ -30,6 +30,8 @@ pub mod clock;
 pub mod connect;
 pub mod error;
 pub mod file;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod harness;
 pub mod header;
 pub mod lane;

@@ -44,6 +44,8 @@ mod device;
 mod engine;
 mod fabric;
 mod fault;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod handle;
 mod inbox;
 mod line;

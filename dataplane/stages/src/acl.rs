@@ -18,6 +18,8 @@ use dataplane_core::prelude::*;
 use dataplane_tables::MISS;
 use dataplane_tables::classifier::{Addresses, Key, V4Key, v4_key};
 use live::{LiveRules, Reloader, RuleSet};
+#[cfg(any(test, fuzzing))]
+pub(crate) use rules::fuzz;
 use rules::{Action, RuleSpec, Rules};
 
 /// Permits or denies packets by ordered rules. The first rule that matches a packet determines the action.

@@ -1,5 +1,7 @@
 //! `filter`: selects packets by a `tcpdump` expression.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod program;
 
 use std::sync::Arc;

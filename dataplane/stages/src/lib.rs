@@ -13,6 +13,8 @@ pub mod drop;
 pub mod filter;
 pub mod forwarding;
 pub mod fragment;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod icmp;
 pub mod icmp_error;
 pub mod ingress;

@@ -21,6 +21,8 @@ use dataplane_core::pipeline::PortInfo;
 use dataplane_core::prelude::*;
 use dataplane_tables::{MAX_VALUE, MISS};
 use paths::PathAction;
+#[cfg(any(test, fuzzing))]
+pub(crate) use table::fuzz;
 use table::{RouteEntry, Routes, has_equal_cost_paths};
 
 /// Chooses egress port and next hop by the longest prefix that matches the destination address.

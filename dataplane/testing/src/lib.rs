@@ -1,7 +1,8 @@
 //! Support for the tests of the workspace: configs, temporary folders, skipped tests, network namespaces, programs,
-//! strategies for property tests, guards for threads, and recorded captures.
+//! strategies for property tests, guards for threads, recorded captures, and the inputs of the fuzzer.
 
 pub mod config;
+pub mod corpus;
 mod folder;
 pub mod namespace;
 pub mod program;

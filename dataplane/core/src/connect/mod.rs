@@ -41,6 +41,8 @@ pub use endpoint::{EndpointError, QueuePairEndpoint, RemoteBuffer, VERSION};
 pub use exchange::{Exchanged, Listener, MAX_QUEUES, Offer, PeerConnection, WaitLimits, connect};
 pub use parameters::{EndpointParameters, LocalPort, mtu_bytes, mtu_code};
 pub use prepared::{ConnectedQueuePair, PreparedQueuePair, join};
+#[cfg(any(test, fuzzing))]
+pub(crate) use wire::fuzz;
 pub use wire::{Fault, Refusal};
 
 use crate::error::Error;

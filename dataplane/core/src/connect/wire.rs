@@ -337,3 +337,84 @@ impl Wire {
         }
     }
 }
+
+/// A target of the fuzzer: receives a HELLO and a READY whose bytes arrive in two pieces. The first byte of the input
+/// is the length of the first piece.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(input: &[u8]) {
+    let Some((&first, bytes)) = input.split_first() else { return };
+    let at = usize::from(first).min(bytes.len());
+    let whole = fuzzed::exchange(&[bytes]);
+    let in_pieces = fuzzed::exchange(&[&bytes[..at], &bytes[at..]]);
+    assert_eq!(whole, in_pieces, "the result depends on the pieces");
+}
+
+#[cfg(any(test, fuzzing))]
+mod fuzzed {
+    use std::io::Write;
+    use std::net::TcpStream;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use crate::connect::endpoint::{QueuePairEndpoint, VERSION};
+    use crate::connect::wire::{Fault, HEADER_SIZE, MAGIC, MessageKind, Wire};
+    use crate::units::{Gid, QpNum};
+    use crate::verbs::{GidKind, LinkLayer, QpType};
+
+    const QUEUES: usize = 2;
+    const TOKEN: u64 = 7;
+
+    fn own() -> Vec<QueuePairEndpoint> {
+        let endpoint = |queue: u16| QueuePairEndpoint {
+            version: VERSION,
+            transport: QpType::Rc,
+            link_layer: LinkLayer::Ethernet,
+            lid: 0,
+            gid: Gid([1; 16]),
+            gid_kind: GidKind::RoceV2,
+            qpn: QpNum(17),
+            psn: 1,
+            path_mtu: 3,
+            max_dest_rd_atomic: 1,
+            max_message: 4096,
+            qkey: 0,
+            generation: 1,
+            queue,
+            receive_depth: 16,
+            buffer: None,
+        };
+        (0..QUEUES as u16).map(endpoint).collect()
+    }
+
+    /// Returns the results of HELLO and READY for bytes that arrive in these pieces.
+    pub(super) fn exchange(pieces: &[&[u8]]) -> String {
+        let (mut peer, ours) = UnixStream::pair().expect("a socket pair");
+        ours.set_nonblocking(true).expect("a non-blocking socket");
+        // The wire only reads and writes its stream, so the stream may be any socket.
+        let stream = TcpStream::from(OwnedFd::from(ours));
+        let inbox = vec![0; HEADER_SIZE + QUEUES * QueuePairEndpoint::SIZE].into_boxed_slice();
+        let mut wire = Wire { stream, inbox, received: 0, outbox: Vec::new(), sent: 0 };
+        let own = own();
+        let (mut hello, mut ready) = (Ok(None), Ok(false));
+        for piece in pieces {
+            peer.write_all(piece).expect("room in the socket");
+            if matches!(hello, Ok(None)) {
+                hello = wire.hello(&own, false);
+            }
+            if matches!((&hello, &ready), (Ok(Some(_)), Ok(false))) {
+                ready = wire.ready(TOKEN, QUEUES);
+            }
+        }
+        if let Ok(Some((token, remotes))) = &hello {
+            let mut again = Vec::from(MAGIC);
+            again.extend(VERSION.to_be_bytes());
+            again.extend((MessageKind::Hello as u16).to_be_bytes());
+            again.extend(((QUEUES * QueuePairEndpoint::SIZE) as u32).to_be_bytes());
+            again.extend(token.to_be_bytes());
+            again.extend(remotes.iter().flat_map(QueuePairEndpoint::to_bytes));
+            assert!(pieces.concat().starts_with(&again), "the endpoints differ from the message");
+        }
+        let fault = |fault: &Fault| (fault.refusal(), fault.is_transient(), fault.to_string());
+        format!("{:?} {:?}", hello.as_ref().map_err(fault), ready.as_ref().map_err(fault))
+    }
+}

@@ -70,7 +70,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the files of modules that are declared with `#[cfg(test)] mod name;`. Their imports do not count.
+/// Returns the files of modules that are declared with `#[cfg(test)] mod name;`, or for tests and the fuzzer. Their
+/// imports do not count.
 fn test_files(all: &[PathBuf]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for path in all {
@@ -78,8 +79,10 @@ fn test_files(all: &[PathBuf]) -> BTreeSet<PathBuf> {
         let parent = path.parent().unwrap();
         let folder = if ["mod", "lib"].contains(&stem) { parent.to_owned() } else { parent.join(stem) };
         let text = fs::read_to_string(path).unwrap();
-        for after in text.split("#[cfg(test)]\n").skip(1) {
-            if let Some(name) = after.strip_prefix("mod ").and_then(|rest| rest.lines().next()?.strip_suffix(';')) {
+        for after in ["#[cfg(test)]\n", "#[cfg(any(test, fuzzing))]\n"].iter().flat_map(|cfg| text.split(cfg).skip(1)) {
+            let line = after.lines().next().unwrap_or_default();
+            let line = line.strip_prefix("pub(crate) ").or_else(|| line.strip_prefix("pub ")).unwrap_or(line);
+            if let Some(name) = line.strip_prefix("mod ").and_then(|line| line.strip_suffix(';')) {
                 found.insert(folder.join(format!("{name}.rs")));
                 found.extend(all.iter().filter(|path| path.starts_with(folder.join(name))).cloned());
             }

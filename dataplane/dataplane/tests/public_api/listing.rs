@@ -161,10 +161,15 @@ fn shown(visibility: &Visibility, attributes: &mut Vec<Attribute>) -> bool {
 
 /// Returns whether an item is only in builds for tests, fuzzing, loom or the documentation.
 fn is_conditional(attributes: &[Attribute]) -> bool {
-    let is_special = |attribute: &Attribute| {
-        attribute
-            .parse_args::<syn::Path>()
-            .is_ok_and(|condition| ["test", "fuzzing", "loom", "doctest"].iter().any(|name| condition.is_ident(name)))
+    let is_named =
+        |condition: &syn::Path| ["test", "fuzzing", "loom", "doctest"].iter().any(|name| condition.is_ident(name));
+    let is_special = |attribute: &Attribute| match attribute.parse_args::<syn::Meta>() {
+        Ok(syn::Meta::Path(condition)) => is_named(&condition),
+        // `any(test, fuzzing)`
+        Ok(syn::Meta::List(list)) if list.path.is_ident("any") => list
+            .parse_args_with(syn::punctuated::Punctuated::<syn::Path, syn::Token![,]>::parse_terminated)
+            .is_ok_and(|conditions| conditions.iter().all(is_named)),
+        _ => false,
     };
     attributes.iter().any(|attribute| attribute.path().is_ident("cfg") && is_special(attribute))
 }

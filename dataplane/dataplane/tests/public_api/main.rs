@@ -72,6 +72,8 @@ fn listing_has_public_items_without_bodies() {
         mod tests { pub fn t() {} }
         #[cfg(fuzzing)]
         pub fn fuzz() {}
+        #[cfg(any(test, fuzzing))]
+        pub mod fuzzing { pub fn target() {} }
     ";
     let expected = "\
 #[derive(Clone)]

@@ -49,6 +49,18 @@ use dataplane_core::mem::{Run, SlotLayout};
 use dataplane_core::units::Nanos;
 use dataplane_core::verbs::WcStatus;
 
+/// A target of the fuzzer: reads kernel data of an interface. The first two bytes of the input are the number of an
+/// attribute. The rest is a list of netlink attributes, and the type information of the kernel.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(input: &[u8]) {
+    let Some((number, data)) = input.split_first_chunk() else { return };
+    if let Some(value) = interface::netlink::attribute(data, u16::from_ne_bytes(*number)) {
+        let at = value.as_ptr() as usize - data.as_ptr() as usize;
+        assert!(at >= 4 && at + value.len() <= data.len());
+    }
+    let _ = xdp::btf::find(data, "name");
+}
+
 /// The link of a software device: its kind and its settings.
 #[derive(Clone, Debug)]
 pub enum LinkSpec {

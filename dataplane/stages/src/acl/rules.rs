@@ -330,3 +330,67 @@ impl Rules {
         if self.named[rule] { &self.names[rule] } else { &self.texts[rule] }
     }
 }
+
+/// A target of the fuzzer: loads a rule file. A zero byte separates the rules before a reload from the rules after the
+/// reload. A rule set that is updated must give the same verdicts as a new rule set.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(input: &[u8]) {
+    let (before, after) = match input.iter().position(|byte| *byte == 0) {
+        Some(end) => (Some(&input[..end]), &input[end + 1..]),
+        None => (None, input),
+    };
+    let load = |text: &[u8], before: Option<&Rules>| {
+        crate::fuzzing::with_file(text, |path| Rules::load(&[], Some(path), before))
+    };
+    let before = before.and_then(|text| load(text, None).ok());
+    let (updated, new) = match (load(after, before.as_ref()), load(after, None)) {
+        (Ok(updated), Ok(new)) => (updated, new),
+        (Err(first), Err(again)) => {
+            assert!(!first.is_empty() && first.len() <= MAX_REPORTED);
+            let texts = |problems: &[Problem]| problems.iter().map(ToString::to_string).collect::<Vec<_>>();
+            return assert_eq!(texts(&first), texts(&again));
+        }
+        (updated, new) => panic!("the result depends on the rules before: {} {}", updated.is_ok(), new.is_ok()),
+    };
+    assert_eq!((updated.len(), &updated.texts), (new.len(), &new.texts));
+    for (_, rule) in new.classifier.rules() {
+        let key = fuzzed_key(rule);
+        let verdict = |rules: &Rules| rules.classifier.lookup(&key).map(|number| rules.verdicts[number as usize]);
+        let found = verdict(&new);
+        assert_eq!(verdict(&updated), found, "{key:?}");
+        assert!(found.is_some(), "{key:?} matches at least {rule:?}");
+    }
+}
+
+/// Returns the key of a packet that matches a rule.
+#[cfg(any(test, fuzzing))]
+fn fuzzed_key(rule: &Rule) -> dataplane_tables::classifier::Key {
+    use dataplane_tables::classifier::{Addresses, Key};
+    use std::net::IpAddr;
+
+    let addresses = match (rule.source.map(|net| net.network()), rule.destination.map(|net| net.broadcast())) {
+        (None | Some(IpAddr::V4(_)), None | Some(IpAddr::V4(_))) => Addresses::V4(
+            rule.source.map_or(7, |net| if let IpAddr::V4(address) = net.network() { address.into() } else { 0 }),
+            rule.destination
+                .map_or(9, |net| if let IpAddr::V4(address) = net.broadcast() { address.into() } else { 0 }),
+        ),
+        (source, destination) => {
+            let number = |address: Option<IpAddr>| match address {
+                Some(IpAddr::V6(address)) => address.into(),
+                _ => 5u128,
+            };
+            Addresses::V6(number(source), number(destination))
+        }
+    };
+    let flags = rule.tcp_flags;
+    let protocol = rule.protocol.unwrap_or(if flags.is_some() { protocol::TCP } else { protocol::UDP });
+    let port = |ports: &Option<std::ops::RangeInclusive<u16>>| ports.as_ref().map_or(3, |ports| *ports.end());
+    let ports = [protocol::TCP, protocol::UDP].contains(&protocol);
+    Key {
+        addresses,
+        protocol,
+        ports: ports.then(|| (port(&rule.source_ports), port(&rule.destination_ports))),
+        vlan: rule.vlan,
+        tcp_flags: (protocol == protocol::TCP).then(|| flags.map_or(0, |flags| flags.value)),
+    }
+}

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::fuzzing::reference;
 use super::program::Instruction;
 use super::*;
 use dataplane_core::harness::{Fate, Harness, frame};
@@ -117,90 +118,6 @@ fn direction_in_an_expression_is_refused_with_help() {
     for expression in ["inbound", "outbound"] {
         let message = Harness::from_toml::<Filter>(&format!("expression = \"{expression}\"")).err().unwrap();
         assert!(message.contains("a packet has no direction in this stage"), "{message}");
-    }
-}
-
-/// A reference interpreter: it executes the undecoded instructions one by one, as the definition describes them, with
-/// 64-bit arithmetic.
-fn reference(program: &[Instruction], packet: &[u8]) -> u32 {
-    let (mut a, mut x, mut memory) = (0u64, 0u64, [0u64; 16]);
-    let read = |at: u64, bytes: u64| -> Option<u64> {
-        (at + bytes <= packet.len() as u64)
-            .then(|| (at..at + bytes).fold(0, |value, at| value << 8 | u64::from(packet[at as usize])))
-    };
-    let mut at = 0;
-    loop {
-        let Instruction { code, jt, jf, k } = program[at];
-        let k = u64::from(k);
-        let operand = if code & 8 == 0 { k } else { x };
-        at += 1;
-        match code & 7 {
-            0 | 1 => {
-                let bytes = [4, 2, 1][usize::from(code >> 3 & 3)];
-                let value = match code >> 5 {
-                    0 => Some(k),
-                    1 => read(k, bytes),
-                    2 => read(x + k, bytes),
-                    3 => Some(memory[k as usize]),
-                    4 => Some(packet.len() as u64),
-                    5 => read(k, 1).map(|byte| 4 * (byte % 16)),
-                    _ => unreachable!(),
-                };
-                let Some(value) = value else { return 0 };
-                *(if code & 7 == 0 { &mut a } else { &mut x }) = value;
-            }
-            2 => memory[k as usize] = a,
-            3 => memory[k as usize] = x,
-            4 => {
-                let of_zero = operand == 0 && [3, 9].contains(&(code >> 4));
-                if of_zero {
-                    return 0;
-                }
-                let whole = match code >> 4 {
-                    0 => a + operand,
-                    1 => a + (1 << 32) - operand,
-                    2 => a.wrapping_mul(operand),
-                    3 => a / operand,
-                    4 => a | operand,
-                    5 => a & operand,
-                    6 => {
-                        if operand < 32 {
-                            a << operand
-                        } else {
-                            0
-                        }
-                    }
-                    7 => {
-                        if operand < 32 {
-                            a >> operand
-                        } else {
-                            0
-                        }
-                    }
-                    8 => (1 << 32) - a,
-                    9 => a % operand,
-                    10 => a ^ operand,
-                    _ => unreachable!(),
-                };
-                a = whole & 0xffff_ffff;
-            }
-            5 => {
-                let holds = match code >> 4 {
-                    0 => {
-                        at += k as usize;
-                        continue;
-                    }
-                    1 => a == operand,
-                    2 => a > operand,
-                    3 => a >= operand,
-                    4 => a & operand > 0,
-                    _ => unreachable!(),
-                };
-                at += usize::from(if holds { jt } else { jf });
-            }
-            6 => return if code == 0x06 { k } else { a } as u32,
-            _ => *(if code == 0x07 { &mut x } else { &mut a }) = if code == 0x07 { a } else { x },
-        }
     }
 }
 

@@ -149,3 +149,27 @@ fn follow(state: &mut State, events: &Events, requests: &mut Requests, resync_in
         state.publish();
     }
 }
+
+/// A target of the fuzzer: applies netlink messages of the kernel to the state of the mirror.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(input: &[u8]) {
+    use dataplane_core::harness::port;
+
+    let ports = [("a", "a0"), ("b", "b0")]
+        .map(|(name, interface)| PortInfo { interface: Some(interface.to_owned()), ..port(name) });
+    let (tables, writer) = Writer::for_ports(&ports, dataplane_core::pipeline::HoldTime::default());
+    let mut state = State::new(tables.clone(), writer, &ports).expect("memory for the tables");
+    let reader = tables.join();
+    socket::fuzz(input, |message| state.apply(message));
+    state.publish();
+    state.retry_unresolved();
+    let _ = (state.take_resync_needed(), state.take_neighbors_to_retry());
+    for ingress in 0..2 {
+        if let Some((v4, v6)) = reader.routes(ingress) {
+            for group in [v4.lookup(0x0a01_0001), v6.lookup(1 << 120)].into_iter().flatten() {
+                let _ = reader.path(group, 7);
+            }
+        }
+        let _ = (reader.mac(ingress), reader.mtu(ingress), reader.address(ingress, true));
+    }
+}

@@ -61,6 +61,16 @@ fn parse(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessa
     }
 }
 
+/// Passes the messages in a buffer on, as [`Events::wait`] does.
+#[cfg(any(test, fuzzing))]
+pub(super) fn fuzz(bytes: &[u8], mut each: impl FnMut(Message)) {
+    parse(bytes, |message| {
+        if let NetlinkPayload::InnerMessage(inner) = message.payload {
+            each(Message { flags: message.header.flags, inner });
+        }
+    });
+}
+
 /// The socket that receives changes.
 #[derive(Debug)]
 pub(super) struct Events(Socket);

@@ -335,3 +335,37 @@ fn parse_line(line: &str) -> Result<RouteSpec<'_>, String> {
     }
     Ok(spec)
 }
+
+/// A target of the fuzzer: loads a route file. Every listed prefix must have a route, and the lookup must find the
+/// longest prefix.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(input: &[u8]) {
+    use dataplane_core::harness::port;
+    use dataplane_core::pipeline::Resources;
+
+    let mut resources = Resources::new(vec![port("a"), port("b")], FilePath::new(""));
+    let mut setup = Setup::new(&mut resources, "routes", 0, 1);
+    let Ok(routes) = crate::fuzzing::with_file(input, |path| Routes::load(&[], Some(path), &mut setup)) else { return };
+    for line in input.split(|byte| *byte == b'\n') {
+        let line = String::from_utf8_lossy(line.split(|byte| *byte == b'#').next().unwrap_or_default());
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        let prefix = parse_line(line).unwrap_or_else(|fault| panic!("`{line}` was accepted, but: {fault}")).prefix;
+        for address in [prefix.network(), prefix.broadcast()] {
+            let (group, longest) = match address {
+                IpAddr::V4(address) => {
+                    let number = address.into();
+                    (routes.v4.lookup(number), (0..=32).rev().find_map(|length| routes.v4.get(number, length)))
+                }
+                IpAddr::V6(address) => {
+                    let number = address.into();
+                    (routes.v6.lookup(number), (0..=128).rev().find_map(|length| routes.v6.get(number, length)))
+                }
+            };
+            assert!(group.is_some() && group == longest, "{address}: {group:?} {longest:?}");
+        }
+        assert!(!routes.explain(prefix.network(), 0).starts_with("no route"));
+    }
+}

@@ -14,7 +14,7 @@ pub(super) fn function(name: &str) -> Option<u32> {
     find(&fs::read(KERNEL).ok()?, name)
 }
 
-fn find(all: &[u8], name: &str) -> Option<u32> {
+pub(in crate::link) fn find(all: &[u8], name: &str) -> Option<u32> {
     let word = |at: usize| Some(u32::from_ne_bytes(all.get(at..at + 4)?.try_into().ok()?));
     let magic = u16::from_ne_bytes(all.get(..2)?.try_into().ok()?);
     if magic != MAGIC {

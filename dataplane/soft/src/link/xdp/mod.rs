@@ -11,7 +11,7 @@
 //! a crash.
 
 mod bpf;
-mod btf;
+pub(super) mod btf;
 pub(super) mod config;
 pub(super) mod doctor;
 mod facts;
