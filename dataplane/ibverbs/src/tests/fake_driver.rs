@@ -166,6 +166,29 @@ fn error_completion_exposes_only_valid_fields() {
     }
 }
 
+/// Every status of verbs.h, and a number without a name, is reported unchanged by every poll interface.
+#[test]
+fn every_status_is_reported_unchanged() {
+    for api in [CqApi::Classic, CqApi::Extended, CqApi::ExtendedSingle] {
+        let (fake, context) = device(|_| {});
+        let (mut cq, _) = create(&context, &CqSpec { api, ..cq_spec(PollFields::STANDARD, CqFlags::empty()) });
+        let raw: Vec<u32> = (0..24).chain([99]).collect();
+        let polls =
+            raw.iter().map(|status| Poll::Wc(FakeCompletion { wc: Wc { status: *status, ..full(1).wc }, ..full(1) }));
+        fake.polls(1, polls);
+        let mut got = Vec::new();
+        while let Some(mut cursor) = cq.start_poll().unwrap() {
+            got.push(cursor.get().status);
+            while cursor.advance().unwrap() {
+                got.push(cursor.get().status);
+            }
+        }
+        assert_eq!(got.iter().map(|status| status.raw()).collect::<Vec<_>>(), raw, "{api:?}");
+        let named = got.iter().filter(|status| WcStatus::from_name(status.name()) == Some(**status)).count();
+        assert_eq!((named, got[24]), (24, WcStatus::Unknown(99)));
+    }
+}
+
 #[test]
 fn run_contains_the_granted_timestamp() {
     for (fields, source, stamp) in [

@@ -104,6 +104,17 @@ fn injected_errors_move_the_queue_pair_to_err() {
 }
 
 #[test]
+fn every_status_can_be_injected() {
+    for status in WcStatus::NAMED.iter().copied().filter(|status| *status != WcStatus::Success) {
+        let mut rig = faulty(FaultSpec { tx_error: 1.0, tx_status: status, ..FaultSpec::default() });
+        let desc = rig.put(5, &frame(1, 60));
+        rig.post_send_run(&[desc], 0).unwrap();
+        assert_eq!(rig.sent(), [(0, status)]);
+        assert_eq!(WcStatus::from_name(status.name()), Some(status));
+    }
+}
+
+#[test]
 fn flapping_link_raises_port_events() {
     let mut rig = faulty(FaultSpec { flap: 0.2, flap_frames: 3, seed: 1, ..FaultSpec::default() });
     let got = trace(&mut rig, 60);

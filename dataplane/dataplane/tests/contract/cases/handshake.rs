@@ -1,21 +1,32 @@
 //! Cases for the handshake: the attributes that [`PreparedQueuePair`] sets on a queue pair.
 
-use dataplane::connect::{ConnectedQueuePair, EndpointParameters, PreparedQueuePair, join};
+use std::net::{Ipv4Addr, SocketAddr};
+
+use dataplane::connect::{
+    ConnectedQueuePair, EndpointParameters, Listener, Offer, PreparedQueuePair, QueuePairEndpoint, WaitLimits, connect, join,
+};
 use dataplane::verbs::{Access, CqSpec, Device, QpAttributes, QpSpec, QpType, QueuePair};
 
 use crate::Trial;
-use crate::bed::{CAPS, Outcome, state_name};
+use crate::bed::{CAPS, COMPLETION_TIMEOUT, Outcome, TestBed, state_name};
+
+/// Returns a prepared queue pair of a device of the test bed, and its completion queue.
+fn prepared<D: Device>(
+    bed: &TestBed<D>,
+    device: &D,
+    parameters: EndpointParameters,
+) -> Outcome<(PreparedQueuePair<D::Pd>, D::Cq)> {
+    let parameters = EndpointParameters { gid_index: Some(bed.gid_index as u8), ..parameters };
+    let pd = device.alloc_pd()?;
+    let (cq, _) = device.create_cq(&CqSpec { depth: 64, ..CqSpec::default() }, None)?;
+    let spec = QpSpec::new(QpType::Rc, CAPS);
+    Ok((PreparedQueuePair::new(device, &pd, &spec, (&cq, &cq), None, parameters)?, cq))
+}
 
 /// Connects two new queue pairs, and returns the attributes that both devices report.
-fn connected<D: Device>(t: &Trial<'_, D>, kind: QpType, parameters: EndpointParameters) -> Outcome<[QpAttributes; 2]> {
-    let parameters = EndpointParameters { gid_index: Some(t.bed.gid_index as u8), ..parameters };
-    let prepared = |device: &D| -> Outcome<_> {
-        let pd = device.alloc_pd()?;
-        let (cq, _) = device.create_cq(&CqSpec { depth: 64, ..CqSpec::default() }, None)?;
-        let spec = QpSpec::new(kind, CAPS);
-        Ok((PreparedQueuePair::new(device, &pd, &spec, (&cq, &cq), None, parameters.clone())?, cq))
-    };
-    let ((a, _cq_of_a), (b, _cq_of_b)) = (prepared(&t.bed.a)?, prepared(&t.bed.b)?);
+fn connected<D: Device>(t: &Trial<'_, D>, parameters: EndpointParameters) -> Outcome<[QpAttributes; 2]> {
+    let (a, _cq_of_a) = prepared(t.bed, &t.bed.a, parameters.clone())?;
+    let (b, _cq_of_b) = prepared(t.bed, &t.bed.b, parameters)?;
     let numbers = [a.endpoint().qpn, b.endpoint().qpn];
     let (a, b) = join(a, b)?;
     let query = |side: &ConnectedQueuePair<D::Pd>| side.queue_pair().query();
@@ -42,7 +53,7 @@ fn log_all<D: Device>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2]) {
 
 /// Without parameters, the handshake sets the attributes that the crate `ibverbs` documents.
 pub(crate) fn defaults<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    let sides = connected(t, QpType::Rc, EndpointParameters::default())?;
+    let sides = connected(t, EndpointParameters::default())?;
     log_all(t, sides);
     t.expect(&"RTS port 1 pkey 0 Access(0x0)
          psn 0 0 reads 1 1
@@ -72,7 +83,7 @@ pub(crate) fn parameters<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
         rnr_retry: 5,
         ..EndpointParameters::default()
     };
-    let sides = connected(t, QpType::Rc, parameters)?;
+    let sides = connected(t, parameters)?;
     log_all(t, sides);
     t.expect(&"RTS port 1 pkey 0 Access(REMOTE_WRITE | REMOTE_READ)
          psn 4660 4660 reads 4 8
@@ -82,4 +93,44 @@ pub(crate) fn parameters<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
          flow label 74565 path bits 0
          sl 5
          ".repeat(2))
+}
+
+/// An error lists every invalid parameter by name, before a queue pair is created.
+pub(crate) fn invalid_parameters<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    let parameters = EndpointParameters { pkey_index: 9_999, service_level: 8, ..EndpointParameters::default() };
+    let stop = prepared(t.bed, &t.bed.a, parameters).map(drop).unwrap_err();
+    let why = format!("{stop:?}");
+    t.log(format!("{} {}", why.contains("pkey_index"), why.contains("service_level")));
+    t.expect("true true")
+}
+
+/// Queue pairs whose hosts exchange the endpoints over TCP reach RTS, each in its own thread.
+pub(crate) fn over_tcp<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+    let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), None)?;
+    let (bed, address) = (t.bed, listener.address()?);
+    let run = |device: &D, listener: Option<&Listener>| -> Outcome<(QueuePairEndpoint, QueuePairEndpoint, &'static str)> {
+        let (qp, _cq) = prepared(bed, device, EndpointParameters::default())?;
+        let limits = WaitLimits::new(COMPLETION_TIMEOUT, COMPLETION_TIMEOUT);
+        let own = [qp.endpoint()];
+        let offer = Offer { endpoints: &own, allow_self: false };
+        let exchanged = match listener {
+            Some(listener) => listener.accept(&offer, &limits)?,
+            None => connect(address, &offer, &limits)?,
+        };
+        let connected = qp.handshake(&exchanged.remotes[0])?;
+        let _peer = exchanged.confirm(&limits)?;
+        Ok((own[0], connected.agreed().remote, state_name(connected.queue_pair().query()?.state)))
+    };
+    let (passive, active) = std::thread::scope(|scope| {
+        let passive = scope.spawn(|| run(&bed.a, Some(&listener)));
+        let active = run(&bed.b, None);
+        (passive.join().expect("the passive side does not panic"), active)
+    });
+    let (passive, active) = (passive?, active?);
+    t.log(format!("{} {}", passive.2, active.2));
+    t.log(format!("endpoints: {}", (passive.0, passive.1) == (active.1, active.0)));
+    t.expect(
+        "RTS RTS
+         endpoints: true",
+    )
 }

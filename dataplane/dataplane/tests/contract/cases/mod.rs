@@ -28,7 +28,7 @@ cases! {
         uc_short_receive uc_no_receive uc_bad_rkey
         ud_wrong_qkey ud_too_long ud_short_receive ud_no_receive raw_no_receive
         error_by_user receive_after_error reset_by_user flush_order by_name;
-    handshake: defaults parameters;
+    handshake: defaults parameters invalid_parameters over_tcp;
     opcodes: rc uc ud;
     states: rc_table uc_table ud_table query recovery send_queue_error;
     posting:

@@ -636,13 +636,16 @@ pub(crate) fn by_name<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     pair.wait(&[(PairCq::ASent, 2), (PairCq::AReceived, 1)])?;
     for it in pair.a.sent.drain(..).chain(pair.a.received.drain(..)) {
         let found = WcStatus::from_name(it.status.name());
-        t.log(format!("{} {}", it.status.name(), found == Some(it.status)));
+        t.log(format!("{} {} {}", it.status, it.status.raw(), found == Some(it.status)));
     }
+    let all = WcStatus::NAMED.iter().filter(|it| WcStatus::from_name(it.name()) == Some(**it)).count();
+    t.log(format!("{all} names, {}", WcStatus::from_raw(99)));
     t.log(format!("{:?} {:?}", WcStatus::from_name("IBV_WC_success"), WcStatus::from_name("IBV_WC_SUCCESS ")));
     t.expect(
-        "IBV_WC_SUCCESS true
-         IBV_WC_REM_ACCESS_ERR true
-         IBV_WC_WR_FLUSH_ERR true
+        "IBV_WC_SUCCESS 0 true
+         IBV_WC_REM_ACCESS_ERR 10 true
+         IBV_WC_WR_FLUSH_ERR 5 true
+         24 names, unknown (99)
          None None",
     )
 }
