@@ -55,6 +55,9 @@ pub(super) enum Poller {
     Classic(Box<[Wc]>),
     /// In batches, with `ibv_start_poll(3)` and the related functions.
     Extended(RunFields),
+    /// In batches like [`Poller::Extended`], with the granted fields of `RecvInfo`. A separate variant keeps the
+    /// arguments of this slower loop out of the polls of queues without such fields.
+    WithInfo,
     /// With `ibv_start_poll(3)`, one completion per poll.
     Single,
     /// The queue is broken and is not polled any more.
@@ -68,15 +71,12 @@ pub(super) enum RunFields {
     Length,
     /// Another combination. Each granted field is checked for each completion.
     Other,
-    /// With fields of `RecvInfo`. Each granted field is checked for each completion.
-    Info,
 }
 
 impl RunFields {
     fn of(fields: PollFields) -> Self {
         let of_run = fields & (PollFields::BYTE_LEN | PollFields::TIMESTAMP | PollFields::WALLCLOCK);
         match () {
-            () if fields.intersects(PollFields::RECV_INFO) => Self::Info,
             () if of_run == PollFields::BYTE_LEN | PollFields::TIMESTAMP => Self::LengthAndTicks,
             () if of_run == PollFields::BYTE_LEN => Self::Length,
             () => Self::Other,
@@ -384,6 +384,7 @@ pub(super) fn create(
     };
     let poller = match created.extended {
         true if api == CqApi::ExtendedSingle => Poller::Single,
+        true if fields.intersects(PollFields::RECV_INFO) => Poller::WithInfo,
         true => Poller::Extended(RunFields::of(fields)),
         false => Poller::Classic(vec![Wc::default(); RUN].into()),
     };

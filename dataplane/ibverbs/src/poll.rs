@@ -235,7 +235,6 @@ unsafe fn poll_into_run(
 ///
 /// # Safety
 /// Same as [`poll_batch`], and the queue must have been created with `fields`.
-#[inline(never)]
 unsafe fn poll_with_info(
     handle: &CqHandle,
     run: &mut Completions,
@@ -337,7 +336,7 @@ impl VerbsCq {
                 let polled = unsafe { ffi::ibv_poll_cq(handle.raw(), &mut wcs[..COPY_BATCH]) };
                 polled.map(|n| copied.list.extend(wcs[..n].iter().map(|wc| copy(wc, handle, *fields))))
             }
-            Poller::Extended(_) | Poller::Single => {
+            Poller::Extended(_) | Poller::WithInfo | Poller::Single => {
                 let cq = handle.raw_ex();
                 let take = |_, wr_id, status| {
                     // SAFETY: the poll has a current completion, and the fields were granted.
@@ -379,9 +378,11 @@ impl VerbsCq {
         self.finish(PollOutcome { taken, end_code }.result(), taken)
     }
 
-    /// Polls completions if the queue does not support batch polling, or if a cursor has left copied completions.
+    /// Polls completions if the queue does not support batch polling, if the queue has receive information, or if a
+    /// cursor has left copied completions.
     #[inline(never)]
     fn poll_run_slow(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
+        run.clear();
         if !self.copied.is_empty() {
             return self.take_copied(run, limit);
         }
@@ -391,8 +392,24 @@ impl VerbsCq {
                 let result = Self::run_classic(&self.handle, wcs, run, limit, self.fields);
                 self.finish(result, run.len)
             }
+            Poller::WithInfo => {
+                // SAFETY: the queue is valid and extended, this thread owns it, and the driver granted the fields.
+                let outcome = unsafe { poll_with_info(&self.handle, run, limit, self.stamps, self.fields) };
+                self.finish(outcome.result(), outcome.taken)
+            }
             _ => self.take_copied(run, limit),
         }
+    }
+
+    /// Polls completions with a limit that is 0 or above [`RUN`].
+    #[cold]
+    fn poll_run_limited(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
+        if limit > RUN {
+            return self.poll_run(run, RUN);
+        }
+        run.clear();
+        self.begin()?;
+        Ok(0)
     }
 
     fn run_classic(
@@ -448,13 +465,17 @@ unsafe impl CompletionQueue for VerbsCq {
 
     #[inline]
     fn poll_run(&mut self, run: &mut Completions, limit: usize) -> Result<usize, VerbError> {
-        run.clear();
-        let limit = limit.min(RUN);
+        // One comparison excludes both 0 and a limit above `RUN`.
+        if limit.wrapping_sub(1) >= RUN {
+            return self.poll_run_limited(run, limit);
+        }
         let Poller::Extended(reads) = self.poller else { return self.poll_run_slow(run, limit) };
         if !self.copied.is_empty() || !self.handle.owner.claim_permanently() {
             return self.poll_run_slow(run, limit);
         }
-        let Self { handle, fields, stamps, .. } = self;
+        // The loops below set the length of the run, so the run is not cleared as a whole.
+        (run.failed, run.in_order, run.has_info) = (false, false, false);
+        let Self { handle, fields, .. } = self;
         let has = |field| fields.contains(field);
         // Common combinations of fields have separate loops, which contain no checks of the fields.
         // SAFETY: the queue is valid and extended, and this thread owns it. Only granted fields are read, and only of a
@@ -477,7 +498,6 @@ unsafe impl CompletionQueue for VerbsCq {
                         () => 0,
                     });
                 }),
-                RunFields::Info => poll_with_info(handle, run, limit, *stamps, *fields),
             }
         };
         if outcome.end_code == 0 { Ok(outcome.taken) } else { self.finish_early(outcome.taken, outcome.end_code) }

@@ -258,6 +258,22 @@ fn run_contains_the_requested_receive_information() {
     assert_eq!((cq.poll_run(&mut run, 9), run.has_info), (Ok(1), false));
 }
 
+/// A limit of 0 takes no completion, and a larger limit than a run has entries fills at most the run.
+#[test]
+fn run_has_at_most_its_limit_of_completions() {
+    for fields in [PollFields::STANDARD, PollFields::STANDARD | PollFields::CHECKSUM] {
+        let (fake, context) = device(|_| {});
+        let (mut cq, _) = create(&context, &cq_spec(fields, CqFlags::empty()));
+        let mut run = Completions::new();
+        run.len = 7;
+        assert_eq!((cq.poll_run(&mut run, 0), run.len), (Ok(0), 0));
+        fake.polls(1, [Poll::Wc(full(1)), Poll::Wc(full(2))]);
+        assert_eq!((cq.poll_run(&mut run, 0), run.len), (Ok(0), 0));
+        assert_eq!((cq.poll_run(&mut run, 1), run.len, run.wr_id[0]), (Ok(1), 1, 1));
+        assert_eq!((cq.poll_run(&mut run, RUN + 1), run.len, run.wr_id[0]), (Ok(1), 1, 2));
+    }
+}
+
 /// If a device does not verify checksums, a request for checksum verdicts is refused, and the refusal names the
 /// capability.
 #[test]
