@@ -6,7 +6,8 @@ use super::PageKind;
 /// only pages that are touched after this call. If the kernel has no huge pages, the table uses normal pages.
 pub fn advise_huge_pages<T>(table: &[T]) {
     let (page, bytes) = (PageKind::Normal.size(), size_of_val(table));
-    if bytes < PageKind::Transparent.size() {
+    // Miri does not support madvise(2).
+    if bytes < PageKind::Transparent.size() || cfg!(miri) {
         return;
     }
     let start = table.as_ptr().cast::<u8>();

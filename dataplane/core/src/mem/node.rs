@@ -79,6 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri does not support set_mempolicy")]
     fn second_memory_policy_is_refused_until_the_first_is_dropped() {
         // Use a node that this process may allocate from. A sandbox may forbid the system call, which also returns
         // `None`.
