@@ -239,14 +239,12 @@ fn change_that_is_refused_keeps_the_old_route() {
     let (shared, mut writer) = tables();
     let prefix = "32.0.0.0/8".parse().unwrap();
     writer.set_route(0, prefix, &to(&[(1, 2)])).unwrap();
-    let mut free = 0u32..;
-    let set = |writer: &mut Writer, at: u32| {
-        let hop = NextHop { address: Ipv4Addr::from(20 << 24 | at).into(), port: 0 };
-        writer.set_neighbor(hop, Resolved::Failed, Mark::Quiet)
-    };
-    while free.next().is_some_and(|at| set(&mut writer, at).is_ok()) {}
-    // The table of neighbours is full, so the new gateway has no entry.
-    writer.set_route(0, prefix, &to(&[(0, 200)])).unwrap_err();
+    let hop = |at: u32| NextHop { address: Ipv4Addr::from(20 << 24 | at).into(), port: 0 };
+    let refused = (0..40_000).map(hop).find(|hop| writer.set_neighbor(*hop, Resolved::Failed, Mark::Quiet).is_err());
+    // The places for this gateway are taken. Other gateways may still find a free place.
+    let NextHop { address, port } = refused.expect("the table holds fewer neighbours than were added");
+    let target = RouteTarget::Paths(vec![RouteHop { port, via: Some(address), weight: 1 }]);
+    writer.set_route(0, prefix, &target).unwrap_err();
     writer.publish_before_readers(&shared);
     let reader = shared.join();
     let path = find(&reader, 0, "32.1.1.1".parse().unwrap(), 0).unwrap();
