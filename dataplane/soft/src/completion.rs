@@ -7,7 +7,9 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::counter::Counter;
 use dataplane_core::clock::{HostClock, Timebase};
 use dataplane_core::units::{Nanos, QpNum, Ticks};
-use dataplane_core::verbs::{Completion, CompletionValues, PollFields, WcOpcode, WcStatus};
+use dataplane_core::verbs::{
+    Completion, CompletionValues, PollFields, RecvFlags, RecvInfo, WcFlags, WcOpcode, WcStatus,
+};
 
 /// The source of a queue's timestamps.
 #[derive(Clone, Debug)]
@@ -84,32 +86,45 @@ pub(super) struct RawCqe {
     /// The number of the queue pair.
     pub(super) qp: QpNum,
     pub(super) status: WcStatus,
+    /// What the device found out about a received frame.
+    pub(super) info: RecvInfo,
 }
 
 impl RawCqe {
-    pub(super) const NONE: Self =
-        Self { wr_id: 0, ticks: Ticks(0), release: 0, byte_len: 0, qp: QpNum(0), status: WcStatus::Success };
+    pub(super) const NONE: Self = Self {
+        wr_id: 0,
+        ticks: Ticks(0),
+        release: 0,
+        byte_len: 0,
+        qp: QpNum(0),
+        status: WcStatus::Success,
+        info: RecvInfo { flags: RecvFlags::empty(), vlan: 0, flow_tag: 0, hash: 0 },
+    };
 
     /// Returns the completion of a send. `release` is the position of this send among all sends since the queue pair's
     /// start, from 1.
     #[inline]
     pub(super) fn of_send(qp: QpNum, wr_id: u64, status: WcStatus, release: u64, ticks: Ticks) -> Self {
-        Self { wr_id, ticks, release, byte_len: 0, qp, status }
+        Self { wr_id, ticks, release, qp, status, ..Self::NONE }
     }
 
     /// Returns the completion of a receive, with a length of 0 bytes.
     pub(super) fn of_receive(qp: QpNum, wr_id: u64, status: WcStatus, ticks: Ticks) -> Self {
-        Self { wr_id, ticks, release: 0, byte_len: 0, qp, status }
+        Self { wr_id, ticks, qp, status, ..Self::NONE }
     }
 
     /// Converts to a [`Completion`], which a [`Cursor`](dataplane_core::verbs::Cursor) returns.
     pub(super) fn completion(&self) -> Completion {
-        let Self { wr_id, ticks, release, byte_len, qp: qp_num, status } = *self;
+        let Self { wr_id, ticks, release, byte_len, qp: qp_num, status, info } = *self;
         let (opcode, fields) = match release > 0 {
             true => (WcOpcode::Send, ALWAYS),
-            false => (WcOpcode::Recv, ALWAYS | PollFields::BYTE_LEN),
+            false => (WcOpcode::Recv, ALWAYS | PollFields::BYTE_LEN | PollFields::RECV_INFO),
         };
-        let values = CompletionValues { opcode: opcode.raw(), byte_len, qp_num, ticks, ..CompletionValues::default() };
+        let mut values =
+            CompletionValues { opcode: opcode.raw(), byte_len, qp_num, ticks, ..CompletionValues::default() };
+        values.flags.set(WcFlags::IP_CSUM_OK, info.flags.contains(RecvFlags::CHECKSUM_OK));
+        values.rss_hash = info.flags.contains(RecvFlags::HASH).then_some(info.hash);
+        (values.cvlan, values.flow_tag) = (info.vlan, info.flow_tag);
         Completion::new(wr_id, status, syndrome(status), fields, values)
     }
 }

@@ -45,6 +45,8 @@ counters! {
     rx_out_of_buffer,
     /// Frames that were longer than the posted receive.
     rx_too_long,
+    /// Frames that no flow rule delivered to the queue pair.
+    rx_unmatched,
     /// Frames that were lost because the queue was not polled in time.
     rx_missed,
     /// Frames whose checksum this device completed, because the kernel had left the checksum to the hardware.

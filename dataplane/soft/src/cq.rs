@@ -25,7 +25,7 @@ pub(super) struct CqShared {
     context: u64,
     depth: AtomicU32,
     /// The completion fields that the creator of the queue requested and was granted.
-    fields: PollFields,
+    pub(super) fields: PollFields,
     pub(super) attachments: Arc<Attachments>,
     /// Whether a raw-packet queue pair was ever attached to this queue. If so, only one thread may use the queue.
     raw: AtomicBool,

@@ -20,7 +20,7 @@ use crate::thread_cell::ThreadCell;
 use dataplane_core::units::{QpNum, Ticks};
 use dataplane_core::verbs::CompletionValues;
 use dataplane_core::verbs::{
-    Claim, Completion, Completions, CqApi, CqFlags, CqGranted, EventKind, PollFields, QpState, RUN, WcStatus,
+    Claim, Completion, Completions, CqApi, CqFlags, CqGranted, EventKind, PollFields, QpState, RUN, RecvInfo, WcStatus,
 };
 
 /// A queue pair that reports to this completion queue.
@@ -115,6 +115,10 @@ pub(super) struct CqCore {
     had_fabric_qp: bool,
     /// Whether sends complete some time after they are posted.
     zero_copy: bool,
+    /// Whether the completion queue has receive information.
+    has_info: bool,
+    /// Whether sends of an attached queue pair wait for a rate limit.
+    has_paced: bool,
     /// Whether polls need no preparation ([`CqCore::begin`]) in the usual case.
     raw_only: bool,
     /// Whether sends of an attached queue pair complete in this completion queue.
@@ -156,6 +160,8 @@ impl CqCore {
             has_receivers: false,
             had_fabric_qp: false,
             zero_copy: device.link.is_zero_copy(),
+            has_info: granted.fields.intersects(PollFields::RECV_INFO),
+            has_paced: false,
             raw_only: false,
             has_senders: false,
             inbox: inbox.clone(),
@@ -227,8 +233,8 @@ impl CqCore {
             let watch = |_: &QpShared, core: &mut QpCore| {
                 core.descriptor().is_some_and(|fd| channel.notify_when_readable(*number, fd).is_ok())
             };
-            // The kernel does not announce the slots that it returns after a send.
-            !(attached.sends && *zero_copy)
+            // Neither the kernel nor a rate limit announces the end of a send.
+            !(attached.sends && (*zero_copy || attached.qp.paced))
                 && (!attached.receives || attached.with(Claim::Temporary, watch).unwrap_or(false))
         })
     }
@@ -295,7 +301,9 @@ impl CqCore {
         self.had_fabric_qp |= self.attached.iter().any(|attached| attached.core.is_none());
         self.has_senders = self.attached.iter().any(|attached| attached.sends);
         let extended = self.api != CqApi::Classic;
-        self.raw_only = !self.had_fabric_qp && !self.zero_copy && self.faults.is_none() && extended;
+        self.has_paced = self.attached.iter().any(|attached| attached.sends && attached.qp.paced);
+        let plain = !self.zero_copy && !self.has_paced && !self.has_info && self.faults.is_none();
+        self.raw_only = !self.had_fabric_qp && plain && extended;
         self.generation = generation;
         let attached = &self.attached;
         self.ring.retain(|cqe| attached.iter().any(|other| other.qp.number == cqe.qp));
@@ -334,6 +342,9 @@ impl CqCore {
         }
         if self.has_failed_senders() {
             self.flush_sends();
+        }
+        if self.has_paced {
+            self.resume_paced();
         }
         if self.faults.is_some() { self.inject_poll_faults() } else { Ok(true) }
     }
@@ -375,6 +386,25 @@ impl CqCore {
         }
     }
 
+    /// Processes the sends that a rate limit admits now.
+    #[cold]
+    fn resume_paced(&mut self) {
+        for index in 0..self.attached.len() {
+            let attached = self.attached[index].clone();
+            if attached.sends && attached.qp.paced {
+                attached.with(Claim::Temporary, |qp, core| core.resume(qp, self));
+            }
+        }
+    }
+
+    /// Copies the receive information of the completions that the next call of [`CqCore::pop_into`] moves to `run`.
+    #[inline(never)]
+    fn copy_info(&self, run: &mut Completions, n: usize) {
+        let to = run.info[run.len..][..n].iter_mut();
+        let from = self.ring.front(n).into_iter().flatten();
+        to.zip(from).for_each(|(to, from)| *to = from.info);
+    }
+
     /// Removes and returns the oldest completion.
     #[inline]
     fn pop(&mut self) -> Option<RawCqe> {
@@ -388,6 +418,9 @@ impl CqCore {
         let n = self.ring.len().min(limit.saturating_sub(run.len));
         if n == 0 {
             return;
+        }
+        if self.has_info {
+            self.copy_info(run, n);
         }
         // Consecutive sends mostly belong to one queue pair. The last completion frees the entries of all these sends.
         let (mut qp, mut release) = (QpNum(0), 0);
@@ -438,12 +471,17 @@ impl CqCore {
 
     /// Polls a run in the general case: fabric completions, zero-copy sends, injected faults or the classic interface.
     fn poll_general(&mut self, run: &mut Completions, limit: usize) {
+        if self.has_info {
+            run.has_info = true;
+            run.info[..limit].fill(RecvInfo::default());
+        }
         if let Some(it) = self.faults.as_mut().and_then(PollFaults::garbage).filter(|_| limit > 0) {
             run.push(it.wr_id, it.status, it.byte_len().unwrap_or(0), it.raw_ticks());
         }
         while run.len < limit
             && let Some(it) = self.copied.pop_front()
         {
+            run.info[run.len] = it.recv_info();
             let ticks = if self.stamps.by_wall() { it.wallclock().map(|nanos| Ticks(nanos.0)) } else { it.ticks() };
             run.push(it.wr_id, it.status, it.byte_len().unwrap_or(0), ticks.unwrap_or(Ticks(0)));
         }

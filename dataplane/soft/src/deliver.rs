@@ -6,12 +6,13 @@ use crate::engine::CopyingQp;
 use crate::fault::{Faults, Flap};
 use crate::link::{AnyWire, Wire};
 use crate::memory::{KeyCache, Slots};
+use crate::nic::Receiving;
 use crate::qp_shared::QpShared;
 use crate::recv::{PostedRecv, RecvQueue};
 use crate::ring::Ring;
 use dataplane_core::mem::vector;
 use dataplane_core::units::Ticks;
-use dataplane_core::verbs::{Completions, EventKind, QpState, WcStatus};
+use dataplane_core::verbs::{Completions, EventKind, QpState, RecvInfo, WcStatus};
 
 /// The maximum number of frames taken from the wire in one poll. Without this limit, a poll might never end, because
 /// injected faults or a link that is down may drop every frame.
@@ -88,7 +89,7 @@ impl CopyingQp {
     pub(super) fn receive(&mut self, shared: &QpShared, ring: &mut Ring<RawCqe>, max_frames: usize, now: Now) {
         let Now { ticks, by_wall } = now;
         let target_len = ring.len().saturating_add(max_frames);
-        let Self { recv, slots, keys, wire, faults, mute, .. } = self;
+        let Self { recv, slots, keys, wire, faults, mute, receiving, .. } = self;
         if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
             shared.counts.rx_missed.add(wire.missed());
             if !shared.device.is_up() {
@@ -113,12 +114,12 @@ impl CopyingQp {
                 let more = match faults {
                     None => wire.take(&shared.counts, |frame, arrived_at| {
                         receiver.ticks = arrived_at.filter(|_| by_wall).map_or(ticks, |arrived_at| Ticks(arrived_at.0));
-                        receiver.deliver(frame, None).into_iter().for_each(|entry| ring.push(entry));
+                        receiver.receive(receiving, ring, target_len, frame, None);
                     }),
                     Some(faults) => {
                         let more = take_with_faults(faults, wire, &shared.counts, |faults, frame| {
                             let fails = (receiver.recv.len() > 0).then(|| faults.receive_fails()).flatten();
-                            receiver.deliver(frame, fails).into_iter().for_each(|entry| ring.push(entry));
+                            receiver.receive(receiving, ring, target_len, frame, fails);
                         });
                         report_faults(faults, shared);
                         more
@@ -167,9 +168,34 @@ struct Receiver<'a> {
 }
 
 impl Receiver<'_> {
+    /// Receives a frame as often as the flow rules of the queue pair request, and adds the completions to `ring`. A copy
+    /// that does not fit in `target_len` completions counts as missed.
+    #[inline]
+    fn receive(
+        &mut self,
+        receiving: &mut Option<Box<Receiving>>,
+        ring: &mut Ring<RawCqe>,
+        target_len: usize,
+        frame: &[u8],
+        fails: Option<WcStatus>,
+    ) {
+        let Some(receiving) = receiving else {
+            return self.deliver(frame, fails, RecvInfo::default()).into_iter().for_each(|entry| ring.push(entry));
+        };
+        let mut delivered = false;
+        receiving.receive(frame, |bytes, info| {
+            delivered = true;
+            match ring.len() < target_len {
+                true => self.deliver(bytes, fails, info).into_iter().for_each(|entry| ring.push(entry)),
+                false => self.shared.counts.rx_missed.add(1),
+            }
+        });
+        self.shared.counts.rx_unmatched.add(u64::from(!delivered));
+    }
+
     /// Receives a frame, or drops it if no receive is posted. If `fails` is `Some`, the receive completes with that
     /// error.
-    fn deliver(&mut self, bytes: &[u8], fails: Option<WcStatus>) -> Option<RawCqe> {
+    fn deliver(&mut self, bytes: &[u8], fails: Option<WcStatus>, info: RecvInfo) -> Option<RawCqe> {
         let counts = &self.shared.counts;
         let Some(posted) = self.recv.pop() else {
             counts.rx_out_of_buffer.add(1);
@@ -189,6 +215,7 @@ impl Receiver<'_> {
                 counts.rx_packets.add(1);
                 counts.rx_bytes.add(bytes.len() as u64);
                 entry.byte_len = bytes.len() as u32;
+                entry.info = info;
             }
             Err(status) => {
                 entry.status = status;

@@ -11,11 +11,12 @@ use crate::counters::SoftCounters;
 use crate::cq::SoftCq;
 use crate::cq_core::PollFaults;
 use crate::memory::Keys;
+use crate::nic::{self, RawSettings, SoftFlowCounters};
+use crate::numbers::Identity;
 use crate::open_device::OpenDevice;
 use crate::pd::SoftPd;
 use crate::profile::Profile;
 use crate::queues::Queues;
-use crate::rss::Rss;
 use crate::shared::Shared;
 use crate::spec::SoftSpec;
 use crate::status::Status;
@@ -23,8 +24,9 @@ use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::{Error, Result, VerbError};
 use dataplane_core::units::{Gid, Nanos, QpNum, Ticks};
 use dataplane_core::verbs::{
-    AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind, GidEntry,
-    GidKind, LinkLayer, PollFields, PortAttributes, PortState, Provider,
+    AsyncEvent, Capabilities, Capability, CqApi, CqFlags, CqGranted, CqSpec, Device, DeviceInfo, EventKind,
+    FlowCounters, GidEntry, GidKind, LinkLayer, PollFields, PortAttributes, PortState, Provider, RawDevice,
+    RawPacketCaps, RawSpec,
 };
 
 /// The capabilities of every device.
@@ -60,7 +62,7 @@ const FABRIC_CAPABILITIES: [Capability; 7] = [
 
 /// A software device. Clones refer to the same device.
 #[derive(Clone, Debug)]
-pub struct SoftDevice(Arc<OpenDevice>);
+pub struct SoftDevice(Arc<OpenDevice>, Arc<RawSettings>);
 
 impl SoftDevice {
     /// Creates a device.
@@ -95,7 +97,9 @@ impl SoftDevice {
         let fabric = FABRIC_CAPABILITIES.into_iter().filter(|_| link.fabric().is_some());
         // Raw packets are Ethernet frames.
         let standard = standard.filter(|capability| !infiniband || *capability != Capability::RawPacket);
-        let all = BASE_CAPABILITIES.into_iter().chain(standard).chain(fabric);
+        let is_nic = spec.profile == Profile::Spec && !infiniband && !link.is_zero_copy();
+        let nic = nic::CAPABILITIES.into_iter().filter(|_| is_nic);
+        let all = BASE_CAPABILITIES.into_iter().chain(standard).chain(fabric).chain(nic);
         let has: Vec<_> = all.filter(|capability| !spec.refuse.contains(capability)).collect();
         let stamped = has.contains(&Capability::Timestamps);
         let counter = Counter::new(&spec.clock, spec.timestamp_mask, spec.counter.as_ref());
@@ -134,6 +138,7 @@ impl SoftDevice {
         let numbers = link.fabric().map(|fabric| fabric.numbers.clone()).unwrap_or_default();
         let shared = Shared {
             id: link.fabric().map(|_| numbers.take()),
+            identity: Identity::new(),
             profile: spec.profile,
             limits,
             faults: spec.faults,
@@ -149,16 +154,17 @@ impl SoftDevice {
             cqs: AtomicU32::new(0),
             srqs: AtomicU32::new(0),
         };
-        Ok(Self(Arc::new(OpenDevice {
+        let raw = RawSettings::of_device(&spec.rss);
+        let open = Arc::new(OpenDevice {
             shared: Arc::new(shared),
             _watcher: watcher,
             link,
-            rss: Arc::new(Rss::new(&spec.rss)),
             queues: Queues::default(),
             wall: (nanos, spec.clock.now()),
             counter: Arc::new(counter),
             spec,
-        })))
+        });
+        Ok(Self(open, Arc::new(raw)))
     }
 
     /// Returns the first GID of the port.
@@ -291,7 +297,7 @@ unsafe impl Device for SoftDevice {
 
     fn alloc_pd(&self) -> Result<SoftPd, VerbError> {
         self.0.shared.check("ibv_alloc_pd")?;
-        Ok(SoftPd::new(&self.0))
+        Ok(SoftPd::new(&self.0, &self.1))
     }
 
     fn create_channel(&self) -> Result<SoftChannel, VerbError> {
@@ -315,7 +321,7 @@ unsafe impl Device for SoftDevice {
         }
         let mut granted = CqGranted {
             depth: self.0.spec.profile.slots(spec.depth),
-            fields: spec.fields & (PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK),
+            fields: spec.fields & (PollFields::all() - PollFields::TM_INFO),
             flags: spec.flags,
             api: match spec.api {
                 _ if !self.0.shared.has(Capability::ExtendedCq) => CqApi::Classic,
@@ -328,12 +334,12 @@ unsafe impl Device for SoftDevice {
         };
         // All other fields and all flags need an extended queue.
         let requested = [
-            (Capability::ExtendedCq, PollFields::all() - PollFields::STANDARD, CqFlags::all()),
+            (Capability::ExtendedCq, PollFields::all() - PollFields::STANDARD - PollFields::CHECKSUM, CqFlags::all()),
             (Capability::Cvlan, PollFields::CVLAN, CqFlags::empty()),
             (Capability::FlowTag, PollFields::FLOW_TAG, CqFlags::empty()),
-            (Capability::TagMatching, PollFields::TM_INFO, CqFlags::empty()),
-            (Capability::RxChecksum, PollFields::CHECKSUM, CqFlags::empty()),
             (Capability::RssHash, PollFields::RSS_HASH, CqFlags::empty()),
+            (Capability::RxChecksum, PollFields::CHECKSUM, CqFlags::empty()),
+            (Capability::TagMatching, PollFields::TM_INFO, CqFlags::empty()),
             (Capability::Timestamps, PollFields::TIMESTAMP, CqFlags::empty()),
             (Capability::WallclockTimestamps, PollFields::WALLCLOCK, CqFlags::empty()),
             (Capability::SingleThreaded, PollFields::empty(), CqFlags::SINGLE_THREADED),
@@ -341,7 +347,8 @@ unsafe impl Device for SoftDevice {
         ];
         for (capability, fields, flags) in requested {
             let wanted = spec.fields.intersects(fields) || spec.flags.intersects(flags);
-            let classic = spec.api == CqApi::Classic;
+            // `ibv_poll_cq` returns the flags of completions, which contain the verdict on the checksums.
+            let classic = spec.api == CqApi::Classic && capability != Capability::RxChecksum;
             if wanted && (classic || !self.0.shared.has(capability)) {
                 granted.fields -= fields;
                 granted.flags -= flags;
@@ -393,6 +400,30 @@ unsafe impl Device for SoftDevice {
     fn wait_async_event(&self, timeout: Duration) -> Option<AsyncEvent> {
         self.0.link.drive();
         self.0.shared.status.wait(timeout)
+    }
+}
+
+impl RawDevice for SoftDevice {
+    fn raw_caps(&self) -> RawPacketCaps {
+        nic::caps(&self.0.shared)
+    }
+
+    fn with_raw(self, spec: RawSpec) -> Self {
+        Self(self.0, Arc::new(RawSettings::new(spec)))
+    }
+
+    fn create_flow_counters(&self) -> Result<Arc<dyn FlowCounters>, VerbError> {
+        const VERB: &str = "ibv_create_counters";
+        self.0.shared.check(VERB)?;
+        match self.0.shared.has(Capability::FlowRules) {
+            true => Ok(Arc::new(SoftFlowCounters::new(self.0.shared.identity))),
+            false => Err(VerbError::new(VERB, libc::EOPNOTSUPP)),
+        }
+    }
+
+    fn check_raw(&self, spec: &RawSpec, queues: u16) -> Result<()> {
+        let can = RawSettings::check(spec, &self.0.shared, queues);
+        can.map_err(|why| Error::Config(format!("{}: {why}", self.name())))
     }
 }
 

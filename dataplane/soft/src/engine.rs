@@ -12,6 +12,7 @@ use crate::fault::{Faults, PostFaults};
 use crate::handle::SoftAh;
 use crate::link::{AnyWire, BURST, Sent, Wire};
 use crate::memory::{KeyCache, Slots, SoftMr, copy_inline};
+use crate::nic::{MAX_TSO, Pacer, RawSettings, Receiving, Sending, write_checksums, write_segment};
 use crate::numbers::Identity;
 use crate::qp_shared::QpShared;
 use crate::recv::RecvQueue;
@@ -20,7 +21,8 @@ use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, Run, SlotLayout};
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::{
-    Capability, PostError, QpSpec, QpState, RecvRequest, SendApi, SendFlags, SendRequest, Sge, WcStatus, WrOpcode,
+    Capability, PollFields, PostError, QpSpec, QpState, RecvRequest, SendApi, SendFlags, SendOp, SendRequest, Sge,
+    WcStatus, WrOpcode, has_whole_checksum,
 };
 
 /// The length of the shortest frame: an Ethernet header.
@@ -64,8 +66,16 @@ pub(super) struct CopyingQp {
     pub(super) keys: KeyCache,
     pub(super) wire: AnyWire,
     pub(super) faults: Option<Faults<Vec<u8>>>,
+    /// The flow rules, the receive offloads and the receive information, if there are any.
+    pub(super) receiving: Option<Box<Receiving>>,
+    /// The send offloads, if there are any.
+    sending: Option<Box<Sending>>,
+    /// Whether sends may request checksums.
+    has_checksums: bool,
     /// The buffer for the gathered bytes of a request.
     scratch: Vec<u8>,
+    /// The buffer for a segment of a segmented send.
+    segment: Vec<u8>,
     /// The injected faults that refuse posts: index 0 for receives, index 1 for sends.
     refused: [Option<PostFaults>; 2],
     /// Whether the requests of a queue pair in ERR are never flushed (an injected fault).
@@ -76,7 +86,8 @@ pub(super) struct CopyingQp {
     depth: u64,
     /// The number of sends posted since RESET.
     posted: u64,
-    /// Sends that were posted in state SQD (send queue drain). They are processed when the state is RTS again.
+    /// Sends that were posted in state SQD (send queue drain), and sends that wait for the rate limit. The device
+    /// processes them in RTS, when the rate limit admits them.
     deferred: VecDeque<DeferredSend>,
     /// Sends whose frames are queued at the wire for a batched system call. Every post flushes these sends before the
     /// post returns.
@@ -89,17 +100,42 @@ pub(super) struct CopyingQp {
     max_frame: usize,
 }
 
-/// A send that is deferred until the queue pair is in RTS again.
+/// A send that is deferred until the queue pair is in RTS again, or until the rate limit admits it.
 #[derive(Debug)]
 struct DeferredSend {
     wr_id: u64,
     opcode: WrOpcode,
     flags: SendFlags,
-    sges: Vec<Sge>,
+    sges: DeferredSges,
     /// The inline bytes, which were copied when the send was posted.
     bytes: Vec<u8>,
+    /// The headers and the maximum payload of a segment of a segmented send.
+    tso: Option<(Vec<u8>, u16)>,
     /// The position of this send among all sends since RESET, from 1.
     count: u64,
+}
+
+/// The elements of a deferred send. A send with one element, such as a send of a slot, needs no allocation.
+#[derive(Debug)]
+enum DeferredSges {
+    One(Sge),
+    Any(Vec<Sge>),
+}
+
+impl DeferredSges {
+    fn new(sges: &[Sge]) -> Self {
+        match sges {
+            [one] => Self::One(*one),
+            any => Self::Any(any.to_vec()),
+        }
+    }
+
+    fn as_slice(&self) -> &[Sge] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Any(any) => any,
+        }
+    }
 }
 
 /// A send whose frame is part of a batch.
@@ -107,7 +143,8 @@ struct DeferredSend {
 struct BatchedSend {
     wr_id: u64,
     is_signaled: bool,
-    /// The position of this send among all sends since RESET, from 1.
+    /// The position of this send among all sends since RESET, from 1. 0 for a segment of a send, except for the last
+    /// segment.
     count: u64,
 }
 
@@ -118,11 +155,42 @@ struct Outgoing<'a> {
     opcode: WrOpcode,
     flags: SendFlags,
     sges: &'a [Sge],
+    /// The headers and the maximum payload of a segment of a segmented send.
+    tso: Option<(&'a [u8], u16)>,
+}
+
+impl Outgoing<'_> {
+    /// Returns the number of bytes of the elements and the headers.
+    fn bytes(&self) -> u64 {
+        bytes_of(self.sges) + self.tso.map_or(0, |(header, _)| header.len() as u64)
+    }
+}
+
+/// Returns the headers and the maximum payload of a segment of a segmented send.
+fn tso<'a>(op: &SendOp<'a>) -> Option<(&'a [u8], u16)> {
+    match *op {
+        SendOp::Tso { header, mss } => Some((header, mss)),
+        _ => None,
+    }
+}
+
+fn bytes_of(sges: &[Sge]) -> u64 {
+    sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
 impl CopyingQp {
-    pub(super) fn new(device: &Shared, wire: AnyWire, pd: Identity, spec: &QpSpec) -> Self {
+    /// `fields` are the fields of the completion queue for receives.
+    pub(super) fn new(
+        device: &Shared,
+        wire: AnyWire,
+        pd: Identity,
+        spec: &QpSpec,
+        raw: &RawSettings,
+        fields: PollFields,
+    ) -> Self {
         let faults = device.faults;
+        let sending = Sending::new(&raw.spec, &device.clock);
+        let paced = sending.as_ref().is_some_and(|sending| sending.pacer.is_some());
         let (caps, clock) = (spec.caps, &device.clock);
         let inline = if device.has(Capability::Inline) { u64::from(caps.inline) } else { 0 };
         let max_frame = device.max_frame as usize;
@@ -131,19 +199,23 @@ impl CopyingQp {
             slots: None,
             runs: false,
             unchecked_below: 0,
-            discards: wire.discards() && faults.no_queue_faults(),
+            discards: wire.discards() && faults.no_queue_faults() && sending.is_none(),
             copies_out: wire.copies_out(),
             keys: KeyCache::new(device.keys.clone(), pd),
             wire,
             faults: (!faults.no_queue_faults()).then(|| Faults::new(faults, spec.queue.0, clock.clone())),
+            receiving: Receiving::new(raw, fields, max_frame),
+            sending,
+            has_checksums: device.has(Capability::TxChecksum),
             scratch: Vec::with_capacity(max_frame + 64),
+            segment: Vec::new(),
             refused: [1, 2].map(|salt| PostFaults::new(&faults, u64::from(spec.queue.0) << 32 | salt)),
             mute: faults.mute,
             all_or_nothing: spec.send_api == SendApi::Extended,
             pd,
             depth: u64::from(caps.send_depth),
             posted: 0,
-            deferred: VecDeque::new(),
+            deferred: VecDeque::with_capacity(if paced { caps.send_depth as usize } else { 0 }),
             batched: Vec::with_capacity(BURST),
             signal_all: spec.signal_all,
             send_sges: caps.send_sges as usize,
@@ -174,9 +246,27 @@ impl CopyingQp {
         self.wire.open()
     }
 
-    /// Processes the sends that were posted in state SQD.
+    /// Whether the rate of sends is limited.
+    pub(super) fn is_paced(&self) -> bool {
+        self.sending.as_ref().is_some_and(|sending| sending.pacer.is_some())
+    }
+
+    fn pacer(&mut self) -> Option<&mut Pacer> {
+        self.sending.as_mut()?.pacer.as_mut()
+    }
+
+    /// Returns the oldest deferred send, if the rate limit admits it now.
+    fn pop_admitted(&mut self) -> Option<DeferredSend> {
+        let bytes = request(self.deferred.front()?).bytes();
+        let admitted = self.pacer().is_none_or(|pacer| pacer.admits(bytes as usize));
+        if admitted { self.deferred.pop_front() } else { None }
+    }
+
+    /// Processes the deferred sends that the rate limit admits now.
     pub(super) fn resume(&mut self, shared: &QpShared, cq: &mut CqCore) {
-        while let Some(it) = self.deferred.pop_front() {
+        while shared.state() == QpState::Rts
+            && let Some(it) = self.pop_admitted()
+        {
             let inline = it.flags.contains(SendFlags::INLINE).then_some(&*it.bytes);
             let wr = request(&it);
             self.carry_out(shared, cq, &wr, inline, it.count);
@@ -203,7 +293,7 @@ impl CopyingQp {
             return Err(libc::EBUSY);
         }
         let slots = Slots::new(mr.clone(), layout, recv_wr_id, self.pd).ok_or(libc::EINVAL)?;
-        self.runs = self.wire.bind(layout) && slots.writable && self.faults.is_none();
+        self.runs = self.wire.bind(layout) && slots.writable && self.faults.is_none() && self.receiving.is_none();
         self.slots = Some(slots);
         self.update_unchecked();
         Ok(())
@@ -294,7 +384,8 @@ impl CopyingQp {
                 .map_err(|errno| PostError { accepted: 0, error: VerbError::new("ibv_wr_complete", errno) })?;
         }
         let posted = requests.iter().enumerate().try_for_each(|(accepted, wr)| {
-            let wr = Outgoing { wr_id: wr.wr_id, opcode: wr.op.opcode(), flags: wr.flags, sges: wr.sges };
+            let tso = tso(&wr.op);
+            let wr = Outgoing { wr_id: wr.wr_id, opcode: wr.op.opcode(), flags: wr.flags, sges: wr.sges, tso };
             self.post_one(shared, cq, &wr)
                 .map_err(|errno| PostError { accepted, error: VerbError::new("ibv_post_send", errno) })
         });
@@ -359,7 +450,8 @@ impl CopyingQp {
         let n = (self.space(shared) as usize).min(valid);
         let mut errno = if n < run.len() { Some(if n == valid { libc::EINVAL } else { libc::ENOMEM }) } else { None };
         let mut accepted = 0;
-        let no_faults = self.faults.is_none() && self.refused[1].is_none();
+        let no_faults = self.faults.is_none() && self.refused[1].is_none() && self.sending.is_none();
+        let checksums = self.sending.as_ref().is_some_and(|sending| sending.checksums_of_runs);
         for (i, &desc) in run[..n].iter().enumerate() {
             let Some(slots) = &self.slots else { break };
             let wr_id = first_wr_id.wrapping_add(i as u64);
@@ -370,8 +462,9 @@ impl CopyingQp {
                 continue;
             }
             let sges = [slots.sge(desc)];
-            let flags = if i + 1 == n { SendFlags::SIGNALED } else { SendFlags::empty() };
-            let wr = Outgoing { wr_id, opcode: WrOpcode::Send, flags, sges: &sges };
+            let mut flags = if i + 1 == n { SendFlags::SIGNALED } else { SendFlags::empty() };
+            flags.set(SendFlags::IP_CSUM, checksums && slots.bytes(desc).is_some_and(has_whole_checksum));
+            let wr = Outgoing { wr_id, opcode: WrOpcode::Send, flags, sges: &sges, tso: None };
             if let Err(refused) = self.post_one(shared, cq, &wr) {
                 errno = Some(refused);
                 break;
@@ -415,17 +508,23 @@ impl CopyingQp {
     }
 
     /// Whether a request may be posted now.
-    fn admits(&self, shared: &QpShared, sges: &[Sge], flags: SendFlags) -> bool {
-        let bytes: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
-        matches!(shared.state(), QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
+    fn admits(&self, shared: &QpShared, sges: &[Sge], flags: SendFlags, tso: Option<(&[u8], u16)>) -> bool {
+        let bytes = bytes_of(sges);
+        let most_headers = self.sending.as_ref().map_or(0, |sending| sending.tso_header);
+        let segments = tso.is_none_or(|(header, mss)| {
+            (1..=most_headers).contains(&header.len()) && mss > 0 && (1..=u64::from(MAX_TSO)).contains(&bytes)
+        });
+        segments
+            && matches!(shared.state(), QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
             && sges.len() <= self.send_sges
-            && !flags.contains(SendFlags::IP_CSUM)
+            && (!flags.contains(SendFlags::IP_CSUM) || self.has_checksums)
             && (!flags.contains(SendFlags::INLINE) || bytes <= self.inline)
     }
 
     /// Checks whether all requests may be posted now. `ibv_wr_complete(3)` accepts either all requests or none.
     fn check_all(&mut self, shared: &QpShared, requests: &[SendRequest<'_, SoftAh>]) -> Result<(), i32> {
-        if !requests.iter().all(|wr| self.admits(shared, wr.sges, wr.flags)) {
+        let admits = |wr: &SendRequest<'_, SoftAh>| self.admits(shared, wr.sges, wr.flags, tso(&wr.op));
+        if !requests.iter().all(admits) {
             return Err(libc::EINVAL);
         }
         if self.space(shared) < requests.len() as u64 {
@@ -441,7 +540,7 @@ impl CopyingQp {
 
     fn post_one(&mut self, shared: &QpShared, cq: &mut CqCore, wr: &Outgoing<'_>) -> Result<(), i32> {
         let state = shared.state();
-        if !self.admits(shared, wr.sges, wr.flags) {
+        if !self.admits(shared, wr.sges, wr.flags, wr.tso) {
             return Err(libc::EINVAL);
         }
         if self.space(shared) == 0 {
@@ -458,22 +557,26 @@ impl CopyingQp {
         self.posted += 1;
         let count = self.posted;
         let mut copied = Vec::new();
-        match state {
-            QpState::Sqd => {
-                if inline {
-                    copy_inline(wr.sges, &mut copied);
-                }
-                self.deferred.push_back(DeferredSend {
-                    wr_id: wr.wr_id,
-                    opcode: wr.opcode,
-                    flags: wr.flags,
-                    sges: wr.sges.to_vec(),
-                    bytes: copied,
-                    count,
-                });
-            }
-            _ => self.carry_out(shared, cq, wr, None, count),
+        let waits = state == QpState::Rts && self.is_paced() && {
+            let bytes = wr.bytes() as usize;
+            !self.deferred.is_empty() || self.pacer().is_some_and(|pacer| !pacer.admits(bytes))
+        };
+        if state != QpState::Sqd && !waits {
+            self.carry_out(shared, cq, wr, None, count);
+            return Ok(());
         }
+        if inline {
+            copy_inline(wr.sges, &mut copied);
+        }
+        self.deferred.push_back(DeferredSend {
+            wr_id: wr.wr_id,
+            opcode: wr.opcode,
+            flags: wr.flags,
+            sges: DeferredSges::new(wr.sges),
+            bytes: copied,
+            tso: wr.tso.map(|(header, mss)| (header.to_vec(), mss)),
+            count,
+        });
         Ok(())
     }
 
@@ -490,7 +593,7 @@ impl CopyingQp {
             self.flush(shared, cq);
         }
         let is_signaled = wr.flags.contains(SendFlags::SIGNALED) || self.signal_all;
-        match self.send(shared, wr, inline) {
+        match self.send(shared, cq, wr, inline) {
             Ok(Sent::Gone) if is_signaled => self.complete(shared, cq, wr.wr_id, WcStatus::Success, count),
             Ok(Sent::Gone) => {}
             Ok(Sent::Waits) => self.batched.push(BatchedSend { wr_id: wr.wr_id, is_signaled, count }),
@@ -526,22 +629,30 @@ impl CopyingQp {
                         cq.push(RawCqe::of_send(shared.number, wr_id, WcStatus::Success, count, ticks));
                     }
                 }
+                // A segment before the last segment of a send has no completion.
+                Err(_) if count == 0 => {}
                 Err(status) => cq.push(RawCqe::of_send(shared.number, wr_id, status, count, Ticks(0))),
             }
         });
     }
 
-    fn send(&mut self, shared: &QpShared, wr: &Outgoing<'_>, inline: Option<&[u8]>) -> Result<Sent, Failure> {
+    fn send(
+        &mut self,
+        shared: &QpShared,
+        cq: &mut CqCore,
+        wr: &Outgoing<'_>,
+        inline: Option<&[u8]>,
+    ) -> Result<Sent, Failure> {
         if let Some(faults) = &mut self.faults {
             let failed = faults.send_fails();
             shared.counts.faults.set(faults.injected);
             failed.map_or(Ok(()), |status| Err(Failure::from(status)))?;
         }
-        if wr.opcode != WrOpcode::Send {
+        if wr.opcode != WrOpcode::Send && wr.tso.is_none() {
             return Err(WcStatus::LocQpOpErr.into());
         }
         self.scratch.clear();
-        if wr.sges.iter().map(|sge| u64::from(sge.length)).sum::<u64>() > self.max_frame as u64 {
+        if wr.tso.is_none() && bytes_of(wr.sges) > self.max_frame as u64 {
             return Err(WcStatus::LocLenErr.into());
         }
         match inline {
@@ -549,7 +660,7 @@ impl CopyingQp {
             None if wr.flags.contains(SendFlags::INLINE) => copy_inline(wr.sges, &mut self.scratch),
             None => self.keys.gather(wr.sges, &mut self.scratch)?,
         }
-        if self.scratch.len() < LEAST_FRAME {
+        if wr.tso.is_none() && self.scratch.len() < LEAST_FRAME {
             return Err(WcStatus::LocLenErr.into());
         }
         let failed = |status| Failure { status, of_wire: true };
@@ -557,12 +668,51 @@ impl CopyingQp {
             shared.counts.tx_link_down.add(1);
             return if self.wire.is_interface() { Err(failed(WcStatus::GeneralErr)) } else { Ok(Sent::Gone) };
         }
+        if let Some(tso) = wr.tso {
+            return self.send_segments(shared, cq, tso);
+        }
+        if wr.flags.contains(SendFlags::IP_CSUM) {
+            write_checksums(&mut self.scratch);
+        }
         let sent = self.wire.send(&self.scratch, &shared.counts).map_err(failed)?;
         if sent == Sent::Gone {
             shared.counts.tx_packets.add(1);
             shared.counts.tx_bytes.add(self.scratch.len() as u64);
         }
         Ok(sent)
+    }
+
+    /// Sends the gathered bytes as the segments of a TCP stream. Returns the state of the last segment.
+    fn send_segments(&mut self, shared: &QpShared, cq: &mut CqCore, tso: (&[u8], u16)) -> Result<Sent, Failure> {
+        let (header, mss) = tso;
+        let segments = self.scratch.len().div_ceil(usize::from(mss));
+        let mut last = Sent::Gone;
+        for nth in 0..segments {
+            let from = nth * usize::from(mss);
+            if !write_segment(&mut self.segment, header, &self.scratch, from, mss) {
+                return Err(WcStatus::LocQpOpErr.into());
+            }
+            if self.segment.len() > self.max_frame {
+                return Err(WcStatus::LocLenErr.into());
+            }
+            if self.wire.is_full() {
+                self.flush(shared, cq);
+            }
+            let sent = self.wire.send(&self.segment, &shared.counts);
+            last = sent.map_err(|status| Failure { status, of_wire: true })?;
+            match last {
+                Sent::Gone => {
+                    shared.counts.tx_packets.add(1);
+                    shared.counts.tx_bytes.add(self.segment.len() as u64);
+                }
+                // The last segment completes the send, so the caller adds its entry.
+                Sent::Waits if nth + 1 < segments => {
+                    self.batched.push(BatchedSend { wr_id: 0, is_signaled: false, count: 0 });
+                }
+                Sent::Waits => {}
+            }
+        }
+        Ok(last)
     }
 
     /// Adds the completion of a send.
@@ -574,7 +724,8 @@ impl CopyingQp {
 }
 
 fn request(it: &DeferredSend) -> Outgoing<'_> {
-    Outgoing { wr_id: it.wr_id, opcode: it.opcode, flags: it.flags, sges: &it.sges }
+    let tso = it.tso.as_ref().map(|(header, mss)| (&**header, *mss));
+    Outgoing { wr_id: it.wr_id, opcode: it.opcode, flags: it.flags, sges: it.sges.as_slice(), tso }
 }
 
 /// The reason why a send failed.

@@ -52,6 +52,7 @@ mod line;
 mod link;
 mod memory;
 mod mw;
+mod nic;
 mod numbers;
 mod open_device;
 mod pd;

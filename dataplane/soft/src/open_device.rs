@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::counter::Counter;
 use crate::link::{AnyLink, Watcher};
 use crate::queues::Queues;
-use crate::rss::Rss;
 use crate::shared::Shared;
 use crate::spec::SoftSpec;
 use dataplane_core::units::Ticks;
@@ -18,7 +17,6 @@ pub(super) struct OpenDevice {
     // Declared before `link`, because the watcher must be dropped before the link that it watches.
     pub(super) _watcher: Option<Watcher>,
     pub(super) link: Arc<AnyLink>,
-    pub(super) rss: Arc<Rss>,
     pub(super) queues: Queues,
     /// The wall-clock time at which the device was opened, in nanoseconds, and the ticks of the clock at that time.
     pub(super) wall: (u64, Ticks),

@@ -9,6 +9,7 @@ use crate::fabric::SoftSrq;
 use crate::handle::SoftAh;
 use crate::memory::SoftMr;
 use crate::mw::SoftMw;
+use crate::nic::RawSettings;
 use crate::numbers::Identity;
 use crate::open_device::OpenDevice;
 use crate::profile::Profile;
@@ -27,11 +28,14 @@ struct Domain {
     /// The identity that keys are checked against. A parent domain has the identity of the domain that it extends.
     identity: Identity,
     is_parent: bool,
+    /// The settings of the raw-packet queue pairs of this protection domain.
+    raw: Arc<RawSettings>,
 }
 
 impl SoftPd {
-    pub(super) fn new(device: &Arc<OpenDevice>) -> Self {
-        Self(Arc::new(Domain { open: device.clone(), identity: Identity::new(), is_parent: false }))
+    pub(super) fn new(device: &Arc<OpenDevice>, raw: &Arc<RawSettings>) -> Self {
+        let (open, identity, raw) = (device.clone(), Identity::new(), raw.clone());
+        Self(Arc::new(Domain { open, identity, is_parent: false, raw }))
     }
 
     /// Whether this is a parent domain of `device`.
@@ -77,12 +81,15 @@ unsafe impl ProtectionDomain for SoftPd {
 
     fn alloc_parent(&self) -> Result<Self, VerbError> {
         const VERB: &str = "ibv_alloc_parent_domain";
-        let Domain { open, identity, is_parent } = &*self.0;
+        let Domain { open, identity, is_parent, raw } = &*self.0;
         open.shared.check(VERB)?;
         match (open.shared.has(Capability::ParentDomain), is_parent) {
             (false, _) => Err(VerbError::new(VERB, libc::EOPNOTSUPP)),
             (true, true) => Err(VerbError::new(VERB, libc::EINVAL)),
-            (true, false) => Ok(Self(Arc::new(Domain { open: open.clone(), identity: *identity, is_parent: true }))),
+            (true, false) => {
+                let (open, raw) = (open.clone(), raw.clone());
+                Ok(Self(Arc::new(Domain { open, identity: *identity, is_parent: true, raw })))
+            }
         }
     }
 
@@ -133,7 +140,7 @@ unsafe impl ProtectionDomain for SoftPd {
         recv: &SoftCq,
         srq: Option<&SoftSrq>,
     ) -> Result<SoftQp, VerbError> {
-        let Domain { open, identity: pd, .. } = &*self.0;
+        let Domain { open, identity: pd, raw: settings, .. } = &*self.0;
         let device = &open.shared;
         let failed = |errno| Err(VerbError::new("ibv_create_qp", errno));
         device.check("ibv_create_qp")?;
@@ -153,6 +160,9 @@ unsafe impl ProtectionDomain for SoftPd {
         if raw && device.faults.no_net_raw {
             return failed(libc::EPERM);
         }
+        if raw {
+            RawSettings::check(&settings.spec, device, of).map_err(|why| why.verb_error())?;
+        }
         let fabric = open.link.fabric().filter(|_| !raw);
         let (limits, caps) = (device.limits, spec.caps);
         let exceeds_limits = caps.send_depth.max(caps.recv_depth) > device.capabilities.max_qp_wr
@@ -170,7 +180,7 @@ unsafe impl ProtectionDomain for SoftPd {
             (spec.caps.send_sges, spec.caps.inline) = (bytes / 16, bytes);
         }
         let created = open.queues.add(limits.max_qp, || {
-            let qp = SoftQp::new(open, *pd, &spec, [send, recv], fabric, srq);
+            let qp = SoftQp::new(open, *pd, &spec, [send, recv], fabric, srq, settings);
             let shared = Arc::downgrade(&qp.shared);
             (qp, shared)
         });

@@ -14,6 +14,7 @@ use crate::handle::SoftAh;
 use crate::inbox::Inbox;
 use crate::memory::SoftMr;
 use crate::mw::SoftMw;
+use crate::nic::RawSettings;
 use crate::numbers::Identity;
 use crate::open_device::OpenDevice;
 use crate::qp_shared::QpShared;
@@ -52,6 +53,7 @@ impl SoftQp {
         [send, recv]: [&SoftCq; 2],
         fabric: Option<&Arc<Fabric>>,
         srq: Option<&SoftSrq>,
+        raw: &RawSettings,
     ) -> Self {
         let number = device.shared.number();
         let shared = Arc::new(QpShared {
@@ -62,10 +64,12 @@ impl SoftQp {
             state: AtomicU32::new(QpState::Reset.raw()),
             released: AtomicU64::new(0),
             polled: AtomicU64::new(0),
+            paced: fabric.is_none() && raw.spec.rate.is_some_and(|rate| rate.kbps > 0),
             counts: Counting::default(),
             device: device.shared.clone(),
         });
-        let core = fabric.is_none().then(|| Arc::new(ThreadCell::new(QpCore::new(device, pd, spec))));
+        let core =
+            fabric.is_none().then(|| Arc::new(ThreadCell::new(QpCore::new(device, pd, spec, raw, recv.0.fields))));
         let inboxes: [&Arc<Inbox>; 2] = [&send.0.inbox, &recv.0.inbox];
         let connection = fabric.map(|fabric| Connection::new(fabric, &shared, pd, spec, inboxes, srq));
         let (send_cq, recv_cq) = (send.0.clone(), recv.0.clone());
@@ -286,7 +290,7 @@ unsafe impl QueuePair for SoftQp {
     }
 
     fn sends_complete_immediately(&self) -> bool {
-        self.connection.is_none() && !self.device.link.is_zero_copy()
+        self.connection.is_none() && !self.device.link.is_zero_copy() && !self.shared.paced
     }
 
     fn source_ended(&self) -> bool {

@@ -23,6 +23,8 @@ pub(super) struct QpShared {
     pub(super) released: AtomicU64,
     /// The number of receives since RESET whose completion was polled. Used only on a fabric.
     pub(super) polled: AtomicU64,
+    /// Whether sends wait for a rate limit, so that they complete some time after they are posted.
+    pub(super) paced: bool,
     pub(super) counts: Counting,
     pub(super) device: Arc<Shared>,
 }

@@ -9,13 +9,14 @@ use crate::engine::{CopyingQp, PartialPost};
 use crate::handle::SoftAh;
 use crate::link::LinkEnd;
 use crate::memory::SoftMr;
+use crate::nic::RawSettings;
 use crate::numbers::Identity;
 use crate::open_device::OpenDevice;
 use crate::qp_shared::QpShared;
 use crate::ring::Ring;
 use crate::zero_copy::ZeroCopyQp;
 use dataplane_core::mem::{Run, SlotLayout};
-use dataplane_core::verbs::{Completions, PostError, QpSpec, RecvRequest, SendRequest};
+use dataplane_core::verbs::{Completions, PollFields, PostError, QpSpec, RecvRequest, SendRequest};
 
 /// The part of a queue pair's state that only its worker accesses.
 // `repr(u8)` gives the enum's tag its own byte. A tag inside a niche of another field costs more instructions per
@@ -39,10 +40,11 @@ macro_rules! inside {
 }
 
 impl QpCore {
-    pub(super) fn new(device: &OpenDevice, pd: Identity, spec: &QpSpec) -> Self {
+    /// `fields` are the fields of the completion queue for receives.
+    pub(super) fn new(device: &OpenDevice, pd: Identity, spec: &QpSpec, raw: &RawSettings, fields: PollFields) -> Self {
         let shared = &device.shared;
-        match device.link.clone().end(spec, &device.rss, &shared.clock) {
-            LinkEnd::Copying(wire) => Self::Copying(CopyingQp::new(shared, wire, pd, spec)),
+        match device.link.clone().end(spec, &raw.rss, &shared.clock) {
+            LinkEnd::Copying(wire) => Self::Copying(CopyingQp::new(shared, wire, pd, spec, raw, fields)),
             LinkEnd::ZeroCopy(queue) => Self::ZeroCopy(ZeroCopyQp::new(shared, queue, pd, spec)),
         }
     }
@@ -63,7 +65,7 @@ impl QpCore {
         inside!(self, qp => qp.open())
     }
 
-    /// Processes the sends that were posted in state SQD.
+    /// Processes the deferred sends that the rate limit admits now.
     pub(super) fn resume(&mut self, shared: &QpShared, cq: &mut CqCore) {
         match self {
             Self::Copying(qp) => qp.resume(shared, cq),

@@ -8,7 +8,7 @@ use dataplane_core::verbs::{RssFields, RssSpec};
 /// The length of the longest input: two IPv6 addresses and two ports.
 const INPUT: usize = 36;
 /// The number of entries of the indirection table. The low bits of the hash are the index into the table.
-const TABLE: u32 = 128;
+pub(super) const TABLE: u32 = 128;
 
 /// The hash function, as a table. The hash of an input is the XOR of precomputed values, one for each input byte. The
 /// precomputed value depends on the value and the position of the byte.
@@ -33,7 +33,7 @@ impl Rss {
         Self { contributions, fields: spec.fields }
     }
 
-    fn hash(&self, input: &[u8], from: u32, at: usize) -> u32 {
+    fn extend(&self, input: &[u8], from: u32, at: usize) -> u32 {
         self.contributions[at.min(INPUT)..]
             .iter()
             .zip(input)
@@ -45,14 +45,14 @@ impl Rss {
     pub(super) fn queue(&self, frame: &[u8], queues: u16) -> u16 {
         match queues {
             0 | 1 => 0,
-            queues => (self.frame(frame).unwrap_or(0) % TABLE % u32::from(queues)) as u16,
+            queues => (self.hash(frame).unwrap_or(0) % TABLE % u32::from(queues)) as u16,
         }
     }
 
     /// Returns the hash of the frame's fields that are selected for hashing. Ports are hashed only for TCP and UDP, and
     /// not for fragments, because only the first fragment has ports. Returns `None` if the frame is truncated, or if it
     /// is neither IPv4 nor IPv6.
-    fn frame(&self, frame: &[u8]) -> Option<u32> {
+    pub(super) fn hash(&self, frame: &[u8]) -> Option<u32> {
         let mut at = 12;
         let mut kind = be16(frame, at)?;
         for _ in 0..2 {
@@ -74,8 +74,8 @@ impl Rss {
         };
         let addresses = if wanted { addresses } else { &[] };
         let has_ports = (protocol == 6 && self.fields.tcp) || (protocol == 17 && self.fields.udp);
-        let hash = self.hash(addresses, 0, 0);
-        Some(ports.filter(|_| has_ports).map_or(hash, |ports| self.hash(ports, hash, addresses.len())))
+        let hash = self.extend(addresses, 0, 0);
+        Some(ports.filter(|_| has_ports).map_or(hash, |ports| self.extend(ports, hash, addresses.len())))
     }
 }
 
@@ -124,13 +124,13 @@ mod tests {
             ("153.39.163.191", "202.188.127.2", (44251, 1303), 0x10e8_28a2, 0x5d18_09c5),
         ] {
             for protocol in [6, 17] {
-                assert_eq!(rss.frame(&v4(source, target, Some(ports), protocol)), Some(with_ports));
+                assert_eq!(rss.hash(&v4(source, target, Some(ports), protocol)), Some(with_ports));
             }
-            assert_eq!(rss.frame(&v4(source, target, Some(ports), 1)), Some(without));
+            assert_eq!(rss.hash(&v4(source, target, Some(ports), 1)), Some(without));
         }
         let (source, target) = ("3ffe:2501:200:1fff::7", "3ffe:2501:200:3::1");
-        assert_eq!(rss.frame(&v6(source, target, (2794, 1766), 6)), Some(0x4020_7d3d));
-        assert_eq!(rss.frame(&v6(source, target, (2794, 1766), 59)), Some(0x2cc1_8cd5));
+        assert_eq!(rss.hash(&v6(source, target, (2794, 1766), 6)), Some(0x4020_7d3d));
+        assert_eq!(rss.hash(&v6(source, target, (2794, 1766), 59)), Some(0x2cc1_8cd5));
     }
 
     #[test]
@@ -145,8 +145,8 @@ mod tests {
         }) {
             let rss = Rss::new(&RssSpec { fields, ..RssSpec::STANDARD });
             for (protocol, ports) in [(tcp, fields.tcp), (udp, fields.udp)] {
-                let four = |source, port| rss.frame(&v4(source, "10.0.0.9", Some((port, 2)), protocol));
-                let six = |source, port| rss.frame(&v6(source, "fd00::9", (port, 2), protocol));
+                let four = |source, port| rss.hash(&v4(source, "10.0.0.9", Some((port, 2)), protocol));
+                let six = |source, port| rss.hash(&v6(source, "fd00::9", (port, 2), protocol));
                 let base = (four("10.0.0.1", 1), six("fd00::1", 1));
                 assert_eq!(base.0 != four("10.0.0.2", 1), fields.ipv4, "{fields:?}");
                 assert_eq!(base.1 != six("fd00::2", 1), fields.ipv6, "{fields:?}");
@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(rss.queue(&v4("10.0.0.1", "10.0.0.9", Some((1, 2)), tcp), 4), 0);
         let ports = Rss::new(&RssSpec { fields: RssFields { tcp: true, ..none }, ..RssSpec::STANDARD });
         let key = RssSpec::STANDARD.key;
-        assert_eq!(ports.frame(&v4("10.0.0.1", "10.0.0.9", Some((1, 2)), tcp)), Some(plain(&key, &[0, 1, 0, 2])));
+        assert_eq!(ports.hash(&v4("10.0.0.1", "10.0.0.9", Some((1, 2)), tcp)), Some(plain(&key, &[0, 1, 0, 2])));
     }
 
     #[test]
@@ -166,15 +166,15 @@ mod tests {
         let plain = v4("66.9.149.187", "161.142.100.80", Some((2794, 1766)), 6);
         let mut tagged = plain.clone();
         tagged.splice(12..12, [0x88, 0xa8, 0, 5, 0x81, 0, 0, 7]);
-        assert_eq!(rss.frame(&tagged), rss.frame(&plain));
+        assert_eq!(rss.hash(&tagged), rss.hash(&plain));
         for fragment in [[0x20, 0], [0, 9]] {
             let mut frame = plain.clone();
             frame[20..22].copy_from_slice(&fragment);
-            assert_eq!(rss.frame(&frame), Some(0x323e_8fc2));
+            assert_eq!(rss.hash(&frame), Some(0x323e_8fc2));
         }
         let mut arp = plain;
         arp[12..14].copy_from_slice(&[8, 6]);
-        assert_eq!((rss.frame(&arp), rss.queue(&arp, 4)), (None, 0));
+        assert_eq!((rss.hash(&arp), rss.queue(&arp, 4)), (None, 0));
     }
 
     /// Computes the hash by its definition: for each set bit of the input, XOR the 32 bits of the key from that
@@ -190,7 +190,7 @@ mod tests {
         fn hash_equals_its_definition(key: [u8; 32], input in prop::collection::vec(any::<u8>(), 0..=36)) {
             let mut spec = RssSpec::STANDARD;
             spec.key[..32].copy_from_slice(&key);
-            prop_assert_eq!(Rss::new(&spec).hash(&input, 0, 0), plain(&spec.key, &input));
+            prop_assert_eq!(Rss::new(&spec).extend(&input, 0, 0), plain(&spec.key, &input));
         }
 
         #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::fault::FaultSpec;
 use crate::memory::Keys;
-use crate::numbers::{Number, Numbers};
+use crate::numbers::{Identity, Number, Numbers};
 use crate::port::PortSpec;
 use crate::profile::{Profile, SoftLimits};
 use crate::status::Status;
@@ -19,6 +19,8 @@ use dataplane_core::verbs::{Capabilities, Capability, EventKind, Path};
 pub(super) struct Shared {
     /// The number of the device on its fabric, if its link has one.
     pub(super) id: Option<Number>,
+    /// The identity of the device.
+    pub(super) identity: Identity,
     pub(super) profile: Profile,
     pub(super) limits: SoftLimits,
     pub(super) faults: FaultSpec,

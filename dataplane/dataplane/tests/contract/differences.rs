@@ -267,14 +267,14 @@ const DIFFERENCES: &[Difference] = &[
     Difference {
         cases: &["completions.refused_capabilities_are_listed"],
         applies_to: SoftAsRxe,
-        standard: "cvlan flow_tag tag_matching",
+        standard: "tag_matching",
         instead: "cvlan flow_tag ignore_overrun tag_matching",
         reason: "rxe always detects overruns",
     },
     Difference {
         cases: &["completions.refused_capabilities_are_listed"],
         applies_to: Kernel,
-        standard: "cvlan flow_tag tag_matching",
+        standard: "tag_matching",
         instead: "cvlan extended_cq flow_tag ignore_overrun single_threaded tag_matching",
         reason: "extended CQs of rxe's library are broken before version 55, so classic CQs are used",
     },

@@ -8,6 +8,7 @@ mod identity;
 mod interfaces;
 mod links;
 mod messages;
+mod nic;
 mod oddities;
 mod ports;
 mod program;

@@ -79,6 +79,8 @@ struct Bus {
 struct FrameInbox {
     /// Index of the queue, and number of queues.
     queue: (u16, u16),
+    /// Selects the queue of a frame.
+    rss: Arc<Rss>,
     frames: ArrayQueue<Vec<u8>>,
     /// Number of frames that were lost because no buffer was free or `frames` was full, and that are not yet reported.
     missed: AtomicU64,
@@ -124,8 +126,12 @@ impl Port {
 
 impl Wire for Port {
     fn open(&mut self) -> Result<(), i32> {
-        let inbox =
-            Arc::new(FrameInbox { queue: self.queue, frames: ArrayQueue::new(FRAMES), missed: AtomicU64::new(0) });
+        let inbox = Arc::new(FrameInbox {
+            queue: self.queue,
+            rss: self.rss.clone(),
+            frames: ArrayQueue::new(FRAMES),
+            missed: AtomicU64::new(0),
+        });
         self.link.receive.change(|list| list.push(inbox.clone()));
         self.inbox = Some(inbox);
         Ok(())
@@ -175,7 +181,7 @@ impl Wire for Port {
             self.peers = bus.inboxes.read().unwrap_or_else(PoisonError::into_inner).clone();
             self.generation = now;
         }
-        for inbox in self.peers.iter().filter(|inbox| inbox.queue.0 == self.rss.queue(frame, inbox.queue.1)) {
+        for inbox in self.peers.iter().filter(|inbox| inbox.queue.0 == inbox.rss.queue(frame, inbox.queue.1)) {
             let Some(mut buffer) = bus.free_buffers.pop() else {
                 inbox.missed.fetch_add(1, Ordering::Relaxed);
                 continue;
