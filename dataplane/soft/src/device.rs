@@ -422,8 +422,8 @@ impl RawDevice for SoftDevice {
     }
 
     fn check_raw(&self, spec: &RawSpec, queues: u16) -> Result<()> {
-        let can = RawSettings::check(spec, &self.0.shared, queues);
-        can.map_err(|why| Error::Config(format!("{}: {why}", self.name())))
+        // The name of a software device is the name of its port, which the caller adds.
+        RawSettings::check(spec, &self.0.shared, queues).map_err(|why| Error::Config(why.to_string()))
     }
 }
 

@@ -371,19 +371,19 @@ pub struct Port {
     /// How the device distributes packets over workers.
     #[serde(default)]
     pub rss: Rss,
-    /// Flow rules of the verbs device, which select the received frames. Only for `"raw_packet"`. Default: every frame,
-    /// if the port is in `input`. Not tested on hardware.
+    /// Flow rules of the device, which select the received frames. Only for `"raw_packet"`, and not for `xdp` links.
+    /// Default: every frame, if the port is in `input`. Not tested on hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<Vec<Flow>>,
-    /// Raw-packet offloads of the verbs device. `"checksum"` computes the IPv4, TCP and UDP checksums of sent packets.
+    /// Raw-packet offloads of the device. Not for `xdp` links. `"checksum"` computes the IPv4, TCP and UDP checksums of sent packets.
     /// `"vlan_strip"` removes the outer VLAN tag of received frames, and the tag is not kept. `"fcs"` leaves the 4-byte
     /// frame check sequence at the end of received frames, for captures. `"delay_drop"` lets a frame wait for a receive
     /// buffer instead of dropping the frame. `"delay_drop"` needs at least two workers. Default: none. Not tested on
     /// hardware.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<Offload>,
-    /// The transmit rate limit of each worker's queue pair, enforced by the verbs device. Only for `"raw_packet"`.
-    /// Default: no limit.
+    /// The transmit rate limit of each worker's queue pair, enforced by the device. Only for `"raw_packet"`, and not for
+    /// `xdp` links. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limit: Option<RateLimit>,
     /// The link, which every port with the device `"soft"` or `"host"` needs. The key `kind` of the link decides which

@@ -1,4 +1,4 @@
-//! Raw-packet features of verbs devices: `flow`, `offload` and `rate_limit`.
+//! Raw-packet features of a port: `flow`, `offload` and `rate_limit`.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use dataplane_core::header::MacAddr;
 use dataplane_core::units::{BitRate, Bytes, bytes_within, within, within_some};
 
-/// A raw-packet offload of a verbs device.
+/// A raw-packet offload of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Offload {
@@ -36,7 +36,7 @@ impl Offload {
     }
 }
 
-/// The transmit rate limit of each worker's queue pair, enforced by the verbs device. Not tested on hardware.
+/// The transmit rate limit of each worker's queue pair, enforced by the device. Not tested on hardware.
 ///
 /// ```toml
 /// [[port]]

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::config::{self, Connection, Plan, PortPlan, Qp};
 use crate::runtime::peer::{ExchangeOptions, PathCache, PeerExchange, PeerLocation, PeerWiring, Rendezvous};
-use crate::runtime::soft;
 use crate::runtime::watch::Watch;
+use crate::runtime::{raw, soft};
 use dataplane_core::clock::{ClockReport, HostClock};
 use dataplane_core::connect::{Connector, EndpointParameters};
 use dataplane_core::error::{Error, Result};
@@ -81,11 +81,17 @@ pub(crate) fn open(
         let start_exchange = |connection: &Connection| start_exchange(plan, port, index, connection, &rendezvous);
         devices.push(if !port.config.is_verbs() {
             let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
+            // The settings apply to the queue pairs that are created with this handle of the device.
+            let has_raw = raw::is_configured(&port.config);
+            let (device, flows) =
+                if has_raw { raw::prepare(device, port, lanes)? } else { (device, Default::default()) };
             let what = format!("{} {}", port.config.device, port.config.link.as_ref().map_or("", |link| link.kind()));
             let provider = ProviderParts {
                 what,
                 detail: soft::detail,
-                counters: Box::new(soft::counters),
+                counters: Box::new(move |device| {
+                    soft::counters(device).into_iter().chain(raw::counted(&flows)).collect()
+                }),
                 why: SoftDevice::wire_error,
                 finish: soft::finish,
             };

@@ -14,6 +14,11 @@ use dataplane_core::verbs::{
 /// The flow counters by name.
 pub(super) type Counters = BTreeMap<String, Arc<dyn FlowCounters>>;
 
+/// Whether the config of a port has raw-packet settings.
+pub(super) fn is_configured(port: &config::Port) -> bool {
+    port.flow.is_some() || !port.offload.is_empty() || port.rate_limit.is_some()
+}
+
 /// Applies the raw-packet settings of a port to its device, for the given number of workers. Returns the device and the
 /// counters of the flow rules.
 ///

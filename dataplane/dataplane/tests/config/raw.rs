@@ -87,15 +87,17 @@ fn fcs_needs_four_more_bytes() {
 }
 
 #[test]
-fn raw_packet_keys_need_a_verbs_device() {
-    let of_soft = |key: &str| format!("`{key}` needs a verbs device, but the device is `soft`");
-    let text = config(
-        "device = 'soft'\nlink = { kind = 'loopback' }",
-        1,
-        "flow = [{}]\noffload = ['fcs']\nrate_limit = { rate = '1kbps' }",
-    );
+fn raw_packet_keys_need_raw_packets_that_the_device_copies() {
+    let keys = "flow = [{}]\noffload = ['fcs']\nrate_limit = { rate = '1kbps' }";
+    for link in
+        ["device = 'soft'\nlink = { kind = 'loopback' }", "device = 'host'\nlink = { kind = 'tap', name = 't' }"]
+    {
+        assert_eq!(records(&config(link, 1, keys)), []);
+    }
+    let text = config("device = 'host'\nlink = { kind = 'xdp', interface = 'lo' }", 1, keys);
     let found: Vec<String> = records(&text).into_iter().map(|(_, _, message, _)| message).collect();
-    assert_eq!(found, ["flow", "offload", "rate_limit"].map(of_soft));
+    let of_xdp = |key: &str| format!("`{key}` is not available on `xdp` links, because they do not copy frames");
+    assert_eq!(found, ["flow", "offload", "rate_limit"].map(of_xdp));
     let text =
         config("device = 'rxe0'\nqp = 'ud'\nconnection = { to = '192.0.2.1:5' }", 1, "rate_limit = { rate = '1kbps' }");
     let (_, _, message, help) = records(&text).remove(0);

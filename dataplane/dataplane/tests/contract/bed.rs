@@ -129,6 +129,8 @@ pub(crate) struct EndpointSpec {
     pub(crate) access: Access,
     pub(crate) cq: CqSpec,
     pub(crate) send_api: SendApi,
+    /// The index of the queue and the number of queues of the port.
+    pub(crate) queue: (u16, u16),
     /// The memory size in bytes.
     pub(crate) memory: usize,
 }
@@ -136,7 +138,16 @@ pub(crate) struct EndpointSpec {
 impl EndpointSpec {
     pub(crate) fn new(kind: QpType) -> Self {
         let cq = CqSpec { depth: 64, fields: PollFields::STANDARD, ..CqSpec::default() };
-        Self { kind, caps: CAPS, signal_all: false, access: ALL_ACCESS, cq, send_api: SendApi::Classic, memory: MEMORY }
+        Self {
+            kind,
+            caps: CAPS,
+            signal_all: false,
+            access: ALL_ACCESS,
+            cq,
+            send_api: SendApi::Classic,
+            queue: (0, 1),
+            memory: MEMORY,
+        }
     }
 }
 
@@ -161,8 +172,8 @@ impl<D: Device> Endpoint<D> {
     ) -> Outcome<Self> {
         let device = domain.device().clone();
         let (send_cq, recv_cq) = (device.create_cq(&spec.cq, None)?.0, device.create_cq(&spec.cq, None)?.0);
-        let qp_spec =
-            QpSpec { signal_all: spec.signal_all, send_api: spec.send_api, ..QpSpec::new(spec.kind, spec.caps) };
+        let EndpointSpec { signal_all, send_api, queue, .. } = spec;
+        let qp_spec = QpSpec { signal_all, send_api, queue, ..QpSpec::new(spec.kind, spec.caps) };
         let qp = domain.create_qp(&qp_spec, &send_cq, &recv_cq, srq).map_err(|refused| match refused.errno {
             libc::EOPNOTSUPP => Stop::Skip(format!("{} queue pairs", spec.kind), refused.errno),
             _ => refused.into(),

@@ -31,8 +31,8 @@ use std::time::{Duration, Instant};
 use dataplane::lane::message::{Binding, MessageDomain, MessageSharedQueue, Mw};
 use dataplane::units::{Gid, QpNum, Rkey};
 use dataplane::verbs::{
-    Access, AttributeMask, Device, EventKind, MemoryWindow, MwKind, QpAttributes, QpState, QpType, RecvRequest, Remote,
-    SendFlags, SendOp, SendRequest, Sge, SrqSpec, WcStatus,
+    Access, AttributeMask, EventKind, MemoryWindow, MwKind, QpAttributes, QpState, QpType, RawDevice, RecvRequest,
+    Remote, SendFlags, SendOp, SendRequest, Sge, SrqSpec, WcStatus,
 };
 
 use crate::bed::{
@@ -42,7 +42,7 @@ use crate::bed::{
 use crate::cases::{bad_lkey, bad_rkey};
 
 /// The random number generator SplitMix64 (Steele, Lea, Flood 2014).
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -53,16 +53,16 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
     /// Returns `true` with probability 1/`n`.
-    fn once_in(&mut self, n: u64) -> bool {
+    pub(crate) fn once_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    fn of<T: Copy>(&mut self, some: &[T]) -> T {
+    pub(crate) fn of<T: Copy>(&mut self, some: &[T]) -> T {
         some[self.below(some.len() as u64) as usize]
     }
 }
@@ -195,7 +195,7 @@ struct Setting {
 }
 
 /// The objects that all programs on a bed share. Creating them takes longer than running a program.
-struct SharedObjects<'a, D: Device> {
+struct SharedObjects<'a, D: RawDevice> {
     bed: &'a TestBed<D>,
     domains: [MessageDomain<D>; 2],
     /// For each endpoint: read-only memory, and memory of another protection domain.
@@ -215,7 +215,7 @@ const GROUP: Gid = Gid([0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xda, 0x7a, 0x
 /// The access that a window permits.
 const WINDOW: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-impl<'a, D: Device> SharedObjects<'a, D> {
+impl<'a, D: RawDevice> SharedObjects<'a, D> {
     fn new(bed: &'a TestBed<D>) -> Outcome<Self> {
         let domains = [MessageDomain::new(&bed.a)?, MessageDomain::new(&bed.b)?];
         let fixed = [domains[0].buffer(4096, Access::empty())?, domains[1].buffer(4096, Access::empty())?];
@@ -264,7 +264,7 @@ struct AcceptedRequest {
 }
 
 /// A program that runs on a bed.
-struct ProgramRun<'s, 'a, D: Device> {
+struct ProgramRun<'s, 'a, D: RawDevice> {
     objects: &'s mut SharedObjects<'a, D>,
     setting: Setting,
     // The window is dropped before its queue pair and region. In the other order, rxe waits for seconds.
@@ -315,11 +315,11 @@ const CONNECTION: Connection = Connection {
 };
 
 /// Returns the connection parameters. The software device responds immediately or never, so a short timeout is enough.
-fn connection<D: Device>(bed: &TestBed<D>) -> Connection {
+fn connection<D: RawDevice>(bed: &TestBed<D>) -> Connection {
     if bed.kernel { CONNECTION } else { Connection { timeout: 5, ..CONNECTION } }
 }
 
-impl<'s, 'a, D: Device> ProgramRun<'s, 'a, D> {
+impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
     fn new(objects: &'s mut SharedObjects<'a, D>, setting: Setting) -> Outcome<Self> {
         let spec = EndpointSpec { signal_all: setting.signal_all, memory: MEMORY, ..EndpointSpec::new(setting.kind) };
         let [first, second] = objects.domains.clone();
@@ -760,7 +760,7 @@ impl<'s, 'a, D: Device> ProgramRun<'s, 'a, D> {
 }
 
 /// Zeroes the first bytes of a request's memory. Skips memory that does not belong to the endpoint's buffer.
-fn clear<D: Device>(end: &Endpoint<D>, sges: &[Sge], bytes: usize) {
+fn clear<D: RawDevice>(end: &Endpoint<D>, sges: &[Sge], bytes: usize) {
     let mut left = bytes;
     for sge in sges {
         let now = left.min(sge.length as usize);
@@ -773,7 +773,7 @@ fn clear<D: Device>(end: &Endpoint<D>, sges: &[Sge], bytes: usize) {
 }
 
 /// Chooses the next step.
-fn choose<D: Device>(random: &mut Random, run: &ProgramRun<'_, '_, D>) -> Outcome<Step> {
+fn choose<D: RawDevice>(random: &mut Random, run: &ProgramRun<'_, '_, D>) -> Outcome<Step> {
     let states = [run.pair.a.qp.query()?.state, run.pair.b.qp.query()?.state];
     let kind = run.setting.kind;
     let broken = states.iter().any(|state| !matches!(state, QpState::Rts));
@@ -837,7 +837,7 @@ fn choose<D: Device>(random: &mut Random, run: &ProgramRun<'_, '_, D>) -> Outcom
 }
 
 /// Chooses a step that needs a window, a shared receive queue or a multicast group.
-fn optional_step<D: Device>(random: &mut Random, run: &ProgramRun<'_, '_, D>) -> Option<Step> {
+fn optional_step<D: RawDevice>(random: &mut Random, run: &ProgramRun<'_, '_, D>) -> Option<Step> {
     let Setting { window, shared_queue, group, kind, .. } = run.setting;
     if group {
         return Some(match random.below(3) {
@@ -1015,7 +1015,7 @@ struct Recorded {
 }
 
 /// Generates a program while it runs.
-fn record<D: Device>(objects: &mut SharedObjects<'_, D>, seed: u64) -> Outcome<Recorded> {
+fn record<D: RawDevice>(objects: &mut SharedObjects<'_, D>, seed: u64) -> Outcome<Recorded> {
     let mut random = Random(seed);
     let setting = setting(&mut random);
     let mut run = ProgramRun::new(objects, setting)?;
@@ -1036,7 +1036,7 @@ fn with_steps(stop: Stop, steps: &[Step], step: &Step) -> Stop {
 }
 
 /// Runs a recorded program.
-fn replay<D: Device>(
+fn replay<D: RawDevice>(
     objects: &mut SharedObjects<'_, D>,
     setting: Setting,
     steps: &[Step],
@@ -1052,7 +1052,7 @@ fn replay<D: Device>(
 
 /// Runs the same steps on both beds. Returns a description of the difference between the results, or `None` if they are
 /// equal.
-fn compare_runs<A: Device, B: Device>(
+fn compare_runs<A: RawDevice, B: RawDevice>(
     first: &mut SharedObjects<'_, A>,
     second: &mut SharedObjects<'_, B>,
     setting: Setting,
@@ -1079,7 +1079,7 @@ fn side_by_side(first: &[String], second: &[String]) -> String {
 }
 
 /// Removes steps, and requests of steps, as long as the beds still differ.
-fn shrink<A: Device, B: Device>(
+fn shrink<A: RawDevice, B: RawDevice>(
     first: &mut SharedObjects<'_, A>,
     second: &mut SharedObjects<'_, B>,
     setting: Setting,
@@ -1111,7 +1111,7 @@ fn shrink<A: Device, B: Device>(
     steps
 }
 
-fn env_number(name: &str, otherwise: u64) -> u64 {
+pub(crate) fn env_number(name: &str, otherwise: u64) -> u64 {
     match std::env::var(name) {
         Err(_) => otherwise,
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")),
@@ -1124,7 +1124,7 @@ const RERUNS: usize = 3;
 const ACCOUNTING: &str = "accounting: ";
 
 /// Runs programs on both beds. `test` is the test name in the command that repeats a program.
-pub(crate) fn compare<A: Device, B: Device>(first: &TestBed<A>, second: &TestBed<B>, test: &str, count: u64) {
+pub(crate) fn compare<A: RawDevice, B: RawDevice>(first: &TestBed<A>, second: &TestBed<B>, test: &str, count: u64) {
     let (seed, count) = (env_number("FUZZ_SEED", 1), env_number("FUZZ_COUNT", count));
     let mut spent = [Duration::ZERO; 2];
     let message = "creating the shared objects failed";

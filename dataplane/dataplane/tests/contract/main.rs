@@ -15,6 +15,8 @@
 mod bed;
 mod cases;
 mod differences;
+#[cfg(feature = "ibverbs")]
+mod flow_rules;
 mod fuzz;
 #[cfg(feature = "ibverbs")]
 mod nic;
@@ -25,11 +27,11 @@ use std::process::ExitCode;
 use bed::{Connection, EndpointSpec, Outcome, Pair, PairCq, Profile, Stop, TestBed};
 use dataplane::clock::HostClock;
 use dataplane::soft::{self, LinkSpec, LoopbackLink, SoftDevice, SoftSpec};
-use dataplane::verbs::{Capability, Device, QpType};
+use dataplane::verbs::{Capability, QpType, RawDevice};
 use libtest_mimic::{Arguments, Completion, Failed};
 
 /// A running case.
-pub(crate) struct Trial<'a, D: Device> {
+pub(crate) struct Trial<'a, D: RawDevice> {
     pub(crate) bed: &'a TestBed<D>,
     case: &'static str,
     log: Vec<String>,
@@ -39,7 +41,7 @@ pub(crate) struct Trial<'a, D: Device> {
 /// The name and the function of a case.
 pub(crate) type Case<D> = (&'static str, fn(&mut Trial<'_, D>) -> Outcome);
 
-impl<D: Device> Trial<'_, D> {
+impl<D: RawDevice> Trial<'_, D> {
     /// Skips the case unless both devices have the capability.
     pub(crate) fn require(&self, capability: Capability) -> Outcome {
         let has = |device: &D| device.capabilities().has.contains(&capability);
@@ -120,7 +122,7 @@ impl<D: Device> Trial<'_, D> {
 }
 
 /// Runs a case on a test bed. The case may be skipped only for a capability in `lacks`.
-fn run_case<D: Device>(bed: &TestBed<D>, (case, run): Case<D>, lacks: &[&str]) -> Result<Completion, Failed> {
+fn run_case<D: RawDevice>(bed: &TestBed<D>, (case, run): Case<D>, lacks: &[&str]) -> Result<Completion, Failed> {
     let mut trial = Trial { bed, case, log: Vec::new(), checked: false };
     match run(&mut trial) {
         Ok(()) if trial.checked => Ok(Completion::Completed),
@@ -138,7 +140,7 @@ fn run_case<D: Device>(bed: &TestBed<D>, (case, run): Case<D>, lacks: &[&str]) -
 }
 
 /// Returns a test for each case. Each test creates its own test bed.
-fn tests_of<D: Device>(
+fn tests_of<D: RawDevice>(
     name: &'static str,
     bed: fn(&'static str) -> TestBed<D>,
     lacks: &'static [&'static str],
@@ -150,7 +152,7 @@ fn tests_of<D: Device>(
 }
 
 /// Returns a test that runs the same random programs on two test beds and compares the results.
-fn fuzz_test<A: Device, B: Device>(
+fn fuzz_test<A: RawDevice, B: RawDevice>(
     name: &'static str,
     beds: impl Fn() -> (TestBed<A>, TestBed<B>) + Send + 'static,
     count: u64,
@@ -182,6 +184,7 @@ fn main() -> ExitCode {
     }
     #[cfg(feature = "ibverbs")]
     {
+        tests.push(("soft::flow_rules".to_owned(), Box::new(|| flow_rules::compare(1000))));
         tests.extend(rxe::tests(arguments.include_ignored));
         tests.extend(nic::tests());
     }

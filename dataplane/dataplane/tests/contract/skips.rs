@@ -14,10 +14,9 @@ const EVERYWHERE: &[&str] = &[
     "tag_matching",
 ];
 /// The capabilities that the software device lacks.
-pub(crate) const SOFT: &[&str] = &["flow rules", "rate limit", "rss of queue pairs from the contract's traits"];
+pub(crate) const SOFT: &[&str] = &[];
 /// The capabilities that are missing if both endpoints are on one software device.
-pub(crate) const SOFT_ALONE: &[&str] =
-    &["flow rules", "rate limit", "raw packets to itself", "rss of queue pairs from the contract's traits"];
+pub(crate) const SOFT_ALONE: &[&str] = &["raw packets to itself"];
 /// The capabilities that the software device lacks with the profile `Rxe`.
 pub(crate) const RXE: &[&str] =
     &["IBV_QPT_RAW_PACKET queue pairs", "parent_domain", "raw_packet", "rss", "state SQE", "timestamps"];

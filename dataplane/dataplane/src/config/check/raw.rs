@@ -14,13 +14,14 @@ pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &
         ("rate_limit", port.rate_limit.is_some()),
     ];
     for (key, _) in given.into_iter().filter(|(_, given)| *given) {
-        if !port.is_verbs() {
+        if port.link.as_ref().is_some_and(|link| link.kind() == "xdp") {
             let help = match key {
                 "flow" => "remove the key, and select packets with an `acl` stage",
                 "rate_limit" => "remove the key, and limit the rate with a `limit` stage",
                 _ => "remove the key",
             };
-            checker.error(key, format!("`{key}` needs a verbs device, but the device is `{}`", port.device), help);
+            let message = format!("`{key}` is not available on `xdp` links, because they do not copy frames");
+            checker.error(key, message, help);
         } else if port.qp != Qp::RawPacket {
             let message =
                 format!("`{key}` needs raw-packet queue pairs, and `{}` has {} queue pairs", port.name, port.qp.name());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dataplane::lane::message::{MessageDomain, poll, poll_or_sleep};
 use dataplane::verbs::{
-    Capability, CompletionChannel, CompletionQueue, Completions, CqApi, CqEvent, CqFlags, CqSpec, Device, EventKind,
+    Capability, CompletionChannel, CompletionQueue, Completions, CqApi, CqEvent, CqFlags, CqSpec, RawDevice, EventKind,
     PollFields, QpSpec, QpState, QpType, SendFlags, SendOp, WcFlags,
 };
 
@@ -16,7 +16,7 @@ use crate::bed::{
 use crate::cases::bad_lkey;
 
 /// A device rejects depths and completion vectors that it does not support.
-pub(crate) fn creation<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn creation<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (most, vectors) = (t.bed.a.capabilities().max_cqe, t.bed.a.capabilities().completion_vectors);
     for (what, spec) in [
         ("least", CqSpec { depth: 1, ..CqSpec::default() }),
@@ -37,7 +37,7 @@ pub(crate) fn creation<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Checks traffic with one of the polling interfaces (`api`). Every interface must return the same completions.
-fn polled_by<D: Device>(t: &mut Trial<'_, D>, api: CqApi) -> Outcome {
+fn polled_by<D: RawDevice>(t: &mut Trial<'_, D>, api: CqApi) -> Outcome {
     if api != CqApi::Classic {
         t.require(Capability::ExtendedCq)?;
     }
@@ -75,20 +75,20 @@ fn polled_by<D: Device>(t: &mut Trial<'_, D>, api: CqApi) -> Outcome {
     t.expect("as requested: true")
 }
 
-pub(crate) fn classic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn classic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     polled_by(t, CqApi::Classic)
 }
 
-pub(crate) fn extended<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn extended<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     polled_by(t, CqApi::Extended)
 }
 
-pub(crate) fn extended_one_at_a_time<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn extended_one_at_a_time<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     polled_by(t, CqApi::ExtendedSingle)
 }
 
 /// Fields that were not requested are absent.
-pub(crate) fn unrequested_fields_are_absent<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn unrequested_fields_are_absent<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let spec = EndpointSpec::new(QpType::Rc);
     let spec = EndpointSpec { cq: CqSpec { fields: PollFields::BYTE_LEN, ..spec.cq }, ..spec };
     let mut pair = t.pair_with(spec, Connection::default(), Connection::default())?;
@@ -105,7 +105,7 @@ pub(crate) fn unrequested_fields_are_absent<D: Device>(t: &mut Trial<'_, D>) -> 
 }
 
 /// If a device does not support requested fields or flags, the result of `create_cq` lists them as refused.
-pub(crate) fn refused_capabilities_are_listed<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn refused_capabilities_are_listed<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let flags = CqFlags::IGNORE_OVERRUN | CqFlags::SINGLE_THREADED;
     let fields = PollFields::STANDARD | PollFields::CVLAN | PollFields::FLOW_TAG | PollFields::TM_INFO;
     let (_, granted) = t.bed.a.create_cq(&CqSpec { depth: 8, fields, flags, ..CqSpec::default() }, None)?;
@@ -122,7 +122,7 @@ pub(crate) fn refused_capabilities_are_listed<D: Device>(t: &mut Trial<'_, D>) -
 
 /// Completions can be polled in batches (`poll_run`) or one by one (`poll`). Both ways together return each completion
 /// once and in order.
-pub(crate) fn runs_and_cursor<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn runs_and_cursor<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     for wr_id in 0..10 {
         pair.b.recv(wr_id, 0..100)?;
@@ -145,7 +145,7 @@ pub(crate) fn runs_and_cursor<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// An enlarged queue keeps its completions and has space for more.
-pub(crate) fn resize<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn resize<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let spec = EndpointSpec::new(QpType::Rc);
     let spec = EndpointSpec { cq: CqSpec { depth: 16, ..spec.cq }, ..spec };
     let mut pair = t.pair_with(spec, Connection::default(), Connection::default())?;
@@ -181,7 +181,7 @@ pub(crate) fn resize<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// More requests complete than the queue has space for, because the queue is not polled.
-pub(crate) fn overrun<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn overrun<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     while t.bed.a.poll_async_event().is_some() {}
     let spec = EndpointSpec::new(QpType::Rc);
     let spec = EndpointSpec { cq: CqSpec { depth: 4, ..spec.cq }, ..spec };
@@ -207,7 +207,7 @@ pub(crate) fn overrun<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Creates a pair whose second endpoint receives through a completion channel.
-fn with_channel<D: Device>(t: &Trial<'_, D>) -> Outcome<(Pair<D>, D::Channel)> {
+fn with_channel<D: RawDevice>(t: &Trial<'_, D>) -> Outcome<(Pair<D>, D::Channel)> {
     t.require(Capability::Events)?;
     let mut pair = Pair::new(t.bed, EndpointSpec::new(QpType::Rc))?;
     let channel = t.bed.b.create_channel()?;
@@ -224,7 +224,7 @@ fn with_channel<D: Device>(t: &Trial<'_, D>) -> Outcome<(Pair<D>, D::Channel)> {
 }
 
 /// An armed queue raises at most one event. A queue that is not armed raises no event.
-pub(crate) fn events<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn events<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (mut pair, channel) = with_channel(t)?;
     let number = pair.b.recv_cq.number();
     for wr_id in 0..3 {
@@ -254,7 +254,7 @@ pub(crate) fn events<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A queue that is armed for solicited completions raises no event for other successful completions.
-pub(crate) fn solicited_events<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn solicited_events<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (mut pair, channel) = with_channel(t)?;
     for wr_id in 0..3 {
         pair.b.recv(wr_id, 0..100)?;
@@ -286,7 +286,7 @@ pub(crate) fn solicited_events<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// A completion that arrived before the queue was armed raises no event. `poll_or_sleep` therefore polls once more
 /// after arming.
-pub(crate) fn arm_race<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn arm_race<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (mut pair, channel) = with_channel(t)?;
     let mut got = 0;
     for round in 0..50u64 {
@@ -303,7 +303,7 @@ pub(crate) fn arm_race<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Each armed queue raises its own event, with its own number.
-pub(crate) fn two_queues_one_channel<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn two_queues_one_channel<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Events)?;
     let channel = t.bed.a.create_channel()?;
     let spec = EndpointSpec::new(QpType::Rc);
@@ -342,7 +342,7 @@ pub(crate) fn two_queues_one_channel<D: Device>(t: &mut Trial<'_, D>) -> Outcome
 }
 
 /// A queue returns the value that the program gave it, and so does each event of the queue.
-pub(crate) fn context<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn context<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Events)?;
     let channel = t.bed.a.create_channel()?;
     for api in [CqApi::Auto, CqApi::Classic] {
@@ -382,7 +382,7 @@ pub(crate) fn context<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// Creates a pair whose first endpoint has its queue pair and a completion queue in a parent domain, and its memory in
 /// the domain that the parent domain extends.
-pub(crate) fn in_parent_domain<D: Device>(
+pub(crate) fn in_parent_domain<D: RawDevice>(
     t: &Trial<'_, D>,
     plain: &MessageDomain<D>,
     parent: &MessageDomain<D>,
@@ -400,7 +400,7 @@ pub(crate) fn in_parent_domain<D: Device>(
 
 /// A completion queue can be created in a parent domain, if the device has parent domains. Keys of the parent domain and
 /// of the domain that it extends are valid in both.
-pub(crate) fn parent_domain<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn parent_domain<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let has = t.bed.a.capabilities().has.contains(&Capability::ParentDomain);
     let cq = EndpointSpec::new(QpType::Rc).cq;
     let plain = MessageDomain::new(&t.bed.a)?;
@@ -433,7 +433,7 @@ pub(crate) fn parent_domain<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// The completion of a received datagram has the fields of `struct ibv_wc`, on every polling interface.
-pub(crate) fn fields_of_datagrams<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn fields_of_datagrams<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     for api in [CqApi::Auto, CqApi::Classic] {
         let spec = EndpointSpec::new(QpType::Ud);
         let spec = EndpointSpec { cq: CqSpec { api, ..spec.cq }, ..spec };
@@ -466,7 +466,7 @@ pub(crate) fn fields_of_datagrams<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// The completions of messages have the length, the immediate data and the queue pair, on every polling interface.
-pub(crate) fn fields_of_messages<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn fields_of_messages<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     for api in [CqApi::Auto, CqApi::Classic] {
         let spec = EndpointSpec::new(QpType::Rc);
         let spec = EndpointSpec { cq: CqSpec { api, ..spec.cq }, ..spec };
@@ -513,7 +513,7 @@ pub(crate) fn fields_of_messages<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A completion with an error has its request, its status and its queue pair. All other fields are absent.
-pub(crate) fn fields_of_errors<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn fields_of_errors<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     for api in [CqApi::Auto, CqApi::Classic] {
         let spec = EndpointSpec::new(QpType::Rc);
         let spec = EndpointSpec { cq: CqSpec { api, ..spec.cq }, ..spec };
@@ -537,7 +537,7 @@ pub(crate) fn fields_of_errors<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// The verdict on checksums is granted exactly if the device checks checksums. Without the verdict, a run of completions
 /// reports no valid checksum.
-pub(crate) fn checksum<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn checksum<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let has = t.bed.b.capabilities().has.contains(&Capability::RxChecksum);
     let spec = EndpointSpec::new(QpType::Rc);
     let cq = CqSpec { fields: spec.cq.fields | PollFields::CHECKSUM, ..spec.cq };

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dataplane::verbs::{Capability, Device, QpType, RecvRequest, SendFlags, SendOp, SendRequest, Sge};
+use dataplane::verbs::{Capability, RawDevice, QpType, RecvRequest, SendFlags, SendOp, SendRequest, Sge};
 
 use crate::Trial;
 use crate::bed::{Connection, Endpoint, EndpointSpec, PairCq, Outcome, Pair, QKEY, remote, post_result};
@@ -23,7 +23,7 @@ fn lengths(mtu: usize) -> [usize; 7] {
 }
 
 /// Splits a range of the memory into three scatter/gather elements.
-pub(crate) fn thirds<D: Device>(end: &Endpoint<D>, part: Range<usize>) -> [Sge; 3] {
+pub(crate) fn thirds<D: RawDevice>(end: &Endpoint<D>, part: Range<usize>) -> [Sge; 3] {
     let third = part.len() / 3;
     let (a, b) = (part.start + third, part.start + 2 * third);
     [end.buffer.sge(part.start..a), end.buffer.sge(a..b), end.buffer.sge(b..part.end)]
@@ -31,7 +31,7 @@ pub(crate) fn thirds<D: Device>(end: &Endpoint<D>, part: Range<usize>) -> [Sge; 
 
 /// Sends messages of every length from three scatter/gather elements into three receive elements, and compares all
 /// bytes. `grh` is the number of bytes before the payload of a receive.
-fn check_lengths<D: Device>(t: &mut Trial<'_, D>, kind: QpType, longest: usize, grh: usize) -> Outcome {
+fn check_lengths<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType, longest: usize, grh: usize) -> Outcome {
     // A path MTU of 1,024 bytes.
     let with = Connection { path_mtu: 3, ..Connection::default() };
     let mut pair = t.pair_with(EndpointSpec::new(kind), with, with)?;
@@ -73,17 +73,17 @@ const CONNECTED_LENGTHS: &str = "a send 0 SEND
     b receive 6 RECV 5127 bytes
     5127 bytes: payload intact true, bytes after it changed false";
 
-pub(crate) fn rc_lengths<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_lengths<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_lengths(t, QpType::Rc, usize::MAX, 0)?;
     t.expect(CONNECTED_LENGTHS)
 }
 
-pub(crate) fn uc_lengths<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn uc_lengths<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_lengths(t, QpType::Uc, usize::MAX, 0)?;
     t.expect(CONNECTED_LENGTHS)
 }
 
-pub(crate) fn ud_lengths<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn ud_lengths<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_lengths(t, QpType::Ud, 1024, 40)?;
     t.expect(
         "a send 0 SEND
@@ -102,7 +102,7 @@ pub(crate) fn ud_lengths<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Writes or reads remote memory with every length, and compares all bytes.
-fn remote_lengths<D: Device>(t: &mut Trial<'_, D>, kind: QpType, write: bool) -> Outcome {
+fn remote_lengths<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType, write: bool) -> Outcome {
     let mut pair = t.pair(kind)?;
     for (seed, length) in lengths(1024).into_iter().enumerate() {
         let bytes = pattern(seed, length);
@@ -139,23 +139,23 @@ fn expected_lengths(opcode: &str) -> String {
     lengths(1024).into_iter().enumerate().map(lines).collect()
 }
 
-pub(crate) fn rc_write_lengths<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_write_lengths<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     remote_lengths(t, QpType::Rc, true)?;
     t.expect(&expected_lengths("RDMA_WRITE"))
 }
 
-pub(crate) fn uc_write_lengths<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn uc_write_lengths<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     remote_lengths(t, QpType::Uc, true)?;
     t.expect(&expected_lengths("RDMA_WRITE"))
 }
 
-pub(crate) fn rc_read_lengths<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_read_lengths<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     remote_lengths(t, QpType::Rc, false)?;
     t.expect(&expected_lengths("RDMA_READ"))
 }
 
 /// Requests without scatter/gather elements move no data and complete.
-pub(crate) fn no_elements<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn no_elements<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let far = remote(&pair.b, 0);
     pair.b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }, RecvRequest { wr_id: 2, sges: &[] }])?;
@@ -175,7 +175,7 @@ pub(crate) fn no_elements<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A write of zero bytes does not check the remote key.
-pub(crate) fn zero_length_write_ignores_bad_key<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn zero_length_write_ignores_bad_key<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let far = super::bad_rkey(remote(&pair.b, 0));
     pair.a.post(1, SendOp::RdmaWrite(far), &[])?;
@@ -187,7 +187,7 @@ pub(crate) fn zero_length_write_ignores_bad_key<D: Device>(t: &mut Trial<'_, D>)
     )
 }
 
-fn immediate<D: Device>(t: &mut Trial<'_, D>, kind: QpType, grh: usize) -> Outcome {
+fn immediate<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType, grh: usize) -> Outcome {
     let mut pair = t.pair(kind)?;
     pair.b.recv(1, INTO..INTO + 100)?;
     pair.a.buffer.write(FROM, b"immediate");
@@ -198,7 +198,7 @@ fn immediate<D: Device>(t: &mut Trial<'_, D>, kind: QpType, grh: usize) -> Outco
     Ok(())
 }
 
-pub(crate) fn rc_immediate<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_immediate<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     immediate(t, QpType::Rc, 0)?;
     t.expect(
         "a send 1 SEND
@@ -207,7 +207,7 @@ pub(crate) fn rc_immediate<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn uc_immediate<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn uc_immediate<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     immediate(t, QpType::Uc, 0)?;
     t.expect(
         "a send 1 SEND
@@ -216,7 +216,7 @@ pub(crate) fn uc_immediate<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn ud_immediate<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn ud_immediate<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     immediate(t, QpType::Ud, 40)?;
     t.expect(
         "a send 1 SEND
@@ -226,7 +226,7 @@ pub(crate) fn ud_immediate<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A write with immediate data consumes a receive and does not touch the receive's memory.
-pub(crate) fn rc_write_with_immediate<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_write_with_immediate<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.buffer.write(0, &[0xee; 100]);
     pair.b.recv(1, 0..100)?;
@@ -245,7 +245,7 @@ pub(crate) fn rc_write_with_immediate<D: Device>(t: &mut Trial<'_, D>) -> Outcom
 }
 
 /// Inline data is copied when the request is posted. The key is not checked, and the memory can be reused immediately.
-pub(crate) fn inline<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn inline<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Inline)?;
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.recv(1, INTO..INTO + 100)?;
@@ -277,7 +277,7 @@ pub(crate) fn inline<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A fenced send waits for the preceding read, so the message contains the data that was read.
-pub(crate) fn fence<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn fence<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.buffer.write(FROM, &pattern(1, 4000));
     pair.b.recv(1, INTO..INTO + 4000)?;
@@ -296,7 +296,7 @@ pub(crate) fn fence<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// Sends many messages, one full queue at a time. Each message contains its number. Checks that each message arrives
 /// once and in order.
-fn many<D: Device>(t: &mut Trial<'_, D>, kind: QpType, grh: usize) -> Outcome {
+fn many<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType, grh: usize) -> Outcome {
     const ROUNDS: u64 = 25;
     let mut pair = t.pair(kind)?;
     let depth = u64::from(pair.b.qp.caps().recv_depth.min(pair.a.qp.caps().send_depth));
@@ -339,23 +339,23 @@ fn many<D: Device>(t: &mut Trial<'_, D>, kind: QpType, grh: usize) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn rc_many<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_many<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     many(t, QpType::Rc, 0)?;
     t.expect("wrong messages: 0, all arrived: true")
 }
 
-pub(crate) fn uc_many<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn uc_many<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     many(t, QpType::Uc, 0)?;
     t.expect("wrong messages: 0, all arrived: true")
 }
 
-pub(crate) fn ud_many<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn ud_many<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     many(t, QpType::Ud, 40)?;
     t.expect("wrong messages: 0, all arrived: true")
 }
 
 /// Messages can be sent in both directions at the same time.
-pub(crate) fn rc_both_directions<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_both_directions<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.a.buffer.write(FROM, b"from a");
     pair.b.buffer.write(FROM, b"from b");
@@ -379,7 +379,7 @@ pub(crate) fn rc_both_directions<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// The packet sequence number has 24 bits and wraps.
-pub(crate) fn psn_wraps<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn psn_wraps<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let with = Connection { rq_psn: 0xff_fffe, sq_psn: 0xff_fffe, ..Connection::default() };
     let mut pair = t.pair_with(EndpointSpec::new(QpType::Rc), with, with)?;
     pair.a.buffer.write(FROM, &pattern(3, 5000));
@@ -395,7 +395,7 @@ pub(crate) fn psn_wraps<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Posts an atomic operation and logs the values on both sides.
-fn atomic<D: Device>(t: &mut Trial<'_, D>, pair: &mut Pair<D>, wr_id: u64, op: SendOp<'_>) -> Outcome {
+fn atomic<D: RawDevice>(t: &mut Trial<'_, D>, pair: &mut Pair<D>, wr_id: u64, op: SendOp<'_>) -> Outcome {
     pair.a.buffer.write(FROM, &[0xee; 8]);
     let sges = [pair.a.buffer.sge(FROM..FROM + 8)];
     let posted = pair.a.post(wr_id, op, &sges);
@@ -413,7 +413,7 @@ fn atomic<D: Device>(t: &mut Trial<'_, D>, pair: &mut Pair<D>, wr_id: u64, op: S
     Ok(())
 }
 
-pub(crate) fn atomics<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn atomics<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Atomic)?;
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.buffer.write(INTO, &0x1122_3344_5566_7788u64.to_ne_bytes());
@@ -436,7 +436,7 @@ pub(crate) fn atomics<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// An unaligned atomic is never executed. The standard requires that the peer rejects the request. Some devices refuse
 /// the post instead (see `differences`).
-pub(crate) fn atomic_not_aligned<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn atomic_not_aligned<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Atomic)?;
     let mut pair = t.pair(QpType::Rc)?;
     let remote = remote(&pair.b, INTO + 4);

@@ -1,14 +1,14 @@
 //! Cases for datagrams: headers, Q_Keys, address handles and multicast groups.
 
 use dataplane::lane::message::{Ah, MessageDomain};
-use dataplane::verbs::{Capability, Destination, Device, Path, QpType, SendFlags, SendOp, SendRequest};
+use dataplane::verbs::{Capability, Destination, RawDevice, Path, QpType, SendFlags, SendOp, SendRequest};
 use dataplane::units::{Gid, QpNum};
 
 use crate::Trial;
 use crate::bed::{PairCq, Outcome, QKEY, Stop, verb_result, post_result};
 
 /// The first 40 bytes of a receive are an IPv6 header, or 20 undefined bytes and an IPv4 header.
-pub(crate) fn header<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn header<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Ud)?;
     pair.b.recv(1, 0..100)?;
     pair.a.buffer.write(0, b"payload");
@@ -37,7 +37,7 @@ pub(crate) fn header<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// If the top bit of the Q_Key in a request is set, the device sends the Q_Key of the sending queue pair instead.
-pub(crate) fn own_qkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn own_qkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Ud)?;
     pair.b.recv(1, 0..100)?;
     pair.b.recv(2, 0..100)?;
@@ -60,7 +60,7 @@ pub(crate) fn own_qkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// An address handle of another protection domain is rejected.
-pub(crate) fn handle_of_another_domain<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn handle_of_another_domain<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Ud)?;
     pair.b.recv(1, 0..100)?;
     let other = MessageDomain::new(&t.bed.a)?;
@@ -77,7 +77,7 @@ pub(crate) fn handle_of_another_domain<D: Device>(t: &mut Trial<'_, D>) -> Outco
     )
 }
 
-pub(crate) fn handles<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn handles<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let pair = t.pair(QpType::Ud)?;
     let right = pair.a.path(pair.b.gid.0);
     for (what, path) in [
@@ -99,7 +99,7 @@ pub(crate) fn handles<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 const GROUP: Gid = Gid([0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xda, 0x7a, 0x00, 0x01]);
 
 /// Multicast datagrams arrive at queue pairs that are attached to the group, and only while they are attached.
-pub(crate) fn multicast<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn multicast<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Multicast)?;
     let mut pair = t.pair(QpType::Ud)?;
     // A kernel device receives only groups that its network interface has joined (ipv6(7), IPV6_ADD_MEMBERSHIP).
@@ -143,7 +143,7 @@ pub(crate) fn multicast<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn multicast_rules<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn multicast_rules<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Multicast)?;
     let mut pair = t.pair(QpType::Ud)?;
     let own = pair.b.gid.0;

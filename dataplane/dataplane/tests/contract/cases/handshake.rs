@@ -5,13 +5,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use dataplane::connect::{
     ConnectedQueuePair, EndpointParameters, Listener, Offer, PreparedQueuePair, QueuePairEndpoint, WaitLimits, connect, join,
 };
-use dataplane::verbs::{Access, CqSpec, Device, QpAttributes, QpSpec, QpType, QueuePair};
+use dataplane::verbs::{Access, CqSpec, RawDevice, QpAttributes, QpSpec, QpType, QueuePair};
 
 use crate::Trial;
 use crate::bed::{CAPS, COMPLETION_TIMEOUT, Outcome, TestBed, state_name};
 
 /// Returns a prepared queue pair of a device of the test bed, and its completion queue.
-fn prepared<D: Device>(
+fn prepared<D: RawDevice>(
     bed: &TestBed<D>,
     device: &D,
     parameters: EndpointParameters,
@@ -24,7 +24,7 @@ fn prepared<D: Device>(
 }
 
 /// Connects two new queue pairs, and returns the attributes that both devices report.
-fn connected<D: Device>(t: &Trial<'_, D>, parameters: EndpointParameters) -> Outcome<[QpAttributes; 2]> {
+fn connected<D: RawDevice>(t: &Trial<'_, D>, parameters: EndpointParameters) -> Outcome<[QpAttributes; 2]> {
     let (a, _cq_of_a) = prepared(t.bed, &t.bed.a, parameters.clone())?;
     let (b, _cq_of_b) = prepared(t.bed, &t.bed.b, parameters)?;
     let numbers = [a.endpoint().qpn, b.endpoint().qpn];
@@ -35,7 +35,7 @@ fn connected<D: Device>(t: &Trial<'_, D>, parameters: EndpointParameters) -> Out
     Ok(got)
 }
 
-fn log_all<D: Device>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2]) {
+fn log_all<D: RawDevice>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2]) {
     for got in sides {
         let path = got.path;
         t.log(format!("{} port {} pkey {} {:?}", state_name(got.state), got.port, got.pkey_index, got.access));
@@ -52,7 +52,7 @@ fn log_all<D: Device>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2]) {
 }
 
 /// Without parameters, the handshake sets the attributes that the crate `ibverbs` documents.
-pub(crate) fn defaults<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn defaults<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let sides = connected(t, EndpointParameters::default())?;
     log_all(t, sides);
     t.expect(&"RTS port 1 pkey 0 Access(0x0)
@@ -66,7 +66,7 @@ pub(crate) fn defaults<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Each parameter sets its attribute.
-pub(crate) fn parameters<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let parameters = EndpointParameters {
         access: Access::REMOTE_WRITE | Access::REMOTE_READ,
         hop_limit: 17,
@@ -96,7 +96,7 @@ pub(crate) fn parameters<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// An error lists every invalid parameter by name, before a queue pair is created.
-pub(crate) fn invalid_parameters<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn invalid_parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let parameters = EndpointParameters { pkey_index: 9_999, service_level: 8, ..EndpointParameters::default() };
     let stop = prepared(t.bed, &t.bed.a, parameters).map(drop).unwrap_err();
     let why = format!("{stop:?}");
@@ -105,7 +105,7 @@ pub(crate) fn invalid_parameters<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Queue pairs whose hosts exchange the endpoints over TCP reach RTS, each in its own thread.
-pub(crate) fn over_tcp<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn over_tcp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), None)?;
     let (bed, address) = (t.bed, listener.address()?);
     let run = |device: &D, listener: Option<&Listener>| -> Outcome<(QueuePairEndpoint, QueuePairEndpoint, &'static str)> {

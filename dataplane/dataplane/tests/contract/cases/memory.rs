@@ -3,7 +3,7 @@
 use dataplane::error::Error;
 use dataplane::lane::message::{Binding, Buffer};
 use dataplane::verbs::{
-    Access, Capability, Device, MemoryWindow, MwKind, QpType, Remote, SendFlags, SendOp, Sge,
+    Access, Capability, RawDevice, MemoryWindow, MwKind, QpType, Remote, SendFlags, SendOp, Sge,
 };
 use dataplane::units::Rkey;
 
@@ -11,7 +11,7 @@ use crate::Trial;
 use crate::bed::{PairCq, Outcome, Pair, errno_name, remote};
 
 /// Returns `ok`, or the error of a registration.
-pub(crate) fn registered<D: Device>(result: Result<Buffer<D>, Error>) -> String {
+pub(crate) fn registered<D: RawDevice>(result: Result<Buffer<D>, Error>) -> String {
     match result {
         Ok(_) => "ok".to_owned(),
         Err(Error::Verb { source, .. }) => errno_name(source.errno),
@@ -19,7 +19,7 @@ pub(crate) fn registered<D: Device>(result: Result<Buffer<D>, Error>) -> String 
     }
 }
 
-pub(crate) fn access_rules<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn access_rules<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let pair = t.pair(QpType::Ud)?;
     for access in [
         Access::empty(),
@@ -53,7 +53,7 @@ pub(crate) fn access_rules<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A peer can write the last byte of a region, but not the byte after it.
-pub(crate) fn bounds<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn bounds<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let end = pair.b.buffer.len();
     pair.a.buffer.write(0, &[7; 10]);
@@ -71,7 +71,7 @@ pub(crate) fn bounds<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Checks an address below the region, and an address where address plus length overflows.
-pub(crate) fn bounds_below<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn bounds_below<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     for wr_id in 0..2 {
         let mut pair = t.pair(QpType::Rc)?;
         let far = remote(&pair.b, 0);
@@ -87,7 +87,7 @@ pub(crate) fn bounds_below<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// The keys of a deregistered region are invalid.
-pub(crate) fn deregistered<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn deregistered<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let far = pair.b.domain.buffer(100, crate::bed::ALL_ACCESS)?.remote(0);
     let sges = [pair.a.buffer.sge(0..10)];
@@ -104,7 +104,7 @@ pub(crate) fn deregistered<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Binds a window to bytes 1,000 to 1,100 of endpoint b.
-fn window<D: Device>(
+fn window<D: RawDevice>(
     t: &mut Trial<'_, D>,
     pair: &mut Pair<D>,
     kind: MwKind,
@@ -117,7 +117,7 @@ fn window<D: Device>(
     Ok(window)
 }
 
-fn bind<D: Device>(
+fn bind<D: RawDevice>(
     pair: &mut Pair<D>,
     window: &mut <D::Pd as dataplane::verbs::ProtectionDomain>::Mw,
     wr_id: u64,
@@ -130,7 +130,7 @@ fn bind<D: Device>(
 }
 
 /// Writes through a key and logs the completion.
-fn write<D: Device>(t: &mut Trial<'_, D>, pair: &mut Pair<D>, wr_id: u64, rkey: Rkey, offset: usize) -> Outcome {
+fn write<D: RawDevice>(t: &mut Trial<'_, D>, pair: &mut Pair<D>, wr_id: u64, rkey: Rkey, offset: usize) -> Outcome {
     let sges: [Sge; 1] = [pair.a.buffer.sge(0..10)];
     let far = Remote { rkey, ..remote(&pair.b, offset) };
     pair.a.post(wr_id, SendOp::RdmaWrite(far), &sges)?;
@@ -139,7 +139,7 @@ fn write<D: Device>(t: &mut Trial<'_, D>, pair: &mut Pair<D>, wr_id: u64, rkey: 
 
 const WINDOW: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
 
-fn window_bounds<D: Device>(t: &mut Trial<'_, D>, kind: MwKind) -> Outcome {
+fn window_bounds<D: RawDevice>(t: &mut Trial<'_, D>, kind: MwKind) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.a.buffer.write(0, &[7; 10]);
     let window = window(t, &mut pair, kind, WINDOW)?;
@@ -156,15 +156,15 @@ fn window_bounds<D: Device>(t: &mut Trial<'_, D>, kind: MwKind) -> Outcome {
     )
 }
 
-pub(crate) fn window_1_bounds<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn window_1_bounds<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     window_bounds(t, MwKind::Type1)
 }
 
-pub(crate) fn window_2_bounds<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn window_2_bounds<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     window_bounds(t, MwKind::Type2)
 }
 
-fn window_access<D: Device>(t: &mut Trial<'_, D>, kind: MwKind) -> Outcome {
+fn window_access<D: RawDevice>(t: &mut Trial<'_, D>, kind: MwKind) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let window = window(t, &mut pair, kind, Access::REMOTE_READ)?;
     let (far, sges) = (Remote { rkey: window.rkey(), ..remote(&pair.b, 1000) }, [pair.a.buffer.sge(0..10)]);
@@ -178,16 +178,16 @@ fn window_access<D: Device>(t: &mut Trial<'_, D>, kind: MwKind) -> Outcome {
     )
 }
 
-pub(crate) fn window_1_access<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn window_1_access<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     window_access(t, MwKind::Type1)
 }
 
-pub(crate) fn window_2_access<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn window_2_access<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     window_access(t, MwKind::Type2)
 }
 
 /// A new binding has a new key, and the old key becomes invalid.
-pub(crate) fn window_1_rebound<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn window_1_rebound<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let mut window = window(t, &mut pair, MwKind::Type1, WINDOW)?;
     let old = window.rkey();
@@ -205,7 +205,7 @@ pub(crate) fn window_1_rebound<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn window_1_unbound<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn window_1_unbound<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let mut window = window(t, &mut pair, MwKind::Type1, WINDOW)?;
     let old = window.rkey();
@@ -220,7 +220,7 @@ pub(crate) fn window_1_unbound<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// The owner of the window invalidates the key with a local request.
-pub(crate) fn window_2_local_invalidate<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn window_2_local_invalidate<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let window = window(t, &mut pair, MwKind::Type2, WINDOW)?;
     pair.b.post(51, SendOp::LocalInv(window.rkey()), &[])?;
@@ -234,7 +234,7 @@ pub(crate) fn window_2_local_invalidate<D: Device>(t: &mut Trial<'_, D>) -> Outc
 }
 
 /// The peer invalidates the key with a send request.
-pub(crate) fn window_2_remote_invalidate<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn window_2_remote_invalidate<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let window = window(t, &mut pair, MwKind::Type2, WINDOW)?;
     pair.b.recv(1, 0..100)?;
@@ -255,7 +255,7 @@ pub(crate) fn window_2_remote_invalidate<D: Device>(t: &mut Trial<'_, D>) -> Out
 }
 
 /// A window cannot be bound to a region without the access flag `MW_BIND`.
-pub(crate) fn window_without_bind_access<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn window_without_bind_access<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::MemoryWindow)?;
     let mut pair = t.pair(QpType::Rc)?;
     let plain = pair.b.domain.buffer(100, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -271,7 +271,7 @@ pub(crate) fn window_without_bind_access<D: Device>(t: &mut Trial<'_, D>) -> Out
 }
 
 /// A window that extends beyond the region is rejected.
-pub(crate) fn window_out_of_bounds<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn window_out_of_bounds<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::MemoryWindow)?;
     let mut pair = t.pair(QpType::Rc)?;
     let end = pair.b.buffer.len();

@@ -1,7 +1,7 @@
 //! The cases of the contract test, grouped by topic. Each case runs on every test bed.
 
 use dataplane::units::{Lkey, Rkey};
-use dataplane::verbs::{Device, Remote, Sge};
+use dataplane::verbs::{RawDevice, Remote, Sge};
 
 use crate::bed::Outcome;
 use crate::{Case, Trial};
@@ -11,7 +11,7 @@ macro_rules! cases {
         $(mod $file;)*
 
         /// Returns all cases.
-        pub(crate) fn all<D: Device>() -> Vec<Case<D>> {
+        pub(crate) fn all<D: RawDevice>() -> Vec<Case<D>> {
             vec![$($((concat!(stringify!($file), ".", stringify!($name)), $file::$name::<D> as fn(&mut Trial<'_, D>) -> Outcome),)*)*]
         }
     };
@@ -30,6 +30,9 @@ cases! {
         error_by_user receive_after_error reset_by_user flush_order by_name;
     handshake: defaults parameters invalid_parameters over_tcp;
     opcodes: rc uc ud;
+    raw:
+        flow_ethernet flow_ipv4 flow_ipv6 flow_udp flow_tcp flow_drop_and_count receive_checksum vlan_strip send_checksum
+        segmentation rate_limit rss_udp rss_tcp;
     states: rc_table uc_table ud_table query recovery send_queue_error;
     posting:
         rc_by_state uc_by_state ud_by_state receive_queue_full send_queue_full unsignalled_fills_the_queue

@@ -1,6 +1,6 @@
 //! Cases for the operations that each type of queue pair supports.
 
-use dataplane::verbs::{Device, QpType, SendOp, WrOpcode};
+use dataplane::verbs::{RawDevice, QpType, SendOp, WrOpcode};
 
 use crate::Trial;
 use crate::bed::{EndpointSpec, PairCq, Outcome, remote, status_name, post_result};
@@ -8,7 +8,7 @@ use crate::bed::{Connection, Pair};
 
 /// Posts every operation once, each on a new pair. Logs the completion and the state of the requester, and the
 /// completion of the peer's receive.
-fn matrix<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
+fn matrix<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     for opcode in WrOpcode::NAMED {
         let mut pair = Pair::connected(t.bed, EndpointSpec::new(kind), Connection::default(), Connection::default())?;
         let far = remote(&pair.b, 1024);
@@ -48,7 +48,7 @@ fn matrix<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn rc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     matrix(t, QpType::Rc)?;
     t.expect(
         "RDMA_WRITE: RDMA_WRITE, RTS
@@ -61,7 +61,7 @@ pub(crate) fn rc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn uc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn uc<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     matrix(t, QpType::Uc)?;
     t.expect(
         "RDMA_WRITE: RDMA_WRITE, RTS
@@ -74,7 +74,7 @@ pub(crate) fn uc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn ud<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn ud<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     matrix(t, QpType::Ud)?;
     t.expect(
         "RDMA_WRITE: LOC_QP_OP_ERR, SQE

@@ -1,14 +1,14 @@
 //! Cases for posting requests: in which states a post is accepted, and how many requests are accepted.
 
 use dataplane::verbs::{
-    Device, PostError, QpState, QpType, RecvRequest, SendFlags, SendOp, SendRequest, Sge,
+    RawDevice, PostError, QpState, QpType, RecvRequest, SendFlags, SendOp, SendRequest, Sge,
 };
 
 use crate::Trial;
 use crate::bed::{Connection, EndpointSpec, PairCq, Outcome, Pair, remote, post_result};
 
 /// Posts a receive and a send in every state of the queue pair except SQE.
-fn by_state<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
+fn by_state<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     for state in [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Err] {
         let mut pair = Pair::new(t.bed, EndpointSpec::new(kind))?;
         match state {
@@ -42,21 +42,21 @@ fn by_state<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     )
 }
 
-pub(crate) fn rc_by_state<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_by_state<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     by_state(t, QpType::Rc)
 }
 
-pub(crate) fn uc_by_state<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn uc_by_state<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     by_state(t, QpType::Uc)
 }
 
-pub(crate) fn ud_by_state<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn ud_by_state<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     by_state(t, QpType::Ud)
 }
 
 /// Posts one receive more than the queue has space for. All receives except the last are accepted. In ERR, the
 /// accepted receives are flushed in order.
-pub(crate) fn receive_queue_full<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn receive_queue_full<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let depth = pair.b.qp.caps().recv_depth as usize;
     let sges = [pair.b.buffer.sge(0..100)];
@@ -76,7 +76,7 @@ pub(crate) fn receive_queue_full<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Posts one send more than the queue has space for. The peer has no receives, so no send completes before ERR.
-pub(crate) fn send_queue_full<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn send_queue_full<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let endless_retry = Connection { rnr_retry: 7, ..Connection::default() };
     let mut pair = t.pair_with(EndpointSpec::new(QpType::Rc), endless_retry, Connection::default())?;
     let depth = pair.a.qp.caps().send_depth as usize;
@@ -99,7 +99,7 @@ pub(crate) fn send_queue_full<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Without a signalled request, no slot of the send queue becomes free.
-pub(crate) fn unsignalled_fills_the_queue<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn unsignalled_fills_the_queue<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let far = remote(&pair.b, 0);
     let sges = [pair.a.buffer.sge(0..10)];
@@ -123,7 +123,7 @@ pub(crate) fn unsignalled_fills_the_queue<D: Device>(t: &mut Trial<'_, D>) -> Ou
 }
 
 /// In each round, only the last request is signalled. Its completion frees the slots of all requests of the round.
-pub(crate) fn one_signalled_request_frees_all<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn one_signalled_request_frees_all<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let far = remote(&pair.b, 0);
     let sges = [pair.a.buffer.sge(0..10)];
@@ -144,7 +144,7 @@ pub(crate) fn one_signalled_request_frees_all<D: Device>(t: &mut Trial<'_, D>) -
 }
 
 /// With `signal_all`, every send generates a completion, signalled or not.
-pub(crate) fn signal_all<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn signal_all<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let spec = EndpointSpec { signal_all: true, ..EndpointSpec::new(QpType::Rc) };
     let mut pair = t.pair_with(spec, Connection::default(), Connection::default())?;
     let far = remote(&pair.b, 0);
@@ -162,7 +162,7 @@ pub(crate) fn signal_all<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// A request with more scatter/gather elements than the queue pair allows is refused. The preceding requests of the
 /// same call are accepted.
-pub(crate) fn too_many_elements<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn too_many_elements<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let caps = (pair.a.qp.caps(), pair.b.qp.caps());
     let one = [pair.b.buffer.sge(0..100)];
@@ -188,7 +188,7 @@ pub(crate) fn too_many_elements<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Receives posted in INIT are used once the queue pair can receive.
-pub(crate) fn receives_posted_in_init<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn receives_posted_in_init<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = Pair::new(t.bed, EndpointSpec::new(QpType::Rc))?;
     let with = Connection::default();
     let (attributes, mask) = with.step(&pair.b, QpState::Init, pair.a.gid.0, pair.a.qp.number());
@@ -208,7 +208,7 @@ pub(crate) fn receives_posted_in_init<D: Device>(t: &mut Trial<'_, D>) -> Outcom
 }
 
 /// A queue pair in RTR receives messages.
-pub(crate) fn rtr_receives<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rtr_receives<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = Pair::new(t.bed, EndpointSpec::new(QpType::Rc))?;
     crate::bed::connect(&mut pair.a, &pair.b, Connection::default(), QpState::Rts)?;
     crate::bed::connect(&mut pair.b, &pair.a, Connection::default(), QpState::Rtr)?;
@@ -225,7 +225,7 @@ pub(crate) fn rtr_receives<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// A send that is posted in SQD starts only after the change to RTS. The event `SQ_DRAINED` reports that all sends that
 /// were posted before SQD have completed.
-pub(crate) fn sqd_holds_sends<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn sqd_holds_sends<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     while t.bed.a.poll_async_event().is_some() {}
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.recv(1, 0..100)?;

@@ -4,11 +4,11 @@
 
 use dataplane::lane::message::{Binding, MessageDomain};
 use dataplane::verbs::{
-    Access, Capability, CqApi, CqSpec, Device, MemoryWindow, MwKind, PollFields, QpCaps, QpState, QpType, RecvRequest,
+    Access, Capability, CqApi, CqSpec, RawDevice, MemoryWindow, MwKind, PollFields, QpCaps, QpState, QpType, RecvRequest,
     SendApi, SendFlags, SendOp,
 };
 
-use super::{bad_lkey, bad_rkey, completions, data, memory, posting, shared, states, statuses};
+use super::{bad_lkey, bad_rkey, completions, data, memory, posting, raw, shared, states, statuses};
 use crate::Trial;
 use crate::bed::{CAPS, Connection, Endpoint, EndpointSpec, PairCq, Outcome, Pair, Stop, remote, verb_result, post_result};
 
@@ -19,7 +19,7 @@ fn no_verb(what: &str) -> Outcome {
 
 // test_atomic.py
 
-fn atomic<D: Device>(t: &mut Trial<'_, D>, compare: bool) -> Outcome {
+fn atomic<D: RawDevice>(t: &mut Trial<'_, D>, compare: bool) -> Outcome {
     t.require(Capability::Atomic)?;
     let mut pair = t.pair(QpType::Rc)?;
     for wr_id in 0..20u64 {
@@ -44,19 +44,19 @@ fn atomic<D: Device>(t: &mut Trial<'_, D>, compare: bool) -> Outcome {
     t.expect("")
 }
 
-pub(crate) fn test_atomic_cmp_and_swap<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_atomic_cmp_and_swap<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     atomic(t, true)
 }
 
-pub(crate) fn test_atomic_fetch_and_add<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_atomic_fetch_and_add<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     atomic(t, false)
 }
 
-pub(crate) fn test_atomic_invalid_qp_access<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_atomic_invalid_qp_access<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     statuses::rc_atomic_not_enabled(t)
 }
 
-pub(crate) fn test_atomic_invalid_mr_access<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_atomic_invalid_mr_access<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Atomic)?;
     let mut pair = t.pair(QpType::Rc)?;
     let fixed = pair.b.domain.buffer(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -66,11 +66,11 @@ pub(crate) fn test_atomic_invalid_mr_access<D: Device>(t: &mut Trial<'_, D>) -> 
     t.expect("a send 1 REM_ACCESS_ERR")
 }
 
-pub(crate) fn test_atomic_non_aligned_addr<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_atomic_non_aligned_addr<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     data::atomic_not_aligned(t)
 }
 
-pub(crate) fn test_atomic_invalid_lkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_atomic_invalid_lkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Atomic)?;
     let mut pair = t.pair(QpType::Rc)?;
     let sges = [bad_lkey(pair.a.buffer.sge(64..72))];
@@ -80,7 +80,7 @@ pub(crate) fn test_atomic_invalid_lkey<D: Device>(t: &mut Trial<'_, D>) -> Outco
     t.expect("a send 1 LOC_PROT_ERR")
 }
 
-pub(crate) fn test_atomic_invalid_rkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_atomic_invalid_rkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Atomic)?;
     let mut pair = t.pair(QpType::Rc)?;
     let sges = [pair.a.buffer.sge(64..72)];
@@ -91,18 +91,18 @@ pub(crate) fn test_atomic_invalid_rkey<D: Device>(t: &mut Trial<'_, D>) -> Outco
 }
 
 /// Checks that the device rejects extended reliable connections (XRC), which are not part of the verbs contract.
-fn xrc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+fn xrc<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     Endpoint::new(t.bed, false, EndpointSpec::new(QpType::XrcSend), None)?;
     Err(Stop::Fail("the device accepts XRC queue pairs".to_owned()))
 }
 
-pub(crate) fn test_xrc_atomic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_xrc_atomic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     xrc(t)
 }
 
 // test_cq.py
 
-pub(crate) fn test_create_cq<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_create_cq<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     for depth in [1, 7, 64, 1000] {
         let made = t.bed.a.create_cq(&CqSpec { depth, api: CqApi::Classic, ..CqSpec::default() }, None);
         t.log(format!("{depth}: {}", verb_result(made)));
@@ -115,13 +115,13 @@ pub(crate) fn test_create_cq<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn test_create_cq_with_bad_flow<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_create_cq_with_bad_flow<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     completions::creation(t)
 }
 
 /// A completion queue outlives its handle while a queue pair uses the queue. When the queue pair is gone, new queues
 /// can be created.
-pub(crate) fn test_destroy_cq<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_destroy_cq<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     for _ in 0..20 {
         let pair = t.pair(QpType::Rc)?;
         let Pair { a, b: _b } = pair;
@@ -133,17 +133,17 @@ pub(crate) fn test_destroy_cq<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     t.expect("")
 }
 
-pub(crate) fn test_resize_cq<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_resize_cq<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     completions::resize(t)
 }
 
 // test_cq_events.py
 
-pub(crate) fn test_cq_events_rc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_cq_events_rc<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     completions::arm_race(t)
 }
 
-pub(crate) fn test_cq_events_ud<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_cq_events_ud<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Events)?;
     use dataplane::verbs::{CompletionChannel, CompletionQueue};
     let channel = t.bed.b.create_channel()?;
@@ -169,7 +169,7 @@ pub(crate) fn test_cq_events_ud<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 // test_cqex.py
 
-pub(crate) fn test_create_cq_ex<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_create_cq_ex<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::ExtendedCq)?;
     for fields in [PollFields::empty(), PollFields::BYTE_LEN, PollFields::STANDARD] {
         let (_, granted) = t.bed.a.create_cq(&CqSpec { depth: 16, fields, ..CqSpec::default() }, None)?;
@@ -178,11 +178,11 @@ pub(crate) fn test_create_cq_ex<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     t.expect("true\ntrue\ntrue")
 }
 
-pub(crate) fn test_create_cq_ex_bad_flow<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_create_cq_ex_bad_flow<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     completions::creation(t)
 }
 
-fn cq_ex<D: Device>(t: &mut Trial<'_, D>, kind: QpType, grh: u32) -> Outcome {
+fn cq_ex<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType, grh: u32) -> Outcome {
     t.require(Capability::ExtendedCq)?;
     let mut pair = t.pair(kind)?;
     for wr_id in 0..20 {
@@ -199,91 +199,84 @@ fn cq_ex<D: Device>(t: &mut Trial<'_, D>, kind: QpType, grh: u32) -> Outcome {
     t.expect("")
 }
 
-pub(crate) fn test_rc_traffic_cq_ex<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_rc_traffic_cq_ex<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     cq_ex(t, QpType::Rc, 0)
 }
 
-pub(crate) fn test_ud_traffic_cq_ex<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_ud_traffic_cq_ex<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     cq_ex(t, QpType::Ud, 40)
 }
 
-pub(crate) fn test_xrc_traffic_cq_ex<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_xrc_traffic_cq_ex<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     xrc(t)
 }
 
 // test_flow.py
 
-/// Skips the case if the device has no raw packets. The tests of the crate `dataplane-ibverbs` compare the encoded flow
-/// rules byte by byte.
-fn flow<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    Endpoint::new(t.bed, false, EndpointSpec::new(QpType::RawPacket), None)?;
-    no_verb("flow rules")
+pub(crate) fn test_eth_spec_flow_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
+    raw::flow_ethernet(t)
 }
 
-pub(crate) fn test_eth_spec_flow_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    flow(t)
+pub(crate) fn test_ipv4_spec_flow_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
+    raw::flow_ipv4(t)
 }
 
-pub(crate) fn test_ipv4_spec_flow_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    flow(t)
+pub(crate) fn test_ipv6_spec_flow_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
+    raw::flow_ipv6(t)
 }
 
-pub(crate) fn test_ipv6_spec_flow_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    flow(t)
+pub(crate) fn test_udp_spec_flow_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
+    raw::flow_udp(t)
 }
 
-pub(crate) fn test_udp_spec_flow_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    flow(t)
-}
-
-pub(crate) fn test_tcp_spec_flow_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    flow(t)
+pub(crate) fn test_tcp_spec_flow_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
+    raw::flow_tcp(t)
 }
 
 // test_mr.py
 
-pub(crate) fn test_mr_rereg_addr<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mr_rereg_addr<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
     no_verb("ibv_rereg_mr")
 }
 
-pub(crate) fn test_mr_rereg_atomic<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mr_rereg_atomic<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
     no_verb("ibv_rereg_mr")
 }
 
-pub(crate) fn test_mr_rereg_access<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mr_rereg_access<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
     no_verb("ibv_rereg_mr")
 }
 
-pub(crate) fn test_mr_rereg_pd<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mr_rereg_pd<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
     no_verb("ibv_rereg_mr")
 }
 
-pub(crate) fn test_mr_rereg_bad_flow<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mr_rereg_bad_flow<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
     no_verb("ibv_rereg_mr")
 }
 
-pub(crate) fn test_reg_mr_bad_flags<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_reg_mr_bad_flags<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     memory::access_rules(t)
 }
 
-pub(crate) fn test_mw_type1<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mw_type1<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     memory::window_1_bounds(t)
 }
 
-pub(crate) fn test_mw_type2<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mw_type2<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     memory::window_2_bounds(t)
 }
 
-pub(crate) fn test_mw_type2_invalidate_local<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mw_type2_invalidate_local<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     memory::window_2_local_invalidate(t)
 }
 
-pub(crate) fn test_mw_type2_invalidate_remote<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mw_type2_invalidate_remote<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     memory::window_2_remote_invalidate(t)
 }
 
 /// A request cannot invalidate a window of type 1.
-pub(crate) fn test_mw_wrong_type<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mw_wrong_type<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::MemoryWindow)?;
     let mut pair = t.pair(QpType::Rc)?;
     let mut window = pair.b.domain.alloc_mw(MwKind::Type1)?;
@@ -304,17 +297,17 @@ pub(crate) fn test_mw_wrong_type<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn test_dm_traffic<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_dm_traffic<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
     no_verb("device memory")
 }
 
-pub(crate) fn test_dmabuf_mr<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_dmabuf_mr<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
     no_verb("dma-buf from the contract's traits")
 }
 
 // test_odp.py
 
-fn odp<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+fn odp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let pair = t.pair(QpType::Ud)?;
     match pair.a.domain.buffer(4096, Access::LOCAL_WRITE | Access::ON_DEMAND) {
         Err(dataplane::Error::Verb { source, .. }) => Err(Stop::Skip("on-demand paging".to_owned(), source.errno)),
@@ -323,37 +316,37 @@ fn odp<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     }
 }
 
-pub(crate) fn test_odp_rc_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_odp_rc_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     odp(t)
 }
 
-pub(crate) fn test_odp_ud_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_odp_ud_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     odp(t)
 }
 
-pub(crate) fn test_odp_xrc_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_odp_xrc_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     odp(t)
 }
 
-pub(crate) fn test_odp_rc_srq_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_odp_rc_srq_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     odp(t)
 }
 
-pub(crate) fn test_odp_implicit_rc_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_odp_implicit_rc_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     odp(t)
 }
 
-pub(crate) fn test_odp_rc_huge_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_odp_rc_huge_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     odp(t)
 }
 
-pub(crate) fn test_odp_prefetch<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_odp_prefetch<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     odp(t)
 }
 
 // test_parent_domain.py
 
-pub(crate) fn test_default_allocators_rc_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_default_allocators_rc_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::ParentDomain)?;
     let plain = MessageDomain::new(&t.bed.a)?;
     let mut pair = super::completions::in_parent_domain(t, &plain, &plain.alloc_parent()?)?;
@@ -366,14 +359,14 @@ pub(crate) fn test_default_allocators_rc_traffic<D: Device>(t: &mut Trial<'_, D>
     t.expect("true")
 }
 
-pub(crate) fn test_mem_align_rc_traffic<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_mem_align_rc_traffic<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
     no_verb("memory allocators of parent domains")
 }
 
 // test_qp.py
 
 /// Creates queue pairs with normal, minimal and excessive capabilities.
-fn create_qp<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
+fn create_qp<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     let most = t.bed.a.capabilities().max_sge;
     let caps = |send_depth, recv_depth, send_sges, recv_sges, inline| QpCaps {
         send_depth,
@@ -409,32 +402,32 @@ fn create_qp<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     )
 }
 
-pub(crate) fn test_create_qp_rc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_create_qp_rc<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     create_qp(t, QpType::Rc)
 }
 
-pub(crate) fn test_create_qp_uc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_create_qp_uc<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     create_qp(t, QpType::Uc)
 }
 
-pub(crate) fn test_create_qp_ud<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_create_qp_ud<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     create_qp(t, QpType::Ud)
 }
 
-pub(crate) fn test_create_qp_raw_packet<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_create_qp_raw_packet<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     create_qp(t, QpType::RawPacket)
 }
 
-pub(crate) fn test_query_qp<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_query_qp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     states::query(t)
 }
 
-pub(crate) fn test_modify_qp<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_modify_qp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     states::recovery(t)
 }
 
 /// The Q_Key of a running datagram queue pair can be changed.
-pub(crate) fn test_modify_ud_qp<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_modify_ud_qp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Ud)?;
     let attributes = dataplane::verbs::QpAttributes {
         state: QpState::Rts,
@@ -451,7 +444,7 @@ pub(crate) fn test_modify_ud_qp<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A Q_Key with the top bit set requires privileges.
-pub(crate) fn test_modify_ud_privileged_qkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_modify_ud_privileged_qkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = Pair::new(t.bed, EndpointSpec::new(QpType::Ud))?;
     let (attributes, mask) = dataplane::verbs::QpAttributes::init(QpType::Ud, 1, 0x8000_0001);
     let set = verb_result(pair.a.qp.modify(&attributes, mask));
@@ -459,22 +452,21 @@ pub(crate) fn test_modify_ud_privileged_qkey<D: Device>(t: &mut Trial<'_, D>) ->
     t.expect("ok")
 }
 
-pub(crate) fn test_modify_raw_rate_limit<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    Endpoint::new(t.bed, false, EndpointSpec::new(QpType::RawPacket), None)?;
-    no_verb("rate limit")
+pub(crate) fn test_modify_raw_rate_limit<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
+    raw::rate_limit(t)
 }
 
 // test_qpex.py
 
 /// Creates a pair that posts its sends with `ibv_wr_*`.
-fn qp_ex<D: Device>(t: &Trial<'_, D>, kind: QpType) -> Outcome<Pair<D>> {
+fn qp_ex<D: RawDevice>(t: &Trial<'_, D>, kind: QpType) -> Outcome<Pair<D>> {
     t.require(Capability::ExtendedSend)?;
     let spec = EndpointSpec { send_api: SendApi::Extended, ..EndpointSpec::new(kind) };
     t.pair_with(spec, Connection::default(), Connection::default())
 }
 
 /// Posts one operation that consumes a receive, and logs the result.
-fn message<D: Device>(t: &mut Trial<'_, D>, kind: QpType, op: SendOp<'_>, length: usize) -> Outcome {
+fn message<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType, op: SendOp<'_>, length: usize) -> Outcome {
     let mut pair = qp_ex(t, kind)?;
     let grh = if kind == QpType::Ud { 40 } else { 0 };
     let bytes = data::pattern(9, length);
@@ -487,7 +479,7 @@ fn message<D: Device>(t: &mut Trial<'_, D>, kind: QpType, op: SendOp<'_>, length
     Ok(())
 }
 
-pub(crate) fn test_qp_ex_ud_send<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_ud_send<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     message(t, QpType::Ud, SendOp::Send, 100)?;
     t.expect(
         "a send 1 SEND
@@ -496,7 +488,7 @@ pub(crate) fn test_qp_ex_ud_send<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn test_qp_ex_ud_zero_size<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_ud_zero_size<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     message(t, QpType::Ud, SendOp::Send, 0)?;
     t.expect(
         "a send 1 SEND
@@ -505,7 +497,7 @@ pub(crate) fn test_qp_ex_ud_zero_size<D: Device>(t: &mut Trial<'_, D>) -> Outcom
     )
 }
 
-pub(crate) fn test_qp_ex_ud_send_imm<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_ud_send_imm<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     message(t, QpType::Ud, SendOp::SendWithImm(0x55u32.to_be()), 100)?;
     t.expect(
         "a send 1 SEND
@@ -514,7 +506,7 @@ pub(crate) fn test_qp_ex_ud_send_imm<D: Device>(t: &mut Trial<'_, D>) -> Outcome
     )
 }
 
-pub(crate) fn test_qp_ex_rc_send<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_send<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     message(t, QpType::Rc, SendOp::Send, 1500)?;
     t.expect(
         "a send 1 SEND
@@ -523,7 +515,7 @@ pub(crate) fn test_qp_ex_rc_send<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn test_qp_ex_rc_send_imm<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_send_imm<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     message(t, QpType::Rc, SendOp::SendWithImm(0x55u32.to_be()), 1500)?;
     t.expect(
         "a send 1 SEND
@@ -533,7 +525,7 @@ pub(crate) fn test_qp_ex_rc_send_imm<D: Device>(t: &mut Trial<'_, D>) -> Outcome
 }
 
 /// Posts one read or write of the peer's memory, and logs whether the memory of both sides has the same bytes.
-fn one_sided<D: Device>(t: &mut Trial<'_, D>, read: bool, length: usize) -> Outcome {
+fn one_sided<D: RawDevice>(t: &mut Trial<'_, D>, read: bool, length: usize) -> Outcome {
     let mut pair = qp_ex(t, QpType::Rc)?;
     let bytes = data::pattern(5, length);
     let far = remote(&pair.b, 4096);
@@ -546,7 +538,7 @@ fn one_sided<D: Device>(t: &mut Trial<'_, D>, read: bool, length: usize) -> Outc
     Ok(())
 }
 
-pub(crate) fn test_qp_ex_rc_rdma_write<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_rdma_write<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     one_sided(t, false, 1500)?;
     t.expect(
         "a send 1 RDMA_WRITE
@@ -554,7 +546,7 @@ pub(crate) fn test_qp_ex_rc_rdma_write<D: Device>(t: &mut Trial<'_, D>) -> Outco
     )
 }
 
-pub(crate) fn test_qp_ex_rc_rdma_write_zero_length<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_rdma_write_zero_length<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     one_sided(t, false, 0)?;
     t.expect(
         "a send 1 RDMA_WRITE
@@ -562,7 +554,7 @@ pub(crate) fn test_qp_ex_rc_rdma_write_zero_length<D: Device>(t: &mut Trial<'_, 
     )
 }
 
-pub(crate) fn test_qp_ex_rc_rdma_write_imm<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_rdma_write_imm<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = qp_ex(t, QpType::Rc)?;
     pair.b.recv(1, 0..100)?;
     let (far, sges) = (remote(&pair.b, 4096), [pair.a.buffer.sge(0..100)]);
@@ -574,7 +566,7 @@ pub(crate) fn test_qp_ex_rc_rdma_write_imm<D: Device>(t: &mut Trial<'_, D>) -> O
     )
 }
 
-pub(crate) fn test_qp_ex_rc_rdma_read<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_rdma_read<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     one_sided(t, true, 1500)?;
     t.expect(
         "a send 1 RDMA_READ
@@ -582,7 +574,7 @@ pub(crate) fn test_qp_ex_rc_rdma_read<D: Device>(t: &mut Trial<'_, D>) -> Outcom
     )
 }
 
-pub(crate) fn test_qp_ex_rc_rdma_read_zero_size<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_rdma_read_zero_size<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     one_sided(t, true, 0)?;
     t.expect(
         "a send 1 RDMA_READ
@@ -590,7 +582,7 @@ pub(crate) fn test_qp_ex_rc_rdma_read_zero_size<D: Device>(t: &mut Trial<'_, D>)
     )
 }
 
-fn atomic_ex<D: Device>(t: &mut Trial<'_, D>, compare: bool) -> Outcome {
+fn atomic_ex<D: RawDevice>(t: &mut Trial<'_, D>, compare: bool) -> Outcome {
     t.require(Capability::Atomic)?;
     let mut pair = qp_ex(t, QpType::Rc)?;
     pair.b.buffer.write(0, &5u64.to_ne_bytes());
@@ -606,7 +598,7 @@ fn atomic_ex<D: Device>(t: &mut Trial<'_, D>, compare: bool) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn test_qp_ex_rc_atomic_cmp_swp<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_atomic_cmp_swp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     atomic_ex(t, true)?;
     t.expect(
         "a send 1 COMP_SWAP
@@ -614,7 +606,7 @@ pub(crate) fn test_qp_ex_rc_atomic_cmp_swp<D: Device>(t: &mut Trial<'_, D>) -> O
     )
 }
 
-pub(crate) fn test_qp_ex_rc_atomic_fetch_add<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_atomic_fetch_add<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     atomic_ex(t, false)?;
     t.expect(
         "a send 1 FETCH_ADD
@@ -622,15 +614,15 @@ pub(crate) fn test_qp_ex_rc_atomic_fetch_add<D: Device>(t: &mut Trial<'_, D>) ->
     )
 }
 
-pub(crate) fn test_qp_ex_rc_atomic_write<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_atomic_write<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
     no_verb("ibv_wr_atomic_write")
 }
 
-pub(crate) fn test_qp_ex_rc_flush<D: Device>(_: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_flush<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
     no_verb("ibv_wr_flush")
 }
 
-pub(crate) fn test_qp_ex_rc_bind_mw<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_rc_bind_mw<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::MemoryWindow)?;
     let mut pair = qp_ex(t, QpType::Rc)?;
     let mut window = pair.b.domain.alloc_mw(MwKind::Type2)?;
@@ -649,23 +641,23 @@ pub(crate) fn test_qp_ex_rc_bind_mw<D: Device>(t: &mut Trial<'_, D>) -> Outcome 
     )
 }
 
-pub(crate) fn test_qp_ex_xrc_send<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_qp_ex_xrc_send<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     xrc(t)
 }
 
-pub(crate) fn test_post_receive_qp_state_bad_flow<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_post_receive_qp_state_bad_flow<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     posting::rc_by_state(t)
 }
 
-pub(crate) fn test_post_send_qp_state_bad_flow<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_post_send_qp_state_bad_flow<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     posting::uc_by_state(t)
 }
 
-pub(crate) fn test_full_rq_bad_flow<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_full_rq_bad_flow<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     posting::receive_queue_full(t)
 }
 
-pub(crate) fn test_rq_with_larger_sgl_bad_flow<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_rq_with_larger_sgl_bad_flow<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let many = vec![pair.a.buffer.sge(0..1); pair.a.qp.caps().recv_sges as usize + 1];
     t.log(post_result(pair.a.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &many }])));
@@ -674,7 +666,7 @@ pub(crate) fn test_rq_with_larger_sgl_bad_flow<D: Device>(t: &mut Trial<'_, D>) 
 
 // test_relaxed_ordering.py
 
-fn relaxed<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
+fn relaxed<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     let spec = EndpointSpec::new(kind);
     let spec = EndpointSpec { access: spec.access | Access::RELAXED_ORDERING, ..spec };
     let mut pair = t.pair_with(spec, Connection::default(), Connection::default())?;
@@ -688,46 +680,41 @@ fn relaxed<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     t.expect("payload intact: true")
 }
 
-pub(crate) fn test_ro_rc_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_ro_rc_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     relaxed(t, QpType::Rc)
 }
 
-pub(crate) fn test_ro_ud_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_ro_ud_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     relaxed(t, QpType::Ud)
 }
 
 // test_rss_traffic.py
 
-fn rss<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    t.require(Capability::Rss)?;
-    no_verb("rss of queue pairs from the contract's traits")
+pub(crate) fn test_rss_udp_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
+    raw::rss_udp(t)
 }
 
-pub(crate) fn test_rss_udp_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    rss(t)
-}
-
-pub(crate) fn test_rss_tcp_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
-    rss(t)
+pub(crate) fn test_rss_tcp_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
+    raw::rss_tcp(t)
 }
 
 // test_srq.py
 
-pub(crate) fn test_rc_srq_traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_rc_srq_traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     shared::traffic(t)
 }
 
-pub(crate) fn test_resize_srq<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_resize_srq<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     shared::resize(t)
 }
 
-pub(crate) fn test_srq_limit_event<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_srq_limit_event<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     shared::limit(t)
 }
 
 // test_tag_matching.py
 
-pub(crate) fn test_tag_matching_rc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_tag_matching_rc<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::TagMatching)?;
     no_verb("tag matching")
 }
@@ -735,7 +722,7 @@ pub(crate) fn test_tag_matching_rc<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 // test_mlx5_timestamp.py
 
 /// Timestamps are present and never decrease.
-pub(crate) fn test_timestamp_free_running<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn test_timestamp_free_running<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Timestamps)?;
     let spec = EndpointSpec::new(QpType::Rc);
     let spec = EndpointSpec { cq: CqSpec { fields: PollFields::STANDARD | PollFields::TIMESTAMP, ..spec.cq }, ..spec };

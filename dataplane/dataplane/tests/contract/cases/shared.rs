@@ -1,13 +1,13 @@
 //! Cases for shared receive queues.
 
 use dataplane::lane::message::{MessageDomain, MessageSharedQueue};
-use dataplane::verbs::{Capability, Device, EventKind, QpState, QpType, RecvRequest, SrqSpec};
+use dataplane::verbs::{Capability, RawDevice, EventKind, QpState, QpType, RecvRequest, SrqSpec};
 
 use crate::Trial;
 use crate::bed::{Connection, Endpoint, EndpointSpec, PairCq, Outcome, COMPLETION_TIMEOUT, Pair, connect, verb_result, post_result};
 
 /// Creates two pairs whose second endpoints share a receive queue.
-fn two<D: Device>(t: &Trial<'_, D>, depth: u32) -> Outcome<(Pair<D>, Pair<D>, MessageSharedQueue<D>)> {
+fn two<D: RawDevice>(t: &Trial<'_, D>, depth: u32) -> Outcome<(Pair<D>, Pair<D>, MessageSharedQueue<D>)> {
     t.require(Capability::Srq)?;
     let domain = MessageDomain::new(&t.bed.b)?;
     let srq = domain.create_srq(&SrqSpec { depth, sges: 2 })?;
@@ -21,7 +21,7 @@ fn two<D: Device>(t: &Trial<'_, D>, depth: u32) -> Outcome<(Pair<D>, Pair<D>, Me
     Ok((make()?, make()?, srq))
 }
 
-fn post<D: Device>(srq: &mut MessageSharedQueue<D>, end: &Endpoint<D>, wr_ids: std::ops::Range<u64>) -> Outcome {
+fn post<D: RawDevice>(srq: &mut MessageSharedQueue<D>, end: &Endpoint<D>, wr_ids: std::ops::Range<u64>) -> Outcome {
     for wr_id in wr_ids {
         let place = 100 * wr_id as usize;
         srq.post_recv(&[RecvRequest { wr_id, sges: &[end.buffer.sge(place..place + 100)] }])?;
@@ -30,7 +30,7 @@ fn post<D: Device>(srq: &mut MessageSharedQueue<D>, end: &Endpoint<D>, wr_ids: s
 }
 
 /// Messages to both queue pairs consume the shared receives in the order in which the receives were posted.
-pub(crate) fn traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn traffic<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (mut one, mut two, mut srq) = two(t, 16)?;
     post(&mut srq, &one.b, 0..4)?;
     for wr_id in 0..4 {
@@ -54,7 +54,7 @@ pub(crate) fn traffic<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn full<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn full<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (one, _two, mut srq) = two(t, 8)?;
     let depth = srq.depth() as usize;
     // The queue may accept more receives than its reported depth.
@@ -73,7 +73,7 @@ pub(crate) fn full<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A queue pair with a shared receive queue has no receive queue of its own.
-pub(crate) fn own_receives_are_refused<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn own_receives_are_refused<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (mut one, _two, _srq) = two(t, 8)?;
     let sges = [one.b.buffer.sge(0..10)];
     t.log(post_result(one.b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }])));
@@ -81,7 +81,7 @@ pub(crate) fn own_receives_are_refused<D: Device>(t: &mut Trial<'_, D>) -> Outco
 }
 
 /// When the number of posted receives falls below the limit, the queue raises one event and clears the limit.
-pub(crate) fn limit<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn limit<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (mut one, _two, mut srq) = two(t, 8)?;
     while t.bed.b.poll_async_event().is_some() {}
     post(&mut srq, &one.b, 0..6)?;
@@ -110,7 +110,7 @@ pub(crate) fn limit<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A queue pair in ERR does not flush the shared receives, so the other queue pairs can use them.
-pub(crate) fn error_keeps_shared_receives<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn error_keeps_shared_receives<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     while t.bed.b.poll_async_event().is_some() {}
     let (mut one, mut two, mut srq) = two(t, 8)?;
     post(&mut srq, &one.b, 0..2)?;
@@ -128,7 +128,7 @@ pub(crate) fn error_keeps_shared_receives<D: Device>(t: &mut Trial<'_, D>) -> Ou
 }
 
 /// An enlarged queue keeps its receives.
-pub(crate) fn resize<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn resize<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (mut one, _two, mut srq) = two(t, 4)?;
     post(&mut srq, &one.b, 0..3)?;
     match srq.resize(20) {
@@ -152,7 +152,7 @@ pub(crate) fn resize<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Datagrams that use a shared receive queue arrive with the 40-byte global route header.
-pub(crate) fn datagrams<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn datagrams<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Srq)?;
     let domain = MessageDomain::new(&t.bed.b)?;
     let mut srq = domain.create_srq(&SrqSpec { depth: 8, sges: 1 })?;
@@ -173,7 +173,7 @@ pub(crate) fn datagrams<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// If the shared queue has no receive, the responder returns receiver-not-ready (RNR), and the requester fails after
 /// its retries.
-pub(crate) fn empty<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn empty<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let (mut one, _two, _srq) = two(t, 8)?;
     one.a.send(1, 0..1)?;
     t.wait_and_log(&mut one, &[(PairCq::ASent, 1)])?;

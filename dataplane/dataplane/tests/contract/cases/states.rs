@@ -4,7 +4,7 @@
 //! A unit test in `dataplane-core` checks that table against a second, independent table.
 
 use dataplane::verbs::{
-    AttributeMask, Device, EventKind, QpAttributes, QpState, QpType, SendOp, check_transition,
+    AttributeMask, RawDevice, EventKind, QpAttributes, QpState, QpType, SendOp, check_transition,
 };
 use dataplane::units::QpNum;
 
@@ -21,7 +21,7 @@ const REACHED: [QpState; 6] = [QpState::Reset, QpState::Init, QpState::Rtr, QpSt
 const MORE: AttributeMask = AttributeMask::ALT_PATH.union(AttributeMask::PATH_MIG_STATE).union(AttributeMask::RATE_LIMIT);
 
 /// Returns attributes with valid values.
-fn attributes<D: Device>(end: &Endpoint<D>, from: QpState, to: QpState) -> QpAttributes {
+fn attributes<D: RawDevice>(end: &Endpoint<D>, from: QpState, to: QpState) -> QpAttributes {
     let (mut attributes, _) = Connection::default().step(end, to, end.gid.0, QpNum(17));
     attributes.current_state = from;
     attributes
@@ -29,7 +29,7 @@ fn attributes<D: Device>(end: &Endpoint<D>, from: QpState, to: QpState) -> QpAtt
 
 /// Moves the queue pair to SQD and waits until running requests have ended. Until then, a device may allow fewer state
 /// changes.
-pub(crate) fn drain<D: Device>(end: &mut Endpoint<D>) -> Outcome {
+pub(crate) fn drain<D: RawDevice>(end: &mut Endpoint<D>) -> Outcome {
     let device = end.domain.device().clone();
     // rxe, the kernel's software RoCE driver, raises an event at every drain, requested or not. Remove the events of
     // earlier drains.
@@ -48,7 +48,7 @@ pub(crate) fn drain<D: Device>(end: &mut Endpoint<D>) -> Outcome {
 }
 
 /// Moves a queue pair from any state to state `to`.
-fn take<D: Device>(end: &mut Endpoint<D>, to: QpState) -> Outcome {
+fn take<D: RawDevice>(end: &mut Endpoint<D>, to: QpState) -> Outcome {
     if end.qp.query()?.state == QpState::Sqd {
         // While the send queue drains, some devices allow only the change to ERR.
         end.set_state(QpState::Err)?;
@@ -77,7 +77,7 @@ fn take<D: Device>(end: &mut Endpoint<D>, to: QpState) -> Outcome {
 /// Tries every change from every settable state to every state, and logs the differences from the transition table.
 /// Each change is tried with the required attributes, without one required attribute, with one attribute that is not
 /// allowed, and with all allowed attributes.
-fn table<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
+fn table<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     let mut end = Endpoint::new(t.bed, false, EndpointSpec::new(kind), None)?;
     let mut tried = 0;
     for from in REACHED {
@@ -123,23 +123,23 @@ fn table<D: Device>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
     Ok(())
 }
 
-pub(crate) fn rc_table<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_table<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     table(t, QpType::Rc)?;
     t.expect("tried more than 300")
 }
 
-pub(crate) fn uc_table<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn uc_table<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     table(t, QpType::Uc)?;
     t.expect("tried more than 300")
 }
 
-pub(crate) fn ud_table<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn ud_table<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     table(t, QpType::Ud)?;
     t.expect("tried more than 300")
 }
 
 /// A query returns the attributes that were set.
-pub(crate) fn query<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn query<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let pair = t.pair(QpType::Rc)?;
     let got = pair.a.qp.query()?;
     t.log(format!("{} {} {:?} {:?}", state_name(got.state), got.port, got.access, got.dest_qp == pair.b.qp.number()));
@@ -164,7 +164,7 @@ pub(crate) fn query<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A failed queue pair works again after RESET, INIT, RTR and RTS.
-pub(crate) fn recovery<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn recovery<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     for round in 0..3 {
         let sges = [super::bad_lkey(pair.a.buffer.sge(0..20))];
@@ -193,7 +193,7 @@ pub(crate) fn recovery<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// An invalid send stops only the send queue of a datagram queue pair (state SQE). A change to RTS resumes the send
 /// queue.
-pub(crate) fn send_queue_error<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn send_queue_error<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     if t.bed.profile == Profile::Rxe {
         return Err(Stop::Skip("state SQE".to_owned(), libc::EOPNOTSUPP));
     }

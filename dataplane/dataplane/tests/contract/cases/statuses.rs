@@ -2,7 +2,7 @@
 
 use dataplane::lane::message::MessageDomain;
 use dataplane::verbs::{
-    Access, Capability, Destination, Device, QpState, QpType, RecvRequest, Remote, SendFlags, SendOp, SendRequest,
+    Access, Capability, Destination, RawDevice, QpState, QpType, RecvRequest, Remote, SendFlags, SendOp, SendRequest,
     WcStatus,
 };
 use dataplane::units::{QpNum, Rkey};
@@ -12,7 +12,7 @@ use crate::Trial;
 use crate::bed::{Connection, EndpointSpec, PairCq, Outcome, Pair, QKEY, Stop, connect, remote, post_result};
 
 /// A message of 20 bytes fails if the receive has only 10 bytes.
-pub(crate) fn rc_short_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_short_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.recv(1, 0..10)?;
     pair.a.send(1, 0..20)?;
@@ -25,7 +25,7 @@ pub(crate) fn rc_short_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn rc_receive_bad_lkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_receive_bad_lkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let sges = [bad_lkey(pair.b.buffer.sge(0..100))];
     pair.b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }])?;
@@ -39,7 +39,7 @@ pub(crate) fn rc_receive_bad_lkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn rc_receive_without_local_write<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_receive_without_local_write<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     let fixed = pair.b.domain.buffer(100, Access::empty())?;
     pair.b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[fixed.sge(0..100)] }])?;
@@ -55,7 +55,7 @@ pub(crate) fn rc_receive_without_local_write<D: Device>(t: &mut Trial<'_, D>) ->
 }
 
 /// Posts one request that the requester's device must reject, and logs the result.
-fn check_local_error<D: Device>(
+fn check_local_error<D: RawDevice>(
     t: &mut Trial<'_, D>,
     request: impl FnOnce(&mut Pair<D>) -> Result<(), dataplane::verbs::PostError>,
 ) -> Outcome {
@@ -67,7 +67,7 @@ fn check_local_error<D: Device>(
     t.log_states(&pair)
 }
 
-pub(crate) fn rc_send_bad_lkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_send_bad_lkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_local_error(t, |pair| {
         let sge = bad_lkey(pair.a.buffer.sge(0..20));
         pair.a.post(1, SendOp::Send, &[sge])
@@ -79,7 +79,7 @@ pub(crate) fn rc_send_bad_lkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn rc_write_bad_lkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_write_bad_lkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_local_error(t, |pair| {
         let sge = bad_lkey(pair.a.buffer.sge(0..20));
         pair.a.post(1, SendOp::RdmaWrite(remote(&pair.b, 0)), &[sge])
@@ -91,7 +91,7 @@ pub(crate) fn rc_write_bad_lkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn rc_send_of_another_domain<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_send_of_another_domain<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let other = MessageDomain::new(&t.bed.a)?.buffer(100, Access::LOCAL_WRITE)?;
     check_local_error(t, |pair| pair.a.post(1, SendOp::Send, &[other.sge(0..20)]))?;
     t.expect(
@@ -101,7 +101,7 @@ pub(crate) fn rc_send_of_another_domain<D: Device>(t: &mut Trial<'_, D>) -> Outc
     )
 }
 
-pub(crate) fn rc_send_out_of_bounds<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_send_out_of_bounds<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_local_error(t, |pair| {
         let sge = pair.a.buffer.sge(pair.a.buffer.len() - 10..pair.a.buffer.len() + 10);
         pair.a.post(1, SendOp::Send, &[sge])
@@ -113,7 +113,7 @@ pub(crate) fn rc_send_out_of_bounds<D: Device>(t: &mut Trial<'_, D>) -> Outcome 
     )
 }
 
-pub(crate) fn rc_read_without_local_write<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_read_without_local_write<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_local_error(t, |pair| {
         let fixed = pair.a.domain.buffer(100, Access::empty()).expect("a buffer");
         let posted = pair.a.post(1, SendOp::RdmaRead(remote(&pair.b, 0)), &[fixed.sge(0..20)]);
@@ -129,7 +129,7 @@ pub(crate) fn rc_read_without_local_write<D: Device>(t: &mut Trial<'_, D>) -> Ou
 }
 
 /// Posts one request that the peer must reject, and logs the completions and events of the peer.
-fn check_remote_error<D: Device>(
+fn check_remote_error<D: RawDevice>(
     t: &mut Trial<'_, D>,
     with: Connection,
     request: impl FnOnce(&mut Pair<D>) -> Result<(), dataplane::verbs::PostError>,
@@ -163,7 +163,7 @@ const REQUEST_REFUSED: &str = "a send 1 REM_INV_REQ_ERR
     b IBV_EVENT_QP_REQ_ERR";
 
 /// Posts an RDMA write to an address that the peer must not let this queue pair write.
-fn check_refused_write<D: Device>(
+fn check_refused_write<D: RawDevice>(
     t: &mut Trial<'_, D>,
     with: Connection,
     to: impl FnOnce(&Pair<D>) -> Remote,
@@ -175,18 +175,18 @@ fn check_refused_write<D: Device>(
     })
 }
 
-pub(crate) fn rc_write_bad_rkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_write_bad_rkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_refused_write(t, Connection::default(), |pair| bad_rkey(remote(&pair.b, 0)))?;
     t.expect(ACCESS_REFUSED)
 }
 
-pub(crate) fn rc_write_out_of_bounds<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_write_out_of_bounds<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_refused_write(t, Connection::default(), |pair| remote(&pair.b, pair.b.buffer.len() - 10))?;
     t.expect(ACCESS_REFUSED)
 }
 
 /// Posts a request to a memory region of the peer that has only the rights `access`.
-fn check_missing_permission<D: Device>(
+fn check_missing_permission<D: RawDevice>(
     t: &mut Trial<'_, D>,
     access: Access,
     request: fn(Remote) -> SendOp<'static>,
@@ -201,15 +201,15 @@ fn check_missing_permission<D: Device>(
     t.expect(ACCESS_REFUSED)
 }
 
-pub(crate) fn rc_write_without_permission<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_write_without_permission<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_missing_permission(t, Access::LOCAL_WRITE | Access::REMOTE_READ, SendOp::RdmaWrite)
 }
 
-pub(crate) fn rc_read_without_permission<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_read_without_permission<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_missing_permission(t, Access::LOCAL_WRITE | Access::REMOTE_WRITE, SendOp::RdmaRead)
 }
 
-pub(crate) fn rc_write_of_another_domain<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_write_of_another_domain<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let other = MessageDomain::new(&t.bed.b)?.buffer(100, crate::bed::ALL_ACCESS)?;
     check_remote_error(t, Connection::default(), |pair| {
         let sge = pair.a.buffer.sge(0..20);
@@ -218,13 +218,13 @@ pub(crate) fn rc_write_of_another_domain<D: Device>(t: &mut Trial<'_, D>) -> Out
     t.expect(ACCESS_REFUSED)
 }
 
-pub(crate) fn rc_write_not_enabled<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_write_not_enabled<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let read_only = Connection { access: Access::REMOTE_READ, ..Connection::default() };
     check_refused_write(t, read_only, |pair| remote(&pair.b, 0))?;
     t.expect(REQUEST_REFUSED)
 }
 
-pub(crate) fn rc_read_not_enabled<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_read_not_enabled<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_remote_error(t, Connection { access: Access::REMOTE_WRITE, ..Connection::default() }, |pair| {
         let (to, sge) = (remote(&pair.b, 0), pair.a.buffer.sge(0..20));
         pair.a.post(1, SendOp::RdmaRead(to), &[sge])
@@ -232,7 +232,7 @@ pub(crate) fn rc_read_not_enabled<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     t.expect(REQUEST_REFUSED)
 }
 
-pub(crate) fn rc_atomic_not_enabled<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_atomic_not_enabled<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Atomic)?;
     check_remote_error(t, Connection { access: Access::REMOTE_WRITE, ..Connection::default() }, |pair| {
         let (to, sge) = (remote(&pair.b, 0), pair.a.buffer.sge(0..8));
@@ -241,7 +241,7 @@ pub(crate) fn rc_atomic_not_enabled<D: Device>(t: &mut Trial<'_, D>) -> Outcome 
     t.expect(REQUEST_REFUSED)
 }
 
-pub(crate) fn rc_read_max_dest_rd_atomic_0<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_read_max_dest_rd_atomic_0<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_remote_error(t, Connection { max_dest_rd_atomic: 0, ..Connection::default() }, |pair| {
         let (to, sge) = (remote(&pair.b, 0), pair.a.buffer.sge(0..20));
         pair.a.post(1, SendOp::RdmaRead(to), &[sge])
@@ -250,7 +250,7 @@ pub(crate) fn rc_read_max_dest_rd_atomic_0<D: Device>(t: &mut Trial<'_, D>) -> O
 }
 
 /// The queue pairs have different path MTUs, so the requester expects other packets than the responder sends.
-pub(crate) fn rc_read_unequal_mtu<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_read_unequal_mtu<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let with = |path_mtu| Connection { path_mtu, ..Connection::default() };
     for (of_requester, of_responder) in [(3, 1), (1, 3)] {
         let mut pair = t.pair_with(EndpointSpec::new(QpType::Rc), with(of_requester), with(of_responder))?;
@@ -267,7 +267,7 @@ pub(crate) fn rc_read_unequal_mtu<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn rc_no_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.a.send(1, 0..20)?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1)])?;
@@ -279,7 +279,7 @@ pub(crate) fn rc_no_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A send fails if no queue pair has the destination number.
-pub(crate) fn rc_no_peer<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_no_peer<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = Pair::new(t.bed, EndpointSpec::new(QpType::Rc))?;
     let with = Connection { retry_count: 1, timeout: 12, ..Connection::default() };
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
@@ -299,7 +299,7 @@ pub(crate) fn rc_no_peer<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// On rxe, the kernel's software RoCE driver, such a read would never complete, so Dataplane's provider `verbs` refuses
 /// the read.
-pub(crate) fn rc_read_max_rd_atomic_0<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_read_max_rd_atomic_0<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let none = Connection { max_rd_atomic: 0, ..Connection::default() };
     let mut pair = t.pair_with(EndpointSpec::new(QpType::Rc), none, Connection::default())?;
     let (from, sge) = (remote(&pair.b, 0), pair.a.buffer.sge(0..20));
@@ -314,7 +314,7 @@ pub(crate) fn rc_read_max_rd_atomic_0<D: Device>(t: &mut Trial<'_, D>) -> Outcom
     )
 }
 
-pub(crate) fn rc_send_with_invalidate_bad_rkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_send_with_invalidate_bad_rkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.recv(1, 0..100)?;
     let sge = pair.a.buffer.sge(0..20);
@@ -330,7 +330,7 @@ pub(crate) fn rc_send_with_invalidate_bad_rkey<D: Device>(t: &mut Trial<'_, D>) 
 }
 
 /// The first error flushes all later requests, signalled or not.
-pub(crate) fn rc_error_flushes_later_requests<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn rc_error_flushes_later_requests<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.recv(1, 0..100)?;
     pair.b.recv(2, 100..200)?;
@@ -357,7 +357,7 @@ pub(crate) fn rc_error_flushes_later_requests<D: Device>(t: &mut Trial<'_, D>) -
     )
 }
 
-pub(crate) fn uc_short_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn uc_short_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Uc)?;
     pair.b.recv(1, 0..10)?;
     pair.a.send(1, 0..20)?;
@@ -371,7 +371,7 @@ pub(crate) fn uc_short_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A message that finds no receive is lost. Later messages arrive.
-fn check_lost_message<D: Device>(t: &mut Trial<'_, D>, kind: QpType, grh: usize) -> Outcome {
+fn check_lost_message<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType, grh: usize) -> Outcome {
     let mut pair = t.pair(kind)?;
     pair.a.buffer.write(0, b"onetwo");
     pair.a.send(1, 0..3)?;
@@ -385,7 +385,7 @@ fn check_lost_message<D: Device>(t: &mut Trial<'_, D>, kind: QpType, grh: usize)
     t.log_states(&pair)
 }
 
-pub(crate) fn uc_no_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn uc_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_lost_message(t, QpType::Uc, 0)?;
     t.expect(
         "a send 1 SEND
@@ -396,7 +396,7 @@ pub(crate) fn uc_no_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn uc_bad_rkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn uc_bad_rkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Uc)?;
     pair.b.recv(1, 0..100)?;
     pair.a.buffer.write(0, &[7; 20]);
@@ -415,7 +415,7 @@ pub(crate) fn uc_bad_rkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn ud_wrong_qkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn ud_wrong_qkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Ud)?;
     pair.b.recv(1, 0..100)?;
     pair.b.recv(2, 100..200)?;
@@ -435,7 +435,7 @@ pub(crate) fn ud_wrong_qkey<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn ud_too_long<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn ud_too_long<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Ud)?;
     let mtu = t.bed.a.port(1)?.active_mtu as usize;
     pair.b.recv(1, 0..mtu + 100)?;
@@ -451,7 +451,7 @@ pub(crate) fn ud_too_long<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn ud_short_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn ud_short_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Ud)?;
     // The receive is large enough for the payload, but not for the payload and the 40-byte header.
     pair.b.recv(1, 0..59)?;
@@ -465,7 +465,7 @@ pub(crate) fn ud_short_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn ud_no_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn ud_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     check_lost_message(t, QpType::Ud, 40)?;
     t.expect(
         "a send 1 SEND
@@ -476,7 +476,7 @@ pub(crate) fn ud_no_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-pub(crate) fn raw_no_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn raw_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::RawPacket)?;
     if t.bed.a.name() == t.bed.b.name() {
         return Err(Stop::Skip("raw packets to itself".to_owned(), libc::EOPNOTSUPP));
@@ -502,7 +502,7 @@ pub(crate) fn raw_no_receive<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// When the user moves a queue pair to ERR, every request completes once with a flush error, including unsignalled
 /// sends.
-pub(crate) fn error_by_user<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn error_by_user<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let endless_retry = Connection { rnr_retry: 7, ..Connection::default() };
     let mut pair = t.pair_with(EndpointSpec::new(QpType::Rc), endless_retry, Connection::default())?;
     pair.a.recv(5, 0..10)?;
@@ -532,7 +532,7 @@ pub(crate) fn error_by_user<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// A receive that is posted after the change to ERR is flushed too.
-pub(crate) fn receive_after_error<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn receive_after_error<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.a.recv(1, 0..10)?;
     pair.a.set_state(QpState::Err)?;
@@ -556,7 +556,7 @@ pub(crate) fn receive_after_error<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 
 /// The change to RESET discards the posted requests and the completions that were not polled. After a new connection,
 /// the queue pair works again.
-pub(crate) fn reset_by_user<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn reset_by_user<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.recv(1, 0..100)?;
     pair.b.recv(2, 100..200)?;
@@ -581,7 +581,7 @@ pub(crate) fn reset_by_user<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Polls only endpoint a.
-fn wait_for_a<D: Device>(pair: &mut Pair<D>) -> Outcome {
+fn wait_for_a<D: RawDevice>(pair: &mut Pair<D>) -> Outcome {
     let begin = std::time::Instant::now();
     while pair.a.sent.is_empty() && begin.elapsed() < crate::bed::COMPLETION_TIMEOUT {
         pair.a.poll_queues()?;
@@ -592,7 +592,7 @@ fn wait_for_a<D: Device>(pair: &mut Pair<D>) -> Outcome {
 
 /// The failed request completes before the later requests, which are flushed in order. Receives are flushed in order
 /// too.
-pub(crate) fn flush_order<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn flush_order<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     for wr_id in 20..24 {
         pair.a.recv(wr_id, 0..10)?;
@@ -625,7 +625,7 @@ pub(crate) fn flush_order<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// Every status that a device reports is found by its name in the C interface.
-pub(crate) fn by_name<D: Device>(t: &mut Trial<'_, D>) -> Outcome {
+pub(crate) fn by_name<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.b.recv(1, 0..100)?;
     pair.a.send(1, 0..20)?;

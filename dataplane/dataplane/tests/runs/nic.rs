@@ -1,0 +1,96 @@
+//! Tests of runs whose ports have flow rules, offloads and rate limits. Here the software device acts as the NIC.
+
+use std::time::Instant;
+
+use dataplane_testing::config::Config;
+use etherparse::{PacketBuilder, VlanId};
+
+use crate::common::{Folder, assert_good, counter, frames_of};
+
+fn udp(source: u16, target: u16) -> Vec<u8> {
+    let packet = PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 0, 9], 64).udp(source, target);
+    let mut frame = Vec::new();
+    packet.write(&mut frame, &[7; 30]).unwrap();
+    frame
+}
+
+fn tagged(source: u16, target: u16) -> Vec<u8> {
+    let packet = PacketBuilder::ethernet2([2; 6], [4; 6]).single_vlan(VlanId::try_new(7).unwrap());
+    let packet = packet.ipv4([10, 0, 0, 1], [10, 0, 0, 9], 64).udp(source, target);
+    let mut frame = Vec::new();
+    packet.write(&mut frame, &[7; 30]).unwrap();
+    frame
+}
+
+/// Returns a config that plays `in.pcap` and writes the result to `out.pcap`. Both ports have more keys.
+fn config(workers: usize, input: &str, output: &str) -> String {
+    Config::new()
+        .workers(workers)
+        .port_with("in", "kind = 'pcap', input = 'in.pcap'", input)
+        .port_with("out", "kind = 'pcap', output = 'out.pcap'", output)
+        .stage("tx", "port = 'out'")
+        .to_string()
+}
+
+#[test]
+fn flow_rules_select_and_count_received_frames() {
+    let flow = "flow = [
+        { match = { ipv4 = {}, udp = { dst = 53 } }, count = 'dns' },
+        { priority = 1, match = { ethernet = { vlan = 7 } }, action = 'drop', count = 'tagged' },
+        { priority = 2, match = { ipv4 = {}, udp = { src = 5 } } },
+    ]";
+    for workers in [1, 2] {
+        let folder = Folder::new();
+        folder.capture("in.pcap", [udp(1, 53), tagged(2, 53), udp(3, 54), tagged(5, 54), udp(5, 54)]);
+        let report = folder.run(&config(workers, flow, ""));
+        assert_good(&report);
+        let mut sent = frames_of(&folder.file("out.pcap"));
+        sent.sort();
+        let mut expected = [udp(1, 53), tagged(2, 53), udp(5, 54)];
+        expected.sort();
+        assert_eq!(sent, expected);
+        assert_eq!((counter(&report, 0, "flow.dns.packets"), counter(&report, 0, "flow.tagged.packets")), (2, 1));
+        assert_eq!(counter(&report, 0, "flow.dns.bytes"), (udp(1, 53).len() + tagged(2, 53).len()) as u64);
+        assert_eq!(counter(&report, 0, "rx_unmatched"), 2, "the dropped frame and the frame without a rule");
+    }
+}
+
+#[test]
+fn device_removes_tags_and_computes_checksums() {
+    let folder = Folder::new();
+    let mut wrong = tagged(1, 53);
+    wrong[44] ^= 0x55;
+    wrong[28] ^= 0x55;
+    folder.capture("in.pcap", [&wrong, &udp(2, 53)]);
+    let report = folder.run(&config(1, "offload = ['vlan_strip']", "offload = ['checksum']"));
+    assert_good(&report);
+    assert_eq!(frames_of(&folder.file("out.pcap")), [udp(1, 53), udp(2, 53)]);
+}
+
+#[test]
+fn frames_leave_with_the_limited_rate() {
+    let folder = Folder::new();
+    folder.capture("in.pcap", (0..200).map(|source| udp(source, 53)));
+    let begin = Instant::now();
+    let report = folder.run(&config(1, "", "tx_depth = 256\nrate_limit = { rate = '8Mbps', burst = 144 }"));
+    assert_good(&report);
+    assert_eq!(frames_of(&folder.file("out.pcap")).len(), 200);
+    // 198 frames of 72 bytes wait for one microsecond per byte. The burst has the length of two frames.
+    assert!(begin.elapsed().as_micros() >= 198 * 72, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn refused_feature_ends_the_start_with_a_remedy() {
+    let folder = Folder::new();
+    folder.capture("in.pcap", [udp(1, 53)]);
+    for (keys, needed, help) in [
+        ("flow = [{}, { match = { ipv4 = {} } }]", "flow_rules", "select frames with an `acl` stage"),
+        ("offload = ['vlan_strip']", "vlan_strip", "remove \"vlan_strip\" from `offload`"),
+        ("rate_limit = { rate = '8Mbps' }", "pacing", "limit it in the pipeline"),
+    ] {
+        let text = config(1, &format!("{keys}\nrefuse = ['{needed}']"), "");
+        let Err(error) = folder.start(&text, Default::default()) else { panic!("{keys} is refused") };
+        let message = error.to_string();
+        assert!(message.starts_with("port `in`: the device does not support") && message.contains(help), "{message}");
+    }
+}
