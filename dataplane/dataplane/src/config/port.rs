@@ -56,13 +56,13 @@ pub enum RssField {
     Udp,
 }
 
-/// How the device distributes packets over workers. All packets of a flow go to the same worker.
+/// How the device distributes packets over workers. All packets of a flow go to the same worker. `packet`, `xdp` and
+/// `tap` links ignore this table, because the kernel or the NIC distributes their packets.
 ///
 /// ```toml
 /// [[port]]
 /// name   = "wan"
-/// device = "host"
-/// link   = { kind = "packet", interface = "eth1" }
+/// device = "mlx5_0"
 ///
 /// [port.rss]
 /// fields = ["ipv4", "ipv6"]
@@ -75,7 +75,7 @@ pub struct Rss {
     /// hexadecimal digits.
     #[schemars(with = "String")]
     pub key: RssKey,
-    /// The hashed header fields. Packets without any of these fields go to the first worker.
+    /// The header fields that the device hashes. Packets without any of these fields go to the first worker.
     pub fields: Vec<RssField>,
 }
 
@@ -209,7 +209,7 @@ pub struct Clock {
     /// The offset of the device's wall clock from the system's wall clock, such as `"37s"` or `"-5ms"`. Positive values
     /// are ahead.
     pub wall_ahead: Offset,
-    /// The events of the counter, such as jumps.
+    /// The changes of the counter at given times, such as jumps.
     pub events: Vec<ClockEvent>,
 }
 
@@ -234,11 +234,11 @@ pub struct ClockEvent {
     /// The time of the event, counted from the opening of the device.
     pub at: Period,
     /// The kind of the event. `"jump"` adds `value` ticks to the counter. `"set"` sets the counter to `value`.
-    /// `"freeze"` stops the counter, and `"resume"` continues it. `"drift"` sets the deviation from the nominal
-    /// frequency to `value` parts per billion. After `"mute"`, reading the counter fails with the errno `value`. After
-    /// `"speak"`, the counter can be read again.
+    /// `"freeze"` stops the counter. After `"resume"`, the counter continues. `"drift"` sets the deviation from the
+    /// nominal frequency to `value` parts per billion. After `"mute"`, reading the counter fails with the errno
+    /// `value`. After `"speak"`, the counter can be read again.
     pub kind: ClockEventKind,
-    /// The parameter of the event. The key `kind` describes its meaning.
+    /// The parameter of the event. The meaning depends on `kind`.
     #[serde(default)]
     pub value: i64,
 }
@@ -263,7 +263,7 @@ pub enum ClockEventKind {
     Speak,
 }
 
-/// A port: a device, and how the program uses it.
+/// A port connects the pipeline to a device.
 ///
 /// A port on an interface of this host:
 ///
@@ -280,7 +280,7 @@ pub enum ClockEventKind {
 /// tx_depth  = 2048
 /// ```
 ///
-/// A port in software, to test a pipeline:
+/// A port on the software device, to test a pipeline:
 ///
 /// ```toml
 /// [[port]]
@@ -294,7 +294,7 @@ pub enum ClockEventKind {
 /// clock      = { drift_ppb = 500 }
 /// ```
 ///
-/// A port on a verbs device:
+/// A port on an RDMA device:
 ///
 /// ```toml
 /// [runtime]
@@ -316,15 +316,16 @@ pub enum ClockEventKind {
 pub struct Port {
     /// The name of the port in the config.
     pub name: String,
-    /// The device: `"host"` for an interface of this host, `"soft"` for the software device, or the name of a verbs
-    /// device. `"host"` needs a `link` of kind `packet`, `xdp` or `tap`. `"soft"` needs a `link` of another kind.
+    /// The device: `"host"` for an interface of this host, `"soft"` for the software device, or the name of an RDMA
+    /// device, such as `"mlx5_0"`. `"host"` needs a `link` of kind `packet`, `xdp` or `tap`. `"soft"` needs a `link` of
+    /// kind `generator`, `pcap` or `loopback`.
     pub device: String,
-    /// The port number on the verbs device, from 1.
+    /// The number of the port on the RDMA device. The first port has the number 1.
     #[serde(default = "first_port", deserialize_with = "within::<_, u8, 1, 255>")]
     #[schemars(range(min = 1, max = 255))]
     pub device_port: u8,
-    /// The preferred NUMA node for the workers and their memory. Default: for a verbs device, the node that the kernel
-    /// reports, otherwise none.
+    /// The preferred NUMA node for the workers and their memory. Default: the node that the kernel reports for an RDMA
+    /// device. Other ports have no default.
     #[serde(default, deserialize_with = "within_some::<_, u32, 0, 1023>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1023))]
     pub numa_node: Option<u32>,
@@ -335,7 +336,7 @@ pub struct Port {
     #[serde(default = "depth", deserialize_with = "within::<_, u32, 1, 32768>")]
     #[schemars(range(min = 1, max = 32768))]
     pub rx_depth: u32,
-    /// The maximum number of packets that are being sent, for each worker.
+    /// The maximum number of packets that wait for a send completion, for each worker.
     #[serde(default = "depth", deserialize_with = "within::<_, u32, 1, 32768>")]
     #[schemars(range(min = 1, max = 32768))]
     pub tx_depth: u32,
@@ -349,18 +350,18 @@ pub struct Port {
     )]
     #[schemars(with = "Bytes", range(min = 68, max = 65000))]
     pub mtu: Option<u32>,
-    /// The MAC address. Default: the address of the interface of a `packet` or `xdp` link, otherwise 02:00:00:00:00:01
-    /// for the first port, ending in 02 for the second, and so on.
+    /// The MAC address of the port. Default: the address of the interface of a `packet` or `xdp` link. For other ports,
+    /// the default is 02:00:00:00:00:01 for the first port, 02:00:00:00:00:02 for the second port, and so on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
-    /// The kernel interface that represents this port for a routing daemon. Stages with `source = "kernel"` use its
-    /// addresses, neighbours and routes for this port. Default: the interface of a `packet` or `xdp` link, if the port
-    /// has one.
+    /// The kernel interface that represents this port for a routing daemon. For this port, stages with `source =
+    /// "kernel"` use the addresses, neighbours and routes of this interface. Default: the interface of a `packet` or
+    /// `xdp` link, if the port has such a link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// The IP addresses of this host on the port, such as `"192.0.2.1/24"`. Stages without their own addresses use
-    /// these addresses: `arp` and `icmp` answer for them, `icmp_error` sends from them, and `neighbor` resolves
-    /// neighbours with them. Default: none.
+    /// The IP addresses of this host on the port, such as `"192.0.2.1/24"`. The stages `arp` and `icmp` answer requests
+    /// for these addresses. The stages `icmp_error` and `neighbor` use these addresses as source. A stage with its own
+    /// key `addresses` uses only its own addresses. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<String>")]
     pub addresses: Vec<Address>,
@@ -371,26 +372,27 @@ pub struct Port {
     /// How the device distributes packets over workers.
     #[serde(default)]
     pub rss: Rss,
-    /// Flow rules of the device, which select the received frames. Only for `"raw_packet"`, and not for `xdp` links.
-    /// Default: every frame, if the port is in `input`. Not tested on hardware.
+    /// Flow rules of the device, which select the frames that the port receives. Only for `"raw_packet"`, and not for
+    /// `xdp` links. Default: the port receives every frame, if the port is in `input`. Not tested on hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<Vec<Flow>>,
-    /// Raw-packet offloads of the device. Not for `xdp` links. `"checksum"` computes the IPv4, TCP and UDP checksums of sent packets.
-    /// `"vlan_strip"` removes the outer VLAN tag of received frames, and the tag is not kept. `"fcs"` leaves the 4-byte
-    /// frame check sequence at the end of received frames, for captures. `"delay_drop"` lets a frame wait for a receive
-    /// buffer instead of dropping the frame. `"delay_drop"` needs at least two workers. Default: none. Not tested on
-    /// hardware.
+    /// Raw-packet offloads of the device. Not for `xdp` links. `"checksum"` computes the IPv4, TCP and UDP checksums of
+    /// sent packets. `"vlan_strip"` removes the outer VLAN tag of received frames. The program does not keep the tag.
+    /// `"fcs"` leaves the 4-byte frame check sequence at the end of received frames, for captures. With `"delay_drop"`,
+    /// a frame waits for a receive buffer instead of being dropped. `"delay_drop"` needs at least two workers. Default:
+    /// none. Not tested on hardware.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<Offload>,
-    /// The transmit rate limit of each worker's queue pair, enforced by the device. Only for `"raw_packet"`, and not for
-    /// `xdp` links. Default: no limit.
+    /// The transmit rate limit of each worker's queue pair. The device enforces the limit. Only for `"raw_packet"`, and
+    /// not for `xdp` links. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limit: Option<RateLimit>,
-    /// The link, which every port with the device `"soft"` or `"host"` needs. The key `kind` of the link decides which
+    /// The link of the port. Required for the devices `"soft"` and `"host"`. The key `kind` of the link decides which
     /// other keys the link has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<LinkConfig>,
-    /// Injected faults. Only for the devices `"soft"` and `"host"`, but not for `xdp` links. Default: none.
+    /// The faults that the program injects. Only for the devices `"soft"` and `"host"`, but not for `xdp` links.
+    /// Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub faults: Option<Faults>,
     /// The simulated clock. Only for the devices `"soft"` and `"host"`. Default: the system clock.

@@ -36,7 +36,7 @@ impl Offload {
     }
 }
 
-/// The transmit rate limit of each worker's queue pair, enforced by the device. Not tested on hardware.
+/// The transmit rate limit of each worker's queue pair. The device enforces the limit. Not tested on hardware.
 ///
 /// ```toml
 /// [[port]]
@@ -133,7 +133,7 @@ const MAX_PRIORITY: u64 = 21_844;
 /// frames = "all_default"
 /// ```
 ///
-/// Fields that mlx5 cannot match:
+/// Rules with fields that mlx5 cannot match:
 ///
 /// ```toml
 /// [[port]]
@@ -166,7 +166,9 @@ const MAX_PRIORITY: u64 = 21_844;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Flow {
-    /// The frames that the rule applies to.
+    /// The frames that the rule applies to: `"matching"` for the frames that match `match`, `"all_default"` for all
+    /// frames that match no other rule on the same port of the device, `"multicast_default"` for multicast frames that
+    /// match no other rule on this port, or `"sniffer"` for a copy of every frame on this port, including RDMA frames.
     pub frames: Frames,
     /// The headers that a frame must have. Only with `frames = "matching"`. Default: the rule matches every frame.
     #[serde(rename = "match", skip_serializing_if = "Option::is_none")]

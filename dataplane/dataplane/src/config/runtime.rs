@@ -94,18 +94,19 @@ pub struct Runtime {
     /// The behaviour of a worker that receives nothing: `"spin"` polls without pauses, `"pause"` polls with pauses, and
     /// `"sleep"` sleeps until a packet arrives.
     pub idle: Idle,
-    /// The source of packet timestamps: the device's counter, the device's wall clock, the system clock, or none.
-    /// If the device has no usable clock, the system clock is used.
+    /// The source of packet timestamps: `"device"` for the device's counter, `"wallclock"` for the device's wall clock,
+    /// `"software"` for the system clock, or `"none"`. If the device has no usable clock, the program uses the system
+    /// clock.
     pub timestamps: Timestamps,
-    /// The maximum time that a stopping run waits for packets in progress, such as `"5s"`.
+    /// The maximum time for which a run that stops waits for the packets in progress, such as `"5s"`.
     pub drain_timeout: Period,
     /// The control socket, to which `dataplane stats` connects: `"auto"` for a socket in a default folder, `"none"` for
-    /// no socket, or a path of at most 107 bytes. Without `control_group`, only the owner of the socket has access. The
-    /// program removes the socket at the end of the run.
+    /// no socket, or a path of at most 107 bytes. Without `control_group`, only root and the user of the program can
+    /// connect. The program removes the socket at the end of the run.
     #[schemars(with = "String")]
     pub control: Control,
-    /// A group that may use the control socket, as a name in `/etc/group` or a number in quotes. The socket then has mode
-    /// 0660. Default: only the user of the program may use the socket.
+    /// A group whose members can connect to the control socket: a name in `/etc/group`, or a number in quotes. The
+    /// socket then has mode 0660. Default: no group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_group: Option<String>,
     /// Whether the program gives up the privileges that the run does not need, before the run opens its devices. The

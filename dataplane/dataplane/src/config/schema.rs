@@ -21,11 +21,11 @@ struct File {
     runtime: Option<Runtime>,
     /// The ports.
     port: Vec<Port>,
-    /// The stages, and the ports that feed them.
+    /// The stages, and the ports whose packets enter the first stage.
     pipeline: Pipeline,
 }
 
-/// The stages, and the ports that feed them.
+/// The stages, and the ports whose packets enter the first stage.
 ///
 /// ```toml
 /// [[port]]
