@@ -25,9 +25,9 @@ use rules::{Action, RuleSpec, Rules};
 /// Permits or denies packets by ordered rules. The first rule that matches a packet determines the action.
 ///
 /// A rule matches a packet if all match keys of the rule match, such as `src` or `dst_port`. A rule without match keys
-/// matches all IP packets. Denied packets are dropped with the reason `denied`. The default applies to packets that no
-/// rule matches, and to packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The name of the counter
-/// is the rule's `name`, or the index of the rule, such as `rules[3]`.
+/// matches all IP packets. Denied packets are dropped with the reason `denied`. The action `default` applies to packets
+/// that no rule matches, and to packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The name of the
+/// counter is the rule's `name`, or the index of the rule, such as `rules[3]`.
 ///
 /// A rule that names ports or TCP flags matches only packets that contain these fields. In a fragmented datagram, only
 /// the first fragment can contain these fields. `fragments = "deny"` drops all fragments without a complete TCP, UDP or
@@ -44,10 +44,10 @@ use rules::{Action, RuleSpec, Rules};
 /// The rules of the file follow the rules of the config. The config and the file together can have at most 100,000
 /// rules. Replace the file atomically with `mv`, because a partly written file may also be valid.
 ///
-/// On SIGHUP, the stage reads the file again without stopping the workers. The stage compiles only rules that differ
-/// from the old rules. Each worker switches from the old rules to the new rules between two batches, so each packet is
-/// checked only against the old rules or only against the new rules. If the file has errors, the stage reports up to 20
-/// errors, and the old rules stay in use.
+/// On SIGHUP, the stage reads the file again without stopping the workers. The stage compiles only the rules that have
+/// changed. Each worker switches from the old rules to the new rules between two batches, so the stage never mixes old
+/// and new rules for one packet. If the file has errors, the stage reports up to 20 errors, and the old rules stay in
+/// use.
 ///
 /// A rule with a name keeps its hit count if a new rule has the same name. A rule without a name keeps its hit count if
 /// the new rules contain the same rule at the same index. Hits of removed rules are added to the counter `gone`. The
@@ -77,7 +77,7 @@ pub struct Acl {
     /// File with more rules. A relative path starts from the folder of the config. The file must be a regular file of
     /// at most 32 MiB. The stage reads the file again on SIGHUP.
     file: Option<PathBuf>,
-    /// What happens to packets that no rule matches: `permit` or `deny`.
+    /// The action for packets that no rule matches: `permit` or `deny`.
     default: Action,
     /// How fragments without a complete TCP, UDP or ICMP header are handled. `match_l3` checks these fragments only
     /// against rules that name neither ports nor TCP flags. `deny` drops these fragments.

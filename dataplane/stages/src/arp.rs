@@ -15,9 +15,9 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 
 /// Answers ARP requests for IPv4 addresses of this host (RFC 826).
 ///
-/// The stage turns a request into its reply in place. The reply leaves the stage by the output `reply`. The egress port
-/// of the reply is the port that received the request. VLAN tags stay unchanged. All other packets go to the next
-/// stage, for example replies, announcements, and requests for addresses of other hosts.
+/// The stage overwrites a request with the reply, in the same buffer. The reply leaves the stage by the output `reply`.
+/// The egress port of the reply is the port that received the request. VLAN tags stay unchanged. All other packets go
+/// to the next stage, for example ARP replies, announcements, and requests for addresses of other hosts.
 ///
 /// Without `addresses`, the stage answers for the addresses that the config gives to the ingress port. If a `neighbor`
 /// stage has `source = "resolve"`, the `arp` stage passes the sender addresses of ARP messages to the `neighbor` stage.

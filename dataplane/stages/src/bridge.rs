@@ -22,34 +22,34 @@ use loops::{LoopGuard, Loops};
 use storm::{StormControl, StormMeter};
 use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 
-/// Forwards each frame to the port on which its destination MAC address was last seen (IEEE 802.1Q). Each VLAN has
-/// its own MAC addresses. Frames to unknown, multicast and broadcast addresses are flooded to all other ports of the
-/// VLAN.
+/// Forwards each frame to the port on which its destination MAC address was last seen (IEEE 802.1Q). The bridge learns
+/// MAC addresses separately for each VLAN. The bridge floods frames to unknown, multicast and broadcast addresses to
+/// all other ports of the VLAN.
 ///
-/// All workers share one table of 65,536 MAC addresses. An address is removed if no frame with this source address
-/// arrives for the time `ageing`. The table has buckets of four entries. In a full bucket, a new address replaces the
-/// least recently seen address of the same port. If the port has no address in the bucket, the new address replaces the
-/// least recently seen address of the bucket. The counter `evicted` counts replaced addresses.
+/// All workers share one table of 65,536 MAC addresses. The bridge removes an address if no frame with this source
+/// address arrives for the time `ageing`. The table has buckets of four entries. In a full bucket, a new address
+/// replaces the least recently seen address of the same port. If the port has no address in the bucket, the new address
+/// replaces the least recently seen address of the bucket. The counter `evicted` counts replaced addresses.
 ///
 /// The stage drops these frames:
 /// - frames to the reserved addresses 01:80:c2:00:00:00 to ..0f, which no bridge forwards;
 /// - frames whose source address is multicast or all zeros;
 /// - frames whose destination was last seen on the ingress port.
 ///
-/// A flooded frame takes one buffer for each port that sends it. Therefore, `runtime.burst` must be at most 256 divided
-/// by the number of these ports. Untagged frames belong to VLAN 0.
+/// A flooded frame takes one buffer for each port that sends the frame. Therefore, `runtime.burst` must be at most 256
+/// divided by the number of these ports. Untagged frames belong to VLAN 0.
 ///
 /// The bridge has no spanning tree protocol, so the ports must not form a loop. In a loop, each flooded frame circulates
 /// indefinitely. Two keys limit the damage:
-/// - `storm_control` limits the rate of the flooded frames of each port. Frames above the rate are dropped, and counted
-///   by the kind of frame.
+/// - `storm_control` limits the rate of the frames that are received on a port and flooded. The bridge drops frames
+///   above the rate. The drop reason names the kind of the frame.
 /// - `loop_shut` enables loop detection. Each second, the bridge sends a probe through each port. A probe is a
 ///   multicast frame of 60 bytes with the EtherType 0x88b5 and a random number. If a probe returns to the bridge, two
 ///   ports are part of a loop: the sender and the receiver of the probe. The bridge shuts the port that is later in the
 ///   config. A shut port neither receives nor sends frames, except for probes. The port opens again when no probe has
 ///   returned for the time `loop_shut`. The program logs each change, and the counter `shut_PORT` counts how often a
 ///   port was shut. The probes of a port with `members` belong to its lowest VLAN, and all other probes are untagged.
-///   The bridge therefore does not detect a loop of other VLANs.
+///   The bridge therefore does not detect a loop that exists only in another VLAN.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -75,10 +75,13 @@ pub struct Bridge {
     /// port. Default: each port is a member of all VLANs.
     #[serde(default)]
     members: Vec<Member>,
-    /// The time after which a MAC address that was not seen is removed: `"1s"` to `"1h"`. Default: `"5m"`.
+    /// The time after which the bridge removes a MAC address if no frame from this address has arrived: `"1s"` to
+    /// `"1h"`. Default: `"5m"`.
     #[serde(default = "ageing")]
     ageing: Period,
-    /// The limits of the flooded frames of each port. Default: no limits.
+    /// The limits of the frames that are received on each port and flooded. `broadcast`, `multicast` and
+    /// `unknown_unicast` are rates in packets per second, for all workers together. `burst` is the number of frames of
+    /// each kind in one burst, for each worker (default: 100). At least one rate is required. Default: no limits.
     storm_control: Option<StormControl>,
     /// The time for which a looped port stays shut after the last probe returned: `"1s"` to `"1h"`. Default: no loop
     /// detection.
@@ -281,9 +284,9 @@ impl Stage for Bridge {
             ("bad_source", "the source MAC address is multicast or all zeros"),
             ("same_port", "the destination was last seen on the ingress port"),
             ("not_a_member", "the ingress port or the destination's port is not a member of the VLAN"),
-            ("broadcast_storm", "broadcast above the rate of `storm_control`"),
-            ("multicast_storm", "multicast above the rate of `storm_control`"),
-            ("unknown_storm", "unicast to unknown addresses above the rate of `storm_control`"),
+            ("broadcast_storm", "a broadcast frame above the rate of `storm_control`"),
+            ("multicast_storm", "a multicast frame above the rate of `storm_control`"),
+            ("unknown_storm", "a frame to an unknown unicast address above the rate of `storm_control`"),
             ("probe", "a probe returned to this bridge, so two ports form a loop"),
             ("shut", "the ingress port is shut because of a loop"),
         ])

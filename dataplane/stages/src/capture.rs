@@ -23,32 +23,32 @@ use sink::{Sink, Tap};
 /// stage.
 ///
 /// Another stage can set its key `drops` to the name of a capture. The capture then also writes the packets that the
-/// other stage drops, each with the comment `stage.reason`. A capture that only writes dropped packets needs no place
-/// in the path of packets.
+/// other stage drops, each with the comment `stage.reason`. If a capture writes only dropped packets, no stage needs to
+/// send packets to the capture.
 ///
-/// Workers only copy packets into buffers. A separate thread writes the buffers to the file, alternating between the
-/// workers after each burst. In the file, the packets of one worker are in order, and the packets of several workers
-/// are nearly in order.
+/// Workers only copy packets into buffers. A separate thread writes the buffers to the file, one burst from each worker
+/// in turn. In the file, the packets of one worker are in order. The packets of several workers are nearly in order.
 ///
-/// If all buffers of a worker are full, the packet goes to the next stage without being written, and is counted as
-/// `missed`. With `lossless = true`, the worker waits for a buffer instead, until the run is stopped. Use `lossless` for
-/// offline runs only: on a live port, a waiting worker loses packets.
+/// If all buffers of a worker are full, the capture does not write the packet, and counts the packet as `missed`. The
+/// packet goes to the next stage. With `lossless = true`, the worker waits for a buffer instead, until the run is
+/// stopped. Use `lossless` for offline runs only: on a live port, a waiting worker loses packets.
 ///
 /// The buffers need `buffers` times `snaplen` bytes of memory for each worker: 64 MiB with the defaults. `dataplane
 /// check` prints the memory, and refuses a capture that needs more memory than the host or its control group has.
 ///
 /// If writing fails, for example because the disk is full, the capture logs the error at once and stops writing.
-/// Packets still go to the next stage and are counted as `missed`, and the run ends with the error. Packets that were
-/// already counted as `taken` but may not be in the file are counted as `lost`.
+/// Packets still go to the next stage and are counted as `missed`. The run ends with this error. The counter `taken`
+/// counts packets that a worker has copied into a buffer. The counter `lost` counts the packets of `taken` that may not
+/// be in the file because of the failure.
 ///
 /// With `rotate_bytes` or `rotate_time`, the capture writes a sequence of complete files. Each name has a number and
 /// the UTC time of the first packet, as with Wireshark's `dumpcap`: `out_00001_20231114221320.pcapng`. `keep` limits
-/// the number of files of this run: the capture deletes the oldest file after it has started a new file. After a
-/// failure, the capture starts the next file one second later. Each further failure doubles this delay, up to one
-/// minute. The failed file is truncated to its last complete block.
+/// the number of files of this run. After the capture has started a new file, it deletes the oldest file. If writing
+/// fails, the capture truncates the file to its last complete block, and starts the next file one second later. Each
+/// further failure doubles this delay, up to one minute.
 ///
-/// Timestamps are the receive timestamps of the packets. Each file has one interface for each clock, and the
-/// description of the interface names the clock.
+/// Timestamps are the receive timestamps of the packets. Each file has one pcapng interface for each clock of these
+/// timestamps. The description of the interface names the clock.
 ///
 /// ```toml
 /// [[pipeline.stage]]

@@ -13,9 +13,8 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Stage};
 
 /// Recomputes the checksums of the IPv4 header, of TCP and of UDP, even if the old checksums were wrong.
 ///
-/// A UDP checksum of 0 over IPv4 stays 0, because 0 means that the sender computed no checksum. The TCP or UDP checksum
-/// stays unchanged if this packet alone is not enough to compute the checksum: in fragments, after IPv6 extension
-/// headers, and if the UDP length exceeds the packet.
+/// A UDP checksum of 0 over IPv4 stays 0, because 0 means that the sender computed no checksum. The stage does not
+/// change the TCP or UDP checksum in fragments, after IPv6 extension headers, and if the UDP length exceeds the packet.
 ///
 /// ```toml
 /// [[pipeline.stage]]

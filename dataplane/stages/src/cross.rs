@@ -6,7 +6,7 @@ use serde::Deserialize;
 use dataplane_core::mem::{Batch, Reason};
 use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, StageInfo};
 
-/// Connects ports in pairs: packets received on one port of a pair get the other port as egress port.
+/// Connects ports in pairs. A packet that enters on one port of a pair gets the other port as egress port.
 ///
 /// The stage only sets the egress port. A `tx` stage sends the packets. Packets from a port that is in no pair are
 /// dropped as `not_joined`.

@@ -25,15 +25,16 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// Answers echo requests over IPv4 and IPv6 (RFC 792, RFC 4443) and IPv6 neighbor solicitations (RFC 4861) for
 /// addresses of this host.
 ///
-/// The stage turns a request into its reply in place. The reply leaves the stage by the output `reply`. The egress port
-/// of the reply is the port that received the request. Some packets get no answer and go to the next stage: fragments,
-/// requests with IP options or extension headers, requests from or to multicast and broadcast addresses, and packets
-/// for other addresses. A request with a wrong checksum is dropped if it is for one of the addresses of this host.
+/// The stage overwrites a request with the reply, in the same buffer. The reply leaves the stage by the output `reply`.
+/// The egress port of the reply is the port that received the request. The stage does not answer fragments, requests
+/// with IP options or extension headers, requests from or to multicast and broadcast addresses, and packets for other
+/// addresses. These packets go to the next stage. If a request for an address of this host has a wrong checksum, the
+/// stage drops the request.
 ///
-/// Without `addresses`, the stage answers for the addresses that the config gives to the ports. The stage answers a
-/// neighbor solicitation only on the port that has the address. The stage answers an echo request on any port. If a
-/// `neighbor` stage has `source = "resolve"`, the `icmp` stage consumes neighbor advertisements and passes their
-/// content to the `neighbor` stage.
+/// Without `addresses`, the stage answers for the addresses that the config gives to the ports. The stage answers an
+/// echo request on any port, but a neighbor solicitation only on the port that has the address. If a `neighbor` stage
+/// has `source = "resolve"`, the `icmp` stage consumes neighbor advertisements and passes their content to the
+/// `neighbor` stage.
 ///
 /// ```toml
 /// [[pipeline.stage]]

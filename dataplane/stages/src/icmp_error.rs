@@ -27,7 +27,8 @@ use host_limit::HostLimit;
 ///
 /// The error leaves by the output `reply`. The stage sets the ingress port as egress port and swaps the MAC addresses,
 /// so that a later `tx` stage sends the error back to the sender. The source address of the error is the address of the
-/// ingress port. The error quotes as much of the packet as fits into 576 bytes of IPv4 or 1,280 bytes of IPv6.
+/// ingress port. The error quotes the start of the packet. An IPv4 error has at most 576 bytes, and an IPv6 error has
+/// at most 1,280 bytes.
 ///
 /// Some packets never cause an error: ICMP errors, fragments other than the first, packets to a multicast or broadcast
 /// address, and packets whose source address does not identify a single host. As an exception, `too_big` also reports
@@ -36,8 +37,9 @@ use host_limit::HostLimit;
 /// Two rates limit the errors. `per_host` limits the errors to each IPv4 host and to each IPv6 network of 64 bits, so a
 /// host that causes many errors does not reduce the errors to other hosts. Errors above this rate are dropped as
 /// `host_rate_exceeded`. `per_second` limits the errors to all hosts together. Errors above this rate are dropped as
-/// `rate_exceeded`. With several workers, each worker gets an equal share of `per_second`, and `per_host` applies to
-/// each worker in full. A worker tracks 4,096 hosts. If there are more hosts, `per_second` limits their errors.
+/// `rate_exceeded`. With several workers, each worker gets an equal share of `per_second`. `per_host` is not divided,
+/// so each worker can send `per_host` errors per second to a host. A worker tracks 4,096 hosts. With more hosts, a host
+/// may get more errors than `per_host` allows, up to `per_second`.
 ///
 /// ```toml
 /// [[pipeline.stage]]

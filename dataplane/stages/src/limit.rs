@@ -16,7 +16,8 @@ use dataplane_tables::bucket::{SingleRate, TokenBucket, TwoRate};
 /// packets go to the next stage or are dropped as `rate_exceeded`.
 ///
 /// With several workers, each worker gets an equal share of the rates, because the flows are distributed over the
-/// workers. The burst sizes are not divided: `burst`, `excess_burst` and `peak_burst` apply to each worker in full.
+/// workers. The burst sizes `burst`, `excess_burst` and `peak_burst` are not divided, so each worker has the full burst
+/// sizes.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -48,9 +49,9 @@ use dataplane_tables::bucket::{SingleRate, TokenBucket, TwoRate};
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Limit {
-    /// The metering mode. `rate`: green up to the rate, red above it. `srtcm` (RFC 2697): green within `burst`,
-    /// yellow within `excess_burst`, red above both. `trtcm` (RFC 2698): green up to the rate, yellow up to `peak`,
-    /// red above it. Default: `rate`.
+    /// The metering mode. `rate`: green up to the rate, red above the rate. `srtcm` (RFC 2697): green within `burst`,
+    /// yellow within `excess_burst`, red above both. `trtcm` (RFC 2698): green up to the rate, yellow up to `peak`, red
+    /// above `peak`. Default: `rate`.
     #[serde(default)]
     mode: Mode,
     /// The committed rate in packets per second. No default: set this or `bytes_per_second`.
@@ -67,8 +68,8 @@ pub struct Limit {
     peak: Option<Amount>,
     /// The burst size at the peak rate, in the unit of the rate. Required with `trtcm`, not allowed otherwise.
     peak_burst: Option<Amount>,
-    /// Whether the meter considers the colour that an earlier meter has set. The new colour is then never better than
-    /// the earlier colour. Default: `false`.
+    /// Whether the meter considers the colour that an earlier `limit` stage has set. The new colour is then never
+    /// better than the earlier colour. Default: `false`.
     #[serde(default)]
     colour_aware: bool,
     /// The action for yellow packets: `pass` or `drop`. Default: `pass`.

@@ -25,8 +25,8 @@ use dataplane_tables::exact::Exact;
 /// hop as destination.
 ///
 /// The next hop is the gateway that an earlier stage selected, or the destination of the packet if there is no gateway.
-/// With `source = "config"`, packets whose next hop is not in the table leave by `unresolved`, unchanged. Packets whose
-/// egress port does not exist are dropped.
+/// With `source = "config"`, the stage uses the neighbours in `table`. Packets whose next hop is not in `table` leave
+/// by `unresolved`, unchanged. Packets whose egress port does not exist are dropped.
 ///
 /// With `source = "kernel"`, the stage uses the kernel's neighbours and follows their changes. If a neighbour is
 /// unknown, the stage asks the kernel to resolve the neighbour, and holds the packets meanwhile. Each worker holds up
@@ -79,7 +79,7 @@ use dataplane_tables::exact::Exact;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Neighbor {
-    /// The known neighbours.
+    /// The known neighbours, with `source = "config"`.
     #[serde(default)]
     pub table: Vec<NeighborEntry>,
     /// The source of the neighbour entries: `config`, `kernel` or `resolve`.
@@ -183,8 +183,8 @@ pub struct NeighborEntry {
     pub address: IpAddr,
     /// MAC address of the neighbour.
     pub mac: MacAddr,
-    /// Port that the neighbour is reached through. Without `port`, the entry applies to every port that has no entry of
-    /// its own for the address.
+    /// Port that the neighbour is reached through. Without `port`, the entry applies to every port, except ports with a
+    /// separate entry for the address.
     #[serde(default)]
     pub port: Option<String>,
 }
@@ -418,7 +418,7 @@ impl Stage for Neighbor {
         StageInfo::new().outputs(&[
             (
                 "unresolved",
-                "packets whose next hop is unknown, after the waiting time if the stage resolves neighbours",
+                "packets whose next hop is unknown (with the sources `kernel` and `resolve`, after a waiting time)",
             ),
             ("unreachable", "packets whose next hop does not answer"),
         ])

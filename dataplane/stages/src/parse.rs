@@ -16,10 +16,11 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// The stage parses Ethernet, up to two VLAN tags, ARP, IPv4 with options, IPv6 with up to eight extension headers,
 /// TCP, UDP, ICMP and ICMPv6. IPv4 and IPv6 packets go to the next stage.
 ///
-/// The stage also computes a flow hash of the addresses, the protocol and the ports of TCP and UDP. The hash is equal
-/// in both directions. Fragments, including the first, are hashed without ports, so that all fragments of a datagram
-/// have the same hash. The hash of a flow is equal on every machine and in every run. A sender can therefore create
-/// many flows with equal hashes. If no stage of the pipeline needs the hash, the hash is always 0.
+/// The stage also computes a flow hash of the addresses, the protocol and the ports of TCP and UDP. Both directions of
+/// a flow have the same hash. The stage hashes all fragments without ports, including the first fragment, so that all
+/// fragments of a datagram have the same hash. The hash of a flow is the same on every machine and in every run. A
+/// sender can therefore create many flows with equal hashes. If no stage of the pipeline needs the hash, the hash is
+/// always 0.
 ///
 /// ```toml
 /// [[pipeline.stage]]

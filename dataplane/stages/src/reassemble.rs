@@ -19,16 +19,16 @@ use index::Index;
 
 /// Reassembles fragmented IPv4 and IPv6 datagrams (RFC 791, RFC 8200 section 4.5).
 ///
-/// The stage copies each fragment into memory of the stage, and consumes the packet (`consumed`). When the last missing
-/// fragment arrives, its packet becomes the complete datagram, which is parsed again and goes to the next stage. All
-/// other packets go to the next stage unchanged. As an exception, the stage removes the fragment header of an
-/// unfragmented IPv6 packet (RFC 6946).
+/// The stage copies each fragment into its own memory, and consumes the packet. When the last missing fragment arrives,
+/// the stage writes the complete datagram into the packet of this fragment. The stage then parses the packet again, and
+/// the packet goes to the next stage. All other packets go to the next stage unchanged, with one exception. If an IPv6
+/// packet has a fragment header but is not fragmented, the stage removes this header (RFC 6946).
 ///
 /// Two fragments conflict if they overlap or disagree about the end of the datagram. The stage then discards the whole
 /// datagram, including fragments that arrive later (RFC 5722). If a fragment arrives twice, the stage drops only the
-/// second copy. If a datagram is incomplete after `timeout`, its first fragment leaves by `expired`, for an
-/// `icmp_error` stage with `kind = "reassembly_timeout"`. If its first fragment has not arrived, the datagram is only
-/// counted as `expired`.
+/// second copy. If a datagram is incomplete after `timeout`, the counter `expired` counts the datagram. If the first
+/// fragment has arrived, this fragment leaves by the output `expired`. Connect an `icmp_error` stage with `kind =
+/// "reassembly_timeout"` to this output to notify the sender.
 ///
 /// Each worker needs `datagrams` times `largest` bytes of memory. If the limit `datagrams` is reached, a new datagram
 /// replaces the oldest incomplete datagram. If a source reaches the limit `per_source`, its new datagram replaces its

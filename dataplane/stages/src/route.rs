@@ -27,9 +27,9 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 
 /// Chooses egress port and next hop by the longest prefix that matches the destination address.
 ///
-/// Several entries for one prefix are equal-cost paths. Each flow stays on one path. When a path is removed, only the
-/// flows of this path move to other paths. When a path is added, flows move only to the new path. All hosts with the
-/// same paths choose the same path for a flow. `weight` gives a path a larger share of the flows.
+/// If several routes have the same prefix, the routes are equal-cost paths. Each flow stays on one path. When a path is
+/// removed, only the flows of this path move to other paths. When a path is added, flows move only to the new path. All
+/// hosts with the same paths choose the same path for a flow. `weight` gives a path a larger share of the flows.
 ///
 /// A route file has one route per line. Text after `#` is a comment:
 ///
@@ -41,22 +41,23 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 /// ```
 ///
 /// Packets without a route leave by `no_route`. Packets for the `addresses` of the ports, and for the broadcast
-/// addresses of their networks, leave by `local`. A route in the config for exactly such an address takes precedence.
-/// Packets that are neither IPv4 nor IPv6 are dropped as `unsupported`.
+/// addresses of their networks, leave by `local`. A host route in the config for such an address takes precedence over
+/// `local`. Packets that are neither IPv4 nor IPv6 are dropped as `unsupported`.
 ///
-/// Packets with an invalid source address are not forwarded, but dropped as `martian` (RFC 1812, section 5.3.7; RFC
-/// 4291, section 2.5).
+/// The stage drops packets with an invalid source address as `martian` (RFC 1812, section 5.3.7; RFC 4291, section
+/// 2.5).
 ///
-/// With the routes of the config, a port with `addresses` or with a kernel interface accepts only frames to the MAC
-/// address of the port. All other frames, including multicast and broadcast frames, are dropped as `not_for_us` (RFC
-/// 1812, section 5.3.4). Other ports, such as ports that read a capture file, accept frames to every MAC address.
-/// Frames with a VLAN tag are dropped as `tagged`, because tagged frames belong to another network than the port. To
-/// route the frames of a VLAN, put a `vlan` stage that removes the tag before this stage.
+/// With `source = "config"`, a port with `addresses` or with a kernel interface accepts only frames to the MAC address
+/// of the port. All other frames, including multicast and broadcast frames, are dropped as `not_for_us` (RFC 1812,
+/// section 5.3.4). Other ports, such as ports that read a capture file, accept frames to every MAC address. With
+/// `source = "config"`, the stage also drops frames with a VLAN tag as `tagged`, because tagged frames belong to
+/// another network than the port. To route the frames of a VLAN, put a `vlan` stage that removes the tag before this
+/// stage.
 ///
 /// With `source = "kernel"`, the stage uses the kernel's routes and follows their changes. The stage uses the main
 /// table, or the table of the VRF that the interface of the ingress port belongs to. Packets that the kernel's routes
-/// reject leave by `unreachable` or `prohibited`. Unicast frames to a MAC address that is not the port's are dropped as
-/// `not_for_us`. These IP packets leave by `local`:
+/// reject leave by `unreachable` or `prohibited`. The stage drops unicast frames to another MAC address than the
+/// address of the port as `not_for_us`. These IP packets leave by `local`:
 /// - packets for this host, and multicast, broadcast and link-local packets;
 /// - packets that the kernel routes to an interface without a port;
 /// - packets in multicast and broadcast frames;
@@ -400,7 +401,7 @@ impl Stage for Route {
     fn info() -> StageInfo {
         StageInfo::new()
             .outputs(&[
-                ("no_route", "packets whose destination no prefix matches"),
+                ("no_route", "packets whose destination matches no prefix"),
                 ("local", "packets for this host, according to the kernel or the addresses of a port"),
                 ("unreachable", "packets to a destination that the kernel's route marks as unreachable"),
                 ("prohibited", "packets to a destination that the kernel's route prohibits"),
@@ -409,7 +410,7 @@ impl Stage for Route {
                 ("blackhole", "the route has drop set, or is a blackhole route of the kernel"),
                 (
                     "not_for_us",
-                    "the destination MAC address is not the port's (with kernel routes, only unicast MAC addresses)",
+                    "the destination MAC address is not the address of the port (with kernel routes, only unicast addresses)",
                 ),
                 ("martian", "packets with this source address must not be forwarded"),
                 ("tagged", "the frame has a VLAN tag (only with routes from the config)"),

@@ -7,8 +7,8 @@ use dataplane_core::prelude::*;
 
 /// Copies one of every N packets to the output `sample`. All packets go to the next stage.
 ///
-/// Without `seed`, each worker copies every Nth packet. With `seed`, packets are selected at random, so that periodic
-/// traffic cannot avoid the sample. The same seed selects the same packets in every run.
+/// Without `seed`, each worker copies every Nth packet. With `seed`, the stage selects packets at random, so that
+/// periodic traffic cannot avoid the sample. The same seed selects the same packets in every run.
 ///
 /// ```toml
 /// [[pipeline.stage]]

@@ -13,8 +13,8 @@ use dataplane_core::pipeline::{Ctx, Problem, Setup, Stage};
 
 /// Pushes, pops or translates the outer VLAN tag (IEEE 802.1Q, 802.1ad).
 ///
-/// The stage can be placed before or after `parse`. If the operation `op` does not apply to a packet, the packet goes
-/// to the next stage unchanged. With `strict`, such packets are dropped instead.
+/// The stage works before and after `parse`. If the operation `op` does not apply to a packet, the packet goes to the
+/// next stage unchanged. With `strict`, such packets are dropped instead.
 ///
 /// ```toml
 /// [[pipeline.stage]]

@@ -28,18 +28,18 @@ pub(super) enum Action {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct RuleSpec {
-    /// `permit` or `deny`.
+    /// The action for packets that match the rule: `permit` or `deny`.
     action: Action,
     /// Prefix of the source address.
     src: Option<Prefix>,
     /// Prefix of the destination address.
     dst: Option<Prefix>,
-    /// Protocol above IP.
+    /// Protocol above IP: `"tcp"`, `"udp"`, `"icmp"`, `"icmpv6"`, a number from 0 to 255, or `"any"`. Default: `"any"`.
     #[serde(default)]
     protocol: Protocol,
-    /// Source port of TCP or UDP, or a range of ports.
+    /// Source port of TCP or UDP, or a range of ports, such as `"1024-65535"`.
     src_port: Option<Ports>,
-    /// Destination port of TCP or UDP, or a range of ports.
+    /// Destination port of TCP or UDP, or a range of ports, such as `"1024-65535"`.
     dst_port: Option<Ports>,
     /// TCP flags that must be set, or with `!` must not be set, such as `"syn,!ack"`.
     tcp_flags: Option<TcpFlags>,

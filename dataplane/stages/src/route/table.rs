@@ -21,7 +21,7 @@ pub(super) struct RouteEntry {
     /// Destination prefix, such as `"10.0.0.0/8"`.
     pub(super) prefix: Prefix,
     /// Address of the gateway. Without a gateway, the destinations are neighbours on the port. An IPv4 prefix may have
-    /// an IPv6 gateway (RFC 8950), but not the other way round.
+    /// an IPv6 gateway (RFC 8950). An IPv6 prefix must have an IPv6 gateway.
     pub(super) via: Option<IpAddr>,
     /// Port that the gateway or the destinations are reached through.
     pub(super) port: Option<String>,
