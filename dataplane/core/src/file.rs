@@ -47,8 +47,8 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Returns the remedy if a failed open or read has its cause in this host: too few file descriptors or too little
-/// memory (open(2)). Returns `None` for any other cause.
+/// Returns the remedy if an open or read failed because this host has too few file descriptors or too little memory
+/// (open(2)). Returns `None` for any other cause.
 pub fn host_remedy(error: &io::Error) -> Option<&'static str> {
     match Errno::from_io_error(error)? {
         Errno::MFILE => Some("raise the limit on open files (`ulimit -n`, `LimitNOFILE=` of systemd)"),
@@ -176,7 +176,7 @@ pub enum Readers {
 }
 
 impl Readers {
-    /// Returns the owner, and the group if one is given, by name or by number.
+    /// Returns [`Self::Group`] for a group that is given by name or by number. Returns [`Self::Owner`] without a group.
     ///
     /// # Errors
     /// Fails if there is no such group.
@@ -202,7 +202,7 @@ pub fn group_number(group: &str) -> io::Result<u32> {
         let why = format!("there is no group `{group}` in /etc/group; help: name another group, or set its number");
         io::Error::new(ErrorKind::NotFound, why)
     };
-    // The largest number means "no change" to the kernel.
+    // fchown(2) does not change the group if the number is `u32::MAX`.
     if let Some(number) = group.parse().ok().filter(|number| *number != u32::MAX) {
         return Ok(number);
     }

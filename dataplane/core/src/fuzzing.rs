@@ -21,12 +21,13 @@ pub fn dissect(frame: &[u8]) {
     check_views(frame);
 }
 
-/// Receives the messages of a peer that connects. The first byte of the input is the number of bytes that arrive first.
+/// Receives the messages of a connecting peer, whose bytes arrive in two pieces. The first byte of the input is the
+/// length of the first piece.
 pub fn peer(input: &[u8]) {
     connect::fuzz(input);
 }
 
-/// Checks that the positions are inside the frame and in order.
+/// Checks that the header positions are inside the frame and in order.
 fn check_positions(frame: &[u8], found: &Dissection) {
     assert!(found.l3 >= 14 && found.l3 <= found.end && usize::from(found.end) <= frame.len(), "{found:?}");
     assert!(found.l4 == 0 || (found.l3 < found.l4 && found.l4 <= found.end), "{found:?}");
@@ -34,7 +35,8 @@ fn check_positions(frame: &[u8], found: &Dissection) {
     let _ = verify_ipv4_checksum(frame, found);
 }
 
-/// Compares the result of `dissect` with the result of `etherparse`, where both parsers follow the same rules.
+/// Compares the result of `dissect` with the result of `etherparse`, if both parsers follow the same rules for the
+/// frame.
 fn compare(frame: &[u8], found: Result<Dissection, Malformed>) {
     let reference = SlicedPacket::from_ethernet(frame);
     let (found, reference) = match (found, &reference) {
@@ -89,7 +91,7 @@ fn compare(frame: &[u8], found: Result<Dissection, Malformed>) {
     }
 }
 
-/// Whether `dissect` may refuse a frame for this reason that `etherparse` accepts.
+/// Whether `dissect` may refuse a frame for this reason although `etherparse` accepts the frame.
 fn only_ours_refuses(reason: Malformed, reference: &SlicedPacket<'_>) -> bool {
     match reason {
         Malformed::Oversize
@@ -120,7 +122,7 @@ fn theirs_has_other_rules(frame: &[u8], found: &Dissection) -> bool {
     found.ether_type == MACSEC || is_empty || is_ipv4_ah || has_more
 }
 
-/// Parses the bytes as each kind of header. The functions of a kind must agree with each other.
+/// Parses the bytes as each kind of header. For each kind, `view` and `parts` must agree.
 fn check_views(bytes: &[u8]) {
     fn check<H: Header>(bytes: &[u8]) {
         let view = H::view(bytes);

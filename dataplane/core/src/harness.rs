@@ -82,7 +82,8 @@ impl Harness {
         Self::builder().build::<S>(parameters)
     }
 
-    /// Passes packets to the stage as one batch of at most 256, and returns the outcomes in the same order.
+    /// Passes packets to the stage as one batch of at most 256 packets. Returns the outcomes in the order of the
+    /// packets.
     ///
     /// # Panics
     /// Panics if there are more packets than a batch holds, or if a packet is longer than 9,216 bytes.

@@ -6,13 +6,13 @@
 //!
 //! # Modules
 //!
-//! The modules, lowest first. A module may use the modules that its row lists, and `units` and `error`.
+//! The modules, lowest first. Each module may use `units`, `error` and the modules in the column "uses" of its row.
 //!
 //! | module | does | uses |
 //! | --- | --- | --- |
-//! | [`units`] | newtypes for core, node, key, tick, nanosecond, byte | – |
+//! | [`units`] | newtypes for core, NUMA node, memory key, tick, nanosecond, byte | – |
 //! | [`error`] | the error type of set-up code | – |
-//! | [`sync`] | the atomics and locks of the algorithms that loom checks | – |
+//! | [`sync`] | the atomics and locks of the algorithms that the model checker loom tests | – |
 //! | [`file`](mod@file) | opens and locks the files that a config names | – |
 //! | [`pcapng`] | encodes the blocks of pcapng files | – |
 //! | [`topology`] | cores, caches, NUMA nodes, device locality; thread pinning | – |
@@ -22,7 +22,7 @@
 //! | [`verbs`] | the verbs contract as traits, which every provider implements | mem, header, clock |
 //! | [`connect`] | connects queue pairs: parameters, the handshake, the peer exchange | verbs |
 //! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; messages without `unsafe` | verbs, mem, clock |
-//! | [`pipeline`] | the `Stage` trait, the registry, graph compilation, the walk of packets | mem, header, clock, file, sync |
+//! | [`pipeline`] | the `Stage` trait, the registry, the graph that moves packets from stage to stage | mem, header, clock, file, sync |
 //! | [`harness`] | runs one stage on packets without a device | pipeline, mem, header, clock |
 //! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |
 

@@ -99,7 +99,8 @@ pub struct DeviceClock {
     /// The fields of the mapping: `multiplier`, `ticks`, `nanos`, `error`, `rate_ppb`, and `epoch` together with
     /// `state`.
     words: [AtomicU64; 6],
-    /// The offset that is added to the ticks of a device's own wall clock: see [`crate::clock::Stamper`].
+    /// The offset that is added to the ticks. Only for a wall clock that the device itself keeps. Such a clock may differ
+    /// from the system's wall clock.
     offset: AtomicI64,
     /// Whether this is the system's own wall clock.
     is_system: bool,

@@ -48,7 +48,8 @@ pub struct StampCounts {
     pub device: u64,
     /// Stamps from the system clock.
     pub host: u64,
-    /// Stamps from the system clock because the device's stamps could not be right.
+    /// Stamps that were taken from the system clock because the device's stamps could not be right. `host` includes
+    /// these stamps.
     pub implausible: u64,
 }
 
@@ -321,8 +322,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Installs a new mapping. Stamps move to the new mapping gradually, unless the mappings are unrelated or differ by
-    /// [`MAX_BACKSTEP`] or more.
+    /// Installs a new mapping. Stamps move to the new mapping gradually, unless the mappings have different epochs, a
+    /// mapping is invalid, or the mappings differ by [`MAX_BACKSTEP`] or more.
     #[cold]
     fn take(&mut self, mapping: Mapping, now: u64) {
         let old = std::mem::replace(&mut self.mapping, mapping);

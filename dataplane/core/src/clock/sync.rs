@@ -48,7 +48,8 @@ const TOLERANCE: u64 = 1_000;
 const MIN_PERIOD: u64 = 8_000;
 /// The number of ticks after which an unchanged counter counts as stopped.
 const STOPPED_TICKS: u64 = 16;
-/// The number of consecutive steps with only wide readings after which wide readings are accepted.
+/// A reading is wide if its half width exceeds `ClockSync::max_half_width`. After this number of consecutive steps with
+/// only wide readings, the maximum no longer depends on the readings in the window.
 const MAX_WIDE_STEPS: u32 = 8;
 
 /// A read of a device counter between two reads of the system clock.
@@ -245,7 +246,7 @@ impl ClockSync {
     pub fn interval(&self) -> Nanos {
         let unreadable = self.state() == ClockState::Invalid && matches!(self.fault, Some(ClockFault::Query(_)));
         let settled = self.points.len() >= WINDOW || unreadable;
-        // In this time, the error of the frequency accumulates to at most an eighth of the period.
+        // Within `sure`, the error of the frequency accumulates to at most an eighth of the counter's period.
         let sure = (self.nominal.period().0 / 8).saturating_mul(1_000_000_000 / (self.mapping.rate_ppb + WANDER_PPB));
         let step = match self.points.len() {
             _ if settled => SLOW_INTERVAL,
@@ -342,7 +343,7 @@ impl ClockSync {
     }
 
     /// Returns the maximum half width of a usable reading. The maximum depends on the narrowest reading in the window.
-    /// After [`MAX_WIDE_STEPS`] consecutive steps with only wide readings, the maximum is fixed.
+    /// After [`MAX_WIDE_STEPS`] consecutive steps with only wide readings, the maximum no longer depends on the window.
     fn max_half_width(&self) -> u64 {
         let most = MAX_HALF_WIDTH.min(self.nominal.period().0 / 16).max(self.nominal.nanos(Ticks(2)).0);
         if self.wide_steps < MAX_WIDE_STEPS { most.min(self.usual_half_width()) } else { most }

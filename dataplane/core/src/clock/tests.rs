@@ -333,7 +333,8 @@ fn corrections_of_the_mapping_are_slewed() {
     assert!(bench.poll(0, &[0]).unwrap() < 1_000);
 }
 
-/// A wall clock counts nanoseconds, so its offset is its difference from the system's wall clock.
+/// A device's wall clock counts nanoseconds, so the offset must be the system's wall clock minus the device's wall
+/// clock.
 #[test]
 fn offset_of_a_foreign_wall_clock_is_measured() {
     const EPOCH: u64 = 1_700_000_000 * SECOND;

@@ -129,7 +129,7 @@ pub enum EndpointError {
     Own,
     /// The peer's queue index differs from the local queue index.
     #[error(
-        "the peer sent its queue {peer} for the local queue {own}; help: use the same number of workers on both sides"
+        "the peer's queue {peer} cannot connect to the local queue {own}; help: use the same number of workers on both sides"
     )]
     Queue {
         /// The local index.

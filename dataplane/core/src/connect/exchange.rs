@@ -28,7 +28,7 @@ const BACKLOG: i32 = 1024;
 const BATCH: usize = 64;
 /// Interval at which a wait checks whether it was cancelled.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Initial and maximum pause between two attempts to connect.
+/// Initial and maximum upper bound of the random pause between two attempts to connect.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// The time limits and the cancellation of a wait.
@@ -36,7 +36,7 @@ const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration:
 pub struct WaitLimits<'a> {
     /// The deadline of the whole wait.
     pub until: Instant,
-    /// The time limit of one step with one peer.
+    /// The time limit of one step with one peer, such as the wait for one message.
     pub step: Duration,
     /// Returns whether to stop waiting now. Called several times per second.
     pub cancelled: &'a dyn Fn() -> bool,
@@ -262,8 +262,8 @@ impl Listener {
     /// - A connection is closed if it sends an unexpected message or exceeds the time limit of a step.
     /// - If 32 connections are open, a new connection replaces the oldest connection that has not sent a valid HELLO.
     ///   If all connections have sent a valid HELLO, the new connection replaces the oldest connection.
-    /// - A connection has proved to be the peer when it has answered the local endpoints. All other connections are
-    ///   then closed.
+    /// - A connection has proved to be the peer when it has sent READY with the token of the local HELLO. All other
+    ///   connections are then closed.
     ///
     /// # Errors
     /// No peer connected in time, or the wait was cancelled.
@@ -330,8 +330,8 @@ impl Listener {
             let Ok(wire) = Wire::new(stream, offer.endpoints.len()) else { continue };
             let end = limits.step_end();
             let mut candidate = Candidate { wire, address, end, own: token(), received: None, ready: false };
-            // Most valid clients have already sent their HELLO by now. Later connections displace clients without a
-            // HELLO first.
+            // Most valid clients have already sent their HELLO by now. If there are too many connections, a later
+            // connection displaces a client without a HELLO before any other client.
             if let Err(fault) = candidate.advance(offer, limits) {
                 *refused += 1;
                 *last = Some(candidate.close(&fault));

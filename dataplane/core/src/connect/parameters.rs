@@ -13,7 +13,7 @@ use crate::verbs::{Access, Capability, Device, GidEntry, GidKind, LinkLayer, Por
 /// The largest packet sequence number and the largest queue pair number: 24 bits.
 pub(super) const MAX_24: u32 = 0xff_ffff;
 
-/// All attributes for the state changes from RESET to RTS that the local side chooses. The attributes cover reliable
+/// All attributes that the local side chooses for the state changes from RESET to RTS. The attributes cover reliable
 /// connections, unreliable connections and datagrams. Attributes that a queue pair type does not use are ignored.
 ///
 /// The defaults are the values in the handshake and in the builder of the crate `ibverbs` on crates.io, except
@@ -278,10 +278,10 @@ impl EndpointParameters {
         self.check_ranges(kind, ethernet, port.lmc, &mut wrong);
         match (&self.alternate, self.path_migration) {
             (Some(alternate), _) if kind != QpType::Ud => alternate.check(device, port.link_layer, &mut wrong),
-            (None, Some(PathMigration::Rearm | PathMigration::Armed)) if kind != QpType::Ud => {
+            (None, Some(state @ (PathMigration::Rearm | PathMigration::Armed))) if kind != QpType::Ud => {
                 wrong.add(
                     "path_migration",
-                    "to an alternate path",
+                    if state == PathMigration::Armed { "armed" } else { "rearm" },
                     "there is no `alternate` path",
                     "add `alternate`, or remove `path_migration`",
                 );

@@ -12,7 +12,8 @@ use super::{Header, U16, U32};
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Grh {
-    /// Version (4 bits, 6 if the field is defined), traffic class (8 bits), flow label (20 bits).
+    /// Version (4 bits), traffic class (8 bits), flow label (20 bits). The version is 6, except with RoCE version 2
+    /// over IPv4.
     pub version_class_flow: U32,
     /// The number of bytes from the end of this header to the variant CRC of the packet.
     pub payload_length: U16,

@@ -197,7 +197,7 @@ pub fn dissect_head(head: &[u8; USUAL], len: usize) -> Option<Dissection> {
     // values.
     const WANTED: u64 = u64::from_be(0x0800_4500_0000_0000);
     const MASK: u64 = u64::from_be(0xffff_ff00_0000_0000);
-    // The bits of the next word of which at least one is set in a fragment.
+    // Bits of the word at byte 20. Every fragment has at least one of these bits set.
     const FRAGMENT: u64 = u64::from_be(((ipv4::MORE_FRAGMENTS | ipv4::FRAGMENT_OFFSET) as u64) << 48);
     // Separate branches are faster here than one combined condition, because almost all packets take the same branches.
     let [first, second] = [0, 1].map(|at| u64::from_ne_bytes(head[12..].as_chunks().0[at]));

@@ -53,7 +53,8 @@ impl Alarms {
         });
     }
 
-    /// Removes the events of one of these kinds for one of these queue numbers. Returns whether an event was removed.
+    /// Removes every event whose kind is in `kinds` and whose queue number is in `numbers`. Returns whether an event
+    /// was removed.
     pub fn take(&self, kinds: &[EventKind], numbers: &[u32]) -> bool {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let before = pending.len();

@@ -3,8 +3,9 @@
 //! A lane tracks whether the program or the device owns each slot (packet buffer). The lane posts receives in advance
 //! and refills the receive queue. The lane posts sends in runs (several requests with one call) and requests a
 //! completion only for the last send of a run. When that send completes, the lane reclaims the slots of all sends up to
-//! it. After a failure, flush completions return slots in the same way. The code is generic over the traits of
-//! [`crate::verbs`] and runs on every provider (implementation of these traits).
+//! it. After a failure, the device completes all outstanding requests with a flush error, and the lane reclaims their
+//! slots. The code is generic over the traits of [`crate::verbs`] and runs on every provider (implementation of these
+//! traits).
 //!
 //! `unsafe` is allowed here because a posted request gives memory to the device, which reads or writes the memory. The
 //! lane posts a slot only when the slot leaves the pool or a batch. The lane reuses the slot only after the slot's
@@ -201,5 +202,6 @@ impl LatencySink for NoSink {
 }
 
 /// Access rights of a lane to the memory that it registers. With relaxed ordering, the writes of packets may pass each
-/// other on the bus. The program reads a packet only after its completion, which the device writes in order.
+/// other on the bus. The program reads a packet only after the packet's completion, and the write of the completion
+/// does not pass the writes of the packet.
 pub const ACCESS: Access = Access::LOCAL_WRITE.union(Access::RELAXED_ORDERING);

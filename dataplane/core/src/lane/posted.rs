@@ -45,8 +45,8 @@ impl PostedReceives {
         self.len += slots.len();
     }
 
-    /// Returns the oldest `n` slots in order, as the part before the end of the ring and the part after it. The ring
-    /// must hold at least `n` slots.
+    /// Returns the oldest `n` slots in order, as two slices: the slots up to the end of the ring, and the slots from
+    /// the start of the ring. The ring must hold at least `n` slots.
     #[inline]
     pub(super) fn oldest(&self, n: usize) -> [&[u32]; 2] {
         let n = n.min(self.len);

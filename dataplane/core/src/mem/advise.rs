@@ -26,9 +26,9 @@ pub fn prefetch<T>(place: *const T) {
     prefetch_hint::<false, T>(place);
 }
 
-/// Prefetches the cache line at `place` into the second-level cache, for data that is probably in no cache. More of
-/// these prefetches can be in flight at once, because the first-level cache has only a few line fill buffers, which
-/// these prefetches do not use.
+/// Prefetches the cache line at `place` into the second-level cache, for data that is probably in no cache. More
+/// prefetches can be in flight at once into the second-level cache than into the first-level cache, which has only a
+/// few line fill buffers.
 #[inline(always)]
 pub fn prefetch_l2<T>(place: *const T) {
     prefetch_hint::<true, T>(place);

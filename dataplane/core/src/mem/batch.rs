@@ -26,7 +26,7 @@ pub struct Batch<Unsized: ?Sized = [()]> {
     len: usize,
     /// Index of the port that received the packets. All packets in the graph at one time come from the same port.
     pub(super) ingress: u8,
-    /// Whether the packets have waited in the current stage.
+    /// Whether the current stage has held the packets before, and whether their maximum holding time has passed.
     pub(super) wait: Wait,
     /// Bounds on the lengths and positions of all packets. Valid only while `bounds_known` is set.
     bounds: Bounds,
@@ -108,7 +108,7 @@ impl Batch {
         self.ingress = port;
     }
 
-    /// Returns whether the packets have waited in the current stage.
+    /// Returns whether the current stage has held the packets before.
     #[inline]
     pub(crate) fn wait(&self) -> Wait {
         self.wait
@@ -120,7 +120,7 @@ impl Batch {
         self.ingress
     }
 
-    /// Sets whether the packets have waited in the current stage.
+    /// Sets whether the current stage has held the packets before.
     #[inline]
     pub(crate) fn set_wait(&mut self, wait: Wait) {
         self.wait = wait;

@@ -87,7 +87,7 @@ impl Batch {
     /// space, or the bytes do not fit into a slot.
     ///
     /// # Panics
-    /// If the packets of this batch belong to another pool.
+    /// Panics if the packets of this batch belong to another pool.
     pub fn push_bytes(&mut self, bytes: &[u8], stamp: Stamp, pool: &mut Pool) -> bool {
         self.check_pool(pool);
         let layout = self.memory.layout;

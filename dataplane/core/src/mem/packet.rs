@@ -35,7 +35,8 @@ impl Batch {
 /// One packet of a batch.
 ///
 /// `data()` returns the bytes of the packet. `prepend` adds up to `headroom()` bytes before the data, and `append` adds
-/// up to `tailroom()` bytes after the data. A packet without a label goes to the next stage.
+/// up to `tailroom()` bytes after the data. The methods `steer`, `drop`, `consume` and `hold` label the packet with a
+/// decision of the stage. A packet without a label goes to the next stage.
 #[derive(Debug)]
 pub struct Packet<'b> {
     /// The batch. `index` is below the length of the batch, and no other live packet has the same index. This packet
@@ -226,7 +227,7 @@ impl<'b> Packet<'b> {
     }
 
     /// Writes the destination and source addresses of the Ethernet header, in this order. If the frame is shorter than
-    /// 12 bytes, only the part inside the frame counts.
+    /// 12 bytes, only the bytes inside the frame become packet data.
     #[inline]
     pub fn set_ethernet_addresses(&mut self, both: [u8; 12]) {
         *self.front() = both;

@@ -1,4 +1,5 @@
-//! Allocates packet memory: page sizes, NUMA binding, and errors at the start instead of page faults during the run.
+//! Allocates packet memory with a requested page size on a requested NUMA node. All pages are populated at once, so
+//! missing memory is an error at the start, and no access during the run causes a page fault.
 
 use std::fmt;
 use std::fs;
@@ -255,7 +256,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri cannot map this much memory")]
-    fn strict_fails_on_the_first_step_down_and_names_the_command() {
+    fn strict_allocation_fails_without_a_fallback_and_names_the_command() {
         let spec = RegionSpec { bytes: 1 << 45, pages: PageKind::Huge2M, strict: true, node: None };
         let error = Region::allocate(spec).unwrap_err().to_string();
         assert!(error.contains("2 MiB pages") && error.contains("nr_hugepages"), "{error}");

@@ -36,7 +36,7 @@ pub struct Cause<'a> {
     pub reason: &'a str,
 }
 
-/// The destination of packets that leave a stage without a label.
+/// The destination of packets that a stage neither sends to an output nor drops, consumes or holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// To the next stage.

@@ -60,7 +60,7 @@ pub struct Contract {
     pub splits: usize,
     /// Maximum time that the stage may hold packets, or `None` if the stage holds none.
     pub holds: Option<Nanos>,
-    /// The destination of packets without a label.
+    /// The destination of packets that the stage neither sends to an output nor drops, consumes or holds.
     pub exit: Exit,
 }
 
@@ -86,8 +86,9 @@ impl Contract {
         }
     }
 
-    /// Sets the facts that must be known about every received packet. Before [`Stage::prepare`], the contract must
-    /// contain all facts that the stage may need later.
+    /// Sets the facts that must be known about every received packet. The contract is read before and after
+    /// [`Stage::prepare`]. Before that call, the contract must contain every fact that the stage may need. After the
+    /// call, the contract may contain fewer facts.
     ///
     /// [`Stage::prepare`]: super::Stage::prepare
     #[must_use]
@@ -134,7 +135,7 @@ impl Contract {
         Self { holds, ..self }
     }
 
-    /// Sets the destination of packets without a label.
+    /// Sets the destination of packets that the stage neither sends to an output nor drops, consumes or holds.
     #[must_use]
     pub const fn exit(self, exit: Exit) -> Self {
         Self { exit, ..self }
@@ -152,9 +153,9 @@ pub trait Generator {
     /// Generates packets with [`Batch::generate`]. The worker calls this method after every [`Stage::tick`], with an
     /// empty batch.
     ///
-    /// Generated packets leave the stage in the same way as packets from [`Stage::process`]. Generated packets count as
-    /// received on the first port, or on the port given to [`Batch::set_ingress`]. Like [`Stage::process`], this method
-    /// runs on the worker.
+    /// Like packets from [`Stage::process`], generated packets leave the stage by their labels. Generated packets count
+    /// as received on the first port, or on the port given to [`Batch::set_ingress`]. Like [`Stage::process`], this
+    /// method runs on the worker.
     ///
     /// [`Stage::tick`]: super::Stage::tick
     /// [`Stage::process`]: super::Stage::process

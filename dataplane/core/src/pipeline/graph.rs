@@ -1,4 +1,4 @@
-//! The running graph: moves batches from stage to stage.
+//! The running graph: moves batches from stage to stage. A label is the decision of a stage about a packet.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub struct NodeCounters {
     pub batches: u64,
     /// Packets that the stage consumed, because they need no further processing.
     pub consumed: u64,
-    /// Copies of packets that were made for the stage.
+    /// Copies of packets that the graph made because the stage requested the copies.
     pub copied: u64,
     /// Packets that the stage added: split off from received packets, or generated.
     pub made: u64,
@@ -130,7 +130,8 @@ struct Node {
     watch: Option<DropWatch>,
 }
 
-/// The stage that observes the drops of another stage, and the names of the drop reasons of that other stage.
+/// The stage that observes the drops of a node's stage (the observed stage), with the names of the drop reasons and
+/// outputs of the observed stage.
 struct DropWatch {
     /// Index of the observing stage.
     by: usize,
@@ -244,7 +245,8 @@ impl Graph {
     /// Returns the name of the stage that a panic has interrupted, and the packets of this stage. Returns `None` if no
     /// stage was running. The packets are lost, because the stage may have processed them only partly.
     pub fn interrupted(&mut self) -> Option<(&str, &mut Batch)> {
-        // While a stage processes packets, all earlier stages have passed on their packets.
+        // While a stage processes packets, all earlier stages have passed on their packets. The first stage with
+        // packets is therefore the interrupted stage.
         let at_work = self.housekeeping.or_else(|| self.nodes.iter().position(|node| !node.inbox.is_empty()))?;
         let node = self.nodes.get_mut(at_work)?;
         Some((&node.name, &mut node.inbox))

@@ -51,9 +51,9 @@ pub struct LiveReader<T> {
     current: Box<T>,
     next: Arc<Next<T>>,
     /// Values that the reader hands back. The publishing side empties this ring. Between two emptyings, the reader
-    /// hands back at most three values. The first value was already replaced but not yet in the ring. The second value
-    /// is replaced by the content of `next`. The third value is replaced by the value that the publishing side adds
-    /// before it empties this ring again.
+    /// hands back at most three values. The first is a value that the reader had replaced, but not yet handed back,
+    /// when the ring was emptied. The second is replaced by the content that `next` had at that time. The third is
+    /// replaced by the value that the publishing side adds before it empties this ring again.
     old: Producer<Box<T>>,
 }
 

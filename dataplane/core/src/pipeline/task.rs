@@ -30,7 +30,7 @@ pub trait Task: Send + 'static {
     ///
     /// # Errors
     /// Fails if the work cannot be done. The run logs the error and continues. The report contains the error, and the
-    /// exit status of the run is 1. A panic is logged and reported in the same way, and also stops the run.
+    /// exit status of the run is 1. After a panic, the run also logs and reports the panic, but then stops.
     fn run(&mut self, stop: &StopSignal) -> Result<()>;
 }
 
@@ -101,7 +101,8 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Calls [`Task::start`] of each task, and then starts one thread for each task. A task that panics sets `run`.
+    /// Calls [`Task::start`] of each task, and then starts one thread for each task. A task that panics requests the
+    /// stop of the run through `run`.
     ///
     /// # Errors
     /// Returns the error of [`Task::start`], or an error if a thread cannot be started. In both cases, no task keeps

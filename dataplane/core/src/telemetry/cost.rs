@@ -87,8 +87,8 @@ impl Costs {
         self.sums.fill(PartSum::default());
     }
 
-    /// Returns the costs of all parts that handled packets, with their names. The last name is the name of the total.
-    /// `per_tick` is the duration of a tick in nanoseconds.
+    /// Returns the costs of all parts that handled packets. `names` has the name of each part by index, and then the
+    /// name of the total. `per_tick` is the duration of a tick in nanoseconds.
     pub fn report<'a>(&self, names: impl IntoIterator<Item = &'a str>, per_tick: f64) -> Vec<CostReport> {
         let seen =
             self.all().into_iter().zip(self.without_slowest()).zip(names).filter(|((all, _), _)| all.packets > 0);

@@ -14,7 +14,7 @@ use crate::units::{Bytes, CoreId, NumaNode};
 
 impl Topology {
     /// Reads the topology of this machine. The affinity mask of the calling thread determines the allowed cores, and
-    /// its cpuset determines the allowed nodes.
+    /// the cpuset of the thread determines the allowed nodes.
     ///
     /// # Errors
     ///

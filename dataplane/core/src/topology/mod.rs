@@ -60,7 +60,7 @@ pub struct HugePages {
 pub struct Node {
     /// The node number.
     pub id: NumaNode,
-    /// The memory of the node, or 0 if it is unknown. A node can also have cores but no memory.
+    /// The memory of the node. 0 if the size is unknown, or if the node has cores but no memory.
     pub memory: Bytes,
     /// Whether this process may allocate memory on the node (`cpuset.mems`, see `cpuset(7)`).
     pub allowed: bool,
@@ -208,7 +208,8 @@ impl Topology {
     }
 
     fn core_rows(&self) -> Vec<Vec<String>> {
-        let heading = ["core", "node", "socket", "physical", "threads", "L1", "L2", "L3", "L2 of", "L3 of", "allowed"];
+        let heading =
+            ["core", "node", "socket", "physical", "threads", "L1", "L2", "L3", "L2 cores", "L3 cores", "allowed"];
         let row = |core: &Core| {
             let threads = self.cores.iter().filter(|other| other.physical == core.physical).map(|other| other.id);
             let cache = |level| self.cache_of(core.id, level);

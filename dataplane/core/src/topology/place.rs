@@ -36,8 +36,9 @@ impl Topology {
     ///
     /// # Errors
     ///
-    /// [`Error::Topology`] if the number of workers is 0 or above the number of allowed cores. The same error if a
-    /// listed core does not exist, is offline, is not allowed or is listed twice. The message lists the allowed cores.
+    /// [`Error::Topology`] if the number of workers is 0 or above the number of allowed cores. Also [`Error::Topology`]
+    /// if a listed core does not exist, is offline, is not allowed or is listed twice. The message lists the allowed
+    /// cores.
     pub fn place(&self, workers: &Workers, near: &[NumaNode]) -> Result<Vec<CoreId>> {
         let count = match workers {
             Workers::Auto => 1,

@@ -192,7 +192,7 @@ impl Completion {
         self.received(PollFields::CVLAN, self.values.cvlan)
     }
 
-    /// Returns the tag of the flow rule that matched; 0: no rule matched.
+    /// Returns the tag of the flow rule that matched; 0: no rule with a tag matched.
     pub fn flow_tag(&self) -> Option<u32> {
         self.received(PollFields::FLOW_TAG, self.values.flow_tag)
     }

@@ -158,8 +158,9 @@ bitflags! {
         const TM_INFO = 1 << 10;
         /// A timestamp in nanoseconds of the wall clock.
         const WALLCLOCK = 1 << 11;
-        /// The verdict on the IPv4, TCP and UDP checksums of a received frame, in runs of completions. A cursor reads
-        /// the verdict from [`WcFlags`], even if this flag was not requested.
+        /// Whether the IPv4, TCP and UDP checksums of a received frame are correct: [`RecvFlags::CHECKSUM_OK`] in
+        /// [`RecvInfo`](crate::verbs::RecvInfo). [`WcFlags::IP_CSUM_OK`] has this information even if this flag was not
+        /// requested.
         const CHECKSUM = 1 << 32;
         /// The RSS hash of a received frame. Verbs completions have no such field, so libibverbs refuses this flag.
         const RSS_HASH = 1 << 33;

@@ -470,8 +470,8 @@ pub unsafe trait SharedReceiveQueue: Clone + Send {
 /// sends. A run is a list of slots that one call posts. The call posts only these slots, in the region of
 /// [`QueuePair::bind_slots`]. [`PostError::accepted`] counts all requests that the device may access.
 ///
-/// The device accesses no memory of requests that were posted before a change to RESET, a successful
-/// [`QueuePair::destroy`] or a drop. A queue pair that cannot be destroyed when it is dropped keeps its registrations.
+/// After a change to RESET, a successful [`QueuePair::destroy`] or a drop, the device accesses no memory of the
+/// requests that were posted before. A queue pair that cannot be destroyed when it is dropped keeps its registrations.
 #[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
 pub unsafe trait QueuePair: Send {
     /// The memory regions that requests refer to.

@@ -42,7 +42,7 @@ struct ThreadEnd(Cell<u64>);
 
 impl Drop for ThreadEnd {
     fn drop(&mut self) {
-        // A later destructor of the thread gets a new number, which is never removed.
+        // If a later destructor of this thread claims a queue, the thread gets a new number, which is never removed.
         NUMBER.with(|number| number.set(UNNUMBERED));
         running().remove(&self.0.get());
     }
@@ -113,7 +113,7 @@ impl QueueOwner {
     }
 
     /// Removes the owner, because the queue is not polled any more. Returns `false`, and keeps the owner, if the owner
-    /// is another thread that has not ended: this thread may be using the queue at the moment.
+    /// is another thread that has not ended, because the owner may be using the queue at the moment.
     pub fn release(&self) -> bool {
         let owner = self.thread.load(Ordering::Relaxed);
         let is_unused = owner == 0 || owner == this_thread() || !running().contains(&owner);

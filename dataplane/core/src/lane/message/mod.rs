@@ -9,9 +9,9 @@
 //!
 //! Why this is sound:
 //!
-//! - A [`MessageDomain`] has its own protection domain and registers only the memory of its buffers in it. A device
-//!   resolves every key in the protection domain of the queue pair, for requests of the queue pair and of its peer.
-//!   Even with wrong keys, the device accesses only buffers or refuses the request.
+//! - A [`MessageDomain`] has its own protection domain, in which only the memory of its buffers is registered. Requests
+//!   come from the queue pair or from its peer. For every request, the device looks up the key in the protection domain
+//!   of the queue pair. If the key is wrong, the device therefore accesses another buffer or refuses the request.
 //! - The registration owns the region that contains the buffer, so the registration ends before the memory is freed.
 //! - For an inline send, the verbs library reads the bytes itself and does not check the key. This module first finds
 //!   these bytes in its buffers and passes a copy to the library.
@@ -61,8 +61,8 @@ impl<D: Device> MessageDomain<D> {
         Ok(Self { device: device.clone(), pd: device.alloc_pd()?, memories: Arc::default() })
     }
 
-    /// Creates a domain in a parent domain of this domain. Both domains have the same buffers. See
-    /// [`ProtectionDomain::alloc_parent`].
+    /// Creates a message domain whose protection domain is a new parent domain, which extends the protection domain of
+    /// this message domain. The two message domains share their buffers. See [`ProtectionDomain::alloc_parent`].
     ///
     /// # Errors
     /// Fails like `ibv_alloc_parent_domain(3)`.

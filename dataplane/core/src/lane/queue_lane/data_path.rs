@@ -19,8 +19,9 @@ use crate::verbs::{CompletionQueue, Completions, Device, ProtectionDomain, Queue
 /// The memory region type of a device.
 pub(super) type MrOf<D> = <<D as Device>::Pd as ProtectionDomain>::Mr;
 
-/// Upper bound on `reap_at` and `refill_at`. While the lane keeps sending or receiving, it defers reaping or refilling
-/// until the threshold is reached, so that one call handles many slots.
+/// Upper bound on `reap_at` and `refill_at`. While the lane keeps sending, it reaps only when `reap_at` sends are
+/// outstanding. While the lane keeps receiving, it refills only when `refill_at` receives are missing. One call then
+/// handles many slots.
 const MAX_DEFERRED: usize = 256;
 
 /// The queues of a lane, and the buffers that the device owns.
@@ -137,7 +138,7 @@ impl<D: Device> DataPath<D> {
         Ok(())
     }
 
-    /// Returns the part that the ids of all requests of a kind share.
+    /// Returns the part of the request id that all requests of this kind and generation share.
     pub(super) fn tag(&self, kind: WrKind) -> u64 {
         WrId::new(kind, self.generation, 0).0
     }
@@ -146,7 +147,7 @@ impl<D: Device> DataPath<D> {
     /// device.
     ///
     /// # Panics
-    /// If the pool is another pool.
+    /// Panics if the lane was opened with another pool.
     #[inline]
     pub(super) fn check_pool(&self, pool: &Pool) {
         assert!(Arc::ptr_eq(&self.region, pool.region()), "the lane was opened with another pool");

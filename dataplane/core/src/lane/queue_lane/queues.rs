@@ -47,7 +47,8 @@ impl<D: Device> Queues<D> {
         };
         let may_inline = spec.kind == QpType::RawPacket && device.capabilities().has.contains(&Capability::Inline);
         let qp = match may_inline {
-            // Longer send requests may exceed a limit of the device. Then the lane works without inline sends.
+            // Space for inline bytes makes every send request longer, which may exceed a limit of the device. The lane
+            // then works without inline sends.
             true => create(INLINE).or_else(|_| create(0))?,
             false => create(0)?,
         };

@@ -1,4 +1,5 @@
-//! The slow path of a lane: completions with errors, posts that the queue pair refuses, and the end of a queue pair.
+//! The slow path of a lane: completions with errors, posts that the queue pair refuses, and the return of all slots
+//! after the queue pair was reset or destroyed.
 
 use std::time::Instant;
 

@@ -394,10 +394,12 @@ pub enum FlowError {
         bits: u8,
     },
     /// A tag, drop or count action in a rule without headers.
-    #[error("a default or sniffer rule cannot have {0}; help: use a rule that matches all headers instead")]
+    #[error("a default or sniffer rule cannot have {0}; help: use a rule that matches frames with any headers instead")]
     ActionWithoutHeaders(&'static str),
     /// `dont_trap` in a rule without headers.
-    #[error("a default or sniffer rule cannot have dont_trap; help: use a rule that matches all headers instead")]
+    #[error(
+        "a default or sniffer rule cannot have dont_trap; help: use a rule that matches frames with any headers instead"
+    )]
     DontTrapWithoutHeaders,
     /// A drop action together with an action that needs the frame.
     #[error("drop cannot be combined with {0}, because a dropped frame is not delivered")]
