@@ -77,7 +77,7 @@ pub(super) fn qp_attr(from: &QpAttributes) -> ibv_qp_attr {
 }
 
 /// Converts the attributes that a device reports. A device may return any value, so a value that is too large for its
-/// type is truncated.
+/// field of [`QpAttributes`] is truncated.
 pub(super) fn qp_attributes(from: &ibv_qp_attr) -> QpAttributes {
     QpAttributes {
         state: QpState::from_raw(from.qp_state),
@@ -111,7 +111,8 @@ pub(super) fn mtu_bytes(code: u32) -> Option<u32> {
     (1..=5).contains(&code).then(|| 128 << code)
 }
 
-/// Returns the number of lanes for a code of `ibv_port_attr::active_width`, or 0 for other codes.
+/// Returns the number of physical lanes of a link for a code of `ibv_port_attr::active_width`, or 0 for an unknown
+/// code.
 pub(super) fn lanes(code: u8) -> u8 {
     match code {
         1 => 1,
@@ -123,8 +124,8 @@ pub(super) fn lanes(code: u8) -> u8 {
     }
 }
 
-/// Returns the nominal data rate of a lane in bits per second, or 0 if the code of the rate is unknown. A rate that does
-/// not fit in `active_speed` is in `active_speed_ex`. Older libraries leave `active_speed_ex` at 0.
+/// Returns the nominal data rate of a physical lane in bits per second, or 0 if the code of the rate is unknown. A rate
+/// that does not fit in `active_speed` is in `active_speed_ex`. Older libraries leave `active_speed_ex` at 0.
 pub(super) fn lane_speed(attr: &ibv_port_attr) -> u64 {
     let code = if attr.active_speed_ex != 0 { attr.active_speed_ex } else { attr.active_speed.into() };
     let mbps = match code {

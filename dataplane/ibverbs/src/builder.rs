@@ -186,8 +186,8 @@ impl Builder {
     /// Posts a list of requests. `owner` controls the access to the send completion queue.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if the queue pair was created without the operation of a request. The requests before this request
-    /// are posted.
+    /// `EOPNOTSUPP` if the queue pair was created without the operation that a request needs. The requests before that
+    /// request are posted.
     ///
     /// # Safety
     /// The queue pair must be valid. The caller must keep the memory of the requests valid.

@@ -32,8 +32,8 @@ pub(super) fn probe(device: &impl Device, context: &Context) -> ProbeResult {
     let all = CqSpec { depth: 1, fields: PollFields::all(), flags: CqFlags::all(), ..CqSpec::default() };
     let queue = device.create_cq(&all, None);
     // If batch polling is not reliable, the queue above uses the classic poll interface, which lacks all extended
-    // features. The reasons of that queue then do not describe the device. A second queue polls one completion at a
-    // time with the extended interface, so the reasons of the second queue come from the device.
+    // features. Its reasons for missing features then name that interface, not the device. A second queue uses the
+    // extended interface and polls one completion at a time, so its reasons come from the device.
     let single = device.create_cq(&CqSpec { api: CqApi::ExtendedSingle, ..all }, None).map(|(_, granted)| granted).ok();
     for capability in Capability::ALL {
         let tried = match (&queue, capability) {
@@ -65,8 +65,8 @@ const CQ_CAPABILITIES: [Capability; 10] = [
     Capability::TagMatching,
 ];
 
-/// Returns the reason as an error if a completion queue was granted without a capability. The reasons of the queue
-/// `single` take precedence.
+/// Returns an error with the reason if the driver granted a completion queue without a capability. A reason in `single`
+/// takes precedence over a reason in `granted`.
 fn cq_capability(granted: &CqGranted, single: Option<&CqGranted>, capability: Capability) -> Result<(), String> {
     if !granted.refused.contains(&capability) {
         return Ok(());

@@ -53,8 +53,8 @@ impl fmt::Debug for VerbsChannel {
     }
 }
 
-/// The `cq_context` of a completion queue in the library. With each channel event and each device event, the library returns a pointer
-/// to this tag.
+/// The `cq_context` of a completion queue in the library. With each event of the completion queue, the library returns
+/// a pointer to this tag.
 #[derive(Debug)]
 pub(super) struct CqTag {
     pub(super) number: u32,

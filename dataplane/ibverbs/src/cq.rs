@@ -55,8 +55,8 @@ pub(super) enum Poller {
     Classic(Box<[Wc]>),
     /// In batches, with `ibv_start_poll(3)` and the related functions.
     Extended(RunFields),
-    /// In batches like [`Poller::Extended`], with the granted fields of `RecvInfo`. A separate variant keeps the
-    /// arguments of this slower loop out of the polls of queues without such fields.
+    /// In batches like [`Poller::Extended`], with the granted fields of `RecvInfo`. The loop of this variant is slower
+    /// and takes more arguments, so queues without such fields do not use it.
     WithInfo,
     /// With `ibv_start_poll(3)`, one completion per poll.
     Single,
@@ -90,7 +90,7 @@ impl Drop for VerbsCq {
             let mut deferred = self.handle.deferred();
             match self.handle.owner.release() {
                 true => mem::take(&mut *deferred),
-                // The owner may be using the completion queue through its queue pairs at the moment.
+                // Another thread owns the completion queue, and may be using it through a queue pair at the moment.
                 false if deferred.is_empty() => return,
                 false => {
                     let (device, cq) = (&self.handle.context().name, self.handle.number());
@@ -98,8 +98,8 @@ impl Drop for VerbsCq {
                     return tracing::warn!(
                         device,
                         cq,
-                        "{count} queue pairs are not destroyed, because the thread that polled their completion queue \
-                         did not drop it"
+                        "{count} queue pairs are not destroyed, because a thread that did not poll their completion \
+                         queue dropped the completion queue"
                     );
                 }
             }
@@ -295,8 +295,8 @@ impl CqNegotiator<'_> {
     }
 }
 
-/// Creates a completion queue, in the parent domain `domain` if that is set. `safe` returns the best poll interface that works reliably. If a better interface is not
-/// reliable, `safe` also returns the reason.
+/// Creates a completion queue, in the parent domain `domain` if a domain is given. `safe` returns the best poll
+/// interface that works reliably. If a better interface is not reliable, `safe` also returns the reason.
 pub(super) fn create(
     context: &Arc<Context>,
     spec: &CqSpec,
@@ -348,7 +348,7 @@ pub(super) fn create(
             CreatedCq { raw: negotiator.classic()?, features: Vec::new(), domain: None, extended: false }
         }
     };
-    // Every queue reports the flags of completions, which contain the verdict on the checksums.
+    // Every queue reports the flags of completions. One flag is set if the checksums of a received packet are correct.
     let mut of_flags = spec.fields & PollFields::CHECKSUM;
     if !of_flags.is_empty() && !raw::reported_caps(&limits.attr).rx_checksum {
         negotiator.refuse(Capability::RxChecksum, "the device does not check the checksums of received packets");

@@ -96,7 +96,7 @@ impl VerbsDevice {
 }
 
 #[allow(unsafe_code, reason = "the trait is unsafe to implement")]
-// SAFETY: each call allocates a domain with `ibv_alloc_pd`.
+// SAFETY: each call of `alloc_pd` allocates a new protection domain with `ibv_alloc_pd`.
 unsafe impl Device for VerbsDevice {
     type Pd = VerbsPd;
     type Cq = VerbsCq;

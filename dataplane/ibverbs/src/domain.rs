@@ -90,7 +90,8 @@ impl VerbsPd {
         }
     }
 
-    /// Allocates a parent domain that extends this domain, or the domain that this domain extends.
+    /// Allocates a parent domain that extends this domain. If this domain is itself a parent domain, the new parent
+    /// domain extends the protection domain that this domain extends.
     fn extend(&self, thread: Option<NonNull<ibv_td>>) -> Result<Self, VerbError> {
         let (context, base) = (&self.0.context, self.0.base.as_ref().unwrap_or(self).clone());
         let td = thread.map_or(ptr::null_mut(), NonNull::as_ptr);

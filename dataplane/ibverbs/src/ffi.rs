@@ -119,7 +119,7 @@ pub(super) struct Wc {
 }
 
 /// Checks at compile time that the structures have the layout that libibverbs uses. The layout has not changed since
-/// private ABI 34. Versions 44 to 55 use this layout.
+/// private ABI 34. Versions 44 to 55 of rdma-core use this layout.
 const _: () = {
     macro_rules! offsets {
         ($($offset:literal $member:ident),+ $(,)?) => { $(assert!(offset_of!(VerbsContext, $member) == $offset);)+ };
@@ -292,7 +292,8 @@ exported! {
     fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int;
     /// Creates a shared receive queue.
     fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq;
-    /// Changes the size of an SRQ or arms its limit, which raises an event when fewer receives are left.
+    /// Changes the size of an SRQ or arms its limit. An armed limit raises an event when fewer receives than the limit
+    /// are left.
     fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int;
     /// Queries the size and the limit of an SRQ.
     fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int;
@@ -694,8 +695,8 @@ checked_readers! {
     /// Starts a poll. Returns 0 if the CQ has a completion, `ENOENT` if the CQ is empty, a negative number if the CQ is
     /// broken, and another error number otherwise. [`ibv_end_poll`] must be called only if the return value is 0.
     fn ibv_start_poll(attr: *mut ibv_poll_cq_attr) -> c_int = start_poll;
-    /// Moves to the next completion. The return values are the same as for [`ibv_start_poll`]. [`ibv_end_poll`] must be
-    /// called after every return value.
+    /// Moves to the next completion. The return values are the same as for [`ibv_start_poll`]. Whatever this function
+    /// returns, the caller must still call [`ibv_end_poll`].
     fn ibv_next_poll() -> c_int = next_poll;
     /// Ends a poll.
     fn ibv_end_poll() = end_poll;

@@ -26,7 +26,7 @@ pub use encode::encode_flow_rule;
 
 use dataplane_core::verbs::{FlowCounters, FlowLimits};
 
-/// The number of device priorities for each priority of a rule, if the port has several queues: see `TrafficClass`.
+/// If a port has several queues, one priority of a rule takes up this number of device priorities: see `TrafficClass`.
 pub(super) const LEVELS: u16 = 3;
 
 /// The limits of an unknown driver.

@@ -115,14 +115,14 @@ unsafe fn poll_one_by_one(cq: *mut ibv_cq_ex, limit: usize, mut take: impl FnMut
 /// Reads all fields of the current completion that the driver granted.
 ///
 /// # Safety
-/// A poll of the queue must have a current completion, and the queue must have been created with `fields`.
+/// The queue must be in a poll that has a current completion, and must have been created with `fields`.
 unsafe fn read(cq: *mut ibv_cq_ex, handle: &CqHandle, mut fields: PollFields, wr_id: u64, status: u32) -> Completion {
     let status = WcStatus::from_raw(status);
     let mut values = CompletionValues::default();
     let granted = fields;
     let has = |field| granted.contains(field);
-    // SAFETY: the caller upholds the safety contract. The driver has a read function for every granted field. A field
-    // without a read function stays 0.
+    // SAFETY: the caller upholds the safety contract. The creation of the queue checked that the driver has a read
+    // function for every granted field. If a function is missing nevertheless, its field stays 0.
     unsafe {
         if status != WcStatus::Success {
             let vendor_err = ffi::ibv_wc_read_vendor_err(cq).unwrap_or(0);
@@ -230,8 +230,9 @@ unsafe fn poll_into_run(
     outcome
 }
 
-/// Polls up to `limit` completions into an empty run, with the receive information that the driver granted. The checks
-/// of the fields cost time only in queues that requested such information.
+/// Polls up to `limit` completions into an empty run, with the receive information that the driver granted. For each
+/// completion, this function checks which fields were granted. Only queues that requested receive information pay for
+/// these checks.
 ///
 /// # Safety
 /// Same as [`poll_batch`], and the queue must have been created with `fields`.
@@ -276,7 +277,7 @@ fn stamp(completion: &Completion, stamps: ClockSource) -> Ticks {
 /// timestamp to 0.
 ///
 /// # Safety
-/// A poll of the queue must have a current completion.
+/// The queue must be in a poll that has a current completion.
 #[cold]
 unsafe fn record_failure(cq: *mut ibv_cq_ex, handle: &CqHandle, run: &mut Completions, at: usize, status: u32) {
     if !run.failed {
@@ -477,7 +478,8 @@ unsafe impl CompletionQueue for VerbsCq {
         (run.failed, run.in_order, run.has_info) = (false, false, false);
         let Self { handle, fields, .. } = self;
         let has = |field| fields.contains(field);
-        // Common combinations of fields have separate loops, which contain no checks of the fields.
+        // Common combinations of fields have separate loops, which do not check for each completion which fields were
+        // granted.
         // SAFETY: the queue is valid and extended, and this thread owns it. Only granted fields are read, and only of a
         // current completion.
         let outcome = unsafe {

@@ -59,10 +59,10 @@ impl VerbsQp {
         }
     }
 
-    /// Converts the error of a failed post of `count` requests, starting at `first`. The driver sets `bad` to the first
-    /// request that was not posted. Without a valid `bad`, the driver may hold any of the requests and execute them
-    /// later. This function then moves the queue pair to ERR, which flushes all requests. If the device refuses this
-    /// change too, all requests count as posted, so that the caller does not use their memory again.
+    /// Converts the error of a failed post. The caller tried to post `count` requests, starting at `first`. The driver
+    /// sets `bad` to the first request that was not posted. Without a valid `bad`, the driver may hold any of the
+    /// requests and execute them later. This function then moves the queue pair to ERR, which flushes all requests. If
+    /// the change to ERR also fails, all requests count as posted, so that the caller does not use their memory again.
     #[cold]
     fn refused<T>(&mut self, error: VerbError, first: *const T, count: usize, bad: *const T) -> PostError {
         let taken = accepted(first, count, bad).unwrap_or_else(|| if self.stop_and_flush() { 0 } else { count });
@@ -190,11 +190,10 @@ impl VerbsQp {
         answer.map_err(|error| self.refused(error, first, count, bad))
     }
 
-    /// Checks a send that some devices would not execute or report correctly. Some devices drop a datagram that is
-    /// longer than the MTU, and complete the request with success. Some devices never complete a read if the queue pair
-    /// allows no outstanding reads. Some devices complete an atomic operation with success although its size is not 8
-    /// bytes. Inline reads and inline atomic operations are refused, because an inline request has no buffer for the
-    /// result.
+    /// Refuses a send that some devices would execute or report wrongly. Some devices drop a datagram that is longer
+    /// than the MTU, and complete the request with success. Some devices never complete a read if the queue pair allows
+    /// no outstanding reads. Some devices complete an atomic operation with success although its size is not 8 bytes.
+    /// Inline reads and inline atomic operations are refused, because an inline request has no buffer for the result.
     fn check_send(&self, request: &SendRequest<'_, VerbsAh>) -> Result<(), c_int> {
         let length: u64 = request.sges.iter().map(|sge| u64::from(sge.length)).sum();
         let inline = request.flags.contains(SendFlags::INLINE);
@@ -273,11 +272,11 @@ impl VerbsQp {
         }
     }
 
-    /// Sets the flags of the sends of a chunk: `INLINE` for short packets, and `IP_CSUM` for packets whose checksums
-    /// the device can compute.
+    /// Sets the send flags of each packet of a chunk: `INLINE` for short packets, and `IP_CSUM` for packets whose
+    /// checksums the device can compute.
     ///
     /// # Safety
-    /// The chunk is not longer than the list. The packets must be in the bound memory, which must not change.
+    /// The chunk must not be longer than the list. The packets must be in the bound memory, which must not change.
     unsafe fn set_flags(&self, chunk: &[Desc]) {
         let Some(memory) = &self.post_lists.slots else { return };
         let base = memory.mr.region().base().as_ptr();
@@ -369,7 +368,8 @@ impl VerbsQp {
         };
         let posted = match mw.kind() {
             MwKind::Type1 => {
-                // A length of 0 removes the binding. rxe accesses the region even then, so the region is always passed.
+                // A length of 0 removes the binding. rxe (the kernel's software RoCE driver) accesses the region even
+                // then, so the region is always passed.
                 let mut wr = ibv_mw_bind { wr_id: bind.wr_id, send_flags: bind.flags.bits(), bind_info: info };
                 // SAFETY: the queue pair, the window and the region are valid and belong to the same protection domain.
                 unsafe { ffi::ibv_bind_mw(self.raw(), mw.raw(), &mut wr) }

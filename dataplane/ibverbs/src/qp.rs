@@ -47,8 +47,8 @@ pub struct VerbsQp {
     pub(super) offload: Offload,
     /// The work queue to which receives of raw packets are posted, if the queue pair itself does not receive.
     pub(super) wq: Option<NonNull<ibv_wq>>,
-    /// Maximum length in bytes of the packets of a run that are sent inline. 0: no packets are sent inline. Always 0
-    /// except for raw-packet queue pairs.
+    /// A run (a burst of packets that the caller passes as slot indices) sends packets up to this length inline, in
+    /// bytes. 0: a run sends no packet inline. Only raw-packet queue pairs have a value above 0.
     pub(super) inline_runs: u32,
     pub(super) post_lists: PostLists,
     /// Makes this type not `Sync`, because a queue pair belongs to one worker.
@@ -103,7 +103,8 @@ impl VerbsQp {
         if caps.send_depth.max(caps.recv_depth) > most_wr || caps.send_sges.max(caps.recv_sges) > most_sge || !ours {
             return refuse(libc::EINVAL);
         }
-        // Only one thread may use a completion queue without a lock. The same rule applies to its queue pairs.
+        // Only one thread may use a completion queue without a lock, and the queue pairs of that completion queue. If
+        // neither completion queue has a lock, the queue pair is therefore created without locks too.
         let alone = send.is_single_threaded() && recv.is_single_threaded();
         let own = if alone { pd.for_one_thread().ok() } else { None };
         let pd = own.as_ref().unwrap_or(pd);
@@ -242,7 +243,8 @@ impl VerbsQp {
     }
 
     /// Moves the queue pair to ERR, which flushes all requests. Called after a failed post if the driver does not
-    /// report which requests were posted. Returns whether the device has changed the state.
+    /// report which requests were posted. Returns whether the device changed the state of the queue pair and of its
+    /// work queue, if the queue pair has one.
     #[cold]
     pub(super) fn stop_and_flush(&mut self) -> bool {
         let mut attr = ibv_qp_attr { qp_state: QpState::Err.raw(), ..Default::default() };
@@ -252,7 +254,7 @@ impl VerbsQp {
         for error in changes.iter().filter_map(|change| change.as_ref().err()) {
             tracing::error!(device = self.body().context().name, qp = self.body().number().0, "{error}");
         }
-        // Also after a failed change, so that the caller recovers the queue pair.
+        // Store ERR even if the device refused the change, so that the caller recovers the queue pair.
         self.set_state(QpState::Err);
         changes.iter().all(Result::is_ok)
     }

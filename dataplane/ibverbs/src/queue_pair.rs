@@ -24,8 +24,8 @@ use dataplane_core::verbs::{
 
 impl VerbsQp {
     /// Queries the queue pair. For a raw-packet queue pair, returns only the stored state and the stored port, and does
-    /// not call the driver. The mlx5 driver would also return a stored state. If only the receive queue has failed, the
-    /// query of mlx5 fails with a kernel warning.
+    /// not call the driver. A call would bring no news, because the mlx5 driver also returns a stored state. If only
+    /// the receive queue has failed, a query even fails on mlx5, and the kernel logs a warning.
     fn query_attributes(&self) -> Result<QpAttributes, VerbError> {
         if self.kind == QpType::RawPacket {
             let known = self.state.load(Ordering::Relaxed);
@@ -73,9 +73,9 @@ impl VerbsQp {
             )
     }
 
-    /// Returns the maximum message size in bytes, if the change sets the port or the partition key index, or moves the
-    /// queue pair to RTR. Otherwise returns `None`. Also checks the partition key index, because rxe (the kernel's
-    /// software RoCE driver) does not check this index.
+    /// Called before a change of the attributes in `mask`. If the change sets the port or the partition key index, or
+    /// moves the queue pair to RTR, returns the maximum message size in bytes. Otherwise returns `None`. Also checks
+    /// the partition key index, because rxe (the kernel's software RoCE driver) does not check this index.
     fn query_port(&self, attributes: &QpAttributes, mask: AttributeMask) -> Result<Option<u32>, VerbError> {
         let port = if mask.contains(AttributeMask::PORT) { attributes.port } else { self.port };
         let new_place = mask.intersects(AttributeMask::PORT | AttributeMask::PKEY_INDEX);
@@ -90,7 +90,8 @@ impl VerbsQp {
         }
         Ok(Some(match self.kind {
             QpType::Ud => mtu_bytes(attr.active_mtu).unwrap_or(0),
-            // The network device limits the frame length. The device reports an error for a longer frame.
+            // The MTU of the network device limits the frame length. The RDMA device reports an error for a longer
+            // frame.
             QpType::RawPacket => u32::MAX,
             _ => attr.max_msg_sz,
         }))

@@ -123,7 +123,7 @@ impl CqHandle {
     }
 }
 
-/// The flag in the stored state of a queue pair that must be queried again.
+/// A flag in the stored state of a queue pair. If the flag is set, the state must be queried again.
 pub(super) const STATE_UNKNOWN: u32 = 1 << 16;
 
 impl Drop for CqHandle {

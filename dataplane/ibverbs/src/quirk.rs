@@ -59,7 +59,7 @@ pub(super) enum Quirk {
     WallclockStamps,
 }
 
-/// Stands for the fixed version of a defect that no known version fixes.
+/// The first version without the defect, for a defect that every known version has.
 const NEVER: u32 = u32::MAX;
 
 /// For each defect: the driver, the first version of libibverbs without the defect, the defect, and a description with

@@ -127,7 +127,8 @@ pub(super) unsafe fn set_rate_limit(limit: &RateLimit, qp: *mut ibv_qp, caps: &R
     }
     Ok(())
 }
-/// Converts an error to a verb error. Logs the message of the error if it contains more than the verb error.
+
+/// Converts an error to a verb error. Logs the error if its message contains more than the verb error.
 pub(super) fn verb_error(error: &RawError, device: &str) -> VerbError {
     if !matches!(error, RawError::Verb(_) | RawError::Flow(FlowError::Refused { .. })) {
         tracing::error!(device, "raw packets: {error}");

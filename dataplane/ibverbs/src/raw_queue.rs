@@ -130,6 +130,7 @@ pub(super) struct RawQueue {
     ports: Arc<RawPorts>,
     spec: Arc<RawSpec>,
     caps: RawPacketCaps,
+    /// The index of the queue, and the number of queues of the port.
     queue: (u16, u16),
     /// The port from which the queue currently receives, if any.
     on: Option<u8>,
@@ -185,7 +186,8 @@ impl RawQueue {
         })
     }
 
-    /// Adds the receive offloads to the attributes with which the queue pair is created.
+    /// Adds the receive offloads, and the header length for segmented sends, to the attributes with which the queue
+    /// pair is created.
     pub(super) fn prepare(&self, attr: &mut ibv_qp_init_attr_ex) {
         if self.flags != 0 {
             attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
@@ -220,7 +222,7 @@ impl RawQueue {
     /// A flow rule or a rate is invalid, or a verb failed.
     ///
     /// # Safety
-    /// This value must have been created for the queue pair `qp`, and the queue pair must be on this port.
+    /// This value must have been created for the queue pair `qp`, and `port` must be the port of the queue pair.
     pub(super) unsafe fn apply_state(&mut self, qp: NonNull<ibv_qp>, port: u8, state: QpState) -> Result<(), RawError> {
         match state {
             QpState::Reset | QpState::Err => {
@@ -248,7 +250,8 @@ impl RawQueue {
         }
     }
 
-    /// Starts to receive frames: joins the port, or creates the flow rules of a single queue.
+    /// Starts to receive frames. If the port has several queues, this queue joins the queues of the port. A single
+    /// queue creates the flow rules itself.
     ///
     /// # Safety
     /// Same as [`RawQueue::apply_state`].
@@ -411,7 +414,7 @@ mod tests {
         let calls = fake.calls();
         assert!(matches!(calls[0], Call::DestroyFlow(_)), "{calls:?}");
         let err = Call::ModifyWq { wq: 2, mask: 1, state: 2, current: 0, flags: 0, flags_mask: 0 };
-        assert_eq!(calls.last(), Some(&err), "the rules are destroyed before the queue");
+        assert_eq!(calls.last(), Some(&err), "the rules are destroyed before the work queue moves to ERR");
         for state in [QpState::Reset, QpState::Init, QpState::Rtr] {
             queues[1].apply_state(state).unwrap();
         }
@@ -457,7 +460,7 @@ mod tests {
 
     /// Rules that the mlx5 driver of the kernel refuses with `EOPNOTSUPP` or `ENOMEM`.
     #[test]
-    fn flow_rule_that_mlx5_refuses_is_refused_by_name() {
+    fn error_names_the_field_that_mlx5_cannot_match() {
         let mlx5 = RawPacketCaps { flow: flow::limits("mlx5"), ..CAPS };
         let other = RawPacketCaps { flow: flow::limits("mlx4"), ..CAPS };
         let with = |rule: FlowRule| RawSpec { rules: vec![rule], ..RawSpec::default() };
@@ -482,7 +485,7 @@ mod tests {
         }
         let tos = matching(v4(Ipv4Match { tos: 184.into(), ..ipv4 }), Some(gre(Bits::ANY)));
         assert_eq!(tos.check(&mlx5, 1), Ok(()));
-        // With several queues, each priority needs three priorities of the device.
+        // With several queues, each priority of a rule needs three priorities of the device.
         let at = |priority| with(FlowRule { priority, ..FlowRule::new(FlowTraffic::ANY_HEADERS) });
         assert_eq!((at(15).check(&mlx5, 1), at(4).check(&mlx5, 2)), (Ok(()), Ok(())));
         for (priority, queues, last) in [(16, 1, 15), (5, 2, 4), (21_844, 2, 4)] {

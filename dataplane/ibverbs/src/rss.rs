@@ -4,8 +4,8 @@
 //! full. Each `TrafficClass` has a hashing queue pair, because a queue pair hashes the addresses of one IP version and
 //! the ports of one protocol. Flow rules direct each class to its hashing queue pair, which selects a work queue from
 //! the table. With the standard fields, the hash of TCP and UDP frames covers addresses and ports, and the hash of
-//! other IP frames covers addresses. All frames without hashed fields go to the first queue. The table has 128 entries
-//! if the device supports this size. Frames are then distributed in the same way as on the software device.
+//! other IP frames covers addresses. All frames without hashed fields go to the first queue. If the device supports
+//! this size, the table has 128 entries, as the table of the software device has.
 //!
 //! Hashing queue pairs have no send queue and no state. Each worker has another queue pair for its sends.
 //!
@@ -262,7 +262,7 @@ impl WorkQueue {
 
 impl Drop for WorkQueue {
     fn drop(&mut self) {
-        // The error is logged.
+        // `end` has already logged the error.
         let _ = self.end();
     }
 }
@@ -430,7 +430,7 @@ fn check_fields(fields: RssFields, caps: &RssCaps) -> Result<(), RawError> {
     if wanted & !caps.fields == 0 {
         return Ok(());
     }
-    Err(RawError::Lacks { what: "RSS over all of these fields", remedy: "use fewer of ipv4, ipv6, tcp and udp" })
+    Err(RawError::Lacks { what: "RSS over all requested fields", remedy: "use fewer of ipv4, ipv6, tcp and udp" })
 }
 
 /// Splits a rule into one rule for each class that can match. The classes have three priority offsets, so each priority

@@ -27,8 +27,8 @@ pub(super) unsafe fn new_cq(context: *mut ibv_context, cqe: u32, wc_flags: u64, 
     cq.read_opcode = Some(read_opcode);
     cq.read_vendor_err = Some(read_vendor_err);
     cq.read_wc_flags = Some(read_wc_flags);
-    /// Sets a reader (the function for one completion field) that was not requested to an invalid pointer, as some
-    /// drivers do.
+    /// Sets the reader function of each completion field. The reader of a field that was not requested is an invalid
+    /// pointer, as with some drivers.
     macro_rules! readers {
         ($($bit:literal $member:ident $reader:ident),+ $(,)?) => {$(
             if wc_flags & (1 << $bit) != 0 {
@@ -94,8 +94,8 @@ pub(super) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
     }
 }
 
-/// Implements `ibv_start_poll` and `ibv_next_poll`. Takes the next result of the queue. A completion becomes the
-/// current completion.
+/// Implements `ibv_start_poll` and `ibv_next_poll`. Takes the next result of the queue. If the result is a completion,
+/// the queue makes it the current completion.
 ///
 /// # Safety
 /// The queue must belong to a fake.

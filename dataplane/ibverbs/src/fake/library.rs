@@ -57,7 +57,7 @@ symbols! {
     };
     fn ibv_set_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> c_int, (*qp).context => {
         let ibv_ece { vendor_id: vendor, options, comp_mask } = *ece;
-        // The device accepts only the low options.
+        // The device accepts only the low 16 option bits.
         (*ece).options &= 0xffff;
         state((*qp).context).note("ibv_set_ece", Call::SetEce { qp: (*qp).qp_num, vendor, options, comp_mask })
     };
@@ -139,7 +139,8 @@ symbols! {
     fn ibv_query_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, _mask: c_int, _init: *mut ibv_qp_init_attr) -> c_int,
         (*qp).context => {
         if (*qp).qp_type == ibv_qp_type::IBV_QPT_RAW_PACKET {
-            // The mlx5 driver returns a state of the software, or logs a kernel warning and fails.
+            // With mlx5, this query returns a state that the driver has stored, or it fails and the kernel logs a
+            // warning.
             state((*qp).context).calls.push(Call::Misuse("ibv_query_qp of a raw-packet queue pair"));
         }
         attr.write(ibv_qp_attr { qp_state: (*qp).state, ..Default::default() });

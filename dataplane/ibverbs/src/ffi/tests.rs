@@ -256,7 +256,7 @@ fn old_context_has_no_extended_verbs() {
     assert_eq!(made, Err(VerbError::new("ibv_create_cq_ex", libc::EOPNOTSUPP)));
 }
 
-/// Drivers set the readers of fields that were not requested to null or to 1.
+/// If a completion field was not requested, drivers set the reader function of this field to null or to 1.
 #[test]
 fn functions_that_a_driver_marks_as_missing_are_never_called() {
     let mut cq = ibv_cq_ex::default();

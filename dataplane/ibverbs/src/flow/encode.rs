@@ -11,7 +11,7 @@ use dataplane_core::verbs::{
     PortsMatch, TransportMatch, TunnelMatch,
 };
 
-/// The encoded specs of a rule.
+/// The encoded specifications (specs) of a rule: one for each header that the rule matches, and one for each action.
 #[derive(Default)]
 struct Encoder {
     bytes: Vec<u8>,
@@ -73,7 +73,7 @@ pub fn encode_flow_rule(rule: &FlowRule) -> Result<Vec<u8>, FlowError> {
                 headers(&mut encoder, inner, IBV_FLOW_SPEC_INNER);
             }
             if encoder.specs == 0 {
-                // A rule for every frame needs one header with an empty match.
+                // A rule that matches every frame still needs one spec: an Ethernet header with an empty match.
                 ethernet(&mut encoder, &EthernetMatch::default(), 0);
             }
             IBV_FLOW_ATTR_NORMAL
@@ -119,7 +119,7 @@ fn encode_actions(encoder: &mut Encoder, rule: &FlowRule) -> Result<(), FlowErro
     Ok(())
 }
 
-/// Returns counters of this provider as their own type. Returns `None` for counters of another provider.
+/// Returns the counters as [`VerbsFlowCounters`], or `None` if another provider created them.
 pub(super) fn own_counters(counters: &dyn FlowCounters) -> Option<&VerbsFlowCounters> {
     (counters as &dyn Any).downcast_ref()
 }

@@ -65,7 +65,7 @@ fn rule_with_all_layers_is_encoded() {
          00100000 0c00 0000 efcdab00",
     );
     assert_eq!(encode_flow_rule(&rule), Ok(expected));
-    assert_eq!(rule.partial_masks(), [""; 0], "a VLAN identifier is not a partial match");
+    assert_eq!(rule.partial_masks(), [""; 0], "a mask of all bits of the VLAN identifier is not partial");
 }
 
 #[cfg(target_endian = "little")]
@@ -89,7 +89,7 @@ fn ipv6_and_extended_ipv4_headers_are_encoded() {
          00000000000000000000000000000000 ffffffffffffffffffffffffffffffff 000fffff 00 ff ff 00
          41000000 1000 0000 0035 0000 ffff 0000");
     assert_eq!(encode_flow_rule(&ipv6), Ok(expected));
-    assert_eq!(ipv6.partial_masks(), [""; 0], "a flow label has 20 bits");
+    assert_eq!(ipv6.partial_masks(), [""; 0], "a mask of all 20 bits of the flow label is not partial");
 
     let extended = FlowRule::new(headers(HeaderMatch {
         ip: Some(IpMatch::V4(Ipv4Match {

@@ -100,8 +100,8 @@ fn driver_without_extended_cq_is_polled_with_poll_cq() {
     assert_eq!(got.pkey_index(), Some(4));
     assert_eq!((got.ticks(), got.wallclock(), got.cvlan(), got.flow_tag()), (None, None, None, None));
     let mut run = Completions::new();
-    // The limits are 10, 256 and 256. The polls first return the 31 completions that are left of the cursor's copy, and
-    // then the rest.
+    // The limits are 10, 256 and 256. The first two polls return the 31 completions that the cursor copied and did not
+    // consume. The third poll returns the 8 completions that were not copied.
     let counts = [10, 256, 256].map(|limit| cq.poll_run(&mut run, limit).unwrap());
     assert_eq!(counts, [10, 21, 8]);
     assert_eq!((run.wr_id[7], run.byte_len[7]), (39, 100));
@@ -258,7 +258,7 @@ fn run_contains_the_requested_receive_information() {
     assert_eq!((cq.poll_run(&mut run, 9), run.has_info), (Ok(1), false));
 }
 
-/// A limit of 0 takes no completion, and a larger limit than a run has entries fills at most the run.
+/// A limit of 0 takes no completion. A limit above the number of entries of a run (`RUN`) counts as `RUN`.
 #[test]
 fn run_has_at_most_its_limit_of_completions() {
     for fields in [PollFields::STANDARD, PollFields::STANDARD | PollFields::CHECKSUM] {
@@ -289,7 +289,8 @@ fn checksum_verdict_of_a_device_without_checksums_is_refused() {
     );
 }
 
-/// If a driver cannot create a queue without a lock, a queue in a single-threaded domain may have no lock.
+/// If a driver refuses the flag for a queue without a lock, the queue is created in a single-threaded domain instead,
+/// and also has no lock.
 #[test]
 fn queue_without_lock_is_created_in_a_thread_domain() {
     let (fake, context) = device(with_domains);
@@ -842,7 +843,7 @@ fn runs_are_posted_and_the_last_send_is_signalled() {
     }
 }
 
-/// A driver without the function refuses the settings with `EOPNOTSUPP`.
+/// If the driver has no function `modify_cq`, the settings are refused with `EOPNOTSUPP`.
 #[test]
 fn completion_events_can_be_moderated() {
     for has in [true, false] {
@@ -871,7 +872,11 @@ fn connection_options_are_read_and_set() {
     let options = qp.ece().unwrap();
     assert_eq!(options, Ece { vendor: 0x15b3, options: 0x3000_0002 });
     fake.calls();
-    assert_eq!(qp.set_ece(options), Ok(Ece { options: 2, ..options }), "the accepted options");
+    assert_eq!(
+        qp.set_ece(options),
+        Ok(Ece { options: 2, ..options }),
+        "the device returns only the options that it accepts"
+    );
     assert_eq!(fake.calls(), [Call::SetEce { qp: 1, vendor: 0x15b3, options: 0x3000_0002, comp_mask: 0 }]);
     fake.refuse("ibv_set_ece", libc::EOPNOTSUPP);
     assert_eq!(qp.set_ece(options).unwrap_err(), VerbError::new("ibv_set_ece", libc::EOPNOTSUPP));
@@ -915,7 +920,7 @@ fn failed_destruction_does_not_stop_cleanup() {
     let at = |call: &Call| calls.iter().position(|other| other == call).unwrap();
     assert!(
         at(&Call::DestroyQp(1)) < at(&Call::DestroyCq(1)),
-        "the queue pair is destroyed before its queue, whatever was dropped first"
+        "the queue pair is destroyed before its completion queue, whatever was dropped first"
     );
     drop(context);
 }

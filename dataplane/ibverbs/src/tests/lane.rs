@@ -1,4 +1,5 @@
-//! Tests of lanes on the fake driver, with failures that the software device cannot produce.
+//! Tests of lanes on the fake driver, with failures that the software device cannot produce. A lane is the queue pair
+//! and the completion queues of one worker on one port.
 
 use std::sync::Arc;
 
@@ -193,7 +194,7 @@ fn lane_stays_lost_after_its_queue_pair_could_not_be_destroyed() {
     assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut t.pool));
     t.lane.transmit(&mut t.pool, &mut batch);
     assert_eq!((batch.len(), t.lane.counters().tx_errors), (0, 1), "the packet is dropped");
-    // A loss of a new completion queue changes nothing.
+    // A failure of the new completion queue changes nothing.
     test.fake.polls(test.fake.last("cq"), [Poll::ReturnCode(libc::EIO)]);
     assert_eq!(t.lane.receive(&mut t.pool, &mut batch, 32), Err(refused));
     assert_eq!(t.lane.stop(), Err(refused));

@@ -111,7 +111,8 @@ fn sides(api: CqApi) -> (Side, Side) {
     (Side::open("rxe0", api), Side::open("rxe1", api))
 }
 
-/// Moves a queue pair to RTS. Connects it with the queue pair of the peer, unless it is a datagram queue pair.
+/// Moves a queue pair to RTS. Datagram queue pairs have no peer. Queue pairs of all other types are connected with the
+/// queue pair of the peer.
 fn connect(own: &Side, qp: &mut VerbsQp, peer: &Side, remote: QpNum) {
     let kind = qp.kind();
     let (mut attributes, mask) = QpAttributes::init(kind, 1, QKEY);
