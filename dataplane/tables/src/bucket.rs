@@ -115,8 +115,8 @@ impl SingleRate {
         }
     }
 
-    /// Returns the colour of a packet of `tokens` at time `now` that arrived with the colour `before`. For colour-blind
-    /// mode, pass [`Colour::Green`].
+    /// Returns the new colour of a packet that takes `tokens` tokens at time `now`. `before` is the colour that the
+    /// packet already has. For colour-blind mode, pass [`Colour::Green`].
     #[inline]
     pub fn mark(&mut self, now: u64, tokens: u64, before: Colour) -> Colour {
         let over = self.committed.fill(self.since.elapsed(now) * self.rate);
@@ -154,8 +154,8 @@ impl TwoRate {
         }
     }
 
-    /// Returns the colour of a packet of `tokens` at time `now` that arrived with the colour `before`. For colour-blind
-    /// mode, pass [`Colour::Green`].
+    /// Returns the new colour of a packet that takes `tokens` tokens at time `now`. `before` is the colour that the
+    /// packet already has. For colour-blind mode, pass [`Colour::Green`].
     #[inline]
     pub fn mark(&mut self, now: u64, tokens: u64, before: Colour) -> Colour {
         let elapsed = self.since.elapsed(now);

@@ -1,4 +1,5 @@
-//! The part of a trie that lookups read: the cells of the first level, and the lines behind them. See [`super::trie`].
+//! The part of a trie that lookups read: the cells of the first level, and the cache lines (lines) that these cells
+//! lead to. See [`super::trie`].
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -9,7 +10,7 @@ use super::lines::Lines;
 use super::{MISS, TableError};
 use dataplane_core::mem::prefetch;
 
-/// Number of address bits that select a cell of a node.
+/// Number of address bits that select one of the 16 cells of a node. A node is one kind of line.
 pub(super) const NODE_BITS: u32 = 4;
 
 /// Number of lookups of a batch that run at the same time.
@@ -22,6 +23,7 @@ const CELLS_AT_ONCE: usize = 4;
 pub(super) struct Cells<F: Form> {
     pub(super) first: F::First,
     pub(super) lines: Lines,
+    /// The value of the prefix of length 0, plus one. 0 if the table does not have this prefix.
     pub(super) default: AtomicU32,
 }
 
@@ -85,7 +87,7 @@ impl<F: Form> Cells<F> {
             fence(Ordering::Acquire);
             // If the default changed during the lookup, an address could get no value although it always had one. The
             // lookup then runs again. The check does not detect a default that was changed and restored during the
-            // lookup. This needs several changes during one batch.
+            // lookup. For that, the default must change at least twice during one batch.
             if self.default.load(Ordering::Acquire) == default {
                 return;
             }
@@ -141,7 +143,8 @@ impl<F: Form> Cells<F> {
         }
     }
 
-    /// Writes the last cell on the path of each of up to [`WAYS`] addresses to `entries`.
+    /// Follows the path of each address from the first level to its last cell, and writes that cell to `entries`. Takes
+    /// at most [`WAYS`] addresses.
     #[inline(always)]
     fn last_cells(&self, addresses: &[F::Address], entries: &mut [u32]) {
         let mut pending = 0;
@@ -157,7 +160,8 @@ impl<F: Form> Cells<F> {
         }
     }
 
-    /// Continues through the lines of one half of the address. Returns the union of the bits of all cells found.
+    /// Continues the paths of all addresses through the lines that distinguish one half (64 bits) of the address.
+    /// Returns the bitwise OR of all cells that were read.
     #[inline]
     fn descend_half(&self, addresses: &[F::Address], entries: &mut [u32], half: usize) -> u32 {
         let (mut shift, expected) = if half == 0 { (F::First::BITS, LINE) } else { (0, LINE | LOW) };

@@ -1,5 +1,6 @@
 //! The bit layout of a trie entry. Each cell of the trie holds one entry. An entry is a value, or a reference to lines:
-//! the cache lines behind the first level. See [`super::trie`].
+//! the cache lines behind the first level. A line is a node (an array of 16 cells) or a bucket (the boundaries of
+//! address ranges, and a cell for each range). See [`super::trie`].
 
 /// Set if the entry leads to lines. If this bit is clear, the other bits are a value plus one, or 0 for no value.
 pub(super) const LINE: u32 = 1 << 31;
@@ -7,7 +8,8 @@ pub(super) const LINE: u32 = 1 << 31;
 pub(super) const BUCKET: u32 = 1 << 30;
 /// Set if the lines distinguish addresses by their second 64 bits.
 pub(super) const LOW: u32 = 1 << 29;
-/// Shift of the two-bit field with the number of address bits that select a bucket.
+/// Lowest bit of a two-bit field. If the entry leads to several buckets, the field is the number of address bits that
+/// select one of them.
 pub(super) const CHOICE: u32 = 26;
 /// Mask of the number of the first line.
 pub(super) const NUMBER: u32 = (1 << 24) - 1;

@@ -225,8 +225,8 @@ impl<const WORDS: usize> Exact<WORDS> {
     }
 
     /// Returns a free slot in one of the two groups of a key. If both groups are full, a key in one of the groups moves
-    /// to its other group. If its other group is also full, a key in that group must move first, and so on. The search
-    /// finds the shortest chain of moves before any key moves. Returns `None` if the search finds no free slot.
+    /// to its other group. If that group is also full, one of its keys must move first, and so on. The search finds the
+    /// shortest chain of moves before any key moves. Returns `None` if the search finds no free slot.
     fn make_room(&mut self, home: KeyGroups) -> Option<Slot> {
         if let Some(slot) = home.groups.iter().find_map(|group| self.free_in(*group)) {
             return Some(slot);
@@ -429,8 +429,8 @@ mod tests {
                     Err(error) => {
                         prop_assert_eq!(error, TableError::Keys(most));
                         prop_assert!(!model.contains_key(&key::<WORDS>(number)));
-                        // A table may be full below its capacity if many keys share their groups. The keys of two
-                        // groups always fit.
+                        // A table may be full below its capacity if many keys share their groups. A table that refuses
+                        // a key has at least as many keys as two groups have slots.
                         prop_assert!(model.len() >= most.min(2 * SLOTS), "full with {} of {most}", model.len());
                     }
                 },
@@ -474,7 +474,7 @@ mod tests {
             assert_eq!(table.insert(key(number), number), Ok(None), "key {number}");
         }
         assert_eq!(table.insert(key(most as u32), 0), Err(TableError::Keys(most)));
-        // Many times the capacity is inserted and removed.
+        // Inserts and removes four times as many keys as the table can hold.
         for number in 0..4 * most as u32 {
             assert_eq!(table.remove(&key(number)), Some(number));
             assert_eq!(table.insert(key(number + most as u32), number + most as u32), Ok(None));

@@ -33,7 +33,8 @@ pub trait First {
     /// then continue. The other bits have no meaning.
     fn goes_on(near: u32) -> u32;
 
-    /// Returns the full entry of a cell. A reader that sees the number of a line also sees the contents of the line.
+    /// Returns the full entry of a cell. The entry may contain the number of a cache line. A reader that loads this
+    /// number also sees the contents of the line.
     fn cell(&self, slot: usize) -> u32;
 
     /// Sets the entry of a cell.
@@ -44,8 +45,8 @@ pub trait First {
 }
 
 /// 2^24 cells of two bytes, for IPv4. Most lookups touch only these cells. Cells of two bytes occupy half as many cache
-/// lines as cells of four bytes. An entry that does not fit in two bytes is in a second array: a reference to lines, or
-/// a large value. The pages of the second array are mapped on first use.
+/// lines as cells of four bytes. An entry that does not fit in two bytes is in a second array: a large value, or a
+/// reference to cache lines behind the first level. The pages of the second array are mapped on first use.
 pub struct Narrow {
     cells: Box<[AtomicU16; 1 << Self::BITS]>,
     wide: Box<[AtomicU32; 1 << Self::BITS]>,
@@ -94,7 +95,7 @@ impl First for Narrow {
     }
 }
 
-/// 2^20 cells of four bytes, for IPv6. Most used cells lead to lines.
+/// 2^20 cells of four bytes, for IPv6. Most used cells lead to cache lines behind the first level.
 pub struct Wide(Box<[AtomicU32; 1 << Self::BITS]>);
 
 impl First for Wide {

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::first::{First, Narrow, Wide};
 
-/// A cache line, as words. A node has 16 cells of 32 bits, two per word. The first cell of a word is in its low bits. A
-/// bucket starts with boundaries, and its cells follow.
+/// A cache line, as words. A line is either a node or a bucket. A node is 16 cells of 32 bits, two per word. The first
+/// of the two cells is in the low bits of the word. A bucket is the boundaries between ranges of addresses, followed by
+/// a cell for each range.
 pub(super) type Line = [AtomicU64; WORDS];
 
 /// Number of words of a line.
@@ -16,14 +17,15 @@ pub(super) const CELLS: usize = 16;
 
 /// An address family. Addresses are left-aligned in 128 bits, and handled in halves of 64 bits.
 ///
-/// A bucket divides the addresses that it covers into runs. For each run except the last, the bucket stores the last
-/// address, which is the boundary. The index of an address's cell is the number of boundaries below the address.
+/// A bucket divides the addresses that it covers into ranges, called runs. The last address of a run is its boundary.
+/// The bucket stores the boundary of each run except the final run. The index of the cell for an address is the number
+/// of boundaries that are less than the address.
 pub trait Form {
     /// The address type of callers.
     type Address: Copy;
     /// Number of bits of an address.
     const BITS: u8;
-    /// The first level of the family.
+    /// The type of the first level of the trie for this family.
     type First: First;
     /// Number of halves that contain address bits.
     const HALVES: usize;
@@ -41,10 +43,11 @@ pub trait Form {
     /// Returns a half of an address.
     fn half(address: Self::Address, half: usize) -> u64;
 
-    /// Returns how many boundaries of a bucket are below the half `key` of an address.
+    /// Returns the number of boundaries of a bucket that are less than `key`, which is one half of an address.
     fn below(line: &Line, key: u64) -> usize;
 
-    /// Returns a boundary, or `None` if there are fewer boundaries. `near` is any address that the bucket covers.
+    /// Returns the boundary with index `at`, or `None` if the bucket has fewer boundaries. `near` is any address that
+    /// the bucket covers.
     fn boundary(line: &Line, at: usize, near: u64) -> Option<u64>;
 
     /// Returns the words of a bucket with these boundaries. All other bits are zero.
@@ -58,11 +61,11 @@ pub struct V4;
 const ONES: u64 = 0x0001_0001_0001_0001;
 
 /// Mask of the bits that distinguish addresses of a bucket. A boundary with this value means no boundary, because no
-/// address is above this value.
+/// address of a bucket is above this value.
 const OFFSET: u64 = 0x7fff;
 
-/// Number of bits after an IPv4 address in its half.
-const BEHIND: u32 = 32;
+/// Number of unused low bits of the half that holds an IPv4 address in its high bits.
+const UNUSED: u32 = 32;
 
 impl Form for V4 {
     type Address = u32;
@@ -81,7 +84,7 @@ impl Form for V4 {
 
     #[inline(always)]
     fn half(address: u32, _: usize) -> u64 {
-        u64::from(address) << BEHIND
+        u64::from(address) << UNUSED
     }
 
     #[inline(always)]
@@ -89,7 +92,7 @@ impl Form for V4 {
         let [first, second, third, ..] = line;
         // Compares four boundaries at once. The top bit of a field is set if the offset is above the boundary. No field
         // borrows from the next field, because no boundary is above `OFFSET`.
-        let key = ((key >> BEHIND & OFFSET) + OFFSET) * ONES;
+        let key = ((key >> UNUSED & OFFSET) + OFFSET) * ONES;
         let above = |word: &AtomicU64| key.wrapping_sub(word.load(Ordering::Relaxed)) >> 15 & ONES;
         // The third word has two boundaries in its low half, and a cell in its high half. The mask removes the result
         // of the cell. The subtraction of the cell cannot change the low half.
@@ -100,14 +103,14 @@ impl Form for V4 {
 
     fn boundary(line: &Line, at: usize, near: u64) -> Option<u64> {
         let offset = line[at / 4].load(Ordering::Relaxed) >> (16 * (at % 4)) & 0xffff;
-        let rest = ((OFFSET + 1) << BEHIND) - 1;
-        (offset != OFFSET).then_some(near & !rest | offset << BEHIND | ((1 << BEHIND) - 1))
+        let rest = ((OFFSET + 1) << UNUSED) - 1;
+        (offset != OFFSET).then_some(near & !rest | offset << UNUSED | ((1 << UNUSED) - 1))
     }
 
     fn words(boundaries: &[u64]) -> [u64; WORDS] {
         let mut words = [0; WORDS];
         for at in 0..Self::RUNS - 1 {
-            let offset = boundaries.get(at).map_or(OFFSET, |last| last >> BEHIND & OFFSET);
+            let offset = boundaries.get(at).map_or(OFFSET, |last| last >> UNUSED & OFFSET);
             words[at / 4] |= offset << (16 * (at % 4));
         }
         words
@@ -169,6 +172,7 @@ pub(super) fn cell(line: &Line, at: usize) -> u32 {
 pub(super) fn set_cell(line: &Line, at: usize, entry: u32) {
     let (word, shift) = (&line[at / 2], 32 * (at % 2));
     let others = word.load(Ordering::Relaxed) & !(u64::from(u32::MAX) << shift);
-    // A reader that sees the number of a line also sees the contents of the line.
+    // An entry may contain the number of a line. With `Release`, a reader that loads this number also sees the contents
+    // of that line.
     word.store(others | u64::from(entry) << shift, Ordering::Release);
 }

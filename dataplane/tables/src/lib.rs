@@ -1,4 +1,4 @@
-//! Lookup tables of the stages: data structures that do not depend on packets, configs or clocks.
+//! Lookup tables for pipeline stages. The tables do not depend on packets, configs or clocks.
 //!
 //! A change of a table may allocate memory, so only the control path changes tables. Lookups never allocate, lock or
 //! panic.
@@ -43,7 +43,7 @@ pub enum TableError {
     #[error("value {0} is above {MAX_VALUE}, the largest that a table can store")]
     Value(u32),
     /// The table has too few free cache lines for the prefix. Retired lines count as used until they are reclaimed.
-    #[error("the prefix needs more cache lines than the {0} of the table")]
+    #[error("the prefix does not fit: too few of the {0} cache lines of the table are free")]
     Full(usize),
     /// The table already holds its maximum number of keys, or no free slot was found for the key.
     #[error("the table has room for only {0} keys")]

@@ -129,10 +129,10 @@ impl<F: Form> Lpm<F> {
         LpmView(self.0.cells().clone())
     }
 
-    /// Makes retired memory reusable. A change of the table retires the cache lines that it replaces, at the current
-    /// time. This call frees the lines that were retired before `quiet`, and sets the current time to `time`. Every
-    /// lookup that began before `quiet` must have ended. The caller chooses the unit of the times, but times must not
-    /// decrease. Before the first call, the current time is 0.
+    /// Makes retired memory reusable. A change of the table retires the cache lines that it replaces, and notes the
+    /// current time for them. This call frees the lines whose noted time is before `quiet`, and sets the current time
+    /// to `time`. Every lookup that began before `quiet` must have ended. The caller chooses the unit of the times, but
+    /// times must not decrease. Before the first call, the current time is 0.
     pub fn reclaim(&mut self, time: u64, quiet: u64) {
         self.0.reclaim(time, quiet);
     }
@@ -143,8 +143,8 @@ impl<F: Form> Lpm<F> {
     }
 
     /// Builds a table from prefixes: address, length, value. If a prefix occurs twice, the last value counts. Bits
-    /// after the length are ignored. The table reserves memory for about four times as many prefixes. Use [`Lpm::new`]
-    /// for a table that can grow to the largest possible number of cache lines.
+    /// after the length are ignored. The table reserves memory for about four times as many prefixes as `prefixes`
+    /// contains. Use [`Lpm::new`] for a table that can grow to the largest possible number of cache lines.
     ///
     /// # Errors
     ///
@@ -285,8 +285,8 @@ mod tests_v4 {
         let table = Lpm4::build(&million).unwrap();
         assert!(table.len() > 900_000);
         for (address, len, _) in million.iter().step_by(1009) {
-            // A longer prefix can cover the first address of this prefix. The lookup returns the longest of these
-            // prefixes.
+            // A longer prefix can also cover the first address of this prefix. The lookup returns the value of the
+            // longest prefix that covers the address.
             let longer = (*len..=32).rev().find_map(|len| table.get(*address, len));
             assert!(longer.is_some());
             assert_eq!(table.lookup(*address), longer);

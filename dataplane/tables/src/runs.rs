@@ -1,12 +1,13 @@
-//! The data structures for changes of the trie: runs of addresses, and their layout in lines. A run is a range of
-//! addresses that share one cell.
+//! The data structures for changes of the trie: runs of addresses, and their layout in the cache lines of the trie. A
+//! run is a range of addresses that share one cell. A boundary is the last address of a run. For nodes and buckets, the
+//! two kinds of lines, see [`super::trie`].
 
 use super::cells::NODE_BITS;
 use super::entry::{BUCKET, LINE, LOW, NUMBER};
 use super::form::{CELLS, Form};
 use super::lines::SIZES;
 
-/// Number of bits of a half of an address.
+/// Number of bits of one half of an address. Addresses are left-aligned in 128 bits.
 pub(super) const HALF: u32 = u64::BITS;
 
 /// An entry, and the length of the prefix that wrote the entry. The length is 0 for an empty entry, and for an entry
@@ -87,7 +88,8 @@ impl Span {
         if self.half == 0 { 0 } else { LOW }
     }
 
-    /// Returns the boundaries inside this span that a range of addresses needs.
+    /// Returns the boundaries inside this span that separate a range of addresses from the addresses before and after
+    /// the range.
     pub(super) fn boundaries(self, (first, last): (u64, u64)) -> impl Iterator<Item = u64> {
         let before = first.checked_sub(1).filter(|before| *before >= self.first);
         before.into_iter().chain(Some(last).filter(|last| *last < self.last()))
@@ -115,23 +117,23 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Appends the run to `runs`, or extends the last run of `runs` if both come from the same prefix.
+    /// Appends the run to `runs`, or extends the last run of `runs` if both runs come from the same prefix.
     pub(super) fn join(self, runs: &mut Vec<Self>, half: usize) {
         match runs.last_mut() {
-            Some(before) if before.is_of_prefix_of(self, half) => before.last = self.last,
+            Some(before) if before.is_of_same_prefix_as(self, half) => before.last = self.last,
             _ => runs.push(self),
         }
     }
 
-    fn is_of_prefix_of(self, other: Self, half: usize) -> bool {
+    fn is_of_same_prefix_as(self, other: Self, half: usize) -> bool {
         let bits = u32::from(self.cell.depth).saturating_sub(half as u32 * HALF);
         let same = (self.last ^ other.last).checked_shr(HALF - bits.min(HALF)).unwrap_or(0) == 0;
         self.cell == other.cell && self.cell.entry & LINE == 0 && same
     }
 }
 
-/// Splits runs so that a range of addresses starts and ends at boundaries, within the span. The entries of the
-/// addresses do not change.
+/// Splits the runs of a span where a range of addresses starts and where it ends. An end outside the span needs no
+/// split. The entries of the addresses do not change.
 pub(super) fn divide(runs: &mut Vec<Run>, span: Span, ends: (u64, u64)) {
     for boundary in span.boundaries(ends) {
         let at = runs.partition_point(|run| run.last < boundary);

@@ -44,7 +44,7 @@ impl Group {
         _mm256_movemask_epi8(same).cast_unsigned() & !(1 << SLOTS)
     }
 
-    /// In a build for AVX2, the compiler optimises the generic function, so no separate function is needed.
+    /// Calls [`Group::matches`]. In a build for AVX2, the compiler already optimises that function for AVX2.
     #[cfg(all(target_arch = "x86_64", target_feature = "avx2"))]
     #[allow(dead_code, reason = "unused in a build for AVX-512")]
     #[inline]
@@ -62,7 +62,7 @@ impl Group {
         _mm512_cmpeq_epi16_mask(line, _mm512_set1_epi16(tag.cast_signed())) & !(1 << SLOTS)
     }
 
-    /// In a build for AVX-512, the compiler optimises the generic function, so no separate function is needed.
+    /// Calls [`Group::matches`]. In a build for AVX-512, the compiler already optimises that function for AVX-512.
     #[cfg(all(target_arch = "x86_64", target_feature = "avx512bw"))]
     #[inline]
     pub(super) fn matches_avx512(&self, tag: u16) -> u32 {
@@ -85,8 +85,8 @@ impl Group {
         self.overflow = self.overflow.saturating_add(1);
     }
 
-    /// Removes a key that is no longer stored in its second group from the count. A saturated count stays, because the
-    /// true number is unknown.
+    /// Subtracts a key from the count, because the key is no longer stored in its second group. A saturated count
+    /// stays, because the true number is unknown.
     pub(super) fn remove_overflow(&mut self) {
         if self.overflow != u16::MAX {
             self.overflow -= 1;

@@ -165,8 +165,9 @@ impl<F: Form> Trie<F> {
         }
     }
 
-    /// Ensures that both ends of a prefix are boundaries or ends of cells. The entries of all addresses stay unchanged.
-    /// Returns `false`, and changes nothing, if there are too few lines.
+    /// Ensures that no cell covers both addresses inside a prefix and addresses outside the prefix. Adds boundaries at
+    /// the ends of the prefix where needed. The entries of all addresses stay unchanged. Returns `false`, and changes
+    /// nothing, if there are too few lines.
     fn add_boundaries(&mut self, key: u128, len: u8) -> bool {
         if u32::from(len) <= F::First::BITS {
             return true;
@@ -187,7 +188,7 @@ impl<F: Form> Trie<F> {
                 let stored = if span.is_buckets(cell) { self.stored(cell, span) } else { Vec::new() };
                 let is_there = |boundary| stored.iter().any(|(_, run)| run.last == boundary);
                 if span.boundaries((first, last)).all(is_there) {
-                    // Only a run that leads to the second half needs further boundaries.
+                    // Both boundaries exist. Only a prefix that reaches into the second half needs further boundaries.
                     if !below {
                         return true;
                     }
@@ -195,7 +196,7 @@ impl<F: Form> Trie<F> {
                 } else {
                     let mut runs = self.runs(cell, span);
                     divide(&mut runs, span, (first, last));
-                    // If the prefix reaches the second half, reserve one more line for it.
+                    // If the prefix reaches into the second half, one more line must be free, for the boundaries there.
                     if !self.rewrite(place, span, &Plan::of::<F>(&runs, span), usize::from(below)) {
                         return false;
                     }
@@ -216,8 +217,8 @@ impl<F: Form> Trie<F> {
         }
     }
 
-    /// Does the same as [`Trie::paint`] for one cell and all cells below. The prefix must cover the cell, unless the
-    /// cell leads to lines.
+    /// Does the same as [`Trie::paint`] for one cell and all cells below. If the cell holds a value, the prefix must
+    /// cover all addresses of the cell.
     fn paint_below(&mut self, place: CellLocation, mut span: Span, of: (u128, u8), new: Cell) {
         let cell = self.cell(place);
         if cell.entry & LINE == 0 {
@@ -285,8 +286,8 @@ impl<F: Form> Trie<F> {
         }
     }
 
-    /// Replaces a cell by a plan, if there are enough free lines for the plan and `more` lines. Returns whether the
-    /// cell was replaced.
+    /// Replaces a cell by a plan, if enough lines are free for the plan and for `more` additional lines. Returns
+    /// whether the cell was replaced.
     fn rewrite(&mut self, place: CellLocation, span: Span, plan: &Plan, more: usize) -> bool {
         let mut needed = [0; SIZES];
         plan.count(&mut needed);

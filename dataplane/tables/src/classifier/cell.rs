@@ -9,8 +9,9 @@ pub(super) const WAYS: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cell(u64);
 
-// Layout from the top: kind, 3 bits. Index of a packet in its batch, 5 bits. Index of the word of the lookup key that
-// the cut uses, 4 bits. Shift, 5 bits. Mask, 12 bits. First cell of the node or number of the leaf, 32 bits.
+// Layout from the top: kind, 3 bits. Index of a packet in its batch, 5 bits. The cut (the bits of the lookup key that
+// select the child): index of the word of the key, 4 bits; shift, 5 bits; mask, 12 bits. First cell of the node or
+// number of the leaf, 32 bits.
 const NODE: u64 = 1 << 63;
 const LEAF: u64 = 1 << 62;
 const LONG: u64 = 1 << 61;

@@ -2,7 +2,7 @@
 
 use super::words::{NO_PACKET, PORTS, RuleEntry, SHORT};
 
-/// Number of rules in a leaf.
+/// Number of rules in a leaf. Each rule has its own lane.
 pub(super) const LANES: usize = 8;
 
 /// The rank that means no rule. This value is higher than the rank of any rule.
@@ -12,7 +12,9 @@ pub(super) const NO_RANK: u64 = u64::MAX;
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Leaf<const W: usize> {
+    /// For the word [`PORTS`]: the lowest ports of each rule. For each other word: the required values of the bits.
     values: [[u32; LANES]; W],
+    /// For the word [`PORTS`]: the highest ports of each rule. For each other word: the bits that are compared.
     masks: [[u32; LANES]; W],
     ranks: [u64; LANES],
     /// The index of the next leaf of the list, or 0 for the last leaf. Leaf 0 has no rules.
@@ -56,7 +58,7 @@ impl<const W: usize> Leaf<W> {
         self.ranks[0]
     }
 
-    /// Returns the rank of the first lane that is set in a bit mask, or [`NO_RANK`] if no lane is set.
+    /// Returns the rank of the rule in the first lane that is set in a bit mask, or [`NO_RANK`] if no lane is set.
     #[inline]
     pub(super) fn first(&self, lanes: u32) -> u64 {
         let rank = self.ranks[lanes.trailing_zeros() as usize % LANES];
@@ -108,7 +110,7 @@ impl<const W: usize> Leaf<W> {
         _mm256_movemask_ps(_mm256_castsi256_ps(same)).cast_unsigned()
     }
 
-    /// In a build for AVX2, the compiler optimises the generic function, so no separate function is needed.
+    /// Calls [`Leaf::matches`]. In a build for AVX2, the compiler already optimises that function for AVX2.
     #[cfg(all(target_arch = "x86_64", target_feature = "avx2"))]
     #[inline]
     pub(super) fn matches_avx2(&self, words: &[u32; W]) -> u32 {

@@ -18,9 +18,9 @@
 //! while the original changes. Changes do not rebuild the existing nodes, so the trees become less efficient over time.
 //! After many changes, all rules are therefore compiled again.
 //!
-//! Memory: a leaf takes 384 bytes for IPv4 and 768 bytes for IPv6, and each cell of a node takes 8 bytes. A rule has at
-//! most about 32 copies on average, for any rules, and less than two for most rule sets. 10,000 rules of a typical
-//! access list take 2 MiB.
+//! Memory: a leaf takes 384 bytes for IPv4 and 768 bytes for IPv6, and each cell of a node takes 8 bytes. The average
+//! number of copies of a rule is below two for most rule sets, and at most about 32 for any rule set. 10,000 rules of a
+//! typical access list take 2 MiB.
 
 mod cell;
 mod cut;
@@ -123,7 +123,7 @@ impl Classifier {
     }
 
     fn compile(order: Order, mut rules: Pages<Placed, 64>, free: Vec<u32>) -> Self {
-        assert!(rules.len() <= order::MAX_RULES, "{} rules are more than {}", rules.len(), order::MAX_RULES);
+        assert!(rules.len() <= order::MAX_RULES, "{} rules exceed the maximum of {}", rules.len(), order::MAX_RULES);
         let (mut v4, mut v6) = (Vec::new(), Vec::new());
         for rank in order.ranks() {
             let Some(Placed { rule, .. }) = rules.get(order::number(*rank) as usize) else { continue };
@@ -168,7 +168,7 @@ impl Classifier {
     ///
     /// Panics if the position is above [`Classifier::len`], or if there are already 2^24 rules.
     pub fn insert(&mut self, at: usize, rule: Rule) -> u32 {
-        assert!(at <= self.len(), "position {at} of {} rules", self.len());
+        assert!(at <= self.len(), "position {at} is above the number of rules, {}", self.len());
         let number = self.free.pop().unwrap_or_else(|| self.rules.grow(1, &Placed::default()) as u32);
         assert!((number as usize) < order::MAX_RULES, "at most {} rules are possible", order::MAX_RULES);
         if let Some(placed) = self.rules.get_mut(number as usize) {
@@ -194,7 +194,7 @@ impl Classifier {
     ///
     /// Panics if there is no rule at the position.
     pub fn remove(&mut self, at: usize) -> u32 {
-        assert!(at < self.len(), "position {at} of {} rules", self.len());
+        assert!(at < self.len(), "no rule has the position {at}: there are {} rules", self.len());
         let rank = self.order.remove(at);
         self.remove_from_trees(rank);
         self.free.push(order::number(rank));

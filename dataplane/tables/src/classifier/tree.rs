@@ -27,10 +27,11 @@ const MAX_COPIES_LATER: f64 = 4.0;
 const MAX_STORED: (usize, usize) = (32, 4096);
 /// Largest number of leaves that a rule is copied to when it is added after the compilation.
 const MAX_LEAVES_PER_RULE: usize = 64;
-/// Limits of the children of a root that one rule is copied to: for small rule sets, and for large rule sets. The last
-/// tree has no limit.
+/// The largest number of children of a root that one rule is copied to: for small rule sets, and for large rule sets.
+/// The last tree has no limit.
 const FIRST_COPIES: (usize, usize) = (64, 4);
-/// Between the two limits of [`FIRST_COPIES`], the limit is this number divided by the number of rules.
+/// For rule sets of medium size, the limit is between the two limits of [`FIRST_COPIES`]: this number divided by the
+/// number of rules.
 const FIRST_CELLS: usize = 4096;
 
 /// The trees of all rules of one address family.
