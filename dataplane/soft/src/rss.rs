@@ -22,7 +22,7 @@ impl Rss {
     pub(super) fn new(spec: &RssSpec) -> Self {
         let mut contributions = Box::new([[0; 256]; INPUT]);
         for (at, bytes) in contributions.iter_mut().enumerate() {
-            // The 40 bits of the key that apply to this byte, in the low bits.
+            // The low 40 bits of `window` are the bits of the key that apply to this byte.
             let window = spec.key[at..at + 5].iter().fold(0u64, |window, byte| window << 8 | u64::from(*byte));
             for (byte, add) in bytes.iter_mut().enumerate() {
                 *add = (0..8)

@@ -67,7 +67,7 @@ fn truncated_capture_is_played_up_to_the_cut() {
                 // The cut is between two records.
                 [] => assert!(report.is_good()),
                 [error] => {
-                    let whole = format!("the {} frames before it were played", out.len());
+                    let whole = format!("the {} frames before this byte were played", out.len());
                     for part in [cut_file.to_str().unwrap(), "damaged at byte ", "the file ends in", &whole] {
                         assert!(error.contains(part), "{part:?} is not in: {error}");
                     }
@@ -126,7 +126,8 @@ fn invalid_record_is_reported_with_its_offset() {
         let report = play(&folder, &input, "out.pcap", "");
         assert_conserved(&report);
         let [error] = &report.errors[..] else { panic!("{:?}", report.errors) };
-        let place = format!("{}: damaged at byte {end}: {why}; the 1 frames before it were played", input.display());
+        let place =
+            format!("{}: damaged at byte {end}: {why}; the 1 frames before this byte were played", input.display());
         assert_eq!(*error, place);
     }
 }

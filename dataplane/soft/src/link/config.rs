@@ -29,7 +29,7 @@ pub use super::parameters::{
 pub enum LinkConfig {
     /// Joins two ports, or returns the packets of a port to the same port.
     Loopback(LoopbackConfig),
-    /// Generates frames, and counts the frames that are sent to it.
+    /// Generates the frames that the port receives, and counts the frames that the port sends.
     Generator(GeneratorConfig),
     /// Receives the packets of a capture file, and writes sent packets to another file.
     Pcap(PcapConfig),
@@ -93,7 +93,8 @@ pub fn link_kinds() -> [LinkKind; 6] {
     [loopback::kind(), generator::kind(), pcap::kind(), packet::kind(), tap::kind(), xdp::kind()]
 }
 
-/// Returns the link kinds of the device (`soft` or `host`), or all link kinds, as a list for help texts.
+/// Returns a list of link kinds for help texts: the kinds of `device` (`soft` or `host`), or all kinds if `device` is
+/// `None`.
 pub fn kinds(device: Option<&str>) -> String {
     let kinds: Vec<String> = link_kinds()
         .into_iter()

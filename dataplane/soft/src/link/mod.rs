@@ -49,8 +49,9 @@ use dataplane_core::mem::{Run, SlotLayout};
 use dataplane_core::units::Nanos;
 use dataplane_core::verbs::WcStatus;
 
-/// A target of the fuzzer: reads kernel data of an interface. The first two bytes of the input are the number of an
-/// attribute. The rest is a list of netlink attributes, and the type information of the kernel.
+/// A fuzz target for the parsers of data that the kernel reports about interfaces. The first two bytes of the input are
+/// the number of an attribute. The target parses the remaining bytes twice: as a list of netlink attributes, and as the
+/// type information of the kernel (BTF).
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(input: &[u8]) {
     let Some((number, data)) = input.split_first_chunk() else { return };

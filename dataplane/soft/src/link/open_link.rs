@@ -12,10 +12,10 @@ use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::verbs::QpSpec;
 
-/// The open link of a device. The data path does not use this trait. `End` is the type of a queue pair's end of the
-/// link.
+/// The open link of a device. Each queue pair sends and receives through its own end of the link, and `End` is the type
+/// of such an end. The data path does not use this trait.
 pub(crate) trait Link<End>: fmt::Debug + Send + Sync {
-    /// Creates a queue pair's end of the link.
+    /// Creates the end through which one queue pair sends and receives.
     fn end(self: Arc<Self>, spec: &QpSpec, rss: &Arc<Rss>, clock: &HostClock) -> End;
 
     /// Returns the fabric, which carries connections and datagrams, or `None` if the link carries only raw packets.
@@ -44,8 +44,8 @@ pub(crate) trait Link<End>: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Adds the counters of the whole link: the counters of the kernel, and the number of sent frames that are missing
-    /// in a failed output file.
+    /// Adds to `into` the counters that the link keeps for all its queue pairs: the counters of the kernel, and the
+    /// number of sent frames that are missing in the output file because writing the file failed.
     fn count(&self, _into: &mut SoftCounters) {}
 
     /// Starts to watch the kernel interface of the link. Returns `None` if the link has no interface.

@@ -160,7 +160,7 @@ pub struct PortLimits<'a> {
 /// A mistake in the config of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkMistake {
-    /// The place of the mistake below the port, such as `link.ring`.
+    /// The key that has the mistake, as a path from the table of the port, such as `link.ring`.
     pub place: String,
     /// What is wrong.
     pub message: String,
@@ -169,7 +169,7 @@ pub struct LinkMistake {
 }
 
 impl LinkMistake {
-    /// Creates a mistake at a key of the link. The empty key is the link itself.
+    /// Creates a mistake at a key of the link. An empty `key` means the table `link` itself.
     pub(super) fn at(key: &str, message: impl Into<String>, help: impl Into<String>) -> Self {
         let place = if key.is_empty() { "link".to_owned() } else { format!("link.{key}") };
         Self { place, message: message.into(), help: help.into() }

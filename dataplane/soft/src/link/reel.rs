@@ -39,7 +39,7 @@ impl Frames {
 /// The frames of one queue. The queue receives the frames in rounds. Each round contains all frames of the queue.
 #[derive(Debug)]
 pub(super) struct Reel {
-    /// The numbers of the queue's frames in [`Frames`].
+    /// The index in [`Frames`] of each frame of the queue.
     numbers: Box<[u32]>,
     /// The locations of the queue's frames. The list repeats the locations until the list is at least as long as a
     /// batch. Most bursts are then one slice of the list.
@@ -51,7 +51,7 @@ pub(super) struct Reel {
 }
 
 impl Reel {
-    /// Selects the frames for which `wanted` returns `true`.
+    /// Creates a reel with the frames for which `wanted` returns `true`.
     pub(super) fn new(frames: &Frames, wanted: impl Fn(&[u8]) -> bool) -> Self {
         let numbers: Box<[u32]> =
             (0..frames.len() as u32).filter(|&number| wanted(frames.get(number as usize))).collect();
@@ -63,7 +63,7 @@ impl Reel {
         Self { numbers, places, length, next: 0 }
     }
 
-    /// Returns the numbers of the frames.
+    /// Returns the index in [`Frames`] of each frame of the queue.
     pub(super) fn numbers(&self) -> &[u32] {
         &self.numbers
     }
@@ -73,7 +73,7 @@ impl Reel {
         self.places[..self.numbers.len()].iter().map(|place| place.len as usize)
     }
 
-    /// Returns the number of the next frame.
+    /// Returns the index in [`Frames`] of the next frame.
     pub(super) fn next(&self) -> u32 {
         self.numbers[self.next % self.numbers.len()]
     }
@@ -113,7 +113,8 @@ impl Reel {
 fn write(places: &[FrameSpan], frames: &Frames, slots: &Slots, part: &[u32], lengths: &mut [u32]) -> u64 {
     let mut bytes = 0;
     for ((place, &slot), length) in places.iter().zip(part).zip(lengths) {
-        // The write cannot fail: the wire checked the longest frame, and the slot was checked when it was posted.
+        // The write cannot fail. `Wire::bind` has checked that the longest frame fits in a slot, and the post has
+        // checked the index of the slot.
         let _ = slots.write(slot, frames.at(*place));
         *length = place.len;
         bytes += u64::from(place.len);

@@ -214,7 +214,10 @@ impl LinkParameters for GeneratorConfig {
                 "the frames of {} flows have {bytes} bytes in total, more than the maximum of {limit}",
                 self.flows
             );
-            let help = format!("set `flows` to at most {}, or reduce the sizes or weights", limit / round);
+            let help = match limit / round {
+                0 => "reduce the sizes or weights".to_owned(),
+                most => format!("set `flows` to at most {most}, or reduce the sizes or weights"),
+            };
             error("flows", message, help);
         }
     }

@@ -99,7 +99,8 @@ impl Default for GeneratorSpec {
     }
 }
 
-/// Minimum number of cache lines of the buffer for sent frames. Short frames of one run go to consecutive lines.
+/// Minimum size, in cache lines, of the buffer into which sent frames are copied. The copies of the short frames of one
+/// [`Run`] go to consecutive lines.
 const SHORT_OUT: usize = 32;
 /// Maximum total size of all different frames, in bytes.
 const MOST_BYTES: usize = 64 << 20;
@@ -276,7 +277,7 @@ pub(crate) struct Generator {
     began: Option<Ticks>,
     /// Number of frames delivered or lost so far.
     passed: u64,
-    stamped: Stamped,
+    written_slots: WrittenSlots,
     /// Buffer for copies of sent frames: large enough for the longest frame and for several short frames. Empty if
     /// sends are not copied.
     out: Box<[Line]>,
@@ -286,7 +287,7 @@ pub(crate) struct Generator {
 
 /// The state of slots that are written only once (`copy` is `false`).
 #[derive(Debug, Default)]
-struct Stamped {
+struct WrittenSlots {
     /// Whether each slot holds its frame.
     written: Vec<bool>,
     /// All slots below this index hold their frame.
@@ -313,8 +314,8 @@ impl Generator {
         let timebase = clock.timebase();
         let longest_out = plan.out.unwrap_or(0);
         let out = vec![Line::ZERO; plan.out.map_or(0, |longest| longest.div_ceil(LINE).max(SHORT_OUT))].into();
-        let stamped = Stamped::default();
-        Self { plan, reel, left, clock, timebase, rate, began: None, passed: 0, stamped, out, longest_out }
+        let written_slots = WrittenSlots::default();
+        Self { plan, reel, left, clock, timebase, rate, began: None, passed: 0, written_slots, out, longest_out }
     }
 
     /// Returns the frame that `prepare` writes into a slot if `copy` is `false`.
@@ -359,13 +360,13 @@ impl Generator {
 
     #[inline]
     fn lengths_of(&self, part: &[u32], lengths: &mut [u32]) -> u64 {
-        if self.stamped.lengths.is_empty() {
-            vector::fill(lengths, self.stamped.longest);
-            return u64::from(self.stamped.longest) * part.len() as u64;
+        if self.written_slots.lengths.is_empty() {
+            vector::fill(lengths, self.written_slots.longest);
+            return u64::from(self.written_slots.longest) * part.len() as u64;
         }
         let mut bytes = 0;
         for (length, &slot) in lengths.iter_mut().zip(part) {
-            *length = self.stamped.lengths[slot as usize];
+            *length = self.written_slots.lengths[slot as usize];
             bytes += u64::from(*length);
         }
         bytes
@@ -392,8 +393,8 @@ impl Wire for Generator {
         } else {
             (0..layout.count()).map(|slot| self.of_slot(slot).len() as u32).collect()
         };
-        self.stamped =
-            Stamped { written: vec![false; layout.count() as usize], below: 0, lengths, longest: longest as u32 };
+        self.written_slots =
+            WrittenSlots { written: vec![false; layout.count() as usize], below: 0, lengths, longest: longest as u32 };
         true
     }
 
@@ -450,7 +451,7 @@ impl Wire for Generator {
     }
 
     fn prepared(&self) -> Option<u32> {
-        (!self.plan.copy).then_some(self.stamped.below)
+        (!self.plan.copy).then_some(self.written_slots.below)
     }
 
     /// Writes the frames of slots that are used for the first time, if slots are written only once.
@@ -459,14 +460,14 @@ impl Wire for Generator {
             return;
         }
         for &slot in part {
-            if !self.stamped.written[slot as usize] {
+            if !self.written_slots.written[slot as usize] {
                 let _ = slots.write(slot, self.of_slot(slot));
-                self.stamped.written[slot as usize] = true;
+                self.written_slots.written[slot as usize] = true;
             }
         }
-        let stamped = &mut self.stamped;
-        while stamped.written.get(stamped.below as usize).copied().unwrap_or(false) {
-            stamped.below += 1;
+        let written_slots = &mut self.written_slots;
+        while written_slots.written.get(written_slots.below as usize).copied().unwrap_or(false) {
+            written_slots.below += 1;
         }
     }
 }

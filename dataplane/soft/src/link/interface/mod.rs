@@ -99,8 +99,8 @@ impl Interface {
         match found {
             Some(interface) if interface.is_ethernet => Ok(interface),
             Some(_) => Err(Error::Wire(format!(
-                "interface `{name}` does not carry Ethernet frames; help: choose one that does (`ip -details link \
-                 show`)"
+                "interface `{name}` does not carry Ethernet frames; help: choose an Ethernet interface (`ip -details \
+                 link show`)"
             ))),
             None => Err(Error::Wire(format!(
                 "there is no interface `{name}` in this network namespace; help: `ip link` lists the interfaces"
@@ -169,7 +169,7 @@ pub(crate) fn refused(name: &str, what: &str, capability: &str, error: &io::Erro
             capability.to_ascii_lowercase()
         ),
         Some(libc::ENOMEM | libc::ENOBUFS) => {
-            ": not enough memory for the rings; help: set a smaller `ring` in the link".to_owned()
+            ": not enough memory; help: free memory, or set a smaller `ring` if the link has this key".to_owned()
         }
         Some(libc::EBUSY) => {
             ": another program uses the interface; help: stop that program, or choose another interface".to_owned()
@@ -242,7 +242,8 @@ impl Watcher {
     /// properties of the interface, or with `None` if the interface does not exist.
     ///
     /// If the interface was deleted or moved to another network namespace since the last check, the thread calls `look`
-    /// with `None` first. So `look` notices a new interface even if it has the index of the old interface.
+    /// with `None` first. So `look` notices a new interface even if the new interface has the index of the old
+    /// interface.
     ///
     /// # Errors
     /// Fails if the kernel refuses to create the socket or the thread.

@@ -34,7 +34,8 @@ use socket::{PacketSocket, insert_tag};
 pub(crate) use outbox::BURST;
 pub use spec::PacketSpec;
 
-/// Maximum length in bytes of a frame from the kernel: a packet of 65,535 bytes, and an Ethernet header with two tags.
+/// Maximum length in bytes of a frame from the kernel: a packet of 65,535 bytes, and an Ethernet header with two VLAN
+/// tags.
 const LONGEST: usize = 65_535 + 22;
 
 /// The link of a device, shared by all of its queues and the watcher thread.
@@ -54,8 +55,8 @@ pub(crate) struct Packets {
 
 #[derive(Debug)]
 struct PacketState {
-    /// The properties of the interface at the last check at which the interface existed. The sockets are bound to its
-    /// index.
+    /// The interface to whose index the sockets are bound, with its properties at the last check that found the
+    /// interface.
     interface: Interface,
     /// Whether the interface was deleted since the sockets were bound. A new interface may get the same index.
     is_deleted: bool,

@@ -105,8 +105,8 @@ impl Splitter {
         Self { frame: Vec::with_capacity(frame), part: Vec::with_capacity(part), ..Self::default() }
     }
 
-    /// Starts to segment the field `frame`. `what` is the frame's pending work. Returns `false` if the frame cannot be
-    /// segmented.
+    /// Starts to segment the frame in the field `frame`. `what` is the pending work of this frame. Returns `false` if
+    /// the frame cannot be segmented.
     pub(super) fn begin(&mut self, what: PendingOffload) -> bool {
         self.plan = plan(&self.frame, what);
         self.done = 0;
@@ -412,7 +412,8 @@ mod tests {
     #[test]
     fn checksum_inside_the_ipv6_header_is_refused() {
         let mut whole = udp(true, &[7; 3000]);
-        // Options follow the IPv6 header, so the offset from the kernel gives the place of the UDP header.
+        // Options follow the IPv6 header, so the splitter takes the offset of the UDP header from the kernel's header
+        // (`start`).
         whole[14 + 6] = 60;
         let mut splitter = Splitter { frame: whole, ..Splitter::default() };
         for (start, is_split) in [(14 + 20, false), (14 + 39, false), (14 + 40, true)] {

@@ -5,8 +5,8 @@
 //! of frames, and delays a partly filled block for up to a tick of the kernel's timer.
 //!
 //! Sending uses no ring. The kernel does not copy frames out of a TX ring, and frees a ring entry when the frame
-//! reaches the receiving socket. On a veth pair, the receiver may read the frame later than that. The next frame in
-//! the entry could then overwrite the unread frame.
+//! reaches the receiving socket. On a veth pair, the receiver may read the frame after the kernel has freed the entry.
+//! The next frame in the entry could then overwrite the unread frame.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -52,7 +52,8 @@ pub(super) struct Frame {
     kept: usize,
     /// Length of the frame on the wire, in bytes.
     pub(super) length: usize,
-    /// Whether the frame was too long for the ring, so that the whole frame is queued at the socket.
+    /// Whether the frame was too long for a ring entry, so that the kernel has queued a copy of the whole frame at the
+    /// socket.
     pub(super) is_copied: bool,
     /// The VLAN tag that the kernel stripped: the tag protocol identifier (TPID) and the tag.
     pub(super) vlan: Option<[u8; 4]>,

@@ -42,7 +42,6 @@ const MOST: u64 = 64 << 30;
 
 impl Capture {
     /// Returns the number of frames.
-    #[allow(clippy::len_without_is_empty, reason = "an empty capture needs no special handling")]
     pub fn len(&self) -> usize {
         self.frames.len()
     }
@@ -265,7 +264,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Returns whether no frame was written and nothing was flushed. Until then, the file keeps its previous content.
+    /// Returns whether neither [`Writer::write`] nor [`Writer::flush`] was called. Until the first such call, the file
+    /// keeps its previous content.
     pub(super) fn is_new(&self) -> bool {
         self.written == 0 && self.ends.len() == 1
     }
@@ -388,7 +388,7 @@ mod tests {
         }
     }
 
-    /// A truncated capture still returns its whole frames. It reports damage unless the cut is between two records.
+    /// A truncated capture still returns its whole frames. The capture reports damage if the cut is inside a record.
     #[test]
     fn truncated_file_keeps_its_whole_frames() {
         for classic in [true, false] {

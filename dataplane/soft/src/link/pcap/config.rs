@@ -131,8 +131,8 @@ impl LinkParameters for PcapConfig {
         "pcap"
     }
 
-    /// Checks that the link has an input or an output. Also checks that every key of the input or the output is used
-    /// together with this file.
+    /// Checks that the link has an input or an output. Also checks that the keys that apply to the input are set only
+    /// if there is an input, and that the keys that apply to the output are set only if there is an output.
     fn check(&self, port: &PortLimits<'_>, mistakes: &mut Vec<LinkMistake>) {
         // The lines that could not be read may contain `input` or `output`.
         if port.is_damaged {

@@ -131,7 +131,7 @@ impl Files {
         let (damage, path) = (self.capture.damage.as_ref()?, self.spec.input.as_ref()?);
         let (path, frames) = (path.display(), self.capture.len());
         Some(Error::Wire(format!(
-            "{path}: damaged at byte {}: {}; the {frames} frames before it were played",
+            "{path}: damaged at byte {}: {}; the {frames} frames before this byte were played",
             damage.offset, damage.reason
         )))
     }

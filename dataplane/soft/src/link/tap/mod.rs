@@ -24,7 +24,7 @@ use dataplane_core::verbs::{QpSpec, WcStatus};
 
 /// The device file that creates TAP interfaces.
 const DEVICE: &str = "/dev/net/tun";
-/// Maximum frame length of the kernel in bytes: a packet of 65,535 bytes, and an Ethernet header with two tags.
+/// Maximum frame length of the kernel in bytes: a packet of 65,535 bytes, and an Ethernet header with two VLAN tags.
 const LONGEST: usize = 65_535 + 22;
 /// Maximum number of frames to discard when a queue is drained. The limit ends the loop if frames arrive as fast as the
 /// loop discards them. The limit is larger than the kernel's queue.
@@ -115,7 +115,7 @@ impl Tap {
             // The interface was removed, and a new interface has the same name.
             Some(now) => self.reattach(&mut state, &now).is_ok() && now.has_carrier,
             // No interface has this name. If the queues are still attached, the interface was renamed or moved to
-            // another network namespace, and works as before.
+            // another network namespace, and still carries frames.
             None => {
                 let queues: Vec<_> = state.queues.iter().filter_map(Weak::upgrade).collect();
                 let is_attached = queues.iter().chain(&state.spare).any(|queue| tun_name(queue).is_ok());
