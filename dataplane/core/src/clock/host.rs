@@ -18,8 +18,8 @@ enum HostClockKind {
 }
 
 impl HostClock {
-    /// Creates a clock on the TSC, or on `CLOCK_MONOTONIC` if there is no usable TSC. Reading the TSC needs no system
-    /// call.
+    /// Creates a clock that reads the TSC, or `CLOCK_MONOTONIC` if there is no usable TSC. Reading the TSC needs no
+    /// system call.
     pub fn new() -> Self {
         let clock = quanta::Clock::new();
         // Convert a large number of ticks, so that the frequency has nine significant digits.

@@ -45,7 +45,7 @@ pub struct Mapping {
     pub ticks: Ticks,
     /// The system clock at the reference point.
     pub nanos: Nanos,
-    /// The maximum error of the reference point.
+    /// The maximum error of `nanos` at the reference point.
     pub error: Nanos,
     /// The maximum error of the slope, in parts per billion.
     pub rate_ppb: u64,
@@ -99,8 +99,8 @@ pub struct DeviceClock {
     /// The fields of the mapping: `multiplier`, `ticks`, `nanos`, `error`, `rate_ppb`, and `epoch` together with
     /// `state`.
     words: [AtomicU64; 6],
-    /// The offset that is added to the ticks. Only for a wall clock that the device itself keeps. Such a clock may differ
-    /// from the system's wall clock.
+    /// The offset that is added to the ticks. Only used for a wall clock that the device itself keeps. Such a clock may
+    /// differ from the system's wall clock.
     offset: AtomicI64,
     /// Whether this is the system's own wall clock.
     is_system: bool,

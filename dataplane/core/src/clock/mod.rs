@@ -2,7 +2,8 @@
 //!
 //! All times are nanoseconds of the system clock since the start of the machine ([`HostClock`]). A [`Stamp`] is a time
 //! together with the clock that measured the time. A device clock stamps the completion of a packet, and the system
-//! clock stamps the poll of a burst. These are different events, so stamps of different clocks are never compared.
+//! clock stamps the poll that returned a burst of completions. These are different events, so stamps of different
+//! clocks are never compared.
 //!
 //! [`ClockSync`] periodically reads the counter of a device and the system clock, and publishes a [`Mapping`] from the
 //! counter to the system clock. The [`Stamper`]s of the workers read the mapping and convert the ticks of a burst to

@@ -1,4 +1,4 @@
-//! Conversion of the ticks of a burst to stamps.
+//! Conversion of the ticks of a burst (the completions of one poll) to stamps.
 
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 
 use crate::verbs::WrId;
 
-/// A ring with space for as many slots as the receive queue. The device owns every slot in the ring, even if a faulty
-/// device reports wrong completions.
+/// A ring with space for as many slots (packet buffers) as the receive queue. The device owns every slot in the ring,
+/// even if a faulty device reports wrong completions.
 #[derive(Debug)]
 pub(super) struct PostedReceives {
     slots: Box<[u32]>,

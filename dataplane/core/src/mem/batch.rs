@@ -48,7 +48,9 @@ pub struct Batch<Unsized: ?Sized = [()]> {
     pub(super) starts: [usize; BATCH],
     pub(super) stamps: [Stamp; BATCH],
     pub(super) metas: [Meta; BATCH],
+    /// The label of each packet: the decision of the current stage, or `NEXT` if the stage has made none.
     pub(super) labels: [u8; BATCH],
+    /// The output to which the current stage sends a copy of each packet, encoded like a label. `NEXT` means no copy.
     pub(super) copies: [u8; BATCH],
     /// A field without bytes that makes the batch an unsized type.
     _unsized: Unsized,

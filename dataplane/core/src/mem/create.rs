@@ -8,8 +8,8 @@ use crate::mem::packet::Packet;
 use crate::mem::pool::{Pool, SlotState};
 
 impl Batch {
-    /// Takes up to `wanted` slots from the pool for packets that a stage generates. Takes fewer slots if the pool has
-    /// fewer free slots or the batch has less space.
+    /// Takes up to `wanted` slots (packet buffers) from the pool for packets that a stage generates. Takes fewer slots
+    /// if the pool has fewer free slots or the batch has less space.
     pub(crate) fn take_spares(&mut self, wanted: usize, pool: &mut Pool) {
         // `spares` is empty here and its capacity is a full batch, so this does not allocate.
         let wanted = wanted.min(self.space());

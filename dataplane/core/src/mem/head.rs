@@ -12,9 +12,9 @@ impl Batch {
     /// Returns an iterator over the first `N` bytes and the metadata of every packet. The iterator is empty if any
     /// packet is shorter than `N` bytes.
     ///
-    /// A loop over heads is faster than a loop over [`Batch::iter_mut`], because a head cannot label its packet. Use
-    /// heads for the common case, up to the first packet that needs a label or a new length. Handle this packet and all
-    /// later packets with [`Batch::iter_mut_from`].
+    /// A loop over heads is faster than a loop over [`Batch::iter_mut`], because a head cannot label its packet (record
+    /// a decision of the stage). Use heads for the common case, up to the first packet that needs a label or a new
+    /// length. Handle this packet and all later packets with [`Batch::iter_mut_from`].
     ///
     /// ```
     /// # use dataplane_core::mem::Batch;

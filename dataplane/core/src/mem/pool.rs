@@ -1,4 +1,4 @@
-//! The slots of one region, and the list of free slots.
+//! The slots (packet buffers) of one region, and the list of free slots.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Vectorised loops over the slots, ids and descriptors of a burst.
+//! Vectorised loops over the slots (packet buffers), request ids and descriptors of a burst.
 //!
 //! Each loop has versions for AVX-512, AVX2 and any other processor. The version is chosen at run time. The loops have
 //! no branch per packet. Each loop accumulates errors, and checks the errors once at the end.
@@ -42,7 +42,7 @@ pub fn fill(lengths: &mut [u32], length: u32) {
     }
 }
 
-/// Bounds on the lengths and positions of all packets of a run.
+/// Bounds on the lengths and positions of all packets of a run (packets that are sent with one call).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Total length of all packets, in bytes.

@@ -49,13 +49,13 @@ impl Default for NodeCounters {
 /// Observes packets on their way through the graph. Workers that observe nothing use [`NoObserver`], which costs no
 /// instructions.
 pub trait Observer {
-    /// Called before a batch enters a stage.
+    /// Called before a batch enters the stage with the index `node`.
     fn before(&mut self, node: usize, stage: &mut dyn Stage, batch: &mut Batch) {
         let _ = (node, stage, batch);
     }
 
-    /// Called for each packet after a stage. `fate` is the destination of the packet, or the reason why the stage
-    /// dropped it.
+    /// Called for each packet after the stage with the index `node`. `fate` is the destination of the packet, or the
+    /// way in which the stage ended or holds the packet.
     fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {
         let _ = (node, packet, fate);
     }
@@ -85,7 +85,7 @@ pub enum Part {
     Refill,
 }
 
-/// The destination of a packet after a stage, or the way in which the packet ended.
+/// The destination of a packet after a stage, or the way in which the stage ended or holds the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The packet has no label and goes to this target.
@@ -122,8 +122,8 @@ struct Node {
     max_split: usize,
     /// Maximum number of packets that the stage generates per tick.
     max_generated: usize,
-    /// A tick sets this field if the stage can generate packets. The stage then generates packets once, which clears
-    /// the field.
+    /// [`Graph::tick`] sets this field if the stage can generate packets. The stage then generates packets once, which
+    /// clears the field.
     generation_due: bool,
     held: Option<Held>,
     counters: NodeCounters,

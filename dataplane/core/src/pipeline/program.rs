@@ -25,8 +25,8 @@ pub struct NodeSpec {
     pub kind: String,
     /// The stage.
     pub stage: Box<dyn Stage>,
-    /// Target of packets without a label. [`Contract::exit`](super::Contract::exit) overrides this target unless it is
-    /// [`Exit::Next`].
+    /// Target of packets that the stage neither sends to an output nor drops, consumes or holds.
+    /// [`Contract::exit`](super::Contract::exit) overrides this target unless the exit is [`Exit::Next`].
     pub next: Target,
     /// Name and target of each output, by index.
     pub outputs: Vec<(String, Target)>,

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 /// The sources and destinations of all packets.
 ///
 /// `rx + generated + copied = tx + dropped + consumed + held`. Any difference is in [`Ledger::unaccounted`], which must
-/// be 0. `held` is the number of slots that are neither free nor posted to a receive queue. The other counts are
-/// incremented when a packet is received, sent, dropped and so on. A wrong slot state or a wrong counter therefore
-/// causes a difference.
+/// be 0. `held` is the number of slots (packet buffers) that are neither free nor posted to a receive queue. The other
+/// counts are incremented when a packet is received, sent, dropped and so on. A wrong slot state or a wrong counter
+/// therefore causes a difference.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ledger {
     /// Packets received.

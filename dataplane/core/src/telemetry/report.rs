@@ -120,8 +120,8 @@ pub struct StageReport {
     pub copied: u64,
     /// Packets that the stage generated, such as fragments of other packets.
     pub made: u64,
-    /// Requested copies that were not made, because no slot was free or the contract of the stage does not declare
-    /// copies.
+    /// Requested copies that were not made, because no packet buffer was free or the contract of the stage does not
+    /// declare copies.
     pub copies_missed: u64,
     /// The counters that the stage defines.
     pub counters: BTreeMap<String, u64>,
@@ -140,7 +140,7 @@ pub struct WorkerReport {
     pub bytes: Totals,
     /// The ledger of the worker.
     pub ledger: Ledger,
-    /// The number of slots in the pool.
+    /// The number of slots (packet buffers) in the pool.
     pub slots: u64,
     /// Slots that were not returned by the end of the run.
     pub slots_missing: u64,

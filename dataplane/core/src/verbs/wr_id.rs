@@ -1,11 +1,11 @@
-//! The layout of `wr_id` in a lane: kind, generation and number. The `wr_id` contains this information because an error
-//! completion has almost no other valid field.
+//! The layout of `wr_id` in a lane (one worker's queues on one port): kind, generation and number. The `wr_id` contains
+//! this information because an error completion has almost no other valid field.
 
 /// The purpose of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum WrKind {
-    /// A receive. The number is the slot.
+    /// A receive. The number is the index of the slot (packet buffer).
     Receive = 1,
     /// A send. The number counts the sends of the queue pair.
     Send = 2,
@@ -14,8 +14,8 @@ pub enum WrKind {
     Marker = 3,
 }
 
-/// A `wr_id`. The top 8 bits are the kind, the next 16 bits are the generation of the queue pair, and the low 40 bits
-/// are the number.
+/// A `wr_id`. The top 8 bits are the kind, the next 16 bits are the generation (how often the queue pair was
+/// restarted), and the low 40 bits are the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WrId(pub u64);
 

@@ -1,4 +1,5 @@
-//! The data path of a lane: receive, transmit, reap and refill.
+//! The data path of a lane: receive, transmit, reap and refill. Reaping returns the buffers of completed sends to the
+//! pool. Refilling posts free buffers to the receive queue.
 //!
 //! The data path only moves buffers and counts packets. It does not change the state of the queue pair. If a completion
 //! queue is lost, the data path returns an error. If a completion has an error, the data path sets the flag

@@ -174,8 +174,8 @@ impl<D: Device> Recovery<D> {
     }
 
     /// Checks whether the flush deadline of a stopped queue pair has passed. Call this function before both completion
-    /// queues are polled. If the poll then returns a request, the deadline starts again, because the thread may have
-    /// been descheduled and may have polled too late.
+    /// queues are polled. If one of these polls returns a request, the deadline starts again: the request may have
+    /// completed in time, while the thread was descheduled and could not poll.
     #[inline]
     pub(super) fn check_deadline(&mut self, data: &DataPath<D>) {
         if let Phase::Failed { since, .. } = self.phase {

@@ -42,7 +42,7 @@ pub struct RssCaps {
     pub max_tables: u32,
     /// Maximum number of entries of an indirection table.
     pub max_table_size: u32,
-    /// Maximum number of work queues.
+    /// Maximum number of work queues, which are the receive queues of a port with several queues.
     pub max_work_queues: u32,
     /// The fields that can be hashed: `enum ibv_rx_hash_fields`.
     pub fields: u64,
