@@ -44,7 +44,7 @@ impl SoftChannel {
         Ok(Self { device: Arc::downgrade(device), events: Arc::new(events) })
     }
 
-    /// Whether the channel belongs to this device.
+    /// Returns whether the channel belongs to this device.
     pub(super) fn is_of(&self, device: &Arc<OpenDevice>) -> bool {
         std::ptr::eq(self.device.as_ptr(), &**device)
     }

@@ -62,7 +62,7 @@ const LINK_DOWN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub struct SoftCq(pub(super) Arc<CqShared>, PhantomData<Cell<()>>);
 
 impl SoftCq {
-    /// Creates a queue with checked properties.
+    /// Creates a queue. The caller has checked the properties in `granted`.
     pub(super) fn new(
         device: &Arc<OpenDevice>,
         context: u64,

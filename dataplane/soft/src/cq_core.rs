@@ -104,7 +104,8 @@ pub(super) struct CqCore {
     dead: bool,
     pub(super) stamps: Stamps,
     api: CqApi,
-    /// The completions that a classic poll has taken from the queue, and that its cursor has not returned.
+    /// The completions that a classic poll (`ibv_poll_cq`) has taken from the queue, and that the cursor of this poll
+    /// has not returned.
     copied: VecDeque<Completion>,
     faults: Option<PollFaults>,
     attachments: Arc<Attachments>,
@@ -113,13 +114,15 @@ pub(super) struct CqCore {
     has_receivers: bool,
     /// Whether a queue pair on the fabric was ever attached.
     had_fabric_qp: bool,
-    /// Whether sends complete some time after they are posted.
+    /// Whether the link is zero-copy, so that sends complete some time after they are posted.
     zero_copy: bool,
     /// Whether the completion queue has receive information.
     has_info: bool,
     /// Whether sends of an attached queue pair wait for a rate limit.
     has_paced: bool,
-    /// Whether polls need no preparation ([`CqCore::begin`]) in the usual case.
+    /// Whether only raw-packet queue pairs were ever attached, and the queue has none of these properties: zero-copy
+    /// sends, sends with a rate limit, receive information, injected faults, the classic interface. A poll of such a
+    /// queue needs the preparation in [`CqCore::begin`] only in rare cases (see [`CqCore::can_skip_begin`]).
     raw_only: bool,
     /// Whether sends of an attached queue pair complete in this completion queue.
     has_senders: bool,
@@ -223,8 +226,8 @@ impl CqCore {
         }
     }
 
-    /// Lets a channel watch the descriptors of all receives of this queue. Returns `false` if some completions come
-    /// from sources without a descriptor.
+    /// Lets a channel watch the descriptors on which frames for this queue arrive. Returns `false` if some completions
+    /// of this queue come from sources without a descriptor.
     #[cold]
     pub(super) fn watch(&mut self, channel: &ChannelEvents) -> bool {
         self.refresh();
@@ -397,7 +400,8 @@ impl CqCore {
         }
     }
 
-    /// Copies the receive information of the completions that the next call of [`CqCore::pop_into`] moves to `run`.
+    /// Copies the receive information of the oldest `n` completions to `run`. [`CqCore::pop_into`] then moves the
+    /// completions themselves to `run`.
     #[inline(never)]
     fn copy_info(&self, run: &mut Completions, n: usize) {
         let to = run.info[run.len..][..n].iter_mut();
@@ -469,7 +473,7 @@ impl CqCore {
         Ok(run.len)
     }
 
-    /// Polls a run in the general case: fabric completions, zero-copy sends, injected faults or the classic interface.
+    /// Polls a run of a queue for which `raw_only` is `false`.
     fn poll_general(&mut self, run: &mut Completions, limit: usize) {
         if self.has_info {
             run.has_info = true;

@@ -101,7 +101,7 @@ impl CopyingQp {
             let lost = wire.skip_beyond(recv.len() as u64);
             shared.counts.rx_out_of_buffer.add(lost);
             let mut receiver = Receiver { recv, slots: slots.as_ref(), keys, shared, ticks };
-            // A generator may have no last frame. If all its frames are lost, this limit ends the poll.
+            // A generator may generate frames without end. If all these frames are lost, this limit ends the poll.
             let mut frames_left = MAX_FRAMES_PER_POLL;
             while ring.len() < target_len
                 && (receiver.recv.len() > 0 || !wire.waits())
@@ -168,8 +168,8 @@ struct Receiver<'a> {
 }
 
 impl Receiver<'_> {
-    /// Receives a frame as often as the flow rules of the queue pair request, and adds the completions to `ring`. A copy
-    /// that does not fit in `target_len` completions counts as missed.
+    /// Receives a frame once for each copy that the flow rules of the queue pair request, and adds the completions to
+    /// `ring`. A copy that does not fit in `target_len` completions counts as missed.
     #[inline]
     fn receive(
         &mut self,

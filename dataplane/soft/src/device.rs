@@ -332,7 +332,7 @@ unsafe impl Device for SoftDevice {
             refused: Vec::new(),
             why: Vec::new(),
         };
-        // All other fields and all flags need an extended queue.
+        // All fields except the standard fields and the checksum need an extended queue, and so do all flags.
         let requested = [
             (Capability::ExtendedCq, PollFields::all() - PollFields::STANDARD - PollFields::CHECKSUM, CqFlags::all()),
             (Capability::Cvlan, PollFields::CVLAN, CqFlags::empty()),
@@ -422,7 +422,8 @@ impl RawDevice for SoftDevice {
     }
 
     fn check_raw(&self, spec: &RawSpec, queues: u16) -> Result<()> {
-        // The name of a software device is the name of its port, which the caller adds.
+        // The message does not name the device. A software device has the name of its port, and the caller adds this
+        // name.
         RawSettings::check(spec, &self.0.shared, queues).map_err(|why| Error::Config(why.to_string()))
     }
 }

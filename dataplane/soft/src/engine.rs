@@ -89,8 +89,8 @@ pub(super) struct CopyingQp {
     /// Sends that were posted in state SQD (send queue drain), and sends that wait for the rate limit. The device
     /// processes them in RTS, when the rate limit admits them.
     deferred: VecDeque<DeferredSend>,
-    /// Sends whose frames are queued at the wire for a batched system call. Every post flushes these sends before the
-    /// post returns.
+    /// Sends whose frames are queued at the wire for a batched system call. Every post transmits these frames before
+    /// the post returns.
     batched: Vec<BatchedSend>,
     signal_all: bool,
     send_sges: usize,
@@ -109,7 +109,7 @@ struct DeferredSend {
     sges: DeferredSges,
     /// The inline bytes, which were copied when the send was posted.
     bytes: Vec<u8>,
-    /// The headers and the maximum payload of a segment of a segmented send.
+    /// For a segmented send (TSO): the headers, and the maximum payload of each segment.
     tso: Option<(Vec<u8>, u16)>,
     /// The position of this send among all sends since RESET, from 1.
     count: u64,
@@ -155,7 +155,7 @@ struct Outgoing<'a> {
     opcode: WrOpcode,
     flags: SendFlags,
     sges: &'a [Sge],
-    /// The headers and the maximum payload of a segment of a segmented send.
+    /// For a segmented send (TSO): the headers, and the maximum payload of each segment.
     tso: Option<(&'a [u8], u16)>,
 }
 
@@ -166,7 +166,7 @@ impl Outgoing<'_> {
     }
 }
 
-/// Returns the headers and the maximum payload of a segment of a segmented send.
+/// Returns the headers and the maximum payload of each segment, if the send is a segmented send (TSO).
 fn tso<'a>(op: &SendOp<'a>) -> Option<(&'a [u8], u16)> {
     match *op {
         SendOp::Tso { header, mss } => Some((header, mss)),
@@ -179,7 +179,8 @@ fn bytes_of(sges: &[Sge]) -> u64 {
 }
 
 impl CopyingQp {
-    /// `fields` are the fields of the completion queue for receives.
+    /// Creates the state of a queue pair. `fields` are the completion fields that were granted to the completion queue
+    /// for receives.
     pub(super) fn new(
         device: &Shared,
         wire: AnyWire,
@@ -705,7 +706,7 @@ impl CopyingQp {
                     shared.counts.tx_packets.add(1);
                     shared.counts.tx_bytes.add(self.segment.len() as u64);
                 }
-                // The last segment completes the send, so the caller adds its entry.
+                // The last segment completes the send, so the caller adds the entry of this segment to `batched`.
                 Sent::Waits if nth + 1 < segments => {
                     self.batched.push(BatchedSend { wr_id: 0, is_signaled: false, count: 0 });
                 }

@@ -1,5 +1,5 @@
-//! Fuzz targets: functions that take any bytes. A target panics if the parser breaks a rule. The tests run each target on
-//! the inputs of its corpus.
+//! Fuzz targets: functions that take any bytes. A target panics if the tested parser breaks a rule. The tests run each
+//! target on the inputs of its corpus.
 
 use crate::link::{self, Capture};
 

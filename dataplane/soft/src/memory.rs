@@ -250,8 +250,7 @@ impl KeyCache {
             let before = into.len();
             into.resize(before + sge.length as usize, 0);
             // SAFETY: `find` has checked that the bytes are in the region, and the entry keeps the region mapped. The
-            // caller of `post_send` guarantees that the bytes are not written until the send is done, except
-            // atomically.
+            // caller of `post_send` guarantees that the bytes are written only through atomics until the send is done.
             unsafe { shared::load(entry.region.base().add(offset).as_ptr(), &mut into[before..]) };
         }
         Ok(())

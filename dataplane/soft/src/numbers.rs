@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The identity of a protection domain or a queue pair. Unlike the number of a queue pair, it is never used again.
+/// The identity of a device, a protection domain or a queue pair. An identity is never used again, unlike the number of
+/// a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Identity(u64);
 
@@ -61,8 +62,8 @@ impl Numbers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the next number that is not in use. The memory of the host limits the number of objects to far less than
-    /// the numbers, so a number is always free.
+    /// Returns the next number that is not in use. The memory of the host has space for far fewer objects than there
+    /// are numbers, so a number is always free.
     pub(super) fn take(self: &Arc<Self>) -> Number {
         let mut state = self.lock();
         loop {

@@ -128,8 +128,8 @@ impl Drop for SoftQp {
             cq.attachments.change(|list| list.retain(|other| !Arc::ptr_eq(&other.qp, &self.shared)));
         }
         // Close the wire, so that no more frames are delivered to this queue pair. If another thread owns the state,
-        // the claim fails, and the wire is closed when the last reference to the state is dropped.
-        // After an error, the state keeps the memory mapped.
+        // the claim fails, and the wire is closed when the last reference to the state is dropped. If the reset fails
+        // because the hardware may still write to the slots, the state keeps their memory mapped.
         let _ = self.claim(|core| core.reset(&self.shared.counts));
         self.device.queues.retire(&self.shared);
     }
@@ -211,7 +211,8 @@ unsafe impl QueuePair for SoftQp {
     }
 
     /// The device accesses the memory of a raw-packet queue pair only while a thread posts or polls. A thread that
-    /// polls may still use its list of queue pairs, so the queue pair is destroyed only if no other thread owns it.
+    /// polls may still have this queue pair in its list, so the call succeeds only if no other thread owns the queue
+    /// pair.
     fn destroy(self) -> Result<(), VerbError> {
         let reset = match self.core {
             Some(_) => self.claim(|core| core.reset(&self.shared.counts)).unwrap_or(Err(libc::EBUSY)),

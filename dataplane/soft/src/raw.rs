@@ -40,7 +40,8 @@ macro_rules! inside {
 }
 
 impl QpCore {
-    /// `fields` are the fields of the completion queue for receives.
+    /// Creates the state of a queue pair. `fields` are the completion fields that were granted to the completion queue
+    /// for receives.
     pub(super) fn new(device: &OpenDevice, pd: Identity, spec: &QpSpec, raw: &RawSettings, fields: PollFields) -> Self {
         let shared = &device.shared;
         match device.link.clone().end(spec, &raw.rss, &shared.clock) {
@@ -52,7 +53,7 @@ impl QpCore {
     /// Drops all requests and all pending frames. The pending frames count as missed.
     ///
     /// # Errors
-    /// Returns the `errno` if the kernel or the hardware keeps slots. The requests then stay.
+    /// Returns the `errno` if the hardware may still write to the slots. The requests then stay posted.
     pub(super) fn reset(&mut self, counts: &Counting) -> Result<(), i32> {
         inside!(self, qp => qp.reset(counts))
     }
@@ -80,13 +81,13 @@ impl QpCore {
         inside!(self, qp => qp.fail(shared, cq))
     }
 
-    /// Flushes sends that have not completed, oldest first, until a send has a completion. Returns this completion, or
-    /// `None` if there is none.
+    /// Flushes sends that have not completed, oldest first, until a flushed send generates a completion. Returns this
+    /// completion, or `None` if no flushed send generates one.
     pub(super) fn flush_one(&mut self, shared: &QpShared) -> Option<RawCqe> {
         inside!(self, qp => qp.flush_one(shared))
     }
 
-    /// Binds the slots that runs refer to.
+    /// Binds the slots to which the calls of `post_recv_run` and `post_send_run` refer.
     ///
     /// # Errors
     /// Returns the `errno` of the failure.

@@ -17,7 +17,7 @@ use dataplane_core::verbs::{Capabilities, Capability, EventKind, Path};
 /// The state that all objects of a device share. The link is in [`OpenDevice`](super::open_device::OpenDevice).
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// The number of the device on its fabric, if its link has one.
+    /// The number of the device on its fabric. `None` if the link of the device has no fabric.
     pub(super) id: Option<Number>,
     /// The identity of the device.
     pub(super) identity: Identity,
@@ -65,7 +65,7 @@ impl Shared {
         self.numbers.take()
     }
 
-    /// Returns the number of the device on its fabric. 0 if its link has no fabric.
+    /// Returns the number of the device on its fabric. 0 if the link of the device has no fabric.
     pub(super) fn id(&self) -> u32 {
         self.id.as_ref().map_or(0, Number::get)
     }
@@ -86,7 +86,7 @@ impl Shared {
             true => !path.gid.is_zero() && self.gid_at(path.source_gid_index).is_some(),
             false => self.port.is_infiniband() && path.dlid != 0,
         };
-        // Service levels and flow labels have 4 and 20 bits.
+        // Service levels have 4 bits, and flow labels have 20 bits.
         destination && path.port == 1 && path.service_level < 16 && path.flow_label >> 20 == 0
     }
 

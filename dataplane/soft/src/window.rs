@@ -110,7 +110,8 @@ impl Windows {
         bound == Some(true)
     }
 
-    /// Invalidates a key. Returns `false` unless queue pair `qp` has bound a type 2 window under this key.
+    /// Invalidates a key. Returns `true` if queue pair `qp` had bound a type 2 window under this key. Otherwise changes
+    /// nothing and returns `false`.
     pub(super) fn invalidate(&self, rkey: Rkey, qp: Identity) -> bool {
         let ended = self.with(rkey, |window| {
             let own = window.rkey == rkey && window.kind == MwKind::Type2 && window.qp == Some(qp);

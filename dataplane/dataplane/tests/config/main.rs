@@ -403,7 +403,7 @@ fn typical_mistakes_get_exact_messages() {
             "link = { kind = \"xdp\", interface = \"eth1\", busy_poll = { duration = \"1s\" } }",
             &[
                 (8, "a link of kind `xdp` needs the device `host`, not `soft`", "write device = \"host\""),
-                (11, "1s is out of range", "set duration to \"1us\" to \"100ms\""),
+                (11, "1s is out of range", "set `duration` to a time from \"1us\" to \"100ms\""),
             ],
         ),
         (

@@ -45,8 +45,8 @@ pub struct PcapConfig {
     /// other ports, stages and dataplane programs. Default: sent packets are only counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<PathBuf>,
-    /// A group that may read `output`, as a name in `/etc/group` or a number in quotes. The file then has mode 0640, even
-    /// if it existed before. Default: a new file has mode 0600, so only the user of the program can read it.
+    /// A group that may read `output`, as a name in `/etc/group` or a number in quotes. The file then has mode 0640,
+    /// even if it existed before. Default: a new file has mode 0600, so only the user of the program can read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// How often the port receives `input`: `false` for once, `true` until the run ends, or a number of times.

@@ -42,7 +42,7 @@ pub(in crate::link) fn find(all: &[u8], name: &str) -> Option<u32> {
                 4 | 5 | 15 | 19 => 12 * members,
                 6 | 13 => 8 * members,
                 2 | 7..=12 | 16 | 18 => 0,
-                // An unknown type of a newer kernel, whose length is unknown.
+                // A type that only newer kernels have. Its length is unknown, so the search cannot continue.
                 _ => return None,
             };
         number += 1;

@@ -75,7 +75,8 @@ const SMALL: u32 = 2048;
 const PAGE: u32 = 4096;
 /// The free space after the packet in a slot, in bytes.
 const GUARD: u32 = mem::GUARD as u32;
-/// The maximum size of a packet buffer of whole pages, in bytes, because offsets in a buffer have 16 bits.
+/// The maximum size of a packet buffer of whole pages, in bytes. The limit exists because offsets in a buffer have 16
+/// bits.
 const MOST_SIZE: u32 = (1 << 16) - PAGE - GUARD;
 
 /// Returns the name, the device and the parameter schema of this link kind.
@@ -129,7 +130,11 @@ impl LinkParameters for XdpConfig {
             |busy: &BusyPoll| (Duration::from_micros(1)..=Duration::from_millis(100)).contains(&busy.duration.0);
         if let Some(busy) = self.busy_poll.filter(|busy| !is_valid(busy)) {
             let message = format!("{} is out of range", busy.duration);
-            mistakes.push(LinkMistake::at("busy_poll.duration", message, "set duration to \"1us\" to \"100ms\""));
+            mistakes.push(LinkMistake::at(
+                "busy_poll.duration",
+                message,
+                "set `duration` to a time from \"1us\" to \"100ms\"",
+            ));
         }
         if port.has_faults {
             let message = format!("`faults` do not work on `{}`, because xdp links have no fault injection", port.name);

@@ -34,19 +34,30 @@ fn programs(link: Option<(Mode, Copying)>, case: &LinkCase<'_>) -> Vec<Finding> 
     let Some(support) = facts.xdp.support else { return found };
     let (mode, copy) = link.unwrap_or_default();
     if !support.native && mode != Mode::Generic {
-        let severity = if mode == Mode::Native { Severity::Fails } else { Severity::Slow };
+        let (severity, effect) = match mode {
+            Mode::Native => {
+                (Severity::Fails, "the link cannot be opened, because mode = \"native\" excludes generic mode")
+            }
+            _ => (
+                Severity::Slow,
+                "an xdp link uses generic mode: the kernel first creates a socket buffer for each frame",
+            ),
+        };
         found.push(Finding::new(
             severity,
-            format!("the driver ({driver}) has no native XDP, or not with its current settings"),
-            "an xdp link uses generic mode: the kernel first creates a socket buffer for each frame",
+            format!("the driver ({driver}) has no native XDP, or has none with its current settings"),
+            effect,
             "use an interface whose driver has native XDP, or set mode = \"generic\" to accept generic mode",
         ));
     } else if !support.zero_copy && copy != Copying::Copy {
-        let severity = if copy == Copying::Zero { Severity::Fails } else { Severity::Slow };
+        let (severity, effect) = match copy {
+            Copying::Zero => (Severity::Fails, "the run fails at its start, because copy = \"zero\" excludes copies"),
+            _ => (Severity::Slow, "with an xdp link, the kernel copies every received and every sent frame"),
+        };
         found.push(Finding::new(
             severity,
             format!("the driver ({driver}) has no zero-copy AF_XDP"),
-            "with an xdp link, the kernel copies every received and every sent frame",
+            effect,
             "use an interface whose driver has zero-copy AF_XDP, or set copy = \"copy\" to accept copies",
         ));
     }

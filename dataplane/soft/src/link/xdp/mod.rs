@@ -52,7 +52,7 @@ pub(crate) struct Xdp {
     longest: usize,
     /// Whether the XDP program writes a timestamp (stamp) before each frame.
     stamped: bool,
-    /// The wall-clock time minus the time of the clock of the program's stamps, in nanoseconds.
+    /// The wall-clock time minus the time of the clock from which the program takes its stamps, in nanoseconds.
     ahead: AtomicI64,
     map: bpf::SocketMap,
     program: bpf::Program,
@@ -67,8 +67,8 @@ pub(crate) struct Xdp {
 struct InterfaceEpoch {
     /// Index of the interface. 0 while the program is not attached, because the interface does not exist.
     index: u32,
-    /// Number of attachments and detachments. A new interface may get the index of a deleted interface, and sockets of
-    /// the deleted interface stay unusable.
+    /// Number of attachments and detachments. The number distinguishes a new interface from a deleted interface with
+    /// the same index, whose sockets stay unusable.
     generation: u32,
 }
 
@@ -219,7 +219,7 @@ impl Xdp {
         load().inspect_err(|error| stamps::warn_kernel_stamps(name, error)).ok()
     }
 
-    /// Updates the offset between the clock of the stamps and the wall clock, because the wall clock may have been set.
+    /// Updates `ahead`, because the wall clock may have been set.
     fn update_clock_offset(&self) {
         /// Minimum change of the offset that is applied, in nanoseconds. Smaller changes are measurement errors.
         const STEP: u64 = 20_000;
@@ -231,8 +231,8 @@ impl Xdp {
         }
     }
 
-    /// Returns the wall-clock time minus the time of the clock of the stamps, in nanoseconds. `None` if there are no
-    /// stamps.
+    /// Returns the wall-clock time minus the time of the clock from which the program takes its stamps, in nanoseconds.
+    /// `None` if the program writes no stamps.
     #[inline]
     fn ahead(&self) -> Option<i64> {
         self.stamped.then(|| self.ahead.load(Ordering::Relaxed))
@@ -255,12 +255,10 @@ impl Xdp {
                 "interface `{name}`: the driver does not run XDP programs (mode = \"native\"); help: set mode = \
                  \"auto\" or \"generic\""
             ),
+            _ if self.spec.mode == Mode::Generic => explain(name, "attaching the XDP program", error),
             _ => {
-                let notice = without_native(name, error);
-                match self.spec.mode {
-                    Mode::Generic => explain(name, "attaching the XDP program", error),
-                    _ => format!("interface `{name}`: {notice}"),
-                }
+                let (reason, remedy) = native_problem(name, error);
+                format!("interface `{name}`: cannot attach the XDP program: {reason}; help: {remedy}")
             }
         }
     }
@@ -402,9 +400,9 @@ fn warn(interface: &str, notice: &Notice) {
     tracing::warn!("interface `{interface}`: {notice}");
 }
 
-/// Returns the notice that native XDP is not available: the effect and the fix.
-fn without_native(name: &str, error: &io::Error) -> Notice {
-    let (reason, remedy) = match error.raw_os_error() {
+/// Returns the reason why the kernel refused to attach the program in native mode, and the fix.
+fn native_problem(name: &str, error: &io::Error) -> (String, String) {
+    match error.raw_os_error() {
         Some(libc::EOPNOTSUPP) => {
             ("the driver has no native XDP".to_owned(), "use an interface whose driver has native XDP".to_owned())
         }
@@ -418,7 +416,12 @@ fn without_native(name: &str, error: &io::Error) -> Notice {
             format!("ip link set dev {name} mtu 1500, ethtool -K {name} lro off"),
         ),
         _ => (error.to_string(), "see the kernel's log (`dmesg`)".to_owned()),
-    };
+    }
+}
+
+/// Returns the notice that the program runs in generic mode because the kernel refused native mode.
+fn without_native(name: &str, error: &io::Error) -> Notice {
+    let (reason, remedy) = native_problem(name, error);
     let message = format!("no native XDP ({reason}), so the XDP program runs in generic mode, which is slower");
     Notice { message, remedy }
 }

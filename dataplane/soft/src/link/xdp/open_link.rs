@@ -1,4 +1,4 @@
-//! An interface with AF_XDP as the link of a device.
+//! Implements [`Link`] for an interface with AF_XDP.
 
 use std::sync::Arc;
 

@@ -309,8 +309,8 @@ fn write_stamp(it: &mut Assembler, stamp: StampSource) {
     it.bind(done);
 }
 
-/// Generates code that parses the fields that selectors use. The code continues at `rules` when all fields are parsed
-/// or the frame ends early.
+/// Generates code that parses the fields that selectors use. When all fields are parsed or the frame ends early, the
+/// code continues at `rules`, where the selectors are checked.
 fn parse(it: &mut Assembler, rules: Label) {
     for offset in [ETHER_TYPE, VLAN, PROTOCOL, SOURCE_PORT, DESTINATION_PORT] {
         it.store_value(offset, NONE);
@@ -361,7 +361,7 @@ fn parse(it: &mut Assembler, rules: Label) {
     }
 }
 
-/// Generates code that jumps to `rules` unless the IP header has this version.
+/// Generates code that stores the IP version if the IP header has this version, and otherwise jumps to `rules`.
 fn version(it: &mut Assembler, version: u32, rules: Label) {
     it.load(Width::Byte, R1, POSITION, 0);
     it.copy(R3, R1);

@@ -37,7 +37,7 @@ const LEAST_FRAME: usize = 14;
 #[derive(Clone, Copy, Debug)]
 struct Geometry {
     layout: SlotLayout,
-    /// Size of a chunk, as a power of two.
+    /// Binary logarithm of the size of a chunk in bytes.
     shift: u32,
     /// Number of chunks per slot.
     chunks: u32,
@@ -126,7 +126,8 @@ pub(crate) struct Queue {
     /// Whether an earlier socket of this queue pair was bound to the queue. The kernel may take some time to release
     /// the queue.
     rebinding: bool,
-    /// The start of the wait for the queue, and the time of the next attempt to bind. `None` if no attempt is due.
+    /// The start of the wait for the queue, and the time of the next attempt to bind. `None` while this queue pair does
+    /// not wait.
     bind_wait: Option<(Instant, Instant)>,
     /// Whether the wait for the queue has timed out.
     bind_timed_out: bool,
@@ -233,8 +234,8 @@ impl Queue {
         errno == libc::EBUSY && !self.bind_timed_out
     }
 
-    /// Returns whether the error of a bind means that the new interface is not ready. The interface does not exist, is
-    /// down, or does not have this queue yet. Logs the reason once.
+    /// Returns whether the error of a bind means that the interface is not ready, because it does not exist, is down,
+    /// or does not have this queue yet. Logs the reason once.
     fn waits_for_interface(&mut self, errno: i32) -> bool {
         let waits = matches!(errno, libc::ENODEV | libc::ENXIO | libc::ENETDOWN | libc::EINVAL);
         // The watcher thread reports an interface that does not exist.
@@ -245,7 +246,7 @@ impl Queue {
         waits
     }
 
-    /// Tries again to bind to the queue, if it is not bound and the time of the next attempt has come.
+    /// Tries again to bind the socket, if the socket is not bound and the time of the next attempt has come.
     #[cold]
     fn retry_bind(&mut self) {
         let Some((since, next)) = self.bind_wait else { return };
@@ -295,8 +296,8 @@ impl Queue {
         Ok(())
     }
 
-    /// Closes the socket, so that the kernel no longer owns slots, unless [`Queue::is_released`] returns `false`. Returns
-    /// the number of frames that had arrived and were not received.
+    /// Closes the socket. The kernel then owns no slots as soon as [`Queue::is_released`] returns `true`. Returns the
+    /// number of frames that had arrived and were not received.
     pub(crate) fn close(&mut self) -> u64 {
         self.collect_completions();
         self.bind_wait = None;
@@ -357,7 +358,8 @@ impl Queue {
         socket.fill.submit();
         self.posted += slots.len();
         if self.bound && !self.redirected {
-            // The link stores the error. The queue then receives nothing, and the interface's frames go to the kernel.
+            // The link stores the error. This queue pair then receives nothing, and the frames of the queue go to the
+            // kernel.
             let _ = self.redirect();
         }
     }

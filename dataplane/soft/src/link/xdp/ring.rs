@@ -154,7 +154,7 @@ mod tests {
     }
 
     proptest! {
-        /// The other side receives every submitted entry once and in order, even when the indices wrap.
+        /// The kernel's side receives every submitted entry once and in order, even when the indices wrap.
         #[test]
         fn entries_arrive_once_and_in_order(near_wrap in any::<bool>(), steps in prop::collection::vec(1..9u32, 1..200)) {
             let start = if near_wrap { u32::MAX - 11 } else { 0 };
@@ -180,7 +180,7 @@ mod tests {
         }
 
         #[test]
-        fn entries_of_the_other_side_are_consumed_once_and_in_order(near_wrap in any::<bool>(), steps in prop::collection::vec((1..9u32, 1..9u32), 1..200)) {
+        fn entries_of_the_kernel_are_consumed_once_and_in_order(near_wrap in any::<bool>(), steps in prop::collection::vec((1..9u32, 1..9u32), 1..200)) {
             let (mut ring, other) = ring(if near_wrap { u32::MAX - 11 } else { 0 });
             let (mut sent, mut seen) = (0u64, 0u64);
             for (put, take) in steps {
