@@ -65,7 +65,7 @@ fn owned(op: &SendOp<'_>) -> SendOp<'static> {
 }
 
 impl Connection {
-    /// Adds a queue pair with a checked spec to the fabric.
+    /// Adds a queue pair to the fabric. The caller has checked `spec`.
     pub(crate) fn new(
         fabric: &Arc<Fabric>,
         shared: &Arc<QpShared>,

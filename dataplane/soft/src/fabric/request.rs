@@ -367,7 +367,7 @@ impl Qp {
             return;
         }
         self.arrived(psn.wrapping_sub(1) & PSN, ctx);
-        // Ignore a NAK unless it refers to the oldest incomplete request.
+        // Process a NAK only if it refers to the oldest incomplete request.
         let current = self.requester.queue.iter().find(|send| send.begun && send.packets > 0);
         let answers = |send: &Send| send.has(psn) && psn_distance(psn, psn_after(send.first, send.done)) >= 0;
         if !self.was_sent(psn) || !current.is_some_and(answers) {

@@ -25,7 +25,8 @@ impl SoftFlowCounters {
         Self { device, packets: AtomicU64::new(0), bytes: AtomicU64::new(0) }
     }
 
-    /// Returns counters of this provider as their own type. Returns `None` if another device created the counters.
+    /// Returns the counters as [`SoftFlowCounters`]. Returns `None` if a device other than `device` created the
+    /// counters.
     pub(crate) fn of(counters: &dyn FlowCounters, device: Identity) -> Option<&Self> {
         let own: Option<&Self> = (counters as &dyn Any).downcast_ref();
         own.filter(|own| own.device == device)
@@ -47,7 +48,7 @@ impl FlowCounters for SoftFlowCounters {
 /// The flow rules of a port, in the order in which they apply.
 #[derive(Debug)]
 pub(super) struct FlowTable {
-    /// The rules that match headers, by priority. Rules of equal priority have the order of their creation.
+    /// The rules that match headers, sorted by priority. Rules of equal priority keep the order of the spec.
     rules: Vec<FlowRule>,
     sniffers: usize,
     has_all_default: bool,
@@ -159,7 +160,7 @@ fn ethernet(wanted: &EthernetMatch, found: &Headers<'_>) -> bool {
 }
 
 fn ipv4(wanted: &Ipv4Match, found: &[u8; 20]) -> bool {
-    /// The flags of a match, from the flags of the header: `enum ib_ipv4_flags`.
+    /// Converts the flags in an IPv4 header to the flags of a match (`enum ib_ipv4_flags`).
     fn flags(header: u8) -> u8 {
         (header >> 6 & 1) << 1 | (header >> 5 & 1) << 2
     }
@@ -173,7 +174,7 @@ fn ipv4(wanted: &Ipv4Match, found: &[u8; 20]) -> bool {
 
 fn ipv6(wanted: &Ipv6Match, found: &[u8; 40]) -> bool {
     let first = u32::from_be_bytes([found[0], found[1], found[2], found[3]]);
-    // The bits above the flow label do not belong to the field.
+    // Ignore the bits of the mask above the 20 bits of the flow label.
     let label = Bits::masked(*wanted.flow_label.value(), low(*wanted.flow_label.mask(), 20));
     same(&wanted.src, &found[8..24])
         && same(&wanted.dst, &found[24..40])

@@ -7,8 +7,8 @@ use dataplane_core::header::{ipv4, protocol};
 /// The length of a frame check sequence in bytes.
 pub(super) const FCS: usize = 4;
 
-/// Returns the addresses and the end of the pseudo header sum: the sum over the pseudo header and the TCP or UDP
-/// header and payload, including the checksum field. Returns `None` if the frame has no complete TCP or UDP packet.
+/// Returns the sum over the pseudo header, the TCP or UDP header (including its checksum field) and the payload.
+/// Returns `None` if the frame has no complete TCP or UDP packet.
 fn upper_sum(frame: &[u8], found: &Dissection) -> Option<Sum> {
     let complete = found.flags.contains(Flags::L4_OK) && !found.flags.contains(Flags::FRAGMENT);
     if !complete || !matches!(found.protocol, protocol::TCP | protocol::UDP) {
@@ -77,9 +77,10 @@ pub(super) fn check_sequence(frame: &[u8]) -> [u8; FCS] {
     (!crc).to_le_bytes()
 }
 
-/// Writes the segment of a TCP stream that starts at byte `from` of `payload` to `out`: the headers with the fields of
-/// this segment, the payload and the checksums. `header` contains the Ethernet, IP and TCP headers. Returns `false` if
-/// the headers are not the headers of a TCP packet.
+/// Writes one segment of a TCP stream to `out`. The segment contains at most `mss` bytes of `payload`, starting at byte
+/// `from`. `header` contains the Ethernet, IP and TCP headers of the stream. This function sets the lengths, the IPv4
+/// identification, the sequence number, the TCP flags and the checksums of the segment. Returns `false` if the headers
+/// are not the headers of a TCP packet.
 pub(crate) fn write_segment(out: &mut Vec<u8>, header: &[u8], payload: &[u8], from: usize, mss: u16) -> bool {
     const FIN: u8 = 0x01;
     const PSH: u8 = 0x08;

@@ -1,7 +1,7 @@
 //! The headers of a frame, as flow rules match them.
 //!
-//! A header that is not complete within the frame does not exist for a match. Headers that follow such a header do not
-//! exist either.
+//! A flow rule treats a header that is not complete within the frame as absent, and also treats all headers after such
+//! a header as absent.
 
 use dataplane_core::header::{ether_type, protocol, tunnel, vlan};
 
@@ -25,7 +25,7 @@ pub(super) struct Ethernet<'a> {
     pub(super) tag: Option<u16>,
 }
 
-/// An IP header with the fixed part of the header.
+/// The fixed part of an IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ip<'a> {
     V4(&'a [u8; 20]),

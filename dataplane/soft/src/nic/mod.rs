@@ -38,7 +38,7 @@ pub(super) const CAPABILITIES: [Capability; 10] = [
 
 /// The maximum payload of a segmented send in bytes.
 pub(super) const MAX_TSO: u32 = 256 << 10;
-/// The length of an Ethernet header with its addresses only.
+/// The length of the two MAC addresses at the start of an Ethernet header.
 const ADDRESSES: usize = 12;
 /// The length of a VLAN tag.
 const TAG: usize = 4;
@@ -165,7 +165,8 @@ impl Receiving {
                     }
                     is_changed = true;
                 }
-                // A tag control information of 0 cannot be told from no tag, as in completions of libibverbs.
+                // A completion cannot distinguish a tag control information of 0 from a frame without a tag.
+                // Completions of libibverbs have the same limit.
                 if let Some(tci) = tag.filter(|tci| *tci != 0 && fields.contains(PollFields::CVLAN)) {
                     info.flags |= RecvFlags::VLAN_STRIPPED;
                     info.vlan = tci;
@@ -187,7 +188,7 @@ fn outer_tag(frame: &[u8]) -> Option<u16> {
 /// The send side of a queue pair with send offloads.
 #[derive(Debug)]
 pub(super) struct Sending {
-    /// Whether the device computes the checksums of packets that are sent in runs.
+    /// Whether the device computes the checksums of packets that `post_send_run` sends.
     pub(super) checksums_of_runs: bool,
     /// The maximum length of the headers of a segmented send. 0: no segmented sends.
     pub(super) tso_header: usize,

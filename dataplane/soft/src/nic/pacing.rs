@@ -4,12 +4,12 @@ use dataplane_core::clock::{HostClock, Timebase};
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::RateLimit;
 
-/// The maximum burst without a configured burst, in bytes.
+/// The maximum burst in bytes, if the settings contain no burst.
 const DEFAULT_BURST: u32 = 64 << 10;
 /// The rates that a software device supports, in kbit/s.
 pub(crate) const RATES: (u32, u32) = (1, u32::MAX);
 
-/// The token bucket of a send queue. Frames count with their length in bytes.
+/// The token bucket of a send queue. A frame takes one token per byte.
 #[derive(Debug)]
 pub(crate) struct Pacer {
     clock: HostClock,

@@ -3,7 +3,7 @@
 use super::ends::*;
 use super::*;
 
-/// The readers of the fields that only some completions have. `true` if the field is present.
+/// Returns whether the completion has each of the fields that only some completions have.
 fn present(it: &Completion) -> [bool; 10] {
     [
         it.byte_len().is_some(),
@@ -19,7 +19,7 @@ fn present(it: &Completion) -> [bool; 10] {
     ]
 }
 
-/// The fields in the order of [`present`].
+/// Returns what [`present`] returns for a completion that has exactly the fields `names`.
 fn fields(names: &[&str]) -> [bool; 10] {
     let all = ["byte_len", "qp_num", "src_qp", "slid", "sl", "dlid_path_bits", "cvlan", "flow_tag", "tag", "imm"];
     all.map(|name| names.contains(&name))
@@ -71,7 +71,7 @@ fn raw_completions_have_only_their_fields() {
 }
 
 #[test]
-fn both_timestamps_may_be_requested() {
+fn ticks_and_wall_clock_may_be_requested_together() {
     let both = PollFields::STANDARD | PollFields::TIMESTAMP | PollFields::WALLCLOCK;
     let counter = CounterSpec { khz: 500_000, start: 1_000, ..CounterSpec::default() };
     for (asked, ticks, wallclock) in [
@@ -118,7 +118,7 @@ fn errors_have_a_device_specific_code() {
 }
 
 #[test]
-fn each_poll_interface_has_its_own_path() {
+fn poll_interface_determines_the_granted_fields_and_the_batches() {
     for (api, granted, batches) in [
         (CqApi::Auto, CqApi::Extended, vec![3]),
         (CqApi::Extended, CqApi::Extended, vec![3]),

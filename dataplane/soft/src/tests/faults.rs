@@ -141,7 +141,7 @@ fn busy_queue_keeps_its_completions() {
             waits += 1;
             assert!(waits < 1000);
         }
-        assert_eq!(rig.run.ticks[0], Ticks(50), "nanoseconds");
+        assert_eq!(rig.run.ticks[0], Ticks(50), "the timestamp is the wall-clock time in nanoseconds");
     }
     assert!(waits > 10);
 }

@@ -282,7 +282,7 @@ fn multicast_reaches_all_members_of_the_group() {
     assert_eq!(a.qp.attach_multicast("ff0e::7".parse().unwrap(), 0).unwrap_err().errno, libc::EINVAL);
 }
 
-/// Returns an end whose receive queue uses a channel.
+/// Returns two connected ends, and the channel that the receive completion queue of the second end uses.
 fn listening(ends: &Ends) -> (End, End, SoftChannel) {
     let (mut a, mut b) = ends.unconnected();
     let channel = b.device.create_channel().unwrap();

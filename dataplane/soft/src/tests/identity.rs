@@ -1,4 +1,4 @@
-//! Numbers and keys that repeat, and queue pairs that two threads use.
+//! Tests of numbers and keys that are reused, and of queue pairs that two threads use.
 
 use super::ends::*;
 use super::*;
@@ -11,7 +11,7 @@ fn write_through(from: &mut End, to: u64, window: Rkey) -> WcStatus {
 }
 
 #[test]
-fn numbers_that_repeat_identify_no_domain_and_no_other_queue_pair() {
+fn reused_number_gives_no_access_to_the_memory_of_its_earlier_owner() {
     // A protection domain does not accept the memory of another domain.
     let mut rig = Rig::new(reflecting());
     let number = rig.qp.number();
@@ -35,7 +35,8 @@ fn numbers_that_repeat_identify_no_domain_and_no_other_queue_pair() {
     assert!(![number, second.number(), QpNum(rig.send.number()), QpNum(rig.recv.number())].contains(&third.number()));
     rig.go(QpState::Init);
 
-    // A type 2 window is closed to a later queue pair with the number of the queue pair that bound it.
+    // A type 2 window is bound by one queue pair. A later queue pair that reuses the number of this queue pair cannot
+    // use the window.
     let (mut a, mut b) = Ends::default().connected();
     let mut window = b.pd.alloc_mw(MwKind::Type2).unwrap();
     let mr = b.mr.clone();
@@ -87,7 +88,7 @@ fn key_in_use_is_not_given_to_another_registration_or_window() {
     used.sort_unstable();
     used.dedup();
     assert_eq!(used.len(), all, "{used:x?}");
-    // A key is free again after its registration.
+    // A key is free again after its region was deregistered.
     let free = regions.pop().unwrap().lkey();
     keys.continue_at(free.0);
     assert_eq!(b.pd.register(region(4096), FULL).unwrap().lkey(), free);

@@ -286,7 +286,7 @@ fn interface_with_the_index_of_a_moved_interface_is_used() {
     });
 }
 
-/// Returns a queue pair whose receive queue uses a channel.
+/// Returns a queue pair, and the channel that its receive completion queue uses.
 fn listening(link: LinkSpec) -> (Rig, SoftChannel) {
     let mut rig = Rig::on(device(link, 1500).unwrap(), HostClock::manual(), Plan::default());
     let channel = rig.device.create_channel().unwrap();

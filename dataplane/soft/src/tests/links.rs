@@ -141,7 +141,7 @@ fn generator_stops_after_its_count() {
 }
 
 #[test]
-fn sizes_follow_their_weights_by_run_and_by_cursor() {
+fn frame_sizes_follow_their_weights_in_polls_of_runs_and_cursors() {
     for copy in [false, true] {
         let spec = GeneratorSpec { sizes: vec![(64, 3), (1500, 1)], flows: 2, copy, ..GeneratorSpec::default() };
         let mut rig = Rig::new(generating(spec.clone())).ready();

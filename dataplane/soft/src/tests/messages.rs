@@ -181,7 +181,7 @@ fn read_with_unequal_path_mtu_fails() {
         assert_eq!(statuses(&a.sent()), [BadRespErr], "{of_requester} {of_responder} {length}");
         assert_eq!(a.qp.state(), QpState::Err);
     }
-    // One packet is enough for both ends, so the difference has no effect.
+    // The response fits in one packet of either path MTU, so the difference has no effect.
     let (mut a, mut b) = Ends::default().unconnected();
     (a.attributes.path_mtu, b.attributes.path_mtu) = (3, 1);
     connect(&mut a, &mut b);

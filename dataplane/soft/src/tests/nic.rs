@@ -71,7 +71,7 @@ fn ipv4_source(source: u8) -> FlowTraffic {
 }
 
 #[test]
-fn smallest_priority_decides_and_its_actions_apply() {
+fn matching_rule_with_the_smallest_priority_decides() {
     let rig = rig(&[], RawSpec::default());
     let counters = [(); 2].map(|()| rig.device.create_flow_counters().unwrap());
     let rules = vec![
@@ -146,7 +146,7 @@ fn received_frame_has_a_checksum_verdict_and_its_rss_hash() {
         [(&good, RecvFlags::CHECKSUM_OK | RecvFlags::HASH), (&bad, RecvFlags::HASH), (&arp, RecvFlags::empty())]
     {
         rig.transmit(frame);
-        let [(bytes, info)] = &rig.arrivals()[..] else { panic!("one frame") };
+        let [(bytes, info)] = &rig.arrivals()[..] else { panic!("expected one frame") };
         assert_eq!((bytes, info.flags), (frame, flags));
         let hash = crate::rss::Rss::new(&RssSpec::STANDARD).hash(frame).unwrap_or(0);
         assert_eq!(info.hash, hash);
@@ -181,7 +181,7 @@ fn stripped_tag_is_in_the_receive_information() {
         (plain.clone(), plain.clone(), 0),
     ] {
         rig.transmit(&sent);
-        let [(bytes, info)] = &rig.arrivals()[..] else { panic!("one frame") };
+        let [(bytes, info)] = &rig.arrivals()[..] else { panic!("expected one frame") };
         assert_eq!((bytes, info.vlan), (&received, vlan));
         assert_eq!(info.flags.contains(RecvFlags::VLAN_STRIPPED), vlan != 0);
     }
@@ -255,7 +255,7 @@ fn device_splits_a_tcp_stream_into_segments() {
     assert_eq!(errno(self::rig(&[], RawSpec::default()).post(request(&header, 100))), (0, libc::EINVAL));
 }
 
-/// A paced send completes when the rate limit admits it. The order stays, and nothing sleeps.
+/// A paced send completes when the rate limit admits it. The sends keep their order, and no thread sleeps.
 #[test]
 fn paced_sends_leave_at_the_rate() {
     // 8 Mbit/s is one byte per microsecond.

@@ -143,7 +143,7 @@ fn multicast_datagrams_have_no_destination_path_bits() {
 }
 
 #[test]
-fn infiniband_ports_need_a_fabric_and_have_no_raw_packets() {
+fn infiniband_port_has_no_raw_packets_and_at_most_seven_path_bits() {
     let port = PortSpec { lid: 1, ..PortSpec::default() };
     let device = SoftDevice::new(SoftSpec { port: port.clone(), ..reflecting() }).unwrap();
     assert!(!device.capabilities().has.contains(&Capability::RawPacket));

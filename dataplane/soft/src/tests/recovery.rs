@@ -298,7 +298,7 @@ fn heavy_loss_fails_the_connection() {
         assert!(program.model.sending.is_empty(), "seed {seed}");
         ended += u32::from(program.model.failed);
     }
-    assert!(ended > 10, "{ended} of 50");
+    assert!(ended > 10, "only {ended} of 50 connections failed");
 }
 
 #[test]

@@ -24,7 +24,8 @@ impl Outcome {
         Self { statuses: [requester.to_vec(), responder.to_vec()], states, events: [vec![], vec![]] }
     }
 
-    /// Adds an event of the responder, unless the profile is rxe, which does not raise the event.
+    /// Adds an event of the responder if the profile is `Spec`. A device with the profile `Rxe` does not raise the
+    /// event.
     fn with(mut self, profile: Profile, event: EventKind) -> Self {
         if profile == Spec {
             self.events[1].push(event);
@@ -33,7 +34,7 @@ impl Outcome {
     }
 }
 
-/// Advances time until nothing more can happen, and returns the result.
+/// Polls and advances time until all retries and timeouts are over, and returns the result.
 fn outcome((mut a, mut b): (End, End)) -> Outcome {
     let mut statuses = [vec![], vec![]];
     for _ in 0..10 {
@@ -88,7 +89,7 @@ fn too_small_receive_fails_both_sides() {
 }
 
 #[test]
-fn receive_into_read_only_memory_fails() {
+fn receive_into_invalid_memory_fails() {
     both(|profile| {
         type Invalidate = fn(&End, Sge) -> (Sge, Option<SoftMr>);
         let invalid_cases: [Invalidate; 4] = [
@@ -365,7 +366,7 @@ fn unreliable_connection_reports_no_errors_to_the_sender() {
 #[test]
 fn incomplete_message_returns_its_receive() {
     // Random packets are lost. A message with a missing part is dropped completely, and the next message uses its
-    // receive. Only a receive of a shared queue completes with an error instead, with the standard profile.
+    // receive. With the standard profile, a receive of a shared receive queue completes with an error instead.
     let lossy = |seed| FaultSpec { seed, loss: 0.3, ..FaultSpec::default() };
     both(|profile| {
         for shared in [false, true] {
