@@ -1,4 +1,4 @@
-//! Packet and error counters of a software device, like those of hardware.
+//! Packet and error counters of a software device. Hardware devices have similar counters.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

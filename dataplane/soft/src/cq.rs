@@ -1,5 +1,5 @@
 //! Completion queues. No thread of the software device receives raw packets, so a poll of a completion queue receives
-//! them.
+//! these packets.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -53,8 +53,8 @@ impl Drop for CqShared {
 
 /// The time until an armed queue without a file descriptor raises its event. A packet waits at most this long.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// The time until an armed queue raises its event while the link is down. The queue does not wait for its file
-/// descriptors alone, because they may change when the link comes up.
+/// The time until an armed queue raises its event while the link is down. The queue does not wait only for its file
+/// descriptors, because the descriptors may change when the link comes up.
 const LINK_DOWN_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A completion queue of the software device.

@@ -232,7 +232,7 @@ impl Receiver<'_> {
 }
 
 /// Takes the next frame: a frame that the faults have released or, if there is none, a frame from the wire. Passes the
-/// frame to `deliver` unless a fault drops or holds the frame. Returns `false` if there is no frame.
+/// frame to `deliver` if no fault drops or holds the frame. Returns `false` if there is no frame.
 fn take_with_faults(
     faults: &mut Faults<Vec<u8>>,
     wire: &mut AnyWire,

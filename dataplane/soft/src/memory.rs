@@ -462,7 +462,7 @@ impl Slots {
         unsafe { self.start().add(usize::from(self.layout.headroom())) }
     }
 
-    /// Returns the bytes of a packet that is being sent, or `None` if it does not lie in a slot.
+    /// Returns the bytes of a packet that is being sent, or `None` if the packet does not lie in a slot.
     #[inline]
     pub(super) fn bytes(&self, desc: Desc) -> Option<&[u8]> {
         if !self.layout.admits(desc) {

@@ -60,7 +60,8 @@ impl Shared {
         self.status.raise(kind, element);
     }
 
-    /// Returns a new number for a queue. No other queue of the device and its fabric has this number.
+    /// Returns a new number for a queue. No other queue has this number on this device, or on any device of the same
+    /// fabric.
     pub(super) fn number(&self) -> Number {
         self.numbers.take()
     }

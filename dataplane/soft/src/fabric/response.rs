@@ -306,8 +306,8 @@ impl Qp {
                     self.responder.operations.push_back(psn_after(psn, packets - 1));
                 }
                 self.responder.pending.push_back(PendingResponse::Read { psn, place, at: 0, length });
-                // rxe sends the whole response before it processes the next request. Other devices may process later
-                // requests first, unless the requester sets a fence.
+                // rxe sends the whole response before it processes the next request. If the requester sets no fence,
+                // other devices may process later requests first.
                 while self.is_rxe() && self.answer(ctx) {}
             }
             Err(nak) => self.refuse(psn, nak.into(), ctx),

@@ -39,7 +39,7 @@ pub(crate) trait Link<End>: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns details of the link that its kind does not show, such as the interface and the source of timestamps.
+    /// Returns details that the kind of the link does not show, such as the interface and the source of timestamps.
     fn describe(&self) -> Option<String> {
         None
     }

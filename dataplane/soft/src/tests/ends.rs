@@ -120,7 +120,7 @@ impl Ends {
     }
 }
 
-/// Connects both ends and moves them to RTS.
+/// Connects the ends `a` and `b`, and moves their queue pairs to RTS.
 pub(super) fn connect(a: &mut End, b: &mut End) {
     let (to_a, to_b) = (a.address(), b.address());
     a.connect(to_b);

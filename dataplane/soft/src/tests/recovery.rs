@@ -8,8 +8,8 @@ use super::*;
 
 use WcStatus::{RetryExcErr, Success, WrFlushErr};
 
-// Offsets in the memory of an end: sent messages, the counter of atomics, and memory that RDMA writes use. Receives
-// start at offset 0 of the other end.
+// Offsets in the memory of an end: sent messages, the counter of atomics, and memory that RDMA writes use. In the
+// memory of the receiving end, the buffers of receives start at offset 0.
 const SENT: usize = 0;
 const COUNTER: usize = 1 << 17;
 const WRITTEN: usize = COUNTER + 4096;

@@ -1,5 +1,5 @@
 //! Tests of the error cases of connections and datagrams, in both profiles. Each test checks the completions, the
-//! states and the events of both sides.
+//! states and the events of the requester and of the responder.
 
 use super::ends::*;
 use super::*;

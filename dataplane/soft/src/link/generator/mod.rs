@@ -102,7 +102,7 @@ impl Default for GeneratorSpec {
 /// Minimum size, in cache lines, of the buffer into which sent frames are copied. The copies of the short frames of one
 /// [`Run`] go to consecutive lines.
 const SHORT_OUT: usize = 32;
-/// Maximum total size of all different frames, in bytes.
+/// Maximum total size, in bytes, of the frames that the generator prepares.
 const MOST_BYTES: usize = 64 << 20;
 
 /// The precomputed frames of one round, and the settings that all queues share.
@@ -133,8 +133,8 @@ impl Plan {
         let bytes = sizes.iter().sum::<usize>().saturating_mul(flows);
         if sizes.is_empty() || bytes > MOST_BYTES || spec.rate == Some(0) {
             return Err(Error::Wire(format!(
-                "the generator needs a size with a weight above 0, a rate above 0, and at most {MOST_BYTES} bytes of \
-                 different frames (flows times sizes, here {bytes} bytes)"
+                "the generator needs a size with a weight above 0, a rate above 0, and prepared frames of at most \
+                 {MOST_BYTES} bytes in total (these settings: {bytes} bytes)"
             )));
         }
         // Every flow gets every size. Consecutive frames belong to different flows.

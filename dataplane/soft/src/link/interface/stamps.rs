@@ -31,14 +31,14 @@ pub(in crate::link) fn enable_nic_stamps(interface: &str) -> io::Result<()> {
     if config.rx_filter == ALL { Ok(()) } else { Err(io::ErrorKind::Unsupported.into()) }
 }
 
-/// Logs that the kernel timestamps the frames, because the NIC does not.
+/// Logs that the kernel timestamps the frames, because `error` prevents timestamps of the NIC.
 pub(in crate::link) fn warn_kernel_stamps(interface: &str, error: &io::Error) {
     let remedy = match error.raw_os_error() {
         Some(libc::EPERM) => "give the program CAP_NET_ADMIN",
-        _ => "remove `stamps`, or use an interface for which `ethtool -T` lists hardware receive stamps",
+        _ => "remove `stamps`, or use an interface for which `ethtool -T` lists hardware receive timestamps",
     };
     tracing::warn!(
-        "interface `{interface}`: the NIC does not timestamp frames ({error}), using kernel timestamps; help: {remedy}"
+        "interface `{interface}`: NIC timestamps are not available ({error}), using kernel timestamps; help: {remedy}"
     );
 }
 

@@ -242,8 +242,8 @@ pub(super) fn await_release(region: &Arc<Region>, interface: u32, queue: u32, ti
     let Ok(mut probe) = XdpSocket::new(region, &spec) else { return false };
     match probe.bind(interface, queue, Copying::Copy, false, timeout) {
         Ok(_) => true,
-        // Other errors have other causes, such as an interface that no longer exists. The kernel releases the queues of
-        // an interface before it removes the interface.
+        // An error other than EBUSY does not mean that the queue is in use. For example, the interface may no longer
+        // exist. The kernel releases the queues of an interface before it removes the interface.
         Err(refused) => refused.error.raw_os_error() != Some(libc::EBUSY),
     }
 }

@@ -58,8 +58,8 @@ pub struct Filter {
 
 impl Filter {
     /// Returns the capabilities to load and attach the XDP program of this filter. A program with selectors moves its
-    /// packet pointer by lengths that it reads from the packet. The kernel's verifier accepts this only from a process
-    /// with CAP_PERFMON (capabilities(7)).
+    /// packet pointer by lengths that it reads from the packet. The kernel's verifier accepts such a program only from
+    /// a process with CAP_PERFMON (capabilities(7)).
     pub(super) fn capabilities(&self) -> CapabilitySet {
         let parses = !self.take.is_empty() || !self.except.is_empty();
         let perfmon = if parses { CapabilitySet::PERFMON } else { CapabilitySet::empty() };
