@@ -105,7 +105,8 @@ pub struct Connection {
     /// How the queue pairs find their peers.
     #[serde(flatten)]
     pub rendezvous: RendezvousConfig,
-    /// The attributes of the queue pairs. The device port is the `device_port` of the port.
+    /// The attributes of the queue pairs, except the port of the device. The key `device_port` of `[[port]]` selects
+    /// the port of the device.
     #[serde(flatten)]
     pub parameters: EndpointParameters,
 }

@@ -24,7 +24,7 @@ pub(super) fn nodes(
         port.node = given.or(known);
         let Some(given) = given else { continue };
         let span = loaded.locate(&format!("port[{index}].numa_node"));
-        // The topology has no nodes if the check does not depend on this host, as for a config that is only inspected.
+        // A config that is only inspected is checked with a topology without nodes, so any node is accepted.
         if !topology.nodes().is_empty() && topology.node(given).is_none() {
             let list = Topology::list(topology.nodes().iter().map(|node| CoreId(node.id.0)));
             let mistake = Mistake::error(span, format!("there is no NUMA node {given}"));
@@ -85,8 +85,8 @@ struct CorePlacement<'a, 's> {
 }
 
 impl CorePlacement<'_, '_> {
-    /// Returns the path of the key that places a worker. If the config names the cores, returns the path of the
-    /// worker's core.
+    /// Returns the path of the config value that decides on which core a worker runs: the worker's entry in the array
+    /// of cores, or otherwise the key `workers`.
     fn path(&self, worker: usize) -> String {
         match self.workers {
             Workers::Cores(_) => format!("runtime.workers[{worker}]"),

@@ -84,7 +84,7 @@ pub struct Diagnostics {
     mistakes: Vec<Mistake>,
     /// The spans of tables with unreadable parts. A key that seems to be missing may be in such a part.
     damaged: Vec<Span>,
-    /// The spans of misspelt keys, with the names under which they were read.
+    /// The spans of misspelt keys, each with the correct name of the key. The key was read under this name.
     renamed: HashMap<Span, String>,
 }
 

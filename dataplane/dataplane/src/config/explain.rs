@@ -123,7 +123,7 @@ fn is_number(wanted: &str) -> bool {
     matches!(wanted.as_bytes(), [b'u' | b'i' | b'f', b'0'..=b'9' | b's', ..]) || wanted.contains("number")
 }
 
-/// Returns the plain name of a Rust or serde type.
+/// Returns plain words for a type or a value in an error of serde, such as `u8` or ``integer `-1` ``.
 fn plain(text: &str) -> String {
     let range = |max: u64| format!("a whole number from 0 to {max}");
     match text {

@@ -30,9 +30,9 @@ impl<'s> Expected<'s> {
     }
 }
 
-/// Reports and removes the unknown keys of a table. If an unknown key is similar to a known key, its value becomes the
-/// value of the known key. If the known key already has a table or an array, the new value is merged into this table or
-/// array.
+/// Reports and removes the unknown keys of a table. If an unknown key is similar to a known key, the value of the
+/// unknown key becomes the value of the known key. If the known key already has a table or an array, this function
+/// merges the value of the unknown key into that table or array.
 pub(super) fn remove_unknown(
     table: &mut DeTable<'_>,
     known: &[&str],
@@ -159,8 +159,9 @@ impl KeyCheck<'_> {
         }
     }
 
-    /// If the schema requires a table, reports any other value and returns `false`. Serde alone is not enough: it
-    /// accepts an array in place of a table, and its error for a missing table with a kind is unclear.
+    /// If the schema requires a table, reports any other value and returns `false`. Serde alone is not enough. Serde
+    /// accepts an array instead of a table. If a table must have a key with its kind, the error of serde for another
+    /// value is unclear.
     fn not_a_table(&mut self, span: &Span, found: &DeValue<'_>, schema: &Value) -> bool {
         let is_table = |schema: &&Value| schema.get("properties").is_some();
         let Some(first) = alternatives(schema).find(is_table) else { return true };
@@ -214,7 +215,7 @@ impl KeyCheck<'_> {
         true
     }
 
-    /// Returns the schema for the kind of a table. The key `tag` of the table names the kind.
+    /// Returns the schema for the kind of a table. `tag` is the name of the key whose value is the kind.
     fn tagged<'s>(&mut self, span: &Span, table: &DeTable<'_>, tag: &str, tables: &[&'s Value]) -> Option<&'s Value> {
         let kinds: Vec<&str> = tables.iter().filter_map(|schema| Some(constant(schema)?.1)).collect();
         let mistake = match table.get(tag) {

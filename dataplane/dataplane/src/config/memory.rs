@@ -12,7 +12,7 @@ use dataplane_soft::config::{Buffers, MAX_HEADER};
 const GRH: u32 = 40;
 /// The length of a frame check sequence, in bytes.
 const FCS: u32 = 4;
-/// The minimum space of a buffer without its headroom: one minimum-size frame, in bytes.
+/// The minimum space that a buffer must have after its headroom: one minimum-size frame, in bytes.
 const LEAST_ROOM: u32 = 64;
 
 /// Checks the size and number of buffers. Returns the number of buffers of each worker, and the layout of a buffer.

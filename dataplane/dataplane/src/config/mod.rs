@@ -8,7 +8,7 @@
 //!
 //! All mistakes of a config are reported at once. Each step adds its mistakes and their positions to [`Diagnostics`],
 //! and continues after a mistake. Each kind of stage defines its own parameters. [`Loaded::read_stage`] deserializes
-//! these parameters into the type of the stage, and reports mistakes in the same way.
+//! these parameters into the type of the stage, and adds mistakes in the parameters to [`Diagnostics`].
 //!
 //! ```
 //! use dataplane::config::{self, Diagnostics, Source};

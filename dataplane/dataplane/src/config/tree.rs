@@ -101,7 +101,8 @@ pub(super) fn remove(root: &mut DeValue<'_>, path: &[PathStep]) -> bool {
     }
 }
 
-/// Renames the keys that have these spans. A key of the same table with the new name is replaced.
+/// Renames the keys that have these spans. If the table already has a key with the new name, the renamed key replaces
+/// that key.
 pub(super) fn rename(value: &mut DeValue<'_>, names: &HashMap<Span, String>) {
     match value {
         DeValue::Table(table) => {

@@ -8,8 +8,8 @@ use dataplane_core::lane::Stamping;
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::{Capability, Device};
 
-/// The clocks of a device that timestamp packets: the counter, the wall clock, or both. A counter that is itself the
-/// system clock needs no synchronization, so the follower leaves it out.
+/// Synchronizes the clocks of a device that timestamp packets: the counter, the wall clock, or both. Skips a counter
+/// that is itself the system clock, because this counter needs no synchronization.
 pub(crate) struct ClockFollower {
     host: HostClock,
     clocks: Vec<FollowedClock>,

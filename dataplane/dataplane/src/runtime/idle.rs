@@ -1,4 +1,5 @@
-//! The behaviour of a worker when there is nothing to receive.
+//! The behaviour of a worker when there is nothing to receive. A lane is one worker's queue pair and completion queues
+//! on one port.
 
 use std::array;
 use std::time::Duration;
@@ -36,7 +37,8 @@ impl IdlePolicy {
     /// The longest sleep while packets are being sent, or are held in a stage. Neither a completed send nor a due
     /// packet in a stage wakes the worker.
     const MAX_SLEEP_BUSY: Duration = Duration::from_millis(1);
-    /// The maximum number of lanes that can wake a worker.
+    /// The maximum number of receiving lanes of a worker that sleeps until a lane wakes it. With more receiving lanes,
+    /// the worker sleeps for [`Self::TIMED_SLEEP`] instead.
     const MAX_WAKERS: usize = 16;
 
     /// Applies the policy after an iteration. `inputs` are the indices of the lanes that receive packets. Returns

@@ -81,7 +81,7 @@ mod tests {
         let mut files = vec![group];
         files.extend(v1_files.iter().map(|(name, text)| (name.as_str(), *text)));
         assert_eq!(available(&files), Some(1536));
-        // In a container, the folder of version 2 is mounted in the place of the group.
+        // In a container, the mount point of version 2 is the folder of the container's group.
         let v2 = [
             ("proc/self/cgroup", "0::/host/pod\n"),
             ("sys/fs/cgroup/memory.max", "1073741824\n"),

@@ -1,4 +1,5 @@
-//! Combines the outcomes of the workers into one report.
+//! Combines the outcomes of the workers into one report. A lane is one worker's queue pair and completion queues on one
+//! port.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +26,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Converts the counters of a worker to its part of the report, which has a name for every counter.
+    /// Converts the counters of a worker to the worker's part of the report, in which every counter has a name.
     pub(crate) fn new(info: &WorkerInfo, counters: &Counters) -> Self {
         let stages: Vec<StageReport> = info.stages_info.iter().zip(&counters.nodes).map(stage_report).collect();
         let named: Vec<(&str, &LaneCounters)> = info.ports.iter().map(String::as_str).zip(&counters.lanes).collect();
@@ -55,7 +56,7 @@ impl Outcome {
     }
 }
 
-/// Converts the counters of a stage to its report, which has a name for every output and drop reason.
+/// Converts the counters of a stage to the report of the stage, in which every output and drop reason has a name.
 fn stage_report((stage, counters): (&ReportedStage, &NodeCounters)) -> StageReport {
     let mut report = StageReport {
         name: stage.name.clone(),

@@ -2,9 +2,13 @@
 //! two loop iterations, so that the ledger balances.
 //!
 //! The requester passes an empty sample to the worker, and the worker returns the filled sample. The worker allocates
-//! no memory for an answer. The worker checks for a request once in 256 iterations, and after each sleep. For an
-//! answer, the worker swaps its histograms with the empty histograms of the sample, and then writes to the swapped
-//! histograms. The worker's thread therefore allocates the samples, so that their memory is on the worker's NUMA node.
+//! no memory for an answer. The worker checks for a request once in 256 iterations, and after each sleep.
+//!
+//! To fill the histograms of a sample, the worker exchanges its own histograms for the empty histograms of the sample.
+//! After the exchange, the worker records into the histograms that came with the sample. The memory of a sample must
+//! therefore be on the worker's NUMA node, so the worker's thread allocates the samples.
+//!
+//! A lane is one worker's queue pair and completion queues on one port.
 
 use std::collections::BTreeMap;
 

@@ -25,8 +25,8 @@ impl Snapshot {
         Self { report, times, timebase }
     }
 
-    /// Returns the statistics since the start of the run, in the form of the final report. `held` also counts packets
-    /// in processing. Counters that a stage defines are only in the final report.
+    /// Returns the statistics since the start of the run, in the form of the final report. `held` of the ledger also
+    /// counts packets that wait for a send completion. Counters that a stage defines are only in the final report.
     pub fn report(&self) -> &Report {
         &self.report
     }
@@ -84,7 +84,11 @@ impl Sampler {
         self.since = None;
         let late = |(number, worker): (usize, &SampledWorker)| {
             let is_late = worker.empty.is_none() && !worker.request.is_over();
-            is_late.then(|| format!("worker {number} does not answer, so the numbers of its last answer are shown"))
+            let shown = match worker.counters {
+                Some(_) => "its statistics are from its last answer",
+                None => "it has no statistics yet",
+            };
+            is_late.then(|| format!("worker {number} does not answer, so {shown}"))
         };
         let late = self.workers.iter().enumerate().filter_map(late).collect();
         Some((self.workers.iter().map(SampledWorker::outcome).collect(), late))

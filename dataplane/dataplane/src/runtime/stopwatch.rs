@@ -25,10 +25,11 @@ pub(crate) struct Stopwatch {
     clock: HostClock,
     /// The duration of one clock read, in ticks.
     read: u64,
-    /// The index of the current part, its start time in ticks, and the ticks and packets of each part in this
-    /// iteration.
+    /// The index of the current part.
     open: usize,
+    /// When time was last added to a part, in ticks.
     since: u64,
+    /// The ticks and the packets of each part in this iteration.
     laps: Box<[(u64, u64)]>,
     costs: Costs,
 }
@@ -42,7 +43,7 @@ impl Stopwatch {
         Self { clock: clock.clone(), read, open: 0, since: 0, laps, costs }
     }
 
-    /// Returns the names of the parts, in the order of their indices.
+    /// Returns the names of the parts, in the order of their indices. The last name, `all`, is for the whole iteration.
     pub(crate) fn parts<'a>(stages: impl Iterator<Item = &'a str>) -> impl Iterator<Item = &'a str> {
         BEFORE_STAGES.into_iter().chain(stages).chain(AFTER_STAGES).chain(["all"])
     }

@@ -168,7 +168,7 @@ impl OpenTrace {
 struct TraceObserver<'a> {
     stages: &'a [Labels],
     ports: &'a [PortInfo],
-    /// The index of the trace of the packet in each slot.
+    /// For each slot with a known packet, the index in `open` of the packet's trace.
     known: BTreeMap<u32, usize>,
     /// The packets whose slots are not known yet. Each entry has the next stage of the packet and the index of its
     /// trace. The slot becomes known when the packet arrives at that stage. Packets to the same stage arrive in the
@@ -192,7 +192,7 @@ impl TraceObserver<'_> {
         self.stages[node].outputs.get(output).map_or("undeclared", String::as_str).to_owned()
     }
 
-    /// Returns the end of the path of a packet that leaves the stage `node` for `target`. Returns `None` if `target` is
+    /// Returns how a path ends when the packet leaves the stage `node` for `target`. Returns `None` if `target` is
     /// another stage.
     fn end(&self, node: usize, target: Target, reason: &str) -> Option<End> {
         match target {

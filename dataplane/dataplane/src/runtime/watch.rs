@@ -1,8 +1,9 @@
 //! The thread that handles asynchronous events of a device and follows its clocks. Each device has one such thread.
 //!
-//! The thread takes and acknowledges every event at once. An event of a queue becomes an alarm for the lane of the
-//! queue. An event for the operator becomes a log line. If equal events repeat, only the first three are logged, and
-//! then the 4th, 8th, 16th and so on.
+//! The thread takes and acknowledges every event at once. For an event of a port of the device, the thread calls the
+//! functions that are registered for this port. Any other event becomes an alarm, which the lanes of the device check.
+//! A lane is one worker's queue pair and completion queues on one port. The thread also logs every event. If equal
+//! events repeat, the thread logs only the first three, and then the 4th, 8th, 16th and so on.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -136,8 +137,8 @@ impl Watch {
         self.shared.failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Registers a function that the thread calls at every event of a port of the device. If the function panics, the
-    /// thread reports the panic, and calls the function again at the next event.
+    /// Registers a function that the thread calls at every event of the port `port` of the device. If the function
+    /// panics, the thread reports the panic, and calls the function again at the next event.
     pub(crate) fn on_port(&self, port: u8, act: impl FnMut(EventKind) + Send + 'static) {
         self.shared.ports().push((port, Box::new(act)));
     }

@@ -16,7 +16,7 @@ use dataplane_core::error::shorten;
 use dataplane_core::verbs::Capability;
 use dataplane_soft::config::{HOST, LinkConfig, PortLimits, SOFT, kinds};
 
-/// Checks the ports, and returns them with all names resolved. The entry is `None` for a port that could not be read.
+/// Checks the ports. Returns the plan of each port, or `None` for a port that could not be read.
 pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<Option<PortPlan>> {
     let mut checker = PortChecker { loaded, diagnostics, names: HashMap::new() };
     if loaded.ports.is_empty() && !loaded.damaged {
