@@ -12,28 +12,28 @@ use dataplane_core::pipeline::{Registry, StageKind, summary};
 
 const HEAD: &str = r##"# Config reference
 
-All keys of a config file. Each page has the keys of one section or stage, and examples. Together, the examples of a page
-set every key of the page. An example leaves out the parts that other pages describe, such as the ports of a pipeline. The
-command `dataplane reference` generates these pages.
+Look up a key of a config file. Each page describes the keys of one section or stage. Together, the examples of a page set
+every key of the page. The examples leave out the sections that other pages describe, such as the ports. The command
+`dataplane reference` generates these pages.
 
 A config is one TOML file. Unknown keys are errors. `dataplane check` reports all mistakes at once, each with its line and
-a suggested fix. Checks that depend on a broken value run after you fix the value. For example, `dataplane check` compares a
-stage with the stages before it only if all parameters are valid.
+a suggested fix. Checks that depend on a broken value run after you fix the value. For example, `dataplane check` checks the
+order of the stages only if the parameters of all stages are valid.
 
 A duration is a text with a unit: `"5s"`, `"250us"`, `"1h30m"`. A size is a number of bytes or a text with a unit: `9000`,
 `"9k"`, `"2MiB"`, where `k`, `M` and `G` are powers of 1,000, and `Ki`, `Mi` and `Gi` are powers of 1,024. A packet rate is a
 number of packets per second or a text with a unit: `1000`, `"500kpps"`, `"1Mpps"`.
 
-Editors with a TOML language server (Taplo, Even Better TOML) complete keys and underline mistakes if the first line of a
-config names its schema:
+If the first line of a config names its schema, editors with a TOML language server (Taplo, Even Better TOML) complete keys
+and underline mistakes:
 
 ```toml
 #:schema ../docs/config.schema.json
 ```
 
-`docs/config.schema.json` has all built-in stages. For an app with its own stages, the command `schema` of the app prints
-the schema, for example `mark-dns schema > config.schema.json`. This schema also describes the parameters of the stages that
-the app adds with `described_stage`.
+`docs/config.schema.json` describes all built-in stages. For an app with its own stages, the command `schema` of the app
+prints the schema, for example `mark-dns schema > config.schema.json`. This schema also describes the parameters of the
+stages that the app adds with `described_stage`.
 "##;
 
 /// The guides of sections: the page of the section, and the file and title of the guide.

@@ -14,7 +14,8 @@ use dataplane_core::error::Result;
 use dataplane_core::pipeline::parameter_schema;
 use dataplane_core::units::within;
 
-/// A kernel interface through AF_PACKET. The kernel keeps the interface, so its network stack receives the same frames.
+/// A kernel interface through AF_PACKET. The kernel keeps the interface, so the network stack of the host receives the
+/// same frames.
 ///
 /// ```toml
 /// [[port]]
@@ -35,15 +36,15 @@ use dataplane_core::units::within;
 pub struct PacketConfig {
     /// The name of the interface.
     pub interface: String,
-    /// The size of the receive ring of each queue, in frames. Must be a power of two.
+    /// The size of the receive ring of each worker, in frames. Must be a power of two.
     #[serde(default = "ring", deserialize_with = "within::<_, u32, 64, 65536>")]
     #[schemars(range(min = 64, max = 65536))]
     pub ring: u32,
     /// Whether the interface receives frames to any MAC address, not only to its own MAC address.
     #[serde(default = "yes")]
     pub promiscuous: bool,
-    /// Whether sent frames go directly to the driver. They then bypass the queueing discipline of the interface, and
-    /// `tcpdump` does not see them.
+    /// Whether sent frames go directly to the driver. If `true`, sent frames bypass the queueing discipline of the
+    /// interface, and `tcpdump` does not see sent frames.
     #[serde(default = "yes")]
     pub qdisc_bypass: bool,
     /// Whether the port also receives the frames that the host sends on the interface. Use this key to monitor all

@@ -35,9 +35,9 @@ use dataplane_core::units::{Bytes, bytes_within};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PcapConfig {
-    /// The capture file whose packets the port receives, in pcap or pcapng format: a regular file of at most 64 GiB,
-    /// which is loaded into memory. Relative paths start from the folder of the config. Default: the port receives
-    /// nothing.
+    /// The capture file whose packets the port receives: a regular file of at most 64 GiB, in pcap or pcapng format.
+    /// The program loads the file into memory. Relative paths start from the folder of the config. Default: the port
+    /// receives nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<PathBuf>,
     /// The capture file for sent packets: a regular file, or a character device such as `/dev/null`. The program
@@ -49,12 +49,13 @@ pub struct PcapConfig {
     /// even if it existed before. Default: a new file has mode 0600, so only the user of the program can read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// How often the port receives `input`: `false` for once, `true` until the run ends, or a number of times.
+    /// How often the port receives the packets of `input`: once (`false`), a number of times, or until the run ends
+    /// (`true`).
     #[serde(rename = "loop")]
     #[schemars(schema_with = "repeat_schema")]
     pub repeat: Repeat,
-    /// The timing of the packets: `"fast"` as fast as the worker receives them, `"file"` according to the timestamps in
-    /// the file.
+    /// When the port receives the packets: `"fast"` as fast as the worker polls, `"file"` with the time intervals
+    /// between the timestamps in the file.
     pub pace: Pace,
     /// The maximum number of bytes of a packet that are written to `output`. The original length is always written.
     #[serde(deserialize_with = "bytes_within::<_, u32, 1, 262144>")]

@@ -14,7 +14,8 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::parameter_schema;
 use dataplane_core::units::{Bytes, bytes_within_some};
 
-/// A TAP interface, with the host at the other end. If the interface does not exist, the program creates it.
+/// A TAP interface, which is the host's end of the link. The host receives the frames that the port sends, and the port
+/// receives the frames that the host sends. If the interface does not exist, the program creates the interface.
 ///
 /// ```toml
 /// [[port]]

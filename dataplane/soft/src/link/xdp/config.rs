@@ -38,7 +38,8 @@ use dataplane_core::pipeline::parameter_schema;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct XdpConfig {
-    /// The name of the interface. The first worker uses the first receive queue of the interface, and so on.
+    /// The name of the interface. Worker 0 uses receive queue 0 of the interface, worker 1 uses receive queue 1, and so
+    /// on.
     pub interface: String,
     /// Where the XDP program runs: `"native"` in the driver, `"generic"` in the kernel, `"auto"` in the driver if
     /// possible.
