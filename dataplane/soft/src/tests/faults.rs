@@ -79,7 +79,7 @@ fn each_fault_has_its_effect() {
     let mut sorted = numbers(&mixed);
     assert!(!sorted.is_sorted() || faults == 0);
     sorted.sort();
-    assert_eq!(sorted, (0..100).collect::<Vec<_>>(), "out of order, and none lost");
+    assert_eq!(sorted, (0..100).collect::<Vec<_>>(), "reordering loses and duplicates no frame");
     let (spoilt, faults) = half(|spec| spec.corrupt = 0.5);
     let changed = spoilt.iter().enumerate().filter(|(i, frame)| **frame != [*i as u8; 60]).count();
     assert!(changed == faults && faults > 20);

@@ -158,7 +158,7 @@ fn frames_arrive_unchanged() {
 }
 
 #[test]
-fn frames_longer_than_the_ring_slot_are_received() {
+fn frames_longer_than_a_ring_entry_are_received() {
     in_namespace(|| {
         veth(1, 9000);
         let (mut a, mut b) = (packet("va"), rig(LinkSpec::Packet(PacketSpec::new("vb")), 500));

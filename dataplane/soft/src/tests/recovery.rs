@@ -202,7 +202,7 @@ impl Program {
             // Messages arrive at most once and in order. On unreliable connections, some messages may never arrive.
             let at = self.b.get(wr_id as usize % 16 * ROOM as usize, ROOM as usize);
             loop {
-                prop_assert!(!model.expected.is_empty(), "nothing was sent");
+                prop_assert!(!model.expected.is_empty(), "a receive completes, but no outstanding send uses a receive");
                 let fits = match model.expected.remove(0) {
                     Expected::Message(number, length) => {
                         completion.opcode() == Some(WcOpcode::Recv)
@@ -259,7 +259,7 @@ proptest! {
         program.finish()?;
         let model = &program.model;
         prop_assert!(model.sending.is_empty() && model.expected.is_empty(), "{:?} {:?}", model.sending, model.expected);
-        prop_assert_eq!(program.b.get(COUNTER, 8), model.adds.to_ne_bytes().to_vec(), "each add once");
+        prop_assert_eq!(program.b.get(COUNTER, 8), model.adds.to_ne_bytes().to_vec(), "each posted add takes effect once");
     }
 
     /// Every request completes exactly once or is discarded by RESET, despite all faults and errors.

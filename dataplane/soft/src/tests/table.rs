@@ -309,7 +309,7 @@ fn invalidation_of_a_wrong_key_fails() {
 }
 
 #[test]
-fn unsupported_operation_of_the_type_fails() {
+fn operation_that_the_queue_pair_type_does_not_support_fails() {
     both(|profile| {
         let state = by(profile, Sqe, Err);
         let expected = || Outcome::new(&[LocQpOpErr], &[], [state, Rts]);

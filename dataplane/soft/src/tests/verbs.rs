@@ -34,7 +34,7 @@ fn timestamps_contain_only_the_bits_of_the_mask() {
 fn each_state_allows_the_right_operations() {
     let mut rig = Rig::new(reflecting());
     let desc = rig.put(1, &frame(1, 60));
-    assert_eq!(errno(rig.post_recv_run(&[5])), (0, libc::EINVAL), "RESET");
+    assert_eq!(errno(rig.post_recv_run(&[5])), (0, libc::EINVAL), "RESET refuses receives");
     for state in [QpState::Reset, QpState::Init, QpState::Rtr] {
         if state != QpState::Reset {
             rig.go(state);
@@ -56,7 +56,7 @@ fn refused_transition_changes_nothing() {
     let (attributes, mask) = QpAttributes::rtr();
     assert_eq!(rig.qp.modify(&attributes, mask), Err(VerbError::new("ibv_modify_qp", libc::EINVAL)));
     let (mut attributes, mask) = QpAttributes::init(QpType::RawPacket, 2, 0);
-    assert!(rig.qp.modify(&attributes, mask).is_err(), "port 2");
+    assert!(rig.qp.modify(&attributes, mask).is_err(), "the device has no port 2");
     attributes.port = 1;
     assert!(rig.qp.modify(&attributes, mask | AttributeMask::QKEY).is_err());
     assert_eq!(rig.qp.state(), QpState::Reset);

@@ -307,7 +307,7 @@ mod tests {
         if sum == 0 { 0xffff } else { sum }
     }
 
-    /// Checks the TCP or UDP checksum, and the IPv4 header checksum of TCP, with another implementation.
+    /// Checks the TCP or UDP checksum with the crate `etherparse`, and for TCP over IPv4 also the IPv4 header checksum.
     fn is_right(frame: &[u8]) -> bool {
         let packet = PacketHeaders::from_ethernet_slice(frame).unwrap();
         let payload = packet.payload.slice();
