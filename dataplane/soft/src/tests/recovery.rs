@@ -259,7 +259,7 @@ proptest! {
         program.finish()?;
         let model = &program.model;
         prop_assert!(model.sending.is_empty() && model.expected.is_empty(), "{:?} {:?}", model.sending, model.expected);
-        prop_assert_eq!(program.b.get(COUNTER, 8), model.adds.to_ne_bytes().to_vec(), "each posted add takes effect once");
+        prop_assert_eq!(program.b.get(COUNTER, 8), model.adds.to_ne_bytes().to_vec(), "each add takes effect once");
     }
 
     /// Every request completes exactly once or is discarded by RESET, despite all faults and errors.
