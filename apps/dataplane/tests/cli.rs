@@ -830,7 +830,8 @@ fn too_little_memory_for_a_table_is_status_1_with_a_remedy() {
     assert!(err.contains("stage `route`") && err.contains("cannot allocate") && err.contains("help: raise"), "{err}");
 }
 
-/// The program opens few files, so a run needs fewer than 40 file descriptors. With 3, the loader cannot open libraries.
+/// The program opens few files, so a run needs fewer than 40 file descriptors. With a limit of 3, the loader cannot
+/// open libraries.
 #[test]
 fn too_few_file_descriptors_are_no_mistake_in_the_config() {
     let folder = folder_with_config();

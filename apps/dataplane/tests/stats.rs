@@ -205,7 +205,8 @@ fn traffic_passes_with_few_privileges_and_a_full_standard_error() {
     command.stdout(Stdio::piped()).stderr(writer.try_clone().unwrap());
     let running = folder.start(&mut command, None);
     drop(command);
-    // A second open of the pipe, so that only this end does not block.
+    // Opens the pipe again. `O_NONBLOCK` then applies only to this descriptor, not to the standard error of the
+    // program.
     let path = format!("/proc/self/fd/{}", writer.as_raw_fd());
     let mut pipe = File::options().write(true).custom_flags(O_NONBLOCK).open(path).unwrap();
     for size in [4096, 1] {
@@ -213,7 +214,7 @@ fn traffic_passes_with_few_privileges_and_a_full_standard_error() {
     }
     for _ in 0..3 {
         running.program.signal("-HUP");
-        // The program answers while it has messages to print.
+        // The program answers requests although it cannot print its messages.
         let before = running.ask().unwrap();
         let rx = |stats: &Value| number(&stats["packets"]["rx"]);
         wait_until("packets pass", || rx(&running.ask().unwrap()) > rx(&before));
@@ -312,11 +313,13 @@ fn only_the_socket_of_a_killed_program_is_replaced() {
     assert!(first.socket.exists());
     let (status, _, err) = folder.dataplane("stats --socket @/edge.sock");
     assert_eq!((status, err.contains("no program listens on this socket")), (1, true), "{err}");
-    // A second program does not take over the socket of a running program. A lock on the folder has no effect.
+    // A second program replaces the socket of the killed program, even while another process holds a lock on the
+    // folder.
     let common = File::open(folder.0.path()).unwrap();
     common.lock().unwrap();
     let second = folder.run(settings, Some("edge.sock"));
     assert_eq!(fs::symlink_metadata(folder.path("edge.sock.lock")).unwrap().permissions().mode() & 0o777, 0o600);
+    // A further program does not replace the socket of the running program.
     let (status, _, err) = folder.dataplane(&format!("run @/x.toml --packets 1{settings}"));
     assert_eq!((status, err.contains("another program listens on")), (1, true), "{err}");
     assert!(err.contains("help: stop that program, or set another path in `runtime.control`"), "{err}");

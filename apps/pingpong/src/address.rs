@@ -132,8 +132,8 @@ mod tests {
             prop_assert_eq!(Address::from_wire(&address.to_wire()), Ok(address));
         }
 
-        /// An accepted address equals the bytes that it was parsed from, so only one byte sequence is accepted for each
-        /// address.
+        /// If bytes are accepted as an address, the address in wire format equals the bytes. Each address therefore has
+        /// only one accepted byte sequence.
         #[test]
         fn accepted_bytes_round_trip(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             if let Ok(address) = Address::from_wire(&bytes) {

@@ -30,7 +30,7 @@ pub(crate) struct Label {
 }
 
 impl Label {
-    /// Builds a message with this label. The message has at least [`MIN_LENGTH`] bytes.
+    /// Writes a message with this label to `message`, which must have at least [`MIN_LENGTH`] bytes.
     pub(crate) fn write(&self, message: &mut [u8]) {
         let length = message.len() as u32;
         let (head, filler) = message.split_at_mut(MIN_LENGTH);

@@ -234,7 +234,7 @@ impl<D: Device> ConnectedQueuePair<D> {
     }
 
     /// Converts an address of the peer to an endpoint. The address exchange does not send all values of an endpoint.
-    /// The missing values are the same on both sides.
+    /// For each missing value, this side assumes that the peer has the value of this side.
     fn endpoint(&self, address: Address) -> QueuePairEndpoint {
         let local = self.connector.local();
         let parameters = self.connector.parameters();
@@ -277,25 +277,27 @@ fn stride(plan: &Plan) -> usize {
 
 fn check_sizes<D: Device>(device: &D, plan: &Plan, max_message: u32) -> Result<()> {
     let caps = device.capabilities();
-    let (receives, of) = match plan.kind {
-        Type::Srq => (caps.max_srq_wr, "of a shared queue"),
-        _ => (caps.max_qp_wr, "of a queue pair"),
+    let Plan { size, rx_depth, window, queue_pairs, .. } = *plan;
+    let (receives, receiver) = match plan.kind {
+        Type::Srq => (caps.max_srq_wr, "a shared receive queue"),
+        _ => (caps.max_qp_wr, "a queue pair"),
     };
     let sizes = [
-        ("--size", plan.size, max_message, "bytes of a message"),
-        ("--rx-depth", plan.rx_depth, receives, of),
-        ("--window", plan.window, caps.max_qp_wr, "of a queue pair"),
+        (format!("--size {size}"), size, max_message, "a message", "bytes"),
+        (format!("--rx-depth {rx_depth}"), rx_depth, receives, receiver, "receive requests"),
+        (format!("--window {window}"), window, caps.max_qp_wr, "a queue pair", "send requests"),
         (
-            "--rx-depth and --window",
-            plan.rx_depth.saturating_add(plan.window * plan.queue_pairs),
+            format!("--rx-depth {rx_depth} and --window {window}"),
+            rx_depth.saturating_add(window * queue_pairs),
             caps.max_cqe,
-            "of a completion queue",
+            "a completion queue",
+            "entries",
         ),
     ];
-    match sizes.into_iter().find(|(_, wanted, most, _)| wanted > most) {
+    match sizes.into_iter().find(|(_, wanted, most, ..)| wanted > most) {
         None => Ok(()),
-        Some((option, wanted, most, what)) => {
-            Err(format!("{option} {wanted}: {} has at most {most} {what}", device.name()).into())
+        Some((option, _, most, object, unit)) => {
+            Err(format!("{option}: {object} of {} has at most {most} {unit}", device.name()).into())
         }
     }
 }

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn both_sides_receive_the_addresses_of_the_other() {
+    fn each_side_receives_the_addresses_of_its_peer() {
         for count in [1, 256] {
             let (listener, address) = listener();
             let own = addresses(count);

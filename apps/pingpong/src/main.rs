@@ -134,7 +134,7 @@ fn run_server<D: Device>(device: &D, plan: &Plan, listener: &Listener, until: In
         match exchange_as_server(&mut end, connection, until.min(Instant::now() + STEP_TIMEOUT)) {
             Ok(peer) => break peer,
             Err(why) => {
-                let why = format!("{from} is not the peer: {why}");
+                let why = format!("the address exchange with {from} failed: {why}");
                 log(&why);
                 last = Some(why);
                 end.disconnect()?;

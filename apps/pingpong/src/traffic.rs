@@ -245,13 +245,14 @@ impl<D: Device> Traffic<'_, D> {
         let Self { completed, received, plan, .. } = self;
         let mut text =
             format!("deadline reached: {completed} of {} messages sent, {received} received.", plan.iterations);
+        text += " The run may need a longer --deadline, or ";
         text += match plan.kind.kind() {
             dataplane::verbs::QpType::Rc => {
-                " The peer may have ended, because the device retries indefinitely (retry count 7)"
+                "the peer may have ended: with retry count 7, a device may retry indefinitely and report no error"
             }
-            _ => " A message may be lost, because this transport does not retransmit",
+            _ => "a message may be lost: this transport does not retransmit",
         };
-        text + ", or the run needs a longer --deadline"
+        text
     }
 
     fn into_outcome(self, elapsed: Duration, ended: Result<()>) -> Outcome {

@@ -101,8 +101,10 @@ fn unsupported_device_parameters_are_reported() {
         assert_eq!(status, 1, "{stderr}");
         stderr
     };
-    assert!(cannot(&["--type", "ud", "--size", "1025"]).contains("--size 1025: soft0 has at most 1024 bytes"));
-    assert!(cannot(&["--rx-depth", "1000000"]).contains("--rx-depth 1000000: soft0 has at most"));
+    assert!(
+        cannot(&["--type", "ud", "--size", "1025"]).contains("--size 1025: a message of soft0 has at most 1024 bytes")
+    );
+    assert!(cannot(&["--rx-depth", "1000000"]).contains("--rx-depth 1000000: a queue pair of soft0 has at most"));
     assert!(cannot(&["--mtu", "4096"]).contains("`path_mtu` = 4096"));
     assert!(cannot(&["--gid-index", "9"]).contains("`gid_index` = 9"));
     assert!(cannot(&["--gid", "2001:db8::1"]).contains("2001:db8::1"));
