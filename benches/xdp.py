@@ -193,7 +193,7 @@ class Source(threading.Thread):
             enter(self.namespace)
             # Pin only this thread.
             os.sched_setaffinity(threading.get_native_id(), {self.core})
-            # The kernel reuses the frames without restoring their content, and kernel forwarding changes the headers.
+            # The kernel reuses the frames without restoring their content. Kernel forwarding changes the headers, so write them again.
             program = redirect(self.index, self.frame[:HEADER_BYTES])
             frame = ctypes.create_string_buffer(self.frame, len(self.frame))
             layout = "<IIIIQQIIIIQQIII"

@@ -48,8 +48,8 @@ class Cores:
     effect. The number of additions per cycle shows such interference. The program core.c measures this number."""
 
     def __init__(self, cores, patience):
-        """`patience`: the time in seconds that a case may spend on waiting and repeated measurements. After that time, a disturbed
-        measurement is accepted."""
+        """`patience`: the time in seconds that one comparison (`Case`) may wait for undisturbed cores and repeat measurements. After that
+        time, a disturbed measurement is accepted."""
         source = Path(__file__).with_name("core.c")
         self.patience, self.left = patience, 0
         self.maximum = dict.fromkeys(cores, 0)

@@ -119,7 +119,7 @@ class Example:
 
 
 class Examples:
-    """`build`: the directory of a build of the source package."""
+    """The cases with example programs. `build` is the directory of a build of DPDK's source package."""
 
     def __init__(self, program, build, main_core, core):
         self.program, self.folder, self.main_core, self.core = program, build / "examples", main_core, core

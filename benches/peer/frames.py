@@ -57,7 +57,8 @@ def unchanged(frame):
     return frame
 
 
-# For each forwarding mode: the change of the capture's frame before the input, and the expected change by the output.
+# For each forwarding mode: the function from a frame of the capture to the input frame, and the function from the same frame of the
+# capture to the expected output frame.
 MODES = {"io": (unchanged, unchanged), "macswap": (unchanged, swapped), "csum": (with_wrong_sums, unchanged)}
 
 

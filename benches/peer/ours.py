@@ -29,7 +29,7 @@ class Pipeline:
         return round(self.run("--for", f"{round(seconds * 1000)}ms")["rate_mpps"], 3)
 
     def run(self, *until):
-        """Returns the report of a run. The ledger must balance."""
+        """Returns the report of a run. The ledger must balance, and no packet may be dropped."""
         command = [*self.command, *until]
         done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=TIMEOUT_S)
         if done.returncode != 0:

@@ -64,9 +64,9 @@ impl Rules {
         Self { classifier: Classifier::new(&rules), rules, packets }
     }
 
-    /// Measures changes of single rules. Removes a rule and inserts it again at its position, at varying positions.
-    /// After each change, clones the classifier, as a publication to reader threads would do. Returns the mean time of
-    /// one change, and the mean time to compile all rules.
+    /// Measures changes of single rules. Removes rules at varying positions, and inserts each rule again at its old
+    /// position. After each change, clones the classifier, as a publication to reader threads would do. Returns the
+    /// mean time of one change, and the mean time to compile all rules.
     pub(crate) fn change(&self, time: Duration) -> [Duration; 2] {
         let (mut classifier, mut changes, began) = (self.classifier.clone(), 0, Instant::now());
         while began.elapsed() < time {

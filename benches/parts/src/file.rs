@@ -11,14 +11,12 @@ where
     E: FromBytes + Immutable + KnownLayout + Copy,
     L: FromBytes + Immutable + KnownLayout + Copy,
 {
-    let bad = || fail("the file is truncated or its lookups do not fill whole batches");
-    let (counts, rest) = <[u32; 2]>::read_from_prefix(bytes).unwrap_or_else(|_| bad());
-    let (entries, lookups) = counts.map(|count| count as usize).into();
-    let mut rest = rest;
+    let mut rest = bytes;
+    let (entries, lookups) = take::<[u32; 2]>(&mut rest).map(|count| count as usize).into();
     let entries = (0..entries).map(|_| take(&mut rest)).collect();
     let lookups: Vec<L> = (0..lookups).map(|_| take(&mut rest)).collect();
     if !rest.is_empty() || lookups.is_empty() || !lookups.len().is_multiple_of(BATCH) {
-        bad();
+        fail("the file has extra bytes, or its lookups do not fill whole batches");
     }
     (entries, lookups)
 }
