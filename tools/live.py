@@ -168,7 +168,7 @@ class Network:
         self.at(host, "ethtool", "--set-channels", interface, "rx", self.workers, "tx", self.workers)
 
     def serve(self, workers):
-        """Sets the number of queues to the number of workers."""
+        """For AF_XDP, sets the number of queues of all interfaces to the number of workers."""
         if self.kind == "xdp" and workers != self.workers:
             self.workers = workers
             for host, interface in (("m", "left"), ("m", "right"), ("a", "eth0"), ("b", "eth0")):
@@ -268,7 +268,8 @@ class Program:
         missing = [worker["slots_missing"] for worker in report["workers"]]
         ledger = report["ledger"]
         if ledger["unaccounted"] != 0 or ledger["held"] != 0 or any(missing) or report["errors"]:
-            raise Failed(f"the ledger does not balance:\n{json.dumps(report, indent=2)}")
+            why = "the ledger does not balance, packets or buffers are left, or the run had errors"
+            raise Failed(f"{why}:\n{json.dumps(report, indent=2)}")
         lost = {
             f"{port['name']}.{name}": count
             for port in report["ports"]
