@@ -229,10 +229,15 @@ impl Stage for Bridge {
         if self.ports.is_empty() {
             numbers = (0..setup.ports().len() as u8).collect();
         }
-        // A word of the table has seven bits for the port.
-        if !(2..=64).contains(&numbers.len()) || numbers.iter().any(|number| *number > 126) {
-            let problem = Problem::at("ports", format!("a bridge cannot have {} ports", numbers.len()));
-            return Err(problem.help("list 2 to 64 ports, out of the first 127 ports of the config"));
+        if !(2..=64).contains(&numbers.len()) {
+            let message = format!("a bridge needs 2 to 64 ports, but this bridge has {}", numbers.len());
+            return Err(Problem::at("ports", message).help("list 2 to 64 ports"));
+        }
+        // An entry of the table of MAC addresses stores the port number in seven bits.
+        if let Some(number) = numbers.iter().find(|number| **number > 126) {
+            let name = setup.ports().get(usize::from(*number)).map_or("?", |port| port.name.as_str());
+            let message = format!("`{name}` is not one of the first 127 ports of the config");
+            return Err(Problem::at("ports", message).help("list only ports of the first 127 [[port]] tables"));
         }
         self.joined = numbers.into_iter().map(BridgePort::new).collect();
         for (place, member) in self.members.iter().enumerate() {
@@ -316,8 +321,8 @@ fn run_time(ctx: &Ctx) -> u64 {
     ctx.now.0.saturating_sub(ctx.start.0)
 }
 
-/// Returns the time since the start of the run in the unit of time of the table. The result wraps, because a word of
-/// the table stores only the low bits of the time.
+/// Returns the time since the start of the run, in units of [`UNIT`] seconds. The result wraps, because an entry of the
+/// table of MAC addresses stores only the low bits of the time.
 fn time(ctx: &Ctx) -> u64 {
     (run_time(ctx) / (UNIT * 1_000_000_000)) & TIME
 }
@@ -331,7 +336,7 @@ fn vlan_of(packet: &Packet<'_>) -> u16 {
 }
 
 impl Bridge {
-    /// Returns the ageing time in the unit of time of the table, rounded up.
+    /// Returns the ageing time in units of [`UNIT`] seconds, rounded up.
     fn max_age(&self) -> u64 {
         self.ageing.as_nanos().div_ceil(UNIT * 1_000_000_000)
     }

@@ -32,7 +32,7 @@ impl<T> FromWorkers<T> {
         self.rings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a queue, and returns the end of the worker.
+    /// Adds a queue, and returns the worker's end of this queue.
     pub(crate) fn join(&self) -> Producer<T> {
         let (producer, consumer) = RingBuffer::new(self.capacity);
         self.lock().0.push(consumer);
@@ -67,7 +67,7 @@ impl<T> ToWorkers<T> {
         self.rings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a queue, and returns the end of the worker.
+    /// Adds a queue, and returns the worker's end of this queue.
     pub(crate) fn join(&self) -> Consumer<T> {
         let (producer, consumer) = RingBuffer::new(self.capacity);
         self.lock().0.push(producer);

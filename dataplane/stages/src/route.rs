@@ -202,8 +202,8 @@ fn is_martian_v6(source: u128) -> bool {
 }
 
 impl Scratch {
-    /// Returns the lookup result of the packet `index` and of each later packet, and whether the source address of the
-    /// packet is invalid.
+    /// For the packet `index` and each later packet, returns the lookup result, and whether the packet's source address
+    /// is invalid.
     #[inline]
     fn from(&self, index: usize) -> impl Iterator<Item = (u32, bool)> {
         let all = self.found.iter().zip(&self.martian).enumerate().skip(index);
@@ -215,7 +215,7 @@ impl Scratch {
     #[inline]
     fn send(&self, batch: &mut Batch, send: impl FnMut((Head<'_, 0>, &u32)) -> Option<()>) -> usize {
         let (all, heads) = (self.fast == batch.len(), batch.heads_keeping_plain().zip(&self.found));
-        // In most batches all packets are on the fast path. The loop over all heads needs one condition fewer.
+        // In most batches, all packets are on the fast path. Without `take`, the loop needs one condition fewer.
         if all { heads.map_while(send).count() } else { heads.take(self.fast).map_while(send).count() }
     }
 
@@ -280,7 +280,7 @@ impl Scratch {
     /// destination MAC address must also equal `own`.
     #[inline]
     fn collect_fast(&mut self, batch: &mut Batch, own: Option<MacAddr>) -> usize {
-        // If the whole batch is plain (untagged IPv4, see `Batch::is_plain`), skip this check of each packet.
+        // If the whole batch is plain (untagged IPv4, see `Batch::is_plain`), `is_ipv4_without_vlan` is not called.
         let plain = batch.is_plain();
         let heads = batch.located_heads::<{ Ethernet::LEN + Ipv4::LEN }>();
         let collect = |(head, address): (Head<'_, _>, &mut u32)| {

@@ -105,7 +105,7 @@ impl Privileges {
         let mut rules = Ruleset::default().handle_access(write | AccessFs::Execute)?.create()?;
         let paths = self.writable.iter().map(|path| (path.as_path(), write));
         let sockets = self.sockets.iter().map(|path| (path.as_path(), AccessFs::RemoveFile.into()));
-        // Links such as TAP open a device file. Its name is not part of the config, so all device files stay writable.
+        // Links such as TAP open a device file that the config does not name, so all device files stay writable.
         let devices = [(Path::new("/dev"), AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev)];
         for (path, access) in paths.chain(sockets).chain(devices) {
             // A path that was removed meanwhile needs no rule.

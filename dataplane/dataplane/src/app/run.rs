@@ -77,8 +77,8 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
         }
         ReportFormat::Json => console::print_json(&report),
     };
-    // If the reader of a list closes the pipe, the reader has seen enough. If the reader of the report closes the pipe,
-    // the report is lost, so this is an error.
+    // For other commands, a closed pipe is no error, because the reader of a list may have seen enough. For `run`, a
+    // closed pipe is an error, because the report is lost.
     let printed = printed.map_err(|error| match error {
         CommandError::Pipe => CommandError::Failed("the report is lost: standard output is closed".to_owned()),
         error => error,

@@ -41,7 +41,7 @@ pub(super) fn stats(args: &args::Stats) -> Result<(), CommandError> {
 fn live(answer: Answer) -> Result<Live, CommandError> {
     let foreign = |error| {
         CommandError::Failed(format!(
-            "cannot parse the answer, because the program may have another version: {error}; help: use --json"
+            "cannot parse the answer: {error}; help: the program may have another version, so use --json"
         ))
     };
     serde_json::from_value(answer.value).map_err(foreign)
@@ -103,10 +103,10 @@ fn only() -> Result<Connection, CommandError> {
             let others = match others {
                 0 => String::new(),
                 others => {
-                    format!(", but {others} of other users; help: run as that user, or as root with --socket PATH")
+                    format!(", but {others} of other users; help: run as the other user, or as root with --socket PATH")
                 }
             };
-            Err(CommandError::Failed(format!("no running program found{others}")))
+            Err(CommandError::Failed(format!("no running program of this user{others}")))
         }
     }
 }

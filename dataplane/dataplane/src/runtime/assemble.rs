@@ -117,7 +117,7 @@ fn build(
         let stages = stages(&loaded, registry, &mut resources, &order, (worker, workers), diagnostics)?;
         let (Some(plan), Some(stages)) = (&plan, stages) else { return Ok(None) };
         let mut program = program(plan, registry, &order, stages);
-        // All workers have the same stages.
+        // Each worker sets the same hold time, because all workers have the same stages.
         resources.services.hold.set(program.nodes().iter().filter_map(|node| node.stage.contract().holds));
         if worker == 0 {
             check(&loaded, plan, &order, &mut program, diagnostics);
@@ -232,7 +232,7 @@ fn stages(
     }
     resources.wanted = made.iter().map(|(_, _, stage)| stage.contract().needs).collect();
     if loaded.may_lack_ports() {
-        // A stage would report an unknown port if the name of this port could not be read.
+        // The name of a port could not be read. A stage that names this port would report an unknown port.
         return Ok(None);
     }
     let mut stages = Vec::new();
@@ -307,8 +307,9 @@ fn check(loaded: &Loaded<'_>, plan: &Plan, order: &[usize], program: &mut Progra
         let names: Vec<String> =
             program.nodes().iter().filter(|node| more(node)).map(|node| format!("`{}`", node.name)).collect();
         let (burst, names, batch) = (plan.runtime.burst, names.join(", "), dataplane_core::mem::BATCH);
-        let message =
-            format!("a burst of {burst} packets may exceed the {batch} packets of a batch, because of {names}");
+        let message = format!(
+            "a burst of {burst} packets may become more than {batch} packets, the size of a batch, because of {names}"
+        );
         // Without the key `burst`, the mistake is at a stage that creates packets.
         let burst = loaded.find("runtime.burst");
         let stage = (0..order.len()).find(|&place| more(&program.nodes()[place]));

@@ -145,8 +145,8 @@ impl Run {
             }
         }
         drop(ready);
-        // The loop ends when every worker has sent its message or dropped its sender. A worker that fails or panics
-        // during set-up drops its sender without a message.
+        // This loop ends when every worker has sent its [`Ready`] message or dropped its sender. A worker that fails or
+        // panics during set-up drops its sender without a message.
         let (mut ready_workers, mut is_cancelled) = (vec![], false);
         loop {
             match readiness.recv_timeout(START_POLL_INTERVAL) {

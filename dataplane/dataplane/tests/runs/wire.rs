@@ -187,7 +187,7 @@ fn oversized_burst_names_the_stages_that_generate_packets() {
             1,
         );
         let said = Folder::new().assemble(&config).err().unwrap();
-        assert!(said.contains("a burst of 64 packets may exceed the 256 packets of a batch"), "{said}");
+        assert!(said.contains("a burst of 64 packets may become more than 256 packets, the size of a batch"), "{said}");
         assert!(said.contains(names) && said.contains(fix), "{said}");
         // Without the key `burst`, the mistake is at the first stage that generates packets.
         let said = Folder::new().assemble(&config.replace("burst = 64\n", "")).err().unwrap();

@@ -180,7 +180,8 @@ const RESERVED: [&str; 6] = ["default", "fragments", "gone", "refused", "reloads
 /// Compiled rules, shared by all workers.
 pub(super) struct Rules {
     pub(super) classifier: Classifier,
-    /// Position in the list of rules and action of each rule, indexed by the number of the rule in the classifier.
+    /// For each rule, its position in the list of rules and its action. The index is the number of the rule in the
+    /// classifier.
     pub(super) verdicts: Vec<(u32, Action)>,
     /// Names of the hit counters.
     pub(super) names: Vec<String>,

@@ -150,8 +150,8 @@ impl LoopGuard {
         detected != 0 && now < (detected - 1).saturating_add(self.time.as_nanos())
     }
 
-    /// Logs that a port was shut or opened, and counts how often the port was shut. Does nothing on all workers except
-    /// the first.
+    /// On the first worker, logs that a port was shut or opened, and counts how often the port was shut. On all other
+    /// workers, does nothing.
     pub(super) fn log_change(&mut self, port: u8, shut: bool) {
         let Some(port) = self.ports.iter_mut().find(|known| known.number == port && self.is_first) else { return };
         port.shut += u64::from(shut);

@@ -312,7 +312,7 @@ fn invalid_parameters_are_refused_with_their_key() {
         ("loop_shut = '0s'", "loop_shut: 0s is out of range"),
         ("storm_control = { burst = 5 }", "storm_control: no rate is set"),
         ("storm_control = { broadcast = 1, burst = 0 }", "storm_control.burst: 0 passes no frame"),
-        ("ports = ['a']", "ports: a bridge cannot have 1 ports"),
+        ("ports = ['a']", "ports: a bridge needs 2 to 64 ports, but this bridge has 1"),
         ("ports = ['a', 'b', 'a']", "ports[2]: `a` is listed twice"),
         ("ports = ['a', 'x']", "ports[1]: there is no port `x`"),
         ("ports = ['a', 'b']\nmembers = [{ port = 'c', vlans = [] }]", "members[0].port: `c` is not a port of this"),

@@ -152,7 +152,8 @@ pub(super) struct Tap {
 
 impl Tap {
     /// Copies packets for the writer. With `wait`, waits for free buffers until the run is stopped. Returns how many
-    /// packets were taken, and how many were missed because no buffer was free or because the file failed. Returns `(0, 0)` once a limit is reached.
+    /// packets were taken, and how many were missed because no buffer was free or because writing the file failed.
+    /// Returns `(0, 0)` once a limit is reached.
     #[inline]
     pub(super) fn offer<P>(
         &mut self,

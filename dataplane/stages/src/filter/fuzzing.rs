@@ -5,8 +5,8 @@ use pcap::{Capture, Linktype};
 use super::compile;
 use super::program::{Instruction, Program};
 
-/// The words of the expressions of [`expression`]. No word is the name of a host, because libpcap would resolve the
-/// name.
+/// The words from which [`expression`] builds expressions. No word is the name of a host, because libpcap would resolve
+/// the name.
 const WORDS: [&str; 64] = [
     "and",
     "or",

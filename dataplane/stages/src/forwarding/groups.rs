@@ -135,7 +135,7 @@ struct Group {
     users: u32,
     key: GroupKey,
     block: Option<usize>,
-    /// For a group of several paths: the number of the group of one path for each of its paths. Otherwise empty.
+    /// For a group of several paths: for each path, the number of the group that has only this path. Otherwise empty.
     singles: Vec<u32>,
 }
 

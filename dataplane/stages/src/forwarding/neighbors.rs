@@ -22,8 +22,8 @@ pub const MAX_NEIGHBORS: usize = 1 << 14;
 const SLOTS: usize = MAX_NEIGHBORS * 4;
 /// Number of slots in which an entry may lie.
 const WINDOW: usize = 32;
-/// The number of a removed next hop is not reused for the time for which stages may hold packets with this number, plus
-/// this time: a held packet leaves its stage at the next housekeeping.
+/// The number of a removed next hop is reused after this time plus the hold times of all stages, because a stage may
+/// hold packets with this number. A held packet leaves its stage only at the housekeeping after its hold time.
 const REUSE_MARGIN: Duration = Duration::from_secs(2);
 
 const MAC: u64 = (1 << 48) - 1;

@@ -144,7 +144,7 @@ proptest! {
         for (port, last) in macs.keys() {
             writer.unset_neighbor(NextHop { address: gateway(*last), port: *port });
         }
-        // No route still holds a neighbour.
+        // Without routes and without known MAC addresses, the table has no entries.
         prop_assert_eq!(writer.neighbors_known(), 0);
     }
 }
@@ -241,7 +241,7 @@ fn change_that_is_refused_keeps_the_old_route() {
     writer.set_route(0, prefix, &to(&[(1, 2)])).unwrap();
     let hop = |at: u32| NextHop { address: Ipv4Addr::from(20 << 24 | at).into(), port: 0 };
     let refused = (0..40_000).map(hop).find(|hop| writer.set_neighbor(*hop, Resolved::Failed, Mark::Quiet).is_err());
-    // The places for this gateway are taken. Other gateways may still find a free place.
+    // All slots that the hash of this gateway selects are taken. Other gateways may still find a free slot.
     let NextHop { address, port } = refused.expect("the table holds fewer neighbours than were added");
     let target = RouteTarget::Paths(vec![RouteHop { port, via: Some(address), weight: 1 }]);
     writer.set_route(0, prefix, &target).unwrap_err();

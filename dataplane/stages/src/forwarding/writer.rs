@@ -101,8 +101,8 @@ impl Writer {
         let Some(entry) = self.tables.get_mut(table) else { return Ok(false) };
         if entry.is_none() {
             let mut created = Table { v4: Lpm4::with_lines(LINES_V4)?, v6: Lpm6::with_lines(LINES_V6)? };
-            // Readers may use the table before the next call of `publish`. So set the epoch now, for the lines that the
-            // first routes retire.
+            // Readers may use the table before the next call of `publish`, and adding the first routes already retires
+            // cache lines. So set the epoch of the retired lines now.
             created.v4.reclaim(self.epoch, 0);
             created.v6.reclaim(self.epoch, 0);
             let views = TableViews { v4: created.v4.view(), v6: created.v6.view() };
@@ -274,7 +274,7 @@ impl Writer {
     }
 
     /// Publishes changes before any reader runs, so that retired memory can be reused at once. Filling a table retires
-    /// many lines.
+    /// many cache lines.
     pub fn publish_before_readers(&mut self, shared: &Forwarding) {
         self.publish(shared);
         shared.readers.mark_all_quiescent();

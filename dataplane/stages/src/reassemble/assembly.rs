@@ -187,8 +187,9 @@ impl Assembly {
         let before = at.checked_sub(1).and_then(|before| known.get(before));
         let overlaps = before.is_some_and(|(_, until)| usize::from(*until) > start)
             || known.get(at).is_some_and(|(known, _)| usize::from(*known) < end);
-        // Fragments conflict about the end of the datagram in three cases: a fragment reaches the known end or lies
-        // beyond it, a second last fragment arrives, or a last fragment lies before another fragment.
+        // Only the last fragment has no "more fragments" flag. Fragments conflict about the end of the datagram in
+        // three cases: a fragment with the flag reaches or exceeds the known end, two different fragments have no flag,
+        // or a fragment without the flag ends before another fragment.
         let beyond = match (piece.more, self.total) {
             (true, Some(total)) => end >= total,
             (true, None) => false,

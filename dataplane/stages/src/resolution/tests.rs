@@ -644,7 +644,7 @@ fn invalid_parameters_are_reported() {
 }
 
 #[test]
-fn source_address_is_of_the_link_of_the_neighbour() {
+fn source_address_is_on_the_link_of_the_neighbour() {
     let addresses = ["10.0.0.1/24", "10.9.0.1/16"].map(|text| text.parse().unwrap());
     let port = PortInfo { addresses: addresses.to_vec(), ..port("b") };
     // The source address has the same prefix as the neighbour. Without such an address, the first address is used.

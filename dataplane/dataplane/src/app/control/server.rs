@@ -51,7 +51,7 @@ struct Client {
     is_waiting: bool,
     /// Whether the server closes the connection after it has sent the output.
     is_refused: bool,
-    /// When the client must have sent its request, or received its answer.
+    /// The time by which the client must send its request, or must have received its answer.
     deadline: Option<Instant>,
     last_heard: Instant,
     last_snapshot: Option<Rc<Snapshot>>,

@@ -196,7 +196,8 @@ impl Socket {
     }
 
     /// Creates a socket in a default folder. The program listens on the socket before the socket gets its final name.
-    /// So if no program listens on a socket with a final name, that program has ended and the socket is stale.
+    /// So if nobody listens on a socket with a final name, the program that created the socket has ended, and the
+    /// socket is stale.
     fn within(folder: &Path, group: Option<u32>) -> Result<Self, String> {
         let path = folder.join(name(process::id()));
         address(&path)?;

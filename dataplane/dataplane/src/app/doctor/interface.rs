@@ -37,8 +37,9 @@ pub(super) fn of_plan(roots: &Roots, plan: &Plan) -> Vec<Section> {
         let Some(name) = link.interface() else { continue };
         let source =
             |node: &NodePlan| node.parameters.get("source").and_then(|source| source.as_str()) == Some("kernel");
-        // The link may take the frames that the kernel needs. Skip this check if `interface` of the port names another
-        // kernel interface, because the kernel then needs the frames of that interface.
+        // Stages with `source = "kernel"` need the kernel, and the kernel needs some frames of the port's kernel
+        // interface, such as ARP messages. The link may take these frames. If the key `interface` of the port is set,
+        // the kernel needs the frames of that interface, and not the frames that the link takes.
         let follows_kernel = port.config.interface.is_none() && plan.nodes.iter().any(source);
         let case = Case { name, link: Some(link), cores: &plan.cores, port: Some(port) };
         let mut findings = findings(roots, &case, &InterfaceFacts::of(name));

@@ -19,7 +19,7 @@ pub(super) struct LayoutEdge {
     pub(super) to: usize,
     /// The width of the label, or 0 for an edge without a label.
     pub(super) label: f64,
-    /// The importance of a vertical edge. An edge with a larger weight is more likely to be vertical.
+    /// How important it is that the edge is vertical. An edge with a larger weight is more likely to be vertical.
     pub(super) weight: f64,
 }
 
