@@ -11,8 +11,9 @@ use crate::connect::mistakes::Mistakes;
 use crate::units::{Gid, within};
 use crate::verbs::{Device, LinkLayer, Path};
 
-/// The alternate path to the same peer. The exchange of endpoints does not carry the peer's alternate addresses, so the
-/// config must contain them. Attributes without a key here, such as the hop limit, are taken from the primary path.
+/// The alternate path to the same peer. The handshake does not exchange the alternate addresses of the peer, so the
+/// config must contain these addresses. For attributes without a key in this table, such as the hop limit, the
+/// alternate path uses the values of the primary path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AlternatePath {
@@ -20,20 +21,20 @@ pub struct AlternatePath {
     #[serde(deserialize_with = "within::<_, u16, 1, 65535>")]
     #[schemars(range(min = 1, max = 65535))]
     pub lid: u16,
-    /// The GID of the peer's port on this path. Default: packets carry no global route header.
+    /// The GID of the peer's port on this path. Default: packets on this path contain no global route header.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gid: Option<Gid>,
     /// The port number on the local device, from 1.
     #[serde(rename = "device_port", default = "first_port", deserialize_with = "within::<_, u8, 1, 255>")]
     #[schemars(range(min = 1, max = 255))]
     pub port: u8,
-    /// The index of the local GID in the GID table of the local port `device_port`. Used with `gid`.
+    /// The index of the local GID in the GID table of the local port `device_port`. Only used with `gid`.
     #[serde(default)]
     pub source_gid_index: u8,
     /// The index of the partition key in the table of the local port `device_port`.
     #[serde(default)]
     pub pkey_index: u16,
-    /// The acknowledgement timeout on this path, in the same code as `timeout` of the connection.
+    /// The time that this side waits for an acknowledgement on this path, in the unit of `timeout` of the connection.
     #[serde(default = "usual_timeout", deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub timeout: u8,
@@ -41,12 +42,12 @@ pub struct AlternatePath {
     #[serde(default, deserialize_with = "within::<_, u8, 0, 15>")]
     #[schemars(range(min = 0, max = 15))]
     pub service_level: u8,
-    /// The path bits of the source. The value must be less than 2 to the power of the local port's LID mask count
-    /// (LMC).
+    /// The low bits of the LID from which packets are sent. The value must be less than 2 to the power of the LID mask
+    /// count (LMC) of the local port.
     #[serde(default, deserialize_with = "within::<_, u8, 0, 127>")]
     #[schemars(range(min = 0, max = 127))]
     pub source_path_bits: u8,
-    /// The maximum send rate, in the same code as `static_rate` of the connection.
+    /// The maximum send rate on this path, with the values of `static_rate` of the connection.
     #[serde(default, deserialize_with = "within::<_, u8, 0, 24>")]
     #[schemars(range(min = 0, max = 24))]
     pub static_rate: u8,
@@ -69,9 +70,9 @@ fn usual_timeout() -> u8 {
 pub enum PathMigration {
     /// The connection stays on its current path.
     Migrated = 0,
-    /// The adapter asks the peer to prepare the migration. Both sides then become `Armed`.
+    /// The device asks the peer to prepare the migration. Both sides then become `Armed`.
     Rearm = 1,
-    /// The adapter moves the connection when the primary path fails.
+    /// The device moves the connection if the primary path fails.
     Armed = 2,
 }
 

@@ -27,15 +27,16 @@ pub struct EndpointParameters {
     pub port: u8,
     /// Whether a queue pair may be its own peer.
     pub allow_self: bool,
-    /// The GID of the device's port to use, written as an IPv6 or IPv4 address. Default: the first GID of the kind
-    /// `gid_kind`.
+    /// The local GID (the address of the device's port), written as an IPv6 or IPv4 address. Default: the first GID of
+    /// the kind `gid_kind`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid: Option<Gid>,
-    /// The kind of the GID. Default: `"roce_v2"` if the port has such a GID, otherwise the kind of its first GID.
+    /// The kind of the local GID. On Ethernet, both ends must use the same kind. Default: `"roce_v2"` if the port has
+    /// such a GID, otherwise the kind of the first GID of the port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid_kind: Option<GidKind>,
-    /// The index of the GID in the port's table, instead of `gid` and `gid_kind`. The index of an address may change
-    /// when addresses change.
+    /// The index of the local GID in the GID table of the port. Use either this key, or `gid` and `gid_kind`. The index
+    /// of a GID may change if addresses of the interface change.
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub gid_index: Option<u8>,
@@ -43,93 +44,98 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within::<_, u16, 0, 65535>")]
     #[schemars(range(min = 0, max = 65535))]
     pub pkey_index: u16,
-    /// The access rights of the peer to registered memory. Only for rc and uc.
+    /// The operations on memory of this side that the peer may use. Only for rc and uc. Default: none.
     #[serde(with = "access")]
     #[schemars(with = "Vec<RemoteAccess>")]
     pub access: Access,
-    /// The queue key, which every received datagram must carry. Values from 2147483648 need CAP_NET_RAW. Only for ud.
+    /// The queue key (Q_Key), which every received datagram must contain. Values from 2147483648 need CAP_NET_RAW. Only
+    /// for ud.
     #[serde(deserialize_with = "within::<_, u32, 0, 4294967295>")]
     #[schemars(range(min = 0, max = 4294967295u32))]
     pub qkey: u32,
-    /// The maximum payload of a packet in bytes: 256, 512, 1024, 2048 or 4096. The smaller value of both sides is used.
-    /// Default: the active MTU of the port.
+    /// The maximum payload of an RDMA packet in bytes: 256, 512, 1024, 2048 or 4096. The connection uses the smaller
+    /// value of the two sides. Default: the largest value that the active MTU of the port permits.
     #[serde(deserialize_with = "within_some::<_, u16, 256, 4096>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 256, max = 4096))]
     pub path_mtu: Option<u16>,
-    /// Whether packets carry a global route header. Packets on Ethernet always carry this header. Default: yes, if the
-    /// peer sends its GID.
+    /// Whether packets contain a global route header. On Ethernet, packets always contain this header, and `false` is
+    /// an error. Default: `true` if the peer has a GID.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grh: Option<bool>,
-    /// The hop limit of packets.
+    /// The hop limit of sent packets.
     #[serde(deserialize_with = "within::<_, u8, 1, 255>")]
     #[schemars(range(min = 1, max = 255))]
     pub hop_limit: u8,
-    /// The traffic class. For RoCE v2, the byte with DSCP and ECN.
+    /// The traffic class of sent packets. For RoCE v2, this is the byte with DSCP and ECN in the IP header.
     #[serde(deserialize_with = "within::<_, u8, 0, 255>")]
     #[schemars(range(min = 0, max = 255))]
     pub traffic_class: u8,
-    /// The flow label.
+    /// The flow label of sent packets.
     #[serde(deserialize_with = "within::<_, u32, 0, 1048575>")]
     #[schemars(range(min = 0, max = 1048575))]
     pub flow_label: u32,
-    /// The service level. On Ethernet, 0 to 7.
+    /// The service level of sent packets. On Ethernet at most 7.
     #[serde(deserialize_with = "within::<_, u8, 0, 15>")]
     #[schemars(range(min = 0, max = 15))]
     pub service_level: u8,
-    /// The path bits of the source. The value must be less than 2 to the power of the port's LID mask count, which is 0
-    /// on Ethernet.
+    /// The low bits of the LID from which packets are sent. The value must be less than 2 to the power of the LID mask
+    /// count (LMC) of the port. On Ethernet, the value must be 0.
     #[serde(deserialize_with = "within::<_, u8, 0, 127>")]
     #[schemars(range(min = 0, max = 127))]
     pub source_path_bits: u8,
-    /// The maximum send rate, as a value of `enum ibv_rate` in verbs.h: 0 is no limit, 2 is 2.5 Gbit/s, 3 is 10, 7 is
-    /// 40, 15 is 25, 16 is 100, 17 is 200 and so on.
+    /// The maximum send rate, as a value of `enum ibv_rate` in verbs.h. 0 is no limit. In Gbit/s, 2 is 2.5, 3 is 10, 15
+    /// is 25, 7 is 40, 16 is 100 and 17 is 200.
     #[serde(deserialize_with = "within::<_, u8, 0, 24>")]
     #[schemars(range(min = 0, max = 24))]
     pub static_rate: u8,
-    /// The first packet sequence number that is sent. The program uses a different number each time it connects again.
+    /// The packet sequence number (PSN) of the first sent packet. After each reconnection, the program uses another
+    /// number.
     #[serde(deserialize_with = "within::<_, u32, 0, 16777215>")]
     #[schemars(range(min = 0, max = 16777215))]
     pub sq_psn: u32,
-    /// The expected first packet sequence number of the peer. The value must equal the peer's `sq_psn`, or the
-    /// handshake fails. Default: the number that the peer sends.
+    /// The expected PSN of the first packet from the peer. If the value differs from the `sq_psn` of the peer, the
+    /// handshake fails. Default: the PSN that the peer sends in the handshake.
     #[serde(deserialize_with = "within_some::<_, u32, 0, 16777215>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 16777215))]
     pub rq_psn: Option<u32>,
-    /// The maximum number of outstanding RDMA reads and atomics of this side. The peer's `max_dest_rd_atomic` is used
-    /// if it is smaller. Only for rc.
+    /// The maximum number of outstanding RDMA reads and atomics that this side sends. If the `max_dest_rd_atomic` of
+    /// the peer is smaller, the connection uses that value. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 255>")]
     #[schemars(range(min = 0, max = 255))]
     pub max_rd_atomic: u8,
-    /// The maximum number of outstanding RDMA reads and atomics of the peer. Only for rc.
+    /// The maximum number of outstanding RDMA reads and atomics that this side accepts from the peer. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 255>")]
     #[schemars(range(min = 0, max = 255))]
     pub max_dest_rd_atomic: u8,
-    /// How long the peer waits before a retry, if this side has posted no receive buffer for a message. The value is a
-    /// code of the InfiniBand specification: 1 is 0.01 ms, 12 is 0.64 ms, 16 is 2.56 ms, 31 is 491.52 ms, 0 is 655.36
-    /// ms. Only for rc.
+    /// The time that the peer waits before it resends a message for which this side had posted no receive. The value is
+    /// a code of the InfiniBand specification. In milliseconds, 1 is 0.01, 12 is 0.64, 16 is 2.56, 31 is 491.52 and 0
+    /// is 655.36. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub min_rnr_timer: u8,
-    /// The acknowledgement timeout: 4.096 µs times 2 to the power of this value. 0 waits indefinitely. Only for rc.
+    /// The time that this side waits for an acknowledgement: 4.096 µs times 2 to the power of this value. With 0, this
+    /// side waits indefinitely. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub timeout: u8,
-    /// How often an unacknowledged packet is resent. On some devices, 7 is unlimited. Only for rc.
+    /// The number of times that this side resends a packet without acknowledgement. On some devices, 7 means unlimited.
+    /// Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 7>")]
     #[schemars(range(min = 0, max = 7))]
     pub retry_count: u8,
-    /// How often a message is resent if the peer has posted no receive buffer. 7 is unlimited. Only for rc.
+    /// The number of times that this side resends a message for which the peer had posted no receive. 7 means
+    /// unlimited. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 7>")]
     #[schemars(range(min = 0, max = 7))]
     pub rnr_retry: u8,
-    /// The alternate path to the peer. The adapter moves the connection to this path if the primary path fails. Only
+    /// The alternate path to the peer. If the primary path fails, the device moves the connection to this path. Only
     /// for rc and uc on InfiniBand, because RoCE has no alternate paths. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alternate: Option<AlternatePath>,
-    /// The migration state that is set after the connection is established. With `"migrated"`, the connection stays on
-    /// its current path. With `"armed"`, the adapter moves the connection when the primary path fails. With `"rearm"`,
-    /// the adapter asks the peer to prepare the migration, and both sides then become `"armed"`. Default: the initial
-    /// state of the device.
+    /// The migration state of a new connection. Needs `alternate`. With `"migrated"`, the connection stays on its
+    /// current path. With `"armed"`, the device moves the connection if the primary path fails. With `"rearm"`, the
+    /// device asks the peer to prepare the migration, and both sides then become `"armed"`. Default: the initial state
+    /// of the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path_migration: Option<PathMigration>,
 }

@@ -10,9 +10,9 @@ use toml::de::{DeTable, DeValue};
 use dataplane_core::connect::EndpointParameters;
 use dataplane_core::units::Period;
 
-/// How the queue pairs of a port find their peers, and the attributes of their connections. The queue pair of each worker
-/// connects to the queue pair of the worker with the same index at the other end. Both ends must have the same number of
-/// workers.
+/// How the queue pairs of a port find their peers, and the attributes of their connections. A peer is the queue pair at
+/// the other end of a connection. Each worker has its own queue pair, which connects to the queue pair of the worker
+/// with the same index at the other end. Both ends must therefore have the same number of workers.
 ///
 /// The side that listens, with unreliable datagrams:
 ///
@@ -151,7 +151,7 @@ pub struct RendezvousConfig {
     #[serde(deserialize_with = "socket_address", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub listen: Option<SocketAddr>,
-    /// The address and TCP port on which the peer listens.
+    /// The address and TCP port on which the peer listens, such as `"192.0.2.1:18515"`.
     #[serde(deserialize_with = "socket_address", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub to: Option<SocketAddr>,
@@ -159,14 +159,15 @@ pub struct RendezvousConfig {
     /// `peer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
-    /// The only IP address that may connect to `listen`. Default: any address.
+    /// The only IP address from which a client may connect. Only with `listen`. Default: any address.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub from: Option<IpAddr>,
-    /// How long the program waits for the peer in total.
+    /// The maximum time that the program waits for the peer at startup. If no peer is connected then, the run ends with
+    /// an error.
     pub deadline: Period,
-    /// The maximum duration of one step of the exchange with a peer. If a step takes longer, the program drops the
-    /// connection to this peer and waits for the next peer.
+    /// The maximum duration of one step of the handshake with a peer. If a step takes longer, the program closes the
+    /// TCP connection with this peer and waits for the next peer.
     pub step_deadline: Period,
 }
 

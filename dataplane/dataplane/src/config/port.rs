@@ -86,8 +86,9 @@ impl Default for Rss {
     }
 }
 
-/// Faults that the program injects into a port with the device `"soft"` or `"host"`. `xdp` links do not support faults.
-/// The same seed gives the same faults in every run.
+/// Faults that the program injects into a port with the device `"soft"` or `"host"`, to test how a pipeline behaves.
+/// `xdp` links do not support faults. With the same seed, the program injects the same faults at the same packets in
+/// every run.
 ///
 /// ```toml
 /// [[port]]
@@ -112,15 +113,15 @@ impl Default for Rss {
 pub struct Faults {
     /// The seed of the random number generator.
     pub seed: u64,
-    /// The probability that a packet is lost on the wire.
+    /// The probability that a received packet is lost.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub loss: f64,
-    /// The probability that a packet is delivered twice.
+    /// The probability that a packet is received twice.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub duplicate: f64,
-    /// The probability that a packet is swapped with the next packet.
+    /// The probability that a packet is received after the next packet.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub reorder: f64,
@@ -128,21 +129,25 @@ pub struct Faults {
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub corrupt: f64,
-    /// The probability that a packet is delayed.
+    /// The probability that a packet is received later, after the time `delay_by`. At most 16384 packets are delayed at
+    /// a time, and the program drops further packets.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub delay: f64,
-    /// The delay of a delayed packet, such as `"1ms"`.
+    /// The delay of the packets that `delay` selects, such as `"1ms"`.
     pub delay_by: Period,
-    /// The probability that a receive fails. All posted receives of the queue then fail too, and the queue is reset.
+    /// The probability that a receive fails. All other posted receives and sends of the queue pair then fail too, and
+    /// the program resets the queue pair.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub rx_error: f64,
-    /// The probability that a send fails. All posted sends of the queue then fail too, and the queue is reset.
+    /// The probability that a send fails. All other posted sends and receives of the queue pair then fail too, and the
+    /// program resets the queue pair.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub tx_error: f64,
-    /// The probability that the link goes down when a packet arrives. This packet and the next eight are lost.
+    /// The probability that the link goes down when a packet arrives. This packet and the next eight packets are lost.
+    /// Then the link comes up again.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub flap: f64,
