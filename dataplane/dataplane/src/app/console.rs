@@ -52,7 +52,8 @@ pub(super) fn write_stderr(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Writes text to standard error, unless that would block. Does not wait for a thread that is writing to standard error.
+/// Writes text to standard error, unless writing would block. Does not wait for a thread that is writing to standard
+/// error.
 pub(super) fn write_stderr_unless_full(text: &str) {
     let stderr = rustix::stdio::stderr();
     let mut ready = [PollFd::new(&stderr, PollFlags::OUT)];

@@ -46,7 +46,7 @@ impl Privileges {
         let ports = &assembly.plan.ports;
         let of_stages = assembly.services.capabilities.iter().copied();
         let mut capabilities = ports.iter().map(of_port).chain(of_stages).collect::<CapabilitySet>();
-        // Kernels before 5.8 have no CAP_BPF and no CAP_PERFMON. The kernel accepts CAP_SYS_ADMIN in place of both.
+        // Kernels before 5.8 have no CAP_BPF and no CAP_PERFMON. The kernel accepts CAP_SYS_ADMIN instead.
         let replaceable = capabilities & (CapabilitySet::BPF | CapabilitySet::PERFMON);
         let held = rustix::thread::capabilities(None).map_or(CapabilitySet::all(), |held| held.permitted);
         if !held.contains(replaceable) {

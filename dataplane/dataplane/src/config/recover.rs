@@ -50,7 +50,7 @@ pub(super) fn recover_with<'i, T>(
     diagnostics: &mut Diagnostics,
 ) -> Option<T> {
     let mut root = table.get_ref().clone();
-    // After `MOST` mistakes, one more mistake reports that the rest is not shown.
+    // After `MOST` mistakes, one more mistake reports that further mistakes are not shown.
     let limit = (diagnostics.count() + SHOWN).min(MOST + 1);
     let mut check = KeyCheck { diagnostics: &mut *diagnostics, limit, removed: Vec::new(), has_lost_values: false };
     check.check(&table.span(), &mut root, expected);

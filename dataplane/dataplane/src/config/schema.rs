@@ -267,7 +267,7 @@ pub struct Section {
 }
 
 impl Section {
-    /// Returns the keys of the table. If an inner table has a section of its own, its keys are left out.
+    /// Returns the keys of the table, without the keys of inner tables that have a section of their own.
     pub fn rows(&self, sections: &[Self]) -> Vec<Row> {
         let mut rows = schema_table(&self.schema);
         rows.retain(|row| {

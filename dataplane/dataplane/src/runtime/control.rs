@@ -66,7 +66,8 @@ impl RunControl {
         (wanted as u64).min(left) as usize
     }
 
-    /// Settles a claim: subtracts the received packets, and returns the rest of the claim to the budget.
+    /// Ends a claim: counts the received packets against the packet limit, and returns the unused part of the claim to
+    /// the budget.
     #[inline]
     pub(crate) fn settle(&self, claimed: usize, received: usize) {
         if let Some(budget) = &self.budget {

@@ -128,8 +128,8 @@ pub(crate) fn stamping(plan: &Plan) -> Stamping {
     }
 }
 
-/// Starts the peer exchange of a port. If two ports of one config are peers, the exchange of the first port serves
-/// both.
+/// Starts the peer exchange of a port. If two ports of one config are peers, the exchange of the port that is first in
+/// the config serves both ports.
 fn start_exchange(
     plan: &Plan,
     port: &PortPlan,

@@ -290,7 +290,8 @@ impl Worker {
     /// Creates the first sample. Must be called on the worker's thread, because the first write to the sample places
     /// the memory on the worker's NUMA node.
     pub(crate) fn first_sample(&mut self, info: &WorkerInfo) -> Box<Sample> {
-        // The first answer swaps the histograms of the worker and the sample, so both must be on the worker's node.
+        // The first answer swaps the histograms of the worker with the histograms of the sample, so the memory of all
+        // these histograms must be on the worker's NUMA node.
         let (mut sample, mut own) = (Box::new(Sample::new(info)), Times::new(info.stages_info.len()));
         own.touch();
         sample.times.touch();

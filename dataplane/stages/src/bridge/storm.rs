@@ -17,7 +17,7 @@ use dataplane_tables::bucket::TokenBucket;
 pub(super) struct StormControl {
     /// The maximum rate of broadcast frames. Default: no limit.
     broadcast: Option<PacketRate>,
-    /// The maximum rate of multicast frames, without broadcast frames. Default: no limit.
+    /// The maximum rate of multicast frames. Broadcast frames do not count. Default: no limit.
     multicast: Option<PacketRate>,
     /// The maximum rate of frames to unknown unicast addresses. Default: no limit.
     unknown_unicast: Option<PacketRate>,

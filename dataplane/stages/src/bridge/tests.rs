@@ -266,7 +266,8 @@ fn looped_port_is_shut_and_opens_when_the_loop_is_gone() {
     assert_eq!(send(&mut bench, host_mac(1), host_mac(3), 0), Ok(vec![1, 3]));
     bench.set_ingress(2);
     assert_eq!(send(&mut bench, host_mac(4), MacAddr::BROADCAST, 0), Err("shut".to_owned()));
-    // While probes come back, the port stays shut. A probe in the other direction also shuts the later port.
+    // While probes come back, the port stays shut. A probe in the opposite direction also shuts the port that is later
+    // in the config.
     bench.advance(9 * SECOND);
     let second = probes(&mut bench);
     assert_eq!(second, first);

@@ -213,7 +213,8 @@ fn drain(shared: &Shared, spec: &Spec) -> Result<()> {
     loop {
         let stopped = shared.stop.load(Ordering::Acquire);
         outlets.append(&mut shared.joined.lock().unwrap_or_else(PoisonError::into_inner));
-        // Write one burst from each ring in turn. The number of rounds is limited so that the rest of the loop also runs.
+        // Write one burst from each ring in turn. The number of rounds is limited, so that the code after this loop
+        // also runs.
         let mut take = |outlet: &mut Outlet| outlet.take(|frame| faults.write(&mut files, frame));
         let mut rounds = 0;
         let mut take_all = || outlets.iter_mut().map(&mut take).sum::<usize>() > 0;

@@ -183,7 +183,7 @@ impl Writer {
                 None => 0,
             };
             // The name of a path decides which flows take the path. These names have the same form as the names of
-            // paths from the config, so routes from both sources choose the same paths.
+            // paths from the config, so routes from the kernel and from the config choose the same paths.
             let port = self.port_names.get(usize::from(hop.port)).map_or("", String::as_str);
             let name = match hop.via {
                 Some(via) => format!("via {via} on {port}"),

@@ -51,7 +51,7 @@ impl Overflow {
     }
 }
 
-/// Reads the state of both tables.
+/// Reads the state of the kernel's two neighbour tables.
 fn read(requests: &mut Requests) -> io::Result<Vec<KernelTable>> {
     let tables = std::cell::RefCell::new(Vec::new());
     requests.dump(

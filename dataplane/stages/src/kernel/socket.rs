@@ -206,7 +206,7 @@ impl Requests {
             }
             let mut end = None;
             parse(&buffer, |message| {
-                // Skip the rest of an earlier request that failed.
+                // Skip late answers to an earlier request that failed.
                 if message.header.sequence_number != self.sequence {
                     return;
                 }

@@ -159,7 +159,7 @@ fn routes_of_every_kind_are_mirrored() {
         expect(&reader, 0, "10.9.0.1", "Local");
         ip("addr del 10.9.0.1/24 dev b0\n");
         expect(&reader, 0, "10.9.0.1", "1 10.2.0.254");
-        // Multipath routes of both families use both paths. When one path is removed, the other path stays.
+        // Multipath routes of IPv4 and of IPv6 use their two paths. When one path is removed, the other path stays.
         ip("route add 40.0.0.0/8 nexthop via 10.1.0.9 weight 1 nexthop via 10.2.0.9 weight 3
             route add 2001:db8:40::/48 nexthop via 2001:db8:1::9 nexthop via 2001:db8:2::9\n");
         let shares = |destination: &str| {

@@ -204,7 +204,7 @@ impl Assembly {
         }
         let Some(room) = self.memory.get_mut(HEAD + start..HEAD + end) else { return Err(Flaw::TooLarge) };
         room.copy_from_slice(payload);
-        // `count` is below the maximum, and both offsets are below 65,536.
+        // `count` is below the maximum, and `start` and `end` are below 65,536.
         self.pieces.copy_within(at..self.count, at + 1);
         self.pieces[at] = (start as u16, end as u16);
         self.count += 1;

@@ -161,7 +161,11 @@ fn kernel_use_of_the_interface_is_found() {
     let (found, command) = only_finding(&strict, &tap(), |_| {});
     assert!(found == Breaks && command.contains("net.ipv4.conf.eth9.rp_filter=2"), "{command}");
     let loose = strict.with_file("proc/sys/net/ipv4/conf/eth9/rp_filter", "2");
-    assert_eq!(findings(&loose.0, &case(&tap()), &Ok(Some(good()))), [], "the larger value is used");
+    assert_eq!(
+        findings(&loose.0, &case(&tap()), &Ok(Some(good()))),
+        [],
+        "the kernel uses the larger of the values for `all` and for the interface"
+    );
 
     let busy = host("sys/class/net/eth9/device/msi_irqs/40", "msix").with_file("proc/irq/40/smp_affinity_list", "0-3");
     let (found, command) = only_finding(&busy, &packet(), |_| {});

@@ -37,8 +37,7 @@ pub(super) fn graph(registry: &Registry, args: &args::Graph) -> Result<(), Comma
 
 /// Writes a file. If writing fails, for example because the disk is full, an existing file keeps its old content.
 fn write(file: &Path, text: &str) -> io::Result<()> {
-    // The lock refuses a file that a run is writing to. It also refuses anything except regular files and character
-    // devices.
+    // The lock refuses a file that a run is writing to, and accepts only regular files and character devices.
     let held = LockedFile::output(file, Readers::All)?;
     if !held.metadata()?.is_file() {
         return (&*held).write_all(text.as_bytes());

@@ -131,7 +131,7 @@ fn slope(points: &[(f64, f64)], at: usize) -> f64 {
     };
     let here = points[at];
     let (left, right) = ((here.0 - before.0) / (here.1 - before.1), (after.0 - here.0) / (after.1 - here.1));
-    // The smaller of both slopes keeps the curve between its points.
+    // The smaller of the two slopes keeps the curve between its points.
     if left * right <= 0.0 { 0.0 } else { left.signum() * left.abs().min(right.abs()) }
 }
 

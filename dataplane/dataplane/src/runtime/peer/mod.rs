@@ -6,7 +6,7 @@
 //! in one message. The lanes then move their queue pairs to RTS, and both sides confirm.
 //!
 //! The TCP connection of the exchange stays open. When this TCP connection ends, the peer has disconnected or is
-//! connecting again. This side then connects again too.
+//! connecting again. The lanes of the port then connect again too.
 
 mod exchange;
 mod paths;
