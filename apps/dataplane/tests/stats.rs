@@ -405,7 +405,7 @@ fn impossible_socket_path_is_reported_and_other_files_are_kept() {
     running.end("-TERM");
     let (status, _, err) = folder.dataplane(&format!("stats --socket @/{longest}x"));
     assert_eq!(status, 2, "{err}");
-    assert!(err.contains("has 108 bytes, more than the maximum of 107: change to its folder"), "{err}");
+    assert!(err.contains("has 108 bytes, more than the maximum of 107; help: change to the folder of"), "{err}");
     // With `control = "auto"` and a missing runtime directory, the program uses another folder or runs without a
     // socket.
     let line = "run @/x.toml --packets 1 --json";

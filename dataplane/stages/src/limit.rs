@@ -213,7 +213,7 @@ impl Limit {
             None => ("packets_per_second", "500"),
         };
         let problem = Problem::at(key, format!("the unit does not fit `{rate}`"));
-        Err(problem.help(format!("write a number, such as {key} = {example}")))
+        Err(problem.help(format!("write a value such as {key} = {example}")))
     }
 
     /// Returns the value of a parameter that one mode requires and the other modes refuse.

@@ -203,7 +203,7 @@ impl Stage for Reassemble {
         ];
         for (key, value, range) in given {
             if !range.contains(&value) {
-                let help = format!("{} to {}", range.start(), range.end());
+                let help = format!("set `{key}` to {} to {}", range.start(), range.end());
                 return Err(Problem::at(key, format!("{value} is out of range")).help(help));
             }
         }

@@ -190,9 +190,9 @@ fn print_reloaded(reloading: &Receiver<ReloadResults>) -> bool {
     for (stage, results) in results {
         match results {
             ReloadOutcome::Done(now) => logs::write_line(&format!("{stage}: reloaded: {now}")),
-            ReloadOutcome::Pending(now) => logs::write_line(&format!(
-                "{stage}: published, but a worker still uses the old data, because its loop takes longer than 1 s: {now}"
-            )),
+            ReloadOutcome::Pending(now) => {
+                logs::write_line(&format!("{stage}: published, but at least one worker still uses the old data: {now}"))
+            }
             ReloadOutcome::Rejected(problems) => {
                 logs::write_line(&format!("{stage}: not reloaded, the old data stays in use:"));
                 problems.iter().for_each(|problem| logs::write_line(&format!("  {problem}")));

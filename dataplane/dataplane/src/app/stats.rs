@@ -55,7 +55,9 @@ fn at(path: &Path) -> Result<Connection, CommandError> {
             ErrorKind::WouldBlock => "the program has too many clients".to_owned(),
             // The error message already contains the path.
             ErrorKind::InvalidFilename => {
-                return CommandError::Usage(format!("{error}: change to its folder and use a relative path"));
+                return CommandError::Usage(format!(
+                    "{error}; help: change to the folder of the socket and use a relative path"
+                ));
             }
             _ => error.to_string(),
         };

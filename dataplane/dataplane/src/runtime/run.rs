@@ -27,8 +27,8 @@ use dataplane_core::units::{CoreId, Nanos, NumaNode};
 
 /// The interval between two checks for a cancelled start.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The maximum time that a reload waits until all workers use the new data. After that time, the reload is reported as
-/// [`ReloadOutcome::Pending`].
+/// The maximum time that a reload waits until all workers use the new data. After that time, or when the run is
+/// stopped, the reload is reported as [`ReloadOutcome::Pending`].
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The limits that end a run. A run can also be stopped at any time.

@@ -322,7 +322,7 @@ impl State {
                     self.tables.add(Count::Refused, 1);
                     self.warn(
                         "routes",
-                        format!("cannot set the route to {prefix}, so an older route stays in use: {refused}"),
+                        format!("cannot set the route to {prefix}, so any older route to it stays in use: {refused}"),
                     );
                 }
             }
