@@ -87,7 +87,7 @@ fn fragments_without_ports_match_no_port_rules() {
 }
 
 #[test]
-fn rules_of_a_file_follow_the_config() {
+fn rules_of_a_file_come_after_the_rules_of_the_config() {
     let folder = Folder::new();
     let build = |text: &str| {
         folder.write("rules.toml", text);

@@ -172,7 +172,8 @@ fn buckets_of_addresses_differ_between_tables() {
     assert!(different > 500 && shared < 100, "{different} buckets, {shared} shared");
 }
 
-/// Sends `count` equal frames in one batch. Returns how many frames leave the bridge, and the reasons of all others.
+/// Sends `count` equal frames in one batch. Returns how many frames leave the bridge, and the drop reasons of the other
+/// frames.
 fn send_many(bench: &mut Harness, to: MacAddr, count: usize) -> (usize, Vec<String>) {
     let sent = frame().ethernet(host_mac(1), to).payload(&[9; 50]).build();
     let (mut passed, mut dropped) = (0, Vec::new());
@@ -197,7 +198,7 @@ fn storm_control_limits_each_kind_of_flooded_frames_of_each_port() {
     assert_eq!(send_many(&mut bench, multicast, 9), (9, vec![]));
     bench.set_ingress(1);
     assert_eq!(send_many(&mut bench, MacAddr::BROADCAST, 9), (3, vec!["broadcast_storm".to_owned()]));
-    // Frames to a known address are never limited. The address of the sender is known on port 1 now.
+    // Frames to a known address are never limited. The bridge learns the address of host 2 from a frame that it drops.
     bench.set_ingress(0);
     send(&mut bench, host_mac(2), MacAddr::BROADCAST, 0).unwrap_err();
     bench.set_ingress(1);

@@ -266,7 +266,7 @@ fn neighbours_are_requested_only_while_the_link_is_up() {
 }
 
 #[test]
-fn routes_by_a_renamed_interface_leave_its_port() {
+fn routes_through_a_renamed_interface_are_local_until_it_is_renamed_back() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         ip("route add 20.0.0.0/8 via 10.2.0.9\n");
@@ -380,7 +380,8 @@ fn changes_after_a_loss_are_reported() {
     });
 }
 
-/// Creates a port `a` whose interface has the index 7, without a kernel.
+/// Creates the state for one port `a`, whose interface has the index 7. The messages come from the test instead of the
+/// kernel.
 fn port_without_kernel() -> (Arc<Forwarding>, State) {
     let port =
         PortInfo { name: "a".to_owned(), mac: [2; 6], mtu: 1500, interface: Some("a0".to_owned()), addresses: vec![] };

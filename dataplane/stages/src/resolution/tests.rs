@@ -56,8 +56,8 @@ impl View {
     }
 }
 
-/// A model of one neighbour after the state machine in RFC 4861, appendix C, with the deviations of this
-/// implementation. The events are the rows of the table in that appendix.
+/// A model of one neighbour. The model follows the state machine in RFC 4861, appendix C, except where this
+/// implementation deviates from the RFC. The events are the rows of the table in that appendix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Model {
     None,
@@ -439,7 +439,7 @@ fn ipv4_neighbour_is_requested_resolved_and_given_up() {
     harness.run_one(&packet);
     for (now, questions) in [(100, 1), (1150, 1), (2200, 1 + 3), (3250, 0)] {
         state.step(now);
-        // The frames include the second announcement of each of the three addresses.
+        // The frames at 2200 ms include the second announcement of each of the three addresses.
         assert_eq!(sent(&mut harness).len(), questions, "at {now} ms");
     }
     assert_eq!(harness.run_one(&packet).fate, Fate::Output("unreachable".to_owned()));
