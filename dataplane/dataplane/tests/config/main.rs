@@ -562,9 +562,9 @@ fn typical_mistakes_get_exact_messages() {
 }
 
 #[test]
-fn drops_output_reaches_a_stage_without_a_loop() {
-    // Packets reach the stage `late` only through `drops` of the two `tx` stages. The second `tx` stage comes after
-    // `late`.
+fn drops_key_makes_a_stage_reachable_and_forms_no_loop() {
+    // Packets reach the stage `late` only through the key `drops` of the two `tx` stages. The second `tx` stage
+    // receives the packets of `late`, but this is not a loop: `late` only observes packets that end.
     let text =
         GOOD.replace("arp = \"late\", ", "").replace("use = \"tx\"\nport", "use = \"tx\"\ndrops = \"late\"\nport");
     let text = text.replace("use = \"tx\"\n\n", "use = \"tx\"\ndrops = \"late\"\n\n");

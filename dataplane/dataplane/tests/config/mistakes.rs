@@ -5,18 +5,17 @@ use dataplane::runtime::assemble_offline;
 use dataplane::stages;
 use proptest::prelude::*;
 
-/// Where a mistake is reported.
+/// The position at which a mistake is reported.
 enum At {
-    /// At the first occurrence of this text in the wrong line.
+    /// The first occurrence of this text in the wrong line.
     Text(&'static str),
-    /// At the first occurrence of this text in the nearest line above that contains this text, which is the start of
-    /// the table.
+    /// The start of the table with this header, for a missing key. The table is the nearest one above the line.
     Above(&'static str),
 }
 
 use At::{Above, Text};
 
-/// A wrong line, the position of its mistake, and the message. An empty line stands for a missing key.
+/// A wrong line, the position of its mistake, and the message. The line is empty if its mistake is a missing key.
 type Wrong = (&'static str, At, &'static str);
 
 /// The correct lines of a config. Each line has a list of wrong lines that can replace it.
@@ -138,7 +137,7 @@ fn config(choices: &[usize]) -> (String, Vec<(usize, usize, &'static str)>) {
 /// If the name of a port cannot be read, this port may be the port that a stage names. So the stage's reference is not
 /// reported as a mistake.
 #[test]
-fn unreadable_port_causes_no_mistake_of_a_reference() {
+fn reference_to_an_unreadable_port_is_not_reported() {
     let text = |port: &str| {
         format!("{port}\n[pipeline]\ninput = [\"wan\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"wan\"\n")
     };
@@ -182,7 +181,7 @@ fn config_without_mistakes_is_accepted() {
 }
 
 #[test]
-fn every_mistake_is_reported_alone() {
+fn single_mistake_is_reported() {
     for (at, (_, wrong)) in LINES.iter().enumerate() {
         for mistake in 1..=wrong.len() {
             let mut choices = vec![0; LINES.len()];

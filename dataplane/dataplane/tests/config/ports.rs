@@ -146,7 +146,8 @@ fn only_input_ports_need_receive_buffers() {
     assert!(check(&text, &[]).0.unwrap().buffers < with_input.buffers);
 }
 
-/// A port can refuse every capability except `raw_packet`. Refusing `rss` needs a single worker.
+/// With one worker, a port can refuse every capability except `raw_packet`. A name that is not a capability of
+/// [`dataplane::verbs::Capability`] cannot be refused.
 #[test]
 fn every_capability_except_raw_packets_can_be_refused() {
     for name in dataplane::verbs::Capability::ALL.map(|capability| capability.name()) {

@@ -87,7 +87,7 @@ fn fcs_needs_four_more_bytes() {
 }
 
 #[test]
-fn raw_packet_keys_need_raw_packets_that_the_device_copies() {
+fn raw_packet_keys_are_refused_on_xdp_links_and_ud_queue_pairs() {
     let keys = "flow = [{}]\noffload = ['fcs']\nrate_limit = { rate = '1kbps' }";
     for link in
         ["device = 'soft'\nlink = { kind = 'loopback' }", "device = 'host'\nlink = { kind = 'tap', name = 't' }"]

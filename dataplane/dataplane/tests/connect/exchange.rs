@@ -39,7 +39,9 @@ pub(super) fn listener(address: &str) -> Option<(Listener, SocketAddr)> {
     }
 }
 
-/// Connects both sides at the same time, and returns the endpoints that each side received.
+/// Connects an active side, which offers the endpoints `there`, to a passive side, which offers `here`. Returns the
+/// endpoints that the passive side received, and the endpoints that the active side received. Returns `None` if the
+/// host does not have the address.
 fn exchanged(
     address: &str,
     here: &[QueuePairEndpoint],
@@ -150,7 +152,7 @@ fn active_side_retries_until_the_listener_exists() {
 
 /// If the offers do not match, the active side gets an error with the reason. The passive side keeps listening.
 #[test]
-fn both_sides_report_a_disagreement() {
+fn active_side_gets_the_reason_of_a_refused_offer() {
     let uc = QueuePairEndpoint { transport: QpType::Uc, ..endpoint(6) };
     let second = QueuePairEndpoint { queue: 1, ..endpoint(7) };
     for (there, refusal) in [(&[uc][..], Refusal::Endpoint), (&[endpoint(6), second][..], Refusal::Queues)] {

@@ -1,5 +1,5 @@
-//! Tests of a listener with hostile peers. Each hostile peer is disconnected, holds no resources, and does not block
-//! the good peer.
+//! Tests of a listener with hostile peers. The listener disconnects each hostile peer and keeps no resources for it, so
+//! the good peer, which follows the protocol, can still connect.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -14,7 +14,8 @@ use proptest::prelude::*;
 use super::exchange::{LONG, listener, offer, wait_limits};
 use super::{cabled, endpoint, prepared};
 
-/// The step deadline of tests that wait for the deadline.
+/// The step deadline of tests in which a peer is too slow. The step deadline is the time limit of each step of the
+/// exchange, such as the wait for one message.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// Returns a message in the format of `docs/handshake.md`.
@@ -164,14 +165,14 @@ fn wrong_reply_is_disconnected() {
     let refused = attack_then_connect(LONG, |address| {
         let (_, own) = decode_reply(&send_and_read(address, &good, true));
         assert_eq!(own.transport, QpType::Ud);
-        // More bytes than expected.
+        // Peers that send more bytes than the listener expects.
         for rest in [vec![0; 5000], good.clone(), message(1, 2, 0, 4711, &[])] {
             let reply = send_and_read(address, &[&good[..], &rest].concat(), false);
             assert!(reply.is_empty() || reply.len() >= 92, "{reply:?}");
         }
-        // The listener's own endpoint, sent back.
+        // A peer that sends the listener's own endpoint back.
         assert_eq!(send_and_read(address, &hello(&own), true), refusal(4));
-        // The token of another connection.
+        // A peer that replies with the token of another connection.
         let (first, _) = decode_reply(&send_and_read(address, &good, true));
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();

@@ -12,7 +12,8 @@ use dataplane::soft::{LinkSpec, LoopbackLink, SoftCq, SoftDevice, SoftPd, SoftSp
 use dataplane::units::{Gid, QpNum};
 use dataplane::verbs::{CqSpec, Device, GidKind, LinkLayer, QpCaps, QpSpec, QpType};
 
-/// Returns an endpoint that accepts every other endpoint of this function as its peer.
+/// Returns the endpoint of the queue pair `number`. An endpoint is the address that a queue pair sends to its peer. All
+/// endpoints that this function returns accept each other as peers.
 fn endpoint(number: u32) -> QueuePairEndpoint {
     QueuePairEndpoint {
         version: VERSION,

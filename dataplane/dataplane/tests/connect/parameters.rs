@@ -1,4 +1,5 @@
-//! Endpoint parameters: the requests to the device, and the error texts of rejected parameters.
+//! Tests of endpoint parameters: the attributes that the parameters set in each state change of a queue pair, and the
+//! errors about unsupported parameters.
 
 use std::time::Duration;
 
@@ -17,7 +18,8 @@ use dataplane::verbs::{
 
 use super::{cabled, endpoint, gid};
 
-/// A device with test-specific capabilities and port attributes. Everything else comes from a software device.
+/// A device whose capabilities, port attributes, GIDs and partition keys a test can choose. A software device answers
+/// all other calls.
 #[derive(Clone)]
 struct Fake {
     soft: SoftDevice,
@@ -396,7 +398,7 @@ fn alternate_path_is_set_in_the_state_changes() {
     assert!(!(rtr | rts).intersects(AttributeMask::ALT_PATH | AttributeMask::PATH_MIG_STATE));
 }
 
-/// Unsupported parameters of the alternate path are reported with the key.
+/// An unsupported parameter of the alternate path is reported with its key, its value and the fix.
 #[test]
 fn unsupported_alternate_path_is_reported_with_a_fix() {
     type Change = fn(&mut AlternatePath, &mut Fake);
@@ -539,9 +541,9 @@ fn every_parameter_is_set_in_its_state_change() {
     assert_eq!(ud.init().0.qkey, 5);
 }
 
-/// The smaller limit of both sides applies. The maximum datagram is one packet.
+/// The path MTU of a connection is the smaller path MTU of its two sides. A datagram is at most one packet.
 #[test]
-fn smaller_limit_of_both_sides_applies() {
+fn smaller_path_mtu_of_the_two_sides_applies() {
     for (kind, own, peer, code, message) in [
         (QpType::Rc, Some(1024), 2, 2, 1 << 23),
         (QpType::Rc, Some(256), 5, 1, 1 << 23),
@@ -557,7 +559,8 @@ fn smaller_limit_of_both_sides_applies() {
     }
 }
 
-/// The packet numbers of nearby generations are far apart.
+/// A reset starts a new generation of the queue pair, with a new first packet number. The first packet numbers of the
+/// generations are far apart, so that a late packet of an earlier generation is not accepted.
 #[test]
 fn generations_have_packet_numbers_far_apart() {
     let parameters = EndpointParameters { sq_psn: 0xff_fff0, ..EndpointParameters::default() };

@@ -1,4 +1,5 @@
-//! The lines in the logs of the test cases where a device differs from the standard, with the reasons.
+//! The differences of the devices from the standard (the InfiniBand specification and the manual pages). A difference
+//! is a line that a device adds to the log of a test case instead of the line that the standard requires.
 //!
 //! One difference affects every case, so the cases do not log it: the GRH flag on receives of connected queue pairs.
 //! The standard does not define this flag. The library of rxe (Soft-RoCE) sets the flag for every packet that came over
@@ -436,7 +437,8 @@ pub(crate) fn apply(case: &str, profile: Profile, kernel: bool, standard: &[Stri
         if !applies {
             continue;
         }
-        // Lines may be equal: take the first one that is not yet replaced.
+        // Several lines may be equal. Each difference replaces the first of them that is not replaced yet, so a
+        // difference that is listed twice replaces two lines.
         let at = lines.iter().position(|line| line.as_deref() == Some(it.standard));
         let at = at.ok_or_else(|| format!("no line `{}` (difference: {})", it.standard, it.reason))?;
         lines[at] = None;

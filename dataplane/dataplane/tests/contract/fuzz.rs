@@ -8,14 +8,15 @@
 //! test checks that every accepted request ends exactly once. A request ends with its own completion, with the
 //! completion of a later request of the same queue, or with a reset.
 //!
-//! Two kinds of requests depend on timing on rxe, because rxe treats a request that is sent again differently. A slow
-//! machine sends requests again, so programs do not contain these requests:
+//! On a slow machine, rxe sends some requests a second time. For two kinds of requests, the result of the second
+//! transmission differs from the result of the first. Programs do not contain these requests, because their results
+//! depend on timing:
 //!
-//! - A fenced read or atomic. Each read takes one of `max_rd_atomic` credits, and a fenced request waits until all credits
-//!   are free (`rxe_wqe_is_fenced`). When rxe sends the request again, the request still has its own credit, so the
-//!   request waits for itself and never completes.
-//! - A read without bytes and with an invalid key. rxe does not check the key of the first request, but looks up the key of
-//!   a repeated request (`rxe_recheck_mr`). The software device does the same (test
+//! - A fenced read or atomic. Each read takes one of `max_rd_atomic` credits, and a fenced request waits until all
+//!   credits are free (`rxe_wqe_is_fenced`). The second transmission waits too, but one credit still belongs to the
+//!   request itself, so the request never completes.
+//! - A read without bytes and with an invalid key. rxe does not check the key of the first transmission, but looks up
+//!   the key of the second (`rxe_recheck_mr`). The software device does the same (test
 //!   `rxe_looks_up_the_key_of_an_empty_read_that_is_sent_again`).
 //!
 //! Some programs have a memory window, a limit of the shared receive queue, or a multicast group. On both beds, the test
@@ -290,9 +291,11 @@ struct ProgramRun<'s, 'a, D: RawDevice> {
     log: Vec<String>,
 }
 
-/// The memory size of an endpoint in bytes: 8 receives of 256, 4 sends of 256, and the part that the peer accesses.
+/// The memory size of an endpoint in bytes. The memory starts with 8 receive buffers of 256 bytes.
 const MEMORY: usize = 4096;
+/// The offset of the 4 send buffers of 256 bytes.
 const SENDS: usize = 2048;
+/// The offset of the memory that the peer accesses.
 const FAR: usize = 3072;
 
 /// The number of completions in a step for each queue: sends of a, receives of a, sends of b, receives of b.
@@ -304,7 +307,7 @@ const CONNECTION: Connection = Connection {
     access: Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC),
     max_rd_atomic: 4,
     max_dest_rd_atomic: 4,
-    // Fails immediately, without a retry.
+    // A send to a peer without a posted receive fails immediately, without a retry.
     rnr_retry: 0,
     retry_count: 5,
     // 34 ms for each of six attempts. With a shorter timeout, a slow peer would count as absent.
@@ -368,7 +371,7 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
         }
     }
 
-    /// Logs the armed limit of the shared receive queue.
+    /// Logs the limit of the shared receive queue. If an armed limit is now 0, the limit was reached.
     fn log_limit(&mut self) -> Outcome {
         let Some(srq) = &self.srq else { return Ok(()) };
         let limit = srq.limit()?;
@@ -459,9 +462,9 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
                 let (attributes, mask) = QpAttributes::to(*state);
                 let from = self.end(*b).qp.query()?.state;
                 if (from, *state) == (QpState::Rts, QpState::Sqd) {
-                    // `drain` takes all events of the device, so count the events before.
+                    // `drain` discards all events of the device, so count the events about the limit first.
                     self.take_events();
-                    // Wait until running requests have ended. Until then, some devices report another state.
+                    // Wait until running requests have ended. Until then, some devices do not report the state SQD.
                     crate::cases::drain(self.end(*b))?;
                     self.log.push("drained".to_owned());
                     return self.wait(wanted);
@@ -548,8 +551,9 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
         let accepted = done.as_ref().map_or_else(|refused| refused.accepted, |()| posted.len());
         self.log.push(format!("receives: {}", post_result(done)));
         self.receives[usize::from(b)].extend(posted.into_iter().take(accepted));
-        // rxe flushes requests that are posted in ERR only when ERR is set again. The libibverbs provider sets ERR
-        // again only if it knows that the queue pair is in ERR.
+        // rxe flushes requests that are posted in ERR only when the state is set to ERR again. The libibverbs provider
+        // does this at the post, but only if it knows that the queue pair is in ERR. It does not know this if the
+        // device changed the state, so the test sets ERR again.
         let end = self.end(b);
         if end.qp.query().is_ok_and(|it| it.state == QpState::Err) {
             let (attributes, mask) = QpAttributes::to(QpState::Err);
@@ -613,7 +617,8 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
         self.sends[usize::from(b)].extend(posted.into_iter().take(accepted));
     }
 
-    /// Returns `true` if a signalled send of the endpoint has not completed yet. In SQD, sends do not need to complete.
+    /// Returns `true` if a signalled send of the endpoint has not completed yet. Returns `false` in SQD, because sends
+    /// that are posted in SQD complete only after SQD.
     fn unfinished(&self, b: bool) -> bool {
         let (end, taken) = if b { (&self.pair.b, &self.sends[1]) } else { (&self.pair.a, &self.sends[0]) };
         let state = end.qp.query().map_or(QpState::Err, |it| it.state);
@@ -663,7 +668,7 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
                 let taken = &mut self.sends[usize::from(b)];
                 let Some(at) = taken.iter().position(|taken| taken.wr_id == it.wr_id) else {
                     return Err(Stop::Fail(format!(
-                        "{ACCOUNTING}{} send {} completes twice or was never taken",
+                        "{ACCOUNTING}{} send {} completed twice or was never accepted",
                         end.name, it.wr_id
                     )));
                 };
@@ -692,9 +697,15 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
                             _ => clear(end, &sges, usize::MAX),
                         }
                     }
-                    at => {
+                    Some(earlier) => {
                         return Err(Stop::Fail(format!(
-                            "{ACCOUNTING}{} receive {} completes as number {at:?}",
+                            "{ACCOUNTING}{} receive {} completed before {earlier} earlier receives",
+                            end.name, it.wr_id
+                        )));
+                    }
+                    None => {
+                        return Err(Stop::Fail(format!(
+                            "{ACCOUNTING}{} receive {} completed twice or was never accepted",
                             end.name, it.wr_id
                         )));
                     }
@@ -730,7 +741,9 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
                 break;
             }
             if begin.elapsed() > COMPLETION_TIMEOUT {
-                return Err(Stop::Fail(format!("{ACCOUNTING}not all requests ended: {now:?} of {wanted:?}")));
+                return Err(Stop::Fail(format!(
+                    "{ACCOUNTING}not all requests ended: {now:?} completions for {wanted:?} requests"
+                )));
             }
             std::thread::yield_now();
         }
@@ -744,7 +757,9 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
         }
         if self.limit_events != self.limits_reached {
             let (events, reached) = (self.limit_events, self.limits_reached);
-            return Err(Stop::Fail(format!("{ACCOUNTING}{events} limit events, limit reached {reached} times")));
+            return Err(Stop::Fail(format!(
+                "{ACCOUNTING}the limit was reached {reached} times, but raised {events} events"
+            )));
         }
         for end in [&self.pair.a, &self.pair.b] {
             let bytes = end.buffer.to_vec(0..end.buffer.len());
@@ -759,7 +774,7 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
     }
 }
 
-/// Zeroes the first bytes of a request's memory. Skips memory that does not belong to the endpoint's buffer.
+/// Zeroes the first `bytes` bytes of a request's memory. Skips memory that does not belong to the endpoint's buffer.
 fn clear<D: RawDevice>(end: &Endpoint<D>, sges: &[Sge], bytes: usize) {
     let mut left = bytes;
     for sge in sges {
@@ -809,8 +824,8 @@ fn choose<D: RawDevice>(random: &mut Random, run: &ProgramRun<'_, '_, D>) -> Out
             }
             let n = 1 + random.below(3);
             let mut requests: Vec<Request> = (0..n).map(|_| repeatable(send(random, kind))).collect();
-            // An error that only the response shows comes late. Later requests may or may not have arrived by then, so
-            // remove them.
+            // The requester detects some errors only when the response arrives. Until then, later requests may or may
+            // not arrive at the peer, so remove the later requests.
             if let Some(late) = requests.iter().position(fails_late) {
                 requests.truncate(late + 1);
             }
@@ -887,7 +902,8 @@ fn repeatable(request: Request) -> Request {
     Request { op, fence: request.fence && !answered, ..request }
 }
 
-/// Returns `true` if the request fails only when the response arrives, or if the peer fails after it has responded.
+/// Returns `true` if the request fails only when the response arrives, or if the peer's queue pair fails after it has
+/// responded.
 fn fails_late(request: &Request) -> bool {
     let answered = matches!(request.op, Op::Read(_) | Op::CompareSwap(..) | Op::FetchAdd(..));
     // A send with an invalid key to invalidate makes the peer stop without an error response.
@@ -1163,5 +1179,5 @@ pub(crate) fn compare<A: RawDevice, B: RawDevice>(first: &TestBed<A>, second: &T
         panic!("{} and {} differ.\n{setting:?}\n{less:#?}\n{why}\nto repeat: {repeat}", first.name, second.name);
     }
     let took = begin.elapsed().as_secs();
-    println!("{count} programs from seed {seed}: {steps} steps, {completions} completions, all alike, {took} s");
+    println!("{count} programs from seed {seed}: {steps} steps, {completions} completions, no difference, {took} s");
 }

@@ -1,5 +1,5 @@
-//! Checks that crates and modules have only the dependencies that their documentation states, and that `unsafe` code is
-//! only where it is allowed.
+//! Checks that crates and modules have only the dependencies that the tables in the crate documentation list, and that
+//! only the allowed files contain `unsafe` code.
 
 mod census;
 mod circles;
@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 /// The folders and files in which `unsafe` code is allowed.
 const MAY_BE_UNSAFE: [&str; 4] = ["core/src/mem", "core/src/lane", "soft/src", "ibverbs/src"];
-/// The file that declares unsafe methods. The file must not have an unsafe block.
+/// A file outside these folders that may declare unsafe methods, but must not have an unsafe block.
 const DECLARES_UNSAFE: &str = "core/src/verbs/mod.rs";
 
-/// The allowed circles of imports: the crate, and the files that may import each other. The queue pair and the
-/// completion queue of the software device use each other.
+/// The allowed circles of imports: the folder of the crate, and the files that may import each other. In `soft`, the
+/// queue pair and the completion queue use each other.
 const CIRCLES: &[(&str, &[&str])] = &[("soft", &["cq_core.rs", "engine.rs", "raw.rs", "zero_copy.rs"])];
 
 /// The folder of the crates.
@@ -27,8 +27,8 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns the rows of the tables in the documentation of a crate root: the name of a crate or module, and the names
-/// that it may use.
+/// Returns the rows of the tables in the documentation of the file `root`. A row has the name of a crate or module, and
+/// the names of the crates or modules that it may use.
 fn table(root: &str, is_row: impl Fn(&str) -> Option<String>) -> BTreeMap<String, BTreeSet<String>> {
     let rows = read(root);
     let rows = rows.lines().filter_map(|line| line.strip_prefix("//! | "));
@@ -70,8 +70,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Returns the files of modules that are declared with `#[cfg(test)] mod name;`, or for tests and the fuzzer. Their
-/// imports do not count.
+/// Returns the files of the modules whose declaration has `#[cfg(test)]` or `#[cfg(any(test, fuzzing))]`. The checks
+/// ignore these files.
 fn test_files(all: &[PathBuf]) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for path in all {
@@ -137,7 +137,7 @@ fn crates_depend_only_on_the_crates_in_their_row() {
     let layers = layers();
     let folders: BTreeSet<String> =
         fs::read_dir(crates()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    assert_eq!(layers.keys().cloned().collect::<BTreeSet<_>>(), folders, "the table of crates lists every crate");
+    assert_eq!(layers.keys().cloned().collect::<BTreeSet<_>>(), folders, "the table of crates must list every crate");
     for (name, may) in &layers {
         let manifest: toml::Table = read(format!("{name}/Cargo.toml")).parse().unwrap();
         let dependencies = manifest["dependencies"].as_table().unwrap().keys();

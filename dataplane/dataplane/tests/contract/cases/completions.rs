@@ -206,7 +206,7 @@ pub(crate) fn overrun<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// Creates a pair whose second endpoint receives through a completion channel.
+/// Creates a pair. The receive completion queue of the second endpoint has a completion channel.
 fn with_channel<D: RawDevice>(t: &Trial<'_, D>) -> Outcome<(Pair<D>, D::Channel)> {
     t.require(Capability::Events)?;
     let mut pair = Pair::new(t.bed, EndpointSpec::new(QpType::Rc))?;
@@ -302,7 +302,7 @@ pub(crate) fn arm_race<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.expect("50 of 50")
 }
 
-/// Each armed queue raises its own event, with its own number.
+/// Two completion queues share a channel. Each of the queues raises an event with its own number when it is armed.
 pub(crate) fn two_queues_one_channel<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Events)?;
     let channel = t.bed.a.create_channel()?;
@@ -341,7 +341,8 @@ pub(crate) fn two_queues_one_channel<D: RawDevice>(t: &mut Trial<'_, D>) -> Outc
     )
 }
 
-/// A queue returns the value that the program gave it, and so does each event of the queue.
+/// The context of a completion queue is a value that the program chooses. The queue and all its events return this
+/// value.
 pub(crate) fn context<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Events)?;
     let channel = t.bed.a.create_channel()?;
@@ -380,8 +381,8 @@ pub(crate) fn context<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// Creates a pair whose first endpoint has its queue pair and a completion queue in a parent domain, and its memory in
-/// the domain that the parent domain extends.
+/// Creates a pair. The queue pair and the send completion queue of the first endpoint are in the parent domain
+/// `parent`. The memory of this endpoint is in `plain`, the domain that `parent` extends.
 pub(crate) fn in_parent_domain<D: RawDevice>(
     t: &Trial<'_, D>,
     plain: &MessageDomain<D>,
@@ -398,8 +399,8 @@ pub(crate) fn in_parent_domain<D: RawDevice>(
     Ok(pair)
 }
 
-/// A completion queue can be created in a parent domain, if the device has parent domains. Keys of the parent domain and
-/// of the domain that it extends are valid in both.
+/// If the device has parent domains, a completion queue can be created in a parent domain. A queue pair of the parent
+/// domain can use the memory of the domain that the parent domain extends.
 pub(crate) fn parent_domain<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let has = t.bed.a.capabilities().has.contains(&Capability::ParentDomain);
     let cq = EndpointSpec::new(QpType::Rc).cq;
@@ -450,7 +451,8 @@ pub(crate) fn fields_of_datagrams<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
         t.log(format!("flags: {:?}", it.flags()));
         let numbers = (it.qp_num() == Some(pair.b.qp.number()), it.src_qp() == Some(pair.a.qp.number()));
         t.log(format!("queue pairs: {numbers:?}"));
-        // On Ethernet, the identifiers are absent or 0. The extended interface has no index of a partition key.
+        // On Ethernet, the LID, the service level and the path bits are absent or 0. The extended polling interface
+        // does not return the index of the partition key.
         let identifiers = (it.slid().unwrap_or(0), it.sl(), it.dlid_path_bits().unwrap_or(0));
         t.log(format!("identifiers: {identifiers:?} {}", it.pkey_index().unwrap_or(0)));
         let of_receives = (sent.src_qp(), sent.slid(), sent.sl(), sent.dlid_path_bits(), sent.pkey_index(), sent.imm());
@@ -535,8 +537,8 @@ pub(crate) fn fields_of_errors<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
          ".repeat(2))
 }
 
-/// The verdict on checksums is granted exactly if the device checks checksums. Without the verdict, a run of completions
-/// reports no valid checksum.
+/// The field `PollFields::CHECKSUM` is granted exactly if the device checks the checksums of received packets. The
+/// completion of a message of a reliable connection never reports a correct checksum.
 pub(crate) fn checksum<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let has = t.bed.b.capabilities().has.contains(&Capability::RxChecksum);
     let spec = EndpointSpec::new(QpType::Rc);

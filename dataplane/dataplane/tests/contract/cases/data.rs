@@ -261,7 +261,7 @@ pub(crate) fn inline<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 2), (PairCq::BReceived, 1)])?;
     t.log(String::from_utf8_lossy(&pair.b.buffer.to_vec(INTO..INTO + 6)));
     t.log(String::from_utf8_lossy(&pair.b.buffer.to_vec(INTO + 200..INTO + 206)));
-    // One byte more than the queue pair granted.
+    // This message has one byte more than the queue pair allows in an inline send.
     let most = pair.a.qp.caps().inline as usize;
     let sges = [pair.a.buffer.sge(0..most), pair.a.buffer.sge(most..most + 1)];
     let posted = pair.a.post_flags(3, SendOp::Send, flags, &sges);
@@ -394,7 +394,8 @@ pub(crate) fn psn_wraps<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// Posts an atomic operation and logs the values on both sides.
+/// Posts an atomic operation. Logs the value that the operation returns and the new value in the peer's memory, or the
+/// error of the post.
 fn atomic<D: RawDevice>(t: &mut Trial<'_, D>, pair: &mut Pair<D>, wr_id: u64, op: SendOp<'_>) -> Outcome {
     pair.a.buffer.write(FROM, &[0xee; 8]);
     let sges = [pair.a.buffer.sge(FROM..FROM + 8)];

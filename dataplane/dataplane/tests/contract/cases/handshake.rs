@@ -23,7 +23,7 @@ fn prepared<D: RawDevice>(
     Ok((PreparedQueuePair::new(device, &pd, &spec, (&cq, &cq), None, parameters)?, cq))
 }
 
-/// Connects two new queue pairs, and returns the attributes that both devices report.
+/// Connects two new queue pairs, and returns the attributes of each queue pair that its device reports.
 fn connected<D: RawDevice>(t: &Trial<'_, D>, parameters: EndpointParameters) -> Outcome<[QpAttributes; 2]> {
     let (a, _cq_of_a) = prepared(t.bed, &t.bed.a, parameters.clone())?;
     let (b, _cq_of_b) = prepared(t.bed, &t.bed.b, parameters)?;
@@ -51,7 +51,8 @@ fn log_all<D: RawDevice>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2]) {
     }
 }
 
-/// Without parameters, the handshake sets the attributes that the crate `ibverbs` documents.
+/// With default parameters, the handshake sets the values of the crate `ibverbs` on crates.io, which is another
+/// project, except `timeout`.
 pub(crate) fn defaults<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let sides = connected(t, EndpointParameters::default())?;
     log_all(t, sides);
@@ -65,7 +66,7 @@ pub(crate) fn defaults<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
          ".repeat(2))
 }
 
-/// Each parameter sets its attribute.
+/// Each parameter sets the attribute with the same name.
 pub(crate) fn parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let parameters = EndpointParameters {
         access: Access::REMOTE_WRITE | Access::REMOTE_READ,
@@ -104,7 +105,7 @@ pub(crate) fn invalid_parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome 
     t.expect("true true")
 }
 
-/// Queue pairs whose hosts exchange the endpoints over TCP reach RTS, each in its own thread.
+/// Two threads exchange the endpoints of their queue pairs over TCP. The two queue pairs then reach RTS.
 pub(crate) fn over_tcp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let listener = Listener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), None)?;
     let (bed, address) = (t.bed, listener.address()?);

@@ -1,4 +1,5 @@
-//! The cases of the contract test, grouped by topic. Each case runs on every test bed.
+//! The cases of the verbs contract suite, grouped by topic. Each case runs on every test bed, which is a pair of
+//! devices that can reach each other.
 
 use dataplane::units::{Lkey, Rkey};
 use dataplane::verbs::{RawDevice, Remote, Sge};

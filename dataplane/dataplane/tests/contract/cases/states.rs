@@ -20,7 +20,7 @@ const REACHED: [QpState; 6] = [QpState::Reset, QpState::Init, QpState::Rtr, QpSt
 /// Optional attributes that the transition table allows, but not every device supports.
 const MORE: AttributeMask = AttributeMask::ALT_PATH.union(AttributeMask::PATH_MIG_STATE).union(AttributeMask::RATE_LIMIT);
 
-/// Returns attributes with valid values.
+/// Returns attributes with valid values for the change from state `from` to state `to`.
 fn attributes<D: RawDevice>(end: &Endpoint<D>, from: QpState, to: QpState) -> QpAttributes {
     let (mut attributes, _) = Connection::default().step(end, to, end.gid.0, QpNum(17));
     attributes.current_state = from;

@@ -162,7 +162,7 @@ const REQUEST_REFUSED: &str = "a send 1 REM_INV_REQ_ERR
     touched: false
     b IBV_EVENT_QP_REQ_ERR";
 
-/// Posts an RDMA write to an address that the peer must not let this queue pair write.
+/// Posts an RDMA write to an address at which the peer must refuse the write.
 fn check_refused_write<D: RawDevice>(
     t: &mut Trial<'_, D>,
     with: Connection,
@@ -249,7 +249,8 @@ pub(crate) fn rc_read_max_dest_rd_atomic_0<D: RawDevice>(t: &mut Trial<'_, D>) -
     t.expect(REQUEST_REFUSED)
 }
 
-/// The queue pairs have different path MTUs, so the requester expects other packets than the responder sends.
+/// The queue pairs have different path MTUs, so the responder sends packets of a length that the requester does not
+/// expect.
 pub(crate) fn rc_read_unequal_mtu<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let with = |path_mtu| Connection { path_mtu, ..Connection::default() };
     for (of_requester, of_responder) in [(3, 1), (1, 3)] {
@@ -297,8 +298,8 @@ pub(crate) fn rc_no_peer<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// On rxe, the kernel's software RoCE driver, such a read would never complete, so Dataplane's provider `verbs` refuses
-/// the read.
+/// The device fails a read of a queue pair whose `max_rd_atomic` is 0. On rxe, the kernel's software RoCE driver, the
+/// read would never complete, so Dataplane's provider `verbs` refuses the read.
 pub(crate) fn rc_read_max_rd_atomic_0<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let none = Connection { max_rd_atomic: 0, ..Connection::default() };
     let mut pair = t.pair_with(EndpointSpec::new(QpType::Rc), none, Connection::default())?;
@@ -320,7 +321,8 @@ pub(crate) fn rc_send_with_invalidate_bad_rkey<D: RawDevice>(t: &mut Trial<'_, D
     let sge = pair.a.buffer.sge(0..20);
     pair.a.post(1, SendOp::SendWithInv(Rkey(0xdead_be00)), &[sge])?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
-    // Some devices acknowledge the send before they check the key, so only the state of b is logged.
+    // Log only the state of b. The state of a depends on the device, because some devices acknowledge the send before
+    // they check the key.
     t.log(format!("b {}", pair.b.state()?));
     t.expect(
         "a send 1 REM_ACCESS_ERR
@@ -531,7 +533,7 @@ pub(crate) fn error_by_user<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// A receive that is posted after the change to ERR is flushed too.
+/// A receive that is posted in ERR is flushed once, even if the state is set to ERR again.
 pub(crate) fn receive_after_error<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     pair.a.recv(1, 0..10)?;
@@ -540,7 +542,7 @@ pub(crate) fn receive_after_error<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
     pair.a.recv(2, 0..10)?;
     t.round_trips()?;
     t.wait_and_log(&mut pair, &[])?;
-    t.log("once more");
+    t.log("ERR again");
     pair.a.set_state(QpState::Err)?;
     pair.a.recv(3, 0..10)?;
     pair.a.set_state(QpState::Err)?;
@@ -549,7 +551,7 @@ pub(crate) fn receive_after_error<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
     t.expect(
         "a receive 1 WR_FLUSH_ERR
          a receive 2 WR_FLUSH_ERR
-         once more
+         ERR again
          a receive 3 WR_FLUSH_ERR",
     )
 }
@@ -561,7 +563,7 @@ pub(crate) fn reset_by_user<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     pair.b.recv(1, 0..100)?;
     pair.b.recv(2, 100..200)?;
     pair.a.send(1, 0..20)?;
-    // The receive completes before the send.
+    // When the send of a has completed, the receive of b has completed too, but its completion is not polled.
     wait_for_a(&mut pair)?;
     for end in [&mut pair.a, &mut pair.b] {
         end.set_state(QpState::Reset)?;
