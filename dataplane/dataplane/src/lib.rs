@@ -36,6 +36,8 @@
 
 pub mod app;
 pub mod config;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod prelude;
 pub mod runtime;
 pub mod testing;

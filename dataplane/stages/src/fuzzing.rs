@@ -1,4 +1,4 @@
-//! Fuzz targets: functions that take any bytes. A target panics if the code breaks a rule. The tests run each target on
+//! Targets of the fuzzer in `tools/fuzz`. A target panics if the code breaks a rule. The tests run each target on
 //! the inputs of its corpus.
 
 use std::os::fd::AsRawFd;

@@ -42,6 +42,9 @@ mod stages;
 mod stats;
 mod topology;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use control::fuzz as fuzz_control;
+
 use std::ffi::OsString;
 
 use clap::Parser;

@@ -1,6 +1,8 @@
 //! Splits a source into its parts: runtime, ports, input and stages. Each part is read separately, so that a mistake in
 //! one part does not hide mistakes in another part.
 
+use std::sync::LazyLock;
+
 use schemars::Schema;
 use serde::Deserialize;
 use toml::Spanned;
@@ -16,6 +18,9 @@ use super::source::{Source, Span};
 use super::syntax;
 use super::tree::{self, PathStep};
 use dataplane_core::pipeline::parameter_schema;
+
+static PORT_SCHEMA: LazyLock<Schema> = LazyLock::new(parameter_schema::<Port>);
+static RUNTIME_SCHEMA: LazyLock<Schema> = LazyLock::new(parameter_schema::<Runtime>);
 
 /// A name with its position.
 pub(super) type Name = Spanned<String>;
@@ -85,17 +90,16 @@ impl StageHead {
 pub fn load<'s>(source: &'s Source, diagnostics: &mut Diagnostics) -> Loaded<'s> {
     let parsed = syntax::parse(source, diagnostics);
     let mut root = parsed.root;
-    let mut reader = Reader { diagnostics, damaged: parsed.damaged, port_schema: parameter_schema::<Port>() };
+    let mut reader = Reader { diagnostics, damaged: parsed.damaged, port_schema: &PORT_SCHEMA };
     remove_unknown(&mut root, &["runtime", "port", "pipeline"], &[], reader.diagnostics);
     if let Some(DeValue::Table(pipeline)) = root.get_mut("pipeline").map(|value| value.get_mut()) {
         remove_unknown(pipeline, &["input", "stage"], &[], reader.diagnostics);
     }
     let runtime = match root.get("runtime") {
         None => Some(Runtime::default()),
-        Some(value) => reader.table(value, "runtime", "[runtime]").and_then(|table| {
-            let schema = parameter_schema::<Runtime>();
-            recover(&table, Expected::of(&schema), reader.diagnostics)
-        }),
+        Some(value) => reader
+            .table(value, "runtime", "[runtime]")
+            .and_then(|table| recover(&table, Expected::of(&RUNTIME_SCHEMA), reader.diagnostics)),
     };
     let ports = root.get("port").map(|value| reader.tables(value, "port", "[[port]]", MAX_PORTS)).unwrap_or_default();
     let ports = ports.into_iter().map(|table| reader.port(table)).collect();
@@ -121,7 +125,7 @@ struct Reader<'d> {
     diagnostics: &'d mut Diagnostics,
     /// See [`Loaded::damaged`].
     damaged: bool,
-    port_schema: Schema,
+    port_schema: &'static Schema,
 }
 
 impl Reader<'_> {
@@ -183,7 +187,7 @@ impl Reader<'_> {
             connection::split(table.get_mut());
             Port::deserialize(toml::de::Deserializer::from(table))
         };
-        let port = recover_with(&table, Expected::of(&self.port_schema), &mut { read }, self.diagnostics);
+        let port = recover_with(&table, Expected::of(self.port_schema), &mut { read }, self.diagnostics);
         PortEntry { span, name, port, interface_mtu: None }
     }
 

@@ -6,6 +6,8 @@ use crate::runtime::Assembly;
 use dataplane_core::clock::{ClockSource, Stamp};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::mem::{Batch, Packet, PageKind, Pool, Reason, Region, RegionSpec, SlotLayout};
+#[cfg(any(test, fuzzing))]
+use dataplane_core::pipeline::NodeCounters;
 use dataplane_core::pipeline::{Ctx, Graph, Observer, PortInfo, Stage, Step, Target};
 use dataplane_core::units::Nanos;
 
@@ -139,6 +141,56 @@ impl Tracer {
             stage.counters(&mut |name, value| *counters.entry(name.to_owned()).or_default() += value);
         }
         counters
+    }
+}
+
+#[cfg(any(test, fuzzing))]
+impl Tracer {
+    /// Passes bursts of packets through the stages. Each packet has the number of its port and whether its burst ends
+    /// after the packet.
+    ///
+    /// # Panics
+    /// If a packet or a buffer is not accounted for.
+    pub(crate) fn run_bursts(&mut self, packets: &[(usize, bool, &[u8])]) {
+        use dataplane_core::pipeline::NoObserver;
+
+        let mut ctx = Ctx { start: Nanos(0), epoch: Nanos(0), now: Nanos(0), worker: 0 };
+        let (mut received, mut sent) = (0, 0);
+        let mut send = |graph: &mut Graph, pool: &mut Pool| {
+            for port in 0..self.ports.len() {
+                sent += graph.outbox(port).len() as u64;
+                graph.outbox(port).free_into(pool);
+            }
+        };
+        let (graph, pool) = (&mut self.graph, &mut self.pool);
+        let mut waiting = 0;
+        for (index, (port, ends, packet)) in packets.iter().enumerate() {
+            let stamp = Stamp::new(ctx.now, ClockSource::Virtual);
+            let port = port % self.ports.len();
+            if graph.entry(port as u8).push_bytes(packet, stamp, pool) {
+                received += 1;
+                waiting += 1;
+            }
+            // All packets of a burst come from one port.
+            let next = packets.get(index + 1);
+            let same_port = next.is_some_and(|(next, ..)| next % self.ports.len() == port);
+            if *ends || !same_port || waiting == graph.burst() {
+                waiting = 0;
+                graph.walk(&ctx, pool, &mut NoObserver);
+                send(graph, pool);
+                ctx.now.0 += 50_000_000;
+                graph.tick(&ctx);
+                while graph.release(&ctx, pool, &mut NoObserver) {
+                    send(graph, pool);
+                }
+            }
+        }
+        graph.drop_held(pool);
+        let total = |part: fn(&NodeCounters) -> u64| graph.counters().map(|(_, counters)| part(counters)).sum::<u64>();
+        let added = total(|counters| counters.copied + counters.made);
+        let ended = sent + graph.dropped() + total(|counters| counters.consumed);
+        assert_eq!(received + added, ended, "the ledger: {received} received, {added} added, {sent} sent");
+        assert_eq!(pool.available(), SLOTS, "buffers are missing");
     }
 }
 

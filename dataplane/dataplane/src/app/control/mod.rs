@@ -11,6 +11,8 @@ mod socket;
 
 pub(super) use client::{Answer, Connection, Found};
 pub(super) use server::Server;
+#[cfg(any(test, fuzzing))]
+pub(crate) use server::fuzz;
 pub(super) use socket::{folders, group_problem, in_use, problem};
 
 use std::time::Duration;

@@ -252,3 +252,39 @@ impl Client {
         true
     }
 }
+
+/// A target of the fuzzer: a client sends requests, whose bytes arrive in two pieces. The first byte of the input is the
+/// length of the first piece.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn fuzz(input: &[u8]) {
+    let Some((&first, bytes)) = input.split_first() else { return };
+    let (mut peer, ours) = UnixStream::pair().expect("a socket pair");
+    ours.set_nonblocking(true).expect("a non-blocking socket");
+    let mut client = Client::new(ours);
+    let (mut answered, mut is_open) = (0, true);
+    let at = usize::from(first).min(bytes.len());
+    for piece in [&bytes[..at], &bytes[at..]] {
+        peer.write_all(piece).expect("room in the socket");
+        // A call reads at most one request. Without a request, a call reads at most the bytes of one request.
+        for _ in 0..=bytes.len() {
+            is_open = is_open && client.read_request();
+            assert!(client.input.len() <= MAX_REQUEST);
+            if std::mem::take(&mut client.is_waiting) {
+                answered += 1;
+            }
+            if client.is_refused && is_open {
+                let refusal: Result<Refusal, _> = serde_json::from_slice(&client.output);
+                assert!(refusal.is_ok_and(|refusal| !refusal.error.is_empty()));
+                is_open = client.write_output();
+            }
+        }
+    }
+    let is_stats = |line: &&[u8]| {
+        line.len() <= MAX_REQUEST && line.last() == Some(&b'\n') && line.trim_ascii() == STATS.as_bytes()
+    };
+    let expected = bytes.split_inclusive(|byte| *byte == b'\n').take_while(is_stats).count();
+    assert_eq!(answered, expected);
+    let last = bytes.split_inclusive(|byte| *byte == b'\n').nth(expected);
+    let is_complete = |line: &[u8]| line.len() >= MAX_REQUEST || line.last() == Some(&b'\n');
+    assert_eq!(is_open, !last.is_some_and(is_complete));
+}

@@ -36,6 +36,8 @@ type Refusal = String;
 
 /// Size of a pcap file header, in bytes. This number of bytes also identifies a pcapng file.
 const HEADER: u64 = 24;
+/// Size of a pcapng block without content, in bytes.
+const SMALLEST_BLOCK: u32 = 12;
 /// Maximum size of a capture that can be played, in bytes. Frames are stored in cache lines, and the line numbers of
 /// larger captures might not fit into 32 bits.
 const MOST: u64 = 64 << 30;
@@ -161,6 +163,14 @@ impl Capture {
             let offset = file.len() - rest.len();
             if let Some([0x0a, 0x0d, 0x0d, 0x0a, _, _, _, _, order, ..]) = rest.first_chunk::<12>() {
                 big_endian = *order == 0x1a;
+            }
+            // The parser subtracts `SMALLEST_BLOCK` from the length, and panics in debug builds if the length is smaller.
+            if let Some([_, _, _, _, length @ ..]) = rest.first_chunk::<8>() {
+                let length = if big_endian { u32::from_be_bytes(*length) } else { u32::from_le_bytes(*length) };
+                if length < SMALLEST_BLOCK {
+                    capture.damage = Some(Damage { offset, reason: "no valid record".to_owned() });
+                    break;
+                }
             }
             let (after, block) = match if big_endian { parse_block_be(rest) } else { parse_block_le(rest) } {
                 Ok(parsed) => parsed,
