@@ -101,8 +101,12 @@ fn only_ours_refuses(reason: Malformed, reference: &SlicedPacket<'_>) -> bool {
         | Malformed::TooManyIpv6Extensions
         | Malformed::BadIpv6Extension
         | Malformed::BadUdpLength => true,
-        // `etherparse` skips the rest of a packet with a payload length of 0, and of an encrypted MACsec frame.
-        _ => reference.transport.is_none(),
+        // `etherparse` does not parse the content of an encrypted MACsec frame. If the payload length of IPv6 is 0,
+        // `etherparse` takes the whole frame.
+        _ => {
+            let is_empty = matches!(&reference.net, Some(NetSlice::Ipv6(ip)) if ip.header().payload_length() == 0);
+            is_empty || reference.transport.is_none()
+        }
     }
 }
 
