@@ -52,7 +52,7 @@ fn every_recipe_loads_and_recipes_without_interfaces_run() {
             .unwrap_or_else(|| panic!("{name}:\n{}", diagnostics.render(false)));
         let mut links = assembly.plan.ports.iter().filter_map(|port| port.config.link.as_ref());
         if links.any(|link| link.interface().is_some()) {
-            report_skip(format!("{name} needs an interface, so this test checks only its config"));
+            report_skip(format!("{name} needs an interface, so this test only checks the config"));
             continue;
         }
         let options = Options { packets: Some(10_000), duration: Some(Duration::from_secs(1)) };

@@ -238,7 +238,7 @@ fn connection_table_lists_every_key_with_its_default() {
     for row in &documented {
         assert!(row.iter().all(|cell| !cell.is_empty()), "{row:?}");
         let default = &keys[&row[0]];
-        assert!(default == "–" || *default == row[4], "{}: {} and not {default}", row[0], row[4]);
+        assert!(default == "–" || *default == row[4], "{}: the default is {default}, not {}", row[0], row[4]);
     }
 }
 
@@ -252,9 +252,9 @@ struct Source {
     members: BTreeSet<String>,
     /// Whether the file contains a module `tests`.
     tests: bool,
-    /// Whether the file defines the macro `codes!`, which defines enums of numbers. Every enum of this macro has the
-    /// functions and constants in the macro as members.
-    gives: bool,
+    /// Whether the file defines the macro `codes!`, which defines enums of numbers. Every enum that the macro defines
+    /// has the functions and constants of the macro as members.
+    defines_codes: bool,
 }
 
 impl Source {
@@ -263,7 +263,7 @@ impl Source {
         let mut source = Self {
             path,
             tests: text.contains("mod tests {"),
-            gives: text.contains("macro_rules! codes"),
+            defines_codes: text.contains("macro_rules! codes"),
             ..Self::default()
         };
         let makes_codes = text.contains("codes! {");
@@ -315,8 +315,9 @@ fn crates() -> PathBuf {
     Path::new(CRATE).parent().unwrap().to_owned()
 }
 
-/// The folders in which the lookup of a path such as `soft::SoftDevice` starts: the first name of the path, and the
-/// folder. Paths to modules of the crates `dataplane-core` and `dataplane` have no crate name.
+/// Where the lookup of a path such as `soft::SoftDevice` starts: the first name of the path, and the folder for this
+/// name. The first name is empty for modules of the crates `dataplane-core` and `dataplane`, because their paths have
+/// no crate name.
 const ROOTS: [(&str, &str); 8] = [
     ("soft", "soft/src"),
     ("ibverbs", "ibverbs/src"),
@@ -364,7 +365,7 @@ fn look_up_in<'a>(mut place: PathBuf, names: &[&str], mut found: Vec<&'a Source>
     match rest[..] {
         [_] => of_item.next().is_some(),
         [item, member] => {
-            let near = |source: &&&Source| source.items.contains(item) || source.gives;
+            let near = |source: &&&Source| source.items.contains(item) || source.defines_codes;
             of_item.next().is_some() && found.iter().filter(near).any(|source| source.members.contains(member))
         }
         _ => false,
@@ -419,8 +420,8 @@ fn every_name_in_the_verbs_guide_exists() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// Checks that `look_up` finds existing names and rejects missing names. Otherwise, the tests above would prove
-/// nothing.
+/// Checks that `look_up` finds existing names and rejects missing names. If `look_up` found every name, the tests above
+/// would prove nothing.
 #[test]
 fn look_up_rejects_missing_names() {
     let sources = Source::all();

@@ -51,8 +51,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// A config with two ports, stages with state, and copies that find no free buffer. Packets are dropped by a stage, and
-/// after an output that leads to `drop`.
+/// A config with two ports and with stages that have state. Stages copy and drop packets, and an output leads to the
+/// stage `drop`. If no buffer is free, a packet is not copied.
 const CONFIG: &str = r#"
 [runtime]
 workers = 1
@@ -134,7 +134,8 @@ fn main() {
     let assembly = assembly.unwrap().unwrap_or_else(|| panic!("{}", diagnostics.render(false)));
     let run = Run::start(assembly, Options::default()).unwrap();
     IS_OBSERVER.set(true);
-    // Waits for the number of loops and at least one answered snapshot. Returns the number of answers.
+    // Waits until the worker has run `loops` loops and has answered at least one request for a snapshot. Returns the
+    // number of answered requests.
     let wait_for = |loops: u64| {
         let mut answers = 0;
         while (run.progress().loops < loops || answers == 0) && !run.is_finished() {

@@ -12,7 +12,7 @@ pub(crate) fn of_crate(folder: &Path) -> String {
     print(items)
 }
 
-/// Returns the listing of a source file without submodules in files.
+/// Returns the listing of a source text. The text cannot contain modules that are in other files.
 pub(crate) fn of_source(source: &str) -> String {
     print(syn::parse_file(source).unwrap().items)
 }
@@ -42,7 +42,7 @@ fn load(path: &Path, folder: PathBuf) -> Vec<Item> {
     items
 }
 
-/// The names of the types and traits of a crate.
+/// The names of the public types and the private traits of a crate.
 #[derive(Default)]
 struct Names {
     types: BTreeSet<String>,
@@ -152,7 +152,7 @@ fn is_public(visibility: &Visibility) -> bool {
     matches!(visibility, Visibility::Public(_))
 }
 
-/// Removes attributes from an item. Returns whether the item is public in normal builds.
+/// Removes the attributes that do not belong to the API. Returns whether the item is public in normal builds.
 fn shown(visibility: &Visibility, attributes: &mut Vec<Attribute>) -> bool {
     let is_shown = is_public(visibility) && !is_conditional(attributes);
     reduce(attributes);
@@ -217,7 +217,7 @@ fn public_fields(fields: &mut Fields) {
     }
 }
 
-/// Empties the default of a trait item.
+/// Replaces the default body of a trait function by an empty block, and the default value of a trait constant by `_`.
 fn without_default(item: &mut TraitItem) {
     match item {
         TraitItem::Fn(it) => {

@@ -10,8 +10,8 @@ use crate::common::{Folder, assert_good};
 
 const COUNT: u64 = 20_000;
 
-/// Runs a config with a generator port for each name and keys in `ports`. The first port receives packets, and the port
-/// `back` sends them.
+/// Runs a config with a generator port for each entry of `ports` (the name and the keys of the port). The first port
+/// receives packets, and the port `back` sends these packets.
 fn run(timestamps: &str, ports: &[(&str, &str)], back: &str) -> Report {
     let link = format!("kind = 'generator', count = {COUNT}");
     let config = Config::new().runtime(&format!("timestamps = '{timestamps}'"));
@@ -92,15 +92,15 @@ fn device_wall_clock_is_converted_to_the_system_clock() {
     assert_timed_by(ClockSource::DeviceTicks, &run("wallclock", &[("a", refused)], "a"));
 }
 
-/// If one clock timestamps received packets and another clock timestamps sent packets, the latency is unknown unless
-/// both clocks are synchronized.
+/// The clock that timestamps received packets may differ from the clock that timestamps sent packets. The latency is
+/// then known only if the two clocks are synchronized.
 #[test]
 fn latency_between_unsynchronized_clocks_is_unmeasured() {
     let ports = [("a", "clock = { khz = 156250 }"), ("b", "refuse = ['timestamps']")];
     let report = run("device", &ports, "b");
     assert_eq!((report.latency_ns.source, report.latency_ns.count), (ClockSource::None, 0), "{report}");
     assert_eq!(report.latency_ns.unmeasured, COUNT);
-    // The clocks of both devices are synchronized to the run time, so the latency is known.
+    // The clocks of the two devices are synchronized to the run time, so the latency is known.
     let ports = [("a", "clock = { khz = 156250 }"), ("b", "clock = { khz = 322265, bits = 48 }")];
     let report = run("device", &ports, "b");
     assert_timed_by(ClockSource::DeviceTicks, &report);

@@ -115,7 +115,7 @@ pub(crate) fn captures() -> Vec<PathBuf> {
     captures
 }
 
-/// Checks that the ledger balances, even if the run had errors.
+/// Checks that the ledger, the packet accounting of a run, balances. Errors of the run are allowed.
 pub(crate) fn assert_conserved(report: &Report) {
     assert_eq!((report.ledger.unaccounted, report.ledger.held), (0, 0), "{report}");
     for worker in &report.workers {

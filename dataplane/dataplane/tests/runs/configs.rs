@@ -36,7 +36,7 @@ fn every_config_names_the_schema_and_runs() {
         let devices: Vec<&str> = assembly.plan.ports.iter().map(|port| port.config.device.as_str()).collect();
         if let Some(device) = devices.iter().find(|device| !["soft", "host"].contains(device)) {
             report_skip(format!(
-                "{} needs `{device}` of the VM, so this test checks only its config",
+                "{} needs the device `{device}` of the VM of tools/vm, so this test only checks the config",
                 path.file_name().unwrap().display()
             ));
             continue;
@@ -44,7 +44,7 @@ fn every_config_names_the_schema_and_runs() {
         let mut links = assembly.plan.ports.iter().filter_map(|port| port.config.link.as_ref());
         if let Some(interface) = links.find_map(|link| link.interface()) {
             report_skip(format!(
-                "{} needs `{interface}` of tools/check-live, so this test checks only its config",
+                "{} needs the interface `{interface}` of tools/check-live, so this test only checks the config",
                 path.file_name().unwrap().display()
             ));
             continue;

@@ -1,4 +1,4 @@
-//! Tests that no buffer or packet is lost uncounted, whatever faults occur on the wire.
+//! Tests that faults on the wire do not lose a buffer or a packet without a count in the report.
 
 use std::fmt::Write;
 
@@ -89,8 +89,8 @@ fn setting() -> impl Strategy<Value = Setting> {
         })
 }
 
-/// Returns a config in which a generator's frames are filtered, copied, rate-limited, tagged and sent by the port that
-/// a route selects. A frame may leave on the port that received it.
+/// Returns a config in which stages filter, copy, rate-limit and tag the frames of two generators. A route selects the
+/// port that sends the frame, which may be the port that received the frame.
 fn config(setting: &Setting) -> String {
     let Setting { workers, burst, rings: [a_rx, a_tx, b_rx, b_tx], spare, faults, count, size, flows } = setting;
     let (a_rx, b_rx) = (a_rx + burst, b_rx + burst);
@@ -169,14 +169,14 @@ proptest! {
             let lost: u64 =
                 ["rx_out_of_buffer", "rx_too_long", "rx_missed"].iter().map(|name| counter(&report, at, name)).sum();
             let Faults { loss, duplicate, reorder, corrupt, delay, rx_error, tx_error, flap, .. } = *faults;
-            let alone = |odds: &[u8]| odds.iter().all(|odds| *odds == 0);
-            if alone(&[duplicate, reorder, corrupt, delay, rx_error, tx_error]) {
+            let all_zero = |odds: &[u8]| odds.iter().all(|odds| *odds == 0);
+            if all_zero(&[duplicate, reorder, corrupt, delay, rx_error, tx_error]) {
                 prop_assert_eq!(rx + lost + injected, setting.count, "{}", report);
             }
-            if alone(&[loss, reorder, corrupt, delay, rx_error, tx_error, flap]) {
+            if all_zero(&[loss, reorder, corrupt, delay, rx_error, tx_error, flap]) {
                 prop_assert_eq!(rx + lost, setting.count + injected, "{}", report);
             }
-            if alone(&[loss, duplicate, rx_error, flap]) {
+            if all_zero(&[loss, duplicate, rx_error, flap]) {
                 prop_assert_eq!(rx + lost, setting.count, "{}", report);
             }
             prop_assert!(rx + lost <= setting.count + injected, "{}", report);

@@ -73,8 +73,8 @@ fn sum(header: &[u8]) -> u32 {
     (sum & 0xffff) + (sum >> 16)
 }
 
-/// Parses a generated frame. Only the length and the IPv4 checksum of a frame may be wrong. An error is the name of the
-/// drop in the ledger.
+/// Parses a frame of [`frames`], in which only the length and the IPv4 checksum may be wrong. An error is the name of
+/// the drop in the ledger (the packet accounting).
 fn parse(frame: &[u8]) -> Result<Found, &'static str> {
     if frame.len() < 14 {
         return Err("parse.runt");

@@ -191,8 +191,8 @@ fn failed_start_does_not_truncate_outputs() {
     assert_eq!(frames_of(&folder.file("out.pcap")), frames_of(&folder.file("in.pcap")));
 }
 
-/// The config is in the current folder, so an empty path stays empty when it is resolved. The message then starts with
-/// the reason, without a separator after the path.
+/// The config is in the current folder, so an empty path in the config stays empty when the program resolves the path.
+/// The message then has no path before the reason.
 #[test]
 fn empty_path_is_rejected() {
     let text = config("", "", "[[pipeline.stage]]\nuse = 'capture'\nfile = ''\n");

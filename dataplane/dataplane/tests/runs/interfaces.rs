@@ -76,7 +76,8 @@ fn buffers_that_are_too_small_for_the_interface_are_a_mistake() {
         assert!(
             mistakes.contains("up to 65022 bytes, but a buffer holds only 1920 (its interface has an MTU of 65536)")
         );
-        // `graph` and `explain` give the same result on every host.
+        // The commands `graph` and `explain` use `assemble_offline`, which reads no interface. The config is therefore
+        // valid for these commands on every host.
         let source = Source::new("jumbo.toml", config.as_str(), &[]);
         let mut diagnostics = Diagnostics::new(&source);
         let assembly = assemble_offline(&source, &stages::registry(), &mut diagnostics).unwrap();

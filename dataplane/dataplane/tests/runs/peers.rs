@@ -87,7 +87,7 @@ fn lost_datagrams_are_accounted_for() {
     assert!(came < sent && drops(&report, "ttl.expired") < 100, "{report}");
 }
 
-/// Each worker has its own connection.
+/// Each of two workers has its own connection, and the packets of both workers arrive.
 #[test]
 fn each_worker_has_its_own_connection() {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -134,15 +134,15 @@ fn unconnected_endpoint() -> QueuePairEndpoint {
     }
 }
 
-/// Returns a port that connects to a peer at this address.
+/// Returns a config with a port that connects to a peer at this address.
 fn caller(address: SocketAddr) -> String {
     let connection = format!("{{ to = '{address}', deadline = '60m', step_deadline = '60s' }}");
     let lines = format!("qp = 'rc'\nconnection = {connection}");
     Config::new().port_with("caller", "kind = 'loopback'", &lines).stage("drop", "").to_string()
 }
 
-/// If a peer disconnects between the two steps of the handshake, the port restarts the handshake with the next peer.
-/// The queue pair of the port is already in RTS at that time.
+/// If a peer disconnects after the exchange of the endpoints and before its confirmation, the port restarts the
+/// handshake with the next peer. At that time, the queue pair of the port may already be in RTS.
 #[test]
 fn handshake_restarts_after_a_peer_disconnects() {
     let listener = Listener::bind("127.0.0.1:0".parse().unwrap(), None).unwrap();

@@ -136,7 +136,7 @@ impl Stage for NeverSwitches {
     }
 }
 
-/// Data that a worker never hands back.
+/// Data that is reloaded, although a worker never hands the old data back.
 struct OldData;
 
 impl Reload for OldData {

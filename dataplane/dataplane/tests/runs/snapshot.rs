@@ -11,13 +11,13 @@ use dataplane_testing::config::Config;
 
 use crate::common::{Folder, assembled_with};
 
-/// Returns a config that sends generated packets back through the stage `filter` with these keys.
-fn config(workers: usize, filter: &str, keys: &str) -> String {
+/// Returns a config that sends generated packets back through a stage of this kind with these keys.
+fn config(workers: usize, kind: &str, keys: &str) -> String {
     Config::new()
         .workers(workers)
         .port("wire", "kind = 'generator', size = 64, flows = 16")
         .stage("parse", "")
-        .stage(filter, keys)
+        .stage(kind, keys)
         .stage("tx", "name = 'out'\nport = 'wire'")
         .to_string()
 }
@@ -37,18 +37,19 @@ fn complete(run: &Run) -> Snapshot {
     std::iter::repeat_with(|| snapshot(run)).take(60).find(complete).expect("a worker did not answer")
 }
 
-/// Returns a snapshot in which the stopwatch has measured at least `bursts` bursts.
+/// Returns a snapshot in which the run has measured the costs of at least `bursts` bursts. A run measures only some of
+/// its bursts.
 fn snapshot_after_bursts(run: &Run, bursts: u64) -> Snapshot {
     loop {
         let snapshot = complete(run);
-        if all(snapshot.report()) >= bursts {
+        if measured_bursts(snapshot.report()) >= bursts {
             return snapshot;
         }
     }
 }
 
-/// Returns the number of bursts that the stopwatch has measured.
-fn all(report: &Report) -> u64 {
+/// Returns the number of bursts whose costs the run has measured.
+fn measured_bursts(report: &Report) -> u64 {
     report.costs.last().map_or(0, |cost| cost.bursts)
 }
 
@@ -59,8 +60,8 @@ fn snapshots_balance_and_do_not_disturb_the_run() {
     let config = config(1, "acl", &format!("default = 'permit'\n{rules}"));
     let run = Run::start(folder.assemble(&config).unwrap(), Options::default()).unwrap();
     let first = snapshot_after_bursts(&run, 1);
-    let second = snapshot_after_bursts(&run, all(first.report()) + 2);
-    let third = snapshot_after_bursts(&run, all(second.report()) + 2);
+    let second = snapshot_after_bursts(&run, measured_bursts(first.report()) + 2);
+    let third = snapshot_after_bursts(&run, measured_bursts(second.report()) + 2);
     for snapshot in [&first, &second, &third] {
         let report = snapshot.report();
         assert_eq!(report.ledger.unaccounted, 0, "{report}");
@@ -79,11 +80,11 @@ fn snapshots_balance_and_do_not_disturb_the_run() {
     assert_eq!(recent.workers[0].loops, is.workers[0].loops - was.workers[0].loops);
     let parts: Vec<&str> = recent.costs.iter().map(|cost| cost.part.as_str()).collect();
     assert_eq!(parts, ["reap", "receive", "parse", "acl", "out", "transmit", "refill", "all"]);
-    assert_eq!(recent.costs.last().unwrap().bursts, all(is) - all(was));
+    assert_eq!(recent.costs.last().unwrap().bursts, measured_bursts(is) - measured_bursts(was));
     run.stop();
     let report = run.join().unwrap();
     assert!(report.is_good(), "{report}");
-    assert!(all(&report) >= all(is), "{report}");
+    assert!(measured_bursts(&report) >= measured_bursts(is), "{report}");
     assert_eq!(report.latency_ns.count, report.packets.tx, "{report}");
 }
 

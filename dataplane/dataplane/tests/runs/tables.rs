@@ -163,9 +163,9 @@ fn all_invalid_entries_are_reported_at_once() {
         port = "nowhere"
     "#;
     let mistakes = Folder::new().assemble(text).err().unwrap();
-    let message: Vec<usize> = mistakes
+    let lines: Vec<usize> = mistakes
         .lines()
         .filter_map(|line| line.trim().strip_prefix("--> ")?.rsplit(':').nth(1)?.parse().ok())
         .collect();
-    assert_eq!(message, [14, 15, 20, 21, 22, 27, 28, 30, 34], "{mistakes}");
+    assert_eq!(lines, [14, 15, 20, 21, 22, 27, 28, 30, 34], "{mistakes}");
 }

@@ -42,7 +42,7 @@ impl Task for FailingTask {
     }
 }
 
-/// The time that [`Holding`] stages returned last.
+/// The hold time that [`Setup::hold_time`] returned to the last [`Holding`] stage.
 static HOLD_TIME: Mutex<Option<HoldTime>> = Mutex::new(None);
 
 /// A stage that may hold packets for a number of seconds.

@@ -58,7 +58,7 @@ fn flooded_port_gets_one_burst_for_each_burst_of_another_port() {
         .input(&["flood", "calm"])
         .stage("tx", "port = 'out'")
         .to_string();
-    // With equal shares, the calm port sends its last packet at the end of the run.
+    // With equal shares, the worker receives the last packet of the port `calm` at the end of the run.
     let report = Folder::new().run_until(&text, Options { packets: Some(32_000), ..Options::default() });
     assert_good(&report);
     let received: Vec<u64> = report.ports.iter().take(2).map(|port| port.packets.rx).collect();
@@ -142,7 +142,7 @@ fn connected_ports_work_across_workers() {
             assert_eq!(report.workers.len(), workers);
             report.workers.iter().all(|worker| worker.ledger.rx > 0)
         });
-        assert!(shared, "a worker of {workers} received nothing");
+        assert!(shared, "in every run, one of the {workers} workers received nothing");
     }
 }
 
@@ -203,7 +203,8 @@ impl Stage for Trap {
     }
 }
 
-/// Runs two workers with the stage [`Trap`] until the stage panics. Stops the run after some packets otherwise.
+/// Runs two workers with the stage [`Trap`] until the stage panics. With the place `finish`, the run ends after 1,000
+/// packets, because the stage panics only at the end of the run.
 fn run_with_trap(place: &str) -> Report {
     let mut registry = Registry::new();
     dataplane::stages::register(&mut registry);
@@ -235,7 +236,7 @@ fn panic_of_a_stage_is_reported_with_its_packets_and_lost_buffers() {
     assert!(bad.slots_missing > 0 && good.slots_missing == 0, "{report}");
     assert_eq!(parts[2], format!("{} buffers are lost", bad.slots_missing));
     assert!(parts[0].contains(&format!("with {} packets", bad.slots_missing)), "{error}");
-    // Four batches of the worker went through the stage.
+    // Four batches of the worker went through the stage before the panic.
     assert!(bad.ledger.tx > 0 && bad.ledger.held == bad.slots_missing && bad.ledger.unaccounted == 0, "{report}");
     assert!(report.errors.iter().any(|text| text == error) && !report.is_good(), "{report}");
 }
