@@ -27,12 +27,13 @@ pub(crate) const ALL_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_ATOMIC)
     .union(Access::MW_BIND);
 
-/// The expected differences of a device from the standard (`differences.rs`).
+/// Whether a device is expected to differ from the standard, which is the InfiniBand specification and the manual
+/// pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// The standard, without differences.
+    /// The device follows the standard.
     Spec,
-    /// The behaviour of the rxe driver of Linux 6.1.
+    /// The device behaves like the rxe driver of Linux 6.1. `differences.rs` lists its differences from the standard.
     Rxe,
 }
 
@@ -129,7 +130,7 @@ pub(crate) struct EndpointSpec {
     pub(crate) access: Access,
     pub(crate) cq: CqSpec,
     pub(crate) send_api: SendApi,
-    /// The index of the queue and the number of queues of the port.
+    /// The index of the queue of this endpoint, and the number of queues of the port.
     pub(crate) queue: (u16, u16),
     /// The memory size in bytes.
     pub(crate) memory: usize,

@@ -1,10 +1,11 @@
-//! Compares the flow rules of the software device with the rules that libibverbs gets: the encoding of each rule is
-//! interpreted here, as a device would interpret it, and both must deliver the same frames with the same tags.
+//! Compares the flow rules of the software device with their encoding for libibverbs. The interpreter in this file
+//! reads the encoding as a device would. The software device and the interpreter must deliver the same frames with the
+//! same tags.
 //!
-//! The interpreter does not parse frames. Each frame is built together with the images of its headers. An image has the
-//! layout of the `val` member of `struct ibv_flow_spec_*`.
+//! The interpreter does not parse frames. The builder of a frame also creates an image of each header: the fields of
+//! the header in the layout of the `val` member of `struct ibv_flow_spec_*`.
 //!
-//! `FUZZ_SEED=n` is the seed.
+//! `FUZZ_SEED=n` is the seed of the first list of rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,8 +56,8 @@ const ENTRIES: [[u8; 4]; 2] = [[0, 1, 0x01, 64], [0, 2, 0x03, 64]];
 /// A frame and the images of its headers.
 struct Frame {
     bytes: Vec<u8>,
-    /// The image of each header, by the type of its spec. An absent optional field at the end of a header, such as a VLAN
-    /// tag, is absent in the image too.
+    /// The image of each header, by the type of the `ibv_flow_spec_*` that matches this header. If a header lacks an
+    /// optional field at its end, such as a VLAN tag, the image ends before this field.
     images: BTreeMap<u32, Vec<u8>>,
 }
 
@@ -186,7 +187,8 @@ fn frame(random: &mut Random) -> Frame {
     builder.frame
 }
 
-/// Returns a match of one of the values, of some of its bits, or of every value.
+/// Returns the match of a field. The match compares all bits, a prefix or some bits of the field with one of the
+/// values. In most cases, the match allows any value.
 fn bits<const N: usize>(random: &mut Random, values: &[[u8; N]]) -> Bits<N> {
     let value = random.of(values);
     match random.below(16) {
@@ -233,7 +235,7 @@ fn headers(random: &mut Random) -> HeaderMatch {
     HeaderMatch { ethernet, ip, transport }
 }
 
-/// Returns a rule that both providers accept, and its encoding.
+/// Returns a random valid rule, and the encoding of the rule for libibverbs.
 fn rule(random: &mut Random) -> (FlowRule, Vec<u8>) {
     loop {
         let tunnel = match random.below(5) {
@@ -276,7 +278,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes(*bytes[at..].first_chunk().expect("four bytes"))
 }
 
-/// Returns the specs of an encoded rule: the type, and the bytes with the header of the spec.
+/// Returns the type of each spec of an encoded rule, and all bytes of the spec, including its header.
 fn specs(encoding: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
     let mut at = ATTRIBUTES;
     std::iter::from_fn(move || {
@@ -287,7 +289,8 @@ fn specs(encoding: &[u8]) -> impl Iterator<Item = (u32, &[u8])> {
     })
 }
 
-/// Returns the offsets of `val` and `mask` in a spec, and the length of both without padding.
+/// Returns the offset of `val` in a spec, the offset of `mask`, and the length of each of these members without
+/// padding.
 fn layout(kind: u32) -> (usize, usize, usize) {
     match kind & !INNER {
         ETH => (6, 22, 16),
@@ -301,7 +304,7 @@ fn layout(kind: u32) -> (usize, usize, usize) {
     }
 }
 
-/// Whether a device that interprets the encoding matches the frame.
+/// Returns whether the encoded rule matches the frame. Adds the type of each spec that matches to `matched`.
 fn matches(encoding: &[u8], frame: &Frame, matched: &mut BTreeSet<u32>) -> bool {
     specs(encoding).filter(|(kind, _)| *kind < ACTION_TAG).all(|(kind, spec)| {
         let (value, mask, length) = layout(kind);
@@ -314,7 +317,7 @@ fn matches(encoding: &[u8], frame: &Frame, matched: &mut BTreeSet<u32>) -> bool 
     })
 }
 
-/// Returns the tags of the copies of the frame that a device delivers with these rules.
+/// Returns the tag of each copy of the frame that a device with these rules delivers.
 fn delivered(rules: &[Vec<u8>], frame: &Frame, matched: &mut BTreeSet<u32>) -> Vec<u32> {
     let of = |wanted: u32| rules.iter().filter(move |rule| u32_at(rule, 4) == wanted);
     let mut tags: Vec<u32> = of(SNIFFER).map(|_| 0).collect();
@@ -339,7 +342,8 @@ fn delivered(rules: &[Vec<u8>], frame: &Frame, matched: &mut BTreeSet<u32>) -> V
     tags
 }
 
-/// Compares both interpretations of `count` random lists of rules, with eight frames each.
+/// Compares the software device with the interpreter for `count` random lists of rules, with eight frames for each
+/// list.
 pub(crate) fn compare(count: u64) -> Result<Completion, Failed> {
     let seed = env_number("FUZZ_SEED", 1);
     println!("flow rules: FUZZ_SEED={seed}");
@@ -363,7 +367,10 @@ pub(crate) fn compare(count: u64) -> Result<Completion, Failed> {
             let got = send(&mut pair, &frame.bytes, expected.len()).map_err(|stop| format!("{stop:?}"))?;
             if got != expected {
                 let frame = &frame.bytes;
-                return Err(format!("seed {seed}: {got:?}, not {expected:?}: {frame:02x?} {rules:#?}").into());
+                return Err(format!(
+                    "FUZZ_SEED={seed}: the tags are {got:?}, not {expected:?}: {frame:02x?} {rules:#?}"
+                )
+                .into());
             }
             copies += got.len();
             losses += usize::from(got.is_empty());
@@ -373,12 +380,17 @@ pub(crate) fn compare(count: u64) -> Result<Completion, Failed> {
     let inner = kinds.map(|kind| kind | INNER);
     let all: BTreeSet<u32> = kinds.into_iter().chain(inner).chain([VXLAN, GRE, MPLS]).collect();
     if matched != all || copies == 0 || losses == 0 {
-        return Err(format!("matched only {matched:x?}, {copies} copies, {losses} losses").into());
+        return Err(format!(
+            "the random rules do not cover every case: the specs {matched:x?} of {all:x?} matched, {copies} copies were \
+             delivered, and {losses} frames were not delivered"
+        )
+        .into());
     }
     Ok(Completion::Completed)
 }
 
-/// Sends a frame and returns the tags of its copies. There is one receive more than the expected number of copies.
+/// Sends a frame and returns the tag of each received copy. Posts one receive more than the expected number of copies,
+/// so that a copy too many is received.
 fn send<D: RawDevice>(pair: &mut Pair<D>, frame: &[u8], expected: usize) -> crate::Outcome<Vec<u32>> {
     pair.a.buffer.write(0, frame);
     for wr_id in 0..=expected as u64 {

@@ -121,7 +121,8 @@ impl<D: RawDevice> Trial<'_, D> {
     }
 }
 
-/// Runs a case on a test bed. The case may be skipped only for a capability in `lacks`.
+/// Runs a case on a test bed. The case may be skipped only if the bed lacks a capability that `skips.rs` allows: for
+/// every bed, or for this bed in `lacks`.
 fn run_case<D: RawDevice>(bed: &TestBed<D>, (case, run): Case<D>, lacks: &[&str]) -> Result<Completion, Failed> {
     let mut trial = Trial { bed, case, log: Vec::new(), checked: false };
     match run(&mut trial) {
@@ -131,11 +132,14 @@ fn run_case<D: RawDevice>(bed: &TestBed<D>, (case, run): Case<D>, lacks: &[&str]
             let why = if errno == 0 { "not in the contract".to_owned() } else { bed::errno_name(errno) };
             let reason = format!("{capability}: {why}");
             if !skips::may_skip(lacks, &capability) {
-                return Err(format!("skipped, but the bed should have {reason}").into());
+                return Err(format!("skipped, but skips.rs does not allow this bed to lack {reason}").into());
             }
             Ok(Completion::ignored_with(reason))
         }
-        Err(Stop::Fail(why)) => Err(format!("{why} {}", trial.log.last().map_or("", |it| it)).into()),
+        Err(Stop::Fail(why)) => match trial.log.last() {
+            Some(line) => Err(format!("{why} (last line of the log: {line})").into()),
+            None => Err(why.into()),
+        },
     }
 }
 
@@ -174,7 +178,7 @@ fn main() -> ExitCode {
         differences::check_names(&cases::all::<SoftDevice>().iter().map(|(case, _)| *case).collect::<Vec<_>>());
         Ok(Completion::Completed)
     };
-    let mut tests: Vec<Test> = vec![("differences_are_of_cases".to_owned(), Box::new(names))];
+    let mut tests: Vec<Test> = vec![("differences_name_existing_cases".to_owned(), Box::new(names))];
     tests.extend(tests_of("soft::cable", |name| soft(name, Profile::Spec), skips::SOFT));
     tests.extend(tests_of("soft::rxe_profile", |name| soft(name, Profile::Rxe), skips::RXE));
     tests.extend(tests_of("soft::alone", |name| soft_alone(name, Profile::Spec), skips::SOFT_ALONE));

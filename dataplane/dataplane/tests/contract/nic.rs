@@ -5,8 +5,8 @@ use super::*;
 use dataplane::ibverbs::{VerbsDevice, VerbsProvider};
 use dataplane::verbs::Provider;
 
-/// The environment variable. Its value is `DEVICE[,DEVICE[,GID_INDEX]]`. A device without a second device loops back to
-/// itself.
+/// The environment variable. Its value is `DEVICE[,DEVICE[,GID_INDEX]]`. If the value names only one device, this
+/// device loops back to itself.
 const VARIABLE: &str = "DATAPLANE_NIC";
 
 struct Named {

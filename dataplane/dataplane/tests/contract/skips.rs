@@ -5,7 +5,7 @@
 const EVERYWHERE: &[&str] = &[
     "IBV_QPT_XRC_SEND queue pairs",
     "device memory",
-    "dma-buf from the contract's traits",
+    "dma-buf memory",
     "ibv_rereg_mr",
     "ibv_wr_atomic_write",
     "ibv_wr_flush",

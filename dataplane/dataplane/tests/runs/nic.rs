@@ -22,7 +22,8 @@ fn tagged(source: u16, target: u16) -> Vec<u8> {
     frame
 }
 
-/// Returns a config that plays `in.pcap` and writes the result to `out.pcap`. Both ports have more keys.
+/// Returns a config that plays `in.pcap` on the port `in` and writes the sent frames to `out.pcap` on the port `out`.
+/// `input` and `output` are the additional keys of these ports.
 fn config(workers: usize, input: &str, output: &str) -> String {
     Config::new()
         .workers(workers)

@@ -1,4 +1,4 @@
-//! Raw-packet queue pairs with flow rules, receive offloads and send offloads.
+//! Cases for raw-packet queue pairs: flow rules, receive offloads, send offloads and RSS.
 
 use dataplane::verbs::{
     Bits, Capability, CqSpec, EthernetMatch, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
@@ -47,7 +47,8 @@ fn tagged() -> Vec<u8> {
     frame
 }
 
-/// Returns the test bed with raw-packet settings. The case is skipped if the device lacks a capability.
+/// Returns the test bed with the raw-packet settings `a` and `b` for its two devices. Skips the case if a device lacks
+/// the capability `needs`.
 fn bed<D: RawDevice>(t: &Trial<'_, D>, needs: Capability, a: RawSpec, b: RawSpec) -> Outcome<TestBed<D>> {
     t.require(Capability::RawPacket)?;
     t.require(needs)?;
@@ -59,7 +60,7 @@ fn bed<D: RawDevice>(t: &Trial<'_, D>, needs: Capability, a: RawSpec, b: RawSpec
     Ok(TestBed { name, profile, kernel, a: with(&t.bed.a, a), b: with(&t.bed.b, b), gid_index })
 }
 
-/// Returns the parameters of an endpoint whose receive completions have the receive information.
+/// Returns the parameters of an endpoint whose receive completions have the fields `PollFields::RECV_INFO`.
 fn spec() -> EndpointSpec {
     let spec = EndpointSpec::new(QpType::RawPacket);
     let fields = spec.cq.fields | PollFields::RECV_INFO;
@@ -70,7 +71,8 @@ fn pair<D: RawDevice>(bed: &TestBed<D>) -> Outcome<Pair<D>> {
     Pair::connected(bed, spec(), Connection::default(), Connection::default())
 }
 
-/// Sends the frames in order. The last frame must reach the receiver. Returns each received frame with its completion.
+/// Sends the frames in order. The receiver must accept the last frame. Waits for the last frame, and returns all
+/// received frames.
 fn received<D: RawDevice>(pair: &mut Pair<D>, frames: &[Vec<u8>]) -> Outcome<Vec<Vec<u8>>> {
     for at in 0..frames.len() {
         pair.b.recv(at as u64, at * 256..(at + 1) * 256)?;
@@ -83,7 +85,7 @@ fn received<D: RawDevice>(pair: &mut Pair<D>, frames: &[Vec<u8>]) -> Outcome<Vec
     arrived(pair, frames)
 }
 
-/// Polls until the last of `frames` has arrived.
+/// Polls until the last of `frames` has arrived, and returns all received frames.
 fn arrived<D: RawDevice>(pair: &mut Pair<D>, frames: &[Vec<u8>]) -> Outcome<Vec<Vec<u8>>> {
     for number in 1..=frames.len() {
         if !pair.wait(&[(PairCq::BReceived, number)])? {
@@ -106,7 +108,8 @@ fn outer(outer: HeaderMatch) -> FlowTraffic {
     FlowTraffic::Headers { outer, tunnel: None }
 }
 
-/// Sends a frame that the rule does not match, and a frame that it matches. Only the second frame is received.
+/// Sends the frame `other`, which a rule for `traffic` does not match, and the frame `matching`, which the rule
+/// matches. Only the frame `matching` is received, with the tag of the rule.
 fn selects<D: RawDevice>(t: &mut Trial<'_, D>, traffic: FlowTraffic, other: Vec<u8>, matching: Vec<u8>) -> Outcome {
     let rules = vec![FlowRule { tag: Some(0x1234), ..FlowRule::new(traffic) }];
     let bed = bed(t, Capability::FlowRules, RawSpec::default(), RawSpec { rules, ..RawSpec::default() })?;
@@ -139,7 +142,7 @@ pub(crate) fn flow_ipv6<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     selects(t, outer(HeaderMatch { ip: Some(wanted), ..HeaderMatch::default() }), udp(1, PORTS.0), ipv6())
 }
 
-/// Returns a match of the port 1000 as the source port of a transport header over IPv4.
+/// Returns the traffic over IPv4 whose transport header (`kind`) has the source port 1000.
 fn transport(kind: fn(PortsMatch) -> TransportMatch) -> FlowTraffic {
     let wanted = kind(PortsMatch { src: Bits::from(PORTS.0), ..PortsMatch::default() });
     let ip = Some(IpMatch::V4(Ipv4Match::default()));
@@ -154,8 +157,8 @@ pub(crate) fn flow_tcp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     selects(t, transport(TransportMatch::Tcp), udp(1, PORTS.0), tcp(&[7; 20]))
 }
 
-/// A rule with the action `drop` drops its frames before a rule with a larger priority number sees them, and counts
-/// them.
+/// A rule with the action `drop` drops and counts its frames. A rule with a larger priority number does not deliver
+/// these frames.
 pub(crate) fn flow_drop_and_count<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::RawPacket)?;
     t.require(Capability::FlowRules)?;
@@ -175,7 +178,7 @@ pub(crate) fn flow_drop_and_count<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
     )
 }
 
-/// The verdict on the checksums of a packet.
+/// A completion reports whether the checksums of the received packet are correct.
 pub(crate) fn receive_checksum<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let bed = bed(t, Capability::RxChecksum, RawSpec::default(), RawSpec::default())?;
     let mut pair = pair(&bed)?;
@@ -191,7 +194,7 @@ pub(crate) fn receive_checksum<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// The device removes the outer VLAN tag, and the completion has the tag.
+/// The device removes the outer VLAN tag from the frame, and the completion returns the tag.
 pub(crate) fn vlan_strip<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::RawPacket)?;
     t.require(Capability::Cvlan)?;

@@ -303,7 +303,7 @@ pub(crate) fn test_dm_traffic<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
 }
 
 pub(crate) fn test_dmabuf_mr<D: RawDevice>(_: &mut Trial<'_, D>) -> Outcome {
-    no_verb("dma-buf from the contract's traits")
+    no_verb("dma-buf memory")
 }
 
 // test_odp.py
