@@ -11,7 +11,6 @@ mod follow;
 mod idle;
 mod memory;
 mod peer;
-#[cfg(feature = "ibverbs")]
 mod raw;
 mod report;
 mod run;

@@ -167,6 +167,7 @@ fn tunnel(headers: &config::Match) -> Option<TunnelMatch> {
     vxlan.or(gre).or(mpls)
 }
 
+#[cfg(feature = "ibverbs")]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -28,11 +28,11 @@ mod counter {
 }
 mod counters {
     counters! {
-        rx_packets, rx_bytes, rx_out_of_buffer, rx_too_long, rx_missed, rx_completed,
-        rx_split, tx_packets, tx_bytes, tx_link_down, tx_queue_full, tx_refused, tx_lost,
-        qkey_violations, pkey_violations, tx_retries, rnr_naks, rx_duplicates,
-        kernel_rx_dropped, kernel_rx_ring_full, kernel_rx_no_buffer, kernel_rx_invalid,
-        kernel_tx_invalid, faults,
+        rx_packets, rx_bytes, rx_out_of_buffer, rx_too_long, rx_unmatched, rx_missed,
+        rx_completed, rx_split, tx_packets, tx_bytes, tx_link_down, tx_queue_full,
+        tx_refused, tx_lost, qkey_violations, pkey_violations, tx_retries, rnr_naks,
+        rx_duplicates, kernel_rx_dropped, kernel_rx_ring_full, kernel_rx_no_buffer,
+        kernel_rx_invalid, kernel_tx_invalid, faults,
     }
 }
 mod cq {
@@ -47,7 +47,7 @@ mod cq {
 }
 mod device {
     #[derive(Clone, Debug)]
-    pub struct SoftDevice(_);
+    pub struct SoftDevice(_, _);
     impl SoftDevice {
         pub fn new(spec: SoftSpec) -> Result<Self> {}
         pub fn gid(&self) -> Gid {}
@@ -61,6 +61,7 @@ mod device {
         pub fn finish(&self) -> Result<()> {}
     }
     unsafe impl Device for SoftDevice {}
+    impl RawDevice for SoftDevice {}
     #[derive(Clone, Debug, Default)]
     pub struct SoftProvider(_);
     impl SoftProvider {
