@@ -1,5 +1,5 @@
 //! The names that a stage needs.
 
-pub use crate::mem::{Batch, Colour, Edge, Head, Meta, MetaFlags, Packet, Reason};
+pub use crate::mem::{Batch, Colour, Edge, Head, Meta, MetaFlags, Packet, Reason, RecvFields, RecvFlags, RecvInfo};
 pub use crate::pipeline::{Cause, Contract, Ctx, DropObserver, Exit, Facts, Generator, Headers, Problem};
 pub use crate::pipeline::{Live, LiveReader, PortChange, Reload, Setup, Stage, StageInfo, StopSignal, Task};

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 
 use dataplane_core::clock::{ClockSource, ClockSync, Clocks, HostClock, Stamp};
 use dataplane_core::lane::*;
-use dataplane_core::mem::{Batch, Pool};
+use dataplane_core::mem::{Batch, Pool, RecvFields, RecvFlags, RecvInfo};
 use dataplane_core::mem::{PageKind, Region, RegionSpec, SlotLayout};
 use dataplane_core::units::Nanos;
-use dataplane_core::verbs::Device;
+use dataplane_core::verbs::{Device, FlowRule, FlowTraffic, RawDevice, RawSpec};
 use dataplane_core::verbs::{QpType, WcStatus};
 use dataplane_soft::{
     CounterEvent, CounterSpec, FaultSpec, GeneratorSpec, LinkSpec, LoopbackLink, SoftDevice, SoftSpec,
@@ -39,8 +39,15 @@ impl Bench {
             // Only the first lane receives.
             let recv_depth = if place == 0 { 64 } else { 0 };
             let kind = QpType::RawPacket;
-            let spec =
-                LaneSpec { kind, queue: (0, 1), recv_depth, send_depth: 48, stamps: Stamping::Device, sleeps: false };
+            let spec = LaneSpec {
+                kind,
+                queue: (0, 1),
+                recv_depth,
+                send_depth: 48,
+                stamps: Stamping::Device,
+                received: RecvFields::empty(),
+                sleeps: false,
+            };
             let wiring = Box::new(RawWiring { port: 1 });
             let clocks = Clocks::default();
             Box::new(QueueLane::open(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks).unwrap())
@@ -272,6 +279,7 @@ fn frozen_device_clock_is_replaced_until_it_resumes() {
         recv_depth: 64,
         send_depth: 48,
         stamps: Stamping::Device,
+        received: RecvFields::empty(),
         sleeps: false,
     };
     let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));
@@ -353,5 +361,55 @@ proptest! {
         bench.refill();
         (0..rounds).for_each(|_| bench.round());
         bench.finish();
+    }
+}
+
+/// A slot holds the receive information of its packet only. Packets of a lane without receive information, and packets
+/// that no device received, have none, even if their slot had some before.
+#[test]
+fn receive_information_stays_with_its_packet() {
+    let layout = SlotLayout::new(128, 1600, SLOTS).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap().keeping_received();
+    let rules = vec![FlowRule { tag: Some(9), ..FlowRule::new(FlowTraffic::ANY_HEADERS) }];
+    let device = SoftDevice::new(SoftSpec::new("s", generator())).unwrap();
+    let device = device.with_raw(RawSpec { rules, ..RawSpec::default() });
+    let mut batch = Batch::new(&pool);
+    let both = RecvFields::FLOW_TAG | RecvFields::CHECKSUM;
+    for (fields, tag, flags) in [
+        (both, 9, RecvFlags::CHECKSUM_OK),
+        (RecvFields::FLOW_TAG, 9, RecvFlags::empty()),
+        (RecvFields::empty(), 0, RecvFlags::empty()),
+        (both, 9, RecvFlags::CHECKSUM_OK),
+    ] {
+        let spec = LaneSpec {
+            kind: QpType::RawPacket,
+            queue: (0, 1),
+            recv_depth: 128,
+            send_depth: 128,
+            stamps: Stamping::Device,
+            received: fields,
+            sleeps: false,
+        };
+        let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));
+        let clocks = Clocks::default();
+        let mut lane = QueueLane::open(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks).unwrap();
+        lane.refill(&mut pool).unwrap();
+        for _ in 0..20 {
+            assert!(lane.receive(&mut pool, &mut batch, BURST).unwrap() > 0);
+            assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut pool));
+            let generated = batch.len() - 1;
+            for at in 0..generated {
+                let info = batch.get_mut(at).unwrap().received();
+                assert_eq!((info.flow_tag, info.flags, info.vlan, info.hash), (tag, flags, 0, 0));
+            }
+            assert_eq!(batch.get_mut(generated).unwrap().received(), RecvInfo::NONE);
+            lane.transmit(&mut pool, &mut batch);
+            lane.reap(&mut pool, &mut NoSink).unwrap();
+            lane.refill(&mut pool).unwrap();
+        }
+        lane.stop().unwrap();
+        while lane.drain(&mut pool).unwrap() > 0 {}
+        assert_eq!(pool.available(), SLOTS);
     }
 }

@@ -3,7 +3,7 @@
 use dataplane_core::clock::Clocks;
 use dataplane_core::lane::message::*;
 use dataplane_core::lane::{LaneSpec, QueueLane, RawWiring, Stamping};
-use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
+use dataplane_core::mem::{PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::units::Lkey;
 use dataplane_core::verbs::{Access, Completion, Device, Path, QpSpec};
 use dataplane_core::verbs::{
@@ -311,6 +311,7 @@ fn lane_is_refused_if_the_provider_registers_another_region() {
         recv_depth: 4,
         send_depth: 4,
         stamps: Stamping::None,
+        received: RecvFields::empty(),
         sleeps: false,
     };
     let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dataplane_core::clock::{Clocks, Stamp};
 use dataplane_core::lane::{Lane, LaneSpec, NoSink, QueueLane, RawWiring, Stamping};
-use dataplane_core::mem::{Batch, PageKind, Pool, Region, RegionSpec, SlotLayout};
+use dataplane_core::mem::{Batch, PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::pipeline::{Ctx, Graph, NoObserver, NodeSpec, Program, Stage, Target};
 use dataplane_core::units::Nanos;
 use dataplane_core::verbs::{Device, QpType};
@@ -23,7 +23,15 @@ fn lane(pool: &mut Pool) -> QueueLane<SoftDevice> {
     let device = SoftDevice::new(SoftSpec::new("s", LinkSpec::Generator(GeneratorSpec::default()))).unwrap();
     let pd = device.alloc_pd().unwrap();
     let kind = QpType::RawPacket;
-    let spec = LaneSpec { kind, queue: (0, 1), recv_depth: 16, send_depth: 16, stamps: Stamping::None, sleeps: false };
+    let spec = LaneSpec {
+        kind,
+        queue: (0, 1),
+        recv_depth: 16,
+        send_depth: 16,
+        stamps: Stamping::None,
+        received: RecvFields::empty(),
+        sleeps: false,
+    };
     QueueLane::open(&device, &pd, pool, spec, Box::new(RawWiring { port: 1 }), Default::default(), &Clocks::default())
         .unwrap()
 }

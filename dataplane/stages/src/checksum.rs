@@ -10,6 +10,7 @@ use dataplane_core::header::udp::Udp;
 use dataplane_core::header::{Header, protocol};
 use dataplane_core::mem::{Batch, MetaFlags, Packet, Reason};
 use dataplane_core::pipeline::{Contract, Ctx, Facts, Stage};
+use dataplane_core::verbs::has_whole_checksum;
 
 /// Recomputes the checksums of the IPv4 header, of TCP and of UDP, even if the old checksums were wrong.
 ///
@@ -21,9 +22,18 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Stage};
 /// name = "sums"
 /// use = "checksum"
 /// ```
+///
+/// If the devices of all ports that send these packets compute checksums, and only `tx` and other stages that ignore
+/// checksums follow, the devices compute the TCP and UDP checksums. The stage then computes the remaining checksums. See
+/// the key `offload` of the port.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Checksum {}
+pub struct Checksum {
+    /// Whether devices compute the checksums of packets with [`has_whole_checksum`].
+    #[serde(skip)]
+    #[schemars(skip)]
+    devices_compute: bool,
+}
 
 /// The offset of the checksum in the TCP header and in the UDP header.
 const TCP_AT: usize = 16;
@@ -32,6 +42,9 @@ const UDP_AT: usize = 6;
 impl Stage for Checksum {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
+            if self.devices_compute && has_whole_checksum(packet.data()) {
+                continue;
+            }
             if rewrite(&mut packet).is_none() {
                 packet.drop(Reason::Truncated);
             }
@@ -39,7 +52,11 @@ impl Stage for Checksum {
     }
 
     fn contract(&self) -> Contract {
-        Contract::new().needs(Facts::HEADERS)
+        Contract::new().needs(Facts::HEADERS).computes_checksums()
+    }
+
+    fn leave_checksums(&mut self) {
+        self.devices_compute = true;
     }
 }
 

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use dataplane_core::mem::{Batch, Edge};
-use dataplane_core::pipeline::{Ctx, Problem, Setup, Stage, StageInfo};
+use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 
 /// Splits packets by ingress port. Packets from the named ports leave by `listed`. Other packets go to the next
 /// stage.
@@ -58,6 +58,10 @@ impl Stage for Ingress {
 
     fn info() -> StageInfo {
         StageInfo::new().outputs(&[("listed", "packets received on one of the ports")])
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().ignores_checksums()
     }
 }
 

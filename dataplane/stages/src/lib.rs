@@ -11,6 +11,7 @@ pub mod count;
 pub mod cross;
 pub mod drop;
 pub mod filter;
+pub mod flow_tag;
 pub mod forwarding;
 pub mod fragment;
 #[cfg(any(test, fuzzing))]
@@ -57,6 +58,7 @@ pub fn register(registry: &mut Registry) {
     registry.add_described::<cross::Cross>("cross");
     registry.add_described::<drop::Drop>("drop");
     registry.add_described::<filter::Filter>("filter");
+    registry.add_described::<flow_tag::FlowTag>("flow_tag");
     registry.add_described::<fragment::Fragment>("fragment");
     registry.add_described::<icmp::Icmp>("icmp");
     registry.add_described::<icmp_error::IcmpError>("icmp_error");

@@ -295,6 +295,7 @@ impl Stage for Limit {
         Contract::new()
             .needs(if self.colour_aware { Facts::STAMP | Facts::COLOUR } else { Facts::STAMP })
             .sets(Facts::COLOUR)
+            .ignores_checksums()
     }
 }
 

@@ -428,6 +428,7 @@ impl Stage for Neighbor {
         Contract::new()
             .needs(Facts::HEADERS | Facts::EGRESS | Facts::NEXT_HOP)
             .holds(self.live.as_ref().map(|_| HOLD_TIME))
+            .ignores_checksums()
     }
 }
 

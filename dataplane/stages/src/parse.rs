@@ -5,10 +5,10 @@ use serde::Deserialize;
 
 use dataplane_core::header::checksum::header_checksum_ok;
 use dataplane_core::header::parse::{
-    Dissection, Flags, Malformed, USUAL, dissect, dissect_head, dissect_usual, verify_ipv4_checksum,
+    Dissection, Flags, Malformed, USUAL, checksummed, dissect, dissect_head, dissect_usual, verify_ipv4_checksum,
 };
 use dataplane_core::header::protocol;
-use dataplane_core::mem::{Batch, Edge, Head, Meta, MetaFlags, Packet, Reason};
+use dataplane_core::mem::{Batch, Edge, Head, Meta, MetaFlags, Packet, Reason, RecvFields, RecvFlags};
 use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, StageInfo};
 
 /// Finds the headers of every packet, and drops malformed packets.
@@ -27,6 +27,7 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// name = "parse"
 /// use = "parse"
 /// verify_checksum = true
+/// verify_transport = true
 /// ```
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -34,6 +35,11 @@ pub struct Parse {
     /// Whether to drop packets with a wrong IPv4 header checksum.
     #[serde(default = "yes")]
     pub verify_checksum: bool,
+    /// Whether to also drop TCP and UDP packets with a wrong TCP or UDP checksum. The stage reads the whole packet,
+    /// unless the device of the port has verified the checksum. Fragments, packets with IPv6 extension headers and UDP
+    /// packets without a checksum are not verified. Default: `false`.
+    #[serde(default)]
+    pub verify_transport: bool,
     /// Whether no stage needs the flow hash.
     #[serde(skip)]
     #[schemars(skip)]
@@ -46,7 +52,7 @@ const fn yes() -> bool {
 
 impl Default for Parse {
     fn default() -> Self {
-        Self { verify_checksum: yes(), no_flow_hash: false }
+        Self { verify_checksum: yes(), verify_transport: false, no_flow_hash: false }
     }
 }
 
@@ -56,6 +62,9 @@ const BAD_EXTENSION: Reason = Reason::own(0);
 
 impl Stage for Parse {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        if self.verify_transport {
+            return if self.no_flow_hash { self.verify::<false>(batch) } else { self.verify::<true>(batch) };
+        }
         // Each combination of the settings has its own loop, so that the loop does not check the settings for each
         // packet.
         match (self.verify_checksum, self.no_flow_hash) {
@@ -84,7 +93,9 @@ impl Stage for Parse {
     }
 
     fn contract(&self) -> Contract {
-        Contract::new().sets(if self.no_flow_hash { Facts::HEADERS } else { Facts::HEADERS | Facts::FLOW_HASH })
+        let sets = if self.no_flow_hash { Facts::HEADERS } else { Facts::HEADERS | Facts::FLOW_HASH };
+        let receives = if self.verify_transport { RecvFields::CHECKSUM } else { RecvFields::empty() };
+        Contract::new().sets(sets).receives(receives)
     }
 }
 
@@ -102,6 +113,17 @@ impl Parse {
                 continue;
             }
             match dissect(packet.data()) {
+                Ok(found) => self.apply::<HASH>(&mut packet, &found),
+                Err(flaw) => packet.drop(reason(flaw)),
+            }
+        }
+    }
+
+    /// Finds the headers like [`Parse::find`], and verifies TCP and UDP checksums that the device has not verified.
+    fn verify<const HASH: bool>(&self, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            match dissect(packet.data()) {
+                Ok(found) if is_transport_wrong(&packet, &found) => packet.drop(Reason::BadChecksum),
                 Ok(found) => self.apply::<HASH>(&mut packet, &found),
                 Err(flaw) => packet.drop(reason(flaw)),
             }
@@ -175,6 +197,12 @@ fn checksum_fits(frame: &[u8], found: &Dissection) -> bool {
         return header.is_some_and(header_checksum_ok);
     }
     verify_ipv4_checksum(frame, found).is_ok()
+}
+
+/// Whether the TCP or UDP checksum of a packet is wrong.
+fn is_transport_wrong(packet: &Packet<'_>, found: &Dissection) -> bool {
+    !packet.received().flags.contains(RecvFlags::CHECKSUM_OK)
+        && checksummed(packet.data(), found).is_some_and(|(pseudo, bytes)| pseudo.bytes(bytes).checksum() != 0)
 }
 
 /// Stores the headers that were found. The other fields of `Meta` stay unchanged.

@@ -83,6 +83,7 @@ impl Stage for Tx {
         Contract::new()
             .needs(if self.port.is_some() { Facts::empty() } else { Facts::EGRESS })
             .exit(if self.port.is_some() { Exit::Port(self.number) } else { Exit::Egress })
+            .ignores_checksums()
     }
 }
 

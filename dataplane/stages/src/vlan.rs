@@ -8,10 +8,10 @@ use serde::Deserialize;
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::vlan::{self, VlanTag};
 use dataplane_core::header::{Header, MacAddr, ether_type};
-use dataplane_core::mem::{Batch, MetaFlags, Packet, Reason};
-use dataplane_core::pipeline::{Ctx, Problem, Setup, Stage};
+use dataplane_core::mem::{Batch, MetaFlags, Packet, Reason, RecvFields, RecvFlags};
+use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage};
 
-/// Pushes, pops or translates the outer VLAN tag (IEEE 802.1Q, 802.1ad).
+/// Pushes, pops, translates or restores the outer VLAN tag (IEEE 802.1Q, 802.1ad).
 ///
 /// The stage works before and after `parse`. If the operation `op` does not apply to a packet, the packet goes to the
 /// next stage unchanged. With `strict`, such packets are dropped instead.
@@ -31,11 +31,18 @@ use dataplane_core::pipeline::{Ctx, Problem, Setup, Stage};
 /// op = "translate"
 /// map = { 7 = 70, 8 = 80 }
 /// strict = true
+///
+/// [[pipeline.stage]]
+/// name = "as_received"
+/// use = "vlan"
+/// op = "restore"
 /// ```
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Vlan {
-    /// The operation: `push`, `pop` or `translate`. No default.
+    /// The operation: `push`, `pop`, `translate` or `restore`. `restore` pushes the tag that the device of the port
+    /// removed (`offload = ["vlan_strip"]`), with the type 0x8100. A tag with id 0 and priority 0 is not restored,
+    /// because completions do not tell it from no tag. No default.
     pub op: Op,
     /// `push`: the VLAN id, 0 to 4094. Required with `push`, not allowed otherwise.
     #[serde(default)]
@@ -77,6 +84,8 @@ pub enum Op {
     Pop,
     /// Change the VLAN id of the outer tag.
     Translate,
+    /// Push the tag that the device removed.
+    Restore,
 }
 
 /// The bit that marks a VLAN id in `ids` as an id that `map` contains.
@@ -91,6 +100,7 @@ impl Stage for Vlan {
                 Op::Push => push(&mut packet, self.tag),
                 Op::Pop => pop(&mut packet, self.strict),
                 Op::Translate => translate(&mut packet, &self.ids, self.strict),
+                Op::Restore => restore(&mut packet),
             };
             match changed {
                 Ok(true) => update_meta(&mut packet),
@@ -115,12 +125,25 @@ impl Stage for Vlan {
             Op::Push => self.prepare_push(),
             Op::Pop => Ok(()),
             Op::Translate => self.prepare_translate(),
+            Op::Restore if self.strict => {
+                Err(Problem::at("strict", "has no effect with op = \"restore\"").help("remove `strict`"))
+            }
+            Op::Restore => Ok(()),
         }
+    }
+
+    fn contract(&self) -> Contract {
+        let receives = if self.op == Op::Restore { RecvFields::VLAN } else { RecvFields::empty() };
+        Contract::new().receives(receives)
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
         let id = outer(packet).ok().flatten().map(vlan::id);
         Some(match (self.op, id) {
+            (Op::Restore, _) => match packet.received() {
+                info if info.flags.contains(RecvFlags::VLAN_STRIPPED) => format!("pushes VLAN {}", vlan::id(info.vlan)),
+                _ => "no removed VLAN tag".to_owned(),
+            },
             (Op::Push, _) => format!("pushes VLAN {}", self.id?),
             (_, None) => "no VLAN tag".to_owned(),
             (Op::Pop, Some(id)) => format!("pops VLAN {id}"),
@@ -219,6 +242,16 @@ fn pop(packet: &mut Packet<'_>, strict: bool) -> Result<bool, Reason> {
     Ok(packet.trim_front(VlanTag::LEN))
 }
 
+/// Pushes the tag that the device removed, if there is one.
+fn restore(packet: &mut Packet<'_>) -> Result<bool, Reason> {
+    let info = packet.received();
+    if !info.flags.contains(RecvFlags::VLAN_STRIPPED) {
+        return Ok(false);
+    }
+    let ([a, b], [c, d]) = (ether_type::VLAN.to_be_bytes(), info.vlan.to_be_bytes());
+    push(packet, [a, b, c, d])
+}
+
 #[inline]
 fn translate(packet: &mut Packet<'_>, ids: &[u16], strict: bool) -> Result<bool, Reason> {
     let tci = outer(packet)?;
@@ -265,6 +298,10 @@ mod tests {
             return Err("runt");
         }
         let tagged = matches!(frame[12..14], [0x81, 0] | [0x88, 0xa8] | [0x91, 0]);
+        if op == Op::Restore {
+            // The harness has no device that removes tags.
+            return Ok(frame.to_vec());
+        }
         if op == Op::Push {
             return Ok([&frame[..12], &[0x88, 0xa8, 0x60, 100], &frame[12..]].concat());
         }
@@ -289,6 +326,7 @@ mod tests {
         match op {
             Op::Push => "op = 'push'\nid = 100\npcp = 3\ntpid = 0x88a8".to_owned(),
             Op::Pop => format!("op = 'pop'\nstrict = {strict}"),
+            Op::Restore => "op = 'restore'".to_owned(),
             Op::Translate => {
                 let map: Vec<String> = (1..4094).step_by(2).map(|id| format!("{id} = {}", id - 1)).collect();
                 format!("op = 'translate'\nstrict = {strict}\nmap = {{ {} }}", map.join(", "))
@@ -307,7 +345,7 @@ mod tests {
     proptest! {
         #[test]
         fn tags_match_the_model(
-            op in prop::sample::select(vec![Op::Push, Op::Pop, Op::Translate]),
+            op in prop::sample::select(vec![Op::Push, Op::Pop, Op::Translate, Op::Restore]),
             strict in any::<bool>(),
             frames in prop::collection::vec(strategies::any_frame(), 1..20),
         ) {
@@ -320,7 +358,7 @@ mod tests {
 
         #[test]
         fn packet_metadata_stays_correct(
-            op in prop::sample::select(vec![Op::Push, Op::Pop, Op::Translate]),
+            op in prop::sample::select(vec![Op::Push, Op::Pop, Op::Translate, Op::Restore]),
             frames in prop::collection::vec(strategies::valid_frame(), 1..20),
         ) {
             let mut harness =

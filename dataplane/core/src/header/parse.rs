@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::checksum::Sum;
 use super::{ether_type, ipv4, ipv6, protocol, vlan};
 
 /// The maximum number of IPv6 extension headers of a frame. Legitimate traffic has only a few.
@@ -252,6 +253,35 @@ pub fn verify_ipv4_checksum(frame: &[u8], found: &Dissection) -> Result<(), Malf
     } else {
         Err(Malformed::BadIpv4Checksum)
     }
+}
+
+/// Returns the sum of the pseudo header of a TCP or UDP packet, and the header and data that follow it in the checksum.
+/// Takes the result of [`dissect`]. The sum of both parts includes the checksum field, so [`Sum::checksum`] returns 0 if
+/// the checksum is correct.
+///
+/// Returns `None` for a packet without a checksum, or whose checksum these bytes alone do not give: other protocols,
+/// fragments, packets with IPv6 extension headers, a UDP checksum of 0, and a UDP length below the length of the IP
+/// payload.
+#[inline]
+pub fn checksummed<'f>(frame: &'f [u8], found: &Dissection) -> Option<(Sum, &'f [u8])> {
+    /// The offsets of the length and the checksum in a UDP header.
+    const LENGTH: usize = 4;
+    const CHECKSUM: usize = 6;
+    let is_ipv4 = found.flags.contains(Flags::IPV4);
+    let has_extensions = !is_ipv4 && found.flags.contains(Flags::IP_OPTIONS);
+    if has_extensions || found.flags.intersection(Flags::L4_OK | Flags::FRAGMENT) != Flags::L4_OK {
+        return None;
+    }
+    let (l3, l4) = (usize::from(found.l3), usize::from(found.l4));
+    let bytes = frame.get(l4..usize::from(found.end))?;
+    let field = |at: usize| bytes.get(at..at + 2).unwrap_or_default();
+    match found.protocol {
+        protocol::TCP => {}
+        protocol::UDP if field(LENGTH) == (bytes.len() as u16).to_be_bytes() && field(CHECKSUM) != [0, 0] => {}
+        _ => return None,
+    }
+    let addresses = frame.get(if is_ipv4 { l3 + 12..l3 + 20 } else { l3 + 8..l3 + 40 })?;
+    Some((Sum::default().bytes(addresses).u16(found.protocol.into()).u16(bytes.len() as u16), bytes))
 }
 
 fn dissect_arp(mut found: Dissection, message: &[u8]) -> Result<Dissection, Malformed> {

@@ -27,7 +27,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::clock::{Stamp, Stamper};
 use crate::error::VerbError;
-use crate::mem::{Batch, Pool};
+use crate::mem::{Batch, Pool, RecvFields};
 use crate::verbs::{Access, CqGranted, PollFields, QpType, WcStatus};
 
 /// Counters of a lane, in packets unless stated otherwise.
@@ -166,6 +166,8 @@ pub struct LaneSpec {
     pub send_depth: u32,
     /// Source of the packet timestamps.
     pub stamps: Stamping,
+    /// The receive information that stages need. The device may refuse parts of it.
+    pub received: RecvFields,
     /// Whether the worker sleeps while there is nothing to receive.
     pub sleeps: bool,
 }

@@ -67,7 +67,7 @@ impl<'b> Packet<'b> {
     }
 
     #[inline]
-    fn memory(&self) -> &SlotMemory {
+    pub(super) fn memory(&self) -> &SlotMemory {
         // SAFETY: the batch lives as long as `life`, and no packet writes this field.
         unsafe { &(*self.batch.as_ptr()).memory }
     }

@@ -103,6 +103,8 @@ pub(crate) struct SlotMemory {
     base: NonNull<u8>,
     region: Arc<Region>,
     pub(crate) layout: SlotLayout,
+    /// Whether the end of each slot contains the receive information of its packet.
+    pub(super) keeps_received: bool,
 }
 
 // SAFETY: `base` points into the region, which is Send and Sync. The `Arc` in this struct keeps the region alive.
@@ -114,7 +116,7 @@ impl SlotMemory {
     fn new(region: Arc<Region>, layout: SlotLayout) -> Self {
         const fn is_shared<T: Send + Sync>() {}
         is_shared::<Region>();
-        Self { base: region.base(), region, layout }
+        Self { base: region.base(), region, layout, keeps_received: false }
     }
 
     /// Returns a pointer to the first byte of a slot.
@@ -140,8 +142,8 @@ impl SlotMemory {
 /// so the pool needs no atomics.
 #[derive(Debug)]
 pub struct Pool {
-    memory: SlotMemory,
-    free: Box<[u32]>,
+    pub(super) memory: SlotMemory,
+    pub(super) free: Box<[u32]>,
     available: usize,
     #[cfg(debug_assertions)]
     states: Box<[SlotState]>,
@@ -204,8 +206,9 @@ impl Pool {
         for at in self.available..end {
             self.moved(&[self.free[at]], SlotState::Free, to);
         }
-        #[cfg(not(debug_assertions))]
-        let _ = to;
+        if to == SlotState::Batched && self.keeps_received() {
+            self.clear_received(self.available, end);
+        }
         &self.free[self.available..end]
     }
 

@@ -1,6 +1,6 @@
 //! The properties that a stage declares about itself, and its optional capabilities.
 
-use crate::mem::{Batch, Packet};
+use crate::mem::{Batch, Packet, RecvFields};
 use crate::pipeline::{Cause, Ctx, Exit, Facts};
 use crate::units::Nanos;
 
@@ -62,6 +62,12 @@ pub struct Contract {
     pub holds: Option<Nanos>,
     /// The destination of packets that the stage neither sends to an output nor drops, consumes or holds.
     pub exit: Exit,
+    /// The receive information that the stage reads.
+    pub receives: RecvFields,
+    /// Whether the stage computes the checksums of every packet that leaves it.
+    pub computes_checksums: bool,
+    /// Whether the stage neither reads nor changes checksums.
+    pub ignores_checksums: bool,
 }
 
 impl Default for Contract {
@@ -83,6 +89,9 @@ impl Contract {
             splits: 0,
             holds: None,
             exit: Exit::Next,
+            receives: RecvFields::empty(),
+            computes_checksums: false,
+            ignores_checksums: false,
         }
     }
 
@@ -139,6 +148,29 @@ impl Contract {
     #[must_use]
     pub const fn exit(self, exit: Exit) -> Self {
         Self { exit, ..self }
+    }
+
+    /// Sets the parts of the receive information that the stage reads with [`Packet::received`]. The device may refuse
+    /// parts of it.
+    #[must_use]
+    pub const fn receives(self, receives: RecvFields) -> Self {
+        Self { receives, ..self }
+    }
+
+    /// Declares that the stage computes the IPv4, TCP and UDP checksums of every packet that leaves it. If the devices of
+    /// all ports that send these packets compute checksums, the run calls [`Stage::leave_checksums`].
+    ///
+    /// [`Stage::leave_checksums`]: super::Stage::leave_checksums
+    #[must_use]
+    pub const fn computes_checksums(self) -> Self {
+        Self { computes_checksums: true, ..self }
+    }
+
+    /// Declares that the stage neither reads nor changes checksums, so the checksums of its packets may be wrong until
+    /// a device computes them.
+    #[must_use]
+    pub const fn ignores_checksums(self) -> Self {
+        Self { ignores_checksums: true, ..self }
     }
 }
 

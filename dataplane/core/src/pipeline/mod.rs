@@ -78,6 +78,11 @@ pub trait Stage: Send {
         Contract::new()
     }
 
+    /// Leaves checksums to the devices that send the packets. From now on, the stage computes only the checksums of
+    /// packets that a device does not compute: see [`has_whole_checksum`](crate::verbs::has_whole_checksum). Called
+    /// before the first packet, and only for a stage with [`Contract::computes_checksums`].
+    fn leave_checksums(&mut self) {}
+
     /// Reports the counters that the stage itself keeps, such as the hits of each rule.
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
         let _ = report;

@@ -1,7 +1,7 @@
 //! A program: the stages of a graph and their targets, before packet memory exists. [`Program::check`] verifies that
 //! every stage gets the facts (known properties of packets) that it needs.
 
-use crate::mem::BATCH;
+use crate::mem::{BATCH, RecvFields};
 use crate::pipeline::{Exit, Facts, Problem, Stage};
 
 /// The destination of packets.
@@ -118,6 +118,68 @@ impl Program {
         problems
     }
 
+    /// Returns the names of the stages that read a part of the receive information.
+    pub fn readers(&self, part: RecvFields) -> Vec<&str> {
+        let reads = |node: &&NodeSpec| node.stage.contract().receives.intersects(part);
+        self.nodes.iter().filter(reads).map(|node| node.name.as_str()).collect()
+    }
+
+    /// Returns the names of the stages that compute checksums.
+    pub fn stages_with_checksums(&self) -> Vec<&str> {
+        let computes = |node: &&NodeSpec| node.stage.contract().computes_checksums;
+        self.nodes.iter().filter(computes).map(|node| node.name.as_str()).collect()
+    }
+
+    /// Returns, for each of `ports` ports, whether a stage has computed the checksums of every packet that the port
+    /// sends. The device of such a port may compute the checksums again, and the packets stay the same.
+    pub fn ports_with_checksums(&self, ports: usize) -> Vec<bool> {
+        // Whether a packet may leave the stage without computed checksums.
+        let mut may_lack = vec![false; self.nodes.len()];
+        may_lack[0] = true;
+        let mut sent = vec![None; ports];
+        for (place, node) in self.nodes.iter().enumerate() {
+            let contract = node.stage.contract();
+            let lacks = !contract.computes_checksums && (may_lack[place] || !contract.ignores_checksums);
+            for target in node.targets() {
+                match target {
+                    Target::Node(to) => may_lack[to] |= lacks,
+                    Target::Port(port) => sent.iter_mut().skip(port).take(1).for_each(|sent| join(sent, !lacks)),
+                    Target::Egress => sent.iter_mut().for_each(|sent| join(sent, !lacks)),
+                    Target::Drop => {}
+                }
+            }
+        }
+        sent.into_iter().map(|sent| sent == Some(true)).collect()
+    }
+
+    /// Lets stages leave their checksums to the devices of ports. `computes` has an entry for each port: whether its
+    /// device computes the checksums of sent packets. Returns the names of the stages.
+    pub fn leave_checksums(&mut self, computes: &[bool]) -> Vec<String> {
+        // Whether every packet that enters the stage reaches a device that computes checksums, and no stage on the way
+        // reads or changes its checksums.
+        let mut leads_to_device = vec![false; self.nodes.len()];
+        let mut left = Vec::new();
+        for place in (0..self.nodes.len()).rev() {
+            let node = &self.nodes[place];
+            let leads = |target| match target {
+                Target::Node(to) => leads_to_device[to],
+                Target::Port(port) => computes.get(port) == Some(&true),
+                Target::Egress => computes.iter().all(|computes| *computes),
+                Target::Drop => true,
+            };
+            let all = node.targets().all(leads);
+            let contract = node.stage.contract();
+            // A stage that observes drops sees the packets.
+            leads_to_device[place] = all && contract.ignores_checksums && node.drops.is_none();
+            if all && contract.computes_checksums {
+                left.push(node.name.clone());
+                self.nodes[place].stage.leave_checksums();
+            }
+        }
+        left.reverse();
+        left
+    }
+
     fn missing(&self, place: usize, missing: Facts, path: &[usize]) -> Problem {
         let path: Vec<&str> = path.iter().chain([&place]).map(|&at| self.nodes[at].name.as_str()).collect();
         let problem = Problem::at(
@@ -137,6 +199,11 @@ impl Program {
         };
         problem.help(remedy)
     }
+}
+
+/// Combines the checks of the packets of one port. `None`: no stage sends packets to the port yet.
+fn join(all: &mut Option<bool>, has: bool) {
+    *all = Some(all.unwrap_or(true) && has);
 }
 
 impl NodeSpec {

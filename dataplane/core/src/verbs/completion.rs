@@ -1,8 +1,9 @@
 //! Completions. A cursor returns one completion at a time. A run contains many completions in fixed arrays.
 
 use crate::error::VerbError;
+use crate::mem::{RecvFlags, RecvInfo};
 use crate::units::{Nanos, QpNum, Rkey, Ticks};
-use crate::verbs::{PollFields, RecvFlags, WcFlags, WcOpcode, WcStatus};
+use crate::verbs::{PollFields, WcFlags, WcOpcode, WcStatus};
 
 /// The maximum number of completions in a run.
 pub const RUN: usize = 256;
@@ -67,21 +68,6 @@ pub struct TagInfo {
     pub tag: u64,
     /// Application data of the sender.
     pub private: u32,
-}
-
-/// What a device found out about a received frame. Each field is valid only if the completion queue was granted the
-/// field's flag of [`PollFields::RECV_INFO`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RecvInfo {
-    /// The valid parts of this structure.
-    pub flags: RecvFlags,
-    /// The removed VLAN tag: priority, drop eligible indicator and identifier. 0 without
-    /// [`RecvFlags::VLAN_STRIPPED`].
-    pub vlan: u16,
-    /// The tag of the flow rule that matched. 0: no rule with a tag matched.
-    pub flow_tag: u32,
-    /// The RSS hash of the frame. 0 without [`RecvFlags::HASH`].
-    pub hash: u32,
 }
 
 impl Completion {
@@ -299,6 +285,12 @@ impl Completions {
         self.failed = false;
         self.in_order = false;
         self.has_info = false;
+    }
+
+    /// Returns what the device found out about each received frame, or nothing if `has_info` is not set.
+    #[inline]
+    pub fn infos(&self) -> &[RecvInfo] {
+        if self.has_info { &self.info[..self.len.min(RUN)] } else { &[] }
     }
 
     /// Adds a completion to a run that is not [`Completions::in_order`]. Returns `false` if the run is full.

@@ -2,6 +2,8 @@
 
 use bitflags::bitflags;
 
+use crate::mem::RecvFields;
+
 use crate::verbs::code::codes;
 
 codes! {
@@ -171,17 +173,16 @@ bitflags! {
     }
 }
 
-bitflags! {
-    /// The valid parts of [`RecvInfo`](crate::verbs::RecvInfo).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    pub struct RecvFlags: u16 {
-        /// The IPv4 checksum and the TCP or UDP checksum are correct (`IBV_WC_IP_CSUM_OK`). If the flag is clear, the
-        /// checksums are unknown.
-        const CHECKSUM_OK = 1;
-        /// The device removed the VLAN tag that `vlan` contains.
-        const VLAN_STRIPPED = 1 << 1;
-        /// `hash` is valid.
-        const HASH = 1 << 2;
+impl From<RecvFields> for PollFields {
+    /// Returns the completion fields that contain the receive information.
+    fn from(fields: RecvFields) -> Self {
+        let all = [
+            (RecvFields::CHECKSUM, Self::CHECKSUM),
+            (RecvFields::VLAN, Self::CVLAN),
+            (RecvFields::FLOW_TAG, Self::FLOW_TAG),
+            (RecvFields::HASH, Self::RSS_HASH),
+        ];
+        all.into_iter().filter(|(part, _)| fields.contains(*part)).map(|(_, field)| field).collect()
     }
 }
 

@@ -38,11 +38,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use crate::mem::{RecvFlags, RecvInfo};
 pub use ah_cache::AhCache;
 pub use attributes::{AttributeMask, Path, QpAttributes, QpState, QpType, TransitionError, check_transition};
-pub use completion::{Completion, CompletionValues, Completions, Cursor, RUN, RecvInfo, TagInfo};
+pub use completion::{Completion, CompletionValues, Completions, Cursor, RUN, TagInfo};
 pub use event::{AsyncEvent, CqEvent, EventKind, EventSubject};
-pub use flags::{Access, CqFlags, PollFields, RecvFlags, SendFlags, WcFlags, WcOpcode, WrOpcode};
+pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpcode};
 pub use owner::{Claim, ClaimGuard, QueueOwner};
 pub use raw::{
     Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch,

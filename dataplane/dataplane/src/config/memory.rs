@@ -96,6 +96,6 @@ pub(super) fn memory(
 /// Returns the maximum length of a packet of a port, in bytes.
 fn frame(port: &Port) -> u32 {
     let header = if port.qp == Qp::Ud { GRH } else { 0 };
-    let fcs = if port.offload.contains(&Offload::Fcs) { FCS } else { 0 };
+    let fcs = if port.offloads().contains(&Offload::Fcs) { FCS } else { 0 };
     port.max_packet().saturating_add(MAX_HEADER + header + fcs)
 }

@@ -48,7 +48,7 @@ pub use dataplane_soft::config::{FrameStamps, HOST, LinkConfig, LinkParameters, 
 pub use diagnostics::{Diagnostics, Level, Mistake, Record};
 pub use explain::{nearest, suggest};
 pub use load::{Loaded, load};
-pub use plan::{Catalog, NodePlan, Plan, PortPlan, StageShape, Target};
+pub use plan::{Catalog, NodePlan, OffloadRequest, Plan, PortPlan, StageOffload, StageShape, Target};
 pub use planner::plan;
 pub use port::{Clock, ClockEvent, ClockEventKind, Faults, Port, Qp, Rss, RssField};
 pub use raw::{

@@ -79,6 +79,46 @@ pub struct PortPlan {
     /// The index of the port at the other end of a `loopback` link. May be the index of this port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<usize>,
+    /// The offloads that stages can use. The device grants the offloads that it supports.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub requests: Vec<OffloadRequest>,
+}
+
+/// An offload that stages can use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OffloadRequest {
+    /// The offload.
+    pub offload: StageOffload,
+    /// The names of the stages.
+    pub stages: Vec<String>,
+}
+
+/// The kinds of offloads that stages can use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StageOffload {
+    /// The device computes the checksums of sent packets.
+    SendChecksum,
+    /// The device verifies the checksums of received packets.
+    ReceiveChecksum,
+    /// The device reports the VLAN tag that it removed.
+    VlanTag,
+    /// The device reports the tag of the flow rule.
+    FlowTag,
+    /// The device reports the RSS hash.
+    RssHash,
+}
+
+impl fmt::Display for StageOffload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SendChecksum => "send checksums",
+            Self::ReceiveChecksum => "receive checksums",
+            Self::VlanTag => "removed VLAN tags",
+            Self::FlowTag => "tags of flow rules",
+            Self::RssHash => "RSS hashes",
+        })
+    }
 }
 
 /// A config that passed all checks that need no device.
@@ -153,6 +193,14 @@ impl fmt::Display for Plan {
             let rx = if port.input { format!(", rx {}", config.rx_depth) } else { String::new() };
             let (mtu, tx) = (config.max_packet(), config.tx_depth);
             writeln!(f, "  {}: {}{link}, {qp}, mtu {mtu}{rx}, tx {tx}{node}{input}", config.name, config.device)?;
+            for request in &port.requests {
+                writeln!(
+                    f,
+                    "    offload, if the device supports it: {} ({})",
+                    request.offload,
+                    request.stages.join(", ")
+                )?;
+            }
         }
         writeln!(f, "\nstages")?;
         for node in self.order.iter().filter_map(|&index| self.nodes.get(index)) {

@@ -381,13 +381,15 @@ pub struct Port {
     /// `xdp` links. Default: the port receives every frame, if the port is in `input`. Not tested on hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<Vec<Flow>>,
-    /// Raw-packet offloads of the device. Not for `xdp` links. `"checksum"` computes the IPv4, TCP and UDP checksums of
-    /// sent packets. `"vlan_strip"` removes the outer VLAN tag of received frames. The program does not keep the tag.
-    /// `"fcs"` leaves the 4-byte frame check sequence at the end of received frames, for captures. With `"delay_drop"`,
-    /// a frame waits for a receive buffer instead of being dropped. `"delay_drop"` needs at least two workers. Default:
-    /// none. Not tested on hardware.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub offload: Vec<Offload>,
+    /// Raw-packet offloads of the device. Not for `xdp` links. With `"auto"`, the program requests the offloads that the
+    /// stages can use, if the device supports them. `dataplane check` prints these offloads. `"checksum"` computes the
+    /// IPv4, TCP and UDP checksums of sent packets. `"vlan_strip"` removes the outer VLAN tag of received frames. A
+    /// `vlan` stage with `op = "restore"` can add the tag again. `"fcs"` leaves the 4-byte frame check sequence at the
+    /// end of received frames, for captures. With `"delay_drop"`, a frame waits for a receive buffer instead of being
+    /// dropped. `"delay_drop"` needs at least two workers. Default: `["auto"]` for RDMA devices, otherwise none. Not
+    /// tested on hardware.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Vec<Offload>>,
     /// The transmit rate limit of each worker's queue pair. The device enforces the limit. Only for `"raw_packet"`, and
     /// not for `xdp` links. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -431,6 +433,22 @@ impl Port {
     /// Returns whether the port is on a verbs device. All other ports have a link.
     pub fn is_verbs(&self) -> bool {
         ![SOFT, HOST].contains(&self.device.as_str())
+    }
+
+    /// Returns the offloads that the config lists.
+    pub fn offloads(&self) -> &[Offload] {
+        self.offload.as_deref().unwrap_or_default()
+    }
+
+    /// Returns whether the program requests the offloads that the stages can use.
+    pub fn has_auto_offloads(&self) -> bool {
+        let listed = self.offload.as_ref().map(|listed| listed.contains(&Offload::Auto));
+        self.qp == Qp::RawPacket && listed.unwrap_or(self.is_verbs())
+    }
+
+    /// Returns whether the device may report information about received packets besides their length and timestamp.
+    pub fn reports_received(&self) -> bool {
+        self.qp == Qp::RawPacket && self.link.as_ref().is_none_or(|link| link.kind() != "xdp")
     }
 
     /// Returns the kernel interface that represents the port, if there is one.

@@ -14,9 +14,11 @@ use dataplane_core::units::{BitRate, Bytes, bytes_within, within, within_some};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Offload {
+    /// Requests the offloads that the stages can use, if the device supports them.
+    Auto,
     /// Computes the IPv4 header checksum and the TCP or UDP checksum of sent packets.
     Checksum,
-    /// Removes the outer VLAN tag of received frames. The tag is not kept. To select one VLAN, add a `flow` rule.
+    /// Removes the outer VLAN tag of received frames. To select one VLAN, add a `flow` rule.
     VlanStrip,
     /// Leaves the 4-byte frame check sequence at the end of received frames, for captures.
     Fcs,
@@ -28,6 +30,7 @@ impl Offload {
     /// Returns the name used in configs.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
             Self::Checksum => "checksum",
             Self::VlanStrip => "vlan_strip",
             Self::Fcs => "fcs",
@@ -100,6 +103,8 @@ pub enum Action {
 /// for several queues is therefore split into one rule for each kind of traffic. The split rules need three device
 /// priorities for each `priority`, and a device priority has 16 bits.
 const MAX_PRIORITY: u64 = 21_844;
+/// The largest tag of a flow rule.
+const MAX_TAG: u64 = (1 << 24) - 1;
 
 /// A rule that selects the frames that the port receives. Not tested on hardware.
 ///
@@ -113,6 +118,7 @@ const MAX_PRIORITY: u64 = 21_844;
 /// [[port.flow]]
 /// match     = { ethernet = { dst = "02:00:00:00:00:01", vlan = 7 }, ipv4 = { dst = "192.0.2.0/24" }, udp = { dst = 53 } }
 /// count     = "dns"
+/// tag       = 5
 /// priority  = 1
 /// dont_trap = true
 ///
@@ -180,6 +186,11 @@ pub struct Flow {
     /// counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<String>,
+    /// The tag of the matched frames, from 1. A stage with `use = "flow_tag"` selects packets by this tag. Only with
+    /// `frames = "matching"`. Default: no tag.
+    #[serde(deserialize_with = "within_some::<_, u32, 1, MAX_TAG>", skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = MAX_TAG))]
+    pub tag: Option<u32>,
     /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins. mlx5 supports
     /// the priorities 0 to 15 with one worker, and 0 to 4 with several workers. With older kernels, mlx5 supports 0 to
     /// 7 with one worker, and 0 and 1 with several workers.

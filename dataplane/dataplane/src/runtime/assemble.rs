@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::memory;
+use super::{memory, offload};
 use crate::config::{self, Catalog, Diagnostics, Loaded, Mistake, Plan, Source, StageShape};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
@@ -139,6 +139,9 @@ fn build(
     }
     let Some(mut plan) = plan else { return Ok(None) };
     plan.stage_memory = memory.stages;
+    if let (false, Some(program)) = (offline, programs.first()) {
+        offload::request(&mut plan, program);
+    }
     Ok(Some(Assembly { plan, ports, topology, programs, services, files }))
 }
 

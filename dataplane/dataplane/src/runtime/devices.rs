@@ -8,14 +8,14 @@ use std::time::Duration;
 use crate::config::{self, Connection, Plan, PortPlan, Qp};
 use crate::runtime::peer::{ExchangeOptions, PathCache, PeerExchange, PeerLocation, PeerWiring, Rendezvous};
 use crate::runtime::watch::Watch;
-use crate::runtime::{raw, soft};
+use crate::runtime::{offload, raw, soft};
 use dataplane_core::clock::{ClockReport, HostClock};
 use dataplane_core::connect::{Connector, EndpointParameters};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::{Lane, LaneSpec, QueueLane, RawWiring, Stamping, Wiring};
 use dataplane_core::mem::Pool;
 use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
-use dataplane_core::verbs::{Device, EventKind, QpType};
+use dataplane_core::verbs::{Device, EventKind, QpType, RawDevice};
 use dataplane_soft::{LoopbackLink, SoftDevice};
 
 /// An open device behind a port, independent of the provider.
@@ -37,6 +37,9 @@ pub(crate) trait PortDevice: Send + Sync {
 
     /// Returns a report about each clock of the device.
     fn clocks(&self) -> Vec<ClockReport>;
+
+    /// Returns whether the device computes the checksums of sent packets.
+    fn computes_checksums(&self) -> bool;
 
     /// Returns a description of the device.
     fn describe(&self) -> String;
@@ -82,7 +85,8 @@ pub(crate) fn open(
         devices.push(if !port.config.is_verbs() {
             let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
             // The settings apply to the queue pairs that are created with this handle of the device.
-            let has_raw = raw::is_configured(&port.config);
+            let has_raw = raw::is_configured(port);
+            let computes_checksums = has_raw && offload::computes_checksums(port, device.raw_caps().tx_checksum);
             let (device, flows) =
                 if has_raw { raw::prepare(device, port, lanes)? } else { (device, Default::default()) };
             let what = format!("{} {}", port.config.device, port.config.link.as_ref().map_or("", |link| link.kind()));
@@ -92,6 +96,7 @@ pub(crate) fn open(
                 counters: Box::new(move |device| {
                     soft::counters(device).into_iter().chain(raw::counted(&flows)).collect()
                 }),
+                computes_checksums,
                 why: SoftDevice::wire_error,
                 finish: soft::finish,
             };
@@ -168,6 +173,8 @@ struct ProviderParts<D> {
     /// Returns more details for the description. The details are complete once the lanes are open.
     detail: fn(&D) -> Option<String>,
     counters: Box<dyn ReadCounters<D>>,
+    /// Whether the device computes the checksums of sent packets.
+    computes_checksums: bool,
     /// Returns the error of the link. If a verb failed, this error is more precise than the `errno` of the verb.
     why: fn(&D) -> Option<Error>,
     finish: fn(&D) -> Vec<Error>,
@@ -295,6 +302,10 @@ impl<D: Device> PortDevice for OpenPort<D> {
         self.watch.clock_reports()
     }
 
+    fn computes_checksums(&self) -> bool {
+        self.provider.computes_checksums
+    }
+
     fn describe(&self) -> String {
         let what = &self.provider.what;
         (self.provider.detail)(&self.device).map_or_else(|| what.clone(), |detail| format!("{what} {detail}"))
@@ -315,8 +326,8 @@ impl<D: Device> PortDevice for OpenPort<D> {
 #[cfg(feature = "ibverbs")]
 mod verbs {
     use super::{Arc, BTreeMap, Device, HostClock, PortPlan, ProviderParts, Qp, Result, RunStop, Stamping, Watch};
-    use crate::runtime::raw;
-    use dataplane_core::verbs::{Capability, Provider as _};
+    use crate::runtime::{offload, raw};
+    use dataplane_core::verbs::{Capability, Provider as _, RawDevice as _};
     use dataplane_ibverbs::{VerbsDevice, VerbsProvider};
 
     /// The open devices. Ports on the same device share the device and its event thread.
@@ -351,9 +362,11 @@ mod verbs {
         // Prepare nothing if the device does not support raw packets. Creating the queue pair then returns an error
         // that names the reason.
         let raw = port.qp == Qp::RawPacket && device.capabilities().has.contains(&Capability::RawPacket);
+        let computes_checksums = raw && offload::computes_checksums(plan, device.raw_caps().tx_checksum);
         let (device, counters) = if raw { raw::prepare(device, plan, workers)? } else { (device, Default::default()) };
         let what = format!("{} port {}", port.device, port.device_port);
         let counters = Box::new(move |_: &VerbsDevice| raw::counted(&counters));
-        Ok((device, ProviderParts { what, detail: |_| None, counters, why: |_| None, finish: |_| Vec::new() }))
+        let (why, finish) = (|_: &VerbsDevice| None, |_: &VerbsDevice| Vec::new());
+        Ok((device, ProviderParts { what, detail: |_| None, counters, computes_checksums, why, finish }))
     }
 }

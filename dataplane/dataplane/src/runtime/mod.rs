@@ -10,6 +10,7 @@ mod devices;
 mod follow;
 mod idle;
 mod memory;
+mod offload;
 mod peer;
 mod raw;
 mod report;

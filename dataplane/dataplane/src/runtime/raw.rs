@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::config::{self, Action, Frames, Offload, PortPlan};
-use crate::runtime::soft;
+use crate::runtime::{offload, soft};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::verbs::{
     Bits, EthernetMatch, FlowCounters, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, PortsMatch,
@@ -14,9 +14,10 @@ use dataplane_core::verbs::{
 /// The flow counters by name.
 pub(super) type Counters = BTreeMap<String, Arc<dyn FlowCounters>>;
 
-/// Whether the config of a port has raw-packet settings.
-pub(super) fn is_configured(port: &config::Port) -> bool {
-    port.flow.is_some() || !port.offload.is_empty() || port.rate_limit.is_some()
+/// Whether a port has raw-packet settings.
+pub(super) fn is_configured(plan: &PortPlan) -> bool {
+    let port = &plan.config;
+    !plan.requests.is_empty() || port.flow.is_some() || !port.offloads().is_empty() || port.rate_limit.is_some()
 }
 
 /// Applies the raw-packet settings of a port to its device, for the given number of workers. Returns the device and the
@@ -34,7 +35,8 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
             counters.insert(name.clone(), made);
         }
     }
-    let spec = spec(plan, &counters);
+    let mut spec = spec(plan, &counters);
+    spec.checksum |= offload::computes_checksums(plan, device.raw_caps().tx_checksum);
     device.check_raw(&spec, u16::try_from(workers).unwrap_or(u16::MAX)).map_err(named)?;
     Ok((device.with_raw(spec), counters))
 }
@@ -58,7 +60,7 @@ pub(super) fn counted(counters: &Counters) -> BTreeMap<String, u64> {
 /// port that is not an input receives no frames, so that the host still receives its frames.
 fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
     let port = &plan.config;
-    let has = |offload| port.offload.contains(&offload);
+    let has = |offload| port.offloads().contains(&offload);
     RawSpec {
         receive: RawReceive {
             vlan_strip: has(Offload::VlanStrip),
@@ -96,6 +98,7 @@ fn rule(flow: &config::Flow, counters: &Counters) -> FlowRule {
     };
     FlowRule {
         priority: flow.priority,
+        tag: flow.tag,
         drop: flow.action == Action::Drop,
         count: flow.count.as_ref().and_then(|name| counters.get(name).cloned()),
         dont_trap: flow.dont_trap,
@@ -182,7 +185,7 @@ mod tests {
         let loaded = config::load(&source, &mut diagnostics);
         assert!(!diagnostics.has_errors(), "{}", diagnostics.render(false));
         let config = loaded.ports().next().unwrap().clone();
-        PortPlan { config, span: 0..0, input, node: None, peer: None }
+        PortPlan { config, span: 0..0, input, node: None, peer: None, requests: Vec::new() }
     }
 
     fn rules(keys: &str) -> Vec<FlowRule> {

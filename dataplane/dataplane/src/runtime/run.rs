@@ -11,6 +11,7 @@ use crate::runtime::Assembly;
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::idle::IdlePolicy;
+use crate::runtime::offload;
 use crate::runtime::report::{self, Outcome};
 use crate::runtime::sample::{self, LoopCounters, Reply, ReportedStage, Sample, Times, WorkerInfo};
 use crate::runtime::snapshot::{Sampler, Snapshot};
@@ -98,9 +99,15 @@ impl Run {
     /// # Errors
     /// Returns the errors of [`Run::start`], or an error if the start was cancelled.
     pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
-        let Assembly { plan, ports: infos, topology, programs, services, .. } = assembly;
+        let Assembly { plan, ports: infos, topology, mut programs, services, .. } = assembly;
         let clock = HostClock::new();
         let ports = devices::open(&plan, &infos, &clock, &services.stop)?;
+        let computes: Vec<bool> = ports.iter().map(|port| port.computes_checksums()).collect();
+        let left: Vec<Vec<String>> = programs.iter_mut().map(|program| program.leave_checksums(&computes)).collect();
+        // All workers have the same stages.
+        if let Some(stages) = left.first().filter(|stages| !stages.is_empty()) {
+            tracing::info!("the devices compute the TCP and UDP checksums of stage {}", stages.join(", "));
+        }
         for handler in &services.port_handlers {
             for (number, port) in (0..=u8::MAX).zip(&ports) {
                 let handler = handler.clone();
@@ -395,6 +402,9 @@ impl WorkerBuilder {
         }
         let pages = region.pages();
         let mut pool = Pool::new(region, layout)?;
+        if self.plan.ports.iter().any(|port| !offload::received(port).is_empty()) {
+            pool = pool.keeping_received();
+        }
         let mut lanes: Vec<Box<dyn Lane>> = Vec::new();
         for (port, device) in self.plan.ports.iter().zip(&self.ports) {
             let spec = LaneSpec {
@@ -403,6 +413,7 @@ impl WorkerBuilder {
                 recv_depth: if port.input { port.config.rx_depth } else { 0 },
                 send_depth: port.config.tx_depth,
                 stamps: devices::stamping(&self.plan),
+                received: offload::received(port),
                 sleeps: runtime.idle == config::Idle::Sleep,
             };
             lanes.push(device.open_lane(&mut pool, spec)?);

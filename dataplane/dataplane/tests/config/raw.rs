@@ -35,7 +35,7 @@ fn mistakes(device: &str, keys: &str, expected: &[(usize, &str, &str)]) {
 #[test]
 fn omitted_keys_are_empty() {
     let port = &planned(1, "").ports[0].config;
-    assert_eq!((&port.flow, &port.offload[..], &port.rate_limit), (&None, &[][..], &None));
+    assert_eq!((&port.flow, &port.offload, &port.rate_limit), (&None, &None, &None));
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn every_key_is_read() {
     assert_eq!(headers.ipv6.as_ref().unwrap().src, "2001:db8::/32".parse().ok());
     assert_eq!((flows[1].action, headers.udp.as_ref().unwrap().dst), (Action::Drop, Some(53)));
     assert_eq!(flows[2].frames, Frames::Sniffer);
-    assert_eq!(port.offload, [Offload::Checksum, Offload::VlanStrip, Offload::Fcs, Offload::DelayDrop]);
+    assert_eq!(port.offloads(), [Offload::Checksum, Offload::VlanStrip, Offload::Fcs, Offload::DelayDrop]);
     assert_eq!(port.rate_limit, Some(RateLimit { rate: BitRate(500_000_000), burst: 9000, packet: 0 }));
     // The JSON form of a plan uses the same spelling as the config.
     let json = serde_json::to_value(port).unwrap();

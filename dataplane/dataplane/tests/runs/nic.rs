@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use dataplane_testing::config::Config;
+use dataplane_testing::strategies;
 use etherparse::{PacketBuilder, VlanId};
+use proptest::prelude::*;
 
 use crate::common::{Folder, assert_good, counter, frames_of};
 
@@ -94,4 +96,118 @@ fn refused_feature_ends_the_start_with_a_remedy() {
         let message = error.to_string();
         assert!(message.starts_with("port `in`: the device does not support") && message.contains(help), "{message}");
     }
+}
+
+/// The frames with the tags 5 and 7 leave by different outputs of `flow_tag`. Frames of a rule without a tag continue.
+#[test]
+fn tag_of_the_flow_rule_selects_the_output() {
+    let flow = "flow = [
+        { match = { ipv4 = {}, udp = { dst = 53 } }, tag = 5 },
+        { match = { ipv4 = {}, udp = { dst = 54 } }, tag = 7 },
+        { priority = 1 },
+    ]";
+    let text = Config::new()
+        .workers(1)
+        .port_with("in", "kind = 'pcap', input = 'in.pcap'", flow)
+        .port("dns", "kind = 'pcap', output = 'dns.pcap'")
+        .port("out", "kind = 'pcap', output = 'out.pcap'")
+        .stage("flow_tag", "tags = [5, 6]\noutputs = { listed = 'to_dns' }")
+        .stage("tx", "port = 'out'")
+        .stage("tx", "name = 'to_dns'\nport = 'dns'")
+        .to_string();
+    let folder = Folder::new();
+    folder.capture("in.pcap", [udp(1, 53), udp(2, 54), udp(3, 55), udp(4, 53)]);
+    assert_good(&folder.run(&text));
+    assert_eq!(frames_of(&folder.file("dns.pcap")), [udp(1, 53), udp(4, 53)]);
+    assert_eq!(frames_of(&folder.file("out.pcap")), [udp(2, 54), udp(3, 55)]);
+}
+
+#[test]
+fn removed_tag_can_be_restored() {
+    let text = Config::new()
+        .workers(1)
+        .port_with("in", "kind = 'pcap', input = 'in.pcap'", "offload = ['vlan_strip']")
+        .port("out", "kind = 'pcap', output = 'out.pcap'")
+        .stage("vlan", "op = 'restore'")
+        .stage("tx", "port = 'out'")
+        .to_string();
+    let folder = Folder::new();
+    let frames = [tagged(1, 53), udp(2, 53), tagged(3, 53)];
+    folder.capture("in.pcap", &frames);
+    assert_good(&folder.run(&text));
+    assert_eq!(frames_of(&folder.file("out.pcap")), frames);
+}
+
+/// The stages of a pipeline between the ports `in` and `out`. The device can compute the checksums of the first three.
+const PIPELINES: [&str; 5] = [
+    "parse verify_transport = true; checksum; tx port = 'out'",
+    "parse; checksum; count; mac_swap; tx port = 'out'",
+    "parse; ttl; checksum; mirror outputs = { copy = 'tx' }; tx port = 'out'",
+    "parse verify_transport = true; ttl; tx port = 'out'",
+    "parse; checksum; ttl; tx port = 'out'",
+];
+
+fn pipeline(stages: &str, keys: &str) -> String {
+    let config = Config::new().workers(1).port_with("in", "kind = 'pcap', input = 'in.pcap'", keys).port_with(
+        "out",
+        "kind = 'pcap', output = 'out.pcap'",
+        keys,
+    );
+    let add = |config: Config, stage: &str| {
+        let (kind, parameters) = stage.split_once(' ').unwrap_or((stage, ""));
+        config.stage(kind, parameters)
+    };
+    stages.split("; ").fold(config, add).to_string()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// With the offloads that the stages can use, with some of them and without any, a run writes the same frames and
+    /// drops the same packets.
+    #[test]
+    fn offloads_change_no_frame_and_no_count(
+        frames in prop::collection::vec((strategies::any_frame(), strategies::valid_frame(), any::<Option<(usize, u8)>>()), 1..30),
+        stages in prop::sample::select(PIPELINES.to_vec()),
+        refused in prop::sample::subsequence(vec!["'rx_checksum'", "'tx_checksum'"], 0..2),
+    ) {
+        let folder = Folder::new();
+        let frames = frames.into_iter().flat_map(|(any, mut valid, change)| {
+            if let Some((at, by)) = change {
+                let at = at % valid.len();
+                valid[at] ^= by;
+            }
+            [any, valid]
+        });
+        let frames: Vec<Vec<u8>> = frames.filter(|frame| frame.len() >= 14).collect();
+        folder.capture("in.pcap", &frames);
+        let auto = format!("offload = ['auto']\nrefuse = [{}]", refused.join(", "));
+        let results = ["offload = []", "offload = ['auto']", &auto].map(|keys| {
+            let report = folder.run(&pipeline(stages, keys));
+            assert_good(&report);
+            (frames_of(&folder.file("out.pcap")), report.ledger.drops, report.packets.tx)
+        });
+        prop_assert_eq!(&results[0], &results[1]);
+        prop_assert_eq!(&results[0], &results[2]);
+    }
+}
+
+#[test]
+fn devices_compute_only_the_checksums_of_unchanged_paths() {
+    let computed = |stages: &str| {
+        let folder = Folder::new();
+        folder.capture("in.pcap", [udp(1, 53)]);
+        let assembly = folder.assemble(&pipeline(stages, "offload = ['auto']")).unwrap();
+        let requests = &assembly.plan.ports;
+        requests
+            .iter()
+            .map(|port| port.requests.iter().map(|it| it.offload.to_string()).collect())
+            .collect::<Vec<Vec<_>>>()
+    };
+    let (none, send, receive) = (vec![], vec!["send checksums".to_owned()], vec!["receive checksums".to_owned()]);
+    assert_eq!(computed(PIPELINES[0]), [receive.clone(), send.clone()]);
+    assert_eq!(computed(PIPELINES[1]), [none.clone(), send.clone()]);
+    assert_eq!(computed(PIPELINES[2]), [none.clone(), send]);
+    assert_eq!(computed(PIPELINES[3]), [receive, none.clone()]);
+    assert_eq!(computed(PIPELINES[4]), [none.clone(), none]);
 }

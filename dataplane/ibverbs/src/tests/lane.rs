@@ -11,7 +11,7 @@ use crate::fake::{Call, Completion, Poll};
 use crate::ffi::Wc;
 use dataplane_core::clock::{Clocks, Stamp};
 use dataplane_core::lane::{Alarms, Lane, LaneSpec, NoSink, QueueLane, RawWiring, Stamping};
-use dataplane_core::mem::{Batch, PageKind, Pool, Region, RegionSpec, SlotLayout};
+use dataplane_core::mem::{Batch, PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::verbs::{AsyncEvent, Device, EventKind, QpState, QpType, WcStatus, WrId, WrKind};
 
 const SLOTS: usize = 64;
@@ -39,7 +39,15 @@ impl TestLane {
         let (mut pool, alarms) = (pool(), Arc::new(Alarms::default()));
         let pd = test.device.alloc_pd().unwrap();
         let kind = QpType::RawPacket;
-        let spec = LaneSpec { kind, queue, recv_depth: 16, send_depth: 8, stamps: Stamping::None, sleeps: false };
+        let spec = LaneSpec {
+            kind,
+            queue,
+            recv_depth: 16,
+            send_depth: 8,
+            stamps: Stamping::None,
+            received: RecvFields::empty(),
+            sleeps: false,
+        };
         let wiring = Box::new(RawWiring { port: 1 });
         let clocks = Clocks::default();
         let [cq, qp, wq] = ["cq", "qp", "wq"].map(|kind| test.fake.last(kind) + 1);

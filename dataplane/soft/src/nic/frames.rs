@@ -1,57 +1,35 @@
 //! Checksums, frame check sequences and segments of frames.
 
-use dataplane_core::header::checksum::Sum;
-use dataplane_core::header::parse::{Dissection, Flags, dissect};
+use dataplane_core::header::parse::{Flags, checksummed, dissect};
 use dataplane_core::header::{ipv4, protocol};
 
 /// The length of a frame check sequence in bytes.
 pub(super) const FCS: usize = 4;
-
-/// Returns the sum over the pseudo header, the TCP or UDP header (including its checksum field) and the payload.
-/// Returns `None` if the frame has no complete TCP or UDP packet.
-fn upper_sum(frame: &[u8], found: &Dissection) -> Option<Sum> {
-    let complete = found.flags.contains(Flags::L4_OK) && !found.flags.contains(Flags::FRAGMENT);
-    if !complete || !matches!(found.protocol, protocol::TCP | protocol::UDP) {
-        return None;
-    }
-    let (l3, l4) = (usize::from(found.l3), usize::from(found.l4));
-    let bytes = frame.get(l4..usize::from(found.end))?;
-    let addresses = if found.flags.contains(Flags::IPV4) { l3 + 12..l3 + 20 } else { l3 + 8..l3 + 40 };
-    let sum = Sum::default().bytes(frame.get(addresses)?).u16(found.protocol.into()).u16(bytes.len() as u16);
-    Some(sum.bytes(bytes))
-}
 
 /// Whether the IPv4 checksum and the TCP or UDP checksum of an IPv4 packet are correct. Returns `false` for every frame
 /// whose checksums the device does not check: IPv6 packets, fragments, other protocols, and UDP packets without a
 /// checksum. libibverbs reports the same verdict for mlx5 devices.
 pub(super) fn checksums_are_correct(frame: &[u8]) -> bool {
     let Ok(found) = dissect(frame) else { return false };
-    let header_ok = || frame.get(usize::from(found.l3)..).is_some_and(ipv4::checksum_ok);
-    let field = usize::from(found.l4) + 6;
-    let none = found.protocol == protocol::UDP && frame.get(field..field + 2) == Some(&[0, 0]);
     found.flags.contains(Flags::IPV4)
-        && !none
-        && header_ok()
-        && upper_sum(frame, &found).is_some_and(|sum| sum.checksum() == 0)
+        && frame.get(usize::from(found.l3)..).is_some_and(ipv4::checksum_ok)
+        && checksummed(frame, &found).is_some_and(|(pseudo, bytes)| pseudo.bytes(bytes).checksum() == 0)
 }
 
-/// Writes the IPv4 header checksum, and the checksum of a complete TCP or UDP packet.
+/// Writes the IPv4 header checksum, and the checksum of a TCP or UDP packet that has one.
 pub(crate) fn write_checksums(frame: &mut [u8]) {
     let Ok(found) = dissect(frame) else { return };
-    let (l3, l4) = (usize::from(found.l3), usize::from(found.l4));
     if found.flags.contains(Flags::IPV4) {
-        let end = l3 + usize::from(frame[l3] & 0xf) * 4;
-        frame[l3 + 10..l3 + 12].fill(0);
-        let sum = Sum::default().bytes(&frame[l3..end]).checksum();
-        frame[l3 + 10..l3 + 12].copy_from_slice(&sum.to_be_bytes());
+        // The header is complete, as `dissect` has checked.
+        let _ = ipv4::write_checksum(&mut frame[usize::from(found.l3)..]);
     }
-    let field = l4 + if found.protocol == protocol::TCP { 16 } else { 6 };
-    if upper_sum(frame, &found).is_some() {
-        frame[field..field + 2].fill(0);
-        if let Some(sum) = upper_sum(frame, &found) {
-            let sum = if found.protocol == protocol::UDP { sum.udp_checksum() } else { sum.checksum() };
-            frame[field..field + 2].copy_from_slice(&sum.to_be_bytes());
-        }
+    let is_udp = found.protocol == protocol::UDP;
+    let field = usize::from(found.l4) + if is_udp { 6 } else { 16 };
+    if let Some((pseudo, bytes)) = checksummed(frame, &found) {
+        let old = u16::from_be_bytes([frame[field], frame[field + 1]]);
+        let sum = pseudo.bytes(bytes).without(old);
+        let sum = if is_udp { sum.udp_checksum() } else { sum.checksum() };
+        frame[field..field + 2].copy_from_slice(&sum.to_be_bytes());
     }
 }
 

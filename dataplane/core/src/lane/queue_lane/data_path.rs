@@ -186,6 +186,9 @@ impl<D: Device> DataPath<D> {
             return Ok(self.sort_receives(pool, batch, n, alike));
         };
         pool.moved_descs(&batch.descs()[before..], SlotState::Posted, SlotState::Batched);
+        if pool.keeps_received() {
+            pool.set_received(&batch.descs()[before..], self.run.infos());
+        }
         self.posted.advance(n);
         self.counters.rx += n as u64;
         self.counters.rx_bytes += bytes;

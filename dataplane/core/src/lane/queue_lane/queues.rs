@@ -25,20 +25,21 @@ pub(super) struct Queues<D: Device> {
 impl<D: Device> Queues<D> {
     /// Creates the queues. The new queue pair is in state RESET.
     pub(super) fn create(device: &D, pd: &D::Pd, spec: &LaneSpec) -> Result<(Self, CqGranted), VerbError> {
-        let fields = PollFields::BYTE_LEN | spec.stamps.fields();
+        let send_fields = PollFields::BYTE_LEN | spec.stamps.fields();
+        let recv_fields = send_fields | PollFields::from(spec.received);
         // The worker waits for several lanes at once, so the worker needs the file descriptor of each channel.
         let channel = match spec.sleeps && device.capabilities().has.contains(&Capability::Events) {
             true => Some(device.create_channel()?).filter(|channel| channel.descriptor().is_some()),
             false => None,
         };
-        let cq = |depth, channel| {
+        let cq = |depth, fields, channel| {
             let spec = CqSpec { depth, fields, flags: CqFlags::SINGLE_THREADED, ..CqSpec::default() };
             device.create_cq(&spec, channel)
         };
-        let (send_cq, _) = cq(spec.send_depth, None)?;
+        let (send_cq, _) = cq(spec.send_depth, send_fields, None)?;
         // A lane that only sends also needs a receive queue and its completion queue. Both have the minimum size, and
         // nothing is posted to the receive queue.
-        let (recv_cq, granted) = cq(spec.recv_depth.max(1), channel.as_ref())?;
+        let (recv_cq, granted) = cq(spec.recv_depth.max(1), recv_fields, channel.as_ref())?;
         let create = |inline| {
             let (send_depth, recv_depth) = (spec.send_depth, spec.recv_depth.max(1));
             let caps = QpCaps { send_depth, recv_depth, send_sges: 1, recv_sges: 1, inline };

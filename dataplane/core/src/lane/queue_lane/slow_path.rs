@@ -31,6 +31,9 @@ impl<D: Device> DataPath<D> {
                 (WcStatus::Success, Some(len)) => {
                     pool.moved(&[slot], SlotState::Posted, SlotState::Batched);
                     let desc = Desc { slot, offset: layout.headroom + self.prefix, len };
+                    if pool.keeps_received() {
+                        pool.set_received(&[desc], self.run.infos().get(i..).unwrap_or_default());
+                    }
                     batch.push(desc, alike.unwrap_or(self.stamps[i]));
                     self.counters.rx += 1;
                     self.counters.rx_bytes += u64::from(len);

@@ -2,13 +2,10 @@
 
 use super::flow::{FlowError, FlowLimits};
 use crate::error::VerbError;
-use crate::header::parse::{Flags, dissect};
-use crate::header::protocol;
+use crate::header::parse::{checksummed, dissect};
 
 /// Length of a frame check sequence in bytes.
 const FCS: u32 = 4;
-/// Offset of the checksum in a UDP header in bytes.
-const UDP_CHECKSUM: usize = 6;
 
 /// The capabilities of a device for raw-packet queue pairs, from `struct ibv_device_attr_ex`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -162,20 +159,10 @@ pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
     if scatter_fcs { received.saturating_sub(FCS) } else { received }
 }
 
-/// Whether a frame has a TCP or UDP checksum that the device can compute from this frame alone. Returns `false` for a
-/// fragment, because the checksum covers all fragments. Also returns `false` for a UDP checksum of 0, which means "no
-/// checksum". The device must not change the checksums of these frames. The stages keep such checksums correct.
+/// Whether a device with send checksums computes the TCP or UDP checksum of a frame: every frame for which [`checksummed`]
+/// returns a part. The device must not change the checksums of other frames. The stages keep such checksums correct.
 pub fn has_whole_checksum(frame: &[u8]) -> bool {
-    let Ok(found) = dissect(frame) else { return false };
-    let whole = found.flags.contains(Flags::L4_OK) && !found.flags.contains(Flags::FRAGMENT);
-    match found.protocol {
-        protocol::TCP => whole,
-        protocol::UDP => {
-            let at = usize::from(found.l4) + UDP_CHECKSUM;
-            whole && frame.get(at..at + 2).is_some_and(|checksum| checksum != [0, 0])
-        }
-        _ => false,
-    }
+    dissect(frame).is_ok_and(|found| checksummed(frame, &found).is_some())
 }
 
 /// The rate limit of a send queue: `struct ibv_qp_rate_limit_attr`.

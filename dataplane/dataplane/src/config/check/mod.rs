@@ -31,7 +31,14 @@ pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<O
         if let Some(link) = &mut config.link {
             link.resolve_paths(&|path| loaded.source().resolve(path));
         }
-        Some(PortPlan { input: inputs.contains(&index), node: None, peer, span: entry.span.clone(), config })
+        Some(PortPlan {
+            input: inputs.contains(&index),
+            node: None,
+            peer,
+            span: entry.span.clone(),
+            config,
+            requests: Vec::new(),
+        })
     };
     let ports: Vec<_> = loaded.ports.iter().enumerate().map(plan).collect();
     checker.addresses();
@@ -324,7 +331,7 @@ impl<'a> PortChecker<'a, '_> {
 pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: usize, diagnostics: &mut Diagnostics) {
     for (index, plan) in ports.iter().enumerate().filter(|_| workers == 1) {
         let Some(PortPlan { config: port, .. }) = plan else { continue };
-        if let Some(at) = port.offload.iter().position(|offload| *offload == Offload::DelayDrop) {
+        if let Some(at) = port.offloads().iter().position(|offload| *offload == Offload::DelayDrop) {
             let message =
                 format!("delay_drop needs several queues, but `{}` has one queue for its one worker", port.name);
             let mistake = Mistake::error(loaded.locate(&format!("port[{index}].offload[{at}]")), message);

@@ -10,7 +10,7 @@ pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &
     let mut checker = RawChecker { loaded, path: format!("port[{index}]"), diagnostics };
     let given = [
         ("flow", port.flow.is_some()),
-        ("offload", !port.offload.is_empty()),
+        ("offload", !port.offloads().is_empty()),
         ("rate_limit", port.rate_limit.is_some()),
     ];
     for (key, _) in given.into_iter().filter(|(_, given)| *given) {
@@ -28,8 +28,8 @@ pub(super) fn raw(loaded: &Loaded<'_>, index: usize, port: &Port, diagnostics: &
             checker.error(key, message, "remove the key, or write qp = \"raw_packet\"");
         }
     }
-    for (at, offload) in port.offload.iter().enumerate() {
-        if port.offload[..at].contains(offload) {
+    for (at, offload) in port.offloads().iter().enumerate() {
+        if port.offloads()[..at].contains(offload) {
             checker.error(
                 &format!("offload[{at}]"),
                 format!("the offload `{}` is listed twice", offload.name()),
@@ -64,6 +64,7 @@ impl RawChecker<'_, '_> {
                 ("match", flow.headers.is_some()),
                 ("action", flow.action == Action::Drop),
                 ("count", flow.count.is_some()),
+                ("tag", flow.tag.is_some()),
                 ("dont_trap", flow.dont_trap),
             ];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {

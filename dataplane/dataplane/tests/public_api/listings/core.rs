@@ -1157,6 +1157,10 @@ pub mod header {
             frame: &[u8],
             found: &Dissection,
         ) -> Result<(), Malformed> {}
+        pub fn checksummed<'f>(
+            frame: &'f [u8],
+            found: &Dissection,
+        ) -> Option<(Sum, &'f [u8])> {}
     }
     pub mod tcp {
         pub const FIN: u8 = _;
@@ -1593,6 +1597,7 @@ pub mod lane {
         pub recv_depth: u32,
         pub send_depth: u32,
         pub stamps: Stamping,
+        pub received: RecvFields,
         pub sleeps: bool,
     }
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -1865,6 +1870,36 @@ pub mod mem {
         }
         impl fmt::Display for Reason {}
     }
+    mod received {
+        bitflags! {
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)] pub struct
+            RecvFlags : u16 { const CHECKSUM_OK = 1; const VLAN_STRIPPED = 1 << 1; const
+            HASH = 1 << 2; }
+        }
+        bitflags! {
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)] pub struct RecvFields :
+            u8 { const CHECKSUM = 1; const VLAN = 1 << 1; const FLOW_TAG = 1 << 2; const
+            HASH = 1 << 3; }
+        }
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[repr(C)]
+        pub struct RecvInfo {
+            pub flags: RecvFlags,
+            pub vlan: u16,
+            pub flow_tag: u32,
+            pub hash: u32,
+        }
+        impl RecvInfo {
+            pub const NONE: Self = _;
+        }
+        impl Pool {
+            #[must_use]
+            pub fn keeping_received(mut self) -> Self {}
+        }
+        impl Packet<'_> {
+            pub fn received(&self) -> RecvInfo {}
+        }
+    }
     mod region {
         #[derive(
             Clone,
@@ -1992,6 +2027,7 @@ pub mod mem {
     pub use packet::{Packet, Packets};
     pub use pool::{GUARD, Pool, SlotLayout, SlotState};
     pub use reason::Reason;
+    pub use received::{RecvFields, RecvFlags, RecvInfo};
     pub use region::{Notice, PageKind, Region, RegionSpec};
     pub use run::{Run, RunSource, Stamps};
 }
@@ -2077,6 +2113,9 @@ pub mod pipeline {
             pub splits: usize,
             pub holds: Option<Nanos>,
             pub exit: Exit,
+            pub receives: RecvFields,
+            pub computes_checksums: bool,
+            pub ignores_checksums: bool,
         }
         impl Default for Contract {}
         impl Contract {
@@ -2097,6 +2136,12 @@ pub mod pipeline {
             pub const fn holds(self, holds: Option<Nanos>) -> Self {}
             #[must_use]
             pub const fn exit(self, exit: Exit) -> Self {}
+            #[must_use]
+            pub const fn receives(self, receives: RecvFields) -> Self {}
+            #[must_use]
+            pub const fn computes_checksums(self) -> Self {}
+            #[must_use]
+            pub const fn ignores_checksums(self) -> Self {}
         }
         pub trait Generator {
             fn max_generated(&self) -> usize;
@@ -2261,6 +2306,10 @@ pub mod pipeline {
             pub fn nodes(&self) -> &[NodeSpec] {}
             pub fn multiplicity(&self) -> usize {}
             pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {}
+            pub fn readers(&self, part: RecvFields) -> Vec<&str> {}
+            pub fn stages_with_checksums(&self) -> Vec<&str> {}
+            pub fn ports_with_checksums(&self, ports: usize) -> Vec<bool> {}
+            pub fn leave_checksums(&mut self, computes: &[bool]) -> Vec<String> {}
         }
     }
     mod registry {
@@ -2488,6 +2537,7 @@ pub mod pipeline {
             Self: Sized,
         {}
         fn contract(&self) -> Contract {}
+        fn leave_checksums(&mut self) {}
         fn counters(&self, report: &mut dyn FnMut(&str, u64)) {}
         fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {}
         fn finish(&mut self) -> crate::error::Result<()> {}
@@ -2499,7 +2549,10 @@ pub mod pipeline {
     }
 }
 pub mod prelude {
-    pub use crate::mem::{Batch, Colour, Edge, Head, Meta, MetaFlags, Packet, Reason};
+    pub use crate::mem::{
+        Batch, Colour, Edge, Head, Meta, MetaFlags, Packet, Reason, RecvFields,
+        RecvFlags, RecvInfo,
+    };
     pub use crate::pipeline::{
         Cause, Contract, Ctx, DropObserver, Exit, Facts, Generator, Headers, Problem,
     };
@@ -3086,13 +3139,6 @@ pub mod verbs {
             pub tag: u64,
             pub private: u32,
         }
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct RecvInfo {
-            pub flags: RecvFlags,
-            pub vlan: u16,
-            pub flow_tag: u32,
-            pub hash: u32,
-        }
         impl Completion {
             pub const fn new(
                 wr_id: u64,
@@ -3142,6 +3188,7 @@ pub mod verbs {
         impl Completions {
             pub fn new() -> Box<Self> {}
             pub fn clear(&mut self) {}
+            pub fn infos(&self) -> &[RecvInfo] {}
             pub fn push(
                 &mut self,
                 wr_id: u64,
@@ -3229,11 +3276,6 @@ pub mod verbs {
             const FLOW_TAG = 1 << 9; const TM_INFO = 1 << 10; const WALLCLOCK = 1 << 11;
             const CHECKSUM = 1 << 32; const RSS_HASH = 1 << 33; const STANDARD = 0x7f;
             const RECV_INFO = 1 << 8 | 1 << 9 | 1 << 32 | 1 << 33; }
-        }
-        bitflags! {
-            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)] pub struct
-            RecvFlags : u16 { const CHECKSUM_OK = 1; const VLAN_STRIPPED = 1 << 1; const
-            HASH = 1 << 2; }
         }
         bitflags! {
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)] pub struct
@@ -3890,18 +3932,17 @@ pub mod verbs {
             pub const fn tag(self) -> u64 {}
         }
     }
+    pub use crate::mem::{RecvFlags, RecvInfo};
     pub use ah_cache::AhCache;
     pub use attributes::{
         AttributeMask, Path, QpAttributes, QpState, QpType, TransitionError,
         check_transition,
     };
     pub use completion::{
-        Completion, CompletionValues, Completions, Cursor, RUN, RecvInfo, TagInfo,
+        Completion, CompletionValues, Completions, Cursor, RUN, TagInfo,
     };
     pub use event::{AsyncEvent, CqEvent, EventKind, EventSubject};
-    pub use flags::{
-        Access, CqFlags, PollFields, RecvFlags, SendFlags, WcFlags, WcOpcode, WrOpcode,
-    };
+    pub use flags::{Access, CqFlags, PollFields, SendFlags, WcFlags, WcOpcode, WrOpcode};
     pub use owner::{Claim, ClaimGuard, QueueOwner};
     pub use raw::{
         Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule,

@@ -161,7 +161,22 @@ pub mod config {
             pub input: bool,
             pub node: Option<NumaNode>,
             pub peer: Option<usize>,
+            pub requests: Vec<OffloadRequest>,
         }
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+        pub struct OffloadRequest {
+            pub offload: StageOffload,
+            pub stages: Vec<String>,
+        }
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+        pub enum StageOffload {
+            SendChecksum,
+            ReceiveChecksum,
+            VlanTag,
+            FlowTag,
+            RssHash,
+        }
+        impl fmt::Display for StageOffload {}
         #[derive(Clone, Debug, Serialize)]
         pub struct Plan {
             pub runtime: Runtime,
@@ -277,7 +292,7 @@ pub mod config {
             pub connection: Option<Connection>,
             pub rss: Rss,
             pub flow: Option<Vec<Flow>>,
-            pub offload: Vec<Offload>,
+            pub offload: Option<Vec<Offload>>,
             pub rate_limit: Option<RateLimit>,
             pub link: Option<LinkConfig>,
             pub faults: Option<Faults>,
@@ -287,12 +302,16 @@ pub mod config {
         impl Port {
             pub fn max_packet(&self) -> u32 {}
             pub fn is_verbs(&self) -> bool {}
+            pub fn offloads(&self) -> &[Offload] {}
+            pub fn has_auto_offloads(&self) -> bool {}
+            pub fn reports_received(&self) -> bool {}
             pub fn kernel_interface(&self) -> Option<&str> {}
         }
     }
     mod raw {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         pub enum Offload {
+            Auto,
             Checksum,
             VlanStrip,
             Fcs,
@@ -354,6 +373,7 @@ pub mod config {
             pub headers: Option<Match>,
             pub action: Action,
             pub count: Option<String>,
+            pub tag: Option<u32>,
             pub priority: u16,
             pub dont_trap: bool,
         }
@@ -641,7 +661,10 @@ pub mod config {
     pub use diagnostics::{Diagnostics, Level, Mistake, Record};
     pub use explain::{nearest, suggest};
     pub use load::{Loaded, load};
-    pub use plan::{Catalog, NodePlan, Plan, PortPlan, StageShape, Target};
+    pub use plan::{
+        Catalog, NodePlan, OffloadRequest, Plan, PortPlan, StageOffload, StageShape,
+        Target,
+    };
     pub use planner::plan;
     pub use port::{Clock, ClockEvent, ClockEventKind, Faults, Port, Qp, Rss, RssField};
     pub use raw::{

@@ -33,7 +33,9 @@ pub mod capture {
 }
 pub mod checksum {
     #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
-    pub struct Checksum {}
+    pub struct Checksum {
+        private: _,
+    }
     impl Stage for Checksum {}
 }
 pub mod count {
@@ -62,6 +64,13 @@ pub mod filter {
         private: _,
     }
     impl Stage for Filter {}
+}
+pub mod flow_tag {
+    #[derive(Clone, Debug, Deserialize, JsonSchema)]
+    pub struct FlowTag {
+        pub tags: BTreeSet<u32>,
+    }
+    impl Stage for FlowTag {}
 }
 pub mod forwarding {
     mod groups {
@@ -351,6 +360,7 @@ pub mod parse {
     #[derive(Clone, Debug, Deserialize, JsonSchema)]
     pub struct Parse {
         pub verify_checksum: bool,
+        pub verify_transport: bool,
         private: _,
     }
     impl Default for Parse {}
@@ -467,6 +477,7 @@ pub mod vlan {
         Push,
         Pop,
         Translate,
+        Restore,
     }
     impl Stage for Vlan {}
 }
