@@ -552,7 +552,7 @@ fn answer_of_a_foreign_program_is_reported() {
     };
     for (text, why) in [
         ("{\"error\": \"bu\\u001bsy\"}\n", "bu\u{fffd}sy"),
-        ("{\"pid\": 1}\n", "help: use --json"),
+        ("{\"pid\": 1}\n", "so use --json"),
         ("hello\n", "cannot read"),
         ("{\"pid\":", "ended before it answered"),
         ("", "ended before it answered"),

@@ -56,8 +56,7 @@ impl Stage for GeoBlock {
 
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         let (Some(prefixes), [sources, found]) = (&self.prefixes, &mut self.scratch[..]) else { return };
-        // The untagged IPv4 packets at the start of the batch take a fast path, because their source address has a
-        // fixed offset.
+        // Fast path for the leading untagged IPv4 packets, whose source address has a fixed offset.
         let plain = batch.is_plain();
         let collect = |(head, source): (Head<'_, 34>, &mut u32)| {
             *source = u32::from_be_bytes([head.bytes[26], head.bytes[27], head.bytes[28], head.bytes[29]]);
