@@ -33,7 +33,8 @@ pub(super) struct CqHandle {
     /// queue pairs.
     pub(super) deferred: Mutex<Vec<QpBody>>,
     pub(super) channel: Option<VerbsChannel>,
-    /// Whether the driver reports an invalidated key with the flag for valid checksums.
+    /// Whether the driver has this defect: if the peer invalidated a key, the driver sets the flag that means "the
+    /// checksums are valid".
     pub(super) confuses_flags: bool,
     /// The parent domain in which the queue was created, if any.
     pub(super) _domain: Option<VerbsPd>,
@@ -97,11 +98,11 @@ impl CqHandle {
     /// Marks the state of a queue pair as unknown, because a completion with the queue pair number `number` failed.
     ///
     /// The number does not identify a raw-packet queue pair. On mlx5, the completion contains the number of the send
-    /// queue or of the receive queue. Only the number of the send queue is also the number of the queue pair. A failure
-    /// therefore marks every raw-packet queue pair of this completion queue.
+    /// queue or of the receive queue. The number of the send queue equals the number of the queue pair, but the number
+    /// of the receive queue differs. A failure therefore marks every raw-packet queue pair of this completion queue.
     ///
     /// A flushed request marks no raw-packet queue pair, because the request may be from before the last reset. The
-    /// caller of the poll recognizes a flush by its status.
+    /// caller of the poll sees the flush in the status of the completion.
     #[cold]
     pub(super) fn mark_failed(&self, number: u32, status: WcStatus) {
         for qp in self.attached().iter() {

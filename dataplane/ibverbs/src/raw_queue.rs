@@ -67,13 +67,13 @@ impl RawPorts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the queue with index `queue` to a port with `of` queues. When the last queue is added, the port starts to
-    /// receive frames.
+    /// Adds the queue with index `queue` to a port that has `count` queues. When the last queue is added, the port
+    /// starts to receive frames.
     fn join(
         &self,
         context: *mut ibv_context,
         port: u8,
-        (queue, of): (u16, u16),
+        (queue, count): (u16, u16),
         member: PortQueue,
         spec: &RawSpec,
         caps: &RawPacketCaps,
@@ -82,10 +82,10 @@ impl RawPorts {
             return Err(RawError::lacks("RSS for raw packets", "use one receive queue"));
         };
         let mut groups = self.lock();
-        let new = || PortQueues { rss_group: None, queues: vec![None; of.into()] };
+        let new = || PortQueues { rss_group: None, queues: vec![None; count.into()] };
         let group = groups.entry(port).or_insert_with(new);
         let queues = group.queues.len() as u64;
-        RawError::check_range("number of queues of the port", of.into(), queues, queues)?;
+        RawError::check_range("number of queues of the port", count.into(), queues, queues)?;
         let place = group.queues.get_mut(usize::from(queue)).filter(|place| place.is_none());
         // Refuse an index that is already in use or out of range.
         *place.ok_or(VerbError::new("ibv_create_rwq_ind_table", libc::EEXIST))? = Some(member);

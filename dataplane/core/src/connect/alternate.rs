@@ -107,13 +107,7 @@ impl AlternatePath {
             );
         }
         if self.port == 0 || self.port > caps.ports {
-            let range = format!("the device has ports 1 to {}", caps.ports);
-            return wrong.add(
-                "alternate.device_port",
-                self.port,
-                range,
-                format!("use a port from 1 to {}", caps.ports),
-            );
+            return wrong.missing_port("alternate.device_port", self.port, caps.ports);
         }
         let port = match device.port(self.port) {
             Ok(port) if port.link_layer == first => port,

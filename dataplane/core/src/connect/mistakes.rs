@@ -30,7 +30,18 @@ impl<'d> Mistakes<'d> {
     pub(super) fn most(&mut self, key: &str, value: impl Into<u64>, most: impl Into<u64>) {
         let (value, most) = (value.into(), most.into());
         if value > most {
-            self.add(key, value, format_args!("the maximum is {most}"), format_args!("use 0 to {most}"));
+            let remedy = if most == 0 { "use 0".to_owned() } else { format!("use a value from 0 to {most}") };
+            self.add(key, value, format_args!("the maximum is {most}"), remedy);
+        }
+    }
+
+    /// Adds the parameter `key` with the number of a port that the device does not have. The device has `ports` ports.
+    pub(super) fn missing_port(&mut self, key: &str, number: u8, ports: u8) {
+        if ports == 1 {
+            self.add(key, number, "the device has only port 1", "use port 1");
+        } else {
+            let why = format!("the device has the ports 1 to {ports}");
+            self.add(key, number, why, format_args!("use a port from 1 to {ports}"));
         }
     }
 

@@ -237,8 +237,7 @@ impl EndpointParameters {
             return Err(Error::Peer(message));
         }
         if self.port == 0 || self.port > caps.ports {
-            let range = format!("the device has ports 1 to {}", caps.ports);
-            wrong.add("device_port", self.port, range, format!("use a port from 1 to {}", caps.ports));
+            wrong.missing_port("device_port", self.port, caps.ports);
             return Err(wrong.into_error());
         }
         let port = device.port(self.port).map_err(failed)?;

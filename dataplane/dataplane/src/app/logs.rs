@@ -22,8 +22,8 @@ static QUEUE: OnceLock<NonBlocking> = OnceLock::new();
 /// Whether messages go to the queue.
 static IS_QUEUED: AtomicBool = AtomicBool::new(false);
 
-/// Sends log messages to standard error. The level is warn, info with one `-v`, or debug with two. The environment
-/// variable `RUST_LOG` overrides the level.
+/// Sends log messages to standard error. The level is warn. With one `-v`, the level is info, and with two, debug. The
+/// environment variable `RUST_LOG` overrides the level.
 pub(super) fn start(verbose: u8) {
     let level = ["warn", "info", "debug"][usize::from(verbose.min(2))];
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));

@@ -12,9 +12,9 @@ use dataplane_core::pipeline::{Registry, StageKind, summary};
 
 const HEAD: &str = r##"# Config reference
 
-Look up a key of a config file. Each page describes the keys of one section or stage. Together, the examples of a page set
-every key of the page. The examples leave out the sections that other pages describe, such as the ports. The command
-`dataplane reference` generates these pages.
+Look up a key of a config file. Each page describes the keys of one section or stage. Every key of a page occurs in at
+least one example on that page. The examples leave out the sections that other pages describe, such as the ports. The
+command `dataplane reference` generates these pages.
 
 A config is one TOML file. Unknown keys are errors. `dataplane check` reports all mistakes at once, each with its line and
 a suggested fix. Checks that depend on a broken value run after you fix the value. For example, `dataplane check` checks the

@@ -163,8 +163,8 @@ pub struct RendezvousConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub from: Option<IpAddr>,
-    /// The maximum time that the program waits for the peer at startup. If no peer is connected then, the run ends with
-    /// an error.
+    /// The maximum time that the program waits for the peer at startup. If no peer has connected by the end of this
+    /// time, the run ends with an error.
     pub deadline: Period,
     /// The maximum duration of one step of the handshake with a peer. If a step takes longer, the program closes the
     /// TCP connection with this peer and waits for the next peer.

@@ -160,7 +160,7 @@ impl CorePlacement<'_, '_> {
             for worker in far {
                 let core = cores[worker];
                 let node = self.node_of(core).unwrap_or_default();
-                let message = format!("core {core} is on node {node}, not on the node of {ports}");
+                let message = format!("core {core} is on node {node}, not on the node of a port: {ports}");
                 self.warn(&self.path(worker), message, help.as_str());
             }
         } else {
@@ -172,7 +172,7 @@ impl CorePlacement<'_, '_> {
                 1 => "the worker".to_owned(),
                 all => format!("{} of {all} workers", far.len()),
             };
-            self.warn("runtime.workers", format!("{workers} cannot run on the node of {ports}"), help);
+            self.warn("runtime.workers", format!("{workers} cannot run on the node of a port: {ports}"), help);
         }
     }
 
@@ -197,17 +197,18 @@ impl CorePlacement<'_, '_> {
     }
 }
 
-/// Returns a short list of the ports with their nodes, such as `` `wan` (node 0) ``. For each node, the list names only
-/// one port.
+/// Returns a short list of the nodes and their ports, such as `` node 0 (`wan`) ``. For each node, the list names one
+/// port and counts the other ports.
 fn describe(port_nodes: &[PortNode<'_>]) -> String {
     let mut nodes: BTreeMap<NumaNode, Vec<&str>> = BTreeMap::new();
     for port in port_nodes {
         nodes.entry(port.node).or_default().push(&port.port.config.name);
     }
     let words = nodes.iter().map(|(node, names)| match names.as_slice() {
-        [name] => format!("`{name}` (node {node})"),
-        [name, more @ ..] => format!("`{name}` and {} more (node {node})", more.len()),
+        [name] => format!("node {node} (`{name}`)"),
+        [name, _] => format!("node {node} (`{name}` and 1 other port)"),
+        [name, more @ ..] => format!("node {node} (`{name}` and {} other ports)", more.len()),
         [] => String::new(),
     });
-    words.collect::<Vec<_>>().join(" and ")
+    words.collect::<Vec<_>>().join(", ")
 }

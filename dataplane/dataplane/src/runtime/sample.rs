@@ -6,7 +6,8 @@
 //!
 //! To fill the histograms of a sample, the worker exchanges its own histograms for the empty histograms of the sample.
 //! After the exchange, the worker records into the histograms that came with the sample. The memory of a sample must
-//! therefore be on the worker's NUMA node, so the worker's thread allocates the samples.
+//! therefore be on the worker's NUMA node. The worker's thread allocates the only sample once, before the loop starts.
+//! The requester sends this sample again with each request.
 //!
 //! A lane is one worker's queue pair and completion queues on one port.
 

@@ -81,19 +81,20 @@ fn distant_placement_is_a_warning() {
         (
             &[("runtime.workers", "[2, 0]")][..],
             &[2, 0][..],
-            "1: core 0 is on node 0, not on the node of `wan` and 1 more (node 1); use cores on the node of a port: 2-3",
+            "1: core 0 is on node 0, not on the node of a port: node 1 (`wan` and 1 other port); use cores on the node of \
+             a port: 2-3",
         ),
         (
             &[("runtime.workers", "3")],
             &[2, 3, 1],
-            "1: 1 of 3 workers cannot run on the node of `wan` and 1 more (node 1); set workers = 2 to use only \
-             the cores 2-3 on the node of a port",
+            "1: 1 of 3 workers cannot run on the node of a port: node 1 (`wan` and 1 other port); set workers = 2 to use \
+             only the cores 2-3 on the node of a port",
         ),
         (
             &[("port.wan.numa_node", "3"), ("port.lan.numa_node", "3")],
             &[1],
-            "2: the worker cannot run on the node of `wan` and 1 more (node 3); extend the affinity mask to a core of \
-             that node, or use a device on another node",
+            "2: the worker cannot run on the node of a port: node 3 (`wan` and 1 other port); extend the affinity mask \
+             to a core of that node, or use a device on another node",
         ),
         (
             &[("port.lan.numa_node", "0")],

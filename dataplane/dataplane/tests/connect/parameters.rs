@@ -156,14 +156,8 @@ fn gid_is_chosen_by_value_kind_or_index() {
 fn unsupported_parameter_is_reported_with_a_fix() {
     type Change = fn(&mut EndpointParameters, &mut Fake);
     let cases: [(Change, &[&str]); 27] = [
-        (
-            |it, _| it.port = 2,
-            &["`device_port` = 2 on `mlx5_0`: the device has ports 1 to 1; help: use a port from 1 to 1"],
-        ),
-        (
-            |it, _| it.port = 0,
-            &["`device_port` = 0 on `mlx5_0`: the device has ports 1 to 1; help: use a port from 1 to 1"],
-        ),
+        (|it, _| it.port = 2, &["`device_port` = 2 on `mlx5_0`: the device has only port 1; help: use port 1"]),
+        (|it, _| it.port = 0, &["`device_port` = 0 on `mlx5_0`: the device has only port 1; help: use port 1"]),
         (
             |_, device| device.port.state = PortState::Down,
             &[
@@ -249,10 +243,13 @@ fn unsupported_parameter_is_reported_with_a_fix() {
         (|it, _| it.hop_limit = 0, &["`hop_limit` = 0 on `mlx5_0`: the valid range is 1 to 255; help: use 255"]),
         (
             |it, _| it.flow_label = 1 << 20,
-            &["`flow_label` = 1048576 on `mlx5_0`: the maximum is 1048575; help: use 0 to 1048575"],
+            &["`flow_label` = 1048576 on `mlx5_0`: the maximum is 1048575; help: use a value from 0 to 1048575"],
         ),
-        (|it, _| it.service_level = 8, &["`service_level` = 8 on `mlx5_0`: the maximum is 7; help: use 0 to 7"]),
-        (|it, _| it.source_path_bits = 1, &["`source_path_bits` = 1 on `mlx5_0`: the maximum is 0; help: use 0 to 0"]),
+        (
+            |it, _| it.service_level = 8,
+            &["`service_level` = 8 on `mlx5_0`: the maximum is 7; help: use a value from 0 to 7"],
+        ),
+        (|it, _| it.source_path_bits = 1, &["`source_path_bits` = 1 on `mlx5_0`: the maximum is 0; help: use 0"]),
         (
             |it, _| it.static_rate = 1,
             &[
@@ -262,24 +259,24 @@ fn unsupported_parameter_is_reported_with_a_fix() {
         (
             |it, _| (it.sq_psn, it.rq_psn) = (1 << 24, Some(1 << 25)),
             &[
-                "`sq_psn` = 16777216 on `mlx5_0`: the maximum is 16777215; help: use 0 to 16777215",
-                "`rq_psn` = 33554432 on `mlx5_0`: the maximum is 16777215; help: use 0 to 16777215",
+                "`sq_psn` = 16777216 on `mlx5_0`: the maximum is 16777215; help: use a value from 0 to 16777215",
+                "`rq_psn` = 33554432 on `mlx5_0`: the maximum is 16777215; help: use a value from 0 to 16777215",
             ],
         ),
         (
             |it, _| (it.max_rd_atomic, it.max_dest_rd_atomic) = (9, 17),
             &[
-                "`max_rd_atomic` = 9 on `mlx5_0`: the maximum is 8; help: use 0 to 8",
-                "`max_dest_rd_atomic` = 17 on `mlx5_0`: the maximum is 16; help: use 0 to 16",
+                "`max_rd_atomic` = 9 on `mlx5_0`: the maximum is 8; help: use a value from 0 to 8",
+                "`max_dest_rd_atomic` = 17 on `mlx5_0`: the maximum is 16; help: use a value from 0 to 16",
             ],
         ),
         (
             |it, _| (it.min_rnr_timer, it.timeout, it.retry_count, it.rnr_retry) = (32, 32, 8, 8),
             &[
-                "`min_rnr_timer` = 32 on `mlx5_0`: the maximum is 31; help: use 0 to 31",
-                "`timeout` = 32 on `mlx5_0`: the maximum is 31; help: use 0 to 31",
-                "`retry_count` = 8 on `mlx5_0`: the maximum is 7; help: use 0 to 7",
-                "`rnr_retry` = 8 on `mlx5_0`: the maximum is 7; help: use 0 to 7",
+                "`min_rnr_timer` = 32 on `mlx5_0`: the maximum is 31; help: use a value from 0 to 31",
+                "`timeout` = 32 on `mlx5_0`: the maximum is 31; help: use a value from 0 to 31",
+                "`retry_count` = 8 on `mlx5_0`: the maximum is 7; help: use a value from 0 to 7",
+                "`rnr_retry` = 8 on `mlx5_0`: the maximum is 7; help: use a value from 0 to 7",
             ],
         ),
         (
@@ -407,10 +404,7 @@ fn unsupported_alternate_path_is_reported_with_a_fix() {
             |_, device| device.capabilities.path_migration = false,
             "`alternate` = a path on `mlx5_0`: the device does not support automatic path migration; help: remove `alternate`",
         ),
-        (
-            |it, _| it.port = 2,
-            "`alternate.device_port` = 2 on `mlx5_0`: the device has ports 1 to 1; help: use a port from 1 to 1",
-        ),
+        (|it, _| it.port = 2, "`alternate.device_port` = 2 on `mlx5_0`: the device has only port 1; help: use port 1"),
         (
             |it, _| it.lid = 0,
             "`alternate.lid` = 0 on `mlx5_0`: the valid range is 1 to 65535; help: use the LID that `ibv_devinfo` shows on the peer",
@@ -423,16 +417,22 @@ fn unsupported_alternate_path_is_reported_with_a_fix() {
             |it, _| it.pkey_index = 1,
             "`alternate.pkey_index` = 1 on `mlx5_0`: the port has no partition key at this index; help: use an index with a key, such as 0",
         ),
-        (|it, _| it.timeout = 32, "`alternate.timeout` = 32 on `mlx5_0`: the maximum is 31; help: use 0 to 31"),
+        (
+            |it, _| it.timeout = 32,
+            "`alternate.timeout` = 32 on `mlx5_0`: the maximum is 31; help: use a value from 0 to 31",
+        ),
         (
             |it, _| it.service_level = 16,
-            "`alternate.service_level` = 16 on `mlx5_0`: the maximum is 15; help: use 0 to 15",
+            "`alternate.service_level` = 16 on `mlx5_0`: the maximum is 15; help: use a value from 0 to 15",
         ),
         (
             |it, _| it.source_path_bits = 4,
-            "`alternate.source_path_bits` = 4 on `mlx5_0`: the maximum is 3; help: use 0 to 3",
+            "`alternate.source_path_bits` = 4 on `mlx5_0`: the maximum is 3; help: use a value from 0 to 3",
         ),
-        (|it, _| it.static_rate = 25, "`alternate.static_rate` = 25 on `mlx5_0`: the maximum is 24; help: use 0 to 24"),
+        (
+            |it, _| it.static_rate = 25,
+            "`alternate.static_rate` = 25 on `mlx5_0`: the maximum is 24; help: use a value from 0 to 24",
+        ),
     ];
     for (change, said) in cases {
         let (mut path, mut device) = (ALTERNATE_PATH, migrating_adapter());

@@ -2,8 +2,9 @@
 //! every change of the API. The facade crate `dataplane` re-exports the other crates.
 //!
 //! A listing has the public items of a crate, as Rust code without documentation, private items and function bodies.
-//! Every item with the visibility `pub` is listed, because the lint `unreachable_pub` refuses `pub` for items that users
-//! of the crate cannot name. Items of macros are listed as the invocation of the macro.
+//! The listing has every item with the visibility `pub`. All these items are public, because the lint `unreachable_pub`
+//! refuses `pub` for items that users of the crate cannot name. For items that a macro generates, the listing shows the
+//! call of the macro.
 //!
 //! To update the listings after a change of the API:
 //!

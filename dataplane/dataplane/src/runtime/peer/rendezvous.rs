@@ -136,8 +136,8 @@ impl Rendezvous {
         None
     }
 
-    /// Gives each lane the endpoint of its peer. `own` contains the endpoints that were sent to the peer. If a lane has
-    /// made another offer since, changes nothing and returns `false`.
+    /// Gives each lane the endpoint of its peer. `own` contains the endpoints that were sent to the peer. Returns
+    /// `false`, and changes nothing, if a lane offered another endpoint after `own` was sent.
     pub(crate) fn deliver_peers(&self, own: &[QueuePairEndpoint], peers: &[QueuePairEndpoint]) -> bool {
         let mut states = self.states();
         let same = states.iter().zip(own).all(|(state, own)| *state == LaneState::Offered(*own));

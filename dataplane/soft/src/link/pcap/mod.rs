@@ -129,11 +129,13 @@ impl Files {
 
     fn damage(&self) -> Option<Error> {
         let (damage, path) = (self.capture.damage.as_ref()?, self.spec.input.as_ref()?);
-        let (path, frames) = (path.display(), self.capture.len());
-        Some(Error::Wire(format!(
-            "{path}: damaged at byte {}: {}; the {frames} frames before this byte were played",
-            damage.offset, damage.reason
-        )))
+        let played = match self.capture.len() {
+            0 => "no frame was played".to_owned(),
+            1 => "the frame before this byte was played".to_owned(),
+            frames => format!("the {frames} frames before this byte were played"),
+        };
+        let path = path.display();
+        Some(Error::Wire(format!("{path}: damaged at byte {}: {}; {played}", damage.offset, damage.reason)))
     }
 }
 
