@@ -22,7 +22,7 @@ impl Stage for MinTtl {
 
     fn prepare(&mut self, _setup: &mut Setup<'_>) -> Result<(), Problem> {
         let valid = (self.least > 0).then_some(());
-        valid.ok_or_else(|| Problem::at("least", "every TTL is at least 0").help("write 1 to 255"))
+        valid.ok_or_else(|| Problem::at("least", "a minimum TTL of 0 drops no packet").help("write 1 to 255"))
     }
 
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {

@@ -36,20 +36,21 @@ use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 /// - frames whose source address is multicast or all zeros;
 /// - frames whose destination was last seen on the ingress port.
 ///
-/// A flooded frame takes one buffer for each port that sends the frame. Therefore, `runtime.burst` must be at most 256
-/// divided by the number of these ports. Untagged frames belong to VLAN 0.
+/// A flooded frame takes one buffer for each egress port, which can be all ports of the bridge except the ingress port.
+/// With N ports, `runtime.burst` must therefore be at most 256 / (N - 1). Untagged frames belong to VLAN 0.
 ///
 /// The bridge has no spanning tree protocol, so the ports must not form a loop. In a loop, each flooded frame circulates
 /// indefinitely. Two keys limit the damage:
-/// - `storm_control` limits the rate of the frames that are received on a port and flooded. The bridge drops frames
-///   above the rate. The drop reason names the kind of the frame.
+/// - `storm_control` limits, for each ingress port, the rate of the frames that the bridge floods. The bridge drops
+///   frames above the rate. The drop reason names the kind of the frame.
 /// - `loop_shut` enables loop detection. Each second, the bridge sends a probe through each port. A probe is a
 ///   multicast frame of 60 bytes with the EtherType 0x88b5 and a random number. If a probe returns to the bridge, two
 ///   ports are part of a loop: the sender and the receiver of the probe. The bridge shuts the port that is later in the
 ///   config. A shut port neither receives nor sends frames, except for probes. The port opens again when no probe has
 ///   returned for the time `loop_shut`. The program logs each change, and the counter `shut_PORT` counts how often a
-///   port was shut. The probes of a port with `members` belong to its lowest VLAN, and all other probes are untagged.
-///   The bridge therefore does not detect a loop that exists only in another VLAN.
+///   port was shut. On a port that is listed in `members`, the probes belong to the lowest VLAN of the port. On all
+///   other ports, the probes are untagged. The bridge therefore does not detect a loop that exists only in another
+///   VLAN.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -79,9 +80,10 @@ pub struct Bridge {
     /// `"1h"`. Default: `"5m"`.
     #[serde(default = "ageing")]
     ageing: Period,
-    /// The limits of the frames that are received on each port and flooded. `broadcast`, `multicast` and
+    /// For each ingress port, the limits of the frames that the bridge floods. `broadcast`, `multicast` and
     /// `unknown_unicast` are rates in packets per second, for all workers together. `burst` is the number of frames of
-    /// each kind in one burst, for each worker (default: 100). At least one rate is required. Default: no limits.
+    /// each kind that each worker can flood at once, above the rate (default: 100). At least one rate is required.
+    /// Default: no limits.
     storm_control: Option<StormControl>,
     /// The time for which a looped port stays shut after the last probe returned: `"1s"` to `"1h"`. Default: no loop
     /// detection.

@@ -14,8 +14,9 @@ use dataplane_core::verbs::has_whole_checksum;
 
 /// Recomputes the checksums of the IPv4 header, of TCP and of UDP, even if the old checksums were wrong.
 ///
-/// A UDP checksum of 0 over IPv4 stays 0, because 0 means that the sender computed no checksum. The stage does not
-/// change the TCP or UDP checksum in fragments, after IPv6 extension headers, and if the UDP length exceeds the packet.
+/// A UDP checksum of 0 over IPv4 stays 0, because 0 means that the sender computed no checksum. The stage leaves the
+/// TCP or UDP checksum unchanged in three cases: the packet is a fragment, the packet has IPv6 extension headers, or
+/// the UDP length exceeds the packet.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -23,9 +24,9 @@ use dataplane_core::verbs::has_whole_checksum;
 /// use = "checksum"
 /// ```
 ///
-/// If the devices of all ports that send these packets compute checksums, and only `tx` and other stages that ignore
-/// checksums follow, the devices compute the TCP and UDP checksums. The stage then computes the remaining checksums. See
-/// the key `offload` of the port.
+/// The devices compute the TCP and UDP checksums if two conditions hold: every port that sends these packets has a
+/// device with checksum offload, and all later stages ignore checksums, as `tx` does. The stage then computes only the
+/// other checksums. See the key `offload` of the port.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Checksum {

@@ -35,9 +35,9 @@ use dataplane_tables::exact::Exact;
 ///
 /// With `source = "resolve"`, the stage resolves neighbours by ARP (RFC 826) and neighbour solicitations (RFC 4861),
 /// without the kernel. The stage sends requests from the addresses that the ports have in the config, and holds packets
-/// as with `"kernel"`. The requests leave the stage to the next stage, like resolved packets. The stages `arp` and
-/// `icmp` receive the answers of the neighbours, and also answer requests for the addresses of the ports. A neighbour
-/// that does not answer three requests in three seconds counts as unreachable for three more seconds.
+/// as with `"kernel"`. The requests go to the next stage, like resolved packets. The stages `arp` and `icmp` receive
+/// the answers of the neighbours, and also answer requests for the addresses of the ports. A neighbour that does not
+/// answer three requests in three seconds counts as unreachable for three more seconds.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -86,14 +86,14 @@ pub struct Neighbor {
     #[serde(default)]
     pub source: Source,
     /// The maximum number of known neighbours of each port, with `source = "resolve"`: 16 to 16,384. The default is
-    /// 4,096. All ports together have at most 16,384 neighbours, in equal shares. When the share of a port is full, the
-    /// stage removes the oldest neighbour of this port that never answered.
+    /// 4,096. In a config with n ports, each port has at most 16,384 / n neighbours, even if `most` is larger. If a
+    /// port has reached its maximum, a new neighbour replaces the oldest neighbour of this port that never answered.
     #[serde(default)]
     #[schemars(range(min = 16, max = 16384))]
     pub most: Option<u16>,
     /// The approximate time for which an answer is valid, with `source = "resolve"`: `"1s"` to `"1h"`. The default is
-    /// `"30s"`. The next packet after that time starts a delay of five seconds. After the delay, the stage asks the
-    /// neighbour again.
+    /// `"30s"`. After this time, the stage still sends packets to the known MAC address. Five seconds after the first
+    /// of these packets, the stage asks the neighbour again.
     #[serde(default)]
     pub reachable: Option<Period>,
     /// The time after which an unused neighbour is removed, with `source = "resolve"`: `"1s"` to `"1d"`. The default is

@@ -51,13 +51,13 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 /// of the port. All other frames, including multicast and broadcast frames, are dropped as `not_for_us` (RFC 1812,
 /// section 5.3.4). Other ports, such as ports that read a capture file, accept frames to every MAC address. With
 /// `source = "config"`, the stage also drops frames with a VLAN tag as `tagged`, because tagged frames belong to
-/// another network than the port. To route the frames of a VLAN, put a `vlan` stage that removes the tag before this
-/// stage.
+/// another network than the port. To route the frames of a VLAN, remove the tag first: put a `vlan` stage with `op =
+/// "pop"` before this stage.
 ///
 /// With `source = "kernel"`, the stage uses the kernel's routes and follows their changes. The stage uses the main
 /// table, or the table of the VRF that the interface of the ingress port belongs to. Packets that the kernel's routes
-/// reject leave by `unreachable` or `prohibited`. The stage drops unicast frames to another MAC address than the
-/// address of the port as `not_for_us`. These IP packets leave by `local`:
+/// reject leave by `unreachable` or `prohibited`. If a unicast frame has a destination MAC address other than the
+/// address of the port, the stage drops the frame as `not_for_us`. These IP packets leave by `local`:
 /// - packets for this host, and multicast, broadcast and link-local packets;
 /// - packets that the kernel routes to an interface without a port;
 /// - packets in multicast and broadcast frames;
