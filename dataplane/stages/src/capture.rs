@@ -47,8 +47,8 @@ use sink::{Sink, Tap};
 /// fails, the capture truncates the file to its last complete block, and starts the next file one second later. Each
 /// further failure doubles this delay, up to one minute.
 ///
-/// Timestamps are the receive timestamps of the packets. Each file has one pcapng interface for each clock of these
-/// timestamps. The description of the interface names the clock.
+/// Timestamps are the receive timestamps of the packets. If the timestamps come from several clocks, a file has one
+/// pcapng interface for each clock. The description of the interface names the clock.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -102,8 +102,8 @@ pub struct Capture {
     /// The maximum size of one file in bytes: 4,096 or more. The capture starts a new file before a packet would exceed
     /// this limit. Default: no limit.
     rotate_bytes: Option<Bytes>,
-    /// The time span of one file: `"1s"` or more. The capture starts a new file with the first packet that
-    /// arrives this long after the first packet of the current file. Default: no limit.
+    /// The time span of one file: `"1s"` or more. When this time has passed since the first packet of the current file,
+    /// the next packet starts a new file. Default: no limit.
     rotate_time: Option<Period>,
     /// The number of files to keep when the capture rotates files: 1 or more. The oldest file is deleted first.
     /// Default: all files.

@@ -16,7 +16,7 @@ use program::Program;
 /// Selects packets by a `tcpdump` expression (pcap-filter(7)). Matching packets go to the next stage, and all others
 /// leave by `other`.
 ///
-/// libpcap compiles the expression once, at start, so an expression has the same meaning as in `tcpdump`. In
+/// libpcap compiles the expression once, at startup, so an expression has the same meaning as in `tcpdump`. In
 /// particular, primitives such as `ip` and `tcp` match only frames without VLAN tags. Use `vlan` for tagged frames, as
 /// in `"tcp port 80 or (vlan and tcp port 80)"`. Host names are resolved at start. To use a filter program from another
 /// compiler, set `bytecode` instead.

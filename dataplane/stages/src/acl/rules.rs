@@ -41,7 +41,7 @@ pub(super) struct RuleSpec {
     src_port: Option<Ports>,
     /// Destination port of TCP or UDP, or a range of ports, such as `"1024-65535"`.
     dst_port: Option<Ports>,
-    /// TCP flags that must be set, or with `!` must not be set, such as `"syn,!ack"`.
+    /// TCP flags that must be set. A flag after `!` must not be set. Example: `"syn,!ack"`.
     tcp_flags: Option<TcpFlags>,
     /// VLAN id of the outer tag, 0 to 4094.
     #[schemars(range(min = 0, max = 4094))]
