@@ -66,7 +66,7 @@ def notes(results):
 
 
 def headline(results):
-    """Returns the table of the README: for each row, the result with the lowest value of ratio ÷ goal."""
+    """Returns the table of the README: for each row, the worst result, which has the smallest ratio relative to its goal."""
     least = {}
     for result in results:
         for peer in result.case.peers:

@@ -34,8 +34,8 @@ struct packet { uint32_t source, destination; uint16_t source_port, destination_
 
 static const uint8_t *entries, *lookups;
 static uint32_t entry_count, lookup_count;
-/* Looks up the batch that starts at lookup `at`. A table may leave its results in its own format. `convert_results` converts them
- * to the format of benches/parts. */
+/* Does the lookups of one batch. `at` is the index of the first lookup. If a table stores its results in its own format,
+ * `convert_results` converts the results to the format of benches/parts. */
 static void (*lookup)(uint32_t at);
 static uint32_t values[BATCH];
 

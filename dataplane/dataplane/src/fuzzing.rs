@@ -94,8 +94,9 @@ use = "tx"
 port = "a"
 "#;
 
-/// Passes bursts of frames through all stages of a config. The first byte of the input selects the config. Each frame
-/// has a header of 3 bytes: the port and whether the burst ends, and the length. All packets must be accounted for.
+/// Passes bursts of frames through all stages of a config. The first byte of the input selects the config. A header of
+/// 3 bytes precedes each frame: one byte with the port and with the flag that ends a burst, and two bytes with the
+/// length of the frame. All packets must be accounted for.
 pub fn pipeline(input: &[u8]) {
     let Some((&config, mut rest)) = input.split_first() else { return };
     let source = &CONFIGS[usize::from(config) % CONFIGS.len()];

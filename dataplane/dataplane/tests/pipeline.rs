@@ -5,7 +5,7 @@ use dataplane::prelude::*;
 use dataplane::stages;
 use dataplane::testing::{End, Pipeline, frame};
 
-/// A stage that counts packets, and drops packets that are not longer than `than` bytes.
+/// A stage that counts packets, and drops packets of at most `than` bytes.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MinimumLength {

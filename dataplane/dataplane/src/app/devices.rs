@@ -24,7 +24,7 @@ struct Devices {
 struct BuiltInDevice {
     device: &'static str,
     links: Vec<Link>,
-    /// The capabilities of the device. A config can remove each of them.
+    /// The capabilities of the device. A config can remove each of these capabilities.
     capabilities: Vec<Capability>,
 }
 

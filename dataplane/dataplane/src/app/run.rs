@@ -191,7 +191,7 @@ fn print_reloaded(reloading: &Receiver<ReloadResults>) -> bool {
         match results {
             ReloadOutcome::Done(now) => logs::write_line(&format!("{stage}: reloaded: {now}")),
             ReloadOutcome::Pending(now) => {
-                logs::write_line(&format!("{stage}: published, but at least one worker still uses the old data: {now}"))
+                logs::write_line(&format!("{stage}: published: {now} (at least one worker still uses the old data)"))
             }
             ReloadOutcome::Rejected(problems) => {
                 logs::write_line(&format!("{stage}: not reloaded, the old data stays in use:"));

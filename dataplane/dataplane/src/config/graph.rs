@@ -69,8 +69,8 @@ impl Wiring<'_, '_> {
         self.diagnostics.push(Mistake::error(span, message).help(help));
     }
 
-    /// Returns `true` if an unknown name is reported. In a large config, finding a suggestion for a name is slow. The
-    /// caller skips the search if the mistake is not shown.
+    /// Returns `true` if a mistake about an unknown name would be reported and shown. In a large config, the search for
+    /// a similar name is slow, so the caller skips the search if the result is `false`.
     fn reports_unknown_names(&self) -> bool {
         self.whole && !self.diagnostics.is_full()
     }

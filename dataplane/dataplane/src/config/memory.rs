@@ -62,7 +62,8 @@ pub(super) fn memory(
         let frame = frame(port);
         if frame > room {
             let interface = loaded.ports.get(index).and_then(|entry| entry.interface_mtu);
-            let source = interface.map_or_else(String::new, |mtu| format!(" (its interface has an MTU of {mtu})"));
+            let source =
+                interface.map_or_else(String::new, |mtu| format!(" (the interface of the port has an MTU of {mtu})"));
             let name = shorten(&port.name);
             let message =
                 format!("a packet of `{name}` has up to {frame} bytes, but a buffer holds only {room}{source}");

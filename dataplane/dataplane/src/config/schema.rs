@@ -121,7 +121,7 @@ pub fn schema<'k>(kinds: impl Iterator<Item = &'k StageKind>) -> Value {
 fn stage_schema(common: &Value, kind: &StageKind) -> Value {
     let mut schema = match &kind.schema {
         Some(parameters) => parameters.as_value().clone(),
-        // The parameters of this kind are not described, so any key may be one of them.
+        // The parameters of this kind have no schema, so any key may be a parameter.
         None => json!({ "type": "object", "additionalProperties": true }),
     };
     for key in ["$schema", "title"] {

@@ -1,4 +1,4 @@
-//! Derives the offloads of ports from the stages: what stages can use, and what devices then do.
+//! Derives the offloads of ports from the stages: the offloads that stages can use, and the work that devices then do.
 
 use crate::config::{Offload, OffloadRequest, Plan, PortPlan, StageOffload};
 use dataplane_core::mem::RecvFields;
@@ -11,10 +11,11 @@ const RECEIVED: [(RecvFields, StageOffload); 4] = [
     (RecvFields::HASH, StageOffload::RssHash),
 ];
 
-/// Adds the offloads that the stages of the program can use to the ports of the plan.
+/// Adds to each port of the plan the offloads that the stages of the program can use.
 ///
-/// Checksums are requested only for ports with the offload `auto`, because the stages compute them otherwise. All other
-/// receive information comes only from the device, so a port with a device that reports it always requests it.
+/// A port requests checksum offloads only if it has the offload `auto`. Without these offloads, the stages compute and
+/// verify the checksums. The other receive information (VLAN tag, flow tag and RSS hash) comes only from the device. If
+/// a stage reads this information, every input port whose device may report the information requests it.
 pub(super) fn request(plan: &mut Plan, program: &Program) {
     let with_checksums = program.ports_with_checksums(plan.ports.len());
     let names = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
@@ -39,12 +40,13 @@ pub(super) fn is_requested(port: &PortPlan, offload: StageOffload) -> bool {
     port.requests.iter().any(|request| request.offload == offload)
 }
 
-/// Returns the receive information that stages read of the packets of a port.
+/// Returns the receive information that stages read from the packets of a port.
 pub(super) fn received(port: &PortPlan) -> RecvFields {
     RECEIVED.into_iter().filter(|(_, offload)| is_requested(port, *offload)).map(|(part, _)| part).collect()
 }
 
-/// Returns whether the device of a port computes the checksums of sent packets. `supports`: whether the device can.
+/// Returns whether the device of a port computes the checksums of sent packets. `supports` is `true` if the device
+/// supports this offload.
 pub(super) fn computes_checksums(port: &PortPlan, supports: bool) -> bool {
     let is_set = port.config.offloads().contains(&Offload::Checksum);
     supports && (is_set || is_requested(port, StageOffload::SendChecksum))

@@ -56,8 +56,8 @@ pub(super) fn counted(counters: &Counters) -> BTreeMap<String, u64> {
     report
 }
 
-/// Returns the raw-packet settings of a port. Without flow rules in the config, an input port receives every frame. A
-/// port that is not an input receives no frames, so that the host still receives its frames.
+/// Returns the raw-packet settings of a port. Without flow rules in the config, an input port receives every frame. The
+/// device delivers no frames to a port that is not an input, so these frames still reach the network stack of the host.
 fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
     let port = &plan.config;
     let has = |offload| port.offloads().contains(&offload);

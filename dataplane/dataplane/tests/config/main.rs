@@ -562,7 +562,7 @@ fn typical_mistakes_get_exact_messages() {
 }
 
 #[test]
-fn drops_key_makes_a_stage_reachable_and_forms_no_loop() {
+fn observed_drops_make_a_stage_reachable_and_form_no_loop() {
     // Packets reach the stage `late` only through the key `drops` of the two `tx` stages. The second `tx` stage
     // receives the packets of `late`, but this is not a loop: `late` only observes packets that end.
     let text =

@@ -122,7 +122,7 @@ fn mtu_codes_match_verbs_h() {
 }
 
 #[test]
-fn gid_is_chosen_by_value_kind_or_index() {
+fn gid_is_chosen_by_value_or_kind_or_index() {
     for (parameters, index, address, kind) in [
         (gid_choice(None, None), 1, "fe80::1", GidKind::RoceV2),
         (gid_choice(None, Some(GidKind::RoceV1)), 0, "fe80::1", GidKind::RoceV1),
@@ -311,9 +311,9 @@ fn unsupported_parameter_is_reported_with_a_fix() {
     assert!(error.starts_with("mlx5_0: ibv_query_port failed: "), "{error}");
 }
 
-/// On InfiniBand the service level has four bits, and the LMC gives the number of path bits.
+/// On InfiniBand, the service level has four bits instead of three, and the LMC is the number of path bits.
 #[test]
-fn infiniband_has_its_own_ranges() {
+fn infiniband_has_other_ranges_than_ethernet() {
     let mut device = adapter();
     (device.port.link_layer, device.port.lid, device.port.lmc) = (LinkLayer::InfiniBand, 4, 2);
     device.gids = vec![GidEntry { index: 0, gid: gid("fe80::2"), kind: GidKind::InfiniBand, interface: 0 }];

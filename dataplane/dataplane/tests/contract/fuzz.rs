@@ -298,7 +298,8 @@ const SENDS: usize = 2048;
 /// The offset of the memory that the peer accesses.
 const FAR: usize = 3072;
 
-/// The number of completions in a step for each queue: sends of a, receives of a, sends of b, receives of b.
+/// The number of completions in a step for each queue: sends of endpoint a, receives of endpoint a, sends of endpoint
+/// b, receives of endpoint b.
 type Counts = [usize; 4];
 
 const QUEUES: [PairCq; 4] = [PairCq::ASent, PairCq::AReceived, PairCq::BSent, PairCq::BReceived];

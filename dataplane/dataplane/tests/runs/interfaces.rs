@@ -70,12 +70,12 @@ fn buffers_that_are_too_small_for_the_interface_are_a_mistake() {
             mistakes.contains("set mtu = 1500 for the port, or buffer_size in [runtime] to at least 9150"),
             "{mistakes}"
         );
-        assert!(mistakes.contains("(its interface has an MTU of 9000)"), "{mistakes}");
+        assert!(mistakes.contains("(the interface of the port has an MTU of 9000)"), "{mistakes}");
         // The MTU of `lo` is 65536, which is more than the maximum MTU of a port.
         let mistakes = Folder::new().assemble(&config.replace("\"va\"", "\"lo\"")).err().unwrap();
-        assert!(
-            mistakes.contains("up to 65022 bytes, but a buffer holds only 1920 (its interface has an MTU of 65536)")
-        );
+        assert!(mistakes.contains(
+            "up to 65022 bytes, but a buffer holds only 1920 (the interface of the port has an MTU of 65536)"
+        ));
         // The commands `graph` and `explain` use `assemble_offline`, which reads no interface. The config is therefore
         // valid for these commands on every host.
         let source = Source::new("jumbo.toml", config.as_str(), &[]);

@@ -68,7 +68,7 @@ impl Drop for VerbsFlowCounters {
     fn drop(&mut self) {
         // SAFETY: the counters are valid, no rule uses them any more, and they are not used again.
         if let Err(error) = unsafe { ffi::ibv_destroy_counters(self.counters.as_ptr()) } {
-            tracing::warn!("flow counters are not destroyed until their device is closed: {error}");
+            tracing::warn!("cannot destroy flow counters, so they stay until their device is closed: {error}");
         }
     }
 }

@@ -1,4 +1,6 @@
 //! Tests with the fake device, which simulates drivers that lack features, fail or return garbage.
+//!
+//! A run is a burst: packets that one call posts, or completions that one call polls into arrays.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -190,7 +192,7 @@ fn every_status_is_reported_unchanged() {
 }
 
 #[test]
-fn run_contains_the_granted_timestamp() {
+fn polled_run_contains_the_granted_timestamp() {
     for (fields, source, stamp) in [
         (PollFields::TIMESTAMP, ClockSource::DeviceTicks, 1003),
         (PollFields::WALLCLOCK, ClockSource::DeviceWallclock, 2003),
@@ -212,7 +214,7 @@ fn run_contains_the_granted_timestamp() {
 
 /// A run contains the receive information that was requested and granted, on every poll interface.
 #[test]
-fn run_contains_the_requested_receive_information() {
+fn polled_run_contains_the_requested_receive_information() {
     let of = |flags: RecvFlags, vlan, flow_tag| RecvInfo { flags, vlan, flow_tag, hash: 0 };
     let (sum, stripped) = (RecvFlags::CHECKSUM_OK, RecvFlags::VLAN_STRIPPED);
     for (api, fields, with_sum, without) in [
@@ -260,7 +262,7 @@ fn run_contains_the_requested_receive_information() {
 
 /// A limit of 0 takes no completion. A limit above the number of entries of a run (`RUN`) counts as `RUN`.
 #[test]
-fn run_has_at_most_its_limit_of_completions() {
+fn polled_run_has_at_most_its_limit_of_completions() {
     for fields in [PollFields::STANDARD, PollFields::STANDARD | PollFields::CHECKSUM] {
         let (fake, context) = device(|_| {});
         let (mut cq, _) = create(&context, &cq_spec(fields, CqFlags::empty()));

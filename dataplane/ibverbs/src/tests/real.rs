@@ -483,7 +483,7 @@ fn invalid_posts_are_refused_in_every_state() {
 
 #[test]
 #[ignore = "needs the devices rxe0 and rxe1: run tools/vm/check-contract"]
-fn full_receive_queue_accepts_a_prefix() {
+fn receives_beyond_the_queue_depth_are_refused() {
     let (a, _) = sides(CqApi::Auto);
     let mut qp = a.qp(QpType::Rc, SendApi::Classic);
     let (attributes, mask) = QpAttributes::init(QpType::Rc, 1, 0);

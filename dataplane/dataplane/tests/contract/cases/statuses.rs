@@ -321,8 +321,8 @@ pub(crate) fn rc_send_with_invalidate_bad_rkey<D: RawDevice>(t: &mut Trial<'_, D
     let sge = pair.a.buffer.sge(0..20);
     pair.a.post(1, SendOp::SendWithInv(Rkey(0xdead_be00)), &[sge])?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
-    // Log only the state of b. The state of a depends on the device, because some devices acknowledge the send before
-    // they check the key.
+    // Log only the state of endpoint b. The state of endpoint a depends on the device, because some devices acknowledge
+    // the send before they check the key.
     t.log(format!("b {}", pair.b.state()?));
     t.expect(
         "a send 1 REM_ACCESS_ERR
@@ -563,7 +563,8 @@ pub(crate) fn reset_by_user<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     pair.b.recv(1, 0..100)?;
     pair.b.recv(2, 100..200)?;
     pair.a.send(1, 0..20)?;
-    // When the send of a has completed, the receive of b has completed too, but its completion is not polled.
+    // When the send of endpoint a has completed, the receive of endpoint b has completed too, but the test has not
+    // polled the completion of this receive.
     wait_for_a(&mut pair)?;
     for end in [&mut pair.a, &mut pair.b] {
         end.set_state(QpState::Reset)?;
