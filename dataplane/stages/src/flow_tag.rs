@@ -1,4 +1,4 @@
-//! `flow_tag`: selects packets by the tag of the flow rule of their port.
+//! `flow_tag`: selects packets by the tag that a flow rule of their ingress port has set.
 
 use std::collections::BTreeSet;
 

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn unfragmentable_packets_leave_by_too_big() {
+    fn unfragmentable_packets_go_to_output_too_big() {
         let v4 = frame().ipv4([198, 51, 100, 7].into(), [203, 0, 113, 9].into());
         let v6 = frame().ipv6("2001:db8::7".parse().unwrap(), "2001:db8::9".parse().unwrap());
         let too_big = Fate::Output("too_big".to_owned());

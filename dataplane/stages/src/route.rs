@@ -210,8 +210,9 @@ impl Scratch {
         all.map(|(index, (found, martian))| (*found, *martian && index >= self.fast))
     }
 
-    /// Calls `send` for each packet on the fast path until `send` returns `None`. Returns the number of packets sent.
-    /// `send` must keep plain packets plain: untagged IPv4, see [`Batch::is_plain`].
+    /// Calls `send` for each packet on the fast path until `send` returns `None`. Returns the number of packets sent. A
+    /// plain packet is untagged IPv4 (see [`Batch::is_plain`]). A packet that is plain before `send` must also be plain
+    /// after `send`.
     #[inline]
     fn send(&self, batch: &mut Batch, send: impl FnMut((Head<'_, 0>, &u32)) -> Option<()>) -> usize {
         let (all, heads) = (self.fast == batch.len(), batch.heads_keeping_plain().zip(&self.found));

@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn miss_as_value_is_refused() {
+    fn value_equal_to_the_constant_miss_is_refused() {
         let mut table = Exact::<1>::new(1).unwrap();
         assert_eq!(table.insert([1], MISS), Err(TableError::Value(MISS)));
         assert!(table.is_empty());

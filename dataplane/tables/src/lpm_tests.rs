@@ -208,7 +208,7 @@ macro_rules! lpm_tests {
                             match value {
                                 3 if stays(at) => {}
                                 1 | 2 | 5 | 6 if !stays(at) => {}
-                                other => panic!("{other} for {at}"),
+                                other => panic!("address {at} has the value {other}"),
                             }
                         }
                         seen += 1;

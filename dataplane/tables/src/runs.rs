@@ -50,15 +50,15 @@ impl Span {
         Self { bits: HALF, first: address, ..self }
     }
 
-    /// All addresses of the second half, for any first half.
+    /// All values of the second half of an address, whatever the first half is.
     pub(super) const LOW: Self = Self { half: 1, bits: 0, first: 0 };
 
-    /// Returns this span if it belongs to the second half, otherwise the span of all addresses of the second half.
+    /// Returns this span if it belongs to the second half, otherwise [`Span::LOW`].
     pub(super) fn low(self) -> Self {
         if self.half == 0 { Self::LOW } else { self }
     }
 
-    /// Returns part `at` of the 2^`more` equal parts of the span.
+    /// Divides the span into 2^`more` equal parts, and returns the part with the index `at`.
     pub(super) fn part(self, more: u32, at: usize) -> Self {
         let bits = self.bits + more;
         Self { bits, first: self.first | (at as u64).checked_shl(HALF - bits).unwrap_or(0), ..self }
@@ -132,8 +132,8 @@ impl Run {
     }
 }
 
-/// Splits the runs of a span where a range of addresses starts and where it ends. An end outside the span needs no
-/// split. The entries of the addresses do not change.
+/// Splits the runs of a span at the start and at the end of a range of addresses. A start or an end outside the span
+/// needs no split. The entries of the addresses do not change.
 pub(super) fn divide(runs: &mut Vec<Run>, span: Span, ends: (u64, u64)) {
     for boundary in span.boundaries(ends) {
         let at = runs.partition_point(|run| run.last < boundary);

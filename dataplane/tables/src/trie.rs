@@ -9,16 +9,16 @@
 //! line per four bits.
 //!
 //! Addresses are left-aligned in 128 bits. The trie first distinguishes addresses by their first 64 bits (the first
-//! half), and then by the second half. A cell that covers only one value of the first half can lead to lines for the
-//! second half. A prefix is written to all cells that it covers, so that a lookup never backtracks. The length of the
-//! prefix of each cell is stored separately, and only changes of the trie read this length. Adjacent runs are only
-//! merged if they come from the same prefix. The ends of every prefix are therefore boundaries, and a prefix can be
-//! removed in place. All memory is allocated zeroed, and untouched pages stay unmapped. The prefix of length 0 is
-//! stored separately, because its cells would touch all pages.
+//! half), and then by the second half. If all addresses of a cell have the same first half, the cell can lead to lines
+//! that distinguish the addresses by their second half. A prefix is written to all cells that it covers, so that a
+//! lookup never backtracks. The prefix length of each cell is stored separately. Lookups do not read this length. Only
+//! insertions and removals read it. Adjacent runs are only merged if they come from the same prefix. The ends of every
+//! prefix are therefore boundaries, and a prefix can be removed in place. All memory is allocated zeroed, and untouched
+//! pages stay unmapped. The prefix of length 0 is stored separately, because its cells would touch all pages.
 //!
 //! One thread changes the trie while any number of threads read the cells, which are atomics. The boundaries of a line
-//! in use never change. A change that needs other boundaries first writes new lines with the old entries, and then
-//! links the new lines. The change then writes the new entries in place. The entries of all other addresses stay
+//! in use never change. If a change needs other boundaries, it first writes new lines with the old entries, and then
+//! links these lines. The change then writes the new entries in place. The entries of all other addresses stay
 //! unchanged. Retired lines are reused only when the owner states that no reader uses them any more
 //! ([`Trie::reclaim`]).
 
@@ -165,9 +165,10 @@ impl<F: Form> Trie<F> {
         }
     }
 
-    /// Ensures that no cell covers both addresses inside a prefix and addresses outside the prefix. Adds boundaries at
-    /// the ends of the prefix where needed. The entries of all addresses stay unchanged. Returns `false`, and changes
-    /// nothing, if there are too few lines.
+    /// Ensures that the addresses of each cell are either all inside a prefix or all outside the prefix. Only cells
+    /// that lead to lines may have addresses inside and outside. Adds boundaries at the ends of the prefix where
+    /// needed. The entries of all addresses stay unchanged. Returns `false`, and changes nothing, if there are too few
+    /// lines.
     fn add_boundaries(&mut self, key: u128, len: u8) -> bool {
         if u32::from(len) <= F::First::BITS {
             return true;
@@ -188,7 +189,8 @@ impl<F: Form> Trie<F> {
                 let stored = if span.is_buckets(cell) { self.stored(cell, span) } else { Vec::new() };
                 let is_there = |boundary| stored.iter().any(|(_, run)| run.last == boundary);
                 if span.boundaries((first, last)).all(is_there) {
-                    // Both boundaries exist. Only a prefix that reaches into the second half needs further boundaries.
+                    // All needed boundaries exist in this half. Only a prefix that reaches into the second half needs
+                    // further boundaries.
                     if !below {
                         return true;
                     }
@@ -343,8 +345,8 @@ impl<F: Form> Trie<F> {
         }
     }
 
-    /// Retires the lines that a cell leads to. Lines of the second half that are reached through the first half stay in
-    /// use.
+    /// Retires the lines that a cell leads to. A cell of the first half may lead to lines for the second half. These
+    /// lines stay in use, because the new cells also lead to them.
     fn retire(&mut self, cell: Cell, half: usize) {
         if cell.entry & (LINE | LOW) != LINE | if half == 0 { 0 } else { LOW } {
             return;
@@ -378,7 +380,7 @@ impl<F: Form> Trie<F> {
         }
     }
 
-    /// Returns the runs as they are stored in buckets.
+    /// Returns the runs as the buckets store them, each with the location of its cell.
     fn stored(&self, cell: Cell, span: Span) -> Vec<(CellLocation, Run)> {
         let size = size_of_group(cell.entry) as u32;
         let mut stored = Vec::new();
@@ -396,7 +398,8 @@ impl<F: Form> Trie<F> {
         stored
     }
 
-    /// Returns the location of the cell of an address in buckets.
+    /// Finds an address in the buckets that `cell` leads to. Returns the location of the cell for the address, and the
+    /// span that contains only the address.
     fn run_of(&self, cell: Cell, span: Span, key: u64) -> (CellLocation, Span) {
         let line = line_of(cell.entry, key << span.bits);
         (CellLocation::Line(line, F::FIRST + F::below(self.cells.lines.line(line), key)), span.at(key))

@@ -21,7 +21,7 @@ pub(super) struct StormControl {
     multicast: Option<PacketRate>,
     /// The maximum rate of frames to unknown unicast addresses. Default: no limit.
     unknown_unicast: Option<PacketRate>,
-    /// The number of frames of each kind that a port can flood in one burst: 1 or more. Default: 100.
+    /// The number of frames of each kind from one port that a worker can flood at once: 1 or more. Default: 100.
     #[serde(default = "burst")]
     burst: u64,
 }

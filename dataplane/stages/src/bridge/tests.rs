@@ -296,7 +296,7 @@ fn probe_of_another_bridge_is_flooded() {
 }
 
 #[test]
-fn probe_of_a_port_with_members_has_its_lowest_vlan() {
+fn probe_of_a_port_in_members_has_the_lowest_vlan_of_the_port() {
     let parameters = "ports = ['a', 'b']\nloop_shut = '10s'\nmembers = [{ port = 'b', vlans = [30, 20] }]";
     let mut bench = bench(0, parameters).unwrap();
     let sent = probes(&mut bench);

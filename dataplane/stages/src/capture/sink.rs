@@ -287,7 +287,11 @@ impl Faults<'_> {
         self.shared.lose(files.abandon());
         self.shared.state.store(FAILED, Ordering::Relaxed);
         if !std::mem::replace(&mut self.reported, true) {
-            tracing::error!("capture {}: {}: {source}, packets are not written", self.spec.interface, path.display());
+            tracing::error!(
+                "capture {}: cannot write {}: {source}, so packets are not written",
+                self.spec.interface,
+                path.display()
+            );
         }
         if self.first.is_ok() {
             self.first = Err(Error::File { path, source });

@@ -130,7 +130,7 @@ fn every_packet_is_read_back_by_another_reader() {
 }
 
 #[test]
-fn full_buffers_miss_packets_or_make_a_lossless_capture_wait() {
+fn full_buffers_make_packets_missed_or_a_lossless_capture_wait() {
     for lossless in [false, true] {
         let folder = OutputFolder::new();
         let parameters = format!("file = \"out.pcapng\"\nbuffers = 1\nlossless = {lossless}");
@@ -359,8 +359,8 @@ fn pool() -> Pool {
     Pool::new(region, layout).unwrap()
 }
 
-/// Returns the graph of one of two workers, in which packets with an odd first byte are dropped and passed to the
-/// capture.
+/// Returns the graph of one of two workers. The stage `odd` drops packets with an odd first byte. The capture writes
+/// the dropped packets and all other packets.
 fn graph(resources: &mut Resources, worker: usize, pool: &Pool) -> Graph {
     let mut capture: Capture = toml::from_str("file = \"out.pcapng\"\nlossless = true\ncomment = \"through\"").unwrap();
     capture.prepare(&mut Setup::new(resources, "drops", worker, 2)).unwrap();

@@ -74,7 +74,8 @@ pub enum Count {
     Changes,
     /// Routes and neighbours that were refused because the tables are full.
     Refused,
-    /// Resyncs: how often the mirror read the kernel's whole state again.
+    /// Resyncs: how often the mirror read the kernel's whole state again. The mirror is the background task that copies
+    /// the kernel's routes and neighbours into the tables.
     Resyncs,
     /// Neighbours that the mirror asked the kernel to resolve.
     Asked,

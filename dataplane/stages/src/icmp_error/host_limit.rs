@@ -16,15 +16,16 @@ struct HostEntry {
     full_at: u64,
 }
 
-/// The limits of all hosts. An address selects a set of four entries. In a full set, a new host replaces the host whose
-/// burst is full again first. The replaced host gets a new burst, so no host loses errors because of other hosts.
+/// The limits of all hosts. An address selects a set of four entries. If a set has no free entry, a new host replaces
+/// the host that would have its full burst again soonest. The replaced host then starts with a full burst, so other
+/// hosts never reduce the number of errors that a host gets.
 #[derive(Debug)]
 pub(super) struct HostLimit {
     random: RandomState,
     entries: Box<[HostEntry]>,
     /// The time between two errors at the rate of the limit, in nanoseconds.
     interval: u64,
-    /// The interval times the burst size, in nanoseconds.
+    /// `interval` multiplied by the burst size, in nanoseconds.
     burst: u64,
 }
 

@@ -111,7 +111,7 @@ fn follow(state: &mut State, events: &Events, requests: &mut Requests, resync_in
                 }
             }
             Err(error) => {
-                tracing::warn!("kernel: {error}");
+                tracing::warn!("kernel: cannot receive changes: {error}");
                 resync_at = resync_at.or(Some(Instant::now() + FAILURE_DELAY));
                 stop.wait(POLL_INTERVAL);
             }

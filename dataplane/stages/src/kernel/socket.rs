@@ -61,7 +61,7 @@ fn parse(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessa
     }
 }
 
-/// Passes the messages in a buffer on, as [`Events::wait`] does.
+/// Parses the messages in a buffer and calls `each` with each message, as [`Events::wait`] does.
 #[cfg(any(test, fuzzing))]
 pub(super) fn fuzz(bytes: &[u8], mut each: impl FnMut(Message)) {
     parse(bytes, |message| {
@@ -110,8 +110,8 @@ impl Events {
         Ok(true)
     }
 
-    /// Discards all queued messages after a loss, because the whole state is read again anyway. The kernel does not
-    /// report a further loss until its queue has been found empty (`netlink_overrun` and `netlink_rcv_wake` in
+    /// Discards all queued messages after a loss, because the whole state is read again anyway. After a loss, the
+    /// kernel reports no further loss until a read leaves the queue empty (`netlink_overrun` and `netlink_rcv_wake` in
     /// net/netlink/af_netlink.c). Without this step, changes lost during the resync would go unnoticed.
     fn discard(&self) -> io::Result<()> {
         // A read with a small buffer discards the rest of the message.

@@ -34,7 +34,7 @@ pub(super) struct State {
     numbers: HashMap<u32, u8>,
     /// The port numbers at the last time that all routes were written.
     written_numbers: HashMap<u32, u8>,
-    /// The kernel's number of each table of [`Forwarding`].
+    /// For each table of [`Forwarding`], the number that the kernel uses for the table.
     kernel_tables: Vec<u32>,
     rib: Rib,
     addresses: Vec<Address>,
@@ -184,7 +184,7 @@ impl State {
         is_port(&link.name) || was || link.table.is_some()
     }
 
-    /// Returns the number in [`Forwarding`] of a kernel table.
+    /// Returns the number that [`Forwarding`] uses for a table of the kernel.
     fn table(&self, table: u32) -> Option<usize> {
         let table = if table == LOCAL { MAIN } else { table };
         self.kernel_tables.iter().position(|known| *known == table)

@@ -27,9 +27,9 @@ pub(super) const FAILED_TIME: Millis = 3000;
 /// delay the first request for a new neighbour. A scan also does not delay the requests to known neighbours.
 #[derive(Clone, Copy, Debug)]
 enum Limit {
-    /// The first request for an unknown neighbour, at once.
+    /// The first request for an unknown neighbour, if the request is sent at once.
     First,
-    /// The first request for an unknown neighbour that had to wait.
+    /// The first request for an unknown neighbour, if the request had to wait.
     Waiting,
     /// A repeated request for an unknown neighbour.
     Repeat,

@@ -48,7 +48,7 @@ fn default_weight() -> u16 {
 const MAX_REPORTED: usize = 100;
 /// Number of bad lines after which the rest of a file is not read. The file is then probably no list of routes.
 const MAX_BAD: usize = 10_000;
-/// Largest length of a line in bytes, without a comment.
+/// Largest length of a line in bytes. A comment does not count.
 const MAX_LINE: usize = 512;
 /// Largest number of characters of a bad line that are reported.
 const MAX_SHOWN: usize = 64;
@@ -173,7 +173,11 @@ impl Routes {
                 let fault = match at.checked_sub(1).map(|at| routes[at]) {
                     Some(before) if before.path == route.path => Some("is listed twice"),
                     Some(before) if paths.drops(before.path) != paths.drops(route.path) => {
-                        Some("has both a path and drop")
+                        Some(if paths.drops(route.path) {
+                            "conflicts with a path for this prefix"
+                        } else {
+                            "conflicts with drop for this prefix"
+                        })
                     }
                     _ => None,
                 };

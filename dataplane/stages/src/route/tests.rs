@@ -318,7 +318,7 @@ fn bad_entries_are_reported_with_their_place() {
         refused("{ prefix = \"10.0.0.0/8\", port = \"a\", weight = 2 }, { prefix = \"10.0.0.0/8\", port = \"a\" }");
     assert_eq!(twice, "table[1]: 10.0.0.0/8 on a is listed twice");
     let torn = refused("{ prefix = \"10.0.0.0/8\", port = \"a\" }, { prefix = \"10.0.0.0/8\", drop = true }");
-    assert_eq!(torn, "table[1]: 10.0.0.0/8 drop has both a path and drop");
+    assert_eq!(torn, "table[1]: 10.0.0.0/8 drop conflicts with a path for this prefix");
     assert!(refused("{ prefix = \"10.0.0.1/8\", port = \"a\" }").contains("did you mean 10.0.0.0/8?"));
     assert!(refused("{ prefix = \"10.0.0.0/8\", port = \"a\", weight = 0 }").starts_with("table[0].weight: "));
     let missing = bench::parsed::<Route>("file = \"nowhere/routes.txt\"").err().unwrap();

@@ -7,11 +7,11 @@
 //! copied to all these children, but goes to another tree. The nodes of that tree divide by the fields that its rules
 //! restrict. For example, rules with a source prefix are in one tree, and rules for any source are in another. A packet
 //! is looked up in each tree, and the matching rule with the lowest rank wins. The ranks of the rules ascend in rule
-//! order. Rules that cannot be divided and do not fit in one leaf are in a list of leaves, in rule order. The search of
-//! the list stops when all remaining rules have higher ranks than the best match.
+//! order. If no bits separate a group of rules well, and the group does not fit in one leaf, the rules are in a list of
+//! leaves, in rule order. The search of the list stops when all remaining rules have higher ranks than the best match.
 //!
-//! All packets of a batch descend the trees together, level by level, as lists of pending lookups. The loads of the
-//! packets overlap, and no branch depends on a single packet.
+//! All packets of a batch descend the trees together, level by level, as lists of pending lookups. The memory loads of
+//! different packets overlap, and no branch depends on a single packet.
 //!
 //! All data is in pages, which a classifier shares with its copies. Adding or removing a rule changes the leaves that
 //! the rule belongs to, and copies only the pages of these leaves. A copy of the classifier can therefore serve lookups
@@ -155,14 +155,15 @@ impl Classifier {
         numbers.filter_map(|number| Some((number, &self.rules.get(number as usize)?.rule)))
     }
 
-    /// Returns a number that is above the number of every rule. Use it as the length of an array that is indexed by
-    /// rule number.
+    /// Returns an upper bound: every rule number is below this bound. Use the bound as the length of an array that is
+    /// indexed by rule number.
     pub fn numbers(&self) -> usize {
         self.rules.len()
     }
 
-    /// Inserts a rule before the rule at position `at`. Position 0 is before all other rules. Returns the number of the
-    /// inserted rule, which may be the number of a removed rule.
+    /// Inserts a rule at position `at`. The rule that had this position, and all rules after it, move one position
+    /// back. Position 0 is before all other rules, and position [`Classifier::len`] is after all other rules. Returns
+    /// the number of the inserted rule, which may be the number of a removed rule.
     ///
     /// # Panics
     ///
@@ -266,9 +267,10 @@ impl Classifier {
         (number[0] != MISS).then_some(number[0])
     }
 
-    /// Looks up one packet for each element of `numbers`. `key` returns the key of a packet by its index, and may be
-    /// called twice for an index. Writes [`MISS`] if no rule matches or there is no key. A batch is faster than single
-    /// lookups, because the memory accesses of up to 32 packets overlap.
+    /// Looks up one packet for each element of `numbers`. `key` returns the key of the packet with the given index, or
+    /// `None` for a packet without a key. `key` may be called twice for the same index. Writes [`MISS`] if no rule
+    /// matches or the packet has no key. A batch is faster than single lookups, because the memory accesses of up to 32
+    /// packets overlap.
     #[inline]
     pub fn lookup_batch(&self, numbers: &mut [u32], mut key: impl FnMut(usize) -> Option<Key>) {
         for (numbers, first) in numbers.chunks_mut(WAYS).zip((0..).step_by(WAYS)) {

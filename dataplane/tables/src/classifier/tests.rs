@@ -331,7 +331,7 @@ fn each_of_many_rules_is_found() {
 }
 
 #[test]
-fn full_leaves_and_one_more_rule_are_found() {
+fn all_rules_are_found_when_leaves_are_full_or_have_one_free_lane() {
     for count in [0u16, 1, 7, 8, 9, 63, 64, 65] {
         let ports = |i: u16| Rule { destination_ports: Some(i * 10..=i * 10 + 9), ..Rule::default() };
         let rules: Vec<Rule> = (0..count).map(ports).collect();

@@ -27,8 +27,8 @@ const MAX_COPIES_LATER: f64 = 4.0;
 const MAX_STORED: (usize, usize) = (32, 4096);
 /// Largest number of leaves that a rule is copied to when it is added after the compilation.
 const MAX_LEAVES_PER_RULE: usize = 64;
-/// The largest number of children of a root that one rule is copied to: for small rule sets, and for large rule sets.
-/// The last tree has no limit.
+/// When a root is divided, one rule is copied to at most this number of children. The first limit is for small rule
+/// sets, and the second limit is for large rule sets. The last tree has no limit.
 const FIRST_COPIES: (usize, usize) = (64, 4);
 /// For rule sets of medium size, the limit is between the two limits of [`FIRST_COPIES`]: this number divided by the
 /// number of rules.
@@ -147,8 +147,8 @@ impl<const W: usize> Forest<W> {
         self.cells.get(at).copied().unwrap_or(Cell::EMPTY)
     }
 
-    /// Returns `left` minus the number of leaves below the cell that the rule belongs to. Returns `None` if the rule
-    /// belongs to more than `left` leaves.
+    /// If `entry` is inserted below `cell`, the rule is in a certain number of leaves. Returns `left` minus this
+    /// number, or `None` if the number is above `left`.
     fn reach(&self, cell: Cell, entry: &RuleEntry<W>, space: Space, left: usize) -> Option<usize> {
         if !cell.is_node() {
             return left.checked_sub(1);
