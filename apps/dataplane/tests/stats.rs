@@ -358,7 +358,7 @@ fn group_may_use_the_control_socket_only_if_the_config_names_it() {
     }
     let (status, _, err) = folder.dataplane("check @/x.toml --set runtime.control_group=nobodies-group");
     assert_eq!(status, 2);
-    assert!(err.contains("there is no group `nobodies-group`") && err.contains("set its number"), "{err}");
+    assert!(err.contains("there is no group `nobodies-group`") && err.contains("or the number of a group"), "{err}");
 }
 
 #[test]

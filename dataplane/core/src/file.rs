@@ -179,7 +179,7 @@ impl Readers {
     /// Returns [`Self::Group`] for a group that is given by name or by number. Returns [`Self::Owner`] without a group.
     ///
     /// # Errors
-    /// Fails if there is no such group.
+    /// Fails like [`group_number`].
     pub fn owner_and(group: Option<&str>) -> io::Result<Self> {
         group.map_or(Ok(Self::Owner), |group| Ok(Self::Group(group_number(group)?)))
     }
@@ -193,13 +193,15 @@ impl Readers {
     }
 }
 
-/// Returns the number of a group of this host. `group` is a name in `/etc/group`, or a number.
+/// Returns the number of a group. `group` is the name of a group in `/etc/group`, or the number itself.
 ///
 /// # Errors
-/// Fails if there is no such group.
+/// Fails if `group` is neither a number nor the name of a group in `/etc/group`.
 pub fn group_number(group: &str) -> io::Result<u32> {
     let missing = || {
-        let why = format!("there is no group `{group}` in /etc/group; help: name another group, or set its number");
+        let why = format!(
+            "there is no group `{group}` in /etc/group; help: set a name from /etc/group, or the number of a group"
+        );
         io::Error::new(ErrorKind::NotFound, why)
     };
     // fchown(2) does not change the group if the number is `u32::MAX`.

@@ -227,7 +227,7 @@ fn invalid_completions_are_counted_as_stale() {
 
 /// A removed device causes an error, and the lane makes no attempt to recover.
 #[test]
-fn removed_device_is_an_error_without_rebuild() {
+fn removed_device_causes_an_error_and_no_recovery() {
     let mut bench = Bench::new(vec![(generator(), FaultSpec::default())]);
     bench.refill();
     bench.round();

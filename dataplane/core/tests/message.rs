@@ -287,7 +287,8 @@ mod short {
     }
 }
 
-/// Without the check, a `write` at the end of this buffer would access memory outside the smaller region.
+/// If the domain accepted this buffer, a `write` at the end of the buffer would access memory outside the smaller
+/// region.
 #[test]
 fn buffer_is_refused_if_the_provider_registers_another_region() {
     let (link, _peer) = LoopbackLink::pair();
@@ -297,7 +298,7 @@ fn buffer_is_refused_if_the_provider_registers_another_region() {
     assert!(error.contains("registered another region"), "{error}");
 }
 
-/// The creation of a lane also fails, because its device would write to memory that the lane does not keep mapped.
+/// The creation of a lane also fails, because the device would write to memory that the lane does not keep mapped.
 #[test]
 fn lane_is_refused_if_the_provider_registers_another_region() {
     let (link, _peer) = LoopbackLink::pair();

@@ -179,8 +179,8 @@ fn bytes_of(sges: &[Sge]) -> u64 {
 }
 
 impl CopyingQp {
-    /// Creates the state of a queue pair. `fields` are the completion fields that were granted to the completion queue
-    /// for receives.
+    /// Creates the state of a queue pair. `fields` are the completion fields that were granted to the receive
+    /// completion queue.
     pub(super) fn new(
         device: &Shared,
         wire: AnyWire,

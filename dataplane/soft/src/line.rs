@@ -161,8 +161,8 @@ mod tests {
     }
 
     proptest! {
-        /// A frame is written to its slot, no bytes change except the rest of its lines, and reading returns what was
-        /// sent.
+        /// Frames are written to their slots. No other bytes change, except the rest of the last line of each frame.
+        /// Reading copies the bytes of the sent packets.
         #[test]
         fn short_frames_are_written_to_slots_and_read_back(
             length in 0..150usize, headroom in 0..130usize, room in 64..150usize, spare in 1..6usize,

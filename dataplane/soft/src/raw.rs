@@ -40,8 +40,8 @@ macro_rules! inside {
 }
 
 impl QpCore {
-    /// Creates the state of a queue pair. `fields` are the completion fields that were granted to the completion queue
-    /// for receives.
+    /// Creates the state of a queue pair. `fields` are the completion fields that were granted to the receive
+    /// completion queue.
     pub(super) fn new(device: &OpenDevice, pd: Identity, spec: &QpSpec, raw: &RawSettings, fields: PollFields) -> Self {
         let shared = &device.shared;
         match device.link.clone().end(spec, &raw.rss, &shared.clock) {

@@ -82,8 +82,8 @@ impl Stamper {
         Self::with(StampMode::None, &HostClock::manual())
     }
 
-    /// Creates a stamper for a queue whose completions carry ticks of `granted`, on a device with the clock `device`.
-    /// Without a device clock or without ticks, the system clock is used.
+    /// Creates a stamper for a queue. `granted` is the source of the ticks that the completions of the queue carry, and
+    /// `device` is the clock of the device. Without a device clock or without ticks, the stamper uses the system clock.
     pub fn new(granted: ClockSource, host: &HostClock, device: Option<&Arc<DeviceClock>>) -> Self {
         let timebase = host.timebase();
         let mode = match device {
@@ -226,7 +226,7 @@ impl Reader {
     /// Creates the reader with the current mapping. Waits while a mapping is being published, because without a mapping
     /// the stamper would use the system clock for the first burst.
     fn new(clock: Arc<DeviceClock>) -> Self {
-        // No mapping is published with this version.
+        // No published mapping has this version, so every mapping counts as new.
         let mut seen = u64::MAX;
         let mapping = loop {
             match clock.read(&mut seen) {

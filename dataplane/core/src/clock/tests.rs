@@ -71,13 +71,13 @@ struct Bench {
     host: HostClock,
     khz: u64,
     mask: u64,
-    /// How much faster the counter is than `khz`.
+    /// How much faster the counter is than `khz`, in parts per billion.
     ppb: i64,
     /// The reference point: a time and the count at that time.
     from: (u64, u64),
     frozen: bool,
-    /// The duration of a read in nanoseconds, and the moment of the counter read within this duration. The unit of the
-    /// moment is 1/256 of the duration.
+    /// How long a reading takes in nanoseconds, and when the counter is sampled after the start of the reading, in
+    /// 1/256 of this duration.
     read: (u64, u64),
     sync: ClockSync,
     stampers: Vec<Stamper>,
@@ -292,7 +292,7 @@ fn interrupted_readings_are_ignored() {
     assert_eq!(bench.step(), ClockState::FreeRunning);
     assert_eq!(bench.sync.fault(), Some(ClockFault::Disturbed));
     assert!(bench.poll(0, &[100]).unwrap() < 1_000);
-    // The system clock and the device counter have continued during the pause.
+    // Five seconds without a step. The system clock and the device counter continue.
     bench.host.advance(Nanos(5 * SECOND));
     bench.read = (800, 128);
     assert_eq!(bench.step(), ClockState::Synced);
@@ -316,7 +316,7 @@ fn permanently_slow_reads_are_accepted() {
 fn corrections_of_the_mapping_are_slewed() {
     let mut bench = Bench::new(1_000_000, u64::MAX, 200_000, 0);
     bench.step();
-    // 200 parts per million over 200 ms.
+    // A deviation of 200 parts per million causes an error of 40,000 ns in 200 ms.
     bench.host.advance(Nanos(200_000_000));
     let off = bench.poll(0, &[0]).unwrap();
     let mut before = (bench.now(), bench.last[0]);
@@ -333,12 +333,12 @@ fn corrections_of_the_mapping_are_slewed() {
     assert!(bench.poll(0, &[0]).unwrap() < 1_000);
 }
 
-/// A device's wall clock counts nanoseconds, so the offset must be the system's wall clock minus the device's wall
-/// clock.
+/// The system's and the device's wall clock count nanoseconds. The measured offset must equal the time of the system's
+/// wall clock minus the time of the device's wall clock.
 #[test]
 fn offset_of_a_foreign_wall_clock_is_measured() {
     const EPOCH: u64 = 1_700_000_000 * SECOND;
-    // Ahead by the TAI offset, correct, slightly behind, and far behind.
+    // The device's wall clock is ahead by the TAI offset, correct, slightly behind, or far behind.
     for ahead in [37 * SECOND as i64, 0, -250_000_000, -3_600 * SECOND as i64] {
         let host = HostClock::manual();
         host.advance(Nanos(10_000 * SECOND));
@@ -455,8 +455,9 @@ proptest! {
         prop_assert!(got.abs_diff(exact) <= exact / 1_000_000 + 1, "{got} and not {exact}");
     }
 
-    /// The error of a synced clock is at most half of the duration of a read plus one microsecond per second since the
-    /// last step. This holds for every width, drift, start value and asymmetry of the reads.
+    /// The error of a synced clock is at most the sum of half the duration of a reading, two ticks, 2 ns and one
+    /// thousandth of the time since the last step. This holds for every width, drift and start value of the counter,
+    /// and for every moment of the counter read within a reading.
     #[test]
     fn error_of_a_synced_clock_is_bounded(
         bits in 16u32..=64,
@@ -533,8 +534,8 @@ proptest! {
             bench.poll(0, &[1_000, 0]);
             if bench.step() == ClockState::Synced {
                 let (now, mapping) = (bench.now(), bench.sync.mapping());
-                // The mapping may map recent ticks to a time slightly after `now`, so the limit is a later time than
-                // `now`.
+                // The mapping may map recent ticks to a time slightly after `now`, so the upper limit is `soon`, which
+                // is later than `now`.
                 let soon = Nanos(now + 10_000.min(mapping.timebase.period().0 / 4));
                 let off = mapping.host(bench.ticks(now - 500), soon).0.abs_diff(now - 500);
                 prop_assert!(off <= mapping.error.0 + 1_000, "{off} ns: {:?}", bench.sync);

@@ -41,7 +41,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// Checks the parameters against a device, for queue pairs of type `kind`.
+    /// Checks the parameters against a device, and creates a connector for queue pairs of type `kind`.
     ///
     /// # Errors
     /// Same as [`EndpointParameters::resolve`].

@@ -34,8 +34,8 @@ impl Sum {
     }
 
     /// Subtracts a 16-bit field that was added, such as the old checksum. Subtraction is faster than first writing a
-    /// zero into the packet, because a wider load after such a store stalls. At least one added value that is not 0
-    /// must remain in the sum.
+    /// zero into the packet, because a wider load after such a store stalls. After the subtraction, the sum must still
+    /// contain at least one value that is not 0.
     #[inline]
     #[must_use]
     pub fn without(self, value: u16) -> Self {
@@ -92,10 +92,9 @@ pub fn header_checksum_ok(header: &[u8; 20]) -> bool {
     let (sum, carry) = first.overflowing_add(second);
     let (sum, again) = sum.overflowing_add(u64::from(tail) + u64::from(carry));
     let sum = sum + u64::from(again);
-    // Multiply a number by the inverse of an odd divisor modulo 2^64. The number is a multiple of the divisor if and
-    // only if the product is at most (2^64 - 1) / divisor. Here, QUOTIENT is (2^64 - 1) / 65,535. The product of 65,535
-    // and QUOTIENT is therefore -1 modulo 2^64, so the inverse of 65,535 is -QUOTIENT. The subtraction of 1 excludes
-    // the sum 0.
+    // A test for divisibility by 65,535: multiply the sum by the inverse (modulo 2^64) of 65,535. The sum is a multiple
+    // of 65,535 if and only if the product is at most QUOTIENT, which is (2^64 - 1) / 65,535. The product of 65,535 and
+    // QUOTIENT is -1 modulo 2^64, so the inverse of 65,535 is -QUOTIENT. The subtraction of 1 excludes the sum 0.
     const QUOTIENT: u64 = u64::MAX / 65_535;
     sum.wrapping_mul(QUOTIENT.wrapping_neg()).wrapping_sub(1) < QUOTIENT
 }
@@ -211,7 +210,7 @@ mod tests {
         }
 
         #[test]
-        fn without_equals_zeroing_the_field(bytes in prop::collection::vec(any::<u8>(), 4..60), at in 1usize..30) {
+        fn subtraction_equals_zeroing_the_field(bytes in prop::collection::vec(any::<u8>(), 4..60), at in 1usize..30) {
             let mut bytes = bytes;
             bytes[0] |= 1;
             let at = (at * 2).min((bytes.len() - 2) & !1);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn fragment_without_offset_and_more_flag_is_atomic() {
+    fn fragment_with_zero_offset_and_no_more_fragments_is_atomic() {
         let fragment = |word: u16| {
             let [a, b] = word.to_be_bytes();
             *Fragment::view(&[17, 0, a, b, 0, 0, 0, 1]).unwrap()

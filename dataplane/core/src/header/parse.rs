@@ -255,13 +255,12 @@ pub fn verify_ipv4_checksum(frame: &[u8], found: &Dissection) -> Result<(), Malf
     }
 }
 
-/// Returns the sum of the pseudo header of a TCP or UDP packet, and the header and data that follow it in the checksum.
-/// Takes the result of [`dissect`]. The sum of both parts includes the checksum field, so [`Sum::checksum`] returns 0 if
-/// the checksum is correct.
+/// Returns the two parts that the checksum of a TCP or UDP packet covers: the sum of the pseudo header, and the bytes
+/// of the TCP or UDP header and data. `found` is the result of [`dissect`]. The bytes include the checksum field. If
+/// the checksum is correct, [`Sum::checksum`] of the sum of both parts is 0.
 ///
-/// Returns `None` for a packet without a checksum, or whose checksum these bytes alone do not give: other protocols,
-/// fragments, packets with IPv6 extension headers, a UDP checksum of 0, and a UDP length below the length of the IP
-/// payload.
+/// Returns `None` in all other cases: other protocols, fragments, packets with IPv6 extension headers, a UDP checksum
+/// of 0 (no checksum), and a UDP length that differs from the length of the IP payload.
 #[inline]
 pub fn checksummed<'f>(frame: &'f [u8], found: &Dissection) -> Option<(Sum, &'f [u8])> {
     /// The offsets of the length and the checksum in a UDP header.

@@ -151,7 +151,7 @@ impl Contract {
     }
 
     /// Sets the parts of the receive information that the stage reads with [`Packet::received`]. The device may refuse
-    /// parts of it.
+    /// some of these parts.
     #[must_use]
     pub const fn receives(self, receives: RecvFields) -> Self {
         Self { receives, ..self }
@@ -185,9 +185,9 @@ pub trait Generator {
     /// Generates packets with [`Batch::generate`]. The worker calls this method after every [`Stage::tick`], with an
     /// empty batch.
     ///
-    /// Like packets from [`Stage::process`], generated packets leave the stage by their labels. Generated packets count
-    /// as received on the first port, or on the port given to [`Batch::set_ingress`]. Like [`Stage::process`], this
-    /// method runs on the worker.
+    /// As in [`Stage::process`], the stage decides for each generated packet whether the packet goes to the next stage,
+    /// goes to an output or is dropped. Generated packets count as received on the first port, or on the port given to
+    /// [`Batch::set_ingress`]. Like [`Stage::process`], this method runs on the worker.
     ///
     /// [`Stage::tick`]: super::Stage::tick
     /// [`Stage::process`]: super::Stage::process

@@ -1,4 +1,5 @@
-//! Facts about packets, which stages set and need.
+//! Facts: known properties of packets. A stage can set facts, and can need facts that earlier stages or the device have
+//! set.
 
 use bitflags::bitflags;
 

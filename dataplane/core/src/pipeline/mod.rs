@@ -1,9 +1,10 @@
 //! Stages, and the graph that connects them.
 //!
-//! A [`Stage`] processes a batch and labels packets. The graph then moves the packets. A packet without a label goes to
-//! the next stage. If no packet of a batch is labelled, the graph moves the whole batch at once. A stage declares which
-//! [`Facts`] (known properties of a packet) it needs and sets. [`Program::check`] verifies that every stage gets the
-//! facts that it needs.
+//! A [`Stage`] processes a batch and labels packets. A label is the decision of the stage about a packet, such as an
+//! output or a drop reason. The graph then moves the packets. A packet without a label goes to the next stage. If no
+//! packet of a batch is labelled, the graph moves the whole batch at once. A stage declares which [`Facts`] (known
+//! properties of a packet) it needs and sets. [`Program::check`] verifies that every stage gets the facts that it
+//! needs.
 
 mod context;
 mod contract;

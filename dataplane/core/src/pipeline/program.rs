@@ -152,11 +152,11 @@ impl Program {
         sent.into_iter().map(|sent| sent == Some(true)).collect()
     }
 
-    /// Lets stages leave their checksums to the devices of ports. `computes` has an entry for each port: whether its
-    /// device computes the checksums of sent packets. Returns the names of the stages.
+    /// Lets stages leave the computation of checksums to the devices of ports. `computes` has an entry for each port:
+    /// whether the device of the port computes the checksums of sent packets. Returns the names of these stages.
     pub fn leave_checksums(&mut self, computes: &[bool]) -> Vec<String> {
-        // Whether every packet that enters the stage reaches a device that computes checksums, and no stage on the way
-        // reads or changes its checksums.
+        // For each stage: whether every packet that enters the stage reaches a device that computes checksums, and no
+        // stage on the way reads or changes the checksums of the packet.
         let mut leads_to_device = vec![false; self.nodes.len()];
         let mut left = Vec::new();
         for place in (0..self.nodes.len()).rev() {

@@ -174,7 +174,7 @@ impl<'a> Setup<'a> {
     /// allocation. `dataplane check` prints the memory of each stage.
     ///
     /// # Errors
-    /// Fails if the stages need more memory than the host has available. The problem is at `key`, with the help text
+    /// Fails if the stages need more memory than the host has available. The problem is at `key`, and its help text is
     /// `less`.
     pub fn reserve(&mut self, bytes: u64, key: &str, less: &str) -> Result<(), Problem> {
         let before: u64 = self.memory.stages.values().sum();
@@ -393,7 +393,7 @@ impl Files {
         self.note(path, what, false)
     }
 
-    /// Records a file that is written. The same user may record it several times.
+    /// Records a file that is written. The same user may record the file several times.
     ///
     /// # Errors
     /// Fails if the file already has a conflicting use. The error names this use.

@@ -21,8 +21,8 @@ pub struct CostReport {
 
 /// The costs of the parts, by index. Recording does not allocate.
 ///
-/// Loops with a similar cost per packet are summed in one class. A report can therefore exclude whole loops, so that
-/// the costs of the parts still add up to the total.
+/// Loops with a similar cost per packet are summed in one class. A report excludes whole loops, not single parts of a
+/// loop. The costs of the parts therefore still add up to the total.
 #[derive(Clone, Debug)]
 pub struct Costs {
     /// For each class of loops, one sum for each part and one sum for the total.
@@ -38,9 +38,9 @@ struct PartSum {
     bursts: u64,
 }
 
-/// The binary logarithm of the number of classes for each doubling of the ticks per packet.
+/// From 2^`STEPS` ticks per packet, the class index rises by 2^`STEPS` whenever the ticks per packet double.
 const STEPS: u32 = 3;
-/// The maximum cost in ticks per packet. Slower loops count as this cost.
+/// The maximum cost in ticks per packet. A loop with a higher cost counts as a loop with this cost.
 const MAX_TICKS: u64 = (1 << 36) - 1;
 /// A report excludes the slowest loops: one in `EXCLUDED_ONE_IN`. Timer interrupts and other programs on the core slow
 /// down fewer than one loop in `EXCLUDED_ONE_IN`.
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn part_that_only_an_excluded_loop_used_is_reported() {
+    fn part_that_occurs_only_in_excluded_loops_is_reported() {
         let mut costs = Costs::new(2);
         costs.record(1, &[(10, 1), (0, 0)]);
         assert_eq!(costs.report(NAMES, 1.0).iter().map(|cost| cost.ticks).collect::<Vec<_>>(), [10.0, 10.0]);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn add_and_since_match_the_recorded_loops() {
+    fn sums_and_differences_match_the_recorded_loops() {
         let (mut costs, mut other) = (Costs::new(2), Costs::new(2));
         for ticks in [320, 640, 1_000_000] {
             costs.record(32, &[(ticks, 32), (0, 0)]);

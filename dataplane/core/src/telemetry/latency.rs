@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn report_names_the_clock_or_mixed() {
+    fn report_has_the_source_mixed_if_packets_were_measured_by_different_clocks() {
         let (ticks, software) = (ClockSource::DeviceTicks, ClockSource::Software);
         let mut latency = Latency::new();
         assert_eq!(latency.report().source, ClockSource::None);

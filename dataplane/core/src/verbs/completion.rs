@@ -247,8 +247,8 @@ pub struct Completions {
     /// requires that the completion queue has only one queue pair. If `in_order` is set, `wr_id` is not filled in, and
     /// only the first entry of `ticks` is valid.
     pub in_order: bool,
-    /// Whether `info` is valid. The completion queue sets this flag only if one of [`PollFields::RECV_INFO`] was
-    /// granted. `info` may be valid together with `in_order`.
+    /// Whether `info` is valid. The completion queue sets this flag only if at least one of the fields in
+    /// [`PollFields::RECV_INFO`] was granted. `info` may be valid together with `in_order`.
     pub has_info: bool,
     /// The `wr_id` of each request.
     pub wr_id: [u64; RUN],

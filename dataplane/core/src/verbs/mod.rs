@@ -86,7 +86,7 @@ pub trait Provider: 'static {
 ///
 /// # Safety
 /// [`Device::alloc_pd`] returns a new protection domain: no registration of another domain is valid in the new domain.
-#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+#[allow(unsafe_code, reason = "safe code of higher layers relies on the guarantees of an implementation")]
 pub unsafe trait Device: Clone + Send + Sync + 'static {
     /// The device's protection domains.
     type Pd: ProtectionDomain<Cq = Self::Cq>;
@@ -225,7 +225,7 @@ pub trait CompletionChannel: Clone + Send + Sync + 'static {
 /// registration returns this region. A registration holds its [`Region`], so the memory stays mapped while the device
 /// may access it. The device resolves every key, from a request or from a peer, in the protection domain of the queue
 /// pair. The device accesses only the registered part, and only as the access rights allow.
-#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+#[allow(unsafe_code, reason = "safe code of higher layers relies on the guarantees of an implementation")]
 pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
     /// The domain's memory regions. Each memory region holds its [`Region`], so registered memory is never unmapped.
     type Mr: MemoryRegion;
@@ -327,7 +327,7 @@ pub(crate) fn check_registered(mr: &impl MemoryRegion, region: &Arc<Region>, dev
 /// # Safety
 /// [`MemoryRegion::region`] returns the region that was registered, for every clone and as long as the registration
 /// exists.
-#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+#[allow(unsafe_code, reason = "safe code of higher layers relies on the guarantees of an implementation")]
 pub unsafe trait MemoryRegion: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns the local key, which scatter/gather elements use.
     fn lkey(&self) -> Lkey;
@@ -363,7 +363,7 @@ pub trait AddressHandle: Clone + fmt::Debug + Send + Sync + 'static {
 ///
 /// [`CompletionQueue::poll_run`] returns at most `limit` completions. The function fills in all arrays that the flags
 /// of the run mark as valid.
-#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+#[allow(unsafe_code, reason = "safe code of higher layers relies on the guarantees of an implementation")]
 pub unsafe trait CompletionQueue: Send {
     /// The cursor over completions. Dropping the cursor ends the poll.
     type Cursor<'cq>: Cursor
@@ -425,7 +425,7 @@ pub unsafe trait CompletionQueue: Send {
 /// # Safety
 /// The device writes only the memory of accepted receives. The device writes no memory after the queue and all its
 /// queue pairs are dropped. [`PostError::accepted`] counts all receives that the device may write.
-#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+#[allow(unsafe_code, reason = "safe code of higher layers relies on the guarantees of an implementation")]
 pub unsafe trait SharedReceiveQueue: Clone + Send {
     /// Returns the queue's number, which asynchronous events use.
     fn number(&self) -> u32;
@@ -473,7 +473,7 @@ pub unsafe trait SharedReceiveQueue: Clone + Send {
 ///
 /// After a change to RESET, a successful [`QueuePair::destroy`] or a drop, the device accesses no memory of the
 /// requests that were posted before. A queue pair that cannot be destroyed when it is dropped keeps its registrations.
-#[allow(unsafe_code, reason = "safe code above relies on what an implementation promises")]
+#[allow(unsafe_code, reason = "safe code of higher layers relies on the guarantees of an implementation")]
 pub unsafe trait QueuePair: Send {
     /// The memory regions that requests refer to.
     type Mr: MemoryRegion;
@@ -491,8 +491,9 @@ pub unsafe trait QueuePair: Send {
     /// Returns the granted sizes, which are at least the requested sizes.
     fn caps(&self) -> QpCaps;
 
-    /// Returns the number of the work queue that receives for the queue pair, which asynchronous events use. `None` if
-    /// the queue pair receives itself. Only the queue pairs of a raw-packet port with several queues have work queues.
+    /// Returns the number of the work queue that receives for the queue pair. Asynchronous events of the work queue
+    /// contain this number. `None` if the queue pair has its own receive queue. Only the queue pairs of a raw-packet
+    /// port with several queues have work queues.
     fn work_queue(&self) -> Option<u32> {
         None
     }

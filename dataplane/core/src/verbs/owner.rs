@@ -26,7 +26,7 @@ fn number_thread(number: &Cell<u64>) -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     number.set(NEXT.fetch_add(1, Ordering::Relaxed));
     running().insert(number.get());
-    // A thread that is already ending never counts as ended.
+    // If this thread is already ending, nothing removes its number, and the thread never counts as ended.
     let _ = END.try_with(|end| end.0.set(number.get()));
     number.get()
 }

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn check_sequence_is_the_crc_of_ieee_802_3() {
+    fn frame_check_sequence_is_the_crc_of_ieee_802_3() {
         // The check value of CRC-32/ISO-HDLC.
         assert_eq!(check_sequence(b"123456789"), 0xcbf4_3926_u32.to_le_bytes());
     }

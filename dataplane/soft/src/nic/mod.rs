@@ -117,8 +117,8 @@ pub(super) struct Receiving {
 }
 
 impl Receiving {
-    /// Returns `None` if frames are received unchanged and without receive information. `fields` are the fields of the
-    /// completion queue for receives.
+    /// Returns `None` if frames are received unchanged and without receive information. `fields` are the completion
+    /// fields that were granted to the receive completion queue.
     pub(super) fn new(settings: &RawSettings, fields: PollFields, max_frame: usize) -> Option<Box<Self>> {
         let table = flow::FlowTable::new(&settings.spec.rules);
         let receive = settings.spec.receive;

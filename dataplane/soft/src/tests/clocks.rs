@@ -230,7 +230,7 @@ fn counter_without_frequency_gives_no_device_stamps() {
 }
 
 #[test]
-fn wall_clock_may_be_ahead_of_the_system() {
+fn wall_clock_of_the_device_may_be_ahead_of_the_system_clock() {
     let plan = Plan { fields: PollFields::STANDARD | PollFields::WALLCLOCK, ..Plan::default() };
     let mut rig = Rig::with(SoftSpec { wall_ahead: 37, ..reflecting() }, plan).ready();
     rig.clock.advance(Nanos(1_000));

@@ -3,7 +3,7 @@
 use super::ends::*;
 use super::*;
 
-/// Returns whether the completion has each of the fields that only some completions have.
+/// Returns, for each optional field of a completion, whether `it` has the field.
 fn present(it: &Completion) -> [bool; 10] {
     [
         it.byte_len().is_some(),
@@ -26,7 +26,7 @@ fn fields(names: &[&str]) -> [bool; 10] {
 }
 
 #[test]
-fn connected_completions_have_only_their_fields() {
+fn completions_of_connected_queue_pairs_have_no_datagram_fields() {
     for kind in [QpType::Rc, QpType::Uc] {
         let (mut a, mut b) = Ends::of(Profile::Spec, kind).connected();
         let (into, from) = ([b.sge(0, 100)], [a.sge(0, 20)]);
@@ -59,7 +59,7 @@ fn datagram_completions_name_their_sender() {
 }
 
 #[test]
-fn raw_completions_have_only_their_fields() {
+fn completions_of_raw_packet_queue_pairs_have_no_datagram_fields() {
     let plan = Plan { fields: PollFields::all(), ..Plan::default() };
     let mut rig = Rig::with(reflecting(), plan).ready();
     rig.post_recv_run(&[5]).unwrap();

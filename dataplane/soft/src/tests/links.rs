@@ -66,7 +66,7 @@ fn flows_are_spread_over_queues_and_keep_their_order() {
 }
 
 #[test]
-fn linked_threads_lose_nothing_if_the_receiver_keeps_up() {
+fn threads_at_the_ends_of_a_cable_lose_no_frame_if_the_receiver_keeps_up() {
     let (mut sender, mut receivers) = pair(1);
     let receiver = receivers.pop().unwrap();
     let count = 2_000u32;

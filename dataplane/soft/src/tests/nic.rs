@@ -188,7 +188,7 @@ fn stripped_tag_is_in_the_receive_information() {
 }
 
 #[test]
-fn check_sequence_follows_the_frame() {
+fn delivered_frame_ends_with_its_frame_check_sequence() {
     let receive = RawReceive { scatter_fcs: true, ..RawReceive::default() };
     let mut rig = rig(&[], RawSpec { receive, ..RawSpec::default() });
     let mut frame = vec![0; 14];

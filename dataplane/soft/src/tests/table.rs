@@ -224,7 +224,7 @@ fn atomics_require_eight_aligned_bytes() {
 }
 
 #[test]
-fn retries_end_without_a_receive_or_a_peer() {
+fn send_fails_after_its_retries_if_the_peer_has_no_receive_or_is_unreachable() {
     both(|profile| {
         let (mut a, b) = Ends::of(profile, QpType::Rc).connected();
         let sge = [a.sge(0, 8)];
@@ -365,8 +365,9 @@ fn unreliable_connection_reports_no_errors_to_the_sender() {
 
 #[test]
 fn incomplete_message_returns_its_receive() {
-    // Random packets are lost. A message with a missing part is dropped completely, and the next message uses its
-    // receive. With the standard profile, a receive of a shared receive queue completes with an error instead.
+    // Random packets are lost. A message with a missing part is dropped completely, and the next message uses the
+    // receive of the dropped message. With the standard profile, a receive of a shared receive queue completes with an
+    // error instead.
     let lossy = |seed| FaultSpec { seed, loss: 0.3, ..FaultSpec::default() };
     both(|profile| {
         for shared in [false, true] {

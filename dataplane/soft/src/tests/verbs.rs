@@ -201,7 +201,7 @@ fn keys_are_checked_for_sends_and_receives() {
         let mut rig = Rig::new(reflecting()).ready();
         let sge = invalidate(&rig, rig.sge(1, 60));
         rig.post_send(1, &[sge], SendFlags::empty()).unwrap();
-        assert_eq!(rig.sent(), [(1, LocProtErr)], "{what}: a failed unsignalled send completes");
+        assert_eq!(rig.sent(), [(1, LocProtErr)], "{what}: a failed send has a completion, even if it is unsignalled");
         assert_eq!(rig.qp.state(), QpState::Err);
 
         let mut rig = Rig::new(reflecting()).ready();

@@ -228,7 +228,7 @@ impl<D: Device> DataPath<D> {
         batch.forget();
     }
 
-    /// Returns whether it is time to poll for completed sends. Call it once per loop.
+    /// Returns whether it is time to poll for completed sends. Call this function once per loop.
     #[inline]
     pub(super) fn is_reap_due(&mut self) -> bool {
         let (sending, next) = (self.in_flight.len(), self.in_flight.next());
@@ -267,7 +267,7 @@ impl<D: Device> DataPath<D> {
         Ok(n)
     }
 
-    /// Returns whether it is time to post receives. Call it once per loop.
+    /// Returns whether it is time to post receives. Call this function once per loop.
     #[inline]
     pub(super) fn is_refill_due(&mut self) -> bool {
         let received = self.counters.rx;

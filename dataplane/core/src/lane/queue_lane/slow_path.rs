@@ -10,8 +10,8 @@ use crate::mem::{Batch, Desc, Pool, RunSource, SlotState};
 use crate::verbs::{Device, QpState, QueuePair, WcStatus, WrId, WrKind};
 
 impl<D: Device> DataPath<D> {
-    /// Handles the completions of one poll one by one. The lane calls this function if a completion has an error or
-    /// does not match the posted receives. Returns the number of received packets.
+    /// Handles each completion of a poll separately. The lane calls this function if a completion has an error or does
+    /// not match the posted receives. Returns the number of received packets.
     #[cold]
     pub(super) fn sort_receives(
         &mut self,

@@ -136,7 +136,7 @@ fn check_tunnel(outer: &HeaderMatch, tunnel: &TunnelMatch) -> Result<(), FlowErr
     }
 }
 
-/// Adds a field to the list if the rule matches any of the field's bits. `whole` is the mask of the field's bits.
+/// Adds a field to the list if the rule matches any of the field's bits. The field consists of the bits in `whole`.
 fn add<const N: usize>(fields: &mut Vec<MatchedField>, name: &'static str, bits: &Bits<N>, whole: [u8; N]) {
     let mask: [u8; N] = std::array::from_fn(|at| bits.mask()[at] & whole[at]);
     if mask != [0; N] {

@@ -361,7 +361,9 @@ pub enum FlowError {
         wanted: &'static str,
     },
     /// The driver cannot match a header field.
-    #[error("{driver} cannot match {field}; help: remove it from the rule, and select these frames with a stage")]
+    #[error(
+        "{driver} cannot match {field}; help: remove this field from the rule, and select these frames with a stage"
+    )]
     Unmatched {
         /// The name of the driver.
         driver: &'static str,

@@ -159,8 +159,9 @@ pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
     if scatter_fcs { received.saturating_sub(FCS) } else { received }
 }
 
-/// Whether a device with send checksums computes the TCP or UDP checksum of a frame: every frame for which [`checksummed`]
-/// returns a part. The device must not change the checksums of other frames. The stages keep such checksums correct.
+/// Whether a device with send checksums computes the TCP or UDP checksum of this frame. The device computes the
+/// checksum of every frame for which [`checksummed`] returns a result, and must not change the checksums of other
+/// frames. The stages keep the checksums of these other frames correct.
 pub fn has_whole_checksum(frame: &[u8]) -> bool {
     dissect(frame).is_ok_and(|found| checksummed(frame, &found).is_some())
 }

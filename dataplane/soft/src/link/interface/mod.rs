@@ -364,7 +364,8 @@ mod tests {
 
     #[test]
     fn permission_error_names_the_capability() {
-        let error = refused("eth0", "an AF_PACKET socket", "CAP_NET_RAW", &io::Error::from_raw_os_error(libc::EPERM));
+        let error =
+            refused("eth0", "opening an AF_PACKET socket", "CAP_NET_RAW", &io::Error::from_raw_os_error(libc::EPERM));
         let error = error.to_string();
         assert!(
             error.contains("give the program CAP_NET_RAW") && error.contains("`setcap cap_net_raw+ep PROGRAM`"),

@@ -55,7 +55,7 @@ pub(crate) struct Packets {
 
 #[derive(Debug)]
 struct PacketState {
-    /// The interface to whose index the sockets are bound, with its properties at the last check that found the
+    /// The interface that the sockets are bound to, by index. The properties are from the last check that found the
     /// interface.
     interface: Interface,
     /// Whether the interface was deleted since the sockets were bound. A new interface may get the same index.

@@ -108,7 +108,7 @@ impl PacketSocket {
         by_nic: bool,
         group: Option<&mut Option<u16>>,
     ) -> Result<Self, (&'static str, io::Error)> {
-        let receiver = packet_socket().map_err(|error| ("an AF_PACKET socket", error))?;
+        let receiver = packet_socket().map_err(|error| ("opening an AF_PACKET socket", error))?;
         let set = |option, value: libc::c_int, what| {
             set_option(&receiver, libc::SOL_PACKET, option, &value).map_err(|error| (what, error))
         };
@@ -130,11 +130,11 @@ impl PacketSocket {
             tp_frame_nr: frames as u32,
         };
         set_option(&receiver, libc::SOL_PACKET, libc::PACKET_RX_RING, &request)
-            .map_err(|error| ("the ring of the AF_PACKET socket", error))?;
+            .map_err(|error| ("creating the ring of the AF_PACKET socket", error))?;
         let map = MmapOptions::new()
             .len(stride * frames)
             .map_raw(&receiver)
-            .map_err(|error| ("the ring of the AF_PACKET socket", error))?;
+            .map_err(|error| ("creating the ring of the AF_PACKET socket", error))?;
         if spec.promiscuous {
             let member = libc::packet_mreq {
                 mr_ifindex: index as libc::c_int,
@@ -143,13 +143,13 @@ impl PacketSocket {
                 mr_address: [0; 8],
             };
             let member = set_option(&receiver, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member);
-            member.map_err(|error| ("promiscuous mode", error))?;
+            member.map_err(|error| ("setting promiscuous mode", error))?;
         }
         bind(&receiver, index, libc::ETH_P_ALL as u16).map_err(|error| ("bind", error))?;
         if let Some(group) = group {
             join(&receiver, group, spec.outgoing).map_err(|error| ("PACKET_FANOUT", error))?;
         }
-        let sender = packet_socket().map_err(|error| ("an AF_PACKET socket", error))?;
+        let sender = packet_socket().map_err(|error| ("opening an AF_PACKET socket", error))?;
         if spec.qdisc_bypass {
             let bypass: libc::c_int = 1;
             set_option(&sender, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, &bypass)

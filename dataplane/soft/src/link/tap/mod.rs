@@ -81,7 +81,8 @@ impl Tap {
     /// Fails with a suggested fix if the kernel refuses an operation.
     pub(super) fn open(spec: &TapSpec, device_mtu: u32, stamped: bool) -> Result<Self> {
         let refusal = |what: &str, error: &io::Error| refused(&spec.name, what, "CAP_NET_ADMIN", error);
-        let was_there = Interface::find(&spec.name).map_err(|error| refusal("a TAP", &error))?.is_some();
+        let was_there =
+            Interface::find(&spec.name).map_err(|error| refusal("looking up the interface", &error))?.is_some();
         let first = attach(&spec.name).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
                 Error::Wire(format!("{DEVICE}: {error}; help: `modprobe tun`, or give the container this device"))
@@ -90,7 +91,7 @@ impl Tap {
                 "interface `{}` is not a TAP; help: choose the name of a TAP, or a new name to create a TAP",
                 spec.name
             )),
-            _ => refusal("a TAP", &error),
+            _ => refusal("opening the TAP", &error),
         })?;
         let mtu = spec.mtu.or_else(|| (!was_there).then_some(device_mtu));
         let index = configure(spec, mtu)
@@ -133,7 +134,9 @@ impl Tap {
         state.ends.retain(|end| end.strong_count() > 0);
         let ends: Vec<_> = state.ends.iter().filter_map(Weak::upgrade).collect();
         let attached: io::Result<Vec<_>> = ends.iter().map(|_| attach(&self.spec.name).map(Arc::new)).collect();
-        let attached = attached.inspect_err(|error| tracing::warn!("{}: a TAP: {error}", self.spec.name))?;
+        let attached = attached.inspect_err(|error| {
+            tracing::warn!("interface `{}`: cannot attach to the recreated TAP: {error}", self.spec.name)
+        })?;
         state.spare.clear();
         state.queues = attached.iter().map(Arc::downgrade).collect();
         ends.iter().zip(attached).for_each(|(end, queue)| end.put(queue));
@@ -153,7 +156,7 @@ impl Tap {
                          [runtime], or create the TAP with `ip tuntap add {0} mode tap multi_queue`",
                         self.spec.name
                     )),
-                    _ => refused(&self.spec.name, "a queue of the TAP", "CAP_NET_ADMIN", &error),
+                    _ => refused(&self.spec.name, "opening a queue of the TAP", "CAP_NET_ADMIN", &error),
                 };
                 tracing::error!("{error}");
                 libc::EBUSY

@@ -24,7 +24,7 @@ fn programs(link: Option<(Mode, Copying)>, case: &LinkCase<'_>) -> Vec<Finding> 
     if let Some(XdpProgram { program, link: held }) = facts.xdp.program {
         let what = format!("the interface already has an XDP program (id {program})");
         let fix = match held {
-            Some(held) => format!("bpftool link detach id {held}, or end the process that holds it"),
+            Some(held) => format!("bpftool link detach id {held}, or end the process that holds this bpf_link"),
             None => format!("ip link set dev {name} xdp off (in generic mode: xdpgeneric off)"),
         };
         let severity = if link.is_some() { Severity::Fails } else { Severity::Slow };

@@ -337,7 +337,7 @@ impl Xdp {
                 )
             }
             ("socket", Some(libc::EPERM)) => {
-                format!("interface `{name}`: an AF_XDP socket: {error}; help: {}", needs("cap_net_raw"))
+                format!("interface `{name}`: opening an AF_XDP socket: {error}; help: {}", needs("cap_net_raw"))
             }
             ("XDP_UMEM_REG", Some(libc::ENOBUFS)) => format!(
                 "interface `{name}`: the limit on locked memory is too low for the packet memory; help: `ulimit -l \
