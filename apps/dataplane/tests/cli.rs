@@ -631,7 +631,7 @@ fn explain_shows_the_packets_before_damage() {
     let count = json(&out).as_array().unwrap().len();
     assert!(count > 0);
     assert!(
-        err.contains("damaged at byte") && err.contains(&format!("the {count} packets before the damage")),
+        err.contains("damaged at byte") && err.contains(&format!("all packets before the damage are shown: {count}")),
         "{err}"
     );
 

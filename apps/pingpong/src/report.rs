@@ -89,14 +89,14 @@ fn verdict(plan: &Plan, outcome: &Outcome) -> Option<String> {
     if outcome.wrong_size > 0 {
         let count = outcome.wrong_size;
         return Some(format!(
-            "{count} messages were not {} bytes long; help: set the same --size on both sides",
+            "received messages with a length other than {} bytes: {count}; help: set the same --size on both sides",
             plan.size
         ));
     }
     let found = outcome.findings.as_ref().filter(|findings| findings.are_bad(plan.kind != Type::Ud))?;
     let hint = if found.good == 0 { "; help: use --check on both sides" } else { "" };
     let Findings { lost, duplicated, reordered, corrupt, .. } = found;
-    Some(format!("{lost} messages lost, {duplicated} duplicated, {reordered} reordered, {corrupt} corrupt{hint}"))
+    Some(format!("messages: {lost} lost, {duplicated} duplicated, {reordered} reordered, {corrupt} corrupt{hint}"))
 }
 
 impl fmt::Display for Report {

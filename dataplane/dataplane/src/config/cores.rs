@@ -153,7 +153,7 @@ impl CorePlacement<'_, '_> {
         let usable: Vec<CoreId> =
             self.topology.allowed().filter(|core| near(Some(core.node))).map(|core| core.id).collect();
         let list = Topology::list(usable.iter().copied());
-        let none = "extend the affinity mask to a core of that node, or use a device on another node";
+        let none = "extend the affinity mask to a core on the node of a port, or use a device on another node";
         if let Workers::Cores(_) = self.workers {
             let help =
                 if usable.is_empty() { none.to_owned() } else { format!("use cores on the node of a port: {list}") };

@@ -229,7 +229,7 @@ impl Override<'_, '_> {
                 let message = format!("there is no `{what}` with the name or index `{name}`");
                 let names: Vec<String> = into.iter().filter_map(name_of).collect();
                 let names = suggest("names", name, &names.iter().map(String::as_str).collect::<Vec<_>>());
-                let help = format!("indices start at 0, and the array has {} elements; {names}", into.len());
+                let help = format!("indices start at 0, and the length of the array is {}; {names}", into.len());
                 self.diagnostics.push(Mistake::error(key.span(), message).help(help));
                 continue;
             };

@@ -104,14 +104,18 @@ impl Worker {
                     let hex: String = data[..shown].iter().map(|byte| format!("{byte:02x}")).collect();
                     format!("; first packet ({shown} of {} bytes): {hex}", data.len())
                 });
-                format!("stage `{stage}` panicked with {} packets: {}{first}", batch.len(), panic_message(panic))
+                format!(
+                    "stage `{stage}` panicked (packets in the batch: {}): {}{first}",
+                    batch.len(),
+                    panic_message(panic)
+                )
             }
             None => format!("panicked: {}", panic_message(panic)),
         };
         // A lane that was interrupted may panic again. Its buffers are then lost too.
         let drained = catch_unwind(AssertUnwindSafe(|| self.drain()));
         let lost = self.pool.layout().count() as usize - self.pool.available();
-        message += &format!("; {lost} buffers are lost");
+        message += &format!("; lost buffers: {lost}");
         if drained.is_err() {
             message += ", because a port could not be drained";
         }

@@ -94,7 +94,7 @@ fn distant_placement_is_a_warning() {
             &[("port.wan.numa_node", "3"), ("port.lan.numa_node", "3")],
             &[1],
             "2: the worker cannot run on the node of a port: node 3 (`wan` and 1 other port); extend the affinity mask \
-             to a core of that node, or use a device on another node",
+             to a core on the node of a port, or use a device on another node",
         ),
         (
             &[("port.lan.numa_node", "0")],

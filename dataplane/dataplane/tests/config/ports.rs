@@ -59,7 +59,7 @@ fn invalid_links_and_faults_are_reported() {
             "[\"timestamps\", \"rss\"]",
             &[(
                 18,
-                "`lan` has only one queue without rss, but there are 2 workers",
+                "`lan` refuses rss and therefore has only one queue, but there are 2 workers",
                 "remove \"rss\" from `refuse`, or set workers = 1 in [runtime]",
             )],
         ),

@@ -107,7 +107,7 @@ fn raw_packet_keys_are_refused_on_xdp_links_and_ud_queue_pairs() {
 
 #[test]
 fn invalid_values_are_reported_at_their_location() {
-    let headers = "needs frames = \"matching\", but this rule has another value";
+    let headers = "needs frames = \"matching\", but this rule has another value of `frames`";
     for (keys, message, help) in [
         (
             "flow = []",

@@ -227,15 +227,15 @@ fn panic_of_a_stage_is_reported_with_its_packets_and_lost_buffers() {
     let report = run_with_trap("batch");
     let error = report.workers[1].error.as_deref().unwrap();
     let parts: Vec<&str> = error.split("; ").collect();
-    assert!(parts[0].starts_with("worker 1 stopped: stage `trap` panicked with "), "{error}");
-    assert!(parts[0].ends_with(" packets: panic of the test"), "{error}");
+    assert!(parts[0].starts_with("worker 1 stopped: stage `trap` panicked (packets in the batch: "), "{error}");
+    assert!(parts[0].ends_with("): panic of the test"), "{error}");
     // A generated frame starts with its destination MAC address. Its EtherType is IPv4.
     let bytes = parts[1].strip_prefix("first packet (64 of 100 bytes): ").unwrap();
     assert_eq!((bytes.len(), &bytes[24..28]), (128, "0800"), "{error}");
     let [good, bad] = &report.workers[..] else { panic!("{report}") };
     assert!(bad.slots_missing > 0 && good.slots_missing == 0, "{report}");
-    assert_eq!(parts[2], format!("{} buffers are lost", bad.slots_missing));
-    assert!(parts[0].contains(&format!("with {} packets", bad.slots_missing)), "{error}");
+    assert_eq!(parts[2], format!("lost buffers: {}", bad.slots_missing));
+    assert!(parts[0].contains(&format!("(packets in the batch: {})", bad.slots_missing)), "{error}");
     // Four batches of the worker went through the stage before the panic.
     assert!(bad.ledger.tx > 0 && bad.ledger.held == bad.slots_missing && bad.ledger.unaccounted == 0, "{report}");
     assert!(report.errors.iter().any(|text| text == error) && !report.is_good(), "{report}");
@@ -245,7 +245,8 @@ fn panic_of_a_stage_is_reported_with_its_packets_and_lost_buffers() {
 fn panic_in_housekeeping_names_the_stage_and_loses_no_packet() {
     let report = run_with_trap("tick");
     let error = report.workers[1].error.as_deref().unwrap();
-    let expected = "worker 1 stopped: stage `trap` panicked with 0 packets: panic of the test; 0 buffers are lost";
+    let expected =
+        "worker 1 stopped: stage `trap` panicked (packets in the batch: 0): panic of the test; lost buffers: 0";
     assert_eq!(error, expected);
     assert_eq!((report.ledger.unaccounted, report.ledger.held), (0, 0), "{report}");
 }

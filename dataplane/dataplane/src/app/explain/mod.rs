@@ -82,7 +82,7 @@ pub(super) fn explain(registry: &Registry, args: &args::Explain) -> Result<(), C
     }
     match &capture.damage {
         Some(damage) if count == capture.len() => Err(named(&format!(
-            "damaged at byte {}: {} (the {count} packets before the damage are shown)",
+            "damaged at byte {}: {} (all packets before the damage are shown: {count})",
             damage.offset, damage.reason
         ))),
         _ => Ok(()),

@@ -343,7 +343,8 @@ pub(super) fn spread(loaded: &Loaded<'_>, ports: &[Option<PortPlan>], workers: u
         let Some(port) = plan.as_ref().filter(|port| port.config.qp == Qp::RawPacket) else { continue };
         let name = &port.config.name;
         if let Some(at) = port.config.refuse.iter().position(|refused| *refused == Capability::Rss) {
-            let message = format!("`{name}` has only one queue without rss, but there are {workers} workers");
+            let message =
+                format!("`{name}` refuses rss and therefore has only one queue, but there are {workers} workers");
             let mistake = Mistake::error(loaded.locate(&format!("port[{index}].refuse[{at}]")), message);
             diagnostics.push(mistake.help("remove \"rss\" from `refuse`, or set workers = 1 in [runtime]"));
         }

@@ -68,7 +68,8 @@ impl RawChecker<'_, '_> {
                 ("dont_trap", flow.dont_trap),
             ];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
-                let message = format!("`{key}` needs frames = \"matching\", but this rule has another value");
+                let message =
+                    format!("`{key}` needs frames = \"matching\", but this rule has another value of `frames`");
                 self.error(&format!("{path}.{key}"), message, "remove the key, or remove `frames`");
             }
             return;
