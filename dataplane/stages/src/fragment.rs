@@ -228,8 +228,8 @@ fn rewrite(datagram: &mut [u8], length: usize, field: u16) {
     let _ = write_checksum(datagram);
 }
 
-/// Overwrites the options without the copied flag with no-operation options. Only the first fragment keeps these
-/// options (RFC 791, section 3.1).
+/// Overwrites each option whose copied flag is clear with no-operation options. Only the first fragment keeps options
+/// whose copied flag is clear (RFC 791, section 3.1).
 fn blank_options(mut options: &mut [u8]) {
     const END: u8 = 0;
     const NOTHING: u8 = 1;

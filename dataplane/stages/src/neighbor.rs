@@ -473,8 +473,8 @@ impl Live {
             0 => destination(&packet).map_or(0, |key| (key.address as u64 ^ (key.address >> 64) as u64) as u32),
             number => number,
         };
-        // Neighbours with the same hash share a limit, so a neighbour may get fewer held packets than the limit, but
-        // never more.
+        // Neighbours with the same hash share a limit, so the stage may hold fewer packets for a neighbour than the
+        // limit, but never more.
         let queue = &mut self.held[(hop.wrapping_mul(0x9e37_79b1) >> 24) as usize % QUEUES];
         if *queue >= MAX_HELD_PER_QUEUE {
             packet.drop(Reason::QueueFull);

@@ -232,7 +232,8 @@ fn store_headers(meta: &mut Meta, found: &Dissection, flow_hash: u32) {
 /// Two odd numbers without a regular pattern: the fractional parts of the square roots of 2 and 3.
 const SEEDS: [u64; 2] = [0x6a09_e667_f3bc_c909, 0xbb67_ae85_84ca_a73b];
 
-/// Returns the flow hash of a packet. The hash covers both endpoints, independent of their order, and the protocol.
+/// Returns the flow hash of a packet. The hash covers the protocol and the two endpoints. The order of the endpoints
+/// does not change the hash.
 #[inline(always)]
 fn flow_hash(frame: &[u8], found: &Dissection) -> u32 {
     let ports = if matches!(found.protocol, protocol::TCP | protocol::UDP)
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn arp_and_other_frames_have_outputs() {
+    fn arp_frames_go_to_output_arp_and_unknown_frames_to_output_other() {
         let arp = parse(&frame().arp(1, ([1; 6].into(), [1; 4].into()), ([0; 6].into(), [2; 4].into())).build());
         assert_eq!((arp.fate, arp.meta.flags), (Fate::Output("arp".to_owned()), MetaFlags::ARP));
         let lldp = parse(&frame().ether_type(0x88cc).payload(b"lldp").build());

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn every_of_zero_is_refused() {
+    fn zero_for_the_key_every_is_refused() {
         let error = Harness::from_toml::<Sample>("every = 0").err().unwrap();
         assert_eq!(error, "every: 0 is too small; help: set `every` to 1 to copy all packets");
     }

@@ -142,14 +142,14 @@ impl Stage for Vlan {
         Some(match (self.op, id) {
             (Op::Restore, _) => match packet.received() {
                 info if info.flags.contains(RecvFlags::VLAN_STRIPPED) => format!("pushes VLAN {}", vlan::id(info.vlan)),
-                _ => "no removed VLAN tag".to_owned(),
+                _ => "the device removed no VLAN tag".to_owned(),
             },
             (Op::Push, _) => format!("pushes VLAN {}", self.id?),
             (_, None) => "no VLAN tag".to_owned(),
             (Op::Pop, Some(id)) => format!("pops VLAN {id}"),
             (Op::Translate, Some(id)) => match self.ids.get(usize::from(id)).filter(|new| **new & LISTED != 0) {
                 Some(new) => format!("translates VLAN {id} to {}", vlan::id(*new)),
-                None => format!("VLAN {id} is not listed"),
+                None => format!("VLAN {id} is not in `map`"),
             },
         })
     }

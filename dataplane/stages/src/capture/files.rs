@@ -85,8 +85,8 @@ impl<'a> Files<'a> {
         self.open.is_some()
     }
 
-    /// Writes a packet. `missed` is the number of packets not written so far. Returns `false`, without writing the
-    /// packet, if a limit is reached.
+    /// Writes a packet. `missed` is the number of packets that the capture has missed so far. Returns `false`, without
+    /// writing the packet, if a limit is reached.
     pub(super) fn packet(&mut self, record: &Record<'_>, missed: u64) -> io::Result<bool> {
         if self.packets >= self.spec.max_packets {
             return Ok(false);

@@ -328,7 +328,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retry_delay_doubles_until_an_attempt_lasts() {
+    fn retry_delay_doubles_and_restarts_after_a_long_attempt() {
         let mut wait = RETRY[0];
         let waits = [(); 7].map(|()| {
             wait = backoff(wait, Duration::from_millis(3));

@@ -401,7 +401,7 @@ fn two_workers(folder: &Path) {
 }
 
 #[test]
-fn drops_are_written_with_their_reason_by_all_workers() {
+fn dropped_packets_are_written_with_their_reason_by_all_workers() {
     let folder = OutputFolder::new();
     two_workers(folder.0.path());
     let mut written = folder.read().packets;

@@ -171,7 +171,7 @@ fn duplicate_address_check_is_answered_to_all_nodes() {
 }
 
 #[test]
-fn invalid_solicitations_are_dropped_and_others_go_to_the_next_stage() {
+fn invalid_solicitations_are_dropped_and_solicitations_for_other_hosts_pass() {
     let (plain, source) = (ask(V6[1], &[]), ask(V6[1], &SOURCE));
     let other = ask(V6[0], &[]);
     let (empty, long, odd) =

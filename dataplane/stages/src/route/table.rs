@@ -46,7 +46,7 @@ fn default_weight() -> u16 {
 
 /// Largest number of bad lines that are reported one by one.
 const MAX_REPORTED: usize = 100;
-/// Number of bad lines after which the rest of a file is not read. The file is then probably no list of routes.
+/// After this number of bad lines, the loader stops reading the file. The file is then probably no list of routes.
 const MAX_BAD: usize = 10_000;
 /// Largest length of a line in bytes. A comment does not count.
 const MAX_LINE: usize = 512;

@@ -410,8 +410,8 @@ proptest! {
     }
 }
 
-/// Builds a frame with the usual header layout. About one frame in thirty has a martian source, and one in thirty has
-/// another destination MAC address.
+/// Builds a frame with the usual header layout. About one frame in thirty has a martian source, and about one in thirty
+/// has a destination MAC address other than the address of the port.
 fn usual_frame((to, odd): (usize, u8)) -> Vec<u8> {
     let to_mac = if odd == 1 { [2, 0, 0, 0, 0, 99] } else { [2, 0, 0, 0, 0, 10] };
     let source = if odd == 2 { [127, 0, 0, 1] } else { [172, 16, 0, odd] };

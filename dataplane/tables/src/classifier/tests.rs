@@ -94,7 +94,7 @@ fn found(classifier: &Classifier, keys: &[Key]) -> Vec<Option<u32>> {
     assert!(numbers.iter().skip(1).step_by(2).all(|number| *number == MISS));
     let to_option = |number: u32| (number != MISS).then_some(number);
     let numbers: Vec<Option<u32>> = numbers.into_iter().step_by(2).map(to_option).collect();
-    // The lookup of plain IPv4 keys gives the same result.
+    // For IPv4 keys with ports and without a VLAN, `lookup_v4` gives the same results as `lookup_batch`.
     let alone = keys.iter().zip(&numbers).filter_map(|(key, number)| match (key.addresses, key.ports, key.vlan) {
         (Addresses::V4(source, destination), Some(ports), None) => {
             Some((v4_key((source, destination), key.protocol, ports, key.tcp_flags), *number))
