@@ -413,7 +413,7 @@ impl Stage for Route {
                     "not_for_us",
                     "the destination MAC address is not the address of the port (with kernel routes, only unicast addresses)",
                 ),
-                ("martian", "packets with this source address must not be forwarded"),
+                ("martian", "the source address is invalid, so a router must not forward the packet"),
                 ("tagged", "the frame has a VLAN tag (only with routes from the config)"),
             ])
     }

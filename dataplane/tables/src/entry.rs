@@ -14,8 +14,8 @@ pub(super) const CHOICE: u32 = 26;
 /// Mask of the number of the first line.
 pub(super) const NUMBER: u32 = (1 << 24) - 1;
 
-/// Returns the number of the line that an entry leads to. `next` is the rest of the address, aligned to the left: its
-/// first bits select one of several buckets.
+/// Returns the number of the line that an entry leads to. `next` contains the address bits that no earlier cell has
+/// used, aligned to the left. The first bits of `next` select one of several buckets.
 #[inline(always)]
 pub(super) fn line_of(entry: u32, next: u64) -> usize {
     let bits = size_of_group(entry) as u32;

@@ -351,7 +351,11 @@ pub(crate) fn fuzz(input: &[u8]) {
             let texts = |problems: &[Problem]| problems.iter().map(ToString::to_string).collect::<Vec<_>>();
             return assert_eq!(texts(&first), texts(&again));
         }
-        (updated, new) => panic!("the result depends on the rules before: {} {}", updated.is_ok(), new.is_ok()),
+        (updated, new) => panic!(
+            "the rules are valid after a reload: {}, and valid as a new rule set: {}",
+            updated.is_ok(),
+            new.is_ok()
+        ),
     };
     assert_eq!((updated.len(), &updated.texts), (new.len(), &new.texts));
     for (_, rule) in new.classifier.rules() {

@@ -356,7 +356,11 @@ pub(crate) fn fuzz(input: &[u8]) {
         if line.is_empty() {
             continue;
         }
-        let prefix = parse_line(line).unwrap_or_else(|fault| panic!("`{line}` was accepted, but: {fault}")).prefix;
+        let prefix = parse_line(line)
+            .unwrap_or_else(|fault| {
+                panic!("the loader accepted the line `{line}`, but `parse_line` refuses it: {fault}")
+            })
+            .prefix;
         for address in [prefix.network(), prefix.broadcast()] {
             let (group, longest) = match address {
                 IpAddr::V4(address) => {
