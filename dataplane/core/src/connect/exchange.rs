@@ -91,8 +91,8 @@ impl WaitLimits<'_> {
 /// The endpoints that the local side offers in an exchange.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
-    /// The local queue pairs, 1 to [`MAX_QUEUES`]. The peer must have the same number. Queue pairs are matched by their
-    /// order.
+    /// The local queue pairs, 1 to [`MAX_QUEUES`]. The peer must have the same number of queue pairs. Queue pairs are
+    /// matched by their order.
     pub endpoints: &'a [QueuePairEndpoint],
     /// Whether a queue pair may be connected with itself.
     pub allow_self: bool,

@@ -193,7 +193,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn header_check_accepts_only_a_checksum_of_0(mut header: [u8; 20], right: bool) {
+        fn header_check_accepts_only_correct_checksums(mut header: [u8; 20], right: bool) {
             if right {
                 header[10..12].fill(0);
                 let sum = reference(&header);

@@ -50,10 +50,10 @@ struct ReaderState<T> {
 pub struct LiveReader<T> {
     current: Box<T>,
     next: Arc<Next<T>>,
-    /// Values that the reader hands back. The publishing side empties this ring. Between two emptyings, the reader
-    /// hands back at most three values. The first is a value that the reader had replaced, but not yet handed back,
-    /// when the ring was emptied. The second is replaced by the content that `next` had at that time. The third is
-    /// replaced by the value that the publishing side adds before it empties this ring again.
+    /// Values that the reader hands back. The publishing side empties this ring each time before it adds a value to
+    /// `next`. From one such time to the next, the reader hands back at most three values: a value that the reader had
+    /// already replaced but not yet handed back, the value that the earlier content of `next` replaces, and the value
+    /// that the added value replaces.
     old: Producer<Box<T>>,
 }
 
@@ -70,7 +70,7 @@ impl<T> fmt::Debug for Next<T> {
 // `AtomicCell` uses a lock for types that are larger than an atomic word.
 const _: () = assert!(AtomicCell::<Option<Box<u8>>>::is_lock_free());
 
-/// Number of values that a reader can hand back between two emptyings of its ring.
+/// Number of values that a reader can hand back before the publishing side empties the ring again.
 const HANDED_BACK: usize = 3;
 
 impl<T> Default for Live<T> {

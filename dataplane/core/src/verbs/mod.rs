@@ -194,7 +194,8 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
 }
 
 /// A completion channel, on which a thread sleeps until an armed completion queue has a completion. Clones refer to the
-/// same channel. The provider acknowledges events in batches, and always before it destroys their queue.
+/// same channel. The provider acknowledges events in batches, and always before it destroys the completion queue of the
+/// events.
 pub trait CompletionChannel: Clone + Send + Sync + 'static {
     /// Waits for an event: `ibv_get_cq_event(3)`. The completion queue of the event is no longer armed. Returns `None` if
     /// there was no event within `timeout`.

@@ -95,7 +95,8 @@ impl Interface {
     /// # Errors
     /// Fails with a suggested fix if the interface does not exist or is not Ethernet.
     pub(crate) fn need(name: &str) -> Result<Self> {
-        let found = Self::find(name).map_err(|error| Error::Wire(format!("interface `{name}`: {error}")))?;
+        let found = Self::find(name)
+            .map_err(|error| Error::Wire(format!("interface `{name}`: looking up the interface: {error}")))?;
         match found {
             Some(interface) if interface.is_ethernet => Ok(interface),
             Some(_) => Err(Error::Wire(format!(
