@@ -166,7 +166,7 @@ fn is_own_link(link: &Path) -> io::Result<()> {
 /// The users that may read an output file that this program creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
-    /// All users, unless the umask forbids it.
+    /// All users, as far as the umask permits.
     All,
     /// Only the user of this program: mode 0600.
     Owner,

@@ -235,7 +235,7 @@ fn is_running(shared: &QpShared) -> bool {
     matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd)
 }
 
-/// Returns the result of a post of which the first `n` of `all` requests were accepted.
+/// Returns the result of a post that accepted the first `n` requests. `all` is the number of requests in the post.
 #[inline]
 fn partial(n: usize, all: usize, errno: i32) -> Result<(), PartialPost> {
     if n == all { Ok(()) } else { Err(PartialPost { accepted: n as u32, errno }) }

@@ -43,7 +43,8 @@ pub struct WaitLimits<'a> {
 }
 
 impl WaitLimits<'static> {
-    /// Creates limits without cancellation. The deadline is `all` from now, and the limit of a step is `step`.
+    /// Creates limits without cancellation. `all` is the time from now to the deadline, and `step` is the limit of a
+    /// step.
     pub fn new(all: Duration, step: Duration) -> Self {
         Self { until: Instant::now() + all, step, cancelled: &|| false }
     }
@@ -71,7 +72,7 @@ impl WaitLimits<'_> {
         }
     }
 
-    /// Waits until one of the descriptors is ready, until `upto`, or for at most [`POLL_INTERVAL`].
+    /// Waits until one of the descriptors is ready, until the time `upto`, or for at most [`POLL_INTERVAL`].
     fn wait(&self, fds: &mut [PollFd<'_>], upto: Instant) {
         let now = Instant::now();
         let pause = upto.min(self.until).saturating_duration_since(now).min(POLL_INTERVAL);
@@ -229,8 +230,8 @@ impl Candidate {
 }
 
 impl Listener {
-    /// Listens on an address. Port 0 selects a free port. With `from`, connections from other addresses are closed at
-    /// once.
+    /// Listens on an address. Port 0 selects a free port. If `from` is set, the listener closes connections from
+    /// addresses other than `from` at once.
     ///
     /// # Errors
     /// The address is not an address of this host, or the port is in use.

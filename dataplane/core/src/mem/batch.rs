@@ -318,7 +318,8 @@ impl Batch {
         true
     }
 
-    /// Moves all packets out of `from`, which must use the same pool. This batch must have space for all of them.
+    /// Moves all packets out of the batch `from`, which must use the same pool. This batch must have space for all of
+    /// them.
     #[inline]
     pub(crate) fn append(&mut self, from: &mut Self) {
         debug_assert!(self.memory.is(&from.memory) && self.space() >= from.len());
@@ -336,8 +337,8 @@ impl Batch {
         from.shorten(0);
     }
 
-    /// Adds the packet at `index` of `from`. Returns `false` if this batch has no space. The caller must remove the
-    /// packet from `from` afterwards.
+    /// Adds the packet at `index` in the batch `from`. Returns `false` if this batch has no space. The caller must
+    /// remove the packet from the batch `from` afterwards.
     #[inline]
     pub(crate) fn push_from(&mut self, from: &Self, index: usize) -> bool {
         debug_assert!(self.memory.is(&from.memory));

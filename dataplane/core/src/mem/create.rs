@@ -68,8 +68,8 @@ impl Batch {
         Some(packet)
     }
 
-    /// Adds a copy of a packet of `from` in a newly taken slot. Returns `false` if no slot is free or the batch has no
-    /// space.
+    /// Adds a copy of a packet of the batch `from` in a newly taken slot. Returns `false` if no slot is free or the
+    /// batch has no space.
     #[inline]
     pub(crate) fn push_copy(&mut self, from: &mut Self, index: usize, pool: &mut Pool) -> bool {
         if self.space() == 0 || index >= from.len() {

@@ -50,7 +50,7 @@ impl Held {
     }
 
     /// Takes one packet out of a batch of the stage. The caller must check [`Held::has_room`] first and must remove the
-    /// packet from `from` afterwards.
+    /// packet from the batch `from` afterwards.
     pub(super) fn take(&mut self, from: &Batch, index: usize, now: Nanos) -> bool {
         let at = self.waiting.batch.len();
         let since = if from.wait() == Wait::Fresh { now } else { self.now[index % BATCH] };

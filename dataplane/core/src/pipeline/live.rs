@@ -111,7 +111,7 @@ impl<T> Live<T> {
     }
 }
 
-/// Returns the reader with this state, unless the reader was dropped. Drops the values of a dropped reader.
+/// Returns the state in `slot`, or `None` if the reader was dropped. Drops the values of a dropped reader.
 fn present<T>(slot: &mut Option<ReaderState<T>>) -> Option<&mut ReaderState<T>> {
     slot.take_if(|reader| reader.old.is_abandoned());
     slot.as_mut()

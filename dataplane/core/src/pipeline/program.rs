@@ -184,7 +184,7 @@ impl Program {
         let path: Vec<&str> = path.iter().chain([&place]).map(|&at| self.nodes[at].name.as_str()).collect();
         let problem = Problem::at(
             "",
-            format!("needs {}, which no stage sets on the path {}", missing.describe(), path.join(" → ")),
+            format!("needs {}, which packets on the path {} do not have", missing.describe(), path.join(" → ")),
         );
         let remedy = if missing.contains(Facts::HEADERS) {
             "put a stage with use = \"parse\" before this stage"
@@ -274,7 +274,7 @@ mod tests {
         for reply in [Target::Drop, Target::Node(1)] {
             let problems = check(Target::Node(1), reply);
             let [(1, problem)] = &problems[..] else { panic!("{problems:?}") };
-            let message = "needs an egress port, which no stage sets on the path answers → sends";
+            let message = "needs an egress port, which packets on the path answers → sends do not have";
             assert_eq!(problem.message, message);
         }
     }

@@ -27,7 +27,7 @@ impl Topology {
     /// If `workers` does not list cores, this function selects the best allowed cores. The criteria, most important
     /// first:
     ///
-    /// 1. The core is on one of the nodes `near`. If `near` is empty, this criterion does not apply.
+    /// 1. The core is on one of the nodes in `near`. If `near` is empty, this criterion does not apply.
     /// 2. The node of the core has memory.
     /// 3. The core is not core 0, which the kernel uses for much of its own work.
     /// 4. The core is the first thread of its physical core. Core 0 is never the first thread if another thread of its

@@ -274,8 +274,8 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Returns whether neither [`Writer::write`] nor [`Writer::flush`] was called. Until the first such call, the file
-    /// keeps its previous content.
+    /// Returns `true` until the first call of [`Writer::write`] or [`Writer::flush`]. Until this call, the file keeps
+    /// its previous content.
     pub(super) fn is_new(&self) -> bool {
         self.written == 0 && self.ends.len() == 1
     }

@@ -344,7 +344,8 @@ impl Xdp {
                  unlimited`, or the capability CAP_IPC_LOCK"
             ),
             ("bind", Some(libc::EBUSY)) => format!(
-                "interface `{name}`: another AF_XDP socket uses queue {queue}; help: end the process of that socket (`ss --xdp -p`)"
+                "interface `{name}`: another AF_XDP socket uses queue {queue}; help: end the process of that socket \
+                 (`ss --xdp -p`)"
             ),
             ("bind", Some(libc::EINVAL)) => format!(
                 "interface `{name}`: cannot bind to queue {queue}, which may not exist; help: `ethtool -L {name} \
