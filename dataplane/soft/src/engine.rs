@@ -28,8 +28,8 @@ use dataplane_core::verbs::{
 /// The length of the shortest frame: an Ethernet header.
 const LEAST_FRAME: usize = 14;
 
-/// The error of a post: only the first `accepted` requests were accepted. The type is small enough to be returned in
-/// registers.
+/// The error of a post: the number of requests that were accepted before the first refused request, and the `errno` of
+/// the refusal. The type is small enough to be returned in registers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartialPost {
     pub(super) accepted: u32,

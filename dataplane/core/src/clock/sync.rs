@@ -246,7 +246,7 @@ impl ClockSync {
     pub fn interval(&self) -> Nanos {
         let unreadable = self.state() == ClockState::Invalid && matches!(self.fault, Some(ClockFault::Query(_)));
         let settled = self.points.len() >= WINDOW || unreadable;
-        // Within `sure`, the error of the frequency accumulates to at most an eighth of the counter's period.
+        // In the time `sure`, the frequency error causes a time error of at most an eighth of the counter's period.
         let sure = (self.nominal.period().0 / 8).saturating_mul(1_000_000_000 / (self.mapping.rate_ppb + WANDER_PPB));
         let step = match self.points.len() {
             _ if settled => SLOW_INTERVAL,

@@ -1,4 +1,4 @@
-//! The access rights of the peer to registered memory, which a config writes as a list.
+//! The access rights of the peer to registered memory. A config lists the permitted operations.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -277,7 +277,7 @@ impl<'a> Setup<'a> {
         &self.stage
     }
 
-    /// Returns the number of the worker that runs this instance of the stage, from 0, and the number of workers.
+    /// Returns the index (from 0) of the worker that runs this instance of the stage, and the number of workers.
     pub fn worker(&self) -> (usize, usize) {
         (self.worker, self.workers)
     }
