@@ -119,7 +119,8 @@ fn only_theirs_refuses(frame: &[u8], found: &Dissection) -> bool {
 }
 
 /// Whether `etherparse` parses a frame by other rules: it follows more kinds of tags and of extension headers, and
-/// treats an IPv6 payload length of 0 as unknown.
+/// treats an IPv6 payload length of 0 as unknown. `etherparse` also parses the payload of a later fragment as extension
+/// headers.
 fn theirs_has_other_rules(frame: &[u8], found: &Dissection) -> bool {
     const MACSEC: u16 = 0x88e5;
     /// Mobility, HIP and Shim6.
@@ -128,7 +129,9 @@ fn theirs_has_other_rules(frame: &[u8], found: &Dissection) -> bool {
     let is_empty = found.flags.contains(Flags::IPV6) && frame.get(l3 + 4..l3 + 6) == Some(&[0, 0]);
     let is_ipv4_ah = found.flags.contains(Flags::IPV4) && found.protocol == protocol::AH;
     let has_more = found.flags.contains(Flags::IPV6) && MORE_EXTENSIONS.contains(&found.protocol);
-    found.ether_type == MACSEC || is_empty || is_ipv4_ah || has_more
+    let is_later_fragment = found.flags.contains(Flags::FRAGMENT) && !found.flags.contains(Flags::FIRST_FRAGMENT);
+    let has_headers_of_payload = is_later_fragment && header::ipv6::is_extension(found.protocol);
+    found.ether_type == MACSEC || is_empty || is_ipv4_ah || has_more || has_headers_of_payload
 }
 
 /// Parses the bytes as each kind of header. For each kind, `view` and `parts` must agree.
