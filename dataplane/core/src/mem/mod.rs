@@ -12,6 +12,7 @@
 #![allow(unsafe_code)]
 
 mod advise;
+mod atomic_box;
 mod batch;
 mod create;
 mod desc;
@@ -28,6 +29,8 @@ mod region;
 mod run;
 pub mod shared;
 pub mod vector;
+
+pub(crate) use atomic_box::AtomicBox;
 
 pub use advise::{advise_huge_pages, prefetch, prefetch_l2};
 pub use batch::{BATCH, Batch};

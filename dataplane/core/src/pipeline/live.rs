@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crossbeam_utils::atomic::AtomicCell;
 use rtrb::{Consumer, Producer, RingBuffer};
+
+use crate::mem::AtomicBox;
 
 /// The publishing side of a value that is replaced while workers use it, such as a table of a stage.
 ///
@@ -59,16 +60,13 @@ pub struct LiveReader<T> {
 
 /// The latest value, if the reader has not taken it yet. Each side only exchanges one pointer. Neither side ever waits,
 /// even if the kernel has preempted the thread of the opposite side.
-struct Next<T>(AtomicCell<Option<Box<T>>>);
+struct Next<T>(AtomicBox<T>);
 
 impl<T> fmt::Debug for Next<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Next").finish_non_exhaustive()
     }
 }
-
-// `AtomicCell` uses a lock for types that are larger than an atomic word.
-const _: () = assert!(AtomicCell::<Option<Box<u8>>>::is_lock_free());
 
 /// Number of values that a reader can hand back before the publishing side empties the ring again.
 const HANDED_BACK: usize = 3;
@@ -82,7 +80,7 @@ impl<T> Default for Live<T> {
 impl<T> Live<T> {
     /// Adds a reader with its first value. Readers are numbered from 0, in the order of their creation.
     pub fn reader(&self, first: T) -> LiveReader<T> {
-        let (next, (handed, old)) = (Arc::new(Next(AtomicCell::new(None))), RingBuffer::new(HANDED_BACK));
+        let (next, (handed, old)) = (Arc::new(Next(AtomicBox::new())), RingBuffer::new(HANDED_BACK));
         self.readers().push(Some(ReaderState { next: next.clone(), old, open: 0 }));
         LiveReader { current: Box::new(first), next, old: handed }
     }
@@ -94,7 +92,7 @@ impl<T> Live<T> {
         for (number, slot) in self.readers().iter_mut().enumerate() {
             let Some(reader) = present(slot) else { continue };
             reader.collect();
-            if reader.next.0.swap(Some(Box::new(make(number)))).is_none() {
+            if reader.next.0.replace(Box::new(make(number))).is_none() {
                 reader.open += 1;
             }
         }
@@ -197,7 +195,7 @@ mod tests {
         assert!(!live.readers()[0].as_mut().unwrap().collect());
         reader.hand_back(taken);
         reader.refresh();
-        assert!(reader.next.0.swap(Some(Box::new(values[3].clone()))).is_none());
+        assert!(reader.next.0.replace(Box::new(values[3].clone())).is_none());
         live.readers()[0].as_mut().unwrap().open += 1;
         reader.refresh();
         assert_eq!(values.each_ref().map(Arc::strong_count), [2, 2, 2, 2], "the reader has freed a value");
@@ -235,7 +233,7 @@ mod tests {
                 assert_eq!(self.0, std::thread::current().id());
             }
         }
-        const LAST: u64 = 10_000;
+        const LAST: u64 = if cfg!(miri) { 100 } else { 10_000 };
         let new = |value| Owned(std::thread::current().id(), value);
         let live = Live::default();
         let mut reader = live.reader(new(0));
