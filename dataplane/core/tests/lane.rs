@@ -393,7 +393,8 @@ fn receive_information_stays_with_its_packet() {
         };
         let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));
         let clocks = Clocks::default();
-        let mut lane = QueueLane::open(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks).unwrap();
+        let lane = QueueLane::<_, true>::open_lane(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks);
+        let mut lane = lane.unwrap();
         lane.refill(&mut pool).unwrap();
         for _ in 0..20 {
             assert!(lane.receive(&mut pool, &mut batch, BURST).unwrap() > 0);

@@ -13,7 +13,7 @@ impl Batch {
     pub(crate) fn take_spares(&mut self, wanted: usize, pool: &mut Pool) {
         // `spares` is empty here and its capacity is a full batch, so this does not allocate.
         let wanted = wanted.min(self.space());
-        self.spares.extend_from_slice(pool.take(wanted, SlotState::Batched));
+        self.spares.extend_from_slice(pool.take_new(wanted));
     }
 
     /// Returns the unused spare slots to the pool.
@@ -75,7 +75,7 @@ impl Batch {
         if self.space() == 0 || index >= from.len() {
             return false;
         }
-        let Some(slot) = pool.take_one(SlotState::Batched) else { return false };
+        let Some(slot) = pool.take_new(1).first().copied() else { return false };
         self.push_from(from, index);
         let at = self.len() - 1;
         self.descs[at].slot = slot;
@@ -95,7 +95,7 @@ impl Batch {
         if self.space() == 0 || u32::from(len) > layout.room() {
             return false;
         }
-        let Some(slot) = pool.take_one(SlotState::Batched) else { return false };
+        let Some(slot) = pool.take_new(1).first().copied() else { return false };
         let at = self.len();
         self.push(Desc { slot, offset: layout.headroom, len }, stamp);
         self.metas[at] = Meta::default();

@@ -206,16 +206,9 @@ impl Pool {
         for at in self.available..end {
             self.moved(&[self.free[at]], SlotState::Free, to);
         }
-        if to == SlotState::Batched && self.keeps_received() {
-            self.clear_received(self.available, end);
-        }
+        #[cfg(not(debug_assertions))]
+        let _ = to;
         &self.free[self.available..end]
-    }
-
-    /// Takes a free slot and moves it to state `to`. Returns `None` if no slot is free.
-    #[inline]
-    pub(crate) fn take_one(&mut self, to: SlotState) -> Option<u32> {
-        self.take(1, to).first().copied()
     }
 
     /// Returns slots to the pool. The slots must be in state `from`.

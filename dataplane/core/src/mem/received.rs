@@ -89,7 +89,7 @@ impl Pool {
 
     /// Returns whether packets have receive information.
     #[inline]
-    pub(crate) fn keeps_received(&self) -> bool {
+    pub fn keeps_received(&self) -> bool {
         self.memory.keeps_received
     }
 
@@ -102,12 +102,16 @@ impl Pool {
         }
     }
 
-    /// Removes the receive information of earlier packets from slots.
-    #[cold]
-    pub(super) fn clear_received(&mut self, from: usize, to: usize) {
-        for at in from..to {
-            self.write_received(self.free[at], RecvInfo::NONE);
+    /// Takes up to `most` free slots for packets that no device received, and removes the receive information of earlier
+    /// packets from them.
+    #[inline]
+    pub(super) fn take_new(&mut self, most: usize) -> &[u32] {
+        let taken = self.take(most, SlotState::Batched).len();
+        let slots = self.available()..self.available() + taken;
+        if self.memory.keeps_received {
+            slots.clone().for_each(|at| self.write_received(self.free[at], RecvInfo::NONE));
         }
+        &self.free[slots]
     }
 
     #[inline]

@@ -265,10 +265,15 @@ impl<D: Device> PortDevice for OpenPort<D> {
         let queue = if self.connection.is_some() { (0, 1) } else { spec.queue };
         let spec = LaneSpec { queue, ..spec };
         let watch = &self.watch;
-        let lane = QueueLane::open(device, pd, pool, spec, wiring, watch.alarms(), watch.clocks());
         // The error of the link is more precise than the error of the failed verb.
-        let lane = lane.map_err(|error| (self.provider.why)(device).unwrap_or(error))?;
-        Ok(Box::new(lane))
+        let precise = |error| (self.provider.why)(device).unwrap_or(error);
+        let (alarms, clocks) = (watch.alarms(), watch.clocks());
+        Ok(if pool.keeps_received() {
+            let lane = QueueLane::<D, true>::open_lane(device, pd, pool, spec, wiring, alarms, clocks);
+            Box::new(lane.map_err(precise)?)
+        } else {
+            Box::new(QueueLane::open(device, pd, pool, spec, wiring, alarms, clocks).map_err(precise)?)
+        })
     }
 
     fn connect_timeout(&self) -> Duration {

@@ -155,8 +155,14 @@ impl<D: Device> DataPath<D> {
     }
 
     /// Polls the receive completion queue and adds the successfully received packets to the batch. Returns their number.
+    /// With `INFO`, also stores the receive information of the packets.
     #[inline]
-    pub(super) fn receive(&mut self, pool: &mut Pool, batch: &mut Batch, limit: usize) -> Result<usize, VerbError> {
+    pub(super) fn receive<const INFO: bool>(
+        &mut self,
+        pool: &mut Pool,
+        batch: &mut Batch,
+        limit: usize,
+    ) -> Result<usize, VerbError> {
         let n = self.queues.recv_cq.poll_run(&mut self.run, limit.min(batch.space()).min(RUN))?;
         if n == 0 {
             return Ok(0);
@@ -186,12 +192,12 @@ impl<D: Device> DataPath<D> {
             return Ok(self.sort_receives(pool, batch, n, alike));
         };
         pool.moved_descs(&batch.descs()[before..], SlotState::Posted, SlotState::Batched);
-        if pool.keeps_received() {
-            pool.set_received(&batch.descs()[before..], self.run.infos());
-        }
         self.posted.advance(n);
         self.counters.rx += n as u64;
         self.counters.rx_bytes += bytes;
+        if INFO {
+            pool.set_received(&batch.descs()[before..], self.run.infos());
+        }
         Ok(n)
     }
 

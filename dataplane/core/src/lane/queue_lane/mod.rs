@@ -37,18 +37,20 @@ use crate::verbs::{
 ///
 /// All methods of [`Lane`] need the pool that was passed to [`QueueLane::open`], and batches of this pool. With another
 /// pool or batch, the methods panic before they move a packet.
-pub struct QueueLane<D: Device> {
+///
+/// `INFO` is whether the pool keeps the receive information of packets. It is a constant of the type, so that other lanes
+/// do not check it for each burst.
+pub struct QueueLane<D: Device, const INFO: bool = false> {
     // Declared first: the queues must be dropped before the protection domain and the device.
     data: DataPath<D>,
     recovery: Recovery<D>,
 }
 
-impl<D: Device> QueueLane<D> {
-    /// Creates the queues on a device, posts receives, and moves the queue pair to RTS if the peer is ready. Registers
-    /// the pool's memory with the device.
+impl<D: Device> QueueLane<D, false> {
+    /// Opens a lane for a pool that does not keep the receive information of packets. See [`QueueLane::open_lane`].
     ///
     /// # Errors
-    /// Fails if a verb fails. The error names the verb and the device.
+    /// The errors of [`QueueLane::open_lane`].
     pub fn open(
         device: &D,
         pd: &D::Pd,
@@ -58,6 +60,29 @@ impl<D: Device> QueueLane<D> {
         alarms: Arc<Alarms>,
         clocks: &Clocks,
     ) -> Result<Self> {
+        Self::open_lane(device, pd, pool, spec, wiring, alarms, clocks)
+    }
+}
+
+impl<D: Device, const INFO: bool> QueueLane<D, INFO> {
+    /// Creates the queues on a device, posts receives, and moves the queue pair to RTS if the peer is ready. Registers
+    /// the pool's memory with the device.
+    ///
+    /// # Errors
+    /// Fails if a verb fails. The error names the verb and the device.
+    ///
+    /// # Panics
+    /// If `INFO` differs from [`Pool::keeps_received`].
+    pub fn open_lane(
+        device: &D,
+        pd: &D::Pd,
+        pool: &mut Pool,
+        spec: LaneSpec,
+        wiring: Box<dyn Wiring<D>>,
+        alarms: Arc<Alarms>,
+        clocks: &Clocks,
+    ) -> Result<Self> {
+        assert_eq!(pool.keeps_received(), INFO, "the type of the lane does not fit the pool");
         let named = |error: VerbError| error.on(device.name());
         let refused = |error| register_error(error, device.name(), pool.region().len());
         let mr = pd.register(pool.region().clone(), ACCESS).map_err(refused)?;
@@ -97,10 +122,10 @@ impl<D: Device> QueueLane<D> {
     }
 }
 
-impl<D: Device> Lane for QueueLane<D> {
+impl<D: Device, const INFO: bool> Lane for QueueLane<D, INFO> {
     #[inline]
     fn receive(&mut self, pool: &mut Pool, batch: &mut Batch, limit: usize) -> Result<usize, VerbError> {
-        match self.data.receive(pool, batch, limit) {
+        match self.data.receive::<INFO>(pool, batch, limit) {
             Ok(n) => {
                 self.examine_error();
                 Ok(n)

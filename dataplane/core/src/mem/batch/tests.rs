@@ -26,7 +26,7 @@ fn adding_a_packet_clears_the_plain_ipv4_mark() {
         |to, from, pool| assert!(to.push_copy(from, 0, pool)),
         |to, _, pool| assert!(to.push_bytes(&[0; 60], Stamp::NONE, pool)),
         |to, _, pool| {
-            let slot = pool.take_one(SlotState::Batched).unwrap();
+            let slot = pool.take(1, SlotState::Batched).first().copied().unwrap();
             assert_eq!(to.receive(&[slot], &[60], 0, HEADROOM, Stamps::Alike(Stamp::NONE)), Some(60));
         },
         |to, _, pool| {
@@ -125,7 +125,7 @@ proptest! {
                 Change::Copy(index) => _ = one.push_copy(&mut other, index, &mut pool),
                 Change::PushBytes => _ = one.push_bytes(&[0; 60], Stamp::NONE, &mut pool),
                 Change::Receive(n) => {
-                    let slots: Vec<u32> = (0..n).filter_map(|_| pool.take_one(SlotState::Batched)).collect();
+                    let slots: Vec<u32> = (0..n).filter_map(|_| pool.take(1, SlotState::Batched).first().copied()).collect();
                     let lengths = vec![60; slots.len()];
                     prop_assert!(one.receive(&slots, &lengths, 0, HEADROOM, Stamps::Alike(Stamp::NONE)).is_some());
                 }

@@ -306,7 +306,7 @@ fn generated_packets_go_on_and_are_counted() {
     let counters: Vec<(u64, u64)> = graph.counters().map(|(_, counters)| (counters.packets, counters.made)).collect();
     assert_eq!(counters, [(0, 11), (11, 0)]);
     // Without free slots the stage generates nothing.
-    let taken: Vec<u32> = std::iter::from_fn(|| pool.take_one(SlotState::Batched)).collect();
+    let taken: Vec<u32> = std::iter::from_fn(|| pool.take(1, SlotState::Batched).first().copied()).collect();
     source.0.store(1, std::sync::atomic::Ordering::Relaxed);
     graph.tick(&ctx);
     assert!(!graph.release(&ctx, &mut pool, &mut NoObserver));
