@@ -202,7 +202,8 @@ impl<D: Device> DataPath<D> {
     }
 
     /// Sends the batch and leaves it empty. The queue pair is in RTS.
-    #[inline]
+    // Two types of lanes use this function, so the compiler would not inline it without `always`.
+    #[inline(always)]
     pub(super) fn transmit(&mut self, pool: &mut Pool, batch: &mut Batch) {
         self.check_pool(pool);
         batch.check_pool(pool);

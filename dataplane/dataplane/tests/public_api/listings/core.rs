@@ -1485,10 +1485,10 @@ pub mod lane {
         ) -> Result<usize, VerbError> {}
     }
     mod queue_lane {
-        pub struct QueueLane<D: Device> {
+        pub struct QueueLane<D: Device, const INFO: bool = false> {
             private: _,
         }
-        impl<D: Device> QueueLane<D> {
+        impl<D: Device> QueueLane<D, false> {
             pub fn open(
                 device: &D,
                 pd: &D::Pd,
@@ -1499,7 +1499,18 @@ pub mod lane {
                 clocks: &Clocks,
             ) -> Result<Self> {}
         }
-        impl<D: Device> Lane for QueueLane<D> {}
+        impl<D: Device, const INFO: bool> QueueLane<D, INFO> {
+            pub fn open_lane(
+                device: &D,
+                pd: &D::Pd,
+                pool: &mut Pool,
+                spec: LaneSpec,
+                wiring: Box<dyn Wiring<D>>,
+                alarms: Arc<Alarms>,
+                clocks: &Clocks,
+            ) -> Result<Self> {}
+        }
+        impl<D: Device, const INFO: bool> Lane for QueueLane<D, INFO> {}
     }
     mod wiring {
         pub type QpOf<D> = <<D as Device>::Pd as ProtectionDomain>::Qp;
@@ -1895,6 +1906,7 @@ pub mod mem {
         impl Pool {
             #[must_use]
             pub fn keeping_received(mut self) -> Self {}
+            pub fn keeps_received(&self) -> bool {}
         }
         impl Packet<'_> {
             pub fn received(&self) -> RecvInfo {}
