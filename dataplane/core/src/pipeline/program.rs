@@ -158,6 +158,8 @@ impl Program {
         // For each stage: whether every packet that enters the stage reaches a device that computes checksums, and no
         // stage on the way reads or changes the checksums of the packet.
         let mut leads_to_device = vec![false; self.nodes.len()];
+        // For each stage: whether a packet that enters the stage can reach such a device.
+        let mut reaches_device = vec![false; self.nodes.len()];
         let mut left = Vec::new();
         for place in (0..self.nodes.len()).rev() {
             let node = &self.nodes[place];
@@ -167,11 +169,16 @@ impl Program {
                 Target::Egress => computes.iter().all(|computes| *computes),
                 Target::Drop => true,
             };
-            let all = node.targets().all(leads);
-            let contract = node.stage.contract();
+            let is_sent = |target| match target {
+                Target::Node(to) => reaches_device[to],
+                target => target != Target::Drop && leads(target),
+            };
+            reaches_device[place] = node.targets().any(is_sent);
             // A stage that observes drops sees the packets.
-            leads_to_device[place] = all && contract.ignores_checksums && node.drops.is_none();
-            if all && contract.computes_checksums {
+            let all = node.targets().all(leads) && node.drops.is_none();
+            let contract = node.stage.contract();
+            leads_to_device[place] = all && contract.ignores_checksums;
+            if all && reaches_device[place] && contract.computes_checksums {
                 left.push(node.name.clone());
                 self.nodes[place].stage.leave_checksums();
             }

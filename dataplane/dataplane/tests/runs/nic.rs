@@ -211,3 +211,21 @@ fn devices_compute_only_the_checksums_of_unchanged_paths() {
     assert_eq!(computed(PIPELINES[3]), [receive, none.clone()]);
     assert_eq!(computed(PIPELINES[4]), [none.clone(), none]);
 }
+
+/// A stage leaves no checksum to a device if no device sends its packets, or if a capture observes its drops.
+#[test]
+fn stage_computes_the_checksums_of_packets_that_no_device_sends() {
+    let mut wrong = udp(1, 53);
+    wrong[40] ^= 0x55;
+    let text = Config::new()
+        .workers(1)
+        .port_with("in", "kind = 'pcap', input = 'in.pcap'", "offload = []")
+        .stage("parse", "")
+        .stage("checksum", "next = 'drop'\ndrops = 'cap'")
+        .stage("capture", "name = 'cap'\nfile = 'dropped.pcapng'\nlossless = true\nnext = 'drop'")
+        .to_string();
+    let folder = Folder::new();
+    folder.capture("in.pcap", [&wrong]);
+    folder.run(&text);
+    assert_eq!(frames_of(&folder.file("dropped.pcapng")), [udp(1, 53)]);
+}
