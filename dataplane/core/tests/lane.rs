@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use dataplane_core::clock::{ClockSource, ClockSync, Clocks, HostClock, Stamp};
-use dataplane_core::lane::*;
+use dataplane_core::lane::{self, *};
 use dataplane_core::mem::{Batch, Pool, RecvFields, RecvFlags, RecvInfo};
 use dataplane_core::mem::{PageKind, Region, RegionSpec, SlotLayout};
 use dataplane_core::units::Nanos;
@@ -50,7 +50,7 @@ impl Bench {
             };
             let wiring = Box::new(RawWiring { port: 1 });
             let clocks = Clocks::default();
-            Box::new(QueueLane::open(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks).unwrap())
+            lane::open(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks).unwrap()
         };
         let lanes = devices.into_iter().enumerate().map(lane).collect();
         Self { devices: created, lanes, batch: Batch::new(&pool), pool }
@@ -283,8 +283,8 @@ fn frozen_device_clock_is_replaced_until_it_resumes() {
         sleeps: false,
     };
     let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));
-    let lane = QueueLane::open(&device, &pd, &mut bench.pool, spec, wiring, Arc::default(), &clocks).unwrap();
-    bench.lanes.push(Box::new(lane));
+    let lane = lane::open(&device, &pd, &mut bench.pool, spec, wiring, Arc::default(), &clocks).unwrap();
+    bench.lanes.push(lane);
     bench.refill();
     let mut spans = LatencyCounts { expected: 5_000, ..LatencyCounts::default() };
     let mut seen = Vec::new();
@@ -393,7 +393,7 @@ fn receive_information_stays_with_its_packet() {
         };
         let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));
         let clocks = Clocks::default();
-        let lane = QueueLane::<_, true>::open_lane(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks);
+        let lane = lane::open(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks);
         let mut lane = lane.unwrap();
         lane.refill(&mut pool).unwrap();
         for _ in 0..20 {

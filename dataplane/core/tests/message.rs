@@ -2,7 +2,7 @@
 
 use dataplane_core::clock::Clocks;
 use dataplane_core::lane::message::*;
-use dataplane_core::lane::{LaneSpec, QueueLane, RawWiring, Stamping};
+use dataplane_core::lane::{self, LaneSpec, RawWiring, Stamping};
 use dataplane_core::mem::{PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::units::Lkey;
 use dataplane_core::verbs::{Access, Completion, Device, Path, QpSpec};
@@ -316,7 +316,7 @@ fn lane_is_refused_if_the_provider_registers_another_region() {
         sleeps: false,
     };
     let (pd, wiring) = (device.alloc_pd().unwrap(), Box::new(RawWiring { port: 1 }));
-    let opened = QueueLane::open(&device, &pd, &mut pool, spec, wiring, Default::default(), &Clocks::default());
+    let opened = lane::open(&device, &pd, &mut pool, spec, wiring, Default::default(), &Clocks::default());
     let error = opened.err().unwrap().to_string();
     assert!(error.contains("registered another region"), "{error}");
 }

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dataplane_core::clock::{Clocks, Stamp};
-use dataplane_core::lane::{Lane, LaneSpec, NoSink, QueueLane, RawWiring, Stamping};
+use dataplane_core::lane::{self, Lane, LaneSpec, NoSink, RawWiring, Stamping};
 use dataplane_core::mem::{Batch, PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::pipeline::{Ctx, Graph, NoObserver, NodeSpec, Program, Stage, Target};
 use dataplane_core::units::Nanos;
@@ -19,7 +19,7 @@ fn pool() -> Pool {
     Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap()
 }
 
-fn lane(pool: &mut Pool) -> QueueLane<SoftDevice> {
+fn lane(pool: &mut Pool) -> Box<dyn Lane> {
     let device = SoftDevice::new(SoftSpec::new("s", LinkSpec::Generator(GeneratorSpec::default()))).unwrap();
     let pd = device.alloc_pd().unwrap();
     let kind = QpType::RawPacket;
@@ -32,7 +32,7 @@ fn lane(pool: &mut Pool) -> QueueLane<SoftDevice> {
         received: RecvFields::empty(),
         sleeps: false,
     };
-    QueueLane::open(&device, &pd, pool, spec, Box::new(RawWiring { port: 1 }), Default::default(), &Clocks::default())
+    lane::open(&device, &pd, pool, spec, Box::new(RawWiring { port: 1 }), Default::default(), &Clocks::default())
         .unwrap()
 }
 

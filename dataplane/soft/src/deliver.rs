@@ -114,12 +114,12 @@ impl CopyingQp {
                 let more = match faults {
                     None => wire.take(&shared.counts, |frame, arrived_at| {
                         receiver.ticks = arrived_at.filter(|_| by_wall).map_or(ticks, |arrived_at| Ticks(arrived_at.0));
-                        receiver.receive(receiving, ring, target_len, frame, None);
+                        receiver.receive(receiving, ring, frame, None);
                     }),
                     Some(faults) => {
                         let more = take_with_faults(faults, wire, &shared.counts, |faults, frame| {
                             let fails = (receiver.recv.len() > 0).then(|| faults.receive_fails()).flatten();
-                            receiver.receive(receiving, ring, target_len, frame, fails);
+                            receiver.receive(receiving, ring, frame, fails);
                         });
                         report_faults(faults, shared);
                         more
@@ -169,13 +169,12 @@ struct Receiver<'a> {
 
 impl Receiver<'_> {
     /// Receives a frame once for each copy that the flow rules of the queue pair request, and adds the completions to
-    /// `ring`. A copy that does not fit in `target_len` completions counts as missed.
+    /// `ring`.
     #[inline]
     fn receive(
         &mut self,
         receiving: &mut Option<Box<Receiving>>,
         ring: &mut Ring<RawCqe>,
-        target_len: usize,
         frame: &[u8],
         fails: Option<WcStatus>,
     ) {
@@ -185,10 +184,7 @@ impl Receiver<'_> {
         let mut delivered = false;
         receiving.receive(frame, |bytes, info| {
             delivered = true;
-            match ring.len() < target_len {
-                true => self.deliver(bytes, fails, info).into_iter().for_each(|entry| ring.push(entry)),
-                false => self.shared.counts.rx_missed.add(1),
-            }
+            self.deliver(bytes, fails, info).into_iter().for_each(|entry| ring.push(entry));
         });
         self.shared.counts.rx_unmatched.add(u64::from(!delivered));
     }

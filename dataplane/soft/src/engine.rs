@@ -160,9 +160,10 @@ struct Outgoing<'a> {
 }
 
 impl Outgoing<'_> {
-    /// Returns the number of bytes of the elements and the headers.
+    /// Returns the number of bytes on the wire. Each segment of a segmented send has its own headers.
     fn bytes(&self) -> u64 {
-        bytes_of(self.sges) + self.tso.map_or(0, |(header, _)| header.len() as u64)
+        let payload = bytes_of(self.sges);
+        payload + self.tso.map_or(0, |(header, mss)| header.len() as u64 * payload.div_ceil(mss.into()))
     }
 }
 

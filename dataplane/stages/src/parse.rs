@@ -386,6 +386,27 @@ mod tests {
     }
 
     #[test]
+    fn wrong_transport_checksum_is_dropped_if_requested() {
+        let mut harness = Harness::from_toml::<Parse>("verify_transport = true").unwrap();
+        let fate = |harness: &mut Harness, bytes: &[u8]| harness.run_one(bytes).fate;
+        let wrong = Fate::Dropped("bad_checksum".to_owned());
+        for bytes in [v4().udp(1, 2).payload(b"abcd").build(), v4().tcp(1, 2).build(), v6().udp(1, 2).build()] {
+            assert_eq!(fate(&mut harness, &bytes), Fate::Next);
+            let mut changed = bytes.clone();
+            let port = changed.len() - if bytes[12] == 0x86 { 8 } else { 1 };
+            changed[port] ^= 1;
+            assert_eq!(fate(&mut harness, &changed), wrong, "{changed:02x?}");
+        }
+        // The IP payload is longer than the UDP length, and the checksum covers only the UDP length.
+        let mut longer = v4().udp(1, 2).payload(b"abcdefgh").build();
+        let short = v4().udp(1, 2).payload(b"abcd").build();
+        longer[34..46].copy_from_slice(&short[34..46]);
+        assert_eq!(fate(&mut harness, &longer), Fate::Next);
+        longer[43] ^= 1;
+        assert_eq!(fate(&mut harness, &longer), wrong);
+    }
+
+    #[test]
     fn every_malformed_packet_has_a_named_drop_reason() {
         let own: Vec<&str> = Parse::info().reasons.iter().map(|(name, _)| *name).collect();
         for flaw in Malformed::ALL {

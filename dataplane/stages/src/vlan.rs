@@ -42,7 +42,8 @@ use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage};
 pub struct Vlan {
     /// The operation: `push`, `pop`, `translate` or `restore`. `restore` pushes the tag that the device of the port
     /// removed (`offload = ["vlan_strip"]`), with the type 0x8100. A tag with id 0 and priority 0 is not restored,
-    /// because the device reports such a frame like a frame without a tag. No default.
+    /// because the device reports such a frame like a frame without a tag. Copies of a packet have no removed tag, and each
+    /// `restore` stage on the path of a packet pushes the tag again. No default.
     pub op: Op,
     /// `push`: the VLAN id, 0 to 4094. Required with `push`, not allowed otherwise.
     #[serde(default)]

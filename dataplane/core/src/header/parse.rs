@@ -259,8 +259,10 @@ pub fn verify_ipv4_checksum(frame: &[u8], found: &Dissection) -> Result<(), Malf
 /// of the TCP or UDP header and data. `found` is the result of [`dissect`]. The bytes include the checksum field. If
 /// the checksum is correct, [`Sum::checksum`] of the sum of both parts is 0.
 ///
-/// Returns `None` in all other cases: other protocols, fragments, packets with IPv6 extension headers, a UDP checksum
-/// of 0 (no checksum), and a UDP length that differs from the length of the IP payload.
+/// The UDP length ends the bytes, even if the IP payload is longer.
+///
+/// Returns `None` in all other cases: other protocols, fragments, packets with IPv6 extension headers, and a UDP checksum
+/// of 0 (no checksum).
 #[inline]
 pub fn checksummed<'f>(frame: &'f [u8], found: &Dissection) -> Option<(Sum, &'f [u8])> {
     /// The offsets of the length and the checksum in a UDP header.
@@ -273,12 +275,12 @@ pub fn checksummed<'f>(frame: &'f [u8], found: &Dissection) -> Option<(Sum, &'f 
     }
     let (l3, l4) = (usize::from(found.l3), usize::from(found.l4));
     let bytes = frame.get(l4..usize::from(found.end))?;
-    let field = |at: usize| bytes.get(at..at + 2).unwrap_or_default();
-    match found.protocol {
-        protocol::TCP => {}
-        protocol::UDP if field(LENGTH) == (bytes.len() as u16).to_be_bytes() && field(CHECKSUM) != [0, 0] => {}
+    let field = |at: usize| bytes.get(at..at + 2)?.first_chunk().map(|field| u16::from_be_bytes(*field));
+    let bytes = match found.protocol {
+        protocol::TCP => bytes,
+        protocol::UDP if field(CHECKSUM)? != 0 => bytes.get(..usize::from(field(LENGTH)?))?,
         _ => return None,
-    }
+    };
     let addresses = frame.get(if is_ipv4 { l3 + 12..l3 + 20 } else { l3 + 8..l3 + 40 })?;
     Some((Sum::default().bytes(addresses).u16(found.protocol.into()).u16(bytes.len() as u16), bytes))
 }

@@ -20,7 +20,7 @@ mod queue_lane;
 mod wiring;
 
 pub use alarm::Alarms;
-pub use queue_lane::QueueLane;
+pub use queue_lane::open;
 pub use wiring::{AhOf, LaneQueuePair, QpOf, RawWiring, Wiring};
 
 use std::os::fd::BorrowedFd;

@@ -62,7 +62,8 @@ impl RecvInfo {
 
 /// The distance of the receive information from the end of its slot, in bytes.
 const FROM_END: usize = 16;
-// `Packet` writes up to 12 bytes from the start of a packet, even if the packet is shorter.
+// `Packet` writes up to 12 bytes from the start of a packet, even if the packet is shorter. All other writes to packets
+// and heads end with the packet.
 const _: () = assert!(FROM_END + 12 <= GUARD && size_of::<RecvInfo>() <= FROM_END);
 
 impl SlotMemory {
@@ -89,7 +90,7 @@ impl Pool {
 
     /// Returns whether packets have receive information.
     #[inline]
-    pub fn keeps_received(&self) -> bool {
+    pub(crate) fn keeps_received(&self) -> bool {
         self.memory.keeps_received
     }
 
@@ -118,8 +119,8 @@ impl Pool {
     fn write_received(&mut self, slot: u32, info: RecvInfo) {
         if slot < self.memory.layout.count() {
             // SAFETY: the slot exists. It is free or belongs to a batch of this worker, whose packets are not borrowed
-            // during this call, because the caller has the batch or the pool. The device writes only the part of a slot
-            // before the guard.
+            // during this call, because the caller has the batch or the pool. A device may write the bytes of the
+            // guard only while the slot is posted, and the slot is not posted now.
             unsafe { self.memory.received_at(slot).write(info) };
         }
     }

@@ -194,12 +194,7 @@ impl fmt::Display for Plan {
             let (mtu, tx) = (config.max_packet(), config.tx_depth);
             writeln!(f, "  {}: {}{link}, {qp}, mtu {mtu}{rx}, tx {tx}{node}{input}", config.name, config.device)?;
             for request in &port.requests {
-                writeln!(
-                    f,
-                    "    offload, if the device supports it: {} ({})",
-                    request.offload,
-                    request.stages.join(", ")
-                )?;
+                writeln!(f, "    requests from the device: {}, for {}", request.offload, request.stages.join(", "))?;
             }
         }
         writeln!(f, "\nstages")?;

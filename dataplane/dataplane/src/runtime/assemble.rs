@@ -140,7 +140,11 @@ fn build(
     let Some(mut plan) = plan else { return Ok(None) };
     plan.stage_memory = memory.stages;
     if let (false, Some(program)) = (offline, programs.first()) {
-        offload::request(&mut plan, program);
+        for (stage, message, help) in offload::request(&mut plan, program) {
+            let index = order.iter().find(|index| loaded.stage_name(**index) == Some(&stage)).or(order.first());
+            let span = index.map_or(0..0, |index| loaded.locate_stage(*index, ""));
+            diagnostics.push(Mistake::warning(span, format!("stage `{stage}`: {message}")).help(help));
+        }
     }
     Ok(Some(Assembly { plan, ports, topology, programs, services, files }))
 }

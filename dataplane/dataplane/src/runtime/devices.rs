@@ -12,10 +12,10 @@ use crate::runtime::{offload, raw, soft};
 use dataplane_core::clock::{ClockReport, HostClock};
 use dataplane_core::connect::{Connector, EndpointParameters};
 use dataplane_core::error::{Error, Result};
-use dataplane_core::lane::{Lane, LaneSpec, QueueLane, RawWiring, Stamping, Wiring};
+use dataplane_core::lane::{self, Lane, LaneSpec, RawWiring, Stamping, Wiring};
 use dataplane_core::mem::Pool;
 use dataplane_core::pipeline::{PortChange, PortInfo, RunStop};
-use dataplane_core::verbs::{Device, EventKind, QpType, RawDevice};
+use dataplane_core::verbs::{Device, EventKind, QpType};
 use dataplane_soft::{LoopbackLink, SoftDevice};
 
 /// An open device behind a port, independent of the provider.
@@ -85,17 +85,16 @@ pub(crate) fn open(
         devices.push(if !port.config.is_verbs() {
             let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
             // The settings apply to the queue pairs that are created with this handle of the device.
-            let has_raw = raw::is_configured(port);
-            let computes_checksums = has_raw && offload::computes_checksums(port, device.raw_caps().tx_checksum);
-            let (device, flows) =
-                if has_raw { raw::prepare(device, port, lanes)? } else { (device, Default::default()) };
+            let (device, raw) = match raw::is_configured(port) {
+                true => raw::prepare(device, port, lanes)?,
+                false => (device, raw::Prepared::default()),
+            };
+            let computes_checksums = raw.computes_checksums;
             let what = format!("{} {}", port.config.device, port.config.link.as_ref().map_or("", |link| link.kind()));
             let provider = ProviderParts {
                 what,
                 detail: soft::detail,
-                counters: Box::new(move |device| {
-                    soft::counters(device).into_iter().chain(raw::counted(&flows)).collect()
-                }),
+                counters: Box::new(move |device| soft::counters(device).into_iter().chain(raw.counted()).collect()),
                 computes_checksums,
                 why: SoftDevice::wire_error,
                 finish: soft::finish,
@@ -265,15 +264,12 @@ impl<D: Device> PortDevice for OpenPort<D> {
         let queue = if self.connection.is_some() { (0, 1) } else { spec.queue };
         let spec = LaneSpec { queue, ..spec };
         let watch = &self.watch;
+        let lane = lane::open(device, pd, pool, spec, wiring, watch.alarms(), watch.clocks());
         // The error of the link is more precise than the error of the failed verb.
-        let precise = |error| (self.provider.why)(device).unwrap_or(error);
-        let (alarms, clocks) = (watch.alarms(), watch.clocks());
-        Ok(if pool.keeps_received() {
-            let lane = QueueLane::<D, true>::open_lane(device, pd, pool, spec, wiring, alarms, clocks);
-            Box::new(lane.map_err(precise)?)
-        } else {
-            Box::new(QueueLane::open(device, pd, pool, spec, wiring, alarms, clocks).map_err(precise)?)
-        })
+        let lane = lane.map_err(|error| (self.provider.why)(device).unwrap_or(error))?;
+        offload::check_granted(spec.received, lane.granted().fields)
+            .map_err(|why| Error::Config(format!("port `{}`: {why}", self.name)))?;
+        Ok(lane)
     }
 
     fn connect_timeout(&self) -> Duration {
@@ -331,8 +327,8 @@ impl<D: Device> PortDevice for OpenPort<D> {
 #[cfg(feature = "ibverbs")]
 mod verbs {
     use super::{Arc, BTreeMap, Device, HostClock, PortPlan, ProviderParts, Qp, Result, RunStop, Stamping, Watch};
-    use crate::runtime::{offload, raw};
-    use dataplane_core::verbs::{Capability, Provider as _, RawDevice as _};
+    use crate::runtime::raw;
+    use dataplane_core::verbs::{Capability, Provider as _};
     use dataplane_ibverbs::{VerbsDevice, VerbsProvider};
 
     /// The open devices. Ports on the same device share the device and its event thread.
@@ -367,10 +363,13 @@ mod verbs {
         // Prepare nothing if the device does not support raw packets. Creating the queue pair then returns an error
         // that names the reason.
         let raw = port.qp == Qp::RawPacket && device.capabilities().has.contains(&Capability::RawPacket);
-        let computes_checksums = raw && offload::computes_checksums(plan, device.raw_caps().tx_checksum);
-        let (device, counters) = if raw { raw::prepare(device, plan, workers)? } else { (device, Default::default()) };
+        let (device, raw) = match raw {
+            true => raw::prepare(device, plan, workers)?,
+            false => (device, raw::Prepared::default()),
+        };
+        let computes_checksums = raw.computes_checksums;
         let what = format!("{} port {}", port.device, port.device_port);
-        let counters = Box::new(move |_: &VerbsDevice| raw::counted(&counters));
+        let counters = Box::new(move |_: &VerbsDevice| raw.counted());
         let (why, finish) = (|_: &VerbsDevice| None, |_: &VerbsDevice| Vec::new());
         Ok((device, ProviderParts { what, detail: |_| None, counters, computes_checksums, why, finish }))
     }

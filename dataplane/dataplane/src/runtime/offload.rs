@@ -3,6 +3,7 @@
 use crate::config::{Offload, OffloadRequest, Plan, PortPlan, StageOffload};
 use dataplane_core::mem::RecvFields;
 use dataplane_core::pipeline::Program;
+use dataplane_core::verbs::PollFields;
 
 const RECEIVED: [(RecvFields, StageOffload); 4] = [
     (RecvFields::CHECKSUM, StageOffload::ReceiveChecksum),
@@ -14,9 +15,10 @@ const RECEIVED: [(RecvFields, StageOffload); 4] = [
 /// Adds to each port of the plan the offloads that the stages of the program can use.
 ///
 /// A port requests checksum offloads only if it has the offload `auto`. Without these offloads, the stages compute and
-/// verify the checksums. The other receive information (VLAN tag, flow tag and RSS hash) comes only from the device. If
-/// a stage reads this information, every input port whose device may report the information requests it.
-pub(super) fn request(plan: &mut Plan, program: &Program) {
+/// verify the checksums. The other receive information comes only from the device: the VLAN tag on input ports with the
+/// offload `vlan_strip`, the flow tag on input ports with a flow rule that has a tag, and the RSS hash on all input ports
+/// whose device may report it. Returns a warning, with its help, for each stage whose information no port reports.
+pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'static str, &'static str)> {
     let with_checksums = program.ports_with_checksums(plan.ports.len());
     let names = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
     for (port, has_checksums) in plan.ports.iter_mut().zip(with_checksums) {
@@ -25,14 +27,60 @@ pub(super) fn request(plan: &mut Plan, program: &Program) {
             let stages = names(program.stages_with_checksums());
             port.requests.push(OffloadRequest { offload: StageOffload::SendChecksum, stages });
         }
-        let is_reported = |part| if part == RecvFields::CHECKSUM { auto } else { port.config.reports_received() };
-        for (part, offload) in RECEIVED.into_iter().filter(|(part, _)| port.input && is_reported(*part)) {
+        let config = &port.config;
+        let is_reported = |offload| match offload {
+            StageOffload::VlanTag => config.offloads().contains(&Offload::VlanStrip),
+            StageOffload::FlowTag => config.flow.iter().flatten().any(|flow| flow.tag.is_some()),
+            StageOffload::RssHash => config.reports_received(),
+            _ => auto,
+        };
+        let reported: Vec<_> =
+            RECEIVED.into_iter().filter(|(_, offload)| port.input && is_reported(*offload)).collect();
+        for (part, offload) in reported {
             let stages: Vec<String> = names(program.readers(part));
             if !stages.is_empty() {
                 port.requests.push(OffloadRequest { offload, stages });
             }
         }
     }
+    let without = |(part, offload, what, help)| {
+        let has_source = plan.ports.iter().any(|port| is_requested(port, offload));
+        let stages = if has_source { Vec::new() } else { program.readers(part) };
+        stages.into_iter().map(move |stage| (stage.to_owned(), what, help)).collect::<Vec<_>>()
+    };
+    let sources = [
+        (
+            RecvFields::VLAN,
+            StageOffload::VlanTag,
+            "no input port removes VLAN tags, so this stage restores none",
+            "add \"vlan_strip\" to `offload` of an input port",
+        ),
+        (
+            RecvFields::FLOW_TAG,
+            StageOffload::FlowTag,
+            "no flow rule of an input port has a tag, so this stage selects no packet",
+            "add `tag` to a rule in `flow` of an input port",
+        ),
+    ];
+    sources.into_iter().flat_map(without).collect()
+}
+
+/// Checks that a device reports the information for which stages have no substitute. `fields` are the completion fields
+/// that the device granted.
+///
+/// # Errors
+/// The device lacks a part. The error has a remedy.
+pub(super) fn check_granted(received: RecvFields, fields: PollFields) -> Result<(), &'static str> {
+    let lacks = |part| received.contains(part) && !fields.contains(PollFields::from(part));
+    if lacks(RecvFields::VLAN) {
+        return Err("the device does not report the VLAN tags that it removes, which a stage needs; help: remove \
+                    \"vlan_strip\" from `offload`");
+    }
+    if lacks(RecvFields::FLOW_TAG) {
+        return Err("the device does not report the tags of flow rules, which a stage needs; help: remove `tag` from \
+                    `flow`, and select the packets with an `acl` stage");
+    }
+    Ok(())
 }
 
 /// Returns whether stages can use an offload of a port.
@@ -43,11 +91,4 @@ pub(super) fn is_requested(port: &PortPlan, offload: StageOffload) -> bool {
 /// Returns the receive information that stages read from the packets of a port.
 pub(super) fn received(port: &PortPlan) -> RecvFields {
     RECEIVED.into_iter().filter(|(_, offload)| is_requested(port, *offload)).map(|(part, _)| part).collect()
-}
-
-/// Returns whether the device of a port computes the checksums of sent packets. `supports` is `true` if the device
-/// supports this offload.
-pub(super) fn computes_checksums(port: &PortPlan, supports: bool) -> bool {
-    let is_set = port.config.offloads().contains(&Offload::Checksum);
-    supports && (is_set || is_requested(port, StageOffload::SendChecksum))
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::config::{self, Action, Frames, Offload, PortPlan};
+use crate::config::{self, Action, Frames, Offload, PortPlan, StageOffload};
 use crate::runtime::{offload, soft};
 use dataplane_core::error::{Error, Result};
 use dataplane_core::verbs::{
@@ -12,7 +12,16 @@ use dataplane_core::verbs::{
 };
 
 /// The flow counters by name.
-pub(super) type Counters = BTreeMap<String, Arc<dyn FlowCounters>>;
+type Counters = BTreeMap<String, Arc<dyn FlowCounters>>;
+
+/// The raw-packet settings that [`prepare`] has applied.
+#[derive(Default)]
+pub(super) struct Prepared {
+    /// The counters of the flow rules.
+    counters: Counters,
+    /// Whether the device computes the checksums of sent packets.
+    pub(super) computes_checksums: bool,
+}
 
 /// Whether a port has raw-packet settings.
 pub(super) fn is_configured(plan: &PortPlan) -> bool {
@@ -20,15 +29,17 @@ pub(super) fn is_configured(plan: &PortPlan) -> bool {
     !plan.requests.is_empty() || port.flow.is_some() || !port.offloads().is_empty() || port.rate_limit.is_some()
 }
 
-/// Applies the raw-packet settings of a port to its device, for the given number of workers. Returns the device and the
-/// counters of the flow rules.
+/// Applies the raw-packet settings of a port to its device, for the given number of workers.
 ///
 /// # Errors
 /// Returns an error if the device does not support the settings.
-pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, Counters)> {
+pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) -> Result<(D, Prepared)> {
     let port = &plan.config;
     let named = |error: Error| Error::Config(format!("port `{}`: {error}", port.name));
+    // Check the settings first, because the error of a verb has no remedy.
     let mut counters = Counters::new();
+    let queues = u16::try_from(workers).unwrap_or(u16::MAX);
+    device.check_raw(&spec(plan, &counters), queues).map_err(named)?;
     for name in port.flow.iter().flatten().filter_map(|flow| flow.count.as_ref()) {
         if !counters.contains_key(name) {
             let made = device.create_flow_counters().map_err(|error| named(error.on(device.name())))?;
@@ -36,24 +47,26 @@ pub(super) fn prepare<D: RawDevice>(device: D, plan: &PortPlan, workers: usize) 
         }
     }
     let mut spec = spec(plan, &counters);
-    spec.checksum |= offload::computes_checksums(plan, device.raw_caps().tx_checksum);
-    device.check_raw(&spec, u16::try_from(workers).unwrap_or(u16::MAX)).map_err(named)?;
-    Ok((device.with_raw(spec), counters))
+    spec.checksum |= offload::is_requested(plan, StageOffload::SendChecksum) && device.raw_caps().tx_checksum;
+    let prepared = Prepared { counters, computes_checksums: spec.checksum };
+    Ok((device.with_raw(spec), prepared))
 }
 
-/// Returns the flow counters under the names that the report uses. Logs and leaves out counters that cannot be read.
-pub(super) fn counted(counters: &Counters) -> BTreeMap<String, u64> {
-    let mut report = BTreeMap::new();
-    for (name, counters) in counters {
-        match counters.read() {
-            Ok(count) => {
-                report.insert(format!("flow.{name}.packets"), count.packets);
-                report.insert(format!("flow.{name}.bytes"), count.bytes);
+impl Prepared {
+    /// Returns the flow counters under the names that the report uses. Logs and leaves out counters that cannot be read.
+    pub(super) fn counted(&self) -> BTreeMap<String, u64> {
+        let mut report = BTreeMap::new();
+        for (name, counters) in &self.counters {
+            match counters.read() {
+                Ok(count) => {
+                    report.insert(format!("flow.{name}.packets"), count.packets);
+                    report.insert(format!("flow.{name}.bytes"), count.bytes);
+                }
+                Err(error) => tracing::warn!("cannot read the counters of flow `{name}`: {error}"),
             }
-            Err(error) => tracing::warn!("cannot read the counters of flow `{name}`: {error}"),
         }
+        report
     }
-    report
 }
 
 /// Returns the raw-packet settings of a port. Without flow rules in the config, an input port receives every frame. The

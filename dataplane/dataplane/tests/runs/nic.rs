@@ -2,6 +2,10 @@
 
 use std::time::Instant;
 
+use dataplane::config::{Diagnostics, Source};
+use dataplane::pipeline::Registry;
+use dataplane::runtime::assemble;
+use dataplane::topology::Topology;
 use dataplane_testing::config::Config;
 use dataplane_testing::strategies;
 use etherparse::{PacketBuilder, VlanId};
@@ -88,6 +92,7 @@ fn refused_feature_ends_the_start_with_a_remedy() {
     folder.capture("in.pcap", [udp(1, 53)]);
     for (keys, needed, help) in [
         ("flow = [{}, { match = { ipv4 = {} } }]", "flow_rules", "select frames with an `acl` stage"),
+        ("flow = [{ match = { ipv4 = {} }, count = 'v4' }]", "flow_rules", "select frames with an `acl` stage"),
         ("offload = ['vlan_strip']", "vlan_strip", "remove \"vlan_strip\" from `offload`"),
         ("rate_limit = { rate = '8Mbps' }", "pacing", "limit it in the pipeline"),
     ] {
@@ -228,4 +233,73 @@ fn stage_computes_the_checksums_of_packets_that_no_device_sends() {
     folder.capture("in.pcap", [&wrong]);
     folder.run(&text);
     assert_eq!(frames_of(&folder.file("dropped.pcapng")), [udp(1, 53)]);
+}
+
+/// Each frame has two copies, and a burst has an odd number of packets.
+#[test]
+fn copies_of_a_frame_are_received_in_later_bursts() {
+    let flow = "flow = [{ frames = 'sniffer' }, { match = { ipv4 = {} } }]";
+    for burst in ["1", "3"] {
+        let folder = Folder::new();
+        folder.capture("in.pcap", (0..30).map(|source| udp(source, 53)));
+        let text = config(1, flow, "").replace("[runtime]\n", &format!("[runtime]\nburst = {burst}\n"));
+        assert!(text.contains("burst = "), "{text}");
+        let report = folder.run(&text);
+        assert_good(&report);
+        assert_eq!((report.packets.tx, counter(&report, 0, "rx_missed")), (60, 0), "burst {burst}");
+    }
+}
+
+/// No stage can replace a VLAN tag or a flow tag that the device does not report, so the run does not start.
+#[test]
+fn device_must_report_the_information_that_a_stage_needs() {
+    for (keys, refused, stage, parameters) in [
+        ("offload = ['vlan_strip']", "cvlan", "vlan", "op = 'restore'"),
+        ("flow = [{ match = { ipv4 = {} }, tag = 5 }, { priority = 1 }]", "flow_tag", "flow_tag", "tags = [5]"),
+    ] {
+        let text = |more: &str| {
+            Config::new()
+                .workers(1)
+                .port_with("in", "kind = 'pcap', input = 'in.pcap'", &format!("{keys}\n{more}"))
+                .stage(stage, parameters)
+                .stage("tx", "port = 'in'")
+                .to_string()
+        };
+        let folder = Folder::new();
+        folder.capture("in.pcap", [tagged(1, 53)]);
+        let run = folder.start(&text(&format!("refuse = ['{refused}']")), Default::default());
+        let error = run.map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("port `in`: the device does not report") && error.contains("; help: remove"), "{error}");
+        assert_good(&folder.run(&text("")));
+    }
+}
+
+#[test]
+fn port_without_flow_rules_can_send_with_offloads() {
+    let folder = Folder::new();
+    folder.capture("in.pcap", [udp(1, 53)]);
+    for keys in ["offload = ['auto']", "offload = ['checksum']", "rate_limit = { rate = '1Gbps' }"] {
+        let report = folder.run(&config(1, "", &format!("{keys}\nrefuse = ['flow_rules']")));
+        assert_good(&report);
+        assert_eq!(report.packets.tx, 1, "{keys}");
+    }
+}
+
+/// A stage whose information no port reports gets a warning.
+#[test]
+fn stage_without_a_source_is_reported() {
+    for (stage, parameters, message) in [
+        ("vlan", "op = 'restore'", "no input port removes VLAN tags, so this stage restores none"),
+        ("flow_tag", "tags = [5]", "no flow rule of an input port has a tag, so this stage selects no packet"),
+    ] {
+        let text = Config::new().port("in", "kind = 'generator'").stage(stage, parameters).stage("tx", "port = 'in'");
+        let source = Source::new("test.toml", text.to_string(), &[]);
+        let mut registry = Registry::new();
+        dataplane::stages::register(&mut registry);
+        let mut diagnostics = Diagnostics::new(&source);
+        let topology = Topology::discover().unwrap();
+        assert!(assemble(&source, &registry, topology, &mut diagnostics).unwrap().is_some());
+        let records = diagnostics.records();
+        assert_eq!((records.len(), records[0].message.clone()), (1, format!("stage `{stage}`: {message}")));
+    }
 }

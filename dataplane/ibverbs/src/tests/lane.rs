@@ -6,11 +6,10 @@ use std::sync::Arc;
 use ibverbs_sys::ibv_wc_status::{IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_WR_FLUSH_ERR};
 
 use super::raw::{TestDevice, test_device};
-use crate::VerbsDevice;
 use crate::fake::{Call, Completion, Poll};
 use crate::ffi::Wc;
 use dataplane_core::clock::{Clocks, Stamp};
-use dataplane_core::lane::{Alarms, Lane, LaneSpec, NoSink, QueueLane, RawWiring, Stamping};
+use dataplane_core::lane::{self, Alarms, Lane, LaneSpec, NoSink, RawWiring, Stamping};
 use dataplane_core::mem::{Batch, PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
 use dataplane_core::verbs::{AsyncEvent, Device, EventKind, QpState, QpType, WcStatus, WrId, WrKind};
 
@@ -24,7 +23,7 @@ fn pool() -> Pool {
 
 /// A raw-packet lane on a fake device, with the numbers of its objects.
 struct TestLane {
-    lane: QueueLane<VerbsDevice>,
+    lane: Box<dyn Lane>,
     pool: Pool,
     alarms: Arc<Alarms>,
     send_cq: u32,
@@ -51,7 +50,7 @@ impl TestLane {
         let wiring = Box::new(RawWiring { port: 1 });
         let clocks = Clocks::default();
         let [cq, qp, wq] = ["cq", "qp", "wq"].map(|kind| test.fake.last(kind) + 1);
-        let lane = QueueLane::open(&test.device, &pd, &mut pool, spec, wiring, alarms.clone(), &clocks).unwrap();
+        let lane = lane::open(&test.device, &pd, &mut pool, spec, wiring, alarms.clone(), &clocks).unwrap();
         assert_eq!(lane.posted(), 16);
         // The completion queue for sends is created before the completion queue for receives.
         Self { lane, pool, alarms, send_cq: cq, recv_cq: cq + 1, qp, wq: (queue.1 > 1).then_some(wq) }

@@ -93,6 +93,9 @@ pub(crate) fn write_segment(out: &mut Vec<u8>, header: &[u8], payload: &[u8], fr
     if until < payload.len() {
         out[tcp + 13] &= !(FIN | PSH);
     }
+    if checksummed(out, &found).is_none() {
+        return false;
+    }
     write_checksums(out);
     true
 }

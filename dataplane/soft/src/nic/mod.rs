@@ -70,7 +70,7 @@ impl RawSettings {
     pub(super) fn check(spec: &RawSpec, device: &Shared, queues: u16) -> Result<(), RawError> {
         let caps = caps(device);
         spec.check(&caps, queues)?;
-        if !caps.flow_rules && !flow::FlowTable::new(&spec.rules).is_transparent() {
+        if !caps.flow_rules && !spec.rules.is_empty() && !flow::FlowTable::new(&spec.rules).is_transparent() {
             return Err(RawError::lacks("flow rules", "remove `flow`, and select frames with an `acl` stage"));
         }
         let counters = spec.rules.iter().filter_map(|rule| rule.count.as_deref());

@@ -33,73 +33,53 @@ use crate::verbs::{
     register_error,
 };
 
-/// A lane on the queue pair and completion queues of one device.
+/// Opens a lane: creates the queues on a device, posts receives, and moves the queue pair to RTS if the peer is ready.
+/// Registers the pool's memory with the device.
 ///
-/// All methods of [`Lane`] need the pool that was passed to [`QueueLane::open`], and batches of this pool. With another
-/// pool or batch, the methods panic before they move a packet.
+/// All methods of the lane need this pool, and batches of this pool. With another pool or batch, the methods panic before
+/// they move a packet.
+///
+/// # Errors
+/// Fails if a verb fails. The error names the verb and the device.
+pub fn open<D: Device>(
+    device: &D,
+    pd: &D::Pd,
+    pool: &mut Pool,
+    spec: LaneSpec,
+    wiring: Box<dyn Wiring<D>>,
+    alarms: Arc<Alarms>,
+    clocks: &Clocks,
+) -> Result<Box<dyn Lane>> {
+    let named = |error: VerbError| error.on(device.name());
+    let refused = |error| register_error(error, device.name(), pool.region().len());
+    let mr = pd.register(pool.region().clone(), ACCESS).map_err(refused)?;
+    check_registered(&mr, pool.region(), device.name())?;
+    let (queues, granted) = Queues::create(device, pd, &spec).map_err(named)?;
+    let stamper = match spec.stamps {
+        Stamping::None => Stamper::none(),
+        _ => clocks.stamper(granted.stamps),
+    };
+    let (depths, lengths) = ((spec.recv_depth, spec.send_depth), (wiring.prefix(), wiring.longest()));
+    let mut data = DataPath::new(queues, mr, pool, depths, lengths, stamper);
+    let mut recovery = Recovery::new(device, pd, spec, wiring, alarms, granted);
+    recovery.start(&mut data, pool).map_err(named)?;
+    Ok(match pool.keeps_received() {
+        true => Box::new(QueueLane::<D, true> { data, recovery }),
+        false => Box::new(QueueLane::<D, false> { data, recovery }),
+    })
+}
+
+/// A lane on the queue pair and completion queues of one device.
 ///
 /// `INFO` is whether the pool keeps the receive information of packets. It is a constant of the type, so that other lanes
 /// do not check it for each burst.
-pub struct QueueLane<D: Device, const INFO: bool = false> {
+struct QueueLane<D: Device, const INFO: bool> {
     // Declared first: the queues must be dropped before the protection domain and the device.
     data: DataPath<D>,
     recovery: Recovery<D>,
 }
 
-impl<D: Device> QueueLane<D, false> {
-    /// Opens a lane for a pool that does not keep the receive information of packets. See [`QueueLane::open_lane`].
-    ///
-    /// # Errors
-    /// The errors of [`QueueLane::open_lane`].
-    pub fn open(
-        device: &D,
-        pd: &D::Pd,
-        pool: &mut Pool,
-        spec: LaneSpec,
-        wiring: Box<dyn Wiring<D>>,
-        alarms: Arc<Alarms>,
-        clocks: &Clocks,
-    ) -> Result<Self> {
-        Self::open_lane(device, pd, pool, spec, wiring, alarms, clocks)
-    }
-}
-
 impl<D: Device, const INFO: bool> QueueLane<D, INFO> {
-    /// Creates the queues on a device, posts receives, and moves the queue pair to RTS if the peer is ready. Registers
-    /// the pool's memory with the device.
-    ///
-    /// # Errors
-    /// Fails if a verb fails. The error names the verb and the device.
-    ///
-    /// # Panics
-    /// If `INFO` differs from [`Pool::keeps_received`].
-    pub fn open_lane(
-        device: &D,
-        pd: &D::Pd,
-        pool: &mut Pool,
-        spec: LaneSpec,
-        wiring: Box<dyn Wiring<D>>,
-        alarms: Arc<Alarms>,
-        clocks: &Clocks,
-    ) -> Result<Self> {
-        assert_eq!(pool.keeps_received(), INFO, "the type of the lane does not fit the pool");
-        let named = |error: VerbError| error.on(device.name());
-        let refused = |error| register_error(error, device.name(), pool.region().len());
-        let mr = pd.register(pool.region().clone(), ACCESS).map_err(refused)?;
-        check_registered(&mr, pool.region(), device.name())?;
-        let (queues, granted) = Queues::create(device, pd, &spec).map_err(named)?;
-        let stamper = match spec.stamps {
-            Stamping::None => Stamper::none(),
-            _ => clocks.stamper(granted.stamps),
-        };
-        let (depths, lengths) = ((spec.recv_depth, spec.send_depth), (wiring.prefix(), wiring.longest()));
-        let data = DataPath::new(queues, mr, pool, depths, lengths, stamper);
-        let recovery = Recovery::new(device, pd, spec, wiring, alarms, granted);
-        let mut lane = Self { data, recovery };
-        lane.recovery.start(&mut lane.data, pool).map_err(named)?;
-        Ok(lane)
-    }
-
     /// Reaps completed sends, or recreates the queues. This is a separate function to keep [`Lane::reap`] small,
     /// because that method usually has nothing to do.
     #[inline(never)]

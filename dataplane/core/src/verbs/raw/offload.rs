@@ -160,10 +160,11 @@ pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
 }
 
 /// Whether a device with send checksums computes the TCP or UDP checksum of this frame. The device computes the
-/// checksum of every frame for which [`checksummed`] returns a result, and must not change the checksums of other
-/// frames. The stages keep the checksums of these other frames correct.
+/// checksum of every frame for which [`checksummed`] returns the whole IP payload, and must not change the checksums of
+/// other frames. The stages keep the checksums of these other frames correct.
 pub fn has_whole_checksum(frame: &[u8]) -> bool {
-    dissect(frame).is_ok_and(|found| checksummed(frame, &found).is_some())
+    let Ok(found) = dissect(frame) else { return false };
+    checksummed(frame, &found).is_some_and(|(_, bytes)| bytes.len() == usize::from(found.end - found.l4))
 }
 
 /// The rate limit of a send queue: `struct ibv_qp_rate_limit_attr`.

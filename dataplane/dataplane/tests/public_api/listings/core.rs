@@ -1485,32 +1485,15 @@ pub mod lane {
         ) -> Result<usize, VerbError> {}
     }
     mod queue_lane {
-        pub struct QueueLane<D: Device, const INFO: bool = false> {
-            private: _,
-        }
-        impl<D: Device> QueueLane<D, false> {
-            pub fn open(
-                device: &D,
-                pd: &D::Pd,
-                pool: &mut Pool,
-                spec: LaneSpec,
-                wiring: Box<dyn Wiring<D>>,
-                alarms: Arc<Alarms>,
-                clocks: &Clocks,
-            ) -> Result<Self> {}
-        }
-        impl<D: Device, const INFO: bool> QueueLane<D, INFO> {
-            pub fn open_lane(
-                device: &D,
-                pd: &D::Pd,
-                pool: &mut Pool,
-                spec: LaneSpec,
-                wiring: Box<dyn Wiring<D>>,
-                alarms: Arc<Alarms>,
-                clocks: &Clocks,
-            ) -> Result<Self> {}
-        }
-        impl<D: Device, const INFO: bool> Lane for QueueLane<D, INFO> {}
+        pub fn open<D: Device>(
+            device: &D,
+            pd: &D::Pd,
+            pool: &mut Pool,
+            spec: LaneSpec,
+            wiring: Box<dyn Wiring<D>>,
+            alarms: Arc<Alarms>,
+            clocks: &Clocks,
+        ) -> Result<Box<dyn Lane>> {}
     }
     mod wiring {
         pub type QpOf<D> = <<D as Device>::Pd as ProtectionDomain>::Qp;
@@ -1549,7 +1532,7 @@ pub mod lane {
         impl<D: Device> Wiring<D> for RawWiring {}
     }
     pub use alarm::Alarms;
-    pub use queue_lane::QueueLane;
+    pub use queue_lane::open;
     pub use wiring::{AhOf, LaneQueuePair, QpOf, RawWiring, Wiring};
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct LaneCounters {
@@ -1906,7 +1889,6 @@ pub mod mem {
         impl Pool {
             #[must_use]
             pub fn keeping_received(mut self) -> Self {}
-            pub fn keeps_received(&self) -> bool {}
         }
         impl Packet<'_> {
             pub fn received(&self) -> RecvInfo {}
