@@ -135,8 +135,8 @@ class Parts:
             work = "IPv4 LPM, a million prefixes, random addresses"
             # To add a rule, rte_lpm searches all rules of the same length. A million rules take minutes.
             note = (
-                "rte_fib stores next hops of 2 bytes. Dataplane stores values below 65,534 in 2 bytes, as here, and reads larger values "
-                "with a second load. rte_lpm is omitted because filling it takes minutes."
+                "rte_fib stores next hops of 2 bytes. Dataplane also stores values below 65,534 in 2 bytes, and all values of this row "
+                "are below 65,534. Larger values need a second load. rte_lpm is omitted because filling it takes minutes."
             )
             yield table(7, work, "lpm4", "lpm4", {"fib": "rte_fib"}, 1.2, note)
         if 8 in rows:

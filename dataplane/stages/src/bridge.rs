@@ -23,8 +23,8 @@ use storm::{StormControl, StormMeter};
 use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 
 /// Forwards each frame to the port on which its destination MAC address was last seen (IEEE 802.1Q). The bridge learns
-/// MAC addresses separately for each VLAN. The bridge floods frames to unknown, multicast and broadcast addresses to
-/// all other ports of the VLAN.
+/// MAC addresses separately for each VLAN. If the destination address is unknown, multicast or broadcast, the bridge
+/// floods the frame to all other ports of the VLAN.
 ///
 /// All workers share one table of 65,536 MAC addresses. The bridge removes an address if no frame with this source
 /// address arrives for the time `ageing`. The table has buckets of four entries. In a full bucket, a new address

@@ -34,7 +34,8 @@ pub struct AlternatePath {
     /// The index of the partition key in the table of the local port `device_port`.
     #[serde(default)]
     pub pkey_index: u16,
-    /// The time that this side waits for an acknowledgement on this path, in the unit of `timeout` of the connection.
+    /// The time that this side waits for an acknowledgement on this path, encoded as the key `timeout` of the
+    /// connection.
     #[serde(default = "usual_timeout", deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub timeout: u8,
@@ -42,12 +43,12 @@ pub struct AlternatePath {
     #[serde(default, deserialize_with = "within::<_, u8, 0, 15>")]
     #[schemars(range(min = 0, max = 15))]
     pub service_level: u8,
-    /// The low bits of the LID from which packets are sent. The value must be less than 2 to the power of the LID mask
-    /// count (LMC) of the local port.
+    /// The low bits of the LID from which packets are sent. The maximum is 2^LMC - 1, where LMC is the LID mask count
+    /// of the local port.
     #[serde(default, deserialize_with = "within::<_, u8, 0, 127>")]
     #[schemars(range(min = 0, max = 127))]
     pub source_path_bits: u8,
-    /// The maximum send rate on this path, with the values of `static_rate` of the connection.
+    /// The maximum send rate on this path, encoded as the key `static_rate` of the connection.
     #[serde(default, deserialize_with = "within::<_, u8, 0, 24>")]
     #[schemars(range(min = 0, max = 24))]
     pub static_rate: u8,

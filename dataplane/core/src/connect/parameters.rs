@@ -59,7 +59,7 @@ pub struct EndpointParameters {
     #[schemars(range(min = 256, max = 4096))]
     pub path_mtu: Option<u16>,
     /// Whether packets contain a global route header. On Ethernet, packets always contain this header, and `false` is
-    /// an error. Default: `true` if the peer has a GID.
+    /// an error. Default: `true` if the peer has a GID, otherwise `false`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grh: Option<bool>,
     /// The hop limit of sent packets.
@@ -78,13 +78,13 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within::<_, u8, 0, 15>")]
     #[schemars(range(min = 0, max = 15))]
     pub service_level: u8,
-    /// The low bits of the LID from which packets are sent. The value must be less than 2 to the power of the LID mask
-    /// count (LMC) of the port. On Ethernet, the value must be 0.
+    /// The low bits of the LID from which packets are sent. The maximum is 2^LMC - 1, where LMC is the LID mask count
+    /// of the port. On Ethernet, the value must be 0.
     #[serde(deserialize_with = "within::<_, u8, 0, 127>")]
     #[schemars(range(min = 0, max = 127))]
     pub source_path_bits: u8,
-    /// The maximum send rate, as a value of `enum ibv_rate` in verbs.h. 0 is no limit. In Gbit/s, 2 is 2.5, 3 is 10, 15
-    /// is 25, 7 is 40, 16 is 100 and 17 is 200.
+    /// The maximum send rate, as a value of `enum ibv_rate` in verbs.h. The value 0 means no limit, 2 means 2.5 Gbit/s,
+    /// 3 means 10 Gbit/s, 15 means 25 Gbit/s, 7 means 40 Gbit/s, 16 means 100 Gbit/s and 17 means 200 Gbit/s.
     #[serde(deserialize_with = "within::<_, u8, 0, 24>")]
     #[schemars(range(min = 0, max = 24))]
     pub static_rate: u8,
@@ -108,13 +108,13 @@ pub struct EndpointParameters {
     #[schemars(range(min = 0, max = 255))]
     pub max_dest_rd_atomic: u8,
     /// The time that the peer waits before it resends a message for which this side had posted no receive. The value is
-    /// a code of the InfiniBand specification. In milliseconds, 1 is 0.01, 12 is 0.64, 16 is 2.56, 31 is 491.52 and 0
-    /// is 655.36. Only for rc.
+    /// a code of the InfiniBand specification. Code 1 means 0.01 ms, code 12 means 0.64 ms, code 16 means 2.56 ms, code
+    /// 31 means 491.52 ms and code 0 means 655.36 ms. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub min_rnr_timer: u8,
-    /// The time that this side waits for an acknowledgement: 4.096 µs times 2 to the power of this value. With 0, this
-    /// side waits indefinitely. Only for rc.
+    /// The time that this side waits for an acknowledgement: 4.096 µs × 2^value. With the value 0, this side waits
+    /// indefinitely. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub timeout: u8,
