@@ -151,7 +151,7 @@ impl Harness {
         ctx
     }
 
-    /// Advances the clock that stamps the packets by `nanos` nanoseconds.
+    /// Advances the clock by `nanos` nanoseconds. The packets get their timestamps from this clock.
     pub fn advance(&mut self, nanos: u64) {
         self.now += nanos;
     }

@@ -1,7 +1,7 @@
 //! Encoding of pcapng files (draft-ietf-opsawg-pcapng): little-endian, link type Ethernet, times in nanoseconds.
 //!
-//! Each function appends one block to a buffer. A file starts with a [`section`]. The n-th [`interface`] of the section
-//! has the number n, from 0, and precedes its packets.
+//! Each function appends one block to a buffer. A file starts with a [`section`]. The [`interface`] blocks of a section
+//! are numbered from 0 in the order of the blocks. The block of an interface must precede the packets of the interface.
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;

@@ -67,8 +67,8 @@ impl Status {
 
     pub(super) fn raise(&self, kind: EventKind, element: u32) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        // The queue is full because no program reads the events. Drop the oldest event.
         if events.len() == MAX_EVENTS {
+            // The queue is full because no program reads the events. Drop the oldest event.
             events.pop_front();
         }
         events.push_back(AsyncEvent { kind, element });

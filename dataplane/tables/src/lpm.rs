@@ -129,10 +129,10 @@ impl<F: Form> Lpm<F> {
         LpmView(self.0.cells().clone())
     }
 
-    /// Makes retired memory reusable. A change of the table retires the cache lines that it replaces, and notes the
-    /// current time for them. This call frees the lines whose noted time is before `quiet`, and sets the current time
-    /// to `time`. Every lookup that began before `quiet` must have ended. The caller chooses the unit of the times, but
-    /// times must not decrease. Before the first call, the current time is 0.
+    /// Makes retired memory reusable. The table has a time, which starts at 0. Each call sets the time of the table to
+    /// `time`. A change of the table retires the cache lines that it replaces, and marks them with the time of the
+    /// table. Each call frees the lines that are marked with a time before `quiet`. Every lookup that began before
+    /// `quiet` must have ended. The caller chooses the unit of the times, but times must not decrease.
     pub fn reclaim(&mut self, time: u64, quiet: u64) {
         self.0.reclaim(time, quiet);
     }

@@ -28,7 +28,8 @@ const BACKLOG: i32 = 1024;
 const BATCH: usize = 64;
 /// Interval at which a wait checks whether it was cancelled.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Initial and maximum upper bound of the random pause between two attempts to connect.
+/// The pause between two attempts to connect is random, below a bound. The bound starts at the first value, and doubles
+/// up to the second value.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// The time limits and the cancellation of a wait.
@@ -332,7 +333,8 @@ impl Listener {
             let end = limits.step_end();
             let mut candidate = Candidate { wire, address, end, own: token(), received: None, ready: false };
             // Most valid clients have already sent their HELLO by now. If there are too many connections, a later
-            // connection displaces a client without a HELLO before any other client.
+            // connection displaces a client without a HELLO. If all clients have sent a HELLO, the later connection
+            // displaces the oldest client.
             if let Err(fault) = candidate.advance(offer, limits) {
                 *refused += 1;
                 *last = Some(candidate.close(&fault));

@@ -34,8 +34,8 @@ impl Sum {
     }
 
     /// Subtracts a 16-bit field that was added, such as the old checksum. Subtraction is faster than first writing a
-    /// zero into the packet, because a wider load after such a store stalls. After the subtraction, the sum must still
-    /// contain at least one value that is not 0.
+    /// zero into the packet, because a wider load after such a store stalls. At least one of the other added values
+    /// must not be 0. Otherwise, the checksum is 0 instead of 0xffff.
     #[inline]
     #[must_use]
     pub fn without(self, value: u16) -> Self {

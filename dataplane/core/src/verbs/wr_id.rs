@@ -35,7 +35,8 @@ impl WrId {
         self.0 & Self::NUMBER
     }
 
-    /// Returns the kind and the generation, which all requests of one queue and one generation share.
+    /// Returns the bits of the kind and of the generation. All requests of one kind on a queue pair have the same tag
+    /// until the queue pair is restarted.
     #[inline]
     pub const fn tag(self) -> u64 {
         self.0 & !Self::NUMBER

@@ -51,7 +51,8 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
             tracing::info!("this run keeps more privileges than it needs: {failure}");
         }
     }
-    // Start the thread of the queue after the program has given up privileges, so that the thread inherits the limits.
+    // Start the thread of the log queue after the program has given up privileges. A new thread has only the privileges
+    // that the program still has.
     let queue = LogQueue::start();
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
@@ -253,7 +254,8 @@ fn watch(
                 }
             }
         }
-        // Workers check the limit themselves. The stop also ends a worker that waits in a stage.
+        // Workers check the time limit themselves, but not while a stage waits, such as a lossless capture. The stop
+        // also ends such a wait.
         if stopping.is_none() && until.is_some_and(|until| until <= Instant::now()) {
             run.stop();
         }

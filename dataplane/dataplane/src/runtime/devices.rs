@@ -84,7 +84,8 @@ pub(crate) fn open(
         let start_exchange = |connection: &Connection| start_exchange(plan, port, index, connection, &rendezvous);
         devices.push(if !port.config.is_verbs() {
             let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
-            // The settings apply to the queue pairs that are created with this handle of the device.
+            // `raw::prepare` returns a device handle with the port's settings for raw packets. Only queue pairs that
+            // are created with this handle have these settings.
             let (device, raw) = match raw::is_configured(port) {
                 true => raw::prepare(device, port, lanes)?,
                 false => (device, raw::Prepared::default()),
@@ -260,7 +261,7 @@ impl<D: Device> PortDevice for OpenPort<D> {
                 Box::new(PeerWiring::new((device, paths), connector, lane, it.rendezvous.clone(), it.addresses.clone()))
             }
         };
-        // A port with connections uses no RSS: the queue pair of each lane is the only queue.
+        // A port with connections uses no RSS, so each lane creates its queue pair as queue 0 of 1.
         let queue = if self.connection.is_some() { (0, 1) } else { spec.queue };
         let spec = LaneSpec { queue, ..spec };
         let watch = &self.watch;

@@ -146,8 +146,8 @@ impl Tracer {
 
 #[cfg(any(test, fuzzing))]
 impl Tracer {
-    /// Passes bursts of packets through the stages. Each packet has the number of its port and whether its burst ends
-    /// after the packet.
+    /// Passes bursts of packets through the stages. Each entry of `packets` contains the number of the port, whether
+    /// the burst ends after this packet, and the bytes of the packet.
     ///
     /// # Panics
     /// If a packet or a buffer is not accounted for.
@@ -220,7 +220,7 @@ impl OpenTrace {
 struct TraceObserver<'a> {
     stages: &'a [Labels],
     ports: &'a [PortInfo],
-    /// For each slot with a known packet, the index in `open` of the packet's trace.
+    /// Maps the slot of each known packet to the packet's trace, as an index into `open`.
     known: BTreeMap<u32, usize>,
     /// The packets whose slots are not known yet. Each entry has the next stage of the packet and the index of its
     /// trace. The slot becomes known when the packet arrives at that stage. Packets to the same stage arrive in the

@@ -38,7 +38,7 @@ fn device_ticks_are_synchronized() {
         if bits > 24 {
             assert_timed_by(ClockSource::DeviceTicks, &report);
         } else {
-            // This counter wraps in a tenth of a second. If the worker does not run for that long, timestamps are
+            // This counter wraps in a tenth of a second. If the worker is paused for at least that long, timestamps are
             // ambiguous.
             let latency = &report.latency_ns;
             assert_eq!(latency.count + latency.unmeasured, COUNT, "{report}");
@@ -100,7 +100,7 @@ fn latency_between_unsynchronized_clocks_is_unmeasured() {
     let report = run("device", &ports, "b");
     assert_eq!((report.latency_ns.source, report.latency_ns.count), (ClockSource::None, 0), "{report}");
     assert_eq!(report.latency_ns.unmeasured, COUNT);
-    // The clocks of the two devices are synchronized to the run time, so the latency is known.
+    // The clocks of both devices are synchronized with the system clock, so the latency is known.
     let ports = [("a", "clock = { khz = 156250 }"), ("b", "clock = { khz = 322265, bits = 48 }")];
     let report = run("device", &ports, "b");
     assert_timed_by(ClockSource::DeviceTicks, &report);

@@ -111,7 +111,7 @@ impl Qp {
         self.put(Packet { to, to_gid: path.gid, from, from_gid: self.source, route, psn, body }, ctx);
     }
 
-    /// Returns the fields that a path defines in the queue pair's packets.
+    /// Returns the packet fields whose values depend on the path.
     pub(super) fn route(&self, path: &Path) -> Route {
         let device = &self.shared.device;
         let slid = device.port.source_lid(path.source_path_bits);

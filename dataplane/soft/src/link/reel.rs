@@ -1,4 +1,4 @@
-//! Frames in memory that queue pairs receive in order and repeatedly.
+//! Frames that are stored in memory. The queue pairs receive the frames in order, again and again.
 
 use multiversion::multiversion;
 use zerocopy::IntoBytes;

@@ -170,7 +170,8 @@ impl State {
     }
 
     fn route_changed(&mut self, (table, prefix): (u32, IpNet), wide: usize) {
-        // A change of the host's own prefixes can hide or reveal other prefixes.
+        // `wide` contains the prefixes that belong to the host itself. They hide the longer prefixes of the main table.
+        // If such a prefix is added or removed, these longer prefixes must be removed or written again.
         self.resync_needed |= self.rib.wide().len() != wide;
         if let Some(table) = self.table(table) {
             self.write(table, prefix);
@@ -313,7 +314,7 @@ impl State {
             Some(target) => {
                 let mut written = self.writer.set_route(table, prefix, &target);
                 if written.is_err() {
-                    // Memory that was retired since the last publication may be free by now.
+                    // Publishing frees retired memory that no worker uses any more. Publish, and try once more.
                     self.publish();
                     written = self.writer.set_route(table, prefix, &target);
                 }
@@ -338,9 +339,10 @@ impl State {
 
     /// Reads the whole state from the kernel, and writes the differences.
     pub(super) fn resync(&mut self, requests: &mut Requests) -> io::Result<()> {
-        // Read the links first, because links name the VRF tables, which must be open when the routes are read. Reading
-        // links takes the kernel's lock for network configuration. Changes that the kernel has already reported, such
-        // as a removed route, are therefore complete.
+        // Read the links first, because links name the VRF tables, which must be open when the routes are read. The
+        // kernel may report a change, such as a removed route, before the kernel has finished the change. The kernel
+        // holds its lock for network configuration (RTNL) until then. Reading the links also takes this lock. All
+        // reported changes are therefore finished before the routes are read.
         let mut links = Vec::new();
         dump(requests, RouteNetlinkMessage::GetLink(LinkMessage::default()), &mut links, |update| match update {
             Update::Link(link) => Some(link),
@@ -371,7 +373,8 @@ impl State {
             let mut what = RouteMessage::default();
             what.header.address_family = family;
             let rib = std::cell::RefCell::new(&mut rib);
-            // A restart needs no cleanup: adding a known route again has no effect.
+            // If the dump starts again, the routes that were already read stay in `rib`. Adding a known route again has
+            // no effect.
             requests.dump(
                 &RouteNetlinkMessage::GetRoute(what),
                 || {},

@@ -47,7 +47,8 @@ impl Limit {
 const MAX_WAIT: Millis = 200;
 /// The age at which an unknown neighbour counts as failed if the limit delays its repeated requests, in milliseconds.
 const MAX_REPEAT_TIME: Millis = RETRANS_TIMER * (MAX_SOLICITS as Millis + 1);
-/// The largest part of a full table that is evicted at once: the maximum number of entries divided by this number.
+/// The divisor for the maximum number of neighbours that are evicted at once: `most` ([`Settings`]) divided by this
+/// number, but at least 1.
 const EVICTION_DIVISOR: usize = 16;
 
 /// The parameters of the config.
@@ -130,8 +131,9 @@ pub(super) struct StateMachine {
     /// The buckets of each [`Limit`].
     limits: [TokenBucket; Limit::ALL.len()],
     random: u64,
-    /// Whether no entry can be evicted until the next timeout check: index 0 for neighbours that workers request, index
-    /// 1 for neighbours that send requests to this host.
+    /// Whether the last search for neighbours to evict found none. Reset at each timeout check. Index 0: room was
+    /// needed for a neighbour that a worker requested. Index 1: room was needed for a neighbour that sent a request to
+    /// this host.
     full: [bool; 2],
     pub(super) asked: u64,
     pub(super) refused: u64,

@@ -83,8 +83,8 @@ fn whole<const N: usize>(bits: &Bits<N>) -> Option<u32> {
 
 /// Checks that the value of a 4-byte field fits in its low `bits` bits.
 fn low_width(field: &'static str, wanted: &Bits<4>, bits: u8) -> Result<(), FlowError> {
-    // The conversion from a number sets all bits of the mask, including the bits above the field. This function
-    // therefore checks only the value.
+    // `Bits::from(u32)` sets all 32 bits of the mask, including the bits above the field. Such a mask is allowed, so
+    // check only the value.
     width(field, u32::from_be_bytes(*wanted.value()), bits)
 }
 

@@ -152,8 +152,8 @@ impl RawReceive {
     }
 }
 
-/// Returns the length of the frame for the length in a completion. With `scatter_fcs`, the result excludes the frame
-/// check sequence.
+/// Converts `received`, the length in a completion, to the length of the frame. With `scatter_fcs`, the result excludes
+/// the frame check sequence.
 #[inline]
 pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
     if scatter_fcs { received.saturating_sub(FCS) } else { received }

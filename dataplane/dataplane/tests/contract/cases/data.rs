@@ -17,7 +17,8 @@ pub(crate) const FROM: usize = 0;
 /// The offset of the memory that messages are received or written into.
 pub(crate) const INTO: usize = 8 << 10;
 
-/// Returns message lengths around packet boundaries: 0, 1, one byte around the path MTU, and several packets.
+/// Returns message lengths around packet boundaries: 0, 1, the path MTU, one byte less, one byte more, and several
+/// packets.
 fn lengths(mtu: usize) -> [usize; 7] {
     [0, 1, mtu - 1, mtu, mtu + 1, 3 * mtu, 5 * mtu + 7]
 }

@@ -23,7 +23,7 @@ fn prepared<D: RawDevice>(
     Ok((PreparedQueuePair::new(device, &pd, &spec, (&cq, &cq), None, parameters)?, cq))
 }
 
-/// Connects two new queue pairs, and returns the attributes of each queue pair that its device reports.
+/// Connects two new queue pairs. Returns, for each queue pair, the attributes that the device reports.
 fn connected<D: RawDevice>(t: &Trial<'_, D>, parameters: EndpointParameters) -> Outcome<[QpAttributes; 2]> {
     let (a, _cq_of_a) = prepared(t.bed, &t.bed.a, parameters.clone())?;
     let (b, _cq_of_b) = prepared(t.bed, &t.bed.b, parameters)?;
@@ -51,8 +51,8 @@ fn log_all<D: RawDevice>(t: &mut Trial<'_, D>, sides: [QpAttributes; 2]) {
     }
 }
 
-/// With default parameters, the handshake sets the values of the crate `ibverbs` on crates.io, which is another
-/// project, except `timeout`.
+/// With default parameters, the handshake sets the same values as the crate `ibverbs` on crates.io (another project).
+/// Only `timeout` differs.
 pub(crate) fn defaults<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let sides = connected(t, EndpointParameters::default())?;
     log_all(t, sides);

@@ -281,7 +281,7 @@ impl Watcher {
                 if !fds[1].revents().is_empty() {
                     return;
                 }
-                // Read only deletions from the messages. The next check reads the current state of the interface.
+                // Of the messages, only deletions matter here. The next check reads the current state of the interface.
                 let mut message = [MaybeUninit::uninit(); 1024];
                 loop {
                     match recv(&netlink, &mut message, RecvFlags::empty()) {

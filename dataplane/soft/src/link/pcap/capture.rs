@@ -34,12 +34,12 @@ pub struct Damage {
 /// The reason why a file cannot be read at all.
 type Refusal = String;
 
-/// Size of a pcap file header, in bytes. This number of bytes also identifies a pcapng file.
+/// Size of a pcap file header, in bytes. The first 24 bytes of a pcapng file are also enough to recognize the file.
 const HEADER: u64 = 24;
 /// Size of a pcapng block without content, in bytes.
 const SMALLEST_BLOCK: u32 = 12;
-/// Maximum size of a capture that can be played, in bytes. Frames are stored in cache lines, and the line numbers of
-/// larger captures might not fit into 32 bits.
+/// Maximum size of a capture that can be played, in bytes. In memory, each frame starts at a new cache line, and the
+/// index of that cache line has 32 bits. Larger captures could need larger indexes.
 const MOST: u64 = 64 << 30;
 
 impl Capture {
