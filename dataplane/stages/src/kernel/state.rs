@@ -34,6 +34,8 @@ pub(super) struct State {
     numbers: HashMap<u32, u8>,
     /// The port numbers at the last time that all routes were written.
     written_numbers: HashMap<u32, u8>,
+    /// The wide prefixes of the host's own addresses ([`Rib::wide`]) when the routes were last written.
+    written_wide: Vec<IpNet>,
     /// For each table of [`Forwarding`], the number that the kernel uses for the table.
     kernel_tables: Vec<u32>,
     rib: Rib,
@@ -68,6 +70,7 @@ impl State {
             links: HashMap::new(),
             numbers: HashMap::new(),
             written_numbers: HashMap::new(),
+            written_wide: Vec::new(),
             kernel_tables: vec![MAIN],
             rib: Rib::default(),
             addresses: Vec::new(),
@@ -389,7 +392,9 @@ impl State {
                 },
             )?;
         }
-        let all = other_ports || rib.wide() != self.rib.wide();
+        // An event may have changed the wide prefixes of `self.rib` since the routes were written.
+        let all = other_ports || rib.wide() != self.written_wide;
+        self.written_wide = rib.wide().to_vec();
         let old = std::mem::replace(&mut self.rib, rib);
         let mut changed = std::mem::take(&mut self.refused);
         for (table, prefix) in old.prefixes().chain(self.rib.prefixes()) {

@@ -285,6 +285,24 @@ fn routes_through_a_renamed_interface_are_local_until_it_is_renamed_back() {
     });
 }
 
+/// A prefix of the host's own addresses hides the longer prefixes of the main table as long as it exists.
+#[test]
+fn local_prefix_hides_longer_prefixes_until_it_is_removed() {
+    in_namespace(|| {
+        let (tables, writer, ports) = two_ports();
+        ip("route add 20.0.0.0/16 via 10.2.0.9\n");
+        let reader = tables.join();
+        let _mirror = start(Mirror::new(tables.clone(), writer, &ports)).unwrap();
+        expect(&reader, 0, "20.0.1.1", "1 10.2.0.9");
+        ip("route add local 20.0.0.0/8 dev lo\n");
+        expect(&reader, 0, "20.9.1.1", "Local");
+        expect(&reader, 0, "20.0.1.1", "Local");
+        ip("route del local 20.0.0.0/8 dev lo table local\n");
+        expect(&reader, 0, "20.9.1.1", "none");
+        expect(&reader, 0, "20.0.1.1", "1 10.2.0.9");
+    });
+}
+
 #[test]
 fn a_vrf_has_its_own_table() {
     in_namespace(|| {
