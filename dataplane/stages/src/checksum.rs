@@ -24,9 +24,11 @@ use dataplane_core::verbs::has_whole_checksum;
 /// use = "checksum"
 /// ```
 ///
-/// The devices compute the TCP and UDP checksums if two conditions hold: every port that sends these packets has a
-/// device with checksum offload, and all later stages ignore checksums, as `tx` does. The stage then computes only the
-/// other checksums. See the key `offload` of the port.
+/// If these conditions hold, the sending devices compute the checksums of complete TCP and UDP packets, and the stage
+/// computes the checksums of all other packets:
+/// - Every port that sends packets of the stage has a device with checksum offload. See the key `offload` of the port.
+/// - All later stages ignore checksums, as `tx` does.
+/// - Neither this stage nor a later stage has the key `drops`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Checksum {

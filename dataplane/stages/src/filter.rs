@@ -13,8 +13,8 @@ use serde::Deserialize;
 use dataplane_core::prelude::*;
 use program::Program;
 
-/// Selects packets by a `tcpdump` expression (pcap-filter(7)). Matching packets go to the next stage, and all others
-/// leave by `other`.
+/// Selects packets by a `tcpdump` expression (pcap-filter(7)). Matching packets go to the next stage, and all other
+/// packets leave by `other`.
 ///
 /// libpcap compiles the expression once, at startup, so an expression has the same meaning as in `tcpdump`. In
 /// particular, primitives such as `ip` and `tcp` match only frames without VLAN tags. Use `vlan` for tagged frames, as

@@ -34,10 +34,11 @@ use dataplane_tables::exact::Exact;
 /// by `unresolved`. Packets to a neighbour that does not answer leave by `unreachable`.
 ///
 /// With `source = "resolve"`, the stage resolves neighbours by ARP (RFC 826) and neighbour solicitations (RFC 4861),
-/// without the kernel. The stage sends requests from the addresses that the ports have in the config, and holds packets
-/// as with `"kernel"`. The requests go to the next stage, like resolved packets. The stages `arp` and `icmp` receive
-/// the answers of the neighbours, and also answer requests for the addresses of the ports. A neighbour that does not
-/// answer three requests in three seconds counts as unreachable for three more seconds.
+/// without the kernel. The stage sends requests from the addresses that the ports have in the config. The limits for
+/// held packets are the same as with `source = "kernel"`. The requests go to the next stage, like resolved packets. The
+/// stages `arp` and `icmp` receive the answers of the neighbours, and also answer requests for the addresses of the
+/// ports. A neighbour that does not answer three requests in three seconds counts as unreachable for three more
+/// seconds.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -416,10 +417,7 @@ impl Stage for Neighbor {
 
     fn info() -> StageInfo {
         StageInfo::new().outputs(&[
-            (
-                "unresolved",
-                "packets whose next hop is unknown (with the sources `kernel` and `resolve`, after a waiting time)",
-            ),
+            ("unresolved", "packets whose next hop is unknown, or is not resolved within four seconds"),
             ("unreachable", "packets whose next hop does not answer"),
         ])
     }

@@ -408,10 +408,10 @@ impl Stage for Route {
                 ("prohibited", "packets to a destination that the kernel's route prohibits"),
             ])
             .reasons(&[
-                ("blackhole", "the route has drop set, or is a blackhole route of the kernel"),
+                ("blackhole", "the route has `drop = true`, or is a blackhole route of the kernel"),
                 (
                     "not_for_us",
-                    "the destination MAC address is not the address of the port (with kernel routes, only unicast addresses)",
+                    "the frame is for another MAC address. With kernel routes, multicast and broadcast frames are accepted",
                 ),
                 ("martian", "the source address is invalid, so a router must not forward the packet"),
                 ("tagged", "the frame has a VLAN tag (only with routes from the config)"),

@@ -172,9 +172,10 @@ const MAX_TAG: u64 = (1 << 24) - 1;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Flow {
-    /// The frames that the rule applies to: `"matching"` for the frames that match `match`, `"all_default"` for all
-    /// frames that match no other rule on the same port of the device, `"multicast_default"` for multicast frames that
-    /// match no other rule on this port, or `"sniffer"` for a copy of every frame on this port, including RDMA frames.
+    /// The frames that the rule applies to. `"matching"` selects the frames that match `match`. `"all_default"` selects
+    /// all frames that match no other rule of this device port. `"multicast_default"` selects the multicast frames that
+    /// match no other rule of this device port. `"sniffer"` selects a copy of every frame on this device port,
+    /// including RDMA frames.
     pub frames: Frames,
     /// The headers that a frame must have. Only with `frames = "matching"`. Default: the rule matches every frame.
     #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
@@ -186,8 +187,8 @@ pub struct Flow {
     /// counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<String>,
-    /// The tag of the matched frames, from 1. A stage with `use = "flow_tag"` selects packets by this tag. Only with
-    /// `frames = "matching"`. Default: no tag.
+    /// The tag of the matched frames. A stage with `use = "flow_tag"` selects packets by this tag. Only with `frames =
+    /// "matching"`. Default: no tag.
     #[serde(deserialize_with = "within_some::<_, u32, 1, MAX_TAG>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_TAG))]
     pub tag: Option<u32>,
@@ -285,7 +286,7 @@ pub struct Ipv4Header {
     #[serde(deserialize_with = "subnet4", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub src: Option<Ipv4Net>,
-    /// The destination: an address or a prefix, with the same limits as `src`.
+    /// The destination: an address or a prefix. Many devices do not support prefixes.
     #[serde(deserialize_with = "subnet4", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub dst: Option<Ipv4Net>,
@@ -311,7 +312,7 @@ pub struct Ipv6Header {
     #[serde(deserialize_with = "subnet6", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub src: Option<Ipv6Net>,
-    /// The destination: an address or a prefix, with the same limits as `src`.
+    /// The destination: an address or a prefix. Many devices do not support prefixes.
     #[serde(deserialize_with = "subnet6", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub dst: Option<Ipv6Net>,

@@ -80,13 +80,14 @@ pub struct Runtime {
     #[serde(deserialize_with = "bytes_within::<_, u32, 0, 4096>")]
     #[schemars(with = "Bytes", range(min = 0, max = 4096))]
     pub headroom: u32,
-    /// The number of packet buffers of each worker. Default: the sum of the ring sizes of all ports and one burst, plus
-    /// one eighth of this sum, rounded up to a multiple of 64. A port that is not in `input` has no receive ring.
+    /// The number of packet buffers of each worker. By default, the program adds the ring sizes of all ports and one
+    /// burst. The default is this sum plus one eighth, rounded up to a multiple of 64. A port that is not in `input`
+    /// has no receive ring.
     #[serde(deserialize_with = "within_some::<_, u32, 1, 16777216>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16777216))]
     pub buffers: Option<u32>,
     /// The kind of pages for packet memory: 1 GiB, 2 MiB, transparent huge pages or normal pages. If a kind is not
-    /// available, the next kind in this list is used.
+    /// available, the program uses the next kind in this list.
     pub hugepages: PageKind,
     /// Whether the run fails if the requested memory is not available. Without `strict`, the run logs a warning and
     /// uses smaller pages or memory of another NUMA node.

@@ -46,7 +46,8 @@ pub struct PcapConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<PathBuf>,
     /// A group that may read `output`, as a name in `/etc/group` or a number in quotes. The file then has mode 0640,
-    /// even if it existed before. Default: a new file has mode 0600, so only the user of the program can read it.
+    /// even if the file existed before the run. Default: a new file has mode 0600, so only the user of the program can
+    /// read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// How often the port receives the packets of `input`: once (`false`), a number of times, or until the run ends
