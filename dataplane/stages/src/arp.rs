@@ -42,7 +42,7 @@ pub struct Arp {
     /// The IPv4 addresses to answer for. Default: the addresses that the config gives to the ports.
     #[serde(default)]
     pub addresses: Vec<Ipv4Addr>,
-    /// The name of the port whose requests are answered. Default: all ports.
+    /// The name of the port on which the stage answers requests. Default: all ports.
     #[serde(default)]
     pub port: Option<String>,
     /// The MAC address to answer with. Default: the MAC address of the port that received the request.

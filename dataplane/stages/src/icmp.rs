@@ -58,7 +58,7 @@ pub struct Icmp {
     /// The IPv4 and IPv6 addresses to answer for. Default: the addresses that the config gives to the ports.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
-    /// The name of the port whose requests are answered. Default: all ports.
+    /// The name of the port on which the stage answers requests. Default: all ports.
     #[serde(default)]
     pub port: Option<String>,
     /// The MAC address in neighbor advertisements. Default: the MAC address of the port that received the

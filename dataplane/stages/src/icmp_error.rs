@@ -98,8 +98,8 @@ pub struct IcmpError {
     /// The maximum number of errors per second to one host, for each worker. At least 1. Default: 50.
     #[serde(default = "per_host")]
     per_host: u64,
-    /// The maximum number of errors that each worker can send at once, above `per_second`. At least 1. One host gets at
-    /// most a fifth of a burst. Default: 50.
+    /// The maximum number of errors that each worker can send in one burst, even if the burst exceeds `per_second`. At
+    /// least 1. One host gets at most a fifth of the burst. Default: 50.
     #[serde(default = "burst")]
     burst: u64,
     #[serde(skip)]

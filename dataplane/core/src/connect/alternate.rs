@@ -43,8 +43,8 @@ pub struct AlternatePath {
     #[serde(default, deserialize_with = "within::<_, u8, 0, 15>")]
     #[schemars(range(min = 0, max = 15))]
     pub service_level: u8,
-    /// The low bits of the LID from which packets are sent. The maximum is 2^LMC - 1, where LMC is the LID mask count
-    /// of the local port.
+    /// The low bits of the source LID of packets on this path. The maximum is 2^LMC - 1, where LMC is the LID mask
+    /// count of the local port.
     #[serde(default, deserialize_with = "within::<_, u8, 0, 127>")]
     #[schemars(range(min = 0, max = 127))]
     pub source_path_bits: u8,

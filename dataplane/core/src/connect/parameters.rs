@@ -44,7 +44,7 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within::<_, u16, 0, 65535>")]
     #[schemars(range(min = 0, max = 65535))]
     pub pkey_index: u16,
-    /// The operations on memory of this side that the peer may use. Only for rc and uc. Default: none.
+    /// The RDMA operations that the peer may perform on memory of this side. Only for rc and uc. Default: none.
     #[serde(with = "access")]
     #[schemars(with = "Vec<RemoteAccess>")]
     pub access: Access,
@@ -78,8 +78,8 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within::<_, u8, 0, 15>")]
     #[schemars(range(min = 0, max = 15))]
     pub service_level: u8,
-    /// The low bits of the LID from which packets are sent. The maximum is 2^LMC - 1, where LMC is the LID mask count
-    /// of the port. On Ethernet, the value must be 0.
+    /// The low bits of the source LID of sent packets. The maximum is 2^LMC - 1, where LMC is the LID mask count of the
+    /// port. On Ethernet, the value must be 0.
     #[serde(deserialize_with = "within::<_, u8, 0, 127>")]
     #[schemars(range(min = 0, max = 127))]
     pub source_path_bits: u8,
@@ -93,8 +93,8 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within::<_, u32, 0, 16777215>")]
     #[schemars(range(min = 0, max = 16777215))]
     pub sq_psn: u32,
-    /// The expected PSN of the first packet from the peer. If the value differs from the `sq_psn` of the peer, the
-    /// handshake fails. Default: the PSN that the peer sends in the handshake.
+    /// The expected packet sequence number (PSN) of the first packet from the peer. If the value differs from the
+    /// `sq_psn` of the peer, the handshake fails. Default: the PSN that the peer sends in the handshake.
     #[serde(deserialize_with = "within_some::<_, u32, 0, 16777215>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 16777215))]
     pub rq_psn: Option<u32>,
@@ -118,8 +118,8 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub timeout: u8,
-    /// The number of times that this side resends a packet without acknowledgement. On some devices, 7 means unlimited.
-    /// Only for rc.
+    /// The number of times that this side resends a packet that the peer has not acknowledged. On some devices, 7 means
+    /// unlimited. Only for rc.
     #[serde(deserialize_with = "within::<_, u8, 0, 7>")]
     #[schemars(range(min = 0, max = 7))]
     pub retry_count: u8,

@@ -167,7 +167,8 @@ pub struct RendezvousConfig {
     /// time, the run ends with an error.
     pub deadline: Period,
     /// The maximum duration of one step of the handshake with a peer. If a step takes longer, the program closes the
-    /// TCP connection with this peer and waits for the next peer.
+    /// TCP connection with this peer. The side with `listen` then waits for the next client, and the side with `to`
+    /// connects again.
     pub step_deadline: Period,
 }
 

@@ -370,15 +370,16 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<String>")]
     pub addresses: Vec<Address>,
-    /// How the queue pairs find their peers, and the attributes of the connections. Required for `"ud"`, `"rc"` and
-    /// `"uc"`.
+    /// How the queue pairs find their peers, and the attributes of the connections. Required if `qp` is `"ud"`, `"rc"`
+    /// or `"uc"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connection: Option<Connection>,
     /// How the device distributes packets over workers.
     #[serde(default)]
     pub rss: Rss,
-    /// Flow rules of the device, which select the frames that the port receives. Only for `"raw_packet"`, and not for
-    /// `xdp` links. Default: the port receives every frame, if the port is in `input`. Not tested on hardware.
+    /// Flow rules of the device, which select the frames that the port receives. Only with `qp = "raw_packet"`, and not
+    /// for `xdp` links. Default: a port in `input` receives every frame, and any other port receives no frame. Not
+    /// tested on hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<Vec<Flow>>,
     /// Raw-packet offloads of the device. Not for `xdp` links. With `"auto"`, the program requests the offloads that the
@@ -390,8 +391,8 @@ pub struct Port {
     /// tested on hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offload: Option<Vec<Offload>>,
-    /// The transmit rate limit of each worker's queue pair. The device enforces the limit. Only for `"raw_packet"`, and
-    /// not for `xdp` links. Default: no limit.
+    /// The transmit rate limit of each worker's queue pair. The device enforces the limit. Only with `qp =
+    /// "raw_packet"`, and not for `xdp` links. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limit: Option<RateLimit>,
     /// The link of the port. Required for the devices `"soft"` and `"host"`. The key `kind` of the link decides which
