@@ -14,7 +14,7 @@ use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage};
 /// Pushes, pops, translates or restores the outer VLAN tag (IEEE 802.1Q, 802.1ad).
 ///
 /// The stage works before and after `parse`. If the operation `op` does not apply to a packet, the packet goes to the
-/// next stage unchanged. With `strict`, such packets are dropped instead.
+/// next stage unchanged. With `strict = true`, `pop` and `translate` drop such packets instead.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -40,10 +40,10 @@ use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage};
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Vlan {
-    /// The operation: `push`, `pop`, `translate` or `restore`. `restore` pushes the tag that the device of the port
-    /// removed (`offload = ["vlan_strip"]`), with the type 0x8100. A tag with id 0 and priority 0 is not restored,
-    /// because the device reports such a frame like a frame without a tag. Copies of a packet have no removed tag, and each
-    /// `restore` stage on the path of a packet pushes the tag again. No default.
+    /// The operation: `push`, `pop`, `translate` or `restore`. `restore` pushes the tag that the device of the ingress
+    /// port removed (`offload = ["vlan_strip"]`). The pushed tag has the type 0x8100. A tag with id 0 and priority 0 is
+    /// not restored, because the device reports such a frame like a frame without a tag. `restore` pushes no tag onto
+    /// copies of a packet. If a packet passes several `restore` stages, each of them pushes the tag. No default.
     pub op: Op,
     /// `push`: the VLAN id, 0 to 4094. Required with `push`, not allowed otherwise.
     #[serde(default)]

@@ -31,9 +31,9 @@ and underline mistakes:
 #:schema ../docs/config.schema.json
 ```
 
-`docs/config.schema.json` describes all built-in stages. For an app with its own stages, the command `schema` of the app
-prints the schema, for example `mark-dns schema > config.schema.json`. This schema also describes the parameters of the
-stages that the app adds with `described_stage`.
+`docs/config.schema.json` describes all built-in stages. An app with its own stages has the command `schema`, which prints
+the schema of the app. For example, run `mark-dns schema > config.schema.json` for the example app `mark-dns`. This schema
+also describes the parameters of the stages that the app adds with `described_stage`.
 "##;
 
 /// The guides of sections: the page of the section, and the file and title of the guide.

@@ -54,7 +54,7 @@ pub struct RateLimit {
     #[serde(deserialize_with = "device_rate")]
     #[schemars(extend("x-previous-name" = "kbps"))]
     pub rate: BitRate,
-    /// The maximum burst, such as `"64KiB"`. With 0, the device uses its default.
+    /// The maximum number of bytes in a burst, such as `"64KiB"`. With 0, the device uses its default.
     #[serde(default, deserialize_with = "bytes_within::<_, u32, 0, 4294967295>")]
     #[schemars(with = "Bytes", range(min = 0, max = 4294967295u32))]
     pub burst: u32,
