@@ -32,12 +32,13 @@ use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 /// replaces the least recently seen address of the bucket. The counter `evicted` counts replaced addresses.
 ///
 /// The stage drops these frames:
-/// - frames to the reserved addresses 01:80:c2:00:00:00 to ..0f, which no bridge forwards;
+/// - frames to the reserved addresses 01:80:c2:00:00:00 to 01:80:c2:00:00:0f, which no bridge forwards;
 /// - frames whose source address is multicast or all zeros;
 /// - frames whose destination was last seen on the ingress port.
 ///
-/// A flooded frame takes one buffer for each egress port, which can be all ports of the bridge except the ingress port.
-/// With N ports, `runtime.burst` must therefore be at most 256 / (N - 1). Untagged frames belong to VLAN 0.
+/// With N ports, the bridge floods a frame to up to N - 1 egress ports. The frame takes one buffer for each egress
+/// port, and a batch has at most 256 packets. Therefore, `runtime.burst` must be at most 256 / (N - 1). Untagged frames
+/// belong to VLAN 0.
 ///
 /// The bridge has no spanning tree protocol, so the ports must not form a loop. In a loop, each flooded frame circulates
 /// indefinitely. Two keys limit the damage:
@@ -72,8 +73,8 @@ pub struct Bridge {
     /// The names of the ports that the bridge joins. Default: all ports.
     #[serde(default)]
     ports: Vec<String>,
-    /// The ports that carry only some VLANs, and their VLANs. Frames of other VLANs neither enter nor leave by such a
-    /// port. Default: each port is a member of all VLANs.
+    /// The ports that carry only some VLANs, each with the VLANs that the port carries. Frames of other VLANs neither
+    /// enter nor leave by such a port. Default: each port is a member of all VLANs.
     #[serde(default)]
     members: Vec<Member>,
     /// The time after which the bridge removes a MAC address if no frame from this address has arrived: `"1s"` to

@@ -36,14 +36,15 @@ use sink::{Sink, Tap};
 /// The buffers need `buffers` times `snaplen` bytes of memory for each worker: 64 MiB with the defaults. `dataplane
 /// check` prints the memory, and refuses a capture that needs more memory than the host or its control group has.
 ///
-/// If writing fails, for example because the disk is full, the capture logs the error at once and stops writing. If the
-/// capture rotates files, it continues later with a new file (see below). Packets still go to the next stage and are
-/// counted as `missed`. The run ends with this error. The counter `taken` counts packets that a worker has copied into
-/// a buffer. The counter `lost` counts the packets of `taken` that may not be in the file because of the failure.
+/// If writing fails, for example because the disk is full, the capture logs the error at once and stops writing. The
+/// run continues: packets still go to the next stage, and count as `missed`. Only a capture that rotates files starts
+/// to write again, with a new file (see below). At the end of the run, the program reports the error, and its exit
+/// status is 1. The counter `taken` counts packets that a worker has copied into a buffer. The counter `lost` counts
+/// the packets of `taken` that may not be in the file because of the failure.
 ///
 /// With `rotate_bytes` or `rotate_time`, the capture writes a sequence of complete files. Each name has a number and
 /// the UTC time of the first packet, as with Wireshark's `dumpcap`: `out_00001_20231114221320.pcapng`. `keep` limits
-/// the number of files of this run. After the capture has started a new file, it deletes the oldest file. If writing
+/// the number of files of this run. If a new file exceeds this limit, the capture deletes the oldest file. If writing
 /// fails, the capture truncates the file to its last complete block, and starts the next file one second later. Each
 /// further failure doubles this delay, up to one minute.
 ///

@@ -11,9 +11,9 @@ use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 /// Selects packets by their tag. On each received packet, the device sets the tag of the flow rule that the packet
 /// matched.
 ///
-/// Packets with one of the `tags` leave by the output `listed`. All other packets go to the next stage. These are
-/// packets that matched a rule without a tag, packets from ports without flow rules, generated packets, and copies. The
-/// device compares the headers, so this stage does not read the packet.
+/// Packets with one of the `tags` leave by the output `listed`. All other packets go to the next stage: packets with
+/// another tag, packets that matched a rule without a tag, packets from ports without flow rules, generated packets,
+/// and copies. The device compares the headers, so this stage does not read the packet.
 ///
 /// ```toml
 /// [[port]]

@@ -7,8 +7,8 @@ use dataplane_core::prelude::*;
 
 /// Copies every packet to the output `copy`. The packet itself goes to the next stage.
 ///
-/// Each copy takes a buffer. If no buffer is free, the copy is counted as missed. The packet still goes to the next
-/// stage.
+/// Each copy takes a buffer. If no buffer is free, the stage makes no copy, and the report counts the copy as
+/// `copies_missed`. The packet still goes to the next stage.
 ///
 /// ```toml
 /// [[pipeline.stage]]
