@@ -8,11 +8,11 @@
 //!
 //! The modules, lowest first. Each module may use `units`, `error` and the modules in the column "uses" of its row.
 //!
-//! | module | does | uses |
+//! | module | responsibility | uses |
 //! | --- | --- | --- |
 //! | [`units`] | newtypes for core, NUMA node, memory key, tick, nanosecond, byte | – |
 //! | [`error`] | the error type of set-up code | – |
-//! | [`sync`] | the atomics and locks of the algorithms that the model checker loom tests | – |
+//! | [`sync`] | atomics and locks; the model checker loom replaces them in its tests | – |
 //! | [`file`](mod@file) | opens and locks the files that a config names | – |
 //! | [`pcapng`] | encodes the blocks of pcapng files | – |
 //! | [`topology`] | cores, caches, NUMA nodes, device locality; thread pinning | – |
@@ -21,7 +21,7 @@
 //! | [`header`] | checked views of protocol headers | – |
 //! | [`verbs`] | the verbs contract as traits, which every provider implements | mem, header, clock |
 //! | [`connect`] | connects queue pairs: parameters, the handshake, the peer exchange | verbs |
-//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; messages without `unsafe` | verbs, mem, clock |
+//! | [`lane`] | one worker's queue pair on one port: receive, transmit, refill, reclaim; sends and receives messages for safe code | verbs, mem, clock |
 //! | [`pipeline`] | the `Stage` trait, the registry, the graph that moves packets from stage to stage | mem, header, clock, file, sync |
 //! | [`harness`] | runs one stage on packets without a device | pipeline, mem, header, clock |
 //! | [`telemetry`] | the ledger, histograms, snapshots, the report | clock |

@@ -13,22 +13,22 @@
 //! row. A test compares the table with the `Cargo.toml` files. `unsafe` is allowed in `mem` and `lane` of
 //! `dataplane-core`, in `dataplane-soft`, and in `dataplane-ibverbs`.
 //!
-//! | crate | does | uses |
+//! | crate | responsibility | uses |
 //! | --- | --- | --- |
 //! | `dataplane-core` | memory, the verbs contract, lanes, the stage graph, telemetry | – |
 //! | `dataplane-tables` | longest prefix match, packet classifier, exact match | core |
 //! | `dataplane-soft` | the software device and its links | core |
 //! | `dataplane-ibverbs` | the libibverbs provider | core |
-//! | `dataplane-stages` | the built-in stages and the kernel mirror | core, tables |
+//! | `dataplane-stages` | the built-in stages; copies routes and neighbours from the kernel | core, tables |
 //! | `dataplane` | config, runtime, command line; the crate that apps depend on | core, tables, soft, ibverbs, stages |
 //! | `dataplane-testing` | support for tests; no other crate depends on it outside of tests | core |
 //!
 //! # Modules of this crate
 //!
-//! | module | does | uses |
+//! | module | responsibility | uses |
 //! | --- | --- | --- |
 //! | [`config`] | reads TOML into a checked plan; opens no device | – |
-//! | [`runtime`] | turns a plan into objects; the worker loop; control | config |
+//! | [`runtime`] | creates the objects of a plan; the worker loop; the control thread | config |
 //! | [`testing`] | runs packets through a stage or a whole config without a device | runtime, config |
 //! | [`app`] | the command line that every app has | runtime, config, testing |
 //!

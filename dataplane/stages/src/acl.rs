@@ -45,9 +45,8 @@ use rules::{Action, RuleSpec, Rules};
 /// rules. Replace the file atomically with `mv`, because a partly written file may also be valid.
 ///
 /// On SIGHUP, the stage reads the file again without stopping the workers. The stage compiles only the rules that have
-/// changed. Each worker switches from the old rules to the new rules between two batches, so the stage never mixes old
-/// and new rules for one packet. If the file has errors, the stage reports up to 20 errors, and the old rules stay in
-/// use.
+/// changed. Each worker switches to the new rules between two batches, so the stage never mixes old and new rules for
+/// one packet. If the file has errors, the stage reports up to 20 errors, and the old rules stay in use.
 ///
 /// A rule with a name keeps its hit count if a new rule has the same name. A rule without a name keeps its hit count if
 /// the new rules contain the same rule at the same index. Hits of removed rules are added to the counter `gone`. The

@@ -24,8 +24,8 @@ use dataplane_core::verbs::has_whole_checksum;
 /// use = "checksum"
 /// ```
 ///
-/// If these conditions hold, the sending devices compute the checksums of complete TCP and UDP packets, and the stage
-/// computes the checksums of all other packets:
+/// The sending devices can compute the checksums of complete TCP and UDP packets. The stage then computes only the
+/// checksums of all other packets. These conditions must hold:
 /// - Every port that sends packets of the stage has a device with checksum offload. See the key `offload` of the port.
 /// - All later stages ignore checksums, as `tx` does.
 /// - Neither this stage nor a later stage has the key `drops`.
