@@ -27,8 +27,8 @@ use index::Index;
 ///
 /// Two fragments conflict if they overlap or disagree about the end of the datagram. The stage then discards the whole
 /// datagram, including fragments that arrive later (RFC 5722). If a fragment arrives twice, the stage drops only the
-/// second copy. If a datagram is incomplete after `timeout`, the counter `expired` counts the datagram. If the first
-/// fragment has arrived, this fragment leaves by the output `expired`. Connect an `icmp_error` stage with `kind =
+/// second copy. If a datagram is incomplete after `timeout`, the counter `expired` counts the datagram. If the fragment
+/// with offset 0 has arrived, this fragment leaves by the output `expired`. Connect an `icmp_error` stage with `kind =
 /// "reassembly_timeout"` to this output to notify the sender.
 ///
 /// Each worker needs `datagrams` times `largest` bytes of memory. If the limit `datagrams` is reached, a new datagram
@@ -70,8 +70,8 @@ pub struct Reassemble {
     /// a packet buffer (`buffer_size` of `[runtime]`). Default: 9,216.
     #[serde(default = "largest")]
     largest: Bytes,
-    /// The maximum time between the first and the last received fragment of a datagram: `"1s"` to `"1m"`. Default:
-    /// `"30s"`.
+    /// The maximum time from the arrival of the earliest fragment of a datagram until the datagram is complete: `"1s"`
+    /// to `"1m"`. Default: `"30s"`.
     #[serde(default = "timeout")]
     timeout: Period,
     /// The maximum number of datagrams in reassembly from one source, for each worker: 1 to 1,024. Default: 16.
@@ -242,8 +242,9 @@ impl Stage for Reassemble {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("expired", "first fragments of datagrams that were not complete in time")]).reasons(
-            &[
+        StageInfo::new()
+            .outputs(&[("expired", "fragments with offset 0 of datagrams that were not complete in time")])
+            .reasons(&[
                 (
                     "bad_fragment",
                     "the fragment has no payload, an invalid length or offset, or more than 256 bytes of headers",
@@ -256,8 +257,7 @@ impl Stage for Reassemble {
                     "bad_ecn",
                     "fragments with congestion experienced and fragments without ECN are mixed (RFC 3168, section 5.3)",
                 ),
-            ],
-        )
+            ])
     }
 
     fn contract(&self) -> Contract {
