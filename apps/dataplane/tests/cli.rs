@@ -89,7 +89,7 @@ fn json(text: &str) -> Value {
 }
 
 #[test]
-fn wrong_command_line_is_status_2_and_help_is_status_0() {
+fn exit_status_is_2_for_a_wrong_command_line_and_0_for_help() {
     let folder = folder_with_config();
     for line in ["", "fly", "run", "run @/x.toml --for soon", "run @/x.toml --set burst", "graph @/x.toml --format gif"]
     {
@@ -143,7 +143,7 @@ fn check_shows_every_mistake_with_its_position() {
     }
     let last = format!("error: 4 mistakes in {} (further checks run", folder.file("x.toml").display());
     assert!(err.contains(&last), "{err}");
-    assert!(!err.contains('\x1b'), "colours without a terminal");
+    assert!(!err.contains('\x1b'), "the output has colours although standard error is not a terminal");
 
     let (status, out, err) = dataplane(&folder, "check --json @/x.toml");
     assert_eq!((status, err.as_str()), (2, ""));
@@ -163,7 +163,7 @@ fn check_shows_every_mistake_with_its_position() {
 }
 
 #[test]
-fn missing_capture_and_device_are_shown_with_their_positions() {
+fn missing_capture_and_device_are_reported_at_their_config_lines() {
     let folder = folder_with_config();
     for (input, why) in
         [("absent.pcap", "No such file"), (".", "a folder"), ("x.toml", "not a capture"), ("short", "not a capture")]
@@ -192,7 +192,7 @@ fn missing_capture_and_device_are_shown_with_their_positions() {
 }
 
 #[test]
-fn strict_check_fails_on_problems_that_stop_a_run_at_its_start() {
+fn strict_check_fails_on_problems_that_prevent_the_start_of_a_run() {
     let folder = Folder::new();
     let (port, end) = ("[[port]]\nname = \"a\"\n", "[pipeline]\ninput = [\"a\"]\n[[pipeline.stage]]\nuse = \"drop\"\n");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -239,7 +239,7 @@ fn strict_check_fails_on_a_control_socket_that_is_in_use() {
 }
 
 #[test]
-fn unreadable_config_is_status_2() {
+fn exit_status_is_2_for_an_unreadable_config() {
     let folder = folder_with_config();
     let (status, out, err) = dataplane(&folder, "check @/y.toml");
     assert_eq!((status, out.as_str()), (2, ""));
@@ -279,7 +279,7 @@ fn run_prints_only_the_report_to_standard_output() {
 }
 
 #[test]
-fn failed_run_is_status_1_with_an_error() {
+fn exit_status_is_1_for_a_failed_run() {
     let folder = folder_with_config();
     let held = fs::File::create(folder.file("wan.pcapng")).unwrap();
     held.lock().unwrap();
@@ -326,9 +326,9 @@ fn report(stopped: RunningProgram) -> Value {
 }
 
 #[test]
-fn stop_signal_drains_and_reports() {
+fn stop_signal_ends_the_run_with_a_report() {
     let folder = folder_with_config();
-    // With no files to reload, SIGHUP also stops the run.
+    // The config names no files that can be reloaded, so SIGHUP also stops the run.
     for signal in ["-INT", "-TERM", "-HUP"] {
         let running = endless(&folder);
         running.signal(signal);
@@ -343,16 +343,16 @@ fn failed_output_is_logged_while_the_run_continues() {
     let mut lines = BufReader::new(running.stderr.as_mut().unwrap()).lines();
     assert!(
         lines.any(|line| line.unwrap().contains("/dev/full: No space left")),
-        "the program ended without a message"
+        "the program did not log the error of the output"
     );
     assert!(running.try_wait().unwrap().is_none());
     running.signal("-TERM");
     assert_eq!(running.wait().unwrap().code(), Some(1));
 }
 
-/// Standard error is closed, as when the terminal of the program was closed.
+/// The test closes the read end of standard error, as if the terminal of the program were closed.
 #[test]
-fn run_ends_normally_without_standard_error() {
+fn run_with_closed_standard_error_ends_normally() {
     let folder = folder_with_config();
     let mut running = endless(&folder);
     drop(running.stderr.take());
@@ -361,7 +361,7 @@ fn run_ends_normally_without_standard_error() {
 }
 
 #[test]
-fn hangup_reloads_rules() {
+fn sighup_reloads_the_rules_of_an_acl() {
     let folder = folder_with_config();
     folder.write("rules.toml", "rules = []");
     let from = "rules = [{ action = \"deny\", protocol = \"icmp\", src = \"192.0.2.1/32\" }]";
@@ -645,7 +645,7 @@ fn explain_shows_the_packets_before_damage() {
 }
 
 #[test]
-fn closed_output_pipe_is_no_failure() {
+fn command_with_a_closed_output_pipe_succeeds() {
     let folder = folder_with_config();
     let args = ["explain".into(), folder.file("x.toml"), capture("mixed.pcap")];
     let mut running = RunningProgram::start(command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()));
@@ -654,9 +654,9 @@ fn closed_output_pipe_is_no_failure() {
     assert_eq!((status, err.as_str()), (0, ""));
 }
 
-/// A run fails if nobody reads its report. A command that prints a list does not fail.
+/// If standard output is closed, a run fails, because its report is lost. A command that prints a list succeeds.
 #[test]
-fn lost_report_is_a_failure() {
+fn run_whose_report_cannot_be_written_fails() {
     let folder = folder_with_config();
     for format in ["json", "human"] {
         let args = ["run".into(), folder.file("x.toml"), "--report".into(), format.into()];
@@ -669,7 +669,7 @@ fn lost_report_is_a_failure() {
 }
 
 #[test]
-fn config_is_a_regular_file_or_standard_input() {
+fn config_must_be_a_regular_file_or_standard_input() {
     let folder = folder_with_config();
     assert!(Command::new("mkfifo").arg(folder.file("fifo")).status().unwrap().success());
     for arguments in ["check @/fifo", "run @/fifo", "graph @/fifo", "doctor @/fifo"] {
@@ -816,7 +816,7 @@ fn drawing_that_cannot_be_written_leaves_the_old_drawing() {
 
 /// `ulimit -v` limits the address space. The first level of an IPv4 table takes 112 MiB.
 #[test]
-fn too_little_memory_for_a_table_is_status_1_with_a_remedy() {
+fn exit_status_is_1_if_a_table_does_not_fit_into_memory() {
     let folder = folder_with_config();
     let route = "[[pipeline.stage]]\nuse = \"route\"\ntable = [{ prefix = \"0.0.0.0/0\", port = \"lan\" }]\n";
     let config =
@@ -830,10 +830,10 @@ fn too_little_memory_for_a_table_is_status_1_with_a_remedy() {
     assert!(err.contains("stage `route`") && err.contains("cannot allocate") && err.contains("help: raise"), "{err}");
 }
 
-/// The program opens few files, so a run needs fewer than 40 file descriptors. With a limit of 3, the loader cannot
-/// open libraries.
+/// The program opens few files, so a run succeeds with a limit of 40 file descriptors. The test starts at a limit of 4,
+/// because the dynamic loader needs one descriptor besides the three standard streams.
 #[test]
-fn too_few_file_descriptors_are_no_mistake_in_the_config() {
+fn too_few_file_descriptors_are_not_reported_as_a_config_mistake() {
     let folder = folder_with_config();
     let mut refused = Vec::new();
     for limit in 4..40 {

@@ -30,7 +30,7 @@ fn listed(report: &Report) -> u64 {
     report.stages[1].drops.get("listed").copied().unwrap_or(0)
 }
 
-/// Waits for a snapshot whose report meets a condition.
+/// Takes snapshots until the report of a snapshot meets the condition `is_met`, and returns this snapshot.
 fn until(run: &Run, is_met: impl Fn(&Report) -> bool) -> Snapshot {
     let begin = Instant::now();
     loop {
@@ -68,11 +68,11 @@ fn list_changes_while_packets_flow() {
     assert_eq!(listed(later.report()), listed(open.report()));
 
     write_list(&folder, "198.18.0.0/15\n198.18.0.0/33\n");
-    let ReloadOutcome::Rejected(problems) = run.reload().remove(0).1 else { panic!("a wrong list is rejected") };
+    let ReloadOutcome::Rejected(problems) = run.reload().remove(0).1 else { panic!("the wrong list was accepted") };
     assert!(problems[0].to_string().contains("list:2: `198.18.0.0/33` is not a prefix"), "{problems:?}");
     let sent = run.progress().tx;
     let later = until(&run, |report| report.packets.tx > sent + 10_000);
-    assert_eq!(listed(later.report()), listed(open.report()), "a wrong file changes nothing");
+    assert_eq!(listed(later.report()), listed(open.report()), "the rejected list changed the number of drops");
 
     run.stop();
     let report = run.join().unwrap();
@@ -103,7 +103,7 @@ fn packets_of_every_kind_are_looked_up_by_their_source() {
 }
 
 #[test]
-fn the_config_of_the_repository_drops_the_listed_server() {
+fn example_config_drops_the_listed_server() {
     let folder = Folder::new();
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("geo-block.toml");
     let output = format!("{:?}", folder.file("sent.pcapng"));

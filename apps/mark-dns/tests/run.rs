@@ -33,7 +33,7 @@ fn only_dns_packets_are_marked() {
         marked += usize::from(dns);
         assert_eq!(ip.tos >> 2, if dns { 46 } else { before[15] >> 2 });
         assert!(checksum_ok(&after[14..]));
-        assert_eq!(before[26..], after[26..], "no byte after the checksum has changed");
+        assert_eq!(before[26..], after[26..], "a byte after the checksum changed");
     }
     assert_eq!(marked, 8, "the number of DNS packets over IPv4 and UDP in the capture");
 }

@@ -5,7 +5,8 @@ use dataplane_core::mem::Batch;
 use dataplane_core::pipeline::{Ctx, Stage};
 use dataplane_stages::parse::Parse;
 
-/// Marks the heads up to the first frame that is not IPv4, and then marks the remaining packets one by one.
+/// With `heads_mut`, writes the frame length to `user` and 0xee to the first byte, up to the first frame that is not
+/// IPv4. Then writes 1 to `user` of this packet and of all later packets.
 struct Marks;
 
 impl Stage for Marks {
@@ -22,7 +23,7 @@ impl Stage for Marks {
 }
 
 #[test]
-fn heads_cover_all_packets_or_none_if_one_is_short() {
+fn heads_mut_returns_no_heads_if_a_frame_is_too_short() {
     let v4 = dataplane_core::harness::frame().ipv4([192, 0, 2, 1].into(), [192, 0, 2, 2].into()).build();
     let v6 = dataplane_core::harness::frame().ether_type(0x86dd).payload(&[0; 46]).build();
     let users = |frames: &[Vec<u8>]| -> Vec<(u8, u16)> {

@@ -163,8 +163,9 @@ fn with_unsignalled_tail() -> Bench {
     bench
 }
 
-/// If the device accepts only a part of a run, none of the accepted sends is signalled. If no later send completes, the
-/// lane posts a marker: a send without a packet, whose completion also completes all earlier sends.
+/// Only the last send of a run is signalled (a run is a list of packets that is posted in one call). The injected fault
+/// refuses this send, so none of the accepted sends is signalled. If no later send completes, the lane posts a marker:
+/// a send without a packet, whose completion also completes all earlier sends.
 #[test]
 fn unsignalled_sends_come_back_after_a_marker() {
     let mut bench = with_unsignalled_tail();
@@ -177,7 +178,7 @@ fn unsignalled_sends_come_back_after_a_marker() {
     assert_eq!((counters.abandoned, counters.stale), (0, 0), "{counters:?}");
 }
 
-/// A marker also returns the unsignalled sends when the lane is stopped, so the lane does not wait for a deadline.
+/// When the lane is stopped, the lane also posts a marker. The unsignalled sends therefore come back before a deadline.
 #[test]
 fn stopping_a_lane_returns_unsignalled_sends_by_a_marker() {
     let mut bench = with_unsignalled_tail();
@@ -323,7 +324,7 @@ impl LatencySink for PanickingSink {
 }
 
 #[test]
-fn lane_gives_up_all_slots_after_a_panic_of_the_latency_sink() {
+fn all_slots_return_after_a_panic_of_the_latency_sink() {
     for (records, bursts, rounds) in [(0, 1, 0), (0, 3, 0), (1, 3, 0), (2, 3, 0), (1, 3, 20)] {
         let mut bench = Bench::new(vec![(generator(), FaultSpec::default())]);
         bench.refill();
@@ -335,14 +336,14 @@ fn lane_gives_up_all_slots_after_a_panic_of_the_latency_sink() {
         let mut sink = PanickingSink(records);
         let reap = std::panic::AssertUnwindSafe(|| (0..2).try_for_each(|_| lanes[0].reap(pool, &mut sink)));
         assert!(std::panic::catch_unwind(reap).is_err());
-        // The lane can go on, and all slots return at its end.
+        // The lane continues to work after the panic, and `end` checks that all slots return.
         (0..rounds).for_each(|_| bench.round());
         bench.end();
     }
 }
 
 proptest! {
-    /// All slots return to the pool, for every failure and every time at which the lane stops.
+    /// All slots return to the pool, for any injected failures and any number of rounds before the stop.
     #[test]
     fn slots_are_conserved(
         seed: u64,
@@ -365,7 +366,7 @@ proptest! {
 }
 
 /// A slot holds the receive information of its packet only. Packets of a lane without receive information, and packets
-/// that no device received, have none, even if their slot had some before.
+/// that no device received, have no receive information, even if an earlier packet in the slot had receive information.
 #[test]
 fn receive_information_stays_with_its_packet() {
     let layout = SlotLayout::new(128, 1600, SLOTS).unwrap();

@@ -82,11 +82,11 @@ fn message_arrives_with_the_sent_bytes() {
 }
 
 #[test]
-fn inline_bytes_are_copied_at_the_post() {
+fn inline_bytes_are_copied_when_the_send_is_posted() {
     let (mut a, mut b) = pair();
     a.buffer.write(0, b"before");
     b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &[b.buffer.sge(0..100)] }]).unwrap();
-    // The library ignores the key of inline elements.
+    // The provider ignores the keys of the elements of an inline send.
     let sges = [a.buffer.sge(0..2), a.buffer.sge(2..2), a.buffer.sge(2..6)].map(|sge| Sge { lkey: Lkey(99), ..sge });
     a.send_to(&b, 1, SendFlags::INLINE, &sges).unwrap();
     a.buffer.write(0, b"after.");
@@ -94,7 +94,8 @@ fn inline_bytes_are_copied_at_the_post() {
     assert_eq!(b.buffer.to_vec(40..46), b"before");
 }
 
-/// For an inline send, the library itself copies the bytes, so it could read any memory of the process.
+/// The provider copies the bytes of an inline send, without a check of the key by the device. A wrong address could
+/// therefore send any memory of the process.
 #[test]
 fn inline_bytes_outside_of_buffers_are_refused() {
     let (mut a, b) = pair();
@@ -122,7 +123,7 @@ fn inline_bytes_outside_of_buffers_are_refused() {
 }
 
 #[test]
-fn device_refuses_wrong_elements() {
+fn send_from_invalid_memory_completes_with_loc_prot_err() {
     let gone = |end: &Endpoint| end.domain.buffer(64, Access::LOCAL_WRITE).unwrap().sge(0..64);
     let wrongs: [fn(&Endpoint, &Endpoint) -> Sge; 5] = [
         |a, _| Sge { lkey: Lkey(0xdead_beef), ..a.buffer.sge(0..64) },
@@ -251,8 +252,9 @@ mod short {
         }
     }
 
-    // SAFETY: the registration holds the region that was registered. This region is not the region of the caller, which
-    // breaks the contract. The test checks that the caller notices.
+    // SAFETY: each registration keeps the region that it registers (`other`) alive, so no memory is freed too early.
+    // The registered region is not the region of the caller, which breaks the contract of `register_part`. The tests
+    // check that the caller notices.
     unsafe impl ProtectionDomain for ShortDomain {
         type Mr = SoftMr;
         type Qp = SoftQp;
@@ -287,8 +289,8 @@ mod short {
     }
 }
 
-/// If the domain accepted this buffer, a `write` at the end of the buffer would access memory outside the smaller
-/// region.
+/// If the domain accepted this buffer, `write` would access memory outside the registered region, which is smaller than
+/// the buffer.
 #[test]
 fn buffer_is_refused_if_the_provider_registers_another_region() {
     let (link, _peer) = LoopbackLink::pair();
@@ -298,7 +300,7 @@ fn buffer_is_refused_if_the_provider_registers_another_region() {
     assert!(error.contains("registered another region"), "{error}");
 }
 
-/// The creation of a lane also fails, because the device would write to memory that the lane does not keep mapped.
+/// If the lane could be opened, the device would write to memory that the lane does not keep mapped.
 #[test]
 fn lane_is_refused_if_the_provider_registers_another_region() {
     let (link, _peer) = LoopbackLink::pair();

@@ -31,7 +31,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 
 /// Compiles a program, and returns the codes of its errors.
 fn error_codes(program: &str) -> BTreeSet<String> {
-    // The test is next to the libraries that it was built with.
+    // Cargo places the test program in the folder of its libraries.
     let libraries = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let built = |path: &PathBuf| fs::metadata(path).and_then(|file| file.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
     let is_core = |path: &PathBuf| {

@@ -13,7 +13,7 @@ use dataplane_testing::StopOnDrop;
 const SECOND: u64 = 1_000_000_000;
 
 #[test]
-fn difference_crosses_a_wrap_and_is_zero_for_earlier_ticks() {
+fn time_between_ticks_is_correct_across_a_wrap_and_zero_for_earlier_ticks() {
     let base = Timebase::new(ClockSource::DeviceTicks, 1_000_000, 0xffff);
     assert_eq!(base.between(Ticks(0xfff0), Ticks(0x10)), Nanos(0x20));
     assert_eq!(base.between(Ticks(0x10), Ticks(0xfff0)), Nanos(0));
@@ -71,13 +71,13 @@ struct Bench {
     host: HostClock,
     khz: u64,
     mask: u64,
-    /// How much faster the counter is than `khz`, in parts per billion.
+    /// The drift: how much faster than `khz` the counter runs, in parts per billion.
     ppb: i64,
     /// The reference point: a time and the count at that time.
     from: (u64, u64),
     frozen: bool,
-    /// How long a reading takes in nanoseconds, and when the counter is sampled after the start of the reading, in
-    /// 1/256 of this duration.
+    /// The duration of a reading in nanoseconds, and the offset of the counter read from the start of the reading, in
+    /// 1/256 of the duration.
     read: (u64, u64),
     sync: ClockSync,
     stampers: Vec<Stamper>,
@@ -115,6 +115,7 @@ impl Bench {
         Ticks(self.count(time) & self.mask)
     }
 
+    /// Changes a property of the counter. The count continues from its current value.
     fn change(&mut self, with: impl FnOnce(&mut Self)) {
         self.from = (self.now(), self.count(self.now()));
         with(self);
@@ -124,7 +125,8 @@ impl Bench {
         self.change(|bench| bench.from.1 = bench.from.1.wrapping_add_signed(ticks));
     }
 
-    /// Performs a step with reads that take time.
+    /// Performs a step of the synchronization: takes eight readings of the duration in `read`, and passes them to
+    /// `sync`.
     fn step(&mut self) -> ClockState {
         let (takes, at) = self.read;
         let readings: Vec<Reading> = (0..8)
@@ -145,6 +147,7 @@ impl Bench {
         self.host.advance(self.sync.interval());
     }
 
+    /// Performs `steps` steps, each when it is due.
     fn follow(&mut self, steps: usize) -> ClockState {
         for _ in 1..steps {
             self.step();
@@ -263,7 +266,7 @@ fn unreadable_clock_is_extrapolated_for_ten_seconds() {
 }
 
 #[test]
-fn clock_without_read_support_is_hopeless() {
+fn device_clock_that_cannot_be_read_is_never_used() {
     let mut bench = Bench::new(1_000_000, u64::MAX, 0, 0);
     let host = bench.host.clone();
     let error = VerbError::new("ibv_query_rt_values_ex", libc::EOPNOTSUPP);
@@ -286,13 +289,13 @@ fn counter_with_too_short_period_is_not_used() {
 fn interrupted_readings_are_ignored() {
     let mut bench = Bench::new(1_000_000, u64::MAX, 30_000, 0);
     assert_eq!(bench.follow(100), ClockState::Synced);
-    // Each read of the step takes 30 ms, as if it were interrupted.
+    // Each reading of the step takes 30 ms, as if an interrupt paused the reading.
     bench.read = (30_000_000, 3);
     bench.wait();
     assert_eq!(bench.step(), ClockState::FreeRunning);
     assert_eq!(bench.sync.fault(), Some(ClockFault::Disturbed));
     assert!(bench.poll(0, &[100]).unwrap() < 1_000);
-    // Five seconds without a step. The system clock and the device counter continue.
+    // No step runs for five seconds. The system clock and the device counter continue.
     bench.host.advance(Nanos(5 * SECOND));
     bench.read = (800, 128);
     assert_eq!(bench.step(), ClockState::Synced);
@@ -326,7 +329,7 @@ fn corrections_of_the_mapping_are_slewed() {
         bench.host.advance(Nanos(1_000_000));
         bench.poll(0, &[0]).unwrap();
         let (real, shown) = (bench.now() - before.0, bench.last[0] - before.1);
-        // An eighth of a percent is more than the slew and the drift together.
+        // The limit of an eighth of a percent is larger than the sum of the slew and the drift.
         assert!(real.abs_diff(shown) <= real / 800 + 1_000, "{shown} ns in {real} ns");
         before = (bench.now(), bench.last[0]);
     }
@@ -370,7 +373,7 @@ fn offset_of_a_foreign_wall_clock_is_measured() {
 
 /// Concurrent readers always see complete mappings.
 #[test]
-fn mapping_is_read_completely_or_not_at_all() {
+fn readers_never_see_a_partly_written_mapping() {
     let line = |number: u64| Mapping {
         error: Nanos(number),
         ..Mapping::new(Timebase::new(ClockSource::DeviceTicks, number, u64::MAX), Ticks(number), Nanos(number))
@@ -401,7 +404,7 @@ fn mapping_is_read_completely_or_not_at_all() {
 
 /// A new stamper has a mapping at once, even if a mapping is being published when the stamper is created.
 #[test]
-fn first_packet_is_stamped_by_the_device_during_concurrent_publications() {
+fn new_stamper_uses_the_device_clock_during_concurrent_publications() {
     let line = Mapping {
         state: ClockState::Coarse,
         ..Mapping::new(Timebase::new(ClockSource::DeviceTicks, 1_000_000, u64::MAX), Ticks(1), Nanos(1))
@@ -431,7 +434,7 @@ enum ClockEvent {
     Jump(i64),
     Freeze(u64),
     Unreadable(u64),
-    /// The host does not run for this time.
+    /// The host is suspended for this many nanoseconds.
     Pause(u64),
 }
 
@@ -474,7 +477,7 @@ proptest! {
         for step in 0..160 {
             bench.read = (takes, asymmetry[step % asymmetry.len()]);
             bench.step();
-            // Queues are polled between the steps.
+            // Poll the queues four times between two steps.
             let rest = bench.sync.interval().0;
             for part in 1..=4 {
                 bench.host.advance(Nanos(rest / 4));

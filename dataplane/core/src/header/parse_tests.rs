@@ -6,7 +6,8 @@ use crate::header::build::{Extension, Frame};
 use crate::header::checksum::Sum;
 use crate::header::{Header, MacAddr, arp, ethernet::Ethernet, tcp::Tcp};
 
-/// The parts of a valid frame. The parts are owned values, so that proptest can shrink them.
+/// The fields from which the frame builder creates a valid frame. The fields are owned values, so that proptest can
+/// shrink them.
 #[derive(Clone, Debug)]
 struct Recipe {
     tags: Vec<(u16, u16)>,
@@ -90,6 +91,7 @@ fn check_sane(frame: &[u8], found: &Dissection) {
     }
 }
 
+/// Compares `dissect` with the independent parser `etherparse` on a valid frame.
 fn check_against_etherparse(frame: &[u8]) {
     let found = dissect(frame).expect("a built frame is valid");
     check_sane(frame, &found);
@@ -312,7 +314,7 @@ fn fragments_are_classified() {
 }
 
 #[test]
-fn other_protocols_end_parsing_without_error() {
+fn parsing_stops_at_an_unsupported_protocol_without_an_error() {
     let frame = Frame::new().ether_type(0x88cc).payload(b"lldp").build();
     let found = dissect(&frame).unwrap();
     assert_eq!((found.ether_type, found.l3, found.end, found.flags), (0x88cc, 14, 18, Flags::empty()));
@@ -321,7 +323,7 @@ fn other_protocols_end_parsing_without_error() {
 }
 
 #[test]
-fn built_checksums_are_correct() {
+fn frame_builder_writes_correct_checksums() {
     for payload in [&b""[..], b"odd", b"even"] {
         for (frame, protocol) in [
             (v4().tcp(80, 4000).tcp_options(&[2, 4, 5, 180, 1]).payload(payload).build(), protocol::TCP),
@@ -348,7 +350,7 @@ fn built_checksums_are_correct() {
 }
 
 #[test]
-fn builder_writes_all_settings() {
+fn frame_builder_writes_all_settings() {
     let (a, b) = (MacAddr([2, 1, 1, 1, 1, 1]), MacAddr([2, 2, 2, 2, 2, 2]));
     let frame = v4()
         .ethernet(a, b)

@@ -42,7 +42,7 @@ fn adding_a_packet_clears_the_plain_ipv4_mark() {
         let (mut to, mut from) = (batch_of_one(&mut pool), batch_of_one(&mut pool));
         to.set_plain();
         add(&mut to, &mut from, &mut pool);
-        assert!(to.len() == 2 && !to.is_plain(), "{at}");
+        assert!(to.len() == 2 && !to.is_plain(), "operation {at}: {} packets, plain: {}", to.len(), to.is_plain());
     }
 }
 

@@ -64,7 +64,7 @@ fn invalid_combinations_are_refused_with_a_remedy() {
 }
 
 #[test]
-fn missing_receive_offload_is_named() {
+fn error_names_the_missing_receive_offload() {
     let caps = RawPacketCaps { vlan_strip: true, scatter_fcs: true, delay_drop: true, ..RawPacketCaps::default() };
     let all = RawReceive { vlan_strip: true, scatter_fcs: true, delay_drop: true };
     assert_eq!(all.check(&caps), Ok(()));
@@ -83,7 +83,7 @@ fn missing_receive_offload_is_named() {
 #[test]
 fn frame_length_excludes_frame_check_sequence() {
     assert_eq!((frame_length(64, true), frame_length(64, false)), (60, 64));
-    assert_eq!(frame_length(3, true), 0, "a device that reports a wrong length");
+    assert_eq!(frame_length(3, true), 0, "the device reports a length shorter than the frame check sequence");
 }
 
 proptest! {
