@@ -167,8 +167,7 @@ impl Args {
                 in_flight > u64::from(self.rx_depth),
                 format!("--rx-depth {}: must be at least {in_flight}, the number of messages in flight", self.rx_depth),
             ),
-            // When the rdma-core program has completed all messages, each of its queue pairs may still have one message
-            // to send.
+            // At its start, the rdma-core client posts one send on each queue pair, even if `--iterations` is smaller.
             (
                 self.kind == Type::Srq && self.iterations < u64::from(queue_pairs),
                 format!("--iterations {}: must be at least {queue_pairs}, one for each queue pair", self.iterations),

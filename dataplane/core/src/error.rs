@@ -80,8 +80,8 @@ impl VerbError {
                 Some("give this user read and write access to /dev/infiniband/uverbs*")
             }
             ("ibv_create_qp" | "ibv_create_qp_ex" | "ibv_create_flow", libc::EPERM) => Some(
-                "run `setcap cap_net_raw,cap_ipc_lock+ep PROGRAM`, because raw packets need CAP_NET_RAW in the initial \
-                 user namespace, or set device = \"soft\", which needs no capability",
+                "run `setcap cap_net_raw,cap_ipc_lock+ep PROGRAM` (raw packets need CAP_NET_RAW in the initial user \
+                 namespace), or set device = \"soft\", which needs no capability",
             ),
             ("ibv_reg_mr" | "ibv_create_cq" | "ibv_create_cq_ex" | "ibv_create_qp", libc::ENOMEM)
             | ("ibv_reg_mr", libc::EPERM) => Some(

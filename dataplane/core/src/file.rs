@@ -159,7 +159,8 @@ fn is_own_link(link: &Path) -> io::Result<()> {
     if owner == 0 || owner == geteuid().as_raw() {
         return Ok(());
     }
-    let why = format!("the symbolic link {} belongs to another user; help: name its target", link.display());
+    let link = link.display();
+    let why = format!("the symbolic link {link} belongs to another user; help: use the path of the target instead");
     Err(io::Error::new(ErrorKind::PermissionDenied, why))
 }
 

@@ -28,8 +28,8 @@ struct ChannelHandle {
     raw: NonNull<ibv_comp_channel>,
     fd: c_int,
     /// Locked while a thread takes and counts an event, and while [`VerbsChannel::forget`] marks a completion queue for
-    /// destruction. The destruction of a completion queue waits until all its events are acknowledged. After the mark,
-    /// each event of the queue is therefore acknowledged immediately.
+    /// destruction. From then on, each event of the marked queue is acknowledged immediately, because the destruction
+    /// of a queue waits until all its events are acknowledged.
     taking: Mutex<()>,
     context: Arc<Context>,
 }

@@ -19,8 +19,8 @@
 //! queues. For each combination of IP version and transport protocol, a hashing queue pair selects a work queue from
 //! the table.
 //!
-//! Raw packets have not been tested on hardware, because no test device supports them. The tests compare the structures
-//! that the driver receives byte by byte with the layouts in the man pages and in verbs.h.
+//! Raw packets have not been tested on hardware, because no test device supports them. The tests compare, byte by byte,
+//! the structures that the driver receives with the layouts in the man pages and in verbs.h.
 
 mod ah;
 mod attr;

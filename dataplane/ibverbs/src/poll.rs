@@ -478,8 +478,8 @@ unsafe impl CompletionQueue for VerbsCq {
         (run.failed, run.in_order, run.has_info) = (false, false, false);
         let Self { handle, fields, .. } = self;
         let has = |field| fields.contains(field);
-        // Common combinations of fields have separate loops, which do not check for each completion which fields were
-        // granted.
+        // Each common combination of granted fields has its own loop, which need not check the granted fields for each
+        // completion.
         // SAFETY: the queue is valid and extended, and this thread owns it. Only granted fields are read, and only of a
         // current completion.
         let outcome = unsafe {

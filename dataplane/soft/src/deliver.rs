@@ -19,8 +19,9 @@ use dataplane_core::verbs::{Completions, EventKind, QpState, RecvInfo, WcStatus}
 const MAX_FRAMES_PER_POLL: usize = 4096;
 
 impl CopyingQp {
-    /// Whether the completion queue overruns. The queue has space for `room` completions, but more frames have arrived
-    /// for posted receives. Hardware would already have written a completion for each of these frames.
+    /// Returns whether the completion queue overruns: whether more frames have arrived for posted receives than the
+    /// queue has space for. `room` is the number of completions that still fit. Hardware would already have written a
+    /// completion for each of these frames.
     #[inline]
     pub(super) fn overruns(&mut self, shared: &QpShared, room: usize) -> bool {
         if self.recv.len() <= room {

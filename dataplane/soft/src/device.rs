@@ -179,7 +179,8 @@ impl SoftDevice {
     }
 
     /// Takes the link down or up, and raises `PORT_ERR` or `PORT_ACTIVE`. While the link is down, the device receives
-    /// no frames. Sent frames are lost. If the link is a kernel interface, the sends fail.
+    /// no frames. If the link is a kernel interface, sends fail. With other links, sends succeed, but the frames are
+    /// lost.
     pub fn set_link(&self, up: bool) {
         self.0.shared.status.set_link(up);
     }
@@ -347,7 +348,7 @@ unsafe impl Device for SoftDevice {
         ];
         for (capability, fields, flags) in requested {
             let wanted = spec.fields.intersects(fields) || spec.flags.intersects(flags);
-            // `ibv_poll_cq` returns the flags of completions, which contain the verdict on the checksums.
+            // A classic queue also reports whether the checksums are correct, in the completion flags of `ibv_poll_cq`.
             let classic = spec.api == CqApi::Classic && capability != Capability::RxChecksum;
             if wanted && (classic || !self.0.shared.has(capability)) {
                 granted.fields -= fields;

@@ -56,7 +56,7 @@ impl Windows {
         self.lock().push(Window { rkey, kind, pd, bound: None, qp: None });
     }
 
-    /// Whether a window uses this key, in any of its bindings.
+    /// Returns whether a window has this key. Ignores [`BIND_BITS`], which change with every binding.
     pub(super) fn contains(&self, rkey: Rkey) -> bool {
         self.with(rkey, |_| ()).is_some()
     }

@@ -112,8 +112,8 @@ pub struct Capture {
     /// The number of packets that can wait to be written, for each worker: 1 to 65,536. Default: 1,024.
     #[serde(default = "buffers")]
     buffers: usize,
-    /// Whether a worker waits when all its buffers are full, instead of not writing the packet. A stop of the run ends
-    /// the wait. Default: `false`.
+    /// Whether a worker waits when all its buffers are full. If `false`, the capture does not write the packet. A stop
+    /// of the run ends the wait. Default: `false`.
     #[serde(default)]
     lossless: bool,
     #[serde(skip)]

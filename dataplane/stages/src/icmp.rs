@@ -26,10 +26,10 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// addresses of this host.
 ///
 /// The stage overwrites a request with the reply, in the same buffer. The reply leaves the stage by the output `reply`.
-/// The egress port of the reply is the port that received the request. The stage does not answer fragments, requests
-/// with IP options or extension headers, requests from or to multicast and broadcast addresses, and packets for other
-/// addresses. These packets go to the next stage. If a request for an address of this host has a wrong checksum, the
-/// stage drops the request.
+/// The egress port of the reply is the port that received the request. The stage does not answer fragments, packets
+/// with IP options or extension headers, echo requests from or to multicast or broadcast addresses, and requests for
+/// addresses of other hosts. These packets go to the next stage. If a request for an address of this host has a wrong
+/// checksum, the stage drops the request.
 ///
 /// Without `addresses`, the stage answers for the addresses that the config gives to the ports. The stage answers an
 /// echo request on any port, but a neighbor solicitation only on the port that has the address. If a `neighbor` stage

@@ -6,8 +6,8 @@ use serde::Deserialize;
 use dataplane_core::mem::{Batch, Edge};
 use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 
-/// Splits packets by ingress port. Packets from the named ports leave by `listed`. Other packets go to the next
-/// stage.
+/// Splits packets by ingress port. Packets from the ports in `ports` go to the output `listed`. Other packets go to the
+/// next stage.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -23,9 +23,9 @@ use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Ingress {
-    /// The names of the ports whose packets leave by `listed`. No default: at least one port is required.
+    /// The names of the ports whose packets go to the output `listed`. No default: at least one port is required.
     ports: Vec<String>,
-    /// Whether a port is named, indexed by port.
+    /// Whether a port is in `ports`, indexed by port number.
     #[serde(skip)]
     #[schemars(skip)]
     listed: Vec<bool>,

@@ -19,11 +19,11 @@ use index::Index;
 
 /// Reassembles fragmented IPv4 and IPv6 datagrams (RFC 791, RFC 8200 section 4.5).
 ///
-/// The stage copies each fragment into memory of the stage, and consumes the packet. When the last missing fragment
-/// arrives, the stage writes the complete datagram into the packet of this fragment. The stage then parses the packet
-/// again, and the packet goes to the next stage. If an IPv6 packet has a fragment header but is not fragmented, the
-/// stage removes this header (RFC 6946), and the packet goes to the next stage. All other packets go to the next stage
-/// unchanged.
+/// The stage copies the fragments of a datagram into its own memory, and consumes their packets. Only the packet of the
+/// last missing fragment is not consumed: the stage writes the complete datagram into this packet, and parses the
+/// packet again. The packet then goes to the next stage. If an IPv6 packet has a fragment header but is not fragmented,
+/// the stage removes this header (RFC 6946), and the packet goes to the next stage. All other packets go to the next
+/// stage unchanged.
 ///
 /// Two fragments conflict if they overlap or disagree about the end of the datagram. The stage then discards the whole
 /// datagram, including fragments that arrive later (RFC 5722). If a fragment arrives twice, the stage drops only the
@@ -255,7 +255,8 @@ impl Stage for Reassemble {
                 ("too_many", "the datagram has more than 128 fragments"),
                 (
                     "bad_ecn",
-                    "fragments with congestion experienced and fragments without ECN are mixed (RFC 3168, section 5.3)",
+                    "some fragments of the datagram are marked CE (congestion experienced), others Not-ECT (RFC 3168, \
+                     section 5.3)",
                 ),
             ])
     }

@@ -1,4 +1,5 @@
-//! The data about the worker that a stage gets, and the drop causes and destinations of packets that leave a stage.
+//! The data about the worker that every stage gets ([`Ctx`]), the causes of drops ([`Cause`]), and the default
+//! destination of the packets of a stage ([`Exit`]).
 
 use crate::clock::Stamp;
 use crate::units::Nanos;
@@ -36,7 +37,8 @@ pub struct Cause<'a> {
     pub reason: &'a str,
 }
 
-/// The destination of packets that a stage neither sends to an output nor drops, consumes or holds.
+/// The default destination of the packets of a stage. Instead, the stage may send a packet to an output, or drop,
+/// consume or hold the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// To the next stage.

@@ -77,8 +77,8 @@ impl Program {
         &self.nodes
     }
 
-    /// Returns the maximum number of packets that one received packet can become, because stages copy and add packets.
-    /// The result is at most twice the size of a batch.
+    /// Returns the maximum number of packets that one received packet can become. Stages increase this number by
+    /// copying and adding packets. The result is at most twice the size of a batch.
     pub fn multiplicity(&self) -> usize {
         let each =
             self.nodes.iter().map(|node| 1 + node.stage.contract().splits + usize::from(node.stage.contract().copies));
@@ -88,8 +88,8 @@ impl Program {
     /// Checks that every stage gets the facts that it needs, on every path of a packet. `source` contains the facts
     /// that the device sets on every packet. Returns the index and the problem of each stage that lacks a fact.
     pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {
-        // For each stage: the facts that are known on all paths to the stage, and the last path that reduced these
-        // facts.
+        // For each stage: the facts that are known on all paths to the stage, and one of these paths for the error
+        // message. This path is the last visited path that lacks a fact of the paths visited before.
         let mut known: Vec<Option<(Facts, Vec<usize>)>> = vec![None; self.nodes.len()];
         known[0] = Some((source, Vec::new()));
         let mut problems = Vec::new();
@@ -200,7 +200,8 @@ impl Program {
         } else if missing.intersects(Facts::EGRESS | Facts::NEXT_HOP) {
             "put a stage with use = \"route\" before this stage, or set `port`"
         } else if missing.contains(Facts::FLOW_HASH) {
-            "put a stage with use = \"parse\" before this stage; a custom stage must name FLOW_HASH in `contract` before `prepare` if it may need the hash"
+            "put a stage with use = \"parse\" before this stage; if a custom stage may need the hash, its `contract` \
+             must name FLOW_HASH even before `prepare` is called"
         } else {
             "put a stage that sets the missing fact before this stage"
         };
@@ -208,7 +209,8 @@ impl Program {
     }
 }
 
-/// Combines the checks of the packets of one port. `None`: no stage sends packets to the port yet.
+/// Adds a stage that sends packets to a port. `has` is whether these packets have computed checksums. `all` stays
+/// `true` only if this is so for every stage of the port. `None`: no stage sends packets to the port yet.
 fn join(all: &mut Option<bool>, has: bool) {
     *all = Some(all.unwrap_or(true) && has);
 }
@@ -276,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn fact_set_on_one_output_is_not_known_on_the_next_stage() {
+    fn fact_set_only_on_an_output_is_unknown_on_the_path_of_next() {
         assert_eq!(check(Target::Drop, Target::Node(1)), []);
         for reply in [Target::Drop, Target::Node(1)] {
             let problems = check(Target::Node(1), reply);

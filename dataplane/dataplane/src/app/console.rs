@@ -157,8 +157,8 @@ pub(super) fn loaded(source: &Source) -> Loaded<'_> {
     config::load(source, &mut Diagnostics::new(source))
 }
 
-/// Reads and checks a config that is only inspected. The check does not depend on this host. Prints the mistakes in the
-/// config.
+/// Reads and checks a config for a command that does not run the config. The check does not depend on this host. Prints
+/// the mistakes in the config.
 pub(super) fn offline_assembly(config: &args::Config, registry: &Registry) -> Result<Assembly, CommandError> {
     checked(config, |source, diagnostics| assemble_offline(source, registry, diagnostics))
 }

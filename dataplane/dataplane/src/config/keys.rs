@@ -123,8 +123,8 @@ impl KeyCheck<'_> {
         removed.for_each(|(_, key)| _ = table.remove(key.as_str()));
     }
 
-    /// Reports and removes a key with the previous name of `key`. The value is not used, because the new key expects
-    /// another kind of value.
+    /// Reports and removes the old key `previous`, whose name is now `key`. The value is not used, because the new key
+    /// expects another kind of value.
     fn renamed(&mut self, span: &Span, table: &mut DeTable<'_>, previous: &str, key: &str, schema: &Value) {
         let Some(at) = table.get_key_value(previous).map(|(key, _)| key.span()) else { return };
         table.remove(previous);
@@ -159,9 +159,9 @@ impl KeyCheck<'_> {
         }
     }
 
-    /// If the schema requires a table, reports any other value and returns `false`. Serde alone is not enough. Serde
-    /// accepts an array instead of a table. If a table must have a key with its kind, the error of serde for another
-    /// value is unclear.
+    /// If the schema requires a table, reports any other value and returns `false`. Serde alone is not enough: serde
+    /// accepts an array instead of a table. If the table needs a tag, such as `kind`, the error message of serde for a
+    /// value that is not a table is unclear.
     fn not_a_table(&mut self, span: &Span, found: &DeValue<'_>, schema: &Value) -> bool {
         let is_table = |schema: &&Value| schema.get("properties").is_some();
         let Some(first) = alternatives(schema).find(is_table) else { return true };

@@ -198,8 +198,8 @@ pub struct Flow {
     #[serde(deserialize_with = "within::<_, u16, 0, MAX_PRIORITY>")]
     #[schemars(range(min = 0, max = MAX_PRIORITY))]
     pub priority: u16,
-    /// Whether rules with larger `priority` numbers, including rules of the host, also receive the matched frames. Only
-    /// with `frames = "matching"`.
+    /// Whether the frames that match this rule also go to rules with larger `priority` numbers, including the rules of
+    /// the kernel of this host. Only with `frames = "matching"`.
     pub dont_trap: bool,
 }
 
@@ -272,7 +272,7 @@ pub struct EthernetHeader {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
     pub ether_type: Option<u16>,
-    /// The VLAN ID. Matches any priority.
+    /// The VLAN ID. The priority bits of the VLAN tag (PCP) are ignored.
     #[serde(deserialize_with = "within_some::<_, u16, 0, 4094>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4094))]
     pub vlan: Option<u16>,

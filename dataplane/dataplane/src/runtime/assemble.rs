@@ -317,13 +317,13 @@ fn check(loaded: &Loaded<'_>, plan: &Plan, order: &[usize], program: &mut Progra
         let message = format!(
             "a burst of {burst} packets may become more than {batch} packets, the size of a batch, because of {names}"
         );
-        // Without the key `burst`, the mistake is at a stage that creates packets.
+        // If the config has no key `burst`, the message points to a stage that creates packets.
         let burst = loaded.find("runtime.burst");
         let stage = (0..order.len()).find(|&place| more(&program.nodes()[place]));
         let at = burst.or_else(|| Some(plan.nodes[order[stage?]].span.clone())).unwrap_or(0..0);
         let mistake = Mistake::error(at, message);
         diagnostics.push(mistake.help(match most {
-            0 => format!("remove some of these stages: one packet may become at most {batch} packets"),
+            0 => format!("remove some of these stages, so that one packet becomes at most {batch} packets"),
             _ => format!("set burst = {most} or less in [runtime]"),
         }));
     }

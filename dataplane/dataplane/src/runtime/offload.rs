@@ -1,4 +1,4 @@
-//! Derives the offloads of ports from the stages: the offloads that stages can use, and the work that devices then do.
+//! Decides which offloads each port requests from its device: the offloads that the stages of the pipeline can use.
 
 use crate::config::{Offload, OffloadRequest, Plan, PortPlan, StageOffload};
 use dataplane_core::mem::RecvFields;
@@ -15,9 +15,10 @@ const RECEIVED: [(RecvFields, StageOffload); 4] = [
 /// Adds to each port of the plan the offloads that the stages of the program can use.
 ///
 /// A port requests checksum offloads only if it has the offload `auto`. Without these offloads, the stages compute and
-/// verify the checksums. The other receive information comes only from the device: the VLAN tag on input ports with the
-/// offload `vlan_strip`, the flow tag on input ports with a flow rule that has a tag, and the RSS hash on all input ports
-/// whose device may report it. Returns a warning, with its help, for each stage whose information no port reports.
+/// verify the checksums. Stages cannot compute VLAN tags, flow tags and RSS hashes. An input port requests the VLAN tag
+/// if the port has the offload `vlan_strip`, the flow tag if one of its flow rules has a tag, and the RSS hash if the
+/// device may report the hash. Returns a warning and its help for each stage that reads VLAN tags or flow tags that no
+/// port reports.
 pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'static str, &'static str)> {
     let with_checksums = program.ports_with_checksums(plan.ports.len());
     let names = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
@@ -65,11 +66,11 @@ pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'stat
     sources.into_iter().flat_map(without).collect()
 }
 
-/// Checks that a device reports the information for which stages have no substitute. `fields` are the completion fields
-/// that the device granted.
+/// Checks that a device reports the VLAN tags and flow tags that stages need. `received` is the information that the
+/// stages read, and `fields` are the completion fields that the device granted.
 ///
 /// # Errors
-/// The device lacks a part. The error has a remedy.
+/// The device does not report the VLAN tags or the flow tags in `received`. The error contains a remedy.
 pub(super) fn check_granted(received: RecvFields, fields: PollFields) -> Result<(), &'static str> {
     let lacks = |part| received.contains(part) && !fields.contains(PollFields::from(part));
     if lacks(RecvFields::VLAN) {

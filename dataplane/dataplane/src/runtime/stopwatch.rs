@@ -133,7 +133,7 @@ mod tests {
         assert_eq!([Stopwatch::next(128, 0), Stopwatch::next(129, 10)], [129, 1150]);
         let report = watch.costs().report(Stopwatch::parts(["parse", "ttl"].into_iter()), 1.0);
         let measured: Vec<(&str, f64)> = report.iter().map(|cost| (cost.part.as_str(), cost.ticks)).collect();
-        // 400 ticks for four packets in `ttl`, and ten packets in each other part.
+        // `ttl`: 400 ticks for 4 packets. Every other part: its ticks for 10 packets.
         let (lanes, stages) = ([("reap", 10.0), ("receive", 20.0)], [("parse", 30.0), ("ttl", 100.0)]);
         let after = [("transmit", 50.0), ("refill", 60.0), ("all", 210.0)];
         assert_eq!(measured, [&lanes[..], &stages, &after].concat());

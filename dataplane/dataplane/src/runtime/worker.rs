@@ -206,7 +206,8 @@ impl Worker {
         if ctx.now.0.saturating_sub(sampled.0) > WALL_CLOCK_INTERVAL {
             (ctx.epoch, *sampled) = (epoch(clock, ctx.start), ctx.now);
         }
-        // Let stages do their own housekeeping. This also marks the held packets that `release` may return.
+        // Let stages do their own housekeeping. `tick` also selects the held packets that the loop below processes
+        // again.
         self.graph.tick(ctx);
         // Process held packets again, and packets that stages generate. Each round must be transmitted before the next
         // round, because an outbox holds only one batch.

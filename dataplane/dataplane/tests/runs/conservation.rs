@@ -1,4 +1,4 @@
-//! Tests that faults on the wire do not lose a buffer or a packet without a count in the report.
+//! Tests that faults on the wire lose no buffer, and that the report counts every lost packet.
 
 use std::fmt::Write;
 
@@ -164,8 +164,8 @@ proptest! {
             let (rx, injected) = (port.packets.rx, counter(&report, at, "faults"));
             prop_assert_eq!(rx, counter(&report, at, "rx_packets"), "{}", report);
             prop_assert_eq!(port.packets.tx, counter(&report, at, "tx_packets"), "{}", report);
-            // The received packets are the generated packets without losses, plus duplicates. If a queue pair is reset
-            // while frames are held back for reordering, these frames count as `rx_missed`.
+            // The number of received packets is: generated − lost + duplicated. If a queue pair is reset while frames
+            // are held back for reordering, these frames count as `rx_missed`.
             let lost: u64 =
                 ["rx_out_of_buffer", "rx_too_long", "rx_missed"].iter().map(|name| counter(&report, at, name)).sum();
             let Faults { loss, duplicate, reorder, corrupt, delay, rx_error, tx_error, flap, .. } = *faults;

@@ -200,8 +200,8 @@ fn invalid_raw_queues_are_refused() {
     assert_eq!(create(QpType::RawPacket, (0, 2)).unwrap_err().errno, libc::ENOMEM);
 }
 
-/// The completion of a receive has one field for the flow tag and the queue pair number, so no queue pair number is
-/// returned.
+/// In the completion of a receive, the flow tag and the queue pair number share a field. If the field contains a flow
+/// tag, `qp_num` returns `None`.
 #[test]
 fn flow_tag_replaces_the_queue_pair_number() {
     let test = test_device();
@@ -219,8 +219,8 @@ fn flow_tag_replaces_the_queue_pair_number() {
     assert_eq!(cq.poll_run(&mut Completions::new(), 4), Ok(0));
 }
 
-/// The completion of a failed receive contains the number of the receive queue. The completion queue identifies the
-/// failed queue pair, and the device is not queried.
+/// The completion of a failed receive contains the number of the receive queue instead of the queue pair number. The
+/// failure therefore stops every raw-packet queue pair of the completion queue, without a query of the device.
 #[test]
 fn failed_raw_receive_stops_its_queue_pair_without_a_query() {
     for of in [(0, 1), (0, 2)] {
@@ -239,7 +239,8 @@ fn failed_raw_receive_stops_its_queue_pair_without_a_query() {
                     false => drop(cq.start_poll().unwrap().unwrap()),
                 }
             };
-            // The flush of a request from before the last reset says nothing about the current state.
+            // Status 5 is a flush error. The flushed request may have been posted before the last reset, so the queue
+            // pair keeps its state.
             poll(5);
             assert_eq!((qp.state(), qp.query().unwrap().state), (QpState::Rts, QpState::Rts));
             poll(4);
@@ -330,8 +331,8 @@ fn tcp() -> [u8; 20] {
     tcp
 }
 
-/// A send of a run has the checksum flag only if the device can compute the checksums of the frame. Each change to RTS
-/// sets the rate limit.
+/// `post_send_run` sets the checksum flag of a frame only if the device can compute the checksums of the frame. Each
+/// change to RTS sets the rate limit.
 #[test]
 fn send_runs_use_checksum_offload_and_rate_limit() {
     const CSUM: u32 = 1 << 4;

@@ -39,7 +39,7 @@ pub(crate) trait Link<End>: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns details that the kind of the link does not show, such as the interface and the source of timestamps.
+    /// Returns details of the link besides its kind, such as the interface and the source of timestamps.
     fn describe(&self) -> Option<String> {
         None
     }

@@ -153,7 +153,7 @@ fn two_queue_pairs_of_one_device_communicate() {
 }
 
 #[test]
-fn rxe_returns_the_data_of_an_unfenced_read_before_later_requests_change_it() {
+fn rxe_unfenced_read_does_not_see_the_changes_of_later_requests() {
     for write in [false, true] {
         let (mut a, b) = Ends::of(Profile::Rxe, QpType::Rc).connected();
         b.put(0, &7u64.to_ne_bytes());
@@ -236,7 +236,8 @@ fn responder_refuses_more_reads_than_its_limit() {
     }
 }
 
-/// Waits until a condition is true, without a call that runs the device. Returns `false` after a deadline.
+/// Waits until a condition is true. Does not post or poll, so only the timer threads of the fabrics make progress.
+/// Returns `false` after a deadline.
 fn happens(condition: impl Fn() -> bool) -> bool {
     let begin = std::time::Instant::now();
     while begin.elapsed() < std::time::Duration::from_secs(20) {

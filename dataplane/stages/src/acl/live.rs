@@ -19,8 +19,8 @@ pub(super) struct RuleSet {
 /// The hit counts of the rule sets that a worker used before its current rule set.
 #[derive(Default)]
 struct EarlierHits {
-    /// Hit counts by [`Rules::identity`]. Contains the rules of the latest set, and the rules of sets that were dropped
-    /// since the last reload.
+    /// Hit counts by [`Rules::identity`]. A reload keeps only the entries of rules that are in the new set. A set that
+    /// is dropped after the reload adds the hits of all its rules again.
     hits: HashMap<String, u64>,
     /// Total hits of all removed rules that have no entry in `hits`.
     gone: u64,

@@ -11,9 +11,9 @@ pub(super) const HEAD: usize = 256;
 /// The maximum number of fragments of a datagram.
 pub(super) const PIECES: usize = 128;
 
-/// The bit for "congestion experienced" (RFC 3168) in the set of ECN codepoints of the fragments.
+/// The bit for CE ("congestion experienced", RFC 3168) in the set of ECN codepoints of the fragments.
 const CONGESTED: u8 = 1 << 3;
-/// The bit for "not ECN-capable".
+/// The bit for Not-ECT ("not ECN-capable transport").
 const INCAPABLE: u8 = 1;
 
 /// The fields that identify a datagram. They are equal in all its fragments, and differ from the fields of every other
@@ -61,7 +61,7 @@ pub(super) enum Flaw {
     TooLarge,
     /// The datagram has too many fragments.
     TooMany,
-    /// Fragments with "congestion experienced" and fragments without ECN are mixed.
+    /// Some fragments are marked CE, others Not-ECT.
     Congestion,
 }
 

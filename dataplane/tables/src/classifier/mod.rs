@@ -11,7 +11,7 @@
 //! leaves, in rule order. The search of the list stops when all remaining rules have higher ranks than the best match.
 //!
 //! All packets of a batch descend the trees together, level by level, as lists of pending lookups. The memory loads of
-//! different packets overlap, and no branch depends on a single packet.
+//! different packets overlap, and the code has no conditional jump that depends on a single packet.
 //!
 //! All data is in pages, which a classifier shares with its copies. Adding or removing a rule changes the leaves that
 //! the rule belongs to, and copies only the pages of these leaves. A copy of the classifier can therefore serve lookups

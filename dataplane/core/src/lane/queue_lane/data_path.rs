@@ -56,7 +56,8 @@ pub(super) struct DataPath<D: Device> {
     refill_at: usize,
     /// Number of received packets at the previous call of `is_refill_due`.
     rx_at_refill: u64,
-    /// The time of the oldest unsignalled send that no later signalled send reports. `None` if there is no such send.
+    /// When the lane posted the oldest send that no completion will report: the send is unsignalled, and no signalled
+    /// send follows. `None` if there is no such send.
     pub(super) unsignalled_since: Option<Instant>,
     /// Whether the worker has stopped the lane. Flushed requests then do not count as errors.
     pub(super) stopping: bool,

@@ -6,7 +6,7 @@ use crate::mem::{PageKind, Region, RegionSpec, SlotLayout, SlotState};
 use crate::pipeline::{Contract, DropObserver, Generator, NodeSpec};
 use crate::units::Nanos;
 
-/// A stage that labels packets by their first byte.
+/// A stage that drops, consumes or passes on a packet, or sends it to an output, depending on the first byte.
 struct Sort;
 
 const OUT: Edge = Edge::new(0);
@@ -100,7 +100,7 @@ fn drops_are_observed_by_an_earlier_or_later_stage() {
     let watcher = |next| node("watcher", seen.clone(), next, None);
     let take = || std::mem::take(&mut *seen.0.lock().unwrap());
     let port = Target::Port(0);
-    // The watcher is first a later stage without packets, then a later stage with packets, then an earlier stage.
+    // Three cases: the watcher is after `sort` and gets no packets, after `sort` and gets packets, or before `sort`.
     walk(vec![sort(port, Some(1)), watcher(Target::Drop)], &PACKETS);
     assert_eq!(take(), SEEN);
     walk(vec![sort(Target::Node(1), Some(2)), node("pass", Pass, Target::Node(2), None), watcher(port)], &PACKETS);
@@ -189,7 +189,7 @@ impl Stage for Gate {
 }
 
 #[test]
-fn held_packet_comes_back_until_it_leaves_is_overdue_or_the_worker_stops() {
+fn held_packet_comes_back_until_it_is_sent_or_dropped() {
     let (gate, mut pool) = (Gate::default(), pool());
     let nodes = vec![node("gate", gate.clone(), Target::Port(0), None)];
     let mut graph = Graph::new(Program::new(nodes), 1, &pool);
@@ -340,7 +340,7 @@ impl Observer for PanicsAfter {
     }
 }
 
-/// A stage that declares copies and requests one of each packet.
+/// A stage that declares copies and sends one copy of each packet to the output `out`.
 struct Copying;
 
 impl Stage for Copying {

@@ -289,7 +289,7 @@ pub struct FlowLimits {
     pub driver: &'static str,
     /// The number of priorities. `None`: unknown.
     pub priorities: Option<u16>,
-    /// The number of device priorities that each priority of a rule uses on a port with several queues.
+    /// On a port with several queues, each priority of the rules uses this many priorities of the device.
     pub rss_levels: u16,
     /// The header fields that the driver cannot match.
     pub unmatched: &'static [&'static str],
@@ -371,7 +371,10 @@ pub enum FlowError {
         field: &'static str,
     },
     /// The priority is too large for the driver.
-    #[error("{driver} has the flow priorities 0 to {last} for {queues}, not {priority}; help: use a smaller priority")]
+    #[error(
+        "flow priority {priority} is too large: {driver} has the priorities 0 to {last} for {queues}; help: use a \
+         smaller priority"
+    )]
     Priority {
         /// The name of the driver.
         driver: &'static str,

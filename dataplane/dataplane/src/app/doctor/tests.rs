@@ -263,7 +263,8 @@ fn missing_rdma_device_is_found() {
     assert_eq!(found(&host.with_file("sys/class/infiniband/rdma7/node_type", "1: CA")), []);
 }
 
-/// The switch in the NIC delivers to a virtual function or subfunction only the frames that its interface asks for.
+/// A virtual function or subfunction gets only the frames that its network interface has requested from the switch in
+/// the NIC.
 #[test]
 fn virtual_function_without_promiscuous_mode_is_found() {
     const CONFIG: &str = "[runtime]\nworkers = 1\n[[port]]\nname = \"a\"\ndevice = \"rdma7\"\n[pipeline]\n\
@@ -275,13 +276,13 @@ fn virtual_function_without_promiscuous_mode_is_found() {
     ] {
         let of_device = |file: &str| format!("sys/class/infiniband/rdma7/device/{file}");
         let host = || Host::new().with_file(&of_device(file), "7").with_file(&of_device("net/eth9/mtu"), "1500");
-        // The flags are up, broadcast and multicast. The next value adds promiscuous.
+        // 0x1003 is IFF_UP, IFF_BROADCAST and IFF_MULTICAST. 0x1103 below adds IFF_PROMISC.
         let usual = host().with_file("sys/class/net/eth9/flags", "0x1003");
         let [one] = &found(&usual, CONFIG)[..] else { panic!("{file}") };
         assert_eq!(one.severity, Severity::Unseen);
         assert!(commands.iter().all(|command| one.fix.contains(command)), "{one:?}");
         assert_eq!(found(&host().with_file("sys/class/net/eth9/flags", "0x1103"), CONFIG), []);
-        // Datagrams arrive at the address of the device.
+        // A UD port needs no promiscuous mode, because its datagrams are sent to the address of the device.
         let datagrams = CONFIG.replace("rdma7\"", "rdma7\"\nqp = \"ud\"\nconnection = { to = \"127.0.0.1:18515\" }");
         assert_eq!(found(&usual, &datagrams), []);
     }

@@ -302,7 +302,7 @@ pub(crate) fn arm_race<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.expect("50 of 50")
 }
 
-/// Two completion queues share a channel. Each of the queues raises an event with its own number when it is armed.
+/// Two completion queues share a channel. After both queues are armed, each queue raises an event with its own number.
 pub(crate) fn two_queues_one_channel<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Events)?;
     let channel = t.bed.a.create_channel()?;
@@ -538,7 +538,7 @@ pub(crate) fn fields_of_errors<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
 }
 
 /// The field `PollFields::CHECKSUM` is granted exactly if the device checks the checksums of received packets. The
-/// completion of a message of a reliable connection never reports a correct checksum.
+/// completion of a message on a reliable connection never has the flag `IP_CSUM_OK`.
 pub(crate) fn checksum<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let has = t.bed.b.capabilities().has.contains(&Capability::RxChecksum);
     let spec = EndpointSpec::new(QpType::Rc);

@@ -1,5 +1,5 @@
-//! Cases for state changes: compares the changes and attributes that a device allows with `check_transition`, the table
-//! of transitions in `dataplane-core`.
+//! Cases for state changes: a device must accept exactly the changes and attributes that `check_transition` accepts.
+//! `check_transition` is the table of transitions in `dataplane-core`.
 //!
 //! A unit test in `dataplane-core` checks that table against a second, independent table.
 
@@ -114,7 +114,7 @@ fn table<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
             // A refused change must not change the state.
             let now = end.state()?;
             if now != state_name(from) {
-                t.log(format!("{}>{}: it is {now}", state_name(from), state_name(to)));
+                t.log(format!("{}>{}: the state after the refused changes is {now}", state_name(from), state_name(to)));
                 take(&mut end, from)?;
             }
         }
