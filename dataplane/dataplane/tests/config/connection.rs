@@ -198,8 +198,8 @@ fn invalid_connection_is_reported() {
     }
 }
 
-/// A setting that can wait indefinitely for a dead peer, or that needs a capability, may be intended. So such a setting
-/// causes only a warning.
+/// The user may intend a setting with which the port waits indefinitely for a dead peer, or a setting that needs a
+/// capability. So such a setting causes only a warning.
 #[test]
 fn unlimited_retries_and_privileged_qkey_cause_a_warning() {
     for (qp, text, message, help) in [

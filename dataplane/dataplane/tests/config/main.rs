@@ -85,7 +85,8 @@ fn records(text: &str) -> Vec<(usize, usize, String, String)> {
         .collect()
 }
 
-/// With an AF_XDP port, the plan changes the buffer size and headroom so that buffers are valid AF_XDP chunks.
+/// If a config has an AF_XDP port, the plan changes the buffer size and the headroom, so that each buffer is a valid
+/// AF_XDP chunk.
 #[test]
 fn xdp_buffers_are_half_a_page_or_whole_pages() {
     let text = |runtime: &str, mtu: u32| {
@@ -624,7 +625,7 @@ fn override_with_a_table_replaces_the_whole_table() {
 }
 
 #[test]
-fn mistake_in_an_override_names_the_flag() {
+fn mistake_in_an_override_is_reported_with_its_command_line_flag() {
     for (key, value, column, message) in [
         ("runtime.burst", "400", 15, "expected a whole number from 1 to 256, found 400"),
         ("runtime.brst", "40", 9, "unknown key `brst`"),

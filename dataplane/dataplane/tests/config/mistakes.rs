@@ -9,13 +9,13 @@ use proptest::prelude::*;
 enum At {
     /// The first occurrence of this text in the wrong line.
     Text(&'static str),
-    /// The start of the table with this header, for a missing key. The table is the nearest one above the line.
+    /// For a missing key: the nearest table header with this text above the line of the key.
     Above(&'static str),
 }
 
 use At::{Above, Text};
 
-/// A wrong line, the position of its mistake, and the message. The line is empty if its mistake is a missing key.
+/// A wrong line, the position of the mistake in this line, and the message. The line is empty if a key is missing.
 type Wrong = (&'static str, At, &'static str);
 
 /// The correct lines of a config. Each line has a list of wrong lines that can replace it.
@@ -134,7 +134,7 @@ fn config(choices: &[usize]) -> (String, Vec<(usize, usize, &'static str)>) {
     (lines.join("\n"), expected)
 }
 
-/// If the name of a port cannot be read, this port may be the port that a stage names. So the stage's reference is not
+/// If a port has no readable name, this port may be the port that a stage names. So the reference in the stage is not
 /// reported as a mistake.
 #[test]
 fn reference_to_an_unreadable_port_is_not_reported() {
@@ -164,7 +164,7 @@ fn long_name_of_an_unknown_port_is_shortened() {
 }
 
 #[test]
-fn too_deep_nesting_has_a_help() {
+fn too_deep_nesting_is_reported_with_help() {
     for text in [format!("x = {}{}\n", "[".repeat(1000), "]".repeat(1000)), format!("{}b = 1\n", "a.".repeat(1000))] {
         let source = Source::new("x.toml", text, &[]);
         let mut diagnostics = Diagnostics::new(&source);
@@ -208,8 +208,8 @@ proptest! {
             let is_found = found.iter().any(|it| (it.0, it.1) == (*line, *column) && it.2.contains(message));
             prop_assert!(is_found, "{}:{}: {} is not in {:#?}\n{}", line, column, message, found, text);
         }
-        // A stage of an unknown kind or without a name causes further mistakes. None of these is about an unknown or a
-        // missing key.
+        // A stage of an unknown kind or without a name causes further mistakes. These further mistakes are not about
+        // unknown or missing keys, so the number of mistakes about such keys is exact.
         let keys = |message: &str| message.contains("unknown key") || message.contains("is missing");
         let found = found.iter().filter(|it| keys(&it.2)).count();
         prop_assert_eq!(found, expected.iter().filter(|it| keys(it.2)).count(), "{}", text);

@@ -76,7 +76,7 @@ fn plan_shows_the_node_of_each_port() {
 }
 
 #[test]
-fn distant_placement_is_a_warning() {
+fn placement_on_a_distant_node_causes_a_warning() {
     for (overrides, cores, said) in [
         (
             &[("runtime.workers", "[2, 0]")][..],
@@ -108,7 +108,7 @@ fn distant_placement_is_a_warning() {
 }
 
 #[test]
-fn missing_local_memory_is_a_warning_or_an_error() {
+fn node_without_memory_causes_a_warning_or_with_strict_an_error() {
     let at = ("port.wan.numa_node", "2");
     let lan = ("port.lan.numa_node", "2");
     let said = "core 4 is on node 2, which has no memory, so its packets use memory of another node; use a core on a \
@@ -123,7 +123,7 @@ fn missing_local_memory_is_a_warning_or_an_error() {
 }
 
 #[test]
-fn impossible_placement_is_an_error() {
+fn impossible_placement_causes_an_error() {
     for (key, value, said) in [
         ("runtime.workers", "[6]", "1: core 6 is offline; run `echo 1 | sudo tee /sys/devices/system/cpu/cpu6/online`"),
         ("runtime.workers", "[7]", "1: core 7 does not exist; this host has the cores 0-5"),

@@ -63,7 +63,7 @@ fn every_key_is_read() {
 
 /// With the offload `fcs`, received frames include the frame check sequence, so they are four bytes longer.
 #[test]
-fn fcs_needs_four_more_bytes() {
+fn offload_fcs_needs_four_more_bytes_of_a_buffer() {
     let memory = "mtu = 1898\n";
     planned(1, memory);
     mistakes(

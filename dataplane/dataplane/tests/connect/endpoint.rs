@@ -148,5 +148,9 @@ fn own_endpoint_is_a_peer_only_with_allow_self() {
     assert_eq!(own.check_peer(&own, false), Err(EndpointError::Own));
     assert_eq!(own.check_peer(&own, true), Ok(()));
     let elsewhere = QueuePairEndpoint { gid: super::gid("fe80::2"), ..own };
-    assert_eq!(elsewhere.check_peer(&own, false), Ok(()), "another port's queue pair may have the same number");
+    assert_eq!(
+        elsewhere.check_peer(&own, false),
+        Ok(()),
+        "a queue pair of another port may have the same number as the own queue pair"
+    );
 }

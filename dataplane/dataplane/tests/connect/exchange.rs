@@ -39,9 +39,9 @@ pub(super) fn listener(address: &str) -> Option<(Listener, SocketAddr)> {
     }
 }
 
-/// Connects an active side, which offers the endpoints `there`, to a passive side, which offers `here`. Returns the
-/// endpoints that the passive side received, and the endpoints that the active side received. Returns `None` if the
-/// host does not have the address.
+/// Connects an active side, which offers the endpoints `there`, to a passive side, which offers the endpoints `here`.
+/// Returns the endpoints that the passive side received, and the endpoints that the active side received. Returns
+/// `None` if the host does not have the address.
 fn exchanged(
     address: &str,
     here: &[QueuePairEndpoint],
@@ -150,7 +150,8 @@ fn active_side_retries_until_the_listener_exists() {
     });
 }
 
-/// If the offers do not match, the active side gets an error with the reason. The passive side keeps listening.
+/// If the offers of the two sides do not match, the active side gets an error with the reason. The passive side keeps
+/// listening.
 #[test]
 fn active_side_gets_the_reason_of_a_refused_offer() {
     let uc = QueuePairEndpoint { transport: QpType::Uc, ..endpoint(6) };

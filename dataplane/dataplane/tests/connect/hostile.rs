@@ -1,5 +1,5 @@
-//! Tests of a listener with hostile peers. The listener disconnects each hostile peer and keeps no resources for it, so
-//! the good peer, which follows the protocol, can still connect.
+//! Tests of a listener with hostile peers. The listener disconnects each hostile peer and frees the resources of its
+//! connection. A good peer, which follows the protocol, can therefore still connect.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -106,7 +106,7 @@ fn ud_endpoint(number: u32) -> QueuePairEndpoint {
 }
 
 #[test]
-fn invalid_hello_is_disconnected() {
+fn peer_with_an_invalid_hello_is_disconnected() {
     let good = hello(&ud_endpoint(77));
     let with = |change: fn(&mut QueuePairEndpoint)| {
         let mut endpoint = ud_endpoint(77);
@@ -160,19 +160,19 @@ fn invalid_hello_is_disconnected() {
 
 /// A peer that received the listener's endpoints but replies incorrectly is disconnected.
 #[test]
-fn wrong_reply_is_disconnected() {
+fn peer_with_a_wrong_reply_is_disconnected() {
     let good = hello(&ud_endpoint(77));
     let refused = attack_then_connect(LONG, |address| {
         let (_, own) = decode_reply(&send_and_read(address, &good, true));
         assert_eq!(own.transport, QpType::Ud);
-        // Peers that send more bytes than the listener expects.
+        // A peer sends more bytes than the listener expects.
         for rest in [vec![0; 5000], good.clone(), message(1, 2, 0, 4711, &[])] {
             let reply = send_and_read(address, &[&good[..], &rest].concat(), false);
             assert!(reply.is_empty() || reply.len() >= 92, "{reply:?}");
         }
-        // A peer that sends the listener's own endpoint back.
+        // A peer sends the listener's own endpoint back.
         assert_eq!(send_and_read(address, &hello(&own), true), refusal(4));
-        // A peer that replies with the token of another connection.
+        // A peer replies with the token of another connection.
         let (first, _) = decode_reply(&send_and_read(address, &good, true));
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();

@@ -311,7 +311,8 @@ fn unsupported_parameter_is_reported_with_a_fix() {
     assert!(error.starts_with("mlx5_0: ibv_query_port failed: "), "{error}");
 }
 
-/// On InfiniBand, the service level has four bits instead of three, and the LMC is the number of path bits.
+/// On InfiniBand, the service level has four bits, and on Ethernet three bits. The LMC of an InfiniBand port is its
+/// number of path bits.
 #[test]
 fn infiniband_has_other_ranges_than_ethernet() {
     let mut device = adapter();
@@ -477,7 +478,7 @@ fn state_changes_have_the_required_attributes() {
 
 /// The default parameters equal the constants in the handshake of the crate `ibverbs` from crates.io.
 #[test]
-fn defaults_equal_the_ibverbs_crate() {
+fn default_parameters_equal_the_constants_of_the_ibverbs_crate() {
     let (connector, agreed) = agreed(QpType::Rc, EndpointParameters::default());
     let (init, _) = connector.init();
     assert_eq!((init.port, init.pkey_index, init.access), (1, 0, Access::empty()));
@@ -541,7 +542,7 @@ fn every_parameter_is_set_in_its_state_change() {
     assert_eq!(ud.init().0.qkey, 5);
 }
 
-/// The path MTU of a connection is the smaller path MTU of its two sides. A datagram is at most one packet.
+/// The path MTU of a connection is the smaller of the path MTUs of the two sides. A datagram has at most one packet.
 #[test]
 fn smaller_path_mtu_of_the_two_sides_applies() {
     for (kind, own, peer, code, message) in [
@@ -562,7 +563,7 @@ fn smaller_path_mtu_of_the_two_sides_applies() {
 /// A reset starts a new generation of the queue pair, with a new first packet number. The first packet numbers of the
 /// generations are far apart, so that a late packet of an earlier generation is not accepted.
 #[test]
-fn generations_have_packet_numbers_far_apart() {
+fn first_packet_numbers_of_the_generations_are_far_apart() {
     let parameters = EndpointParameters { sq_psn: 0xff_fff0, ..EndpointParameters::default() };
     let numbers: Vec<u32> = (0..64).map(|generation| parameters.psn(generation)).collect();
     assert_eq!(numbers[0], 0xff_fff0);

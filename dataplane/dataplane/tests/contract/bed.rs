@@ -46,7 +46,7 @@ pub(crate) struct TestBed<D: Device> {
     pub(crate) kernel: bool,
     pub(crate) a: D,
     pub(crate) b: D,
-    /// The index of the GID that the endpoints use, in the GID table of the port.
+    /// The index (in the GID table of the port) of the GID that the endpoints use.
     pub(crate) gid_index: u32,
 }
 

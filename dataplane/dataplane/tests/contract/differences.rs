@@ -437,10 +437,12 @@ pub(crate) fn apply(case: &str, profile: Profile, kernel: bool, standard: &[Stri
         if !applies {
             continue;
         }
-        // Several lines may be equal. Each difference replaces the first of them that is not replaced yet, so a
+        // Several lines may be equal. Each difference replaces the first equal line that is not replaced yet, so a
         // difference that is listed twice replaces two lines.
         let at = lines.iter().position(|line| line.as_deref() == Some(it.standard));
-        let at = at.ok_or_else(|| format!("no line `{}` (difference: {})", it.standard, it.reason))?;
+        let at = at.ok_or_else(|| {
+            format!("the required log has no line `{}`, which a difference replaces ({})", it.standard, it.reason)
+        })?;
         lines[at] = None;
         instead[at] = it.instead.lines().map(|line| line.trim().to_owned()).filter(|it| !it.is_empty()).collect();
     }

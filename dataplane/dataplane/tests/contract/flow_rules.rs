@@ -187,8 +187,8 @@ fn frame(random: &mut Random) -> Frame {
     builder.frame
 }
 
-/// Returns the match of a field. The match compares all bits, a prefix or some bits of the field with one of the
-/// values. In most cases, the match allows any value.
+/// Returns a random match for a field. Most matches allow any value. The other matches compare all bits, a prefix or
+/// some bits of the field with one of `values`.
 fn bits<const N: usize>(random: &mut Random, values: &[[u8; N]]) -> Bits<N> {
     let value = random.of(values);
     match random.below(16) {
@@ -390,7 +390,7 @@ pub(crate) fn compare(count: u64) -> Result<Completion, Failed> {
 }
 
 /// Sends a frame and returns the tag of each received copy. Posts one receive more than the expected number of copies,
-/// so that a copy too many is received.
+/// so that a surplus copy is received and returned.
 fn send<D: RawDevice>(pair: &mut Pair<D>, frame: &[u8], expected: usize) -> crate::Outcome<Vec<u32>> {
     pair.a.buffer.write(0, frame);
     for wr_id in 0..=expected as u64 {

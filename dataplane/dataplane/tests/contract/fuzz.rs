@@ -552,9 +552,9 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
         let accepted = done.as_ref().map_or_else(|refused| refused.accepted, |()| posted.len());
         self.log.push(format!("receives: {}", post_result(done)));
         self.receives[usize::from(b)].extend(posted.into_iter().take(accepted));
-        // rxe flushes requests that are posted in ERR only when the state is set to ERR again. The libibverbs provider
-        // does this at the post, but only if it knows that the queue pair is in ERR. It does not know this if the
-        // device changed the state, so the test sets ERR again.
+        // On rxe, receives that are posted in ERR are flushed only when the state is set to ERR again. After such a
+        // post, Dataplane's provider `verbs` sets ERR again if the provider itself has set ERR before. If the device
+        // changed the state, the provider does not know the change, so the test sets ERR again.
         let end = self.end(b);
         if end.qp.query().is_ok_and(|it| it.state == QpState::Err) {
             let (attributes, mask) = QpAttributes::to(QpState::Err);
@@ -874,7 +874,7 @@ fn optional_step<D: RawDevice>(random: &mut Random, run: &ProgramRun<'_, '_, D>)
     Some(match random.below(8) {
         0..3 => {
             let access = random.of(&[WINDOW, WINDOW, Access::REMOTE_READ]);
-            // A window of type 2 is not unbound, but invalidated.
+            // Only a window of type 1 can be unbound. A window of type 2 is invalidated instead.
             let clears = !type_2 && random.once_in(4);
             Step::Bind { access: if clears { Access::empty() } else { access }, clears }
         }
@@ -892,8 +892,8 @@ fn optional_step<D: RawDevice>(random: &mut Random, run: &ProgramRun<'_, '_, D>)
     })
 }
 
-/// Returns the request without the properties that rxe treats differently when it sends the request again. See the
-/// description of this module.
+/// Returns the request without the properties that make the result depend on whether rxe sends the request twice. See
+/// the description of this module.
 fn repeatable(request: Request) -> Request {
     let answered = matches!(request.op, Op::Read(_) | Op::CompareSwap(..) | Op::FetchAdd(..));
     let op = match request.op {
@@ -907,7 +907,7 @@ fn repeatable(request: Request) -> Request {
 /// responded.
 fn fails_late(request: &Request) -> bool {
     let answered = matches!(request.op, Op::Read(_) | Op::CompareSwap(..) | Op::FetchAdd(..));
-    // A send with an invalid key to invalidate makes the peer stop without an error response.
+    // If a send requests the invalidation of an invalid key, the peer fails without an error response.
     request.op == Op::SendWithInvBadKey
         || answered && !matches!(request.local, LocalMemory::Good(_) | LocalMemory::Thirds(_) | LocalMemory::Nothing)
 }

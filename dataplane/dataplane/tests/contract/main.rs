@@ -3,7 +3,7 @@
 //! A case is a function that calls verbs on two endpoints ([`bed::Pair`]). The case logs each observation as a line,
 //! and compares the log with the lines that the InfiniBand specification and the manual pages require (the standard).
 //! Where a device differs from the standard, [`differences`] lists the line, its replacement and the reason. A case
-//! fails on a difference that is not listed, and on a listed difference that does not occur.
+//! fails if the log differs from the standard in a line that is not listed, or if a listed difference does not occur.
 //!
 //! The suite runs on the software device with both of its profiles: `Spec` (the standard) and `Rxe` (the behaviour of
 //! rxe, the kernel's software RoCE driver). With `--include-ignored`, the suite also runs on real rxe devices: `rxe0`

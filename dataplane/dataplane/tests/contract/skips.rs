@@ -37,7 +37,7 @@ pub(crate) const KERNEL_ALONE: &[&str] = &[
     "timestamps",
 ];
 
-/// Any capability may be missing. For devices whose capabilities are not known in advance.
+/// Allows every capability to be missing, for devices whose capabilities are not known in advance.
 #[cfg(feature = "ibverbs")]
 pub(crate) const ANY: &[&str] = &["*"];
 

@@ -134,7 +134,7 @@ fn missing_interface_fails_except_for_tap() {
 }
 
 #[test]
-fn missing_capabilities_are_named() {
+fn fix_names_the_missing_capabilities() {
     let host = Host::new().with_file("proc/self/status", "CapEff:\t0000000000002000\n");
     let xdp: XdpConfig = link("interface = \"eth9\"");
     assert_eq!(findings(&host.0, &case(&packet()), &Ok(Some(good()))), []);
@@ -143,7 +143,7 @@ fn missing_capabilities_are_named() {
 }
 
 #[test]
-fn kernel_use_of_the_interface_is_found() {
+fn host_settings_that_affect_the_port_are_found() {
     use Severity::{Breaks, Slow};
     let host = |path: &str, text: &str| Host::new().with_file(path, text);
     let of_packet = [
@@ -289,7 +289,7 @@ fn virtual_function_without_promiscuous_mode_is_found() {
 }
 
 #[test]
-fn different_mtu_is_found() {
+fn mtu_that_differs_from_the_config_is_found() {
     let (host, plan) = (Host::new(), plan(CONFIG));
     let port: &PortPlan = &plan.ports[0];
     let link = packet();

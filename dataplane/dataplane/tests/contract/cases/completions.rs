@@ -70,7 +70,7 @@ fn polled_by<D: RawDevice>(t: &mut Trial<'_, D>, api: CqApi) -> Outcome {
         pair.a.sent.clear();
         pair.b.received.clear();
     }
-    // This must log nothing, because no completion is returned twice.
+    // This call must log nothing, because each completion is returned only once.
     t.wait_and_log(&mut pair, &[])?;
     t.expect("as requested: true")
 }
@@ -120,8 +120,8 @@ pub(crate) fn refused_capabilities_are_listed<D: RawDevice>(t: &mut Trial<'_, D>
     )
 }
 
-/// Completions can be polled in batches (`poll_run`) or one by one (`poll`). Both ways together return each completion
-/// once and in order.
+/// Completions can be polled in batches (`poll_run`) or one by one (`poll`). If a program uses both functions, each
+/// completion is returned once and in order.
 pub(crate) fn runs_and_cursor<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = t.pair(QpType::Rc)?;
     for wr_id in 0..10 {
@@ -180,7 +180,7 @@ pub(crate) fn resize<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// More requests complete than the queue has space for, because the queue is not polled.
+/// The program does not poll the queue, so more requests complete than the queue has space for.
 pub(crate) fn overrun<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     while t.bed.a.poll_async_event().is_some() {}
     let spec = EndpointSpec::new(QpType::Rc);

@@ -47,8 +47,8 @@ pub(crate) fn own_qkey<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         let to = Some(Destination { ah: &ah, qp, qkey });
         pair.a.qp.post_send(&[SendRequest { wr_id, op: SendOp::Send, flags: SendFlags::SIGNALED, sges: &sges, to }])?;
     }
-    // A device that ignores the rule delivers only the second datagram, so wait for one receive. After the round trips,
-    // no datagram is in flight.
+    // A device that does not replace the Q_Key delivers only the second datagram, so wait for one receive. After the
+    // round trips, no datagram is in flight.
     pair.wait(&[(PairCq::ASent, 2), (PairCq::BReceived, 1)])?;
     t.round_trips()?;
     t.wait_and_log(&mut pair, &[])?;
@@ -99,7 +99,7 @@ pub(crate) fn handles<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
 /// A multicast group of link-local scope that only this test uses.
 const GROUP: Gid = Gid([0xff, 0x12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xda, 0x7a, 0x00, 0x01]);
 
-/// Multicast datagrams arrive at queue pairs that are attached to the group, and only while they are attached.
+/// A multicast datagram arrives at the queue pairs that are attached to the group when the datagram is sent.
 pub(crate) fn multicast<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::Multicast)?;
     let mut pair = t.pair(QpType::Ud)?;

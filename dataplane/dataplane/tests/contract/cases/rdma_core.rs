@@ -12,8 +12,7 @@ use super::{bad_lkey, bad_rkey, completions, data, memory, posting, raw, shared,
 use crate::Trial;
 use crate::bed::{CAPS, Connection, Endpoint, EndpointSpec, PairCq, Outcome, Pair, Stop, remote, verb_result, post_result};
 
-/// Skips a case that needs a verb for which the traits of `dataplane::verbs` have no function. The case does not call
-/// the device.
+/// Skips a case whose verb has no function in the traits of `dataplane::verbs`. The case does not call the device.
 fn no_verb(what: &str) -> Outcome {
     Err(Stop::Skip(what.to_owned(), 0))
 }

@@ -563,8 +563,8 @@ pub(crate) fn reset_by_user<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     pair.b.recv(1, 0..100)?;
     pair.b.recv(2, 100..200)?;
     pair.a.send(1, 0..20)?;
-    // When the send of endpoint a has completed, the receive of endpoint b has completed too, but the test has not
-    // polled the completion of this receive.
+    // When the send of endpoint a has completed, the receive of endpoint b has completed too. The test does not poll
+    // the completion of this receive before the reset.
     wait_for_a(&mut pair)?;
     for end in [&mut pair.a, &mut pair.b] {
         end.set_state(QpState::Reset)?;
