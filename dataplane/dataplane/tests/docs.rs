@@ -32,7 +32,7 @@ fn tables(page: &str) -> Vec<(String, Table)> {
         }
         let Some(row) = line.strip_prefix("| ").and_then(|row| row.strip_suffix(" |")) else {
             // A malformed row, such as a row with an empty last cell, must not silently end the table.
-            assert!(!line.starts_with('|'), "`{line}` is no row");
+            assert!(!line.starts_with('|'), "the line `{line}` is not a valid table row");
             inside = false;
             continue;
         };
@@ -162,8 +162,8 @@ fn values_at<'a>(value: &'a toml::Value, path: &[&str]) -> Vec<&'a toml::Value> 
     }
 }
 
-/// Returns `true` if an example sets a key of the config table that `heading` describes, such as "`[port.link]` with
-/// `kind = "tap"`".
+/// Returns `true` if an example sets the key `key` in the config table that `heading` names, such as "`[port.link]`
+/// with `kind = "tap"`".
 fn sets(example: &toml::Table, heading: &str, key: &str) -> bool {
     let mut parts = code(heading);
     let path: Vec<&str> = parts.next().unwrap().trim_matches(['[', ']']).split('.').collect();
@@ -218,7 +218,7 @@ fn every_key_has_an_example_that_loads() {
             }
         }
     }
-    assert!(wrong.is_empty(), "{} mistakes:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty(), "{} mistakes in the examples:\n{}", wrong.len(), wrong.join("\n"));
     assert!(keys > 200, "{keys} keys");
 }
 
@@ -315,9 +315,9 @@ fn crates() -> PathBuf {
     Path::new(CRATE).parent().unwrap().to_owned()
 }
 
-/// Where the lookup of a path such as `soft::SoftDevice` starts: the first name of the path, and the folder for this
-/// name. The first name is empty for modules of the crates `dataplane-core` and `dataplane`, because their paths have
-/// no crate name.
+/// The starting points of lookups: the first name of a path such as `soft::SoftDevice`, and the folder that this name
+/// stands for. The first name is empty for modules of the crates `dataplane-core` and `dataplane`, because their paths
+/// have no crate name.
 const ROOTS: [(&str, &str); 8] = [
     ("soft", "soft/src"),
     ("ibverbs", "ibverbs/src"),
@@ -420,8 +420,8 @@ fn every_name_in_the_verbs_guide_exists() {
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
-/// Checks that `look_up` finds existing names and rejects missing names. If `look_up` found every name, the tests above
-/// would prove nothing.
+/// Checks that `look_up` finds existing names and rejects missing names. If `look_up` accepted every name, the other
+/// tests of this file would prove nothing.
 #[test]
 fn look_up_rejects_missing_names() {
     let sources = Source::all();

@@ -51,8 +51,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// A config with two ports and with stages that have state. Stages copy and drop packets, and an output leads to the
-/// stage `drop`. If no buffer is free, a packet is not copied.
+/// A config with two ports, and with stages that keep state, copy packets and drop packets. If no buffer is free, the
+/// stage `mirror` does not copy the packet.
 const CONFIG: &str = r#"
 [runtime]
 workers = 1
@@ -121,7 +121,7 @@ next = "drop"
 use = "drop"
 "#;
 
-/// Runs without the test harness, which allocates when a test takes long.
+/// Runs without the test harness of Rust, because the harness allocates memory if a test takes long.
 fn main() {
     const WARM: u64 = 10_000;
     const LOOPS: u64 = 200_000;

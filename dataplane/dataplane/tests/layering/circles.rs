@@ -97,7 +97,8 @@ impl Visit<'_> for Module {
     }
 }
 
-/// Returns whether an item is only in test builds: `cfg(test)`, or `cfg(all(...))` with `test` among its conditions.
+/// Returns whether an item exists only in test builds: the item has `cfg(test)`, or `cfg(all(...))` with `test` as one
+/// of the conditions.
 fn is_test(attributes: &[syn::Attribute]) -> bool {
     let needs_test = |condition: &Meta| match condition {
         Meta::List(list) if list.path.is_ident("all") => list

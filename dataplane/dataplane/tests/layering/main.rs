@@ -1,5 +1,5 @@
-//! Checks that crates and modules have only the dependencies that the tables in the crate documentation list, and that
-//! only the allowed files contain `unsafe` code.
+//! Checks that each crate and module has only the dependencies that the tables in the crate documentation list. Also
+//! checks that only the allowed files contain `unsafe` code.
 
 mod census;
 mod circles;
@@ -166,7 +166,7 @@ fn architecture_page_has_the_same_tables_as_the_crates() {
 fn modules_use_only_the_modules_in_their_row() {
     for crate_folder in ["core", "dataplane"] {
         let layers = modules(crate_folder);
-        assert!(layers.len() >= 4, "the table of {crate_folder} was not understood: {layers:?}");
+        assert!(layers.len() >= 4, "too few rows in the table of modules of {crate_folder}: {layers:?}");
         let root = crates().join(crate_folder).join("src");
         let mut wrong = Vec::new();
         for path in sources(crate_folder) {
@@ -185,13 +185,17 @@ fn modules_use_only_the_modules_in_their_row() {
             };
             wrong.extend(names.iter().filter(is_wrong).map(|name| format!("{} uses {name}", path.display())));
         }
-        assert!(wrong.is_empty(), "dependencies that the table of {crate_folder} does not have:\n{}", wrong.join("\n"));
+        assert!(
+            wrong.is_empty(),
+            "modules use modules that their row in the table of {crate_folder} does not list:\n{}",
+            wrong.join("\n")
+        );
     }
 }
 
-/// Stages register their tasks and handlers through `Setup`, so the runtime needs no knowledge of single stages.
+/// Stages register their tasks and handlers through `Setup`, so the runtime does not depend on the crate of the stages.
 #[test]
-fn runtime_names_no_stage() {
+fn runtime_does_not_name_any_stage() {
     for path in sources("dataplane").iter().filter(|path| path.starts_with(crates().join("dataplane/src/runtime"))) {
         assert!(!code(path).contains("dataplane_stages"), "{}", path.display());
     }

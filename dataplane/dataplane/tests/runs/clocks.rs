@@ -95,7 +95,7 @@ fn device_wall_clock_is_converted_to_the_system_clock() {
 /// The clock that timestamps received packets may differ from the clock that timestamps sent packets. The latency is
 /// then known only if the two clocks are synchronized.
 #[test]
-fn latency_between_unsynchronized_clocks_is_unmeasured() {
+fn latency_between_two_unsynchronized_clocks_is_not_measured() {
     let ports = [("a", "clock = { khz = 156250 }"), ("b", "refuse = ['timestamps']")];
     let report = run("device", &ports, "b");
     assert_eq!((report.latency_ns.source, report.latency_ns.count), (ClockSource::None, 0), "{report}");

@@ -54,7 +54,7 @@ impl Folder {
         self.start(text, options).unwrap().join().unwrap()
     }
 
-    /// Starts a config if the config is valid.
+    /// Starts a run of a config. Returns an error if the run cannot start.
     pub(crate) fn start(&self, text: &str, options: Options) -> dataplane::error::Result<Run> {
         Run::start(self.assemble(text).map_err(dataplane::error::Error::Config)?, options)
     }
@@ -76,7 +76,7 @@ pub(crate) fn assembled_with(source: &Source, registry: &Registry) -> Result<Ass
         .ok_or_else(|| diagnostics.render(false))
 }
 
-/// Returns the header of a classic pcap file with microseconds, little-endian.
+/// Returns the header of a little-endian classic pcap file whose timestamps are in microseconds.
 pub(crate) fn pcap_header(link_type: u32) -> [u8; 24] {
     let words = [0xa1b2_c3d4, 4 << 16 | 2, 0, 0, 262_144, link_type];
     std::array::from_fn(|at| words[at / 4].to_le_bytes()[at % 4])

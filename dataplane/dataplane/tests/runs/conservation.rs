@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::common::{Folder, assert_good, counter, drops, frames_of};
 
-/// The fault rates of a port in percent. The rates of request errors and link flaps are per thousand.
+/// The fault rates of a port: request errors and link flaps in per mille, all other faults in percent.
 #[derive(Clone, Copy, Debug, Default)]
 struct Faults {
     seed: u64,
@@ -187,7 +187,7 @@ proptest! {
         }
     }
 
-    /// Forwards bursts of up to a whole batch, with rings that barely hold a burst.
+    /// Forwards bursts of up to a whole batch. The receive ring has little more space than one burst.
     #[test]
     fn bursts_of_any_size_are_forwarded(
         burst in 1..=256u32, depth in 0..4u32, tx_depth in 1..300u32, workers in 1..=2usize, count in 0..5000u64,
@@ -212,7 +212,7 @@ proptest! {
     }
 }
 
-/// With loss as the only fault, numbered frames come out in order with gaps. The number of missing frames equals the
+/// Loss is the only fault. The numbered frames come out in order, and the number of missing frames equals the number of
 /// counted losses.
 #[test]
 fn sequence_gaps_equal_the_reported_losses() {
@@ -262,7 +262,8 @@ fn stopped_run_accounts_for_every_packet() {
     }
 }
 
-/// Requests fail and queue pairs stop, but traffic continues on a port that receives and on a port that only sends.
+/// Injected errors fail requests and stop queue pairs. Traffic continues on a port that receives, and on a port that
+/// only sends.
 #[test]
 fn ports_recover_from_device_errors() {
     let text = Config::new()
@@ -280,7 +281,7 @@ fn ports_recover_from_device_errors() {
     let [input, output] = &report.ports[..] else { panic!("{report}") };
     assert!(input.recoveries > 50 && input.rx_errors > 50 && input.first_error.is_some(), "{report}");
     assert!(output.recoveries > 50 && output.first_error.is_some(), "{report}");
-    // A failed send loses only the requests that were posted together with it.
+    // A failed send loses only the requests that were posted in the same call.
     assert!(output.tx_errors < 100 * output.recoveries && output.packets.tx > 180_000, "{report}");
     assert_eq!(input.packets.rx + input.rx_errors, 200_000, "{report}");
 }

@@ -39,8 +39,8 @@ port = "out"
 
 const LINE_OF_OUTPUT: &str = "test.toml:12:34";
 
-/// Returns a folder with a capture, a hard link and a symbolic link to the capture, dangling links, and a link to the
-/// folder itself.
+/// Returns a folder that contains a capture, a hard link and a symbolic link to the capture, dangling links, and a link
+/// to the folder itself.
 fn folder() -> Folder {
     let folder = Folder::new();
     fs::copy(&captures()[0], folder.file("in.pcap")).unwrap();
@@ -167,7 +167,7 @@ fn pipes_and_devices_are_rejected_without_blocking() {
             assert!(error.contains(part), "{input} {output}: {part:?} is not in: {error}");
         }
     }
-    assert!(!folder.file("x.pcap").exists(), "the check must not create the file");
+    assert!(!folder.file("x.pcap").exists(), "the check created the output file");
 }
 
 /// A run truncates its outputs even if it writes no packets. If the start of a run fails at a later port, the outputs
@@ -187,11 +187,15 @@ fn failed_start_does_not_truncate_outputs() {
 
     fs::remove_file(folder.file("out.pcap")).unwrap();
     assert_good(&folder.run(&text));
-    assert_eq!(fs::metadata(folder.file("first.pcap")).unwrap().len(), 24, "only the header");
+    assert_eq!(
+        fs::metadata(folder.file("first.pcap")).unwrap().len(),
+        24,
+        "the truncated output contains more than the header"
+    );
     assert_eq!(frames_of(&folder.file("out.pcap")), frames_of(&folder.file("in.pcap")));
 }
 
-/// The config is in the current folder, so an empty path in the config stays empty when the program resolves the path.
+/// The path of the config has no folder, so an empty path in the config stays empty when the program resolves the path.
 /// The message then has no path before the reason.
 #[test]
 fn empty_path_is_rejected() {
@@ -241,8 +245,8 @@ fn slowly_to(output: &str) -> String {
     config("", output, "").replace("kind = \"pcap\", input = \"\"", "kind = \"generator\", rate = 20")
 }
 
-/// Packets reach the file soon even at a low rate, so that a reader sees the packets and a killed program loses few of
-/// them.
+/// At a low packet rate, the program writes packets to the file long before the write buffer is full. A reader of the
+/// file therefore sees recent packets, and a killed program loses few packets.
 #[test]
 fn output_is_written_while_the_port_runs() {
     let folder = Folder::new();

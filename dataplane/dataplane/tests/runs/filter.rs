@@ -114,7 +114,7 @@ fn filter_matches_the_same_frames_as_tcpdump() {
         nothing += usize::from(ours.is_empty());
         everything += usize::from(ours.len() == frames.len());
     }
-    // If most expressions matched nothing or everything, the comparison would prove little.
+    // Most expressions must match some frames, but not all frames. Otherwise the comparison would prove little.
     assert!(
         nothing < EXPRESSIONS.len() / 4 && everything < 5,
         "{nothing} expressions match nothing, {everything} match everything"

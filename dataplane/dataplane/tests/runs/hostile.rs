@@ -115,7 +115,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn malformed_frames_are_sent_or_counted(
+    fn every_malformed_frame_is_sent_or_counted(
         frames in prop::collection::vec(frames(), 1..300), burst in 1..=64u32, workers in 1..=2usize,
     ) {
         let folder = Folder::new();
@@ -133,9 +133,9 @@ proptest! {
     }
 }
 
-/// Frames that are too short to send are dropped, and other frames are still sent.
+/// Frames that are too short to send (runts) are dropped, and the port still sends longer frames.
 #[test]
-fn runts_do_not_stop_a_port() {
+fn runts_are_dropped_and_longer_frames_are_sent() {
     let folder = Folder::new();
     let good = frame().ipv4([10, 0, 0, 1].into(), [10, 0, 0, 2].into()).udp(1, 2).build();
     let frames = (0..1000usize).map(|at| if at % 3 == 0 { vec![7; at % 14] } else { good.clone() });

@@ -63,7 +63,7 @@ fn flow_rules_select_and_count_received_frames() {
 }
 
 #[test]
-fn device_removes_tags_and_computes_checksums() {
+fn device_removes_vlan_tags_and_computes_checksums() {
     let folder = Folder::new();
     let mut wrong = tagged(1, 53);
     wrong[44] ^= 0x55;
@@ -82,12 +82,13 @@ fn frames_leave_with_the_limited_rate() {
     let report = folder.run(&config(1, "", "tx_depth = 256\nrate_limit = { rate = '8Mbps', burst = 144 }"));
     assert_good(&report);
     assert_eq!(frames_of(&folder.file("out.pcap")).len(), 200);
-    // 198 frames of 72 bytes wait for one microsecond per byte. The burst has the length of two frames.
+    // The first two of the 200 frames fit into the burst of the rate limit. Each of the other 198 frames has 72 bytes,
+    // and waits one microsecond per byte.
     assert!(begin.elapsed().as_micros() >= 198 * 72, "{:?}", begin.elapsed());
 }
 
 #[test]
-fn refused_feature_ends_the_start_with_a_remedy() {
+fn run_that_needs_a_refused_capability_does_not_start() {
     let folder = Folder::new();
     folder.capture("in.pcap", [udp(1, 53)]);
     for (keys, needed, help) in [
@@ -97,13 +98,14 @@ fn refused_feature_ends_the_start_with_a_remedy() {
         ("rate_limit = { rate = '8Mbps' }", "pacing", "limit it in the pipeline"),
     ] {
         let text = config(1, &format!("{keys}\nrefuse = ['{needed}']"), "");
-        let Err(error) = folder.start(&text, Default::default()) else { panic!("{keys} is refused") };
+        let Err(error) = folder.start(&text, Default::default()) else { panic!("the run started with {keys}") };
         let message = error.to_string();
         assert!(message.starts_with("port `in`: the device does not support") && message.contains(help), "{message}");
     }
 }
 
-/// The frames with the tags 5 and 7 leave by different outputs of `flow_tag`. Frames of a rule without a tag continue.
+/// The stage `flow_tag` lists the tags 5 and 6. Frames with the tag 5 go to the output `listed`. Frames with the tag 7
+/// and frames without a tag go to the next stage.
 #[test]
 fn tag_of_the_flow_rule_selects_the_output() {
     let flow = "flow = [
@@ -128,7 +130,7 @@ fn tag_of_the_flow_rule_selects_the_output() {
 }
 
 #[test]
-fn removed_tag_can_be_restored() {
+fn vlan_tag_that_the_device_removed_can_be_restored() {
     let text = Config::new()
         .workers(1)
         .port_with("in", "kind = 'pcap', input = 'in.pcap'", "offload = ['vlan_strip']")
@@ -143,7 +145,8 @@ fn removed_tag_can_be_restored() {
     assert_eq!(frames_of(&folder.file("out.pcap")), frames);
 }
 
-/// The stages of a pipeline between the ports `in` and `out`. The device can compute the checksums of the first three.
+/// The stages of five pipelines from the port `in` to the port `out`. In the first three pipelines, the device can
+/// compute the checksums for the stage `checksum`.
 const PIPELINES: [&str; 5] = [
     "parse verify_transport = true; checksum; tx port = 'out'",
     "parse; checksum; count; mac_swap; tx port = 'out'",
@@ -168,10 +171,10 @@ fn pipeline(stages: &str, keys: &str) -> String {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// With the offloads that the stages can use, with some of them and without any, a run writes the same frames and
-    /// drops the same packets.
+    /// A run writes the same frames and drops the same packets without offloads, with all offloads that the stages can
+    /// use, and with some of these offloads.
     #[test]
-    fn offloads_change_no_frame_and_no_count(
+    fn offloads_change_neither_frames_nor_drop_counts(
         frames in prop::collection::vec((strategies::any_frame(), strategies::valid_frame(), any::<Option<(usize, u8)>>()), 1..30),
         stages in prop::sample::select(PIPELINES.to_vec()),
         refused in prop::sample::subsequence(vec!["'rx_checksum'", "'tx_checksum'"], 0..2),
@@ -198,7 +201,7 @@ proptest! {
 }
 
 #[test]
-fn devices_compute_only_the_checksums_of_unchanged_paths() {
+fn device_computes_checksums_only_if_no_later_stage_changes_the_ip_packet() {
     let computed = |stages: &str| {
         let folder = Folder::new();
         folder.capture("in.pcap", [udp(1, 53)]);
@@ -217,9 +220,9 @@ fn devices_compute_only_the_checksums_of_unchanged_paths() {
     assert_eq!(computed(PIPELINES[4]), [none.clone(), none]);
 }
 
-/// A stage leaves no checksum to a device if no device sends its packets, or if a capture observes its drops.
+/// A stage computes the checksums itself if its packets are never sent, or if a capture observes its drops.
 #[test]
-fn stage_computes_the_checksums_of_packets_that_no_device_sends() {
+fn stage_computes_the_checksums_of_packets_that_are_never_sent() {
     let mut wrong = udp(1, 53);
     wrong[40] ^= 0x55;
     let text = Config::new()
@@ -235,9 +238,10 @@ fn stage_computes_the_checksums_of_packets_that_no_device_sends() {
     assert_eq!(frames_of(&folder.file("dropped.pcapng")), [udp(1, 53)]);
 }
 
-/// Each frame has two copies, and a burst has an odd number of packets.
+/// Two rules match each frame, so the port receives two copies of each frame. A burst has an odd number of packets, so
+/// the two copies can be in different bursts.
 #[test]
-fn copies_of_a_frame_are_received_in_later_bursts() {
+fn copies_of_a_frame_can_be_received_in_different_bursts() {
     let flow = "flow = [{ frames = 'sniffer' }, { match = { ipv4 = {} } }]";
     for burst in ["1", "3"] {
         let folder = Folder::new();
@@ -250,7 +254,7 @@ fn copies_of_a_frame_are_received_in_later_bursts() {
     }
 }
 
-/// No stage can replace a VLAN tag or a flow tag that the device does not report, so the run does not start.
+/// A stage cannot compute a VLAN tag or a flow tag itself. If the device cannot report the tag, the run does not start.
 #[test]
 fn device_must_report_the_information_that_a_stage_needs() {
     for (keys, refused, stage, parameters) in [
@@ -285,9 +289,9 @@ fn port_without_flow_rules_can_send_with_offloads() {
     }
 }
 
-/// A stage whose information no port reports gets a warning.
+/// A stage that reads VLAN tags or flow tags causes a warning if no input port reports such tags.
 #[test]
-fn stage_without_a_source_is_reported() {
+fn stage_whose_tags_no_input_port_reports_causes_a_warning() {
     for (stage, parameters, message) in [
         ("vlan", "op = 'restore'", "no input port removes VLAN tags, so this stage restores none"),
         ("flow_tag", "tags = [5]", "no flow rule of an input port has a tag, so this stage selects no packet"),

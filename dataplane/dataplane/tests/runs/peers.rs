@@ -134,7 +134,7 @@ fn unconnected_endpoint() -> QueuePairEndpoint {
     }
 }
 
-/// Returns a config with a port that connects to a peer at this address.
+/// Returns a config with a port that connects to a peer at the address `address`.
 fn caller(address: SocketAddr) -> String {
     let connection = format!("{{ to = '{address}', deadline = '60m', step_deadline = '60s' }}");
     let lines = format!("qp = 'rc'\nconnection = {connection}");

@@ -66,7 +66,7 @@ fn wait_for_traffic(run: &Run) {
 
 /// All packets of a batch are matched against the same set of rules, even if a reload happens at that time.
 #[test]
-fn reload_loses_no_packet_and_mixes_no_rules() {
+fn reload_loses_no_packet_and_each_batch_uses_one_rule_set() {
     for workers in [1, 2] {
         let folder = Folder::new();
         let text = Config::new()
@@ -136,7 +136,7 @@ impl Stage for NeverSwitches {
     }
 }
 
-/// Data that is reloaded, although a worker never hands the old data back.
+/// Data whose reload succeeds, but whose workers never return the old data.
 struct OldData;
 
 impl Reload for OldData {

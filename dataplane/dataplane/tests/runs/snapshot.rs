@@ -11,7 +11,8 @@ use dataplane_testing::config::Config;
 
 use crate::common::{Folder, assembled_with};
 
-/// Returns a config that sends generated packets back through a stage of this kind with these keys.
+/// Returns a config that generates packets on a port, and sends the packets back through a stage of the kind `kind`
+/// with the keys `keys`.
 fn config(workers: usize, kind: &str, keys: &str) -> String {
     Config::new()
         .workers(workers)

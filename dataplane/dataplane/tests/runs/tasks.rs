@@ -99,7 +99,7 @@ fn failed_task_is_reported_and_packets_still_flow() {
     assert_eq!((report.packets.tx, report.ledger.unaccounted), (100_000, 0));
 }
 
-/// The run has no limit, so only the panic ends it.
+/// The run has no packet limit and no duration, so only the panic ends the run.
 #[test]
 fn panic_of_a_task_ends_the_run() {
     let report = run(true, Options::default());

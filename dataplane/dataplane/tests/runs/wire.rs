@@ -29,8 +29,8 @@ fn config(runtime: &str, link: &str) -> String {
 
 const ENDLESS: &str = "kind = 'generator', flows = 10";
 
-/// The output is written in large blocks. With few packets, the error therefore occurs at the end of the run. With many
-/// packets, the error occurs during the run.
+/// The program writes the output in large blocks. With few packets, the write error therefore occurs at the end of the
+/// run. With many packets, the write error occurs during the run.
 #[test]
 fn full_disk_is_reported_and_every_packet_counted() {
     for frames in [10, 20_000] {
@@ -48,7 +48,7 @@ fn full_disk_is_reported_and_every_packet_counted() {
     }
 }
 
-/// Both errors are reported, whichever occurs first.
+/// The report has the error of the input and the error of the output, in any order of their occurrence.
 #[test]
 fn damaged_input_and_failed_output_are_both_reported() {
     for frames in [10, 20_000] {
@@ -85,7 +85,7 @@ fn packet_limit_is_exact() {
 }
 
 #[test]
-fn run_ends_after_its_duration_or_by_stop() {
+fn run_ends_after_its_duration_or_when_it_is_stopped() {
     for idle in ["spin", "pause", "sleep"] {
         for link in [ENDLESS, "kind = 'loopback'"] {
             let text = config(&format!("workers = 1\nidle = '{idle}'"), link);
@@ -139,7 +139,8 @@ fn invalid_cores_and_ports_are_reported_before_the_run() {
     assert!(fs::read_dir(folder.file("")).unwrap().next().is_none(), "a check must not write files");
 }
 
-/// A port with a mistake still counts as a port, so stages that name the port cause no further mistake.
+/// If the config of a port has a mistake, the port still exists for the checks of stages. So a stage that names the
+/// port causes no second message.
 #[test]
 fn mistake_in_a_port_causes_one_message() {
     let text = config("workers = 1", "kind = 'generator', flows = -1");
@@ -147,7 +148,7 @@ fn mistake_in_a_port_causes_one_message() {
     assert!(mistakes.contains("-1") && mistakes.matches("error:").count() == 1, "{mistakes}");
 }
 
-/// If the wire loses or delays every frame, the workers still end.
+/// The workers end even if the wire loses or delays every frame.
 #[test]
 fn total_loss_or_delay_does_not_block_the_end() {
     for faults in ["loss = 1.0", "flap = 1.0", "delay = 1.0, delay_by = '1000s'", "duplicate = 1.0", "reorder = 1.0"] {
@@ -189,7 +190,7 @@ fn oversized_burst_names_the_stages_that_generate_packets() {
         let said = Folder::new().assemble(&config).err().unwrap();
         assert!(said.contains("a burst of 64 packets may become more than 256 packets, the size of a batch"), "{said}");
         assert!(said.contains(names) && said.contains(fix), "{said}");
-        // Without the key `burst`, the mistake is at the first stage that generates packets.
+        // If the config has no key `burst`, the message points to the first stage that generates packets.
         let said = Folder::new().assemble(&config.replace("burst = 64\n", "")).err().unwrap();
         let line = config.replace("burst = 64\n", "").lines().position(|line| line == "name = 'cut'").unwrap();
         assert!(said.contains(&format!("test.toml:{line}:1")), "{said}");

@@ -1,5 +1,5 @@
-//! Tests of runs with several workers. Each flow stays on one worker and in order, and no packet is lost between
-//! workers.
+//! Tests of runs with several workers: one worker processes all packets of a flow in order, and no packet is lost
+//! between the device and the workers.
 
 use std::collections::BTreeMap;
 
@@ -46,9 +46,10 @@ fn generated_flows_are_distributed_without_loss() {
     }
 }
 
-/// A port that always has packets gets one burst per turn of the loop, so another port keeps its share of the worker.
+/// In each loop, the worker receives at most one burst from each port. So a port that always has packets does not delay
+/// the packets of another port.
 #[test]
-fn flooded_port_gets_one_burst_for_each_burst_of_another_port() {
+fn flooded_port_does_not_delay_another_port() {
     let text = Config::new()
         .workers(1)
         .runtime("burst = 16")
@@ -58,7 +59,7 @@ fn flooded_port_gets_one_burst_for_each_burst_of_another_port() {
         .input(&["flood", "calm"])
         .stage("tx", "port = 'out'")
         .to_string();
-    // With equal shares, the worker receives the last packet of the port `calm` at the end of the run.
+    // If both ports get equal shares, the worker receives the last packet of the port `calm` at the end of the run.
     let report = Folder::new().run_until(&text, Options { packets: Some(32_000), ..Options::default() });
     assert_good(&report);
     let received: Vec<u64> = report.ports.iter().take(2).map(|port| port.packets.rx).collect();
@@ -120,7 +121,7 @@ fn captured_traffic_is_distributed_without_loss() {
     }
 }
 
-/// A worker may send packets at one end of a cable, while another worker receives these packets at the other end.
+/// One worker may send packets at one end of a cable, and another worker may receive these packets at the other end.
 #[test]
 fn connected_ports_work_across_workers() {
     for workers in [1, 2] {
