@@ -127,7 +127,7 @@ pub(super) fn connect(a: &mut End, b: &mut End) {
     b.connect(to_a);
 }
 
-/// A completion in a form that tests compare: `wr_id`, status and number of bytes.
+/// The fields of a completion that most tests compare: `wr_id`, status and number of bytes.
 pub(super) type Done = (u64, WcStatus, u32);
 
 impl End {

@@ -91,7 +91,7 @@ fn each_fault_has_its_effect() {
 }
 
 #[test]
-fn injected_errors_move_the_queue_pair_to_err() {
+fn injected_request_errors_move_the_queue_pair_to_err() {
     let mut rig = faulty(FaultSpec { rx_error: 1.0, ..FaultSpec::default() });
     rig.post_recv_run(&[1, 2]).unwrap();
     let desc = rig.put(5, &frame(1, 60));
@@ -128,7 +128,7 @@ fn flapping_link_raises_port_events() {
 }
 
 #[test]
-fn busy_queue_keeps_its_completions() {
+fn queue_with_busy_polls_loses_no_completion() {
     let faults = FaultSpec { busy: 0.5, seed: 4, ..FaultSpec::default() };
     let plan = Plan { fields: PollFields::STANDARD | PollFields::WALLCLOCK, ..Plan::default() };
     let mut rig = Rig::with(SoftSpec { faults, ..reflecting() }, plan).ready();

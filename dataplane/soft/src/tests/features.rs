@@ -58,7 +58,7 @@ fn queue_pairs_share_receives_and_the_limit_raises_an_event() {
 }
 
 #[test]
-fn empty_shared_queue_answers_not_ready() {
+fn peer_of_an_empty_shared_queue_gets_receiver_not_ready() {
     let (mut a, mut b) = Ends { srq: Some(4), ..Ends::default() }.connected();
     let sge = [a.sge(0, 10)];
     a.post(1, SendOp::Send, &sge).unwrap();
@@ -82,7 +82,7 @@ fn bind_and_wait(end: &mut End, mw: &mut SoftMw, at: usize, length: u64, access:
 }
 
 #[test]
-fn windows_open_and_close_a_part_of_a_region() {
+fn memory_window_permits_access_to_its_part_of_a_region_until_it_is_closed() {
     for kind in [MwKind::Type1, MwKind::Type2] {
         let (mut a, mut b) = Ends::default().connected();
         let mut window = b.pd.alloc_mw(kind).unwrap();
@@ -119,7 +119,7 @@ fn windows_open_and_close_a_part_of_a_region() {
 }
 
 #[test]
-fn windows_grant_only_their_own_access() {
+fn memory_window_permits_only_the_access_of_its_binding() {
     type Try = fn(&End, Rkey) -> SendOp<'static>;
     let tries: [(Try, u32); 4] = [
         (|b, rkey| SendOp::RdmaRead(Remote { addr: b.addr(100), rkey }), 8),
@@ -151,7 +151,7 @@ fn windows_grant_only_their_own_access() {
 }
 
 #[test]
-fn invalid_bindings_fail() {
+fn invalid_binding_of_a_memory_window_fails() {
     for profile in [Profile::Spec, Profile::Rxe] {
         type Invalidate = fn(&mut End) -> (SoftMr, u64);
         let invalid_cases: [Invalidate; 4] = [
@@ -306,7 +306,7 @@ fn armed_queue_raises_one_event() {
     send(&mut a, &mut b, SendFlags::empty());
     assert_eq!(channel.wait(none), Ok(None), "the queue is not armed");
     b.recv.arm(false).unwrap();
-    assert_eq!(channel.wait(none), Ok(None), "an earlier completion raises no event");
+    assert_eq!(channel.wait(none), Ok(None), "a completion before the arming raises no event");
     send(&mut a, &mut b, SendFlags::empty());
     send(&mut a, &mut b, SendFlags::empty());
     assert_eq!(channel.wait(none), Ok(Some(b.recv.number())));
@@ -320,7 +320,7 @@ fn armed_queue_raises_one_event() {
     b.post_recv(9, &[]).unwrap();
     b.to(QpState::Err);
     assert_eq!(channel.wait(none), Ok(Some(b.recv.number())), "an error raises an event");
-    assert!(a.recv.arm(false).is_err(), "the queue has no channel");
+    assert!(a.recv.arm(false).is_err(), "a queue without a channel cannot be armed");
     b.device.remove();
     assert_eq!(channel.wait(none).unwrap_err().errno, libc::EIO);
 }
@@ -403,7 +403,7 @@ fn extended_post_accepts_all_sends_or_none() {
 }
 
 #[test]
-fn send_entry_is_freed_by_polling_or_immediately_with_rxe() {
+fn send_queue_entry_is_freed_by_polling_and_on_rxe_immediately() {
     let posted = |profile| {
         let (mut a, b) = Ends::of(profile, QpType::Rc).connected();
         let sge = [a.sge(0, 8)];
@@ -453,9 +453,9 @@ fn runs_of_slots_are_sent_as_messages() {
     }
 }
 
-/// The owner of memory that a peer accesses needs no calls. In this test, the owner's thread neither posts nor polls.
+/// A peer can access the memory of an end whose thread neither posts nor polls.
 #[test]
-fn passive_thread_needs_no_polling() {
+fn peer_accesses_memory_although_its_owner_does_not_poll() {
     let (mut a, b) = Ends::default().connected();
     let remote = b.remote(100);
     let (tx, rx) = std::sync::mpsc::channel();

@@ -143,7 +143,7 @@ fn frames_arrive_unchanged() {
                 assert_eq!(to.next_frame().unwrap(), frame, "{len} bytes, tags {tags:?}");
             }
         }
-        // A burst arrives in order, and its sender does not receive it.
+        // A burst arrives in order, and the sender does not receive its own frames.
         let burst: Vec<_> = (0..16).map(|at| a.put(32 + at, &numbered(at as u8, 60, &[]))).collect();
         a.post_send_run(&burst, 0).unwrap();
         assert_eq!(a.sent(), [(15, Success)]);
@@ -190,7 +190,7 @@ fn frame_longer_than_its_receive_fails_only_that_receive() {
 }
 
 #[test]
-fn frames_that_are_not_fetched_are_counted() {
+fn frames_that_overflow_the_ring_are_counted() {
     in_namespace(|| {
         veth(1, 1500);
         let mut a = packet("va");
@@ -350,7 +350,7 @@ fn arriving_frame_wakes_a_sleeping_thread() {
         wait_until("an event", || is_readable(&channel));
         assert!(
             channel.wait(Duration::ZERO).unwrap().is_some() && !is_readable(&channel),
-            "one arming raises one event"
+            "after one arming, the queue raises only one event"
         );
         // While the interface is down, an armed queue raises events periodically, because its file descriptors may
         // change.
@@ -362,7 +362,7 @@ fn arriving_frame_wakes_a_sleeping_thread() {
         b.expect_event(EventKind::PortActive);
         packet("va").send_until_received(&mut b);
         wakes("va", &mut b, &channel);
-        // A completion queue for sends raises its event after a short time, whether or not it has a completion.
+        // A completion queue for sends raises its event after a short time, even if the queue has no completion.
         let cq = CqSpec { depth: 4, ..CqSpec::default() };
         let (mut sends, _) = b.device.create_cq(&cq, Some(&channel)).unwrap();
         let spec = QpSpec::new(QpType::RawPacket, Plan::default().caps);

@@ -62,7 +62,7 @@ fn flows_are_spread_over_queues_and_keep_their_order() {
         assert_eq!(count, 16);
     }
     let used = (0..4).filter(|queue| seen.iter().flatten().any(|(seen, _)| seen == queue)).count();
-    assert!(used > 1, "16 flows on {used} queue");
+    assert!(used > 1, "all 16 flows arrive on one queue");
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn generator_stops_after_its_count() {
 }
 
 #[test]
-fn frame_sizes_follow_their_weights_in_polls_of_runs_and_cursors() {
+fn frame_sizes_follow_their_weights_with_both_poll_functions() {
     for copy in [false, true] {
         let spec = GeneratorSpec { sizes: vec![(64, 3), (1500, 1)], flows: 2, copy, ..GeneratorSpec::default() };
         let mut rig = Rig::new(generating(spec.clone())).ready();
@@ -267,7 +267,7 @@ fn damaged_capture_is_replayed_up_to_the_damage() {
 }
 
 #[test]
-fn files_that_are_no_ethernet_capture_are_refused() {
+fn file_that_is_not_an_ethernet_capture_is_refused() {
     let folder = Folder::new();
     let path = folder.file("refused");
     let open = || SoftDevice::new(SoftSpec::new("soft", LinkSpec::Pcap(playing(Some(path.clone()), None))));
@@ -323,5 +323,8 @@ fn full_disk_fails_the_sends_and_is_reported() {
         assert!(error.to_string().starts_with("/dev/full: ") && error.to_string().contains("os error 28"), "{error}");
     }
     let rig = Rig::new(SoftSpec::new("soft", LinkSpec::Pcap(playing(None, Some("/dev/full".into()))))).ready();
-    assert!(rig.device.wire_error().is_none() && rig.device.finish().is_err(), "finishing reports the write error");
+    assert!(
+        rig.device.wire_error().is_none() && rig.device.finish().is_err(),
+        "the device reports the write error only at its end"
+    );
 }

@@ -209,7 +209,8 @@ fn rxe_looks_up_the_key_of_an_empty_read_that_is_sent_again() {
             a.clock.advance(Nanos(time));
             a.device.poll_async_event();
         };
-        // The request is on the way. The response is lost if the link of the requester is down.
+        // The request is in transit. If the link of the requester is down when the response arrives, the response is
+        // lost.
         a.device.set_link(!lost);
         pass(millisecond);
         a.device.set_link(true);

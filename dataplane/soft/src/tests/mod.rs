@@ -76,6 +76,7 @@ impl Default for Plan {
     }
 }
 
+/// Returns the spec of a device that receives the frames that it sends.
 fn reflecting() -> SoftSpec {
     SoftSpec::new("soft", LinkSpec::Loopback(LoopbackLink::reflect()))
 }
@@ -112,6 +113,7 @@ impl Rig {
         Self { device, pd, ah, mr, layout, send, recv, qp, clock, run: Completions::new(), posted: Vec::new() }
     }
 
+    /// Moves the queue pair to a state.
     fn go(&mut self, state: QpState) {
         let kind = self.qp.shared.kind;
         let (attributes, mask) = match state {

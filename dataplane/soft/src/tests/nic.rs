@@ -39,7 +39,7 @@ fn tagged(frame: &[u8], tci: u16) -> Vec<u8> {
 }
 
 impl Rig {
-    /// Sends a frame in a run, and polls its completion.
+    /// Sends a frame with `post_send_run`, and polls the completion.
     fn transmit(&mut self, bytes: &[u8]) {
         let desc = self.put(1, bytes);
         self.post_send_run(&[desc], 1).unwrap();
@@ -101,7 +101,7 @@ fn matching_rule_with_the_smallest_priority_decides() {
 }
 
 #[test]
-fn default_rules_receive_what_no_other_rule_matches_and_sniffers_receive_a_copy() {
+fn default_rules_receive_unmatched_frames_and_sniffer_rules_receive_copies() {
     let tag = |traffic, tag| FlowRule { tag: Some(tag), ..FlowRule::new(traffic) };
     let of = |kinds: &[FlowTraffic]| {
         let rules = kinds.iter().map(|kind| FlowRule::new(*kind)).chain([tag(ipv4_source(1), 1)]).collect();
@@ -135,7 +135,7 @@ fn counters_of_another_device_are_refused() {
 }
 
 #[test]
-fn received_frame_has_a_checksum_verdict_and_its_rss_hash() {
+fn receive_information_has_the_checksum_result_and_the_rss_hash() {
     let mut rig = rig(&[], RawSpec::default());
     let good = udp(1, 1, b"abc");
     let mut bad = good.clone();
@@ -155,7 +155,7 @@ fn received_frame_has_a_checksum_verdict_and_its_rss_hash() {
 }
 
 #[test]
-fn cursor_returns_the_receive_information_of_the_run() {
+fn cursor_poll_returns_the_same_receive_information_as_run_poll() {
     let receive = RawReceive { vlan_strip: true, ..RawReceive::default() };
     let rules = vec![FlowRule { tag: Some(77), ..FlowRule::new(FlowTraffic::ANY_HEADERS) }];
     let mut rig = rig(&[], RawSpec { receive, rules, ..RawSpec::default() });
@@ -283,7 +283,7 @@ fn paced_sends_leave_at_the_rate() {
 }
 
 #[test]
-fn refused_offload_is_named_with_its_key() {
+fn error_names_the_config_key_of_a_refused_offload() {
     let receive = |vlan_strip, scatter_fcs| RawReceive { vlan_strip, scatter_fcs, ..RawReceive::default() };
     let rules = vec![FlowRule::new(ipv4_source(1))];
     let rate = Some(RateLimit { kbps: 8, ..RateLimit::default() });
@@ -324,9 +324,10 @@ fn refused_receive_information_is_absent() {
     }
 }
 
-/// The receiving port, not the sending port, selects the queue.
+/// The receiving port selects the queue of a frame with its own RSS settings. The RSS settings of the sending port have
+/// no effect.
 #[test]
-fn receiving_port_selects_the_queue_with_its_own_key() {
+fn receiving_port_selects_the_queue_with_its_own_rss_settings() {
     let (a, b) = LoopbackLink::pair();
     let clock = HostClock::manual();
     let device = |link, rss| {

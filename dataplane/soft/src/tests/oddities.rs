@@ -23,7 +23,7 @@ fn post_is_refused_at_the_configured_request() {
         assert_eq!(
             errno(a.qp.post_send(&[1, 2, 3, 4].map(wr))),
             (2, libc::EAGAIN),
-            "the requests before the refused one are accepted"
+            "the requests before the refused request are accepted"
         );
     }
     assert_eq!((statuses(&a.sent()), b.received().len()), (vec![Success; 2], 2));
@@ -35,7 +35,7 @@ fn post_is_refused_at_the_configured_request() {
 }
 
 #[test]
-fn garbage_completions_appear_in_addition_to_real_ones() {
+fn invalid_completions_are_injected_between_real_completions() {
     let faults = FaultSpec { garbage: 0.5, seed: 5, ..FaultSpec::default() };
     let (mut a, b) = with(faults).connected();
     let sge = [a.sge(0, 8)];
@@ -51,7 +51,7 @@ fn garbage_completions_appear_in_addition_to_real_ones() {
     let mut rig = Rig::new(SoftSpec { faults, ..reflecting() }).ready();
     rig.post_recv_run(&[1]).unwrap();
     let polled: usize = (0..40).map(|_| rig.received().len()).sum();
-    assert!(polled > 10, "raw packets are affected too");
+    assert!(polled > 10, "a raw-packet queue gets too few invalid completions");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn injected_poll_errors_are_returned() {
 }
 
 #[test]
-fn mute_device_flushes_nothing() {
+fn mute_device_does_not_flush_requests() {
     let faults = FaultSpec { mute: true, ..FaultSpec::default() };
     let (mut a, mut b) = Ends { srq: Some(4), ..with(faults) }.connected();
     let sge = [a.sge(0, 8)];
@@ -142,7 +142,7 @@ fn injected_send_and_receive_errors_are_reported() {
 }
 
 #[test]
-fn connection_survives_a_flapping_link() {
+fn messages_arrive_despite_a_flapping_link() {
     let faults = FaultSpec { flap: 0.05, flap_frames: 2, seed: 3, ..FaultSpec::default() };
     let mut ends = Ends { faults, ..Ends::of(Profile::Rxe, QpType::Rc) };
     (ends.attributes.retry_count, ends.attributes.rnr_retry) = (7, 7);

@@ -35,7 +35,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct Model {
     /// The `wr_id` values of the posted receives, in order.
     posted: Vec<u64>,
-    /// Sends that may be outstanding: the `wr_id` of each send, and whether the send is signaled.
+    /// Sends that may be outstanding: the `wr_id` of each send, and whether the send is signalled.
     sending: Vec<(u64, bool)>,
     next: u64,
 }
@@ -49,7 +49,7 @@ impl Model {
 
     fn sent(&mut self, wr_id: u64, status: WcStatus) -> Result<(), TestCaseError> {
         let at = self.sending.iter().position(|(number, _)| *number == wr_id);
-        prop_assert!(at.is_some(), "send {} completes once", wr_id);
+        prop_assert!(at.is_some(), "send {} completed twice or was never posted", wr_id);
         let at = at.unwrap_or(0);
         prop_assert!(
             self.sending[at].1 || status != WcStatus::Success,

@@ -56,7 +56,8 @@ fn faults() -> impl Strategy<Value = FaultSpec> {
     })
 }
 
-/// A send that uses a receive: a message, or a write with immediate data. Holds the number and length of the send.
+/// A send that uses a receive of the peer: a message, or a write with immediate data. The fields are the number and the
+/// length of the send.
 #[derive(Clone, Debug, PartialEq)]
 enum Expected {
     Message(u64, u32),
@@ -70,7 +71,7 @@ struct Model {
     sending: Vec<u64>,
     /// Outstanding receives, in order.
     receiving: Vec<u64>,
-    /// Posted sends that use a receive and have not arrived, in order.
+    /// Posted sends that use a receive of the peer and have not arrived, in order.
     expected: Vec<Expected>,
     received: usize,
     sent: usize,

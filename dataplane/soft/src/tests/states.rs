@@ -1,5 +1,5 @@
-//! Tests of the states of queue pairs on a fabric. The tests try every transition with the required attributes, and
-//! with every mask that differs from the required attributes in one attribute.
+//! Tests of the states of connected and datagram queue pairs. The tests try every transition with the required
+//! attributes, and with every mask that differs from the required attributes in one attribute.
 
 use super::ends::*;
 use super::*;
@@ -142,7 +142,7 @@ fn invalid_attributes_are_refused() {
 }
 
 #[test]
-fn stopped_connection_completes_started_requests() {
+fn send_that_started_before_sqd_completes_in_sqd() {
     let (mut a, mut b) = Ends::default().connected();
     let sge = [a.sge(0, 8)];
     a.post(1, SendOp::Send, &sge).unwrap();
@@ -173,7 +173,7 @@ fn first_message_in_rtr_raises_an_event() {
             b.post_recv(wr_id, &[]).unwrap();
             a.post(wr_id, SendOp::Send, &[]).unwrap();
         }
-        assert_eq!((a.sent().len(), b.received().len()), (2, 2), "a queue pair in RTR responds");
+        assert_eq!((a.sent().len(), b.received().len()), (2, 2), "a queue pair in RTR responds to messages");
         let event = if profile == Profile::Spec { vec![EventKind::CommEst] } else { vec![] };
         assert_eq!(b.events(), event);
         b.rts();

@@ -47,6 +47,7 @@ fn outcome((mut a, mut b): (End, End)) -> Outcome {
 
 use super::ends::statuses;
 
+/// Runs a test with each of the two profiles.
 fn both(test: impl Fn(Profile)) {
     test(Spec);
     test(Rxe);
@@ -62,6 +63,7 @@ fn one(ends: &Ends, op: impl Fn(&End) -> SendOp<'static>, length: u32) -> Outcom
     one_of(ends.connected(), op, length)
 }
 
+/// Like [`one`], for two connected ends.
 fn one_of((mut a, mut b): (End, End), op: impl Fn(&End) -> SendOp<'static>, length: u32) -> Outcome {
     let into = [b.sge(0, 4_096)];
     b.post_recv(1, &into).unwrap();
@@ -279,7 +281,7 @@ fn retry_count_of_seven_is_unlimited_only_with_rxe() {
 }
 
 #[test]
-fn read_with_a_limit_of_0_fails_or_waits() {
+fn read_with_max_rd_atomic_0_fails_or_on_rxe_never_completes() {
     both(|profile| {
         let mut ends = Ends::of(profile, QpType::Rc);
         ends.attributes.max_rd_atomic = 0;
@@ -364,7 +366,7 @@ fn unreliable_connection_reports_no_errors_to_the_sender() {
 }
 
 #[test]
-fn incomplete_message_returns_its_receive() {
+fn incomplete_message_is_dropped_and_the_next_message_uses_its_receive() {
     // Random packets are lost. A message with a missing part is dropped completely, and the next message uses the
     // receive of the dropped message. With the standard profile, a receive of a shared receive queue completes with an
     // error instead.
@@ -469,7 +471,11 @@ fn reset_discards_requests() {
         a.to(QpState::Reset);
         b.to(QpState::Reset);
         let stale = |wr_id, len| by(profile, vec![], vec![(wr_id, Success, len)]);
-        assert_eq!((a.sent(), b.received()), (stale(1, 0), stale(1, 8)), "only rxe keeps old completions");
+        assert_eq!(
+            (a.sent(), b.received()),
+            (stale(1, 0), stale(1, 8)),
+            "only rxe keeps the completions from before the reset"
+        );
         connect(&mut a, &mut b);
         a.post(3, SendOp::Send, &sge).unwrap();
         assert_eq!((a.sent(), b.received()), (vec![], vec![]), "the receives are discarded");

@@ -131,7 +131,7 @@ fn send_entry_is_freed_only_by_polling_a_completion() {
 }
 
 #[test]
-fn partly_accepted_run_signals_its_last_send() {
+fn last_accepted_send_of_a_partly_accepted_run_is_signalled() {
     for link in [LinkSpec::Loopback(LoopbackLink::reflect()), LinkSpec::Generator(GeneratorSpec::default())] {
         let mut rig = Rig::new(SoftSpec::new("soft", link)).ready();
         let desc = rig.put(1, &frame(1, 60));
@@ -318,7 +318,7 @@ fn datagrams_carry_grh_qkey_and_immediate_data() {
     assert_eq!((first.wr_id, first.byte_len(), first.imm()), (1005, Some(140), Some(0xabcd)));
     assert_eq!((first.src_qp(), first.qp_num()), (Some(qp), Some(qp)));
     assert_eq!((first.opcode(), first.flags()), (Some(WcOpcode::Recv), Some(WcFlags::GRH | WcFlags::WITH_IMM)));
-    assert_eq!((first.ticks(), first.cvlan()), (None, None), "fields that were not requested");
+    assert_eq!((first.ticks(), first.cvlan()), (None, None), "fields that were not requested are absent");
     assert!(cursor.advance().unwrap());
     assert_eq!(
         (cursor.get().wr_id, cursor.get().flags()),
@@ -366,7 +366,7 @@ fn overrun_queue_is_unusable_and_its_queue_pair_fails() {
     assert_eq!(
         rig.recv.poll_run(&mut rig.run, 8).unwrap_err().errno,
         libc::EIO,
-        "five frames arrived for four entries"
+        "the fifth frame overruns the completion queue of four entries"
     );
     assert_eq!(rig.events(), [EventKind::CqErr, EventKind::QpFatal]);
 
@@ -449,7 +449,7 @@ fn removed_device_fails_every_verb_with_eio() {
 }
 
 #[test]
-fn other_thread_gets_ebusy_but_can_destroy_the_queues() {
+fn other_thread_can_destroy_the_queues_but_not_post_or_poll() {
     let mut rig = Rig::new(reflecting()).ready();
     rig.received();
     let Rig { mut qp, recv, send, .. } = rig;

@@ -25,8 +25,8 @@ use dataplane_testing::{PATIENCE, report_skip, skip};
 /// `XDP_TX`: the verdict for a taken frame in these tests.
 const TAKEN: u32 = 3;
 
-/// Loads the program of a filter. Without root or if the kernel has no BPF, skips the test and returns `None`. The
-/// program writes stamps, which do not change the verdict.
+/// Loads the program of a filter. Skips the test and returns `None` if the process is not root or the kernel has no
+/// BPF. The program also writes stamps, which do not change the verdict.
 fn load(filter: &Filter) -> Option<Program> {
     let code = program(filter, Taken::Verdict(TAKEN), StampSource::Kernel).unwrap();
     // A data plane program keeps only the capabilities that its links need. The kernel's verifier accepts fewer
@@ -204,7 +204,7 @@ proptest! {
         }
     }
 
-    /// The program returns one of the two verdicts for any bytes.
+    /// For any bytes, the program returns `TAKEN` or `PASS`.
     #[test]
     fn truncated_and_corrupted_frames_get_a_valid_verdict(
         filter in filter(),
@@ -271,7 +271,7 @@ fn program_with_nic_stamps_is_bound_to_one_interface() {
         assert!(program.attach(index("va"), Attach::Native).is_err());
         assert!(program.attach(index("vb"), Attach::Generic).is_err());
         drop(program.attach(index("vb"), Attach::Native).unwrap());
-        assert!(Program::load(&code).is_err(), "the program needs an interface to be bound to");
+        assert!(Program::load(&code).is_err(), "the kernel must refuse the program without an interface");
     });
 }
 
