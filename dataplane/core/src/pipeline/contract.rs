@@ -7,8 +7,8 @@ use crate::units::Nanos;
 /// The properties that all stages of a kind have in common.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StageInfo {
-    /// Names and meanings of the outputs. The connection to the next stage is not an output, so this list does not
-    /// contain it. [`crate::mem::Edge`] is an index into this list.
+    /// Names and meanings of the outputs. This list does not contain the connection to the next stage, which is not an
+    /// output. [`crate::mem::Edge`] is an index into this list.
     pub outputs: &'static [(&'static str, &'static str)],
     /// Names and meanings of the drop reasons that the stage defines. [`crate::mem::Reason::own`] is an index into this
     /// list.
@@ -60,7 +60,7 @@ pub struct Contract {
     pub splits: usize,
     /// Maximum time that the stage may hold packets, or `None` if the stage holds none.
     pub holds: Option<Nanos>,
-    /// The destination of packets that the stage neither sends to an output nor drops, consumes or holds.
+    /// The default destination of packets, if the stage does not decide otherwise.
     pub exit: Exit,
     /// The receive information that the stage reads.
     pub receives: RecvFields,
@@ -144,7 +144,8 @@ impl Contract {
         Self { holds, ..self }
     }
 
-    /// Sets the destination of packets that the stage neither sends to an output nor drops, consumes or holds.
+    /// Sets the default destination of packets. The stage may still send a packet to an output, or drop, consume or
+    /// hold the packet.
     #[must_use]
     pub const fn exit(self, exit: Exit) -> Self {
         Self { exit, ..self }
@@ -174,7 +175,7 @@ impl Contract {
     }
 }
 
-/// The capability of a stage to generate packets. [`Stage::as_generator`] returns it.
+/// The capability of a stage to generate packets. [`Stage::as_generator`] returns the capability.
 ///
 /// [`Stage::as_generator`]: super::Stage::as_generator
 pub trait Generator {
@@ -201,7 +202,7 @@ pub trait Generator {
 pub trait DropObserver {
     /// Receives a packet that another stage dropped, and the cause, before the packet's buffer is freed.
     ///
-    /// The packet was never in a batch of this stage, and this stage does not count it. The stage that dropped the
-    /// packet counts the drop. This method runs on the worker.
+    /// The packet was never in a batch of this stage, and this stage does not count the packet. The stage that dropped
+    /// the packet counts the drop. This method runs on the worker.
     fn observe_drop(&mut self, ctx: &Ctx, packet: &Packet<'_>, cause: Cause<'_>);
 }

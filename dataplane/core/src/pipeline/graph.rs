@@ -54,8 +54,7 @@ pub trait Observer {
         let _ = (node, stage, batch);
     }
 
-    /// Called for each packet after the stage with the index `node`. `fate` is the destination of the packet, or the
-    /// way in which the stage ended or holds the packet.
+    /// Called for each packet after the stage with the index `node`. `fate` is what happens to the packet.
     fn after(&mut self, node: usize, packet: &Packet<'_>, fate: &Step) {
         let _ = (node, packet, fate);
     }
@@ -85,7 +84,8 @@ pub enum Part {
     Refill,
 }
 
-/// The destination of a packet after a stage, or the way in which the stage ended or holds the packet.
+/// What happens to a packet after a stage: the packet goes to a target, or the stage dropped, consumed or holds the
+/// packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// The packet has no label and goes to this target.
@@ -452,7 +452,7 @@ impl BatchMove<'_> {
         self.node.inbox.set_wait(Wait::Fresh);
     }
 
-    /// Counts a packet and returns its destination, or how the stage ended it.
+    /// Counts a packet and returns what happens to the packet.
     #[inline]
     fn step(&mut self, index: usize) -> Step {
         let node = &mut *self.node;

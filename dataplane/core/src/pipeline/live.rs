@@ -52,7 +52,7 @@ pub struct LiveReader<T> {
     current: Box<T>,
     next: Arc<Next<T>>,
     /// Values that the reader hands back. The publishing side empties this ring each time before it adds a value to
-    /// `next`. From one such time to the next, the reader hands back at most three values: a value that the reader had
+    /// `next`. Between two of these times, the reader hands back at most three values: a value that the reader had
     /// already replaced but not yet handed back, the value that the earlier content of `next` replaces, and the value
     /// that the added value replaces.
     old: Producer<Box<T>>,

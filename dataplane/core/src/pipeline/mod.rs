@@ -79,8 +79,8 @@ pub trait Stage: Send {
         Contract::new()
     }
 
-    /// Leaves checksums to the devices that send the packets. From now on, the stage computes only the checksums of
-    /// packets that a device does not compute: see [`has_whole_checksum`](crate::verbs::has_whole_checksum). Called
+    /// Leaves checksums to the devices that send the packets. From now on, the stage computes checksums only for
+    /// packets whose checksums no device computes: see [`has_whole_checksum`](crate::verbs::has_whole_checksum). Called
     /// before the first packet, and only for a stage with [`Contract::computes_checksums`].
     fn leave_checksums(&mut self) {}
 

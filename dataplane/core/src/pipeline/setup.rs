@@ -27,7 +27,7 @@ pub struct PortInfo {
     pub mtu: u16,
     /// Name of the kernel interface behind the port, if there is one.
     pub interface: Option<String>,
-    /// Addresses of this host on the port, each with the prefix length of the link.
+    /// Addresses of this host on the port, each with the prefix length of its subnet.
     pub addresses: Vec<IpNet>,
 }
 
@@ -102,14 +102,14 @@ impl<'a> Setup<'a> {
         }
     }
 
-    /// Records a problem and continues the preparation, so that one run reports all problems. A stage with a problem
-    /// never runs.
+    /// Records a problem and continues the preparation, so that all problems are reported at once. A stage with a
+    /// problem never runs.
     pub fn reject(&mut self, problem: Problem) {
         self.rejected.push(problem);
     }
 
-    /// Whether the pipeline only inspects packets, as in `dataplane explain`. In this case, a stage must write no file
-    /// and send nothing.
+    /// Whether the pipeline processes packets without a run, as in `dataplane explain`. In this case, a stage must
+    /// write no file and send nothing.
     pub fn is_offline(&self) -> bool {
         self.offline
     }
@@ -128,7 +128,7 @@ impl<'a> Setup<'a> {
     /// Returns the number of the port with this name.
     ///
     /// # Errors
-    /// Fails if there is no such port. The problem is at `key`.
+    /// Fails if there is no such port. The problem points to `key`.
     pub fn port(&self, name: &str, key: &str) -> Result<u8, Problem> {
         let place = self.ports.iter().position(|port| port.name == name);
         place.and_then(|place| u8::try_from(place).ok()).ok_or_else(|| {
@@ -155,7 +155,7 @@ impl<'a> Setup<'a> {
     /// Declares that the stage writes a file. No other part of the config may then write or read the file.
     ///
     /// # Errors
-    /// Fails if another part of the config writes or reads the file. The problem is at `key`.
+    /// Fails if another part of the config writes or reads the file. The problem points to `key`.
     pub fn claim(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
         let user = format!("the file that stage `{}` writes", self.stage);
         self.files.write(path, &user).map_err(|why| Problem::at(key, why).help(Files::HELP))
@@ -164,7 +164,7 @@ impl<'a> Setup<'a> {
     /// Declares that the stage reads a file. No part of the config may then write the file.
     ///
     /// # Errors
-    /// Fails if a part of the config writes the file. The problem is at `key`.
+    /// Fails if a part of the config writes the file. The problem points to `key`.
     pub fn reads(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
         let user = format!("the file that stage `{}` reads", self.stage);
         self.files.read(path, &user).map_err(|why| Problem::at(key, why).help(Files::HELP))
@@ -174,8 +174,8 @@ impl<'a> Setup<'a> {
     /// allocation. `dataplane check` prints the memory of each stage.
     ///
     /// # Errors
-    /// Fails if the stages need more memory than the host has available. The problem is at `key`, and its help text is
-    /// `less`.
+    /// Fails if the stages need more memory than the host has available. The problem points to `key`, and its help text
+    /// is `less`.
     pub fn reserve(&mut self, bytes: u64, key: &str, less: &str) -> Result<(), Problem> {
         let before: u64 = self.memory.stages.values().sum();
         *self.memory.stages.entry(self.stage.clone()).or_default() += bytes;
@@ -355,7 +355,7 @@ pub struct Resources {
     pub services: Services,
     /// The facts that at least one stage needs.
     pub wanted: Facts,
-    /// Whether the pipeline only inspects packets. See [`Setup::is_offline`].
+    /// Whether the pipeline processes packets without a run. See [`Setup::is_offline`].
     pub offline: bool,
 }
 

@@ -262,7 +262,7 @@ impl<'s> Loaded<'s> {
     }
 
     /// Returns `true` if the name of a port could not be read. A reference to an unknown port may then mean this port,
-    /// so the checks do not report it.
+    /// so the checks do not report such references.
     pub fn may_lack_ports(&self) -> bool {
         self.damaged || self.ports.iter().any(|entry| entry.name.is_none())
     }

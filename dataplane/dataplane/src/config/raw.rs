@@ -377,7 +377,7 @@ pub struct Gre {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Mpls {
-    /// The label. Matches any traffic class and TTL.
+    /// The label. The other fields of the MPLS header, such as the TTL, are ignored.
     #[serde(deserialize_with = "within_some::<_, u32, 0, 1048575>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1048575))]
     pub label: Option<u32>,

@@ -63,8 +63,8 @@ pub fn assemble(
     build(source, registry, topology, false, diagnostics)
 }
 
-/// Checks a config like [`assemble`], but for a pipeline that is only inspected. The check does not depend on this
-/// host: the plan is for a virtual topology with enough cores for any config. The stages write no files.
+/// Checks a config like [`assemble`], but for a pipeline that processes packets without a run. The check does not
+/// depend on this host: the plan is for a virtual topology with enough cores for any config. The stages write no files.
 ///
 /// # Errors
 /// Returns the errors of [`assemble`].
@@ -89,7 +89,7 @@ fn build(
     diagnostics: &mut Diagnostics,
 ) -> Result<Option<Assembly>> {
     let mut loaded = config::load(source, diagnostics);
-    // A pipeline that is only inspected does not depend on the interfaces of this host.
+    // An offline check does not depend on the interfaces of this host.
     if !offline {
         loaded.set_default_mtus();
     }
@@ -200,8 +200,8 @@ fn captures(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) {
 }
 
 fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
-    // The port of a TAP link is at the opposite end of the kernel interface, so it must not use the interface's
-    // address.
+    // The port of a TAP link is at the opposite end of the kernel interface, so the port must not use the MAC address
+    // of the interface.
     let interface = |port: &config::Port| {
         let link = port.link.as_ref().filter(|link| !offline && !link.is_host_end())?;
         mac_of(link.interface()?)

@@ -47,8 +47,8 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Returns the device's own counters.
     fn counters(&self) -> BTreeMap<String, u64>;
 
-    /// Returns the errors of the device's input and output, and the panics of its event thread. All lanes must be
-    /// closed before the call.
+    /// Returns the errors of the link, such as a damaged capture file, and the panics of the event thread. All lanes
+    /// must be closed before the call.
     fn finish(&self) -> Vec<Error>;
 }
 
@@ -354,7 +354,7 @@ mod verbs {
         }
     }
 
-    /// Returns the device with the settings of the port, and the provider's part of the port.
+    /// Returns the device with the settings of the port, and the [`ProviderParts`] of the port.
     pub(super) fn provider(
         device: VerbsDevice,
         plan: &PortPlan,

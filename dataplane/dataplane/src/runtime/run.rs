@@ -106,7 +106,10 @@ impl Run {
         let left: Vec<Vec<String>> = programs.iter_mut().map(|program| program.leave_checksums(&computes)).collect();
         // All workers have the same stages.
         if let Some(stages) = left.first().filter(|stages| !stages.is_empty()) {
-            tracing::info!("the devices compute the TCP and UDP checksums of these stages: {}", stages.join(", "));
+            tracing::info!(
+                "the devices compute the TCP and UDP checksums instead of these stages: {}",
+                stages.join(", ")
+            );
         }
         for handler in &services.port_handlers {
             for (number, port) in (0..=u8::MAX).zip(&ports) {

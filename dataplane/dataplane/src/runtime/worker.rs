@@ -117,7 +117,7 @@ impl Worker {
         let lost = self.pool.layout().count() as usize - self.pool.available();
         message += &format!("; lost buffers: {lost}");
         if drained.is_err() {
-            message += ", because a port could not be drained";
+            message += ", some because a port could not be drained";
         }
         tracing::error!("worker {}: {message}", self.number);
         self.publish();

@@ -248,7 +248,7 @@ fn peers_of_one_config_must_name_each_other() {
     let rest = "[pipeline]\ninput = [\"a\"]\n[[pipeline.stage]]\nuse = \"tx\"\n";
     assert_eq!(records(&(port("a", "rc", "b") + &port("b", "rc", "a") + rest)), []);
     let text = port("a", "rc", "b") + &port("b", "uc", "a") + rest;
-    let help = "use the same `qp` for both".to_owned();
+    let help = "use the same `qp` for both ports".to_owned();
     assert_eq!(records(&text)[0], (6, 23, "`b` has uc queue pairs, but `a` has rc".into(), help));
     let text = port("a", "rc", "b") + &port("b", "rc", "c") + &port("c", "rc", "b") + rest;
     let help = "add to `b`: connection = { peer = \"a\" }".to_owned();

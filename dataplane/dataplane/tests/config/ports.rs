@@ -176,7 +176,10 @@ fn two_ports_cannot_share_raw_packets_of_a_device() {
     let rest = "[pipeline]\ninput = [\"a\", \"b\"]\n[[pipeline.stage]]\nuse = \"tx\"\n";
     let text = port("a", "") + &port("b", "") + rest;
     let message = "`b` and `a` both use the raw packets of port 1 of `mlx5_0`".to_owned();
-    assert_eq!(records(&text), [(7, 10, message, "use a different `device` or `device_port` for each".to_owned())]);
+    assert_eq!(
+        records(&text),
+        [(7, 10, message, "use a different `device` or `device_port` for each port".to_owned())]
+    );
     let text = port("a", "") + &port("b", "device_port = 2") + rest;
     assert_eq!(records(&text), []);
     // Several connections can share a device.

@@ -237,7 +237,8 @@ fn polled_run_contains_the_requested_receive_information() {
         let failed = Wc { status: 5, ..full(2).wc };
         let polls = [checked, failed, full(3).wc];
         let mut run = Completions::new();
-        // The second round follows a cursor, which leaves copies of the other completions.
+        // In the second round, a cursor takes the first completion and copies the others. `poll_run` then returns the
+        // copies.
         for skipped in [0, 1] {
             fake.polls(1, polls.map(|wc| Poll::Wc(FakeCompletion { wc, ..full(wc.wr_id) })));
             if skipped == 1 {
@@ -276,10 +277,9 @@ fn polled_run_has_at_most_its_limit_of_completions() {
     }
 }
 
-/// If a device does not verify checksums, a request for checksum verdicts is refused, and the refusal names the
-/// capability.
+/// If a device does not verify checksums, the field `CHECKSUM` is refused, and the refusal names the capability.
 #[test]
-fn checksum_verdict_of_a_device_without_checksums_is_refused() {
+fn checksum_field_is_refused_if_the_device_verifies_no_checksums() {
     let fake = Fake::with_attributes(ibv_device_attr_ex { raw_packet_caps: 0, ..attributes() }, |_| {});
     // SAFETY: the context is open and belongs to the fake.
     let context = unsafe { Context::new(NonNull::new(fake.context()).unwrap(), "fake".to_owned()) }.unwrap();
@@ -291,8 +291,8 @@ fn checksum_verdict_of_a_device_without_checksums_is_refused() {
     );
 }
 
-/// If a driver refuses the flag for a queue without a lock, the queue is created in a single-threaded domain instead,
-/// and also has no lock.
+/// If a driver refuses the flag `SINGLE_THREADED`, the queue is created in a single-threaded domain instead. Such a
+/// queue has no lock either.
 #[test]
 fn queue_without_lock_is_created_in_a_thread_domain() {
     let (fake, context) = device(with_domains);
@@ -311,7 +311,7 @@ fn queue_without_lock_is_created_in_a_thread_domain() {
     assert_eq!(fake.live(), 0, "the domains are freed with the queue");
 }
 
-/// A queue is created in the parent domain that the program chose, with every set of features.
+/// A completion queue is created in the parent domain of the caller, with or without the flag `SINGLE_THREADED`.
 #[test]
 fn queue_is_created_in_the_parent_domain_of_the_program() {
     let ((fake, context), (other_fake, other)) = (device(with_domains), device(with_domains));
@@ -335,8 +335,8 @@ fn queue_is_created_in_the_parent_domain_of_the_program() {
     fake.calls();
     let (first, _) = make(&parent, CqApi::Auto, CqFlags::empty()).unwrap();
     let (second, granted) = make(&parent, CqApi::Extended, CqFlags::SINGLE_THREADED).unwrap();
-    // The number 1 is the protection domain, and the number 2 is the parent domain. The mask has the bits of the flags
-    // and of the domain.
+    // In each pair, the second number is the domain: 1 is the protection domain, and 2 is the parent domain. The first
+    // number is `comp_mask`: bit 0 stands for flags, and bit 1 for a domain.
     assert_eq!(domains(fake.calls()), [(2, 2), (3, 2)]);
     assert_eq!(granted.flags, CqFlags::SINGLE_THREADED);
     for (domain, api, errno) in [
@@ -346,7 +346,8 @@ fn queue_is_created_in_the_parent_domain_of_the_program() {
     ] {
         assert_eq!(make(domain, api, CqFlags::empty()).map(drop).unwrap_err().errno, errno);
     }
-    // A driver that refuses the flag gets a domain for one thread, which extends the same protection domain.
+    // If the driver refuses the flag, the queue is created in a new single-threaded domain (3), which extends the same
+    // protection domain.
     fake.lacks(0, CqFlags::SINGLE_THREADED.bits(), libc::EOPNOTSUPP);
     fake.calls();
     let (third, granted) = make(&parent, CqApi::Auto, CqFlags::SINGLE_THREADED).unwrap();
@@ -384,7 +385,7 @@ proptest! {
         prop_assert_eq!(granted.refused.len(), left_out);
         prop_assert_eq!(granted.why.len(), left_out);
         drop(cq);
-        prop_assert_eq!(fake.live(), 0, "no queue of the negotiation remains");
+        prop_assert_eq!(fake.live(), 0, "the queues of refused attempts are destroyed");
     }
 
     /// For any results of the driver, each completion is returned once and unchanged, and the order of the calls
@@ -504,7 +505,7 @@ fn broken_classic_queue_stays_broken() {
 
 #[test]
 fn missing_reader_counts_as_a_refused_field() {
-    // The driver grants the fields for tag matching but has no reader for them.
+    // The driver grants the fields for tag matching, but has no function that reads these fields.
     let (fake, context) = device(|_| {});
     let fields = PollFields::TM_INFO | PollFields::TIMESTAMP;
     let (cq, granted) = create(&context, &cq_spec(fields, CqFlags::empty()));
@@ -668,7 +669,8 @@ fn partly_failed_post_reports_accepted_count() {
 
 #[test]
 fn post_failure_without_position_stops_the_queue_pair() {
-    // If the device also refuses the change to ERR, it may execute any of the requests later.
+    // The driver does not report which request failed, so the queue pair must change to ERR. If the device refuses this
+    // change, the device may execute any of the requests later.
     for (verb, stops) in
         [("ibv_post_send", true), ("ibv_post_recv", true), ("ibv_post_send", false), ("ibv_post_recv", false)]
     {
@@ -786,8 +788,8 @@ fn extended_requests_are_built_between_start_and_complete() {
     assert_eq!((refused.accepted, refused.error.errno), (0, libc::ENOMEM));
     fake.refuse("ibv_wr_complete", 0);
     fake.calls();
-    // A request that cannot be built aborts the whole list. A request whose operation the queue pair does not support
-    // is refused before the list is started.
+    // A request that cannot be built aborts the whole list. If the queue pair does not support the operation of a
+    // request, only the earlier requests are posted.
     let inline = request(5, SendOp::Send, SendFlags::INLINE, &SGE[..]);
     // SAFETY: same as above.
     let refused = unsafe { qp.post_send(&[list[0], inline]) }.unwrap_err();
@@ -845,7 +847,7 @@ fn runs_are_posted_and_the_last_send_is_signalled() {
     }
 }
 
-/// If the driver has no function `modify_cq`, the settings are refused with `EOPNOTSUPP`.
+/// If the driver has no function `modify_cq`, moderation is refused with `EOPNOTSUPP`.
 #[test]
 fn completion_events_can_be_moderated() {
     for has in [true, false] {

@@ -108,8 +108,8 @@ impl TestLane {
     }
 }
 
-/// If a queue pair cannot be destroyed, the device may still write to the posted slots. The lane does not reuse these
-/// slots, and ends.
+/// If a queue pair cannot be destroyed, the device may still write to the posted slots. The lane then returns an error,
+/// and does not return these slots to the pool.
 #[test]
 fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
     for refused in [0, libc::EBUSY] {
@@ -140,8 +140,8 @@ fn slots_of_an_undestroyed_queue_pair_are_not_reused() {
     }
 }
 
-/// If the work queue of a lane cannot be destroyed, the device may still write to the posted slots, even if the queue
-/// pair was destroyed.
+/// If the work queue of a lane cannot be destroyed, the device may still write to the posted slots, even after the
+/// destruction of the queue pair.
 #[test]
 fn slots_of_an_undestroyed_work_queue_are_not_reused() {
     for (refused, expected) in [
@@ -161,7 +161,7 @@ fn slots_of_an_undestroyed_work_queue_are_not_reused() {
         let calls = test.fake.calls();
         let wq = calls.iter().position(|call| matches!(call, Call::DestroyWq(_))).unwrap();
         let qp = calls.iter().rposition(|call| matches!(call, Call::DestroyQp(_))).unwrap();
-        assert!(wq < qp, "the receive side ends first: {calls:?}");
+        assert!(wq < qp, "the work queue is destroyed before the queue pair: {calls:?}");
         let abandoned = if expected.is_ok() { 16 } else { 0 };
         assert_eq!((received, lane.counters().abandoned), (expected, abandoned), "{refused:?}");
         refused.iter().for_each(|verb| test.fake.refuse(verb, 0));

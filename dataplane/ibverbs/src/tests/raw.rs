@@ -439,7 +439,8 @@ fn raw_settings_are_checked_before_a_queue_is_created() {
     }
 }
 
-/// The device copies short frames of a run when they are posted, if the queue pair was created with inline sends.
+/// If the queue pair was created with inline sends, `post_send_run` sends frames inline that fit within the inline
+/// size.
 #[test]
 fn short_frames_of_a_run_are_sent_inline() {
     const INLINE: u32 = 1 << 3;

@@ -388,8 +388,8 @@ fn every_poll_interface_returns_each_completion_once() {
     }
 }
 
-/// The self-test finds the reliable poll interface without the version of the library. The result must match the quirk
-/// table.
+/// The self-test finds out which poll interface is reliable, without the version of the library. The result must match
+/// the quirk table, which lists the defects of each library version.
 #[test]
 #[ignore = "needs the devices rxe0 and rxe1: run tools/vm/check-contract"]
 fn self_test_agrees_with_the_quirk_table() {
@@ -401,7 +401,8 @@ fn self_test_agrees_with_the_quirk_table() {
             assert!(batches.is_some(), "{how}");
             assert_eq!(side.granted.api, CqApi::Classic);
         }
-        // The self-test detects only the older of the two defects, which no version since 55 has.
+        // The quirk `BatchPoll` stands for two defects. The self-test detects only the older defect, which versions
+        // from 55 on do not have.
         SelfTest::Passed => {
             let version = side.device.context().library.unwrap().to_string();
             assert!(version.parse::<f32>().unwrap() >= 55.0, "{version}");

@@ -285,7 +285,7 @@ impl Generator for Source {
 }
 
 #[test]
-fn generated_packets_go_on_and_are_counted() {
+fn generated_packets_reach_the_next_stage_and_are_counted() {
     let (source, mut pool) = (Source::default(), pool());
     let free = pool.available();
     let gate = Gate::default();
@@ -331,7 +331,7 @@ impl DropObserver for Panicking {
     }
 }
 
-/// An observer that panics after this many packets and copies.
+/// An observer that panics after it has observed this many packets and copies.
 struct PanicsAfter(usize);
 
 impl Observer for PanicsAfter {

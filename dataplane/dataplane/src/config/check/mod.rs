@@ -243,7 +243,7 @@ impl<'a> PortChecker<'a, '_> {
         } else if end.qp != port.qp {
             let message =
                 format!("`{name}` has {} queue pairs, but `{}` has {}", end.qp.name(), port.name, port.qp.name());
-            self.error(&path, message, "use the same `qp` for both");
+            self.error(&path, message, "use the same `qp` for both ports");
         }
     }
 
@@ -281,7 +281,7 @@ impl<'a> PortChecker<'a, '_> {
             if let Some(other) = seen.insert((port.device.as_str(), port.device_port), port.name.as_str()) {
                 let (name, number, device) = (&port.name, port.device_port, &port.device);
                 let message = format!("`{name}` and `{other}` both use the raw packets of port {number} of `{device}`");
-                let help = "use a different `device` or `device_port` for each";
+                let help = "use a different `device` or `device_port` for each port";
                 self.error(&format!("port[{index}].device"), message, help);
             }
         }
