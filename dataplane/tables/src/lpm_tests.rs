@@ -111,10 +111,10 @@ macro_rules! lpm_tests {
         proptest! {
             #![proptest_config(ProptestConfig::with_cases(48))]
 
-            /// A prefix that does not fit is refused and changes nothing. Removed prefixes make room. Finally, all
-            /// memory is free again.
+            /// The table refuses a prefix that does not fit, and does not change. After prefixes are removed, other
+            /// prefixes fit. At the end, all memory is free.
             #[test]
-            fn dense_prefixes_split_and_merge_lines(
+            fn dense_prefixes_are_found_and_their_memory_is_freed(
                 (shift, addresses) in crowded(), lens in prop::collection::vec(0..10u32, 1..20), most in prop_oneof![8..64usize, Just(4096)],
                 probes in prop::collection::vec(address(), 20), order in any::<u64>(), reclaimed in 1..50u64,
             ) {
@@ -178,10 +178,10 @@ macro_rules! lpm_tests {
             }
         }
 
-        /// Readers see old or new values while prefixes are added, changed and removed. Prefixes that stay are always
-        /// found.
+        /// Readers see old or new values while prefixes are added, changed and removed. Prefixes that do not change are
+        /// always found.
         #[test]
-        fn readers_see_old_or_new_values_only() {
+        fn readers_see_only_old_or_new_values() {
             let front = $Address::MAX / 5;
             let wide = |at: u8| (front ^ $Address::from(at) << ($bits - 31), ($bits - 28) as u8);
             let narrow = |at: u8| (front ^ $Address::from(at) << ($bits - 31), $bits - u8::from(at % 2));

@@ -148,12 +148,16 @@ fn changed_file_is_read_again_on_reload() {
     assert_eq!(passed(&mut harness), [true, false, true, false]);
     folder.write("rules.toml", "rules = [{ action = \"deny\", src = \"10.3.0.0/16\", name = \"seven\" }]");
     harness.tick();
-    assert_eq!(passed(&mut harness), [true, false, true, false], "the file is not read without a reload");
+    assert_eq!(passed(&mut harness), [true, false, true, false], "the stage read the changed file without a reload");
     harness.reload().unwrap();
-    assert_eq!(passed(&mut harness), [true, false, true, false], "rules only change between batches");
+    assert_eq!(
+        passed(&mut harness),
+        [true, false, true, false],
+        "the worker switched to the new rules before its next tick"
+    );
     harness.tick();
     assert_eq!(passed(&mut harness), [true, true, false, false]);
-    // A rule with the same name keeps its hits, even if its properties change. The other rule was removed.
+    // The rule `seven` keeps its hits, although its properties changed. The hits of the removed rule count as `gone`.
     let expected = [("own", 4), ("seven", 3 + 2), ("default", 3 + 1), ("gone", 3), ("rules", 2), ("reloads", 1)];
     assert_eq!(counted(&harness), counts(&expected));
     // The file changes twice before the worker processes a batch. The worker then uses the latest rules.
@@ -267,9 +271,9 @@ fn largest_number_of_rules_can_be_loaded() {
     }
 }
 
-/// A reload changes a few of many rules. Lookups and hit counters still follow the order of the file.
+/// Each reload changes a few of 500 rules. Afterwards, lookups and hit counters match the rules of the new file.
 #[test]
-fn few_changed_rules_of_many_are_applied() {
+fn reload_applies_a_few_changes_to_many_rules() {
     let folder = Folder::new();
     let rule =
         |at: u32| format!("{{ action = \"deny\", dst = \"172.16.{}.{}/32\", name = \"{at}\" }},\n", at / 250, at % 250);
@@ -282,7 +286,7 @@ fn few_changed_rules_of_many_are_applied() {
     let packets: Vec<Vec<u8>> =
         (0..520u32).map(|at| v4([10, 2, 0, 1], [172, 16, (at / 250) as u8, (at % 250) as u8]).build()).collect();
     for round in 1..=20u64 {
-        // One rule is removed, another rule is added, and a third rule moves.
+        // Remove one rule, add a new rule, and move a third rule.
         order.remove(round as usize * 11);
         order.insert(round as usize * 3, 499 + round as u32);
         let moved = order.remove(400);
@@ -306,7 +310,7 @@ fn few_changed_rules_of_many_are_applied() {
 }
 
 #[test]
-fn bad_rules_are_reported_with_their_place() {
+fn invalid_rule_is_reported_with_its_key() {
     let refused = |rule: &str| {
         bench::parsed::<Acl>(&format!(
             "default = \"deny\"\nrules = [{{ action = \"deny\" }}, {{ action = \"deny\", {rule} }}]"

@@ -71,7 +71,7 @@ fn multicast_is_flooded_and_reserved_addresses_are_dropped() {
     assert_eq!(send(&mut bench, MacAddr::ZERO, host_mac(1), 0), Err("bad_source".to_owned()));
 }
 
-/// The payload after the addresses and the tag can be anything.
+/// The bridge does not parse the bytes after the MAC addresses and the VLAN tag.
 #[test]
 fn frame_with_any_payload_is_forwarded() {
     let mut bench = bench(0, "ports = ['a', 'b']").unwrap();
@@ -85,7 +85,7 @@ fn frame_with_any_payload_is_forwarded() {
 }
 
 #[test]
-fn vlans_are_separate_and_ports_only_carry_their_vlans() {
+fn vlans_are_separate_and_each_port_carries_only_its_vlans() {
     let members = "ports = ['a', 'b', 'c']\nmembers = [{ port = 'b', vlans = [0, 10] }, { port = 'c', vlans = [20] }]";
     let mut bench = bench(0, members).unwrap();
     let mut to = |ingress, vlan| {
@@ -97,7 +97,7 @@ fn vlans_are_separate_and_ports_only_carry_their_vlans() {
     assert_eq!((to(1, 20), to(3, 0)), (Err("not_a_member".to_owned()), Err("not_a_member".to_owned())));
 }
 
-/// Many random addresses fill the table, which does not grow.
+/// Many random addresses fill the table. The table does not grow, and keeps an address that is learned later.
 #[test]
 fn active_address_stays_in_the_table_when_random_addresses_fill_it() {
     let table = Table::new();
@@ -138,7 +138,7 @@ fn four_addresses_of_one_bucket_do_not_evict_a_host_of_another_port() {
 }
 
 #[test]
-fn evictions_are_counted() {
+fn evictions_of_addresses_are_counted() {
     let mut bench = bench(0, "").unwrap();
     let evicted = |bench: &Harness| bench.counters().into_iter().find(|(name, _)| name == "evicted").unwrap().1;
     assert_eq!(evicted(&bench), 0);
@@ -194,7 +194,7 @@ fn storm_control_limits_each_kind_of_flooded_frames_of_each_port() {
     let multicast = MacAddr([1, 0, 0x5e, 0, 0, 5]);
     assert_eq!(send_many(&mut bench, MacAddr::BROADCAST, 9), (3, vec!["broadcast_storm".to_owned()]));
     assert_eq!(send_many(&mut bench, host_mac(7), 9), (3, vec!["unknown_storm".to_owned()]));
-    // Multicast has no limit here, and the other port has its own limit.
+    // The config sets no limit for multicast, and the limit of port `b` is separate from the limit of port `a`.
     assert_eq!(send_many(&mut bench, multicast, 9), (9, vec![]));
     bench.set_ingress(1);
     assert_eq!(send_many(&mut bench, MacAddr::BROADCAST, 9), (3, vec!["broadcast_storm".to_owned()]));
@@ -224,7 +224,7 @@ fn workers_share_the_rate_of_storm_control() {
     }
 }
 
-/// Returns the probes that the bridge sends now, with their ports.
+/// Runs the housekeeping of the bridge. Returns the probes that the bridge sends, each with its egress port.
 fn probes(bench: &mut Harness) -> Vec<(u8, Vec<u8>)> {
     bench.tick().into_iter().map(|outcome| (outcome.meta.egress, outcome.bytes)).collect()
 }
@@ -267,8 +267,8 @@ fn looped_port_is_shut_and_opens_when_the_loop_is_gone() {
     assert_eq!(send(&mut bench, host_mac(1), host_mac(3), 0), Ok(vec![1, 3]));
     bench.set_ingress(2);
     assert_eq!(send(&mut bench, host_mac(4), MacAddr::BROADCAST, 0), Err("shut".to_owned()));
-    // While probes come back, the port stays shut. A probe in the opposite direction also shuts the port that is later
-    // in the config.
+    // While probes come back, port `c` stays shut. A probe of port `c` that comes back by port `b` also shuts port `c`,
+    // because port `c` is later in the config.
     bench.advance(9 * SECOND);
     let second = probes(&mut bench);
     assert_eq!(second, first);
@@ -296,14 +296,14 @@ fn probe_of_another_bridge_is_flooded() {
 }
 
 #[test]
-fn probe_of_a_port_in_members_has_the_lowest_vlan_of_the_port() {
+fn probe_has_the_lowest_vlan_of_a_port_with_vlans() {
     let parameters = "ports = ['a', 'b']\nloop_shut = '10s'\nmembers = [{ port = 'b', vlans = [30, 20] }]";
     let mut bench = bench(0, parameters).unwrap();
     let sent = probes(&mut bench);
     assert_eq!((&sent[0].1[12..14], &sent[1].1[12..18]), (&[0x88, 0xb5][..], &[0x81, 0, 0, 20, 0x88, 0xb5][..]));
     assert_eq!(receive(&mut bench, 0, &sent[1].1), Err("probe".to_owned()));
     probes(&mut bench);
-    // VLAN 20 has no other open port.
+    // Port `b` is shut, so VLAN 20 has no open port other than the ingress port.
     assert_eq!(send(&mut bench, host_mac(1), MacAddr::BROADCAST, 20), Err("alone".to_owned()));
 }
 

@@ -24,7 +24,7 @@ impl OutputFolder {
 
     fn build(&self, parameters: &str) -> Result<Harness, String> {
         let mut harness = Harness::builder().folder(self.0.path()).build::<Capture>(parameters)?;
-        // The task only starts the writer, so the task may end.
+        // The task of the stage only starts the writer, so the test can drop the task.
         drop(harness.start_tasks().unwrap());
         Ok(harness)
     }
@@ -130,7 +130,7 @@ fn every_packet_is_read_back_by_another_reader() {
 }
 
 #[test]
-fn full_buffers_make_packets_missed_or_a_lossless_capture_wait() {
+fn with_full_buffers_packets_are_missed_and_a_lossless_capture_waits() {
     for lossless in [false, true] {
         let folder = OutputFolder::new();
         let parameters = format!("file = \"out.pcapng\"\nbuffers = 1\nlossless = {lossless}");
@@ -150,7 +150,7 @@ fn full_buffers_make_packets_missed_or_a_lossless_capture_wait() {
 }
 
 #[test]
-fn snaplen_max_packets_and_max_bytes_are_limits() {
+fn keys_snaplen_max_packets_and_max_bytes_limit_the_file() {
     let run = |parameters: &str| {
         let folder = OutputFolder::new();
         let mut harness = folder.build(&format!("file = \"out.pcapng\"\nlossless = true\n{parameters}")).unwrap();
@@ -181,14 +181,14 @@ fn full_disk_stops_the_capture_but_packets_pass() {
         assert!(outcomes.iter().all(|outcome| outcome.fate == Fate::Next));
     }
     let counted: u64 = harness.counters().into_iter().map(|(_, value)| value).sum();
-    assert_eq!(counted, 20 * 256, "each packet is taken or missed");
+    assert_eq!(counted, 20 * 256, "some packets count neither as taken nor as missed");
     let error = harness.stage().finish().unwrap_err().to_string();
     assert_eq!(error, "/dev/full: No space left on device (os error 28)");
 }
 
 /// Rotation by size: every packet is in one of the files, and each file is complete and within the size limit.
 #[test]
-fn rotate_bytes_starts_new_files() {
+fn full_file_is_followed_by_a_new_file() {
     let folder = OutputFolder::new();
     let mut harness = folder.build("file = \"out.pcapng\"\nlossless = true\nrotate_bytes = \"10kB\"").unwrap();
     let packets = packets(256);
@@ -201,7 +201,7 @@ fn rotate_bytes_starts_new_files() {
     for (at, name) in files.iter().enumerate() {
         assert_eq!(*name, format!("out_{:05}_20231114221320.pcapng", at + 1));
         let bytes = std::fs::read(folder.0.file(name)).unwrap();
-        // No file except the last has room for one more packet.
+        // Each file except the last file is so full that no further packet fits.
         assert!(bytes.len() <= 10_000 && (bytes.len() > 8_300 || at + 1 == files.len()), "{name}: {}", bytes.len());
         let contents = Contents::of(&bytes);
         written.extend(contents.packets);
@@ -212,7 +212,7 @@ fn rotate_bytes_starts_new_files() {
 
 /// Rotation by time, with a limited number of files.
 #[test]
-fn oldest_files_are_deleted() {
+fn oldest_files_of_the_run_are_deleted() {
     let folder = OutputFolder::new();
     folder.0.write("out_00001_20001231235959.pcapng", "of another run");
     let parameters = "file = \"out.pcapng\"\nlossless = true\nrotate_time = \"1m\"\nkeep = 3";
@@ -239,14 +239,14 @@ fn oldest_files_are_deleted() {
     }
 }
 
-/// After a failure, the capture counts the packets that it does not write, and starts a new file later.
+/// After a write error, the capture counts the packets that it cannot write. The capture starts a new file later.
 #[test]
 fn capture_continues_in_the_next_file_after_a_failure() {
     let folder = OutputFolder::new();
     let inner = folder.0.file("inner");
     let parameters = "file = \"inner/out.pcapng\"\nlossless = true\nrotate_bytes = 4096";
     let mut harness = folder.build(parameters).unwrap();
-    // A file with the name of the folder blocks the creation of the folder.
+    // The capture cannot create the folder `inner`, because a file has this name.
     std::fs::write(&inner, []).unwrap();
     let counters = |harness: &Harness| {
         let counters: Vec<u64> = harness.counters().into_iter().map(|(_, value)| value).collect();
@@ -272,7 +272,7 @@ fn capture_continues_in_the_next_file_after_a_failure() {
     let mut last: Vec<PathBuf> = std::fs::read_dir(&inner).unwrap().map(|entry| entry.unwrap().path()).collect();
     last.sort();
     let contents = Contents::of(&std::fs::read(last.last().unwrap()).unwrap());
-    // Some of the copied packets were lost. The file and the counters report their number.
+    // Some packets that were copied to buffers are lost. The file and the counters report the number of lost packets.
     let lost = harness.counters()[2].1;
     assert_eq!((contents.received, contents.dropped), (given, missed + lost));
     assert!(lost > 0);
@@ -416,9 +416,9 @@ fn dropped_packets_are_written_with_their_reason_by_all_workers() {
     }
 }
 
-/// The writer does not run, so the only buffer is never free again.
+/// The test does not start the writer, so the only buffer stays full.
 #[test]
-fn stop_of_the_run_ends_the_wait_of_a_lossless_capture() {
+fn stop_of_the_run_ends_the_wait_for_a_free_buffer() {
     let folder = OutputFolder::new();
     let (mut pool, mut resources) = (pool(), Resources::new(Vec::new(), folder.0.path()));
     let mut capture: Capture = toml::from_str("file = \"out.pcapng\"\nlossless = true\nbuffers = 1").unwrap();

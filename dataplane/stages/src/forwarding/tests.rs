@@ -149,10 +149,10 @@ proptest! {
     }
 }
 
-/// Many routes come and go while readers look up addresses. Routes that stay are visible all the time, with their
-/// neighbour.
+/// A writer adds and removes many routes while readers look up addresses. The readers always find the routes that do
+/// not change, and the MAC addresses of their next hops.
 #[test]
-fn unchanged_routes_are_always_visible_while_others_change() {
+fn unchanged_routes_are_always_found_while_other_routes_change() {
     let (shared, mut writer) = tables();
     for last in 1..=2 {
         let hop = NextHop { address: gateway(last), port: last - 1 };
@@ -184,8 +184,8 @@ fn unchanged_routes_are_always_visible_while_others_change() {
         let readers = [scope.spawn(look), scope.spawn(look)];
         let mut changes = 0u64;
         for round in 0..20u32 {
-            // The changed routes are near the routes that stay. The trie nodes of the changed routes are created,
-            // removed and reused.
+            // The prefixes of the changed routes are near the prefixes of the unchanged routes. So the trie nodes near
+            // the unchanged routes are created, removed and reused.
             for at in 0..64u8 {
                 let v4 = IpNet::new(IpAddr::from([20, 1, 2, at]), 32).unwrap();
                 let wide = IpNet::new(IpAddr::from([20, 1, 4 + at, 0]), 25 + (at % 7)).unwrap();
@@ -235,7 +235,7 @@ fn routes_and_neighbours_beyond_the_limit_are_refused() {
 }
 
 #[test]
-fn change_that_is_refused_keeps_the_old_route() {
+fn refused_change_of_a_route_keeps_the_old_route() {
     let (shared, mut writer) = tables();
     let prefix = "32.0.0.0/8".parse().unwrap();
     writer.set_route(0, prefix, &to(&[(1, 2)])).unwrap();
@@ -252,9 +252,9 @@ fn change_that_is_refused_keeps_the_old_route() {
     assert_eq!(writer.routes(), 1);
 }
 
-/// There are more changes than a table has cache lines, so retired lines must be reused.
+/// The number of changes is larger than the number of cache lines of a table, so retired cache lines must be reused.
 #[test]
-fn retired_lines_are_reused_with_and_without_readers() {
+fn retired_cache_lines_are_reused_with_and_without_readers() {
     let prefix = "32.0.0.1/32".parse().unwrap();
     for is_read in [false, true] {
         let (shared, mut writer) = tables();
@@ -319,7 +319,7 @@ fn neighbour_is_requested_once_until_requests_are_allowed_again() {
     writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), Mark::Quiet).unwrap();
     writer.watch_unresolved();
     assert_eq!((reader.next_hop_state(path.next_hop), shared.next_request()), (Resolved::At(MacAddr([2; 6])), None));
-    // A stale neighbour is still used, and its use is reported.
+    // Packets still use a stale neighbour, and the table requests a check of the neighbour.
     writer.set_neighbor(hop, Resolved::At(MacAddr([2; 6])), Mark::Watched).unwrap();
     assert_eq!(
         (reader.next_hop_state(path.next_hop), shared.next_request()),

@@ -163,7 +163,7 @@ fn solicitation_becomes_advertisement() {
 }
 
 #[test]
-fn duplicate_address_check_is_answered_to_all_nodes() {
+fn duplicate_address_check_is_answered_by_multicast_to_all_nodes() {
     let content = ask(V6[1], &NONCE);
     let outcome = run(&solicitation(Ipv6Addr::UNSPECIFIED, &content).build());
     let all = (MacAddr([0x33, 0x33, 0, 0, 0, 1]), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
@@ -199,7 +199,7 @@ fn invalid_solicitations_are_dropped_and_solicitations_for_other_hosts_pass() {
 }
 
 #[test]
-fn padding_is_reused_for_the_reply() {
+fn reply_can_use_the_space_of_the_padding() {
     let content = ask(V6[1], &[]);
     let asked = solicitation(V6[0], &content).pad_to(200).build();
     let outcome = run(&asked);
@@ -230,7 +230,7 @@ fn reply_without_tailroom_is_dropped() {
 }
 
 #[test]
-fn stage_sets_egress_on_its_output_and_refuses_a_ttl_of_zero() {
+fn reply_output_sets_egress_and_a_ttl_of_zero_is_refused() {
     let mut stage = harness("").unwrap();
     assert_eq!(
         (stage.stage().contract().sets, stage.stage().contract().sets_on_outputs),

@@ -165,7 +165,7 @@ fn short_packet_is_quoted_without_its_padding() {
 }
 
 #[test]
-fn errors_multicast_packets_and_later_fragments_get_no_error() {
+fn no_error_is_sent_for_icmp_errors_multicast_packets_and_later_fragments() {
     let group = MacAddr([1, 0, 0x5e, 0, 0, 1]);
     let from = MacAddr([2, 0, 0, 0, 0, 1]);
     let (a, b) = ([198, 51, 100, 7], [203, 0, 113, 9]);
@@ -206,7 +206,7 @@ fn ipv6_multicast_packet_gets_too_big_error() {
     assert_eq!(reason(bench("prohibited", "").run_one(&to_group)), "no_error_allowed");
 }
 
-/// One host sends 5,000 too big packets per second, and another host sends 10 such packets per second.
+/// One host sends 5,000 packets per second that are too big, and another host sends 10 such packets per second.
 #[test]
 fn flood_of_one_host_does_not_use_up_the_errors_of_other_hosts() {
     let mut bench = bench("too_big", "");
@@ -246,7 +246,8 @@ fn errors_to_many_hosts_have_a_total_limit() {
     }
 }
 
-/// The hosts of an IPv6 network of 64 bits share a limit, because one host may use all its addresses.
+/// All hosts of an IPv6 network with a 64-bit prefix share a limit, because one host can use all addresses of the
+/// network.
 #[test]
 fn ipv6_hosts_of_one_network_share_a_limit() {
     let mut bench = bench("time_exceeded", "per_host = 4\nburst = 20");

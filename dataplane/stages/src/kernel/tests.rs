@@ -145,8 +145,8 @@ fn routes_of_every_kind_are_mirrored() {
         expect(&reader, 0, "2001:db8:a::1", "Blackhole");
         expect(&reader, 0, "22.1.1.1", "1 2001:db8:2::9");
         expect(&reader, 0, "23.1.1.1", "0 10.1.0.17");
-        // Removes the better of two routes, so that the other route is used. Changes a route. Removes the only route of
-        // a prefix.
+        // Remove the route with the smaller metric, so that the mirror uses the route with the larger metric. Change a
+        // route, remove the only route of a prefix, replace a next hop, and add an address.
         ip("route del 21.0.0.0/8 via 10.2.0.9 metric 50
             route replace 20.5.0.0/16 via 10.1.0.77 metric 50
             route del blackhole 30.0.0.0/8
@@ -185,8 +185,8 @@ fn routes_of_every_kind_are_mirrored() {
         });
         ip("route del 2001:db8:40::/48 via 2001:db8:1::9\n");
         expect(&reader, 0, "2001:db8:40::1", "1 2001:db8:2::9");
-        // When an interface goes down, the kernel removes the routes of this interface, and does not report these
-        // removals.
+        // When an interface goes down, the kernel removes the routes of this interface without a message for each
+        // route.
         ip("link set b0 down\n");
         expect(&reader, 0, "8.8.8.8", "none");
         expect(&reader, 0, "40.1.1.1", "0 10.1.0.9");
@@ -285,7 +285,7 @@ fn routes_through_a_renamed_interface_are_local_until_it_is_renamed_back() {
     });
 }
 
-/// A prefix of the host's own addresses hides the longer prefixes of the main table as long as it exists.
+/// While the table `local` of the kernel has a prefix, this prefix hides the longer prefixes of the table `main`.
 #[test]
 fn local_prefix_hides_longer_prefixes_until_it_is_removed() {
     in_namespace(|| {
@@ -327,7 +327,7 @@ fn a_vrf_has_its_own_table() {
 /// Adds and removes 100,000 routes, so that the kernel sends more messages than the socket buffer can hold. A route
 /// that does not change must be found in every lookup.
 #[test]
-fn a_hundred_thousand_routes_come_and_go() {
+fn routes_are_mirrored_although_the_socket_loses_messages() {
     in_namespace(|| {
         let (tables, writer, ports) = two_ports();
         ip("route add 20.0.0.0/8 via 10.1.0.9\n");
@@ -385,7 +385,7 @@ fn changes_after_a_loss_are_reported() {
         ip(&(0..5000)
             .map(|at| format!("route add 40.0.{}.{}/32 via 10.2.0.9\n", at >> 8, at & 255))
             .collect::<String>());
-        assert!(!events.wait(PATIENCE, |_| {}).unwrap(), "5000 routes overflow the socket buffer");
+        assert!(!events.wait(PATIENCE, |_| {}).unwrap(), "5000 routes did not overflow the socket buffer");
         ip("route add 20.0.0.0/8 via 10.1.0.9\n");
         let prefix: ipnet::IpNet = "20.0.0.0/8".parse().unwrap();
         let mut reported = false;
@@ -417,10 +417,10 @@ fn apply(state: &mut State, inner: RouteNetlinkMessage) {
     state.apply(socket::Message { flags: 0, inner });
 }
 
-/// The host forwards the packets of routes with an encapsulation, so these routes are `Local` in the mirror. If the
-/// mirror ignored the encapsulation, the packets would leave without the encapsulation.
+/// The kernel must forward the packets of routes with an encapsulation, so these routes are `Local` in the mirror. If
+/// the mirror ignored the encapsulation, the port would send the packets without the encapsulation.
 #[test]
-fn encapsulating_routes_are_left_to_the_host() {
+fn packets_of_routes_with_an_encapsulation_go_to_the_host() {
     let (tables, mut state) = port_without_kernel();
     let reader = tables.join();
     let gateway = || RouteAttribute::Gateway(RouteAddress::Inet([10, 1, 0, 9].into()));

@@ -112,7 +112,8 @@ impl Model {
     }
 }
 
-/// The fragments of a datagram: most are valid, some are lost, duplicated or in conflict with others.
+/// Generates the fragments of datagrams. Most fragments are valid. Some are missing, duplicated, or conflict with other
+/// fragments.
 fn parts() -> impl Strategy<Value = Vec<Part>> {
     let payload = prop::collection::vec(any::<u8>(), 1..3000);
     let cuts = prop::collection::vec(1..60usize, 0..12);
@@ -194,7 +195,7 @@ proptest! {
     }
 
     #[test]
-    fn any_frame_is_handled_and_only_fragments_and_ipv6_may_change(frames in prop::collection::vec(strategies::any_frame(), 1..40)) {
+    fn packets_other_than_fragments_and_ipv6_are_unchanged(frames in prop::collection::vec(strategies::any_frame(), 1..40)) {
         let mut bench = bench("datagrams = 2\nlargest = 1280");
         let mut parse = Harness::from_toml::<Parse>("").unwrap();
         for frame in frames {
@@ -288,7 +289,7 @@ fn datagram_with_too_many_fragments_is_discarded() {
         assert_eq!(fate(&mut bench, &part(1, 16 * at, true, 8)), Fate::Consumed);
     }
     assert_eq!(fate(&mut bench, &part(1, 16 * assembly::PIECES, true, 8)), dropped("too_many"));
-    // This fragment ends beyond the longest possible datagram.
+    // This fragment would end beyond the maximum length of a datagram.
     assert_eq!(fate(&mut bench, &part(2, 65_512, false, 8)), dropped("bad_fragment"));
 }
 
@@ -301,13 +302,14 @@ fn oldest_datagram_is_evicted() {
         frame().ipv4(from, V4[1]).identification(id).fragment(field).protocol(PROTOCOL).payload(&[0; 8]).build()
     };
     for id in 1..=4 {
-        // The fourth datagram of the source replaces the first datagram of the source, although a slot is free.
+        // The fourth datagram of the source replaces the first datagram of this source, although the stage has space
+        // for one more datagram.
         assert_eq!(fate(&mut bench, &part(id, 0, true, 8)), Fate::Consumed);
         bench.advance(1);
     }
     assert_eq!((counter(&bench, "open"), counter(&bench, "evicted")), (3, 1));
     assert_eq!(bench.run_one(&other(1)).fate, Fate::Consumed);
-    // All slots are in use, so the oldest datagram of all sources is evicted.
+    // The stage has no space for a further datagram, so it evicts the oldest datagram of all sources.
     assert_eq!(bench.run_one(&other(2)).fate, Fate::Consumed);
     assert_eq!((counter(&bench, "open"), counter(&bench, "evicted")), (4, 2));
     assert_eq!(fate(&mut bench, &part(3, 8, false, 8)), Fate::Next);
@@ -354,7 +356,7 @@ fn datagram_larger_than_a_buffer_is_dropped() {
 }
 
 #[test]
-fn with_own_set_datagrams_for_other_hosts_are_unchanged() {
+fn datagrams_for_other_hosts_are_unchanged_if_the_key_own_is_set() {
     let port = PortInfo { addresses: vec!["198.51.100.2/24".parse().unwrap()], ..port("a") };
     let builder = Harness::builder().ports(&[port]).after(Parse::default());
     let mut bench = builder.build::<Reassemble>("own = true").unwrap();

@@ -36,7 +36,7 @@ fn heard(last: u8, at: Option<u8>, claim: Claim, overrides: bool) -> Received {
     Received { hop: hop(last), mac: at.map(mac), claim, overrides }
 }
 
-/// The state that workers see after all actions so far, and the requests of the last actions.
+/// The entries that workers see after all actions until now, and the requests that the last actions sent.
 #[derive(Default)]
 struct View {
     known: BTreeMap<NextHop, (Resolved, Mark)>,
@@ -118,6 +118,7 @@ impl Model {
         Self::Stale { mac, until: now + AGEING }
     }
 
+    /// Returns the state after a packet needs the neighbour.
     fn wanted(self, now: u64) -> Self {
         match self {
             Self::None => Self::Incomplete { asked: 1, due: now + RETRANS_TIMER },
@@ -126,7 +127,7 @@ impl Model {
         }
     }
 
-    /// A neighbour sends an answer.
+    /// Returns the state after the neighbour has sent an answer.
     fn answered(self, mac: Option<MacAddr>, overrides: bool, now: u64) -> Self {
         match (self, mac.or(self.mac())) {
             (Self::None, _) | (_, None) => self,
@@ -134,12 +135,12 @@ impl Model {
             (Self::Probe { mac: old, .. }, Some(mac)) if mac == old => Self::reachable(mac, now),
             (Self::Probe { doubted: false, .. }, Some(mac)) if overrides => Self::reachable(mac, now),
             (Self::Probe { .. }, _) => self,
-            // The answer was not requested.
+            // No request is outstanding, so the answer counts as an announcement.
             (_, mac) => self.announced(mac, overrides, now),
         }
     }
 
-    /// A neighbour announces itself.
+    /// Returns the state after the neighbour has announced its MAC address without a request.
     fn announced(self, mac: Option<MacAddr>, overrides: bool, now: u64) -> Self {
         let Some(mac) = mac.filter(|mac| Some(*mac) != self.mac()) else { return self };
         match self {
@@ -155,13 +156,13 @@ impl Model {
         }
     }
 
-    /// A neighbour sends a request for an address of this host.
+    /// Returns the state after the neighbour has requested an address of this host.
     fn asks(self, mac: MacAddr, now: u64) -> Self {
         if self == Self::None { Self::stale(mac, now) } else { self.announced(Some(mac), true, now) }
     }
 
-    /// Time passes. `seen` is the state that the state machine reports. The model uses `seen` to find out whether a random
-    /// timeout has ended its state.
+    /// Returns the state at the time `now`. `seen` is the state that the state machine reports. If a random timeout may
+    /// have ended the state of the model, the model follows `seen`.
     fn passed(self, seen: Option<&(Resolved, Mark)>, now: u64) -> Self {
         match self {
             Self::Incomplete { asked: 3, due } if due <= now => Self::Failed { until: now + FAILED_TIME },
@@ -271,7 +272,7 @@ proptest! {
     }
 
     #[test]
-    fn flood_of_claims_is_bounded_and_confirmed_neighbours_stay(
+    fn confirmed_neighbours_stay_during_a_flood_of_claims(
         flood in prop::collection::vec((any::<u16>(), 0..4u8, 0..20u64), 1..2000),
     ) {
         const MOST: usize = 16;
@@ -294,7 +295,7 @@ proptest! {
                     &Received { hop: made_up, mac: Some(mac(9)), claim, overrides: true }, now, &mut actions,
                 ),
             }
-            // A spoofed message claims the address of a known neighbour.
+            // A forged message claims the address of a known neighbour.
             let victim = (low % 8, Some(99), claim, true);
             if kind != 0 && now < REACHABLE / 2 {
                 machine.receive(&heard(victim.0, victim.1, victim.2, victim.3), now, &mut actions);
@@ -305,7 +306,7 @@ proptest! {
             view.take(&mut actions);
             asked += view.asked.len();
             for (hop, at) in view.asked.clone() {
-                // Existing neighbours answer.
+                // The neighbours that exist answer unicast requests.
                 if at.is_some() {
                     let IpAddr::V4(address) = hop.address else { continue };
                     let last = address.octets()[3];
@@ -357,7 +358,8 @@ fn moved_neighbour_is_found_within_two_requests() {
     assert_eq!(view.known[&hop(1)], (Resolved::At(mac(2)), Mark::Quiet));
 }
 
-/// Gives the shared state of the run to a test, and sets the second port as egress of every packet.
+/// A stage that passes the shared state of the run to the test, and sets the second port as egress port of every
+/// packet.
 #[derive(Clone, Default)]
 struct Inside(Arc<Mutex<Option<Arc<Resolution>>>>);
 
@@ -409,10 +411,10 @@ fn neighbors(state: &ResolverState) -> usize {
 }
 
 #[test]
-fn ipv4_neighbour_is_requested_resolved_and_given_up() {
+fn ipv4_neighbour_is_requested_and_resolved_or_becomes_unreachable() {
     let (mut harness, mut state) = bench("").unwrap();
     state.step(0);
-    // First, the addresses are announced on the link.
+    // First, the stage announces its three addresses on the link.
     assert_eq!(sent(&mut harness).len(), 3);
     let packet = frame().ipv4([192, 0, 2, 1].into(), [10, 0, 0, 9].into()).udp(1, 2).build();
     assert_eq!(harness.run_one(&packet).fate, Fate::Held);
@@ -445,8 +447,8 @@ fn ipv4_neighbour_is_requested_resolved_and_given_up() {
     assert_eq!(harness.run_one(&packet).fate, Fate::Output("unreachable".to_owned()));
 }
 
-/// Forged ARP replies and announcements of 1,000 addresses arrive for 3 s, the address of the confirmed neighbour
-/// included.
+/// For 3 s, forged ARP replies and announcements of 1,000 addresses arrive, including forged messages with the address
+/// of the confirmed neighbour.
 #[test]
 fn confirmed_neighbour_stays_reachable_during_a_flood_of_arp_messages() {
     let (mut harness, mut state) = bench("most = 64\nreachable = \"1s\"").unwrap();
@@ -611,7 +613,7 @@ fn flood_of_messages_does_not_fill_the_queues() {
 }
 
 proptest! {
-    // Every case creates large tables, so there are fewer cases than usual.
+    // Every case creates large tables, so the test runs fewer cases than the default of proptest.
     #![proptest_config(ProptestConfig::with_cases(32))]
 
     #[test]
@@ -657,7 +659,8 @@ fn source_address_is_on_the_link_of_the_neighbour() {
     assert_eq!(frames::source_address(&port, "2001:db8::1".parse().unwrap()), None);
 }
 
-/// A scan of 1,000 unused addresses per second. A new neighbour appears after four seconds.
+/// Packets to 1,000 unused addresses per second arrive (a scan). After four seconds, packets to a new neighbour also
+/// arrive.
 #[test]
 fn new_neighbour_is_asked_at_once_during_a_scan() {
     let settings = Settings { most: 4096, reachable: 1000, ageing: AGEING };
@@ -696,8 +699,8 @@ fn new_neighbour_is_asked_at_once_during_a_scan() {
     assert!(answered.is_some_and(|at| at <= 4000 + TIMEOUT_INTERVAL), "asked at {answered:?} ms");
 }
 
-/// Packets request more addresses than the limit permits, and each request for the new neighbour competes with these
-/// requests.
+/// The scan requests more addresses per second than the rate limit permits. Each request for the new neighbour competes
+/// with the requests of the scan.
 #[test]
 fn new_neighbour_is_found_during_a_faster_scan() {
     let (mut machine, mut view, mut actions) = (machine(4096), View::default(), Vec::new());
@@ -723,7 +726,7 @@ fn new_neighbour_is_found_during_a_faster_scan() {
     assert!(asked_at.is_some_and(|at| at <= 5000), "asked at {asked_at:?} ms");
 }
 
-/// The hosts of one port answer for more addresses than the table can have.
+/// The hosts of one port answer for more addresses than the table has entries.
 #[test]
 fn neighbours_of_one_port_leave_room_for_the_neighbours_of_other_ports() {
     let addresses = |text: &str| vec![text.parse().unwrap()];

@@ -67,7 +67,8 @@ fn packets_for_this_host_leave_by_local_output() {
         hop(&harness.run_one(&bytes))
     };
     let local = Err(Fate::Output("local".to_owned()));
-    // Networks of two hosts have no broadcast addresses, and a route of the config overrides an address of the host.
+    // A network of two hosts (/31) has no broadcast address. A route of the config overrides the route to the network
+    // address 10.0.0.0 of the host.
     for own in ["10.0.0.1", "10.0.0.255", "192.0.2.1", "2001:db8::1"] {
         assert_eq!(sent(own), local, "{own}");
     }
@@ -145,14 +146,14 @@ fn vlan_frames_are_dropped_as_tagged() {
     for tags in [&[1][..], &[4095], &[0xe064], &[0, 7], &[7, 0], &[0, 0]] {
         assert_eq!(of(tags).as_deref(), Some("tagged"), "{tags:x?}");
     }
-    // A priority tag does not mean a VLAN.
+    // A tag with the VLAN ID 0 carries only a priority, so these frames are in no VLAN.
     for tags in [&[][..], &[0], &[0xe000], &[0x1000]] {
         assert_eq!(of(tags), None, "{tags:x?}");
     }
 }
 
 #[test]
-fn with_kernel_routes_vlan_frames_leave_by_local_output() {
+fn vlan_frames_leave_by_local_output_if_the_routes_come_from_the_kernel() {
     let port = PortInfo { interface: Some("eth0".to_owned()), ..port("a") };
     let mut harness = bench::builder().ports(&[port]).build::<Route>("source = \"kernel\"").unwrap();
     let mut to = |destination: [u8; 6], tci: u16| {
@@ -211,7 +212,7 @@ fn flows_stay_on_their_path_and_follow_weights() {
 }
 
 #[test]
-fn routes_of_a_file_add_to_the_table() {
+fn routes_of_a_file_are_added_to_the_routes_of_the_config() {
     let text = "# edge\n10.0.0.0/8 via 192.0.2.1 port a # default\n\n  10.1.0.0/16 port b weight 2\r\n10.2.0.0/16 drop\n\
                 2001:db8::/32 via fe80::1 port b";
     let folder = Folder::new();
@@ -244,7 +245,7 @@ fn workers_share_tables_and_next_hop_numbers() {
 /// Tests a sparse file of 512 MiB without a line end, a file with a line of 2 MiB, and a file with 20 million invalid
 /// lines.
 #[test]
-fn file_that_is_no_list_of_routes_is_refused_early() {
+fn large_invalid_file_of_routes_is_refused_early() {
     let folder = Folder::new();
     let refused = || bench::builder().folder(folder.path()).build::<Route>("file = \"routes.txt\"").err().unwrap();
     std::fs::File::create(folder.file("routes.txt")).unwrap().set_len(512 << 20).unwrap();
@@ -410,8 +411,8 @@ proptest! {
     }
 }
 
-/// Builds a frame with the usual header layout. About one frame in thirty has a martian source, and about one in thirty
-/// has a destination MAC address other than the address of the port.
+/// Builds a frame with the usual header layout. About one of thirty frames has a martian source address. About one of
+/// thirty frames has a destination MAC address other than the MAC address of the port.
 fn usual_frame((to, odd): (usize, u8)) -> Vec<u8> {
     let to_mac = if odd == 1 { [2, 0, 0, 0, 0, 99] } else { [2, 0, 0, 0, 0, 10] };
     let source = if odd == 2 { [127, 0, 0, 1] } else { [172, 16, 0, odd] };

@@ -94,7 +94,7 @@ fn found(classifier: &Classifier, keys: &[Key]) -> Vec<Option<u32>> {
     assert!(numbers.iter().skip(1).step_by(2).all(|number| *number == MISS));
     let to_option = |number: u32| (number != MISS).then_some(number);
     let numbers: Vec<Option<u32>> = numbers.into_iter().step_by(2).map(to_option).collect();
-    // For IPv4 keys with ports and without a VLAN, `lookup_v4` gives the same results as `lookup_batch`.
+    // For IPv4 keys with ports and without a VLAN, `lookup_v4` must return the same results as `lookup_batch`.
     let alone = keys.iter().zip(&numbers).filter_map(|(key, number)| match (key.addresses, key.ports, key.vlan) {
         (Addresses::V4(source, destination), Some(ports), None) => {
             Some((v4_key((source, destination), key.protocol, ports, key.tcp_flags), *number))
@@ -197,7 +197,7 @@ proptest! {
         let classifier = Classifier::new(&rules);
         prop_assert_eq!(classifier.len(), rules.len());
         prop_assert_eq!(found(&classifier, &keys), expected(&rules, &keys));
-        // Removes all rules up to the first match, so that later rules are found too.
+        // Remove all rules up to the first match, so that the lookups find later rules.
         let mut rest = rules;
         while let Some(index) = keys.iter().find_map(|key| first_match(&rest, key)) {
             rest.drain(..=index as usize);
@@ -222,12 +222,12 @@ proptest! {
 }
 
 proptest! {
-    // Few cases, because each change compares the whole list, and many changes compile all rules again.
+    // The test runs few cases, because each change compares the whole list, and many changes compile all rules again.
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     /// Rules of all kinds are added and removed. Lookups agree with the model list, and earlier copies do not change.
     #[test]
-    fn changes_agree_with_a_list(
+    fn changed_classifier_agrees_with_a_list_of_rules(
         first in prop::collection::vec(rule(), 0..60),
         changes in prop::collection::vec((prop::bool::weighted(0.4), any::<prop::sample::Index>(), rule()), 1..150),
         keys in prop::collection::vec(key(), 40),
@@ -251,7 +251,7 @@ proptest! {
     /// Inserts many realistic rules at one position, so that the gaps between the ranks are used up. Then removes rules
     /// at this position.
     #[test]
-    fn many_changes_at_one_position_agree_with_a_list(
+    fn classifier_agrees_with_a_list_after_many_changes_at_one_position(
         first in prop::collection::vec(site_rule(), 0..40),
         rules in prop::collection::vec((site_rule(), any::<u64>()), 60..160),
         down in any::<bool>(),
@@ -280,9 +280,9 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Replaces a list of rules by a list that has many of the same rules, some at other positions.
+    /// Replaces a list of rules by a changed list: some rules are removed, added or moved to other positions.
     #[test]
-    fn update_replaces_a_list_by_another(
+    fn update_replaces_a_list_of_rules(
         mut rules in prop::collection::vec(site_rule(), 0..150),
         changes in prop::collection::vec((0..4u8, any::<[prop::sample::Index; 2]>(), site_rule()), 0..40),
         random in prop::collection::vec(any::<(prop::sample::Index, u64)>(), 60),
@@ -331,7 +331,7 @@ fn each_of_many_rules_is_found() {
 }
 
 #[test]
-fn all_rules_are_found_when_leaves_are_full_or_have_one_free_lane() {
+fn all_rules_are_found_with_any_number_of_rules_around_the_size_of_a_leaf() {
     for count in [0u16, 1, 7, 8, 9, 63, 64, 65] {
         let ports = |i: u16| Rule { destination_ports: Some(i * 10..=i * 10 + 9), ..Rule::default() };
         let rules: Vec<Rule> = (0..count).map(ports).collect();
@@ -342,8 +342,8 @@ fn all_rules_are_found_when_leaves_are_full_or_have_one_free_lane() {
     }
 }
 
-/// Rule sets that cannot be divided well. Lookups are correct, and memory stays within its bound. Then half of the
-/// rules are replaced one by one.
+/// The rules of these sets cannot be divided well into leaves. Lookups are correct, and the memory stays below its
+/// bound. The test then replaces half of the rules one by one.
 #[test]
 fn indivisible_rules_are_found_within_the_memory_bound() {
     let mut random = numbers();
@@ -433,7 +433,7 @@ fn ipv6_rules_are_found() {
 
 /// After a change, a copy and its original still share nearly all memory.
 #[test]
-fn change_copies_few_pages() {
+fn change_of_a_copy_copies_few_pages() {
     let rule =
         |i: u32| Rule { source: v4(i << 12, 24), destination: v4(i.wrapping_mul(0x9e37_79b1), 32), ..Rule::default() };
     let rules: Vec<Rule> = (0..5_000).map(rule).collect();
@@ -443,7 +443,7 @@ fn change_copies_few_pages() {
     after.remove(1_234);
     after.insert(77, rule(5_001));
     let differing = after.v4.differing(&before.v4) + after.v6.differing(&before.v6);
-    // One leaf for each address family, and the cell that leads to the leaf.
+    // The change copies one leaf for each address family, and the cell that leads to the leaf.
     assert!(differing <= 4, "{differing} pages");
     // `update` makes the same change.
     let mut rules = rules;
