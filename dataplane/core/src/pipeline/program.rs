@@ -25,8 +25,8 @@ pub struct NodeSpec {
     pub kind: String,
     /// The stage.
     pub stage: Box<dyn Stage>,
-    /// Target of packets that the stage neither sends to an output nor drops, consumes or holds.
-    /// [`Contract::exit`](super::Contract::exit) overrides this target unless the exit is [`Exit::Next`].
+    /// Default target of the packets of the stage. If [`Contract::exit`](super::Contract::exit) is not [`Exit::Next`],
+    /// the exit overrides this target.
     pub next: Target,
     /// Name and target of each output, by index.
     pub outputs: Vec<(String, Target)>,

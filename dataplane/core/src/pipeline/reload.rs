@@ -5,8 +5,8 @@ use crate::pipeline::Problem;
 /// Data that is read again on a reload request, such as a file of rules. Register the data with [`Setup::reloads`].
 ///
 /// A control thread calls the methods of this trait. Workers never call them, so the methods may read files, allocate
-/// and wait. The stages on the workers switch to the new data between two batches ([`Stage::tick`]). Then they hand the
-/// old data back, and the methods of this trait free the old data.
+/// and wait. The stages on the workers switch to the new data between two batches ([`Stage::tick`]). The stages then
+/// hand the old data back, and the methods of this trait free the old data.
 ///
 /// [`Setup::reloads`]: super::Setup::reloads
 /// [`Stage::tick`]: super::Stage::tick

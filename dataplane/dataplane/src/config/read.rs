@@ -53,7 +53,8 @@ impl Source {
             Ok(text) => Ok(Self::new(path, text, overrides)),
             Err(error) => {
                 let at = error.utf8_error().valid_up_to();
-                // The text before the invalid byte does not change, so `at` is also an offset in the new text.
+                // The conversion replaces invalid bytes, and does not change the text before `at`. So `at` is also an
+                // offset in `text`.
                 let text = String::from_utf8_lossy(error.as_bytes());
                 let message = format!("byte {at} is not valid UTF-8");
                 Err(failed(&text, at..at + '\u{fffd}'.len_utf8(), message, "save the config as UTF-8 text"))

@@ -73,8 +73,8 @@ impl FromStr for Control {
     }
 }
 
-/// An IP address of a port with the prefix length of its link, written `"192.0.2.1/24"` or `"2001:db8::1/64"`. Without
-/// a prefix length, the link has no other hosts.
+/// An IP address of a port and the prefix length of its subnet, written `"192.0.2.1/24"` or `"2001:db8::1/64"`. Without
+/// a prefix length, the subnet contains only this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub IpNet);
 

@@ -69,8 +69,8 @@ impl Prepared {
     }
 }
 
-/// Returns the raw-packet settings of a port. Without flow rules in the config, an input port receives every frame. The
-/// device delivers no frames to a port that is not an input, so these frames still reach the network stack of the host.
+/// Returns the raw-packet settings of a port. Without flow rules in the config, an input port receives every frame. A
+/// port that is not an input then receives no frames, and the frames still reach the network stack of the host.
 fn spec(plan: &PortPlan, counters: &Counters) -> RawSpec {
     let port = &plan.config;
     let has = |offload| port.offloads().contains(&offload);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn without_flow_rules_input_receives_every_frame_and_output_none() {
+    fn without_flow_rules_only_an_input_port_receives_frames() {
         assert_eq!(rules("").iter().map(|rule| rule.traffic).collect::<Vec<_>>(), [FlowTraffic::ANY_HEADERS]);
         let spec = spec(&plan("", false), &Counters::new());
         assert!(spec.rules.is_empty() && !spec.checksum && spec.rate.is_none());

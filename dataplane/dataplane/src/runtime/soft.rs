@@ -21,7 +21,7 @@ pub(super) fn detail(device: &SoftDevice) -> Option<String> {
     device.describe_link()
 }
 
-/// Returns the errors of the link's input and output.
+/// Returns the errors of the link, such as a damaged input file or a full disk.
 pub(super) fn finish(device: &SoftDevice) -> Vec<Error> {
     // The errors during the run come first. If an output failed during the run, `finish` returns the same error again,
     // so remove the duplicate.

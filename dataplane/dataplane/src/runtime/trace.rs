@@ -63,13 +63,13 @@ impl Trace {
 pub struct Tracer {
     graph: Graph,
     pool: Pool,
-    stages: Vec<Labels>,
+    stages: Vec<StageNames>,
     ports: Vec<PortInfo>,
     start: Option<Nanos>,
 }
 
 /// The names of a stage, its outputs and its drop reasons.
-struct Labels {
+struct StageNames {
     name: String,
     outputs: Vec<String>,
     reasons: Vec<&'static str>,
@@ -93,12 +93,12 @@ impl Tracer {
         let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
         let pool = Pool::new(Region::allocate(spec)?.0, layout)?;
         let nodes = program.nodes().iter();
-        let labels = nodes.map(|node| Labels {
+        let names = nodes.map(|node| StageNames {
             name: node.name.clone(),
             outputs: node.outputs.iter().map(|(name, _)| name.clone()).collect(),
             reasons: node.reasons.clone(),
         });
-        let stages = labels.collect();
+        let stages = names.collect();
         let graph = Graph::new(program, ports.len(), &pool);
         Ok(Self { graph, pool, stages, ports, start: None })
     }
@@ -218,7 +218,7 @@ impl OpenTrace {
 
 /// Records the path of each packet. The observer recognizes a packet by its slot.
 struct TraceObserver<'a> {
-    stages: &'a [Labels],
+    stages: &'a [StageNames],
     ports: &'a [PortInfo],
     /// Maps the slot of each known packet to the packet's trace, as an index into `open`.
     known: BTreeMap<u32, usize>,

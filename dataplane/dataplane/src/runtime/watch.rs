@@ -1,9 +1,9 @@
 //! The thread that handles asynchronous events of a device and follows its clocks. Each device has one such thread.
 //!
-//! The thread takes and acknowledges every event at once. For an event of a port of the device, the thread calls the
-//! functions that are registered for this port. Any other event becomes an alarm, which the lanes of the device check.
-//! A lane is one worker's queue pair and completion queues on one port. The thread also logs every event. If equal
-//! events repeat, the thread logs only the first three, and then the 4th, 8th, 16th and so on.
+//! The thread takes and acknowledges every event immediately. For an event of a port of the device, the thread calls
+//! the functions that are registered for this port. Any other event becomes an alarm, which the lanes of the device
+//! check. A lane is one worker's queue pair and completion queues on one port. The thread also logs every event. If
+//! equal events repeat, the thread logs only the first three, and then the 4th, 8th, 16th and so on.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -271,7 +271,7 @@ mod tests {
         let watch = Watch::start(device.clone(), &HostClock::new(), Stamping::Device, &RunStop::default()).unwrap();
         watch.on_port(1, move |kind| {
             sender.send(kind).unwrap();
-            assert_eq!(kind, EventKind::PortActive, "a handler that expects only links that go up");
+            assert_eq!(kind, EventKind::PortActive, "this handler panics if the link goes down");
         });
         for (is_up, kind) in [(false, EventKind::PortErr), (true, EventKind::PortActive)] {
             device.set_link(is_up);
