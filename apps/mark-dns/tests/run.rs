@@ -35,7 +35,7 @@ fn only_dns_packets_are_marked() {
         assert!(checksum_ok(&after[14..]));
         assert_eq!(before[26..], after[26..], "a byte after the checksum changed");
     }
-    assert_eq!(marked, 8, "the number of DNS packets over IPv4 and UDP in the capture");
+    assert_eq!(marked, 8, "the capture contains eight DNS packets over IPv4 and UDP");
 }
 
 #[test]

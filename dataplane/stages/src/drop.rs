@@ -38,7 +38,7 @@ mod tests {
     use dataplane_core::harness::{Fate, Harness, frame};
 
     #[test]
-    fn stage_drop_is_terminal_and_has_the_exit_drop() {
+    fn drop_stage_is_terminal_and_does_not_change_packets() {
         assert_eq!(Drop {}.contract().exit, Exit::Drop);
         assert!(Drop::info().terminal);
         let bytes = frame().build();

@@ -618,7 +618,7 @@ mod tests {
     }
 
     #[test]
-    fn non_ip_packet_is_unresolved_and_unknown_port_is_dropped() {
+    fn non_ip_packet_is_not_resolved_and_packet_to_an_unknown_port_is_dropped() {
         let arp = frame().arp(1, ([1; 6].into(), [1; 4].into()), ([0; 6].into(), [2; 4].into())).build();
         let choices = vec![(0, 0), (7, 0)];
         let outcomes = run("", FixedRoute { choices, ..FixedRoute::default() }, &[arp.clone(), arp]);

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_worker_gets_its_turn_and_full_queues_refuse_elements() {
+    fn queues_of_workers_take_turns_and_a_full_queue_refuses_elements() {
         let queues = FromWorkers::new(2);
         let (mut a, mut b) = (queues.join(), queues.join());
         for element in [1, 2] {

@@ -2,7 +2,7 @@
 
 use dataplane_core::pipeline::Registry;
 
-/// Returns the TOML blocks in a Markdown text.
+/// Returns the TOML code blocks of a Markdown text.
 fn examples(text: &str) -> Vec<&str> {
     let blocks = text.split("```toml\n").skip(1);
     blocks.map(|block| block.split("```").next().unwrap_or_default()).collect()

@@ -459,7 +459,7 @@ mod tests {
         }
 
         #[test]
-        fn groups_of_a_key_differ(hash in any::<u64>(), groups in prop_oneof![2..9u64, 2..1u64 << 30]) {
+        fn key_has_two_different_groups(hash in any::<u64>(), groups in prop_oneof![2..9u64, 2..1u64 << 30]) {
             let KeyGroups { groups: [first, second], tag } = home(hash, groups);
             prop_assert!(first != second && u64::from(first.max(second)) < groups && tag != 0);
         }

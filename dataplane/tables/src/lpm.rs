@@ -300,7 +300,7 @@ mod tests_v6 {
 
     /// If every address has its own prefix, a line covers sixteen prefixes, regardless of the order of insertion.
     #[test]
-    fn adjacent_prefixes_share_lines() {
+    fn adjacent_prefixes_share_cache_lines() {
         for (len, key) in [(64, 64), (128, 0)] {
             let mut table = Lpm6::new().unwrap();
             for at in 0..4096u32 {
@@ -314,7 +314,7 @@ mod tests_v6 {
     /// A single prefix takes no line if it ends in the first level. Otherwise, it takes one line for each half of the
     /// address that it reaches.
     #[test]
-    fn single_prefix_takes_one_line_per_half() {
+    fn single_prefix_takes_at_most_one_cache_line_for_each_half_of_the_address() {
         for (len, lines) in [(20, 0), (21, 1), (48, 1), (63, 1), (64, 1), (65, 2), (127, 2), (128, 2)] {
             let mut table = Lpm6::new().unwrap();
             table.insert(0x2001_0db8 << 96 | 0xf00f, len, 1).unwrap();

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn saturated_overflow_count_stays() {
+    fn saturated_overflow_count_is_never_decremented() {
         let mut group = Group { tags: [0; SLOTS], overflow: u16::MAX - 1 };
         group.add_overflow();
         group.remove_overflow();

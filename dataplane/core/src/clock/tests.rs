@@ -455,7 +455,7 @@ proptest! {
         let base = Timebase::new(ClockSource::DeviceTicks, khz, u64::MAX);
         let exact = u128::from(delta) * 1_000_000 / u128::from(khz);
         let got = u128::from(base.between(Ticks(5), Ticks(5 + delta)).0);
-        prop_assert!(got.abs_diff(exact) <= exact / 1_000_000 + 1, "{got} and not {exact}");
+        prop_assert!(got.abs_diff(exact) <= exact / 1_000_000 + 1, "the conversion returned {got} ns instead of {exact} ns");
     }
 
     /// The error of a synced clock is at most the sum of half the duration of a reading, two ticks, 2 ns and one

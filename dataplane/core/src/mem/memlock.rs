@@ -99,7 +99,7 @@ mod tests {
     const OPEN: Memlock = Memlock { limit: u64::MAX, locked: 0, privileged: false };
 
     #[test]
-    fn memory_within_the_limit_is_no_shortage() {
+    fn memory_within_the_limit_is_not_reported_as_a_shortage() {
         assert_eq!(OPEN.shortage(1 << 50), None);
         assert_eq!(Memlock { limit: 1100, ..OPEN }.shortage(1000), None);
         assert_eq!(Memlock { limit: 0, privileged: true, ..OPEN }.shortage(1 << 50), None);

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn report_has_the_source_mixed_if_packets_were_measured_by_different_clocks() {
+    fn source_of_a_report_is_mixed_if_different_clocks_measured_the_packets() {
         let (ticks, software) = (ClockSource::DeviceTicks, ClockSource::Software);
         let mut latency = Latency::new();
         assert_eq!(latency.report().source, ClockSource::None);
@@ -184,7 +184,7 @@ mod tests {
     proptest! {
         /// Compares with a histogram into which every value is recorded.
         #[test]
-        fn ranges_match_a_histogram(times in proptest::collection::vec((0..37u32, any::<u64>(), 1..9u64), 1..50)) {
+        fn recorded_latencies_match_a_reference_histogram(times in proptest::collection::vec((0..37u32, any::<u64>(), 1..9u64), 1..50)) {
             let mut expected = Histogram::<u64>::new_with_bounds(1, Latency::MAX_NANOS, 2).unwrap();
             let mut latency = Latency::new();
             for (bits, random, packets) in times {

@@ -345,7 +345,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_stop_signal_aborts_and_hangup_does_not() {
+    fn second_stop_signal_aborts_the_run_but_sighup_does_not() {
         let [none, files] = [false, true].map(|reloads| Hangup { reloads, from_terminal: false });
         let (soon, later) = (Some(SAME_REQUEST / 2), Some(SAME_REQUEST));
         for (signal, hangup, stopping, expected) in [

@@ -488,7 +488,7 @@ fn default_parameters_equal_the_constants_of_the_ibverbs_crate() {
     assert_eq!((rtr.dest_qp.0, rtr.path.gid, rtr.path_mtu, rtr.min_rnr_timer), (0x99, gid("fe80::2"), 3, 16));
     let (rts, _) = connector.rts(&agreed);
     assert_eq!((rts.sq_psn, rts.max_rd_atomic, rts.retry_count, rts.rnr_retry), (0, 1, 6, 6));
-    assert_eq!(rtr.rq_psn, 0x12_3456, "the peer's first packet number is in its endpoint");
+    assert_eq!(rtr.rq_psn, 0x12_3456, "the first packet number of the peer comes from the endpoint of the peer");
     let ud = Connector::new(&adapter(), QpType::Ud, EndpointParameters::default()).unwrap();
     assert_eq!(ud.init().0.qkey, 0x1111_1111);
 }
@@ -534,7 +534,7 @@ fn every_parameter_is_set_in_its_state_change() {
     assert_eq!((path.service_level, path.static_rate, path.port, path.global), (5, 17, 1, true));
     let (rts, _) = connector.rts(&agreed);
     assert_eq!((rts.sq_psn, rts.timeout, rts.retry_count, rts.rnr_retry), (0xab_cdef, 18, 5, 4));
-    assert_eq!(rts.max_rd_atomic, 1, "limited by the peer");
+    assert_eq!(rts.max_rd_atomic, 1, "the peer offers only one outstanding read");
     let other = QueuePairEndpoint { psn: 1, ..endpoint(0x99) };
     let expected = EndpointError::Expected { own: 0x12_3456, peer: 1 };
     assert_eq!(connector.agree(&endpoint(0x98), &other), Err(expected));

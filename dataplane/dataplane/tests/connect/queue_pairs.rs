@@ -82,7 +82,7 @@ fn rejected_peer_leaves_no_queue_pair() {
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(devices[0].queue_counters(), [], "queue pairs were left over");
+    assert_eq!(devices[0].queue_counters(), [], "the rejected peer left queue pairs");
     let (own, _pd, _cq) = prepared(&devices[0], QpType::Ud, EndpointParameters::default()).unwrap();
     let itself = own.endpoint();
     assert!(matches!(own.handshake(&itself), Err(ConnectError::Endpoint(EndpointError::Own))));

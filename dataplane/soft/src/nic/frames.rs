@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn verdict_is_good_only_for_packets_with_two_correct_checksums() {
+    fn packet_counts_as_correct_only_with_correct_ip_and_transport_checksums() {
         for frame in [udp(b"abc"), tcp(false, b"abcd")] {
             assert!(checksums_are_correct(&frame));
             for at in [14 + 8, frame.len() - 1] {
@@ -149,10 +149,10 @@ mod tests {
                 assert!(!checksums_are_correct(&broken), "{at}");
             }
         }
-        assert!(!checksums_are_correct(&tcp(true, b"a")), "libibverbs has no verdict for IPv6");
+        assert!(!checksums_are_correct(&tcp(true, b"a")), "libibverbs does not report the checksums of IPv6 packets");
         let mut without = udp(b"abc");
         without[40..42].fill(0);
-        assert!(!checksums_are_correct(&without), "a UDP packet without a checksum");
+        assert!(!checksums_are_correct(&without), "a UDP packet without a checksum has no correct checksum");
         let mut fragment = udp(b"abc");
         fragment[20] = 0x20;
         write_checksums(&mut fragment);

@@ -171,7 +171,7 @@ fn paced_generator_follows_the_clock() {
     rig.clock.advance(Nanos(5_000));
     assert_eq!(rig.received().len(), 5);
     rig.clock.advance(Nanos(20_000));
-    assert_eq!(rig.received().len(), 11, "one frame for each posted receive");
+    assert_eq!(rig.received().len(), 11, "only 11 receives are still posted");
     assert_eq!(rig.device.counters().rx_out_of_buffer, 9);
 }
 
@@ -303,7 +303,7 @@ fn microseconds_and_swapped_byte_order_are_supported() {
     rig.clock.advance(Nanos(2_999));
     assert_eq!(rig.received().len(), 0);
     rig.clock.advance(Nanos(1));
-    assert_eq!(rig.received().len(), 2, "the second frame, and the first frame of the next round");
+    assert_eq!(rig.received().len(), 2, "the queue pair receives the second frame, and then the first frame again");
     assert_eq!((rig.get(1, 60), rig.get(2, 60)), (frame(5, 60), frame(8, 60)));
     assert!(!rig.qp.source_ended());
 }

@@ -127,7 +127,11 @@ fn send_entry_is_freed_only_by_polling_a_completion() {
     }
     assert_eq!(errno(rig.post_send(16, &[sge], SendFlags::SIGNALED)), (0, libc::ENOMEM));
     assert_eq!(rig.sent(), []);
-    assert_eq!(errno(rig.post_send(16, &[sge], SendFlags::SIGNALED)), (0, libc::ENOMEM), "the queue stays full");
+    assert_eq!(
+        errno(rig.post_send(16, &[sge], SendFlags::SIGNALED)),
+        (0, libc::ENOMEM),
+        "a poll without a completion frees no entry of the queue"
+    );
 }
 
 #[test]
@@ -216,7 +220,7 @@ fn keys_are_checked_for_sends_and_receives() {
     let other = foreign(&rig);
     let sge = Sge { addr: base(&rig), length: 60, lkey: other.lkey() };
     rig.post_send(1, &[sge], SendFlags::empty()).unwrap();
-    assert_eq!(rig.sent(), [(1, LocProtErr)], "another protection domain");
+    assert_eq!(rig.sent(), [(1, LocProtErr)], "a key of another protection domain is invalid");
     let layout = rig.layout;
     assert!(Rig::new(reflecting()).qp.bind_slots(&other, layout, 0).is_err());
 }
@@ -239,7 +243,7 @@ fn read_only_memory_is_never_written() {
     rig.post_recv_run(&[7]).unwrap();
     let desc = rig.put(3, &frame(1, 60));
     rig.post_send_run(&[desc], 0).unwrap();
-    assert_eq!(rig.sent(), [(0, Success)], "sending from the memory is allowed");
+    assert_eq!(rig.sent(), [(0, Success)], "a send may read the read-only memory");
     assert_eq!(rig.received(), [(1007, LocProtErr, 0)]);
     assert_eq!(rig.get(7, 60), [0; 60]);
     let remote = rig.pd.register(region(4096), Access::REMOTE_WRITE);

@@ -582,7 +582,7 @@ fn killed_process_leaves_no_xdp_program() {
         let wait = |wanted: bool| {
             let deadline = Instant::now() + PATIENCE / 2;
             while has_program("va") != wanted {
-                assert!(Instant::now() < deadline, "the program is attached: {}", !wanted);
+                assert!(Instant::now() < deadline, "an XDP program is attached to the interface: {}", !wanted);
             }
         };
         wait(true);

@@ -232,7 +232,7 @@ mod tests {
     /// The third file is a link to `/dev/full`, so it cannot be written. The two existing files stay until a new file
     /// was started.
     #[test]
-    fn failed_new_file_does_not_delete_old_files() {
+    fn old_files_are_kept_if_a_new_file_cannot_be_written() {
         let folder = dataplane_testing::Folder::new();
         let spec = Spec {
             path: folder.file("out.pcapng"),

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn only_new_refusals_are_reported_with_the_limit_and_the_setting() {
+    fn new_refusals_are_reported_with_the_limit_and_the_sysctl() {
         let mut overflow = Overflow::default();
         let mut at =
             |name: &str, refused| overflow.warning(KernelTable { name: name.to_owned(), limit: 1024, refused });

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_interface_is_reported_with_what_happens_next() {
+    fn deletion_and_return_of_an_interface_are_reported() {
         let deleted = "interface `va` was deleted; the port resumes when an interface with this name appears";
         assert_eq!(presence_change("va", true, false).unwrap(), deleted);
         assert_eq!(presence_change("va", false, true).unwrap(), "interface `va` exists again");
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn only_deletions_of_the_interface_itself_count() {
+    fn only_messages_about_the_deletion_of_the_interface_count() {
         let message = |kind: u16, family: u8, index: u32| {
             let mut bytes = [0; 32];
             bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -416,7 +416,7 @@ mod loom_models {
     use super::*;
 
     #[test]
-    fn latest_value_arrives_once() {
+    fn reader_gets_the_latest_value_once() {
         loom::model(|| {
             let handover = Arc::new(Handover::default());
             let writer = {

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_found_and_malformed_ones_end_the_search() {
+    fn attributes_are_found_until_a_malformed_attribute() {
         // Attribute 7 with two bytes and two bytes of padding, then attribute 9 with four bytes.
         let all = [6, 0, 7, 0, 1, 2, 0, 0, 8, 0, 9, 0, 3, 4, 5, 6].map(|byte: u8| byte);
         if cfg!(target_endian = "little") {

@@ -381,7 +381,7 @@ mod tests {
 
     /// A frame longer than the snap length is truncated, and its original length is kept.
     #[test]
-    fn snap_length_truncates_frames_and_keeps_their_length() {
+    fn snap_length_truncates_frames_and_keeps_the_original_length() {
         for (name, lengths) in [("pcap", 24 + 8), ("pcapng", 60 + 20)] {
             let folder = Folder::new();
             let path = folder.file("snap").with_extension(name);
