@@ -190,18 +190,21 @@ impl End {
         Remote { addr: self.addr(at), rkey: self.mr.rkey() }
     }
 
+    /// Writes bytes to the end's memory.
     pub(super) fn put(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= BYTES);
         // SAFETY: the bytes are inside the region, and tests write only memory that they have not posted.
         unsafe { self.mr.region().base().add(at).as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
+    /// Returns bytes of the end's memory.
     pub(super) fn get(&self, at: usize, length: usize) -> Vec<u8> {
         assert!(at + length <= BYTES);
         // SAFETY: the bytes are inside the region, and no operation is outstanding when tests read.
         unsafe { std::slice::from_raw_parts(self.mr.region().base().add(at).as_ptr(), length) }.to_vec()
     }
 
+    /// Posts a receive to the queue pair, or to the shared receive queue if the end has one.
     pub(super) fn post_recv(&mut self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
         let requests = [RecvRequest { wr_id, sges }];
         // SAFETY: tests do not access posted memory.
@@ -213,6 +216,7 @@ impl End {
         }
     }
 
+    /// Posts a signalled send.
     pub(super) fn post(&mut self, wr_id: u64, op: SendOp<'_>, sges: &[Sge]) -> Result<(), PostError> {
         self.post_with(wr_id, op, SendFlags::SIGNALED, sges)
     }
@@ -254,10 +258,12 @@ impl End {
         unsafe { self.qp.post_send(&[SendRequest { wr_id, op, flags: SendFlags::SIGNALED, sges, to }]) }
     }
 
+    /// Polls the completions of sends.
     pub(super) fn sent(&mut self) -> Vec<Done> {
         polled(&mut self.send)
     }
 
+    /// Polls the completions of receives.
     pub(super) fn received(&mut self) -> Vec<Done> {
         polled(&mut self.recv)
     }
@@ -274,6 +280,7 @@ impl End {
         found
     }
 
+    /// Returns the kinds of the asynchronous events that the device has raised.
     pub(super) fn events(&self) -> Vec<EventKind> {
         std::iter::from_fn(|| self.device.poll_async_event()).map(|event| event.kind).collect()
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 
+/// Returns a rig in RTS on a device with these faults.
 fn faulty(faults: FaultSpec) -> Rig {
     Rig::new(SoftSpec { faults, ..reflecting() }).ready()
 }
@@ -33,6 +34,7 @@ fn trace(rig: &mut Rig, count: u8) -> Vec<Vec<u8>> {
     got
 }
 
+/// Returns the number of each frame, which is its first byte.
 fn numbers(frames: &[Vec<u8>]) -> Vec<u8> {
     frames.iter().map(|frame| frame[0]).collect()
 }

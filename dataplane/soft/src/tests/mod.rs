@@ -91,6 +91,7 @@ impl Rig {
         Self::with(spec, Plan::default())
     }
 
+    /// Creates a device with a virtual clock, and a rig on this device.
     fn with(mut spec: SoftSpec, plan: Plan) -> Self {
         let clock = HostClock::manual();
         spec.clock = clock.clone();
@@ -134,6 +135,7 @@ impl Rig {
         }
     }
 
+    /// Returns the rig with its queue pair in RTS.
     fn ready(mut self) -> Self {
         self.start();
         self
@@ -147,6 +149,7 @@ impl Rig {
         unsafe { self.mr.region().base().add(offset).as_ptr() }
     }
 
+    /// Writes a packet to a slot, and returns the descriptor of the packet.
     fn put(&self, slot: u32, bytes: &[u8]) -> Desc {
         assert!(bytes.len() <= self.layout.room() as usize);
         // SAFETY: the bytes fit, and tests write only slots that they have not posted.
@@ -154,6 +157,7 @@ impl Rig {
         Desc { slot, offset: HEADROOM, len: bytes.len() as u16 }
     }
 
+    /// Returns the first bytes of the packet in a slot.
     fn get(&self, slot: u32, len: usize) -> Vec<u8> {
         // SAFETY: tests read only slots whose receives have completed.
         unsafe { std::slice::from_raw_parts(self.packet(slot), len) }.to_vec()
@@ -163,6 +167,7 @@ impl Rig {
         Sge { addr: self.packet(slot) as u64, length, lkey: self.mr.lkey() }
     }
 
+    /// Posts a receive for each slot. The `wr_id` of a receive is 1000 plus the slot.
     fn post_recv_run(&mut self, slots: &[u32]) -> Result<(), PostError> {
         // SAFETY: tests do not access posted slots.
         let posted = unsafe { self.qp.post_recv_run(slots) };
@@ -183,6 +188,7 @@ impl Rig {
         unsafe { self.qp.post_send_run(&RunSource::new(run).run(), first) }
     }
 
+    /// Sends a datagram from the elements to the own queue pair.
     fn post_send(&mut self, wr_id: u64, sges: &[Sge], flags: SendFlags) -> Result<(), PostError> {
         let ah = self.ah.clone();
         let to = Destination { ah: &ah, qp: self.qp.number(), qkey: 7 };
@@ -194,6 +200,7 @@ impl Rig {
         unsafe { self.qp.post_send(&[wr]) }
     }
 
+    /// Polls the receive queue. Returns the `wr_id`, the status and the length of each completion.
     fn received(&mut self) -> Vec<(u64, WcStatus, u32)> {
         self.receive(RUN)
     }
@@ -218,21 +225,25 @@ impl Rig {
         }
     }
 
+    /// Polls the send queue. Returns the `wr_id` and the status of each completion.
     fn sent(&mut self) -> Vec<(u64, WcStatus)> {
         self.send.poll_run(&mut self.run, RUN).unwrap();
         completions_of(&self.run).into_iter().map(|(wr_id, status, _)| (wr_id, status)).collect()
     }
 
+    /// Returns the kinds of the asynchronous events that the device has raised.
     fn events(&self) -> Vec<EventKind> {
         std::iter::from_fn(|| self.device.poll_async_event()).map(|event| event.kind).collect()
     }
 }
 
+/// Returns the `wr_id`, the status and the length of each completion of a poll.
 fn completions_of(run: &Completions) -> Vec<(u64, WcStatus, u32)> {
     let status = |i: usize| if run.failed { run.status[i] } else { WcStatus::Success };
     (0..run.len).map(|i| (run.wr_id[i], status(i), run.byte_len[i])).collect()
 }
 
+/// Returns the number of accepted requests and the errno of a refused post.
 fn errno<T: std::fmt::Debug>(result: Result<T, PostError>) -> (usize, i32) {
     let refused = result.unwrap_err();
     (refused.accepted, refused.error.errno)

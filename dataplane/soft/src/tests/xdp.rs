@@ -69,6 +69,7 @@ struct End {
 }
 
 const DEPTH: u32 = 64;
+/// The `wr_id` of the receive for slot 0. Each further slot has the next number.
 const RECV: u64 = 1 << 40;
 
 impl End {
@@ -126,6 +127,7 @@ impl End {
         unsafe { self.mr.region().base().add(offset).as_ptr() }
     }
 
+    /// Writes a frame to a slot, and returns the descriptor of the frame.
     fn put(&self, slot: u32, bytes: &[u8]) -> Desc {
         assert!(bytes.len() <= self.layout.room() as usize);
         // SAFETY: the bytes fit, and tests write only slots that they have not posted.
@@ -133,16 +135,19 @@ impl End {
         Desc { slot, offset: XDP_HEADROOM, len: bytes.len() as u16 }
     }
 
+    /// Returns the first bytes of the frame in a slot.
     fn get(&self, slot: u32, len: u32) -> Vec<u8> {
         // SAFETY: tests read only slots whose receives have completed.
         unsafe { std::slice::from_raw_parts(self.at(slot), len as usize) }.to_vec()
     }
 
+    /// Polls the receive queue. Returns the `wr_id`, the status and the length of each completion.
     fn received(&mut self) -> Vec<(u64, WcStatus, u32)> {
         self.recv.poll_run(&mut self.run, RUN).unwrap();
         completions_of(&self.run)
     }
 
+    /// Polls the send queue. Returns the `wr_id` and the status of each completion.
     fn sent(&mut self) -> Vec<(u64, WcStatus)> {
         self.send.poll_run(&mut self.run, RUN).unwrap();
         completions_of(&self.run).into_iter().map(|(wr_id, status, _)| (wr_id, status)).collect()

@@ -22,6 +22,7 @@ impl OutputFolder {
         Self(Folder::new())
     }
 
+    /// Builds a capture stage that writes to this folder, and starts its writer.
     fn build(&self, parameters: &str) -> Result<Harness, String> {
         let mut harness = Harness::builder().folder(self.0.path()).build::<Capture>(parameters)?;
         // The task of the stage only starts the writer, so the test can drop the task.
@@ -46,6 +47,8 @@ impl OutputFolder {
     }
 }
 
+/// A packet as another pcapng reader returns it. `clock` describes the interface of the packet, and `original` is the
+/// length of the packet before truncation.
 #[derive(Debug, PartialEq, Eq)]
 struct Written {
     clock: String,

@@ -19,6 +19,7 @@ fn tables() -> (Arc<Forwarding>, Box<Writer>) {
     (shared, writer)
 }
 
+/// Returns the path that the lookup of a destination selects for a flow.
 fn find(reader: &Reader, ingress: u8, destination: IpAddr, flow: u32) -> Option<Path> {
     let (v4, v6) = reader.routes(ingress)?;
     let group = match destination {
@@ -32,12 +33,14 @@ fn gateway(last: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, last).into()
 }
 
+/// Returns the target of a route with these next hops, each given as the port and the last byte of the gateway.
 fn to(hops: &[(u8, u8)]) -> RouteTarget {
     RouteTarget::Paths(
         hops.iter().map(|(port, last)| RouteHop { port: *port, via: Some(gateway(*last)), weight: 1 }).collect(),
     )
 }
 
+/// A change of the tables. Numbers stand for a port, the last byte of a gateway, and the last byte of a MAC address.
 #[derive(Clone, Debug)]
 enum Change {
     Set(IpNet, Vec<(u8, u8)>),

@@ -36,10 +36,12 @@ fn v6() -> Frame<'static> {
     frame().ipv6("2001:db8:7::7".parse().unwrap(), "2001:db8:9::9".parse().unwrap())
 }
 
+/// Whether the stage has turned the packet into an error, which leaves by the output `reply`.
 fn is_reply(outcome: &Outcome) -> bool {
     outcome.fate == Fate::Output("reply".to_owned())
 }
 
+/// Returns the drop reason of a packet, which must have been dropped.
 fn reason(outcome: Outcome) -> String {
     match outcome.fate {
         Fate::Dropped(reason) => reason,

@@ -32,6 +32,7 @@ struct Part {
     payload: Vec<u8>,
 }
 
+/// Returns a frame with this number of VLAN tags.
 fn link(tags: u16) -> Frame<'static> {
     (0..tags).fold(frame(), |frame, tag| frame.vlan(tag + 1))
 }
@@ -215,15 +216,18 @@ fn known(frame: &[u8]) -> Outcome {
     Harness::builder().wanting(Facts::FLOW_HASH).build::<Parse>("").unwrap().run_one(frame)
 }
 
+/// Returns the metadata that `parse` sets.
 fn facts(outcome: &Outcome) -> (u16, u16, u16, u8, u8, u32) {
     let meta = outcome.meta;
     (meta.l3, meta.l4, meta.end, meta.flags.bits(), meta.protocol, meta.flow_hash)
 }
 
+/// Returns an IPv4 fragment of `len` bytes at an offset. `more` means that further fragments follow.
 fn part(id: u16, offset: usize, more: bool, len: usize) -> Part {
     Part { v6: false, id, offset, more, payload: vec![id as u8; len] }
 }
 
+/// Sends a fragment without VLAN tags through the stage, and returns the fate of the packet.
 fn fate(bench: &mut Harness, part: &Part) -> Fate {
     bench.run_one(&part.build(0)).fate
 }

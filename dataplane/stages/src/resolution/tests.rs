@@ -24,6 +24,7 @@ fn machine(most: usize) -> StateMachine {
     StateMachine::new(Settings { most, reachable: REACHABLE, ageing: AGEING }, 7)
 }
 
+/// Returns the next hop on port 0 whose address ends with the number `last`.
 fn hop(last: u8) -> NextHop {
     NextHop { address: IpAddr::from([10, 0, 0, last]), port: 0 }
 }
@@ -32,6 +33,8 @@ fn mac(last: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 1, last])
 }
 
+/// Returns a message from the next hop with the number `last`. The message contains the MAC address with the number
+/// `at`, or no MAC address.
 fn heard(last: u8, at: Option<u8>, claim: Claim, overrides: bool) -> Received {
     Received { hop: hop(last), mac: at.map(mac), claim, overrides }
 }
@@ -99,6 +102,7 @@ impl Model {
         }
     }
 
+    /// Returns the entry that workers must see in this state.
     fn seen(self) -> Option<(Resolved, Mark)> {
         Some(match self {
             Self::None => return None,

@@ -11,6 +11,7 @@ use dataplane_core::harness::{Fate, Harness, Outcome, frame, port};
 use dataplane_core::pipeline::{PortInfo, Resources};
 use dataplane_testing::{Folder, strategies};
 
+/// Returns a packet to a destination.
 fn to(destination: IpAddr) -> Vec<u8> {
     match destination {
         IpAddr::V4(address) => frame().ipv4([192, 0, 2, 9].into(), address).udp(1, 2).build(),
