@@ -15,12 +15,13 @@
 //!
 //! | crate | responsibility | uses |
 //! | --- | --- | --- |
+//! | `dataplane-control` | the control protocol of a running program, and a client | – |
 //! | `dataplane-core` | memory, the verbs contract, lanes, the stage graph, telemetry | – |
 //! | `dataplane-tables` | longest prefix match, packet classifier, exact match | core |
 //! | `dataplane-soft` | the software device and its links | core |
 //! | `dataplane-ibverbs` | the libibverbs provider | core |
 //! | `dataplane-stages` | the built-in stages; copies routes and neighbours from the kernel | core, tables |
-//! | `dataplane` | config, runtime, command line; the crate that apps depend on | core, tables, soft, ibverbs, stages |
+//! | `dataplane` | config, runtime, command line; the crate that apps depend on | control, core, tables, soft, ibverbs, stages |
 //! | `dataplane-testing` | support for tests; no other crate depends on it outside of tests | core |
 //!
 //! # Modules of this crate
@@ -42,6 +43,7 @@ pub mod prelude;
 pub mod runtime;
 pub mod testing;
 
+pub use dataplane_control as control;
 pub use dataplane_core::{Error, Result};
 pub use dataplane_core::{clock, connect, error, header, lane, mem, pipeline, telemetry, topology, units, verbs};
 #[cfg(feature = "ibverbs")]
@@ -57,4 +59,6 @@ mod book {
     mod readme {}
     #[doc = include_str!("../../../docs/writing-a-stage.md")]
     mod writing_a_stage {}
+    #[doc = include_str!("../../../docs/control.md")]
+    mod control {}
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crossbeam_utils::CachePadded;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::timebase::SHIFT;
@@ -11,7 +12,7 @@ use crate::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use crate::units::{Nanos, Ticks};
 
 /// How far the clock of a device can be trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClockState {
     /// The clock is not usable.

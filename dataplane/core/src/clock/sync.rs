@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::timebase::SHIFT;
@@ -108,7 +109,7 @@ impl fmt::Display for ClockFault {
 }
 
 /// The state of a device's clock, for a report.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ClockReport {
     /// The source of the stamps.
     pub source: ClockSource,

@@ -1,9 +1,10 @@
 //! The time per packet in each part of the worker loop, measured in a sample of the loops.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The cost of one part of the loop.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct CostReport {
     /// The name of the part: a step of the lanes (`reap`, `receive`, `transmit` or `refill`), the name of a stage, or
     /// `all` for the total.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The sources and destinations of all packets.
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// be 0. `held` is the number of slots (packet buffers) that are neither free nor posted to a receive queue. The other
 /// counts are incremented when a packet is received, sent, dropped and so on. A wrong slot state or a wrong counter
 /// therefore causes a difference.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Ledger {
     /// Packets received.
     pub rx: u64,

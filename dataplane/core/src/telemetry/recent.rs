@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::telemetry::{CostReport, Latency, LatencyReport, Report, Totals};
 
 /// Packet and bit rates.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Rates {
     /// Million packets sent per second.
     pub rate_mpps: f64,
@@ -21,7 +22,7 @@ pub struct Rates {
 }
 
 /// The rates of a port.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PortRates {
     /// The name of the port in the config.
     pub name: String,
@@ -34,7 +35,7 @@ pub struct PortRates {
 }
 
 /// The rates of a worker.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WorkerRates {
     /// The core that the worker is pinned to.
     pub core: u32,
@@ -48,7 +49,7 @@ pub struct WorkerRates {
 }
 
 /// The activity since an earlier request for statistics, or since the start of the run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Recent {
     /// The duration in seconds.
     pub duration_s: f64,
@@ -122,7 +123,7 @@ impl Recent {
 }
 
 /// The statistics of a running program.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Live {
     /// The process id.
     pub pid: u32,

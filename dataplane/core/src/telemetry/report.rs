@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{ClockReport, ClockSource};
 use crate::telemetry::{CostReport, Ledger};
 
 /// Totals of received and sent packets or bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Totals {
     /// The number of received packets or bytes.
     pub rx: u64,
@@ -18,7 +19,7 @@ pub struct Totals {
 }
 
 /// Percentiles of the time from receive stamp to send completion stamp, in nanoseconds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LatencyReport {
     /// The number of measured packets.
     pub count: u64,
@@ -42,7 +43,7 @@ pub struct LatencyReport {
 }
 
 /// The counters of a port, over all workers.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct PortReport {
     /// The name of the port in the config.
     pub name: String,
@@ -99,7 +100,7 @@ impl PortReport {
 }
 
 /// The counters of a stage, over all workers.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct StageReport {
     /// The name of the stage in the config.
     pub name: String,
@@ -128,7 +129,7 @@ pub struct StageReport {
 }
 
 /// The counters of a worker.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct WorkerReport {
     /// The core that the worker was pinned to.
     pub core: u32,
@@ -154,7 +155,7 @@ pub struct WorkerReport {
 }
 
 /// The report of a whole run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// The duration in seconds, from the start of the worker loops to their end.
     pub duration_s: f64,

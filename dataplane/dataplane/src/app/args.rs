@@ -44,8 +44,8 @@ pub(super) enum Command {
     /// Find settings of this host that cause failures, lose packets or cost speed, and print commands that fix them
     #[command(after_help = DOCTOR_STATUS)]
     Doctor(Doctor),
-    /// Print the JSON schema of a config. Editors use the schema to complete and check configs
-    Schema,
+    /// Print the JSON schema of a config, which editors use to complete and check configs, or of the control protocol
+    Schema(Schema),
     /// Write the config reference as Markdown: an index and the folder `config` with one page for each section
     #[command(hide = true)]
     Reference(Reference),
@@ -88,14 +88,21 @@ pub(super) enum ReportFormat {
     Json,
 }
 
+/// A running program.
 #[derive(Debug, Args)]
-pub(super) struct Stats {
+pub(super) struct Program {
     /// The process id of the program, needed if several are running
     #[arg(value_name = "PROCESS", conflicts_with = "socket")]
     pub(super) process: Option<u32>,
     /// The control socket of the program, as set by runtime.control in its config
     #[arg(long, value_name = "PATH")]
     pub(super) socket: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Stats {
+    #[command(flatten)]
+    pub(super) program: Program,
     /// Repeat at this interval, such as 1s, and show the rates since the previous output
     #[arg(long, value_name = "TIME", value_parser = interval)]
     pub(super) every: Option<Duration>,
@@ -195,6 +202,21 @@ pub(super) struct Doctor {
     /// Print JSON
     #[arg(short, long)]
     pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Schema {
+    /// The subject of the schema
+    #[arg(value_name = "WHAT", default_value = "config")]
+    pub(super) what: SchemaSubject,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum SchemaSubject {
+    /// The config
+    Config,
+    /// The requests and answers of the control socket
+    Control,
 }
 
 #[derive(Debug, Args)]

@@ -122,7 +122,7 @@ impl App {
             Command::Devices(args) => devices::devices(&args),
             Command::Doctor(args) => doctor::doctor(&self.registry, &args),
             Command::Topology(args) => topology::topology(&self.registry, &args),
-            Command::Schema => schema::schema(&self.registry),
+            Command::Schema(args) => schema::schema(&self.registry, &args),
             Command::Reference(args) => reference::reference(&self.registry, &args),
         }
     }

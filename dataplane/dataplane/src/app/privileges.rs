@@ -21,7 +21,6 @@ use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-use super::control;
 use crate::config::{Control, PortPlan, Runtime};
 use crate::runtime::Assembly;
 
@@ -243,7 +242,7 @@ fn socket_folders(runtime: &Runtime) -> BTreeSet<PathBuf> {
     let folders = match &runtime.control {
         Control::None => Vec::new(),
         Control::Path(path) => path.parent().map(Path::to_owned).into_iter().collect(),
-        Control::Auto => control::folders(),
+        Control::Auto => dataplane_control::socket::folders(),
     };
     folders.iter().filter_map(|folder| fs::canonicalize(folder).ok()).collect()
 }

@@ -13,17 +13,15 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::socket::Socket;
-use super::{Refusal, STATS, TIMEOUT};
 use crate::app::console::CommandError;
 use crate::config::Runtime;
 use crate::runtime::{Run, Snapshot};
+use dataplane_control::{Call, ErrorCode, Hello, MAX_REQUEST, Refusal, Request, Response, TIMEOUT, VERSION};
 use dataplane_core::telemetry::Live;
 
 /// The maximum number of clients. A further client replaces the client that has been idle longest. If no client is
 /// idle, the server refuses the further client.
-const MAX_CLIENTS: usize = 16;
-/// The maximum length of a request, in bytes.
-const MAX_REQUEST: usize = 256;
+const MAX_CLIENTS: usize = 256;
 /// The minimum interval between two requests to the workers, for all clients together.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// The wait between two checks for the answers of the workers.
@@ -33,6 +31,7 @@ const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 pub(in crate::app) struct Server {
     socket: Socket,
     config: String,
+    started: Instant,
     clients: Vec<Client>,
     /// Whether requests to the workers are in progress.
     is_asking: bool,
@@ -48,7 +47,8 @@ struct Client {
     input: Vec<u8>,
     /// The bytes that are not sent yet.
     output: Vec<u8>,
-    is_waiting: bool,
+    /// The request that is not answered yet.
+    request: Option<Request>,
     /// Whether the server closes the connection after it has sent the output.
     is_refused: bool,
     /// The time by which the client must send its request, or must have received its answer.
@@ -66,6 +66,7 @@ impl Server {
         let server = |socket| Self {
             socket,
             config: config.display().to_string(),
+            started: Instant::now(),
             clients: Vec::new(),
             is_asking: false,
             answered: None,
@@ -74,20 +75,37 @@ impl Server {
         Ok(Socket::open(runtime).map_err(CommandError::Failed)?.map(server))
     }
 
-    /// Accepts clients, reads requests and sends answers, without blocking.
+    /// Accepts clients, reads requests and sends answers, without blocking. Reads and answers at most one request of each
+    /// client, so that no client delays the others.
     pub(in crate::app) fn turn(&mut self, run: &Run) {
         self.clients.retain_mut(Client::read_request);
         self.accept();
+        for client in &mut self.clients {
+            if let Some(Request { id, call: Call::Hello {}, .. }) = client.request {
+                let hello = Hello {
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                    pid: std::process::id(),
+                    config: self.config.clone(),
+                    running_s: self.started.elapsed().as_secs_f64(),
+                    protocol_versions: vec![VERSION],
+                    requests: Call::NAMES.map(str::to_owned).to_vec(),
+                    max_request: MAX_REQUEST,
+                };
+                client.answer(id, &hello);
+            }
+        }
         let is_due = self.answered.is_none_or(|answered| answered.elapsed() >= INTERVAL);
-        self.is_asking |= is_due && self.clients.iter().any(|client| client.is_waiting);
+        self.is_asking |= is_due && self.clients.iter().any(Client::is_waiting);
         if self.is_asking
             && let Some(snapshot) = run.snapshot()
         {
             self.is_asking = false;
             self.answered = Some(Instant::now());
             let snapshot = Rc::new(snapshot);
-            for client in self.clients.iter_mut().filter(|client| client.is_waiting) {
-                client.answer(&self.config, &snapshot);
+            for client in &mut self.clients {
+                if let Some(Request { id, call: Call::Stats {}, .. }) = client.request {
+                    client.answer_stats(id, &self.config, &snapshot);
+                }
             }
         }
         let now = Instant::now();
@@ -97,14 +115,19 @@ impl Server {
 
     /// Waits until there is something to do, at most this long.
     pub(in crate::app) fn wait(&mut self, time: Duration) {
-        let is_waiting = self.is_asking || self.clients.iter().any(|client| client.is_waiting);
-        let time = if is_waiting { ANSWER_POLL_INTERVAL } else { time };
+        let time = if self.clients.iter().any(Client::has_request) {
+            Duration::ZERO
+        } else if self.is_asking || self.clients.iter().any(Client::is_waiting) {
+            ANSWER_POLL_INTERVAL
+        } else {
+            time
+        };
         let mut fds = Vec::with_capacity(1 + MAX_CLIENTS);
         if !std::mem::take(&mut self.has_accept_failed) {
             fds.push(PollFd::from_borrowed_fd(self.socket.listener.as_fd(), PollFlags::IN));
         }
         // The server reads no requests from a client that waits for an answer.
-        for client in self.clients.iter().filter(|client| !client.is_waiting) {
+        for client in self.clients.iter().filter(|client| !client.is_waiting()) {
             let what = if client.output.is_empty() { PollFlags::IN } else { PollFlags::OUT };
             fds.push(PollFd::from_borrowed_fd(client.stream.as_fd(), what));
         }
@@ -133,9 +156,9 @@ impl Server {
             if self.clients.len() == MAX_CLIENTS {
                 let silent = (0..MAX_CLIENTS).filter(|at| self.clients[*at].is_silent());
                 match silent.min_by_key(|at| self.clients[*at].last_heard) {
-                    Some(silent) => self.clients.swap_remove(silent).dismiss(),
+                    Some(silent) => self.clients.swap_remove(silent).turn_away(),
                     None => {
-                        client.dismiss();
+                        client.turn_away();
                         continue;
                     }
                 }
@@ -157,7 +180,7 @@ impl Client {
             stream,
             input: Vec::new(),
             output: Vec::new(),
-            is_waiting: false,
+            request: None,
             is_refused: false,
             deadline: Some(last_heard + TIMEOUT),
             last_heard,
@@ -165,9 +188,19 @@ impl Client {
         }
     }
 
+    /// Returns `true` if the client waits for an answer.
+    fn is_waiting(&self) -> bool {
+        self.request.is_some()
+    }
+
     /// Returns `true` if the client has no request in progress and no output to send.
     fn is_silent(&self) -> bool {
-        !self.is_waiting && self.output.is_empty()
+        !self.is_waiting() && self.output.is_empty()
+    }
+
+    /// Returns `true` if the next request is complete and can be handled.
+    fn has_request(&self) -> bool {
+        self.is_silent() && self.input.contains(&b'\n')
     }
 
     /// Reads the next request, if the previous request is answered. Returns `false` if the client is gone.
@@ -189,33 +222,35 @@ impl Client {
         self.deadline.get_or_insert(self.last_heard + TIMEOUT);
         match self.input.iter().position(|byte| *byte == b'\n') {
             Some(end) => {
-                let line: Vec<u8> = self.input.drain(..=end).collect();
-                match line.trim_ascii() {
-                    line if line == STATS.as_bytes() => self.is_waiting = true,
-                    line => self.refuse(format!("unknown request `{}`; help: send `{STATS}`", line.escape_ascii())),
+                match Request::parse(&self.input[..end]) {
+                    Ok(request) => self.request = Some(request),
+                    Err(error) => self.queue(&error.into()),
                 }
+                self.input.drain(..=end);
             }
             None if self.input.len() == MAX_REQUEST => {
-                self.refuse(format!("a request has at most {MAX_REQUEST} bytes"))
+                let message = format!("a request has at most {MAX_REQUEST} bytes, with the newline at its end");
+                self.dismiss(Refusal::new(ErrorCode::TooLong, message, "send shorter requests, each on one line"));
             }
             None => {}
         }
         true
     }
 
-    fn refuse(&mut self, error: String) {
+    /// Refuses the connection. The server closes the connection after it has sent the error.
+    fn dismiss(&mut self, error: Refusal) {
         self.is_refused = true;
-        self.queue(&Refusal { error });
+        self.queue(&Response::error(None, error));
     }
 
     /// Sends the client an error because there are too many clients.
-    fn dismiss(mut self) {
-        self.refuse("too many clients".to_owned());
+    fn turn_away(mut self) {
+        let help = "close connections that are not in use, and try again";
+        self.dismiss(Refusal::new(ErrorCode::TooManyClients, "too many clients", help));
         self.write_output();
     }
 
-    fn answer(&mut self, config: &str, snapshot: &Rc<Snapshot>) {
-        self.is_waiting = false;
+    fn answer_stats(&mut self, id: u64, config: &str, snapshot: &Rc<Snapshot>) {
         let live = Live {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -224,12 +259,20 @@ impl Client {
             recent: snapshot.since(self.last_snapshot.as_deref()),
         };
         self.last_snapshot = Some(snapshot.clone());
-        self.queue(&live);
+        self.answer(id, &live);
     }
 
-    fn queue(&mut self, what: &impl serde::Serialize) {
-        // These types always serialize to JSON.
-        self.output = serde_json::to_vec(what).unwrap_or_default();
+    /// Answers the request.
+    fn answer(&mut self, id: u64, result: &impl serde::Serialize) {
+        self.request = None;
+        // The results always serialize to JSON.
+        if let Ok(response) = Response::result(id, result) {
+            self.queue(&response);
+        }
+    }
+
+    fn queue(&mut self, response: &Response) {
+        self.output = serde_json::to_vec(response).unwrap_or_default();
         self.output.push(b'\n');
         self.deadline = Some(Instant::now() + TIMEOUT);
     }
@@ -261,7 +304,7 @@ pub(crate) fn fuzz(input: &[u8]) {
     let (mut peer, ours) = UnixStream::pair().expect("a socket pair");
     ours.set_nonblocking(true).expect("a non-blocking socket");
     let mut client = Client::new(ours);
-    let (mut answered, mut is_open) = (0, true);
+    let (mut answered, mut refused, mut is_open) = (Vec::new(), 0, true);
     let at = usize::from(first).min(bytes.len());
     for piece in [&bytes[..at], &bytes[at..]] {
         peer.write_all(piece).expect("room in the socket");
@@ -269,22 +312,22 @@ pub(crate) fn fuzz(input: &[u8]) {
         for _ in 0..=bytes.len() {
             is_open = is_open && client.read_request();
             assert!(client.input.len() <= MAX_REQUEST);
-            if std::mem::take(&mut client.is_waiting) {
-                answered += 1;
-            }
-            if client.is_refused && is_open {
-                let refusal: Result<Refusal, _> = serde_json::from_slice(&client.output);
-                assert!(refusal.is_ok_and(|refusal| !refusal.error.is_empty()));
-                is_open = client.write_output();
+            answered.extend(client.request.take());
+            let output = std::mem::take(&mut client.output);
+            if is_open && !output.is_empty() {
+                let response: Response = serde_json::from_slice(&output).expect("an answer");
+                let error = response.error.expect("an error");
+                assert!(response.result.is_none() && !error.message.is_empty() && !error.help.is_empty());
+                refused += 1;
+                is_open = !client.is_refused;
             }
         }
     }
-    let is_stats = |line: &&[u8]| {
-        line.len() <= MAX_REQUEST && line.last() == Some(&b'\n') && line.trim_ascii() == STATS.as_bytes()
-    };
-    let expected = bytes.split_inclusive(|byte| *byte == b'\n').take_while(is_stats).count();
-    assert_eq!(answered, expected);
-    let last = bytes.split_inclusive(|byte| *byte == b'\n').nth(expected);
-    let is_complete = |line: &[u8]| line.len() >= MAX_REQUEST || line.last() == Some(&b'\n');
-    assert_eq!(is_open, !last.is_some_and(is_complete));
+    let lines = bytes.split_inclusive(|byte| *byte == b'\n');
+    let is_short = |line: &&[u8]| line.len() <= MAX_REQUEST && line.last() == Some(&b'\n');
+    let (parsed, failed): (Vec<_>, Vec<_>) =
+        lines.clone().take_while(is_short).map(Request::parse).partition(Result::is_ok);
+    assert!(answered.into_iter().map(Ok).eq(parsed));
+    let is_too_long = lines.clone().find(|line| !is_short(line)).is_some_and(|line| line.len() >= MAX_REQUEST);
+    assert_eq!((refused, is_open), (failed.len() + usize::from(is_too_long), !is_too_long));
 }

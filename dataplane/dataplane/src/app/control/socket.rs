@@ -1,24 +1,23 @@
 //! The listening control socket of a running program. The program removes the socket file when the program ends.
 
-use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::{env, process};
+use std::process;
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, RenameFlags, chmod, chownat, fchmod, open, renameat_with};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
-use rustix::process::geteuid;
+use rustix::net::{SocketAddrUnix, SocketFlags, bind, connect, listen};
 
 use crate::config::{Control, Runtime};
+use dataplane_control::socket::{Found, MAX_PATH, address, folders, is_own, name, unix, within};
 use dataplane_core::file;
 
 /// The number of connections that may wait to be accepted.
-const BACKLOG: i32 = 16;
+const BACKLOG: i32 = 128;
 
 /// A listening socket. Dropping this value removes the socket file.
 pub(super) struct Socket {
@@ -33,43 +32,6 @@ pub(super) struct Socket {
 /// The device and inode of a file.
 type DeviceAndInode = (u64, u64);
 
-/// Returns the folders for control sockets, in order of preference.
-pub(in crate::app) fn folders() -> Vec<PathBuf> {
-    let own = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    let mut folders: Vec<PathBuf> = own.into_iter().chain(["/run".into(), env::temp_dir()]).collect();
-    folders.dedup();
-    folders
-}
-
-/// Returns the file name of the socket of a process.
-fn name(process: u32) -> String {
-    format!("dataplane-{process}.sock")
-}
-
-/// Returns the process id in the file name of a socket.
-fn process_of(name: &OsStr) -> Option<u32> {
-    name.to_str()?.strip_prefix("dataplane-")?.strip_suffix(".sock")?.parse().ok()
-}
-
-/// Returns the sockets in a folder: the process id, the path, and whether this user owns the file.
-pub(super) fn sockets(folder: &Path) -> impl Iterator<Item = (u32, PathBuf, bool)> {
-    fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| {
-        let process = process_of(&entry.file_name())?;
-        let about = entry.metadata().ok().filter(|about| about.file_type().is_socket())?;
-        Some((process, entry.path(), is_own(&about)))
-    })
-}
-
-/// Returns `true` if this user owns the file.
-fn is_own(about: &Metadata) -> bool {
-    about.uid() == geteuid().as_raw()
-}
-
-/// Creates a Unix stream socket.
-pub(super) fn unix(flags: SocketFlags) -> io::Result<OwnedFd> {
-    Ok(socket_with(AddressFamily::UNIX, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None)?)
-}
-
 /// Returns `true` if a program listens on the socket. Returns an error if that is unknown.
 fn is_alive(path: &Path) -> io::Result<bool> {
     match connect(unix(SocketFlags::NONBLOCK)?, &SocketAddrUnix::new(path)?) {
@@ -83,20 +45,6 @@ fn is_alive(path: &Path) -> io::Result<bool> {
 /// Returns the error message for a socket that cannot be created.
 fn failed(path: &Path, error: &io::Error) -> String {
     format!("cannot create the socket {}: {error}", path.display())
-}
-
-/// The maximum length of a socket path, in bytes. The kernel allows one more byte, but only without a final zero. Many
-/// other programs need the final zero (unix(7)).
-const MAX_PATH: usize = 107;
-
-/// Returns the socket address of a path, or the reason why the path is not a valid address.
-pub(super) fn address(path: &Path) -> Result<SocketAddrUnix, String> {
-    let bytes = path.as_os_str().len();
-    if bytes > MAX_PATH {
-        let path = path.display();
-        return Err(format!("the socket path {path} has {bytes} bytes, more than the maximum of {MAX_PATH}"));
-    }
-    SocketAddrUnix::new(path).map_err(|error| failed(path, &error.into()))
 }
 
 /// Checks whether the control socket can be created, but does not create the socket. Returns the problem and its fix.
@@ -320,7 +268,7 @@ impl Drop for Lock {
 
 /// Removes the sockets that killed programs of this user left behind.
 fn remove_stale(folder: &Path) {
-    for (_, path, is_own) in sockets(folder) {
+    for Found { path, is_own, .. } in within(folder) {
         if is_own && is_alive(&path).is_ok_and(|alive| !alive) {
             let _ = fs::remove_file(path);
         }

@@ -13,7 +13,7 @@ pub mod clock {
         impl Default for HostClock {}
     }
     mod mapping {
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         pub enum ClockState {
             Invalid,
             Coarse,
@@ -54,7 +54,8 @@ pub mod clock {
             PartialOrd,
             Ord,
             Serialize,
-            Deserialize
+            Deserialize,
+            JsonSchema
         )]
         #[non_exhaustive]
         pub enum ClockSource {
@@ -134,7 +135,7 @@ pub mod clock {
             Jumped(i64),
         }
         impl fmt::Display for ClockFault {}
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         pub struct ClockReport {
             pub source: ClockSource,
             pub state: ClockState,
@@ -2577,7 +2578,7 @@ pub mod telemetry {
         }
     }
     mod cost {
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
         pub struct CostReport {
             pub part: String,
             pub ticks: f64,
@@ -2621,7 +2622,16 @@ pub mod telemetry {
         impl Default for Latency {}
     }
     mod ledger {
-        #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(
+            Clone,
+            Debug,
+            Default,
+            PartialEq,
+            Eq,
+            Serialize,
+            Deserialize,
+            JsonSchema
+        )]
         pub struct Ledger {
             pub rx: u64,
             pub generated: u64,
@@ -2641,27 +2651,36 @@ pub mod telemetry {
         impl fmt::Display for Ledger {}
     }
     mod recent {
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[derive(
+            Clone,
+            Copy,
+            Debug,
+            Default,
+            PartialEq,
+            Serialize,
+            Deserialize,
+            JsonSchema
+        )]
         pub struct Rates {
             pub rate_mpps: f64,
             pub rate_rx_mpps: f64,
             pub rate_gbps: f64,
             pub rate_rx_gbps: f64,
         }
-        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
         pub struct PortRates {
             pub name: String,
             pub rates: Rates,
             pub rx_lost: u64,
         }
-        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
         pub struct WorkerRates {
             pub core: u32,
             pub rates: Rates,
             pub loops: u64,
             pub idle_loops: u64,
         }
-        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
         pub struct Recent {
             pub duration_s: f64,
             pub rates: Rates,
@@ -2674,7 +2693,7 @@ pub mod telemetry {
         impl Recent {
             pub fn between(earlier: Option<&Report>, now: &Report) -> Self {}
         }
-        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
         pub struct Live {
             pub pid: u32,
             pub version: String,
@@ -2685,12 +2704,22 @@ pub mod telemetry {
         impl fmt::Display for Live {}
     }
     mod report {
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(
+            Clone,
+            Copy,
+            Debug,
+            Default,
+            PartialEq,
+            Eq,
+            Serialize,
+            Deserialize,
+            JsonSchema
+        )]
         pub struct Totals {
             pub rx: u64,
             pub tx: u64,
         }
-        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
         pub struct LatencyReport {
             pub count: u64,
             pub p50: u64,
@@ -2702,7 +2731,7 @@ pub mod telemetry {
             pub by_source: BTreeMap<ClockSource, u64>,
             pub unmeasured: u64,
         }
-        #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+        #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
         pub struct PortReport {
             pub name: String,
             pub device: String,
@@ -2728,7 +2757,7 @@ pub mod telemetry {
         impl PortReport {
             pub const LOSSES: [&str; 4] = _;
         }
-        #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+        #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
         pub struct StageReport {
             pub name: String,
             pub kind: String,
@@ -2742,7 +2771,7 @@ pub mod telemetry {
             pub copies_missed: u64,
             pub counters: BTreeMap<String, u64>,
         }
-        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
         pub struct WorkerReport {
             pub core: u32,
             pub loops: u64,
@@ -2755,7 +2784,7 @@ pub mod telemetry {
             pub granted: BTreeMap<String, String>,
             pub error: Option<String>,
         }
-        #[derive(Clone, Debug, Serialize, Deserialize)]
+        #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
         pub struct Report {
             pub duration_s: f64,
             pub packets: Totals,

@@ -820,6 +820,7 @@ pub mod testing {
     };
     pub fn frames_of(path: impl AsRef<Path>) -> Result<Vec<Vec<u8>>> {}
 }
+pub use dataplane_control as control;
 pub use dataplane_core::{Error, Result};
 pub use dataplane_core::{
     clock, connect, error, header, lane, mem, pipeline, telemetry, topology, units, verbs,

@@ -1,130 +1,21 @@
 //! End-to-end tests of the command `stats`, and of the control socket that `stats` connects to.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt, lchown, symlink};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use dataplane_testing::config::Config;
-use dataplane_testing::program::{RunningProgram, run};
-use dataplane_testing::{Folder, skip, wait_until};
+use dataplane_testing::program::RunningProgram;
+use dataplane_testing::{skip, wait_until};
 use serde_json::Value;
 
-/// Returns a config with a generator. A stage denies a part of the generated packets.
-fn config(link: &str) -> String {
-    let rules = "rules = [{ action = 'deny', protocol = 'udp', src_port = '1024-1027' }]";
-    Config::new()
-        .port("wire", link)
-        .stage("parse", "")
-        .stage("acl", &format!("name = 'edge'\ndefault = 'permit'\n{rules}"))
-        .stage("tx", "name = 'out'\nport = 'wire'")
-        .to_string()
-}
-
-const LINK: &str = "kind = 'generator', size = 64, flows = 16";
-
-/// The maximum time to wait for an expected event.
-const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// A folder with a config. The folder is also the runtime directory, which contains the control sockets.
-struct RuntimeFolder(Folder);
-
-impl RuntimeFolder {
-    fn new() -> Self {
-        let folder = Folder::new();
-        folder.write("x.toml", config(LINK));
-        Self(folder)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.file(name)
-    }
-
-    fn command(&self, line: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_dataplane"));
-        command.args(line.split(' ').map(|arg| arg.replace('@', &self.0.path().display().to_string())));
-        command.env_remove("RUST_LOG").env("XDG_RUNTIME_DIR", self.0.path()).stdin(Stdio::null());
-        command
-    }
-
-    /// Runs the program with the arguments in `line`, where `@` stands for the path of the folder. Returns the exit
-    /// status, standard output and standard error.
-    fn dataplane(&self, line: &str) -> (i32, String, String) {
-        run(&mut self.command(line))
-    }
-
-    /// Starts a program, and waits until the program answers on its control socket.
-    fn run(&self, settings: &str, socket: Option<&str>) -> Running {
-        let mut command = self.command(&format!("run @/x.toml --json{settings}"));
-        self.start(command.stdout(Stdio::piped()).stderr(Stdio::null()), socket)
-    }
-
-    fn start(&self, command: &mut Command, socket: Option<&str>) -> Running {
-        let program = RunningProgram::start(command);
-        let name = socket.map_or_else(|| format!("dataplane-{}.sock", program.id()), str::to_owned);
-        let mut running = Running { program, socket: self.path(&name) };
-        wait_until("the program answers", || {
-            assert!(running.program.try_wait().unwrap().is_none(), "the program has ended");
-            running.ask().is_some()
-        });
-        running
-    }
-}
-
-/// A running program and its control socket.
-struct Running {
-    program: RunningProgram,
-    socket: PathBuf,
-}
-
-impl Running {
-    fn pid(&self) -> u32 {
-        self.program.id()
-    }
-
-    fn connect(&self) -> Option<UnixStream> {
-        let stream = UnixStream::connect(&self.socket).ok()?;
-        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-        Some(stream)
-    }
-
-    /// Requests statistics directly over the socket, without the command `stats`.
-    fn ask(&self) -> Option<Value> {
-        let mut stream = self.connect()?;
-        stream.write_all(b"stats\n").ok()?;
-        Some(line(&mut BufReader::new(stream)).expect("the connection ended without an answer"))
-    }
-
-    /// Stops the program with a signal, and returns its report.
-    fn end(self, signal: &str) -> Value {
-        self.program.signal(signal);
-        let (status, out, _) = self.program.end();
-        assert_eq!(status, 0);
-        assert!(!self.socket.exists());
-        json(&out)
-    }
-}
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
-}
-
-/// Reads a line of JSON. Returns `None` at the end of the stream.
-fn line(stream: &mut impl BufRead) -> Option<Value> {
-    let mut line = String::new();
-    stream.read_line(&mut line).unwrap();
-    (!line.is_empty()).then(|| json(&line))
-}
-
-fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
-}
+use crate::common::{LINK, RuntimeFolder, TIMEOUT, config, json, line, number};
 
 fn parts(stats: &Value) -> Vec<&str> {
     stats["costs"].as_array().unwrap().iter().map(|cost| cost["part"].as_str().unwrap()).collect()
@@ -425,95 +316,6 @@ fn impossible_socket_path_is_reported_and_other_files_are_kept() {
     }
 }
 
-/// Writes until the peer closes the connection. Returns the number of written bytes.
-fn flood(stream: &mut UnixStream, piece: &[u8]) -> usize {
-    let mut taken = 0;
-    while taken < 1 << 30 {
-        match stream.write(piece) {
-            Ok(written) => taken += written,
-            Err(error) => {
-                assert!(matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset), "{error}");
-                break;
-            }
-        }
-    }
-    taken
-}
-
-#[test]
-fn hostile_clients_are_disconnected_and_block_no_other_client() {
-    let folder = RuntimeFolder::new();
-    let running = folder.run("", None);
-    let before = running.ask().unwrap();
-    // The server answers an unknown request once and closes the connection.
-    for garbage in [&b"fly\n"[..], b"\n", b"\xff\xfe\x00\n", b"stats stats\n", b"{\"do\":\"stats\"}\n"] {
-        let mut stream = running.connect().unwrap();
-        stream.write_all(garbage).unwrap();
-        let mut stream = BufReader::new(stream);
-        let error = line(&mut stream).unwrap();
-        assert!(error["error"].as_str().unwrap().starts_with("unknown request `"), "{error}");
-        assert!(line(&mut stream).is_none());
-    }
-    // Garbage without line ends, and garbage that consists of line ends. The client writes until the server closes the
-    // connection, and at most 1 GiB.
-    for piece in [&[b'x'; 1 << 16], &[b'\n'; 1 << 16]] {
-        let mut stream = running.connect().unwrap();
-        let taken = flood(&mut stream, piece);
-        assert!(taken < 16 << 20, "{taken} bytes were taken");
-    }
-    // The server answers several requests in order.
-    let mut stream = running.connect().unwrap();
-    stream.write_all(&b"stats\n".repeat(3)).unwrap();
-    let mut stream = BufReader::new(stream);
-    for _ in 0..3 {
-        assert_eq!(line(&mut stream).unwrap()["pid"], running.pid());
-    }
-    // 40 clients send half a request. Another client sends requests and reads no answer.
-    let mut silent: Vec<UnixStream> = (0..40).map(|_| running.connect().unwrap()).collect();
-    for stream in &mut silent {
-        // The server has already closed the first of these connections.
-        let _ = stream.write_all(b"sta");
-    }
-    let mut deaf = running.connect().unwrap();
-    deaf.write_all(&b"stats\n".repeat(40)).unwrap();
-    let after = running.ask().unwrap();
-    assert!(number(&after["packets"]["rx"]) > number(&before["packets"]["rx"]));
-    let (status, _, err) = folder.dataplane(&format!("stats {}", running.pid()));
-    assert_eq!((status, err.as_str()), (0, ""));
-    assert_eq!(cut_off(&mut silent), 40, "stalled clients are cut off");
-    let report = running.end("-TERM");
-    assert_eq!(report["errors"], Value::Array(Vec::new()));
-}
-
-#[test]
-fn client_above_the_limit_replaces_the_client_idle_longest() {
-    let folder = RuntimeFolder::new();
-    let running = folder.run("", None);
-    let ask = |client: &mut BufReader<UnixStream>| {
-        client.get_mut().write_all(b"stats\n").unwrap();
-        assert_eq!(line(client).unwrap()["pid"], running.pid());
-    };
-    let clients = std::iter::repeat_with(|| {
-        let mut client = BufReader::new(running.connect().unwrap());
-        ask(&mut client);
-        client
-    });
-    let mut clients: Vec<_> = clients.take(17).collect();
-    let first = &mut clients[0];
-    assert_eq!(line(first).unwrap()["error"], "too many clients");
-    assert!(line(first).is_none());
-    clients[1..].iter_mut().for_each(ask);
-}
-
-/// Returns the number of connections that the server closes.
-fn cut_off(streams: &mut [UnixStream]) -> usize {
-    let is_over = |stream: &mut UnixStream| match stream.read_to_end(&mut Vec::new()) {
-        Ok(_) => true,
-        Err(error) => error.kind() == ErrorKind::ConnectionReset,
-    };
-    streams.iter_mut().map(is_over).filter(|over| *over).count()
-}
-
 #[test]
 fn only_own_sockets_are_found_by_process_id() {
     let folder = RuntimeFolder::new();
@@ -551,8 +353,13 @@ fn answer_of_a_foreign_program_is_reported() {
         })
     };
     for (text, why) in [
-        ("{\"error\": \"bu\\u001bsy\"}\n", "bu\u{fffd}sy"),
-        ("{\"pid\": 1}\n", "so use --json"),
+        (
+            "{\"id\":1,\"error\":{\"code\":\"x\",\"message\":\"bu\\u001bsy\",\"help\":\"wait\"}}\n",
+            "bu\u{fffd}sy; help: wait",
+        ),
+        ("{\"id\":1,\"result\":{\"pid\": 1}}\n", "so use --json"),
+        ("{\"id\":2,\"result\":{}}\n", "the answer is for another request"),
+        ("{\"id\":1}\n", "the answer is for another request"),
         ("hello\n", "cannot read"),
         ("{\"pid\":", "ended before it answered"),
         ("", "ended before it answered"),
@@ -564,11 +371,11 @@ fn answer_of_a_foreign_program_is_reported() {
         there.join().unwrap();
     }
     // `--json` also replaces control characters, because standard output may be a terminal.
-    let there = answer("{\"pid\": \"\u{9b}2J\\u001b\"}\n");
+    let there = answer("{\"id\":1,\"result\":{\"pid\": \"\u{9b}2J\\u001b\"}}\n");
     let (status, out, err) = folder.dataplane("stats --socket @/foreign.sock --json");
     assert_eq!((status, out.as_str(), err.as_str()), (0, "{\"pid\": \" 2J\\u001b\"}\n", ""));
     there.join().unwrap();
-    for text in ["\u{1b}[2J\n", "{\"pid\": \"\u{1b}[2J\"}\n"] {
+    for text in ["\u{1b}[2J\n", "{\"id\":1,\"result\":{\"pid\": \"\u{1b}[2J\"}}\n"] {
         let there = answer(text);
         let (status, out, err) = folder.dataplane("stats --socket @/foreign.sock --json");
         assert_eq!((status, out.as_str()), (1, ""), "{err}");
@@ -576,7 +383,10 @@ fn answer_of_a_foreign_program_is_reported() {
         there.join().unwrap();
     }
     // A server may send an error before it closes the connection.
-    let there = answer("{\"pid\": 1}\n{\"error\": \"too many clients\"}\n");
+    let there = answer(concat!(
+        "{\"id\":1,\"result\":{\"pid\": 1}}\n",
+        "{\"id\":null,\"error\":{\"code\":\"too_many_clients\",\"message\":\"too many clients\",\"help\":\"wait\"}}\n"
+    ));
     let (status, out, err) = folder.dataplane("stats --socket @/foreign.sock --json --every 1ms");
     assert_eq!((status, out.as_str()), (1, "{\"pid\": 1}\n"));
     assert!(err.contains("too many clients"), "{err}");

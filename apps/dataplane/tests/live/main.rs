@@ -1,0 +1,5 @@
+//! End-to-end tests of the commands that connect to a running program, and of the control socket of the program.
+
+mod common;
+mod protocol;
+mod stats;

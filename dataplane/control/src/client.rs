@@ -1,0 +1,218 @@
+//! The client.
+
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{SocketFlags, connect};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::socket::{self, Found};
+use crate::{Call, Error, Hello, Refusal, Request, Response, TIMEOUT, VERSION};
+
+/// The maximum length of an answer, in bytes.
+const MAX_ANSWER: u64 = 64 << 20;
+
+/// A connection to a running program.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<UnixStream>,
+    path: PathBuf,
+    timeout: Duration,
+    /// The number of the last request.
+    last: u64,
+}
+
+/// The result of a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    path: PathBuf,
+    json: String,
+}
+
+impl Answer {
+    /// The result as one line of JSON, without a newline. JSON escapes control characters below U+0020. The control
+    /// characters from U+007F are replaced by spaces, because a terminal would interpret them.
+    pub fn json(&self) -> &str {
+        &self.json
+    }
+
+    /// Parses the result. Control characters in strings are replaced by U+FFFD, because a terminal would interpret
+    /// them.
+    ///
+    /// # Errors
+    /// Fails if the result has another type.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        let parsed = serde_json::from_str(&self.json).and_then(|mut value| {
+            clean(&mut value);
+            T::deserialize(value)
+        });
+        parsed.map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))
+    }
+}
+
+fn plain(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
+}
+
+fn clean(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = plain(text),
+        Value::Array(values) => values.iter_mut().for_each(clean),
+        Value::Object(fields) => {
+            fields.values_mut().for_each(clean);
+            *fields = std::mem::take(fields).into_iter().map(|(name, value)| (plain(&name), value)).collect();
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+impl Client {
+    /// Connects to the program that listens on a socket.
+    ///
+    /// # Errors
+    /// Fails if no program listens on the socket, if this user has no access, or if the path is not valid.
+    pub fn connect(path: &Path) -> Result<Self, Error> {
+        let address = socket::address(path).map_err(Error::Path)?;
+        let open = || -> io::Result<UnixStream> {
+            let stream = socket::unix(SocketFlags::empty())?;
+            // The limit also applies to a wait for a place in the queue of connections.
+            set_timeouts(&stream, TIMEOUT)?;
+            connect(&stream, &address)?;
+            Ok(stream.into())
+        };
+        let stream = open().map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Error::NotListening(path.to_owned()),
+            ErrorKind::WouldBlock => Error::Busy(path.to_owned()),
+            _ => Error::Socket(path.to_owned(), error),
+        })?;
+        Ok(Self { stream: BufReader::new(stream), path: path.to_owned(), timeout: TIMEOUT, last: 0 })
+    }
+
+    /// Connects to the program with this process id, by a socket of this user in a default folder. Ignores the sockets
+    /// of other users, because any user can create a socket with such a name.
+    ///
+    /// # Errors
+    /// Fails if there is no such socket, or if the connection fails.
+    pub fn of_process(process: u32) -> Result<Self, Error> {
+        let found = own().0.into_iter().find(|found| found.process == process);
+        Self::connect(&found.ok_or(Error::NoProcess(process))?.path)
+    }
+
+    /// Connects to the only running program of this user.
+    ///
+    /// # Errors
+    /// Fails if no program or several programs of this user run.
+    pub fn only() -> Result<Self, Error> {
+        let (mut running, others) = Self::all();
+        match (running.len(), running.pop()) {
+            (1, Some((_, client))) => Ok(client),
+            (_, Some(last)) => {
+                let processes = running.iter().chain([&last]).map(|(process, _)| *process);
+                Err(Error::Several(processes.collect()))
+            }
+            (_, None) => Err(Error::NotRunning { others }),
+        }
+    }
+
+    /// Connects to all running programs of this user whose sockets are in the default folders. Returns the process id
+    /// of each program, and the number of sockets of other users.
+    pub fn all() -> (Vec<(u32, Self)>, usize) {
+        let (own, others) = own();
+        // Sockets of killed programs do not accept connections.
+        let open = |found: Found| Self::connect(&found.path).ok().map(|client| (found.process, client));
+        (own.into_iter().filter_map(open).collect(), others)
+    }
+
+    /// Sets the maximum time to wait for an answer. The default is [`TIMEOUT`].
+    ///
+    /// # Errors
+    /// Fails if the time is 0.
+    pub fn set_timeout(&mut self, timeout: Duration) -> Result<(), Error> {
+        set_timeouts(self.stream.get_ref(), timeout).map_err(|error| Error::Socket(self.path.clone(), error))?;
+        self.timeout = timeout;
+        Ok(())
+    }
+
+    /// Returns the path of the socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Sends a request and waits for its answer.
+    ///
+    /// # Errors
+    /// Fails if the program refuses the request, does not answer in time, or has ended. After a failure other than
+    /// [`Error::Refused`], the connection is not usable.
+    pub fn call(&mut self, call: &Call) -> Result<Answer, Error> {
+        self.last += 1;
+        let request = Request { version: VERSION, id: self.last, call: call.clone() };
+        let mut text = serde_json::to_vec(&request).map_err(|error| self.failed(&error.to_string()))?;
+        text.push(b'\n');
+        match self.stream.get_mut().write_all(&text) {
+            // The program may have sent an error before it closed the connection.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+            sent => sent.map_err(|error| self.lost(error))?,
+        }
+        let mut line = Vec::new();
+        match self.stream.by_ref().take(MAX_ANSWER).read_until(b'\n', &mut line) {
+            Ok(_) if line.ends_with(b"\n") => {}
+            Ok(_) if line.len() as u64 == MAX_ANSWER => return Err(self.failed("the answer is too long")),
+            Ok(_) => return Err(Error::Ended(self.path.clone())),
+            Err(error) => return Err(self.lost(error)),
+        }
+        let response: Response = serde_json::from_slice(&line).map_err(|error| self.failed(&error.to_string()))?;
+        match response {
+            // Without a number, the error concerns the connection.
+            Response { error: Some(error), id, .. } if id.is_none_or(|id| id == self.last) => {
+                let error = Refusal::new(error.code, plain(&error.message), plain(&error.help));
+                Err(Error::Refused(self.path.clone(), error))
+            }
+            Response { result: Some(result), id: Some(id), .. } if id == self.last => {
+                let json = result.get().replace(char::is_control, " ");
+                Ok(Answer { path: self.path.clone(), json })
+            }
+            _ => Err(self.failed("the answer is for another request")),
+        }
+    }
+
+    /// Sends the request [`Call::Hello`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Client::call`].
+    pub fn hello(&mut self) -> Result<Hello, Error> {
+        self.call(&Call::Hello {})?.parse()
+    }
+
+    fn failed(&self, why: &str) -> Error {
+        Error::Answer(self.path.clone(), plain(why))
+    }
+
+    fn lost(&self, error: io::Error) -> Error {
+        match error.kind() {
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => Error::Ended(self.path.clone()),
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => Error::Timeout(self.path.clone(), self.timeout.as_secs()),
+            _ => Error::Socket(self.path.clone(), error),
+        }
+    }
+}
+
+fn set_timeouts(stream: impl std::os::fd::AsFd, timeout: Duration) -> io::Result<()> {
+    for direction in [Timeout::Send, Timeout::Recv] {
+        set_socket_timeout(&stream, direction, Some(timeout))?;
+    }
+    Ok(())
+}
+
+/// Returns the sockets of this user in the default folders, and the number of sockets of other users.
+fn own() -> (Vec<Found>, usize) {
+    let all = socket::folders();
+    let (mut own, others): (Vec<_>, Vec<_>) =
+        all.iter().flat_map(|folder| socket::within(folder)).partition(|found| found.is_own);
+    own.sort();
+    own.dedup();
+    (own, others.len())
+}

@@ -1,0 +1,27 @@
+//! The control protocol of a running program, and a client.
+//!
+//! A running program listens on a Unix stream socket. A client sends requests, and the program answers each request.
+//! Requests and answers are JSON objects, one per line. The [`Client`] connects to a program by the path of its socket
+//! or by its process id. If only one program runs, [`Client::only`] finds that program.
+//!
+//! ```no_run
+//! use dataplane_control::{Call, Client};
+//!
+//! let mut client = Client::only()?;
+//! let hello = client.hello()?;
+//! println!("process {} runs {}", hello.pid, hello.config);
+//! let stats: serde_json::Value = client.call(&Call::Stats {})?.parse()?;
+//! println!("{}", stats["packets"]["rx"]);
+//! # Ok::<(), dataplane_control::Error>(())
+//! ```
+
+mod client;
+mod error;
+mod protocol;
+pub mod socket;
+
+pub use client::{Answer, Client};
+pub use error::Error;
+pub use protocol::{
+    Call, ErrorCode, Hello, MAX_REQUEST, MalformedRequest, Refusal, Request, Response, TIMEOUT, VERSION,
+};

@@ -1,0 +1,269 @@
+//! The requests and answers.
+
+use std::fmt;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// The version of the protocol. A change that an old client or an old program cannot handle increments the version.
+pub const VERSION: u32 = 1;
+
+/// The maximum length of a request, in bytes, with the newline at its end.
+pub const MAX_REQUEST: usize = 4096;
+
+/// The maximum time that the client and the program wait for each other.
+pub const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A request: one line of JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct Request {
+    /// The version of the protocol that the client uses: 1.
+    pub version: u32,
+    /// A number that the client chooses. The answer repeats the number.
+    pub id: u64,
+    /// The name and the parameters of the request.
+    #[serde(flatten)]
+    pub call: Call,
+}
+
+/// The name of a request, in the field `request`, and the parameters of the request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Call {
+    /// Describes the program and the supported versions and requests. The program answers `hello` for every version.
+    Hello {},
+    /// Returns the statistics of the run. The part `recent` covers the time since the previous answer on this
+    /// connection.
+    Stats {},
+}
+
+impl Call {
+    /// The names of the requests.
+    pub const NAMES: [&str; 2] = ["hello", "stats"];
+}
+
+/// The result of [`Call::Hello`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Hello {
+    /// The version of the program.
+    pub version: String,
+    /// The process id of the program.
+    pub pid: u32,
+    /// The path of the config.
+    pub config: String,
+    /// The time since the program started to listen on the socket, in seconds.
+    pub running_s: f64,
+    /// The versions of the protocol that the program supports.
+    pub protocol_versions: Vec<u32>,
+    /// The names of the requests that the program supports.
+    pub requests: Vec<String>,
+    /// The maximum length of a request, in bytes.
+    pub max_request: usize,
+}
+
+/// An answer: one line of JSON. An answer has either `result` or `error`.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Response {
+    /// The number of the request. `null` if the program cannot read the number, or refuses the whole connection.
+    pub id: Option<u64>,
+    /// The result. The type depends on the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<Value>")]
+    pub result: Option<Box<RawValue>>,
+    /// The reason why there is no result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Refusal>,
+}
+
+/// The reason why the program refuses a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Refusal {
+    /// The kind of error, for programs.
+    pub code: ErrorCode,
+    /// What is wrong.
+    pub message: String,
+    /// How to fix the request.
+    pub help: String,
+}
+
+/// The kind of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ErrorCode {
+    /// The request is not one JSON object.
+    BadJson,
+    /// A field is missing, unknown, or has a wrong value.
+    BadField,
+    /// The program does not support this version of the protocol.
+    UnknownVersion,
+    /// The program does not support this request.
+    UnknownRequest,
+    /// The request is longer than [`MAX_REQUEST`]. The program closes the connection.
+    TooLong,
+    /// Too many clients are connected. The program closes the connection.
+    TooManyClients,
+    /// A code of a later version.
+    #[serde(other)]
+    Other,
+}
+
+impl Refusal {
+    /// Creates a refusal.
+    pub fn new(code: ErrorCode, message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { code, message: message.into(), help: help.into() }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; help: {}", self.message, self.help)
+    }
+}
+
+/// A request that the program cannot read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MalformedRequest {
+    /// The number of the request, if the program can read the number.
+    pub id: Option<u64>,
+    /// What is wrong.
+    pub error: Refusal,
+}
+
+impl Request {
+    /// Parses a line.
+    ///
+    /// # Errors
+    /// Fails if the line is not one JSON object, if the version or the request is unknown, or if a field is missing,
+    /// unknown or wrong.
+    pub fn parse(line: &[u8]) -> Result<Self, MalformedRequest> {
+        let example = "send one object per line, such as {\"version\":1,\"id\":1,\"request\":\"hello\"}";
+        let not_json =
+            |why: String| MalformedRequest { id: None, error: Refusal::new(ErrorCode::BadJson, why, example) };
+        let mut fields = match serde_json::from_slice(line) {
+            Ok(Value::Object(fields)) => fields,
+            Ok(_) => return Err(not_json("the request is not a JSON object".to_owned())),
+            Err(error) => return Err(not_json(format!("the request is not valid JSON: {error}"))),
+        };
+        let id = match fields.remove("id") {
+            Some(Value::Number(id)) => id.as_u64(),
+            _ => None,
+        };
+        let failed = |code, message, help| Err(MalformedRequest { id, error: Refusal::new(code, message, help) });
+        let bad_field = |message: String| failed(ErrorCode::BadField, message, example.to_owned());
+        let Some(id) = id else {
+            return bad_field("the field `id` is missing, or is not a whole number from 0 to 2^64 - 1".to_owned());
+        };
+        let version = match fields.remove("version") {
+            Some(Value::Number(version)) if version.is_u64() => version.as_u64().unwrap_or_default(),
+            _ => return bad_field("the field `version` is missing, or is not a whole number".to_owned()),
+        };
+        let Some(Value::String(name)) = fields.get("request") else {
+            return bad_field("the field `request` is missing, or is not a string".to_owned());
+        };
+        let name = name.clone();
+        let is_known = Call::NAMES.contains(&name.as_str());
+        if version != u64::from(VERSION) && name != "hello" {
+            let message = format!("the program does not support version {version} of the protocol");
+            let help = format!("use version {VERSION}; the request `hello` returns the supported versions");
+            return failed(ErrorCode::UnknownVersion, message, help);
+        }
+        if !is_known {
+            let message = format!("unknown request `{}`", name.escape_debug());
+            return failed(ErrorCode::UnknownRequest, message, format!("the requests are {}", Call::NAMES.join(", ")));
+        }
+        match Call::deserialize(Value::Object(fields)) {
+            Ok(call) => Ok(Self { version: VERSION, id, call }),
+            Err(error) => failed(
+                ErrorCode::BadField,
+                format!("request `{name}`: {error}"),
+                "`dataplane schema control` prints the fields of each request".to_owned(),
+            ),
+        }
+    }
+}
+
+impl Response {
+    /// Creates an answer with a result.
+    ///
+    /// # Errors
+    /// Fails if the result cannot be represented as JSON.
+    pub fn result(id: u64, result: &impl Serialize) -> serde_json::Result<Self> {
+        Ok(Self { id: Some(id), result: Some(serde_json::value::to_raw_value(result)?), error: None })
+    }
+
+    /// Creates an answer with an error.
+    pub fn error(id: Option<u64>, error: Refusal) -> Self {
+        Self { id, result: None, error: Some(error) }
+    }
+}
+
+impl From<MalformedRequest> for Response {
+    fn from(MalformedRequest { id, error }: MalformedRequest) -> Self {
+        Self::error(id, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(line: &str) -> (Option<u64>, ErrorCode, String) {
+        let MalformedRequest { id, error } = Request::parse(line.as_bytes()).unwrap_err();
+        assert!(!error.help.is_empty());
+        (id, error.code, error.message)
+    }
+
+    #[test]
+    fn every_request_is_parsed_from_its_own_json() {
+        for call in [Call::Hello {}, Call::Stats {}] {
+            let request = Request { version: VERSION, id: u64::MAX, call };
+            let line = serde_json::to_string(&request).unwrap();
+            assert_eq!(Request::parse(line.as_bytes()), Ok(request), "{line}");
+        }
+    }
+
+    #[test]
+    fn names_are_the_names_of_the_variants() {
+        let unknown = serde_json::from_str::<Call>("{\"request\": \"fly\"}").unwrap_err().to_string();
+        for name in Call::NAMES {
+            assert!(unknown.contains(&format!("`{name}`")), "{unknown}");
+        }
+        assert_eq!(unknown.matches('`').count(), 2 * (Call::NAMES.len() + 1), "{unknown}");
+    }
+
+    #[test]
+    fn error_names_the_mistake_in_a_request() {
+        for (line, id, code, part) in [
+            ("", None, ErrorCode::BadJson, "not valid JSON: EOF"),
+            ("stats", None, ErrorCode::BadJson, "not valid JSON"),
+            ("[1]", None, ErrorCode::BadJson, "not a JSON object"),
+            ("{\"version\":1,\"request\":\"stats\"}", None, ErrorCode::BadField, "`id`"),
+            ("{\"version\":1,\"id\":-1,\"request\":\"stats\"}", None, ErrorCode::BadField, "`id`"),
+            ("{\"id\":3,\"request\":\"stats\"}", Some(3), ErrorCode::BadField, "`version`"),
+            ("{\"version\":1,\"id\":3}", Some(3), ErrorCode::BadField, "`request`"),
+            ("{\"version\":2,\"id\":3,\"request\":\"stats\"}", Some(3), ErrorCode::UnknownVersion, "version 2"),
+            ("{\"version\":1,\"id\":3,\"request\":\"fly\\u001b\"}", Some(3), ErrorCode::UnknownRequest, "`fly\\u{1b}`"),
+            ("{\"version\":1,\"id\":3,\"request\":\"stats\",\"a\":1}", Some(3), ErrorCode::BadField, "field `a`"),
+        ] {
+            let (found, kind, message) = refused(line);
+            assert_eq!((found, kind), (id, code), "{line}: {message}");
+            assert!(message.contains(part), "{line}: {message}");
+        }
+    }
+
+    #[test]
+    fn hello_is_accepted_for_every_version() {
+        let request = Request::parse(b"{\"version\":9,\"id\":0,\"request\":\"hello\"}").unwrap();
+        assert_eq!(request.call, Call::Hello {});
+    }
+
+    #[test]
+    fn error_code_of_a_later_version_is_accepted() {
+        let error: Refusal = serde_json::from_str("{\"code\":\"on_fire\",\"message\":\"m\",\"help\":\"h\"}").unwrap();
+        assert_eq!(error.code, ErrorCode::Other);
+    }
+}

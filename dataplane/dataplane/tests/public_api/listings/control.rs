@@ -1,0 +1,137 @@
+mod client {
+    #[derive(Debug)]
+    pub struct Client {
+        private: _,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Answer {
+        private: _,
+    }
+    impl Answer {
+        pub fn json(&self) -> &str {}
+        pub fn parse<T: DeserializeOwned>(&self) -> Result<T, Error> {}
+    }
+    impl Client {
+        pub fn connect(path: &Path) -> Result<Self, Error> {}
+        pub fn of_process(process: u32) -> Result<Self, Error> {}
+        pub fn only() -> Result<Self, Error> {}
+        pub fn all() -> (Vec<(u32, Self)>, usize) {}
+        pub fn set_timeout(&mut self, timeout: Duration) -> Result<(), Error> {}
+        pub fn path(&self) -> &Path {}
+        pub fn call(&mut self, call: &Call) -> Result<Answer, Error> {}
+        pub fn hello(&mut self) -> Result<Hello, Error> {}
+    }
+}
+mod error {
+    #[derive(Debug)]
+    #[non_exhaustive]
+    pub enum Error {
+        Path(String),
+        NotListening(PathBuf),
+        Busy(PathBuf),
+        Socket(PathBuf, io::Error),
+        NoProcess(u32),
+        NotRunning { others: usize },
+        Several(Vec<u32>),
+        Timeout(PathBuf, u64),
+        Ended(PathBuf),
+        Refused(PathBuf, Refusal),
+        Answer(PathBuf, String),
+    }
+    impl fmt::Display for Error {}
+    impl std::error::Error for Error {}
+}
+mod protocol {
+    pub const VERSION: u32 = _;
+    pub const MAX_REQUEST: usize = _;
+    pub const TIMEOUT: Duration = _;
+    #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+    pub struct Request {
+        pub version: u32,
+        pub id: u64,
+        pub call: Call,
+    }
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    pub enum Call {
+        Hello {},
+        Stats {},
+    }
+    impl Call {
+        pub const NAMES: [&str; 2] = _;
+    }
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    pub struct Hello {
+        pub version: String,
+        pub pid: u32,
+        pub config: String,
+        pub running_s: f64,
+        pub protocol_versions: Vec<u32>,
+        pub requests: Vec<String>,
+        pub max_request: usize,
+    }
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    pub struct Response {
+        pub id: Option<u64>,
+        pub result: Option<Box<RawValue>>,
+        pub error: Option<Refusal>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Refusal {
+        pub code: ErrorCode,
+        pub message: String,
+        pub help: String,
+    }
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    #[non_exhaustive]
+    pub enum ErrorCode {
+        BadJson,
+        BadField,
+        UnknownVersion,
+        UnknownRequest,
+        TooLong,
+        TooManyClients,
+        Other,
+    }
+    impl Refusal {
+        pub fn new(
+            code: ErrorCode,
+            message: impl Into<String>,
+            help: impl Into<String>,
+        ) -> Self {}
+    }
+    impl fmt::Display for Refusal {}
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct MalformedRequest {
+        pub id: Option<u64>,
+        pub error: Refusal,
+    }
+    impl Request {
+        pub fn parse(line: &[u8]) -> Result<Self, MalformedRequest> {}
+    }
+    impl Response {
+        pub fn result(id: u64, result: &impl Serialize) -> serde_json::Result<Self> {}
+        pub fn error(id: Option<u64>, error: Refusal) -> Self {}
+    }
+    impl From<MalformedRequest> for Response {}
+}
+pub mod socket {
+    pub const MAX_PATH: usize = _;
+    #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub struct Found {
+        pub process: u32,
+        pub path: PathBuf,
+        pub is_own: bool,
+    }
+    pub fn folders() -> Vec<PathBuf> {}
+    pub fn name(process: u32) -> String {}
+    pub fn within(folder: &Path) -> impl Iterator<Item = Found> {}
+    pub fn is_own(about: &Metadata) -> bool {}
+    pub fn address(path: &Path) -> Result<SocketAddrUnix, String> {}
+    pub fn unix(flags: SocketFlags) -> io::Result<OwnedFd> {}
+}
+pub use client::{Answer, Client};
+pub use error::Error;
+pub use protocol::{
+    Call, ErrorCode, Hello, MAX_REQUEST, MalformedRequest, Refusal, Request, Response,
+    TIMEOUT, VERSION,
+};
