@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread;
 
 use dataplane_testing::config::Config;
 use dataplane_testing::program::{RunningProgram, run};
@@ -334,6 +335,42 @@ fn stop_signal_ends_the_run_with_a_report() {
         running.signal(signal);
         report(running);
     }
+}
+
+/// Waits until the pipeline runs, and repeats a stop signal until the program ends. Returns the rest of standard error.
+fn abort(mut running: RunningProgram) -> String {
+    let mut lines = BufReader::new(running.stderr.take().unwrap()).lines().map(|line| line.unwrap());
+    assert!(lines.any(|line| line.contains("running")), "the program ended before the pipeline ran");
+    while running.try_wait().unwrap().is_none() {
+        running.signal("-INT");
+    }
+    assert_eq!(running.wait().unwrap().code(), Some(128 + 2));
+    lines.collect()
+}
+
+/// The port sends 1,000 bits per second, so the run drains for longer than the test.
+#[test]
+fn repeated_stop_signal_ends_a_run_that_drains() {
+    let folder = folder_with_config();
+    let config = CONFIG.replace("hugepages = \"none\"", "hugepages = \"none\"\ndrain_timeout = \"1h\"");
+    let slow = "output = \"lan.pcapng\" }\nqp = \"raw_packet\"\nrate_limit = { rate = \"1kbps\" }";
+    let running = start_endless(&folder, &config.replace("output = \"lan.pcapng\" }", slow));
+    assert!(abort(running).contains("aborted: packets in processing are lost, and there is no report"));
+}
+
+/// The reader of the report does not read, and another writer keeps the pipe full.
+#[test]
+fn repeated_stop_signal_ends_a_run_that_cannot_print_its_report() {
+    let folder = folder_with_config();
+    let path = folder.write("x.toml", CONFIG);
+    let (reader, mut filler) = std::io::pipe().unwrap();
+    let mut command = command(&[OsStr::new("run"), path.as_os_str(), OsStr::new("-jv")]);
+    let running = RunningProgram::start(command.stdout(filler.try_clone().unwrap()).stderr(Stdio::piped()));
+    let fill = thread::spawn(move || while filler.write(&[0; 4096]).is_ok() {});
+    abort(running);
+    // The command and this test hold the last ends of the pipe. Without a reader, the other writer ends.
+    drop((command, reader));
+    fill.join().unwrap();
 }
 
 #[test]

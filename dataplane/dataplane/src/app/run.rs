@@ -60,9 +60,7 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
     let stopping = watch(&run, &mut signals, hangup, asked, until, server);
     let ending = signals.handle();
     abort_on_signal(signals, hangup, stopping)?;
-    let report = run.join();
-    ending.close();
-    let mut report = report?;
+    let mut report = run.join()?;
     report.logs_lost = queue.lost();
     drop(queue);
     let outcome = match report.is_good() {
@@ -84,6 +82,7 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
         CommandError::Pipe => CommandError::Failed("the report is lost: standard output is closed".to_owned()),
         error => error,
     });
+    ending.close();
     outcome.and(printed)
 }
 
@@ -209,8 +208,8 @@ fn abort(signal: i32) -> ! {
     exit(128 + signal)
 }
 
-/// Starts a thread that handles signals while the run ends, because a device or an output file may be stuck. `stopping`
-/// is the time of the first stop signal.
+/// Starts a thread that handles signals while the run ends and the report is printed, because a device, an output file or
+/// the reader of the report may be stuck. `stopping` is the time of the first stop signal.
 fn abort_on_signal(mut signals: Signals, hangup: Hangup, mut stopping: Option<Instant>) -> Result<(), CommandError> {
     let handle = move || {
         for signal in signals.forever() {
