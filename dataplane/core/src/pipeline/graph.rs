@@ -495,10 +495,12 @@ impl BatchMove<'_> {
             Some(ahead) => later.get_mut(ahead),
             None => earlier.get_mut(watch.by),
         };
-        let watcher = watcher.and_then(|watcher| watcher.stage.as_drop_observer());
-        if let Some(watcher) = watcher {
-            show(inbox, index, |packet| watcher.observe_drop(ctx, packet, Cause { stage: name, reason }));
-        }
+        let Some(watcher) = watcher else { return };
+        show(inbox, index, |packet| {
+            if let Some(observer) = watcher.stage.as_drop_observer() {
+                observer.observe_drop(ctx, packet, Cause { stage: name, reason });
+            }
+        });
     }
 
     fn copy<O: Observer>(&mut self, index: usize, edge: Edge, observer: &mut O) {
@@ -543,8 +545,9 @@ impl Node {
     }
 }
 
-/// Shows the packet at `index` to `observe`. The packets before `index` have already moved to another batch or to the
-/// pool. If `observe` panics, these packets are removed from `inbox`, so that each slot keeps one owner.
+/// Shows the packet at `index` to `observe`, which may call code of stages and observers. The packets before `index` have
+/// already moved to another batch or to the pool. If `observe` panics, these packets are removed from `inbox`, so that
+/// each slot keeps one owner.
 #[cold]
 fn show(inbox: &mut Batch, index: usize, observe: impl FnOnce(&Packet<'_>)) {
     struct Moved<'a>(&'a mut Batch, usize);

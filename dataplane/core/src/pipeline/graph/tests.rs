@@ -314,6 +314,23 @@ fn generated_packets_reach_the_next_stage_and_are_counted() {
     assert_eq!(pool.available(), free);
 }
 
+/// A stage that panics when the graph asks it a second time for its observer of drops.
+struct PanicsOnRequest(usize);
+
+impl Stage for PanicsOnRequest {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
+        self.0 += 1;
+        assert!(self.0 < 2, "this is the second request");
+        Some(self)
+    }
+}
+
+impl DropObserver for PanicsOnRequest {
+    fn observe_drop(&mut self, _ctx: &Ctx, _packet: &Packet<'_>, _cause: Cause<'_>) {}
+}
+
 /// A stage that panics when it observes the drop of a packet that starts with `w`.
 struct Panicking;
 
@@ -359,9 +376,13 @@ fn panic_of_an_observer_duplicates_no_slot() {
         let outputs = vec![("out".to_owned(), Target::Port(0))];
         vec![NodeSpec { outputs, ..node("copying", Copying, Target::Port(0), None) }]
     };
-    let observed = |by| vec![sort(Target::Port(0), Some(by)), node("watcher", Panicking, Target::Port(0), None)];
+    let watched = |watcher| vec![sort(Target::Port(0), Some(1)), watcher];
+    let watchers =
+        [node("watcher", Panicking, Target::Port(0), None), node("watcher", PanicsOnRequest(0), Target::Port(0), None)];
     let cases = (0..7).map(|most| (vec![sort(Target::Port(0), None)], most));
-    let cases = cases.chain((0..14).map(|most| (copying(), most))).chain([(observed(1), usize::MAX)]);
+    let cases = cases
+        .chain((0..14).map(|most| (copying(), most)))
+        .chain(watchers.map(|watcher| (watched(watcher), usize::MAX)));
     for (nodes, most) in cases {
         let mut pool = pool();
         let mut graph = Graph::new(Program::new(nodes), 1, &pool);
