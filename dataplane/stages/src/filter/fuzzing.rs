@@ -7,9 +7,7 @@ use super::program::{Instruction, Program};
 
 /// The words from which [`expression`] builds expressions. No word is the name of a host, because libpcap would resolve
 /// the name.
-/// The word `geneve` is left out: the program that libpcap generates for `not geneve and not tcp` reads memory words that
-/// no instruction has set, so the result of libpcap depends on old bytes of its stack.
-const WORDS: [&str; 64] = [
+const WORDS: [&str; 65] = [
     "and",
     "or",
     "not",
@@ -74,6 +72,7 @@ const WORDS: [&str; 64] = [
     "0",
     "2",
     "0x0f",
+    "geneve",
 ];
 
 /// Runs a program on a packet, and compares the result with the result of the reference interpreter. The first byte of

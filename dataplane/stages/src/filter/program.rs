@@ -120,6 +120,30 @@ impl Comparison {
     }
 }
 
+/// Returns the first instruction that may read a word of the scratch memory before the program stores a value there, and
+/// the word. Jumps must stay inside the program. Linux refuses such a program too (`check_load_and_stores` in
+/// net/core/filter.c).
+fn unset_memory(ops: &[BpfOp]) -> Option<(usize, u8)> {
+    // For each instruction: the words that have a value on every path to the instruction, as a bit set.
+    let mut set = vec![u16::MAX; ops.len() + 1];
+    set[0] = 0;
+    for (at, op) in ops.iter().enumerate() {
+        match *op {
+            BpfOp::LoadMemory(word) | BpfOp::MemoryToX(word) if set[at] & 1 << word == 0 => return Some((at, word)),
+            BpfOp::Store(word) | BpfOp::StoreX(word) => set[at] |= 1 << word,
+            _ => {}
+        }
+        let next: &[usize] = match *op {
+            BpfOp::Return(_) | BpfOp::ReturnA => &[],
+            BpfOp::Jump(by) => &[by as usize],
+            BpfOp::Branch(_, _, jt, jf) | BpfOp::BranchX(_, jt, jf) => &[jt.into(), jf.into()],
+            _ => &[0],
+        };
+        next.iter().for_each(|by| set[at + 1 + by] &= set[at]);
+    }
+    None
+}
+
 /// An instruction in the layout of `struct sock_filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Instruction {
@@ -252,10 +276,15 @@ impl Program {
                 _ => ops.push(op),
             }
         }
-        match ops.last() {
-            Some(BpfOp::Return(_) | BpfOp::ReturnA) => Ok(Self(ops.into())),
-            _ => Err("the last instruction does not return".to_owned()),
+        if !matches!(ops.last(), Some(BpfOp::Return(_) | BpfOp::ReturnA)) {
+            return Err("the last instruction does not return".to_owned());
         }
+        if let Some((at, word)) = unset_memory(&ops) {
+            return Err(format!(
+                "instruction {at} reads word {word} of the scratch memory, which may have no value yet"
+            ));
+        }
+        Ok(Self(ops.into()))
     }
 
     /// Returns the result of the program for a packet. 0 means that the packet does not match.

@@ -58,6 +58,9 @@ fn invalid_filter_is_refused() {
         ("1 6 256 0 0", "instruction 0: a number is too large"),
         ("2 21 1 0 0 6 0 0 0", "instruction 0 (0x15, 0): the jump leaves the program"),
         ("2 5 0 0 1 6 0 0 0", "the jump leaves"),
+        ("2 96 0 0 3 22 0 0 0", "instruction 0 reads word 3 of the scratch memory, which may have no value yet"),
+        // Only the true branch stores the value.
+        ("5 48 0 0 0 21 0 1 1 2 0 0 3 97 0 0 3 22 0 0 0", "instruction 3 reads word 3 of the scratch memory"),
         ("2 5 0 0 4294967295 6 0 0 0", "the jump leaves"),
         ("2 52 0 0 0 6 0 0 0", "instruction 0 (0x34, 0): division by zero"),
         ("2 148 0 0 0 6 0 0 0", "division by zero"),
@@ -88,6 +91,16 @@ fn ip_broadcast_is_refused_because_no_netmask_is_known() {
     for expression in ["ether broadcast", "broadcast", "ip and broadcast", "ip && broadcast", "ip multicast"] {
         assert_eq!(built(expression).err(), None, "{expression}");
     }
+}
+
+/// libpcap compiles the second expression to a program that reads words without a value, so the result would depend on old
+/// data.
+#[test]
+fn expression_whose_program_reads_unset_memory_is_refused() {
+    let built = |expression: &str| Harness::from_toml::<Filter>(&format!("expression = \"{expression}\"")).err();
+    assert_eq!(built("geneve"), None);
+    let message = built("not geneve and not tcp").unwrap();
+    assert!(message.contains("of the scratch memory, which may have no value yet"), "{message}");
 }
 
 #[test]
