@@ -16,6 +16,8 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// Packets up to the MTU go to the next stage unchanged. Larger IPv6 packets, and larger IPv4 datagrams with the "don't
 /// fragment" flag, leave by the output `too_big`. Connect an `icmp_error` stage to this output to notify the sender.
 ///
+/// A fragment whose end is past the maximum length of a datagram, 65,535 bytes, is dropped as `bad_length`.
+///
 /// Each fragment takes its own buffer. A batch holds 256 packets, and one packet becomes up to `most` fragments.
 /// Therefore, `runtime.burst` must be at most 256 divided by `most`.
 ///
@@ -167,6 +169,11 @@ impl Fragment {
         if (end - payload).div_ceil(step) > usize::from(self.most) {
             return Verdict::Refused(TOO_MANY);
         }
+        let last = (end - payload - 1) / step * step;
+        if usize::from(field & FRAGMENT_OFFSET) + last / 8 > usize::from(FRAGMENT_OFFSET) {
+            // The packet is a fragment whose end is past the maximum length of a datagram, 65,535 bytes (RFC 791).
+            return Verdict::Refused(Reason::BadLength);
+        }
         Verdict::Cut(Datagram { start, payload, end, step, field })
     }
 }
@@ -288,7 +295,7 @@ mod tests {
         #[test]
         fn fragments_together_equal_the_datagram(
             size in 0..4000usize, mtu in 68..1500u16, tags in 0..3u16, option_words in 0..10usize,
-            offset in 0..100u16, more in any::<bool>(),
+            offset in prop_oneof![0..100u16, 7600..8192u16], more in any::<bool>(),
         ) {
             let payload: Vec<u8> = (0..size).map(|at| (at * 7) as u8).collect();
             // Record route options (type 7). Later fragments do not copy these options.
@@ -305,7 +312,8 @@ mod tests {
                 prop_assert_eq!(&outcomes[0].bytes, &sent);
                 return Ok(());
             }
-            if step == 0 || size.div_ceil(step) > 16 {
+            let last_offset = usize::from(offset) + size.saturating_sub(1) / step.max(1) * step / 8;
+            if step == 0 || size.div_ceil(step) > 16 || last_offset > 8191 {
                 prop_assert!(matches!(outcomes[0].fate, Fate::Dropped(_)));
                 prop_assert_eq!(outcomes.len(), 1);
                 return Ok(());

@@ -459,7 +459,7 @@ proptest! {
     }
 
     /// The error of a synced clock is at most the sum of half the duration of a reading, two ticks, 2 ns and one
-    /// thousandth of the time since the last step. This holds for every width, drift and start value of the counter,
+    /// millionth of the time since the last step. This holds for every width, drift and start value of the counter,
     /// and for every moment of the counter read within a reading.
     #[test]
     fn error_of_a_synced_clock_is_bounded(
@@ -485,7 +485,7 @@ proptest! {
                 bench.poll(1, &[age / 4; 5]);
                 prop_assert!(off.is_some());
                 if step > 120 {
-                    let max_error = takes / 2 + 2_000_000 / khz + 2 + rest / 4 * part / 1_000;
+                    let max_error = takes / 2 + 2_000_000 / khz + 2 + rest / 4 * part / 1_000_000;
                     prop_assert!(off.unwrap() <= max_error, "{off:?} ns is over {max_error} ns at step {step}");
                 }
             }

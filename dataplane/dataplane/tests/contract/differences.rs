@@ -277,7 +277,7 @@ const DIFFERENCES: &[Difference] = &[
         applies_to: Kernel,
         standard: "tag_matching",
         instead: "cvlan extended_cq flow_tag ignore_overrun single_threaded tag_matching",
-        reason: "extended CQs of rxe's library are broken before version 55, so classic CQs are used",
+        reason: "extended CQs of rxe's library are broken before libibverbs 59, so classic CQs are used",
     },
     Difference {
         cases: &["completions.overrun"],

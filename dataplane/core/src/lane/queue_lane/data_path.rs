@@ -168,6 +168,7 @@ impl<D: Device> DataPath<D> {
         if n == 0 {
             return Ok(0);
         }
+        // A wrong pool or batch is a bug of the caller. After this panic, the buffers of the completions are lost.
         self.check_pool(pool);
         batch.check_pool(pool);
         let run = &*self.run;

@@ -37,7 +37,7 @@ use crate::verbs::{
 /// Registers the pool's memory with the device.
 ///
 /// All methods of the lane need this pool, and batches of this pool. With another pool or batch, the methods panic before
-/// they move a packet.
+/// they move a packet. A receive that panics loses the buffers of the completions that it has polled.
 ///
 /// # Errors
 /// Fails if a verb fails. The error names the verb and the device.
