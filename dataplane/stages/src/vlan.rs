@@ -159,12 +159,14 @@ impl Stage for Vlan {
 impl Vlan {
     fn prepare_push(&mut self) -> Result<(), Problem> {
         let Some(id) = self.id else {
-            return Err(Problem::at("id", "`push` needs a VLAN id").help("add id = 1 to 4094"));
+            return Err(Problem::at("id", "`push` needs a VLAN id").help("set `id` to a number from 1 to 4094"));
         };
         check_id(id, "id")?;
         let pcp = self.pcp.unwrap_or(0);
         if pcp > 7 {
-            return Err(Problem::at("pcp", format!("{pcp} is not a priority")).help("set `pcp` to 0 to 7"));
+            return Err(
+                Problem::at("pcp", format!("{pcp} is not a priority")).help("set `pcp` to a number from 0 to 7")
+            );
         }
         let tpid = self.tpid.unwrap_or(ether_type::VLAN);
         if !vlan::is_tag(tpid) {
@@ -378,9 +380,9 @@ mod tests {
     #[test]
     fn invalid_parameters_are_refused_with_their_key() {
         for (parameters, message) in [
-            ("op = 'push'", "id: `push` needs a VLAN id; help: add id = 1 to 4094"),
+            ("op = 'push'", "id: `push` needs a VLAN id; help: set `id` to a number from 1 to 4094"),
             ("op = 'push'\nid = 4095", "id: 4095 is not a VLAN id; help: set a VLAN id from 0 to 4094"),
-            ("op = 'push'\nid = 1\npcp = 8", "pcp: 8 is not a priority; help: set `pcp` to 0 to 7"),
+            ("op = 'push'\nid = 1\npcp = 8", "pcp: 8 is not a priority; help: set `pcp` to a number from 0 to 7"),
             (
                 "op = 'push'\nid = 1\ntpid = 0x0800",
                 "tpid: 0x0800 is not a tag type; help: set `tpid` to 0x8100, 0x88a8 or 0x9100",

@@ -3892,8 +3892,8 @@ pub mod verbs {
             LocQpOpErr = 2 "IBV_WC_LOC_QP_OP_ERR", "local QP operation error",
             "an opcode that this type of queue pair does not have, or an address handle of another protection domain";
             LocEecOpErr = 3 "IBV_WC_LOC_EEC_OP_ERR", "local EE context operation error",
-            "reliable datagrams, which no device has: suspect the driver"; LocProtErr = 4
-            "IBV_WC_LOC_PROT_ERR", "local protection error",
+            "a driver bug: this status is only for reliable datagrams, which no device supports";
+            LocProtErr = 4 "IBV_WC_LOC_PROT_ERR", "local protection error",
             "a scatter/gather element with a wrong lkey, outside its region, of another protection domain, or without \
          local write access";
             WrFlushErr = 5 "IBV_WC_WR_FLUSH_ERR", "work request flushed error",
@@ -3916,16 +3916,16 @@ pub mod verbs {
             "receiver-not-ready retry counter exceeded",
             "the peer posted no receive in time"; LocRddViolErr = 14
             "IBV_WC_LOC_RDD_VIOL_ERR", "local RDD violation error",
-            "reliable datagrams, which no device has: suspect the driver"; RemInvRdReqErr
-            = 15 "IBV_WC_REM_INV_RD_REQ_ERR", "remote invalid RD request",
-            "reliable datagrams, which no device has: suspect the driver"; RemAbortErr =
-            16 "IBV_WC_REM_ABORT_ERR", "remote aborted error",
+            "a driver bug: this status is only for reliable datagrams, which no device supports";
+            RemInvRdReqErr = 15 "IBV_WC_REM_INV_RD_REQ_ERR", "remote invalid RD request",
+            "a driver bug: this status is only for reliable datagrams, which no device supports";
+            RemAbortErr = 16 "IBV_WC_REM_ABORT_ERR", "remote aborted error",
             "the peer aborted the operation"; InvEecnErr = 17 "IBV_WC_INV_EECN_ERR",
             "invalid EE context number",
-            "reliable datagrams, which no device has: suspect the driver"; InvEecStateErr
-            = 18 "IBV_WC_INV_EEC_STATE_ERR", "invalid EE context state",
-            "reliable datagrams, which no device has: suspect the driver"; FatalErr = 19
-            "IBV_WC_FATAL_ERR", "fatal error",
+            "a driver bug: this status is only for reliable datagrams, which no device supports";
+            InvEecStateErr = 18 "IBV_WC_INV_EEC_STATE_ERR", "invalid EE context state",
+            "a driver bug: this status is only for reliable datagrams, which no device supports";
+            FatalErr = 19 "IBV_WC_FATAL_ERR", "fatal error",
             "the device or the transport failed permanently: check for a DEVICE_FATAL event and read the kernel log";
             RespTimeoutErr = 20 "IBV_WC_RESP_TIMEOUT_ERR", "response timeout error",
             "the response of the peer came too late"; GeneralErr = 21
