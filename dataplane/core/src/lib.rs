@@ -12,7 +12,7 @@
 //! | --- | --- | --- |
 //! | [`units`] | newtypes for core, NUMA node, memory key, tick, nanosecond, byte | – |
 //! | [`error`] | the error type of set-up code | – |
-//! | [`sync`] | atomics and locks; the model checker loom replaces them in its tests | – |
+//! | [`sync`] | atomics and locks; tests with the model checker loom use the atomics and locks of loom | – |
 //! | [`file`](mod@file) | opens and locks the files that a config names | – |
 //! | [`pcapng`] | encodes the blocks of pcapng files | – |
 //! | [`topology`] | cores, caches, NUMA nodes, device locality; thread pinning | – |

@@ -20,7 +20,7 @@
 //! | `dataplane-tables` | longest prefix match, packet classifier, exact match | core |
 //! | `dataplane-soft` | the software device and its links | core |
 //! | `dataplane-ibverbs` | the libibverbs provider | core |
-//! | `dataplane-stages` | the built-in stages; copies routes and neighbours from the kernel | core, tables |
+//! | `dataplane-stages` | the built-in stages; a thread that copies routes and neighbours from the kernel | core, tables |
 //! | `dataplane` | config, runtime, command line; the crate that apps depend on | control, core, tables, soft, ibverbs, stages |
 //! | `dataplane-testing` | support for tests; no other crate depends on it outside of tests | core |
 //!

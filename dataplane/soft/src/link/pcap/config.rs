@@ -45,9 +45,9 @@ pub struct PcapConfig {
     /// other ports, stages and dataplane programs. Default: sent packets are only counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<PathBuf>,
-    /// A group that may read `output`, as a name in `/etc/group` or a number in quotes. The file then has mode 0640,
-    /// even if the file existed before the run. Default: a new file has mode 0600, so only the user of the program can
-    /// read it.
+    /// The group that may read `output`: its name from `/etc/group`, or its number in quotes. The file then has mode
+    /// 0640, even if the file existed before the run. Default: a new file has mode 0600, so only the user of the
+    /// program can read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
     /// How often the port receives the packets of `input`: once (`false`), a number of times, or until the run ends
@@ -58,7 +58,8 @@ pub struct PcapConfig {
     /// When the port receives the packets: `"fast"` as fast as the worker polls, `"file"` with the time intervals
     /// between the timestamps in the file.
     pub pace: Pace,
-    /// The maximum number of bytes of a packet that are written to `output`. The original length is always written.
+    /// The maximum number of bytes of a packet that are written to `output`, such as `128` or `"2KiB"`. The original
+    /// length is always written.
     #[serde(deserialize_with = "bytes_within::<_, u32, 1, 262144>")]
     #[schemars(with = "Bytes", range(min = 1, max = 262144))]
     pub snaplen: u32,
