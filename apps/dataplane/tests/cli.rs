@@ -368,7 +368,7 @@ fn repeated_stop_signal_ends_a_run_that_cannot_print_its_report() {
     let running = RunningProgram::start(command.stdout(filler.try_clone().unwrap()).stderr(Stdio::piped()));
     let fill = thread::spawn(move || while filler.write(&[0; 4096]).is_ok() {});
     abort(running);
-    // The command and this test hold the last ends of the pipe. Without a reader, the other writer ends.
+    // Close the read end of the pipe. The filler thread then ends, because its write fails.
     drop((command, reader));
     fill.join().unwrap();
 }

@@ -21,7 +21,7 @@ use crate::end::{Endpoint, Work};
 const BURST: usize = 64;
 /// The number of poll loops between two checks of the deadline.
 const DEADLINE_CHECK_INTERVAL: u32 = 256;
-/// The value of `answers` for a message that answers no message.
+/// The value of the field `answers` in a message that is not an answer.
 const NO_SEQUENCE: u64 = u64::MAX;
 
 /// The role of a side.

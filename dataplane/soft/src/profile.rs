@@ -1,8 +1,8 @@
-//! The behaviour of a software device where the standard and rxe (the kernel's software RoCE driver) differ, and the
-//! device's limits.
+//! The profile of a software device: whether the device behaves like the standard or like rxe (the kernel's software
+//! RoCE driver) in the cases where the two differ. Also the limits of the device.
 
-/// The behaviour of a device where the standard and rxe (the kernel's software RoCE driver) differ. Raw packets behave
-/// the same in all profiles, because rxe does not support raw packets.
+/// The model for a software device in the cases where the standard and rxe (the kernel's software RoCE driver) differ.
+/// Raw packets behave the same in all profiles, because rxe does not support raw packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Profile {
     /// The behaviour of the InfiniBand specification, as hardware implements it.

@@ -128,8 +128,8 @@ impl Drop for SoftQp {
             cq.attachments.change(|list| list.retain(|other| !Arc::ptr_eq(&other.qp, &self.shared)));
         }
         // Close the wire, so that no more frames are delivered to this queue pair. If another thread owns the state,
-        // the claim fails, and the wire is closed when the last reference to the state is dropped. If the reset fails
-        // because the hardware may still write to the slots, the state keeps their memory mapped.
+        // the claim fails, and the wire is closed when the last reference to the state is dropped. `reset` fails if
+        // hardware may still write to the slots. The state then keeps the memory of the slots mapped.
         let _ = self.claim(|core| core.reset(&self.shared.counts));
         self.device.queues.retire(&self.shared);
     }

@@ -39,7 +39,7 @@ impl<T> FromWorkers<T> {
         producer
     }
 
-    /// Removes and returns an element. Takes one element of each queue in turn.
+    /// Removes and returns an element. Successive calls take elements from the queues in turn.
     pub(crate) fn pop(&self) -> Option<T> {
         let (rings, turn) = &mut *self.lock();
         rings.retain(|ring| !(ring.is_abandoned() && ring.is_empty()));

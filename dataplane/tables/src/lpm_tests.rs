@@ -36,7 +36,8 @@ macro_rules! lpm_tests {
             }
         }
 
-        /// Addresses with equal leading bits, so that prefixes nest, and the lowest and highest address.
+        /// Any address, the lowest address, the highest address, and addresses with equal leading bits. The equal bits
+        /// make prefixes nest.
         fn address() -> impl Strategy<Value = $Address> {
             prop_oneof![
                 2 => any::<$Address>(),
@@ -111,8 +112,8 @@ macro_rules! lpm_tests {
         proptest! {
             #![proptest_config(ProptestConfig::with_cases(48))]
 
-            /// The table refuses a prefix that does not fit, and does not change. After prefixes are removed, other
-            /// prefixes fit. At the end, all memory is free.
+            /// If a prefix does not fit, the table refuses the prefix and stays unchanged. After prefixes are removed,
+            /// other prefixes fit. At the end, all memory is free.
             #[test]
             fn dense_prefixes_are_found_and_their_memory_is_freed(
                 (shift, addresses) in crowded(), lens in prop::collection::vec(0..10u32, 1..20), most in prop_oneof![8..64usize, Just(4096)],

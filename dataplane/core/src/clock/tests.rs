@@ -76,8 +76,8 @@ struct Bench {
     /// The reference point: a time and the count at that time.
     from: (u64, u64),
     frozen: bool,
-    /// The duration of a reading in nanoseconds, and the offset of the counter read from the start of the reading, in
-    /// 1/256 of the duration.
+    /// The duration of a reading in nanoseconds, and the moment in the reading at which the counter is read, in 1/256
+    /// of the duration.
     read: (u64, u64),
     sync: ClockSync,
     stampers: Vec<Stamper>,
@@ -125,8 +125,8 @@ impl Bench {
         self.change(|bench| bench.from.1 = bench.from.1.wrapping_add_signed(ticks));
     }
 
-    /// Performs a step of the synchronization: takes eight readings of the duration in `read`, and passes them to
-    /// `sync`.
+    /// Performs a step of the synchronization: takes eight readings, and passes the readings to `sync`. The field
+    /// `read` has the duration of each reading.
     fn step(&mut self) -> ClockState {
         let (takes, at) = self.read;
         let readings: Vec<Reading> = (0..8)
@@ -460,7 +460,7 @@ proptest! {
 
     /// The error of a synced clock is at most the sum of half the duration of a reading, two ticks, 2 ns and one
     /// millionth of the time since the last step. This holds for every width, drift and start value of the counter,
-    /// and for every moment of the counter read within a reading.
+    /// and does not depend on the moment in a reading at which the counter is read.
     #[test]
     fn error_of_a_synced_clock_is_bounded(
         bits in 16u32..=64,

@@ -259,7 +259,7 @@ pub fn verify_ipv4_checksum(frame: &[u8], found: &Dissection) -> Result<(), Malf
 /// of the TCP or UDP header and data. `found` is the result of [`dissect`]. The bytes include the checksum field. If
 /// the checksum is correct, [`Sum::checksum`] of the sum of both parts is 0.
 ///
-/// The UDP length ends the bytes, even if the IP payload is longer.
+/// For UDP, the returned bytes end at the UDP length, even if the IP payload is longer.
 ///
 /// Returns `None` in all other cases: other protocols, fragments, packets with IPv6 extension headers, and a UDP checksum
 /// of 0 (no checksum).

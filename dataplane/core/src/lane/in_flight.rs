@@ -181,8 +181,8 @@ impl InFlight {
         self.reclaimed = self.completed;
     }
 
-    /// Removes the sends with sequence numbers from `done` up to `to` from the oldest span. Returns their total length,
-    /// in bytes.
+    /// Takes the sends with the sequence numbers `done..to` out of the oldest span. Returns the total length of these
+    /// sends, in bytes.
     #[cold]
     fn split_span(&mut self, done: u64, to: u64) -> u32 {
         let bytes = (done..to).map(|count| u32::from(self.descs[self.ring_index(count).0].len)).sum();

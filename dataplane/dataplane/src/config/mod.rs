@@ -1,4 +1,4 @@
-//! Reads a TOML config and checks it into a plan. Opens no device.
+//! Reads a TOML config, checks the config, and converts it to a plan. Opens no device.
 //!
 //! # Steps
 //!

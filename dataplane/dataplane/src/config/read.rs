@@ -28,8 +28,8 @@ impl Source {
             report(text, Mistake::error(span, message).help(help))
         };
         let mut bytes = Vec::new();
-        // Read at most one byte more than the limit. The size in the metadata of the file may be wrong, so this byte
-        // shows that the file is too large.
+        // Read at most one byte more than the limit. This byte exists only if the file is too large. The size in the
+        // metadata of the file may be wrong, so do not use the metadata.
         let input = match path.as_os_str() == "-" {
             true => Ok(Box::new(io::stdin().lock()) as Box<dyn Read>),
             false => file::open(path).map(|file| Box::new(file) as Box<dyn Read>),

@@ -63,8 +63,9 @@ pub fn assemble(
     build(source, registry, topology, false, diagnostics)
 }
 
-/// Checks a config like [`assemble`], but for a pipeline that processes packets without a run. The check does not
-/// depend on this host: the plan is for a virtual topology with enough cores for any config. The stages write no files.
+/// Checks a config like [`assemble`], but for a pipeline that processes packets without ports and workers, such as in
+/// `dataplane explain`. The check does not depend on this host: the plan is for a virtual topology with enough cores
+/// for any config. The stages write no files.
 ///
 /// # Errors
 /// Returns the errors of [`assemble`].

@@ -37,13 +37,13 @@ impl IdlePolicy {
     /// The longest sleep while packets are being sent, or are held in a stage. Neither a completed send nor a due
     /// packet in a stage wakes the worker.
     const MAX_SLEEP_BUSY: Duration = Duration::from_millis(1);
-    /// The maximum number of receiving lanes of a worker that sleeps until a lane wakes it. With more receiving lanes,
-    /// the worker sleeps for [`Self::TIMED_SLEEP`] instead.
+    /// A worker with at most this many receiving lanes can sleep until a lane wakes the worker. With more receiving
+    /// lanes, the worker sleeps for [`Self::TIMED_SLEEP`].
     const MAX_WAKERS: usize = 16;
 
     /// Applies the policy after an iteration. `inputs` are the indices of the lanes that receive packets. Returns
-    /// `true` after a sleep. The caller then cannot infer from the number of iterations how much time has passed since
-    /// the last housekeeping.
+    /// `true` after a sleep. The caller must then do its housekeeping at once, because a sleep may take longer than the
+    /// iterations between two rounds of housekeeping.
     #[inline]
     pub(crate) fn after(
         &mut self,

@@ -552,9 +552,9 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
         let accepted = done.as_ref().map_or_else(|refused| refused.accepted, |()| posted.len());
         self.log.push(format!("receives: {}", post_result(done)));
         self.receives[usize::from(b)].extend(posted.into_iter().take(accepted));
-        // On rxe, receives that are posted in ERR are flushed only when the state is set to ERR again. After such a
-        // post, Dataplane's provider `verbs` sets ERR again if the provider itself has set ERR before. If the device
-        // changed the state, the provider does not know the change, so the test sets ERR again.
+        // rxe flushes receives that are posted in ERR only when the state is set to ERR again. The provider `verbs`
+        // sets ERR again after each post, but only if the provider knows that the state is ERR. If the device has set
+        // ERR, the provider may not know the state, so the test sets ERR again.
         let end = self.end(b);
         if end.qp.query().is_ok_and(|it| it.state == QpState::Err) {
             let (attributes, mask) = QpAttributes::to(QpState::Err);
@@ -673,7 +673,7 @@ impl<'s, 'a, D: RawDevice> ProgramRun<'s, 'a, D> {
                         end.name, it.wr_id
                     )));
                 };
-                // Of the requests before this one, only unsignalled requests may have no completion.
+                // All signalled requests before this request must already have a completion.
                 if let Some(lost) = taken.iter().take(at).find(|taken| taken.signalled) {
                     return Err(Stop::Fail(format!("{ACCOUNTING}{} send {} has no completion", end.name, lost.wr_id)));
                 }
@@ -818,8 +818,8 @@ fn choose<D: RawDevice>(random: &mut Random, run: &ProgramRun<'_, '_, D>) -> Out
             if deaf {
                 return Ok(Step::Reconnect);
             }
-            // On rxe, requests posted in SQD wait for the next post after SQD (case `posting.sqd_holds_sends`), so
-            // leave SQD first.
+            // When a queue pair leaves SQD, rxe does not start the requests that were posted in SQD. rxe starts them
+            // only at the next post (case `posting.sqd_holds_sends`), so leave SQD before the post.
             if own == QpState::Sqd {
                 return Ok(Step::To { b, state: QpState::Rts });
             }

@@ -291,7 +291,7 @@ fn port_without_flow_rules_can_send_with_offloads() {
 
 /// A stage that reads VLAN tags or flow tags causes a warning if no input port reports such tags.
 #[test]
-fn stage_whose_tags_no_input_port_reports_causes_a_warning() {
+fn stage_that_reads_tags_warns_if_no_input_port_reports_them() {
     for (stage, parameters, message) in [
         ("vlan", "op = 'restore'", "no input port removes VLAN tags, so this stage restores none"),
         ("flow_tag", "tags = [5]", "no flow rule of an input port has a tag, so this stage selects no packet"),

@@ -15,7 +15,7 @@ pub(super) const fn psn_distance(a: u32, b: u32) -> i32 {
     (a.wrapping_sub(b) << 8) as i32 >> 8
 }
 
-/// Returns the packet sequence number `n` after `psn`.
+/// Returns the packet sequence number that is `n` steps after `psn`.
 pub(super) const fn psn_after(psn: u32, n: u32) -> u32 {
     psn.wrapping_add(n) & PSN
 }
@@ -32,7 +32,7 @@ pub(super) struct Packet {
     pub(super) body: Body,
 }
 
-/// The fields of a packet that its path defines.
+/// The header fields of a packet that depend on the path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Route {
     /// Whether the packet has a GRH. Without a GRH, the local identifiers are the only addresses.

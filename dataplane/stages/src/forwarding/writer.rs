@@ -16,11 +16,11 @@ use dataplane_tables::lpm::{Lpm4, Lpm6};
 
 /// Largest number of routes over all tables.
 pub const MAX_ROUTES: usize = 1 << 20;
-/// Number of cache lines of a table for prefixes longer than 24 bits. A line takes 80 bytes with its bookkeeping, so
-/// all lines take 20 MiB.
+/// Number of cache lines that a table has for its prefixes longer than 24 bits. A line takes 80 bytes with its
+/// bookkeeping, so all lines take 20 MiB.
 const LINES_V4: usize = 1 << 18;
-/// Number of cache lines of a table for prefixes longer than 20 bits. A line takes 80 bytes with its bookkeeping, so
-/// all lines take 320 MiB.
+/// Number of cache lines that a table has for its prefixes longer than 20 bits. A line takes 80 bytes with its
+/// bookkeeping, so all lines take 320 MiB.
 const LINES_V6: usize = 1 << 22;
 
 /// Destinations that are never forwarded, whatever a table contains: multicast, broadcast and link-local addresses.
@@ -46,8 +46,8 @@ pub enum RouteTarget {
     Paths(Vec<RouteHop>),
 }
 
-/// The error for a full table: there are too many routes, paths or neighbours, or no memory of the tables is free at
-/// the moment.
+/// The error for a full table. Either there are too many routes, paths or neighbours, or readers may still use the
+/// memory that removed entries have occupied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the tables have no room for more routes, paths or neighbours")]
 pub struct Refused;
@@ -71,7 +71,7 @@ struct Table {
 
 impl Writer {
     /// Creates empty tables for ports with these names, and the writer of the tables. The number of a removed next hop
-    /// is not reused while a stage may hold packets with this number, for the time `hold`.
+    /// is not reused for the time `hold`, because a stage may still hold packets with this number.
     pub fn with_tables(port_names: Vec<String>, hold: HoldTime) -> (Arc<Forwarding>, Box<Self>) {
         let writer = Self {
             tables: std::array::from_fn(|_| None),
@@ -84,7 +84,7 @@ impl Writer {
         (Arc::new(Forwarding::new(writer.port_names.len(), groups, neighbors)), Box::new(writer))
     }
 
-    /// Creates empty tables for these ports, with the MAC address and MTU of each, and the writer of the tables.
+    /// Creates empty tables for these ports, and the writer of the tables. Stores the MAC address and MTU of each port.
     pub fn for_ports(ports: &[PortInfo], hold: HoldTime) -> (Arc<Forwarding>, Box<Self>) {
         let (shared, writer) = Self::with_tables(ports.iter().map(|port| port.name.clone()).collect(), hold);
         for (number, port) in (0..=u8::MAX).zip(ports) {
@@ -102,7 +102,7 @@ impl Writer {
         if entry.is_none() {
             let mut created = Table { v4: Lpm4::with_lines(LINES_V4)?, v6: Lpm6::with_lines(LINES_V6)? };
             // Readers may use the table before the next call of `publish`, and adding the first routes already retires
-            // cache lines. So set the epoch of the retired lines now.
+            // cache lines. So set the epoch before the first lines are retired.
             created.v4.reclaim(self.epoch, 0);
             created.v6.reclaim(self.epoch, 0);
             let views = TableViews { v4: created.v4.view(), v6: created.v6.view() };
@@ -228,8 +228,8 @@ impl Writer {
         }
     }
 
-    /// Sets the state of a neighbour, and the events that workers report for it. [`Forwarding::next_request`] returns a
-    /// watched neighbour after its next use.
+    /// Sets the state of a neighbour, and the events that workers report for it. If `mark` is
+    /// [`Mark::Watched`], [`Forwarding::next_request`] returns the neighbour after a packet uses its entry.
     ///
     /// # Errors
     /// There are too many neighbours.

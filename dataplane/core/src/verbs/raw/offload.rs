@@ -136,8 +136,8 @@ impl RawReceive {
         Ok(())
     }
 
-    /// Checks the offloads for a port with one queue. Such a queue pair has its own receive queue. On a port with
-    /// several queues, the receive queues are work queues.
+    /// Checks the offloads for a port with one queue. The queue pair of such a port has its own receive queue. On a
+    /// port with several queues, the receive queues are work queues.
     ///
     /// # Errors
     /// Delay drop is set, which only work queues support.
@@ -159,9 +159,9 @@ pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
     if scatter_fcs { received.saturating_sub(FCS) } else { received }
 }
 
-/// Whether a device with send checksums computes the TCP or UDP checksum of this frame. The device computes the
-/// checksum of every frame for which [`checksummed`] returns the whole IP payload, and must not change the checksums of
-/// other frames. The stages keep the checksums of these other frames correct.
+/// Whether a device with checksum offload for sends computes the TCP or UDP checksum of this frame. The device
+/// computes the checksum of every frame for which [`checksummed`] returns the whole IP payload, and must not change the
+/// checksums of other frames. The stages keep the checksums of these other frames correct.
 pub fn has_whole_checksum(frame: &[u8]) -> bool {
     let Ok(found) = dissect(frame) else { return false };
     checksummed(frame, &found).is_some_and(|(_, bytes)| bytes.len() == usize::from(found.end - found.l4))

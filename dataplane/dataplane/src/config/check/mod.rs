@@ -1,4 +1,4 @@
-//! Checks of ports that compare several keys or several ports.
+//! Checks that compare several keys of a port, or several ports.
 
 mod connection;
 mod raw;

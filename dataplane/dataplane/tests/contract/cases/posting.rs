@@ -188,7 +188,7 @@ pub(crate) fn too_many_elements<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     )
 }
 
-/// Receives posted in INIT are used once the queue pair can receive.
+/// Receives that are posted in INIT are used as soon as the queue pair can receive.
 pub(crate) fn receives_posted_in_init<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let mut pair = Pair::new(t.bed, EndpointSpec::new(QpType::Rc))?;
     let with = Connection::default();
