@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::mem;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
@@ -146,7 +147,7 @@ impl VerbsPd {
         // SAFETY: the protection domain is valid. The device that exports the memory keeps the memory during the
         // registration.
         let raw = unsafe { ffi::ibv_reg_dmabuf_mr(self.raw(), offset, length, iova, fd.as_raw_fd(), access) }?;
-        Ok(VerbsDmabuf(Arc::new(Registration { raw, pd: self.clone() })))
+        Ok(VerbsDmabuf(Arc::new(Registration { raw, memory: (), pd: self.clone() })))
     }
 }
 
@@ -157,17 +158,20 @@ fn sound(access: Access) -> bool {
 
 /// A memory registration in a protection domain.
 #[derive(Debug)]
-struct Registration {
+struct Registration<M: Clone> {
     raw: NonNull<ibv_mr>,
+    /// The owner of the memory, if this process owns the memory. Dropped after the deregistration.
+    memory: M,
     pd: VerbsPd,
 }
 
-// SAFETY: a registration consists of a few numbers that do not change until it is deregistered.
-unsafe impl Send for Registration {}
-// SAFETY: same as above.
-unsafe impl Sync for Registration {}
+// SAFETY: a registration consists of a few numbers that do not change until it is deregistered. The owner of the memory
+// may be sent.
+unsafe impl<M: Clone + Send> Send for Registration<M> {}
+// SAFETY: same as above. The owner of the memory may be shared.
+unsafe impl<M: Clone + Sync> Sync for Registration<M> {}
 
-impl Registration {
+impl<M: Clone> Registration<M> {
     /// Reads a member of the C structure `ibv_mr`.
     fn get<T>(&self, member: impl FnOnce(&ibv_mr) -> T) -> T {
         // SAFETY: the registration is valid, and no code changes its members.
@@ -175,24 +179,21 @@ impl Registration {
     }
 }
 
-impl Drop for Registration {
+impl<M: Clone> Drop for Registration<M> {
     fn drop(&mut self) {
-        // SAFETY: the last owner is being dropped. A memory window holds the region that it is bound to. Requests that
-        // still use the key fail.
-        check_destroyed(unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) }, &self.pd.context().name);
+        // SAFETY: the last owner is being dropped. A memory window holds every region that it may be bound to. Requests
+        // that still use the key fail.
+        let ended = unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) };
+        if !check_destroyed(ended, &self.pd.context().name) {
+            // The device may still access the memory, so the memory must stay mapped until the process ends.
+            mem::forget(self.memory.clone());
+        }
     }
 }
 
 /// Memory that is registered with a device. All clones share one registration.
 #[derive(Clone)]
-pub struct VerbsMr(Arc<Mapped>);
-
-/// A registration and its region. The fields are dropped in this order, so the region stays mapped until the
-/// registration has ended.
-struct Mapped {
-    registration: Registration,
-    region: Arc<Region>,
-}
+pub struct VerbsMr(Arc<Registration<Arc<Region>>>);
 
 impl VerbsMr {
     pub(super) fn register(
@@ -208,21 +209,25 @@ impl VerbsMr {
         let start = region.base().as_ptr().wrapping_add(part.start);
         // SAFETY: the protection domain is valid. The registration holds the region that contains the memory.
         let raw = unsafe { ffi::ibv_reg_mr(pd.raw(), start.cast(), part.len(), access.bits()) }?;
-        let registration = Registration { raw, pd: pd.clone() };
-        Ok(Self(Arc::new(Mapped { registration, region })))
+        Ok(Self(Arc::new(Registration { raw, memory: region, pd: pd.clone() })))
     }
 
     pub(super) fn raw(&self) -> *mut ibv_mr {
-        self.0.registration.raw.as_ptr()
+        self.0.raw.as_ptr()
     }
 
     pub(super) fn pd(&self) -> &VerbsPd {
-        &self.0.registration.pd
+        &self.0.pd
+    }
+
+    /// Returns whether both handles refer to the same registration.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Returns the registered range of virtual addresses.
     pub(super) fn range(&self) -> Range<u64> {
-        self.0.registration.get(|mr| mr.addr.addr() as u64..mr.addr.addr() as u64 + mr.length as u64)
+        self.0.get(|mr| mr.addr.addr() as u64..mr.addr.addr() as u64 + mr.length as u64)
     }
 }
 
@@ -236,21 +241,21 @@ impl fmt::Debug for VerbsMr {
 // SAFETY: all clones share one registration, and the region of a registration never changes.
 unsafe impl MemoryRegion for VerbsMr {
     fn lkey(&self) -> Lkey {
-        self.0.registration.get(|mr| Lkey(mr.lkey))
+        self.0.get(|mr| Lkey(mr.lkey))
     }
 
     fn rkey(&self) -> Rkey {
-        self.0.registration.get(|mr| Rkey(mr.rkey))
+        self.0.get(|mr| Rkey(mr.rkey))
     }
 
     fn region(&self) -> &Arc<Region> {
-        &self.0.region
+        &self.0.memory
     }
 }
 
 /// Registered memory of another device. All clones share one registration.
 #[derive(Clone, Debug)]
-pub struct VerbsDmabuf(Arc<Registration>);
+pub struct VerbsDmabuf(Arc<Registration<()>>);
 
 impl VerbsDmabuf {
     /// Returns the key for scatter/gather elements.

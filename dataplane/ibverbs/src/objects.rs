@@ -14,7 +14,7 @@ use dataplane_core::mem::Region;
 use dataplane_core::verbs::{Access, MwKind, Path, ProtectionDomain, QpSpec, SrqSpec};
 
 #[allow(unsafe_code, reason = "the trait is unsafe to implement")]
-// SAFETY: a registration holds its region until `ibv_dereg_mr` returns. The device checks keys, address ranges and
+// SAFETY: a registration holds its region until `ibv_dereg_mr` succeeds. The device checks keys, address ranges and
 // access rights.
 unsafe impl ProtectionDomain for VerbsPd {
     type Mr = VerbsMr;

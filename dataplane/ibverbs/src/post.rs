@@ -391,8 +391,9 @@ impl VerbsQp {
         };
         drop(guard);
         posted.map_err(|error| PostError { accepted: 0, error: full(error) })?;
-        // Keep the region registered while the window may be bound to it.
-        mw.bound = if clears { None } else { Some(bind.mr.clone()) };
+        if !clears {
+            mw.keep(bind.mr);
+        }
         Ok(())
     }
 }

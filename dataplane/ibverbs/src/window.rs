@@ -17,9 +17,10 @@ use dataplane_core::verbs::{MemoryWindow, MwKind};
 pub struct VerbsMw {
     raw: NonNull<ibv_mw>,
     kind: MwKind,
-    /// The region to which the window was bound last, if any. The region must stay registered while the window may be
-    /// bound to the region.
-    pub(super) bound: Option<VerbsMr>,
+    /// The regions of all posted binds. A bind may be flushed or fail, and the window then stays bound to the region of
+    /// an earlier bind. A region must stay registered while the window may be bound to the region, so every region stays
+    /// registered until the window is freed.
+    bound: Vec<VerbsMr>,
     pd: VerbsPd,
 }
 
@@ -28,7 +29,7 @@ unsafe impl Send for VerbsMw {}
 
 impl Drop for VerbsMw {
     fn drop(&mut self) {
-        // SAFETY: this is the only owner. The bound region is dropped after the window.
+        // SAFETY: this is the only owner. The regions are dropped after the window.
         check_destroyed(unsafe { ffi::ibv_dealloc_mw(self.raw.as_ptr()) }, &self.pd.context().name);
     }
 }
@@ -41,7 +42,7 @@ impl VerbsMw {
         };
         // SAFETY: the protection domain is valid.
         let raw = unsafe { ffi::ibv_alloc_mw(pd.raw(), raw_kind) }?;
-        Ok(Self { raw, kind, bound: None, pd: pd.clone() })
+        Ok(Self { raw, kind, bound: Vec::new(), pd: pd.clone() })
     }
 
     pub(super) fn raw(&self) -> *mut ibv_mw {
@@ -50,6 +51,13 @@ impl VerbsMw {
 
     pub(super) fn pd(&self) -> &VerbsPd {
         &self.pd
+    }
+
+    /// Keeps a region registered until the window is freed. Call this function after a bind to the region was posted.
+    pub(super) fn keep(&mut self, region: &VerbsMr) {
+        if !self.bound.iter().any(|bound| bound.is(region)) {
+            self.bound.push(region.clone());
+        }
     }
 
     /// Returns the remote key for the next binding of a window of type 2, as `ibv_inc_rkey(3)` does. Each binding

@@ -6,6 +6,7 @@ use std::ptr;
 
 use super::cq::{FakeCq, new_cq};
 use super::events::new_mr;
+use super::memory::{create_srq, dereg_mr};
 use super::qp::{FakeQp, new_qp};
 use super::{Call, MARK, fail, fake_device, state};
 
@@ -65,8 +66,13 @@ symbols! {
         pkey.write(0xffff);
         0
     };
-    fn ibv_create_srq(pd: *mut ibv_pd, _attr: *mut ibv_srq_init_attr) -> *mut ibv_srq, (*pd).context
-        => fail(libc::EOPNOTSUPP);
+    fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq, (*pd).context
+        => create_srq(pd, (*attr).srq_context);
+    fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int, (*srq).context => {
+        state((*srq).context).live -= 1;
+        drop(Box::from_raw(srq));
+        0
+    };
     fn ibv_create_ah(pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah, (*pd).context => fail(libc::EOPNOTSUPP);
     fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd, context => Box::into_raw(Box::new(ibv_pd { context, handle: state(context).number("pd") }));
     fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int, (*pd).context => {
@@ -196,11 +202,7 @@ symbols! {
         new_mr(pd, addr, length, access.cast_unsigned(), false);
     fn ibv_reg_mr_iova2(pd: *mut ibv_pd, addr: *mut c_void, length: usize, iova: u64, access: c_uint) -> *mut ibv_mr,
         (*pd).context => new_mr(pd, addr, length, access, true);
-    fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, (*mr).context => {
-        state((*mr).context).live -= 1;
-        drop(Box::from_raw(mr));
-        0
-    };
+    fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int, (*mr).context => dereg_mr(mr);
 }
 
 /// # Safety

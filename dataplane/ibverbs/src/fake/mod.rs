@@ -25,11 +25,13 @@ mod cq;
 mod domain;
 mod events;
 pub(super) mod library;
+mod memory;
 mod qp;
 mod raw;
 
 use cq::{create_cq_ex, modify_cq, poll_cq, req_notify_cq};
 pub(super) use domain::with_domains;
+pub(super) use memory::with_windows;
 use qp::{create_qp_ex, modify_qp_rate_limit, post_recv, post_send, post_srq_recv};
 use raw::{
     attach_counters, create_counters, create_flow, create_rwq_ind_table, create_wq, destroy_counters, destroy_flow,
@@ -270,6 +272,8 @@ pub(super) struct State {
     refused_states: Vec<(u32, u32)>,
     no_inline: bool,
     live: isize,
+    /// The registration to which each memory window is bound, by the numbers of both.
+    bound: HashMap<u32, u32>,
     /// The fields and flags with which the creation of a CQ fails, and the error.
     lacks: Option<(u64, u32, c_int)>,
     tags: bool,

@@ -3,7 +3,7 @@
 //! A run is a burst: packets that one call posts, or completions that one call polls into arrays.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ibverbs_sys::{IBV_RAW_PACKET_CAP_IP_CSUM, ibv_async_event, ibv_async_event__bindgen_ty_1, ibv_device_attr_ex};
@@ -11,9 +11,9 @@ use proptest::prelude::*;
 
 use crate::channel::VerbsChannel;
 use crate::context::Context;
-use crate::fake::{Call, Completion as FakeCompletion, Fake, Op, Poll, with_domains};
+use crate::fake::{Call, Completion as FakeCompletion, Fake, Op, Poll, with_domains, with_windows};
 use crate::ffi::{VerbsContext, Wc};
-use crate::{VerbsAh, VerbsCq, VerbsPd, VerbsQp, cq, event};
+use crate::{VerbsAh, VerbsCq, VerbsMr, VerbsPd, VerbsQp, cq, event};
 use dataplane_core::clock::ClockSource;
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::{Desc, PageKind, Region, RegionSpec, RunSource, SlotLayout};
@@ -927,4 +927,50 @@ fn failed_destruction_does_not_stop_cleanup() {
         "the queue pair is destroyed before its completion queue, whatever was dropped first"
     );
     drop(context);
+}
+
+fn buffer(pd: &VerbsPd, access: Access) -> (Weak<Region>, VerbsMr) {
+    let spec = RegionSpec { bytes: 4096, pages: PageKind::Normal, strict: false, node: None };
+    let region = Arc::new(Region::allocate(spec).unwrap().0);
+    (Arc::downgrade(&region), pd.register(region, access).unwrap())
+}
+
+/// If the device keeps a registration, the device may still write to the memory.
+#[test]
+fn memory_stays_mapped_if_its_deregistration_fails() {
+    let (fake, context) = device(|_| {});
+    let pd = VerbsPd::alloc(&context).unwrap();
+    let (region, mr) = buffer(&pd, Access::LOCAL_WRITE);
+    drop(mr);
+    assert_eq!(region.strong_count(), 0, "the memory is unmapped after its deregistration");
+    let (region, mr) = buffer(&pd, Access::LOCAL_WRITE);
+    fake.refuse("ibv_dereg_mr", libc::EBUSY);
+    drop(mr);
+    assert_eq!(region.strong_count(), 1, "the registration still exists");
+}
+
+/// A bind that is flushed leaves the window bound to the region of the bind before.
+#[test]
+fn window_keeps_the_regions_of_all_posted_binds() {
+    let (fake, context) = device(with_windows);
+    let (pd, cq, mut qp) = queue_pair(&context, QpType::Rc, SendApi::Classic);
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::MW_BIND;
+    let (first, first_mr) = buffer(&pd, access);
+    let (second, second_mr) = buffer(&pd, access);
+    let mut window = pd.alloc_mw(MwKind::Type1).unwrap();
+    let bind =
+        |mr, length| MwBind { wr_id: 1, mr, addr: 0, length, access: Access::REMOTE_WRITE, flags: SendFlags::SIGNALED };
+    qp.bind_mw(&mut window, &bind(&first_mr, 64)).unwrap();
+    let bound = fake.bindings();
+    let (error, mask) = QpAttributes::to(QpState::Err);
+    qp.modify(&error, mask).unwrap();
+    qp.bind_mw(&mut window, &bind(&second_mr, 64)).unwrap();
+    qp.bind_mw(&mut window, &bind(&second_mr, 0)).unwrap();
+    assert_eq!((fake.bindings(), bound.len()), (bound, 1), "the window is still bound to the first region");
+    drop((first_mr, second_mr));
+    assert_eq!((first.strong_count(), second.strong_count()), (1, 1));
+    drop(window);
+    assert_eq!((first.strong_count(), second.strong_count()), (0, 0), "both regions are deregistered and unmapped");
+    drop((qp, cq, pd, context));
+    assert_eq!(fake.live(), 0);
 }
