@@ -130,7 +130,9 @@ unsafe impl SharedReceiveQueue for VerbsSrq {
             // SAFETY: the queue is valid. The list and its elements stay valid during the call. The caller keeps the
             // memory of the requests valid.
             if let Err(error) = unsafe { ffi::ibv_post_srq_recv(self.raw(), first, &mut bad) } {
-                let taken = accepted(first, chunk.len(), bad).unwrap_or(0);
+                // Without a valid `bad`, the driver may hold any of the receives and write to their memory later. An SRQ
+                // cannot be flushed, so all receives of the list count as posted.
+                let taken = accepted(first, chunk.len(), bad).unwrap_or(chunk.len());
                 return Err(PostError { accepted: done + taken, error });
             }
             done += chunk.len();

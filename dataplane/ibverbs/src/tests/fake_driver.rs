@@ -974,3 +974,24 @@ fn window_keeps_the_regions_of_all_posted_binds() {
     drop((qp, cq, pd, context));
     assert_eq!(fake.live(), 0);
 }
+
+/// The driver may hold any of the receives and write to their memory later. An SRQ cannot be flushed.
+#[test]
+fn shared_receives_count_as_posted_if_the_driver_names_no_failed_receive() {
+    let mut attr = attributes();
+    (attr.orig_attr.max_srq, attr.orig_attr.max_srq_wr, attr.orig_attr.max_srq_sge) = (4, 100, 1);
+    let fake = Fake::with_attributes(attr, |_| {});
+    // SAFETY: the context is open and belongs to the fake.
+    let context = unsafe { Context::new(NonNull::new(fake.context()).unwrap(), "fake".to_owned()) }.unwrap();
+    let pd = VerbsPd::alloc(&Arc::new(context)).unwrap();
+    let mut srq = pd.create_srq(&SrqSpec { depth: 100, sges: 1 }).unwrap();
+    let requests: Vec<RecvRequest<'_>> = (0..3).map(|wr_id| RecvRequest { wr_id, sges: &[] }).collect();
+    for (at, accepted) in [(Some(1), 1), (None, 3)] {
+        fake.refuse_at("ibv_post_srq_recv", libc::ENOMEM, at);
+        // SAFETY: the requests refer to no memory.
+        let error = unsafe { srq.post_recv(&requests) }.unwrap_err();
+        assert_eq!(error, PostError { accepted, error: VerbError::new("ibv_post_srq_recv", libc::ENOMEM) });
+    }
+    drop((srq, pd));
+    assert_eq!(fake.live(), 0);
+}
