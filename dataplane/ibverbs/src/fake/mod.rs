@@ -24,6 +24,7 @@ use super::ffi::{VerbsContext, Wc};
 mod cq;
 mod domain;
 mod events;
+pub(super) mod flow;
 pub(super) mod library;
 mod memory;
 mod qp;
@@ -31,6 +32,7 @@ mod raw;
 
 use cq::{create_cq_ex, modify_cq, poll_cq, req_notify_cq};
 pub(super) use domain::with_domains;
+use flow::FakeFlow;
 pub(super) use memory::with_windows;
 use qp::{create_qp_ex, modify_qp_rate_limit, post_recv, post_send, post_srq_recv};
 use raw::{
@@ -262,6 +264,8 @@ pub(super) struct State {
     polls: HashMap<u32, VecDeque<Poll>>,
     numbers: HashMap<&'static str, u32>,
     counters: Vec<u64>,
+    /// The flow rules that exist, in the order of their creation, with their numbers.
+    flows: Vec<(u32, FakeFlow)>,
     /// The `wr_id`s of the posted receives, for each queue pair number.
     posted: HashMap<u32, Vec<u64>>,
     /// The `wr_id`s of the posted receives, for each work queue number.
@@ -403,6 +407,12 @@ impl Fake {
         self.state().counters = values.to_vec();
     }
 
+    /// Returns the table of each flow rule that matches headers, in the order of creation. A frame passes the tables in
+    /// ascending order.
+    pub(crate) fn flow_tables(&self) -> Vec<u16> {
+        self.state().flows.iter().filter_map(|(_, flow)| flow.table).collect()
+    }
+
     /// Makes the device move a work queue to ERR: the oldest receive completes with `status`, and the other receives
     /// are flushed. The completions go to the completion queue `cq`.
     pub(crate) fn fail_wq(&self, wq: u32, cq: u32, status: u32) {
@@ -507,6 +517,11 @@ impl State {
         let flushed = self.wq_posted.remove(&wq).unwrap_or_default();
         let flushed = flushed.into_iter().map(|wr_id| Poll::wc(wr_id, ibv_wc_status::IBV_WC_WR_FLUSH_ERR));
         self.polls.entry(cq).or_default().extend(flushed);
+    }
+
+    /// Returns the number of flow rules that use these counters.
+    fn counter_uses(&self, counters: *const ibv_counters) -> usize {
+        self.flows.iter().flat_map(|(_, flow)| &flow.counters).filter(|used| **used == counters.addr()).count()
     }
 
     /// Counts a new object and returns its number.

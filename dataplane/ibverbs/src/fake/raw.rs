@@ -5,6 +5,7 @@ use std::slice;
 
 use ibverbs_sys::*;
 
+use super::flow::FakeFlow;
 use super::qp::recvs;
 use super::{Call, fail, state};
 
@@ -115,11 +116,13 @@ pub(super) unsafe extern "C" fn create_flow(qp: *mut ibv_qp, attr: *mut ibv_flow
         let context = (*qp).context;
         let bytes = slice::from_raw_parts(attr.cast::<u8>(), usize::from((*attr).size)).to_vec();
         let mut state = state(context);
-        match state.note("ibv_create_flow", Call::CreateFlow { qp: (*qp).qp_num, bytes }) {
-            0 => {}
-            errno => return fail(errno),
-        }
+        let flow = FakeFlow::new(&bytes);
+        let flow = match (state.note("ibv_create_flow", Call::CreateFlow { qp: (*qp).qp_num, bytes }), flow) {
+            (0, Ok(flow)) => flow,
+            (0, Err(errno)) | (errno, _) => return fail(errno),
+        };
         let handle = state.number("flow");
+        state.flows.push((handle, flow));
         Box::into_raw(Box::new(ibv_flow { comp_mask: 0, context, handle }))
     }
 }
@@ -129,7 +132,9 @@ pub(super) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
     unsafe {
         let mut state = state((*flow).context);
         state.live -= 1;
-        let error = state.note("ibv_destroy_flow", Call::DestroyFlow((*flow).handle));
+        let handle = (*flow).handle;
+        state.flows.retain(|(number, _)| *number != handle);
+        let error = state.note("ibv_destroy_flow", Call::DestroyFlow(handle));
         drop(Box::from_raw(flow));
         error
     }
@@ -174,7 +179,11 @@ pub(super) unsafe extern "C" fn read_counters(
         for (at, value) in state.counters.iter().take(count as usize).enumerate() {
             values.add(at).write(*value);
         }
-        state.note("ibv_read_counters", Call::ReadCounters { count, flags })
+        match state.note("ibv_read_counters", Call::ReadCounters { count, flags }) {
+            // The kernel refuses to read counters that no flow rule uses.
+            0 if state.counter_uses(counters) == 0 => libc::EINVAL,
+            errno => errno,
+        }
     }
 }
 
@@ -182,6 +191,9 @@ pub(super) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) ->
     // SAFETY: the counters belong to a fake, and nothing uses them any more.
     unsafe {
         let mut state = state((*counters).context);
+        if state.counter_uses(counters) > 0 {
+            return libc::EBUSY;
+        }
         state.live -= 1;
         let error = state.note("ibv_destroy_counters", Call::DestroyCounters);
         drop(Box::from_raw(counters));

@@ -58,7 +58,13 @@ impl FlowCounters for VerbsFlowCounters {
         let mut values = [0; 2];
         // SAFETY: the counters are valid, and there is space for the requested values. Without flags, the verb reads
         // the current values from the device.
-        unsafe { ffi::ibv_read_counters(self.counters.as_ptr(), values.as_mut_ptr(), 2, 0)? };
+        let read = unsafe { ffi::ibv_read_counters(self.counters.as_ptr(), values.as_mut_ptr(), 2, 0) };
+        match read {
+            // The kernel returns EINVAL while no rule uses the counters. `Flow` reads the counters before it destroys a
+            // rule, so the values that were read last are complete.
+            Err(error) if error.errno == libc::EINVAL => values = [0; 2],
+            other => other?,
+        }
         let most = |at: usize| self.seen[at].fetch_max(values[at], Ordering::Relaxed).max(values[at]);
         Ok(FlowCount { packets: most(0), bytes: most(1) })
     }

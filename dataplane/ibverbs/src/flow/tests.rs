@@ -203,9 +203,34 @@ fn rule_is_passed_unchanged_and_destroyed_with_its_owner() {
             fake.calls(),
             [Call::ReadCounters { count: 2, flags: 0 }, Call::DestroyFlow(1), Call::DestroyCounters]
         );
-        let counters = VerbsFlowCounters::create(&context).unwrap();
-        assert_eq!(counters.read(), Ok(FlowCount { packets: 5, bytes: 320 }));
-        drop(counters);
+        ffi::ibv_destroy_qp(qp.as_ptr()).unwrap();
+    }
+    assert_eq!(fake.live(), 0);
+}
+
+/// The kernel refuses to read counters that no rule uses. Counters without a rule are read before the rules exist,
+/// while the queues of a port recover, and for the final report of a run.
+#[test]
+fn counters_keep_their_counts_while_no_rule_uses_them() {
+    let fake = Fake::new(|_| {});
+    let mut attr = ibv_qp_init_attr { qp_type: ibv_qp_type::IBV_QPT_RAW_PACKET, ..Default::default() };
+    let count = |packets, bytes| Ok(FlowCount { packets, bytes });
+    // SAFETY: the objects belong to the same device and are destroyed before it.
+    unsafe {
+        let qp = ffi::ibv_create_qp(fake.pd().as_ptr(), &mut attr).unwrap();
+        let counters = Arc::new(VerbsFlowCounters::create(&context_of(&fake)).unwrap());
+        assert_eq!(counters.read(), count(0, 0), "no rule exists yet");
+        let rule = FlowRule { count: Some(counters.clone()), ..FlowRule::new(FlowTraffic::ANY_HEADERS) };
+        for (packets, bytes) in [(5, 320), (7, 448)] {
+            let flow = Flow::create(qp, &rule).unwrap();
+            fake.counts(&[packets, bytes]);
+            drop(flow);
+            assert_eq!(counters.read(), count(packets, bytes), "the rule is destroyed");
+        }
+        let flow = Flow::create(qp, &rule).unwrap();
+        fake.refuse("ibv_read_counters", libc::EIO);
+        assert_eq!(counters.read().unwrap_err().errno, libc::EIO, "any other error is returned");
+        drop((flow, rule, counters));
         ffi::ibv_destroy_qp(qp.as_ptr()).unwrap();
     }
     assert_eq!(fake.live(), 0);
