@@ -17,7 +17,7 @@ mod counters;
 mod encode;
 pub(super) mod object;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use ibverbs_sys::ibv_context;
 

@@ -27,9 +27,10 @@ use super::flow::LEVELS;
 use super::flow::object::Flow;
 use super::raw::wq_flags;
 use dataplane_core::error::VerbError;
+use dataplane_core::header::{ether_type, protocol};
 use dataplane_core::verbs::{
-    FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, RawError, RawPacketCaps, RawReceive, RssCaps, RssFields,
-    RssSpec, TransportMatch,
+    Bits, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, RawError, RawPacketCaps, RawReceive, RssCaps,
+    RssFields, RssSpec, TransportMatch, TunnelMatch,
 };
 
 /// Number of entries of an indirection table, unless the device supports only smaller tables.
@@ -83,6 +84,23 @@ impl TrafficClass {
         (ip, transport)
     }
 
+    /// Returns the EtherType of the IP header.
+    fn ether_type(self) -> Option<[u8; 2]> {
+        self.version().map(|version| match version {
+            4 => ether_type::IPV4.to_be_bytes(),
+            _ => ether_type::IPV6.to_be_bytes(),
+        })
+    }
+
+    /// Returns the IP protocol number of the transport header.
+    fn protocol(self) -> Option<[u8; 1]> {
+        match self {
+            Self::Ipv4Tcp | Self::Ipv6Tcp => Some([protocol::TCP]),
+            Self::Ipv4Udp | Self::Ipv6Udp => Some([protocol::UDP]),
+            Self::Ipv4 | Self::Ipv6 | Self::Other => None,
+        }
+    }
+
     /// Returns the hashed fields: `enum ibv_rx_hash_fields`. Returns 0 if no field is hashed.
     fn hashed(self, fields: RssFields) -> u64 {
         let addresses = match self.version() {
@@ -108,9 +126,9 @@ impl TrafficClass {
         }
     }
 
-    /// Restricts a rule to this class. Returns `None` if no frame matches both the rule and the class.
+    /// Restricts a valid rule to this class. Returns `None` if no frame matches both the rule and the class.
     fn restrict(self, rule: &FlowRule) -> Option<FlowRule> {
-        let FlowTraffic::Headers { outer, tunnel } = rule.traffic else {
+        let FlowTraffic::Headers { mut outer, tunnel } = rule.traffic else {
             // Default and sniffer rules have no headers that identify a class. The class `Other` takes these rules
             // unchanged, so their frames are not hashed.
             return (self == Self::Other).then(|| rule.clone());
@@ -118,9 +136,37 @@ impl TrafficClass {
         let (ip, transport) = self.headers();
         let ip = narrowest(outer.ip, ip, same_version)?;
         let transport = narrowest(outer.transport, transport, same_transport)?;
-        let outer = HeaderMatch { ip, transport, ..outer };
-        Some(FlowRule { traffic: FlowTraffic::Headers { outer, tunnel }, ..rule.clone() })
+        let adds_ip = outer.ip.is_none() && ip.is_some();
+        let adds_transport = outer.transport.is_none() && transport.is_some();
+        // Without UDP, an MPLS label follows the Ethernet header or a header that the rule matches.
+        if (adds_ip || adds_transport) && matches!(tunnel, Some((TunnelMatch::Mpls { .. }, _))) {
+            return None;
+        }
+        outer = HeaderMatch { ip, transport, ..outer };
+        if adds_ip && let Some(ethernet) = &mut outer.ethernet {
+            imply(&mut ethernet.ether_type, self.ether_type()?)?;
+        }
+        if adds_transport {
+            match &mut outer.ip {
+                Some(IpMatch::V4(ip)) => imply(&mut ip.protocol, self.protocol()?)?,
+                Some(IpMatch::V6(ip)) => imply(&mut ip.next_header, self.protocol()?)?,
+                None => {}
+            }
+        }
+        let part = FlowRule { traffic: FlowTraffic::Headers { outer, tunnel }, ..rule.clone() };
+        // The rule is valid, so an invalid part contains headers of the class that cannot carry the tunnel of the rule.
+        part.check().is_ok().then_some(part)
     }
+}
+
+/// Removes the match of a field that the headers of a class imply, because devices refuse a partial match of such a
+/// field. Returns `None` if the match excludes the implied value.
+fn imply<const N: usize>(wanted: &mut Bits<N>, implied: [u8; N]) -> Option<()> {
+    if *wanted != Bits::masked(implied, *wanted.mask()) {
+        return None;
+    }
+    *wanted = Bits::ANY;
+    Some(())
 }
 
 /// Returns the narrower match of a rule and a class, or `None` if no frame can match both. The inner `None` matches
@@ -435,7 +481,11 @@ fn check_fields(fields: RssFields, caps: &RssCaps) -> Result<(), RawError> {
 
 /// Splits a rule into one rule for each class that can match. The classes have three priority offsets, so each priority
 /// of a rule needs three priorities of the device.
+///
+/// # Errors
+/// The rule is invalid, or its priority is too large.
 fn parts(rule: &FlowRule) -> Result<Vec<(TrafficClass, FlowRule)>, FlowError> {
+    rule.check()?;
     let first = rule.priority.checked_mul(LEVELS).filter(|first| first.checked_add(LEVELS - 1).is_some());
     let wide =
         FlowError::Width { field: "priority of a rule for several queues", value: rule.priority.into(), bits: 14 };

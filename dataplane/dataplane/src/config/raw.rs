@@ -228,7 +228,8 @@ pub struct Match {
     /// A GRE tunnel header. Needs `ipv4` or `ipv6`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gre: Option<Gre>,
-    /// An MPLS label, after the Ethernet or UDP header.
+    /// An MPLS label, after the Ethernet or UDP header. On mlx5, a rule without `udp` matches only a label after the
+    /// Ethernet header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mpls: Option<Mpls>,
     /// The headers inside the tunnel: a table of `ethernet`, `ipv4`, `ipv6`, `tcp` and `udp`.

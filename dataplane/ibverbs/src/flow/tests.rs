@@ -290,7 +290,7 @@ fn bits<const N: usize>() -> impl Strategy<Value = Bits<N>> {
     ]
 }
 
-fn header_match() -> impl Strategy<Value = HeaderMatch> {
+pub(crate) fn header_match() -> impl Strategy<Value = HeaderMatch> {
     let ethernet = (bits(), bits(), bits(), bits()).prop_map(|(dst, src, ether_type, vlan_tag)| EthernetMatch {
         dst,
         src,

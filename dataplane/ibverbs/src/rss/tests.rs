@@ -1,8 +1,13 @@
 //! Tests of the calls that a device receives. The man pages define the expected calls.
 
+use proptest::prelude::*;
+
+use super::super::fake::flow::FakeFlow;
 use super::super::fake::{Call, Fake, Recv};
+use super::super::flow::encode_flow_rule;
+use super::super::flow::tests::header_match;
 use super::*;
-use dataplane_core::verbs::{Bits, EthernetMatch, Ipv4Match, PortsMatch};
+use dataplane_core::verbs::{EthernetMatch, Ipv4Match, PortsMatch};
 
 const CAPS: RssCaps = RssCaps { max_tables: 64, max_table_size: 512, max_work_queues: 64, fields: 0xff };
 
@@ -153,7 +158,7 @@ fn narrow_rule_is_split_only_into_matching_classes() {
     assert_eq!(classes(&outer(None, None)), TrafficClass::ALL);
     assert_eq!(classes(&outer(Some(v4), None)), [TrafficClass::Ipv4Tcp, TrafficClass::Ipv4Udp, TrafficClass::Ipv4]);
     assert_eq!(classes(&outer(Some(v4), Some(udp))), [TrafficClass::Ipv4Udp]);
-    assert_eq!(classes(&outer(None, Some(udp))), [TrafficClass::Ipv4Udp, TrafficClass::Ipv6Udp]);
+    assert!(parts(&outer(None, Some(udp))).is_err(), "a match of ports needs an IP header");
     assert_eq!(classes(&FlowRule::new(FlowTraffic::Sniffer)), [TrafficClass::Other]);
     let (_, part) = &parts(&outer(Some(v4), Some(udp))).unwrap()[0];
     let FlowTraffic::Headers { outer: header, .. } = part.traffic else { panic!("{part:?}") };
@@ -206,4 +211,72 @@ fn unsupported_rss_is_refused_before_any_object_is_created() {
     // SAFETY: the completion queues belong to this device.
     cqs.iter().for_each(|cq| unsafe { ffi::ibv_destroy_cq(cq.as_ptr()).unwrap() });
     assert_eq!(fake.live(), 0);
+}
+
+/// A class that contradicts the rule gets no part, because no frame can match both.
+#[test]
+fn classes_that_contradict_the_rule_get_no_part() {
+    use TrafficClass::{Ipv4, Ipv4Tcp, Ipv4Udp, Other};
+    let of = |outer: HeaderMatch, tunnel: Option<TunnelMatch>| {
+        let tunnel = tunnel.map(|tunnel| (tunnel, HeaderMatch::default()));
+        FlowRule::new(FlowTraffic::Headers { outer, tunnel })
+    };
+    let kind = |ether_type| HeaderMatch {
+        ethernet: Some(EthernetMatch { ether_type, ..EthernetMatch::default() }),
+        ..HeaderMatch::default()
+    };
+    let v4 = |protocol| HeaderMatch {
+        ip: Some(IpMatch::V4(Ipv4Match { protocol, ..Ipv4Match::default() })),
+        ..HeaderMatch::default()
+    };
+    let gre = Some(TunnelMatch::Gre { flags: Bits::ANY, protocol: 0x0800.into(), key: Bits::ANY });
+    let mpls = Some(TunnelMatch::Mpls { label: Bits::ANY });
+    let udp = Some(TransportMatch::Udp(PortsMatch::default()));
+    for (rule, expected) in [
+        (of(kind(0x88cc.into()), None), &[Other][..]),
+        (of(kind(0x0800.into()), None), &[Ipv4Tcp, Ipv4Udp, Ipv4, Other]),
+        // A mask of the upper byte: IPv4, but also ARP.
+        (of(kind(Bits::masked([8, 0], [0xff, 0])), None), &[Ipv4Tcp, Ipv4Udp, Ipv4, Other]),
+        (of(v4(89.into()), None), &[Ipv4]),
+        (of(v4(17.into()), None), &[Ipv4Udp, Ipv4]),
+        (of(v4(Bits::masked([1], [1])), None), &[Ipv4Udp, Ipv4]),
+        (of(v4(Bits::ANY), gre), &[Ipv4]),
+        (of(HeaderMatch::default(), mpls), &[Other]),
+        (of(v4(Bits::ANY), mpls), &[Ipv4]),
+        (of(HeaderMatch { transport: udp, ..v4(Bits::ANY) }, mpls), &[Ipv4Udp]),
+    ] {
+        let parts = parts(&rule).unwrap();
+        let classes: Vec<TrafficClass> = parts.iter().map(|(class, _)| *class).collect();
+        assert_eq!(classes, expected, "{rule:?}");
+        for (class, part) in parts {
+            let kernel = FakeFlow::new(&encode_flow_rule(&part).unwrap());
+            assert!(kernel.is_ok(), "{class:?}: {part:?}");
+        }
+    }
+    let invalid = of(HeaderMatch { transport: udp, ..v4(6.into()) }, None);
+    assert!(matches!(parts(&invalid), Err(FlowError::Protocol { .. })), "an invalid rule is an error, not empty");
+}
+
+proptest! {
+    /// If the device accepts a rule for one queue, the device accepts the parts of the rule for several queues.
+    #[test]
+    fn every_accepted_rule_has_accepted_parts(
+        outer in header_match(), inner in header_match(),
+        tunnel in prop::option::of(prop_oneof![
+            Just(TunnelMatch::Vxlan { vni: Bits::ANY }),
+            Just(TunnelMatch::Gre { flags: Bits::ANY, protocol: Bits::ANY, key: Bits::ANY }),
+            Just(TunnelMatch::Mpls { label: Bits::ANY }),
+        ]),
+    ) {
+        let traffic = FlowTraffic::Headers { outer, tunnel: tunnel.map(|tunnel| (tunnel, inner)) };
+        let rule = FlowRule::new(traffic);
+        let Ok(bytes) = encode_flow_rule(&rule) else { return Ok(()) };
+        prop_assume!(FakeFlow::new(&bytes).is_ok());
+        let parts = parts(&rule).unwrap();
+        prop_assert!(!parts.is_empty());
+        for (class, part) in parts {
+            let kernel = encode_flow_rule(&part).map(|bytes| FakeFlow::new(&bytes).map(drop));
+            prop_assert!(matches!(kernel, Ok(Ok(()))), "{:?}: {:?}: {:?}", class, part, kernel);
+        }
+    }
 }

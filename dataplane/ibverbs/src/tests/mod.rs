@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 mod fake_driver;
+mod flow_examples;
 mod lane;
 mod raw;
 mod real;

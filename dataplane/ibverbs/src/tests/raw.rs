@@ -61,7 +61,7 @@ fn test_device_with(caps: u32) -> TestDevice {
 }
 
 impl TestDevice {
-    fn set_raw(&mut self, spec: RawSpec) {
+    pub(super) fn set_raw(&mut self, spec: RawSpec) {
         self.device = self.device.clone().with_raw(spec);
     }
 }
@@ -77,20 +77,28 @@ fn queue(test: &TestDevice, of: (u16, u16), send_api: SendApi) -> (VerbsCq, Verb
     (cq, qp)
 }
 
-fn to(qp: &mut VerbsQp, state: QpState) {
+fn try_to(qp: &mut VerbsQp, state: QpState) -> Result<(), VerbError> {
     let (attributes, mask) = match state {
         QpState::Init => QpAttributes::init(QpType::RawPacket, 1, 0),
         other => QpAttributes::to(other),
     };
-    qp.modify(&attributes, mask).unwrap();
+    qp.modify(&attributes, mask)
+}
+
+fn to(qp: &mut VerbsQp, state: QpState) {
+    try_to(qp, state).unwrap();
 }
 
 fn started(test: &TestDevice, of: (u16, u16), send_api: SendApi) -> (VerbsCq, VerbsQp) {
+    try_start(test, of, send_api).unwrap()
+}
+
+pub(super) fn try_start(test: &TestDevice, of: (u16, u16), send_api: SendApi) -> Result<(VerbsCq, VerbsQp), VerbError> {
     let (cq, mut qp) = queue(test, of, send_api);
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-        to(&mut qp, state);
+        try_to(&mut qp, state)?;
     }
-    (cq, qp)
+    Ok((cq, qp))
 }
 
 fn flows(calls: &[Call]) -> usize {
