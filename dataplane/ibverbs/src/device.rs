@@ -23,7 +23,7 @@ use super::raw;
 use super::raw_queue::RawSetup;
 use super::selftest::{self, SelfTest};
 use dataplane_core::clock::{ClockSource, Timebase};
-use dataplane_core::error::VerbError;
+use dataplane_core::error::{Error, VerbError};
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::{
     AsyncEvent, Capabilities, CqApi, CqGranted, CqSpec, Device, FlowCounters, GidEntry, GidKind, LinkLayer,
@@ -218,6 +218,11 @@ fn gid_entry(entry: &ibv_gid_entry) -> GidEntry {
 impl RawDevice for VerbsDevice {
     fn raw_caps(&self) -> RawPacketCaps {
         raw::caps(&self.context)
+    }
+
+    fn check_raw(&self, spec: &RawSpec, queues: u16) -> Result<(), Error> {
+        let checked = raw::check(spec, &self.raw_caps(), queues);
+        checked.map_err(|error| Error::Config(format!("{}: {error}", self.name())))
     }
 
     fn with_raw(self, spec: RawSpec) -> Self {

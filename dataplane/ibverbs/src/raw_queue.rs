@@ -20,7 +20,7 @@ use ibverbs_sys::{
 
 use super::flow::created_by;
 use super::flow::object::Flow;
-use super::raw::{Offload, qp_flags, set_rate_limit};
+use super::raw::{self, Offload, qp_flags, set_rate_limit};
 use super::rss::{RssGroup, WorkQueue, WorkQueueSpec, WqState};
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{FlowError, FlowRule, QpState, RawError, RawPacketCaps, RawSpec};
@@ -158,7 +158,7 @@ impl RawQueue {
         queue: (u16, u16),
         (depth, sges): (u32, u32),
     ) -> Result<Self, RawError> {
-        spec.check(&caps, queue.1)?;
+        raw::check(spec, &caps, queue.1)?;
         let mut counters = spec.rules.iter().filter_map(|rule| rule.count.as_ref());
         if counters.any(|counters| !created_by(context, counters.as_ref())) {
             return Err(FlowError::OtherDevice.into());
@@ -308,9 +308,10 @@ mod tests {
     use super::*;
     use crate::fake::{Call, Fake};
     use crate::ffi;
-    use crate::{flow, raw};
+    use crate::flow;
     use dataplane_core::verbs::{
-        Bits, FlowLimits, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, RawReceive, RssCaps, TunnelMatch,
+        Bits, EthernetMatch, FlowLimits, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, RawReceive, RssCaps,
+        TunnelMatch,
     };
 
     const CAPS: RawPacketCaps = RawPacketCaps {
@@ -495,6 +496,42 @@ mod tests {
         }
         assert_eq!(at(21_844).check(&other, 2), Ok(()));
         assert!(at(21_845).check(&other, 2).is_err());
+    }
+
+    fn matching(outer: HeaderMatch) -> FlowRule {
+        FlowRule { priority: 1, ..FlowRule::new(FlowTraffic::Headers { outer, tunnel: None }) }
+    }
+
+    /// A rule with `dont_trap` passes the frame on to the later parts of the same rule, which would deliver the frame
+    /// again.
+    #[test]
+    fn dont_trap_with_several_queues_needs_a_single_traffic_class() {
+        let fake = Fake::new(|_| {});
+        let ipv4 = |protocol| Some(IpMatch::V4(Ipv4Match { protocol, ..Ipv4Match::default() }));
+        let udp = Some(dataplane_core::verbs::TransportMatch::Udp(Default::default()));
+        let lldp = EthernetMatch { ether_type: 0x88cc.into(), ..EthernetMatch::default() };
+        let any = HeaderMatch::default();
+        for (outer, works) in [
+            (any, false),
+            (HeaderMatch { ethernet: Some(EthernetMatch::default()), ..any }, false),
+            (HeaderMatch { ip: ipv4(Bits::ANY), ..any }, false),
+            (HeaderMatch { ip: ipv4(Bits::ANY), transport: udp, ..any }, true),
+            (HeaderMatch { ip: ipv4(89.into()), ..any }, true),
+            (HeaderMatch { ethernet: Some(lldp), ..any }, true),
+        ] {
+            let rule = FlowRule { dont_trap: true, ..matching(outer) };
+            let spec = RawSpec { rules: vec![matching(any), rule], ..RawSpec::default() };
+            let setup = RawSetup::default();
+            assert!(TestQueue::create(&fake, &setup, spec.clone(), (0, 1)).is_ok(), "one queue: {outer:?}");
+            match TestQueue::create(&fake, &setup, spec, (0, 2)) {
+                Ok(_) => assert!(works, "{outer:?}"),
+                Err(error) => {
+                    assert!(!works, "{outer:?}");
+                    assert!(error.to_string().contains("dont_trap") && error.to_string().contains("help: "), "{error}");
+                }
+            }
+        }
+        assert_eq!(fake.live(), 0);
     }
 
     #[test]

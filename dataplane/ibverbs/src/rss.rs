@@ -29,8 +29,8 @@ use super::raw::wq_flags;
 use dataplane_core::error::VerbError;
 use dataplane_core::header::{ether_type, protocol};
 use dataplane_core::verbs::{
-    Bits, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, RawError, RawPacketCaps, RawReceive, RssCaps,
-    RssFields, RssSpec, TransportMatch, TunnelMatch,
+    Bits, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch, RawError, RawPacketCaps, RawReceive,
+    RssCaps, RssFields, RssSpec, TransportMatch, TunnelMatch,
 };
 
 /// Number of entries of an indirection table, unless the device supports only smaller tables.
@@ -477,6 +477,20 @@ fn check_fields(fields: RssFields, caps: &RssCaps) -> Result<(), RawError> {
         return Ok(());
     }
     Err(RawError::Lacks { what: "RSS over all requested fields", remedy: "use fewer of ipv4, ipv6, tcp and udp" })
+}
+
+/// Checks that flow rules can be split for several queues.
+///
+/// # Errors
+/// A rule is invalid, or a rule with `dont_trap` has several parts. Such a rule passes a frame on to its own later
+/// parts, so the device would deliver the frame several times.
+pub(super) fn check_rules(rules: &[FlowRule], limits: &FlowLimits) -> Result<(), FlowError> {
+    for rule in rules {
+        if parts(rule)?.len() > 1 && rule.dont_trap {
+            return Err(FlowError::DontTrapWithSeveralQueues { driver: limits.driver });
+        }
+    }
+    Ok(())
 }
 
 /// Splits a rule into one rule for each class that can match. The classes have three priority offsets, so each priority

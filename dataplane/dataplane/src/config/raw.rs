@@ -192,9 +192,11 @@ pub struct Flow {
     #[serde(deserialize_with = "within_some::<_, u32, 1, MAX_TAG>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_TAG))]
     pub tag: Option<u32>,
-    /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins. mlx5 supports
-    /// the priorities 0 to 15 with one worker, and 0 to 4 with several workers. With older kernels, mlx5 supports 0 to
-    /// 7 with one worker, and 0 and 1 with several workers.
+    /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins. Give
+    /// overlapping rules different priorities: at one priority, the order of the rules is undefined on mlx5, and the
+    /// order of the config on the software device. mlx5 supports the priorities 0 to 15 with one worker, and 0 to 4
+    /// with several workers. With older kernels, mlx5 supports 0 to 7 with one worker, and 0 and 1 with several
+    /// workers.
     #[serde(deserialize_with = "within::<_, u16, 0, MAX_PRIORITY>")]
     #[schemars(range(min = 0, max = MAX_PRIORITY))]
     pub priority: u16,

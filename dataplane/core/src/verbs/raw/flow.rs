@@ -406,6 +406,15 @@ pub enum FlowError {
         "a default or sniffer rule cannot have dont_trap; help: use a rule that matches frames with any headers instead"
     )]
     DontTrapWithoutHeaders,
+    /// `dont_trap` in a rule that the device splits into overlapping rules for several queues.
+    #[error(
+        "on a port with 2 or more queues, {driver} would deliver a frame several times if a rule with dont_trap matches \
+         frames of several protocols; help: match `tcp`, `udp`, another IP protocol or an EtherType, or use one worker"
+    )]
+    DontTrapWithSeveralQueues {
+        /// The name of the driver.
+        driver: &'static str,
+    },
     /// A drop action together with an action that needs the frame.
     #[error("drop cannot be combined with {0}, because a dropped frame is not delivered")]
     DropWith(&'static str),

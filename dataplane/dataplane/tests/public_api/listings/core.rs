@@ -3487,6 +3487,7 @@ pub mod verbs {
                 Width { field: &'static str, value: u32, bits: u8 },
                 ActionWithoutHeaders(&'static str),
                 DontTrapWithoutHeaders,
+                DontTrapWithSeveralQueues { driver: &'static str },
                 DropWith(&'static str),
                 Refused { error: VerbError, partial: Vec<&'static str> },
             }
