@@ -78,9 +78,6 @@ impl RawPorts {
         spec: &RawSpec,
         caps: &RawPacketCaps,
     ) -> Result<(), RawError> {
-        let Some(rss) = caps.rss else {
-            return Err(RawError::lacks("RSS for raw packets", "use one receive queue"));
-        };
         let mut groups = self.lock();
         let new = || PortQueues { rss_group: None, queues: vec![None; count.into()] };
         let group = groups.entry(port).or_insert_with(new);
@@ -95,7 +92,7 @@ impl RawPorts {
         let rules: Vec<FlowRule> = spec.rules.iter().map(|rule| FlowRule { port, ..rule.clone() }).collect();
         // SAFETY: a queue is removed from the port before its work queue and its protection domain are destroyed. The
         // removal also destroys the RSS objects.
-        let rss_group = unsafe { RssGroup::create(context, all[0].pd, &wqs, &spec.rss, &rules, &rss) };
+        let rss_group = unsafe { RssGroup::create(context, all[0].pd, &wqs, &spec.rss, &rules, caps) };
         match rss_group {
             Ok(rss_group) => group.rss_group = Some(rss_group),
             Err(error) => {
@@ -266,7 +263,8 @@ impl RawQueue {
             self.flows.clear();
             let rules = self.spec.rules.iter().map(|rule| FlowRule { port, ..rule.clone() });
             // SAFETY: the caller upholds the safety contract. The queue pair outlives the flow rules.
-            self.flows = rules.map(|rule| unsafe { Flow::create(qp, &rule) }).collect::<Result<_, _>>()?;
+            self.flows =
+                rules.map(|rule| unsafe { Flow::create(qp, &rule, &self.caps.flow) }).collect::<Result<_, _>>()?;
         }
         self.on = Some(port);
         Ok(())
@@ -306,16 +304,16 @@ mod tests {
     use ibverbs_sys::{ibv_qp_init_attr, ibv_qp_type};
 
     use super::*;
+    use crate::fake::flow::MULTICAST_TABLE;
     use crate::fake::{Call, Fake};
     use crate::ffi;
     use crate::flow;
     use dataplane_core::verbs::{
-        Bits, EthernetMatch, FlowLimits, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, RawReceive, RssCaps,
-        TunnelMatch,
+        Bits, EthernetMatch, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, RawReceive, RssCaps, TunnelMatch,
     };
 
     const CAPS: RawPacketCaps = RawPacketCaps {
-        flow: FlowLimits { rss_levels: 3, ..FlowLimits::NONE },
+        flow: flow::MLX5,
         flow_rules: true,
         rx_checksum: false,
         tx_checksum: false,
@@ -500,6 +498,41 @@ mod tests {
 
     fn matching(outer: HeaderMatch) -> FlowRule {
         FlowRule { priority: 1, ..FlowRule::new(FlowTraffic::Headers { outer, tunnel: None }) }
+    }
+
+    /// mlx5 places a rule into its last table if the first header of the rule selects multicast. Every other rule would
+    /// then apply before this rule, whatever its priority.
+    #[test]
+    fn multicast_rule_keeps_its_priority_on_mlx5() {
+        let group = EthernetMatch { dst: [1, 0x80, 0xc2, 0, 0, 0xe].into(), ..EthernetMatch::default() };
+        let ipv4 = |dst| Some(IpMatch::V4(Ipv4Match { dst, ..Ipv4Match::default() }));
+        let all_groups = Bits::prefix([224, 0, 0, 0], 4);
+        for outer in [
+            HeaderMatch { ethernet: Some(group), ..HeaderMatch::default() },
+            HeaderMatch { ethernet: Some(group), ip: ipv4(all_groups), ..HeaderMatch::default() },
+            HeaderMatch { ip: ipv4(Bits::exact([224, 0, 0, 5])), ..HeaderMatch::default() },
+            HeaderMatch { ip: ipv4(all_groups), ..HeaderMatch::default() },
+        ] {
+            for rule in [matching(outer), FlowRule { drop: true, ..matching(outer) }] {
+                let fake = Fake::new(|_| {});
+                let spec = RawSpec { rules: vec![rule.clone()], ..RawSpec::default() };
+                let setup = RawSetup::default();
+                let mut single = TestQueue::create(&fake, &setup, spec.clone(), (0, 1)).unwrap();
+                single.apply_state(QpState::Rtr).unwrap();
+                assert_eq!(fake.flow_tables(), [3], "{rule:?}");
+                drop(single);
+                let setup = RawSetup::default();
+                let mut queues: Vec<TestQueue> =
+                    (0..2).map(|at| TestQueue::create(&fake, &setup, spec.clone(), (at, 2)).unwrap()).collect();
+                queues.iter_mut().for_each(|queue| queue.apply_state(QpState::Rtr).unwrap());
+                let tables = fake.flow_tables();
+                assert!(!tables.is_empty() && tables.iter().all(|table| *table < MULTICAST_TABLE), "{tables:?}");
+                assert!(
+                    tables.is_sorted() && tables[0] < *tables.last().unwrap(),
+                    "classes keep their order: {tables:?}"
+                );
+            }
+        }
     }
 
     /// A rule with `dont_trap` passes the frame on to the later parts of the same rule, which would deliver the frame

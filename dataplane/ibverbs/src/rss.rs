@@ -407,6 +407,7 @@ impl RssGroup {
     /// call.
     ///
     /// # Errors
+    /// - The device does not support RSS.
     /// - The number of queues exceeds the table size or the number of work queues of the device.
     /// - The device has too few indirection tables.
     /// - The device cannot hash a requested field.
@@ -422,10 +423,13 @@ impl RssGroup {
         wqs: &[NonNull<ibv_wq>],
         rss: &RssSpec,
         rules: &[FlowRule],
-        caps: &RssCaps,
+        caps: &RawPacketCaps,
     ) -> Result<Self, RawError> {
-        let size = table_size(wqs.len(), caps)?;
-        check_fields(rss.fields, caps)?;
+        let Some(rss_caps) = &caps.rss else {
+            return Err(RawError::lacks("RSS for raw packets", "use one receive queue"));
+        };
+        let size = table_size(wqs.len(), rss_caps)?;
+        check_fields(rss.fields, rss_caps)?;
         let mut entries: Vec<*mut ibv_wq> = wqs.iter().cycle().take(size).map(|wq| wq.as_ptr()).collect();
         // SAFETY: the caller upholds the safety contract. Each object is created after the objects that it uses, and
         // destroyed before them.
@@ -447,7 +451,7 @@ impl RssGroup {
                         .iter()
                         .find(|hash| hash.class == class)
                         .expect("every class has a hashing queue pair");
-                    rss_group.flows.push(Flow::create(hash.qp, &rule)?);
+                    rss_group.flows.push(Flow::create(hash.qp, &rule, &caps.flow)?);
                 }
             }
             Ok(rss_group)

@@ -5,10 +5,10 @@ use std::any::Any;
 
 use ibverbs_sys::*;
 
-use super::VerbsFlowCounters;
+use super::{VerbsFlowCounters, needs_empty_ethernet};
 use dataplane_core::verbs::{
-    Bits, EthernetMatch, FlowCounters, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
-    PortsMatch, TransportMatch, TunnelMatch,
+    Bits, EthernetMatch, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match,
+    Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,
 };
 
 /// The encoded specifications (specs) of a rule: one for each header that the rule matches, and one for each action.
@@ -63,8 +63,19 @@ fn field<const N: usize>(bits: &Bits<N>) -> Field<'_> {
 /// # Errors
 /// The rule is invalid, or its counters belong to a device of another provider.
 pub fn encode_flow_rule(rule: &FlowRule) -> Result<Vec<u8>, FlowError> {
+    encode_for(rule, &FlowLimits::NONE)
+}
+
+/// Encodes a flow rule for a driver with these limits.
+///
+/// # Errors
+/// Same as [`encode_flow_rule`].
+pub(super) fn encode_for(rule: &FlowRule, limits: &FlowLimits) -> Result<Vec<u8>, FlowError> {
     rule.check()?;
     let mut encoder = Encoder::default();
+    if needs_empty_ethernet(rule, limits) {
+        ethernet(&mut encoder, &EthernetMatch::default(), 0);
+    }
     let kind = match &rule.traffic {
         FlowTraffic::Headers { outer, tunnel } => {
             headers(&mut encoder, outer, 0);

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use ibverbs_sys::*;
 
-use super::encode::encode_flow_rule;
+use super::encode::encode_for;
 use crate::ffi;
-use dataplane_core::verbs::{FlowCounters, FlowError, FlowRule};
+use dataplane_core::verbs::{FlowCounters, FlowError, FlowLimits, FlowRule};
 
 /// A flow rule on a device. The rule is destroyed when this value is dropped.
 #[derive(Debug)]
@@ -22,15 +22,15 @@ pub(crate) struct Flow {
 unsafe impl Send for Flow {}
 
 impl Flow {
-    /// Creates a flow rule for a queue pair.
+    /// Creates a flow rule for a queue pair. `limits` are the limits of the driver.
     ///
     /// # Errors
     /// The rule is invalid, or the device refuses it.
     ///
     /// # Safety
     /// The queue pair must outlive the rule.
-    pub(crate) unsafe fn create(qp: NonNull<ibv_qp>, rule: &FlowRule) -> Result<Self, FlowError> {
-        let bytes = encode_flow_rule(rule)?;
+    pub(crate) unsafe fn create(qp: NonNull<ibv_qp>, rule: &FlowRule, limits: &FlowLimits) -> Result<Self, FlowError> {
+        let bytes = encode_for(rule, limits)?;
         let mut words: Vec<u64> = vec![0; bytes.len().div_ceil(8)];
         // SAFETY: `words` has space for all bytes and is aligned for every member. The verb reads only the number of
         // bytes in the size field. The returned `Flow` holds the counters.

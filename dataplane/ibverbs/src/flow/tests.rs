@@ -188,7 +188,7 @@ fn rule_is_passed_unchanged_and_destroyed_with_its_owner() {
         );
         let rule =
             FlowRule { drop: true, count: Some(counters.clone()), ..FlowRule::new(headers(HeaderMatch::default())) };
-        let flow = Flow::create(qp, &rule).unwrap();
+        let flow = Flow::create(qp, &rule, &FlowLimits::NONE).unwrap();
         let bytes = encode_flow_rule(&rule).unwrap();
         assert_eq!(fake.calls(), [Call::CreateFlow { qp: 1, bytes: bytes.clone() }]);
         let address = counters.counters.as_ptr().addr().to_ne_bytes();
@@ -222,12 +222,12 @@ fn counters_keep_their_counts_while_no_rule_uses_them() {
         assert_eq!(counters.read(), count(0, 0), "no rule exists yet");
         let rule = FlowRule { count: Some(counters.clone()), ..FlowRule::new(FlowTraffic::ANY_HEADERS) };
         for (packets, bytes) in [(5, 320), (7, 448)] {
-            let flow = Flow::create(qp, &rule).unwrap();
+            let flow = Flow::create(qp, &rule, &FlowLimits::NONE).unwrap();
             fake.counts(&[packets, bytes]);
             drop(flow);
             assert_eq!(counters.read(), count(packets, bytes), "the rule is destroyed");
         }
-        let flow = Flow::create(qp, &rule).unwrap();
+        let flow = Flow::create(qp, &rule, &FlowLimits::NONE).unwrap();
         fake.refuse("ibv_read_counters", libc::EIO);
         assert_eq!(counters.read().unwrap_err().errno, libc::EIO, "any other error is returned");
         drop((flow, rule, counters));
@@ -267,18 +267,18 @@ fn refused_partial_mask_is_named_in_the_error() {
             (libc::EOPNOTSUPP, "the device does not support this flow rule"),
         ] {
             fake.refuse("ibv_create_flow", errno);
-            let error = Flow::create(qp, &rule).unwrap_err().to_string();
+            let error = Flow::create(qp, &rule, &FlowLimits::NONE).unwrap_err().to_string();
             assert!(error.starts_with("ibv_create_flow failed") && error.contains(wanted), "{error}");
         }
         fake.refuse("ibv_create_flow", 0);
-        drop(Flow::create(qp, &rule).unwrap());
+        drop(Flow::create(qp, &rule, &FlowLimits::NONE).unwrap());
         ffi::ibv_destroy_qp(qp.as_ptr()).unwrap();
     }
     assert_eq!(fake.live(), 0);
     let bare = Fake::new(|verbs| verbs.ibv_create_flow = None);
     let mut qp = ibv_qp { context: bare.context(), ..Default::default() };
     // SAFETY: only the context of the queue pair is accessed.
-    let error = unsafe { Flow::create(NonNull::from(&mut qp), &rule) }.unwrap_err();
+    let error = unsafe { Flow::create(NonNull::from(&mut qp), &rule, &FlowLimits::NONE) }.unwrap_err();
     assert!(error.to_string().contains("ibv_create_flow"), "{error}");
 }
 

@@ -91,7 +91,7 @@ fn all_frames_are_distributed_over_three_queues() {
     // SAFETY: the objects belong to the same device. The work queues are destroyed after the RSS group and before the
     // device.
     let rss_group =
-        unsafe { RssGroup::create(fake.context(), fake.pd().as_ptr(), &list, &RssSpec::STANDARD, &rules, &CAPS) }
+        unsafe { RssGroup::create(fake.context(), fake.pd().as_ptr(), &list, &RssSpec::STANDARD, &rules, &caps()) }
             .unwrap();
     let calls = fake.calls();
     let filled: Vec<u32> = (0..128).map(|at| at % 3 + 1).collect();
@@ -184,10 +184,11 @@ fn unsupported_rss_is_refused_before_any_object_is_created() {
     let list: Vec<NonNull<ibv_wq>> = wqs.iter().map(WorkQueue::as_ptr).collect();
     fake.calls();
     let rules = [FlowRule::new(FlowTraffic::ANY_HEADERS)];
-    let create = |caps: &RssCaps| {
+    let create = |rss: &RssCaps| {
+        let caps = RawPacketCaps { rss: Some(*rss), ..caps() };
         // SAFETY: the objects belong to the same device. The work queues are destroyed after the RSS group and before
         // the device.
-        unsafe { RssGroup::create(fake.context(), fake.pd().as_ptr(), &list, &RssSpec::STANDARD, &rules, caps) }
+        unsafe { RssGroup::create(fake.context(), fake.pd().as_ptr(), &list, &RssSpec::STANDARD, &rules, &caps) }
     };
     for (caps, wanted) in [
         (RssCaps { max_table_size: 1, ..CAPS }, "number of RSS queues: 2 is not in the range 1 to 1"),
