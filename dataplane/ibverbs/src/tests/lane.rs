@@ -331,3 +331,31 @@ fn raw_lane_creates_its_queues_again_if_a_reset_is_refused() {
         lane.turn();
     }
 }
+
+/// If the device refuses the change to ERR, the send queue may still work. A marker would then send a packet again.
+#[test]
+fn marker_is_posted_only_after_the_change_to_err() {
+    for is_refused in [false, true] {
+        let test = test_device();
+        let mut t = TestLane::open(&test, (0, 1));
+        let mut batch = Batch::new(&t.pool);
+        t.receive_one(&test, &mut batch);
+        t.receive_one(&test, &mut batch);
+        // The driver accepts only the first send, which is unsignalled.
+        test.fake.refuse_at("ibv_post_send", libc::ENOMEM, Some(1));
+        t.lane.transmit(&mut t.pool, &mut batch);
+        test.fake.refuse("ibv_post_send", 0);
+        assert_eq!(t.lane.sending(), 1);
+        if is_refused {
+            test.fake.refuse_qp_state(t.qp, QpState::Err.raw());
+        }
+        t.fail_receive(&test, IBV_WC_LOC_PROT_ERR);
+        test.fake.calls();
+        let mut received = Batch::new(&t.pool);
+        assert_eq!(t.lane.receive(&mut t.pool, &mut received, 32), Ok(0));
+        let calls = test.fake.calls();
+        assert!(calls.iter().any(|call| matches!(call, Call::ModifyQp { .. })), "{calls:?}");
+        let markers = calls.iter().filter(|call| matches!(call, Call::PostSend(_) | Call::WrStart)).count();
+        assert_eq!(markers, usize::from(!is_refused), "{calls:?}");
+    }
+}

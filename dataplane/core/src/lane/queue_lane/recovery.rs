@@ -153,13 +153,15 @@ impl<D: Device> Recovery<D> {
     #[cold]
     fn fail(&mut self, data: &mut DataPath<D>) {
         let (attributes, mask) = QpAttributes::to(QpState::Err);
-        // A device that is gone refuses this change. In that case, the flush deadline ends the wait for the outstanding
-        // requests.
-        let _ = data.queues.qp.modify(&attributes, mask);
+        let stopped = data.queues.qp.modify(&attributes, mask);
         data.was_flushed = false;
         self.phase = Phase::Failed { since: Instant::now(), outstanding: data.outstanding() };
         self.overdue = false;
-        data.post_marker();
+        // If the device refused the change, the send queue may still work, and a marker would send a packet again. The
+        // flush deadline then ends the wait for the outstanding requests.
+        if stopped.is_ok() {
+            data.post_marker();
+        }
     }
 
     /// Drops all packets, because the queue pair cannot send now. In state ERR, posted packets would only be flushed,
