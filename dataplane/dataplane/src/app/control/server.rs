@@ -308,7 +308,8 @@ pub(crate) fn fuzz(input: &[u8]) {
     let at = usize::from(first).min(bytes.len());
     for piece in [&bytes[..at], &bytes[at..]] {
         peer.write_all(piece).expect("room in the socket");
-        // A call reads at most one request. Without a request, a call reads at most the bytes of one request.
+        // A call handles at most one request. If the input has no complete request yet, a call reads at most as many
+        // bytes as one request may have.
         for _ in 0..=bytes.len() {
             is_open = is_open && client.read_request();
             assert!(client.input.len() <= MAX_REQUEST);

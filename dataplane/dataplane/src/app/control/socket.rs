@@ -78,7 +78,7 @@ pub(in crate::app) fn problem(control: &Control) -> Option<(String, String)> {
     }
 }
 
-/// Returns the problem of the group of the control socket, and its fix.
+/// Checks the key `control_group`. Returns what is wrong with the group, and the fix.
 pub(in crate::app) fn group_problem(runtime: &Runtime) -> Option<(String, String)> {
     let error = file::group_number(runtime.control_group.as_deref()?).err()?.to_string();
     let (what, fix) = error.split_once("; help: ").unwrap_or((&error, "name another group"));
