@@ -10,8 +10,8 @@ use rustix::net::{SocketFlags, connect};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::socket::{self, Found};
-use crate::{Call, Error, Hello, Refusal, Request, Response, TIMEOUT, VERSION};
+use crate::socket;
+use crate::{Call, Error, Found, Get, Hello, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION};
 
 /// The maximum length of an answer, in bytes.
 const MAX_ANSWER: u64 = 64 << 20;
@@ -51,6 +51,13 @@ impl Answer {
             T::deserialize(value)
         });
         parsed.map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))
+    }
+}
+
+impl Answer {
+    /// Parses the result, and keeps the text of values of the type [`RawValue`](serde_json::value::RawValue).
+    fn parse_raw<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        serde_json::from_str(&self.json).map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))
     }
 }
 
@@ -123,7 +130,7 @@ impl Client {
     pub fn all() -> (Vec<(u32, Self)>, usize) {
         let (own, others) = own();
         // Sockets of killed programs do not accept connections.
-        let open = |found: Found| Self::connect(&found.path).ok().map(|client| (found.process, client));
+        let open = |found: socket::Found| Self::connect(&found.path).ok().map(|client| (found.process, client));
         (own.into_iter().filter_map(open).collect(), others)
     }
 
@@ -187,6 +194,19 @@ impl Client {
         self.call(&Call::Hello {})?.parse()
     }
 
+    /// Lists the rows of a list, page by page.
+    pub fn show(&mut self, show: Show) -> Pages<'_> {
+        Pages { client: self, next: Some(show) }
+    }
+
+    /// Returns the row of a table that applies to a key.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Client::call`].
+    pub fn get(&mut self, get: Get) -> Result<Found, Error> {
+        self.call(&Call::Get(get))?.parse_raw()
+    }
+
     fn failed(&self, why: &str) -> Error {
         Error::Answer(self.path.clone(), plain(why))
     }
@@ -200,6 +220,26 @@ impl Client {
     }
 }
 
+/// The pages of a list. Ends after the last page or after an error.
+#[derive(Debug)]
+pub struct Pages<'a> {
+    client: &'a mut Client,
+    next: Option<Show>,
+}
+
+impl Iterator for Pages<'_> {
+    type Item = Result<Page, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let show = self.next.take()?;
+        let page = self.client.call(&Call::Show(show.clone())).and_then(|answer| answer.parse_raw::<Page>());
+        if let Ok(Page { next: Some(cursor), .. }) = &page {
+            self.next = Some(Show { cursor: Some(cursor.clone()), ..show });
+        }
+        Some(page)
+    }
+}
+
 fn set_timeouts(stream: impl std::os::fd::AsFd, timeout: Duration) -> io::Result<()> {
     for direction in [Timeout::Send, Timeout::Recv] {
         set_socket_timeout(&stream, direction, Some(timeout))?;
@@ -208,7 +248,7 @@ fn set_timeouts(stream: impl std::os::fd::AsFd, timeout: Duration) -> io::Result
 }
 
 /// Returns the sockets of this user in the default folders, and the number of sockets of other users.
-fn own() -> (Vec<Found>, usize) {
+fn own() -> (Vec<socket::Found>, usize) {
     let all = socket::folders();
     let (mut own, others): (Vec<_>, Vec<_>) =
         all.iter().flat_map(|folder| socket::within(folder)).partition(|found| found.is_own);

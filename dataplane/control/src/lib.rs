@@ -18,10 +18,12 @@
 mod client;
 mod error;
 mod protocol;
+pub mod rows;
 pub mod socket;
 
-pub use client::{Answer, Client};
+pub use client::{Answer, Client, Pages};
 pub use error::Error;
 pub use protocol::{
-    Call, ErrorCode, Hello, MAX_REQUEST, MalformedRequest, Refusal, Request, Response, TIMEOUT, VERSION,
+    Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, MAX_LIMIT, MAX_REQUEST, MalformedRequest, Page, Refusal,
+    Request, Response, Show, TIMEOUT, VERSION,
 };

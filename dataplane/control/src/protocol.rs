@@ -38,11 +38,77 @@ pub enum Call {
     /// Returns the statistics of the run. The part `recent` covers the time since the previous answer on this
     /// connection.
     Stats {},
+    /// Returns some rows of a list. The program has the lists in [`LISTS`], and the tables that stages have.
+    Show(Show),
+    /// Returns the row of a table that applies to a key, such as the route for an address.
+    Get(Get),
 }
+
+/// The parameters of [`Call::Show`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Show {
+    /// The name of the list, such as `ports` or `routes`.
+    pub what: String,
+    /// The stage whose table is listed. Default: the tables of all stages with this name, one after the other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<String>,
+    /// The maximum number of rows: 1 to 1000. Default: 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub limit: Option<u32>,
+    /// The position at which the listing continues: [`Page::next`] of the previous page. Default: the start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+}
+
+/// The parameters of [`Call::Get`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Get {
+    /// The name of the table, such as `routes`.
+    pub what: String,
+    /// The key, such as an IP address.
+    pub key: String,
+    /// The stage. Default: the first stage with such a table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stage: Option<String>,
+}
+
+/// The result of [`Call::Show`]: consecutive rows of one list.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Page {
+    /// The stage that has the table. `null` for the lists in [`LISTS`].
+    pub stage: Option<String>,
+    /// The rows. The fields of a row depend on the list.
+    #[schemars(with = "Vec<serde_json::Map<String, Value>>")]
+    pub rows: Vec<Box<RawValue>>,
+    /// The cursor of the next page, or `null` after the last row.
+    pub next: Option<String>,
+}
+
+/// The result of [`Call::Get`].
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub struct Found {
+    /// The stage that has the table.
+    pub stage: String,
+    /// The row, or `null` if no row applies to the key.
+    #[schemars(with = "Option<serde_json::Map<String, Value>>")]
+    pub row: Option<Box<RawValue>>,
+}
+
+/// The names of the lists that every program has.
+pub const LISTS: [&str; 6] = ["config", "links", "memory", "ports", "stages", "workers"];
+
+/// The default number of rows of a page.
+pub const DEFAULT_LIMIT: u32 = 100;
+
+/// The maximum number of rows of a page.
+pub const MAX_LIMIT: u32 = 1000;
 
 impl Call {
     /// The names of the requests.
-    pub const NAMES: [&str; 2] = ["hello", "stats"];
+    pub const NAMES: [&str; 4] = ["hello", "stats", "show", "get"];
 }
 
 /// The result of [`Call::Hello`].
@@ -102,6 +168,8 @@ pub enum ErrorCode {
     UnknownVersion,
     /// The program does not support this request.
     UnknownRequest,
+    /// There is no list, stage or table with this name.
+    NotFound,
     /// The request is longer than [`MAX_REQUEST`]. The program closes the connection.
     TooLong,
     /// Too many clients are connected. The program closes the connection.
@@ -219,7 +287,9 @@ mod tests {
 
     #[test]
     fn every_request_is_parsed_from_its_own_json() {
-        for call in [Call::Hello {}, Call::Stats {}] {
+        let show = Show { what: "routes".to_owned(), limit: Some(7), ..Show::default() };
+        let get = Get { what: "routes".to_owned(), key: "::1".to_owned(), stage: Some("r".to_owned()) };
+        for call in [Call::Hello {}, Call::Stats {}, Call::Show(show), Call::Get(get)] {
             let request = Request { version: VERSION, id: u64::MAX, call };
             let line = serde_json::to_string(&request).unwrap();
             assert_eq!(Request::parse(line.as_bytes()), Ok(request), "{line}");
@@ -248,6 +318,13 @@ mod tests {
             ("{\"version\":2,\"id\":3,\"request\":\"stats\"}", Some(3), ErrorCode::UnknownVersion, "version 2"),
             ("{\"version\":1,\"id\":3,\"request\":\"fly\\u001b\"}", Some(3), ErrorCode::UnknownRequest, "`fly\\u{1b}`"),
             ("{\"version\":1,\"id\":3,\"request\":\"stats\",\"a\":1}", Some(3), ErrorCode::BadField, "field `a`"),
+            ("{\"version\":1,\"id\":3,\"request\":\"show\"}", Some(3), ErrorCode::BadField, "field `what`"),
+            (
+                "{\"version\":1,\"id\":3,\"request\":\"get\",\"what\":\"a\",\"key\":4}",
+                Some(3),
+                ErrorCode::BadField,
+                "integer `4`",
+            ),
         ] {
             let (found, kind, message) = refused(line);
             assert_eq!((found, kind), (id, code), "{line}: {message}");

@@ -1,6 +1,7 @@
 //! The `acl` stage: permits or denies packets by ordered rules.
 
 mod live;
+mod rows;
 mod rules;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use dataplane_core::prelude::*;
 use dataplane_tables::MISS;
 use dataplane_tables::classifier::{Addresses, Key, V4Key, v4_key};
 use live::{LiveRules, Reloader, RuleSet};
+use rows::RuleTable;
 #[cfg(any(test, fuzzing))]
 pub(crate) use rules::fuzz;
 use rules::{Action, RuleSpec, Rules};
@@ -27,7 +29,8 @@ use rules::{Action, RuleSpec, Rules};
 /// A rule matches a packet if all match keys of the rule match, such as `src` or `dst_port`. A rule without match keys
 /// matches all IP packets. Denied packets are dropped with the reason `denied`. The action `default` applies to packets
 /// that no rule matches, and to packets that are neither IPv4 nor IPv6. Every rule has a hit counter. The name of the
-/// counter is the rule's `name`, or the index of the rule, such as `rules[3]`.
+/// counter is the rule's `name`, or the text of the rule, such as `deny tcp dst 10.0.0.0/8 dst_port 22`. If several
+/// rules without a name are equal, the text of each further rule ends with a number, such as `#2`.
 ///
 /// A rule that names ports or TCP flags matches only packets that contain these fields. In a fragmented datagram, only
 /// the first fragment can contain these fields. `fragments = "deny"` drops all fragments without a complete TCP, UDP or
@@ -48,10 +51,9 @@ use rules::{Action, RuleSpec, Rules};
 /// changed. Each worker switches to the new rules between two batches, so the stage never mixes old and new rules for
 /// one packet. If the file has errors, the stage reports up to 20 errors, and the old rules stay in use.
 ///
-/// A rule with a name keeps its hit count if a new rule has the same name. A rule without a name keeps its hit count if
-/// the new rules contain the same rule at the same index. Hits of removed rules are added to the counter `gone`. The
-/// counter `rules` reports the number of rules. The counters `reloads` and `refused` count successful reloads and
-/// refused files.
+/// A rule keeps its hit count if the new rules contain a rule whose counter has the same name, at any index. Hits of
+/// removed rules are added to the counter `gone`. The counter `rules` reports the number of rules. The counters
+/// `reloads` and `refused` count successful reloads and refused files.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -269,7 +271,7 @@ impl Stage for Acl {
 
     fn tick(&mut self, _ctx: &Ctx) {
         if let Some(rule_set) = &mut self.rule_set {
-            rule_set.refresh();
+            rule_set.refresh_with(|earlier, later| later.take_hits(earlier));
         }
     }
 
@@ -285,6 +287,9 @@ impl Stage for Acl {
             Ok(LiveRules::new(rules))
         })?;
         self.rule_set = Some(live.join());
+        if setup.worker().0 == 0 {
+            setup.table("acl", RuleTable { live: live.clone(), default: self.default });
+        }
         if let Some(file) = file.filter(|_| setup.worker().0 == 0) {
             setup.reloads(Reloader { live: live.clone(), own, file });
             self.reports_shared = true;
@@ -295,21 +300,22 @@ impl Stage for Acl {
 
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
         let (Some(rule_set), Some(live)) = (&self.rule_set, &self.live) else { return };
-        live.settle();
-        let (earlier_hits, gone) = rule_set.earlier_hits();
-        for ((name, hits), earlier_hits) in rule_set.rules.names.iter().zip(&rule_set.hits).zip(earlier_hits) {
-            report(name, hits + earlier_hits);
-        }
+        rule_set.named_hits().for_each(|(name, hits)| report(name, hits));
         if self.fragments == Fragments::Deny {
             report("fragments", self.fragments_denied);
         }
         report("default", self.default_hits);
         if self.file.is_some() {
-            report("gone", gone);
+            report("gone", rule_set.gone());
         }
         if self.reports_shared {
+            report("rules", rule_set.rules.len() as u64);
             live.counters(report);
         }
+    }
+
+    fn counters_version(&self) -> u64 {
+        self.rule_set.as_ref().map_or(0, |rule_set| rule_set.version)
     }
 
     fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {
@@ -321,10 +327,14 @@ impl Stage for Acl {
             Action::Deny => "deny",
         };
         Some(match verdict {
-            Verdict::Rule(rule, _) => rules.texts.get(rule as usize).cloned().unwrap_or_default(),
+            Verdict::Rule(rule, _) => rules.explain(rule).unwrap_or_default(),
             Verdict::Fragment => "a fragment without a complete TCP, UDP or ICMP header: deny".to_owned(),
             Verdict::Default => format!("no rule matches: {action}"),
         })
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().tables(const { &[TableInfo::of::<RuleTable>("acl")] })
     }
 
     fn contract(&self) -> Contract {

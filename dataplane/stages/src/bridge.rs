@@ -1,6 +1,7 @@
 //! `bridge`: an Ethernet switch that learns MAC addresses.
 
 mod loops;
+mod rows;
 mod storm;
 mod table;
 
@@ -16,9 +17,10 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::vlan::{VlanTag, is_tag};
 use dataplane_core::mem::{Batch, Packet, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, Generator, Problem, Setup, Stage, StageInfo};
+use dataplane_core::pipeline::{Contract, Ctx, Facts, Generator, Problem, Setup, Stage, StageInfo, TableInfo};
 use dataplane_core::units::Period;
 use loops::{LoopGuard, Loops};
+use rows::LearnedMacs;
 use storm::{StormControl, StormMeter};
 use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 
@@ -199,6 +201,7 @@ impl Stage for Bridge {
     fn tick(&mut self, ctx: &Ctx) {
         let (worker, workers) = self.place;
         if let Some(table) = &self.table {
+            table.now.store(time(ctx), Ordering::Relaxed);
             // Each worker sweeps its share of the buckets.
             table.sweep(self.sweep * SWEPT * workers.max(1) + worker * SWEPT, time(ctx), self.max_age());
             self.sweep = (self.sweep + 1) % ((1 << BUCKET_BITS) / (SWEPT * workers.max(1)) + 1);
@@ -270,7 +273,12 @@ impl Stage for Bridge {
             let loops = setup.shared(|_| Ok(Loops::new()))?;
             self.guard = Some(LoopGuard::new(setup, loops, &ports, time));
         }
-        self.table = Some(setup.shared(|_| Ok(Table::new()))?);
+        let table = setup.shared(|_| Ok(Table::new()))?;
+        if setup.worker().0 == 0 {
+            let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
+            setup.table("bridge", LearnedMacs { table: table.clone(), ports });
+        }
+        self.table = Some(table);
         Ok(())
     }
 
@@ -286,18 +294,20 @@ impl Stage for Bridge {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().reasons(&[
-            ("alone", "the VLAN has no other port"),
-            ("reserved", "the destination is a reserved address that no bridge forwards"),
-            ("bad_source", "the source MAC address is multicast or all zeros"),
-            ("same_port", "the destination was last seen on the ingress port"),
-            ("not_a_member", "the ingress port or the destination's port is not a member of the VLAN"),
-            ("broadcast_storm", "a broadcast frame above the rate of `storm_control`"),
-            ("multicast_storm", "a multicast frame above the rate of `storm_control`"),
-            ("unknown_storm", "a frame to an unknown unicast address above the rate of `storm_control`"),
-            ("probe", "a probe returned to this bridge, so two ports form a loop"),
-            ("shut", "the ingress port is shut because of a loop"),
-        ])
+        StageInfo::new()
+            .reasons(&[
+                ("alone", "the VLAN has no other port"),
+                ("reserved", "the destination is a reserved address that no bridge forwards"),
+                ("bad_source", "the source MAC address is multicast or all zeros"),
+                ("same_port", "the destination was last seen on the ingress port"),
+                ("not_a_member", "the ingress port or the destination's port is not a member of the VLAN"),
+                ("broadcast_storm", "a broadcast frame above the rate of `storm_control`"),
+                ("multicast_storm", "a multicast frame above the rate of `storm_control`"),
+                ("unknown_storm", "a frame to an unknown unicast address above the rate of `storm_control`"),
+                ("probe", "a probe returned to this bridge, so two ports form a loop"),
+                ("shut", "the ingress port is shut because of a loop"),
+            ])
+            .tables(const { &[TableInfo::of::<LearnedMacs>("bridge")] })
     }
 
     fn contract(&self) -> Contract {

@@ -52,11 +52,23 @@ struct Tally {
 }
 
 impl By {
-    fn classes(self) -> &'static [&'static str] {
+    /// Returns the names of the counters of each class.
+    fn counters(self) -> &'static [[&'static str; 2]] {
         match self {
             Self::None => &[],
-            Self::EtherType => &["ipv4", "ipv6", "arp", "other"],
-            Self::Protocol => &["tcp", "udp", "icmp", "icmpv6", "other"],
+            Self::EtherType => &[
+                ["ipv4.packets", "ipv4.bytes"],
+                ["ipv6.packets", "ipv6.bytes"],
+                ["arp.packets", "arp.bytes"],
+                ["other.packets", "other.bytes"],
+            ],
+            Self::Protocol => &[
+                ["tcp.packets", "tcp.bytes"],
+                ["udp.packets", "udp.bytes"],
+                ["icmp.packets", "icmp.bytes"],
+                ["icmpv6.packets", "icmpv6.bytes"],
+                ["other.packets", "other.bytes"],
+            ],
         }
     }
 
@@ -98,9 +110,9 @@ impl Stage for Count {
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
         report("packets", self.tallies.iter().map(|tally| tally.packets).sum());
         report("bytes", self.tallies.iter().map(|tally| tally.bytes).sum());
-        for (class, tally) in self.by.classes().iter().zip(&self.tallies) {
-            report(&format!("{class}.packets"), tally.packets);
-            report(&format!("{class}.bytes"), tally.bytes);
+        for ([packets, bytes], tally) in self.by.counters().iter().zip(&self.tallies) {
+            report(packets, tally.packets);
+            report(bytes, tally.bytes);
         }
     }
 

@@ -152,6 +152,57 @@ fn drop() -> Action {
     Action::Drop
 }
 
+/// The limit of a stage, for all workers together.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+struct LimitRow {
+    /// How the meter assigns colours.
+    mode: Mode,
+    /// The unit of the rates and burst sizes.
+    unit: LimitUnit,
+    /// The committed rate, in units per second.
+    rate_per_s: u64,
+    /// The burst size of each worker.
+    burst: u64,
+    /// The excess burst size, with the mode `srtcm`.
+    excess_burst: Option<u64>,
+    /// The peak rate in units per second, with the mode `trtcm`.
+    peak_per_s: Option<u64>,
+    /// The burst size at the peak rate, with the mode `trtcm`.
+    peak_burst: Option<u64>,
+    /// Packets within the limit.
+    green: u64,
+    /// Packets above the limit, but within the excess burst size or the peak rate.
+    yellow: u64,
+    /// Packets above the limit.
+    red: u64,
+}
+
+/// The unit of a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum LimitUnit {
+    /// Packets.
+    Packets,
+    /// Bytes.
+    Bytes,
+}
+
+/// The table for `dataplane show limits`.
+struct LimitTable(LimitRow);
+
+impl Table for LimitTable {
+    type Row = LimitRow;
+
+    fn needs_counters(&self) -> bool {
+        true
+    }
+
+    fn page(&self, query: &TableQuery<'_>) -> Result<TablePage<LimitRow>, String> {
+        let [green, yellow, red] = ["green", "yellow", "red"].map(|name| query.counter(name));
+        TablePage::of_list(std::slice::from_ref(&self.0), query, |row| LimitRow { green, yellow, red, ..row.clone() })
+    }
+}
+
 /// The bytes of a frame in addition to its payload: the Ethernet header and one VLAN tag.
 const FRAMING: u64 = 18;
 
@@ -282,7 +333,30 @@ impl Stage for Limit {
             Mode::Srtcm => Meter::SingleRate(SingleRate::new(share(rate), burst, excess, 0)),
             Mode::Trtcm => Meter::TwoRate(TwoRate::new((share(rate), burst), (share(peak), peak_burst), 0)),
         });
+        if worker == 0 {
+            let unit = if by_bytes { LimitUnit::Bytes } else { LimitUnit::Packets };
+            let only = |mode, value| (self.mode == mode).then_some(value);
+            setup.table(
+                "limits",
+                LimitTable(LimitRow {
+                    mode: self.mode,
+                    unit,
+                    rate_per_s: rate,
+                    burst,
+                    excess_burst: only(Mode::Srtcm, excess),
+                    peak_per_s: only(Mode::Trtcm, peak),
+                    peak_burst: only(Mode::Trtcm, peak_burst),
+                    green: 0,
+                    yellow: 0,
+                    red: 0,
+                }),
+            );
+        }
         Ok(())
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().tables(const { &[TableInfo::of::<LimitTable>("limits")] })
     }
 
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use zerocopy::FromBytes;
 
-use crate::forwarding::{Reader, Resolved};
+use crate::forwarding::{ConfigNeighbors, NeighborTable, Reader, Resolved};
 use crate::kernel;
 use crate::parameter::{check_period, table_problem};
 use crate::resolution::{Resolution, ResolutionClient, ResolveParameters};
@@ -15,7 +15,7 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::header::ipv4::Ipv4;
 use dataplane_core::header::ipv6::Ipv6;
 use dataplane_core::mem::{Batch, Edge, Meta, MetaFlags, Packet, Reason, Wait};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, Generator, NextHop, Problem, Setup, Stage, StageInfo};
+use dataplane_core::pipeline::{Contract, Ctx, Facts, Generator, NextHop, Problem, Setup, Stage, StageInfo, TableInfo};
 use dataplane_core::units::{Nanos, Period};
 use dataplane_tables::TableError;
 use dataplane_tables::bucket::TokenBucket;
@@ -336,6 +336,16 @@ impl Stage for Neighbor {
             let problem = Problem::at(key, format!("`{key}` only applies with source = \"resolve\""));
             setup.reject(problem.help("set source = \"resolve\", or remove the key"));
         }
+        if let Some(known) = &known
+            && setup.worker().0 == 0
+        {
+            let tables = match known {
+                NeighborSource::Kernel(reader) => reader.shared().clone(),
+                NeighborSource::Resolution(client) => client.reader.shared().clone(),
+            };
+            let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
+            setup.table("neighbors", NeighborTable { tables, ports });
+        }
         if let Some(known) = known {
             if !self.table.is_empty() {
                 let problem = Problem::at("source", "neighbours cannot come from both the table and another source");
@@ -377,6 +387,10 @@ impl Stage for Neighbor {
                 }
             }
         }
+        if setup.worker().0 == 0 {
+            let row = |entry: &NeighborEntry| (entry.address, entry.port.clone(), entry.mac.to_string());
+            setup.table("neighbors", ConfigNeighbors(self.table.iter().map(row).collect()));
+        }
         // The table keeps the first entry of each key. Entries for one port are added first, so they take precedence
         // over entries for all ports.
         let refused = |error| table_problem("table", error);
@@ -416,10 +430,12 @@ impl Stage for Neighbor {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[
-            ("unresolved", "packets whose next hop is unknown, or is not resolved within four seconds"),
-            ("unreachable", "packets whose next hop does not answer"),
-        ])
+        StageInfo::new()
+            .outputs(&[
+                ("unresolved", "packets whose next hop is unknown, or is not resolved within four seconds"),
+                ("unreachable", "packets whose next hop does not answer"),
+            ])
+            .tables(const { &[TableInfo::of::<NeighborTable>("neighbors")] })
     }
 
     fn contract(&self) -> Contract {

@@ -1,6 +1,7 @@
 //! Longest-prefix-match routing.
 
 pub(super) mod paths;
+mod rows;
 mod table;
 
 use std::net::IpAddr;
@@ -21,6 +22,7 @@ use dataplane_core::pipeline::PortInfo;
 use dataplane_core::prelude::*;
 use dataplane_tables::{MAX_VALUE, MISS};
 use paths::PathAction;
+use rows::{ConfigRoutes, KernelRoutes};
 #[cfg(any(test, fuzzing))]
 pub(crate) use table::fuzz;
 use table::{RouteEntry, Routes, has_equal_cost_paths};
@@ -360,14 +362,25 @@ impl Stage for Route {
                 let problem = Problem::at("source", "no port has a kernel interface");
                 return Err(problem.help("set interface = \"eth1\" in a [[port]]"));
             }
-            self.reader = Some(kernel::tables(setup).join());
+            let tables = kernel::tables(setup);
+            self.reader = Some(tables.join());
             self.reports_counters = setup.worker().0 == 0;
+            if self.reports_counters {
+                let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
+                setup.table("routes", KernelRoutes { tables, ports });
+            }
             return Ok(());
         }
         let (table, file) = (std::mem::take(&mut self.table), self.file.as_deref());
         let is_addressed = |port: &PortInfo| port.interface.is_some() || !port.addresses.is_empty();
         self.own_macs = setup.ports().iter().map(|port| is_addressed(port).then_some(MacAddr(port.mac))).collect();
-        self.routes = Some(setup.shared(|setup| Routes::load(&table, file, setup))?);
+        let routes = setup.shared(|setup| Routes::load(&table, file, setup))?;
+        if setup.worker().0 == 0 {
+            let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
+            let next_hops = setup.next_hops().all().to_vec();
+            setup.table("routes", ConfigRoutes { routes: routes.clone(), ports, next_hops });
+        }
+        self.routes = Some(routes);
         Ok(())
     }
 
@@ -416,6 +429,7 @@ impl Stage for Route {
                 ("martian", "the source address is invalid, so a router must not forward the packet"),
                 ("tagged", "the frame has a VLAN tag (only with routes from the config)"),
             ])
+            .tables(const { &[TableInfo::of::<KernelRoutes>("routes")] })
     }
 
     fn contract(&self) -> Contract {

@@ -9,12 +9,12 @@ use std::process::Command;
 use std::sync::Barrier;
 use std::thread;
 
-use dataplane::control::{Call, Client, Error, ErrorCode, MAX_REQUEST, VERSION};
+use dataplane::control::{Call, Client, Error, ErrorCode, LISTS, MAX_REQUEST, VERSION};
 use dataplane_testing::program::run;
 use dataplane_testing::skip;
 use serde_json::{Value, json};
 
-use crate::common::{RuntimeFolder, STATS, TIMEOUT, json, line, number};
+use crate::common::{LINK, RuntimeFolder, STATS, TIMEOUT, config, json, line, number};
 
 /// A connection that sends raw lines.
 struct RawClient(BufReader<UnixStream>);
@@ -66,7 +66,8 @@ fn every_request_and_every_error_has_an_answer_on_one_connection() {
         (r#"{"id":1,"request":"stats"}"#, json!(1), "bad_field", ["`version` is missing", "\"version\":1"]),
         (r#"{"version":1,"id":1}"#, json!(1), "bad_field", ["`request` is missing", "\"request\":"]),
         (r#"{"version":2,"id":3,"request":"apply"}"#, json!(3), "unknown_version", ["version 2", "use version 1"]),
-        (r#"{"version":1,"id":4,"request":"fly"}"#, json!(4), "unknown_request", ["`fly`", "hello, stats"]),
+        (r#"{"version":1,"id":4,"request":"fly"}"#, json!(4), "unknown_request", ["`fly`", "hello, stats, show, get"]),
+        (r#"{"version":1,"id":5,"request":"show"}"#, json!(5), "bad_field", ["missing field `what`", "schema control"]),
         (r#"{"version":1,"id":5,"request":"stats","every":1}"#, json!(5), "bad_field", ["`every`", "schema control"]),
     ] {
         let answer = client.ask(request);
@@ -122,6 +123,10 @@ fn schema_describes_every_request_and_every_result() {
         assert!(out.contains(&format!("\"const\": \"{name}\"")), "{name}: {out}");
         assert!(results.contains_key(name), "{name}");
     }
+    let rows = schema["properties"]["rows"]["properties"].as_object().unwrap();
+    for name in LISTS.into_iter().chain(["acl", "bridge", "limits", "neighbors", "routes"]) {
+        assert!(rows.contains_key(name), "{name}: {rows:?}");
+    }
     // The live statistics have exactly the fields of the schema.
     let running = folder.run("", None);
     let stats = running.ask().unwrap();
@@ -134,8 +139,8 @@ fn schema_describes_every_request_and_every_result() {
     assert_eq!(folder.dataplane("schema config").1, config);
 }
 
-/// Checks that an answer has the form of a documented answer: every documented field exists with a value of the same type.
-/// Texts of errors are equal.
+/// Checks that an answer has the form of a documented answer: every documented field exists with a value of the same
+/// type. Texts of errors are equal.
 fn assert_documented(documented: &Value, answer: &Value, place: &str) {
     match (documented, answer) {
         (Value::Object(documented), Value::Object(answer)) => {
@@ -157,6 +162,11 @@ fn assert_documented(documented: &Value, answer: &Value, place: &str) {
 #[test]
 fn documented_examples_are_answered_as_documented() {
     let folder = RuntimeFolder::new();
+    let route = "[[pipeline.stage]]\nuse = 'route'\nname = 'fib'\n\
+                 table = [{ prefix = '10.0.0.0/8', via = '192.0.2.1', port = 'wire' }]\n";
+    let last = "[[pipeline.stage]]\nuse = 'tx'";
+    let with_routes = config(LINK).replace(last, &format!("{route}{last}"));
+    folder.0.write("x.toml", with_routes);
     let running = folder.run("", None);
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/control.md")).unwrap();
     let mut client = RawClient(BufReader::new(running.connect().unwrap()));

@@ -62,7 +62,7 @@ fn stats_show_counters_and_costs_of_a_running_program() {
     assert!(number(&second["workers"][0]["loops"]) > number(&first["workers"][0]["loops"]));
     let table = shown("");
     for part in
-        ["port wire", "worker 0 on core", "Mpps in", "\nparse ", "\nedge ", "\ntransmit ", "edge.denied", "ledger"]
+        ["port wire", "worker 0 on core", "packets in", "\nparse ", "\nedge ", "\ntransmit ", "edge.denied", "ledger"]
     {
         assert!(table.contains(part), "{part}: {table}");
     }

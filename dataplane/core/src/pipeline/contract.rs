@@ -1,7 +1,7 @@
 //! The properties that a stage declares about itself, and its optional capabilities.
 
 use crate::mem::{Batch, Packet, RecvFields};
-use crate::pipeline::{Cause, Ctx, Exit, Facts};
+use crate::pipeline::{Cause, Ctx, Exit, Facts, TableInfo};
 use crate::units::Nanos;
 
 /// The properties that all stages of a kind have in common.
@@ -15,12 +15,14 @@ pub struct StageInfo {
     pub reasons: &'static [(&'static str, &'static str)],
     /// Whether the stage never passes a packet on to a next stage.
     pub terminal: bool,
+    /// The tables that the stage registers with [`Setup::table`](super::Setup::table).
+    pub tables: &'static [TableInfo],
 }
 
 impl StageInfo {
     /// Describes a kind of stage without outputs and reasons.
     pub const fn new() -> Self {
-        Self { outputs: &[], reasons: &[], terminal: false }
+        Self { outputs: &[], reasons: &[], terminal: false, tables: &[] }
     }
 
     /// Sets the outputs.
@@ -33,6 +35,12 @@ impl StageInfo {
     #[must_use]
     pub const fn reasons(self, reasons: &'static [(&'static str, &'static str)]) -> Self {
         Self { reasons, ..self }
+    }
+
+    /// Sets the tables.
+    #[must_use]
+    pub const fn tables(self, tables: &'static [TableInfo]) -> Self {
+        Self { tables, ..self }
     }
 
     /// Declares that the stage never passes a packet on to a next stage.
@@ -158,8 +166,8 @@ impl Contract {
         Self { receives, ..self }
     }
 
-    /// Declares that the stage computes the IPv4, TCP and UDP checksums of every packet that leaves it. If the devices of
-    /// all ports that send these packets compute checksums, the run calls [`Stage::leave_checksums`].
+    /// Declares that the stage computes the IPv4, TCP and UDP checksums of every packet that leaves it. If the devices
+    /// of all ports that send these packets compute checksums, the run calls [`Stage::leave_checksums`].
     ///
     /// [`Stage::leave_checksums`]: super::Stage::leave_checksums
     #[must_use]

@@ -257,6 +257,15 @@ impl Graph {
         self.nodes.iter_mut().map(|node| (node.name.as_str(), &mut node.stage))
     }
 
+    /// Calls `visit` for each stage between two batches, in the order of the pipeline.
+    pub fn visit(&mut self, mut visit: impl FnMut(&dyn Stage)) {
+        for (place, node) in self.nodes.iter().enumerate() {
+            self.housekeeping = Some(place);
+            visit(&*node.stage);
+        }
+        self.housekeeping = None;
+    }
+
     /// Runs the housekeeping of every stage. The graph must contain no packets, except held packets.
     pub fn tick(&mut self, ctx: &Ctx) {
         for (place, node) in self.nodes.iter_mut().enumerate() {

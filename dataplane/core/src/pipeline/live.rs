@@ -131,7 +131,15 @@ impl<T> LiveReader<T> {
     /// [`Stage::tick`]: super::Stage::tick
     #[inline]
     pub fn refresh(&mut self) {
-        if let Some(next) = self.next.0.take() {
+        self.refresh_with(|_, _| {});
+    }
+
+    /// Switches to the latest value like [`LiveReader::refresh`]. Before the switch, `carry` moves data from the
+    /// current value to the latest value, such as counters.
+    #[inline]
+    pub fn refresh_with(&mut self, carry: impl FnOnce(&T, &mut T)) {
+        if let Some(mut next) = self.next.0.take() {
+            carry(&self.current, &mut next);
             self.hand_back(next);
         }
     }

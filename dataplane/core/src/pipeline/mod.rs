@@ -18,6 +18,7 @@ mod program;
 mod registry;
 mod reload;
 mod setup;
+mod table;
 mod task;
 
 pub use context::{Cause, Ctx, Exit};
@@ -34,6 +35,7 @@ pub use rustix::thread::CapabilitySet;
 pub use setup::{
     Files, HoldTime, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources, Services, Setup, StageMemory,
 };
+pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
 pub use task::{RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};
 
 use crate::mem::{Batch, Packet};
@@ -84,9 +86,20 @@ pub trait Stage: Send {
     /// before the first packet, and only for a stage with [`Contract::computes_checksums`].
     fn leave_checksums(&mut self) {}
 
-    /// Reports the counters that the stage itself keeps, such as the hits of each rule.
+    /// Reports the counters that the stage itself keeps, such as the hits of each rule. The name of each counter must
+    /// be different.
+    ///
+    /// This method runs on the worker between two batches, when a snapshot of the run is taken, and once after the run.
+    /// It must not allocate, lock, wait, or panic. The names must stay the same, in the same order, until
+    /// [`Stage::counters_version`] returns another number.
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
         let _ = report;
+    }
+
+    /// Returns a number that changes whenever the names of the counters change, for example because the stage uses
+    /// other rules.
+    fn counters_version(&self) -> u64 {
+        0
     }
 
     /// Describes the content of the stage's tables for a packet that the stage is about to process. Only `dataplane

@@ -13,7 +13,7 @@ use rustix::thread::CapabilitySet;
 
 use crate::error::shorten;
 use crate::file::Identity;
-use crate::pipeline::{Facts, Problem, Reload, Reloads, RunStop, Task, TaskSpec};
+use crate::pipeline::{Facts, Problem, Reload, Reloads, RunStop, StageTable, Table, Task, TaskSpec};
 use crate::units::Nanos;
 
 /// A port, as stages see it. The number of a port is its index in [`Setup::ports`].
@@ -235,6 +235,12 @@ impl<'a> Setup<'a> {
         self.services.reloads.push((self.stage.clone(), Box::new(reload)));
     }
 
+    /// Registers a table that other programs can list while the pipeline runs. `name` selects the table in `dataplane
+    /// show NAME`. Register the table only once for all workers, on the first worker or in [`Setup::shared`].
+    pub fn table(&mut self, name: &str, table: impl Table) {
+        self.services.tables.push(StageTable::new(name, &self.stage, table));
+    }
+
     /// Registers a background task. `name` is the name of its thread. The task starts before the workers and ends after
     /// them. Register the task only once for all workers, on the first worker or in [`Setup::shared`]. An offline
     /// pipeline starts no tasks.
@@ -242,8 +248,8 @@ impl<'a> Setup<'a> {
         self.services.tasks.push(TaskSpec { name: name.to_owned(), task: Box::new(task) });
     }
 
-    /// Returns the request to stop the run. A stage that waits during [`Stage::process`](super::Stage::process) must end
-    /// its wait when the stop is requested.
+    /// Returns the request to stop the run. A stage that waits during [`Stage::process`](super::Stage::process) must
+    /// end its wait when the stop is requested.
     pub fn run_stop(&self) -> RunStop {
         self.services.stop.clone()
     }
@@ -296,8 +302,8 @@ pub enum PortChange {
     Other,
 }
 
-/// The longest time for which the stages of one worker together may hold a packet: the sum of [`Contract::holds`] of all
-/// stages. Clones share the time.
+/// The longest time for which the stages of one worker together may hold a packet: the sum of [`Contract::holds`] of
+/// all stages. Clones share the time.
 ///
 /// [`Contract::holds`]: super::Contract::holds
 #[derive(Clone, Debug, Default)]
@@ -319,11 +325,13 @@ impl HoldTime {
 /// A function that is called with the number of a port and its change.
 pub type PortHandler = Arc<dyn Fn(u8, PortChange) + Send + Sync>;
 
-/// The reloads, tasks, functions and checks that the stages of one run registered during preparation.
+/// The reloads, tables, tasks, functions and checks that the stages of one run registered during preparation.
 #[derive(Default)]
 pub struct Services {
     /// Data that a reload reads again.
     pub reloads: Reloads,
+    /// Tables that other programs can list.
+    pub tables: Vec<StageTable>,
     /// Background tasks.
     pub tasks: Vec<TaskSpec>,
     /// Functions to call when a port changes.

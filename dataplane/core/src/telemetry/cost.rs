@@ -18,6 +18,15 @@ pub struct CostReport {
     pub burst: f64,
     /// The number of measured loops in which packets entered the part.
     pub bursts: u64,
+    /// Whether fewer than [`CostReport::NEARLY_IDLE`] packets entered the part in one loop on average. The caches are
+    /// then cold, and few packets share the fixed cost of a loop, so the time per packet is longer than under load.
+    #[serde(default)]
+    pub nearly_idle: bool,
+}
+
+impl CostReport {
+    /// The average number of packets per loop below which a part counts as nearly idle.
+    pub const NEARLY_IDLE: f64 = 4.0;
 }
 
 /// The costs of the parts, by index. Recording does not allocate.
@@ -97,7 +106,8 @@ impl Costs {
             // A part that occurred only in the excluded loops is reported with its cost in these loops.
             let ticks = if packets > 0.0 { ticks / packets } else { all.ticks as f64 / all.packets as f64 };
             let burst = all.packets as f64 / all.bursts as f64;
-            CostReport { part: part.to_owned(), ticks, ns: ticks * per_tick, burst, bursts: all.bursts }
+            let nearly_idle = burst < CostReport::NEARLY_IDLE;
+            CostReport { part: part.to_owned(), ticks, ns: ticks * per_tick, burst, bursts: all.bursts, nearly_idle }
         };
         seen.map(report).collect()
     }
@@ -181,7 +191,7 @@ mod tests {
         let report = costs.report(NAMES, 0.5);
         let rows: Vec<_> = report.iter().map(|cost| (&cost.part[..], cost.ticks, cost.ns, cost.burst)).collect();
         assert_eq!(rows, [("receive", 21.25, 10.625, 32.0), ("parse", 10.0, 5.0, 16.0), ("all", 26.25, 13.125, 32.0)]);
-        assert!(report.iter().all(|cost| cost.bursts == 800), "{report:?}");
+        assert!(report.iter().all(|cost| cost.bursts == 800 && !cost.nearly_idle), "{report:?}");
         // Only one loop in a hundred is excluded, even if more loops are slow.
         costs.record(32, &[(1_000_000, 32), (160, 16)]);
         costs.record(32, &[(1_000_000, 32), (160, 16)]);
@@ -193,7 +203,8 @@ mod tests {
     fn part_that_occurs_only_in_excluded_loops_is_reported() {
         let mut costs = Costs::new(2);
         costs.record(1, &[(10, 1), (0, 0)]);
-        assert_eq!(costs.report(NAMES, 1.0).iter().map(|cost| cost.ticks).collect::<Vec<_>>(), [10.0, 10.0]);
+        let report = costs.report(NAMES, 1.0);
+        assert_eq!(report.iter().map(|cost| (cost.ticks, cost.nearly_idle)).collect::<Vec<_>>(), [(10.0, true); 2]);
         costs.record(1, &[(10, 1), (90, 1)]);
         let ticks = costs.report(NAMES, 1.0).iter().map(|cost| (cost.ticks, cost.bursts)).collect::<Vec<_>>();
         assert_eq!(ticks, [(10.0, 2), (90.0, 1), (10.0, 2)]);

@@ -2,6 +2,7 @@
 
 mod board;
 mod cost;
+mod display;
 mod latency;
 mod ledger;
 mod recent;
@@ -9,6 +10,7 @@ mod report;
 
 pub use board::{Board, Progress};
 pub use cost::{CostReport, Costs};
+pub use display::{BitsPerSecond, Duration, PacketsPerSecond, Size};
 pub use latency::Latency;
 pub use ledger::Ledger;
 pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};

@@ -6,7 +6,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::telemetry::{CostReport, Latency, LatencyReport, Report, Totals};
+use crate::telemetry::{BitsPerSecond, CostReport, Latency, LatencyReport, PacketsPerSecond, Report, Totals};
 
 /// Packet and bit rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -147,10 +147,12 @@ impl fmt::Display for Live {
         let drops = recent.drops.keys().map(String::len);
         let names = recent.costs.iter().map(|cost| cost.part.len()).chain(ports.iter().map(String::len)).chain(drops);
         let names = names.max().unwrap_or(0).max(22) + 2;
-        writeln!(f, "\n{first:<names$}{:>11}{:>11}{:>11}{:>11}", "Mpps in", "Gb/s in", "Mpps out", "Gb/s out")?;
+        writeln!(f, "\n{first:<names$}{:>12}{:>12}{:>12}{:>12}", "packets in", "bits in", "packets out", "bits out")?;
         let rates = |f: &mut fmt::Formatter<'_>, name: &str, rates: &Rates| {
             let Rates { rate_mpps, rate_rx_mpps, rate_gbps, rate_rx_gbps } = rates;
-            write!(f, "{name:<names$}{rate_rx_mpps:>11.3}{rate_rx_gbps:>11.3}{rate_mpps:>11.3}{rate_gbps:>11.3}")
+            let [rx, tx] = [rate_rx_mpps, rate_mpps].map(|rate| PacketsPerSecond(rate * 1e6));
+            let [rx_bits, tx_bits] = [rate_rx_gbps, rate_gbps].map(|rate| BitsPerSecond(rate * 1e9));
+            write!(f, "{name:<names$}{rx:>12}{rx_bits:>12}{tx:>12}{tx_bits:>12}")
         };
         for (name, port) in ports.iter().zip(&recent.ports) {
             rates(f, name, &port.rates)?;

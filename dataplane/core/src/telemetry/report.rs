@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{ClockReport, ClockSource};
-use crate::telemetry::{CostReport, Ledger};
+use crate::telemetry::{CostReport, Duration, Ledger, PacketsPerSecond};
 
 /// Totals of received and sent packets or bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -200,8 +200,13 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:.3} s · received {} packets, {} bytes · sent {} packets, {} bytes · {:.3} Mpps",
-            self.duration_s, self.packets.rx, self.bytes.rx, self.packets.tx, self.bytes.tx, self.rate_mpps
+            "{:.3} s · received {} packets, {} bytes · sent {} packets, {} bytes · {}",
+            self.duration_s,
+            self.packets.rx,
+            self.bytes.rx,
+            self.packets.tx,
+            self.bytes.tx,
+            PacketsPerSecond(self.rate_mpps * 1e6)
         )?;
         // The width of the longest name plus two spaces.
         let width = |names: &mut dyn Iterator<Item = &String>| names.map(|name| name.len() + 2).max().unwrap_or(0);
@@ -289,8 +294,16 @@ impl fmt::Display for Report {
 /// Writes a table of costs. `names` is the width of the first column.
 pub(super) fn costs(f: &mut fmt::Formatter<'_>, costs: &[CostReport], names: usize) -> fmt::Result {
     writeln!(f, "{:<names$} {:>11} {:>11} {:>7} {:>9}", "time per packet", "ticks", "ns", "burst", "bursts")?;
-    for CostReport { part, ticks, ns, burst, bursts } in costs {
-        writeln!(f, "{part:<names$} {ticks:>11.1} {ns:>11.2} {burst:>7.1} {bursts:>9}")?;
+    for CostReport { part, ticks, ns, burst, bursts, nearly_idle } in costs {
+        let mark = if *nearly_idle { " *" } else { "" };
+        writeln!(f, "{part:<names$} {ticks:>11.1} {ns:>11.2} {burst:>7.1} {bursts:>9}{mark}")?;
+    }
+    if costs.iter().any(|cost| cost.nearly_idle) {
+        let few = CostReport::NEARLY_IDLE;
+        writeln!(
+            f,
+            "* fewer than {few} packets per burst: with cold caches, the time per packet is longer than under load"
+        )?;
     }
     Ok(())
 }
@@ -306,33 +319,11 @@ pub(super) fn lost(f: &mut fmt::Formatter<'_>, ports: &[PortReport]) -> fmt::Res
     Ok(())
 }
 
-/// A duration in nanoseconds. `Display` prints three significant digits in a suitable unit.
-struct Readable(u64);
-
-impl fmt::Display for Readable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A value that would round to 1000 uses the next unit.
-        let (unit, name) = match self.0 {
-            0..1_000 => return write!(f, "{} ns", self.0),
-            1_000..999_500 => (1e3, "µs"),
-            999_500..999_500_000 => (1e6, "ms"),
-            _ => (1e9, "s"),
-        };
-        let value = self.0 as f64 / unit;
-        let digits = match value {
-            value if value < 9.995 => 2,
-            value if value < 99.95 => 1,
-            _ => 0,
-        };
-        write!(f, "{value:.digits$} {name}")
-    }
-}
-
 /// Writes the percentiles if any packet was measured, and the number of unmeasured packets if there are any.
 pub(super) fn latency(f: &mut fmt::Formatter<'_>, latency: &LatencyReport) -> fmt::Result {
     if latency.count > 0 {
         let [p50, p90, p99, p999, max] =
-            [latency.p50, latency.p90, latency.p99, latency.p999, latency.max].map(Readable);
+            [latency.p50, latency.p90, latency.p99, latency.p999, latency.max].map(|ns| Duration(ns as f64));
         let source = latency.source;
         writeln!(f, "\nlatency (clock: {source}): p50 {p50} · p90 {p90} · p99 {p99} · p99.9 {p999} · max {max}")?;
         if latency.by_source.len() > 1 {
@@ -349,24 +340,4 @@ pub(super) fn latency(f: &mut fmt::Formatter<'_>, latency: &LatencyReport) -> fm
         )?;
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_display_in_a_fitting_unit() {
-        for (ns, text) in [
-            (0, "0 ns"),
-            (999, "999 ns"),
-            (1_000, "1.00 µs"),
-            (9_996, "10.0 µs"),
-            (16_105_471, "16.1 ms"),
-            (999_400_000, "999 ms"),
-            (61_000_000_000, "61.0 s"),
-        ] {
-            assert_eq!(Readable(ns).to_string(), text);
-        }
-    }
 }

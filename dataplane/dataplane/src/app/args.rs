@@ -29,6 +29,8 @@ pub(super) enum Command {
     Run(Run),
     /// Show live statistics of a running program: rates, costs, drops, the ledger
     Stats(Stats),
+    /// Show a list of a running program, such as its ports, routes or rules
+    Show(Show),
     /// Check a config: print all mistakes, or the plan if there are none
     Check(Check),
     /// Draw the pipeline of a config
@@ -110,6 +112,32 @@ pub(super) struct Stats {
     #[arg(short, long)]
     pub(super) json: bool,
 }
+
+#[derive(Debug, Args)]
+#[command(after_help = SHOW_HELP)]
+pub(super) struct Show {
+    /// The list, or `route get ADDRESS` for the route of an address
+    #[arg(value_name = "WHAT", required = true, num_args = 1..)]
+    pub(super) what: Vec<String>,
+    /// The process id of the program, needed if several are running
+    #[arg(short, long, value_name = "PROCESS", conflicts_with = "socket")]
+    pub(super) process: Option<u32>,
+    /// The control socket of the program, as set by runtime.control in its config
+    #[arg(long, value_name = "PATH")]
+    pub(super) socket: Option<PathBuf>,
+    /// Show only the table of this stage
+    #[arg(long, value_name = "STAGE")]
+    pub(super) stage: Option<String>,
+    /// Stop after this many rows
+    #[arg(long, value_name = "N")]
+    pub(super) limit: Option<usize>,
+    /// Print JSON: one object per page
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+const SHOW_HELP: &str = "Lists of every program: config, links, memory, ports, stages, workers.\n\
+    Tables of stages: acl, bridge, limits, neighbors, routes, and the tables of your own stages.";
 
 #[derive(Debug, Args)]
 pub(super) struct Check {

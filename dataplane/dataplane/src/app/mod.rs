@@ -1,5 +1,5 @@
-//! The command line that every app has: `run`, `stats`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`,
-//! `doctor`, `schema`.
+//! The command line that every app has: `run`, `stats`, `show`, `check`, `graph`, `explain`, `stages`, `devices`,
+//! `topology`, `doctor`, `schema`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
 //!
@@ -38,6 +38,7 @@ mod privileges;
 mod reference;
 mod run;
 mod schema;
+mod show;
 mod stages;
 mod stats;
 mod topology;
@@ -115,6 +116,7 @@ impl App {
         match command {
             Command::Run(args) => run::run(&self.registry, &args),
             Command::Stats(args) => stats::stats(&args),
+            Command::Show(args) => show::show(&args),
             Command::Check(args) => check::check(&self.registry, &args),
             Command::Graph(args) => graph::graph(&self.registry, &args),
             Command::Explain(args) => explain::explain(&self.registry, &args),

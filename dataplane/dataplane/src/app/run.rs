@@ -17,7 +17,7 @@ use super::logs::{self, LogQueue};
 use super::privileges::Privileges;
 use crate::runtime::{Assembly, Options, ReloadOutcome, Run};
 use dataplane_core::pipeline::Registry;
-use dataplane_core::telemetry::Progress;
+use dataplane_core::telemetry::{PacketsPerSecond, Progress};
 use dataplane_core::topology::Topology;
 
 /// The interval between two checks of the run.
@@ -319,7 +319,7 @@ impl Meter {
 }
 
 fn line(elapsed: Duration, since: Duration, last: Progress, now: Progress) -> String {
-    let rate = |last: u64, now: u64| rate(now.saturating_sub(last) as f64 / since.as_secs_f64());
+    let rate = |last: u64, now: u64| PacketsPerSecond(now.saturating_sub(last) as f64 / since.as_secs_f64());
     format!(
         "{:.1} s · in {} · out {} · dropped {} ({} total)",
         elapsed.as_secs_f64(),
@@ -328,15 +328,6 @@ fn line(elapsed: Duration, since: Duration, last: Progress, now: Progress) -> St
         rate(last.dropped, now.dropped),
         now.dropped
     )
-}
-
-/// Formats a packet rate with few digits.
-fn rate(packets: f64) -> String {
-    match packets {
-        packets if packets >= 1e6 => format!("{:.2} Mpps", packets / 1e6),
-        packets if packets >= 1e3 => format!("{:.1} kpps", packets / 1e3),
-        packets => format!("{packets:.0} pps"),
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! `stats`: shows live statistics of a running program.
 
+use std::path::Path;
 use std::thread;
 use std::time::Instant;
 
@@ -9,7 +10,7 @@ use dataplane_control::{Call, Client, Error};
 use dataplane_core::telemetry::Live;
 
 pub(super) fn stats(args: &args::Stats) -> Result<(), CommandError> {
-    let mut client = connect(&args.program)?;
+    let mut client = connect(args.program.socket.as_deref(), args.program.process, "dataplane stats PROCESS")?;
     let mut is_first = true;
     loop {
         let asked = Instant::now();
@@ -18,7 +19,7 @@ pub(super) fn stats(args: &args::Stats) -> Result<(), CommandError> {
                 console::write_line("the program has ended");
                 return Ok(());
             }
-            answer => answer.map_err(failed)?,
+            answer => answer.map_err(|error| failed(error, ""))?,
         };
         if args.json {
             console::print(&format!("{}\n", answer.json()))?;
@@ -34,20 +35,20 @@ pub(super) fn stats(args: &args::Stats) -> Result<(), CommandError> {
     }
 }
 
-/// Connects to the program that the arguments select.
-pub(super) fn connect(program: &args::Program) -> Result<Client, CommandError> {
-    let client = match (&program.socket, program.process) {
+/// Connects to the program that the arguments select. `example` is a command line that selects one of several programs.
+pub(super) fn connect(socket: Option<&Path>, process: Option<u32>, example: &str) -> Result<Client, CommandError> {
+    let client = match (socket, process) {
         (Some(path), _) => Client::connect(path),
         (None, Some(process)) => Client::of_process(process),
         (None, None) => Client::only(),
     };
-    client.map_err(failed)
+    client.map_err(|error| failed(error, example))
 }
 
 /// Adds the options of the command line that fix an error.
-fn failed(error: Error) -> CommandError {
+pub(super) fn failed(error: Error, example: &str) -> CommandError {
     let help = match &error {
-        Error::Several(_) => return CommandError::Usage(several()),
+        Error::Several(_) => return CommandError::Usage(several(example)),
         Error::Path(_) => {
             return CommandError::Usage(format!(
                 "{error}; help: change to the folder of the socket and use a relative path"
@@ -61,7 +62,7 @@ fn failed(error: Error) -> CommandError {
 }
 
 /// Returns the message that lists the running programs.
-fn several() -> String {
+fn several(example: &str) -> String {
     let line = |(process, mut client): (u32, Client)| {
         let what = client
             .hello()
@@ -69,8 +70,5 @@ fn several() -> String {
         format!("  {process}  {what}")
     };
     let lines: Vec<String> = Client::all().0.into_iter().map(line).collect();
-    format!(
-        "several programs are running; help: name the process id of a program, as in `dataplane stats PROCESS`\n{}",
-        lines.join("\n")
-    )
+    format!("several programs are running; help: choose a program with `{example}`\n{}", lines.join("\n"))
 }

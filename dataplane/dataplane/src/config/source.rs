@@ -72,6 +72,16 @@ impl Source {
         Self(Arc::new(SourceInner { path, parts }))
     }
 
+    /// Returns the text of the config file, without the overrides.
+    pub fn text(&self) -> &str {
+        self.0.parts.first().map_or("", |part| part.padded.as_str())
+    }
+
+    /// Returns the overrides, as `KEY=VALUE`.
+    pub fn settings(&self) -> impl Iterator<Item = &str> {
+        self.0.parts.iter().skip(1).filter_map(|part| part.padded.get(part.start..))
+    }
+
     /// Returns the path of the config file.
     pub fn path(&self) -> &Path {
         &self.0.path

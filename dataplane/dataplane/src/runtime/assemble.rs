@@ -23,6 +23,8 @@ pub struct Assembly {
     pub ports: Vec<PortInfo>,
     /// The topology that the plan is for.
     pub topology: Topology,
+    /// The config.
+    pub source: Source,
     pub(crate) programs: Vec<Program>,
     /// The services that the stages registered.
     pub(crate) services: Services,
@@ -147,7 +149,7 @@ fn build(
             diagnostics.push(Mistake::warning(span, format!("stage `{stage}`: {message}")).help(help));
         }
     }
-    Ok(Some(Assembly { plan, ports, topology, programs, services, files }))
+    Ok(Some(Assembly { plan, ports, topology, source: source.clone(), programs, services, files }))
 }
 
 /// Registers the config file and the files of ports. If one part of the config writes a file, no other part may use

@@ -28,7 +28,10 @@ pub(crate) struct Outcome {
 impl Outcome {
     /// Converts the counters of a worker to the worker's part of the report, in which every counter has a name.
     pub(crate) fn new(info: &WorkerInfo, counters: &Counters) -> Self {
-        let stages: Vec<StageReport> = info.stages_info.iter().zip(&counters.nodes).map(stage_report).collect();
+        let mut stages: Vec<StageReport> = info.stages_info.iter().zip(&counters.nodes).map(stage_report).collect();
+        for (report, own) in stages.iter_mut().zip(&counters.stages) {
+            report.counters.extend(own.iter().map(|(name, value)| (name.to_owned(), value)));
+        }
         let named: Vec<(&str, &LaneCounters)> = info.ports.iter().map(String::as_str).zip(&counters.lanes).collect();
         let ledger = ledger(&stages, &named, (counters.out - counters.posted.min(counters.out)) as u64);
         let bytes = |of: fn(&LaneCounters) -> u64| counters.lanes.iter().map(of).sum();

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::config;
+use crate::config::{self, Source};
 use crate::runtime::Assembly;
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::{self, PortDevice};
@@ -21,7 +21,7 @@ use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::{Lane, LaneSpec};
 use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
-use dataplane_core::pipeline::{Graph, Problem, Program, Reloads, Tasks, panic_message};
+use dataplane_core::pipeline::{Graph, PortInfo, Problem, Program, Reloads, StageTable, Tasks, panic_message};
 use dataplane_core::telemetry::{PortReport, Progress, Report};
 use dataplane_core::topology::pin_current_thread;
 use dataplane_core::units::{CoreId, Nanos, NumaNode};
@@ -65,6 +65,9 @@ pub struct Run {
     clock: HostClock,
     tasks: Tasks,
     reloads: Arc<Mutex<Reloads>>,
+    tables: Vec<StageTable>,
+    port_infos: Vec<PortInfo>,
+    source: Source,
     sampler: Mutex<Sampler>,
 }
 
@@ -99,9 +102,9 @@ impl Run {
     /// # Errors
     /// Returns the errors of [`Run::start`], or an error if the start was cancelled.
     pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
-        let Assembly { plan, ports: infos, topology, mut programs, services, .. } = assembly;
+        let Assembly { plan, ports: port_infos, topology, mut programs, services, source, .. } = assembly;
         let clock = HostClock::new();
-        let ports = devices::open(&plan, &infos, &clock, &services.stop)?;
+        let ports = devices::open(&plan, &port_infos, &clock, &services.stop)?;
         let computes: Vec<bool> = ports.iter().map(|port| port.computes_checksums()).collect();
         let left: Vec<Vec<String>> = programs.iter_mut().map(|program| program.leave_checksums(&computes)).collect();
         // All workers have the same stages.
@@ -192,7 +195,28 @@ impl Run {
         let sampler = Sampler::new(asked).into();
         let threads = threads.into_iter().map(start).collect();
         let reloads = Arc::new(services.reloads.into());
-        Ok(Self { control, ports, plan, workers: threads, clock, tasks, reloads, sampler })
+        let tables = services.tables;
+        Ok(Self { control, ports, plan, workers: threads, clock, tasks, reloads, tables, port_infos, source, sampler })
+    }
+
+    /// Returns the plan of the run.
+    pub fn plan(&self) -> &config::Plan {
+        &self.plan
+    }
+
+    /// Returns the config of the run.
+    pub fn source(&self) -> &Source {
+        &self.source
+    }
+
+    /// Returns the properties of the ports that stages can read.
+    pub fn port_infos(&self) -> &[PortInfo] {
+        &self.port_infos
+    }
+
+    /// Returns the tables that the stages registered, in the order of the pipeline.
+    pub fn tables(&self) -> &[StageTable] {
+        &self.tables
     }
 
     /// Returns the sums over all workers. The sums may be a few milliseconds old.
@@ -489,6 +513,7 @@ fn collect_outcome(mut worker: Worker, info: &WorkerInfo, panic: Option<String>)
     for ((name, stage), report) in worker.graph.stages().zip(&mut outcome.stages) {
         let finish = || {
             outcome.errors.extend(stage.finish().err());
+            report.counters.clear();
             stage.counters(&mut |name, value| *report.counters.entry(name.to_owned()).or_default() += value);
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(finish)) {

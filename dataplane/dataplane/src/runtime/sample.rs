@@ -20,7 +20,7 @@ use dataplane_core::clock::{ClockSource, StampCounts, Stamper};
 use dataplane_core::error::VerbError;
 use dataplane_core::lane::{Lane, LaneCounters};
 use dataplane_core::mem::PageKind;
-use dataplane_core::pipeline::{NodeCounters, Program, Target};
+use dataplane_core::pipeline::{NodeCounters, Program, Stage, Target};
 use dataplane_core::telemetry::{Costs, Latency};
 use dataplane_core::units::{CoreId, Ticks};
 
@@ -102,10 +102,80 @@ pub(crate) struct Counters {
     pub(crate) lanes: Vec<LaneCounters>,
     pub(crate) stamps: Vec<[Stamps; 2]>,
     pub(crate) nodes: Vec<NodeCounters>,
+    pub(crate) stages: Vec<StageCounters>,
     /// The number of slots that are not free.
     pub(crate) out: usize,
     /// The number of slots that are posted for receive.
     pub(crate) posted: usize,
+}
+
+/// The counters that a stage itself keeps, with their names. The worker fills this value without allocating memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StageCounters {
+    /// The version of the names. `None` if the names or the values are incomplete, because the memory was too small.
+    version: Option<u64>,
+    values: Vec<u64>,
+    /// All names together, and the end of each name.
+    names: String,
+    ends: Vec<usize>,
+    /// The number of counters, and the total length of their names.
+    needed: (usize, usize),
+}
+
+impl StageCounters {
+    /// Copies the counters of a stage. Copies the names only if they have changed.
+    pub(crate) fn fill(&mut self, stage: &dyn Stage) {
+        let version = stage.counters_version();
+        let Self { values, names, ends, .. } = self;
+        let is_named = self.version == Some(version);
+        values.clear();
+        if !is_named {
+            names.clear();
+            ends.clear();
+        }
+        let (mut count, mut length) = (0, 0);
+        stage.counters(&mut |name, value| {
+            (count, length) = (count + 1, length + name.len());
+            if values.len() < values.capacity() {
+                values.push(value);
+            }
+            if !is_named && ends.len() < ends.capacity() && names.len() + name.len() <= names.capacity() {
+                names.push_str(name);
+                ends.push(names.len());
+            }
+        });
+        self.needed = (count, length);
+        self.version = (values.len() == count && ends.len() == count).then_some(version);
+    }
+
+    /// Allocates the memory that the last call of [`StageCounters::fill`] lacked.
+    pub(crate) fn grow(&mut self) {
+        let (count, length) = self.needed;
+        self.values.reserve(count.saturating_sub(self.values.len()));
+        self.ends.reserve(count.saturating_sub(self.ends.len()));
+        self.names.reserve(length.saturating_sub(self.names.len()));
+    }
+
+    /// Whether the last call of [`StageCounters::fill`] had enough memory.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.version.is_some()
+    }
+
+    /// Takes over complete counters.
+    fn update(&mut self, other: &Self) {
+        if self.version == other.version {
+            self.values.clone_from(&other.values);
+        } else {
+            self.clone_from(other);
+        }
+    }
+
+    /// Returns the name and the value of each counter.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
+        let mut start = 0;
+        let name = move |end: &usize| self.names.get(std::mem::replace(&mut start, *end)..*end).unwrap_or_default();
+        self.ends.iter().map(name).zip(self.values.iter().copied())
+    }
 }
 
 /// Histograms of packet latency, and the costs of the parts of the loop.
@@ -160,6 +230,7 @@ impl Sample {
             lanes: vec![LaneCounters::default(); lanes],
             stamps: vec![[Stamps::NONE; 2]; lanes],
             nodes: vec![NodeCounters::default(); stages],
+            stages: vec![StageCounters::default(); stages],
             out: 0,
             posted: 0,
         };
@@ -168,6 +239,25 @@ impl Sample {
 
     pub(crate) fn clear(&mut self) {
         self.times.clear();
+        self.counters.stages.iter_mut().filter(|stage| !stage.is_complete()).for_each(StageCounters::grow);
+    }
+}
+
+impl Counters {
+    /// Takes over the counters of a later answer. If the counters of a stage are incomplete, the earlier counters of
+    /// this stage remain.
+    pub(crate) fn update(&mut self, later: &Self) {
+        let mut stages = std::mem::take(&mut self.stages);
+        for (stage, later) in stages.iter_mut().zip(&later.stages).filter(|(_, later)| later.is_complete()) {
+            stage.update(later);
+        }
+        *self = Self {
+            lanes: later.lanes.clone(),
+            stamps: later.stamps.clone(),
+            nodes: later.nodes.clone(),
+            stages,
+            ..*later
+        };
     }
 }
 

@@ -26,7 +26,7 @@ impl Snapshot {
     }
 
     /// Returns the statistics since the start of the run, in the form of the final report. `held` of the ledger also
-    /// counts packets that wait for a send completion. Counters that a stage defines are only in the final report.
+    /// counts packets that wait for a send completion.
     pub fn report(&self) -> &Report {
         &self.report
     }
@@ -126,7 +126,7 @@ impl SampledWorker {
         times.add(&sample.times);
         sample.clear();
         match &mut self.counters {
-            Some(counters) => counters.clone_from(&sample.counters),
+            Some(counters) => counters.update(&sample.counters),
             none => *none = Some(sample.counters.clone()),
         }
         self.empty = Some(sample);

@@ -92,8 +92,8 @@ impl Worker {
         self.publish();
     }
 
-    /// Ends the worker after a panic of its loop: takes back the buffers that the devices own. Returns a message with the
-    /// stage and its packets. The packets that were in the graph are lost, and so are their buffers.
+    /// Ends the worker after a panic of its loop: takes back the buffers that the devices own. Returns a message with
+    /// the stage and its packets. The packets that were in the graph are lost, and so are their buffers.
     pub(crate) fn end_after_panic(&mut self, panic: &(dyn Any + Send), clock: &HostClock) -> String {
         self.control.stop();
         self.counts.ended = clock.now();
@@ -298,6 +298,17 @@ impl Worker {
         // The first answer swaps the histograms of the worker with the histograms of the sample, so the memory of all
         // these histograms must be on the worker's NUMA node.
         let (mut sample, mut own) = (Box::new(Sample::new(info)), Times::new(info.stages_info.len()));
+        // The first call measures the memory that the counters of the stages need. The second call writes to the
+        // memory.
+        for _ in 0..2 {
+            let mut stages = sample.counters.stages.iter_mut();
+            self.graph.visit(|stage| {
+                if let Some(counters) = stages.next() {
+                    counters.fill(stage);
+                    counters.grow();
+                }
+            });
+        }
         own.touch();
         sample.times.touch();
         self.latency.0 = own.latency;
@@ -315,7 +326,7 @@ impl Worker {
 
     /// Fills a sample, which must be empty.
     pub(crate) fn fill(&mut self, sample: &mut Sample, now: Ticks) {
-        let Counters { at, counts, lanes, stamps, nodes, out, posted } = &mut sample.counters;
+        let Counters { at, counts, lanes, stamps, nodes, stages, out, posted } = &mut sample.counters;
         (*at, *counts) = (now, self.counts);
         for ((lane, counters), stamps) in self.lanes.iter().zip(lanes).zip(stamps) {
             counters.clone_from(lane.counters());
@@ -324,6 +335,12 @@ impl Worker {
         for ((_, counters), copy) in self.graph.counters().zip(nodes) {
             copy.clone_from(counters);
         }
+        let mut stages = stages.iter_mut();
+        self.graph.visit(|stage| {
+            if let Some(counters) = stages.next() {
+                counters.fill(stage);
+            }
+        });
         *out = self.pool.layout().count() as usize - self.pool.available();
         *posted = self.lanes.iter().map(|lane| lane.posted()).sum();
         std::mem::swap(&mut sample.times.latency, &mut self.latency.0);

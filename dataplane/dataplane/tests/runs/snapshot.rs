@@ -67,6 +67,11 @@ fn snapshots_balance_and_do_not_disturb_the_run() {
         let report = snapshot.report();
         assert_eq!(report.ledger.unaccounted, 0, "{report}");
         assert!(report.ledger.dropped > 0 && report.ledger.drops.contains_key("acl.denied"), "{report}");
+        // The counters of a stage are from the same moment as the ledger.
+        let rule = "deny udp src_port 1024-1027";
+        let counters = &report.stages[1].counters;
+        assert_eq!(counters[rule], report.ledger.dropped, "{report}");
+        assert_eq!(counters[rule] + counters["default"], report.stages[1].packets, "{report}");
         assert_eq!(report.latency_ns.count, report.ledger.tx, "{report}");
     }
     let (start, recent) = (second.since(None), third.since(Some(&second)));

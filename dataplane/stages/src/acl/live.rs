@@ -1,6 +1,6 @@
-//! Rules that change while workers use them, and the hit counts of replaced rule sets.
+//! Rules that change while workers use them, and their hit counters.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,57 +8,44 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::rules::{RuleSpec, Rules};
 use dataplane_core::pipeline::{Live, LiveReader, Problem, Reload};
 
-/// A rule set, with the hit count of each rule on one worker. When the set is dropped after a reload, its hit counts
-/// are added to `earlier`.
+/// The slot of the hits of removed rules.
+const GONE: u32 = 0;
+
+/// A rule set, with the hit counters of one worker.
+///
+/// The counter of a rule has a slot. A rule of a later set with the same name has the same slot, so a worker that
+/// switches to a later set only copies its counters.
 pub(super) struct RuleSet {
     pub(super) rules: Arc<Rules>,
+    /// The hits, by slot.
     pub(super) hits: Vec<u64>,
-    earlier: Arc<Mutex<EarlierHits>>,
-}
-
-/// The hit counts of the rule sets that a worker used before its current rule set.
-#[derive(Default)]
-struct EarlierHits {
-    /// Hit counts by [`Rules::identity`]. A reload keeps only the entries of rules that are in the new set. A set that
-    /// is dropped after the reload adds the hits of all its rules again.
-    hits: HashMap<String, u64>,
-    /// Total hits of all removed rules that have no entry in `hits`.
-    gone: u64,
-}
-
-impl EarlierHits {
-    /// Moves the hits of rules that are not in `rules` to `gone`, so that removed rules use no memory.
-    fn fold(&mut self, rules: &Rules) {
-        let known: HashSet<&str> = (0..rules.len()).map(|rule| rules.identity(rule)).collect();
-        let before: u64 = self.hits.values().sum();
-        self.hits.retain(|rule, _| known.contains(rule.as_str()));
-        self.gone += before - self.hits.values().sum::<u64>();
-    }
+    /// The slots of removed rules. A worker that uses an earlier set may still have hits in these slots.
+    removed: Arc<[u32]>,
+    pub(super) version: u64,
 }
 
 impl RuleSet {
-    fn new(rules: &Arc<Rules>, earlier: Arc<Mutex<EarlierHits>>) -> Self {
-        Self { rules: rules.clone(), hits: vec![0; rules.len()], earlier }
-    }
-
-    /// Returns the hit counts from earlier rule sets: one count for each rule of this set, and the total for all rules
-    /// that are not in this set.
-    pub(super) fn earlier_hits(&self) -> (Vec<u64>, u64) {
-        let earlier = lock(&self.earlier);
-        let hits = |rule| earlier.hits.get(self.rules.identity(rule)).copied().unwrap_or(0);
-        let known: Vec<u64> = (0..self.rules.len()).map(hits).collect();
-        // No two rules of a set have the same identity.
-        let others = earlier.hits.values().sum::<u64>() - known.iter().sum::<u64>();
-        (known, earlier.gone + others)
-    }
-}
-
-impl Drop for RuleSet {
-    fn drop(&mut self) {
-        let mut earlier = lock(&self.earlier);
-        for (rule, hits) in self.hits.iter().enumerate().filter(|(_, hits)| **hits > 0) {
-            *earlier.hits.entry(self.rules.identity(rule).to_owned()).or_default() += hits;
+    /// Takes over the hits of an earlier set. Moves the hits of removed rules to the slot [`GONE`].
+    pub(super) fn take_hits(&mut self, earlier: &Self) {
+        // A later set has at least as many slots.
+        self.hits.iter_mut().zip(&earlier.hits).for_each(|(hits, earlier)| *hits = *earlier);
+        for slot in &*self.removed {
+            let hits = self.hits.get_mut(*slot as usize).map(std::mem::take);
+            if let Some(gone) = self.hits.get_mut(GONE as usize) {
+                *gone += hits.unwrap_or_default();
+            }
         }
+    }
+
+    /// Returns the name and the hits of each rule.
+    pub(super) fn named_hits(&self) -> impl Iterator<Item = (&str, u64)> {
+        let hits = |slot: &u32| self.hits.get(*slot as usize).copied().unwrap_or_default();
+        self.rules.names.iter().map(String::as_str).zip(self.rules.slots.iter().map(hits))
+    }
+
+    /// Returns the hits of removed rules.
+    pub(super) fn gone(&self) -> u64 {
+        self.hits.get(GONE as usize).copied().unwrap_or_default()
     }
 }
 
@@ -66,49 +53,98 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The latest rule set, and the slots of the hit counters.
+struct Latest {
+    rules: Arc<Rules>,
+    version: u64,
+    /// The slot of each rule, by the name of the rule.
+    slots: HashMap<String, u32>,
+    /// The number of slots of a rule set.
+    count: u32,
+    /// Slots that no worker uses.
+    free: Vec<u32>,
+    /// Slots of removed rules that a worker may still use.
+    removed: Vec<u32>,
+}
+
+impl Latest {
+    fn new(mut rules: Rules) -> Self {
+        let first: Vec<u32> = (GONE + 1..).take(rules.len()).collect();
+        let slots = rules.names.iter().cloned().zip(first.iter().copied()).collect();
+        let count = first.len() as u32 + 1;
+        rules.set_slots(first);
+        Self { rules: Arc::new(rules), version: 0, slots, count, free: Vec::new(), removed: Vec::new() }
+    }
+
+    /// Replaces the rules. `is_settled` is `true` if all workers use the rules that are replaced.
+    fn replace(&mut self, mut rules: Rules, is_settled: bool) {
+        if is_settled {
+            self.free.append(&mut self.removed);
+        }
+        let mut before = std::mem::take(&mut self.slots);
+        let kept: Vec<Option<u32>> = rules.names.iter().map(|name| before.remove(name)).collect();
+        self.removed.extend(before.into_values());
+        let mut new_slot = || {
+            self.free.pop().unwrap_or_else(|| {
+                self.count += 1;
+                self.count - 1
+            })
+        };
+        let slots: Vec<u32> = kept.into_iter().map(|slot| slot.unwrap_or_else(&mut new_slot)).collect();
+        self.slots = rules.names.iter().cloned().zip(slots.iter().copied()).collect();
+        rules.set_slots(slots);
+        self.rules = Arc::new(rules);
+        self.version += 1;
+    }
+
+    fn rule_set(&self) -> RuleSet {
+        RuleSet {
+            rules: self.rules.clone(),
+            hits: vec![0; self.count as usize],
+            removed: self.removed.as_slice().into(),
+            version: self.version,
+        }
+    }
+}
+
 /// The rules that the stages of all workers share.
 pub(super) struct LiveRules {
-    latest: Mutex<Arc<Rules>>,
+    latest: Mutex<Latest>,
     sets: Live<RuleSet>,
-    /// The earlier hits of each worker.
-    earlier: Mutex<Vec<Arc<Mutex<EarlierHits>>>>,
     reloads: AtomicU64,
     refused: AtomicU64,
 }
 
 impl LiveRules {
     pub(super) fn new(rules: Rules) -> Self {
+        let latest = Latest::new(rules);
         let (reloads, refused) = (AtomicU64::new(0), AtomicU64::new(0));
-        let latest = Mutex::new(Arc::new(rules));
-        Self { latest, sets: Live::default(), earlier: Mutex::default(), reloads, refused }
+        Self { latest: Mutex::new(latest), sets: Live::default(), reloads, refused }
+    }
+
+    /// Returns the latest rules.
+    pub(super) fn rules(&self) -> Arc<Rules> {
+        lock(&self.latest).rules.clone()
     }
 
     /// Adds the stage of one worker. The stage starts with the latest rule set.
     pub(super) fn join(&self) -> LiveReader<RuleSet> {
-        let earlier = Arc::<Mutex<EarlierHits>>::default();
-        lock(&self.earlier).push(earlier.clone());
-        self.sets.reader(RuleSet::new(&lock(&self.latest), earlier))
+        self.sets.reader(lock(&self.latest).rule_set())
     }
 
-    /// Drops the rule sets that no worker uses any more, which saves their hit counts. Returns `true` if every worker
-    /// uses the latest rules.
+    /// Drops the rule sets that no worker uses any more. Returns `true` if every worker uses the latest rules.
     pub(super) fn settle(&self) -> bool {
         self.sets.settle()
     }
 
-    fn publish(&self, rules: &Arc<Rules>) {
-        *lock(&self.latest) = rules.clone();
-        self.settle();
-        let earlier = lock(&self.earlier);
-        self.sets.publish(|worker| {
-            lock(&earlier[worker]).fold(rules);
-            RuleSet::new(rules, earlier[worker].clone())
-        });
+    fn publish(&self, rules: Rules) {
+        let mut latest = lock(&self.latest);
+        latest.replace(rules, self.settle());
+        self.sets.publish(|_| latest.rule_set());
     }
 
-    /// Reports the counters that all workers share.
+    /// Reports the counters of reloads.
     pub(super) fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
-        report("rules", lock(&self.latest).len() as u64);
         report("reloads", self.reloads.load(Ordering::Relaxed));
         report("refused", self.refused.load(Ordering::Relaxed));
     }
@@ -124,17 +160,17 @@ pub(super) struct Reloader {
 
 impl Reload for Reloader {
     fn reload(&mut self) -> Result<String, Vec<Problem>> {
-        let before = lock(&self.live.latest).clone();
+        let before = self.live.rules();
         let rules = match Rules::load(&self.own, Some(&self.file), Some(&before)) {
-            Ok(rules) => Arc::new(rules),
+            Ok(rules) => rules,
             Err(problems) => {
                 self.live.refused.fetch_add(1, Ordering::Relaxed);
                 return Err(problems);
             }
         };
-        self.live.publish(&rules);
-        self.live.reloads.fetch_add(1, Ordering::Relaxed);
         let (now, before) = (rules.len(), before.len());
+        self.live.publish(rules);
+        self.live.reloads.fetch_add(1, Ordering::Relaxed);
         Ok(format!("{}, rules now: {now}, before: {before}", self.file.display()))
     }
 
@@ -147,22 +183,49 @@ impl Reload for Reloader {
 mod tests {
     use super::*;
 
+    fn rules(names: impl IntoIterator<Item = u64>) -> Rules {
+        let rule = |name| toml::from_str(&format!("action = \"deny\"\nname = \"{name}\"")).unwrap();
+        let rules: Vec<RuleSpec> = names.into_iter().map(rule).collect();
+        Rules::load(&rules, None, None).unwrap_or_else(|_| panic!("the rules are valid"))
+    }
+
+    fn hit(set: &mut RuleSet, rule: usize, hits: u64) {
+        let slot = set.rules.slots[rule] as usize;
+        set.hits[slot] += hits;
+    }
+
     #[test]
     fn hits_of_removed_rules_use_constant_memory() {
-        let rules = |round: u64| {
-            let text = format!("action = \"deny\"\nname = \"{round}\"");
-            Rules::load(&[toml::from_str(&text).unwrap()], None, None).unwrap_or_else(|_| panic!("{text}"))
-        };
-        let live = LiveRules::new(rules(0));
+        let live = LiveRules::new(rules([0]));
         let mut set = live.join();
         for round in 1..=50 {
-            set.hits[0] += round;
-            live.publish(&Arc::new(rules(round)));
-            set.refresh();
+            hit(&mut set, 0, round);
+            live.publish(rules([round]));
+            set.refresh_with(|earlier, later| later.take_hits(earlier));
         }
         assert!(live.settle());
-        assert_eq!(set.earlier_hits(), (vec![0], 50 * 51 / 2));
-        let kept = lock(&set.earlier).hits.len();
-        assert!(kept <= 2, "{kept} entries for removed rules");
+        let hits: Vec<_> = set.named_hits().collect();
+        assert_eq!((hits, set.gone()), (vec![("50", 0)], 50 * 51 / 2));
+        assert!(set.hits.len() <= 4, "{} slots for one rule", set.hits.len());
+    }
+
+    #[test]
+    fn hits_stay_with_their_rule_if_a_worker_misses_rule_sets() {
+        let live = LiveRules::new(rules([1, 2, 3]));
+        let mut set = live.join();
+        let mut slow = live.join();
+        for (rule, hits) in [(0, 100), (1, 20), (2, 3)] {
+            hit(&mut set, rule, hits);
+            hit(&mut slow, rule, hits);
+        }
+        for names in [vec![9, 1, 3], vec![3, 8, 1], vec![7, 3]] {
+            live.publish(rules(names));
+            set.refresh_with(|earlier, later| later.take_hits(earlier));
+        }
+        slow.refresh_with(|earlier, later| later.take_hits(earlier));
+        for set in [set, slow] {
+            let hits: Vec<_> = set.named_hits().collect();
+            assert_eq!((hits, set.gone()), (vec![("7", 0), ("3", 3)], 120));
+        }
     }
 }

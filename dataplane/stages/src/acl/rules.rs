@@ -1,11 +1,11 @@
 //! The rules of the config and of the rule file, and their compilation for lookups.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::Path;
 
 use schemars::JsonSchema;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 
@@ -15,7 +15,7 @@ use dataplane_core::pipeline::Problem;
 use dataplane_tables::classifier::{Classifier, FlagMatch, Rule};
 
 /// The action for packets that match a rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Action {
     /// Send the packet to the next stage.
@@ -46,7 +46,7 @@ pub(super) struct RuleSpec {
     /// VLAN id of the outer tag, 0 to 4094.
     #[schemars(range(min = 0, max = 4094))]
     vlan: Option<u16>,
-    /// Name of the hit counter. The default is the index of the rule, such as `rules[3]`.
+    /// Name of the hit counter. The default is the text of the rule, such as `deny tcp dst 10.0.0.0/8 dst_port 22`.
     name: Option<String>,
 }
 
@@ -180,15 +180,40 @@ const RESERVED: [&str; 6] = ["default", "fragments", "gone", "refused", "reloads
 /// Compiled rules, shared by all workers.
 pub(super) struct Rules {
     pub(super) classifier: Classifier,
-    /// For each rule, its position in the list of rules and its action. The index is the number of the rule in the
+    /// For each rule, the slot of its hit counter and its action. The index is the number of the rule in the
     /// classifier.
     pub(super) verdicts: Vec<(u32, Action)>,
-    /// Names of the hit counters.
+    /// The slot of the hit counter of each rule, in the order of the rules.
+    pub(super) slots: Vec<u32>,
+    /// Names of the hit counters. No two rules have the same name.
     pub(super) names: Vec<String>,
     /// The rules as text.
     pub(super) texts: Vec<String>,
+    pub(super) actions: Vec<Action>,
     /// Whether each rule has a name of its own.
     named: Vec<bool>,
+}
+
+/// Returns the names of the hit counters. The default name of a rule is its text, so that the name does not change when
+/// another rule is inserted or removed. A further rule with the same text gets a number.
+fn counter_names(rules: &[RuleSpec]) -> Vec<String> {
+    let mut known: HashSet<String> = rules.iter().filter_map(|rule| rule.name.clone()).collect();
+    let mut numbers: HashMap<String, usize> = HashMap::new();
+    let name = |rule: &RuleSpec| {
+        if let Some(name) = &rule.name {
+            return name.clone();
+        }
+        let text = rule.to_string();
+        let number = numbers.entry(text.clone()).or_default();
+        loop {
+            *number += 1;
+            let name = if *number == 1 { text.clone() } else { format!("{text} #{number}") };
+            if known.insert(name.clone()) {
+                return name;
+            }
+        }
+    };
+    rules.iter().map(name).collect()
 }
 
 /// Reads a rule file. A returned problem names the key `file`.
@@ -302,8 +327,6 @@ impl Rules {
             wrong.sort_by_key(|(start, _)| *start);
             return Err(wrong.into_iter().map(|(_, problem)| problem).take(MAX_REPORTED).collect());
         }
-        let name = |(at, rule): (usize, &RuleSpec)| rule.name.clone().unwrap_or_else(|| format!("rules[{at}]"));
-        let names: Vec<String> = rules.iter().enumerate().map(name).collect();
         let compiled: Vec<Rule> = rules.iter().map(RuleSpec::compile).collect();
         let mut classifier = before.map_or_else(|| Classifier::new(&[]), |before| before.classifier.clone());
         classifier.update(&compiled);
@@ -314,9 +337,11 @@ impl Rules {
         Ok(Self {
             classifier,
             verdicts,
-            texts: rules.iter().zip(&names).map(|(rule, name)| format!("{name}: {rule}")).collect(),
+            slots: (0..).take(rules.len()).collect(),
+            texts: rules.iter().map(RuleSpec::to_string).collect(),
+            actions: rules.iter().map(|rule| rule.action).collect(),
             named: rules.iter().map(|rule| rule.name.is_some()).collect(),
-            names,
+            names: counter_names(&rules),
         })
     }
 
@@ -325,10 +350,24 @@ impl Rules {
         self.names.len()
     }
 
-    /// Returns the text that identifies the same rule in another rule set: the name of the rule, or its place and its
-    /// properties if it has no name.
-    pub(super) fn identity(&self, rule: usize) -> &str {
-        if self.named[rule] { &self.names[rule] } else { &self.texts[rule] }
+    /// Sets the slots of the hit counters of all rules.
+    pub(super) fn set_slots(&mut self, slots: Vec<u32>) {
+        let before: HashMap<u32, u32> = self.slots.iter().copied().zip(slots.iter().copied()).collect();
+        for (slot, _) in &mut self.verdicts {
+            *slot = before.get(slot).copied().unwrap_or_default();
+        }
+        self.slots = slots;
+    }
+
+    /// Describes the rule whose hit counter has this slot.
+    pub(super) fn explain(&self, slot: u32) -> Option<String> {
+        let rule = self.slots.iter().position(|known| *known == slot)?;
+        let text = self.texts.get(rule)?;
+        Some(if *self.named.get(rule)? {
+            format!("{}: {text}", self.names.get(rule)?)
+        } else {
+            format!("rules[{rule}]: {text}")
+        })
     }
 }
 

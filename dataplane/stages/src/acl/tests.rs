@@ -59,7 +59,14 @@ fn first_matching_rule_decides_and_is_counted() {
     }
     let counters = harness.counters();
     let counters: Vec<(&str, u64)> = counters.iter().map(|(name, hits)| (name.as_str(), *hits)).collect();
-    let expected = [("no_ssh", 1), ("rules[1]", 1), ("rules[2]", 2), ("rules[3]", 1), ("rules[4]", 1), ("default", 4)];
+    let expected = [
+        ("no_ssh", 1),
+        ("deny tcp tcp_flags syn,!ack vlan 7", 1),
+        ("permit any src 192.0.2.0/24", 2),
+        ("permit icmpv6 src 2001:db8::/32", 1),
+        ("permit udp src_port 1024-2048", 1),
+        ("default", 4),
+    ];
     assert_eq!(counters, expected);
 }
 
@@ -169,6 +176,46 @@ fn changed_file_is_read_again_on_reload() {
     assert_eq!(passed(&mut harness), [true; 4]);
     let expected = [("own", 5), ("default", 3 + 1 + 3), ("gone", 3 + 5), ("rules", 1), ("reloads", 3)];
     assert_eq!(counted(&harness), counts(&expected));
+}
+
+#[test]
+fn hits_of_unnamed_rules_stay_with_their_rule_when_another_rule_is_inserted() {
+    let folder = Folder::new();
+    let [two, three] = [2, 3].map(|net| format!("{{ action = \"deny\", src = \"10.{net}.0.0/16\" }}"));
+    folder.write("rules.toml", format!("rules = [{two}, {three}, {three}]"));
+    let mut harness = build(&folder);
+    let packets = [2, 3, 3].map(|net| v4([10, net, 0, 1], [1; 4]).build());
+    harness.run(&packets);
+    let version = harness.stage().counters_version();
+    folder.write("rules.toml", format!("rules = [{{ action = \"deny\", vlan = 9 }}, {three}, {two}]"));
+    harness.reload().unwrap();
+    assert_eq!(harness.stage().counters_version(), version, "the worker still uses the old rules");
+    harness.tick();
+    assert_ne!(harness.stage().counters_version(), version);
+    harness.run(&packets);
+    let expected = [
+        ("own", 0),
+        ("deny any vlan 9", 0),
+        ("deny any src 10.3.0.0/16", 4),
+        ("deny any src 10.2.0.0/16", 2),
+        ("default", 0),
+        ("gone", 0),
+        ("rules", 4),
+        ("reloads", 1),
+        ("refused", 0),
+    ];
+    assert_eq!(harness.counters(), counts(&expected));
+}
+
+#[test]
+fn equal_rules_without_a_name_have_numbered_counters() {
+    let rule = "{ action = 'deny', src = '10.2.0.0/16' }";
+    let named = "{ action = 'permit', vlan = 3, name = 'deny any src 10.2.0.0/16 #2' }";
+    let harness = Harness::from_toml::<Acl>(&format!("default = 'permit'\nrules = [{rule}, {rule}, {named}]")).unwrap();
+    let names: Vec<String> = harness.counters().into_iter().map(|(name, _)| name).collect();
+    let expected =
+        ["deny any src 10.2.0.0/16", "deny any src 10.2.0.0/16 #3", "deny any src 10.2.0.0/16 #2", "default"];
+    assert_eq!(names, expected);
 }
 
 #[test]

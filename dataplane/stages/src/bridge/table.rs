@@ -22,8 +22,20 @@ pub(super) struct Table {
     pub(super) words: Box<[AtomicU64]>,
     /// The random factor and summand of the hash.
     pub(super) seeds: [u64; 2],
+    /// The time at the last housekeeping of a worker, for readers that are not workers.
+    pub(super) now: AtomicU64,
     /// Number of entries that were replaced because their bucket was full.
     pub(super) evicted: AtomicU64,
+}
+
+/// An entry of the table.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct MacEntry {
+    pub(super) mac: MacAddr,
+    pub(super) vlan: u16,
+    pub(super) port: u8,
+    /// The age in units of time.
+    pub(super) age: u64,
 }
 
 pub(super) const BUCKET_BITS: u32 = 14;
@@ -46,7 +58,12 @@ impl Table {
     pub(super) fn new() -> Self {
         let random = RandomState::new();
         let words = (0..WAYS << BUCKET_BITS).map(|_| AtomicU64::new(0)).collect();
-        Self { words, seeds: [0, 1].map(|seed| random.hash_one(seed)), evicted: AtomicU64::new(0) }
+        Self {
+            words,
+            seeds: [0, 1].map(|seed| random.hash_one(seed)),
+            now: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+        }
     }
 
     /// Returns the bucket of a MAC address, and the tag that identifies the address in the bucket.
@@ -54,11 +71,29 @@ impl Table {
     pub(super) fn place(&self, mac: MacAddr, vlan: u16) -> (&[AtomicU64], u64) {
         let [a, b, c, d, e, f] = mac.0;
         let key = u64::from_be_bytes([0, 0, a, b, c, d, e, f]) << 12 | u64::from(vlan & 0xfff);
-        let [factor, summand] = self.seeds;
         let tag = key >> BUCKET_BITS;
-        let hash = tag.wrapping_mul(factor).wrapping_add(summand) >> (u64::BITS - BUCKET_BITS);
-        let bucket = ((key ^ hash) & ((1 << BUCKET_BITS) - 1)) as usize * WAYS;
+        let bucket = self.mix(tag, key) as usize * WAYS;
         (self.words.get(bucket..bucket + WAYS).unwrap_or_default(), tag)
+    }
+
+    /// Returns the number of the bucket of a key, or the low bits of the key of an entry in a bucket.
+    #[inline]
+    fn mix(&self, tag: u64, bits: u64) -> u64 {
+        let [factor, summand] = self.seeds;
+        let hash = tag.wrapping_mul(factor).wrapping_add(summand) >> (u64::BITS - BUCKET_BITS);
+        (bits ^ hash) & ((1 << BUCKET_BITS) - 1)
+    }
+
+    /// Returns the entry of the word with this index, if the word has an entry.
+    pub(super) fn entry(&self, index: usize, now: u64) -> Option<MacEntry> {
+        let word = self.words.get(index)?.load(Ordering::Relaxed);
+        let tag = word >> (PORT_BITS + TIME_BITS);
+        let key = tag << BUCKET_BITS | self.mix(tag, (index / WAYS) as u64);
+        let [_, _, mac @ ..] = (key >> 12).to_be_bytes();
+        // Another worker may have stored a later time than `now`.
+        let age = if now.wrapping_sub(word) & TIME > TIME / 2 { 0 } else { age(word, now) };
+        let port = (word >> TIME_BITS & ((1 << PORT_BITS) - 1)) as u8;
+        (word != 0).then(|| MacEntry { mac: MacAddr(mac), vlan: (key & 0xfff) as u16, port: port.wrapping_sub(1), age })
     }
 
     /// Returns the port of a MAC address, or `None` if the address is unknown or its entry is too old.

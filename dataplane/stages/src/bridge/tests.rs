@@ -324,3 +324,26 @@ fn invalid_parameters_are_refused_with_their_key() {
         assert!(error.starts_with(message), "{error}");
     }
 }
+
+#[test]
+fn listed_entries_have_the_learned_addresses_vlans_and_ports() {
+    let table = table::Table::new();
+    let mut learned = Vec::new();
+    for number in 0..2_000u32 {
+        let [_, a, b, c] = number.wrapping_mul(2_654_435).to_be_bytes();
+        let (mac, vlan, port) = (MacAddr([2, 0, a, b, c, 7]), (number % 4095) as u16, (number % 100) as u8);
+        table.learn(mac, vlan, port, 5);
+        learned.push((mac, vlan, port));
+    }
+    // A full bucket replaces an entry.
+    learned.retain(|(mac, vlan, port)| table.find(*mac, *vlan, 5, 0) == Some(*port));
+    let entries = (0..table.words.len()).filter_map(|index| table.entry(index, 7));
+    let mut listed: Vec<_> =
+        entries.inspect(|entry| assert_eq!(entry.age, 2)).map(|entry| (entry.mac, entry.vlan, entry.port)).collect();
+    listed.sort_by_key(|(mac, vlan, _)| (mac.0, *vlan));
+    learned.sort_by_key(|(mac, vlan, _)| (mac.0, *vlan));
+    assert_eq!(listed, learned);
+    assert!(listed.len() > 1_900, "{}", listed.len());
+    // Another worker has stored a later time.
+    assert!((0..table.words.len()).filter_map(|index| table.entry(index, 4)).all(|entry| entry.age == 0));
+}

@@ -265,6 +265,11 @@ impl Writer {
         hops
     }
 
+    /// Whether a group has users.
+    pub(super) fn is_used(&self, number: u32) -> bool {
+        self.groups.contains_key(&number)
+    }
+
     /// Whether a group of only this path exists.
     pub(super) fn contains(&self, path: &GroupPath) -> bool {
         self.known.contains_key(&vec![(path.clone(), 1)])

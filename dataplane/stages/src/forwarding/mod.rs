@@ -5,8 +5,10 @@
 //! never disturbs lookups of other entries. See `docs/router.md`.
 
 mod groups;
+mod listing;
 mod neighbors;
 mod readers;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -16,6 +18,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use ipnet::IpNet;
 use rtrb::Producer;
 
 use crate::rings::FromWorkers;
@@ -24,8 +27,10 @@ use dataplane_core::pipeline::NextHop;
 use dataplane_tables::lpm::{View4, View6};
 
 pub use groups::{Path, RouteKind};
+pub use listing::{ListedRoute, RouteHop, RouteTarget};
 pub use neighbors::{MAX_NEIGHBORS, Mark, Resolved};
-pub use writer::{MAX_ROUTES, Refused, RouteHop, RouteTarget, Writer};
+pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
+pub use writer::{MAX_ROUTES, Refused, Writer};
 
 /// Largest number of routing tables: the main table and the tables of VRFs.
 pub const MAX_TABLES: usize = 16;
@@ -38,6 +43,7 @@ pub struct Forwarding {
     ports: Box<[PortState]>,
     tables: [OnceLock<TableViews>; MAX_TABLES],
     groups: Arc<groups::Groups>,
+    listing: Arc<listing::Listing>,
     neighbors: Arc<neighbors::Neighbors>,
     readers: readers::Readers,
     requests: FromWorkers<NextHop>,
@@ -98,11 +104,17 @@ impl Count {
 
 impl Forwarding {
     /// Creates the shared tables for `ports` ports. A writer fills the tables.
-    fn new(ports: usize, groups: Arc<groups::Groups>, neighbors: Arc<neighbors::Neighbors>) -> Self {
+    fn new(
+        ports: usize,
+        groups: Arc<groups::Groups>,
+        listing: Arc<listing::Listing>,
+        neighbors: Arc<neighbors::Neighbors>,
+    ) -> Self {
         Self {
             ports: (0..ports).map(|_| PortState::default()).collect(),
             tables: std::array::from_fn(|_| OnceLock::new()),
             groups,
+            listing,
             neighbors,
             readers: readers::Readers::new(),
             requests: FromWorkers::new(MAX_REQUESTS),
@@ -152,6 +164,27 @@ impl Forwarding {
     /// Returns the neighbour in a slot. The slot number is the number of the next hop minus 1.
     pub fn hop(&self, place: usize) -> Option<NextHop> {
         self.neighbors.hop(place)
+    }
+
+    /// Returns up to `limit` routes after a position (table and prefix), in the order of table and prefix.
+    pub fn routes_after(&self, after: Option<(usize, IpNet)>, limit: usize) -> Vec<ListedRoute> {
+        self.listing.page(after, limit)
+    }
+
+    /// Returns the route of a table with the longest prefix for an address.
+    pub fn route_for(&self, table: usize, address: IpAddr) -> Option<ListedRoute> {
+        self.listing.find(table, address)
+    }
+
+    /// Returns the number of slots for neighbours.
+    pub fn neighbor_slots(&self) -> usize {
+        self.neighbors.slots()
+    }
+
+    /// Returns the neighbour in a slot and its state. Without a reader ([`Forwarding::join`]), another neighbour may
+    /// take over the slot during this call, so the result is only for display.
+    pub fn neighbor_at(&self, slot: usize) -> Option<(NextHop, Resolved)> {
+        Some((self.neighbors.hop(slot)?, self.neighbors.at(slot).0))
     }
 
     /// Returns the state of a neighbour, and whether an answer from the neighbour is awaited. Without a reader

@@ -126,6 +126,11 @@ impl Neighbors {
         None
     }
 
+    /// Returns the number of slots.
+    pub(super) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Whether the answer of the neighbour in a slot is awaited.
     pub(super) fn is_asked(&self, slot: usize) -> bool {
         self.slots.get(slot).is_some_and(|slot| slot.word.load(Ordering::Relaxed) & ASKED != 0)

@@ -108,12 +108,27 @@ proptest! {
                 }
             }
             prop_assert_eq!(writer.routes(), routes.len());
+            let target = |hops: &Option<Vec<(u8, u8)>>| match hops {
+                Some(hops) => to(hops),
+                None => RouteTarget::Special(RouteKind::Prohibit),
+            };
+            let expected: Vec<_> = routes.iter().map(|(prefix, hops)| (0, *prefix, Arc::new(target(hops)))).collect();
+            let (mut listed, mut after) = (Vec::new(), None);
+            loop {
+                let page = shared.routes_after(after, 3);
+                let Some((table, prefix, _)) = page.last() else { break };
+                after = Some((*table, *prefix));
+                listed.extend(page);
+            }
+            prop_assert_eq!(listed, expected);
             let longest = |address: IpAddr| {
                 let covers = |prefix: &&IpNet| prefix.contains(&address);
                 routes.keys().filter(covers).max_by_key(|prefix| prefix.prefix_len()).map(|prefix| &routes[prefix])
             };
             let probes = routes.keys().map(|prefix| prefix.addr()).chain([IpAddr::from([20, 1, 7, 9])]);
             for address in probes {
+                let listed = shared.route_for(0, address).map(|(_, _, listed)| listed);
+                prop_assert_eq!(listed, longest(address).map(|hops| Arc::new(target(hops))));
                 for flow in [0, 1, 0x9000_0000, u32::MAX] {
                     let found = find(&reader, 0, address, flow);
                     match longest(address) {

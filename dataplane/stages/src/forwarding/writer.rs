@@ -1,12 +1,12 @@
 //! The writer of routes and neighbours.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use ipnet::IpNet;
 
 use super::groups::{self, GroupKey, GroupPath, HeldHop, RouteKind};
+use super::listing::{Listing, RouteTarget};
 use super::neighbors;
 use super::{Count, Forwarding, MAX_TABLES, Mark, Resolved, TableViews};
 use dataplane_core::header::MacAddr;
@@ -26,26 +26,6 @@ const LINES_V6: usize = 1 << 22;
 /// Destinations that are never forwarded, whatever a table contains: multicast, broadcast and link-local addresses.
 const NEVER_FORWARDED: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "fe80::/10", "ff00::/8"];
 
-/// One path of a route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RouteHop {
-    /// The egress port.
-    pub port: u8,
-    /// The gateway. Without a gateway, the destinations are neighbours on the link.
-    pub via: Option<IpAddr>,
-    /// The weight of this path among all paths of the route: 1 to 64.
-    pub weight: u16,
-}
-
-/// The target of a route.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RouteTarget {
-    /// A route without paths. The kind defines what happens to packets.
-    Special(RouteKind),
-    /// One or more paths.
-    Paths(Vec<RouteHop>),
-}
-
 /// The error for a full table. Either there are too many routes, paths or neighbours, or readers may still use the
 /// memory that removed entries have occupied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +37,7 @@ pub struct Refused;
 pub struct Writer {
     tables: [Option<Table>; MAX_TABLES],
     groups: groups::Writer,
+    listing: Arc<Listing>,
     neighbors: neighbors::Writer,
     /// Names of the ports.
     port_names: Vec<String>,
@@ -76,12 +57,14 @@ impl Writer {
         let writer = Self {
             tables: std::array::from_fn(|_| None),
             groups: groups::Writer::new(),
+            listing: Arc::default(),
             neighbors: neighbors::Writer::new(hold),
             port_names,
             epoch: 1,
         };
         let (groups, neighbors) = (writer.groups.cells().clone(), writer.neighbors.cells().clone());
-        (Arc::new(Forwarding::new(writer.port_names.len(), groups, neighbors)), Box::new(writer))
+        let shared = Forwarding::new(writer.port_names.len(), groups, writer.listing.clone(), neighbors);
+        (Arc::new(shared), Box::new(writer))
     }
 
     /// Creates empty tables for these ports, and the writer of the tables. Stores the MAC address and MTU of each port.
@@ -143,8 +126,12 @@ impl Writer {
         let group = self.group(target)?;
         let entry = self.tables.get_mut(table).and_then(Option::as_mut).ok_or(Refused)?;
         match entry.insert(prefix, group) {
-            Ok(Some(old)) => self.release_group(old),
-            Ok(None) => {}
+            Ok(old) => {
+                if !is_never_forwarded(prefix) {
+                    self.listing.set(table, prefix, group, target);
+                }
+                old.into_iter().for_each(|old| self.release_group(old));
+            }
             Err(Refused) => {
                 self.release_group(group);
                 return Err(Refused);
@@ -157,7 +144,12 @@ impl Writer {
     pub fn remove_route(&mut self, table: usize, prefix: IpNet) -> bool {
         let entry = self.tables.get_mut(table).and_then(Option::as_mut);
         let old = entry.filter(|_| !is_never_forwarded(prefix)).and_then(|entry| entry.remove(prefix));
-        old.map(|group| self.release_group(group)).is_some()
+        let removed = old.is_some();
+        if let Some(group) = old {
+            self.listing.remove(table, prefix);
+            self.release_group(group);
+        }
+        removed
     }
 
     /// Returns the number of the group for a target, and adds one user to the group.
@@ -225,6 +217,9 @@ impl Writer {
     fn release_group(&mut self, group: u32) {
         for hop in self.groups.release(group, self.epoch) {
             self.neighbors.release(hop, self.epoch);
+        }
+        if !self.groups.is_used(group) {
+            self.listing.remove_group(group);
         }
     }
 

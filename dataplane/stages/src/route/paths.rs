@@ -46,6 +46,8 @@ pub(super) struct Paths {
     /// For each bucket of all groups, the number of the path that owns the bucket.
     buckets: Vec<u32>,
     known: HashMap<Vec<(u32, u16)>, u32>,
+    /// For each group, the numbers and the weights of its paths.
+    members_of: Vec<Vec<(u32, u16)>>,
 }
 
 /// The paths of a prefix.
@@ -116,6 +118,7 @@ impl Paths {
         let mask = self.buckets.len() as u32 - first - 1;
         self.groups.push(Group { first, mask, only, is_forwarding: mask == 0 && only.action == PathAction::Forward });
         self.known.insert(members.to_vec(), group);
+        self.members_of.push(members.to_vec());
         group
     }
 
@@ -142,6 +145,12 @@ impl Paths {
             Group { mask: 0, only, .. } => Some(*only),
             _ => self.paths.get(self.number(group, flow_hash)? as usize).copied(),
         }
+    }
+
+    /// Returns the paths of a group with their weights.
+    pub(super) fn of_group(&self, group: u32) -> impl Iterator<Item = (RoutePath, u16)> + '_ {
+        let members = self.members_of.get(group as usize).map_or(&[][..], Vec::as_slice);
+        members.iter().filter_map(|(path, weight)| Some((*self.paths.get(*path as usize)?, *weight)))
     }
 
     /// Returns how many paths a group has.

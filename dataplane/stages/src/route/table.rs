@@ -65,6 +65,8 @@ pub(super) struct Routes {
     pub(super) v4: Lpm4,
     pub(super) v6: Lpm6,
     pub(super) paths: Paths,
+    /// All prefixes in order, each with the number of its group.
+    pub(super) listed: Box<[(IpNet, u32)]>,
 }
 
 /// A path of a prefix, and where it was written.
@@ -165,7 +167,7 @@ impl Routes {
         bad: &mut Vec<(u32, String)>,
         setup: &mut Setup<'_>,
     ) -> Result<Self, Problem> {
-        let (mut v4, mut v6) = (Vec::new(), Vec::new());
+        let (mut v4, mut v6, mut prefixes) = (Vec::new(), Vec::new(), Vec::new());
         let mut members = Vec::new();
         for routes in listed.chunk_by(|a, b| a.prefix == b.prefix) {
             members.clear();
@@ -192,32 +194,33 @@ impl Routes {
                 members.push((route.path, route.weight));
             }
             let group = paths.group(&members);
+            prefixes.push((routes[0].prefix, group));
             match routes[0].prefix {
                 IpNet::V4(net) => v4.push((u32::from(net.network()), net.prefix_len(), group)),
                 IpNet::V6(net) => v6.push((u128::from(net.network()), net.prefix_len(), group)),
             }
         }
         let refused = |error| table_problem("table", error);
-        Ok(Self { v4: Lpm4::build(&v4).map_err(refused)?, v6: Lpm6::build(&v6).map_err(refused)?, paths })
+        let (v4, v6) = (Lpm4::build(&v4).map_err(refused)?, Lpm6::build(&v6).map_err(refused)?);
+        Ok(Self { v4, v6, paths, listed: prefixes.into() })
+    }
+
+    /// Returns the longest prefix for a destination, and the number of its group.
+    pub(super) fn longest(&self, destination: IpAddr) -> Option<(IpNet, u32)> {
+        let (len, group) = match destination {
+            IpAddr::V4(address) => (0..=32).rev().find_map(|len| Some((len, self.v4.get(address.into(), len)?))),
+            IpAddr::V6(address) => (0..=128).rev().find_map(|len| Some((len, self.v6.get(address.into(), len)?))),
+        }?;
+        Some((IpNet::new(destination, len).ok()?.trunc(), group))
     }
 
     /// Returns a text that describes the route of a destination.
     pub(super) fn explain(&self, destination: IpAddr, flow_hash: u32) -> String {
-        let found = match destination {
-            IpAddr::V4(address) => (0..=32).rev().find_map(|len| {
-                let group = self.v4.get(address.into(), len)?;
-                Some((IpNet::new(destination, len).ok()?, group))
-            }),
-            IpAddr::V6(address) => (0..=128).rev().find_map(|len| {
-                let group = self.v6.get(address.into(), len)?;
-                Some((IpNet::new(destination, len).ok()?, group))
-            }),
-        };
-        let Some((prefix, group)) = found else { return format!("no route to {destination}") };
+        let Some((prefix, group)) = self.longest(destination) else { return format!("no route to {destination}") };
         let path = self.paths.number(group, flow_hash).map_or("", |path| self.paths.name(path));
         match self.paths.members(group) {
-            1 => format!("{} {path}", prefix.trunc()),
-            paths => format!("{} {path}, one of {paths} paths", prefix.trunc()),
+            1 => format!("{prefix} {path}"),
+            paths => format!("{prefix} {path}, one of {paths} paths"),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The control socket of a running program: a Unix stream socket. The crate [`dataplane_control`] defines the requests
 //! and the answers.
 
+mod lists;
 mod server;
 mod socket;
 

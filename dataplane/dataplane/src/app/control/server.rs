@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::lists;
 use super::socket::Socket;
 use crate::app::console::CommandError;
 use crate::config::Runtime;
@@ -37,6 +38,8 @@ pub(in crate::app) struct Server {
     is_asking: bool,
     /// When the workers last answered.
     answered: Option<Instant>,
+    /// The last answer of the workers.
+    latest: Option<Rc<Snapshot>>,
     /// Whether accepting a client failed, for example because there are no file descriptors left. The server then waits
     /// before it accepts again.
     has_accept_failed: bool,
@@ -70,28 +73,46 @@ impl Server {
             clients: Vec::new(),
             is_asking: false,
             answered: None,
+            latest: None,
             has_accept_failed: false,
         };
         Ok(Socket::open(runtime).map_err(CommandError::Failed)?.map(server))
     }
 
-    /// Accepts clients, reads requests and sends answers, without blocking. Reads and answers at most one request of each
-    /// client, so that no client delays the others.
+    /// Accepts clients, reads requests and sends answers, without blocking. Reads and answers at most one request of
+    /// each client, so that no client delays the others.
     pub(in crate::app) fn turn(&mut self, run: &Run) {
         self.clients.retain_mut(Client::read_request);
         self.accept();
         for client in &mut self.clients {
-            if let Some(Request { id, call: Call::Hello {}, .. }) = client.request {
-                let hello = Hello {
-                    version: env!("CARGO_PKG_VERSION").to_owned(),
-                    pid: std::process::id(),
-                    config: self.config.clone(),
-                    running_s: self.started.elapsed().as_secs_f64(),
-                    protocol_versions: vec![VERSION],
-                    requests: Call::NAMES.map(str::to_owned).to_vec(),
-                    max_request: MAX_REQUEST,
-                };
-                client.answer(id, &hello);
+            let Some(Request { id, call, .. }) = &client.request else { continue };
+            let id = *id;
+            match call {
+                Call::Hello {} => {
+                    let hello = Hello {
+                        version: env!("CARGO_PKG_VERSION").to_owned(),
+                        pid: std::process::id(),
+                        config: self.config.clone(),
+                        running_s: self.started.elapsed().as_secs_f64(),
+                        protocol_versions: vec![VERSION],
+                        requests: Call::NAMES.map(str::to_owned).to_vec(),
+                        max_request: MAX_REQUEST,
+                    };
+                    client.answer(id, Ok(&hello));
+                }
+                Call::Get(get) => {
+                    let found = lists::get(run, get);
+                    client.answer(id, found.as_ref());
+                }
+                Call::Show(show) => {
+                    // All pages of a list come from one snapshot, unless another client requests a snapshot meanwhile.
+                    let snapshot = self.latest.as_deref().filter(|_| show.cursor.is_some());
+                    let page = lists::show(run, show, snapshot);
+                    if let Some(page) = page.transpose() {
+                        client.answer(id, page.as_ref());
+                    }
+                }
+                Call::Stats {} => {}
             }
         }
         let is_due = self.answered.is_none_or(|answered| answered.elapsed() >= INTERVAL);
@@ -103,10 +124,20 @@ impl Server {
             self.answered = Some(Instant::now());
             let snapshot = Rc::new(snapshot);
             for client in &mut self.clients {
-                if let Some(Request { id, call: Call::Stats {}, .. }) = client.request {
-                    client.answer_stats(id, &self.config, &snapshot);
+                match &client.request {
+                    Some(Request { id, call: Call::Stats {}, .. }) => {
+                        client.answer_stats(*id, &self.config, &snapshot);
+                    }
+                    Some(Request { id, call: Call::Show(show), .. }) => {
+                        let (id, page) = (*id, lists::show(run, show, Some(&snapshot)));
+                        if let Some(page) = page.transpose() {
+                            client.answer(id, page.as_ref());
+                        }
+                    }
+                    _ => {}
                 }
             }
+            self.latest = Some(snapshot);
         }
         let now = Instant::now();
         self.clients
@@ -259,15 +290,17 @@ impl Client {
             recent: snapshot.since(self.last_snapshot.as_deref()),
         };
         self.last_snapshot = Some(snapshot.clone());
-        self.answer(id, &live);
+        self.answer(id, Ok(&live));
     }
 
     /// Answers the request.
-    fn answer(&mut self, id: u64, result: &impl serde::Serialize) {
+    fn answer<T: serde::Serialize>(&mut self, id: u64, result: Result<&T, &Refusal>) {
         self.request = None;
-        // The results always serialize to JSON.
-        if let Ok(response) = Response::result(id, result) {
-            self.queue(&response);
+        match result.map(|result| Response::result(id, result)) {
+            // The results always serialize to JSON.
+            Ok(Ok(response)) => self.queue(&response),
+            Ok(Err(_)) => {}
+            Err(refusal) => self.queue(&Response::error(Some(id), refusal.clone())),
         }
     }
 
@@ -296,8 +329,8 @@ impl Client {
     }
 }
 
-/// A target of the fuzzer: a client sends requests, whose bytes arrive in two pieces. The first byte of the input is the
-/// length of the first piece.
+/// A target of the fuzzer: a client sends requests, whose bytes arrive in two pieces. The first byte of the input is
+/// the length of the first piece.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(input: &[u8]) {
     let Some((&first, bytes)) = input.split_first() else { return };

@@ -20,7 +20,14 @@ mod client {
         pub fn path(&self) -> &Path {}
         pub fn call(&mut self, call: &Call) -> Result<Answer, Error> {}
         pub fn hello(&mut self) -> Result<Hello, Error> {}
+        pub fn show(&mut self, show: Show) -> Pages<'_> {}
+        pub fn get(&mut self, get: Get) -> Result<Found, Error> {}
     }
+    #[derive(Debug)]
+    pub struct Pages<'a> {
+        private: _,
+    }
+    impl Iterator for Pages<'_> {}
 }
 mod error {
     #[derive(Debug)]
@@ -55,9 +62,38 @@ mod protocol {
     pub enum Call {
         Hello {},
         Stats {},
+        Show(Show),
+        Get(Get),
     }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Show {
+        pub what: String,
+        pub stage: Option<String>,
+        pub limit: Option<u32>,
+        pub cursor: Option<String>,
+    }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Get {
+        pub what: String,
+        pub key: String,
+        pub stage: Option<String>,
+    }
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    pub struct Page {
+        pub stage: Option<String>,
+        pub rows: Vec<Box<RawValue>>,
+        pub next: Option<String>,
+    }
+    #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+    pub struct Found {
+        pub stage: String,
+        pub row: Option<Box<RawValue>>,
+    }
+    pub const LISTS: [&str; 6] = _;
+    pub const DEFAULT_LIMIT: u32 = _;
+    pub const MAX_LIMIT: u32 = _;
     impl Call {
-        pub const NAMES: [&str; 2] = _;
+        pub const NAMES: [&str; 4] = _;
     }
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     pub struct Hello {
@@ -88,6 +124,7 @@ mod protocol {
         BadField,
         UnknownVersion,
         UnknownRequest,
+        NotFound,
         TooLong,
         TooManyClients,
         Other,
@@ -114,6 +151,68 @@ mod protocol {
     }
     impl From<MalformedRequest> for Response {}
 }
+pub mod rows {
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct PortRow {
+        pub name: String,
+        pub device: String,
+        pub input: bool,
+        pub rx: u64,
+        pub tx: u64,
+        pub rx_bytes: u64,
+        pub tx_bytes: u64,
+        pub rx_lost: u64,
+        pub rx_errors: u64,
+        pub tx_dropped: u64,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct LinkRow {
+        pub port: String,
+        pub device: String,
+        pub interface: Option<String>,
+        pub mac: String,
+        pub mtu: u16,
+        pub addresses: Vec<String>,
+    }
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    pub struct StageRow {
+        pub name: String,
+        pub kind: String,
+        pub packets: u64,
+        pub burst: f64,
+        pub cost_ns: Option<f64>,
+        pub steered: u64,
+        pub dropped: u64,
+        pub consumed: u64,
+        pub counters: BTreeMap<String, u64>,
+    }
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+    pub struct WorkerRow {
+        pub worker: usize,
+        pub core: u32,
+        pub loops: u64,
+        pub idle_percent: f64,
+        pub rx: u64,
+        pub tx: u64,
+        pub dropped: u64,
+        pub held: u64,
+        pub unaccounted: i64,
+        pub error: Option<String>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct MemoryRow {
+        pub owner: String,
+        pub buffers: Option<u64>,
+        pub size_bytes: u64,
+        pub pages: Option<String>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct ConfigRow {
+        pub path: String,
+        pub settings: Vec<String>,
+        pub text: String,
+    }
+}
 pub mod socket {
     pub const MAX_PATH: usize = _;
     #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,9 +228,9 @@ pub mod socket {
     pub fn address(path: &Path) -> Result<SocketAddrUnix, String> {}
     pub fn unix(flags: SocketFlags) -> io::Result<OwnedFd> {}
 }
-pub use client::{Answer, Client};
+pub use client::{Answer, Client, Pages};
 pub use error::Error;
 pub use protocol::{
-    Call, ErrorCode, Hello, MAX_REQUEST, MalformedRequest, Refusal, Request, Response,
-    TIMEOUT, VERSION,
+    Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, MAX_LIMIT, MAX_REQUEST,
+    MalformedRequest, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION,
 };

@@ -2082,6 +2082,7 @@ pub mod pipeline {
             pub outputs: &'static [(&'static str, &'static str)],
             pub reasons: &'static [(&'static str, &'static str)],
             pub terminal: bool,
+            pub tables: &'static [TableInfo],
         }
         impl StageInfo {
             pub const fn new() -> Self {}
@@ -2095,6 +2096,8 @@ pub mod pipeline {
                 self,
                 reasons: &'static [(&'static str, &'static str)],
             ) -> Self {}
+            #[must_use]
+            pub const fn tables(self, tables: &'static [TableInfo]) -> Self {}
             #[must_use]
             pub const fn terminal(self) -> Self {}
         }
@@ -2207,6 +2210,7 @@ pub mod pipeline {
             pub fn stages(
                 &mut self,
             ) -> impl Iterator<Item = (&str, &mut Box<dyn Stage>)> {}
+            pub fn visit(&mut self, mut visit: impl FnMut(&dyn Stage)) {}
             pub fn tick(&mut self, ctx: &Ctx) {}
             pub fn release<O: Observer>(
                 &mut self,
@@ -2255,6 +2259,7 @@ pub mod pipeline {
         }
         impl<T> LiveReader<T> {
             pub fn refresh(&mut self) {}
+            pub fn refresh_with(&mut self, carry: impl FnOnce(&T, &mut T)) {}
         }
         impl<T> Deref for LiveReader<T> {}
         impl<T> DerefMut for LiveReader<T> {}
@@ -2404,6 +2409,7 @@ pub mod pipeline {
                 make: impl FnOnce(&mut Self) -> Arc<T>,
             ) -> Arc<T> {}
             pub fn reloads(&mut self, reload: impl Reload + 'static) {}
+            pub fn table(&mut self, name: &str, table: impl Table) {}
             pub fn task(&mut self, name: &str, task: impl Task) {}
             pub fn run_stop(&self) -> RunStop {}
             pub fn hold_time(&self) -> HoldTime {}
@@ -2436,6 +2442,7 @@ pub mod pipeline {
         #[derive(Default)]
         pub struct Services {
             pub reloads: Reloads,
+            pub tables: Vec<StageTable>,
             pub tasks: Vec<TaskSpec>,
             pub port_handlers: Vec<PortHandler>,
             pub checks: Vec<(String, Check)>,
@@ -2468,6 +2475,66 @@ pub mod pipeline {
         }
         impl Resources {
             pub fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {}
+        }
+    }
+    mod table {
+        pub trait Table: Send + Sync + 'static {
+            type Row: Serialize + JsonSchema;
+            fn needs_counters(&self) -> bool {}
+            fn page(
+                &self,
+                query: &TableQuery<'_>,
+            ) -> Result<TablePage<Self::Row>, String>;
+            fn find(&self, key: &str) -> Result<Option<Self::Row>, String> {}
+        }
+        #[derive(Clone, Copy, Debug)]
+        pub struct TableQuery<'a> {
+            private: _,
+        }
+        impl<'a> TableQuery<'a> {
+            pub fn new(
+                after: Option<&'a str>,
+                limit: usize,
+                counters: &'a BTreeMap<String, u64>,
+            ) -> Self {}
+            pub fn after(&self) -> Option<&'a str> {}
+            pub fn limit(&self) -> usize {}
+            pub fn counter(&self, name: &str) -> u64 {}
+        }
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct TablePage<R> {
+            pub rows: Vec<R>,
+            pub next: Option<String>,
+        }
+        impl<R> TablePage<R> {
+            pub fn of_list<T>(
+                list: &[T],
+                query: &TableQuery<'_>,
+                row: impl FnMut(&T) -> R,
+            ) -> Result<Self, String> {}
+        }
+        pub struct StageTable {
+            private: _,
+        }
+        impl fmt::Debug for StageTable {}
+        impl StageTable {
+            pub fn name(&self) -> &str {}
+            pub fn stage(&self) -> &str {}
+            pub fn needs_counters(&self) -> bool {}
+            pub fn page(
+                &self,
+                query: &TableQuery<'_>,
+            ) -> Result<TablePage<Box<RawValue>>, String> {}
+            pub fn find(&self, key: &str) -> Result<Option<Box<RawValue>>, String> {}
+        }
+        #[derive(Clone, Copy, Debug)]
+        pub struct TableInfo {
+            pub name: &'static str,
+            private: _,
+        }
+        impl TableInfo {
+            pub const fn of<T: Table>(name: &'static str) -> Self {}
+            pub fn row_schema(&self, generator: &mut SchemaGenerator) -> Schema {}
         }
     }
     mod task {
@@ -2520,6 +2587,7 @@ pub mod pipeline {
         Files, HoldTime, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources,
         Services, Setup, StageMemory,
     };
+    pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
     pub use task::{
         RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name,
     };
@@ -2534,6 +2602,7 @@ pub mod pipeline {
         fn contract(&self) -> Contract {}
         fn leave_checksums(&mut self) {}
         fn counters(&self, report: &mut dyn FnMut(&str, u64)) {}
+        fn counters_version(&self) -> u64 {}
         fn explain(&mut self, packet: &Packet<'_>) -> Option<String> {}
         fn finish(&mut self) -> crate::error::Result<()> {}
         fn as_generator(&mut self) -> Option<&mut dyn Generator> {}
@@ -2554,6 +2623,7 @@ pub mod prelude {
     pub use crate::pipeline::{
         Live, LiveReader, PortChange, Reload, Setup, Stage, StageInfo, StopSignal, Task,
     };
+    pub use crate::pipeline::{Table, TableInfo, TablePage, TableQuery};
 }
 pub mod sync {
     #[cfg(not(loom))]
@@ -2585,6 +2655,10 @@ pub mod telemetry {
             pub ns: f64,
             pub burst: f64,
             pub bursts: u64,
+            pub nearly_idle: bool,
+        }
+        impl CostReport {
+            pub const NEARLY_IDLE: f64 = _;
         }
         #[derive(Clone, Debug)]
         pub struct Costs {
@@ -2603,6 +2677,20 @@ pub mod telemetry {
                 per_tick: f64,
             ) -> Vec<CostReport> {}
         }
+    }
+    mod display {
+        #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+        pub struct PacketsPerSecond(pub f64);
+        #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+        pub struct BitsPerSecond(pub f64);
+        #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+        pub struct Size(pub f64);
+        #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+        pub struct Duration(pub f64);
+        impl fmt::Display for PacketsPerSecond {}
+        impl fmt::Display for BitsPerSecond {}
+        impl fmt::Display for Size {}
+        impl fmt::Display for Duration {}
     }
     mod latency {
         #[derive(Clone, Debug)]
@@ -2807,6 +2895,7 @@ pub mod telemetry {
     }
     pub use board::{Board, Progress};
     pub use cost::{CostReport, Costs};
+    pub use display::{BitsPerSecond, Duration, PacketsPerSecond, Size};
     pub use latency::Latency;
     pub use ledger::Ledger;
     pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};

@@ -622,6 +622,8 @@ pub mod config {
                 text: impl Into<String>,
                 overrides: &[(String, String)],
             ) -> Self {}
+            pub fn text(&self) -> &str {}
+            pub fn settings(&self) -> impl Iterator<Item = &str> {}
             pub fn path(&self) -> &Path {}
             pub fn resolve(&self, path: &Path) -> PathBuf {}
             pub fn position(&self, span: &Span) -> Position {}
@@ -687,6 +689,7 @@ pub mod runtime {
             pub plan: Plan,
             pub ports: Vec<PortInfo>,
             pub topology: Topology,
+            pub source: Source,
             private: _,
         }
         impl Assembly {
@@ -726,6 +729,10 @@ pub mod runtime {
                 options: Options,
                 mut cancelled: impl FnMut() -> bool,
             ) -> Result<Self> {}
+            pub fn plan(&self) -> &config::Plan {}
+            pub fn source(&self) -> &Source {}
+            pub fn port_infos(&self) -> &[PortInfo] {}
+            pub fn tables(&self) -> &[StageTable] {}
             pub fn progress(&self) -> Progress {}
             pub fn snapshot(&self) -> Option<Snapshot> {}
             pub fn stop(&self) {}

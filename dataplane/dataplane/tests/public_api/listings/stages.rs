@@ -91,6 +91,20 @@ pub mod forwarding {
             pub next_hop: u32,
         }
     }
+    mod listing {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct RouteHop {
+            pub port: u8,
+            pub via: Option<IpAddr>,
+            pub weight: u16,
+        }
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub enum RouteTarget {
+            Special(RouteKind),
+            Paths(Vec<RouteHop>),
+        }
+        pub type ListedRoute = (usize, IpNet, Arc<RouteTarget>);
+    }
     mod neighbors {
         pub const MAX_NEIGHBORS: usize = _;
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,19 +123,31 @@ pub mod forwarding {
     mod readers {
         impl Drop for Reader {}
     }
+    mod rows {
+        #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
+        pub struct NeighborRow {
+            pub address: IpAddr,
+            pub port: Option<String>,
+            pub state: NeighborState,
+            pub mac: Option<String>,
+        }
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+        pub enum NeighborState {
+            Static,
+            Resolved,
+            Unresolved,
+            Failed,
+        }
+        pub struct NeighborTable {
+            pub tables: Arc<Forwarding>,
+            pub ports: Vec<String>,
+        }
+        impl Table for NeighborTable {}
+        pub struct ConfigNeighbors(pub Vec<(IpAddr, Option<String>, String)>);
+        impl Table for ConfigNeighbors {}
+    }
     mod writer {
         pub const MAX_ROUTES: usize = _;
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub struct RouteHop {
-            pub port: u8,
-            pub via: Option<IpAddr>,
-            pub weight: u16,
-        }
-        #[derive(Clone, Debug, PartialEq, Eq)]
-        pub enum RouteTarget {
-            Special(RouteKind),
-            Paths(Vec<RouteHop>),
-        }
         #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
         pub struct Refused;
         #[derive(Debug)]
@@ -167,8 +193,10 @@ pub mod forwarding {
         }
     }
     pub use groups::{Path, RouteKind};
+    pub use listing::{ListedRoute, RouteHop, RouteTarget};
     pub use neighbors::{MAX_NEIGHBORS, Mark, Resolved};
-    pub use writer::{MAX_ROUTES, Refused, RouteHop, RouteTarget, Writer};
+    pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
+    pub use writer::{MAX_ROUTES, Refused, Writer};
     pub const MAX_TABLES: usize = _;
     #[derive(Debug)]
     pub struct Forwarding {
@@ -195,6 +223,14 @@ pub mod forwarding {
         pub fn set_table(&self, port: u8, table: usize) {}
         pub fn set_addresses(&self, port: u8, v4: Ipv4Addr, v6: Ipv6Addr) {}
         pub fn hop(&self, place: usize) -> Option<NextHop> {}
+        pub fn routes_after(
+            &self,
+            after: Option<(usize, IpNet)>,
+            limit: usize,
+        ) -> Vec<ListedRoute> {}
+        pub fn route_for(&self, table: usize, address: IpAddr) -> Option<ListedRoute> {}
+        pub fn neighbor_slots(&self) -> usize {}
+        pub fn neighbor_at(&self, slot: usize) -> Option<(NextHop, Resolved)> {}
         pub fn hint(&self, hop: NextHop) -> Option<(Resolved, bool)> {}
         pub fn next_request(&self) -> Option<NextHop> {}
         pub fn count(&self, count: Count) -> u64 {}

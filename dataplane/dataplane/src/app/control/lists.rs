@@ -1,0 +1,211 @@
+//! The answers to the requests `show` and `get`.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+
+use crate::config::Plan;
+use crate::runtime::{Run, Snapshot};
+use dataplane_control::rows::{ConfigRow, LinkRow, MemoryRow, PortRow, StageRow, WorkerRow};
+use dataplane_control::{DEFAULT_LIMIT, ErrorCode, Found, Get, LISTS, MAX_LIMIT, Page, Refusal, Show};
+use dataplane_core::header::MacAddr;
+use dataplane_core::pipeline::{PortInfo, StageTable, TablePage, TableQuery};
+use dataplane_core::telemetry::{PortReport, Report, StageReport, WorkerReport};
+
+/// Answers `show`. Returns `None` if the list needs a snapshot.
+pub(super) fn show(run: &Run, show: &Show, snapshot: Option<&Snapshot>) -> Result<Option<Page>, Refusal> {
+    let limit = show.limit.unwrap_or(DEFAULT_LIMIT);
+    if !(1..=MAX_LIMIT).contains(&limit) {
+        let help = format!("set `limit` to a number from 1 to {MAX_LIMIT}");
+        return Err(Refusal::new(ErrorCode::BadField, format!("the limit {limit} is out of range"), help));
+    }
+    let limit = limit as usize;
+    if LISTS.contains(&show.what.as_str()) {
+        if show.stage.is_some() {
+            let message = format!("the list `{}` does not belong to a stage", show.what);
+            return Err(Refusal::new(ErrorCode::BadField, message, "remove `stage`"));
+        }
+        return general(run, show, limit, snapshot.map(Snapshot::report));
+    }
+    let tables = tables(run, &show.what, show.stage.as_deref())?;
+    let (number, after) = match show.cursor.as_deref().map(|cursor| (cursor, cursor.split_once(':'))) {
+        Some((_, Some((number, after)))) => (number.parse().ok(), Some(after)),
+        Some((number, None)) => (number.parse().ok(), None),
+        None => (Some(0), None),
+    };
+    let known = number.and_then(|number: usize| Some((number, *tables.get(number)?)));
+    let (number, table) = known.ok_or_else(|| bad_cursor("there is no such position"))?;
+    let none = BTreeMap::new();
+    let counters = match snapshot {
+        _ if !table.needs_counters() => &none,
+        Some(snapshot) => {
+            let mut stages = snapshot.report().stages.iter();
+            stages.find(|stage| stage.name == table.stage()).map_or(&none, |stage| &stage.counters)
+        }
+        None => return Ok(None),
+    };
+    let page = table.page(&TableQuery::new(after, limit, counters)).map_err(|why| bad_cursor(&why))?;
+    let next = match page.next {
+        Some(after) => Some(format!("{number}:{after}")),
+        None => (number + 1 < tables.len()).then(|| (number + 1).to_string()),
+    };
+    Ok(Some(Page { stage: Some(table.stage().to_owned()), rows: page.rows, next }))
+}
+
+/// Answers `get`.
+pub(super) fn get(run: &Run, get: &Get) -> Result<Found, Refusal> {
+    let tables = tables(run, &get.what, get.stage.as_deref())?;
+    let table = tables.first().ok_or_else(|| unknown_list(run, &get.what))?;
+    let failed = |why: String| {
+        let help = "set `key` to a key of this table, such as an IP address for `routes`";
+        Refusal::new(ErrorCode::BadField, format!("table `{}` of stage `{}`: {why}", get.what, table.stage()), help)
+    };
+    Ok(Found { stage: table.stage().to_owned(), row: table.find(&get.key).map_err(failed)? })
+}
+
+/// Returns the tables with this name, of one stage or of all stages.
+fn tables<'r>(run: &'r Run, what: &str, stage: Option<&str>) -> Result<Vec<&'r StageTable>, Refusal> {
+    let mut tables: Vec<&StageTable> = run.tables().iter().filter(|table| table.name() == what).collect();
+    if tables.is_empty() {
+        return Err(unknown_list(run, what));
+    }
+    if let Some(stage) = stage {
+        let stages: Vec<String> = tables.iter().map(|table| table.stage().to_owned()).collect();
+        tables.retain(|table| table.stage() == stage);
+        if tables.is_empty() {
+            let message = format!("stage `{}` has no table `{what}`", stage.escape_debug());
+            let help = format!("the stages with this table are {}", stages.join(", "));
+            return Err(Refusal::new(ErrorCode::NotFound, message, help));
+        }
+    }
+    Ok(tables)
+}
+
+fn unknown_list(run: &Run, what: &str) -> Refusal {
+    let mut names: Vec<&str> = LISTS.into_iter().chain(run.tables().iter().map(StageTable::name)).collect();
+    names.sort_unstable();
+    names.dedup();
+    let message = format!("this program has no list `{}`", what.escape_debug());
+    Refusal::new(ErrorCode::NotFound, message, format!("the lists of this program are {}", names.join(", ")))
+}
+
+fn bad_cursor(why: &str) -> Refusal {
+    let help = "set `cursor` to the value of `next` of the previous page, or remove it";
+    Refusal::new(ErrorCode::BadField, format!("bad cursor: {why}"), help)
+}
+
+/// Lists the properties of the run.
+fn general(run: &Run, show: &Show, limit: usize, report: Option<&Report>) -> Result<Option<Page>, Refusal> {
+    let (plan, counters) = (run.plan(), BTreeMap::new());
+    let query = TableQuery::new(show.cursor.as_deref(), limit, &counters);
+    let page = match (show.what.as_str(), report) {
+        ("config", _) => rows(&[run.source()], &query, |source| ConfigRow {
+            path: source.path().display().to_string(),
+            settings: source.settings().map(str::to_owned).collect(),
+            text: source.text().to_owned(),
+        }),
+        ("links", _) => {
+            let links: Vec<(&str, &PortInfo)> =
+                plan.ports.iter().map(|port| port.config.device.as_str()).zip(run.port_infos()).collect();
+            rows(&links, &query, link_row)
+        }
+        (_, None) => return Ok(None),
+        ("memory", Some(report)) => rows(&memory(plan, report), &query, Clone::clone),
+        ("ports", Some(report)) => {
+            let ports: Vec<_> = report.ports.iter().zip(&plan.ports).collect();
+            rows(&ports, &query, |(port, plan)| port_row(port, plan.input))
+        }
+        ("stages", Some(report)) => rows(&report.stages, &query, |stage| stage_row(stage, report)),
+        ("workers", Some(report)) => {
+            let workers: Vec<_> = report.workers.iter().enumerate().collect();
+            rows(&workers, &query, |(number, worker)| worker_row(*number, worker))
+        }
+        (what, _) => return Err(unknown_list(run, what)),
+    };
+    let TablePage { rows, next } = page.map_err(|why| bad_cursor(&why))?;
+    Ok(Some(Page { stage: None, rows, next }))
+}
+
+/// Returns the next rows of a list as JSON.
+fn rows<T, R: Serialize>(
+    list: &[T],
+    query: &TableQuery<'_>,
+    row: impl Fn(&T) -> R,
+) -> Result<TablePage<Box<RawValue>>, String> {
+    let TablePage { rows, next } = TablePage::of_list(list, query, row)?;
+    let json = |row: &R| to_raw_value(row).map_err(|error| error.to_string());
+    Ok(TablePage { rows: rows.iter().map(json).collect::<Result<_, _>>()?, next })
+}
+
+fn link_row((device, info): &(&str, &PortInfo)) -> LinkRow {
+    LinkRow {
+        port: info.name.clone(),
+        device: (*device).to_owned(),
+        interface: info.interface.clone(),
+        mac: MacAddr(info.mac).to_string(),
+        mtu: info.mtu,
+        addresses: info.addresses.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn port_row(port: &PortReport, input: bool) -> PortRow {
+    PortRow {
+        name: port.name.clone(),
+        device: port.device.clone(),
+        input,
+        rx: port.packets.rx,
+        tx: port.packets.tx,
+        rx_bytes: port.bytes.rx,
+        tx_bytes: port.bytes.tx,
+        rx_lost: port.rx_lost,
+        rx_errors: port.rx_errors,
+        tx_dropped: port.tx_full + port.tx_errors + port.tx_too_long + port.tx_not_connected,
+    }
+}
+
+fn stage_row(stage: &StageReport, report: &Report) -> StageRow {
+    StageRow {
+        name: stage.name.clone(),
+        kind: stage.kind.clone(),
+        packets: stage.packets,
+        burst: stage.packets as f64 / stage.batches.max(1) as f64,
+        cost_ns: report.costs.iter().find(|cost| cost.part == stage.name).map(|cost| cost.ns),
+        steered: stage.outputs.values().sum(),
+        dropped: stage.drops.values().sum(),
+        consumed: stage.consumed,
+        counters: stage.counters.clone(),
+    }
+}
+
+fn worker_row(number: usize, worker: &WorkerReport) -> WorkerRow {
+    WorkerRow {
+        worker: number,
+        core: worker.core,
+        loops: worker.loops,
+        idle_percent: worker.idle_loops as f64 / worker.loops.max(1) as f64 * 100.0,
+        rx: worker.ledger.rx,
+        tx: worker.ledger.tx,
+        dropped: worker.ledger.dropped,
+        held: worker.ledger.held,
+        unaccounted: worker.ledger.unaccounted,
+        error: worker.error.clone(),
+    }
+}
+
+fn memory(plan: &Plan, report: &Report) -> Vec<MemoryRow> {
+    let of_worker = |(number, worker): (usize, &WorkerReport)| MemoryRow {
+        owner: format!("worker {number}"),
+        buffers: Some(worker.slots),
+        size_bytes: worker.slots * u64::from(plan.runtime.buffer_size),
+        pages: Some(worker.pages.clone()),
+    };
+    let of_stage = |(stage, bytes): (&String, &u64)| MemoryRow {
+        owner: format!("stage {stage}"),
+        buffers: None,
+        size_bytes: *bytes,
+        pages: None,
+    };
+    let workers = report.workers.iter().enumerate().map(of_worker);
+    workers.chain(plan.stage_memory.iter().map(of_stage)).collect()
+}
