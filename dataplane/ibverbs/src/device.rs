@@ -21,6 +21,7 @@ use super::flow::VerbsFlowCounters;
 use super::quirk::Quirk;
 use super::raw;
 use super::raw_queue::RawSetup;
+use super::rss;
 use super::selftest::{self, SelfTest};
 use dataplane_core::clock::{ClockSource, Timebase};
 use dataplane_core::error::{Error, VerbError};
@@ -221,7 +222,7 @@ impl RawDevice for VerbsDevice {
     }
 
     fn check_raw(&self, spec: &RawSpec, queues: u16) -> Result<(), Error> {
-        let checked = raw::check(spec, &self.raw_caps(), queues);
+        let checked = rss::check(spec, &self.raw_caps(), queues);
         checked.map_err(|error| Error::Config(format!("{}: {error}", self.name())))
     }
 

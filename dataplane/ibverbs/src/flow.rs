@@ -14,50 +14,19 @@
 //!   valid. A frame that matched no rule with a tag has tag 0.
 
 mod counters;
+pub(super) mod driver;
 mod encode;
 pub(super) mod object;
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;
 
 use ibverbs_sys::ibv_context;
 
 pub(super) use counters::VerbsFlowCounters;
+pub(super) use driver::{LEVELS, limits};
 pub use encode::encode_flow_rule;
 
-use dataplane_core::verbs::{FlowCounters, FlowLimits, FlowRule, FlowTraffic, IpMatch};
-
-/// If a port has several queues, one priority of a rule takes up this number of device priorities: see `TrafficClass`.
-pub(super) const LEVELS: u16 = 3;
-
-/// The limits of an unknown driver.
-const UNKNOWN: FlowLimits = FlowLimits { rss_levels: LEVELS, ..FlowLimits::NONE };
-
-/// The limits of the kernel's mlx5 driver: `MLX5_BY_PASS_NUM_REGULAR_PRIOS`, and `LAST_*_FIELD` and `parse_flow_attr` in
-/// `fs.c`. Older kernels have 8 priorities.
-pub(super) const MLX5: FlowLimits = FlowLimits {
-    driver: "mlx5",
-    priorities: Some(16),
-    rss_levels: LEVELS,
-    unmatched: &["ipv4 ttl", "ipv4 flags", "ipv6 hop_limit", "gre flags"],
-};
-
-/// Returns the limits of a driver.
-pub(super) fn limits(driver: &str) -> FlowLimits {
-    if driver == MLX5.driver { MLX5 } else { UNKNOWN }
-}
-
-/// Returns whether a rule needs an empty Ethernet header as its first spec, so that the driver obeys the priority of the
-/// rule. mlx5 ignores the priority if the first spec selects multicast frames (`flow_is_multicast_only`), and applies
-/// the rule after all other rules. If a rule has two Ethernet specs, mlx5 uses the second spec (`parse_flow_attr`).
-fn needs_empty_ethernet(rule: &FlowRule, limits: &FlowLimits) -> bool {
-    let FlowTraffic::Headers { outer, .. } = &rule.traffic else { return false };
-    let is_multicast = match (&outer.ethernet, &outer.ip) {
-        (Some(ethernet), _) => ethernet.dst.value()[0] & 1 == 1,
-        (None, Some(IpMatch::V4(ip))) => ip.dst.value()[0] & 0xf0 == 0xe0,
-        _ => false,
-    };
-    is_multicast && limits.driver == MLX5.driver
-}
+use dataplane_core::verbs::FlowCounters;
 
 /// Returns whether the device of a context created the counters.
 pub(super) fn created_by(context: *mut ibv_context, counters: &dyn FlowCounters) -> bool {

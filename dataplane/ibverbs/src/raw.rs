@@ -12,9 +12,9 @@ mod tests;
 use ibverbs_sys::*;
 
 use super::context::Context;
-use super::{ffi, flow, rss};
+use super::{ffi, flow};
 use dataplane_core::error::VerbError;
-use dataplane_core::verbs::{FlowError, RateLimit, RawError, RawPacketCaps, RawReceive, RawSpec, RssCaps};
+use dataplane_core::verbs::{FlowError, RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps};
 
 /// Length of the shortest header in bytes: an Ethernet header.
 const SHORTEST_HEADER: usize = 14;
@@ -51,18 +51,6 @@ pub(super) fn reported_caps(attr: &ibv_device_attr_ex) -> RawPacketCaps {
 /// Returns the capabilities of a device, with the limits of its driver.
 pub(super) fn caps(context: &Context) -> RawPacketCaps {
     RawPacketCaps { flow: flow::limits(&context.driver), ..reported_caps(&context.limits.attr) }
-}
-
-/// Checks that a device supports the settings for a port with `queues` queues.
-///
-/// # Errors
-/// The first unsupported setting.
-pub(super) fn check(spec: &RawSpec, caps: &RawPacketCaps, queues: u16) -> Result<(), RawError> {
-    spec.check(caps, queues)?;
-    if queues > 1 {
-        rss::check_rules(&spec.rules, &caps.flow)?;
-    }
-    Ok(())
 }
 
 /// Returns the flags of a work queue: `enum ibv_wq_flags`.

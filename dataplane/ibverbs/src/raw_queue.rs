@@ -20,8 +20,8 @@ use ibverbs_sys::{
 
 use super::flow::created_by;
 use super::flow::object::Flow;
-use super::raw::{self, Offload, qp_flags, set_rate_limit};
-use super::rss::{RssGroup, WorkQueue, WorkQueueSpec, WqState};
+use super::raw::{Offload, qp_flags, set_rate_limit};
+use super::rss::{self, RssGroup, WorkQueue, WorkQueueSpec, WqState};
 use dataplane_core::error::VerbError;
 use dataplane_core::verbs::{FlowError, FlowRule, QpState, RawError, RawPacketCaps, RawSpec};
 
@@ -155,7 +155,7 @@ impl RawQueue {
         queue: (u16, u16),
         (depth, sges): (u32, u32),
     ) -> Result<Self, RawError> {
-        raw::check(spec, &caps, queue.1)?;
+        rss::check(spec, &caps, queue.1)?;
         let mut counters = spec.rules.iter().filter_map(|rule| rule.count.as_ref());
         if counters.any(|counters| !created_by(context, counters.as_ref())) {
             return Err(FlowError::OtherDevice.into());
@@ -307,13 +307,13 @@ mod tests {
     use crate::fake::flow::MULTICAST_TABLE;
     use crate::fake::{Call, Fake};
     use crate::ffi;
-    use crate::flow;
+    use crate::{flow, raw};
     use dataplane_core::verbs::{
         Bits, EthernetMatch, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, RawReceive, RssCaps, TunnelMatch,
     };
 
     const CAPS: RawPacketCaps = RawPacketCaps {
-        flow: flow::MLX5,
+        flow: flow::driver::MLX5,
         flow_rules: true,
         rx_checksum: false,
         tx_checksum: false,

@@ -29,7 +29,7 @@ use super::raw::wq_flags;
 use dataplane_core::error::VerbError;
 use dataplane_core::header::{ether_type, protocol};
 use dataplane_core::verbs::{
-    Bits, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch, RawError, RawPacketCaps, RawReceive,
+    Bits, FlowError, FlowRule, FlowTraffic, HeaderMatch, IpMatch, RawError, RawPacketCaps, RawReceive, RawSpec,
     RssCaps, RssFields, RssSpec, TransportMatch, TunnelMatch,
 };
 
@@ -483,15 +483,19 @@ fn check_fields(fields: RssFields, caps: &RssCaps) -> Result<(), RawError> {
     Err(RawError::Lacks { what: "RSS over all requested fields", remedy: "use fewer of ipv4, ipv6, tcp and udp" })
 }
 
-/// Checks that flow rules can be split for several queues.
+/// Checks that a device supports the settings for a port with `queues` queues.
 ///
 /// # Errors
-/// A rule is invalid, or a rule with `dont_trap` has several parts. Such a rule passes a frame on to its own later
-/// parts, so the device would deliver the frame several times.
-pub(super) fn check_rules(rules: &[FlowRule], limits: &FlowLimits) -> Result<(), FlowError> {
-    for rule in rules {
+/// The first unsupported setting. For several queues, a rule with `dont_trap` may have only one part: the rule passes a
+/// frame on to its own later parts, so the device would deliver the frame several times.
+pub(super) fn check(spec: &RawSpec, caps: &RawPacketCaps, queues: u16) -> Result<(), RawError> {
+    spec.check(caps, queues)?;
+    if queues == 1 {
+        return Ok(());
+    }
+    for rule in &spec.rules {
         if parts(rule)?.len() > 1 && rule.dont_trap {
-            return Err(FlowError::DontTrapWithSeveralQueues { driver: limits.driver });
+            return Err(FlowError::DontTrapWithSeveralQueues { driver: caps.flow.driver }.into());
         }
     }
     Ok(())

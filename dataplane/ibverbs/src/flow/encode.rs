@@ -5,7 +5,8 @@ use std::any::Any;
 
 use ibverbs_sys::*;
 
-use super::{VerbsFlowCounters, needs_empty_ethernet};
+use super::VerbsFlowCounters;
+use super::driver::needs_empty_ethernet;
 use dataplane_core::verbs::{
     Bits, EthernetMatch, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match,
     Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,

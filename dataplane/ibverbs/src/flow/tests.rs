@@ -12,11 +12,12 @@ use proptest::prelude::*;
 use super::super::context::Context;
 use super::super::fake::{Call, Fake};
 use super::super::ffi;
+use super::super::tests::strategies::{bits, header_match};
 use super::object::Flow;
 use super::*;
 use dataplane_core::verbs::{
-    Bits, EthernetMatch, FlowCount, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, PortsMatch,
-    TransportMatch, TunnelMatch,
+    Bits, EthernetMatch, FlowCount, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match,
+    PortsMatch, TransportMatch, TunnelMatch,
 };
 
 /// Parses hexadecimal digits and ignores all other characters.
@@ -280,42 +281,6 @@ fn refused_partial_mask_is_named_in_the_error() {
     // SAFETY: only the context of the queue pair is accessed.
     let error = unsafe { Flow::create(NonNull::from(&mut qp), &rule, &FlowLimits::NONE) }.unwrap_err();
     assert!(error.to_string().contains("ibv_create_flow"), "{error}");
-}
-
-fn bits<const N: usize>() -> impl Strategy<Value = Bits<N>> {
-    prop_oneof![
-        Just(Bits::ANY),
-        any::<[u8; N]>().prop_map(Bits::exact),
-        any::<([u8; N], [u8; N])>().prop_map(|(value, mask)| Bits::masked(value, mask)),
-    ]
-}
-
-pub(crate) fn header_match() -> impl Strategy<Value = HeaderMatch> {
-    let ethernet = (bits(), bits(), bits(), bits()).prop_map(|(dst, src, ether_type, vlan_tag)| EthernetMatch {
-        dst,
-        src,
-        ether_type,
-        vlan_tag,
-    });
-    let v4 = (bits(), bits(), bits(), bits(), bits(), bits())
-        .prop_map(|(src, dst, protocol, tos, ttl, flags)| Ipv4Match { src, dst, protocol, tos, ttl, flags });
-    let v6 = (bits(), bits(), bits(), bits(), bits(), bits()).prop_map(
-        |(src, dst, flow_label, next_header, traffic_class, hop_limit)| Ipv6Match {
-            src,
-            dst,
-            flow_label,
-            next_header,
-            traffic_class,
-            hop_limit,
-        },
-    );
-    let ip = prop_oneof![v4.prop_map(IpMatch::V4), v6.prop_map(IpMatch::V6)];
-    let transport = (bits(), bits(), any::<bool>()).prop_map(|(src, dst, tcp)| {
-        let ports = PortsMatch { src, dst };
-        if tcp { TransportMatch::Tcp(ports) } else { TransportMatch::Udp(ports) }
-    });
-    (prop::option::of(ethernet), prop::option::of(ip), prop::option::of(transport))
-        .prop_map(|(ethernet, ip, transport)| HeaderMatch { ethernet, ip, transport })
 }
 
 proptest! {

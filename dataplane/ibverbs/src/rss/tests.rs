@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::super::fake::flow::FakeFlow;
 use super::super::fake::{Call, Fake, Recv};
 use super::super::flow::encode_flow_rule;
-use super::super::flow::tests::header_match;
+use super::super::tests::strategies::header_match;
 use super::*;
 use dataplane_core::verbs::{EthernetMatch, Ipv4Match, PortsMatch};
 

@@ -6,3 +6,4 @@ mod flow_examples;
 mod lane;
 mod raw;
 mod real;
+pub(crate) mod strategies;

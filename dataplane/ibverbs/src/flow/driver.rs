@@ -1,0 +1,36 @@
+//! The behaviour of drivers for flow rules, which the verbs interface cannot query.
+
+use dataplane_core::verbs::{FlowLimits, FlowRule, FlowTraffic, IpMatch};
+
+/// If a port has several queues, one priority of a rule takes up this number of device priorities: see `TrafficClass`.
+pub(crate) const LEVELS: u16 = 3;
+
+/// The limits of an unknown driver.
+const UNKNOWN: FlowLimits = FlowLimits { rss_levels: LEVELS, ..FlowLimits::NONE };
+
+/// The limits of the kernel's mlx5 driver: `MLX5_BY_PASS_NUM_REGULAR_PRIOS`, and `LAST_*_FIELD` and `parse_flow_attr` in
+/// `fs.c`. Older kernels have 8 priorities.
+pub(crate) const MLX5: FlowLimits = FlowLimits {
+    driver: "mlx5",
+    priorities: Some(16),
+    rss_levels: LEVELS,
+    unmatched: &["ipv4 ttl", "ipv4 flags", "ipv6 hop_limit", "gre flags"],
+};
+
+/// Returns the limits of a driver.
+pub(crate) fn limits(driver: &str) -> FlowLimits {
+    if driver == MLX5.driver { MLX5 } else { UNKNOWN }
+}
+
+/// Returns whether a rule needs an empty Ethernet header as its first spec, so that the driver obeys the priority of the
+/// rule. mlx5 ignores the priority if the first spec selects multicast frames (`flow_is_multicast_only`), and applies
+/// the rule after all other rules. If a rule has two Ethernet specs, mlx5 uses the second spec (`parse_flow_attr`).
+pub(super) fn needs_empty_ethernet(rule: &FlowRule, limits: &FlowLimits) -> bool {
+    let FlowTraffic::Headers { outer, .. } = &rule.traffic else { return false };
+    let is_multicast = match (&outer.ethernet, &outer.ip) {
+        (Some(ethernet), _) => ethernet.dst.value()[0] & 1 == 1,
+        (None, Some(IpMatch::V4(ip))) => ip.dst.value()[0] & 0xf0 == 0xe0,
+        _ => false,
+    };
+    is_multicast && limits.driver == MLX5.driver
+}
