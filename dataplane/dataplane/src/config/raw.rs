@@ -201,7 +201,9 @@ pub struct Flow {
     #[schemars(range(min = 0, max = MAX_PRIORITY))]
     pub priority: u16,
     /// Whether the frames that match this rule also go to rules with larger `priority` numbers, including the rules of
-    /// the kernel of this host. Only with `frames = "matching"`.
+    /// the kernel of this host. At one priority, rules with `dont_trap` apply before the other rules. On an RDMA device
+    /// with several workers, the rule must match `tcp`, `udp`, another IP protocol or an EtherType other than IP. Only
+    /// with `frames = "matching"`.
     pub dont_trap: bool,
 }
 

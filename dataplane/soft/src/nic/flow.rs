@@ -48,7 +48,8 @@ impl FlowCounters for SoftFlowCounters {
 /// The flow rules of a port, in the order in which they apply.
 #[derive(Debug)]
 pub(super) struct FlowTable {
-    /// The rules that match headers, sorted by priority. Rules of equal priority keep the order of the spec.
+    /// The rules that match headers, sorted by priority. At one priority, the rules with `dont_trap` come first, as on
+    /// mlx5. Apart from that, rules of equal priority keep the order of the spec.
     rules: Vec<FlowRule>,
     sniffers: usize,
     has_all_default: bool,
@@ -60,7 +61,7 @@ impl FlowTable {
         let is_headers = |rule: &FlowRule| matches!(rule.traffic, FlowTraffic::Headers { .. });
         let number = |traffic| rules.iter().filter(|rule| rule.traffic == traffic).count();
         let mut sorted: Vec<FlowRule> = rules.iter().filter(|rule| is_headers(rule)).cloned().collect();
-        sorted.sort_by_key(|rule| rule.priority);
+        sorted.sort_by_key(|rule| (rule.priority, !rule.dont_trap));
         Self {
             rules: sorted,
             sniffers: number(FlowTraffic::Sniffer),
@@ -86,10 +87,11 @@ impl FlowTable {
         }
         let (outer, tunnel) = parse(frame);
         let mut matched = false;
-        // The priority of a matched rule with `dont_trap`. The other rules of this priority do not apply.
+        // The priority of a matched rule with `dont_trap`. The other rules with `dont_trap` of this priority do not apply.
         let mut passed = None;
         for rule in &self.rules {
-            if passed == Some(rule.priority) || !matches(&rule.traffic, &outer, tunnel.as_ref()) {
+            let is_second = rule.dont_trap && passed == Some(rule.priority);
+            if is_second || !matches(&rule.traffic, &outer, tunnel.as_ref()) {
                 continue;
             }
             matched = true;

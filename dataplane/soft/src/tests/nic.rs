@@ -100,6 +100,21 @@ fn matching_rule_with_the_smallest_priority_decides() {
     assert_eq!(rig.device.counters().rx_unmatched, 1);
 }
 
+/// At one priority, rules with `dont_trap` apply before the other rules, whatever their order. Only the first matching
+/// rule of each kind applies.
+#[test]
+fn rule_of_equal_priority_also_applies_after_a_rule_with_dont_trap() {
+    let tag = |tag, dont_trap| FlowRule { tag: Some(tag), dont_trap, ..FlowRule::new(ipv4_source(1)) };
+    for (rules, tags) in [
+        ([tag(1, true), tag(2, false), tag(3, false)], vec![1, 2]),
+        ([tag(1, false), tag(2, true), tag(3, true)], vec![2, 1]),
+    ] {
+        let mut rig = rig(&[], RawSpec { rules: rules.to_vec(), ..RawSpec::default() });
+        rig.transmit(&udp(1, 1, b"abc"));
+        assert_eq!(rig.tags(), tags);
+    }
+}
+
 #[test]
 fn default_rules_receive_unmatched_frames_and_sniffer_rules_receive_copies() {
     let tag = |traffic, tag| FlowRule { tag: Some(tag), ..FlowRule::new(traffic) };
