@@ -82,6 +82,10 @@ pub struct PortPlan {
     /// The offloads that stages can use. The device grants the offloads that it supports.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub requests: Vec<OffloadRequest>,
+    /// The names of the stages that verify the checksums of all packets, although the port has the offload `auto`. mlx5
+    /// does not report the checksums of received packets to several workers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub verifiers: Vec<String>,
 }
 
 /// An offload that stages can use.
@@ -195,6 +199,13 @@ impl fmt::Display for Plan {
             writeln!(f, "  {}: {}{link}, {qp}, mtu {mtu}{rx}, tx {tx}{node}{input}", config.name, config.device)?;
             for request in &port.requests {
                 writeln!(f, "    requests from the device: {}, for {}", request.offload, request.stages.join(", "))?;
+            }
+            if !port.verifiers.is_empty() {
+                let (what, stages) = (StageOffload::ReceiveChecksum, port.verifiers.join(", "));
+                writeln!(
+                    f,
+                    "    no {what} from the device for several workers, so all packets are verified by {stages}"
+                )?;
             }
         }
         writeln!(f, "\nstages")?;

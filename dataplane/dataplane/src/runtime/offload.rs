@@ -15,11 +15,13 @@ const RECEIVED: [(RecvFields, StageOffload); 4] = [
 /// Adds to each port of the plan the offloads that the stages of the program can use.
 ///
 /// A port requests checksum offloads only if it has the offload `auto`. Without these offloads, the stages compute and
-/// verify the checksums. Stages cannot compute VLAN tags, flow tags and RSS hashes. An input port requests the VLAN tag
-/// if the port has the offload `vlan_strip`, the flow tag if one of its flow rules has a tag, and the RSS hash if the
-/// device may report the hash. Returns a warning and its help for each stage that reads VLAN tags or flow tags that no
-/// port reports.
+/// verify the checksums. mlx5 does not report the checksums of packets that a work queue receives, so an RDMA port with
+/// several workers requests no receive checksums. Stages cannot compute VLAN tags, flow tags and RSS hashes. An input
+/// port requests the VLAN tag if the port has the offload `vlan_strip`, the flow tag if one of its flow rules has a
+/// tag, and the RSS hash if the device may report the hash. Returns a warning and its help for each stage that reads
+/// VLAN tags or flow tags that no port reports.
 pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'static str, &'static str)> {
+    let workers = plan.cores.len();
     let with_checksums = program.ports_with_checksums(plan.ports.len());
     let names = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
     for (port, has_checksums) in plan.ports.iter_mut().zip(with_checksums) {
@@ -39,7 +41,12 @@ pub(super) fn request(plan: &mut Plan, program: &Program) -> Vec<(String, &'stat
             RECEIVED.into_iter().filter(|(_, offload)| port.input && is_reported(*offload)).collect();
         for (part, offload) in reported {
             let stages: Vec<String> = names(program.readers(part));
-            if !stages.is_empty() {
+            if stages.is_empty() {
+                continue;
+            }
+            if offload == StageOffload::ReceiveChecksum && workers > 1 && port.config.is_verbs() {
+                port.verifiers = stages;
+            } else {
                 port.requests.push(OffloadRequest { offload, stages });
             }
         }

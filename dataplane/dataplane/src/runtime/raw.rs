@@ -198,7 +198,8 @@ mod tests {
         let loaded = config::load(&source, &mut diagnostics);
         assert!(!diagnostics.has_errors(), "{}", diagnostics.render(false));
         let config = loaded.ports().next().unwrap().clone();
-        PortPlan { config, span: 0..0, input, node: None, peer: None, requests: Vec::new() }
+        let (requests, verifiers) = (Vec::new(), Vec::new());
+        PortPlan { config, span: 0..0, input, node: None, peer: None, requests, verifiers }
     }
 
     fn rules(keys: &str) -> Vec<FlowRule> {

@@ -220,6 +220,33 @@ fn device_computes_checksums_only_if_no_later_stage_changes_the_ip_packet() {
     assert_eq!(computed(PIPELINES[4]), [none.clone(), none]);
 }
 
+/// mlx5 reports no checksums for the work queues of a port with several workers. The software device reports the
+/// checksums in both cases.
+#[test]
+fn rdma_device_verifies_checksums_only_for_one_worker() {
+    let plan = |workers: usize, device: &str, keys: &str| {
+        let text = Config::new()
+            .workers(workers)
+            .input(&["in"])
+            .stage("parse", "verify_transport = true\nnext = 'drop'")
+            .to_string();
+        let text = format!("{text}\n[[port]]\nname = 'in'\ndevice = '{device}'\n{keys}\n");
+        let folder = Folder::new();
+        folder.capture("in.pcap", [udp(1, 53)]);
+        folder.assemble(&text).unwrap().plan.to_string()
+    };
+    let requested = "requests from the device: receive checksums, for parse";
+    let verified = "no receive checksums from the device for several workers, so all packets are verified by parse";
+    let soft = "link = { kind = 'pcap', input = 'in.pcap' }\noffload = ['auto']";
+    for (workers, device, keys, is_requested) in
+        [(1, "mlx5_0", "", true), (2, "mlx5_0", "", false), (2, "soft", soft, true)]
+    {
+        let plan = plan(workers, device, keys);
+        let found = (plan.contains(requested), plan.contains(verified));
+        assert_eq!(found, (is_requested, !is_requested), "{workers} workers, {device}: {plan}");
+    }
+}
+
 /// A stage computes the checksums itself if its packets are never sent, or if a capture observes its drops.
 #[test]
 fn stage_computes_the_checksums_of_packets_that_are_never_sent() {

@@ -38,6 +38,7 @@ pub(super) fn ports(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) -> Vec<O
             span: entry.span.clone(),
             config,
             requests: Vec::new(),
+            verifiers: Vec::new(),
         })
     };
     let ports: Vec<_> = loaded.ports.iter().enumerate().map(plan).collect();

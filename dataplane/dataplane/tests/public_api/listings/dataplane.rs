@@ -162,6 +162,7 @@ pub mod config {
             pub node: Option<NumaNode>,
             pub peer: Option<usize>,
             pub requests: Vec<OffloadRequest>,
+            pub verifiers: Vec<String>,
         }
         #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
         pub struct OffloadRequest {
