@@ -463,10 +463,7 @@ impl State {
             message.attributes.push(NeighbourAttribute::Destination(address));
             if let Err(error) = requests.execute(RouteNetlinkMessage::NewNeighbour(message)) {
                 self.writer.unset_neighbor(hop);
-                self.warn(
-                    "asking",
-                    format!("cannot ask the kernel to resolve {}: {error} (this needs CAP_NET_ADMIN)", hop.address),
-                );
+                self.warn("asking", failed_request(hop.address, &error));
             }
         }
     }
@@ -483,6 +480,12 @@ fn dump<T>(
     requests.dump(
         &what,
         || found.borrow_mut().clear(),
+/// Returns the message about a failed request to resolve a neighbour.
+pub(super) fn failed_request(address: IpAddr, error: &io::Error) -> String {
+    let hint = if error.kind() == io::ErrorKind::PermissionDenied { " (this needs CAP_NET_ADMIN)" } else { "" };
+    format!("cannot ask the kernel to resolve {address}: {error}{hint}")
+}
+
         |message| {
             found.borrow_mut().extend(messages::read(message.inner).and_then(&want));
         },

@@ -487,3 +487,11 @@ fn refused_neighbours_are_read_again_when_there_is_room() {
     apply(&mut state, RouteNetlinkMessage::DelNeighbour(message(1)));
     assert!(state.take_neighbors_to_retry() && !state.take_neighbors_to_retry());
 }
+
+#[test]
+fn failed_request_names_the_capability_only_if_permission_is_missing() {
+    let failure = |code| state::failed_request([10, 0, 0, 9].into(), &std::io::Error::from_raw_os_error(code));
+    let asked = "cannot ask the kernel to resolve 10.0.0.9";
+    assert_eq!(failure(1), format!("{asked}: Operation not permitted (os error 1) (this needs CAP_NET_ADMIN)"));
+    assert_eq!(failure(105), format!("{asked}: No buffer space available (os error 105)"));
+}
