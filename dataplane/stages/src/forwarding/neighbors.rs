@@ -3,16 +3,17 @@
 //!
 //! The table is a hash table of fixed size whose entries never move, so the slot of an entry serves as the number of a
 //! next hop. The hash of an entry selects a window of [`WINDOW`] adjacent slots, and the entry is in one of these
-//! slots. The writer stores the address before the word that marks the slot as used. A slot is reused only when no
-//! reader can still read it.
+//! slots. The writer stores the address before the word that marks the slot as used. A slot is reused for another next
+//! hop only when no reader can still read it. The same next hop can take its slot back at any time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use super::Refused;
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{HoldTime, NextHop};
 
@@ -22,8 +23,9 @@ pub const MAX_NEIGHBORS: usize = 1 << 14;
 const SLOTS: usize = MAX_NEIGHBORS * 4;
 /// Number of slots in which an entry may lie.
 const WINDOW: usize = 32;
-/// The number of a removed next hop is reused after this time plus the hold times of all stages, because a stage may
-/// hold packets with this number. A held packet leaves its stage only at the housekeeping after its hold time.
+/// The number of a removed next hop is reused for another next hop after this time plus the hold times of all stages,
+/// because a stage may hold packets with this number. A held packet leaves its stage only at the housekeeping after its
+/// hold time.
 const REUSE_MARGIN: Duration = Duration::from_secs(2);
 
 const MAC: u64 = (1 << 48) - 1;
@@ -178,15 +180,31 @@ struct NeighborEntry {
     listed: bool,
 }
 
+/// A removed entry whose slot must not be reused for another next hop yet.
+#[derive(Debug)]
+struct RetiredEntry {
+    hop: NextHop,
+    slot: usize,
+    /// Epoch and time of the removal.
+    epoch: u64,
+    since: Instant,
+}
+
 /// The writer of the neighbour table.
 #[derive(Debug)]
 pub(super) struct Writer {
     cells: Arc<Neighbors>,
     entries: HashMap<NextHop, NeighborEntry>,
-    /// Slots of removed entries, each with the epoch and time of the removal.
-    retired: VecDeque<(u64, Instant, usize)>,
-    /// For each slot, whether it is retired and must not be reused yet.
+    /// Retired entries in the order of their removal. The key is the number of the removal.
+    retired: BTreeMap<u64, RetiredEntry>,
+    /// For each retired next hop, its key in `retired`.
+    retired_hops: HashMap<NextHop, u64>,
+    /// For each slot, whether its entry is retired.
     retired_slots: Vec<bool>,
+    /// Number of removals so far.
+    removals: u64,
+    /// Number of retired slots that became free so far.
+    freed: u64,
     /// The time for which stages may hold a packet.
     hold_time: HoldTime,
 }
@@ -194,7 +212,8 @@ pub(super) struct Writer {
 impl Writer {
     pub(super) fn new(hold_time: HoldTime) -> Self {
         let (cells, retired_slots) = (Arc::new(Neighbors::new()), vec![false; SLOTS]);
-        Self { cells, entries: HashMap::new(), retired: VecDeque::new(), retired_slots, hold_time }
+        let (entries, retired, retired_hops) = (HashMap::new(), BTreeMap::new(), HashMap::new());
+        Self { cells, entries, retired, retired_hops, retired_slots, removals: 0, freed: 0, hold_time }
     }
 
     pub(super) fn cells(&self) -> &Arc<Neighbors> {
@@ -205,25 +224,49 @@ impl Writer {
         self.entries.len()
     }
 
-    /// Returns the entry of a neighbour, and creates it if necessary. Returns `None` if there are too many neighbours.
-    fn find_or_insert(&mut self, hop: NextHop) -> Option<&mut NeighborEntry> {
+    /// Returns the number of slots of removed neighbours that became free for other neighbours so far.
+    pub(super) fn freed(&self) -> u64 {
+        self.freed
+    }
+
+    /// Returns the entry of a neighbour, and creates it if necessary.
+    fn find_or_insert(&mut self, hop: NextHop) -> Result<&mut NeighborEntry, Refused> {
         if !self.entries.contains_key(&hop) {
             if self.entries.len() >= MAX_NEIGHBORS {
-                return None;
+                return Err(Refused::Full);
             }
+            let slot = self.take_back(hop).map_or_else(|| self.free_slot(hop), Ok)?;
             let (address, v6) = bits(hop.address);
-            let kind = USED | v6 | u64::from(hop.port) << PORT;
-            let free =
-                |at: &usize| self.cells.slots[*at].word.load(Ordering::Relaxed) & USED == 0 && !self.retired_slots[*at];
-            let slot = self.cells.window(address, kind).find(free)?;
             let cell = &self.cells.slots[slot];
             cell.high.store((address >> 64) as u64, Ordering::Relaxed);
             cell.low.store(address as u64, Ordering::Relaxed);
             // A reader that sees this word also sees the address.
-            cell.word.store(kind | WATCHED, Ordering::Release);
+            cell.word.store(USED | v6 | u64::from(hop.port) << PORT | WATCHED, Ordering::Release);
             self.entries.insert(hop, NeighborEntry { slot, routes: 0, listed: false });
         }
-        self.entries.get_mut(&hop)
+        self.entries.get_mut(&hop).ok_or(Refused::Full)
+    }
+
+    /// Takes the slot of a removed next hop back, if the slot is still retired. Readers and held packets may still use
+    /// the slot, but only for this next hop.
+    fn take_back(&mut self, hop: NextHop) -> Option<usize> {
+        let RetiredEntry { slot, .. } = self.retired.remove(&self.retired_hops.remove(&hop)?)?;
+        self.retired_slots[slot] = false;
+        Some(slot)
+    }
+
+    /// Returns a free slot for a next hop.
+    fn free_slot(&self, hop: NextHop) -> Result<usize, Refused> {
+        let (address, v6) = bits(hop.address);
+        let unused = |at: &usize| self.cells.slots[*at].word.load(Ordering::Relaxed) & USED == 0;
+        let mut refused = Refused::Full;
+        for slot in self.cells.window(address, USED | v6 | u64::from(hop.port) << PORT).filter(unused) {
+            if !self.retired_slots[slot] {
+                return Ok(slot);
+            }
+            refused = Refused::Retired;
+        }
+        Err(refused)
     }
 
     /// Removes an entry that is no longer in use.
@@ -234,18 +277,23 @@ impl Writer {
         {
             let slot = entry.slot;
             self.cells.slots[slot].word.store(REMOVED, Ordering::Release);
-            self.retired_slots[slot] = true;
-            self.retired.push_back((now, Instant::now(), slot));
             self.entries.remove(&hop);
+            self.retire(hop, slot, now);
         }
     }
 
-    /// Adds a route that uses this neighbour. Returns the number of the next hop, counted from 1, or `None` if there
-    /// are too many neighbours.
-    pub(super) fn hold(&mut self, hop: NextHop) -> Option<u32> {
+    fn retire(&mut self, hop: NextHop, slot: usize, epoch: u64) {
+        self.removals += 1;
+        self.retired.insert(self.removals, RetiredEntry { hop, slot, epoch, since: Instant::now() });
+        self.retired_hops.insert(hop, self.removals);
+        self.retired_slots[slot] = true;
+    }
+
+    /// Adds a route that uses this neighbour. Returns the number of the next hop, counted from 1.
+    pub(super) fn hold(&mut self, hop: NextHop) -> Result<u32, Refused> {
         let entry = self.find_or_insert(hop)?;
         entry.routes += 1;
-        Some(entry.slot as u32 + 1)
+        Ok(entry.slot as u32 + 1)
     }
 
     /// Removes a route that uses this neighbour.
@@ -256,13 +304,13 @@ impl Writer {
         self.remove_if_unused(hop, now);
     }
 
-    /// Sets the state of a neighbour. Returns `false` if there are too many neighbours.
-    pub(super) fn set(&mut self, hop: NextHop, resolved: Resolved, mark: Mark) -> bool {
-        let Some(entry) = self.find_or_insert(hop) else { return false };
+    /// Sets the state of a neighbour.
+    pub(super) fn set(&mut self, hop: NextHop, resolved: Resolved, mark: Mark) -> Result<(), Refused> {
+        let entry = self.find_or_insert(hop)?;
         entry.listed = true;
         let slot = entry.slot;
         self.write(hop, slot, resolved, mark);
-        true
+        Ok(())
     }
 
     fn write(&self, hop: NextHop, slot: usize, resolved: Resolved, mark: Mark) {
@@ -313,11 +361,15 @@ impl Writer {
     /// Frees the slots that were retired before the epoch `quiet`, and that no held packet refers to at the time `now`.
     pub(super) fn reclaim(&mut self, quiet: u64, now: Instant) {
         let delay = self.hold_time.get().saturating_add(REUSE_MARGIN);
-        while let Some((_, _, slot)) = self
-            .retired
-            .pop_front_if(|(time, since, _)| *time < quiet && now.saturating_duration_since(*since) >= delay)
-        {
-            self.retired_slots[slot] = false;
+        while let Some(oldest) = self.retired.first_entry() {
+            let RetiredEntry { hop, slot, epoch, since } = oldest.get();
+            if *epoch >= quiet || now.saturating_duration_since(*since) < delay {
+                return;
+            }
+            self.retired_slots[*slot] = false;
+            self.retired_hops.remove(hop);
+            self.freed += 1;
+            oldest.remove();
         }
     }
 }
@@ -327,17 +379,76 @@ mod tests {
     use super::*;
     use dataplane_core::units::Nanos;
 
+    fn hop(number: u32) -> NextHop {
+        NextHop { address: std::net::Ipv4Addr::from(10 << 24 | number).into(), port: 0 }
+    }
+
+    fn window(writer: &Writer, hop: NextHop) -> impl Iterator<Item = usize> + use<> {
+        writer.cells.window(bits(hop.address).0, USED)
+    }
+
+    /// Returns another next hop that takes this slot if the slot is free.
+    fn hop_for_slot(writer: &Writer, slot: usize) -> NextHop {
+        (100..1 << 24).map(hop).find(|hop| window(writer, *hop).next() == Some(slot)).unwrap()
+    }
+
     #[test]
     fn number_of_a_next_hop_is_not_reused_while_stages_may_hold_its_packets() {
-        let (hold_time, hop) = (HoldTime::default(), NextHop { address: [10, 0, 0, 1].into(), port: 0 });
+        let hold_time = HoldTime::default();
         let mut writer = Writer::new(hold_time.clone());
         hold_time.set([4, 30].map(|seconds| Nanos(seconds * 1_000_000_000)));
-        let number = writer.hold(hop).unwrap();
-        writer.release(hop, 1);
+        let slot = writer.hold(hop(1)).unwrap() as usize - 1;
+        writer.release(hop(1), 1);
+        let other = hop_for_slot(&writer, slot);
         for (seconds, is_free) in [(0, false), (33, false), (37, true)] {
             writer.reclaim(2, Instant::now() + Duration::from_secs(seconds));
-            assert_eq!(writer.retired.is_empty(), is_free, "{seconds}");
+            assert_eq!(writer.free_slot(other) == Ok(slot), is_free, "{seconds}");
         }
-        assert_eq!(writer.hold(hop), Some(number));
+        assert_eq!((writer.retired.len(), writer.retired_hops.len(), writer.freed()), (0, 0, 1));
+    }
+
+    /// The neighbour is removed and added more often than its window has slots.
+    #[test]
+    fn neighbour_that_comes_and_goes_keeps_its_slot() {
+        let mut writer = Writer::new(HoldTime::default());
+        let mac = MacAddr([2, 0, 0, 0, 0, 1]);
+        let mut slots = Vec::new();
+        for change in 0..40 {
+            assert_eq!(writer.set(hop(1), Resolved::At(mac), Mark::Quiet), Ok(()), "change {change}");
+            let slot = writer.cells.find(hop(1)).unwrap();
+            assert_eq!(writer.cells.at(slot).0, Resolved::At(mac));
+            slots.push(slot);
+            writer.unset(hop(1), change);
+            assert_eq!((writer.cells.find(hop(1)), writer.retired.len()), (None, 1));
+        }
+        slots.dedup();
+        assert_eq!(slots.len(), 1);
+    }
+
+    #[test]
+    fn slot_of_a_neighbour_that_came_back_stays_reserved_until_its_last_removal_is_over() {
+        let mut writer = Writer::new(HoldTime::default());
+        let slot = writer.hold(hop(1)).unwrap() as usize - 1;
+        writer.release(hop(1), 1);
+        assert_eq!(writer.hold(hop(1)), Ok(slot as u32 + 1));
+        writer.release(hop(1), 5);
+        let other = hop_for_slot(&writer, slot);
+        for (quiet, is_free) in [(3, false), (6, true)] {
+            writer.reclaim(quiet, Instant::now() + REUSE_MARGIN);
+            assert_eq!(writer.free_slot(other) == Ok(slot), is_free, "{quiet}");
+        }
+    }
+
+    #[test]
+    fn refusal_distinguishes_retired_slots_from_a_full_table() {
+        let mut writer = Writer::new(HoldTime::default());
+        for (number, slot) in (100..).zip(window(&writer, hop(1))) {
+            writer.retire(hop(number), slot, 1);
+        }
+        assert_eq!(writer.set(hop(1), Resolved::Unknown, Mark::Quiet), Err(Refused::Retired));
+        writer.reclaim(2, Instant::now() + REUSE_MARGIN);
+        assert_eq!(writer.set(hop(1), Resolved::Unknown, Mark::Quiet), Ok(()));
+        let refused = (1000..40_000).find_map(|number| writer.hold(hop(number)).err());
+        assert_eq!(refused, Some(Refused::Full));
     }
 }

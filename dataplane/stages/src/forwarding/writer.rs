@@ -26,11 +26,18 @@ const LINES_V6: usize = 1 << 22;
 /// Destinations that are never forwarded, whatever a table contains: multicast, broadcast and link-local addresses.
 const NEVER_FORWARDED: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "fe80::/10", "ff00::/8"];
 
-/// The error for a full table. Either there are too many routes, paths or neighbours, or readers may still use the
-/// memory that removed entries have occupied.
+/// The error for a refused route or neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the tables have no room for more routes, paths or neighbours")]
-pub struct Refused;
+pub enum Refused {
+    /// There are too many routes, paths or neighbours, or readers may still use the memory that removed routes have
+    /// occupied.
+    #[error("the tables have no room for more routes, paths or neighbours")]
+    Full,
+    /// The slots for this neighbour belonged to removed neighbours. Stages may still hold packets for the removed
+    /// neighbours.
+    #[error("packets may still wait for removed neighbours in the slots for this neighbour")]
+    Retired,
+}
 
 /// Writes routes and neighbours to its tables. Each set of tables has exactly one writer.
 #[derive(Debug)]
@@ -115,16 +122,16 @@ impl Writer {
         if is_never_forwarded(prefix) {
             return Ok(());
         }
-        let open = self.tables.get(table).and_then(Option::as_ref).ok_or(Refused)?;
+        let open = self.tables.get(table).and_then(Option::as_ref).ok_or(Refused::Full)?;
         if open.get(prefix).is_none() && self.routes() >= MAX_ROUTES {
-            return Err(Refused);
+            return Err(Refused::Full);
         }
         self.write_route(table, prefix, target)
     }
 
     fn write_route(&mut self, table: usize, prefix: IpNet, target: &RouteTarget) -> Result<(), Refused> {
         let group = self.group(target)?;
-        let entry = self.tables.get_mut(table).and_then(Option::as_mut).ok_or(Refused)?;
+        let entry = self.tables.get_mut(table).and_then(Option::as_mut).ok_or(Refused::Full)?;
         match entry.insert(prefix, group) {
             Ok(old) => {
                 if !is_never_forwarded(prefix) {
@@ -132,9 +139,9 @@ impl Writer {
                 }
                 old.into_iter().for_each(|old| self.release_group(old));
             }
-            Err(Refused) => {
+            Err(refused) => {
                 self.release_group(group);
-                return Err(Refused);
+                return Err(refused);
             }
         }
         Ok(())
@@ -158,20 +165,20 @@ impl Writer {
             RouteTarget::Special(kind) => {
                 let path =
                     GroupPath { name: format!("{kind:?}"), kind: *kind as u8, egress: 0, next_hop: 0, hop: None };
-                return self.groups.acquire(&vec![(path, 1)]).ok_or(Refused);
+                return self.groups.acquire(&vec![(path, 1)]).ok_or(Refused::Full);
             }
             RouteTarget::Paths(hops) => hops,
         };
         let mut key: GroupKey = Vec::new();
-        let mut refused = hops.is_empty();
+        let mut refused = hops.is_empty().then_some(Refused::Full);
         for hop in hops.iter().take(groups::MAX_MEMBERS) {
             let held = hop.via.map(|address| NextHop { address, port: hop.port });
             let next_hop = match held.map(|held| self.neighbors.hold(held)) {
-                Some(None) => {
-                    refused = true;
+                Some(Err(error)) => {
+                    refused = Some(error);
                     break;
                 }
-                Some(Some(number)) => number,
+                Some(Ok(number)) => number,
                 None => 0,
             };
             // The name of a path decides which flows take the path. These names have the same form as the names of
@@ -198,7 +205,7 @@ impl Writer {
         if let [(_, weight)] = &mut key[..] {
             *weight = 1;
         }
-        let taken = if refused { None } else { self.groups.acquire(&key) };
+        let taken = refused.map_or_else(|| self.groups.acquire(&key).ok_or(Refused::Full), Err);
         // Each path keeps one reference to its neighbour, which is added when the path is created. Release all other
         // references.
         let mut created: Vec<GroupPath> = Vec::new();
@@ -211,7 +218,7 @@ impl Writer {
                 created.push(path);
             }
         }
-        taken.ok_or(Refused)
+        taken
     }
 
     fn release_group(&mut self, group: u32) {
@@ -227,23 +234,23 @@ impl Writer {
     /// [`Mark::Watched`], [`Forwarding::next_request`] returns the neighbour after a packet uses its entry.
     ///
     /// # Errors
-    /// There are too many neighbours.
+    /// There are too many neighbours, or the slots for the neighbour are not free yet.
     pub fn set_neighbor(&mut self, hop: NextHop, resolved: Resolved, mark: Mark) -> Result<(), Refused> {
-        if self.neighbors.set(hop, resolved, mark) { Ok(()) } else { Err(Refused) }
+        self.neighbors.set(hop, resolved, mark)
     }
 
     /// Returns the number of a next hop that a route of the config uses, and reserves its entry.
     ///
     /// # Errors
-    /// There are too many neighbours.
+    /// There are too many neighbours, or the slots for the neighbour are not free yet.
     pub fn number(&mut self, hop: NextHop) -> Result<u32, Refused> {
-        self.neighbors.hold(hop).ok_or(Refused)
+        self.neighbors.hold(hop)
     }
 
     /// Creates an entry for a requested neighbour if it has no entry.
     ///
     /// # Errors
-    /// There are too many neighbours.
+    /// There are too many neighbours, or the slots for the neighbour are not free yet.
     pub fn note_neighbor(&mut self, hop: NextHop) -> Result<(), Refused> {
         if self.neighbors.contains(hop) { Ok(()) } else { self.set_neighbor(hop, Resolved::Unknown, Mark::Quiet) }
     }
@@ -261,6 +268,11 @@ impl Writer {
     /// Returns the number of neighbour entries, including the entries of next hops of routes.
     pub fn neighbors_known(&self) -> usize {
         self.neighbors.len()
+    }
+
+    /// Returns the number of slots of removed neighbours that became free for other neighbours so far.
+    pub fn neighbor_slots_freed(&self) -> u64 {
+        self.neighbors.freed()
     }
 
     /// Lets workers request unresolved neighbours again. Call this function about once a second.
@@ -304,7 +316,7 @@ impl Table {
             IpNet::V4(net) => self.v4.insert(net.network().into(), net.prefix_len(), group),
             IpNet::V6(net) => self.v6.insert(net.network().into(), net.prefix_len(), group),
         };
-        inserted.map_err(|_| Refused)
+        inserted.map_err(|_| Refused::Full)
     }
 
     fn remove(&mut self, prefix: IpNet) -> Option<u32> {

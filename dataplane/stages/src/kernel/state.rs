@@ -15,7 +15,9 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::messages::{self, Address, KernelTarget, Link, Neighbor, Update};
 use super::rib::{LOCAL, MAIN, Rib};
 use super::socket::{Message, Requests};
-use crate::forwarding::{Count, Forwarding, MAX_TABLES, Mark, Resolved, RouteHop, RouteKind, RouteTarget, Writer};
+use crate::forwarding::{
+    Count, Forwarding, MAX_TABLES, Mark, Refused, Resolved, RouteHop, RouteKind, RouteTarget, Writer,
+};
 use crate::parameter::MEMORY_HELP;
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{NextHop, PortInfo};
@@ -42,9 +44,10 @@ pub(super) struct State {
     addresses: Vec<Address>,
     /// Whether a resync is needed, because the kernel may not have reported all changes.
     resync_needed: bool,
-    /// Number of known neighbours when the tables refused a neighbour. The number may be below the limit, because an
-    /// entry must lie near the slot that its hash selects.
-    known_at_refusal: Option<usize>,
+    /// When the tables refused a neighbour: the number of known neighbours, and the number of slots freed so far. The
+    /// number of known neighbours may be below the limit, because an entry must lie near the slot that its hash
+    /// selects.
+    at_refusal: Option<(usize, u64)>,
     /// Prefixes whose route the tables refused.
     refused: HashSet<(usize, IpNet)>,
     /// Whether workers may be running.
@@ -75,7 +78,7 @@ impl State {
             rib: Rib::default(),
             addresses: Vec::new(),
             resync_needed: false,
-            known_at_refusal: None,
+            at_refusal: None,
             refused: HashSet::new(),
             workers_running: false,
             warned: HashSet::new(),
@@ -94,7 +97,18 @@ impl State {
     /// Returns `true` once if neighbours were refused and the tables may have room now. The caller must then read the
     /// neighbours again.
     pub(super) fn take_neighbors_to_retry(&mut self) -> bool {
-        self.known_at_refusal.take_if(|then| self.writer.neighbors_known() < *then).is_some()
+        let (known, freed) = (self.writer.neighbors_known(), self.writer.neighbor_slots_freed());
+        self.at_refusal.take_if(|then| known < then.0 || freed > then.1).is_some()
+    }
+
+    /// Counts a refused neighbour, and logs the first refusal of each kind.
+    fn refuse_neighbor(&mut self, hop: NextHop, refused: Refused) {
+        self.tables.add(Count::Refused, 1);
+        let (what, retry) = match refused {
+            Refused::Full => ("neighbors", ""),
+            Refused::Retired => ("retired", "; the program tries again in a few seconds"),
+        };
+        self.warn(what, format!("cannot add the neighbour {}: {refused}{retry}", hop.address));
     }
 
     pub(super) fn publish(&mut self) {
@@ -278,9 +292,8 @@ impl State {
         match self.writer.set_neighbor(hop, neighbor.resolved, mark) {
             Ok(()) => self.tables.add(Count::Changes, 1),
             Err(refused) => {
-                self.known_at_refusal = Some(self.writer.neighbors_known());
-                self.tables.add(Count::Refused, 1);
-                self.warn("neighbors", format!("cannot add the neighbour {}: {refused}", neighbor.address));
+                self.at_refusal = Some((self.writer.neighbors_known(), self.writer.neighbor_slots_freed()));
+                self.refuse_neighbor(hop, refused);
             }
         }
     }
@@ -445,9 +458,8 @@ impl State {
                 continue;
             }
             // The new entry stops workers from requesting the neighbour again before the kernel had time to resolve it.
-            if self.writer.note_neighbor(hop).is_err() {
-                self.tables.add(Count::Refused, 1);
-                self.warn("neighbors", format!("cannot resolve {}: there are too many neighbours", hop.address));
+            if let Err(refused) = self.writer.note_neighbor(hop) {
+                self.refuse_neighbor(hop, refused);
                 continue;
             }
             self.tables.add(Count::Asked, 1);
@@ -469,6 +481,12 @@ impl State {
     }
 }
 
+/// Returns the message about a failed request to resolve a neighbour.
+pub(super) fn failed_request(address: IpAddr, error: &io::Error) -> String {
+    let hint = if error.kind() == io::ErrorKind::PermissionDenied { " (this needs CAP_NET_ADMIN)" } else { "" };
+    format!("cannot ask the kernel to resolve {address}: {error}{hint}")
+}
+
 /// Reads all entries of one type.
 fn dump<T>(
     requests: &mut Requests,
@@ -480,12 +498,6 @@ fn dump<T>(
     requests.dump(
         &what,
         || found.borrow_mut().clear(),
-/// Returns the message about a failed request to resolve a neighbour.
-pub(super) fn failed_request(address: IpAddr, error: &io::Error) -> String {
-    let hint = if error.kind() == io::ErrorKind::PermissionDenied { " (this needs CAP_NET_ADMIN)" } else { "" };
-    format!("cannot ask the kernel to resolve {address}: {error}{hint}")
-}
-
         |message| {
             found.borrow_mut().extend(messages::read(message.inner).and_then(&want));
         },

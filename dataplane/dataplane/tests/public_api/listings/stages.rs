@@ -149,7 +149,10 @@ pub mod forwarding {
     mod writer {
         pub const MAX_ROUTES: usize = _;
         #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-        pub struct Refused;
+        pub enum Refused {
+            Full,
+            Retired,
+        }
         #[derive(Debug)]
         pub struct Writer {
             private: _,
@@ -187,6 +190,7 @@ pub mod forwarding {
             pub fn unset_neighbor(&mut self, hop: NextHop) {}
             pub fn listed_neighbors(&self) -> Vec<NextHop> {}
             pub fn neighbors_known(&self) -> usize {}
+            pub fn neighbor_slots_freed(&self) -> u64 {}
             pub fn watch_unresolved(&self) {}
             pub fn publish_before_readers(&mut self, shared: &Forwarding) {}
             pub fn publish(&mut self, shared: &Forwarding) {}
