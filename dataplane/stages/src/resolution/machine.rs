@@ -21,6 +21,9 @@ pub(super) const MAX_SOLICITS: u8 = 3;
 /// The time from the first use of a stale neighbour to the first unicast request, in milliseconds
 /// (DELAY_FIRST_PROBE_TIME).
 pub(super) const FIRST_PROBE_DELAY: Millis = 5000;
+/// The interval between unicast requests that verify a MAC address in doubt, in milliseconds. All these requests
+/// together take [`RETRANS_TIMER`].
+pub(super) const VERIFY_INTERVAL: Millis = RETRANS_TIMER / MAX_SOLICITS as Millis;
 /// The time for which a neighbour that did not answer is not requested again, in milliseconds.
 pub(super) const FAILED_TIME: Millis = 3000;
 /// The rate limits of requests. Each limit counts only its own requests. So the repeated requests of a scan do not
@@ -29,17 +32,20 @@ pub(super) const FAILED_TIME: Millis = 3000;
 enum Limit {
     /// The first request for an unknown neighbour, if the request is sent at once.
     First,
-    /// The first request for an unknown neighbour, if the request had to wait.
+    /// The first request for an unknown neighbour, if the request had to wait, or if the MAC address in a received
+    /// message did not answer.
     Waiting,
     /// A repeated request for an unknown neighbour.
     Repeat,
     /// A request to a neighbour that has answered before, by unicast or multicast.
     Known,
+    /// A unicast request to a neighbour that has never answered. The neighbour's own message contained the MAC address.
+    Claimed,
 }
 
 impl Limit {
     /// The requests per second and the burst of each limit.
-    const ALL: [(u64, u64); 4] = [(1000, 128), (500, 64), (500, 64), (500, 64)];
+    const ALL: [(u64, u64); 5] = [(1000, 128), (500, 64), (500, 64), (500, 64), (500, 64)];
 }
 
 /// How long a neighbour waits for its first request if the limit is reached, in milliseconds. After that time, the next
@@ -107,8 +113,9 @@ enum State {
     Delay(MacAddr),
     /// The neighbour is being verified. The number counts the requests sent by unicast.
     Probe(MacAddr, u8),
-    /// Reachable, but another host claims the address. One request was sent by unicast to the known MAC address.
-    Doubted(MacAddr),
+    /// The MAC address is in use and is being verified, because a message contradicts the MAC address, or because the
+    /// neighbour has never answered. The number counts the requests sent by unicast.
+    Doubted(MacAddr, u8),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -159,18 +166,22 @@ impl StateMachine {
             None if !self.make_room(false, actions) => self.refused += 1,
             None if askable => self.ask_by_multicast(hop, 0, Limit::First, now, actions),
             None => self.fail(hop, now, actions),
+            // A forged message may have created the entry, so verify the MAC address at its first use.
+            Some(State::Stale(mac)) if !self.is_confirmed(hop) && self.verify(hop, mac, 0, now, actions) => {}
             Some(State::Stale(mac)) => self.set_state(hop, State::Delay(mac), now + FIRST_PROBE_DELAY, now, actions),
             Some(_) => {}
         }
     }
 
-    /// Handles a message of a neighbour. A message that contradicts the known state is not believed at once.
+    /// Handles a message of a neighbour. A message with a different MAC address never replaces the known MAC address.
+    /// The message only starts a verification of the known MAC address. In the states stale, delay and probe, RFC 4861
+    /// (sections 7.2.3 and 7.2.5) accepts the different MAC address at once.
     pub(super) fn receive(&mut self, heard: &Received, now: Millis, actions: &mut Vec<Action>) {
         let Received { hop, claim, overrides, .. } = *heard;
         let known = self.entries.get(&hop).map(|entry| entry.state);
         let known_mac = match known {
             Some(State::Reachable(mac) | State::Stale(mac) | State::Delay(mac)) => Some(mac),
-            Some(State::Probe(mac, _) | State::Doubted(mac)) => Some(mac),
+            Some(State::Probe(mac, _) | State::Doubted(mac, _)) => Some(mac),
             Some(State::Incomplete(_) | State::Failed) | None => None,
         };
         let Some(mac) = heard.mac.or(known_mac) else { return };
@@ -183,25 +194,24 @@ impl StateMachine {
             (Some(State::Incomplete(_) | State::Failed), _) if claim == Claim::Answer => {
                 self.confirm(hop, mac, now, actions);
             }
-            (Some(State::Incomplete(_) | State::Failed), _) => self.stale(hop, mac, now, actions),
-            (Some(State::Probe(..) | State::Doubted(_)), true) if claim == Claim::Answer => {
+            // Packets use the MAC address from now on, so verify the MAC address at once.
+            (Some(State::Incomplete(_) | State::Failed), _) => {
+                if !self.verify(hop, mac, 0, now, actions) {
+                    self.stale(hop, mac, now, actions);
+                }
+            }
+            (Some(State::Probe(..) | State::Doubted(..)), true) if claim == Claim::Answer => {
                 self.confirm(hop, mac, now, actions);
             }
             (Some(_), true) => {}
-            // Wait for an answer from the old MAC address. If no answer arrives, ask by multicast or broadcast.
-            (Some(State::Doubted(_)), false) => {}
-            (Some(State::Reachable(old)), false) if overrides => {
-                if self.permits(Limit::Known, now) {
-                    self.ask_by_unicast(hop, State::Doubted(old), old, now, actions);
-                }
+            // Wait for an answer from the known MAC address. If no answer arrives, ask by multicast or broadcast.
+            (Some(State::Doubted(..)), false) => {}
+            (Some(State::Reachable(old) | State::Stale(old) | State::Delay(old) | State::Probe(old, _)), false)
+                if overrides =>
+            {
+                self.verify(hop, old, 0, now, actions);
             }
             (Some(State::Reachable(old)), false) => self.stale(hop, old, now, actions),
-            (Some(State::Probe(..)), false) if overrides && claim == Claim::Answer => {
-                self.confirm(hop, mac, now, actions)
-            }
-            (Some(State::Stale(_) | State::Delay(_) | State::Probe(..)), false) if overrides => {
-                self.stale(hop, mac, now, actions);
-            }
             (Some(State::Stale(_) | State::Delay(_) | State::Probe(..)), false) => {}
         }
     }
@@ -230,7 +240,8 @@ impl StateMachine {
                 State::Reachable(mac) => self.stale(hop, mac, now, actions),
                 State::Delay(mac) => self.probe(hop, mac, 0, now, actions),
                 State::Probe(mac, tries @ ..MAX_SOLICITS) => self.probe(hop, mac, tries, now, actions),
-                State::Probe(..) | State::Doubted(_) => self.ask_by_multicast(hop, 0, Limit::Known, now, actions),
+                State::Doubted(mac, tries @ ..MAX_SOLICITS) => _ = self.verify(hop, mac, tries, now, actions),
+                State::Probe(..) | State::Doubted(..) => self.ask_by_multicast(hop, 0, Limit::Waiting, now, actions),
             }
         }
     }
@@ -273,15 +284,37 @@ impl StateMachine {
 
     /// Asks a neighbour by unicast whether it still exists, if the rate limit allows.
     fn probe(&mut self, hop: NextHop, mac: MacAddr, tries: u8, now: Millis, actions: &mut Vec<Action>) {
-        if self.permits(Limit::Known, now) {
-            self.ask_by_unicast(hop, State::Probe(mac, tries + 1), mac, now, actions);
-        }
+        self.ask_by_unicast(hop, (State::Probe(mac, tries + 1), RETRANS_TIMER), mac, now, actions);
     }
 
-    fn ask_by_unicast(&mut self, hop: NextHop, state: State, mac: MacAddr, now: Millis, actions: &mut Vec<Action>) {
-        self.asked += 1;
-        self.set_state(hop, state, now + RETRANS_TIMER, now, actions);
-        actions.push(Action::Ask(hop, Some(mac)));
+    /// Asks a neighbour by unicast whether it still has this MAC address, if the rate limit allows. Returns whether the
+    /// neighbour is asked.
+    fn verify(&mut self, hop: NextHop, mac: MacAddr, tries: u8, now: Millis, actions: &mut Vec<Action>) -> bool {
+        self.ask_by_unicast(hop, (State::Doubted(mac, tries + 1), VERIFY_INTERVAL), mac, now, actions)
+    }
+
+    /// Asks by unicast, and starts a state for a time, if the rate limit allows. Returns whether the neighbour is
+    /// asked.
+    fn ask_by_unicast(
+        &mut self,
+        hop: NextHop,
+        (state, time): (State, Millis),
+        mac: MacAddr,
+        now: Millis,
+        actions: &mut Vec<Action>,
+    ) -> bool {
+        let limit = if self.is_confirmed(hop) { Limit::Known } else { Limit::Claimed };
+        let is_permitted = self.permits(limit, now);
+        if is_permitted {
+            self.asked += 1;
+            self.set_state(hop, state, now + time, now, actions);
+            actions.push(Action::Ask(hop, Some(mac)));
+        }
+        is_permitted
+    }
+
+    fn is_confirmed(&self, hop: NextHop) -> bool {
+        self.entries.get(&hop).is_some_and(|entry| entry.confirmed)
     }
 
     fn fail(&mut self, hop: NextHop, now: Millis, actions: &mut Vec<Action>) {
@@ -319,7 +352,7 @@ impl StateMachine {
             State::Failed => (Resolved::Failed, Mark::Asked),
             State::Reachable(mac) | State::Delay(mac) => (Resolved::At(mac), Mark::Quiet),
             State::Stale(mac) => (Resolved::At(mac), Mark::Watched),
-            State::Probe(mac, _) | State::Doubted(mac) => (Resolved::At(mac), Mark::Asked),
+            State::Probe(mac, _) | State::Doubted(mac, _) => (Resolved::At(mac), Mark::Asked),
         };
         actions.push(Action::Set(hop, resolved, mark));
     }

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::machine::{FAILED_TIME, FIRST_PROBE_DELAY, MAX_SOLICITS, RETRANS_TIMER};
+use super::machine::{FAILED_TIME, FIRST_PROBE_DELAY, MAX_SOLICITS, RETRANS_TIMER, VERIFY_INTERVAL};
 use super::*;
 use crate::arp::Arp;
 use crate::forwarding::Mark;
@@ -80,6 +80,7 @@ enum Model {
     Stale {
         mac: MacAddr,
         until: u64,
+        confirmed: bool,
     },
     Delay {
         mac: MacAddr,
@@ -118,15 +119,20 @@ impl Model {
         Self::Reachable { mac, from: now + REACHABLE / 2, to: now + REACHABLE * 3 / 2 }
     }
 
-    fn stale(mac: MacAddr, now: u64) -> Self {
-        Self::Stale { mac, until: now + AGEING }
+    fn stale(mac: MacAddr, confirmed: bool, now: u64) -> Self {
+        Self::Stale { mac, until: now + AGEING, confirmed }
+    }
+
+    fn doubted(mac: MacAddr, now: u64) -> Self {
+        Self::Probe { mac, asked: 1, due: now + VERIFY_INTERVAL, doubted: true }
     }
 
     /// Returns the state after a packet needs the neighbour.
     fn wanted(self, now: u64) -> Self {
         match self {
             Self::None => Self::Incomplete { asked: 1, due: now + RETRANS_TIMER },
-            Self::Stale { mac, .. } => Self::Delay { mac, until: now + FIRST_PROBE_DELAY },
+            Self::Stale { mac, confirmed: true, .. } => Self::Delay { mac, until: now + FIRST_PROBE_DELAY },
+            Self::Stale { mac, confirmed: false, .. } => Self::doubted(mac, now),
             other => other,
         }
     }
@@ -137,9 +143,8 @@ impl Model {
             (Self::None, _) | (_, None) => self,
             (Self::Incomplete { .. } | Self::Failed { .. }, Some(mac)) => Self::reachable(mac, now),
             (Self::Probe { mac: old, .. }, Some(mac)) if mac == old => Self::reachable(mac, now),
-            (Self::Probe { doubted: false, .. }, Some(mac)) if overrides => Self::reachable(mac, now),
-            (Self::Probe { .. }, _) => self,
-            // No request is outstanding, so the answer counts as an announcement.
+            // No request is outstanding, or the answer contradicts the known MAC address. The answer then counts as an
+            // announcement.
             (_, mac) => self.announced(mac, overrides, now),
         }
     }
@@ -148,21 +153,21 @@ impl Model {
     fn announced(self, mac: Option<MacAddr>, overrides: bool, now: u64) -> Self {
         let Some(mac) = mac.filter(|mac| Some(*mac) != self.mac()) else { return self };
         match self {
-            Self::Incomplete { .. } | Self::Failed { .. } => Self::stale(mac, now),
-            Self::Reachable { mac: old, .. } if overrides => {
-                Self::Probe { mac: old, asked: 1, due: now + RETRANS_TIMER, doubted: true }
+            Self::Incomplete { .. } | Self::Failed { .. } => Self::doubted(mac, now),
+            Self::Reachable { mac: old, .. } | Self::Stale { mac: old, .. } | Self::Delay { mac: old, .. }
+                if overrides =>
+            {
+                Self::doubted(old, now)
             }
-            Self::Reachable { mac: old, .. } => Self::stale(old, now),
-            Self::Stale { .. } | Self::Delay { .. } | Self::Probe { doubted: false, .. } if overrides => {
-                Self::stale(mac, now)
-            }
+            Self::Probe { mac: old, doubted: false, .. } if overrides => Self::doubted(old, now),
+            Self::Reachable { mac: old, .. } => Self::stale(old, true, now),
             other => other,
         }
     }
 
     /// Returns the state after the neighbour has requested an address of this host.
     fn asks(self, mac: MacAddr, now: u64) -> Self {
-        if self == Self::None { Self::stale(mac, now) } else { self.announced(Some(mac), true, now) }
+        if self == Self::None { Self::stale(mac, false, now) } else { self.announced(Some(mac), true, now) }
     }
 
     /// Returns the state at the time `now`. `seen` is the state that the state machine reports. If a random timeout may
@@ -176,13 +181,14 @@ impl Model {
             Self::Failed { until } | Self::Stale { until, .. } if until <= now => Self::None,
             Self::Reachable { mac, from, to } if from <= now => match seen {
                 Some((_, Mark::Quiet)) if now < to => self,
-                _ => Self::stale(mac, now),
+                _ => Self::stale(mac, true, now),
             },
             Self::Delay { mac, until } if until <= now => {
                 Self::Probe { mac, asked: 1, due: now + RETRANS_TIMER, doubted: false }
             }
-            Self::Probe { mac, asked, due, doubted: false } if due <= now && asked < MAX_SOLICITS => {
-                Self::Probe { mac, asked: asked + 1, due: now + RETRANS_TIMER, doubted: false }
+            Self::Probe { mac, asked, due, doubted } if due <= now && asked < MAX_SOLICITS => {
+                let due = now + if doubted { VERIFY_INTERVAL } else { RETRANS_TIMER };
+                Self::Probe { mac, asked: asked + 1, due, doubted }
             }
             Self::Probe { due, .. } if due <= now => Self::Incomplete { asked: 1, due: now + RETRANS_TIMER },
             other => other,
@@ -226,10 +232,11 @@ proptest! {
                 Event::Wanted(last) => {
                     machine.request(hop(last), true, now, &mut actions);
                     let model = &mut models[usize::from(last)];
-                    if *model == Model::None {
+                    let before = *model;
+                    *model = model.wanted(now);
+                    if *model != before && matches!(model, Model::Incomplete { .. } | Model::Probe { .. }) {
                         asked.push(hop(last));
                     }
-                    *model = model.wanted(now);
                 }
                 Event::Received(last, at, claim, overrides) => {
                     machine.receive(&heard(last, at, claim, overrides), now, &mut actions);
@@ -278,6 +285,7 @@ proptest! {
     #[test]
     fn confirmed_neighbours_stay_during_a_flood_of_claims(
         flood in prop::collection::vec((any::<u16>(), 0..4u8, 0..20u64), 1..2000),
+        idle in prop_oneof![Just(0), Just(REACHABLE * 2)],
     ) {
         const MOST: usize = 16;
         let (mut machine, mut view, mut actions) = (machine(MOST), View::default(), Vec::new());
@@ -287,6 +295,8 @@ proptest! {
             machine.request(hop(last), true, now, &mut actions);
             machine.receive(&heard(last, Some(last), Claim::Answer, true), now, &mut actions);
         }
+        now += idle;
+        machine.check_timeouts(now, &mut actions);
         let mut asked = 0;
         for (address, kind, time) in flood {
             now += time;
@@ -301,7 +311,7 @@ proptest! {
             }
             // A forged message claims the address of a known neighbour.
             let victim = (low % 8, Some(99), claim, true);
-            if kind != 0 && now < REACHABLE / 2 {
+            if kind != 0 {
                 machine.receive(&heard(victim.0, victim.1, victim.2, victim.3), now, &mut actions);
             }
             if time == 0 {
@@ -324,11 +334,11 @@ proptest! {
             prop_assert!(machine.len() <= MOST && view.known.len() == machine.len());
             for last in 0..8 {
                 let known = view.known.get(&hop(last)).map(|(resolved, _)| *resolved);
-                prop_assert!(now > REACHABLE / 2 || known == Some(Resolved::At(mac(last))), "{last}: {known:?}");
+                prop_assert_eq!(known, Some(Resolved::At(mac(last))), "neighbour {} at {} ms", last, now);
             }
         }
-        // Four token buckets allow bursts of 128 + 3 * 64 requests, and 2,500 requests per second.
-        prop_assert!(asked as u64 <= 128 + 3 * 64 + now * 5 / 2 + 4);
+        // Five token buckets allow bursts of 128 + 4 * 64 requests, and 3,000 requests per second.
+        prop_assert!(asked as u64 <= 128 + 4 * 64 + now * 3 + 5);
     }
 }
 
@@ -343,23 +353,95 @@ fn unrequested_answer_creates_no_entry() {
     assert_eq!(actions, [Action::Set(hop(1), Resolved::At(mac(1)), Mark::Watched)]);
 }
 
+/// Runs the timeout checks of a time span, and returns the requests, each with its time.
+fn requests_between(
+    machine: &mut StateMachine,
+    view: &mut View,
+    times: std::ops::Range<u64>,
+) -> Vec<(u64, NextHop, Option<MacAddr>)> {
+    let (mut requests, mut actions) = (Vec::new(), Vec::new());
+    for now in times.step_by(TIMEOUT_INTERVAL as usize) {
+        machine.check_timeouts(now, &mut actions);
+        view.take(&mut actions);
+        requests.extend(view.asked.iter().map(|(hop, at)| (now, *hop, *at)));
+    }
+    requests
+}
+
 #[test]
-fn moved_neighbour_is_found_within_two_requests() {
+fn moved_neighbour_is_found_in_about_a_second_from_each_state() {
+    // The times at which the neighbour announces its new MAC address: in the states reachable, stale, delay and probe.
+    let stale = REACHABLE * 2;
+    let used = stale + 1000;
+    let starts = [(100, None), (stale, None), (used + 100, Some(used)), (used + FIRST_PROBE_DELAY + 100, Some(used))];
+    for (start, used) in starts {
+        let (mut machine, mut view, mut actions) = (machine(16), View::default(), Vec::new());
+        machine.request(hop(1), true, 0, &mut actions);
+        machine.receive(&heard(1, Some(1), Claim::Answer, true), 0, &mut actions);
+        view.take(&mut actions);
+        requests_between(&mut machine, &mut view, 0..used.unwrap_or(start));
+        if let Some(used) = used {
+            machine.request(hop(1), true, used, &mut actions);
+            view.take(&mut actions);
+            requests_between(&mut machine, &mut view, used..start);
+        }
+        machine.receive(&heard(1, Some(2), Claim::Announces, true), start, &mut actions);
+        // The first requests go to the old MAC address, because the announcement may be forged.
+        view.take(&mut actions);
+        assert_eq!(view.asked, [(hop(1), Some(mac(1)))], "at {start} ms");
+        let requests = requests_between(&mut machine, &mut view, start + 1..start + 1200);
+        let (broadcast, unicast) = requests.split_last().unwrap();
+        assert_eq!(unicast.iter().map(|(_, _, at)| *at).collect::<Vec<_>>(), [Some(mac(1)), Some(mac(1))]);
+        assert!(broadcast.2.is_none() && broadcast.0 <= start + RETRANS_TIMER + TIMEOUT_INTERVAL * 3, "{broadcast:?}");
+        machine.receive(&heard(1, Some(2), Claim::Answer, true), start + 1200, &mut actions);
+        view.take(&mut actions);
+        assert_eq!(view.known[&hop(1)], (Resolved::At(mac(2)), Mark::Quiet));
+    }
+}
+
+/// RFC 4861, section 7.2.5: an advertisement without the override flag does not change the MAC address.
+#[test]
+fn advertisement_without_override_flag_changes_no_mac_address() {
+    for claim in [Claim::Answer, Claim::Announces] {
+        let (mut machine, mut view, mut actions) = (machine(16), View::default(), Vec::new());
+        machine.request(hop(1), true, 0, &mut actions);
+        machine.receive(&heard(1, Some(1), Claim::Answer, true), 0, &mut actions);
+        let mut at = |machine: &mut StateMachine, now| {
+            machine.receive(&heard(1, Some(2), claim, false), now, &mut actions);
+            view.take(&mut actions);
+            (view.known[&hop(1)], view.asked.iter().filter(|(_, at)| at.is_some()).count())
+        };
+        // A reachable neighbour becomes stale. In the other states, nothing changes.
+        assert_eq!(at(&mut machine, 100), ((Resolved::At(mac(1)), Mark::Watched), 0));
+        assert_eq!(at(&mut machine, 200), ((Resolved::At(mac(1)), Mark::Watched), 0));
+        machine.request(hop(1), true, 300, &mut Vec::new());
+        assert_eq!(at(&mut machine, 400).0.0, Resolved::At(mac(1)));
+        machine.check_timeouts(300 + FIRST_PROBE_DELAY, &mut Vec::new());
+        assert_eq!(at(&mut machine, 400 + FIRST_PROBE_DELAY).0.0, Resolved::At(mac(1)));
+    }
+}
+
+/// A forged request creates the entry. The neighbour exists at another MAC address.
+#[test]
+fn forged_mac_address_of_a_new_neighbour_is_replaced_in_about_a_second() {
     let (mut machine, mut view, mut actions) = (machine(16), View::default(), Vec::new());
-    machine.request(hop(1), true, 0, &mut actions);
-    machine.receive(&heard(1, Some(1), Claim::Answer, true), 0, &mut actions);
-    // The neighbour announces its new MAC address. The first request goes to the old MAC address, because the
-    // announcement may be forged.
-    machine.receive(&heard(1, Some(2), Claim::Announces, true), 100, &mut actions);
+    machine.receive(&heard(1, Some(2), Claim::Asks, true), 0, &mut actions);
     view.take(&mut actions);
-    assert_eq!(view.asked.last(), Some(&(hop(1), Some(mac(1)))));
-    assert_eq!(view.known[&hop(1)].0, Resolved::At(mac(1)));
-    machine.check_timeouts(100 + RETRANS_TIMER, &mut actions);
+    assert_eq!((view.known[&hop(1)], view.asked.len()), ((Resolved::At(mac(2)), Mark::Watched), 0));
+    machine.request(hop(1), true, 100, &mut actions);
     view.take(&mut actions);
-    assert_eq!(view.asked, [(hop(1), None)]);
-    machine.receive(&heard(1, Some(2), Claim::Answer, true), 101 + RETRANS_TIMER, &mut actions);
+    assert_eq!(view.asked, [(hop(1), Some(mac(2)))]);
+    // Further forged requests do not extend the verification.
+    for now in (100..1100).step_by(50) {
+        machine.receive(&heard(1, Some(3), Claim::Asks, true), now, &mut actions);
+        view.take(&mut actions);
+        assert_eq!((view.known[&hop(1)].0, view.asked.len()), (Resolved::At(mac(2)), 0), "at {now} ms");
+    }
+    let requests = requests_between(&mut machine, &mut view, 101..1300);
+    assert!(matches!(requests[..], [(.., Some(_)), (.., Some(_)), (_, _, None)]), "{requests:?}");
+    machine.receive(&heard(1, Some(1), Claim::Answer, true), 1300, &mut actions);
     view.take(&mut actions);
-    assert_eq!(view.known[&hop(1)], (Resolved::At(mac(2)), Mark::Quiet));
+    assert_eq!(view.known[&hop(1)], (Resolved::At(mac(1)), Mark::Quiet));
 }
 
 /// A stage that passes the shared state of the run to the test, and sets the second port as egress port of every
@@ -451,26 +533,53 @@ fn ipv4_neighbour_is_requested_and_resolved_or_becomes_unreachable() {
     assert_eq!(harness.run_one(&packet).fate, Fate::Output("unreachable".to_owned()));
 }
 
-/// For 3 s, forged ARP replies and announcements of 1,000 addresses arrive, including forged messages with the address
-/// of the confirmed neighbour.
-#[test]
-fn confirmed_neighbour_stays_reachable_during_a_flood_of_arp_messages() {
+/// The state of the neighbour at the start of a flood.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum FloodStart {
+    Reachable,
+    Stale,
+    Delay,
+    Probe,
+    /// The neighbour has sent a request for an address of this host, and has never answered.
+    New,
+}
+
+/// Forged ARP replies and announcements of 1,000 addresses arrive for 3 s. Every tenth message claims the address of
+/// the neighbour. The neighbour answers each request, but the test loses the first `lost` requests during the flood.
+fn neighbour_stays_at_its_mac_address_during_a_flood_of_arp_messages(start: FloodStart, mut lost: usize) {
     let (mut harness, mut state) = bench("most = 64\nreachable = \"1s\"").unwrap();
     let ours = (OURS, [10, 0, 0, 1].into());
     let packet = frame().ipv4([192, 0, 2, 1].into(), [10, 0, 0, 9].into()).udp(1, 2).build();
-    let answer = frame().ethernet(mac(9), OURS).arp(REPLY, (mac(9), [10, 0, 0, 9].into()), ours).pad_to(60).build();
+    let message = |operation| frame().ethernet(mac(9), OURS).arp(operation, (mac(9), [10, 0, 0, 9].into()), ours);
+    let [answer, request] = [REPLY, REQUEST].map(|operation| message(operation).pad_to(60).build());
     state.step(0);
-    assert_eq!(harness.run_one(&packet).fate, Fate::Held);
-    state.step(10);
-    harness.run_one(&answer);
+    if start == FloodStart::New {
+        harness.run_one(&request);
+    } else {
+        assert_eq!(harness.run_one(&packet).fate, Fate::Held);
+        state.step(10);
+        harness.run_one(&answer);
+    }
     state.step(20);
-    for now in (30..3000).step_by(10) {
+    // The neighbour is reachable for at most 1.5 s.
+    let mut now = if matches!(start, FloodStart::New | FloodStart::Reachable) { 30 } else { 2000 };
+    state.step(now);
+    if matches!(start, FloodStart::Delay | FloodStart::Probe) {
+        assert_eq!(harness.run_one(&packet).fate, Fate::Next);
+        state.step(now);
+    }
+    if start == FloodStart::Probe {
+        now += FIRST_PROBE_DELAY;
+        state.step(now);
+    }
+    sent(&mut harness);
+    for now in (now..now + 3000).step_by(10) {
         for at in 0..100u16 {
             let number = (now as u16).wrapping_mul(10).wrapping_add(at) % 1000;
             let [high, low] = (number + 2).to_be_bytes();
             let address = if at % 10 == 0 { [10, 0, 0, 9] } else { [10, 0, high, low] };
             let forged = (MacAddr([2, 0, 0, 0xaa, high, low]), address.into());
-            let forged = match at % 2 {
+            let forged = match at / 10 % 2 {
                 0 => frame().ethernet(forged.0, OURS).arp(REPLY, forged, ours),
                 _ => frame().ethernet(forged.0, MacAddr::BROADCAST).arp(REQUEST, forged, (MacAddr::ZERO, forged.1)),
             };
@@ -480,13 +589,47 @@ fn confirmed_neighbour_stays_reachable_during_a_flood_of_arp_messages() {
         // The neighbour answers unicast requests, and broadcast requests for its address.
         for request in sent(&mut harness) {
             if request[..6] == mac(9).0 || request[..6] == MacAddr::BROADCAST.0 && request[38..42] == [10, 0, 0, 9] {
-                harness.run_one(&answer);
+                if lost == 0 {
+                    harness.run_one(&answer);
+                }
+                lost = lost.saturating_sub(1);
             }
         }
         let outcome = harness.run_one(&packet);
         assert_eq!((outcome.fate, &outcome.bytes[..6]), (Fate::Next, &mac(9).0[..]), "at {now} ms");
         assert!(neighbors(&state) <= 64);
     }
+    assert_eq!(lost, 0);
+}
+
+#[test]
+fn reachable_neighbour_stays_during_a_flood_of_arp_messages() {
+    neighbour_stays_at_its_mac_address_during_a_flood_of_arp_messages(FloodStart::Reachable, 0);
+}
+
+#[test]
+fn stale_neighbour_stays_during_a_flood_of_arp_messages() {
+    neighbour_stays_at_its_mac_address_during_a_flood_of_arp_messages(FloodStart::Stale, 0);
+}
+
+#[test]
+fn delayed_neighbour_stays_during_a_flood_of_arp_messages() {
+    neighbour_stays_at_its_mac_address_during_a_flood_of_arp_messages(FloodStart::Delay, 0);
+}
+
+#[test]
+fn probed_neighbour_stays_during_a_flood_of_arp_messages() {
+    neighbour_stays_at_its_mac_address_during_a_flood_of_arp_messages(FloodStart::Probe, 0);
+}
+
+#[test]
+fn new_neighbour_stays_during_a_flood_of_arp_messages() {
+    neighbour_stays_at_its_mac_address_during_a_flood_of_arp_messages(FloodStart::New, 0);
+}
+
+#[test]
+fn neighbour_stays_during_a_flood_that_loses_two_requests() {
+    neighbour_stays_at_its_mac_address_during_a_flood_of_arp_messages(FloodStart::Reachable, 2);
 }
 
 #[test]
