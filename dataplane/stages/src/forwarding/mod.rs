@@ -8,6 +8,7 @@ mod groups;
 mod listing;
 mod neighbors;
 mod readers;
+mod refused;
 mod rows;
 #[cfg(test)]
 mod tests;
@@ -29,8 +30,9 @@ use dataplane_tables::lpm::{View4, View6};
 pub use groups::{Path, RouteKind};
 pub use listing::{ListedRoute, RouteHop, RouteTarget};
 pub use neighbors::{MAX_NEIGHBORS, Mark, Resolved};
+pub use refused::Refused;
 pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
-pub use writer::{MAX_ROUTES, Refused, Writer};
+pub use writer::{MAX_ROUTES, Writer};
 
 /// Largest number of routing tables: the main table and the tables of VRFs.
 pub const MAX_TABLES: usize = 16;

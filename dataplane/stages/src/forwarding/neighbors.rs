@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::Refused;
+use super::refused::Refused;
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{HoldTime, NextHop};
 

@@ -8,6 +8,7 @@ use ipnet::IpNet;
 use super::groups::{self, GroupKey, GroupPath, HeldHop, RouteKind};
 use super::listing::{Listing, RouteTarget};
 use super::neighbors;
+use super::refused::Refused;
 use super::{Count, Forwarding, MAX_TABLES, Mark, Resolved, TableViews};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{HoldTime, NextHop, PortInfo};
@@ -25,19 +26,6 @@ const LINES_V6: usize = 1 << 22;
 
 /// Destinations that are never forwarded, whatever a table contains: multicast, broadcast and link-local addresses.
 const NEVER_FORWARDED: [&str; 4] = ["224.0.0.0/4", "255.255.255.255/32", "fe80::/10", "ff00::/8"];
-
-/// The error for a refused route or neighbour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// There are too many routes, paths or neighbours, or readers may still use the memory that removed routes have
-    /// occupied.
-    #[error("the tables have no room for more routes, paths or neighbours")]
-    Full,
-    /// The slots for this neighbour belonged to removed neighbours. Stages may still hold packets for the removed
-    /// neighbours.
-    #[error("packets may still wait for removed neighbours in the slots for this neighbour")]
-    Retired,
-}
 
 /// Writes routes and neighbours to its tables. Each set of tables has exactly one writer.
 #[derive(Debug)]

@@ -123,6 +123,13 @@ pub mod forwarding {
     mod readers {
         impl Drop for Reader {}
     }
+    mod refused {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+        pub enum Refused {
+            Full,
+            Retired,
+        }
+    }
     mod rows {
         #[derive(Debug, PartialEq, Eq, Serialize, JsonSchema)]
         pub struct NeighborRow {
@@ -148,11 +155,6 @@ pub mod forwarding {
     }
     mod writer {
         pub const MAX_ROUTES: usize = _;
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-        pub enum Refused {
-            Full,
-            Retired,
-        }
         #[derive(Debug)]
         pub struct Writer {
             private: _,
@@ -199,8 +201,9 @@ pub mod forwarding {
     pub use groups::{Path, RouteKind};
     pub use listing::{ListedRoute, RouteHop, RouteTarget};
     pub use neighbors::{MAX_NEIGHBORS, Mark, Resolved};
+    pub use refused::Refused;
     pub use rows::{ConfigNeighbors, NeighborRow, NeighborState, NeighborTable};
-    pub use writer::{MAX_ROUTES, Refused, Writer};
+    pub use writer::{MAX_ROUTES, Writer};
     pub const MAX_TABLES: usize = _;
     #[derive(Debug)]
     pub struct Forwarding {
