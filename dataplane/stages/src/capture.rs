@@ -103,7 +103,7 @@ pub struct Capture {
     /// The maximum size of one file in bytes: 4,096 or more. The capture starts a new file before a packet would exceed
     /// this limit. Default: no limit.
     rotate_bytes: Option<Bytes>,
-    /// The time span of one file: `"1s"` or more. When this time has passed since the first packet of the current file,
+    /// The time span of one file: `"1s"` to `"365d"`. When this time has passed since the first packet of the current file,
     /// the next packet starts a new file. Default: no limit.
     rotate_time: Option<Period>,
     /// The number of files to keep when the capture rotates files: 1 or more. The oldest file is deleted first.

@@ -17,6 +17,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 use crate::connect::ConnectError;
 use crate::connect::endpoint::QueuePairEndpoint;
 use crate::connect::wire::{Fault, Refusal, Wire};
+use crate::units::Period;
 
 /// Maximum number of queue pairs in one exchange.
 pub const MAX_QUEUES: usize = 256;
@@ -47,7 +48,7 @@ impl WaitLimits<'static> {
     /// Creates limits without cancellation. `all` is the time from now to the deadline, and `step` is the limit of a
     /// step.
     pub fn new(all: Duration, step: Duration) -> Self {
-        Self { until: Instant::now() + all, step, cancelled: &|| false }
+        Self { until: Period(all).after_now(), step, cancelled: &|| false }
     }
 }
 
@@ -60,7 +61,7 @@ impl std::fmt::Debug for WaitLimits<'_> {
 impl WaitLimits<'_> {
     /// Returns the deadline of a step that starts now.
     fn step_end(&self) -> Instant {
-        self.until.min(Instant::now() + self.step)
+        self.until.min(Period(self.step).after_now())
     }
 
     fn check(&self, last: &mut Option<String>) -> Result<(), ConnectError> {

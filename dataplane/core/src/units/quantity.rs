@@ -3,18 +3,24 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A duration, written `"5s"`, `"100ms"`, `"250us"`, `"50ns"` or `"1h30m"`.
+const SECONDS_PER_DAY: u64 = 86_400;
+
+/// A duration, written `"5s"`, `"100ms"`, `"250us"`, `"50ns"` or `"1h30m"`. A config can contain durations of at most
+/// [`Period::MAX`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Period(pub Duration);
 
 impl Period {
+    /// The maximum duration that a config can contain: 365 days.
+    pub const MAX: Self = Self::from_secs(365 * SECONDS_PER_DAY);
+
     /// Creates a period of whole seconds.
     pub const fn from_secs(seconds: u64) -> Self {
         Self(Duration::from_secs(seconds))
@@ -24,11 +30,24 @@ impl Period {
     pub fn as_nanos(self) -> u64 {
         u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)
     }
+
+    /// Returns the time that is this period after now. Treats a period of more than [`Period::MAX`] as
+    /// [`Period::MAX`], because an [`Instant`] plus a longer period can overflow.
+    pub fn after_now(self) -> Instant {
+        Instant::now() + self.min(Self::MAX).0
+    }
 }
 
 impl fmt::Display for Period {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        humantime::format_duration(self.0).fmt(f)
+        let days = self.0.as_secs() / SECONDS_PER_DAY;
+        if days < 30 {
+            return humantime::format_duration(self.0).fmt(f);
+        }
+        // The crate `humantime` writes 30 days and more with months and years, which [`FromStr`] refuses.
+        let rest = self.0 - Duration::from_secs(days * SECONDS_PER_DAY);
+        write!(f, "{days}days")?;
+        if rest.is_zero() { Ok(()) } else { write!(f, " {}", humantime::format_duration(rest)) }
     }
 }
 
@@ -36,16 +55,27 @@ impl FromStr for Period {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // The crate `humantime` reads `M` as months. Months and years have no fixed length.
-        let units = text.split(|char: char| !char.is_alphabetic());
-        if let Some(unit) = units.into_iter().find(|unit| unit.starts_with(['M', 'y']) || unit.starts_with("mo")) {
-            return Err(format!("`{unit}` is not a unit of a duration; help: write `m` for minutes, and `d` for days"));
+        match unlimited_duration(text)? {
+            Some(duration) if duration <= Self::MAX.0 => Ok(Self(duration)),
+            _ => Err(format!("`{text}` is longer than the maximum of {}; help: write at most \"365d\"", Self::MAX)),
         }
-        humantime::parse_duration(text).map(Self).map_err(|_| {
-            format!(
-                "`{text}` is not a duration; help: write a number and its unit: \"5s\", \"100ms\", \"250us\" or \"1h30m\""
-            )
-        })
+    }
+}
+
+/// Reads a duration without a maximum. Returns `None` if the duration does not fit its type.
+fn unlimited_duration(text: &str) -> Result<Option<Duration>, String> {
+    // The crate `humantime` reads `M` as months. Months and years have no fixed length.
+    let units = text.split(|char: char| !char.is_alphabetic());
+    if let Some(unit) = units.into_iter().find(|unit| unit.starts_with(['M', 'y']) || unit.starts_with("mo")) {
+        return Err(format!("`{unit}` is not a unit of a duration; help: write `m` for minutes, and `d` for days"));
+    }
+    match humantime::parse_duration(text) {
+        Ok(duration) => Ok(Some(duration)),
+        // The crate reports this error also for fractions of a nanosecond.
+        Err(humantime::DurationError::NumberOverflow) if !text.contains('.') => Ok(None),
+        Err(_) => Err(format!(
+            "`{text}` is not a duration; help: write a number and its unit: \"5s\", \"100ms\", \"250us\" or \"1h30m\""
+        )),
     }
 }
 
@@ -274,7 +304,8 @@ impl FromStr for Offset {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (sign, period) = text.strip_prefix('-').map_or((1, text), |period| (-1, period));
-        let nanos = period.parse::<Period>().ok().and_then(|period| i64::try_from(period.0.as_nanos()).ok());
+        let duration = unlimited_duration(period).ok().flatten();
+        let nanos = duration.and_then(|duration| i64::try_from(duration.as_nanos()).ok());
         nanos.map(|nanos| Self(sign * nanos)).ok_or_else(|| {
             format!("`{text}` is not a duration; help: write a number and its unit, with `-` if it is negative: \"37s\" or \"-5ms\"")
         })
@@ -354,11 +385,29 @@ mod tests {
             assert_eq!(period.as_nanos(), nanos, "{text}");
             assert_eq!(period.to_string().parse::<Period>(), Ok(period), "{text}");
         }
-        for text in ["", "5", "s", "-5s", "5x", "99999999999999999999s"] {
+        for text in ["", "5", "s", "-5s", "5x"] {
             assert!(
                 text.parse::<Period>().unwrap_err().starts_with(&format!("`{text}` is not a duration; help: write"))
             );
         }
+    }
+
+    #[test]
+    fn duration_of_more_than_a_year_is_refused() {
+        for text in ["365d", "8760h", "31536000s", "31536000000000000ns", "90d", "31days 5s"] {
+            let period: Period = text.parse().unwrap();
+            assert_eq!(period.to_string().parse(), Ok(period), "{text}");
+        }
+        for text in ["366d", "365d 1ns", "9223372036854775807s", "18446744073709551615s", "99999999999999999999s"] {
+            let message = format!("`{text}` is longer than the maximum of 365days; help: write at most \"365d\"");
+            assert_eq!(text.parse::<Period>(), Err(message));
+        }
+        assert_eq!("-20000d".parse(), Ok(Offset(-20_000 * 86_400_000_000_000)), "a clock may start in 1970");
+    }
+
+    #[test]
+    fn longest_duration_after_now_does_not_overflow() {
+        assert!(Period(Duration::MAX).after_now() > Instant::now());
     }
 
     #[test]

@@ -20,9 +20,9 @@ A config is one TOML file. Unknown keys are errors. `dataplane check` reports al
 a suggested fix. Checks that depend on a broken value run after you fix the value. For example, `dataplane check` checks the
 order of the stages only if the parameters of all stages are valid.
 
-A duration is a text with a unit: `"5s"`, `"250us"`, `"1h30m"`. A size is a number of bytes or a text with a unit: `9000`,
-`"9k"`, `"2MiB"`, where `k`, `M` and `G` are powers of 1,000, and `Ki`, `Mi` and `Gi` are powers of 1,024. A packet rate is a
-number of packets per second or a text with a unit: `1000`, `"500kpps"`, `"1Mpps"`.
+A duration is a text with a unit: `"5s"`, `"250us"`, `"1h30m"`. A duration is at most `"365d"`. A size is a number of bytes
+or a text with a unit: `9000`, `"9k"`, `"2MiB"`, where `k`, `M` and `G` are powers of 1,000, and `Ki`, `Mi` and `Gi` are
+powers of 1,024. A packet rate is a number of packets per second or a text with a unit: `1000`, `"500kpps"`, `"1Mpps"`.
 
 If the first line of a config names its schema, editors with a TOML language server (Taplo, Even Better TOML) complete keys
 and underline mistakes:

@@ -134,7 +134,7 @@ pub struct Faults {
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub delay: f64,
-    /// The delay of the packets that `delay` selects, such as `"1ms"`.
+    /// The delay of the packets that `delay` selects, such as `"1ms"`. At most `"365d"`.
     pub delay_by: Period,
     /// The probability that a receive fails. All other posted receives and sends of the queue pair then fail too, and
     /// the program resets the queue pair.
@@ -236,7 +236,7 @@ impl Default for Clock {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClockEvent {
-    /// The time of the event, counted from the opening of the device.
+    /// The time of the event, counted from the opening of the device. At most `"365d"`.
     pub at: Period,
     /// The kind of the event. `"jump"` adds `value` ticks to the counter. `"set"` sets the counter to `value`.
     /// `"freeze"` stops the counter. After `"resume"`, the counter continues. `"drift"` sets the deviation from the

@@ -99,7 +99,7 @@ pub struct Runtime {
     /// `"software"` for the system clock, or `"none"`. If the device has no usable clock, the program uses the system
     /// clock.
     pub timestamps: Timestamps,
-    /// The maximum time to wait for packets in progress when the run stops, such as `"5s"`.
+    /// The maximum time to wait for packets in progress when the run stops, such as `"5s"`. At most `"365d"`.
     pub drain_timeout: Period,
     /// The control socket, to which `dataplane stats` connects: `"auto"` for a socket in a default folder, `"none"` for
     /// no socket, or a path of at most 107 bytes. Without `control_group`, only root and the user of the program can

@@ -47,7 +47,7 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Returns the device's own counters.
     fn counters(&self) -> BTreeMap<String, u64>;
 
-    /// Returns the errors of the link, such as a damaged capture file, and the panics of the event thread. All lanes
+    /// Returns the errors of the link, such as a damaged capture file, and the panics of the port's threads. All lanes
     /// must be closed before the call.
     fn finish(&self) -> Vec<Error>;
 }
@@ -62,7 +62,8 @@ pub(crate) const fn kind(qp: Qp) -> QpType {
     }
 }
 
-/// Opens the device of every port. A panic of the event thread of a device sets `stop`.
+/// Opens the device of every port. A panic of the event thread of a device, or of the thread that connects a port to its
+/// peer, sets `stop`.
 ///
 /// # Errors
 /// Returns an error if a device is not available or does not support the config of its port, or if a capture file
@@ -81,7 +82,7 @@ pub(crate) fn open(
     #[cfg(feature = "ibverbs")]
     let mut open_devices = verbs::OpenDevices::default();
     for (index, (port, info)) in plan.ports.iter().zip(infos).enumerate() {
-        let start_exchange = |connection: &Connection| start_exchange(plan, port, index, connection, &rendezvous);
+        let start_exchange = |connection: &Connection| start_exchange(plan, port, index, connection, &rendezvous, stop);
         devices.push(if !port.config.is_verbs() {
             let device = SoftDevice::new(soft::spec(index, port, info, lanes, stamped, clock, &mut cables)?)?;
             // `raw::prepare` returns a device handle with the port's settings for raw packets. Only queue pairs that
@@ -141,6 +142,7 @@ fn start_exchange(
     index: usize,
     connection: &Connection,
     rendezvous: &[Arc<Rendezvous>],
+    stop: &RunStop,
 ) -> Result<(Arc<Rendezvous>, Option<PeerExchange>)> {
     let name = &port.config.name;
     let config = &connection.rendezvous;
@@ -157,7 +159,7 @@ fn start_exchange(
         (_, _, Some(peer)) => PeerLocation::Local(rendezvous[peer].clone()),
         _ => return Err(Error::Config(format!("port `{name}`: the connection has no `listen`, `to` or `peer`"))),
     };
-    let exchange = PeerExchange::start(name, location, options, own.clone())?;
+    let exchange = PeerExchange::start(name, location, options, own.clone(), stop)?;
     Ok((own, Some(exchange)))
 }
 
@@ -239,7 +241,8 @@ impl<D: Device> OpenPort<D> {
                 let (rendezvous, exchange) = start_exchange(connection)?;
                 // Wait longer than the exchange, because the error of the exchange is more precise than a timeout of
                 // the worker.
-                let connect_timeout = connection.rendezvous.deadline.0 + connection.rendezvous.step_deadline.0;
+                let connect_timeout =
+                    connection.rendezvous.deadline.0.saturating_add(connection.rendezvous.step_deadline.0);
                 Some(PortConnection { parameters, kind, rendezvous, exchange, connect_timeout, addresses })
             }
         };
@@ -320,6 +323,8 @@ impl<D: Device> PortDevice for OpenPort<D> {
     fn finish(&self) -> Vec<Error> {
         let mut errors = (self.provider.finish)(&self.device);
         errors.extend(self.watch.failures().into_iter().map(Error::Wire));
+        let exchange = self.connection.as_ref().and_then(|connection| connection.exchange.as_ref());
+        errors.extend(exchange.and_then(PeerExchange::failure).map(Error::Peer));
         errors
     }
 }

@@ -24,7 +24,7 @@ use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
 use dataplane_core::pipeline::{Graph, PortInfo, Problem, Program, Reloads, StageTable, Tasks, panic_message};
 use dataplane_core::telemetry::{PortReport, Progress, Report};
 use dataplane_core::topology::pin_current_thread;
-use dataplane_core::units::{CoreId, Nanos, NumaNode};
+use dataplane_core::units::{CoreId, Nanos, NumaNode, Period};
 
 /// The interval between two checks for a cancelled start.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -175,14 +175,19 @@ impl Run {
         if ready_workers.len() < workers || is_cancelled {
             // Other workers may still be waiting for their peers. `stop` ends that wait.
             control.stop();
-            let cancelled = || match &tasks.failures()[..] {
-                [] => Error::Topology("stopped before all workers were ready".to_owned()),
-                failures => Error::Topology(failures.join("\nerror: ")),
+            let cancelled = || {
+                // The threads of the workers have ended, and with them all lanes.
+                let mut failures = tasks.failures();
+                failures.extend(ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()));
+                match &failures[..] {
+                    [] => Error::Topology("stopped before all workers were ready".to_owned()),
+                    failures => Error::Topology(failures.join("\nerror: ")),
+                }
             };
             return Err(first_error(threads).or(failure).unwrap_or_else(cancelled));
         }
         if let Some(duration) = options.duration {
-            let ticks = clock.timebase().ticks(Nanos(duration.as_nanos() as u64));
+            let ticks = clock.timebase().ticks(Nanos(Period(duration).min(Period::MAX).as_nanos()));
             control.stop_at(dataplane_core::units::Ticks(clock.now().0.saturating_add(ticks.0)));
         }
         let start = |(go, thread): (Sender<()>, JoinHandle<_>)| {

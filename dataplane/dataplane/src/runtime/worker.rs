@@ -15,7 +15,7 @@ use dataplane_core::lane::{Lane, LatencySink};
 use dataplane_core::mem::Pool;
 use dataplane_core::pipeline::{Ctx, Graph, NoObserver, Observer, Part, panic_message};
 use dataplane_core::telemetry::{Latency, Progress};
-use dataplane_core::units::{Nanos, Ticks};
+use dataplane_core::units::{Nanos, Period, Ticks};
 
 /// The number of loop iterations between two rounds of housekeeping.
 const HOUSEKEEPING: u64 = 256;
@@ -267,7 +267,7 @@ impl Worker {
     fn drain(&mut self) {
         // Drop the packets that stages hold. No stage runs any more.
         self.graph.drop_held(&mut self.pool);
-        let deadline = Instant::now() + self.drain_timeout;
+        let deadline = Period(self.drain_timeout).after_now();
         let before_deadline = |what: &mut dyn FnMut() -> bool| {
             while !what() && Instant::now() < deadline {
                 std::hint::spin_loop();

@@ -258,3 +258,18 @@ fn peers_of_one_config_must_name_each_other() {
     let refused = format!("{}refuse = [\"rc\"]\n{}{rest}", port("a", "rc", "b"), port("b", "rc", "a"));
     assert_eq!(records(&refused)[0].2, "`a` needs the capability rc for its queue pairs");
 }
+
+/// A sum of a longer duration and the current time can overflow.
+#[test]
+fn duration_of_more_than_a_year_is_refused_at_its_line() {
+    let message = "`18446744073709551615s` is longer than the maximum of 365days".to_owned();
+    let help = "write at most \"365d\"".to_owned();
+    for key in ["deadline", "step_deadline"] {
+        let connection = format!("peer = \"wan\", {key} = \"18446744073709551615s\"");
+        mistakes("rc", &connection, &[(&message, &help)]);
+    }
+    let drain = "[runtime]\ndrain_timeout = \"18446744073709551615s\"\n".to_owned();
+    let found = records(&(drain + &config("rc", "to = \"192.0.2.1:18515\", deadline = \"365d\"")));
+    let [(2, _, found_message, found_help)] = &found[..] else { panic!("{found:?}") };
+    assert_eq!((found_message, found_help), (&message, &help));
+}

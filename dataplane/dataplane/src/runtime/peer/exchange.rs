@@ -2,6 +2,7 @@
 //! config.
 
 use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 use super::rendezvous::Rendezvous;
 use dataplane_core::connect::{self, ConnectError, Exchanged, Listener, Offer, PeerConnection, WaitLimits};
 use dataplane_core::error::{Error, Result};
+use dataplane_core::pipeline::{RunStop, panic_message};
+use dataplane_core::units::Period;
 
 /// The interval between two checks of a connection.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -50,6 +53,8 @@ struct Shared {
     stop: AtomicBool,
     /// The last error, and when the last warning was logged.
     last_error: Mutex<Option<(String, Instant)>>,
+    /// The panic of the thread.
+    failure: Mutex<Option<String>>,
 }
 
 impl Shared {
@@ -72,7 +77,8 @@ impl Shared {
 }
 
 impl PeerExchange {
-    /// Starts the exchange thread of the port with this name.
+    /// Starts the exchange thread of the port with this name. If the thread panics, it sets `stop`, because nobody
+    /// connects the lanes of the port any more.
     ///
     /// # Errors
     /// Returns an error if the address cannot be bound, or the thread cannot be started.
@@ -81,6 +87,7 @@ impl PeerExchange {
         location: PeerLocation,
         options: ExchangeOptions,
         rendezvous: Arc<Rendezvous>,
+        stop: &RunStop,
     ) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let listener = match &location {
@@ -89,10 +96,29 @@ impl PeerExchange {
         };
         let body =
             ExchangeThread { port: port.to_owned(), location, options, rendezvous, listener, shared: shared.clone() };
-        let thread = thread::Builder::new().name("peer".to_owned()).spawn(move || body.run());
+        Self::spawn(port, shared, stop.clone(), move || body.run())
+    }
+
+    /// Starts a thread that runs `body`.
+    fn spawn(port: &str, shared: Arc<Shared>, stop: RunStop, body: impl FnOnce() + Send + 'static) -> Result<Self> {
+        let (thread_shared, name) = (shared.clone(), port.to_owned());
+        let run = move || {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(body)) {
+                let failure = format!("{name}: the thread of the peer exchange panicked: {}", panic_message(&*panic));
+                tracing::error!("{failure}");
+                *thread_shared.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+                stop.set();
+            }
+        };
+        let thread = thread::Builder::new().name("peer".to_owned()).spawn(run);
         let thread = thread
             .map_err(|error| Error::Peer(format!("{port}: cannot start the thread of the peer exchange: {error}")))?;
         Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Returns the panic of the thread, if there was one.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the last error, if there was one.
@@ -105,7 +131,7 @@ impl Drop for PeerExchange {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // The thread panics only because of a bug, and the panic message is already printed.
+            // The thread catches its panics.
             let _ = thread.join();
         }
     }
@@ -153,7 +179,7 @@ impl ExchangeThread {
             two.check_peer(one, self.options.allow_self)?;
             one.check_peer(two, self.options.allow_self)?;
         }
-        let until = Instant::now() + self.options.step;
+        let until = Period(self.options.step).after_now();
         let met = self.rendezvous.deliver_peers(&own, &theirs)
             && other.deliver_peers(&theirs, &own)
             && self.rendezvous.all_ready(until, cancelled)
@@ -170,14 +196,15 @@ impl ExchangeThread {
     fn exchange(&self, cancelled: &dyn Fn() -> bool) -> Result<Option<PeerConnection>, ConnectError> {
         let own = self.rendezvous.gather_offers(cancelled).ok_or(ConnectError::Cancelled)?;
         let offer = Offer { endpoints: &own, allow_self: self.options.allow_self };
-        let limits = WaitLimits { until: Instant::now() + self.options.deadline, step: self.options.step, cancelled };
+        let limits =
+            WaitLimits { until: Period(self.options.deadline).after_now(), step: self.options.step, cancelled };
         let exchanged: Exchanged = match (&self.location, &self.listener) {
             (_, Some(listener)) => listener.accept(&offer, &limits)?,
             (PeerLocation::Connect(address), _) => connect::connect(*address, &offer, &limits)?,
             // Only `PeerLocation::Listen` is left, and it always has a listener.
             _ => return Err(ConnectError::Cancelled),
         };
-        let until = Instant::now() + self.options.step;
+        let until = Period(self.options.step).after_now();
         if !(self.rendezvous.deliver_peers(&own, &exchanged.remotes) && self.rendezvous.all_ready(until, cancelled)) {
             return Err(ConnectError::Deadline { last: self.rendezvous.refusal() });
         }
@@ -199,5 +226,21 @@ impl ExchangeThread {
                 None => thread::sleep(POLL_INTERVAL),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panic_of_the_exchange_thread_is_reported_and_stops_the_run() {
+        let stop = RunStop::default();
+        let body = || panic!("an unknown peer");
+        let mut exchange = PeerExchange::spawn("left", Arc::default(), stop.clone(), body).unwrap();
+        exchange.thread.take().unwrap().join().unwrap();
+        let failure = "left: the thread of the peer exchange panicked: an unknown peer";
+        assert_eq!(exchange.failure().as_deref(), Some(failure));
+        assert!(stop.is_set());
     }
 }
