@@ -49,7 +49,7 @@ impl CopyingQp {
         let running = matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
         let Some(slots) = self.slots.as_ref().filter(|_| self.runs) else { return false };
         let (recv, wire) = (&mut self.recv, &mut self.wire);
-        if !running || !recv.is_slots() || !shared.device.is_up() {
+        if !running || !recv.is_slots() || !(shared.device.is_up() || wire.is_interface()) {
             return false;
         }
         let lost = wire.skip_beyond(recv.len() as u64);
@@ -93,7 +93,9 @@ impl CopyingQp {
         let Self { recv, slots, keys, wire, faults, mute, receiving, .. } = self;
         if matches!(shared.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
             shared.counts.rx_missed.add(wire.missed());
-            if !shared.device.is_up() {
+            // The frames of a kernel interface have arrived while the link was up. The device learns the state of the
+            // interface later than the frames arrive.
+            if !shared.device.is_up() && !wire.is_interface() {
                 (0..MAX_FRAMES_PER_POLL)
                     .take_while(|_| !wire.waits() && wire.take(&shared.counts, |_, _| {}))
                     .for_each(drop);

@@ -8,7 +8,7 @@ use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
 
 use super::doctor::{Finding, LinkCase};
-use super::interface::{Interface, mtu_of};
+use super::interface::{LONGEST_NAME, is_name, mtu_of};
 use super::{LinkSpec, LoopbackLink};
 use dataplane_core::error::Result;
 
@@ -194,10 +194,10 @@ pub enum FrameStamps {
 
 /// Checks the name of an interface.
 pub(super) fn interface_name(key: &str, name: &str, mistakes: &mut Vec<LinkMistake>) {
-    if !Interface::is_name(name) {
+    if !is_name(name) {
         let help = format!(
             "use 1 to {} bytes without space, slash, colon or percent sign: `ip link` lists the interfaces",
-            Interface::LONGEST_NAME
+            LONGEST_NAME
         );
         mistakes.push(LinkMistake::at(key, format!("`{name}` is not a valid interface name"), help));
     }

@@ -273,6 +273,39 @@ fn port_follows_the_state_of_its_interface() {
     });
 }
 
+/// Frames that a kernel interface delivers are received, even if the device does not know yet that the link is up.
+#[test]
+fn frames_are_received_while_the_link_counts_as_down() {
+    in_namespace(|| {
+        veth(1, 1500);
+        let (mut a, mut b, mut witness) = (packet("va"), packet("vb"), packet("vb"));
+        for number in 0..100 {
+            let frames = [numbered(number, 60, &[]), numbered(number, 61, &[])];
+            frames.iter().for_each(|frame| assert_eq!(a.send_one(frame), Success));
+            // The kernel delivers the first frame to all sockets before it delivers the second frame to any socket.
+            wait_until("the second frame arrives", || witness.frames().contains(&Ok(frames[1].clone())));
+            b.device.set_link(false);
+            assert!(b.frames().contains(&Ok(frames[0].clone())), "frame {number} is not received");
+        }
+    });
+}
+
+/// The kernel sets IFF_RUNNING later than the carrier. In the mode `dormant`, the kernel does not set the flag at all.
+#[test]
+fn carrier_is_known_before_the_operational_state() {
+    in_namespace(|| {
+        veth(1, 1500);
+        ip("link set va mode dormant");
+        for (state, expected) in [("down", false), ("up", true)] {
+            ip(&format!("link set va {state}"));
+            let carrier = || Interface::need("va").unwrap().has_carrier;
+            wait_until("the carrier follows the interface", || carrier() == expected);
+        }
+        ip("link set vb down");
+        assert!(!Interface::need("va").unwrap().has_carrier);
+    });
+}
+
 /// An interface moves to another network namespace, and another interface gets its name and its index.
 #[test]
 fn interface_with_the_index_of_a_moved_interface_is_used() {
@@ -426,6 +459,21 @@ fn existing_tap_is_attached_and_kept() {
         packet("dp0").send_until_received(&mut tap);
         drop(tap);
         assert!(Interface::find("dp0").unwrap().is_some());
+    });
+}
+
+/// The warning about a TAP that another program uses relies on this state.
+#[test]
+fn tap_has_a_carrier_only_while_a_program_uses_it() {
+    with_taps(|| {
+        ip("tuntap add dev dp0 mode tap multi_queue");
+        ip("link set dp0 up");
+        let is_used = || Interface::need("dp0").unwrap().has_carrier;
+        assert!(!is_used());
+        let taps = [(); 2].map(|()| rig(LinkSpec::Tap(TapSpec::new("dp0")), 1500));
+        assert!(is_used());
+        drop(taps);
+        wait_until("no program uses the TAP", || !is_used());
     });
 }
 

@@ -1,9 +1,10 @@
 //! Settings of an interface that its driver reports: the ioctls of `ethtool(8)` (`linux/ethtool.h`).
 
-use super::Request;
+use super::request::Request;
 
 const ETHTOOL: libc::c_ulong = 0x8946;
 const GET_DRIVER: u32 = 0x03;
+const GET_LINK: u32 = 0x0a;
 const GET_RINGS: u32 = 0x10;
 const GET_FLAGS: u32 = 0x25;
 const GET_GRO: u32 = 0x2b;
@@ -50,6 +51,11 @@ pub(in crate::link) fn receive_queues(name: &str) -> Option<u32> {
 /// Returns the current and the maximum number of entries of the receive ring, from `struct ethtool_ringparam`.
 pub(in crate::link) fn receive_ring(name: &str) -> Option<(u32, u32)> {
     ethtool::<9>(name, GET_RINGS).map(|it| (it[5], it[1])).filter(|(_, most)| *most > 0)
+}
+
+/// Returns whether the interface has a carrier. Returns `None` if the driver does not report the carrier.
+pub(super) fn link_detected(name: &str) -> Option<bool> {
+    value(name, GET_LINK).map(|it| it != 0)
 }
 
 /// Returns whether the hardware merges received packets.

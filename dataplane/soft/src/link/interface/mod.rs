@@ -4,12 +4,13 @@
 
 pub(super) mod ethtool;
 pub(super) mod netlink;
+mod request;
 pub(super) mod stamps;
 
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -19,6 +20,8 @@ use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::sockopt::socket_error;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+
+pub(crate) use request::{LONGEST_NAME, Request, is_name};
 
 use crate::status::Status;
 use dataplane_core::error::{Error, Result};
@@ -34,23 +37,17 @@ pub(crate) struct Interface {
     pub(crate) mtu: u32,
     /// Whether the interface is up (`IFF_UP`).
     pub(crate) is_set_up: bool,
-    /// Whether the interface is up and has a carrier (`IFF_RUNNING`).
+    /// Whether the interface is up and has a carrier.
     pub(crate) has_carrier: bool,
     /// Whether the interface carries Ethernet frames.
     pub(crate) is_ethernet: bool,
 }
 
 impl Interface {
-    /// Maximum length of a name, in bytes: `IFNAMSIZ` without the terminating zero.
-    pub(super) const LONGEST_NAME: usize = libc::IFNAMSIZ - 1;
-
-    /// Updates `status` if the MAC address differs from `before`. Logs a warning if the MTU differs.
-    pub(super) fn report_changes(&self, before: &Self, name: &str, status: &Status) {
+    /// Updates `status` if the MAC address differs from `before`.
+    pub(super) fn report_changes(&self, before: &Self, status: &Status) {
         if self.mac != before.mac {
             status.set_mac(self.mac);
-        }
-        if self.mtu != before.mtu {
-            tracing::warn!("interface `{name}`: the MTU changed from {} to {}", before.mtu, self.mtu);
         }
     }
 
@@ -74,12 +71,15 @@ impl Interface {
             // SAFETY: the request has just written the address.
             let address = unsafe { request.ifreq.ifr_ifru.ifru_hwaddr };
             let mac = std::array::from_fn(|i| address.sa_data[i] as u8);
+            let is_set_up = flags & libc::IFF_UP != 0;
+            // The kernel sets IFF_RUNNING up to a second after the interface can send and receive again (`linkwatch`).
+            let has_carrier = || flags & libc::IFF_RUNNING != 0 || ethtool::link_detected(name) == Some(true);
             Ok(Self {
                 index,
                 mac,
                 mtu,
-                is_set_up: flags & libc::IFF_UP != 0,
-                has_carrier: flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0,
+                is_set_up,
+                has_carrier: is_set_up && has_carrier(),
                 is_ethernet: [libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&address.sa_family),
             })
         })();
@@ -108,13 +108,6 @@ impl Interface {
             ))),
         }
     }
-
-    /// Returns whether `name` is a valid interface name (`dev_valid_name` in the kernel). A name with a percent
-    /// sign is not valid, because the kernel replaces `%d` in the name of a new interface by a number.
-    pub(crate) fn is_name(name: &str) -> bool {
-        let odd = |byte: u8| byte == 0 || b"/:%".contains(&byte) || byte.is_ascii_whitespace();
-        (1..=Self::LONGEST_NAME).contains(&name.len()) && name != "." && name != ".." && !name.bytes().any(odd)
-    }
 }
 
 /// Returns the MAC address of an interface, or `None` if there is no Ethernet interface of that name.
@@ -125,40 +118,6 @@ pub fn mac_of(name: &str) -> Option<[u8; 6]> {
 /// Returns the MTU of an interface in bytes, or `None` if there is no interface of that name.
 pub(crate) fn mtu_of(name: &str) -> Option<u32> {
     Interface::find(name).ok().flatten().map(|interface| interface.mtu)
-}
-
-/// An ioctl request that reads or changes an interface.
-pub(crate) struct Request {
-    pub(crate) ifreq: libc::ifreq,
-}
-
-impl Request {
-    /// Creates a request. Returns `None` if `name` is not a valid interface name.
-    pub(crate) fn new(name: &str) -> Option<Self> {
-        if !Interface::is_name(name) {
-            return None;
-        }
-        // SAFETY: zero is a valid value of every field.
-        let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
-        // The name is at least one byte shorter than the field, so the last byte stays zero.
-        ifreq.ifr_name.iter_mut().zip(name.bytes()).for_each(|(to, byte)| *to = byte as libc::c_char);
-        Some(Self { ifreq })
-    }
-
-    /// Executes the request on a temporary socket.
-    pub(crate) fn ask(&mut self, request: libc::c_ulong) -> io::Result<()> {
-        let flags = SocketFlags::CLOEXEC;
-        let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
-        self.ask_by(&socket, request)
-    }
-
-    /// Executes the request on the file descriptor `by`, such as a queue of a TAP interface.
-    pub(crate) fn ask_by(&mut self, by: impl AsFd, request: libc::c_ulong) -> io::Result<()> {
-        // SAFETY: the requests of interfaces and of tun(4) read and write one `ifreq`, which this function borrows
-        // exclusively.
-        let done = unsafe { libc::ioctl(by.as_fd().as_raw_fd(), request as _, &raw mut self.ifreq) };
-        if done == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
-    }
 }
 
 /// Returns the error for an operation that the kernel refused, with a suggested fix. `what` names the operation, and
@@ -240,7 +199,8 @@ impl fmt::Debug for Watcher {
 
 impl Watcher {
     /// Starts the thread in the caller's network namespace. At each check, the thread calls `look` with the current
-    /// properties of the interface, or with `None` if the interface does not exist.
+    /// properties of the interface, or with `None` if the interface does not exist. `look` returns whether the port can
+    /// carry frames. A TAP carries frames after it has left the network namespace.
     ///
     /// If the interface was deleted or moved to another network namespace since the last check, the thread calls `look`
     /// with `None` first. So `look` notices a new interface even if the new interface has the index of the old
@@ -248,7 +208,7 @@ impl Watcher {
     ///
     /// # Errors
     /// Fails if the kernel refuses to create the socket or the thread.
-    pub(crate) fn start(name: &str, mut look: impl FnMut(Option<Interface>) + Send + 'static) -> Result<Self> {
+    pub(crate) fn start(name: &str, mut look: impl FnMut(Option<Interface>) -> bool + Send + 'static) -> Result<Self> {
         let failed = |what: &str, error: io::Error| Error::Wire(format!("interface `{name}`: {what}: {error}"));
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         // Protocol 0 is NETLINK_ROUTE.
@@ -262,13 +222,15 @@ impl Watcher {
         let (stop_event, interface) = (stop.clone(), name.to_owned());
         let run = move || {
             let interval = Timespec::try_from(POLL_INTERVAL).ok();
-            let (mut exists, mut index) = (true, None);
+            let (mut exists, mut index, mut mtu) = (true, None, MtuChanges::default());
             let mut check = |found: Option<Interface>| {
-                if let Some(message) = presence_change(&interface, exists, found.is_some()) {
+                let carries = look(found);
+                let presence = presence_change(&interface, exists, found.is_some(), carries);
+                let mtu = found.and_then(|found| mtu.check(&interface, found.mtu));
+                for message in presence.into_iter().chain(mtu) {
                     tracing::warn!("{message}");
                 }
                 exists = found.is_some();
-                look(found);
             };
             loop {
                 if let Ok(found) = Interface::find(&interface) {
@@ -314,9 +276,35 @@ fn is_deletion(message: &[u8], index: u32) -> bool {
         && message.get(20..24) == Some(&index.to_ne_bytes())
 }
 
+/// The MTU of an interface, and the number of its changes.
+#[derive(Default)]
+struct MtuChanges {
+    mtu: Option<u32>,
+    count: u64,
+}
+
+impl MtuChanges {
+    /// Returns the log message for a change of the MTU. After three changes, returns a message only for the 4th, 8th,
+    /// 16th change and so on, because a program may change the MTU many times per second.
+    fn check(&mut self, name: &str, now: u32) -> Option<String> {
+        let before = self.mtu.replace(now).filter(|before| *before != now)?;
+        self.count += 1;
+        let times = match self.count {
+            1..=3 => String::new(),
+            count if count.is_power_of_two() => format!(" ({count} changes)"),
+            _ => return None,
+        };
+        Some(format!("interface `{name}`: the MTU changed from {before} to {now}{times}"))
+    }
+}
+
 /// Returns the log message for an interface that was deleted or created again. Returns `None` if neither happened.
-fn presence_change(name: &str, existed: bool, exists: bool) -> Option<String> {
+/// `carries` is `true` if the port can still carry frames.
+fn presence_change(name: &str, existed: bool, exists: bool, carries: bool) -> Option<String> {
     match (existed, exists) {
+        (true, false) if carries => Some(format!(
+            "interface `{name}` has another name or is in another network namespace; the port still uses it"
+        )),
         (true, false) => {
             Some(format!("interface `{name}` was deleted; the port resumes when an interface with this name appears"))
         }
@@ -355,15 +343,6 @@ mod tests {
     }
 
     #[test]
-    fn invalid_interface_names_are_refused() {
-        for name in ["", ".", "..", "sixteen-bytes-16", "a/b", "a b", "a:b", "tap%d", "a\0"] {
-            assert!(!Interface::is_name(name), "{name:?}");
-            assert_eq!(Interface::find(name).unwrap(), None);
-        }
-        assert!(Interface::is_name("fifteen-bytes15") && Interface::is_name("eth0.10"));
-    }
-
-    #[test]
     fn permission_error_names_the_capability() {
         let error =
             refused("eth0", "opening an AF_PACKET socket", "CAP_NET_RAW", &io::Error::from_raw_os_error(libc::EPERM));
@@ -377,9 +356,21 @@ mod tests {
     #[test]
     fn deletion_and_return_of_an_interface_are_reported() {
         let deleted = "interface `va` was deleted; the port resumes when an interface with this name appears";
-        assert_eq!(presence_change("va", true, false).unwrap(), deleted);
-        assert_eq!(presence_change("va", false, true).unwrap(), "interface `va` exists again");
-        assert_eq!([true, false].map(|same| presence_change("va", same, same)), [None, None]);
+        assert_eq!(presence_change("va", true, false, false).unwrap(), deleted);
+        assert_eq!(presence_change("va", false, true, true).unwrap(), "interface `va` exists again");
+        assert_eq!([true, false].map(|same| presence_change("va", same, same, same)), [None, None]);
+        let moved = "interface `va` has another name or is in another network namespace; the port still uses it";
+        assert_eq!(presence_change("va", true, false, true).unwrap(), moved);
+    }
+
+    #[test]
+    fn many_changes_of_the_mtu_are_logged_in_few_lines() {
+        let mut changes = MtuChanges::default();
+        let lines: Vec<String> = (0..=100).filter_map(|nth| changes.check("va", 1400 + nth)).collect();
+        assert_eq!(lines.len(), 3 + 5, "{lines:?}");
+        assert_eq!(lines[0], "interface `va`: the MTU changed from 1400 to 1401");
+        assert_eq!(lines[7], "interface `va`: the MTU changed from 1463 to 1464 (64 changes)");
+        assert_eq!(changes.check("va", 1500), None, "the MTU is the same");
     }
 
     #[test]
@@ -403,7 +394,7 @@ mod tests {
     #[test]
     fn watcher_checks_once_and_stops_on_drop() {
         let (sender, receiver) = std::sync::mpsc::channel();
-        let watcher = Watcher::start("lo", move |found| sender.send(found).unwrap_or(())).unwrap();
+        let watcher = Watcher::start("lo", move |found| sender.send(found).is_ok()).unwrap();
         assert!(receiver.recv_timeout(Duration::from_secs(30)).unwrap().is_some());
         drop(watcher);
         // The loop ends because the thread has ended and its end of the channel is closed.

@@ -5,7 +5,7 @@ use std::io;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::Request;
+use super::request::Request;
 
 /// The filter that makes the NIC timestamp every received frame (`HWTSTAMP_FILTER_ALL` of `linux/net_tstamp.h`).
 const ALL: libc::c_int = 1;

@@ -140,7 +140,7 @@ impl Packets {
         state.is_deleted = false;
         let before = std::mem::replace(&mut state.interface, now);
         drop(state);
-        now.report_changes(&before, &self.spec.interface, status);
+        now.report_changes(&before, status);
         status.set_link(now.has_carrier);
     }
 
@@ -220,7 +220,11 @@ impl<End: From<Box<PacketPort>>> Link<End> for Packets {
 
     fn watch(self: Arc<Self>, status: &Arc<Status>) -> Result<Option<Watcher>> {
         let (name, status) = (self.spec.interface.clone(), status.clone());
-        Watcher::start(&name, move |found| self.update(found, &status)).map(Some)
+        let watcher = Watcher::start(&name, move |found| {
+            self.update(found, &status);
+            found.is_some()
+        });
+        watcher.map(Some)
     }
 }
 

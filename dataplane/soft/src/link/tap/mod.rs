@@ -81,8 +81,8 @@ impl Tap {
     /// Fails with a suggested fix if the kernel refuses an operation.
     pub(super) fn open(spec: &TapSpec, device_mtu: u32, stamped: bool) -> Result<Self> {
         let refusal = |what: &str, error: &io::Error| refused(&spec.name, what, "CAP_NET_ADMIN", error);
-        let was_there =
-            Interface::find(&spec.name).map_err(|error| refusal("looking up the interface", &error))?.is_some();
+        let found = Interface::find(&spec.name).map_err(|error| refusal("looking up the interface", &error))?;
+        let was_there = found.is_some();
         let first = attach(&spec.name).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
                 Error::Wire(format!("{DEVICE}: {error}; help: `modprobe tun`, or give the container this device"))
@@ -93,6 +93,13 @@ impl Tap {
             )),
             _ => refusal("opening the TAP", &error),
         })?;
+        // A TAP has a carrier only while a program has a queue of the TAP.
+        if found.is_some_and(|interface| interface.has_carrier) {
+            tracing::warn!(
+                "interface `{}`: another program uses the TAP too, so each program receives only a part of the flows",
+                spec.name
+            );
+        }
         let mtu = spec.mtu.or_else(|| (!was_there).then_some(device_mtu));
         let index = configure(spec, mtu)
             .map_err(|error| refusal("setting the MAC address, the MTU or the state of the TAP", &error))?;
@@ -194,7 +201,9 @@ impl<End: From<TapPort>> Link<End> for Tap {
     fn watch(self: Arc<Self>, status: &Arc<Status>) -> Result<Option<Watcher>> {
         let (name, status) = (self.spec.name.clone(), status.clone());
         let watcher = Watcher::start(&name, move |found| {
-            status.set_link(self.update(found));
+            let is_up = self.update(found);
+            status.set_link(is_up);
+            found.is_some() || is_up
         });
         watcher.map(Some)
     }

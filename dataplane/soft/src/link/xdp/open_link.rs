@@ -35,7 +35,7 @@ impl<End: From<Queue>> Link<End> for Xdp {
     fn watch(self: Arc<Self>, status: &Arc<Status>) -> Result<Option<Watcher>> {
         let (xdp, status, mut before) = (Arc::downgrade(&self), status.clone(), None::<Interface>);
         let watcher = Watcher::start(&self.spec.interface, move |found| {
-            let Some(xdp) = xdp.upgrade() else { return };
+            let Some(xdp) = xdp.upgrade() else { return false };
             if found.is_none() {
                 xdp.detach();
             }
@@ -52,11 +52,12 @@ impl<End: From<Queue>> Link<End> for Xdp {
             }
             xdp.update_clock_offset();
             if let Some((now, before)) = found.zip(before) {
-                now.report_changes(&before, &xdp.spec.interface, &status);
+                now.report_changes(&before, &status);
             }
             before = found.or(before);
             // Without the attached program, no frames arrive.
             status.set_link(found.is_some_and(|interface| interface.has_carrier && is_known(&interface)));
+            found.is_some()
         });
         watcher.map(Some)
     }
