@@ -4,6 +4,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
 use super::*;
 use dataplane_testing::namespace::{in_namespace, ip};
 use dataplane_testing::program::RunningProgram;
@@ -427,6 +429,16 @@ fn unusable_interface_is_named_in_the_error() {
             error.contains("`va`") && error.contains("bpf_link") && error.contains("bpftool link detach"),
             "{error}"
         );
+        // A run gives up CAP_SYS_ADMIN before it opens its devices, and then cannot see the bpf_link.
+        let error = std::thread::spawn(|| {
+            let mut sets = capabilities(None).unwrap();
+            sets.effective -= CapabilitySet::SYS_ADMIN;
+            sets.permitted -= CapabilitySet::SYS_ADMIN;
+            set_capabilities(None, sets).unwrap();
+            device(link("va"), 1500).unwrap_err().to_string()
+        });
+        let error = error.join().unwrap();
+        assert!(error.contains("end the process") && error.contains("`bpftool link detach id ID`"), "{error}");
         drop(first);
         wait_until("the interface is free", || device(link("va"), 1500).is_ok());
         let error = device(link("nothing"), 1500).unwrap_err().to_string();

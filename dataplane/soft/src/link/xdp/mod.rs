@@ -246,9 +246,12 @@ impl Xdp {
                     "interface `{name}`: another XDP program is attached (bpf_link {link}, program {program}); help: \
                      end the process that holds the link, or `bpftool link detach id {link}`"
                 ),
+                // Without CAP_SYS_ADMIN, the kernel does not list the links of other processes. `ip link` cannot detach
+                // a program that such a link holds.
                 _ => format!(
-                    "interface `{name}`: another XDP program is attached; help: detach it with `ip link set dev {name} \
-                     xdp off`, or with `xdpgeneric off` if it runs in generic mode"
+                    "interface `{name}`: another XDP program is attached; help: end the process that attached it \
+                     (`bpftool net`, `bpftool link`), or detach it with `bpftool link detach id ID`. If no bpf_link \
+                     holds the program, use `ip link set dev {name} xdp off`, or `xdpgeneric off` in generic mode"
                 ),
             },
             Some(libc::EOPNOTSUPP) if self.spec.mode == Mode::Native => format!(
