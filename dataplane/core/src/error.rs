@@ -21,7 +21,7 @@ pub enum Error {
         source: VerbError,
     },
     /// A file could not be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}{}", path.display(), source.raw_os_error().and_then(host_remedy).map(|remedy| format!("; help: {remedy}")).unwrap_or_default())]
     File {
         /// The path of the file.
         path: PathBuf,
@@ -54,6 +54,16 @@ pub enum Error {
         /// The reason.
         message: String,
     },
+}
+
+/// Returns the remedy for an `errno` that means too few file descriptors or too little memory.
+pub(crate) fn host_remedy(errno: i32) -> Option<&'static str> {
+    match errno {
+        libc::EMFILE => Some("raise the limit on open files (`ulimit -n`, `LimitNOFILE=` of systemd)"),
+        libc::ENFILE => Some("raise the limit on open files of this host (`sysctl fs.file-max`)"),
+        libc::ENOMEM => Some("raise the memory limit of the process or its control group, or free memory on this host"),
+        _ => None,
+    }
 }
 
 /// A failed verb and its `errno`.
@@ -89,6 +99,7 @@ impl VerbError {
                  set `LimitMEMLOCK=infinity` in the systemd unit, or add `* - memlock unlimited` to \
                  /etc/security/limits.d/dataplane.conf, or run `setcap cap_ipc_lock+ep PROGRAM`",
             ),
+            (_, errno @ (libc::EMFILE | libc::ENFILE)) => host_remedy(errno),
             _ => None,
         }
     }
@@ -121,6 +132,20 @@ pub fn shorten(name: &str) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn too_many_open_files_name_the_limit() {
+        for (errno, limit) in [(libc::EMFILE, "`ulimit -n`"), (libc::ENFILE, "`sysctl fs.file-max`")] {
+            let verb = VerbError::new("ibv_create_comp_channel", errno).on("soft").to_string();
+            let file = Error::File { path: "a.pcap".into(), source: std::io::Error::from_raw_os_error(errno) };
+            for error in [verb, file.to_string()] {
+                assert!(error.contains("; help: raise the limit on open files") && error.contains(limit), "{error}");
+            }
+        }
+        let missing = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let error = Error::File { path: "a.pcap".into(), source: missing }.to_string();
+        assert_eq!(error, "a.pcap: entity not found");
+    }
 
     #[test]
     fn open_device_permission_error_names_the_fix() {

@@ -1,18 +1,24 @@
 //! Files that a config names. This module opens files without blocking, and locks files while they are read or written.
 //! It identifies files by device and inode, not by path.
 
+use std::ffi::OsString;
 use std::fs::{self, File, FileType, OpenOptions, Permissions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::ops::Deref;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, mkdirat, openat, readlinkat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use crate::error;
+
 /// The maximum number of symbolic links that are followed in one path, as in the kernel (path_resolution(7)).
 const LINKS: usize = 40;
+/// The maximum number of attempts to open an output file that other programs create or remove at the same time.
+const ATTEMPTS: usize = 8;
 
 /// Opens a regular file for reading. Refuses all other kinds of files, because opening a pipe blocks until there is a
 /// writer, and some devices have no end of file.
@@ -21,7 +27,15 @@ pub fn open(path: &Path) -> io::Result<File> {
         true => Ok(()),
         false => Err(refused(kind, "a regular file")),
     };
-    checked(path, OpenOptions::new().read(true), 0, is_regular)
+    // Check before the open, because opening some kinds of files has side effects.
+    match fs::metadata(path) {
+        Ok(known) => is_regular(known.file_type())?,
+        Err(_) => can_be_named(path)?,
+    }
+    // The file may have been replaced since the check, so open it without blocking and check its kind again.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    is_regular(file.metadata()?.file_type())?;
+    Ok(file)
 }
 
 /// The size of the parts in which a text file is read and checked, in bytes.
@@ -50,12 +64,7 @@ pub fn read_text(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// Returns the remedy if an open or read failed because this host has too few file descriptors or too little memory
 /// (open(2)). Returns `None` for any other cause.
 pub fn host_remedy(error: &io::Error) -> Option<&'static str> {
-    match Errno::from_io_error(error)? {
-        Errno::MFILE => Some("raise the limit on open files (`ulimit -n`, `LimitNOFILE=` of systemd)"),
-        Errno::NFILE => Some("raise the limit on open files of this host (`sysctl fs.file-max`)"),
-        Errno::NOMEM => Some("raise the memory limit of the process or its control group, or free memory on this host"),
-        _ => None,
-    }
+    error::host_remedy(error.raw_os_error()?)
 }
 
 /// Accepts the kinds of files that packets may be written to: regular files, and character devices such as /dev/null. A
@@ -77,40 +86,148 @@ fn refused(kind: FileType, what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidInput, format!("{kind}, not {what}"))
 }
 
-/// Opens a file with additional `open(2)` flags if `allowed` accepts its kind.
-fn checked(
-    path: &Path,
-    options: &mut OpenOptions,
-    flags: i32,
-    allowed: impl Fn(FileType) -> io::Result<()>,
-) -> io::Result<File> {
-    // Check before the open, because opening some kinds of files has side effects.
-    match fs::metadata(path) {
-        Ok(known) => allowed(known.file_type())?,
-        Err(_) => can_be_named(path)?,
-    }
-    // The file may have been replaced since the check, so open it without blocking and check its kind again.
-    let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | flags).open(path)?;
-    allowed(file.metadata()?.file_type())?;
-    Ok(file)
-}
-
 /// Checks that an output file can be opened for writing. The file is not changed or created.
 pub fn can_be_written(path: &Path) -> io::Result<()> {
-    let target = target(path, is_own_link)?;
-    match fs::metadata(path) {
-        Ok(_) => checked(&target, OpenOptions::new().write(true), libc::O_NOFOLLOW, takes_packets).map(drop),
-        // Missing folders are created together with the file.
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            can_be_named(path)?;
-            match existing(&target) {
-                Some((_, known)) if !known.is_dir() => Err(ErrorKind::NotADirectory.into()),
-                Some((folder, _)) => can_create_in(folder),
-                None => Ok(()),
+    let place = Place::of(path)?;
+    if place.known.is_some() {
+        return place.open(path, Mode::empty()).map(drop);
+    }
+    // Missing folders are created together with the file.
+    can_be_named(path)?;
+    may_create(accessat(&place.folder, ".", Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS))
+}
+
+/// Creates the missing folders of an output file. Refuses symbolic links like [`LockedFile::output`].
+pub fn create_folders(path: &Path) -> io::Result<()> {
+    let Place { mut folder, rest, .. } = Place::of(path)?;
+    for name in &rest[..rest.len().saturating_sub(1)] {
+        match mkdirat(&folder, name, Mode::from_raw_mode(0o777)) {
+            // Another program may have created the folder since the check.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+        folder = File::from(openat(&folder, name, LOOKUP | OFlags::DIRECTORY, Mode::empty())?);
+    }
+    Ok(())
+}
+
+/// Opens a file or folder only to look at it. Does not follow a symbolic link.
+const LOOKUP: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// The place to which the path of an output leads, after all symbolic links.
+struct Place {
+    /// The nearest existing folder, opened with [`LOOKUP`].
+    folder: File,
+    /// The names from that folder to the file. Only the last name is left if the folder of the file exists.
+    rest: Vec<OsString>,
+    /// The file, if it exists.
+    known: Option<fs::Metadata>,
+}
+
+impl Place {
+    /// Follows a path name by name. Refuses symbolic links of other users. Every folder stays open until the next name
+    /// is looked up, so other users cannot replace a folder after its check.
+    fn of(path: &Path) -> io::Result<Self> {
+        let names = |path: &Path| -> Vec<OsString> {
+            let name = |part: Component<'_>| (part != Component::CurDir).then(|| part.as_os_str().to_owned());
+            path.components().rev().filter_map(name).collect()
+        };
+        let (mut left, mut shown, mut links) = (names(path), PathBuf::new(), 0);
+        let mut folder = File::from(openat(CWD, ".", LOOKUP, Mode::empty())?);
+        let mut last = false;
+        while let Some(name) = left.pop() {
+            let open = |flags| openat(&folder, &name, LOOKUP | flags, Mode::empty());
+            // Only a lookup of a folder mounts a file system that is mounted on demand.
+            let found = match open(OFlags::DIRECTORY) {
+                Err(Errno::NOTDIR) => open(OFlags::empty()),
+                found => found,
+            };
+            let found = match found {
+                Ok(found) => File::from(found),
+                Err(Errno::NOENT) => {
+                    left.push(name);
+                    left.reverse();
+                    return Ok(Self { folder, rest: left, known: None });
+                }
+                Err(error) => return Err(error.into()),
+            };
+            let known = found.metadata()?;
+            if known.is_symlink() {
+                links += 1;
+                if links > LINKS {
+                    return Err(Errno::LOOP.into());
+                }
+                last |= left.is_empty();
+                let link = shown.join(&name);
+                // The link of the file itself is the last link, and so is every link to which it leads.
+                is_accepted_link(&link, &known, (!last).then_some(&folder))?;
+                let target = readlinkat(&found, "", Vec::new())?;
+                left.extend(names(Path::new(&OsString::from_vec(target.into_bytes()))));
+            } else if left.is_empty() {
+                return Ok(Self { folder, rest: vec![name], known: Some(known) });
+            } else if known.is_dir() {
+                shown.push(&name);
+                folder = found;
+            } else {
+                return Err(Errno::NOTDIR.into());
             }
         }
-        Err(error) => Err(error),
+        can_be_named(path)?;
+        Err(Errno::ISDIR.into())
     }
+
+    /// Returns whether the error of [`Self::open`] means that the file was created or removed since the check.
+    fn has_changed(&self, error: &io::Error) -> bool {
+        let expected = if self.known.is_some() { ErrorKind::NotFound } else { ErrorKind::AlreadyExists };
+        error.kind() == expected
+    }
+
+    /// Opens the file for writing, or creates it. Fails with `EEXIST` or `ENOENT` if the file was created or removed
+    /// since the check.
+    fn open(&self, path: &Path, mode: Mode) -> io::Result<File> {
+        let [name] = &self.rest[..] else { return Err(Errno::NOENT.into()) };
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Some(known) = &self.known else {
+            can_be_named(path)?;
+            return Ok(File::from(openat(&self.folder, name, flags | OFlags::CREATE | OFlags::EXCL, mode)?));
+        };
+        // Check before the open, because opening some kinds of files has side effects.
+        takes_packets(known.file_type())?;
+        can_be_named(path)?;
+        let file = File::from(openat(&self.folder, name, flags, Mode::empty())?);
+        // The file may have been replaced since the check.
+        let known = file.metadata()?;
+        takes_packets(known.file_type())?;
+        if known.is_file() && !is_trusted(known.uid(), Some(&self.folder))? {
+            let why = format!(
+                "the file {} belongs to another user (number {}), who may then read it; help: delete the file, or name \
+                 another file",
+                path.display(),
+                known.uid()
+            );
+            return Err(io::Error::new(ErrorKind::PermissionDenied, why));
+        }
+        Ok(file)
+    }
+}
+
+/// Returns whether this program trusts the owner of a file or symbolic link: root, the user of this program and, if
+/// `folder` is given, the owner of the folder that contains the file. The owner of a folder controls all files in the
+/// folder.
+fn is_trusted(owner: u32, folder: Option<&File>) -> io::Result<bool> {
+    let own = owner == 0 || owner == geteuid().as_raw();
+    Ok(own || folder.map(File::metadata).transpose()?.is_some_and(|folder| folder.uid() == owner))
+}
+
+/// Accepts a symbolic link of a trusted user. In a shared folder, another user may have created a link in place of an
+/// output file or one of its folders.
+fn is_accepted_link(link: &Path, known: &fs::Metadata, folder: Option<&File>) -> io::Result<()> {
+    if is_trusted(known.uid(), folder)? {
+        return Ok(());
+    }
+    let link = link.display();
+    let why = format!("the symbolic link {link} belongs to another user; help: use the path of the target instead");
+    Err(io::Error::new(ErrorKind::PermissionDenied, why))
 }
 
 /// Checks that a path ends in a file name. An empty path, and a path that ends in `/` or `..`, does not end in a file
@@ -125,7 +242,11 @@ fn can_be_named(path: &Path) -> io::Result<()> {
 
 /// Checks that files can be created in an existing folder.
 pub fn can_create_in(folder: &Path) -> io::Result<()> {
-    match accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS) {
+    may_create(accessat(CWD, folder, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS))
+}
+
+fn may_create(access: rustix::io::Result<()>) -> io::Result<()> {
+    match access {
         Err(error @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) => Err(error.into()),
         // Kernels before 5.8 do not support AT_EACCESS.
         Ok(()) | Err(_) => Ok(()),
@@ -141,27 +262,14 @@ fn existing(path: &Path) -> Option<(&Path, fs::Metadata)> {
     folders.find_map(|folder| Some((folder, fs::metadata(folder).ok()?)))
 }
 
-/// Follows the symbolic links of a path. Fails if `allowed` refuses a link. The final target need not exist.
-fn target(path: &Path, allowed: impl Fn(&Path) -> io::Result<()>) -> io::Result<PathBuf> {
+/// Follows the symbolic links of the last name of a path. The final target need not exist.
+fn target(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
     for _ in 0..LINKS {
         let Ok(next) = fs::read_link(&path) else { break };
-        allowed(&path)?;
         path = path.with_file_name(next);
     }
-    Ok(path)
-}
-
-/// Accepts a symbolic link of this user or of root. In a shared folder, another user may have created a link in place of
-/// an output file.
-fn is_own_link(link: &Path) -> io::Result<()> {
-    let owner = fs::symlink_metadata(link)?.uid();
-    if owner == 0 || owner == geteuid().as_raw() {
-        return Ok(());
-    }
-    let link = link.display();
-    let why = format!("the symbolic link {link} belongs to another user; help: use the path of the target instead");
-    Err(io::Error::new(ErrorKind::PermissionDenied, why))
+    path
 }
 
 /// The users that may read an output file that this program creates.
@@ -232,7 +340,7 @@ impl Identity {
         match fs::metadata(path) {
             Ok(known) => known.is_file().then(|| Self { there: place(&known), missing: PathBuf::new() }),
             Err(_) => {
-                let path = target(path, |_| Ok(())).ok()?;
+                let path = target(path);
                 let (folder, known) = existing(&path)?;
                 let missing = path.strip_prefix(folder).unwrap_or(&path).to_owned();
                 Some(Self { there: place(&known), missing })
@@ -256,11 +364,21 @@ impl LockedFile {
 
     /// Opens and locks a file for writing, and creates the file if it does not exist. The content stays until
     /// [`Self::empty`] is called, because the run may still fail to start. `readers` selects the users that may read a
-    /// new file. Refuses symbolic links of other users.
+    /// new file.
+    ///
+    /// Refuses symbolic links and files of other users. Accepts the file, and a link to a folder, if it belongs to the
+    /// owner of the folder that contains it.
     pub fn output(path: &Path, readers: Readers) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).mode(readers.mode());
-        let file = checked(&target(path, is_own_link)?, &mut options, libc::O_NOFOLLOW, takes_packets)?;
+        let mut attempts = 0;
+        let file = loop {
+            let place = Place::of(path)?;
+            attempts += 1;
+            match place.open(path, Mode::from_raw_mode(readers.mode())) {
+                // Another program has created or removed the file since the check.
+                Err(error) if attempts < ATTEMPTS && place.has_changed(&error) => {}
+                opened => break opened?,
+            }
+        };
         if file.metadata()?.is_file() {
             unless_held(file.try_lock())?;
             if let Readers::Group(group) = readers {
@@ -314,5 +432,87 @@ impl Write for LockedFile {
 
     fn flush(&mut self) -> io::Result<()> {
         self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{chown, lchown, symlink};
+
+    use dataplane_testing::{Folder, skip};
+
+    use super::*;
+
+    /// The number of a user that is not the user of this process.
+    const OTHER: u32 = 12_345;
+
+    fn refusal(path: &Path) -> [Option<String>; 3] {
+        let denied = |error: io::Error| {
+            assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
+            error.to_string()
+        };
+        let output = LockedFile::output(path, Readers::Owner).map(drop);
+        [can_be_written(path), output, create_folders(path)].map(|result| result.err().map(denied))
+    }
+
+    #[test]
+    fn link_of_another_user_in_a_folder_of_the_path_is_not_followed() {
+        let folder = Folder::new();
+        let (shared, target) = (folder.file("shared"), folder.file("target"));
+        fs::create_dir(&shared).unwrap();
+        fs::create_dir(&target).unwrap();
+        let link = shared.join("link");
+        symlink("../target", &link).unwrap();
+        let (file, deep) = (link.join("x.pcapng"), link.join("new/x.pcapng"));
+        assert_eq!(refusal(&file), [None, None, None], "a link of this user is followed");
+        fs::remove_file(target.join("x.pcapng")).unwrap();
+        if let Err(error) = lchown(&link, Some(OTHER), None) {
+            return skip(format!("cannot change the owner of a link: {error}"));
+        }
+        for path in [&file, &deep] {
+            for error in refusal(path) {
+                let expected = format!("the symbolic link {} belongs to another user; help: ", link.display());
+                assert!(error.as_ref().is_some_and(|error| error.starts_with(&expected)), "{error:?}");
+            }
+        }
+        assert_eq!(fs::read_dir(&target).unwrap().count(), 0);
+        // The owner of a folder controls the folder in any case.
+        chown(&shared, Some(OTHER), None).unwrap();
+        create_folders(&deep).unwrap();
+        LockedFile::output(&deep, Readers::Owner).unwrap();
+        assert!(target.join("new/x.pcapng").exists());
+    }
+
+    #[test]
+    fn file_of_another_user_is_not_written() {
+        let folder = Folder::new();
+        fs::create_dir(folder.file("shared")).unwrap();
+        let file = folder.file("shared/x.pcapng");
+        fs::write(&file, "kept").unwrap();
+        if let Err(error) = chown(&file, Some(OTHER), None) {
+            return skip(format!("cannot change the owner of a file: {error}"));
+        }
+        let [check, output, folders] = refusal(&file);
+        assert_eq!((check.is_some(), folders), (true, None));
+        let expected = format!("the file {} belongs to another user (number {OTHER})", file.display());
+        assert!(output.as_ref().is_some_and(|error| error.starts_with(&expected)), "{output:?}");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
+        chown(folder.file("shared"), Some(OTHER), None).unwrap();
+        assert_eq!(refusal(&file), [None, None, None]);
+    }
+
+    #[test]
+    fn links_lead_to_the_file_and_loops_end() {
+        let folder = Folder::new();
+        fs::create_dir_all(folder.file("a/b")).unwrap();
+        symlink("b/../b", folder.file("a/link")).unwrap();
+        symlink(folder.file("a/link/missing.pcap"), folder.file("x.pcap")).unwrap();
+        symlink("loop.pcap", folder.file("loop.pcap")).unwrap();
+        LockedFile::output(&folder.file("./x.pcap"), Readers::Owner).unwrap();
+        assert!(folder.file("a/b/missing.pcap").is_file());
+        let error = LockedFile::output(&folder.file("loop.pcap"), Readers::Owner).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ELOOP));
+        let below_a_file = folder.file("x.pcap/y.pcap");
+        assert_eq!(can_be_written(&below_a_file).unwrap_err().kind(), ErrorKind::NotADirectory);
     }
 }

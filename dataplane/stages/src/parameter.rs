@@ -18,8 +18,8 @@ use dataplane_core::units::Period;
 use dataplane_tables::TableError;
 
 /// The help text for a table whose memory cannot be allocated.
-pub(crate) const MEMORY_HELP: &str =
-    "raise the limit on address space (`ulimit -v`, `LimitAS=` of systemd), or free memory on this host";
+pub(crate) const MEMORY_HELP: &str = "raise the limits on address space and data (`ulimit -v` and `-d`, `LimitAS=` and `LimitDATA=` of systemd), or free \
+     memory on this host";
 
 /// Converts the error of a lookup table to a problem with the config key `key`.
 pub(crate) fn table_problem(key: &str, error: TableError) -> Problem {

@@ -197,7 +197,14 @@ fn captures(loaded: &Loaded<'_>, diagnostics: &mut Diagnostics) {
             && let Err(why) = file::can_be_written(&path)
         {
             let help = "name a writable file in a writable folder, relative to the folder of the config";
-            mistake("output", &path, &format!(" cannot be written: {why}"), help);
+            let why_not = format!(" cannot be written: {why}");
+            match file::host_remedy(&why) {
+                None => mistake("output", &path, &why_not, help),
+                Some(help) => {
+                    let at = loaded.locate(&format!("port[{index}].link.output"));
+                    diagnostics.push(Mistake::of_host(at, format!("{}{why_not}", path.display())).help(help));
+                }
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 
 use super::writer::{Record, Writer, last_complete_block};
-use dataplane_core::file::{LockedFile, Readers};
+use dataplane_core::file::{self, LockedFile, Readers};
 use dataplane_core::pcapng::STATISTICS;
 
 /// The parameters of a capture.
@@ -172,9 +172,7 @@ impl<'a> Files<'a> {
             let spec = self.spec;
             let number = self.started + 1;
             self.path = spec.rotation.map_or_else(|| spec.path.clone(), |_| numbered(&spec.path, number, since));
-            if let Some(folder) = self.path.parent() {
-                fs::create_dir_all(folder)?;
-            }
+            file::create_folders(&self.path)?;
             let file = LockedFile::output(&self.path, spec.readers)?;
             file.empty()?;
             let file = BufWriter::with_capacity(1 << 16, file);

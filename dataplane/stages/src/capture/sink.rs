@@ -101,6 +101,9 @@ impl Sink {
         let path = spec.path.clone();
         file::can_be_written(&path).map_err(|error| {
             let message = format!("{} cannot be written: {error}", path.display());
+            if let Some(help) = file::host_remedy(&error) {
+                return Problem::of_host("file", message).help(help);
+            }
             // If the path is empty, the message starts with a space.
             let problem = Problem::at("file", message.trim_start());
             problem.help("set `file` to a writable file in a writable folder")

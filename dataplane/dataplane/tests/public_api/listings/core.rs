@@ -577,6 +577,7 @@ pub mod file {
     pub fn read_text(path: &Path, most: u64) -> io::Result<Vec<u8>> {}
     pub fn host_remedy(error: &io::Error) -> Option<&'static str> {}
     pub fn can_be_written(path: &Path) -> io::Result<()> {}
+    pub fn create_folders(path: &Path) -> io::Result<()> {}
     pub fn can_create_in(folder: &Path) -> io::Result<()> {}
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Readers {
@@ -3004,8 +3005,10 @@ pub mod units {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
         pub struct Period(pub Duration);
         impl Period {
+            pub const MAX: Self = _;
             pub const fn from_secs(seconds: u64) -> Self {}
             pub fn as_nanos(self) -> u64 {}
+            pub fn after_now(self) -> Instant {}
         }
         impl fmt::Display for Period {}
         impl FromStr for Period {}

@@ -1,7 +1,6 @@
 //! The parameters of a pcap link.
 
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use schemars::JsonSchema;
@@ -12,7 +11,7 @@ use super::{Pace, PcapSpec};
 use crate::link::parameters::{LinkKind, LinkMistake, LinkParameters, PortLimits, SOFT};
 use crate::link::{LinkSpec, LoopbackLink};
 use dataplane_core::error::{Error, Result};
-use dataplane_core::file::Readers;
+use dataplane_core::file::{self, Readers};
 use dataplane_core::pipeline::parameter_schema;
 use dataplane_core::units::{Bytes, bytes_within};
 
@@ -175,8 +174,8 @@ impl LinkParameters for PcapConfig {
     }
 
     fn spec(&self, _: u16, _: &mut dyn FnMut() -> LoopbackLink) -> Result<LinkSpec> {
-        if let Some(folder) = self.output.as_deref().and_then(Path::parent) {
-            fs::create_dir_all(folder).map_err(|source| Error::File { path: folder.to_owned(), source })?;
+        if let Some(output) = &self.output {
+            file::create_folders(output).map_err(|source| Error::File { path: output.clone(), source })?;
         }
         let readers = Readers::owner_and(self.group.as_deref());
         let readers = readers.map_err(|error| Error::Config(format!("group: {error}")))?;
