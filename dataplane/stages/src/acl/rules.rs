@@ -173,6 +173,8 @@ pub(super) const MAX_RULES: usize = 100_000;
 const MAX_FILE_BYTES: u64 = 32 << 20;
 /// Largest number of errors that are reported at once.
 const MAX_REPORTED: usize = 20;
+/// The maximum number of nested brackets in a rule file. A valid file nests three: the rules, a rule, and a list.
+const MAX_DEPTH: usize = 16;
 
 /// Names of the counters that do not belong to a rule.
 const RESERVED: [&str; 6] = ["default", "fragments", "gone", "refused", "reloads", "rules"];
@@ -234,6 +236,33 @@ fn position(text: &str, byte: usize) -> (usize, usize) {
     (before.matches('\n').count() + 1, before[line..].chars().count() + 1)
 }
 
+/// Returns the offset of the first bracket that is nested too deeply. The parser needs many seconds for a large file of
+/// nested brackets.
+fn first_too_deep(text: &str) -> Option<usize> {
+    let (mut depth, mut at, bytes) = (0_usize, 0, text.as_bytes());
+    while let Some(&byte) = bytes.get(at) {
+        match byte {
+            b'[' | b'{' if depth == MAX_DEPTH => return Some(at),
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b'#' => at += bytes[at..].iter().position(|&byte| byte == b'\n').unwrap_or(bytes.len()),
+            // A string ends at its quote or, if the quote is missing, at the end of its line.
+            b'"' | b'\'' => {
+                let mut escaped = false;
+                let end = |&other: &u8| {
+                    let is_end = !escaped && other == byte || other == b'\n';
+                    escaped = !escaped && other == b'\\' && byte == b'"';
+                    is_end
+                };
+                at += 1 + bytes[at + 1..].iter().position(end).unwrap_or(bytes.len());
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+    None
+}
+
 /// Parses a rule file. Returns the valid rules and up to [`MAX_REPORTED`] errors. Each rule comes with its index and
 /// its offset in the text.
 fn parse(text: &str) -> (Vec<(usize, usize, RuleSpec)>, Vec<toml::de::Error>) {
@@ -280,6 +309,12 @@ impl Rules {
         let (mut rules, mut text, mut starts, mut wrong) = (own.to_vec(), String::new(), Vec::new(), Vec::new());
         if let Some(path) = file {
             text = read(path).map_err(|problem| vec![problem])?;
+            if let Some(deep) = first_too_deep(&text) {
+                let (line, column) = position(&text, deep);
+                let message = format!("{}:{line}:{column}: the brackets are nested too deeply", path.display());
+                let help = format!("close the brackets: a rule file needs less than {MAX_DEPTH} levels");
+                return Err(vec![Problem::at("file", message).help(help)]);
+            }
             let (more, errors) = parse(&text);
             wrong.extend(errors.into_iter().map(|error| {
                 let start = error.span().map_or(0, |span| span.start);

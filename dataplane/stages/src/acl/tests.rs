@@ -226,7 +226,7 @@ fn invalid_file_keeps_the_old_rules() {
     let mut harness = build(&folder);
     let denied_one = v4([10, 2, 0, 1], [1; 4]).build();
     let many = format!("rules = [\n{}]", "{ action = \"deny\" },\n".repeat(100_000));
-    let cases: [(&[u8], &str); 9] = [
+    let cases: [(&[u8], &str); 10] = [
         (b"rules = [\n  { action = \"deny\", src = \"10.2.0.0/16\" },\n  { action = \"de", "rules.toml:3:"),
         (b"", "missing field `rules`"),
         (b"rules = [{ action = \"deny\", scr = \"10.2.0.0/16\" }]", "rules.toml:1:29: unknown field `scr`"),
@@ -242,6 +242,7 @@ fn invalid_file_keeps_the_old_rules() {
         (b"rules = [] # \n\xff", "rules.toml:2:1: invalid UTF-8"),
         (many.as_bytes(), "100001 rules exceed the maximum of 100000; help: aggregate"),
         (&vec![b'#'; (32 << 20) + 1], "the file is larger than 32 MiB"),
+        (b"# [[\nrules = [[[[[[[[[[[[[[[[[[[[", "rules.toml:2:25: the brackets are nested too deeply"),
     ];
     let mut refused = 0;
     let mut refuses = |harness: &mut Harness, expected: &str| {
