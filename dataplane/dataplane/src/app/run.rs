@@ -4,7 +4,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXFSZ};
 use signal_hook::iterator::Signals;
 // Ends the process without the exit handlers of C libraries, because other threads may still use these libraries.
 use signal_hook::low_level::exit;
@@ -30,7 +30,9 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandError> {
     // Without a handler for SIGXFSZ, the kernel ends a process that exceeds a file size limit. With a handler, the
     // write fails with an error instead.
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGXFSZ])
+    // SIGUSR1, SIGUSR2 and SIGALRM stop the run like SIGTERM, because their default action ends a process without a
+    // report. SIGQUIT keeps its default action: it ends the program at once and writes a core dump.
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGXFSZ])
         .map_err(|error| CommandError::Failed(format!("cannot install signal handlers: {error}")))?;
     let (assembly, mut asked) = assembled(registry, args, &mut signals)?;
     // Log only the findings about lost packets here. The run itself reports problems that prevent a start.
@@ -97,8 +99,8 @@ fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Re
                 for signal in signals.pending() {
                     match signal {
                         SIGHUP => hung_up = true,
-                        SIGINT | SIGTERM => exit(console::fail(STOPPED_EARLY, 1)),
-                        _ => {}
+                        SIGXFSZ => {}
+                        _ => exit(console::fail(STOPPED_EARLY, 1)),
                     }
                 }
                 if is_done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Disconnected) {
@@ -346,6 +348,9 @@ mod tests {
             (SIGINT, files, None, Effect::Stop),
             (SIGTERM, files, soon, Effect::Nothing),
             (SIGTERM, none, later, Effect::Abort),
+            (SIGUSR1, files, None, Effect::Stop),
+            (SIGUSR2, none, soon, Effect::Nothing),
+            (SIGALRM, none, later, Effect::Abort),
             (SIGXFSZ, none, None, Effect::Nothing),
             (SIGXFSZ, none, later, Effect::Nothing),
         ] {
