@@ -96,7 +96,7 @@ fn unsupported_capture_is_rejected_with_the_reason() {
         (b"# a config, not a capture".to_vec(), "not a capture: neither pcap nor pcapng"),
         (pcap_header(1)[..20].to_vec(), "not a capture"),
         (pcap_header(105).to_vec(), "the link type is 105, not Ethernet"),
-        (pcap_header(0xffff_ff01).to_vec(), "the link type is 4294967041, not Ethernet"),
+        (pcap_header(0xffff_ff01).to_vec(), "the link type is 65281, not Ethernet"),
         (words(&[&section[..], &wifi].concat()), "the link type of interface 0 is 105 and not Ethernet"),
     ] {
         let input = folder.write("input", bytes);

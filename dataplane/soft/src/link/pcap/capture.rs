@@ -42,6 +42,12 @@ const SMALLEST_BLOCK: u32 = 12;
 /// index of that cache line has 32 bits. Larger captures could need larger indexes.
 const MOST: u64 = 64 << 30;
 
+// The field of a pcap file that holds the link type (draft-ietf-opsawg-pcap). The highest four bits are the length of
+// the frame check sequence (FCS) of each frame, in units of two bytes. The length is valid only if another bit is set.
+const LINK_TYPE: u32 = 0xffff;
+const HAS_FCS_LENGTH: u32 = 1 << 26;
+const FCS_WORDS: u32 = 28;
+
 impl Capture {
     /// Returns the number of frames.
     pub fn len(&self) -> usize {
@@ -131,10 +137,13 @@ impl Capture {
     fn read_classic(file: &[u8]) -> Result<Self, Refusal> {
         let (mut rest, header) =
             parse_pcap_header(file).map_err(|_| "not a capture: neither pcap nor pcapng".to_owned())?;
-        if header.network != Linktype::ETHERNET {
-            // The field is unsigned in the file, but signed in the parser.
-            return Err(format!("the link type is {}, not Ethernet", header.network.0 as u32));
+        // The field is unsigned in the file, but signed in the parser.
+        let network = header.network.0 as u32;
+        let link_type = network & LINK_TYPE;
+        if link_type != Linktype::ETHERNET.0 as u32 {
+            return Err(format!("the link type is {link_type}, not Ethernet"));
         }
+        let fcs = if network & HAS_FCS_LENGTH != 0 { 2 * (network >> FCS_WORDS) } else { 0 };
         let unit = if header.is_nanosecond_precision() { 1 } else { 1_000 };
         let parse = if header.is_bigendian() { parse_pcap_frame_be } else { parse_pcap_frame };
         let mut capture = Self::default();
@@ -142,7 +151,8 @@ impl Capture {
             match parse(rest) {
                 Ok((after, record)) => {
                     let nanos = u64::from(record.ts_sec) * 1_000_000_000 + u64::from(record.ts_usec) * unit;
-                    capture.push(record.data, Nanos(nanos));
+                    let length = record.data.len().min(record.origlen.saturating_sub(fcs) as usize);
+                    capture.push(&record.data[..length], Nanos(nanos));
                     rest = after;
                 }
                 Err(error) => {
@@ -396,6 +406,25 @@ mod tests {
             let frames: Vec<&[u8]> = (0..capture.len()).map(|index| capture.frame(index)).collect();
             assert_eq!(frames, [&[1; 5][..], &[2; 5], &[3; 2]], "{name}");
         }
+    }
+
+    #[test]
+    fn frame_check_sequence_is_removed_from_frames() {
+        let folder = Folder::new();
+        let path = folder.file("fcs.pcap");
+        let mut writer = Writer::create(&path, Readers::Owner, 62).unwrap();
+        writer.write(&[1; 60], Nanos(0)).unwrap();
+        writer.write(&[2; 68], Nanos(0)).unwrap();
+        writer.flush().unwrap();
+        let mut file = std::fs::read(&path).unwrap();
+        // Wireshark writes the first value for frames with an FCS of four bytes. The second value has no valid length.
+        for (link_type, lengths) in [(0x2400_0001_u32, [56, 62]), (0x9000_0001, [60, 62])] {
+            file[20..24].copy_from_slice(&link_type.to_le_bytes());
+            let capture = Capture::read(&file).unwrap();
+            assert_eq!([0, 1].map(|index| capture.frame(index).len()), lengths, "{link_type:x}");
+        }
+        file[20..24].copy_from_slice(&0x2400_0071_u32.to_le_bytes());
+        assert_eq!(Capture::read(&file).unwrap_err(), "the link type is 113, not Ethernet");
     }
 
     /// A truncated capture still returns its whole frames. The capture reports damage if the cut is inside a record.
