@@ -330,7 +330,7 @@ fn report(stopped: RunningProgram) -> Value {
 fn stop_signal_ends_the_run_with_a_report() {
     let folder = folder_with_config();
     // The config names no files that can be reloaded, so SIGHUP also stops the run.
-    for signal in ["-INT", "-TERM", "-HUP"] {
+    for signal in ["-INT", "-TERM", "-HUP", "-USR1", "-USR2", "-ALRM"] {
         let running = endless(&folder);
         running.signal(signal);
         report(running);
@@ -371,6 +371,20 @@ fn repeated_stop_signal_ends_a_run_that_cannot_print_its_report() {
     // Close the read end of the pipe. The filler thread then ends, because its write fails.
     drop((command, reader));
     fill.join().unwrap();
+}
+
+/// A terminal would execute an escape sequence in a message.
+#[test]
+fn control_characters_of_a_path_are_not_printed() {
+    let folder = Folder::new();
+    folder.write("\u{1b}[31mred.toml", "[runtime]\nburst = 0\n");
+    let wrong = folder.file("\u{1b}[31mred.toml").to_str().unwrap().to_owned();
+    let missing = folder.file("\u{1b}[31mblue.toml").to_str().unwrap().to_owned();
+    for args in [&["check", &wrong][..], &["check", &missing], &["check", &wrong, "--set", "runtime.\u{1b}[31m=5"]] {
+        let (status, _, err) = run(&mut command(args));
+        assert_eq!(status, 2, "{err}");
+        assert!(err.contains("[31m") && !err.contains('\u{1b}'), "{err:?}");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
+use annotate_snippets::normalize_untrusted_str;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
@@ -101,6 +102,11 @@ pub(super) fn show(diagnostics: &Diagnostics) {
     write_stderr(&diagnostics.render(is_coloured()));
 }
 
+/// Returns the path of the config without control characters, which a terminal could execute.
+fn shown(diagnostics: &Diagnostics) -> String {
+    normalize_untrusted_str(&diagnostics.source().path().display().to_string())
+}
+
 /// Returns the number of mistakes in words, with a note that further checks run after these mistakes are fixed.
 fn count(diagnostics: &Diagnostics) -> String {
     let mistakes = diagnostics.mistakes();
@@ -110,7 +116,7 @@ fn count(diagnostics: &Diagnostics) -> String {
         0 => String::new(),
         warnings => format!(" and {}", words(warnings, "warning")),
     };
-    let (file, errors) = (diagnostics.source().path().display(), words(errors, "mistake"));
+    let (file, errors) = (shown(diagnostics), words(errors, "mistake"));
     format!("{errors}{warnings} in {file} (further checks run after these are fixed)")
 }
 
@@ -118,7 +124,7 @@ fn count(diagnostics: &Diagnostics) -> String {
 /// error is a failure of the command.
 pub(super) fn refusal(diagnostics: &Diagnostics) -> CommandError {
     match diagnostics.is_of_host() {
-        true => CommandError::Failed(format!("{} cannot be read", diagnostics.source().path().display())),
+        true => CommandError::Failed(format!("{} cannot be read", shown(diagnostics))),
         false => CommandError::Usage(count(diagnostics)),
     }
 }

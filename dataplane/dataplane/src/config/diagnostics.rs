@@ -175,8 +175,9 @@ impl Diagnostics {
         };
         // Pass only the line of the mistake to the renderer, which would otherwise scan the whole file for each
         // mistake.
+        let name = normalize_untrusted_str(&excerpt.position.name);
         let snippet = Snippet::source(excerpt.line)
-            .path(excerpt.position.name.as_str())
+            .path(name.as_str())
             .line_start(excerpt.position.line)
             .annotation(AnnotationKind::Primary.span(excerpt.span));
         let mut group: Group<'_> = style.primary_title(mistake.message.as_str()).element(snippet);
