@@ -52,9 +52,7 @@ impl Answer {
         });
         parsed.map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))
     }
-}
 
-impl Answer {
     /// Parses the result, and keeps the text of values of the type [`RawValue`](serde_json::value::RawValue).
     fn parse_raw<T: DeserializeOwned>(&self) -> Result<T, Error> {
         serde_json::from_str(&self.json).map_err(|error| Error::Answer(self.path.clone(), plain(&error.to_string())))

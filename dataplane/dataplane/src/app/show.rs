@@ -142,10 +142,10 @@ fn plain(text: &str) -> String {
 /// The units at the ends of the names of fields.
 const UNITS: [&str; 5] = ["_bytes", "_ns", "_percent", "_per_s", "_s"];
 
-/// Returns the heading of a column.
-fn heading(field: &str) -> String {
-    let name = UNITS.iter().find_map(|unit| field.strip_suffix(unit)).unwrap_or(field);
-    plain(name).replace('_', " ")
+/// Returns the heading of a column: its name without the unit, unless another column has this heading.
+fn heading(field: &str, columns: &[&str]) -> String {
+    let name = UNITS.iter().find_map(|unit| field.strip_suffix(unit)).filter(|name| !columns.contains(name));
+    plain(name.unwrap_or(field)).replace('_', " ")
 }
 
 /// Returns the text of a value, with a unit that fits.
@@ -194,7 +194,7 @@ fn table(rows: &[Fields]) -> String {
     };
     let right: Vec<bool> = columns.iter().map(is_right).collect();
     let cells = |row: &Fields| columns.iter().map(|column| cell(column, &value(row, column))).collect::<Vec<String>>();
-    let mut lines: Vec<Vec<String>> = vec![columns.iter().map(|column| heading(column)).collect()];
+    let mut lines: Vec<Vec<String>> = vec![columns.iter().map(|column| heading(column, &columns)).collect()];
     lines.extend(rows.iter().map(cells));
     let width = |at: usize| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns.len()).map(width).collect();
@@ -232,6 +232,11 @@ mod tests {
                         a         5  1.50 KiB  12.3 ns  –\n\
                         long  12345       0 B        –  ::1\u{fffd}\n";
         assert_eq!(table(&rows), expected);
+    }
+
+    #[test]
+    fn no_two_columns_have_the_same_heading() {
+        assert_eq!(table(&rows(r#"[{"rx": 5, "rx_bytes": 320}]"#)), "rx  rx bytes\n 5     320 B\n");
     }
 
     #[test]
