@@ -143,6 +143,11 @@ pub fn control(input: &[u8]) {
     app::fuzz_control(input);
 }
 
+/// Sends a request to the metrics server. The first byte of the input is the number of bytes that arrive first.
+pub fn metrics(input: &[u8]) {
+    app::fuzz_metrics(input);
+}
+
 #[cfg(test)]
 mod tests {
     use dataplane_testing::corpus;
@@ -153,5 +158,6 @@ mod tests {
         corpus::replay("pipeline", super::pipeline);
         corpus::replay("config", super::config);
         corpus::replay("control", super::control);
+        corpus::replay("metrics", super::metrics);
     }
 }

@@ -24,6 +24,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("pipeline", program::pipeline),
     ("config", program::config),
     ("control", program::control),
+    ("metrics", program::metrics),
 ];
 
 static TARGET: OnceLock<Target> = OnceLock::new();

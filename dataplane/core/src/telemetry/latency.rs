@@ -100,6 +100,25 @@ impl Latency {
         histogram
     }
 
+    /// Returns, for each bound in nanoseconds, the number of packets with a latency up to this bound and above the
+    /// previous bound. The last number is the number of packets above the last bound. The bounds must rise. A packet
+    /// whose latency is less than 1 % below a bound may count above the bound.
+    pub fn buckets(&self, bounds: &[u64]) -> Vec<u64> {
+        let mut buckets = vec![0; bounds.len() + 1];
+        for (range, packets) in self.counts.iter().enumerate().filter(|(_, packets)| **packets > 0) {
+            let highest = range_start(range + 1) - 1;
+            buckets[bounds.partition_point(|bound| *bound < highest)] += packets;
+        }
+        buckets
+    }
+
+    /// Returns the sum of the latencies in nanoseconds. The error is at most 1 %.
+    pub fn sum(&self) -> f64 {
+        let middle = |range| (range_start(range) + range_start(range + 1) - 1) as f64 / 2.0;
+        let counts = self.counts.iter().enumerate().filter(|(_, packets)| **packets > 0);
+        counts.map(|(range, packets)| middle(range) * *packets as f64).sum()
+    }
+
     /// Returns the percentiles, and the clocks of the measured packets.
     pub fn report(&self) -> LatencyReport {
         let histogram = self.histogram();
@@ -179,6 +198,18 @@ mod tests {
         // Two digits are exact to within 1 %.
         assert!(report.p99.abs_diff(2_000) <= 20 && report.p999.abs_diff(30_000) <= 300, "{report:?}");
         assert!(report.max >= Latency::MAX_NANOS);
+    }
+
+    #[test]
+    fn buckets_count_each_packet_once_and_sum_is_close() {
+        let mut latency = Latency::new();
+        for (nanos, packets) in [(0, 1), (100, 2), (101, 4), (1_500, 8), (70_000, 16)] {
+            latency.record(stamp(7, ClockSource::Software), stamp(7 + nanos, ClockSource::Software), packets);
+        }
+        assert_eq!(latency.buckets(&[100, 1_000, 2_000]), [3, 4, 8, 16]);
+        assert_eq!(latency.buckets(&[]), [31]);
+        let exact = 100.0 * 2.0 + 101.0 * 4.0 + 1_500.0 * 8.0 + 70_000.0 * 16.0;
+        assert!((latency.sum() - exact).abs() <= exact / 100.0, "{}", latency.sum());
     }
 
     proptest! {

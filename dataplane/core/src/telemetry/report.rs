@@ -49,6 +49,9 @@ pub struct PortReport {
     pub name: String,
     /// The name of the device.
     pub device: String,
+    /// Whether the link is up. Missing if the device does not report the state of the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_up: Option<bool>,
     /// The packet totals.
     pub packets: Totals,
     /// The byte totals, without preamble and frame check sequence.

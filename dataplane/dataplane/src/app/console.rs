@@ -6,7 +6,7 @@ use annotate_snippets::normalize_untrusted_str;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
-use super::{args, control};
+use super::{args, control, metrics};
 use crate::config::{self, Diagnostics, Level, Loaded, Mistake, Source};
 use crate::runtime::{Assembly, assemble, assemble_offline};
 use dataplane_core::error::Error;
@@ -143,7 +143,7 @@ pub(super) fn assembly(
     checked(config, |source, diagnostics| assemble_here(source, registry, topology, diagnostics))
 }
 
-/// Checks a config for this host, and checks its control socket. Returns `None` if the config has mistakes.
+/// Checks a config for this host, and checks its sockets. Returns `None` if the config has mistakes.
 pub(super) fn assemble_here(
     source: &Source,
     registry: &Registry,
@@ -152,6 +152,7 @@ pub(super) fn assemble_here(
 ) -> Result<Option<Assembly>, Error> {
     let Some(assembly) = assemble(source, registry, topology, diagnostics)? else { return Ok(None) };
     let problem = control::problem(&assembly.plan.runtime.control).map(|problem| ("runtime.control", problem));
+    let problem = problem.or_else(|| Some(("runtime.metrics", metrics::problem(&assembly.plan.runtime.metrics)?)));
     let problem = problem.or_else(|| Some(("runtime.control_group", control::group_problem(&assembly.plan.runtime)?)));
     let Some((key, (what, fix))) = problem else { return Ok(Some(assembly)) };
     diagnostics.push(Mistake::error(loaded(source).locate(key), what).help(fix));

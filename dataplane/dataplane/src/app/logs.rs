@@ -95,6 +95,11 @@ impl LogQueue {
         (queue, Self { lost, _writer: writer })
     }
 
+    /// Returns the counter of lost messages.
+    pub(super) fn lost_counter(&self) -> ErrorCounter {
+        self.lost.clone()
+    }
+
     /// Returns the number of messages that were lost so far.
     pub(super) fn lost(&self) -> u64 {
         self.lost.dropped_lines() as u64

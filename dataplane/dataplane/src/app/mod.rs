@@ -33,7 +33,7 @@ mod doctor;
 mod explain;
 mod graph;
 mod logs;
-
+mod metrics;
 mod privileges;
 mod reference;
 mod run;
@@ -45,6 +45,8 @@ mod topology;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use control::fuzz as fuzz_control;
+#[cfg(any(test, fuzzing))]
+pub(crate) use metrics::fuzz as fuzz_metrics;
 
 use std::ffi::OsString;
 

@@ -21,7 +21,7 @@ use rustix::process::geteuid;
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
-use crate::config::{Control, PortPlan, Runtime};
+use crate::config::{Control, Metrics, PortPlan, Runtime};
 use crate::runtime::Assembly;
 
 /// The newest version of Landlock whose rights this module uses. The crate `landlock` leaves out rights that the kernel
@@ -35,7 +35,7 @@ pub(super) struct Privileges {
     pub(super) capabilities: CapabilitySet,
     /// The existing files and folders that the program may write.
     pub(super) writable: BTreeSet<PathBuf>,
-    /// The folders of control sockets. The program removes its socket at the end of the run.
+    /// The folders of sockets. The program removes its sockets at the end of the run.
     sockets: BTreeSet<PathBuf>,
 }
 
@@ -239,11 +239,15 @@ fn writable(output: &Path) -> Vec<PathBuf> {
 }
 
 fn socket_folders(runtime: &Runtime) -> BTreeSet<PathBuf> {
-    let folders = match &runtime.control {
+    let parent = |path: &Path| path.parent().map(Path::to_owned);
+    let mut folders = match &runtime.control {
         Control::None => Vec::new(),
-        Control::Path(path) => path.parent().map(Path::to_owned).into_iter().collect(),
+        Control::Path(path) => parent(path).into_iter().collect(),
         Control::Auto => dataplane_control::socket::folders(),
     };
+    if let Metrics::Unix(path) = &runtime.metrics {
+        folders.extend(parent(path));
+    }
     folders.iter().filter_map(|folder| fs::canonicalize(folder).ok()).collect()
 }
 

@@ -14,6 +14,7 @@ use super::console::{self, CLEAR_LINE, CommandError};
 use super::control::Server;
 use super::doctor;
 use super::logs::{self, LogQueue};
+use super::metrics::{Facts, Listener};
 use super::privileges::Privileges;
 use crate::runtime::{Assembly, Options, ReloadOutcome, Run};
 use dataplane_core::pipeline::Registry;
@@ -47,7 +48,8 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
         asked |= effect == Effect::Reload;
         effect == Effect::Stop
     };
-    let server = Server::start(&assembly.plan.runtime, &args.config.path)?;
+    let metrics = Listener::open(&assembly.plan.runtime).map_err(CommandError::Failed)?;
+    let server = Server::start(&assembly.plan.runtime, &args.config.path, metrics.as_ref().map(Listener::feed))?;
     if assembly.plan.runtime.sandbox {
         for failure in Privileges::of(&assembly).give_up_the_rest() {
             tracing::info!("this run keeps more privileges than it needs: {failure}");
@@ -56,10 +58,18 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
     // Start the thread of the log queue after the program has given up privileges. A new thread has only the privileges
     // that the program still has.
     let queue = LogQueue::start();
+    let metrics = match metrics {
+        Some(listener) => {
+            let facts = Facts::of(&assembly.plan, &args.config.path, queue.lost_counter());
+            Some(listener.serve(facts).map_err(CommandError::Failed)?)
+        }
+        None => None,
+    };
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
     let until = args.duration.and_then(|duration| Instant::now().checked_add(duration));
     let stopping = watch(&run, &mut signals, hangup, asked, until, server);
+    drop(metrics);
     let ending = signals.handle();
     abort_on_signal(signals, hangup, stopping)?;
     let mut report = run.join()?;

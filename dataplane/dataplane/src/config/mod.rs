@@ -59,4 +59,4 @@ pub use read::MAX_SIZE;
 pub use runtime::{Idle, Runtime, Timestamps};
 pub use schema::{Row, Section, schema, schema_table, sections};
 pub use source::{Position, Source, Span};
-pub use types::{Address, Control, RssKey};
+pub use types::{Address, Control, Metrics, RssKey};

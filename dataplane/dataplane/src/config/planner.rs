@@ -8,7 +8,7 @@ use super::load::Loaded;
 use super::memory;
 use super::plan::{Catalog, Plan};
 use super::runtime::Runtime;
-use super::types::Control;
+use super::types::{Control, Metrics};
 use dataplane_core::topology::Topology;
 
 /// Checks that a config is consistent and fits the kinds of stages and the host. Returns `None` if the diagnostics
@@ -32,6 +32,9 @@ pub fn plan(
     // Use the final buffer layout, which differs from the config if an AF_XDP link needs other sizes.
     let mut runtime = Runtime { buffer_size: cut.size, headroom: cut.headroom, ..loaded.runtime.clone()? };
     if let Control::Path(path) = &mut runtime.control {
+        *path = loaded.source().resolve(path);
+    }
+    if let Metrics::Unix(path) = &mut runtime.metrics {
         *path = loaded.source().resolve(path);
     }
     let ports = ports.into_iter().collect::<Option<Vec<_>>>()?;

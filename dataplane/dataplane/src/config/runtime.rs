@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::de::{SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::types::Control;
+use super::types::{Control, Metrics};
 use dataplane_core::mem::PageKind;
 use dataplane_core::topology::Workers;
 use dataplane_core::units::{Bytes, CoreId, Period, bytes_within, within, within_some};
@@ -57,6 +57,7 @@ pub enum Timestamps {
 /// drain_timeout = "10s"
 /// control       = "/run/router.sock"
 /// control_group = "root"
+/// metrics       = "127.0.0.1:9464"
 /// sandbox       = false
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -106,10 +107,15 @@ pub struct Runtime {
     /// connect. The program removes the socket at the end of the run.
     #[schemars(with = "String")]
     pub control: Control,
-    /// A group whose members can connect to the control socket: a name in `/etc/group`, or a number in quotes. The
-    /// socket then has mode 0660. Default: no group.
+    /// A group whose members can connect to the control socket and to the Unix socket of `metrics`: a name in
+    /// `/etc/group`, or a number in quotes. The sockets then have mode 0660. Default: no group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_group: Option<String>,
+    /// The address of the metrics server: `"none"` for no server, an IP address and a TCP port such as
+    /// `"127.0.0.1:9464"`, or a Unix socket such as `"unix:/run/metrics.sock"`. The server needs no password, so every
+    /// client that reaches a TCP address can read the metrics. A Unix socket has the permissions of the control socket.
+    #[schemars(with = "String")]
+    pub metrics: Metrics,
     /// Whether the program gives up the privileges that the run does not need, before the run opens its devices. The
     /// program then keeps only the capabilities of its links and stages. The program can write only to device files and
     /// to the files and folders of its outputs, and cannot start programs or change the system. The page about
@@ -132,6 +138,7 @@ impl Default for Runtime {
             drain_timeout: Period::from_secs(5),
             control: Control::Auto,
             control_group: None,
+            metrics: Metrics::None,
             sandbox: true,
         }
     }

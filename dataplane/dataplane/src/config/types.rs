@@ -1,7 +1,7 @@
 //! Types of config values that are written as strings with their own format.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -69,6 +69,52 @@ impl FromStr for Control {
             "auto" => Ok(Self::Auto),
             "none" => Ok(Self::None),
             path => Ok(Self::Path(path.into())),
+        }
+    }
+}
+
+/// The address of the metrics server, written `"none"`, as an IP address and a TCP port, or as `unix:` and a path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Metrics {
+    /// No metrics server.
+    #[default]
+    None,
+    /// This IP address and TCP port.
+    Tcp(SocketAddr),
+    /// A Unix socket at this path.
+    Unix(PathBuf),
+}
+
+as_string!(Metrics, "\"none\", an address such as \"127.0.0.1:9464\", or a path such as \"unix:/run/metrics.sock\"");
+
+impl fmt::Display for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Metrics {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let help = "help: write \"none\", an IP address and a port such as \"127.0.0.1:9464\", or a path such as \
+                    \"unix:/run/metrics.sock\"";
+        match text {
+            "none" => return Ok(Self::None),
+            "unix:" => return Err(format!("the path after `unix:` is empty; {help}")),
+            _ => {}
+        }
+        if let Some(path) = text.strip_prefix("unix:") {
+            return Ok(Self::Unix(path.into()));
+        }
+        match text.parse::<SocketAddr>() {
+            Ok(address) if address.port() == 0 => Err(format!("`{text}` has the port 0; {help}")),
+            Ok(address) => Ok(Self::Tcp(address)),
+            Err(_) => Err(format!("`{text}` is not an address of a metrics server; {help}")),
         }
     }
 }
@@ -199,9 +245,28 @@ mod tests {
         for text in ["auto", "none", "./auto", "/run/edge.sock"] {
             assert_eq!(text.parse::<Control>().unwrap().to_string(), text);
         }
+        for text in ["none", "127.0.0.1:9464", "[::1]:9464", "unix:/run/metrics.sock"] {
+            assert_eq!(text.parse::<Metrics>().unwrap().to_string(), text);
+        }
         let key = "6d5a".repeat(20);
         for text in ["default", "symmetric", &key] {
             assert_eq!(text.parse::<RssKey>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn malformed_metrics_addresses_are_rejected() {
+        for (text, message) in [
+            ("", "`` is not an address"),
+            ("auto", "`auto` is not an address"),
+            (":9464", "`:9464` is not an address"),
+            ("127.0.0.1", "`127.0.0.1` is not an address"),
+            ("localhost:9464", "`localhost:9464` is not an address"),
+            ("127.0.0.1:0", "`127.0.0.1:0` has the port 0"),
+            ("unix:", "the path after `unix:` is empty"),
+        ] {
+            let error = text.parse::<Metrics>().unwrap_err();
+            assert!(error.starts_with(message) && error.contains("help: "), "{text}: {error}");
         }
     }
 

@@ -41,6 +41,9 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Returns whether the device computes the checksums of sent packets.
     fn computes_checksums(&self) -> bool;
 
+    /// Returns `true` if the link of the port is up. Returns `None` if the device does not answer.
+    fn is_link_up(&self) -> Option<bool>;
+
     /// Returns a description of the device.
     fn describe(&self) -> String;
 
@@ -309,6 +312,10 @@ impl<D: Device> PortDevice for OpenPort<D> {
 
     fn computes_checksums(&self) -> bool {
         self.provider.computes_checksums
+    }
+
+    fn is_link_up(&self) -> Option<bool> {
+        self.device.port(self.number).ok().map(|attributes| attributes.is_active())
     }
 
     fn describe(&self) -> String {

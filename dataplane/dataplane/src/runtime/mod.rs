@@ -25,5 +25,5 @@ mod worker;
 
 pub use assemble::{Assembly, assemble, assemble_offline};
 pub use run::{Options, ReloadOutcome, Run};
-pub use snapshot::Snapshot;
+pub use snapshot::{Snapshot, WorkerState};
 pub use trace::{End, Hop, Trace, Tracer};

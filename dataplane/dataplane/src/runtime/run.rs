@@ -14,7 +14,7 @@ use crate::runtime::idle::IdlePolicy;
 use crate::runtime::offload;
 use crate::runtime::report::{self, Outcome};
 use crate::runtime::sample::{self, LoopCounters, Reply, ReportedStage, Sample, Times, WorkerInfo};
-use crate::runtime::snapshot::{Sampler, Snapshot};
+use crate::runtime::snapshot::{Polled, Sampler, Snapshot};
 use crate::runtime::stopwatch::{self, Stopwatch};
 use crate::runtime::worker::{LatencyRecorder, Worker};
 use dataplane_core::clock::HostClock;
@@ -235,11 +235,11 @@ impl Run {
     /// contains the values of the worker's last answer, and an error names the worker.
     pub fn snapshot(&self) -> Option<Snapshot> {
         let mut sampler = self.sampler.lock().unwrap_or_else(PoisonError::into_inner);
-        let (outcomes, mut errors) = sampler.poll()?;
+        let Polled { outcomes, states, mut errors } = sampler.poll()?;
         errors.extend(self.tasks.failures());
         let (times, timebase) = (sampler.times().clone(), self.clock.timebase());
         let report = report::report(outcomes, &times, self.port_reports(), errors, &timebase);
-        Some(Snapshot::new(report, times, timebase))
+        Some(Snapshot::new(report, times, timebase, states))
     }
 
     /// Returns the name, the device and the device counters of each port.
@@ -254,6 +254,7 @@ impl Run {
             PortReport {
                 name: plan.config.name.clone(),
                 device: port.describe(),
+                link_up: port.is_link_up(),
                 rx_lost: losses.sum(),
                 tx_lost: device_counters.get("tx_lost").copied().unwrap_or_default(),
                 device_counters,
@@ -262,6 +263,11 @@ impl Run {
             }
         };
         named.map(report).collect()
+    }
+
+    /// Returns `true` if the run was stopped, so that its workers are about to end.
+    pub fn is_stopped(&self) -> bool {
+        self.control.is_stopped()
     }
 
     /// Stops the run. The workers stop receiving, finish the packets in progress, and end.

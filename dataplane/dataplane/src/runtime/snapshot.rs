@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::runtime::report::{self, Outcome};
 use crate::runtime::sample::{Counters, Request, Sample, Times, WorkerInfo};
 use dataplane_core::clock::Timebase;
-use dataplane_core::telemetry::{Recent, Report};
+use dataplane_core::telemetry::{Latency, Recent, Report};
 
 /// The maximum time that the sampler waits for the workers. A worker answers within 256 iterations, or when it wakes
 /// up.
@@ -18,17 +18,40 @@ pub struct Snapshot {
     report: Report,
     times: Times,
     timebase: Timebase,
+    workers: Vec<WorkerState>,
+}
+
+/// Whether a worker answered the request for a snapshot. A worker answers between two iterations of its loop, so an
+/// answer proves that the worker makes progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerState {
+    /// The worker answered.
+    Running,
+    /// The worker did not answer within a second.
+    Late,
+    /// The worker has ended.
+    Ended,
 }
 
 impl Snapshot {
-    pub(crate) fn new(report: Report, times: Times, timebase: Timebase) -> Self {
-        Self { report, times, timebase }
+    pub(crate) fn new(report: Report, times: Times, timebase: Timebase, workers: Vec<WorkerState>) -> Self {
+        Self { report, times, timebase, workers }
     }
 
     /// Returns the statistics since the start of the run, in the form of the final report. `held` of the ledger also
     /// counts packets that wait for a send completion.
     pub fn report(&self) -> &Report {
         &self.report
+    }
+
+    /// Returns the latency of the packets that were sent since the start of the run.
+    pub fn latency(&self) -> &Latency {
+        &self.times.latency
+    }
+
+    /// Returns the state of each worker.
+    pub fn workers(&self) -> &[WorkerState] {
+        &self.workers
     }
 
     /// Returns the changes since an earlier snapshot of the same run. With `None`, returns the changes since the start.
@@ -50,6 +73,16 @@ pub(crate) struct Sampler {
     since: Option<Instant>,
 }
 
+/// The answers of all workers.
+pub(crate) struct Polled {
+    /// The outcome of each worker. The outcome of a worker that did not answer comes from its last answer.
+    pub(crate) outcomes: Vec<Outcome>,
+    /// The state of each worker.
+    pub(crate) states: Vec<WorkerState>,
+    /// An error for each running worker that did not answer.
+    pub(crate) errors: Vec<String>,
+}
+
 struct SampledWorker {
     info: Arc<WorkerInfo>,
     request: Request,
@@ -69,9 +102,8 @@ impl Sampler {
     }
 
     /// Sends a request to every worker, unless requests are already in progress. Returns `None` until all workers have
-    /// answered or the timeout has passed. Then returns the outcome of each worker, and an error for each running
-    /// worker that did not answer. The outcome of such a worker comes from its last answer.
-    pub(crate) fn poll(&mut self) -> Option<(Vec<Outcome>, Vec<String>)> {
+    /// answered or the timeout has passed.
+    pub(crate) fn poll(&mut self) -> Option<Polled> {
         let since = *self.since.get_or_insert_with(|| {
             self.workers.iter_mut().for_each(SampledWorker::ask);
             Instant::now()
@@ -82,16 +114,16 @@ impl Sampler {
             return None;
         }
         self.since = None;
+        let states: Vec<WorkerState> = self.workers.iter().map(SampledWorker::state).collect();
         let late = |(number, worker): (usize, &SampledWorker)| {
-            let is_late = worker.empty.is_none() && !worker.request.is_over();
             let shown = match worker.counters {
                 Some(_) => "its statistics are from its last answer",
                 None => "it has no statistics yet",
             };
-            is_late.then(|| format!("worker {number} does not answer, so {shown}"))
+            (states[number] == WorkerState::Late).then(|| format!("worker {number} does not answer, so {shown}"))
         };
-        let late = self.workers.iter().enumerate().filter_map(late).collect();
-        Some((self.workers.iter().map(SampledWorker::outcome).collect(), late))
+        let errors = self.workers.iter().enumerate().filter_map(late).collect();
+        Some(Polled { outcomes: self.workers.iter().map(SampledWorker::outcome).collect(), states, errors })
     }
 
     /// Takes the last answers, after all workers have ended.
@@ -133,6 +165,15 @@ impl SampledWorker {
         true
     }
 
+    /// Returns the state of the worker at the end of a request.
+    fn state(&self) -> WorkerState {
+        match (self.request.is_over(), &self.empty) {
+            (true, _) => WorkerState::Ended,
+            (false, Some(_)) => WorkerState::Running,
+            (false, None) => WorkerState::Late,
+        }
+    }
+
     fn outcome(&self) -> Outcome {
         match &self.counters {
             Some(counters) => Outcome::new(&self.info, counters),
@@ -167,7 +208,7 @@ mod tests {
             let asked = reply.asked().unwrap();
             assert_eq!(&raw const *asked, address);
             reply.give(asked);
-            assert!(sampler.poll().is_some());
+            assert_eq!(sampler.poll().unwrap().states, [WorkerState::Running]);
         }
     }
 
@@ -178,7 +219,7 @@ mod tests {
         let mut sampler = Sampler::new([(info, own, request)]);
         assert!(sampler.poll().is_none());
         drop(reply);
-        let (outcomes, late) = sampler.poll().unwrap();
-        assert_eq!((outcomes.len(), late), (1, Vec::new()));
+        let Polled { outcomes, states, errors } = sampler.poll().unwrap();
+        assert_eq!((outcomes.len(), states, errors), (1, vec![WorkerState::Ended], Vec::new()));
     }
 }

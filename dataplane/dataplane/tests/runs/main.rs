@@ -10,6 +10,7 @@ mod files;
 mod filter;
 mod hostile;
 mod interfaces;
+mod metrics;
 mod nic;
 mod peers;
 mod reload;

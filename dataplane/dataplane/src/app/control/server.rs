@@ -5,13 +5,14 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use super::feed::{Feed, Phase};
 use super::lists;
 use super::socket::Socket;
 use crate::app::console::CommandError;
@@ -28,9 +29,10 @@ const INTERVAL: Duration = Duration::from_millis(50);
 /// The wait between two checks for the answers of the workers.
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Serves the clients of the control socket.
+/// Serves the clients of the control socket, and passes snapshots to the metrics server.
 pub(in crate::app) struct Server {
-    socket: Socket,
+    socket: Option<Socket>,
+    feed: Option<Arc<Feed>>,
     config: String,
     started: Instant,
     clients: Vec<Client>,
@@ -39,7 +41,7 @@ pub(in crate::app) struct Server {
     /// When the workers last answered.
     answered: Option<Instant>,
     /// The last answer of the workers.
-    latest: Option<Rc<Snapshot>>,
+    latest: Option<Arc<Snapshot>>,
     /// Whether accepting a client failed, for example because there are no file descriptors left. The server then waits
     /// before it accepts again.
     has_accept_failed: bool,
@@ -57,17 +59,27 @@ struct Client {
     /// The time by which the client must send its request, or must have received its answer.
     deadline: Option<Instant>,
     last_heard: Instant,
-    last_snapshot: Option<Rc<Snapshot>>,
+    last_snapshot: Option<Arc<Snapshot>>,
 }
 
 impl Server {
-    /// Starts to listen, unless the config disables the control socket.
+    /// Starts to listen, unless the config disables the control socket. `feed` is the feed of the metrics server.
+    /// Returns `None` if there is nothing to serve.
     ///
     /// # Errors
     /// Returns an error if the socket that the config names cannot be created.
-    pub(in crate::app) fn start(runtime: &Runtime, config: &Path) -> Result<Option<Self>, CommandError> {
-        let server = |socket| Self {
+    pub(in crate::app) fn start(
+        runtime: &Runtime,
+        config: &Path,
+        feed: Option<Arc<Feed>>,
+    ) -> Result<Option<Self>, CommandError> {
+        let socket = Socket::open(runtime).map_err(CommandError::Failed)?;
+        if socket.is_none() && feed.is_none() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
             socket,
+            feed,
             config: config.display().to_string(),
             started: Instant::now(),
             clients: Vec::new(),
@@ -75,13 +87,15 @@ impl Server {
             answered: None,
             latest: None,
             has_accept_failed: false,
-        };
-        Ok(Socket::open(runtime).map_err(CommandError::Failed)?.map(server))
+        }))
     }
 
     /// Accepts clients, reads requests and sends answers, without blocking. Reads and answers at most one request of
     /// each client, so that no client delays the others.
     pub(in crate::app) fn turn(&mut self, run: &Run) {
+        if let Some(feed) = &self.feed {
+            feed.set_phase(if run.is_stopped() { Phase::Stopping } else { Phase::Running });
+        }
         self.clients.retain_mut(Client::read_request);
         self.accept();
         for client in &mut self.clients {
@@ -116,13 +130,14 @@ impl Server {
             }
         }
         let is_due = self.answered.is_none_or(|answered| answered.elapsed() >= INTERVAL);
-        self.is_asking |= is_due && self.clients.iter().any(Client::is_waiting);
+        let is_feed_waiting = self.feed.as_ref().is_some_and(|feed| feed.is_wanted());
+        self.is_asking |= is_due && (is_feed_waiting || self.clients.iter().any(Client::is_waiting));
         if self.is_asking
             && let Some(snapshot) = run.snapshot()
         {
             self.is_asking = false;
             self.answered = Some(Instant::now());
-            let snapshot = Rc::new(snapshot);
+            let snapshot = Arc::new(snapshot);
             for client in &mut self.clients {
                 match &client.request {
                     Some(Request { id, call: Call::Stats {}, .. }) => {
@@ -137,6 +152,9 @@ impl Server {
                     _ => {}
                 }
             }
+            if let Some(feed) = &self.feed {
+                feed.publish(snapshot.clone());
+            }
             self.latest = Some(snapshot);
         }
         let now = Instant::now();
@@ -148,14 +166,19 @@ impl Server {
     pub(in crate::app) fn wait(&mut self, time: Duration) {
         let time = if self.clients.iter().any(Client::has_request) {
             Duration::ZERO
-        } else if self.is_asking || self.clients.iter().any(Client::is_waiting) {
+        } else if self.is_asking
+            || self.clients.iter().any(Client::is_waiting)
+            || self.feed.as_ref().is_some_and(|feed| feed.is_wanted())
+        {
             ANSWER_POLL_INTERVAL
         } else {
             time
         };
         let mut fds = Vec::with_capacity(1 + MAX_CLIENTS);
-        if !std::mem::take(&mut self.has_accept_failed) {
-            fds.push(PollFd::from_borrowed_fd(self.socket.listener.as_fd(), PollFlags::IN));
+        if !std::mem::take(&mut self.has_accept_failed)
+            && let Some(socket) = &self.socket
+        {
+            fds.push(PollFd::from_borrowed_fd(socket.listener.as_fd(), PollFlags::IN));
         }
         // The server reads no requests from a client that waits for an answer.
         for client in self.clients.iter().filter(|client| !client.is_waiting()) {
@@ -169,8 +192,9 @@ impl Server {
     }
 
     fn accept(&mut self) {
+        let Some(socket) = &self.socket else { return };
         for _ in 0..MAX_CLIENTS {
-            let stream = match self.socket.listener.accept() {
+            let stream = match socket.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     self.has_accept_failed = error.kind() != ErrorKind::WouldBlock;
@@ -281,7 +305,7 @@ impl Client {
         self.write_output();
     }
 
-    fn answer_stats(&mut self, id: u64, config: &str, snapshot: &Rc<Snapshot>) {
+    fn answer_stats(&mut self, id: u64, config: &str, snapshot: &Arc<Snapshot>) {
         let live = Live {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

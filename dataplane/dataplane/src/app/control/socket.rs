@@ -20,8 +20,8 @@ use dataplane_core::file;
 const BACKLOG: i32 = 128;
 
 /// A listening socket. Dropping this value removes the socket file.
-pub(super) struct Socket {
-    pub(super) listener: UnixListener,
+pub(in crate::app) struct Socket {
+    pub(in crate::app) listener: UnixListener,
     path: PathBuf,
     /// The identity of the socket file. The path may later name the file of another program, which must not be removed.
     identity: DeviceAndInode,
@@ -51,6 +51,11 @@ fn failed(path: &Path, error: &io::Error) -> String {
 /// Does not check whether another program listens on the path.
 pub(in crate::app) fn problem(control: &Control) -> Option<(String, String)> {
     let Control::Path(path) = control else { return None };
+    path_problem(path)
+}
+
+/// Checks whether a socket can be created at a path, as [`problem`] does.
+pub(in crate::app) fn path_problem(path: &Path) -> Option<(String, String)> {
     if let Err(why) = address(path) {
         let which = if path.as_os_str().len() > MAX_PATH { "a shorter" } else { "another" };
         return Some((why, format!("name {which} path, such as \"/run/dataplane.sock\"")));
@@ -88,7 +93,12 @@ pub(in crate::app) fn group_problem(runtime: &Runtime) -> Option<(String, String
 /// Returns the path of a control socket on which another program listens.
 pub(in crate::app) fn in_use(control: &Control) -> Option<&Path> {
     let Control::Path(path) = control else { return None };
-    is_alive(path).is_ok_and(|alive| alive).then_some(path)
+    has_listener(path).then_some(path)
+}
+
+/// Returns `true` if a program listens on the socket at a path.
+pub(in crate::app) fn has_listener(path: &Path) -> bool {
+    is_alive(path).is_ok_and(|alive| alive)
 }
 
 fn no_socket(path: &Path) -> String {
@@ -127,7 +137,7 @@ impl Socket {
         match &runtime.control {
             Control::None => return Ok(None),
             Control::Path(path) => {
-                return Self::at(path, group).map(Some).map_err(|why| format!("runtime.control: {why}"));
+                return Self::at(path, group, "runtime.control").map(Some);
             }
             Control::Auto => {}
         }
@@ -163,17 +173,22 @@ impl Socket {
         Self::new(listener, &path, None).map_err(failed)
     }
 
-    /// Creates a socket at a path that the config names.
-    fn at(path: &Path, group: Option<u32>) -> Result<Self, String> {
+    /// Creates a socket at the path that a key of the config names. The members of `group` may connect too.
+    ///
+    /// # Errors
+    /// Returns an error that starts with the key.
+    pub(in crate::app) fn at(path: &Path, group: Option<u32>, key: &str) -> Result<Self, String> {
+        Self::try_at(path, group, key).map_err(|why| format!("{key}: {why}"))
+    }
+
+    fn try_at(path: &Path, group: Option<u32>, key: &str) -> Result<Self, String> {
         let failed = |error: io::Error| failed(path, &error);
         let another = || {
             let path = path.display();
-            format!(
-                "another program listens on {path}; help: stop that program, or set another path in `runtime.control`"
-            )
+            format!("another program listens on {path}; help: stop that program, or set another path in `{key}`")
         };
-        if let Some((why, fix)) = problem(&Control::Path(path.to_owned())) {
-            return Err(format!("{why}: {fix}"));
+        if let Some((why, fix)) = path_problem(path) {
+            return Err(format!("{why}; help: {fix}"));
         }
         let unlocked = |error| format!("cannot lock {}.lock: {error}", path.display());
         let lock = Lock::take(path).map_err(unlocked)?.ok_or_else(another)?;

@@ -2,12 +2,12 @@
 
 use std::net::TcpListener;
 
-use super::super::control;
+use super::super::{control, metrics};
 use super::section::Section;
 use crate::config::Plan;
 use dataplane_soft::doctor::{Finding, Severity};
 
-/// Checks the control socket, and the addresses on which ports wait for their peers.
+/// Checks the control socket, the address of the metrics server, and the addresses on which ports wait for their peers.
 pub(super) fn of_plan(plan: &Plan) -> Vec<Section> {
     let failure = |what, fix| Finding::new(Severity::Fails, what, "the run fails at its start", fix);
     let mut sections = Vec::new();
@@ -15,6 +15,9 @@ pub(super) fn of_plan(plan: &Plan) -> Vec<Section> {
         let what = format!("another program listens on the control socket {}", path.display());
         let findings = vec![failure(what, "end the other program, or name another path".to_owned())];
         sections.push(Section::new("control socket", "runtime.control", findings));
+    }
+    if let Some((what, fix)) = metrics::failure(&plan.runtime.metrics) {
+        sections.push(Section::new("metrics server", "runtime.metrics", vec![failure(what, fix)]));
     }
     for (place, port) in plan.ports.iter().enumerate() {
         let listen = port.config.connection.as_ref().and_then(|connection| connection.rendezvous.listen);

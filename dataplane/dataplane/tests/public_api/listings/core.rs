@@ -2706,6 +2706,8 @@ pub mod telemetry {
             #[must_use]
             pub fn since(&self, earlier: &Self) -> Self {}
             pub fn clear(&mut self) {}
+            pub fn buckets(&self, bounds: &[u64]) -> Vec<u64> {}
+            pub fn sum(&self) -> f64 {}
             pub fn report(&self) -> LatencyReport {}
         }
         impl Default for Latency {}
@@ -2824,6 +2826,7 @@ pub mod telemetry {
         pub struct PortReport {
             pub name: String,
             pub device: String,
+            pub link_up: Option<bool>,
             pub packets: Totals,
             pub bytes: Totals,
             pub rx_errors: u64,

@@ -582,6 +582,7 @@ pub mod config {
             pub drain_timeout: Period,
             pub control: Control,
             pub control_group: Option<String>,
+            pub metrics: Metrics,
             pub sandbox: bool,
         }
         impl Default for Runtime {}
@@ -640,6 +641,18 @@ pub mod config {
         as_string!(Control, "\"auto\", \"none\", or the path of a socket");
         impl fmt::Display for Control {}
         impl FromStr for Control {}
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub enum Metrics {
+            None,
+            Tcp(SocketAddr),
+            Unix(PathBuf),
+        }
+        as_string!(
+            Metrics,
+            "\"none\", an address such as \"127.0.0.1:9464\", or a path such as \"unix:/run/metrics.sock\""
+        );
+        impl fmt::Display for Metrics {}
+        impl FromStr for Metrics {}
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct Address(pub IpNet);
         as_string!(
@@ -678,7 +691,7 @@ pub mod config {
     pub use runtime::{Idle, Runtime, Timestamps};
     pub use schema::{Row, Section, schema, schema_table, sections};
     pub use source::{Position, Source, Span};
-    pub use types::{Address, Control, RssKey};
+    pub use types::{Address, Control, Metrics, RssKey};
 }
 pub mod prelude {
     pub use crate::app::App;
@@ -736,6 +749,7 @@ pub mod runtime {
             pub fn tables(&self) -> &[StageTable] {}
             pub fn progress(&self) -> Progress {}
             pub fn snapshot(&self) -> Option<Snapshot> {}
+            pub fn is_stopped(&self) -> bool {}
             pub fn stop(&self) {}
             pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {}
             pub fn can_reload(&self) -> bool {}
@@ -753,8 +767,16 @@ pub mod runtime {
         pub struct Snapshot {
             private: _,
         }
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum WorkerState {
+            Running,
+            Late,
+            Ended,
+        }
         impl Snapshot {
             pub fn report(&self) -> &Report {}
+            pub fn latency(&self) -> &Latency {}
+            pub fn workers(&self) -> &[WorkerState] {}
             pub fn since(&self, earlier: Option<&Self>) -> Recent {}
         }
     }
@@ -800,7 +822,7 @@ pub mod runtime {
     }
     pub use assemble::{Assembly, assemble, assemble_offline};
     pub use run::{Options, ReloadOutcome, Run};
-    pub use snapshot::Snapshot;
+    pub use snapshot::{Snapshot, WorkerState};
     pub use trace::{End, Hop, Trace, Tracer};
 }
 pub mod testing {

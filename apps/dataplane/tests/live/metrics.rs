@@ -1,0 +1,614 @@
+//! End-to-end tests of the metrics server.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, lchown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+
+use dataplane_testing::config::Config;
+use dataplane_testing::{skip, wait_until};
+use serde_json::Value;
+
+use crate::common::{LINK, Running, RuntimeFolder, TIMEOUT, number};
+
+/// Returns an address that no other test and no other process uses: a loopback address with the process id.
+fn free_address() -> SocketAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    SocketAddr::from(([127, 128 | NEXT.fetch_add(1, Ordering::Relaxed), high, low], 9464))
+}
+
+/// A response: its status line and headers, and its body.
+struct Response {
+    head: String,
+    body: String,
+}
+
+impl Response {
+    fn of(mut stream: impl Read + Write, request: &[u8]) -> Self {
+        stream.write_all(request).unwrap();
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).unwrap();
+        let text = String::from_utf8(bytes).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no response: {text:?}"));
+        let response = Self { head: head.to_owned(), body: body.to_owned() };
+        if !request.starts_with(b"HEAD") {
+            assert_eq!(response.header("content-length"), body.len().to_string());
+        }
+        response
+    }
+
+    fn header(&self, name: &str) -> &str {
+        let mut lines = self.head.lines().filter_map(|line| line.split_once(": "));
+        lines.find(|(found, _)| *found == name).map_or("", |(_, value)| value)
+    }
+
+    fn status(&self) -> u16 {
+        self.head[9..12].parse().unwrap()
+    }
+}
+
+fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+    stream
+}
+
+fn request(address: SocketAddr, text: &str) -> Response {
+    Response::of(connect(address), text.as_bytes())
+}
+
+fn get(address: SocketAddr, path: &str) -> Response {
+    request(address, &format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n"))
+}
+
+const OPEN_METRICS: &str =
+    "GET /metrics HTTP/1.1\r\naccept: application/openmetrics-text; version=1.0.0,*/*;q=0.1\r\n\r\n";
+
+/// The samples of a page of metrics, by name and sorted labels.
+type Samples = BTreeMap<(String, BTreeMap<String, String>), f64>;
+
+/// Parses metrics strictly. Panics at every violation of the format.
+fn samples(text: &str, is_open: bool) -> Samples {
+    let lines: Vec<&str> = match (text.strip_suffix("# EOF\n"), is_open) {
+        (Some(text), true) => text.lines().collect(),
+        (None, false) => text.lines().collect(),
+        _ => panic!("the end is wrong: {text}"),
+    };
+    assert!(text.ends_with('\n'));
+    let is_name = |name: &str| {
+        name.starts_with(|first: char| first.is_ascii_lowercase())
+            && name.chars().all(|char| char.is_ascii_lowercase() || char.is_ascii_digit() || char == '_')
+    };
+    let (mut samples, mut families) = (Samples::new(), BTreeSet::new());
+    let (mut help, mut kind, mut is_after_type) = (String::new(), String::new(), false);
+    for line in lines {
+        assert!(!line.is_empty() && line.trim() == line, "{line:?}");
+        if let Some(rest) = line.strip_prefix("# ") {
+            let words: Vec<&str> = rest.splitn(3, ' ').collect();
+            let [what, name, value] = words[..] else { panic!("{line}") };
+            match what {
+                "HELP" => {
+                    assert!(is_name(name) && families.insert(name.to_owned()), "{line}");
+                    assert!(value.ends_with('.') || value.ends_with('1'), "{line}");
+                    help = name.to_owned();
+                }
+                "TYPE" => {
+                    assert_eq!(name, help);
+                    let known = ["counter", "gauge", "histogram", if is_open { "unknown" } else { "untyped" }];
+                    assert!(known.contains(&value), "{line}");
+                    assert_eq!(name.ends_with("_total"), value == "counter" && !is_open, "{line}");
+                    kind = value.to_owned();
+                }
+                "UNIT" => {
+                    assert_eq!((name, is_after_type), (help.as_str(), true));
+                    assert!(name.ends_with(&format!("_{value}")), "{line}");
+                }
+                _ => panic!("{line}"),
+            }
+            is_after_type = what == "TYPE";
+            continue;
+        }
+        is_after_type = false;
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let (name, mut labels) = match series.split_once('{') {
+            Some((name, labels)) => (name, parsed_labels(labels.strip_suffix('}').unwrap())),
+            None => (series, BTreeMap::new()),
+        };
+        let ends: &[&str] = match kind.as_str() {
+            "counter" if is_open => &["_total"],
+            "histogram" => &["_bucket", "_count", "_sum"],
+            _ => &[""],
+        };
+        assert!(ends.iter().any(|end| name == format!("{help}{end}")), "{line} is not of the family {help}");
+        assert_eq!(labels.contains_key("le"), name.ends_with("_bucket"), "{line}");
+        // The formats write numbers differently: `1.0` or `1`.
+        labels.entry("le".to_owned()).and_modify(|bound| *bound = bound.parse::<f64>().unwrap().to_string());
+        let number: f64 = value.parse().unwrap_or_else(|error| panic!("{line}: {error}"));
+        if kind == "counter" {
+            assert!(number >= 0.0 && number.fract() == 0.0, "{line}");
+        }
+        assert!(samples.insert((name.to_owned(), labels), number).is_none(), "{line} occurs twice");
+    }
+    let buckets = samples.iter().filter(|((name, _), _)| name == "dataplane_latency_seconds_bucket");
+    let mut buckets: Vec<(f64, f64)> =
+        buckets.map(|((_, labels), count)| (labels["le"].parse().unwrap(), *count)).collect();
+    buckets.sort_by(|one, other| one.0.total_cmp(&other.0));
+    assert!(buckets.is_sorted_by(|one, other| one.1 <= other.1), "{buckets:?}");
+    let count = samples[&("dataplane_latency_seconds_count".to_owned(), BTreeMap::new())];
+    assert_eq!(buckets.last(), Some(&(f64::INFINITY, count)));
+    samples
+}
+
+/// Parses the labels between the braces.
+fn parsed_labels(mut text: &str) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
+    while !text.is_empty() {
+        let (name, rest) = text.split_once("=\"").unwrap();
+        let mut value = String::new();
+        let mut chars = rest.char_indices();
+        let end = loop {
+            match chars.next().expect("a closing quote") {
+                (at, '"') => break at + 1,
+                (_, '\\') => value.push(match chars.next().unwrap().1 {
+                    'n' => '\n',
+                    char @ ('\\' | '"') => char,
+                    char => panic!("\\{char}"),
+                }),
+                (_, char) => value.push(char),
+            }
+        };
+        assert!(labels.insert(name.to_owned(), value).is_none(), "{name} occurs twice");
+        text = &rest[end..];
+        if let Some(rest) = text.strip_prefix(',') {
+            assert!(!rest.is_empty());
+            text = rest;
+        } else {
+            assert!(text.is_empty(), "{text}");
+        }
+    }
+    labels
+}
+
+/// Statistics, and the samples that belong to their values. Each value is taken once, so the rest shows the values that
+/// have no metric.
+struct Comparison {
+    rest: Value,
+    samples: Samples,
+}
+
+impl Comparison {
+    /// Takes a value of the statistics.
+    fn take(&mut self, path: &str) -> Value {
+        let value = self.rest.pointer_mut(path).unwrap_or_else(|| panic!("the statistics have no {path}"));
+        value.take()
+    }
+
+    /// Takes the sample of a metric.
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let labels: BTreeMap<_, _> = labels.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let key = (format!("dataplane_{name}"), labels);
+        self.samples.remove(&key).unwrap_or_else(|| panic!("there is no sample {key:?} in {:#?}", self.samples))
+    }
+
+    /// Compares a value with its sample, which has the unit `scale`.
+    fn equal(&mut self, path: &str, name: &str, labels: &[(&str, &str)], scale: f64) {
+        let (value, sample) = (self.take(path).as_f64().unwrap(), self.sample(name, labels));
+        assert!((value * scale - sample).abs() <= 1e-9 * sample.abs(), "{path}: {value}, but {name} is {sample}");
+    }
+
+    /// Compares each entry of a map with a sample that has the name of the entry as a label.
+    fn entries(&mut self, path: &str, name: &str, owner: (&str, &str), label: &str) {
+        let Value::Object(entries) = self.take(path) else { panic!("{path} is no map") };
+        for (key, value) in entries {
+            assert_eq!(number(&value) as f64, self.sample(name, &[owner, (label, &key)]), "{path}/{key}");
+        }
+    }
+
+    /// Compares a value that has changed meanwhile.
+    fn not_less(&mut self, path: &str, name: &str, labels: &[(&str, &str)]) {
+        let (value, sample) = (self.take(path).as_f64().unwrap(), self.sample(name, labels));
+        assert!(sample >= value, "{path}: {value}, but {name} is {sample}");
+    }
+}
+
+/// Returns the paths of all numbers that are not 0.
+fn numbers(value: &Value, path: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Number(number) if number.as_f64() != Some(0.0) => found.push(path.to_owned()),
+        Value::Array(values) => {
+            values.iter().enumerate().for_each(|(at, value)| numbers(value, &format!("{path}/{at}"), found));
+        }
+        Value::Object(fields) => {
+            fields.iter().for_each(|(name, value)| numbers(value, &format!("{path}/{name}"), found));
+        }
+        _ => {}
+    }
+}
+
+/// Two ports, a stage with an output, an own counter and drops, and a stage that copies packets.
+fn wide_config(count: u64) -> String {
+    let rules =
+        "rules = [{ name = \"a \\\\ \\\"b\\\"\", action = \"deny\", protocol = \"udp\", src_port = \"1024-1027\" }]";
+    Config::new()
+        .port("wire", &format!("{LINK}, count = {count}"))
+        // A link without an end, so that the run continues after the last packet.
+        .port("other", "kind = 'loopback'")
+        .input(&["wire", "other"])
+        .stage("mirror", "name = 'twice'\noutputs = { copy = 'away' }")
+        .stage("parse", "outputs = { other = 'away' }")
+        .stage("acl", &format!("name = 'edge'\ndefault = 'permit'\n{rules}"))
+        .stage("tx", "name = 'out'\nport = 'wire'")
+        .stage("drop", "name = 'away'")
+        .to_string()
+}
+
+/// Waits until all generated packets have left the pipeline, and returns the statistics.
+fn quiet(running: &Running, count: u64) -> Value {
+    let mut stats = Value::Null;
+    wait_until("all packets have left", || {
+        stats = running.ask().unwrap();
+        number(&stats["packets"]["rx"]) == count && number(&stats["ledger"]["held"]) == 0
+    });
+    stats
+}
+
+#[test]
+fn every_number_of_the_statistics_is_a_metric_with_the_same_value() {
+    const COUNT: u64 = 200_000;
+    let (folder, address) = (RuntimeFolder::new(), free_address());
+    folder.0.write("x.toml", wide_config(COUNT));
+    let running = folder.run(&format!(" --set runtime.metrics={address}"), None);
+    let stats = quiet(&running, COUNT);
+    let response = request(address, OPEN_METRICS);
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.header("content-type"), "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    let old = get(address, "/metrics");
+    assert_eq!(old.header("content-type"), "text/plain; version=0.0.4; charset=utf-8");
+    let (open, old) = (samples(&response.body, true), samples(&old.body, false));
+    assert!(open.keys().eq(old.keys()), "the formats have different metrics");
+
+    let mut both = Comparison { rest: stats.clone(), samples: open };
+    both.not_less("/duration_s", "run_duration_seconds", &[]);
+    for (field, name) in [
+        ("rx", "receive_packets_total"),
+        ("generated", "generated_packets_total"),
+        ("copied", "copied_packets_total"),
+        ("tx", "transmit_packets_total"),
+        ("consumed", "consumed_packets_total"),
+        ("held", "held_packets"),
+        ("unaccounted", "unaccounted_packets"),
+    ] {
+        both.equal(&format!("/ledger/{field}"), &format!("ledger_{name}"), &[], 1.0);
+        both.equal(&format!("/workers/0/ledger/{field}"), &format!("worker_{name}"), &[("worker", "0")], 1.0);
+    }
+    both.equal("/ledger/dropped", "ledger_dropped_packets_total", &[], 1.0);
+    both.entries("/workers/0/ledger/drops", "worker_dropped_packets_total", ("worker", "0"), "drop");
+    for (at, port) in ["wire", "other"].into_iter().enumerate() {
+        let owner = ("port", port);
+        for (field, name) in [
+            ("packets/rx", "receive_packets_total"),
+            ("packets/tx", "transmit_packets_total"),
+            ("bytes/rx", "receive_bytes_total"),
+            ("bytes/tx", "transmit_bytes_total"),
+            ("rx_errors", "receive_errors_total"),
+            ("rx_lost", "receive_lost_packets_total"),
+            ("tx_lost", "transmit_lost_packets_total"),
+            ("stale", "stale_completions_total"),
+            ("recoveries", "recoveries_total"),
+            ("rebuilds", "rebuilds_total"),
+            ("abandoned", "abandoned_requests_total"),
+            ("stamps_implausible", "implausible_timestamps_total"),
+        ] {
+            both.equal(&format!("/ports/{at}/{field}"), &format!("port_{name}"), &[owner], 1.0);
+        }
+        for (field, reason) in [
+            ("tx_full", "tx_full"),
+            ("tx_errors", "tx_error"),
+            ("tx_too_long", "too_long"),
+            ("tx_not_connected", "not_connected"),
+        ] {
+            let labels = [owner, ("reason", reason)];
+            both.equal(&format!("/ports/{at}/{field}"), "port_dropped_packets_total", &labels, 1.0);
+        }
+        assert_eq!(both.sample("port_dropped_packets_total", &[owner, ("reason", "stopped")]), 0.0);
+        both.entries(&format!("/ports/{at}/device_counters"), "port_device_events_total", owner, "event");
+        both.entries(&format!("/ports/{at}/stamps"), "port_timestamps_total", owner, "clock");
+        assert_eq!((both.take(&format!("/ports/{at}/link_up")), both.sample("port_up", &[owner])), (true.into(), 1.0));
+        both.sample("port_info", &[owner, ("device", stats["ports"][at]["device"].as_str().unwrap())]);
+    }
+    for (at, (stage, kind)) in
+        [("twice", "mirror"), ("parse", "parse"), ("edge", "acl"), ("out", "tx"), ("away", "drop")]
+            .into_iter()
+            .enumerate()
+    {
+        let owner = ("stage", stage);
+        for (field, name) in [
+            ("packets", "packets_total"),
+            ("batches", "batches_total"),
+            ("consumed", "consumed_packets_total"),
+            ("copied", "copied_packets_total"),
+            ("made", "generated_packets_total"),
+            ("copies_missed", "missed_copies_total"),
+        ] {
+            both.equal(&format!("/stages/{at}/{field}"), &format!("stage_{name}"), &[owner], 1.0);
+        }
+        both.entries(&format!("/stages/{at}/outputs"), "stage_output_packets_total", owner, "output");
+        both.entries(&format!("/stages/{at}/drops"), "stage_dropped_packets_total", owner, "reason");
+        both.entries(&format!("/stages/{at}/counters"), "stage_value", owner, "counter");
+        both.sample("stage_info", &[owner, ("use", kind)]);
+    }
+    let worker = [("worker", "0")];
+    both.not_less("/workers/0/loops", "worker_loops_total", &worker);
+    both.not_less("/workers/0/idle_loops", "worker_idle_loops_total", &worker);
+    both.equal("/workers/0/bytes/rx", "worker_receive_bytes_total", &worker, 1.0);
+    both.equal("/workers/0/bytes/tx", "worker_transmit_bytes_total", &worker, 1.0);
+    both.equal("/workers/0/slots", "worker_buffers", &worker, 1.0);
+    assert_eq!(both.sample("worker_up", &worker), 1.0);
+    assert_eq!(both.sample("worker_memory_bytes", &worker), number(&stats["workers"][0]["slots"]) as f64 * 2048.0);
+    let (core, pages) = (both.take("/workers/0/core").to_string(), stats["workers"][0]["pages"].as_str().unwrap());
+    both.sample("worker_info", &[("worker", "0"), ("core", &core), ("pages", pages)]);
+    both.equal("/latency_ns/count", "latency_seconds_count", &[], 1.0);
+    both.equal("/latency_ns/max", "latency_max_seconds", &[], 1e-9);
+    both.equal("/latency_ns/unmeasured", "latency_unmeasured_packets_total", &[], 1.0);
+    assert_eq!(both.take("/latency_ns/by_source/software"), stats["latency_ns"]["count"]);
+    assert_eq!(
+        both.sample("latency_measured_packets_total", &[("clock", "software")]),
+        number(&stats["latency_ns"]["count"]) as f64
+    );
+    // The percentiles of the statistics are between the bounds of the buckets.
+    let count = number(&stats["latency_ns"]["count"]) as f64;
+    let (mut below, mut bounds) = (0.0, Vec::new());
+    for ((name, labels), packets) in std::mem::take(&mut both.samples) {
+        match labels.get("le") {
+            Some(bound) => bounds.push((bound.parse::<f64>().unwrap(), packets)),
+            None => _ = both.samples.insert((name, labels), packets),
+        }
+    }
+    bounds.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let median = both.take("/latency_ns/p50").as_f64().unwrap() / 1e9;
+    for (bound, packets) in bounds {
+        assert!(packets / count <= 0.5 || median <= bound, "{median}");
+        assert!(packets / count >= 0.5 || median > below, "{median}");
+        below = bound;
+    }
+    let sum = both.sample("latency_seconds_sum", &[]);
+    assert!(sum > 0.0 && sum <= count * number(&stats["latency_ns"]["max"]) as f64 / 1e9);
+    let costs = stats["costs"].as_array().unwrap();
+    assert!(!costs.is_empty());
+    for (at, cost) in costs.iter().enumerate() {
+        let part = [("part", cost["part"].as_str().unwrap())];
+        both.equal(&format!("/costs/{at}/ns"), "packet_cost_seconds", &part, 1e-9);
+        both.equal(&format!("/costs/{at}/burst"), "packet_cost_burst_packets", &part, 1.0);
+        both.equal(&format!("/costs/{at}/bursts"), "packet_cost_bursts_total", &part, 1.0);
+    }
+    both.sample(
+        "run_info",
+        &[("version", stats["version"].as_str().unwrap()), ("config", stats["config"].as_str().unwrap())],
+    );
+    assert_eq!([both.sample("run_ready", &[]), both.sample("run_errors", &[])], [1.0, 0.0]);
+    both.equal("/logs_lost", "log_messages_lost_total", &[], 1.0);
+    // Each sample of the remaining family has the memory of a stage.
+    let rest: Vec<_> = both.samples.keys().filter(|(name, _)| name != "dataplane_stage_memory_bytes").collect();
+    assert!(rest.is_empty(), "metrics without a value in the statistics: {rest:?}");
+    let mut left = Vec::new();
+    numbers(&both.rest, "", &mut left);
+    left.retain(|path| {
+        // Each of these values follows from other values.
+        let derived = ["/pid", "/rate_", "/packets/", "/bytes/", "/recent/", "/ledger/drops/", "/latency_ns/p"];
+        !derived.iter().any(|start| path.starts_with(start))
+            && !path.ends_with("/ticks")
+            && path != "/workers/0/ledger/dropped"
+    });
+    assert!(left.is_empty(), "statistics without a metric: {left:?}");
+
+    let report = running.end("-TERM");
+    for key in ["packets", "bytes", "stages", "latency_ns"] {
+        assert_eq!(report[key], stats[key], "the run has changed {key} after the comparison");
+    }
+}
+
+#[test]
+fn metrics_work_without_a_control_socket_and_with_few_privileges() {
+    let (folder, address) = (RuntimeFolder::new(), free_address());
+    let mut command =
+        folder.command(&format!("run @/x.toml --json --set runtime.control=none --set runtime.metrics={address}"));
+    let program = dataplane_testing::program::RunningProgram::start(command.stdout(Stdio::piped()));
+    wait_until("the server listens", || TcpStream::connect(address).is_ok());
+    wait_until("the run is ready", || get(address, "/readyz").status() == 200);
+    let count = || {
+        samples(&request(address, OPEN_METRICS).body, true)
+            [&("dataplane_ledger_receive_packets_total".to_owned(), BTreeMap::new())]
+    };
+    let before = count();
+    wait_until("packets pass", || count() > before);
+    // Seccomp 2: a filter.
+    let threads = fs::read_dir(format!("/proc/{}/task", program.id())).unwrap().map(|thread| thread.unwrap().path());
+    let thread =
+        threads.into_iter().find(|thread| fs::read_to_string(thread.join("comm")).unwrap() == "metrics\n").unwrap();
+    let status = fs::read_to_string(thread.join("status")).unwrap();
+    assert!(status.contains("\nSeccomp:\t2\n") && status.contains("\nCapEff:\t0000000000000000\n"), "{status}");
+    program.signal("-TERM");
+    assert_eq!(program.end().0, 0);
+    assert!(TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn metrics_are_served_on_a_unix_socket_and_the_socket_is_removed() {
+    let folder = RuntimeFolder::new();
+    let path = folder.path("metrics.sock");
+    let running = folder.run(&format!(" --set runtime.metrics=unix:{}", path.display()), None);
+    let about = fs::symlink_metadata(&path).unwrap();
+    assert!(about.file_type().is_socket());
+    assert_eq!(about.permissions().mode() & 0o777, 0o600);
+    let response = Response::of(UnixStream::connect(&path).unwrap(), OPEN_METRICS.as_bytes());
+    assert!(samples(&response.body, true).len() > 50);
+    // Another program cannot use the same path.
+    let (status, out, err) = folder.dataplane("run @/x.toml --packets 1 --set runtime.metrics=unix:metrics.sock");
+    assert_eq!((status, out.as_str()), (1, ""));
+    let expected = format!(
+        "error: runtime.metrics: another program listens on {}; help: stop that program, or set another path in \
+         `runtime.metrics`\n",
+        path.display()
+    );
+    assert_eq!(err, expected);
+    running.end("-TERM");
+    assert!(!path.exists() && !folder.path("metrics.sock.lock").exists());
+    // The socket of a killed program is replaced.
+    let mut killed = folder.run(" --set runtime.metrics=unix:metrics.sock", None);
+    killed.program.kill().unwrap();
+    killed.program.wait().unwrap();
+    assert!(path.exists());
+    folder.run(" --set runtime.metrics=unix:metrics.sock", None).end("-TERM");
+    assert!(!path.exists());
+}
+
+#[test]
+fn group_may_use_the_unix_socket_if_the_config_names_it() {
+    let folder = RuntimeFolder::new();
+    let about = fs::metadata(folder.path("")).unwrap();
+    // Only root can give a file to any group.
+    let group = if about.uid() == 0 { 12_345 } else { about.gid() };
+    let settings = format!(" --set runtime.metrics=unix:m.sock --set runtime.control_group=\"{group}\"");
+    let running = folder.run(&settings, None);
+    let about = fs::metadata(folder.path("m.sock")).unwrap();
+    assert_eq!((about.mode() & 0o7777, about.gid()), (0o660, group));
+    running.end("-TERM");
+}
+
+#[test]
+fn address_that_cannot_be_used_is_reported_at_the_start() {
+    let (folder, address) = (RuntimeFolder::new(), free_address());
+    let listener = TcpListener::bind(address).unwrap();
+    let fails = |setting: &str, why: &str, fix: &str| {
+        let (status, out, err) = folder.dataplane(&format!("run @/x.toml --packets 1 --set runtime.metrics={setting}"));
+        assert_eq!((status, out.as_str()), (1, ""), "{err}");
+        assert!(err.starts_with("error: runtime.metrics: "), "{err}");
+        for part in [why, "help: ", fix] {
+            assert!(err.contains(part), "{part:?} is not in: {err}");
+        }
+    };
+    let in_use = format!("cannot listen on {address}: Address already in use");
+    fails(&address.to_string(), &in_use, "run `ss -ltnp 'sport = 9464'` to find the program");
+    fails("192.0.2.7:9464", "cannot listen on 192.0.2.7:9464: Cannot assign", "run `ip address`");
+    let (status, _, err) = folder.dataplane(&format!("check --strict @/x.toml --set runtime.metrics={address}"));
+    assert_eq!((status, err.contains(&in_use)), (2, true), "{err}");
+    drop(listener);
+
+    // A socket of another user in a folder of another user.
+    fs::create_dir(folder.path("theirs")).unwrap();
+    let theirs = folder.path("theirs/m.sock");
+    let listener = UnixListener::bind(&theirs).unwrap();
+    fails("unix:theirs/m.sock", "another program listens on", "set another path in `runtime.metrics`");
+    drop(listener);
+    for (path, why) in [("x.toml", "x.toml exists and is not a socket"), ("missing/m.sock", "missing does not exist")] {
+        let (status, _, err) = folder.dataplane(&format!("run @/x.toml --packets 1 --set runtime.metrics=unix:{path}"));
+        assert_eq!((status, err.contains(why)), (2, true), "{err}");
+    }
+    let (status, _, err) = folder.dataplane("check @/x.toml --set runtime.metrics=localhost:9464");
+    assert_eq!((status, err.contains("`localhost:9464` is not an address of a metrics server")), (2, true), "{err}");
+
+    let program = folder.path("dataplane");
+    fs::copy(env!("CARGO_BIN_EXE_dataplane"), &program).unwrap();
+    let owner = folder.path("theirs");
+    if let Err(error) = lchown(&owner, Some(1), Some(1)).and_then(|()| lchown(folder.path(""), Some(65534), None)) {
+        return skip(format!("cannot create a folder of another user: {error}"));
+    }
+    fs::set_permissions(folder.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    let as_nobody = |setting: &str| {
+        let mut command = std::process::Command::new("setpriv");
+        command.args([
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+            "--",
+        ]);
+        command.arg(&program).args(["run", "x.toml", "--packets", "1", "--set"]).arg(setting);
+        dataplane_testing::program::run(command.current_dir(folder.path("")).env("XDG_RUNTIME_DIR", folder.path("")))
+    };
+    let (status, _, err) = as_nobody("runtime.metrics=127.0.0.1:80");
+    assert_eq!(status, 1, "{err}");
+    if err.contains("Permission denied") {
+        assert!(err.contains("help: set a port from 1024 in `runtime.metrics`, or start"), "{err}");
+    } else {
+        // net.ipv4.ip_unprivileged_port_start may allow the port.
+        assert!(err.contains("cannot listen on 127.0.0.1:80"), "{err}");
+    }
+    for path in ["unix:theirs/m.sock", "unix:theirs/n.sock"] {
+        let (status, _, err) = as_nobody(&format!("runtime.metrics={path}"));
+        assert_eq!((status, err.contains("Permission denied"), err.contains("help: ")), (2, true, true), "{err}");
+    }
+}
+
+#[test]
+fn wrong_requests_are_refused_and_do_not_disturb_others() {
+    let (folder, address) = (RuntimeFolder::new(), free_address());
+    let running = folder.run(&format!(" --set runtime.metrics={address}"), None);
+    let long = format!("GET /metrics HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(1 << 20));
+    for (text, status, body) in [
+        ("GET / HTTP/1.1\r\n\r\n", 404, "this server has the pages /metrics, /healthz and /readyz\n"),
+        (
+            "POST /metrics HTTP/1.1\r\ncontent-length: 3\r\n\r\nabc",
+            405,
+            "this server supports the methods GET and HEAD\n",
+        ),
+        ("\u{0}\u{1}\u{2}garbage\r\n\r\n", 400, "this is not an HTTP request: "),
+        ("version 1\n", 400, "this is not an HTTP request: "),
+        (&long, 431, "a request has at most 8192 bytes\n"),
+    ] {
+        let response = request(address, text);
+        assert_eq!((response.status(), response.header("connection")), (status, "close"), "{}", response.head);
+        assert!(response.body.starts_with(body), "{}", response.body);
+    }
+    let head = request(address, "HEAD /metrics HTTP/1.1\r\n\r\n");
+    assert_eq!((head.status(), head.body.as_str()), (200, ""));
+    assert!(head.header("content-length").parse::<usize>().unwrap() > 1000);
+    for (path, body) in [("/healthz", "ok\n"), ("/readyz", "ready\n")] {
+        let response = get(address, path);
+        assert_eq!((response.status(), response.body.as_str()), (200, body));
+    }
+    // A client that closes its connection early.
+    for _ in 0..50 {
+        connect(address).write_all(OPEN_METRICS.as_bytes()).unwrap();
+    }
+    assert_eq!(get(address, "/healthz").status(), 200);
+    running.end("-TERM");
+}
+
+#[test]
+fn slow_clients_are_disconnected_and_200_clients_at_once_are_answered() {
+    let (folder, address) = (RuntimeFolder::new(), free_address());
+    let running = folder.run(&format!(" --set runtime.metrics={address}"), None);
+    // These clients occupy more places than the server has, and never finish their requests.
+    let mut slow: Vec<TcpStream> = (0..300).map(|_| connect(address)).collect();
+    for stream in &mut slow {
+        // A client that was already disconnected cannot send.
+        let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\n");
+    }
+    assert_eq!(get(address, "/metrics").status(), 200);
+    let first = thread::scope(|scope| {
+        let ask = || samples(&request(address, OPEN_METRICS).body, true).len();
+        let threads: Vec<_> = (0..200).map(|_| scope.spawn(ask)).collect();
+        let counts: BTreeSet<usize> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(counts.len() <= 2, "{counts:?}");
+        counts.into_iter().next().unwrap()
+    });
+    assert!(first > 50);
+    for mut stream in slow {
+        // The server closes each connection, with or without a reset.
+        let _ = stream.shutdown(Shutdown::Write);
+        if let Err(error) = stream.read_to_end(&mut Vec::new()) {
+            assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+        }
+    }
+    // The traffic was not disturbed.
+    let report = running.end("-TERM");
+    assert_eq!(report["ledger"]["unaccounted"], 0);
+}

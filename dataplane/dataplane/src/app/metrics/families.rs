@@ -1,0 +1,748 @@
+//! The metrics: their names, and their values in a snapshot.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, prometheus_text, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::facts::Facts;
+use super::request::Format;
+use crate::runtime::{Snapshot, WorkerState};
+use dataplane_core::clock::ClockReport;
+use dataplane_core::mem::Reason;
+use dataplane_core::telemetry::{CostReport, Latency, PortReport, Report, StageReport, WorkerReport};
+
+/// The start of the name of every metric.
+pub(super) const PREFIX: &str = "dataplane";
+
+/// The upper bounds of the buckets of the latency in nanoseconds: 1, 2 and 5 of each power of ten, from 100 ns to 1 s.
+const BOUNDS: [u64; 22] = {
+    let (mut bounds, mut at, mut power) = ([0; 22], 0, 100);
+    while at < bounds.len() {
+        bounds[at] = [1, 2, 5][at % 3] * power;
+        if at % 3 == 2 {
+            power *= 10;
+        }
+        at += 1;
+    }
+    bounds
+};
+
+/// The value of a sample.
+enum Value {
+    Whole(u64),
+    Signed(i64),
+    Real(f64),
+    /// The packets of each bucket, the number of packets, and the sum of their latencies in seconds.
+    Buckets(Vec<(f64, u64)>, u64, f64),
+}
+
+impl From<u64> for Value {
+    fn from(value: u64) -> Self {
+        Self::Whole(value)
+    }
+}
+
+impl From<bool> for Value {
+    fn from(value: bool) -> Self {
+        Self::Whole(value.into())
+    }
+}
+
+impl From<usize> for Value {
+    fn from(value: usize) -> Self {
+        Self::Whole(value as u64)
+    }
+}
+
+impl From<i64> for Value {
+    fn from(value: i64) -> Self {
+        Self::Signed(value)
+    }
+}
+
+impl From<f64> for Value {
+    fn from(value: f64) -> Self {
+        Self::Real(value)
+    }
+}
+
+/// The values of the labels, and the value.
+type Sample<'a> = (Vec<&'a str>, Value);
+
+/// The source of the values.
+struct View<'a> {
+    snapshot: &'a Snapshot,
+    report: &'a Report,
+    facts: &'a Facts,
+    is_stopping: bool,
+    /// The numbers of the workers as text.
+    numbers: &'a [String],
+    /// The cores of the workers as text.
+    cores: &'a [String],
+}
+
+/// A metric family: a metric with its labels.
+pub(super) struct Family {
+    pub(super) name: &'static str,
+    pub(super) kind: Kind,
+    pub(super) unit: Option<Unit>,
+    pub(super) labels: &'static [&'static str],
+    pub(super) help: &'static str,
+    samples: for<'a> fn(&View<'a>) -> Vec<Sample<'a>>,
+}
+
+/// The type of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+    /// A value that a stage defines. The value can be a counter or a gauge.
+    Unknown,
+}
+
+impl Kind {
+    const fn of_client(self) -> MetricType {
+        match self {
+            Self::Counter => MetricType::Counter,
+            Self::Gauge => MetricType::Gauge,
+            Self::Histogram => MetricType::Histogram,
+            Self::Unknown => MetricType::Unknown,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl Family {
+    const fn new(
+        name: &'static str,
+        kind: Kind,
+        unit: Option<Unit>,
+        labels: &'static [&'static str],
+        help: &'static str,
+        samples: for<'a> fn(&View<'a>) -> Vec<Sample<'a>>,
+    ) -> Self {
+        Self { name, kind, unit, labels, help, samples }
+    }
+
+    /// Returns the name of the samples, such as `dataplane_port_receive_packets_total`.
+    #[cfg(test)]
+    pub(super) fn full_name(&self) -> String {
+        let unit = self.unit.as_ref().map_or(String::new(), |unit| format!("_{}", unit.as_str()));
+        let end = if self.kind == Kind::Counter { "_total" } else { "" };
+        format!("{PREFIX}_{}{unit}{end}", self.name)
+    }
+}
+
+fn one<'a>(value: impl Into<Value>) -> Vec<Sample<'a>> {
+    vec![(Vec::new(), value.into())]
+}
+
+fn ports<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&PortReport) -> V) -> Vec<Sample<'a>> {
+    view.report.ports.iter().map(|port| (vec![port.name.as_str()], value(port).into())).collect()
+}
+
+fn stages<'a>(view: &View<'a>, value: impl Fn(&StageReport) -> u64) -> Vec<Sample<'a>> {
+    view.report.stages.iter().map(|stage| (vec![stage.name.as_str()], value(stage).into())).collect()
+}
+
+fn workers<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&WorkerReport) -> V) -> Vec<Sample<'a>> {
+    let named = view.numbers.iter().zip(&view.report.workers);
+    named.map(|(number, worker)| (vec![number.as_str()], value(worker).into())).collect()
+}
+
+/// Returns a sample for each entry of a map of each port or stage.
+fn entries<'a, K: AsRef<str> + 'a>(
+    owners: impl IntoIterator<Item = (&'a str, impl IntoIterator<Item = (&'a K, &'a u64)>)>,
+) -> Vec<Sample<'a>> {
+    let of_owner = |(owner, entries)| {
+        Iterator::map(IntoIterator::into_iter(entries), move |(name, value): (&'a K, &u64)| {
+            (vec![owner, name.as_ref()], Value::from(*value))
+        })
+    };
+    owners.into_iter().flat_map(of_owner).collect()
+}
+
+fn clocks<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&ClockReport) -> V) -> Vec<Sample<'a>> {
+    let clocks = view.report.ports.iter().flat_map(|port| port.clocks.iter().map(move |clock| (port, clock)));
+    clocks.map(|(port, clock)| (vec![port.name.as_str(), clock.source.name()], value(clock).into())).collect()
+}
+
+fn costs<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&CostReport) -> V) -> Vec<Sample<'a>> {
+    view.report.costs.iter().map(|cost| (vec![cost.part.as_str()], value(cost).into())).collect()
+}
+
+/// Returns the drops of the ports.
+fn port_drops<'a>(view: &View<'a>) -> Vec<Sample<'a>> {
+    let mut samples = Vec::new();
+    for port in &view.report.ports {
+        // The report of a port has no field for packets that were dropped because the run was stopped.
+        let name = |reason: Reason| format!("{}.{}", port.name, reason.name(&[]));
+        let of_ledger = view.report.ledger.drops.get(&name(Reason::Stopped)).copied().unwrap_or(0);
+        for (reason, packets) in [
+            ("tx_full", port.tx_full),
+            ("tx_error", port.tx_errors),
+            ("too_long", port.tx_too_long),
+            ("not_connected", port.tx_not_connected),
+            ("stopped", of_ledger),
+        ] {
+            samples.push((vec![port.name.as_str(), reason], packets.into()));
+        }
+    }
+    samples
+}
+
+fn latency<'a>(latency: &Latency) -> Vec<Sample<'a>> {
+    let buckets = latency.buckets(&BOUNDS);
+    let bounds = BOUNDS.iter().map(|nanos| *nanos as f64 / 1e9).chain([f64::INFINITY]);
+    let count = buckets.iter().sum();
+    one(Value::Buckets(bounds.zip(buckets).collect(), count, latency.sum() / 1e9))
+}
+
+/// All metric families.
+pub(super) const FAMILIES: &[Family] = &[
+    Family::new(
+        "run_info",
+        Kind::Gauge,
+        None,
+        &["version", "config"],
+        "The version of the program and the path of the config; always 1.",
+        |view| vec![(vec![env!("CARGO_PKG_VERSION"), &view.facts.config], Value::Whole(1))],
+    ),
+    Family::new("run_duration", Kind::Gauge, Some(Unit::Seconds), &[], "The time since the workers started.", |view| {
+        one(view.report.duration_s)
+    }),
+    Family::new(
+        "run_ready",
+        Kind::Gauge,
+        None,
+        &[],
+        "1 if packets can pass: all workers run and the links of all input ports are up.",
+        |view| one(!view.is_stopping && view.facts.unready(view.snapshot).is_empty()),
+    ),
+    Family::new("run_errors", Kind::Gauge, None, &[], "The number of reasons why the run has failed so far.", |view| {
+        one(view.report.errors.len())
+    }),
+    Family::new(
+        "log_messages_lost",
+        Kind::Counter,
+        None,
+        &[],
+        "Log messages that were lost because standard error was too slow.",
+        |view| one(view.facts.logs_lost.dropped_lines()),
+    ),
+    Family::new("ledger_receive_packets", Kind::Counter, None, &[], "Packets received.", |view| {
+        one(view.report.ledger.rx)
+    }),
+    Family::new("ledger_generated_packets", Kind::Counter, None, &[], "Packets generated by stages.", |view| {
+        one(view.report.ledger.generated)
+    }),
+    Family::new(
+        "ledger_copied_packets",
+        Kind::Counter,
+        None,
+        &[],
+        "Packets created as copies of other packets.",
+        |view| one(view.report.ledger.copied),
+    ),
+    Family::new("ledger_transmit_packets", Kind::Counter, None, &[], "Packets sent.", |view| {
+        one(view.report.ledger.tx)
+    }),
+    Family::new(
+        "ledger_dropped_packets",
+        Kind::Counter,
+        None,
+        &[],
+        "Packets dropped, for all reasons together.",
+        |view| one(view.report.ledger.dropped),
+    ),
+    Family::new("ledger_consumed_packets", Kind::Counter, None, &[], "Packets consumed by stages.", |view| {
+        one(view.report.ledger.consumed)
+    }),
+    Family::new("ledger_held_packets", Kind::Gauge, None, &[], "Packets inside the pipeline.", |view| {
+        one(view.report.ledger.held)
+    }),
+    Family::new(
+        "ledger_unaccounted_packets",
+        Kind::Gauge,
+        None,
+        &[],
+        "The difference of the ledger, which must be 0.",
+        |view| one(view.report.ledger.unaccounted),
+    ),
+    Family::new("port_info", Kind::Gauge, None, &["port", "device"], "The device of the port; always 1.", |view| {
+        view.report.ports.iter().map(|port| (vec![&*port.name, &*port.device], Value::Whole(1))).collect()
+    }),
+    Family::new(
+        "port_up",
+        Kind::Gauge,
+        None,
+        &["port"],
+        "1 if the link is up. Missing if the device does not report the state of the link.",
+        |view| {
+            let known = view.report.ports.iter().filter_map(|port| Some((&*port.name, port.link_up?)));
+            known.map(|(port, is_up)| (vec![port], is_up.into())).collect()
+        },
+    ),
+    Family::new("port_receive_packets", Kind::Counter, None, &["port"], "Packets received.", |view| {
+        ports(view, |port| port.packets.rx)
+    }),
+    Family::new(
+        "port_receive_bytes",
+        Kind::Counter,
+        None,
+        &["port"],
+        "Bytes received, without preamble and frame check sequence.",
+        |view| ports(view, |port| port.bytes.rx),
+    ),
+    Family::new("port_transmit_packets", Kind::Counter, None, &["port"], "Packets sent.", |view| {
+        ports(view, |port| port.packets.tx)
+    }),
+    Family::new(
+        "port_transmit_bytes",
+        Kind::Counter,
+        None,
+        &["port"],
+        "Bytes sent, without preamble and frame check sequence.",
+        |view| ports(view, |port| port.bytes.tx),
+    ),
+    Family::new(
+        "port_receive_lost_packets",
+        Kind::Counter,
+        None,
+        &["port"],
+        "Packets lost before they were received. No ledger counts them.",
+        |view| ports(view, |port| port.rx_lost),
+    ),
+    Family::new(
+        "port_transmit_lost_packets",
+        Kind::Counter,
+        None,
+        &["port"],
+        "Packets counted as sent, but missing from the capture file.",
+        |view| ports(view, |port| port.tx_lost),
+    ),
+    Family::new(
+        "port_dropped_packets",
+        Kind::Counter,
+        None,
+        &["port", "reason"],
+        "Packets dropped at the port instead of being sent.",
+        port_drops,
+    ),
+    Family::new(
+        "port_receive_errors",
+        Kind::Counter,
+        None,
+        &["port"],
+        "Receive requests that completed with an error.",
+        |view| ports(view, |port| port.rx_errors),
+    ),
+    Family::new(
+        "port_stale_completions",
+        Kind::Counter,
+        None,
+        &["port"],
+        "Completions that match no request.",
+        |view| ports(view, |port| port.stale),
+    ),
+    Family::new(
+        "port_recoveries",
+        Kind::Counter,
+        None,
+        &["port"],
+        "Resets of a queue pair after an error or a restart of the peer.",
+        |view| ports(view, |port| port.recoveries),
+    ),
+    Family::new(
+        "port_rebuilds",
+        Kind::Counter,
+        None,
+        &["port"],
+        "Rebuilds of the queues because a completion queue was lost.",
+        |view| ports(view, |port| port.rebuilds),
+    ),
+    Family::new(
+        "port_abandoned_requests",
+        Kind::Counter,
+        None,
+        &["port"],
+        "Requests whose completion did not arrive in time.",
+        |view| ports(view, |port| port.abandoned),
+    ),
+    Family::new("port_device_events", Kind::Counter, None, &["port", "event"], "The counters of the device.", |view| {
+        entries(view.report.ports.iter().map(|port| (&*port.name, &port.device_counters)))
+    }),
+    Family::new(
+        "port_timestamps",
+        Kind::Counter,
+        None,
+        &["port", "clock"],
+        "Completions stamped by each clock.",
+        |view| {
+            let ports = view.report.ports.iter();
+            let stamps =
+                ports.flat_map(|port| port.stamps.iter().map(move |(clock, stamps)| (port, clock.name(), stamps)));
+            stamps.map(|(port, clock, stamps)| (vec![&*port.name, clock], (*stamps).into())).collect()
+        },
+    ),
+    Family::new(
+        "port_implausible_timestamps",
+        Kind::Counter,
+        None,
+        &["port"],
+        "Device timestamps that were replaced by the system clock.",
+        |view| ports(view, |port| port.stamps_implausible),
+    ),
+    Family::new(
+        "port_clock_error",
+        Kind::Gauge,
+        Some(Unit::Seconds),
+        &["port", "clock"],
+        "The maximum error of a timestamp of the device clock.",
+        |view| clocks(view, |clock| clock.error_ns as f64 / 1e9),
+    ),
+    Family::new(
+        "port_clock_drift",
+        Kind::Gauge,
+        Some(Unit::Ratios),
+        &["port", "clock"],
+        "The deviation of the device clock from its nominal frequency.",
+        |view| clocks(view, |clock| clock.drift_ppb as f64 / 1e9),
+    ),
+    Family::new(
+        "port_clock_offset",
+        Kind::Gauge,
+        Some(Unit::Seconds),
+        &["port", "clock"],
+        "The offset that is added to the wall clock of the device.",
+        |view| clocks(view, |clock| clock.offset_ns as f64 / 1e9),
+    ),
+    Family::new(
+        "port_clock_steps",
+        Kind::Counter,
+        None,
+        &["port", "clock"],
+        "Comparisons of the device clock with the system clock.",
+        |view| clocks(view, |clock| clock.steps),
+    ),
+    Family::new(
+        "port_clock_missed_steps",
+        Kind::Counter,
+        None,
+        &["port", "clock"],
+        "Comparisons in which the device clock could not be read.",
+        |view| clocks(view, |clock| clock.missed),
+    ),
+    Family::new("port_clock_jumps", Kind::Counter, None, &["port", "clock"], "Jumps of the device clock.", |view| {
+        clocks(view, |clock| clock.jumps)
+    }),
+    Family::new("port_clock_freezes", Kind::Counter, None, &["port", "clock"], "Stops of the device clock.", |view| {
+        clocks(view, |clock| clock.freezes)
+    }),
+    Family::new("stage_info", Kind::Gauge, None, &["stage", "use"], "The kind of the stage; always 1.", |view| {
+        view.report.stages.iter().map(|stage| (vec![&*stage.name, &*stage.kind], Value::Whole(1))).collect()
+    }),
+    Family::new("stage_packets", Kind::Counter, None, &["stage"], "Packets that entered the stage.", |view| {
+        stages(view, |stage| stage.packets)
+    }),
+    Family::new("stage_batches", Kind::Counter, None, &["stage"], "Batches that entered the stage.", |view| {
+        stages(view, |stage| stage.batches)
+    }),
+    Family::new(
+        "stage_output_packets",
+        Kind::Counter,
+        None,
+        &["stage", "output"],
+        "Packets that left by each output.",
+        |view| entries(view.report.stages.iter().map(|stage| (&*stage.name, &stage.outputs))),
+    ),
+    Family::new(
+        "stage_dropped_packets",
+        Kind::Counter,
+        None,
+        &["stage", "reason"],
+        "Packets that the stage dropped.",
+        |view| entries(view.report.stages.iter().map(|stage| (&*stage.name, &stage.drops))),
+    ),
+    Family::new(
+        "stage_consumed_packets",
+        Kind::Counter,
+        None,
+        &["stage"],
+        "Packets that the stage consumed.",
+        |view| stages(view, |stage| stage.consumed),
+    ),
+    Family::new("stage_copied_packets", Kind::Counter, None, &["stage"], "Copies that the stage made.", |view| {
+        stages(view, |stage| stage.copied)
+    }),
+    Family::new(
+        "stage_generated_packets",
+        Kind::Counter,
+        None,
+        &["stage"],
+        "Packets that the stage generated.",
+        |view| stages(view, |stage| stage.made),
+    ),
+    Family::new(
+        "stage_missed_copies",
+        Kind::Counter,
+        None,
+        &["stage"],
+        "Requested copies that were not made.",
+        |view| stages(view, |stage| stage.copies_missed),
+    ),
+    Family::new(
+        "stage_value",
+        Kind::Unknown,
+        None,
+        &["stage", "counter"],
+        "The counters and table sizes that the stage defines.",
+        |view| entries(view.report.stages.iter().map(|stage| (&*stage.name, &stage.counters))),
+    ),
+    Family::new(
+        "stage_memory",
+        Kind::Gauge,
+        Some(Unit::Bytes),
+        &["stage"],
+        "The memory of the tables of the stage.",
+        |view| view.facts.stage_memory.iter().map(|(stage, bytes)| (vec![&**stage], (*bytes).into())).collect(),
+    ),
+    Family::new(
+        "worker_info",
+        Kind::Gauge,
+        None,
+        &["worker", "core", "pages"],
+        "The core and the kind of memory pages of the worker; always 1.",
+        |view| {
+            let numbered = view.numbers.iter().zip(view.cores).zip(&view.report.workers);
+            numbered
+                .map(|((number, core), worker)| (vec![&**number, &**core, &*worker.pages], Value::Whole(1)))
+                .collect()
+        },
+    ),
+    Family::new("worker_up", Kind::Gauge, None, &["worker"], "1 if the worker makes progress.", |view| {
+        let states = view.numbers.iter().zip(view.snapshot.workers());
+        states.map(|(number, state)| (vec![&**number], (*state == WorkerState::Running).into())).collect()
+    }),
+    Family::new("worker_loops", Kind::Counter, None, &["worker"], "Loops executed.", |view| {
+        workers(view, |worker| worker.loops)
+    }),
+    Family::new(
+        "worker_idle_loops",
+        Kind::Counter,
+        None,
+        &["worker"],
+        "Loops in which no packet was received.",
+        |view| workers(view, |worker| worker.idle_loops),
+    ),
+    Family::new("worker_receive_packets", Kind::Counter, None, &["worker"], "Packets received.", |view| {
+        workers(view, |worker| worker.ledger.rx)
+    }),
+    Family::new(
+        "worker_receive_bytes",
+        Kind::Counter,
+        None,
+        &["worker"],
+        "Bytes received, without preamble and frame check sequence.",
+        |view| workers(view, |worker| worker.bytes.rx),
+    ),
+    Family::new("worker_transmit_packets", Kind::Counter, None, &["worker"], "Packets sent.", |view| {
+        workers(view, |worker| worker.ledger.tx)
+    }),
+    Family::new(
+        "worker_transmit_bytes",
+        Kind::Counter,
+        None,
+        &["worker"],
+        "Bytes sent, without preamble and frame check sequence.",
+        |view| workers(view, |worker| worker.bytes.tx),
+    ),
+    Family::new("worker_generated_packets", Kind::Counter, None, &["worker"], "Packets generated by stages.", |view| {
+        workers(view, |worker| worker.ledger.generated)
+    }),
+    Family::new(
+        "worker_copied_packets",
+        Kind::Counter,
+        None,
+        &["worker"],
+        "Packets created as copies of other packets.",
+        |view| workers(view, |worker| worker.ledger.copied),
+    ),
+    Family::new(
+        "worker_dropped_packets",
+        Kind::Counter,
+        None,
+        &["worker", "drop"],
+        "Packets dropped, by `stage.reason`.",
+        |view| {
+            entries(
+                view.numbers.iter().zip(&view.report.workers).map(|(number, worker)| (&**number, &worker.ledger.drops)),
+            )
+        },
+    ),
+    Family::new("worker_consumed_packets", Kind::Counter, None, &["worker"], "Packets consumed by stages.", |view| {
+        workers(view, |worker| worker.ledger.consumed)
+    }),
+    Family::new("worker_held_packets", Kind::Gauge, None, &["worker"], "Packets inside the pipeline.", |view| {
+        workers(view, |worker| worker.ledger.held)
+    }),
+    Family::new(
+        "worker_unaccounted_packets",
+        Kind::Gauge,
+        None,
+        &["worker"],
+        "The difference of the ledger, which must be 0.",
+        |view| workers(view, |worker| worker.ledger.unaccounted),
+    ),
+    Family::new("worker_buffers", Kind::Gauge, None, &["worker"], "Packet buffers in the pool.", |view| {
+        workers(view, |worker| worker.slots)
+    }),
+    Family::new(
+        "worker_memory",
+        Kind::Gauge,
+        Some(Unit::Bytes),
+        &["worker"],
+        "The memory of the packet buffers.",
+        |view| workers(view, |worker| worker.slots * view.facts.buffer_size),
+    ),
+    Family::new(
+        "latency",
+        Kind::Histogram,
+        Some(Unit::Seconds),
+        &[],
+        "The time from the receive timestamp to the send timestamp of a packet.",
+        |view| latency(view.snapshot.latency()),
+    ),
+    Family::new(
+        "latency_max",
+        Kind::Gauge,
+        Some(Unit::Seconds),
+        &[],
+        "The highest latency since the start of the run.",
+        |view| one(view.report.latency_ns.max as f64 / 1e9),
+    ),
+    Family::new(
+        "latency_measured_packets",
+        Kind::Counter,
+        None,
+        &["clock"],
+        "Packets in the histogram of the latency, by the clock of their stamps.",
+        |view| {
+            let clocks = view.report.latency_ns.by_source.iter();
+            clocks.map(|(clock, packets)| (vec![clock.name()], (*packets).into())).collect()
+        },
+    ),
+    Family::new(
+        "latency_unmeasured_packets",
+        Kind::Counter,
+        None,
+        &[],
+        "Packets whose two timestamps are from different clocks.",
+        |view| one(view.report.latency_ns.unmeasured),
+    ),
+    Family::new(
+        "packet_cost",
+        Kind::Gauge,
+        Some(Unit::Seconds),
+        &["part"],
+        "The average time per packet in a part of the loop, since the start of the run.",
+        |view| costs(view, |cost| cost.ns / 1e9),
+    ),
+    Family::new(
+        "packet_cost_bursts",
+        Kind::Counter,
+        None,
+        &["part"],
+        "Loops in which the time of the part was measured.",
+        |view| costs(view, |cost| cost.bursts),
+    ),
+    Family::new(
+        "packet_cost_burst_packets",
+        Kind::Gauge,
+        None,
+        &["part"],
+        "The average number of packets in a measured loop.",
+        |view| costs(view, |cost| cost.burst),
+    ),
+];
+
+/// Writes all metric families.
+struct Families {
+    snapshot: Arc<Snapshot>,
+    facts: Arc<Facts>,
+    is_stopping: bool,
+}
+
+impl fmt::Debug for Families {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Families").finish_non_exhaustive()
+    }
+}
+
+impl Collector for Families {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let report = self.snapshot.report();
+        let numbers: Vec<String> = (0..report.workers.len()).map(|number| number.to_string()).collect();
+        let cores: Vec<String> = report.workers.iter().map(|worker| worker.core.to_string()).collect();
+        let view = View {
+            snapshot: &self.snapshot,
+            report,
+            facts: &self.facts,
+            is_stopping: self.is_stopping,
+            numbers: &numbers,
+            cores: &cores,
+        };
+        for family in FAMILIES {
+            let samples = (family.samples)(&view);
+            if samples.is_empty() {
+                continue;
+            }
+            let kind = family.kind.of_client();
+            let mut metric = encoder.encode_descriptor(family.name, family.help, family.unit.as_ref(), kind)?;
+            for (values, value) in samples {
+                let labels: Vec<(&str, &str)> = family.labels.iter().copied().zip(values).collect();
+                let mut metric = metric.encode_family(&labels)?;
+                match (family.kind, value) {
+                    (_, Value::Buckets(buckets, count, sum)) => {
+                        metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?
+                    }
+                    (Kind::Counter, Value::Whole(value)) => {
+                        metric.encode_counter::<NoLabelSet, _, u64>(&value, None)?
+                    }
+                    (_, Value::Whole(value)) => metric.encode_gauge(&value)?,
+                    (_, Value::Signed(value)) => metric.encode_gauge(&value)?,
+                    (_, Value::Real(value)) => metric.encode_gauge(&value)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the metrics of a snapshot as text.
+pub(super) fn text(snapshot: &Arc<Snapshot>, facts: &Arc<Facts>, is_stopping: bool, format: Format) -> String {
+    let mut registry = Registry::with_prefix(PREFIX);
+    registry.register_collector(Box::new(Families { snapshot: snapshot.clone(), facts: facts.clone(), is_stopping }));
+    let mut text = String::new();
+    let written = match format {
+        Format::OpenMetrics => text::encode(&mut text, &registry),
+        Format::Prometheus => prometheus_text::encode(&mut text, &registry),
+    };
+    // Writing to a string cannot fail.
+    debug_assert!(written.is_ok());
+    text
+}

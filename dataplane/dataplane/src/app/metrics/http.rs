@@ -1,0 +1,352 @@
+//! The thread of the metrics server. The thread never blocks on a client, and each client has a deadline.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use super::acceptor::Acceptor;
+use super::facts::{Facts, problems};
+use super::families;
+use super::request::{self, Format, MAX_REQUEST, Refused, Request, Resource};
+use crate::app::control::{Feed, Phase};
+use crate::runtime::Snapshot;
+
+/// The maximum number of clients. Further clients wait in the backlog of the socket.
+const MAX_CLIENTS: usize = 256;
+/// The maximum time for a client to send its request, and the maximum time to receive the response.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// If there are too many clients, the server closes the connection of a client that has not sent its request within this
+/// time.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The maximum time to wait for a snapshot. Workers have one second to answer.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(3);
+/// The longest wait before the thread checks the deadlines again.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+pub(super) struct Http {
+    acceptor: Acceptor,
+    feed: Arc<Feed>,
+    facts: Arc<Facts>,
+    stop: Arc<AtomicBool>,
+    clients: Vec<Client>,
+    /// Whether accepting a client failed, for example because there are no file descriptors left. The server then waits
+    /// before it accepts again.
+    has_accept_failed: bool,
+}
+
+/// The connection of a client.
+trait Stream: Read + Write + Send {
+    fn fd(&self) -> BorrowedFd<'_>;
+    fn end_output(&self) -> io::Result<()>;
+}
+
+impl Stream for TcpStream {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+
+    fn end_output(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
+impl Stream for UnixStream {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.as_fd()
+    }
+
+    fn end_output(&self) -> io::Result<()> {
+        self.shutdown(Shutdown::Write)
+    }
+}
+
+/// The state of a connection.
+enum State {
+    /// The request is not complete.
+    Reading(Vec<u8>),
+    /// The request is complete, and the response needs a snapshot.
+    Waiting(Request),
+    /// A part of the response is not sent yet: the headers, the body, and the number of bytes that are sent.
+    Writing(Vec<u8>, Arc<str>, usize),
+    /// The response is sent. If the server closed the connection while the client still sends, TCP could discard the
+    /// response, so the server waits until the client closes the connection.
+    Ending,
+}
+
+struct Client {
+    stream: Box<dyn Stream>,
+    state: State,
+    accepted: Instant,
+    deadline: Instant,
+}
+
+/// A response without headers.
+struct Response {
+    status: &'static str,
+    content_type: &'static str,
+    body: Arc<str>,
+}
+
+impl Response {
+    fn text(status: &'static str, text: impl Into<String>) -> Self {
+        Self { status, content_type: "text/plain; charset=utf-8", body: (text.into() + "\n").into() }
+    }
+}
+
+impl Http {
+    pub(super) fn new(acceptor: Acceptor, feed: Arc<Feed>, facts: Facts, stop: Arc<AtomicBool>) -> Self {
+        Self { acceptor, feed, facts: facts.into(), stop, clients: Vec::new(), has_accept_failed: false }
+    }
+
+    /// Serves clients until the server is dropped.
+    pub(super) fn run(mut self) {
+        while !self.stop.load(Ordering::Acquire) {
+            self.wait();
+            self.accept();
+            for client in &mut self.clients {
+                client.read();
+            }
+            self.answer();
+            let now = Instant::now();
+            self.clients.retain_mut(|client| client.write() && now < client.deadline);
+        }
+    }
+
+    fn wait(&mut self) {
+        let mut fds = Vec::with_capacity(2 + self.clients.len());
+        fds.push(PollFd::from_borrowed_fd(self.feed.wake_fd(), PollFlags::IN));
+        let has_failed = std::mem::take(&mut self.has_accept_failed);
+        if !has_failed && self.has_room() {
+            let listener = match &self.acceptor {
+                Acceptor::Tcp(listener) => listener.as_fd(),
+                Acceptor::Unix(socket) => socket.listener.as_fd(),
+            };
+            fds.push(PollFd::from_borrowed_fd(listener, PollFlags::IN));
+        }
+        for client in &self.clients {
+            let what = match client.state {
+                State::Reading(_) | State::Ending => PollFlags::IN,
+                State::Writing(..) => PollFlags::OUT,
+                State::Waiting(_) => continue,
+            };
+            fds.push(PollFd::from_borrowed_fd(client.stream.fd(), what));
+        }
+        match poll(&mut fds, Timespec::try_from(POLL_INTERVAL).ok().as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => thread::sleep(POLL_INTERVAL),
+        }
+    }
+
+    /// Returns whether another client fits, after a client that is too slow was closed if necessary.
+    fn has_room(&self) -> bool {
+        self.clients.len() < MAX_CLIENTS || self.slowest().is_some()
+    }
+
+    /// Returns the client that has waited longest without sending its request.
+    fn slowest(&self) -> Option<usize> {
+        let is_slow = |client: &Client| {
+            let is_silent = matches!(client.state, State::Reading(_) | State::Ending);
+            is_silent && client.accepted.elapsed() >= PATIENCE
+        };
+        let slow = (0..self.clients.len()).filter(|at| is_slow(&self.clients[*at]));
+        slow.min_by_key(|at| self.clients[*at].accepted)
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..MAX_CLIENTS {
+            if self.clients.len() == MAX_CLIENTS && self.slowest().is_none() {
+                return;
+            }
+            let accepted = match &self.acceptor {
+                Acceptor::Tcp(listener) => listener.accept().and_then(|(stream, _)| {
+                    stream.set_nonblocking(true)?;
+                    Ok(Box::new(stream) as Box<dyn Stream>)
+                }),
+                Acceptor::Unix(socket) => socket.listener.accept().and_then(|(stream, _)| {
+                    stream.set_nonblocking(true)?;
+                    Ok(Box::new(stream) as Box<dyn Stream>)
+                }),
+            };
+            let stream = match accepted {
+                Ok(stream) => stream,
+                Err(error) => {
+                    self.has_accept_failed = error.kind() != ErrorKind::WouldBlock;
+                    return;
+                }
+            };
+            if self.clients.len() == MAX_CLIENTS
+                && let Some(slowest) = self.slowest()
+            {
+                self.clients.swap_remove(slowest);
+            }
+            let (accepted, state) = (Instant::now(), State::Reading(Vec::new()));
+            self.clients.push(Client { stream, state, accepted, deadline: accepted + TIMEOUT });
+        }
+    }
+
+    /// Answers all clients that wait for a snapshot, if there is a new snapshot.
+    fn answer(&mut self) {
+        let snapshot = self.feed.take();
+        if !self.clients.iter().any(|client| matches!(client.state, State::Waiting(_))) {
+            return;
+        }
+        let phase = self.feed.phase();
+        let page = match (&snapshot, phase) {
+            (_, Phase::Starting) => Page::Starting,
+            (Some(snapshot), _) => Page::Snapshot(snapshot, phase),
+            (None, _) => {
+                self.feed.request();
+                let oldest = Instant::now().checked_sub(SNAPSHOT_TIMEOUT);
+                let is_late = |client: &Client| {
+                    let is_waiting = matches!(client.state, State::Waiting(_));
+                    is_waiting && oldest.is_some_and(|oldest| client.deadline < oldest + TIMEOUT)
+                };
+                let late = self.clients.iter_mut().filter(|client| is_late(client));
+                late.for_each(|client| client.answer(|_| Page::Stuck.response(Resource::Healthy, None, &self.facts)));
+                return;
+            }
+        };
+        // All clients get the same text.
+        let mut texts: [Option<Arc<str>>; 2] = [None, None];
+        for client in &mut self.clients {
+            client.answer(|request| {
+                let text = match request.what {
+                    Resource::Metrics(format) => Some(&mut texts[usize::from(format == Format::OpenMetrics)]),
+                    _ => None,
+                };
+                page.response(request.what, text, &self.facts)
+            });
+        }
+    }
+}
+
+/// The information for the responses.
+enum Page<'a> {
+    /// The workers have not started.
+    Starting,
+    /// The thread that watches the run does not answer.
+    Stuck,
+    Snapshot(&'a Arc<Snapshot>, Phase),
+}
+
+impl Page<'_> {
+    /// Returns the response to a request. `text` is the place for the text of the metrics, which is written once.
+    fn response(&self, what: Resource, text: Option<&mut Option<Arc<str>>>, facts: &Arc<Facts>) -> Response {
+        const UNAVAILABLE: &str = "503 Service Unavailable";
+        match (self, what) {
+            (Self::Starting, Resource::Healthy) => Response::text("200 OK", "starting"),
+            (Self::Starting, _) => Response::text(UNAVAILABLE, "starting: the workers do not run yet"),
+            (Self::Stuck, _) => Response::text(UNAVAILABLE, "the control thread does not answer"),
+            (Self::Snapshot(snapshot, _), Resource::Healthy) => match problems(snapshot) {
+                problems if problems.is_empty() => Response::text("200 OK", "ok"),
+                problems => Response::text(UNAVAILABLE, problems.join("\n")),
+            },
+            (Self::Snapshot(_, Phase::Stopping), Resource::Ready) => Response::text(UNAVAILABLE, "the run stops"),
+            (Self::Snapshot(snapshot, _), Resource::Ready) => match facts.unready(snapshot) {
+                problems if problems.is_empty() => Response::text("200 OK", "ready"),
+                problems => Response::text(UNAVAILABLE, problems.join("\n")),
+            },
+            (Self::Snapshot(snapshot, phase), Resource::Metrics(format)) => {
+                let is_stopping = *phase == Phase::Stopping;
+                let write = || families::text(snapshot, facts, is_stopping, format).into();
+                let body = match text {
+                    Some(text) => text.get_or_insert_with(write).clone(),
+                    None => write(),
+                };
+                Response { status: "200 OK", content_type: format.content_type(), body }
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Reads the request, if it is not complete. Answers a request that the server refuses.
+    fn read(&mut self) {
+        let State::Reading(input) = &mut self.state else { return };
+        let mut bytes = [0; MAX_REQUEST];
+        let room = MAX_REQUEST - input.len();
+        match self.stream.read(&mut bytes[..room]) {
+            // The client has closed the connection.
+            Ok(0) => return self.close(),
+            Ok(read) => input.extend(&bytes[..read]),
+            Err(error) if is_later(&error) => return,
+            Err(_) => return self.close(),
+        }
+        match request::parse(input) {
+            Ok(None) => {}
+            Ok(Some(request)) => {
+                self.deadline = Instant::now() + TIMEOUT;
+                self.state = State::Waiting(request);
+            }
+            Err(Refused { status, message }) => self.send(Response::text(status, message), false),
+        }
+    }
+
+    /// Closes the connection at the next check of the deadlines.
+    fn close(&mut self) {
+        (self.state, self.deadline) = (State::Ending, self.accepted);
+    }
+
+    /// Answers the request, if the client waits for a response.
+    fn answer(&mut self, response: impl FnOnce(Request) -> Response) {
+        if let State::Waiting(request) = self.state {
+            self.send(response(request), request.is_head);
+        }
+    }
+
+    fn send(&mut self, response: Response, is_head: bool) {
+        let Response { status, content_type, body } = response;
+        let length = body.len();
+        let allow = if status.starts_with("405") { "allow: GET, HEAD\r\n" } else { "" };
+        let headers = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\ncache-control: no-store\r\n\
+             x-content-type-options: nosniff\r\n{allow}connection: close\r\n\r\n"
+        );
+        self.deadline = Instant::now() + TIMEOUT;
+        self.state = State::Writing(headers.into(), if is_head { "".into() } else { body }, 0);
+    }
+
+    /// Sends a part of the response. Returns `false` if the connection has ended.
+    fn write(&mut self) -> bool {
+        match &mut self.state {
+            State::Reading(_) | State::Waiting(_) => return true,
+            State::Ending => return self.discard(),
+            State::Writing(headers, body, sent) => {
+                while *sent < headers.len() + body.len() {
+                    let rest = match headers.get(*sent..).filter(|rest| !rest.is_empty()) {
+                        Some(rest) => rest,
+                        None => &body.as_bytes()[*sent - headers.len()..],
+                    };
+                    match self.stream.write(rest) {
+                        Ok(0) => return false,
+                        Ok(written) => *sent += written,
+                        Err(error) => return is_later(&error),
+                    }
+                }
+            }
+        }
+        self.state = State::Ending;
+        self.stream.end_output().is_ok() && self.discard()
+    }
+
+    /// Discards the input until the client closes the connection. Returns `false` after that.
+    fn discard(&mut self) -> bool {
+        match self.stream.read(&mut [0; MAX_REQUEST]) {
+            Ok(read) => read > 0,
+            Err(error) => is_later(&error),
+        }
+    }
+}
+
+/// Returns `true` if the operation would block or was interrupted.
+fn is_later(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

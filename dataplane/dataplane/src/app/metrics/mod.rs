@@ -1,0 +1,77 @@
+//! The metrics server: an HTTP server on its own thread that serves the statistics of the run to Prometheus, and answers
+//! the health checks of a supervisor. All values come from the snapshots that also answer `dataplane stats`.
+
+mod acceptor;
+mod facts;
+mod families;
+mod http;
+mod request;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use super::control::Feed;
+use crate::config::Runtime;
+use acceptor::{Acceptor, KEY};
+
+pub(super) use acceptor::{failure, problem};
+pub(super) use facts::Facts;
+#[cfg(any(test, fuzzing))]
+pub(crate) use request::fuzz;
+
+/// A metrics server that listens, but does not answer yet.
+pub(super) struct Listener {
+    acceptor: Acceptor,
+    feed: Arc<Feed>,
+}
+
+impl Listener {
+    /// Starts to listen. Returns `None` if the config has no metrics server.
+    ///
+    /// # Errors
+    /// Returns an error if the server cannot listen on its address.
+    pub(super) fn open(runtime: &Runtime) -> Result<Option<Self>, String> {
+        let Some(acceptor) = Acceptor::open(runtime)? else { return Ok(None) };
+        let feed = Feed::new().map_err(|error| format!("{KEY}: {error}"))?;
+        Ok(Some(Self { acceptor, feed: feed.into() }))
+    }
+
+    /// Returns the feed from which the server takes its snapshots.
+    pub(super) fn feed(&self) -> Arc<Feed> {
+        self.feed.clone()
+    }
+
+    /// Starts the thread that serves clients.
+    ///
+    /// # Errors
+    /// Returns an error if the thread cannot be started.
+    pub(super) fn serve(self, facts: Facts) -> Result<Server, String> {
+        let Self { acceptor, feed } = self;
+        let stop = Arc::new(AtomicBool::new(false));
+        let http = http::Http::new(acceptor, feed.clone(), facts, stop.clone());
+        let thread = thread::Builder::new().name("metrics".to_owned()).spawn(|| http.run());
+        let thread = thread.map_err(|error| format!("{KEY}: cannot start a thread: {error}"))?;
+        Ok(Server { feed, stop, thread: Some(thread) })
+    }
+}
+
+/// A running metrics server. Dropping this value ends its thread and removes its Unix socket.
+pub(super) struct Server {
+    feed: Arc<Feed>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.feed.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was already printed.
+            let _ = thread.join();
+        }
+    }
+}
