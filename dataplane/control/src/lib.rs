@@ -24,6 +24,6 @@ pub mod socket;
 pub use client::{Answer, Client, Pages};
 pub use error::Error;
 pub use protocol::{
-    Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, MAX_LIMIT, MAX_REQUEST, MalformedRequest, Page, Refusal,
-    Request, Response, Show, TIMEOUT, VERSION,
+    Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, Log, LogLevel, MAX_LIMIT, MAX_REQUEST, MalformedRequest,
+    Page, Refusal, Request, Response, Show, TIMEOUT, VERSION,
 };

@@ -42,6 +42,8 @@ pub enum Call {
     Show(Show),
     /// Returns the row of a table that applies to a key, such as the route for an address.
     Get(Get),
+    /// Returns the level of the log messages, and sets another level if the request has a level.
+    Log(Log),
 }
 
 /// The parameters of [`Call::Show`].
@@ -73,6 +75,24 @@ pub struct Get {
     /// The stage. Default: the first stage with such a table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<String>,
+}
+
+/// The parameters of [`Call::Log`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// The new level: `off`, `error`, `warn`, `info`, `debug` or `trace`. Default: the level does not change.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub level: Option<String>,
+}
+
+/// The result of [`Call::Log`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LogLevel {
+    /// The level of the log messages, or the filter if the environment variable `RUST_LOG` has set a filter.
+    pub level: String,
+    /// The level before the request.
+    pub previous: String,
 }
 
 /// The result of [`Call::Show`]: consecutive rows of one list.
@@ -108,7 +128,7 @@ pub const MAX_LIMIT: u32 = 1000;
 
 impl Call {
     /// The names of the requests.
-    pub const NAMES: [&str; 4] = ["hello", "stats", "show", "get"];
+    pub const NAMES: [&str; 5] = ["hello", "stats", "show", "get", "log"];
 }
 
 /// The result of [`Call::Hello`].

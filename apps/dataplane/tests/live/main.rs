@@ -1,6 +1,7 @@
 //! End-to-end tests of the commands that connect to a running program, and of the control socket of the program.
 
 mod common;
+mod log;
 mod metrics;
 mod protocol;
 mod show;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use super::log_level::LEVELS;
 use dataplane_core::units::Period;
 
 /// A poll-mode packet data plane on RDMA verbs.
@@ -16,6 +17,22 @@ pub(super) struct Cli {
     /// Log more to standard error: -v for info, -vv for debug
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
+    /// The format of log messages
+    #[arg(long, global = true, value_name = "FORMAT", default_value = "auto")]
+    pub(super) log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum LogFormat {
+    /// `journal` if standard error is the journal of systemd, else `text`
+    #[default]
+    Auto,
+    /// Text for people; messages of `run` start with the time
+    Text,
+    /// Lines with priorities, such as `<4>`, for the journal of systemd
+    Journal,
+    /// JSON, one object per line
+    Json,
 }
 
 const STATUS: &str = "Exit status: 0 success and a balanced ledger, 1 a failed run, 2 a wrong command line or config.";
@@ -31,6 +48,8 @@ pub(super) enum Command {
     Stats(Stats),
     /// Show a list of a running program, such as its ports, routes or rules
     Show(Show),
+    /// Show or set the level of log messages of a running program
+    Log(Log),
     /// Check a config: print all mistakes, or the plan if there are none
     Check(Check),
     /// Draw the pipeline of a config
@@ -138,6 +157,34 @@ pub(super) struct Show {
 
 const SHOW_HELP: &str = "Lists of every program: config, links, memory, ports, stages, workers.\n\
     Tables of stages: acl, bridge, limits, neighbors, routes, and the tables of your own stages.";
+
+#[derive(Debug, Args)]
+pub(super) struct Log {
+    #[command(subcommand)]
+    pub(super) command: LogCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum LogCommand {
+    /// Show the level of log messages, or set another level
+    Level(LogLevel),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct LogLevel {
+    /// The new level. Without a level, show the current level
+    #[arg(value_name = "LEVEL", value_parser = LEVELS)]
+    pub(super) level: Option<String>,
+    /// The process id of the program, needed if several are running
+    #[arg(short, long, value_name = "PROCESS", conflicts_with = "socket")]
+    pub(super) process: Option<u32>,
+    /// The control socket of the program, as set by runtime.control in its config
+    #[arg(long, value_name = "PATH")]
+    pub(super) socket: Option<PathBuf>,
+    /// Print JSON
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
 
 #[derive(Debug, Args)]
 pub(super) struct Check {

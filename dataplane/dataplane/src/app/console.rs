@@ -67,16 +67,7 @@ pub(super) fn write_stderr_unless_full(text: &str) {
 
 /// Writes a line to standard error.
 pub(super) fn write_line(line: &str) {
-    let clear = if is_watched() { CLEAR_LINE } else { "" };
-    write_stderr(&format!("{clear}{line}\n"));
-}
-
-/// Prints the error message unless the message is empty. Returns the exit status.
-pub(super) fn fail(message: &str, status: i32) -> i32 {
-    if !message.is_empty() {
-        write_stderr(&format!("error: {}\n", message.trim_end()));
-    }
-    status
+    write_stderr(&format!("{line}\n"));
 }
 
 /// Returns `true` if standard error is a terminal.

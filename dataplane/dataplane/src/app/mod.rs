@@ -1,4 +1,4 @@
-//! The command line that every app has: `run`, `stats`, `show`, `check`, `graph`, `explain`, `stages`, `devices`,
+//! The command line that every app has: `run`, `stats`, `show`, `log`, `check`, `graph`, `explain`, `stages`, `devices`,
 //! `topology`, `doctor`, `schema`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
@@ -32,6 +32,8 @@ mod devices;
 mod doctor;
 mod explain;
 mod graph;
+mod log;
+mod log_level;
 mod logs;
 mod metrics;
 mod privileges;
@@ -106,11 +108,11 @@ impl App {
                 return error.exit_code();
             }
         };
-        logs::start(cli.verbose);
+        logs::start(cli.verbose, cli.log_format, matches!(cli.command, Command::Run(_)));
         match self.execute(cli.command) {
             Ok(()) | Err(CommandError::Pipe) => 0,
-            Err(CommandError::Failed(message)) => console::fail(&message, 1),
-            Err(CommandError::Usage(message)) => console::fail(&message, 2),
+            Err(CommandError::Failed(message)) => logs::fail(&message, 1),
+            Err(CommandError::Usage(message)) => logs::fail(&message, 2),
         }
     }
 
@@ -119,6 +121,7 @@ impl App {
             Command::Run(args) => run::run(&self.registry, &args),
             Command::Stats(args) => stats::stats(&args),
             Command::Show(args) => show::show(&args),
+            Command::Log(args) => log::log(&args),
             Command::Check(args) => check::check(&self.registry, &args),
             Command::Graph(args) => graph::graph(&self.registry, &args),
             Command::Explain(args) => explain::explain(&self.registry, &args),

@@ -8,6 +8,7 @@ use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SI
 use signal_hook::iterator::Signals;
 // Ends the process without the exit handlers of C libraries, because other threads may still use these libraries.
 use signal_hook::low_level::exit;
+use tracing::Level;
 
 use super::args::{self, ReportFormat};
 use super::console::{self, CLEAR_LINE, CommandError};
@@ -110,7 +111,7 @@ fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Re
                     match signal {
                         SIGHUP => hung_up = true,
                         SIGXFSZ => {}
-                        _ => exit(console::fail(STOPPED_EARLY, 1)),
+                        _ => exit(logs::fail(STOPPED_EARLY, 1)),
                     }
                 }
                 if is_done.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Disconnected) {
@@ -201,13 +202,14 @@ fn print_reloaded(reloading: &Receiver<ReloadResults>) -> bool {
     };
     for (stage, results) in results {
         match results {
-            ReloadOutcome::Done(now) => logs::write_line(&format!("{stage}: reloaded: {now}")),
+            ReloadOutcome::Done(now) => logs::notice(Level::INFO, &format!("{stage}: reloaded: {now}")),
             ReloadOutcome::Pending(now) => {
-                logs::write_line(&format!("{stage}: published: {now} (at least one worker still uses the old data)"))
+                let still = "at least one worker still uses the old data";
+                logs::notice(Level::WARN, &format!("{stage}: published: {now} ({still})"));
             }
             ReloadOutcome::Rejected(problems) => {
-                logs::write_line(&format!("{stage}: not reloaded, the old data stays in use:"));
-                problems.iter().for_each(|problem| logs::write_line(&format!("  {problem}")));
+                let lines = problems.iter().map(|problem| format!("\n  {problem}")).collect::<String>();
+                logs::notice(Level::WARN, &format!("{stage}: not reloaded, the old data stays in use:{lines}"));
             }
         }
     }
@@ -299,7 +301,7 @@ fn watch(
         console::write_stderr(CLEAR_LINE);
     }
     if reloading.is_some_and(|reloading| !print_reloaded(&reloading)) {
-        logs::write_line("reload abandoned: the run has ended");
+        logs::notice(Level::WARN, "reload abandoned: the run has ended");
     }
     stopping
 }

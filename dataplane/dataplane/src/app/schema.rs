@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::args::{self, SchemaSubject};
 use super::console::{self, CommandError};
 use crate::config;
-use dataplane_control::{Found, Hello, Page, Request, Response, rows};
+use dataplane_control::{Found, Hello, LogLevel, Page, Request, Response, rows};
 use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Live;
 
@@ -28,6 +28,7 @@ fn control(registry: &Registry) -> Value {
         "stats": generator.subschema_for::<Live>(),
         "show": generator.subschema_for::<Page>(),
         "get": generator.subschema_for::<Found>(),
+        "log": generator.subschema_for::<LogLevel>(),
     });
     let mut rows = serde_json::Map::new();
     let mut add = |list: &str, schema: Schema| drop(rows.insert(list.to_owned(), schema.to_value()));

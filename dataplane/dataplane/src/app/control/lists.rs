@@ -1,14 +1,15 @@
-//! The answers to the requests `show` and `get`.
+//! The answers to the requests `show`, `get` and `log`.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
+use crate::app::log_level::{self, LEVELS};
 use crate::config::Plan;
 use crate::runtime::{Run, Snapshot};
 use dataplane_control::rows::{ConfigRow, LinkRow, MemoryRow, PortRow, StageRow, WorkerRow};
-use dataplane_control::{DEFAULT_LIMIT, ErrorCode, Found, Get, LISTS, MAX_LIMIT, Page, Refusal, Show};
+use dataplane_control::{DEFAULT_LIMIT, ErrorCode, Found, Get, LISTS, Log, LogLevel, MAX_LIMIT, Page, Refusal, Show};
 use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::{PortInfo, StageTable, TablePage, TableQuery};
 use dataplane_core::telemetry::{PortReport, Report, StageReport, WorkerReport};
@@ -51,6 +52,20 @@ pub(super) fn show(run: &Run, show: &Show, snapshot: Option<&Snapshot>) -> Resul
         None => (number + 1 < tables.len()).then(|| (number + 1).to_string()),
     };
     Ok(Some(Page { stage: Some(table.stage().to_owned()), rows: page.rows, next }))
+}
+
+/// Answers `log`.
+pub(super) fn log(log: &Log) -> Result<LogLevel, Refusal> {
+    let failed = |why: String| Refusal::new(ErrorCode::NotFound, why, "set the level in the logger of the app");
+    let previous = log_level::level().map_err(failed)?;
+    let Some(level) = &log.level else { return Ok(LogLevel { level: previous.clone(), previous }) };
+    if !LEVELS.contains(&level.as_str()) {
+        let message = format!("there is no level `{}`", level.escape_debug());
+        return Err(Refusal::new(ErrorCode::BadField, message, format!("the levels are {}", LEVELS.join(", "))));
+    }
+    log_level::set(level).map_err(failed)?;
+    tracing::info!("the level of the log is now {level}");
+    Ok(LogLevel { level: level.clone(), previous })
 }
 
 /// Answers `get`.

@@ -118,6 +118,10 @@ impl Server {
                     let found = lists::get(run, get);
                     client.answer(id, found.as_ref());
                 }
+                Call::Log(log) => {
+                    let level = lists::log(log);
+                    client.answer(id, level.as_ref());
+                }
                 Call::Show(show) => {
                     // All pages of a list come from one snapshot, unless another client requests a snapshot meanwhile.
                     let snapshot = self.latest.as_deref().filter(|_| show.cursor.is_some());

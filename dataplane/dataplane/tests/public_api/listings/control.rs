@@ -64,6 +64,7 @@ mod protocol {
         Stats {},
         Show(Show),
         Get(Get),
+        Log(Log),
     }
     #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct Show {
@@ -77,6 +78,15 @@ mod protocol {
         pub what: String,
         pub key: String,
         pub stage: Option<String>,
+    }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Log {
+        pub level: Option<String>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct LogLevel {
+        pub level: String,
+        pub previous: String,
     }
     #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
     pub struct Page {
@@ -93,7 +103,7 @@ mod protocol {
     pub const DEFAULT_LIMIT: u32 = _;
     pub const MAX_LIMIT: u32 = _;
     impl Call {
-        pub const NAMES: [&str; 4] = _;
+        pub const NAMES: [&str; 5] = _;
     }
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     pub struct Hello {
@@ -231,6 +241,7 @@ pub mod socket {
 pub use client::{Answer, Client, Pages};
 pub use error::Error;
 pub use protocol::{
-    Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, MAX_LIMIT, MAX_REQUEST,
-    MalformedRequest, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION,
+    Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, Log, LogLevel, MAX_LIMIT,
+    MAX_REQUEST, MalformedRequest, Page, Refusal, Request, Response, Show, TIMEOUT,
+    VERSION,
 };

@@ -1,4 +1,7 @@
 pub mod app {
+    mod logs {
+        impl Visit for Record {}
+    }
     pub struct App {
         private: _,
     }
