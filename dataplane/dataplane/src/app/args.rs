@@ -46,6 +46,8 @@ pub(super) enum Command {
     Run(Run),
     /// Show live statistics of a running program: rates, costs, drops, the ledger
     Stats(Stats),
+    /// Watch a running program on a screen: ports, workers, stages, drops, latency
+    Top(Top),
     /// Show a list of a running program, such as its ports, routes or rules
     Show(Show),
     /// Show or set the level of log messages of a running program
@@ -128,6 +130,18 @@ pub(super) struct Stats {
     #[arg(long, value_name = "TIME", value_parser = interval)]
     pub(super) every: Option<Duration>,
     /// Print JSON, one object per line
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Top {
+    #[command(flatten)]
+    pub(super) program: Program,
+    /// The interval between two samples, such as 500ms
+    #[arg(long, value_name = "TIME", value_parser = interval, default_value = "1s")]
+    pub(super) every: Duration,
+    /// Print one sample as JSON, with the rates during one interval
     #[arg(short, long)]
     pub(super) json: bool,
 }

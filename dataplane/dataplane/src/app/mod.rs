@@ -1,4 +1,4 @@
-//! The command line that every app has: `run`, `stats`, `show`, `log`, `check`, `graph`, `explain`, `stages`, `devices`,
+//! The command line that every app has: `run`, `stats`, `top`, `show`, `log`, `check`, `graph`, `explain`, `stages`, `devices`,
 //! `topology`, `doctor`, `schema`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
@@ -43,6 +43,7 @@ mod schema;
 mod show;
 mod stages;
 mod stats;
+mod top;
 mod topology;
 
 #[cfg(any(test, fuzzing))]
@@ -120,6 +121,7 @@ impl App {
         match command {
             Command::Run(args) => run::run(&self.registry, &args),
             Command::Stats(args) => stats::stats(&args),
+            Command::Top(args) => top::top(&args),
             Command::Show(args) => show::show(&args),
             Command::Log(args) => log::log(&args),
             Command::Check(args) => check::check(&self.registry, &args),
