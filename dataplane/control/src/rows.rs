@@ -16,6 +16,9 @@ pub struct PortRow {
     pub device: String,
     /// Whether packets from this port enter the pipeline.
     pub input: bool,
+    /// Whether the link is up. `null` if the device does not report the state of the link.
+    #[serde(default)]
+    pub link_up: Option<bool>,
     /// Received packets.
     pub rx: u64,
     /// Sent packets.

@@ -169,6 +169,7 @@ fn port_row(port: &PortReport, input: bool) -> PortRow {
         name: port.name.clone(),
         device: port.device.clone(),
         input,
+        link_up: port.link_up,
         rx: port.packets.rx,
         tx: port.packets.tx,
         rx_bytes: port.bytes.rx,

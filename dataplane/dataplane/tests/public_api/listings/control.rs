@@ -167,6 +167,7 @@ pub mod rows {
         pub name: String,
         pub device: String,
         pub input: bool,
+        pub link_up: Option<bool>,
         pub rx: u64,
         pub tx: u64,
         pub rx_bytes: u64,
