@@ -3,6 +3,7 @@
 //! counted.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 use std::os::linux::fs::MetadataExt as _;
@@ -64,6 +65,7 @@ impl Style {
 
     /// Writes a message with its fields.
     fn write(self, out: &mut dyn fmt::Write, level: Level, message: &str, fields: &Map<String, Value>) -> fmt::Result {
+        let message = &*plain(message);
         match self {
             Self::Text { has_time, is_coloured } => {
                 let [dimmed, end] = if is_coloured { ["\x1b[2m", "\x1b[0m"] } else { [""; 2] };
@@ -100,9 +102,26 @@ impl Style {
 
 fn write_fields(out: &mut dyn fmt::Write, fields: &Map<String, Value>) -> fmt::Result {
     fields.iter().try_for_each(|(name, value)| match value {
-        Value::String(value) => write!(out, " {name}={value}"),
+        Value::String(value) => write!(out, " {name}={}", plain(value)),
         value => write!(out, " {name}={value}"),
     })
+}
+
+/// Escapes the control characters except line breaks and tabs, because a terminal would interpret them. A message may
+/// contain text from a file or from a peer.
+fn plain(text: &str) -> Cow<'_, str> {
+    let is_bad = |char: char| char.is_control() && !matches!(char, '\n' | '\t');
+    if !text.contains(is_bad) {
+        return text.into();
+    }
+    let mut plain = String::with_capacity(text.len());
+    for char in text.chars() {
+        match is_bad(char) {
+            true => plain.extend(char.escape_default()),
+            false => plain.push(char),
+        }
+    }
+    plain.into()
 }
 
 /// Returns the time in UTC, such as `2026-01-31T12:00:00.000000Z` (RFC 3339).
@@ -398,6 +417,17 @@ mod tests {
             (&record["level"], &record["message"], &record["fields"]["count"]),
             (&"warn".into(), &"the link is down\nsince today".into(), &3.into())
         );
+    }
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        let fields: Map<String, Value> = [("peer".to_owned(), "\x1b]0;x\x07".into())].into_iter().collect();
+        for style in [Style::Text { has_time: false, is_coloured: false }, Style::Journal, Style::Json] {
+            let mut text = String::new();
+            style.write(&mut text, Level::INFO, "a\x1b[2J\u{9b}b\tc\nd", &fields).unwrap();
+            assert!(!text.contains(|char: char| char.is_control() && !matches!(char, '\n' | '\t')), "{text:?}");
+            assert!(text.contains("[2J") && text.contains("u{9b}b"), "{text:?}");
+        }
     }
 
     #[test]
