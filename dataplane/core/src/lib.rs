@@ -14,6 +14,7 @@
 //! | [`error`] | the error type of set-up code | – |
 //! | [`sync`] | atomics and locks; tests with the model checker loom use the atomics and locks of loom | – |
 //! | [`file`](mod@file) | opens and locks the files that a config names | – |
+//! | [`parse_errors`] | turns the errors of serde into messages for people | – |
 //! | [`pcapng`] | encodes the blocks of pcapng files | – |
 //! | [`topology`] | cores, caches, NUMA nodes, device locality; thread pinning | – |
 //! | [`clock`] | the system clock, device clocks, and timestamps with their source | sync |
@@ -36,6 +37,7 @@ pub mod harness;
 pub mod header;
 pub mod lane;
 pub mod mem;
+pub mod parse_errors;
 pub mod pcapng;
 pub mod pipeline;
 pub mod prelude;

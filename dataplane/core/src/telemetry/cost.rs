@@ -22,11 +22,19 @@ pub struct CostReport {
     /// then cold, and few packets share the fixed cost of a loop, so the time per packet is longer than under load.
     #[serde(default)]
     pub nearly_idle: bool,
+    /// Whether packets entered the part in fewer than [`CostReport::FEW_BURSTS`] measured loops. A single loop that an
+    /// interrupt delayed then changes the average noticeably.
+    #[serde(default)]
+    pub few_bursts: bool,
 }
 
 impl CostReport {
     /// The average number of packets per loop below which a part counts as nearly idle.
     pub const NEARLY_IDLE: f64 = 4.0;
+
+    /// The number of measured loops below which an average is uncertain. With fewer loops, the exclusion of the slowest
+    /// 1 % removes at most one loop.
+    pub const FEW_BURSTS: u64 = 100;
 }
 
 /// The costs of the parts, by index. Recording does not allocate.
@@ -106,8 +114,15 @@ impl Costs {
             // A part that occurred only in the excluded loops is reported with its cost in these loops.
             let ticks = if packets > 0.0 { ticks / packets } else { all.ticks as f64 / all.packets as f64 };
             let burst = all.packets as f64 / all.bursts as f64;
-            let nearly_idle = burst < CostReport::NEARLY_IDLE;
-            CostReport { part: part.to_owned(), ticks, ns: ticks * per_tick, burst, bursts: all.bursts, nearly_idle }
+            CostReport {
+                part: part.to_owned(),
+                ticks,
+                ns: ticks * per_tick,
+                burst,
+                bursts: all.bursts,
+                nearly_idle: burst < CostReport::NEARLY_IDLE,
+                few_bursts: all.bursts < CostReport::FEW_BURSTS,
+            }
         };
         seen.map(report).collect()
     }
@@ -191,7 +206,7 @@ mod tests {
         let report = costs.report(NAMES, 0.5);
         let rows: Vec<_> = report.iter().map(|cost| (&cost.part[..], cost.ticks, cost.ns, cost.burst)).collect();
         assert_eq!(rows, [("receive", 21.25, 10.625, 32.0), ("parse", 10.0, 5.0, 16.0), ("all", 26.25, 13.125, 32.0)]);
-        assert!(report.iter().all(|cost| cost.bursts == 800 && !cost.nearly_idle), "{report:?}");
+        assert!(report.iter().all(|cost| cost.bursts == 800 && !cost.nearly_idle && !cost.few_bursts), "{report:?}");
         // Only one loop in a hundred is excluded, even if more loops are slow.
         costs.record(32, &[(1_000_000, 32), (160, 16)]);
         costs.record(32, &[(1_000_000, 32), (160, 16)]);
@@ -222,7 +237,8 @@ mod tests {
         costs.add(&other);
         assert_eq!(costs.since(&before).report(NAMES, 0.5), other.report(NAMES, 0.5));
         assert_eq!(costs.since(&costs).report(NAMES, 0.5), []);
-        assert_eq!(costs.report(NAMES, 0.5)[0].bursts, 4);
+        let receive = costs.report(NAMES, 0.5).remove(0);
+        assert_eq!((receive.bursts, receive.few_bursts), (4, true));
         other.clear();
         assert_eq!(other.report(NAMES, 0.5), []);
     }

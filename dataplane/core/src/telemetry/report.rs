@@ -297,8 +297,13 @@ impl fmt::Display for Report {
 /// Writes a table of costs. `names` is the width of the first column.
 pub(super) fn costs(f: &mut fmt::Formatter<'_>, costs: &[CostReport], names: usize) -> fmt::Result {
     writeln!(f, "{:<names$} {:>11} {:>11} {:>7} {:>9}", "time per packet", "ticks", "ns", "burst", "bursts")?;
-    for CostReport { part, ticks, ns, burst, bursts, nearly_idle } in costs {
-        let mark = if *nearly_idle { " *" } else { "" };
+    for CostReport { part, ticks, ns, burst, bursts, nearly_idle, few_bursts } in costs {
+        let mark = match (nearly_idle, few_bursts) {
+            (false, false) => "",
+            (true, false) => " *",
+            (false, true) => " ~",
+            (true, true) => " *~",
+        };
         writeln!(f, "{part:<names$} {ticks:>11.1} {ns:>11.2} {burst:>7.1} {bursts:>9}{mark}")?;
     }
     if costs.iter().any(|cost| cost.nearly_idle) {
@@ -307,6 +312,10 @@ pub(super) fn costs(f: &mut fmt::Formatter<'_>, costs: &[CostReport], names: usi
             f,
             "* fewer than {few} packets per burst: with cold caches, the time per packet is longer than under load"
         )?;
+    }
+    if costs.iter().any(|cost| cost.few_bursts) {
+        let few = CostReport::FEW_BURSTS;
+        writeln!(f, "~ fewer than {few} timed bursts: one interrupt can change the average")?;
     }
     Ok(())
 }

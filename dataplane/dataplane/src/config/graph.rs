@@ -6,11 +6,11 @@ use std::collections::{BTreeSet, HashMap};
 use serde::Deserialize;
 
 use super::diagnostics::{Diagnostics, Mistake};
-use super::explain::{NAME_HELP, has_control_character, suggest};
 use super::load::{Loaded, Name, StageEntry, StageHead};
 use super::plan::{Catalog, NodePlan, StageShape, Target};
 use super::source::Span;
 use dataplane_core::error::shorten;
+use dataplane_core::parse_errors::{NAME_HELP, has_control_character, suggest};
 
 /// The target name that drops packets, in `outputs` and `next`.
 const DROP: &str = "drop";

@@ -7,9 +7,9 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
 use super::diagnostics::{Diagnostics, Mistake};
-use super::explain::{missing, nearest, suggest};
 use super::source::Span;
 use dataplane_core::error::shorten;
+use dataplane_core::parse_errors::{missing, nearest, suggest};
 
 /// What a table may contain.
 #[derive(Clone, Copy)]

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use schemars::Schema;
 use serde::Deserialize;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use super::connection;
 use super::diagnostics::{Diagnostics, Mistake};
@@ -17,6 +17,7 @@ use super::runtime::Runtime;
 use super::source::{Source, Span};
 use super::syntax;
 use super::tree::{self, PathStep};
+use super::types::Address;
 use dataplane_core::pipeline::parameter_schema;
 
 static PORT_SCHEMA: LazyLock<Schema> = LazyLock::new(parameter_schema::<Port>);
@@ -46,6 +47,9 @@ pub(super) struct PortEntry {
     /// The name, which may be known even if the rest of the table has mistakes.
     pub(super) name: Option<Name>,
     pub(super) port: Option<Port>,
+    /// The addresses, which may be known even if the rest of the table has mistakes. `None` if the addresses could not
+    /// be read.
+    pub(super) addresses: Option<Vec<Address>>,
     /// The MTU of the link's interface, if the port uses this MTU because the config sets none.
     pub(super) interface_mtu: Option<u32>,
 }
@@ -182,13 +186,17 @@ impl Reader<'_> {
     fn port(&mut self, table: Spanned<DeTable<'_>>) -> PortEntry {
         let span = table.span();
         let name = name(table.get_ref(), "name");
+        let addresses = match table.get_ref().get("addresses") {
+            Some(value) => Vec::deserialize(ValueDeserializer::from(value.clone())).ok(),
+            None => Some(Vec::new()),
+        };
         let read = |mut table: Spanned<DeTable<'_>>| {
             put_kind_outside(table.get_mut());
             connection::split(table.get_mut());
             Port::deserialize(toml::de::Deserializer::from(table))
         };
         let port = recover_with(&table, Expected::of(self.port_schema), &mut { read }, self.diagnostics);
-        PortEntry { span, name, port, interface_mtu: None }
+        PortEntry { span, name, port, addresses, interface_mtu: None }
     }
 
     fn input(&mut self, pipeline: &Spanned<DeTable<'_>>) -> Option<(Span, Vec<Name>)> {
@@ -261,8 +269,14 @@ impl<'s> Loaded<'s> {
         })
     }
 
-    /// Returns `true` if the name of a port could not be read. A reference to an unknown port may then mean this port,
-    /// so the checks do not report such references.
+    /// Returns the addresses of each port, including ports with mistakes. Returns `None` if the addresses of a port
+    /// could not be read.
+    pub fn port_addresses(&self) -> Option<Vec<&[Address]>> {
+        self.ports.iter().map(|entry| entry.addresses.as_deref()).collect()
+    }
+
+    /// Returns `true` if the name of a port, or a part of the file, could not be read. A reference to an unknown port
+    /// may then mean this port, so the checks do not report such references.
     pub fn may_lack_ports(&self) -> bool {
         self.damaged || self.ports.iter().any(|entry| entry.name.is_none())
     }

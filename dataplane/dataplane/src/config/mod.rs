@@ -25,7 +25,6 @@ mod check;
 mod connection;
 mod cores;
 mod diagnostics;
-mod explain;
 mod graph;
 mod keys;
 mod load;
@@ -44,9 +43,9 @@ mod tree;
 mod types;
 
 pub use connection::{Connection, RendezvousConfig};
+pub use dataplane_core::parse_errors::{nearest, suggest};
 pub use dataplane_soft::config::{FrameStamps, HOST, LinkConfig, LinkParameters, SOFT};
 pub use diagnostics::{Diagnostics, Level, Mistake, Record};
-pub use explain::{nearest, suggest};
 pub use load::{Loaded, load};
 pub use plan::{Catalog, NodePlan, OffloadRequest, Plan, PortPlan, StageOffload, StageShape, Target};
 pub use planner::plan;

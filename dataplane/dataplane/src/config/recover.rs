@@ -10,10 +10,10 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::diagnostics::{Diagnostics, MOST, Mistake};
-use super::explain::{explain, missing_key};
 use super::keys::{Expected, KeyCheck};
 use super::source::Span;
 use super::tree::{self, PathStep, Prefer};
+use dataplane_core::parse_errors::{explain, missing_key};
 
 /// The maximum number of reported mistakes in one table. A table with more mistakes was probably meant to be another
 /// table.

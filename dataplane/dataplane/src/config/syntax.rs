@@ -5,8 +5,8 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
 use super::diagnostics::{Diagnostics, Mistake};
-use super::explain::suggest;
 use super::source::{Source, Span};
+use dataplane_core::parse_errors::suggest;
 
 /// The result of parsing.
 pub(super) struct Parsed<'s> {
@@ -48,7 +48,11 @@ fn parse_text<'s>(text: &'s str, start: usize, diagnostics: &mut Diagnostics) ->
     let mut spoilt: Vec<Span> = Vec::new();
     for (span, message) in errors {
         // The parser continues after a mistake. Further errors on the same line are consequences of the first error.
-        let line = line_of(text, span.start, start);
+        // The parser also adds the keys of a repeated section to the first section of that name.
+        let line = match is_repeated_section(text, &span, message) {
+            true => section_of(text, span.start, start),
+            false => line_of(text, span.start, start),
+        };
         let follows = spoilt.last().is_some_and(|spoilt| line.start < spoilt.end);
         if !follows && cut.is_none_or(|cut| span.start < cut && !line.contains(&cut)) {
             diagnostics.push(explain(text, span, message));
@@ -70,8 +74,31 @@ fn line_of(text: &str, at: usize, start: usize) -> Span {
     from..to + 1
 }
 
+/// Returns `true` if an error is about the header of a section that occurs twice, such as `[port]`.
+fn is_repeated_section(text: &str, span: &Span, message: &str) -> bool {
+    message.starts_with("duplicate key") && text[line_of(text, span.start, 0)].trim_start().starts_with('[')
+}
+
+/// Returns the span from a section header to the next section header.
+fn section_of(text: &str, at: usize, start: usize) -> Span {
+    let header = line_of(text, at, start);
+    let mut end = header.end.min(text.len());
+    while end < text.len() && !text[end..].trim_start_matches([' ', '\t']).starts_with('[') {
+        end = line_of(text, end, start).end.min(text.len());
+    }
+    header.start..end
+}
+
 fn explain(text: &str, span: Span, message: &str) -> Mistake {
     let found = text.get(span.clone()).unwrap_or("");
+    if is_repeated_section(text, &span, message) {
+        let line = text[line_of(text, span.start, 0)].trim();
+        let help = match found {
+            "port" | "stage" => format!("write two brackets on each side of every such header: [{line}]"),
+            _ => "move the keys of both sections into one section".to_owned(),
+        };
+        return Mistake::error(span, format!("the section {line} occurs twice")).help(help);
+    }
     if message.starts_with("string values must be quoted") {
         return if found.is_empty() {
             Mistake::error(span, "there is no value after `=`").help("write a value, or remove the line")

@@ -216,6 +216,7 @@ fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
         let link = port.link.as_ref().filter(|link| !offline && !link.is_host_end())?;
         mac_of(link.interface()?)
     };
+    let addresses = loaded.port_addresses().unwrap_or_default();
     let info = |(index, (name, port)): (usize, (&str, Option<&config::Port>))| PortInfo {
         name: name.to_owned(),
         mac: match port.and_then(|port| port.mac) {
@@ -225,7 +226,7 @@ fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
         },
         mtu: port.map_or(u16::MAX, |port| port.max_packet().min(u32::from(u16::MAX)) as u16),
         interface: port.and_then(config::Port::kernel_interface).map(str::to_owned),
-        addresses: port.map_or_else(Vec::new, |port| port.addresses.iter().map(|address| address.0).collect()),
+        addresses: addresses.get(index).map_or_else(Vec::new, |of| of.iter().map(|address| address.0).collect()),
     };
     loaded.named_ports().enumerate().map(info).collect()
 }
@@ -248,8 +249,8 @@ fn stages(
         made.extend(stage.map(|stage| (index, loaded.stage_name(index).unwrap_or(&kind.name).to_owned(), stage)));
     }
     resources.wanted = made.iter().map(|(_, _, stage)| stage.contract().needs).collect();
-    if loaded.may_lack_ports() {
-        // The name of a port could not be read. A stage that names this port would report an unknown port.
+    if loaded.may_lack_ports() || loaded.port_addresses().is_none() {
+        // The name or an address of a port could not be read. A stage that needs them would report a false mistake.
         return Ok(None);
     }
     let mut stages = Vec::new();

@@ -152,6 +152,35 @@ fn reference_to_an_unreadable_port_is_not_reported() {
 
 /// The message for an unknown port shortens a long name. If no port has a similar name, the help lists the ports.
 #[test]
+fn port_with_a_mistake_keeps_its_addresses() {
+    let text = "[[port]]\nname = \"wan\"\ndevice = \"soft\"\naddresses = [\"192.0.2.1/24\"]\nlink = { kind = \"rope\" }\n\
+                [pipeline]\ninput = [\"wan\"]\n[[pipeline.stage]]\nuse = \"arp\"\nnext = \"drop\"\n";
+    // The stage `arp` needs the address of the port, so it must not report that no port has an address.
+    assert_eq!(check(text), [(5, 17, "unknown value `rope`".to_owned())]);
+    let wrong = text.replace("2.1/24", "2.1/99");
+    let mistakes =
+        [(4, 14, "`192.0.2.1/99` is not an IP address".to_owned()), (5, 17, "unknown value `rope`".to_owned())];
+    assert_eq!(check(&wrong), mistakes);
+    let none = text.replace("addresses = [\"192.0.2.1/24\"]", "addresses = []");
+    let lacking = "stage `arp`: no port has an address, so the stage cannot answer".to_owned();
+    assert_eq!(check(&none), [(5, 17, "unknown value `rope`".to_owned()), (8, 1, lacking)]);
+}
+
+#[test]
+fn repeated_section_is_one_mistake() {
+    let port = "[port]\nname = \"wan\"\ndevice = \"soft\"\nlink = { kind = \"generator\" }\n";
+    let rest = "[pipeline]\ninput = [\"wan\"]\n[[pipeline.stage]]\nuse = \"drop\"\n";
+    assert_eq!(check(&format!("{port}{port}{rest}")), [(5, 2, "the section [port] occurs twice".to_owned())]);
+    let runtime = "[runtime]\nburst = 32\n";
+    let port = port.replace("[port]", "[[port]]");
+    let text = format!("{runtime}{port}{runtime}burts = 1\n{rest}");
+    assert_eq!(check(&text), [(7, 2, "the section [runtime] occurs twice".to_owned())]);
+    // A key that occurs twice in one section is still reported with its name.
+    let text = format!("{port}{rest}").replace("device", "name = 1\ndevice");
+    assert_eq!(check(&text), [(3, 1, "the key `name` is set twice".to_owned())]);
+}
+
+#[test]
 fn long_name_of_an_unknown_port_is_shortened() {
     let text = "[[port]]\nname = \"wan\"\ndevice = \"soft\"\nlink = { kind = \"loopback\" }\n[pipeline]\ninput = \
                 [\"wan\"]\n[[pipeline.stage]]\nuse = \"tx\"\nport = \"NAME\"\n";

@@ -11,6 +11,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 
 use crate::parameter::{self, Ports, Prefix, Protocol};
 use dataplane_core::header::{protocol, tcp};
+use dataplane_core::parse_errors::explain;
 use dataplane_core::pipeline::Problem;
 use dataplane_tables::classifier::{Classifier, FlagMatch, Rule};
 
@@ -319,8 +320,13 @@ impl Rules {
             wrong.extend(errors.into_iter().map(|error| {
                 let start = error.span().map_or(0, |span| span.start);
                 let (line, column) = position(&text, start);
-                let message = format!("{}:{line}:{column}: {}", path.display(), error.message().trim());
-                (start, Problem::at("file", message).help("write `rules = [...]` as in the config"))
+                let (what, help) = explain(error.message(), &[]);
+                let message = format!("{}:{line}:{column}: {what}", path.display());
+                (
+                    start,
+                    Problem::at("file", message)
+                        .help(help.as_deref().unwrap_or("write `rules = [...]` as in the config")),
+                )
             }));
             for (place, start, rule) in more {
                 starts.push((place, start));

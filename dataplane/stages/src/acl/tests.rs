@@ -226,10 +226,14 @@ fn invalid_file_keeps_the_old_rules() {
     let mut harness = build(&folder);
     let denied_one = v4([10, 2, 0, 1], [1; 4]).build();
     let many = format!("rules = [\n{}]", "{ action = \"deny\" },\n".repeat(100_000));
-    let cases: [(&[u8], &str); 10] = [
+    let cases: [(&[u8], &str); 11] = [
         (b"rules = [\n  { action = \"deny\", src = \"10.2.0.0/16\" },\n  { action = \"de", "rules.toml:3:"),
-        (b"", "missing field `rules`"),
-        (b"rules = [{ action = \"deny\", scr = \"10.2.0.0/16\" }]", "rules.toml:1:29: unknown field `scr`"),
+        (b"", "the key `rules` is missing; help: add `rules = …`"),
+        (
+            b"rules = [{ action = \"deny\", scr = \"10.2.0.0/16\" }]",
+            "rules.toml:1:29: unknown key `scr`; help: did you mean `src`?",
+        ),
+        (b"rules = [{ action = \"denny\" }]", "rules.toml:1:21: unknown value `denny`; help: did you mean `deny`?"),
         (
             b"rules = [\n{ action = \"deny\" },\n  { action = \"deny\", vlan = 9999 }]",
             "rules.toml:3:3: rules[1].vlan: 9999",
@@ -286,7 +290,7 @@ fn invalid_file_keeps_the_old_rules() {
     );
     folder
         .write("rules.toml", "[[rules]]\naction = 7\n[[rules]]\naction = \"deny\"\nvlan = 4095\n[[rules]]\nvlan = 1\n");
-    reported(&mut harness, &["toml:2:10:", "rules[1].vlan: 4095", "missing field `action`"]);
+    reported(&mut harness, &["toml:2:10:", "rules[1].vlan: 4095", "the key `action` is missing"]);
     folder.write("rules.toml", "rules = [\n{ action = },\n{ action = \"deny\", vlan = },\n]");
     let problems = harness.reload().unwrap_err();
     for line in ["toml:2:", "toml:3:"] {

@@ -6,13 +6,13 @@ mod raw;
 use std::collections::{HashMap, HashSet};
 
 use super::diagnostics::{Diagnostics, Mistake};
-use super::explain::{NAME_HELP, has_control_character, suggest};
 use super::load::Loaded;
 use super::plan::PortPlan;
 use super::port::{Port, Qp};
 use super::raw::Offload;
 use super::tree;
 use dataplane_core::error::shorten;
+use dataplane_core::parse_errors::{NAME_HELP, has_control_character, suggest};
 use dataplane_core::verbs::Capability;
 use dataplane_soft::config::{HOST, LinkConfig, PortLimits, SOFT, kinds};
 

@@ -2027,6 +2027,21 @@ pub mod mem {
     pub use region::{Notice, PageKind, Region, RegionSpec};
     pub use run::{Run, RunSource, Stamps};
 }
+pub mod parse_errors {
+    pub fn nearest<'c>(
+        name: &str,
+        candidates: impl IntoIterator<Item = &'c str>,
+    ) -> Option<&'c str> {}
+    pub fn has_control_character(name: &str) -> bool {}
+    pub const NAME_HELP: &str = _;
+    pub fn suggest(what: &str, name: &str, candidates: &[&str]) -> String {}
+    pub fn missing_key(message: &str) -> Option<&str> {}
+    pub fn missing(key: &str) -> (String, Option<String>) {}
+    pub fn explain(
+        text: &str,
+        extra_keys: &'static [&'static str],
+    ) -> (String, Option<String>) {}
+}
 pub mod pcapng {
     pub const ENHANCED_PACKET: u32 = _;
     pub const STATISTICS: u64 = _;
@@ -2657,9 +2672,11 @@ pub mod telemetry {
             pub burst: f64,
             pub bursts: u64,
             pub nearly_idle: bool,
+            pub few_bursts: bool,
         }
         impl CostReport {
             pub const NEARLY_IDLE: f64 = _;
+            pub const FEW_BURSTS: u64 = _;
         }
         #[derive(Clone, Debug)]
         pub struct Costs {

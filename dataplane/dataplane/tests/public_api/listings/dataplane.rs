@@ -91,13 +91,6 @@ pub mod config {
             pub fn into_error(self) -> Error {}
         }
     }
-    mod explain {
-        pub fn nearest<'c>(
-            name: &str,
-            candidates: impl IntoIterator<Item = &'c str>,
-        ) -> Option<&'c str> {}
-        pub fn suggest(what: &str, name: &str, candidates: &[&str]) -> String {}
-    }
     mod load {
         #[derive(Debug)]
         pub struct Loaded<'s> {
@@ -112,6 +105,7 @@ pub mod config {
             pub fn ports(&self) -> impl Iterator<Item = &Port> {}
             pub fn set_default_mtus(&mut self) {}
             pub fn named_ports(&self) -> impl Iterator<Item = (&str, Option<&Port>)> {}
+            pub fn port_addresses(&self) -> Option<Vec<&[Address]>> {}
             pub fn may_lack_ports(&self) -> bool {}
             pub fn stage_name(&self, stage: usize) -> Option<&str> {}
             pub fn stage_count(&self) -> usize {}
@@ -674,11 +668,11 @@ pub mod config {
         impl FromStr for RssKey {}
     }
     pub use connection::{Connection, RendezvousConfig};
+    pub use dataplane_core::parse_errors::{nearest, suggest};
     pub use dataplane_soft::config::{
         FrameStamps, HOST, LinkConfig, LinkParameters, SOFT,
     };
     pub use diagnostics::{Diagnostics, Level, Mistake, Record};
-    pub use explain::{nearest, suggest};
     pub use load::{Loaded, load};
     pub use plan::{
         Catalog, NodePlan, OffloadRequest, Plan, PortPlan, StageOffload, StageShape,

@@ -1,6 +1,6 @@
-//! Turns serde's error messages into messages for people.
+//! Turns the error messages of serde into messages for people, with a suggested fix.
 
-use dataplane_core::error::{MAX_NAME_CHARS, shorten};
+use crate::error::{MAX_NAME_CHARS, shorten};
 
 /// Returns the candidate that is most similar to a misspelt name. Returns `None` if no candidate is similar enough.
 pub fn nearest<'c>(name: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
@@ -33,12 +33,12 @@ fn is_long(name: &str) -> bool {
 
 /// Returns `true` if a name contains a control character, such as a NUL or a line break. The operating system and the
 /// report do not support such names.
-pub(super) fn has_control_character(name: &str) -> bool {
+pub fn has_control_character(name: &str) -> bool {
     name.contains(char::is_control)
 }
 
 /// The help for a name with a control character.
-pub(super) const NAME_HELP: &str = "use letters, digits, `-`, `_` and `.` in names";
+pub const NAME_HELP: &str = "use letters, digits, `-`, `_` and `.` in names";
 
 /// Returns the help for an unknown name: the nearest candidate, or a list of all candidates. `what` is a plural noun.
 pub fn suggest(what: &str, name: &str, candidates: &[&str]) -> String {
@@ -63,19 +63,19 @@ fn quoted(text: &str) -> Vec<&str> {
 }
 
 /// Returns the key in a `missing field` message.
-pub(super) fn missing_key(message: &str) -> Option<&str> {
+pub fn missing_key(message: &str) -> Option<&str> {
     message.strip_prefix("missing field `")?.strip_suffix('`')
 }
 
 /// Returns the message and the help for a missing key.
-pub(super) fn missing(key: &str) -> (String, Option<String>) {
+pub fn missing(key: &str) -> (String, Option<String>) {
     (format!("the key `{key}` is missing"), Some(format!("add `{key} = …` to this table")))
 }
 
 /// Returns the message and the help for a serde error. If a config type returns its own error, the help is the text
 /// after `; help: ` in this error. `extra_keys` are further valid keys of the table, which the loader removed before
 /// serde read the table.
-pub(super) fn explain(text: &str, extra_keys: &'static [&'static str]) -> (String, Option<String>) {
+pub fn explain(text: &str, extra_keys: &'static [&'static str]) -> (String, Option<String>) {
     let text = text.trim_end();
     if let Some(rest) = text.strip_prefix("unknown field ") {
         let (name, mut keys) = split_first(rest);
