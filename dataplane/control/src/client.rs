@@ -1,9 +1,9 @@
 //! The client.
 
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{SocketFlags, connect};
@@ -14,7 +14,7 @@ use crate::socket;
 use crate::{Call, Error, Found, Get, Hello, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION};
 
 /// The maximum length of an answer, in bytes.
-const MAX_ANSWER: u64 = 64 << 20;
+const MAX_ANSWER: usize = 64 << 20;
 
 /// A connection to a running program.
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl Client {
         (own.into_iter().filter_map(open).collect(), others)
     }
 
-    /// Sets the maximum time to wait for an answer. The default is [`TIMEOUT`].
+    /// Sets the maximum time to wait for a whole answer. The default is [`TIMEOUT`].
     ///
     /// # Errors
     /// Fails if the time is 0.
@@ -162,13 +162,7 @@ impl Client {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
             sent => sent.map_err(|error| self.lost(error))?,
         }
-        let mut line = Vec::new();
-        match self.stream.by_ref().take(MAX_ANSWER).read_until(b'\n', &mut line) {
-            Ok(_) if line.ends_with(b"\n") => {}
-            Ok(_) if line.len() as u64 == MAX_ANSWER => return Err(self.failed("the answer is too long")),
-            Ok(_) => return Err(Error::Ended(self.path.clone())),
-            Err(error) => return Err(self.lost(error)),
-        }
+        let line = self.read_line()?;
         let response: Response = serde_json::from_slice(&line).map_err(|error| self.failed(&error.to_string()))?;
         match response {
             // Without a number, the error concerns the connection.
@@ -203,6 +197,38 @@ impl Client {
     /// Returns the errors of [`Client::call`].
     pub fn get(&mut self, get: Get) -> Result<Found, Error> {
         self.call(&Call::Get(get))?.parse_raw()
+    }
+
+    /// Reads a line. The time limit applies to the whole line, because a program could send single bytes indefinitely.
+    fn read_line(&mut self) -> Result<Vec<u8>, Error> {
+        let latest = Instant::now() + self.timeout;
+        let mut line = Vec::new();
+        loop {
+            if self.stream.buffer().is_empty() {
+                let left = latest.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Err(self.lost(ErrorKind::TimedOut.into()));
+                }
+                let limited = set_socket_timeout(self.stream.get_ref(), Timeout::Recv, Some(left));
+                limited.map_err(|error| self.lost(error.into()))?;
+            }
+            let received = match self.stream.fill_buf() {
+                Ok([]) => return Err(Error::Ended(self.path.clone())),
+                Ok(received) => received,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(self.lost(error)),
+            };
+            let end = received.iter().position(|&byte| byte == b'\n');
+            let taken = end.map_or(received.len(), |end| end + 1);
+            line.extend(&received[..taken]);
+            self.stream.consume(taken);
+            if end.is_some() {
+                return Ok(line);
+            }
+            if line.len() >= MAX_ANSWER {
+                return Err(self.failed("the answer is too long"));
+            }
+        }
     }
 
     fn failed(&self, why: &str) -> Error {

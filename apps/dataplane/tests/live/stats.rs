@@ -280,10 +280,13 @@ fn impossible_socket_path_is_reported_and_other_files_are_kept() {
     let pipe = folder.path("edge.sock.lock");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     fs::write(folder.path("other.sock.lock"), "precious too").unwrap();
-    for path in ["edge.sock", "other.sock"] {
+    symlink(folder.path("mine"), folder.path("link.sock.lock")).unwrap();
+    let not_a_lock = "the path exists and is not a lock file; help: remove the file";
+    let link = "the path is a symbolic link; help: remove the file";
+    for (path, why) in [("edge.sock", not_a_lock), ("other.sock", not_a_lock), ("link.sock", link)] {
         let (status, _, err) = folder.dataplane(&format!("run @/x.toml --packets 1 --set runtime.control={path}"));
         assert_eq!((status, err.contains(&format!("{path}.lock: "))), (1, true), "{err}");
-        assert!(err.contains("the path exists and is not a lock file; help: remove the file"), "{err}");
+        assert!(err.contains(why), "{err}");
     }
     assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
     assert_eq!(fs::read_to_string(folder.path("other.sock.lock")).unwrap(), "precious too");

@@ -250,12 +250,16 @@ impl Lock {
         // In a shared folder, another user may have created anything at this path.
         let flags = OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         loop {
-            let file = File::from(open(&path, flags, Mode::RUSR | Mode::WUSR)?);
-            let about = file.metadata()?;
             let refused = |why: &str| {
                 let why = format!("{why}; help: remove the file, or set another socket path");
                 Err(io::Error::new(ErrorKind::AlreadyExists, why))
             };
+            let file = match open(&path, flags, Mode::RUSR | Mode::WUSR) {
+                Ok(file) => File::from(file),
+                Err(Errno::LOOP) => return refused("the path is a symbolic link"),
+                Err(error) => return Err(error.into()),
+            };
+            let about = file.metadata()?;
             // A killed program leaves an empty file. Refuse any other file, because dropping the lock would delete it.
             if !about.is_file() || about.len() > 0 {
                 return refused("the path exists and is not a lock file");
