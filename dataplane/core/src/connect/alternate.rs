@@ -11,9 +11,9 @@ use crate::connect::mistakes::Mistakes;
 use crate::units::{Gid, within};
 use crate::verbs::{Device, LinkLayer, Path};
 
-/// The alternate path to the same peer. The handshake does not exchange the alternate addresses of the peer, so the
-/// config must contain these addresses. For attributes without a key in this table, such as the hop limit, the
-/// alternate path uses the values of the primary path.
+/// The alternate path to the peer. The handshake does not exchange the alternate addresses of the peer, so the config
+/// must contain these addresses. For attributes without a key in this table, such as the hop limit, the alternate path
+/// uses the values of the primary path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AlternatePath {
@@ -31,11 +31,11 @@ pub struct AlternatePath {
     /// The index of the local GID in the GID table of the local port `device_port`. Only used with `gid`.
     #[serde(default)]
     pub source_gid_index: u8,
-    /// The index of the partition key in the table of the local port `device_port`.
+    /// The index of the partition key in the partition key table of the local port `device_port`.
     #[serde(default)]
     pub pkey_index: u16,
-    /// The time that this side waits for an acknowledgement on this path, encoded as the key `timeout` of the
-    /// connection.
+    /// The time that this side waits for an acknowledgement on this path. The values have the meaning of the key
+    /// `timeout` of `[port.connection]`.
     #[serde(default = "usual_timeout", deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub timeout: u8,
@@ -48,7 +48,7 @@ pub struct AlternatePath {
     #[serde(default, deserialize_with = "within::<_, u8, 0, 127>")]
     #[schemars(range(min = 0, max = 127))]
     pub source_path_bits: u8,
-    /// The maximum send rate on this path, encoded as the key `static_rate` of the connection.
+    /// The maximum send rate on this path. The values have the meaning of the key `static_rate` of `[port.connection]`.
     #[serde(default, deserialize_with = "within::<_, u8, 0, 24>")]
     #[schemars(range(min = 0, max = 24))]
     pub static_rate: u8,

@@ -35,21 +35,22 @@ pub struct EndpointParameters {
     /// such a GID, otherwise the kind of the first GID of the port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gid_kind: Option<GidKind>,
-    /// The index of the local GID in the GID table of the port. Use either this key, or `gid` and `gid_kind`. The index
-    /// of a GID may change if addresses of the interface change.
+    /// The index of the local GID in the GID table of the port. Not together with `gid` or `gid_kind`. The index of a
+    /// GID may change if addresses of the interface change.
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub gid_index: Option<u8>,
-    /// The index of the partition key in the port's table.
+    /// The index of the partition key (P_Key) in the partition key table of the port.
     #[serde(deserialize_with = "within::<_, u16, 0, 65535>")]
     #[schemars(range(min = 0, max = 65535))]
     pub pkey_index: u16,
-    /// The RDMA operations that the peer may perform on memory of this side. Only for rc and uc. Default: none.
+    /// The RDMA operations that the peer may perform on memory of this side. Only with the `qp` types `"rc"` and
+    /// `"uc"`. Default: none.
     #[serde(with = "access")]
     #[schemars(with = "Vec<RemoteAccess>")]
     pub access: Access,
-    /// The queue key (Q_Key), which every received datagram must contain. Values from 2147483648 need CAP_NET_RAW. Only
-    /// for ud.
+    /// The queue key (Q_Key), which every received datagram must contain. Values of 2147483648 or more need
+    /// CAP_NET_RAW. Only with `qp = "ud"`.
     #[serde(deserialize_with = "within::<_, u32, 0, 4294967295>")]
     #[schemars(range(min = 0, max = 4294967295u32))]
     pub qkey: u32,
@@ -74,7 +75,7 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within::<_, u32, 0, 1048575>")]
     #[schemars(range(min = 0, max = 1048575))]
     pub flow_label: u32,
-    /// The service level of sent packets. On Ethernet at most 7.
+    /// The service level of sent packets. On Ethernet, the maximum is 7.
     #[serde(deserialize_with = "within::<_, u8, 0, 15>")]
     #[schemars(range(min = 0, max = 15))]
     pub service_level: u8,
@@ -99,37 +100,39 @@ pub struct EndpointParameters {
     #[schemars(range(min = 0, max = 16777215))]
     pub rq_psn: Option<u32>,
     /// The maximum number of outstanding RDMA reads and atomics that this side sends. If the `max_dest_rd_atomic` of
-    /// the peer is smaller, the connection uses that value. Only for rc.
+    /// the peer is smaller, the connection uses the peer's value. Only with `qp = "rc"`.
     #[serde(deserialize_with = "within::<_, u8, 0, 255>")]
     #[schemars(range(min = 0, max = 255))]
     pub max_rd_atomic: u8,
-    /// The maximum number of outstanding RDMA reads and atomics that this side accepts from the peer. Only for rc.
+    /// The maximum number of outstanding RDMA reads and atomics that this side accepts from the peer. Only with `qp =
+    /// "rc"`.
     #[serde(deserialize_with = "within::<_, u8, 0, 255>")]
     #[schemars(range(min = 0, max = 255))]
     pub max_dest_rd_atomic: u8,
-    /// The time that the peer waits before it resends a message for which this side had posted no receive. The value is
-    /// a code of the InfiniBand specification. Code 1 means 0.01 ms, code 12 means 0.64 ms, code 16 means 2.56 ms, code
-    /// 31 means 491.52 ms and code 0 means 655.36 ms. Only for rc.
+    /// If a message arrives while this side has no posted receive, the peer waits for this time and then sends the
+    /// message again. The value is a code of the InfiniBand specification. Code 1 means 0.01 ms, code 12 means 0.64 ms,
+    /// code 16 means 2.56 ms, code 31 means 491.52 ms and code 0 means 655.36 ms. Only with `qp = "rc"`.
     #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub min_rnr_timer: u8,
-    /// The time that this side waits for an acknowledgement: 4.096 µs × 2^value. With the value 0, this side waits
-    /// indefinitely. Only for rc.
+    /// The time that this side waits for an acknowledgement, as an exponent: the value N means 4.096 µs × 2^N. With the
+    /// value 0, this side waits indefinitely. Only with `qp = "rc"`.
     #[serde(deserialize_with = "within::<_, u8, 0, 31>")]
     #[schemars(range(min = 0, max = 31))]
     pub timeout: u8,
-    /// The number of times that this side resends a packet that the peer has not acknowledged. On some devices, 7 means
-    /// unlimited. Only for rc.
+    /// The number of times that this side resends a packet that the peer has not acknowledged. On some devices, the
+    /// value 7 means unlimited. Only with `qp = "rc"`.
     #[serde(deserialize_with = "within::<_, u8, 0, 7>")]
     #[schemars(range(min = 0, max = 7))]
     pub retry_count: u8,
-    /// The number of times that this side resends a message for which the peer had posted no receive. 7 means
-    /// unlimited. Only for rc.
+    /// The number of times that this side resends a message because the peer has no posted receive. The value 7 means
+    /// unlimited. Only with `qp = "rc"`.
     #[serde(deserialize_with = "within::<_, u8, 0, 7>")]
     #[schemars(range(min = 0, max = 7))]
     pub rnr_retry: u8,
     /// The alternate path to the peer. If the primary path fails, the device moves the connection to this path. Only
-    /// for rc and uc on InfiniBand, because RoCE has no alternate paths. Default: none.
+    /// with the `qp` types `"rc"` and `"uc"`, and only on InfiniBand, because RoCE has no alternate paths. Default:
+    /// none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alternate: Option<AlternatePath>,
     /// The migration state of a new connection. Needs `alternate`. With `"migrated"`, the connection stays on its

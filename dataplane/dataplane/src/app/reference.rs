@@ -12,28 +12,31 @@ use dataplane_core::pipeline::{Registry, StageKind, summary};
 
 const HEAD: &str = r##"# Config reference
 
-Look up a key of a config file. Each page describes the keys of one section or stage. Every key of a page occurs in at
-least one example on that page. The examples leave out the sections that other pages describe, such as the ports. The
-command `dataplane reference` generates these pages.
+These pages describe all keys of a config file. Each page describes one section, or one kind of stage, and has an
+example for every key. Most examples are only a part of a config: the example of a stage, for instance, leaves out the
+ports. The command `dataplane reference` generates these pages.
 
-A config is one TOML file. Unknown keys are errors. `dataplane check` reports all mistakes at once, each with its line and
-a suggested fix. Checks that depend on a broken value run after you fix the value. For example, `dataplane check` checks the
-order of the stages only if the parameters of all stages are valid.
+A config is one TOML file. Unknown keys are errors. `dataplane check` reports all mistakes at once, each with its line
+and a suggested fix. A check that depends on a wrong value runs only after you fix the value. For example, `dataplane
+check` checks the order of the stages only if the parameters of all stages are valid.
 
-A duration is a text with a unit: `"5s"`, `"250us"`, `"1h30m"`. A duration is at most `"365d"`. A size is a number of bytes
-or a text with a unit: `9000`, `"9k"`, `"2MiB"`, where `k`, `M` and `G` are powers of 1,000, and `Ki`, `Mi` and `Gi` are
-powers of 1,024. A packet rate is a number of packets per second or a text with a unit: `1000`, `"500kpps"`, `"1Mpps"`.
+Values with a unit are strings. Rates and sizes can also be integers:
+- A duration, such as `"5s"`, `"250us"` or `"1h30m"`, is at most `"365d"`.
+- A size is a number of bytes, such as `9000`, `"9k"` or `"2MiB"`. The units `k`, `M` and `G` are powers of 1,000. The
+  units `Ki`, `Mi` and `Gi` are powers of 1,024. The letter `B` after the unit is optional.
+- A packet rate is a number of packets per second, such as `1000`, `"500kpps"` or `"1Mpps"`.
+- A bit rate is a number of bits per second, such as `1000000`, `"500kbps"` or `"5Gbps"`.
 
-If the first line of a config names its schema, editors with a TOML language server (Taplo, Even Better TOML) complete keys
-and underline mistakes:
+Editors with a TOML language server (Taplo, Even Better TOML) complete keys and underline mistakes if the first line of
+the config names a schema:
 
 ```toml
 #:schema ../docs/config.schema.json
 ```
 
-`docs/config.schema.json` describes all built-in stages. An app with its own stages has the command `schema`, which prints
-the schema of the app. For example, run `mark-dns schema > config.schema.json` for the example app `mark-dns`. This schema
-also describes the parameters of the stages that the app adds with `described_stage`.
+`docs/config.schema.json` describes all built-in stages. An app with its own stages has the command `schema`, which
+prints the schema of the app. For example, run `mark-dns schema > config.schema.json` for the example app `mark-dns`.
+The schema of an app also describes the parameters of the stages that the app adds with `described_stage`.
 "##;
 
 /// The guides of sections: the page of the section, and the file and title of the guide.

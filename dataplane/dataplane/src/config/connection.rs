@@ -1,4 +1,4 @@
-//! `[port.connection]`: how the queue pairs of a port find their peers, and the attributes of their connections.
+//! `[port.connection]`: how the queue pairs of a port find their peers, and the attributes of the connections.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,11 +10,11 @@ use toml::de::{DeTable, DeValue};
 use dataplane_core::connect::EndpointParameters;
 use dataplane_core::units::Period;
 
-/// How the queue pairs of a port find their peers, and the attributes of their connections. A peer is the queue pair at
+/// How the queue pairs of a port find their peers, and the attributes of the connections. A peer is the queue pair at
 /// the other end of a connection. Each worker has its own queue pair, which connects to the queue pair of the worker
 /// with the same index at the other end. Both ends must therefore have the same number of workers.
 ///
-/// The side that listens, with unreliable datagrams:
+/// The port that listens, with unreliable datagrams:
 ///
 /// ```toml
 /// [[port]]
@@ -38,7 +38,7 @@ use dataplane_core::units::Period;
 /// grh           = true
 /// ```
 ///
-/// The side that connects, with a reliable connection on InfiniBand and an alternate path:
+/// The port that connects, with a reliable connection on InfiniBand and an alternate path:
 ///
 /// ```toml
 /// [[port]]
@@ -159,7 +159,8 @@ pub struct RendezvousConfig {
     /// `peer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
-    /// The only IP address from which a client may connect. Only with `listen`. Default: any address.
+    /// The IP address of the peer. The program refuses TCP connections from all other addresses. Only with `listen`.
+    /// Default: the program accepts connections from any address.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub from: Option<IpAddr>,

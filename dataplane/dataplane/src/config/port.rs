@@ -71,8 +71,8 @@ pub enum RssField {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Rss {
-    /// The key of the Toeplitz hash: `"default"`, `"symmetric"` (both directions of a flow go to one worker) or 80
-    /// hexadecimal digits.
+    /// The key of the Toeplitz hash: `"default"`, `"symmetric"` or 80 hexadecimal digits. With `"symmetric"`, both
+    /// directions of a flow go to the same worker.
     #[schemars(with = "String")]
     pub key: RssKey,
     /// The header fields that the device hashes. Packets without any of these fields go to the first worker.
@@ -87,8 +87,7 @@ impl Default for Rss {
 }
 
 /// Faults that the program injects into a port with the device `"soft"` or `"host"`, to test how a pipeline behaves.
-/// `xdp` links do not support faults. With the same seed, the program injects the same faults at the same packets in
-/// every run.
+/// `xdp` links do not support faults. Runs with the same `seed` and the same packets have the same faults.
 ///
 /// ```toml
 /// [[port]]
@@ -125,16 +124,17 @@ pub struct Faults {
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub reorder: f64,
-    /// The probability that one bit of a packet is flipped.
+    /// The probability that one bit of a packet is flipped. With the `qp` types `"ud"`, `"rc"` and `"uc"`, the packet
+    /// is lost instead, because its checksum is wrong.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub corrupt: f64,
-    /// The probability that a packet is received later, after the time `delay_by`. At most 16384 packets are delayed at
-    /// a time, and the program drops further packets.
+    /// The probability that a packet is received later, after the time `delay_by`. At most 16384 packets can be delayed
+    /// at a time. The program drops packets that exceed this limit.
     #[serde(deserialize_with = "probability")]
     #[schemars(range(min = 0, max = 1))]
     pub delay: f64,
-    /// The delay of the packets that `delay` selects, such as `"1ms"`. At most `"365d"`.
+    /// The delay of the packets that the key `delay` selects, such as `"1ms"`. At most `"365d"`.
     pub delay_by: Period,
     /// The probability that a receive fails. All other posted receives and sends of the queue pair then fail too, and
     /// the program resets the queue pair.
@@ -170,8 +170,8 @@ impl Default for Faults {
     }
 }
 
-/// The simulated clock of a port with the device `"soft"` or `"host"`, and the errors of the clock. The clock is a
-/// free-running counter that timestamps completions.
+/// A simulated clock for a port with the device `"soft"` or `"host"`, to test the effects of clock errors. The clock is
+/// a free-running counter. The device timestamps completions with the values of the counter.
 ///
 /// ```toml
 /// [[port]]
@@ -199,22 +199,24 @@ pub struct Clock {
     #[serde(deserialize_with = "within::<_, u64, 1, 10000000>")]
     #[schemars(range(min = 1, max = 10000000))]
     pub khz: u64,
-    /// Whether the device reports the frequency. If `false`, the device reports 0, and the counter cannot be used.
+    /// Whether the device reports the frequency of the counter. If `false`, the device reports the frequency 0. The
+    /// program then uses the system clock instead of the counter.
     pub says_khz: bool,
-    /// The width of the counter in bits. The counter wraps at this width.
+    /// The width of the counter in bits. After the value 2^`bits` - 1, the counter continues at 0.
     #[serde(deserialize_with = "within::<_, u32, 1, 64>")]
     #[schemars(range(min = 1, max = 64))]
     pub bits: u32,
-    /// The deviation from the nominal frequency, in parts per billion. Positive values are faster.
+    /// The deviation of the real frequency from the nominal frequency `khz`, in parts per billion. With a positive
+    /// value, the counter runs faster.
     #[serde(deserialize_with = "within_signed::<_, -1000000, 1000000>")]
     #[schemars(range(min = -1000000, max = 1000000))]
     pub drift_ppb: i64,
     /// The value of the counter when the device is opened.
     pub start: u64,
-    /// The offset of the device's wall clock from the system's wall clock, such as `"37s"` or `"-5ms"`. Positive values
-    /// are ahead.
+    /// The time by which the device's wall clock is ahead of the system's wall clock, such as `"37s"`. With a negative
+    /// value, such as `"-5ms"`, the device's wall clock is behind.
     pub wall_ahead: Offset,
-    /// The changes of the counter at given times, such as jumps.
+    /// Events that change the counter at given times, such as jumps.
     pub events: Vec<ClockEvent>,
 }
 
@@ -236,12 +238,12 @@ impl Default for Clock {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClockEvent {
-    /// The time of the event, counted from the opening of the device. At most `"365d"`.
+    /// The time between the opening of the device and the event. At most `"365d"`.
     pub at: Period,
     /// The kind of the event. `"jump"` adds `value` ticks to the counter. `"set"` sets the counter to `value`.
     /// `"freeze"` stops the counter. After `"resume"`, the counter continues. `"drift"` sets the deviation from the
     /// nominal frequency to `value` parts per billion. After `"mute"`, reading the counter fails with the errno
-    /// `value`. After `"speak"`, the counter can be read again.
+    /// `value`, but completions still have timestamps. After `"speak"`, the counter can be read again.
     pub kind: ClockEventKind,
     /// The parameter of the event. The meaning depends on `kind`.
     #[serde(default)]
@@ -329,19 +331,20 @@ pub struct Port {
     #[serde(default = "first_port", deserialize_with = "within::<_, u8, 1, 255>")]
     #[schemars(range(min = 1, max = 255))]
     pub device_port: u8,
-    /// The preferred NUMA node for the workers and their memory. Default: the node that the kernel reports for an RDMA
-    /// device. Other ports have no default.
+    /// The preferred NUMA node for the workers and their memory. The default for an RDMA device is the node that the
+    /// kernel reports. For all other devices, the default is no preference.
     #[serde(default, deserialize_with = "within_some::<_, u32, 0, 1023>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1023))]
     pub numa_node: Option<u32>,
-    /// The type of the queue pairs: `"raw_packet"`, `"ud"`, `"rc"` or `"uc"`.
+    /// The type of the queue pairs: `"raw_packet"` for Ethernet frames, `"ud"` for unreliable datagrams, `"rc"` for
+    /// reliable connections, or `"uc"` for unreliable connections. Each datagram or message contains one frame.
     #[serde(default)]
     pub qp: Qp,
-    /// The number of posted receive buffers, for each worker.
+    /// The number of receive buffers that each worker posts.
     #[serde(default = "depth", deserialize_with = "within::<_, u32, 1, 32768>")]
     #[schemars(range(min = 1, max = 32768))]
     pub rx_depth: u32,
-    /// The maximum number of packets that wait for a send completion, for each worker.
+    /// The maximum number of packets of each worker that wait for a send completion.
     #[serde(default = "depth", deserialize_with = "within::<_, u32, 1, 32768>")]
     #[schemars(range(min = 1, max = 32768))]
     pub tx_depth: u32,
@@ -355,8 +358,9 @@ pub struct Port {
     )]
     #[schemars(with = "Bytes", range(min = 68, max = 65000))]
     pub mtu: Option<u32>,
-    /// The MAC address of the port. Default: the address of the interface of a `packet` or `xdp` link. For other ports,
-    /// the default is 02:00:00:00:00:01 for the first port, 02:00:00:00:00:02 for the second port, and so on.
+    /// The MAC address of the port. Default: the address of the interface of a `packet` or `xdp` link. For all other
+    /// ports, the default contains the index of the port in the config: 02:00:00:00:00:01 for the first port,
+    /// 02:00:00:00:00:02 for the second port, and so on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
     /// The kernel interface that represents this port for a routing daemon. For this port, stages with `source =
@@ -365,8 +369,8 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
     /// The IP addresses of this host on the port, such as `"192.0.2.1/24"`. The stages `arp` and `icmp` answer requests
-    /// for these addresses. The stages `icmp_error` and `neighbor` use these addresses as source. A stage with its own
-    /// key `addresses` uses only its own addresses. Default: none.
+    /// for these addresses. The stages `icmp_error` and `neighbor` send packets from these addresses. If a stage has
+    /// the key `addresses`, the stage uses only the addresses in its key. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<String>")]
     pub addresses: Vec<Address>,
@@ -406,7 +410,8 @@ pub struct Port {
     /// The simulated clock. Only for the devices `"soft"` and `"host"`. Default: the system clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<Clock>,
-    /// The capabilities to remove from the device. Only for the devices `"soft"` and `"host"`. Default: none.
+    /// The capabilities to remove from the device, to test a pipeline without these capabilities. Only for the devices
+    /// `"soft"` and `"host"`. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refuse: Vec<Capability>,
 }

@@ -54,11 +54,11 @@ pub struct RateLimit {
     #[serde(deserialize_with = "device_rate")]
     #[schemars(extend("x-previous-name" = "kbps"))]
     pub rate: BitRate,
-    /// The maximum number of bytes in a burst, such as `"64KiB"`. With 0, the device uses its default.
+    /// The maximum number of bytes in a burst, such as `"64KiB"`. The value 0 means the default of the device.
     #[serde(default, deserialize_with = "bytes_within::<_, u32, 0, 4294967295>")]
     #[schemars(with = "Bytes", range(min = 0, max = 4294967295u32))]
     pub burst: u32,
-    /// The typical packet size, in bytes. With 0, the device uses its default.
+    /// The typical packet size, in bytes. The value 0 means the default of the device.
     #[serde(default, deserialize_with = "bytes_within::<_, u16, 0, 65535>")]
     #[schemars(with = "Bytes", range(min = 0, max = 65535))]
     pub packet: u16,
@@ -106,7 +106,8 @@ const MAX_PRIORITY: u64 = 21_844;
 /// The largest tag of a flow rule.
 const MAX_TAG: u64 = (1 << 24) - 1;
 
-/// A rule that selects the frames that the port receives. Not tested on hardware.
+/// A flow rule of the device. The rule selects frames, which the port receives or the device drops. The port does not
+/// receive frames that no rule selects. Not tested on hardware.
 ///
 /// Rules for traffic without a tunnel:
 ///
@@ -192,18 +193,18 @@ pub struct Flow {
     #[serde(deserialize_with = "within_some::<_, u32, 1, MAX_TAG>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = MAX_TAG))]
     pub tag: Option<u32>,
-    /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins. Give
-    /// overlapping rules different priorities: at one priority, the order of the rules is undefined on mlx5, and the
-    /// order of the config on the software device. mlx5 supports the priorities 0 to 15 with one worker, and 0 to 4
-    /// with several workers. With older kernels, mlx5 supports 0 to 7 with one worker, and 0 and 1 with several
-    /// workers.
+    /// The priority of the rule. If several rules match a frame, the rule with the smallest number wins. If several
+    /// rules with the same priority match a frame, mlx5 selects one of these rules in an undefined order, and the
+    /// software device selects the first rule in the config. Overlapping rules should therefore have different
+    /// priorities. mlx5 supports the priorities 0 to 15 with one worker, and 0 to 4 with several workers. With older
+    /// kernels, mlx5 supports 0 to 7 with one worker, and 0 and 1 with several workers.
     #[serde(deserialize_with = "within::<_, u16, 0, MAX_PRIORITY>")]
     #[schemars(range(min = 0, max = MAX_PRIORITY))]
     pub priority: u16,
     /// Whether the frames that match this rule also go to rules with larger `priority` numbers, including the rules of
-    /// the kernel of this host. At one priority, rules with `dont_trap` apply before the other rules. On an RDMA device
-    /// with several workers, the rule must match `tcp`, `udp`, another IP protocol or an EtherType other than IP. Only
-    /// with `frames = "matching"`.
+    /// the kernel of this host. Among rules with the same priority, rules with `dont_trap` apply first. On an RDMA
+    /// device with several workers, the rule must match `tcp`, `udp`, another IP protocol or an EtherType other than
+    /// IP. Only with `frames = "matching"`.
     pub dont_trap: bool,
 }
 
@@ -272,7 +273,7 @@ pub struct EthernetHeader {
     /// The source MAC address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub src: Option<MacAddr>,
-    /// The EtherType after the last VLAN tag. Not allowed together with `ipv4` or `ipv6`, which imply the EtherType.
+    /// The EtherType after the last VLAN tag. Not together with `ipv4` or `ipv6`, which imply the EtherType.
     #[serde(rename = "type", deserialize_with = "within_some::<_, u16, 0, 65535>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 65535))]
@@ -295,7 +296,7 @@ pub struct Ipv4Header {
     #[serde(deserialize_with = "subnet4", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub dst: Option<Ipv4Net>,
-    /// The IP protocol number. Not allowed together with `tcp` or `udp`, which imply the protocol.
+    /// The IP protocol number. Not together with `tcp` or `udp`, which imply the protocol.
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub protocol: Option<u8>,
@@ -325,8 +326,8 @@ pub struct Ipv6Header {
     #[serde(deserialize_with = "within_some::<_, u32, 0, 1048575>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1048575))]
     pub flow_label: Option<u32>,
-    /// The protocol number of the next header, which may be an extension header. Not allowed together with `tcp` or
-    /// `udp`, which imply the protocol.
+    /// The protocol number of the next header, which may be an extension header. Not together with `tcp` or `udp`,
+    /// which imply the protocol.
     #[serde(deserialize_with = "within_some::<_, u8, 0, 255>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 255))]
     pub next_header: Option<u8>,

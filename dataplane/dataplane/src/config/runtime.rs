@@ -81,14 +81,14 @@ pub struct Runtime {
     #[serde(deserialize_with = "bytes_within::<_, u32, 0, 4096>")]
     #[schemars(with = "Bytes", range(min = 0, max = 4096))]
     pub headroom: u32,
-    /// The number of packet buffers of each worker. By default, the program adds the ring sizes of all ports and one
-    /// burst. The default is this sum plus one eighth, rounded up to a multiple of 64. A port that is not in `input`
-    /// has no receive ring.
+    /// The number of packet buffers of each worker. The minimum is the sum of `burst`, the `tx_depth` of every port,
+    /// and the `rx_depth` of every port in `input`. The default is this sum plus one eighth, rounded up to a multiple
+    /// of 64.
     #[serde(deserialize_with = "within_some::<_, u32, 1, 16777216>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 16777216))]
     pub buffers: Option<u32>,
-    /// The kind of pages for packet memory: 1 GiB, 2 MiB, transparent huge pages or normal pages. If a kind is not
-    /// available, the program uses the next kind in this list.
+    /// The kind of pages for packet memory: `"1G"` for 1 GiB, `"2M"` for 2 MiB, `"transparent"` for transparent huge
+    /// pages, or `"none"` for normal pages. If a kind is not available, the program uses the next kind in this list.
     pub hugepages: PageKind,
     /// Whether the run fails if the requested memory is not available. Without `strict`, the run logs a warning and
     /// uses smaller pages or memory of another NUMA node.
@@ -116,10 +116,10 @@ pub struct Runtime {
     /// client that reaches a TCP address can read the metrics. A Unix socket has the permissions of the control socket.
     #[schemars(with = "String")]
     pub metrics: Metrics,
-    /// Whether the program gives up the privileges that the run does not need, before the run opens its devices. The
-    /// program then keeps only the capabilities of its links and stages. The program can write only to device files and
-    /// to the files and folders of its outputs, and cannot start programs or change the system. The page about
-    /// capabilities lists the remaining privileges.
+    /// Whether the program gives up the privileges that the run does not need, before the program opens its devices.
+    /// With `true`, the program keeps only the capabilities that its links and stages need. The program can then write
+    /// only to device files and to the files and folders of its outputs. The program can neither start programs nor
+    /// change the system. The page "Capabilities and limits" lists the remaining privileges.
     pub sandbox: bool,
 }
 

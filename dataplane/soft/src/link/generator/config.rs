@@ -82,17 +82,19 @@ pub struct GeneratorConfig {
     #[serde(deserialize_with = "within::<_, u32, 1, 1048576>")]
     #[schemars(range(min = 1, max = 1048576))]
     pub flows: u32,
-    /// The rate in frames per second, such as `"1Mpps"`. Default: as fast as the worker receives frames.
+    /// The rate in frames per second for all workers together, such as `"1Mpps"`. If no receive buffer is free when a
+    /// frame is due, the frame is lost. Default: as fast as the workers receive frames.
     #[serde(deserialize_with = "rate", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "PacketRate", range(min = 1, max = 1000000000000u64))]
     pub rate: Option<u64>,
-    /// The total number of frames. Default: unlimited.
+    /// The number of frames for all workers together. Default: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    /// The protocols of the frames.
+    /// The protocols of the frames: UDP over IPv4, TCP over IPv4 or UDP over IPv6.
     pub protocol: FrameKind,
     /// Whether the generator writes the whole frame into the buffer at every receive. If `false`, the generator writes
-    /// a frame into each buffer only once. Later frames in that buffer keep the changes that the pipeline made.
+    /// a frame into each buffer only once. When the port receives again in this buffer, the frame still has the changes
+    /// that the pipeline made.
     pub copy: bool,
     /// Whether the link copies every sent frame out of its buffer, as a NIC does by DMA. If `false`, sent frames are
     /// only counted.
@@ -101,10 +103,10 @@ pub struct GeneratorConfig {
     pub src_mac: MacAddr,
     /// The destination MAC address.
     pub dst_mac: MacAddr,
-    /// The first source IP address. Default: 198.18.0.1 or 2001:2::1 (RFC 2544, RFC 5180).
+    /// The source IP address of the first flow. Default: 198.18.0.1 for IPv4 (RFC 2544), 2001:2::1 for IPv6 (RFC 5180).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub src_ip: Option<IpAddr>,
-    /// The destination IP address. Default: 198.19.0.1 or 2001:2:0:8000::1.
+    /// The destination IP address. Default: 198.19.0.1 for IPv4, 2001:2:0:8000::1 for IPv6.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dst_ip: Option<IpAddr>,
     /// The source port of the first flow.

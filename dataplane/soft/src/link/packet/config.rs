@@ -14,8 +14,8 @@ use dataplane_core::error::Result;
 use dataplane_core::pipeline::parameter_schema;
 use dataplane_core::units::within;
 
-/// A kernel interface through AF_PACKET. The kernel keeps the interface, so the network stack of the host receives the
-/// same frames.
+/// Uses a kernel interface through AF_PACKET. The network stack of the host also receives the frames that arrive on the
+/// interface.
 ///
 /// ```toml
 /// [[port]]
@@ -51,8 +51,8 @@ pub struct PacketConfig {
     /// traffic.
     #[serde(default)]
     pub outgoing: bool,
-    /// The source of receive timestamps: `"kernel"`, or `"hardware"` for the NIC. Used only if `timestamps` in
-    /// `[runtime]` is `"wallclock"`.
+    /// The source of receive timestamps: `"kernel"`, or `"hardware"` for the NIC. Only used with `timestamps =
+    /// "wallclock"` in `[runtime]`.
     #[serde(default)]
     pub stamps: FrameStamps,
 }

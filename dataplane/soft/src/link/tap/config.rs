@@ -14,8 +14,9 @@ use dataplane_core::header::MacAddr;
 use dataplane_core::pipeline::parameter_schema;
 use dataplane_core::units::{Bytes, bytes_within_some};
 
-/// A TAP interface, which is the host's end of the link. The host receives the frames that the port sends, and the port
-/// receives the frames that the host sends. If the interface does not exist, the program creates the interface.
+/// Uses a TAP interface. The TAP interface is the host's end of the link. The host receives the frames that the port
+/// sends, and the port receives the frames that the host sends. If the interface does not exist, the program creates
+/// the interface.
 ///
 /// ```toml
 /// [[port]]
@@ -35,8 +36,8 @@ use dataplane_core::units::{Bytes, bytes_within_some};
 pub struct TapConfig {
     /// The name of the interface.
     pub name: String,
-    /// The MAC address of the host's end. The host's end and the port must have different MAC addresses. Default:
-    /// unchanged.
+    /// The MAC address of the host's end. The host's end and the port must have different MAC addresses. Default: the
+    /// program does not change the MAC address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
     /// The MTU of the host's end, in bytes. If the table `[[port]]` has no `mtu`, the port uses this MTU too. Default:

@@ -17,7 +17,7 @@ use dataplane_core::error::Result;
 use dataplane_core::mem;
 use dataplane_core::pipeline::parameter_schema;
 
-/// A kernel interface through AF_XDP. The kernel reads and writes frames in the packet memory of the worker.
+/// Uses a kernel interface through AF_XDP. The kernel reads and writes frames in the packet memory of the worker.
 ///
 /// ```toml
 /// [[port]]
@@ -41,26 +41,27 @@ pub struct XdpConfig {
     /// The name of the interface. Worker 0 uses receive queue 0 of the interface, worker 1 uses receive queue 1, and so
     /// on.
     pub interface: String,
-    /// Where the XDP program runs: `"native"` in the driver, `"generic"` in the kernel, `"auto"` in the driver if
-    /// possible.
+    /// Where the XDP program runs: `"native"` in the driver, `"generic"` in the network stack of the kernel, `"auto"`
+    /// in the driver if the driver supports XDP, otherwise in the network stack.
     #[serde(default)]
     pub mode: Mode,
     /// How frames get into packet memory: `"zero"` for zero-copy, `"copy"` for a copy by the kernel, `"auto"` for
-    /// zero-copy if possible.
+    /// zero-copy if the driver supports zero-copy, otherwise for a copy.
     #[serde(default)]
     pub copy: Copying,
-    /// The frames that the port receives. All other frames go to the kernel. Default: every frame.
+    /// The frames that the port receives: each entry selects the frames that match all its keys. All other frames go to
+    /// the kernel. Default: every frame.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub filter: Vec<Selector>,
-    /// Frames that always go to the kernel, even if they match `filter`, such as `[{ protocol = "tcp", port = 22 }]`.
-    /// Default: none.
+    /// Frames that always go to the kernel, even if `filter` selects these frames, such as `[{ protocol = "tcp", port =
+    /// 22 }]`. Each entry selects the frames that match all its keys. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub except: Vec<Selector>,
     /// Whether the interface receives frames to any MAC address, not only to its own MAC address.
     #[serde(default = "yes")]
     pub promiscuous: bool,
-    /// The source of receive timestamps: `"kernel"`, or `"hardware"` for the NIC. Used only if `timestamps` in
-    /// `[runtime]` is `"wallclock"`.
+    /// The source of receive timestamps: `"kernel"`, or `"hardware"` for the NIC. Only used with `timestamps =
+    /// "wallclock"` in `[runtime]`.
     #[serde(default)]
     pub stamps: FrameStamps,
     /// Parameters of busy polling: the worker polls the driver instead of waiting for the driver's interrupts. Default:

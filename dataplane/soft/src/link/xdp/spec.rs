@@ -102,11 +102,12 @@ pub struct Selector {
     /// The EtherType after up to two VLAN tags, such as 0x0806.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ether_type: Option<u16>,
-    /// The VLAN ID of the outer tag. Matches only if the interface leaves tags in the frame.
+    /// The VLAN ID of the outer tag. Only works if the interface leaves VLAN tags in the frames.
     #[serde(deserialize_with = "within_some::<_, u16, 0, 4094>", skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 4094))]
     pub vlan: Option<u16>,
-    /// The IP protocol, after IPv6 extension headers: `"tcp"`, `"udp"`, `"icmp"`, `"icmpv6"` or a number.
+    /// The IP protocol (for IPv6, the protocol after the extension headers): `"tcp"`, `"udp"`, `"icmp"`, `"icmpv6"` or
+    /// a number.
     #[serde(deserialize_with = "read_protocol", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "protocol_schema")]
     pub protocol: Option<u8>,
@@ -150,10 +151,10 @@ fn read_protocol<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BusyPoll {
-    /// How long the kernel polls at a time: `"1us"` to `"100ms"`.
+    /// The duration of one poll: `"1us"` to `"100ms"`.
     #[schemars(extend("examples" = ["20us"], "x-previous-name" = "micros"))]
     pub duration: Period,
-    /// The maximum number of frames that the driver handles at a time.
+    /// The maximum number of frames that the driver handles in one poll.
     #[serde(deserialize_with = "within::<_, u32, 1, 512>")]
     #[schemars(range(min = 1, max = 512))]
     pub budget: u32,
