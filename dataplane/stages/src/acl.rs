@@ -36,7 +36,7 @@ use rules::{Action, RuleSpec, Rules};
 /// the first fragment can contain these fields. `fragments = "deny"` drops all fragments without a complete TCP, UDP or
 /// ICMP header (see RFC 1858 and RFC 3128 for the reasons).
 ///
-/// A rule file contains rules with the same keys, as TOML:
+/// A rule file is a TOML file. The rules in the file have the keys of `rules`:
 ///
 /// ```text
 /// rules = [
@@ -45,15 +45,16 @@ use rules::{Action, RuleSpec, Rules};
 /// ```
 ///
 /// The rules of the file follow the rules of the config. The config and the file together can have at most 100,000
-/// rules. Replace the file atomically with `mv`, because a partly written file may also be valid.
+/// rules. Replace the file atomically with `mv`. Otherwise, the stage may read a partly written file, which may also be
+/// valid.
 ///
 /// On SIGHUP, the stage reads the file again without stopping the workers. The stage compiles only the rules that have
 /// changed. Each worker switches to the new rules between two batches, so the stage never mixes old and new rules for
 /// one packet. If the file has errors, the stage reports up to 20 errors, and the old rules stay in use.
 ///
-/// A rule keeps its hit count if the new rules contain a rule whose counter has the same name, at any index. Hits of
-/// removed rules are added to the counter `gone`. The counter `rules` reports the number of rules. The counters
-/// `reloads` and `refused` count successful reloads and refused files.
+/// If a counter with the same name exists before and after the reload, the counter keeps its value, even if the rule
+/// has another index. The hits of removed rules are added to the counter `gone`. The counter `rules` reports the number
+/// of rules. The counters `reloads` and `refused` count successful reloads and refused files.
 ///
 /// ```toml
 /// [[pipeline.stage]]

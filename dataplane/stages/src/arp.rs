@@ -39,7 +39,7 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Arp {
-    /// The IPv4 addresses to answer for. Default: the addresses that the config gives to the ports.
+    /// The IPv4 addresses to answer for. Default: for each port, the IPv4 addresses that the config gives to this port.
     #[serde(default)]
     pub addresses: Vec<Ipv4Addr>,
     /// The name of the port on which the stage answers requests. Default: all ports.

@@ -24,28 +24,28 @@ use rows::LearnedMacs;
 use storm::{StormControl, StormMeter};
 use table::{BUCKET_BITS, SWEPT, TIME, Table, UNIT};
 
-/// Forwards each frame to the port on which its destination MAC address was last seen (IEEE 802.1Q). The bridge learns
-/// MAC addresses separately for each VLAN. If the destination address is unknown, multicast or broadcast, the bridge
-/// floods the frame to all other ports of the VLAN.
+/// Forwards each frame to the port that last received a frame from the destination MAC address (IEEE 802.1Q). The
+/// bridge learns MAC addresses separately for each VLAN. If the destination address is unknown, multicast or broadcast,
+/// the bridge floods the frame to all other ports of the VLAN.
 ///
-/// All workers share one table of 65,536 MAC addresses. The bridge removes an address if no frame with this source
-/// address arrives for the time `ageing`. The table has buckets of four entries. In a full bucket, a new address
-/// replaces the least recently seen address of the same port. If the port has no address in the bucket, the new address
-/// replaces the least recently seen address of the bucket. The counter `evicted` counts replaced addresses.
+/// Untagged frames belong to VLAN 0. All workers share one table of 65,536 MAC addresses. The bridge removes an address
+/// if no frame with this source address arrives for the time `ageing`. The table has buckets of four entries. In a full
+/// bucket, a new address replaces the least recently seen address of the same port. If the port has no address in the
+/// bucket, the new address replaces the least recently seen address of the bucket. The counter `evicted` counts
+/// replaced addresses.
 ///
 /// The stage drops these frames:
 /// - frames to the reserved addresses 01:80:c2:00:00:00 to 01:80:c2:00:00:0f, which no bridge forwards;
 /// - frames whose source address is multicast or all zeros;
 /// - frames whose destination was last seen on the ingress port.
 ///
-/// With N ports, the bridge floods a frame to up to N - 1 egress ports. The frame takes one buffer for each egress
-/// port, and a batch has at most 256 packets. Therefore, `runtime.burst` must be at most 256 / (N - 1). Untagged frames
-/// belong to VLAN 0.
+/// A bridge of N ports floods a frame to up to N - 1 egress ports. Each flooded frame takes one buffer for each egress
+/// port, and a batch has at most 256 packets. Therefore, `runtime.burst` must be at most 256 / (N - 1).
 ///
 /// The bridge has no spanning tree protocol, so the ports must not form a loop. In a loop, each flooded frame circulates
 /// indefinitely. Two keys limit the damage:
 /// - `storm_control` limits, for each ingress port, the rate of the frames that the bridge floods. The bridge drops
-///   frames above the rate. The drop reason names the kind of the frame.
+///   frames above the rate. The drop reason states the kind of the frame, such as `broadcast_storm`.
 /// - `loop_shut` enables loop detection. Each second, the bridge sends a probe through each port. A probe is a
 ///   multicast frame of 60 bytes with the EtherType 0x88b5 and a random number. If a probe returns to the bridge, two
 ///   ports are part of a loop: the sender and the receiver of the probe. The bridge shuts the port that is later in the
@@ -75,18 +75,18 @@ pub struct Bridge {
     /// The names of the ports that the bridge joins. Default: all ports.
     #[serde(default)]
     ports: Vec<String>,
-    /// The ports that carry only some VLANs, each with the VLANs that the port carries. Frames of other VLANs neither
-    /// enter nor leave by such a port. Default: each port is a member of all VLANs.
+    /// The ports that carry only some VLANs. Each entry lists the VLANs of one port. Frames of other VLANs neither
+    /// enter nor leave by this port. Default: each port is a member of all VLANs.
     #[serde(default)]
     members: Vec<Member>,
-    /// The time after which the bridge removes a MAC address if no frame from this address has arrived: `"1s"` to
-    /// `"1h"`. Default: `"5m"`.
+    /// The bridge removes a MAC address if no frame from this address has arrived for this time: `"1s"` to `"1h"`.
+    /// Default: `"5m"`.
     #[serde(default = "ageing")]
     ageing: Period,
     /// For each ingress port, the limits of the frames that the bridge floods. `broadcast`, `multicast` and
     /// `unknown_unicast` are rates in packets per second, for all workers together. `burst` is the number of frames of
-    /// each kind that each worker can flood at once, above the rate (default: 100). At least one rate is required.
-    /// Default: no limits.
+    /// one kind from one port that a worker can flood at once, even if this number exceeds the rate. The default of
+    /// `burst` is 100. At least one rate is required. Default: no limits.
     storm_control: Option<StormControl>,
     /// The time for which a looped port stays shut after the last probe returned: `"1s"` to `"1h"`. Default: no loop
     /// detection.

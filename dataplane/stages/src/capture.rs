@@ -23,24 +23,26 @@ use sink::{Sink, Tap};
 /// stage.
 ///
 /// Another stage can set its key `drops` to the name of a capture. The capture then also writes the packets that the
-/// other stage drops, each with the comment `stage.reason`. If a capture writes only dropped packets, no stage needs to
-/// send packets to the capture.
+/// other stage drops, each with the comment `STAGE.REASON`, such as `edge.denied`. If a capture writes only dropped
+/// packets, no stage needs to send packets to the capture.
 ///
 /// Workers only copy packets into buffers. A separate thread writes the buffers to the file, one burst from each worker
-/// in turn. In the file, the packets of one worker are in order. The packets of several workers are nearly in order.
+/// in turn. In the file, the packets of one worker are in the order in which the worker handled the packets. The
+/// packets of several workers are only nearly in the order of their timestamps.
 ///
 /// If all buffers of a worker are full, the capture does not write the packet, and counts the packet as `missed`. The
 /// packet goes to the next stage. With `lossless = true`, the worker waits for a buffer instead, until the run is
 /// stopped. Use `lossless` for offline runs only: on a live port, a waiting worker loses packets.
 ///
-/// The buffers need `buffers` times `snaplen` bytes of memory for each worker: 64 MiB with the defaults. `dataplane
-/// check` prints the memory, and refuses a capture that needs more memory than the host or its control group has.
+/// Each buffer needs `snaplen` bytes and about 230 more bytes. With the defaults, the buffers of one worker need 64
+/// MiB. `dataplane check` prints the memory of all buffers, and refuses a capture that needs more memory than the host
+/// or its control group has.
 ///
 /// If writing fails, for example because the disk is full, the capture logs the error at once and stops writing. The
-/// run continues: packets still go to the next stage, and count as `missed`. Only a capture that rotates files starts
+/// run continues: packets still go to the next stage, and count as `missed`. A capture that rotates files later starts
 /// to write again, with a new file (see below). At the end of the run, the program reports the error, and its exit
 /// status is 1. The counter `taken` counts packets that a worker has copied into a buffer. The counter `lost` counts
-/// the packets of `taken` that may not be in the file because of the failure.
+/// the packets that `taken` counts, but that may not be in the file because of the failure.
 ///
 /// With `rotate_bytes` or `rotate_time`, the capture writes a sequence of complete files. Each name has a number and
 /// the UTC time of the first packet, as with Wireshark's `dumpcap`: `out_00001_20231114221320.pcapng`. `keep` limits

@@ -24,9 +24,9 @@ use dataplane_core::verbs::has_whole_checksum;
 /// use = "checksum"
 /// ```
 ///
-/// The sending devices can compute the checksums of complete TCP and UDP packets. The stage then computes only the
-/// checksums of all other packets. These conditions must hold:
-/// - Every port that sends packets of the stage has a device with checksum offload. See the key `offload` of the port.
+/// If the conditions below hold, the sending devices compute the checksums of complete TCP and UDP packets. The stage
+/// then computes only the checksums of all other packets. The conditions are:
+/// - Every port that sends packets of the stage uses checksum offload. See the key `offload` of the port.
 /// - All later stages ignore checksums, as `tx` does.
 /// - Neither this stage nor a later stage has the key `drops`.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]

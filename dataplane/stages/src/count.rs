@@ -8,8 +8,9 @@ use dataplane_core::prelude::*;
 
 /// Counts packets and bytes. All packets go to the next stage.
 ///
-/// Insert a `count` stage at each point of the pipeline where you need a count. The counters appear in the report under
-/// the name of the stage. The length of a frame includes its headers and excludes its frame check sequence.
+/// A pipeline can have several `count` stages. Each of the stages counts the packets at its own point of the pipeline.
+/// The counters appear in the report under the name of the stage. The length of a frame includes its headers and
+/// excludes its frame check sequence.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -20,8 +21,9 @@ use dataplane_core::prelude::*;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Count {
-    /// How to split the counts: `none`, `ether_type` (`ipv4`, `ipv6`, `arp`, `other`) or `protocol` (`tcp`, `udp`,
-    /// `icmp`, `icmpv6`, `other`). `ether_type` and `protocol` need a `parse` stage before this stage. Default: `none`.
+    /// How to split the counts. With `none`, the stage does not split the counts. With `ether_type`, the stage counts
+    /// `ipv4`, `ipv6`, `arp` and `other` separately. With `protocol`, the stage counts `tcp`, `udp`, `icmp`, `icmpv6`
+    /// and `other` separately. `ether_type` and `protocol` need a `parse` stage before this stage. Default: `none`.
     #[serde(default)]
     by: By,
     #[serde(skip)]

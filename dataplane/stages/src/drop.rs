@@ -6,7 +6,7 @@ use serde::Deserialize;
 use dataplane_core::mem::Batch;
 use dataplane_core::pipeline::{Contract, Ctx, Exit, Stage, StageInfo};
 
-/// Drops every packet. The ledger counts the packets as `NAME.requested`.
+/// Drops every packet. The ledger counts the packets as `NAME.requested`, where `NAME` is the name of the stage.
 ///
 /// ```toml
 /// [[pipeline.stage]]

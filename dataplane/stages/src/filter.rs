@@ -18,10 +18,10 @@ use program::Program;
 ///
 /// libpcap compiles the expression once, at startup, so an expression has the same meaning as in `tcpdump`. In
 /// particular, primitives such as `ip` and `tcp` match only frames without VLAN tags. Use `vlan` for tagged frames, as
-/// in `"tcp port 80 or (vlan and tcp port 80)"`. Host names are resolved at start. To use a filter program from another
-/// compiler, set `bytecode` instead.
+/// in `"tcp port 80 or (vlan and tcp port 80)"`. libpcap also resolves host names only at startup. To use a filter from
+/// another compiler, set `bytecode` instead of `expression`.
 ///
-/// The stage checks the compiled program at start, and then runs the program on every packet. The program cannot change
+/// The stage checks the compiled filter at startup, and then runs the filter on every packet. The filter cannot change
 /// the packet, and executes each instruction at most once. The stage needs no parsed headers.
 ///
 /// ```toml

@@ -8,12 +8,12 @@ use serde::Deserialize;
 use dataplane_core::mem::{Batch, Edge, Packet, RecvFields};
 use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 
-/// Selects packets by their tag. On each received packet, the device sets the tag of the flow rule that the packet
-/// matched.
+/// Selects packets by the tag of a flow rule. If a received packet matches a flow rule with a tag, the device reports
+/// the tag together with the packet.
 ///
 /// Packets with one of the `tags` leave by the output `listed`. All other packets go to the next stage: packets with
 /// another tag, packets that matched a rule without a tag, packets from ports without flow rules, generated packets,
-/// and copies. The device compares the headers, so this stage does not read the packet.
+/// and copies. The stage does not read the packet, because the device has already compared the headers.
 ///
 /// ```toml
 /// [[port]]
@@ -56,7 +56,7 @@ impl Stage for FlowTag {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("listed", "packets with one of the tags")])
+        StageInfo::new().outputs(&[("listed", "packets with a tag in `tags`")])
     }
 
     fn contract(&self) -> Contract {
