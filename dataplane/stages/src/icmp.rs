@@ -26,10 +26,12 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 /// addresses of this host.
 ///
 /// The stage overwrites a request with the reply, in the same buffer. The reply leaves the stage by the output `reply`.
-/// The egress port of the reply is the port that received the request. The stage does not answer fragments, packets
-/// with IP options or extension headers, echo requests from or to multicast or broadcast addresses, and requests for
-/// addresses of other hosts. These packets go to the next stage. If a request for an address of this host has a wrong
-/// checksum, the stage drops the request.
+/// The egress port of the reply is the port that received the request. If a request for an address of this host has a
+/// wrong checksum, the stage drops the request. The stage does not answer the requests in the following list. These
+/// requests go to the next stage, like packets of other protocols:
+/// - requests in fragments, and requests with IP options or extension headers;
+/// - echo requests from or to multicast or broadcast addresses;
+/// - requests for addresses of other hosts.
 ///
 /// Without `addresses`, the stage answers for the addresses that the config gives to the ports. The stage answers an
 /// echo request on any port, but a neighbor solicitation only on the port that has the address. If a `neighbor` stage
@@ -55,7 +57,8 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Problem, Setup, Stage, Stag
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Icmp {
-    /// The IPv4 and IPv6 addresses to answer for. Default: the addresses that the config gives to the ports.
+    /// The IPv4 and IPv6 addresses to answer for. Default: the addresses that the config gives to the ports on which
+    /// the stage answers.
     #[serde(default)]
     pub addresses: Vec<IpAddr>,
     /// The name of the port on which the stage answers requests. Default: all ports.
@@ -69,7 +72,7 @@ pub struct Icmp {
     #[serde(default = "ttl")]
     #[schemars(range(min = 1, max = 255))]
     pub ttl: u8,
-    /// Whether neighbor advertisements carry the router flag. Default: `true`.
+    /// Whether neighbor advertisements have the router flag. Default: `true`.
     #[serde(default = "router")]
     pub router: bool,
     #[serde(skip)]

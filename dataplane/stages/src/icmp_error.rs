@@ -31,15 +31,16 @@ use host_limit::HostLimit;
 /// at most 1,280 bytes.
 ///
 /// Some packets never cause an error: ICMP errors, fragments other than the first, packets to a multicast or broadcast
-/// address, and packets whose source address does not identify a single host. As an exception, `too_big` also reports
-/// IPv6 packets to a multicast address. Packets that cause no error are dropped as `no_error_allowed`.
+/// address, and packets whose source address does not identify a single host. These packets are dropped as
+/// `no_error_allowed`. As an exception, a stage with the kind `too_big` also reports IPv6 packets to a multicast
+/// address.
 ///
-/// Two rates limit the errors. `per_host` limits the errors to each IPv4 host and to each IPv6 network of 64 bits, so a
-/// host that causes many errors does not reduce the errors to other hosts. Errors above this rate are dropped as
-/// `host_rate_exceeded`. `per_second` limits the errors to all hosts together. Errors above this rate are dropped as
-/// `rate_exceeded`. With several workers, each worker gets an equal share of `per_second`. `per_host` is not divided,
-/// so each worker can send `per_host` errors per second to a host. A worker tracks 4,096 hosts. With more hosts, a host
-/// may get more errors than `per_host` allows, up to `per_second`.
+/// Two rates limit the errors. `per_host` limits the errors to each IPv4 host and to each IPv6 network with a 64-bit
+/// prefix, so a host that causes many errors does not reduce the errors to other hosts. Errors above this rate are
+/// dropped as `host_rate_exceeded`. `per_second` limits the errors to all hosts together. Errors above this rate are
+/// dropped as `rate_exceeded`. With several workers, each worker gets an equal share of `per_second`. `per_host` is not
+/// divided, so each worker can send `per_host` errors per second to a host. A worker tracks 4,096 hosts. With more
+/// hosts, a host may get more errors than `per_host` allows, up to `per_second`.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -88,8 +89,9 @@ pub struct IcmpError {
     /// Where the addresses and MTUs of the ports come from: `config` or `kernel`. Default: `config`.
     #[serde(default)]
     source: Origin,
-    /// The addresses to send errors from, at most one IPv4 and one IPv6 address for each port. Default: the addresses
-    /// of each `[[port]]`.
+    /// The addresses to send errors from, at most one IPv4 and one IPv6 address for each port. Default: for each port,
+    /// the first IPv4 address and the first IPv6 address of the key `addresses` in `[[port]]`. A link-local IPv6
+    /// address is used only if the port has no other IPv6 address.
     #[serde(default)]
     addresses: Vec<Address>,
     /// The maximum number of errors per second, for all workers together. At least 1. Default: 1,000.
@@ -99,7 +101,7 @@ pub struct IcmpError {
     #[serde(default = "per_host")]
     per_host: u64,
     /// The maximum number of errors that each worker can send in one burst, even if the burst exceeds `per_second`. At
-    /// least 1. One host gets at most a fifth of the burst. Default: 50.
+    /// least 1. At most a fifth of a burst goes to one host. Default: 50.
     #[serde(default = "burst")]
     burst: u64,
     #[serde(skip)]

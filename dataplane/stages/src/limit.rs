@@ -8,12 +8,12 @@ use dataplane_core::prelude::*;
 use dataplane_core::units::{Bytes, PacketRate};
 use dataplane_tables::bucket::{SingleRate, TokenBucket, TwoRate};
 
-/// Limits traffic to a rate of packets or bytes, and colours packets as RFC 2697 and RFC 2698 define.
+/// Limits traffic to a rate of packets or bytes, and marks packets as green, yellow or red (RFC 2697, RFC 2698).
 ///
-/// Set one rate, either `packets_per_second` or `bytes_per_second`. Bursts and the peak rate use the same unit. The
-/// length of a frame includes its headers and excludes its frame check sequence. The meter uses the receive timestamps
-/// of the packets. Green packets go to the next stage. The keys `yellow` and `red` define whether yellow and red
-/// packets go to the next stage or are dropped as `rate_exceeded`.
+/// The stage needs one rate, either `packets_per_second` or `bytes_per_second`. The burst sizes and the peak rate have
+/// the unit of this rate: packets or bytes. The length of a frame includes its headers and excludes its frame check
+/// sequence. The meter uses the receive timestamps of the packets. Green packets go to the next stage. The keys
+/// `yellow` and `red` define whether yellow and red packets go to the next stage or are dropped as `rate_exceeded`.
 ///
 /// With several workers, each worker gets an equal share of the rates, because the flows are distributed over the
 /// workers. The burst sizes `burst`, `excess_burst` and `peak_burst` are not divided, so each worker has the full burst
@@ -63,13 +63,14 @@ pub struct Limit {
     burst: Amount,
     /// The excess burst size (RFC 2697), in the unit of the rate. Required with `srtcm`, not allowed otherwise.
     excess_burst: Option<Amount>,
-    /// The peak rate, in the unit (packets or bytes) of the committed rate, such as `"20kpps"` or `"25MB"`. Required
-    /// with `trtcm`, not allowed otherwise.
+    /// The peak rate, in the unit (packets or bytes) of the committed rate, such as `"20kpps"` or `"25MB"`. At least
+    /// the committed rate. Required with `trtcm`, not allowed otherwise.
     peak: Option<Amount>,
-    /// The burst size at the peak rate, in the unit of the rate. Required with `trtcm`, not allowed otherwise.
+    /// The burst size at the peak rate, in the unit of the rate. The minimum is the minimum of `burst`. Required with
+    /// `trtcm`, not allowed otherwise.
     peak_burst: Option<Amount>,
-    /// Whether the meter considers the colour that an earlier `limit` stage has set. The new colour is then never
-    /// better than the earlier colour. Default: `false`.
+    /// Whether the meter considers the colour that an earlier `limit` stage has set. The meter then never changes red
+    /// to yellow or green, and never changes yellow to green. Default: `false`.
     #[serde(default)]
     colour_aware: bool,
     /// The action for yellow packets: `pass` or `drop`. Default: `pass`.

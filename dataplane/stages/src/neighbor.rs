@@ -35,10 +35,10 @@ use dataplane_tables::exact::Exact;
 ///
 /// With `source = "resolve"`, the stage resolves neighbours by ARP (RFC 826) and neighbour solicitations (RFC 4861),
 /// without the kernel. The stage sends requests from the addresses that the ports have in the config. The limits for
-/// held packets are the same as with `source = "kernel"`. The requests go to the next stage, like resolved packets. The
-/// stages `arp` and `icmp` receive the answers of the neighbours, and also answer requests for the addresses of the
-/// ports. A neighbour that does not answer three requests in three seconds counts as unreachable for three more
-/// seconds.
+/// held packets are the same as with `source = "kernel"`. The requests of the stage go to the next stage, like the
+/// packets with a known neighbour. The stages `arp` and `icmp` receive the answers of the neighbours, and also answer
+/// requests for the addresses of the ports. A neighbour that does not answer three requests in three seconds counts as
+/// unreachable for three more seconds.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -83,7 +83,7 @@ pub struct Neighbor {
     /// The known neighbours, with `source = "config"`.
     #[serde(default)]
     pub table: Vec<NeighborEntry>,
-    /// The source of the neighbour entries: `config`, `kernel` or `resolve`.
+    /// The source of the neighbours: `config`, `kernel` or `resolve`.
     #[serde(default)]
     pub source: Source,
     /// The maximum number of known neighbours of each port, with `source = "resolve"`: 16 to 16,384. The default is
@@ -184,8 +184,8 @@ pub struct NeighborEntry {
     pub address: IpAddr,
     /// MAC address of the neighbour.
     pub mac: MacAddr,
-    /// Port that the neighbour is reached through. Without `port`, the entry applies to every port, except ports with a
-    /// separate entry for the address.
+    /// Port that the neighbour is reached through. An entry without `port` applies to every port. An entry with `port`
+    /// takes precedence on its port.
     #[serde(default)]
     pub port: Option<String>,
 }
@@ -432,7 +432,7 @@ impl Stage for Neighbor {
     fn info() -> StageInfo {
         StageInfo::new()
             .outputs(&[
-                ("unresolved", "packets whose next hop is unknown, or is not resolved within four seconds"),
+                ("unresolved", "packets whose next hop is not in `table`, or was not resolved within four seconds"),
                 ("unreachable", "packets whose next hop does not answer"),
             ])
             .tables(const { &[TableInfo::of::<NeighborTable>("neighbors")] })

@@ -19,23 +19,23 @@ use index::Index;
 
 /// Reassembles fragmented IPv4 and IPv6 datagrams (RFC 791, RFC 8200 section 4.5).
 ///
-/// The stage copies the fragments of a datagram into its own memory, and consumes their packets. Only the packet of the
-/// last missing fragment is not consumed: the stage writes the complete datagram into this packet, and parses the
-/// packet again. The packet then goes to the next stage. If an IPv6 packet has a fragment header but is not fragmented,
-/// the stage removes this header (RFC 6946), and the packet goes to the next stage. All other packets go to the next
-/// stage unchanged.
+/// The stage copies the fragments of a datagram into its own memory, and consumes their packets. When the last missing
+/// fragment arrives, the stage does not consume the packet of this fragment. Instead, the stage writes the complete
+/// datagram into the packet and parses the packet again. The packet then goes to the next stage. If an IPv6 packet has
+/// a fragment header but is not fragmented, the stage removes this header (RFC 6946), and the packet goes to the next
+/// stage. All other packets go to the next stage unchanged.
 ///
-/// Two fragments conflict if they overlap or disagree about the end of the datagram. The stage then discards the whole
-/// datagram, including fragments that arrive later (RFC 5722). If a fragment arrives twice, the stage drops only the
-/// second copy. If a datagram is incomplete after `timeout`, the counter `expired` counts the datagram. If the fragment
-/// with offset 0 has arrived, this fragment leaves by the output `expired`. Connect an `icmp_error` stage with `kind =
-/// "reassembly_timeout"` to this output to notify the sender.
+/// Two fragments conflict if they overlap or disagree about the end of the datagram. After a conflict, the stage
+/// discards the whole datagram, including fragments that arrive later (RFC 5722). If a fragment arrives twice, the
+/// stage drops only the second copy. If a datagram is incomplete after `timeout`, the counter `expired` counts the
+/// datagram. If the fragment with offset 0 has arrived, this fragment leaves by the output `expired`. Connect an
+/// `icmp_error` stage with `kind = "reassembly_timeout"` to this output to notify the sender.
 ///
 /// Each worker needs `datagrams` times `largest` bytes of memory. If the limit `datagrams` is reached, a new datagram
 /// replaces the oldest incomplete datagram. If a source reaches the limit `per_source`, its new datagram replaces its
 /// oldest incomplete datagram. All fragments of a datagram must arrive on the same port, in the same VLAN and at the
-/// same worker. A router must not fragment IPv6 packets, so a reassembled IPv6 packet may be too long to forward. Set
-/// `own = true` on a router, to reassemble only datagrams for this host.
+/// same worker. With `own = true`, the stage reassembles only datagrams for this host. On a router, set `own = true`: a
+/// router must not fragment IPv6 packets, so a reassembled IPv6 packet may be too long to forward.
 ///
 /// ```toml
 /// [[pipeline.stage]]

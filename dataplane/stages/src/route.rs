@@ -42,24 +42,25 @@ use table::{RouteEntry, Routes, has_equal_cost_paths};
 /// 10.2.0.0/16  drop
 /// ```
 ///
-/// Packets without a route leave by `no_route`. Packets for the `addresses` of the ports, and for the broadcast
-/// addresses of their networks, leave by `local`. A host route in the config for such an address takes precedence over
-/// `local`. Packets that are neither IPv4 nor IPv6 are dropped as `unsupported`.
+/// Packets without a route leave by `no_route`. Packets that are neither IPv4 nor IPv6 are dropped as `unsupported`.
 ///
 /// The stage drops packets with an invalid source address as `martian` (RFC 1812, section 5.3.7; RFC 4291, section
 /// 2.5).
 ///
+/// With `source = "config"`, packets for the `addresses` of the ports, and for the broadcast addresses of their
+/// networks, leave by `local`. If the config has a host route for such an address, the packets take this route instead.
+///
 /// With `source = "config"`, a port with `addresses` or with a kernel interface accepts only frames to the MAC address
 /// of the port. All other frames, including multicast and broadcast frames, are dropped as `not_for_us` (RFC 1812,
-/// section 5.3.4). Other ports, such as ports that read a capture file, accept frames to every MAC address. With
-/// `source = "config"`, the stage also drops frames with a VLAN tag as `tagged`, because tagged frames belong to
-/// another network than the port. To route the frames of a VLAN, remove the tag first: put a `vlan` stage with `op =
-/// "pop"` before this stage.
+/// section 5.3.4). A port with neither, such as a port that reads a capture file, accepts frames to every MAC address.
+/// The stage also drops frames with a VLAN tag as `tagged`, because tagged frames belong to another network than the
+/// port. To route the frames of a VLAN, remove the tag first: put a `vlan` stage with `op = "pop"` before this stage.
 ///
 /// With `source = "kernel"`, the stage uses the kernel's routes and follows their changes. The stage uses the main
 /// table, or the table of the VRF that the interface of the ingress port belongs to. Packets that the kernel's routes
 /// reject leave by `unreachable` or `prohibited`. If a unicast frame has a destination MAC address other than the
-/// address of the port, the stage drops the frame as `not_for_us`. These IP packets leave by `local`:
+/// address of the port, the stage drops the frame as `not_for_us`. With `source = "kernel"`, these IP packets leave by
+/// `local`:
 /// - packets for this host, and multicast, broadcast and link-local packets;
 /// - packets that the kernel routes to an interface without a port;
 /// - packets in multicast and broadcast frames;

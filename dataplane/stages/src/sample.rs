@@ -7,8 +7,9 @@ use dataplane_core::prelude::*;
 
 /// Copies one of every N packets to the output `sample`. All packets go to the next stage.
 ///
-/// Without `seed`, each worker copies every Nth packet. With `seed`, the stage selects packets at random, so that
-/// periodic traffic cannot avoid the sample. The same seed selects the same packets in every run.
+/// Without `seed`, each worker copies every Nth packet. With `seed`, the stage copies each packet with the probability
+/// 1/N, so that periodic traffic cannot avoid the sample. Runs with the same seed and the same packets select the same
+/// packets.
 ///
 /// ```toml
 /// [[pipeline.stage]]
@@ -27,9 +28,9 @@ use dataplane_core::prelude::*;
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
-    /// N: one of every N packets is copied. 1 or more. No default.
+    /// The number N: one of every N packets is copied. N must be 1 or more. No default.
     every: u32,
-    /// The seed of the random selection. Default: no random selection, every Nth packet is copied.
+    /// The seed of the random selection. Default: no random selection, so every Nth packet is copied.
     #[serde(default)]
     seed: Option<u64>,
     #[serde(skip)]

@@ -14,7 +14,7 @@ use dataplane_core::pipeline::{Contract, Ctx, Facts, Stage, StageInfo};
 /// Decrements the TTL of IPv4 packets and the hop limit of IPv6 packets, and updates the IPv4 checksum.
 ///
 /// Packets whose TTL or hop limit would become 0 leave by `expired`, unchanged. If `expired` is not connected, these
-/// packets are dropped. Packets other than IP go to the next stage unchanged.
+/// packets are dropped. Packets that are neither IPv4 nor IPv6 go to the next stage unchanged.
 ///
 /// ```toml
 /// [[pipeline.stage]]

@@ -11,11 +11,11 @@ use dataplane_core::pipeline::{Contract, Ctx, Exit, Facts, PortInfo, Problem, Se
 
 /// Sends packets out through a port.
 ///
-/// A frame that exceeds the MTU of the port plus the link header is dropped as `too_long`. Up to two VLAN tags count as
-/// part of the link header. Padding counts as part of the frame, so a frame can be too long although its IP packet fits
-/// the MTU. A frame of at most 60 bytes, the usual length after padding, is never too long. A frame that is shorter
-/// than an Ethernet header is dropped as `runt`. No device can send such a frame, and some devices stop when they get
-/// such a frame.
+/// The maximum length of a frame is the MTU of the port plus the length of the link header. Longer frames are dropped
+/// as `too_long`. Up to two VLAN tags count as part of the link header. Padding counts as part of the frame, so a
+/// padded frame can be too long although its IP packet fits the MTU. Frames that are padded to 60 bytes, the usual
+/// length, are never too long. A frame that is shorter than an Ethernet header is dropped as `runt`. No device can send
+/// such a frame, and some devices stop when they get such a frame.
 ///
 /// ```toml
 /// [[pipeline.stage]]

@@ -43,26 +43,28 @@ pub struct Vlan {
     /// The operation: `push`, `pop`, `translate` or `restore`. `restore` pushes the tag that the device of the ingress
     /// port removed (`offload = ["vlan_strip"]`). The pushed tag has the type 0x8100. A tag with id 0 and priority 0 is
     /// not restored, because the device reports such a frame like a frame without a tag. `restore` pushes no tag onto
-    /// copies of a packet. If a packet passes several `restore` stages, each of them pushes the tag. No default.
+    /// copies of a packet. If a packet passes several `restore` stages, each of these stages pushes the tag. No
+    /// default.
     pub op: Op,
-    /// `push`: the VLAN id, 0 to 4094. Required with `push`, not allowed otherwise.
+    /// The VLAN id of the pushed tag: 0 to 4094. Required with `push`, not allowed otherwise.
     #[serde(default)]
     #[schemars(range(min = 0, max = 4094))]
     pub id: Option<u16>,
-    /// `push`: the priority, 0 to 7. Default: 0.
+    /// The priority of the pushed tag: 0 to 7. Only with `push`. Default: 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 7))]
     pub pcp: Option<u8>,
-    /// `push`: the tag type (TPID): 0x8100 (802.1Q), 0x88a8 (802.1ad) or 0x9100. Default: 0x8100.
+    /// The type (TPID) of the pushed tag: 0x8100 (802.1Q), 0x88a8 (802.1ad) or 0x9100. Only with `push`. Default:
+    /// 0x8100.
     #[serde(default)]
     pub tpid: Option<u16>,
-    /// `translate`: the new VLAN id for each old VLAN id, 0 to 4094. Priorities stay unchanged. Required with
+    /// The new VLAN id for each old VLAN id. Ids are from 0 to 4094. Priorities stay unchanged. Required with
     /// `translate`, not allowed otherwise.
     #[serde(default)]
     pub map: Option<BTreeMap<String, u16>>,
-    /// `pop` and `translate`: whether packets that cannot be changed are dropped with the reason `vlan_mismatch`.
-    /// Untagged packets cannot be changed. With `translate`, packets of VLANs that are not in `map` cannot be changed
-    /// either. Default: `false`.
+    /// Whether the stage drops packets to which the operation does not apply, with the reason `vlan_mismatch`. `pop`
+    /// and `translate` do not apply to untagged packets. `translate` does not apply to packets of VLANs that are not in
+    /// `map`. Only with `pop` and `translate`. Default: `false`.
     #[serde(default)]
     pub strict: bool,
     /// The new VLAN ids, indexed by old id. Entries of ids in `map` have [`LISTED`] set, and all other entries are 0.
