@@ -198,13 +198,13 @@ impl fmt::Display for Plan {
             let (mtu, tx) = (config.max_packet(), config.tx_depth);
             writeln!(f, "  {}: {}{link}, {qp}, mtu {mtu}{rx}, tx {tx}{node}{input}", config.name, config.device)?;
             for request in &port.requests {
-                writeln!(f, "    requests from the device: {}, for {}", request.offload, request.stages.join(", "))?;
+                writeln!(f, "    device offload: {} (stages: {})", request.offload, request.stages.join(", "))?;
             }
             if !port.verifiers.is_empty() {
                 let (what, stages) = (StageOffload::ReceiveChecksum, port.verifiers.join(", "));
                 writeln!(
                     f,
-                    "    no {what} from the device for several workers, so all packets are verified by {stages}"
+                    "    no device offload of {what} with several workers (verified by the stages: {stages})"
                 )?;
             }
         }

@@ -235,8 +235,8 @@ fn rdma_device_verifies_checksums_only_for_one_worker() {
         folder.capture("in.pcap", [udp(1, 53)]);
         folder.assemble(&text).unwrap().plan.to_string()
     };
-    let requested = "requests from the device: receive checksums, for parse";
-    let verified = "no receive checksums from the device for several workers, so all packets are verified by parse";
+    let requested = "device offload: receive checksums (stages: parse)";
+    let verified = "no device offload of receive checksums with several workers (verified by the stages: parse)";
     let soft = "link = { kind = 'pcap', input = 'in.pcap' }\noffload = ['auto']";
     for (workers, device, keys, is_requested) in
         [(1, "mlx5_0", "", true), (2, "mlx5_0", "", false), (2, "soft", soft, true)]
