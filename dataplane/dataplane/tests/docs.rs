@@ -67,7 +67,7 @@ fn code(text: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn status_table_matches_the_code() {
-    let rows: Vec<Vec<String>> = table(&page("verbs.md"), "Statuses", "0")
+    let rows: Vec<Vec<String>> = table(&page("verbs/statuses.md"), "All statuses", "0")
         .into_iter()
         .map(|row| {
             assert!(row.iter().all(|cell| !cell.is_empty()), "{row:?}");
@@ -86,11 +86,10 @@ fn status_table_matches_the_code() {
 
 #[test]
 fn tables_list_every_event_and_every_capability() {
-    let verbs = page("verbs.md");
     let first = |table: Table| -> Vec<String> { table.into_iter().map(|row| row[0].clone()).collect() };
     let events: Vec<String> = EventKind::NAMED.iter().map(|event| format!("`{event}`")).collect();
-    assert_eq!(first(table(&verbs, "Asynchronous events", "`IBV_EVENT_CQ_ERR`")), events);
-    let documented = table(&verbs, "Capabilities of devices", "`raw_packet`");
+    assert_eq!(first(table(&page("verbs/recovery.md"), "Asynchronous events", "`IBV_EVENT_CQ_ERR`")), events);
+    let documented = table(&page("verbs/device-capabilities.md"), "All capabilities", "`raw_packet`");
     let capabilities: Vec<String> = Capability::ALL.iter().map(|capability| format!("`{capability}`")).collect();
     assert_eq!(first(documented.clone()), capabilities);
     // Query the software device for its capabilities.
@@ -222,7 +221,7 @@ fn every_key_has_an_example_that_loads() {
     assert!(keys > 200, "{keys} keys");
 }
 
-/// Compares the table in `verbs.md` with the config reference, which is generated from the code and has all keys and
+/// Compares the table in `verbs/connection.md` with the config reference, which is generated from the code and has all keys and
 /// defaults.
 #[test]
 fn connection_table_lists_every_key_with_its_default() {
@@ -232,7 +231,7 @@ fn connection_table_lists_every_key_with_its_default() {
         .map(|row| (row[0].clone(), row[2].clone()))
         .collect();
     keys.insert("`device_port`".to_owned(), "`1`".to_owned());
-    let documented = table(&page("verbs.md"), "Parameters of a connection", "`listen`");
+    let documented = table(&page("verbs/connection.md"), "All parameters", "`listen`");
     let names: BTreeSet<&String> = documented.iter().map(|row| &row[0]).collect();
     assert_eq!(names, keys.keys().collect());
     for row in &documented {
@@ -402,11 +401,15 @@ fn coverage_page_is_complete_and_names_only_existing_items() {
     assert!(wrong.is_empty(), "{} mistakes in coverage.md:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Checks that every name of the form `Type::member` in `verbs.md` exists in the code.
+/// Checks that every name of the form `Type::member` in `verbs.md` and the pages below `verbs/` exists in the code.
 #[test]
 fn every_name_in_the_verbs_guide_exists() {
     let sources = Source::all();
-    let guide = page("verbs.md");
+    let folder = Path::new(CRATE).join("../../docs/verbs");
+    let mut guide = page("verbs.md");
+    for entry in fs::read_dir(folder).unwrap() {
+        guide += &fs::read_to_string(entry.unwrap().path()).unwrap();
+    }
     // Remove the lines with three back quotes, because their odd number of back quotes would confuse `code`.
     let prose: String = guide.lines().filter(|line| !line.starts_with("```")).collect::<Vec<_>>().join("\n");
     let named: BTreeSet<&str> = code(&prose)

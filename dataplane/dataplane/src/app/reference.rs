@@ -45,7 +45,7 @@ const GUIDES: [(&str, &str, &str); 6] = [
     ("link-xdp", "links.md", "Links to interfaces"),
     ("link-tap", "links.md", "Links to interfaces"),
     ("connection", "handshake.md", "Handshake"),
-    ("flow", "verbs.md", "Verbs"),
+    ("flow", "verbs/raw-packets.md", "Raw packets"),
     ("clock", "clocks.md", "Clocks and timestamps"),
 ];
 
