@@ -89,8 +89,8 @@ pub struct EndpointParameters {
     #[serde(deserialize_with = "within::<_, u8, 0, 24>")]
     #[schemars(range(min = 0, max = 24))]
     pub static_rate: u8,
-    /// The packet sequence number (PSN) of the first sent packet. After each reconnection, the program uses another
-    /// number.
+    /// The packet sequence number (PSN) of the first sent packet of the first connection. For each later connection,
+    /// the program chooses another number.
     #[serde(deserialize_with = "within::<_, u32, 0, 16777215>")]
     #[schemars(range(min = 0, max = 16777215))]
     pub sq_psn: u32,

@@ -36,12 +36,12 @@ use dataplane_core::units::{Bytes, bytes_within_some};
 pub struct TapConfig {
     /// The name of the interface.
     pub name: String,
-    /// The MAC address of the host's end. The host's end and the port must have different MAC addresses. Default: the
-    /// program does not change the MAC address.
+    /// The MAC address of the host's end. The host's end and the port must have different MAC addresses. Default:
+    /// an existing interface keeps its MAC address, and the kernel chooses the MAC address of a new interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacAddr>,
-    /// The MTU of the host's end, in bytes. If the table `[[port]]` has no `mtu`, the port uses this MTU too. Default:
-    /// an existing interface keeps its MTU, and a new interface gets the MTU of the port.
+    /// The MTU of the host's end, in bytes, such as `1400` or `"9k"`. If the table `[[port]]` has no `mtu`, the port
+    /// uses this MTU too. Default: an existing interface keeps its MTU, and a new interface gets the MTU of the port.
     #[serde(
         default,
         deserialize_with = "bytes_within_some::<_, u32, 68, 65000>",

@@ -64,8 +64,8 @@ pub struct XdpConfig {
     /// "wallclock"` in `[runtime]`.
     #[serde(default)]
     pub stamps: FrameStamps,
-    /// Parameters of busy polling: the worker polls the driver instead of waiting for the driver's interrupts. Default:
-    /// no busy polling.
+    /// Parameters of busy polling: when the worker polls the socket, the kernel polls the driver on the core of the
+    /// worker, instead of waiting for an interrupt. Default: no busy polling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_poll: Option<BusyPoll>,
 }

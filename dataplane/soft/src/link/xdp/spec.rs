@@ -147,14 +147,14 @@ fn read_protocol<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u8
     deserializer.deserialize_any(Protocol).map(Some)
 }
 
-/// How the worker polls the driver.
+/// How the kernel polls the driver on the core of the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct BusyPoll {
-    /// The duration of one poll: `"1us"` to `"100ms"`.
+    /// The maximum time of one busy poll: `"1us"` to `"100ms"`.
     #[schemars(extend("examples" = ["20us"], "x-previous-name" = "micros"))]
     pub duration: Period,
-    /// The maximum number of frames that the driver handles in one poll.
+    /// The maximum number of frames that the driver handles in one busy poll.
     #[serde(deserialize_with = "within::<_, u32, 1, 512>")]
     #[schemars(range(min = 1, max = 512))]
     pub budget: u32,
