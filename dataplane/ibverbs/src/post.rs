@@ -27,7 +27,7 @@ use dataplane_core::error::VerbError;
 use dataplane_core::mem::Desc;
 use dataplane_core::verbs::{
     Claim, MemoryRegion, MemoryWindow, MwBind, MwKind, PostError, QpState, QpType, RecvRequest, SendFlags, SendOp,
-    SendRequest, WrOpcode, has_whole_checksum,
+    SendRequest, WrOpcode, checksum_covers_payload,
 };
 
 #[cold]
@@ -286,7 +286,7 @@ impl VerbsQp {
             let frame = unsafe { slice::from_raw_parts(base.add(start), desc.len.into()) };
             let mut flags = SendFlags::empty();
             flags.set(SendFlags::INLINE, u32::from(desc.len) <= self.inline_runs);
-            flags.set(SendFlags::IP_CSUM, self.offload.checksum_runs && has_whole_checksum(frame));
+            flags.set(SendFlags::IP_CSUM, self.offload.checksum_runs && checksum_covers_payload(frame));
             // SAFETY: same as above. Nothing else accesses the list.
             unsafe { (*self.post_lists.sends.at(at)).send_flags = flags.bits() };
         }
@@ -323,7 +323,8 @@ impl VerbsQp {
                 }
             }
             if self.offload.checksum_runs || self.inline_runs > 0 {
-                // SAFETY: `layout` admits the packets of the chunk, and the caller keeps the memory valid and unchanged.
+                // SAFETY: `layout` admits the packets of the chunk, and the caller keeps the memory valid and
+                // unchanged.
                 unsafe { self.set_flags(chunk) };
             }
             let at = chunk.len() - 1;

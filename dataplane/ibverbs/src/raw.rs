@@ -80,9 +80,9 @@ fn flags<const N: usize>(bits: [(bool, u32); N]) -> u32 {
 pub(super) struct Offload {
     /// Whether the device computes checksums.
     pub(super) checksum: bool,
-    /// Whether the device computes the checksums of the packets of a run, except packets for which
-    /// [`has_whole_checksum`](dataplane_core::verbs::has_whole_checksum) returns `false`. A run is a burst of packets
-    /// that the caller passes as slot indices.
+    /// Whether the device computes the checksums of bursts that the caller passes as slot indices (`post_send_run`).
+    /// The device computes the checksums of the packets for which
+    /// [`checksum_covers_payload`](dataplane_core::verbs::checksum_covers_payload) returns `true`.
     pub(super) checksum_runs: bool,
     /// Maximum header length of a segmented send in bytes. 0: no segmentation.
     pub(super) tso_header: u16,

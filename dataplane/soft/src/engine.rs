@@ -22,7 +22,7 @@ use dataplane_core::mem::{Desc, Run, SlotLayout};
 use dataplane_core::units::Ticks;
 use dataplane_core::verbs::{
     Capability, PollFields, PostError, QpSpec, QpState, RecvRequest, SendApi, SendFlags, SendOp, SendRequest, Sge,
-    WcStatus, WrOpcode, has_whole_checksum,
+    WcStatus, WrOpcode, checksum_covers_payload,
 };
 
 /// The length of the shortest frame: an Ethernet header.
@@ -465,7 +465,7 @@ impl CopyingQp {
             }
             let sges = [slots.sge(desc)];
             let mut flags = if i + 1 == n { SendFlags::SIGNALED } else { SendFlags::empty() };
-            flags.set(SendFlags::IP_CSUM, checksums && slots.bytes(desc).is_some_and(has_whole_checksum));
+            flags.set(SendFlags::IP_CSUM, checksums && slots.bytes(desc).is_some_and(checksum_covers_payload));
             let wr = Outgoing { wr_id, opcode: WrOpcode::Send, flags, sges: &sges, tso: None };
             if let Err(refused) = self.post_one(shared, cq, &wr) {
                 errno = Some(refused);

@@ -10,7 +10,7 @@ use dataplane_core::header::udp::Udp;
 use dataplane_core::header::{Header, protocol};
 use dataplane_core::mem::{Batch, MetaFlags, Packet, Reason};
 use dataplane_core::pipeline::{Contract, Ctx, Facts, Stage};
-use dataplane_core::verbs::has_whole_checksum;
+use dataplane_core::verbs::checksum_covers_payload;
 
 /// Recomputes the checksums of the IPv4 header, of TCP and of UDP, even if the old checksums were wrong.
 ///
@@ -32,7 +32,7 @@ use dataplane_core::verbs::has_whole_checksum;
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Checksum {
-    /// Whether devices compute the checksums of packets with [`has_whole_checksum`].
+    /// Whether devices compute the checksums of packets with [`checksum_covers_payload`].
     #[serde(skip)]
     #[schemars(skip)]
     devices_compute: bool,
@@ -45,7 +45,7 @@ const UDP_AT: usize = 6;
 impl Stage for Checksum {
     fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
         for mut packet in batch.iter_mut() {
-            if self.devices_compute && has_whole_checksum(packet.data()) {
+            if self.devices_compute && checksum_covers_payload(packet.data()) {
                 continue;
             }
             if rewrite(&mut packet).is_none() {

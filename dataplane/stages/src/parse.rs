@@ -5,7 +5,8 @@ use serde::Deserialize;
 
 use dataplane_core::header::checksum::header_checksum_ok;
 use dataplane_core::header::parse::{
-    Dissection, Flags, Malformed, USUAL, checksummed, dissect, dissect_head, dissect_usual, verify_ipv4_checksum,
+    Dissection, Flags, Malformed, USUAL_HEADERS_LEN, checksummed, dissect, dissect_head, dissect_usual,
+    verify_ipv4_checksum,
 };
 use dataplane_core::header::protocol;
 use dataplane_core::mem::{Batch, Edge, Head, Meta, MetaFlags, Packet, Reason, RecvFields, RecvFlags};
@@ -146,7 +147,7 @@ impl Parse {
 
 /// Parses a frame with the usual header layout. Returns `None` if the layout differs or the checksum is wrong.
 #[inline(always)]
-fn find_usual<const VERIFY: bool, const HASH: bool>(head: Head<'_, USUAL>) -> Option<()> {
+fn find_usual<const VERIFY: bool, const HASH: bool>(head: Head<'_, USUAL_HEADERS_LEN>) -> Option<()> {
     let found = dissect_head(head.bytes, head.len.into())?;
     if VERIFY && !checksum_fits(head.bytes, &found) {
         return None;

@@ -181,11 +181,11 @@ pub fn dissect(frame: &[u8]) -> Result<Dissection, Malformed> {
 }
 
 /// The number of bytes that [`dissect_head`] needs: the length of Ethernet, IPv4 and TCP headers without options.
-pub const USUAL: usize = 54;
+pub const USUAL_HEADERS_LEN: usize = 54;
 
 /// Parses a frame of the most common kind, whose layers have fixed positions. Such a frame is untagged and contains an
 /// unfragmented IPv4 packet without options that carries TCP or UDP. Returns the result of [`dissect`] for a valid
-/// frame of this kind with at least [`USUAL`] bytes. Returns `None` for every other frame.
+/// frame of this kind with at least [`USUAL_HEADERS_LEN`] bytes. Returns `None` for every other frame.
 #[inline]
 pub fn dissect_usual(frame: &[u8]) -> Option<Dissection> {
     dissect_head(frame.first_chunk()?, frame.len())
@@ -193,7 +193,7 @@ pub fn dissect_usual(frame: &[u8]) -> Option<Dissection> {
 
 /// Parses a frame like [`dissect_usual`], but needs only the first bytes of the frame and its length `len`.
 #[inline]
-pub fn dissect_head(head: &[u8; USUAL], len: usize) -> Option<Dissection> {
+pub fn dissect_head(head: &[u8; USUAL_HEADERS_LEN], len: usize) -> Option<Dissection> {
     // The bits of the EtherType, the IPv4 version and the header length in the word at byte 12, and their expected
     // values.
     const WANTED: u64 = u64::from_be(0x0800_4500_0000_0000);
@@ -261,8 +261,8 @@ pub fn verify_ipv4_checksum(frame: &[u8], found: &Dissection) -> Result<(), Malf
 ///
 /// For UDP, the returned bytes end at the UDP length, even if the IP payload is longer.
 ///
-/// Returns `None` in all other cases: other protocols, fragments, packets with IPv6 extension headers, and a UDP checksum
-/// of 0 (no checksum).
+/// Returns `None` in all other cases: other protocols, fragments, packets with IPv6 extension headers, and a UDP
+/// checksum of 0 (no checksum).
 #[inline]
 pub fn checksummed<'f>(frame: &'f [u8], found: &Dissection) -> Option<(Sum, &'f [u8])> {
     /// The offsets of the length and the checksum in a UDP header.

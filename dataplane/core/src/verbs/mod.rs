@@ -48,7 +48,7 @@ pub use owner::{Claim, ClaimGuard, QueueOwner};
 pub use raw::{
     Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch,
     Ipv4Match, Ipv6Match, MatchedField, PortsMatch, RateLimit, RawDevice, RawError, RawPacketCaps, RawReceive, RawSpec,
-    RssCaps, TransportMatch, TunnelMatch, frame_length, has_whole_checksum,
+    RssCaps, TransportMatch, TunnelMatch, checksum_covers_payload, frame_length,
 };
 pub use request::{Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge};
 pub use rss::{RssFields, RssSpec};
@@ -197,8 +197,8 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
 /// same channel. The provider acknowledges events in batches, and always before it destroys the completion queue of the
 /// events.
 pub trait CompletionChannel: Clone + Send + Sync + 'static {
-    /// Waits for an event: `ibv_get_cq_event(3)`. The completion queue of the event is no longer armed. Returns `None` if
-    /// there was no event within `timeout`.
+    /// Waits for an event: `ibv_get_cq_event(3)`. The completion queue of the event is no longer armed. Returns `None`
+    /// if there was no event within `timeout`.
     ///
     /// # Errors
     /// The device is gone.

@@ -29,7 +29,7 @@ pub use flow::{
     Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule, FlowTraffic, HeaderMatch, IpMatch,
     Ipv4Match, Ipv6Match, PortsMatch, TransportMatch, TunnelMatch,
 };
-pub use offload::{RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps, frame_length, has_whole_checksum};
+pub use offload::{RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps, checksum_covers_payload, frame_length};
 
 use crate::error::{Error, VerbError};
 use crate::verbs::{Device, RssSpec};

@@ -159,10 +159,9 @@ pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {
     if scatter_fcs { received.saturating_sub(FCS) } else { received }
 }
 
-/// Whether a device with checksum offload for sends computes the TCP or UDP checksum of this frame. The device
-/// computes the checksum of every frame for which [`checksummed`] returns the whole IP payload, and must not change the
-/// checksums of other frames. The stages keep the checksums of these other frames correct.
-pub fn has_whole_checksum(frame: &[u8]) -> bool {
+/// Returns `true` if the frame has a TCP or UDP checksum that covers the whole IP payload. Request the checksum offload
+/// for sends only for such frames. The stages keep the checksums of all other frames correct.
+pub fn checksum_covers_payload(frame: &[u8]) -> bool {
     let Ok(found) = dissect(frame) else { return false };
     checksummed(frame, &found).is_some_and(|(_, bytes)| bytes.len() == usize::from(found.end - found.l4))
 }

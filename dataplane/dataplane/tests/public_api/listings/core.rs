@@ -1152,9 +1152,12 @@ pub mod header {
             TruncatedIcmp = "truncated_icmp",
         }
         pub fn dissect(frame: &[u8]) -> Result<Dissection, Malformed> {}
-        pub const USUAL: usize = _;
+        pub const USUAL_HEADERS_LEN: usize = _;
         pub fn dissect_usual(frame: &[u8]) -> Option<Dissection> {}
-        pub fn dissect_head(head: &[u8; USUAL], len: usize) -> Option<Dissection> {}
+        pub fn dissect_head(
+            head: &[u8; USUAL_HEADERS_LEN],
+            len: usize,
+        ) -> Option<Dissection> {}
         pub fn verify_ipv4_checksum(
             frame: &[u8],
             found: &Dissection,
@@ -3661,7 +3664,7 @@ pub mod verbs {
                 pub fn check_single_queue(&self) -> Result<(), RawError> {}
             }
             pub fn frame_length(received: u32, scatter_fcs: bool) -> u32 {}
-            pub fn has_whole_checksum(frame: &[u8]) -> bool {}
+            pub fn checksum_covers_payload(frame: &[u8]) -> bool {}
             #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
             pub struct RateLimit {
                 pub kbps: u32,
@@ -3679,8 +3682,8 @@ pub mod verbs {
             PortsMatch, TransportMatch, TunnelMatch,
         };
         pub use offload::{
-            RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps, frame_length,
-            has_whole_checksum,
+            RateLimit, RawError, RawPacketCaps, RawReceive, RssCaps,
+            checksum_covers_payload, frame_length,
         };
         pub trait RawDevice: Device {
             fn raw_caps(&self) -> RawPacketCaps;
@@ -4084,7 +4087,7 @@ pub mod verbs {
         Bits, EthernetMatch, FlowCount, FlowCounters, FlowError, FlowLimits, FlowRule,
         FlowTraffic, HeaderMatch, IpMatch, Ipv4Match, Ipv6Match, MatchedField,
         PortsMatch, RateLimit, RawDevice, RawError, RawPacketCaps, RawReceive, RawSpec,
-        RssCaps, TransportMatch, TunnelMatch, frame_length, has_whole_checksum,
+        RssCaps, TransportMatch, TunnelMatch, checksum_covers_payload, frame_length,
     };
     pub use request::{
         Destination, MwBind, PostError, RecvRequest, Remote, SendOp, SendRequest, Sge,
