@@ -49,8 +49,9 @@ impl Responder {
             }
             if own.v4.is_empty() && own.v6.is_empty() {
                 let problem = Problem::at("addresses", "no port has an address, so the stage cannot answer");
-                return Err(problem
-                    .help("list at least one address in this stage or in a [[port]]: addresses = [\"192.0.2.1/24\"]"));
+                return Err(problem.help(
+                    "set addresses = [\"192.0.2.1\"] in this stage, or addresses = [\"192.0.2.1/24\"] in a [[port]]",
+                ));
             }
         }
         for (place, address) in addresses.iter().enumerate() {

@@ -17,7 +17,7 @@ pub enum Target {
     Drop,
 }
 
-/// A stage of a program.
+/// A stage of a [`Program`].
 pub struct NodeSpec {
     /// Name of the stage in the config.
     pub name: String,
@@ -62,7 +62,7 @@ impl Program {
                 assert!(!matches!(target, Target::Node(to) if to <= place), "stages are in topological order");
             }
             let watched = node.drops.is_none_or(|watcher| watcher < stages && watcher != place);
-            assert!(watched, "the drops of a stage are observed by another stage");
+            assert!(watched, "the observing stage must exist, and a stage cannot observe its own drops");
         }
         Self { nodes }
     }

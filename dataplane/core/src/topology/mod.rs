@@ -249,7 +249,7 @@ impl Topology {
     }
 
     fn device_rows(&self) -> Vec<Vec<String>> {
-        let heading = ["device", "kind", "on", "node", "near cores"];
+        let heading = ["device", "kind", "interfaces", "node", "near cores"];
         let row = |device: &Device| {
             let kind = match device.kind {
                 DeviceKind::Verbs => "verbs",

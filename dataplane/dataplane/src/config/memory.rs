@@ -39,8 +39,12 @@ pub(super) fn memory(
     for link in ports.iter().flatten().filter_map(|port| port.config.link.as_ref()) {
         buffers = link.buffers(buffers, longest);
         if buffers.headroom > link.max_headroom() {
-            let message = format!("a headroom of {} is more than {} ports support", runtime.headroom, link.kind());
-            error("runtime.headroom", message, format!("set headroom to at most {}", link.max_headroom()));
+            let (kind, most) = (link.kind(), link.max_headroom());
+            let message = format!(
+                "the headroom is {}, but a port with the link `{kind}` supports at most {most}",
+                runtime.headroom
+            );
+            error("runtime.headroom", message, format!("set headroom to at most {most}"));
             return None;
         }
     }

@@ -77,7 +77,7 @@ fn pool() -> Pool {
     Pool::new(region, layout).unwrap()
 }
 
-/// Sends packets through a program. Returns the graph, and the number of packets in the outbox.
+/// Sends packets through a graph of these nodes. Returns the graph, and the number of packets in the outbox.
 fn walk(nodes: Vec<NodeSpec>, packets: &[&str]) -> (Graph, usize) {
     let mut pool = pool();
     let mut graph = Graph::new(Program::new(nodes), 1, &pool);
@@ -134,7 +134,7 @@ fn batch_dropped_as_a_whole_is_observed() {
 }
 
 #[test]
-#[should_panic(expected = "the drops of a stage are observed by another stage")]
+#[should_panic(expected = "a stage cannot observe its own drops")]
 fn stage_cannot_observe_its_own_drops() {
     Program::new(vec![sort(Target::Port(0), Some(0))]);
 }
