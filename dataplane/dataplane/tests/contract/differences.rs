@@ -133,8 +133,8 @@ const DIFFERENCES: &[Difference] = &[
     Difference {
         cases: &["statuses.rc_read_unequal_mtu"],
         applies_to: Rxe,
-        standard: "1 and 3: ERR, RTS",
-        instead: "1 and 3: RTS, RTS",
+        standard: "MTU codes 1 and 3: a ERR, b RTS",
+        instead: "MTU codes 1 and 3: a RTS, b RTS",
         reason: "rxe does not check the lengths of the packets of a response",
     },
     Difference {
@@ -196,9 +196,9 @@ const DIFFERENCES: &[Difference] = &[
     Difference {
         cases: &["states.uc_table"],
         applies_to: Kernel,
-        standard: "tried more than 300",
-        instead: "SQD>SQD with AttributeMask(STATE | ACCESS_FLAGS | PKEY_INDEX | AV): allowed, EINVAL
-                  tried more than 300",
+        standard: "tried more than 300 state changes",
+        instead: "SQD>SQD with AttributeMask(STATE | ACCESS_FLAGS | PKEY_INDEX | AV): allowed by the table, got EINVAL
+                  tried more than 300 state changes",
         reason: "if `AV` is set, the kernel also sets `PORT`, which SQD>SQD of a UC queue pair does not allow",
     },
     Difference {
@@ -270,7 +270,7 @@ const DIFFERENCES: &[Difference] = &[
         applies_to: SoftAsRxe,
         standard: "tag_matching",
         instead: "cvlan flow_tag ignore_overrun tag_matching",
-        reason: "rxe always detects overruns",
+        reason: "rxe has no raw packets, so completions have no VLAN tag and no flow tag. rxe always detects overruns",
     },
     Difference {
         cases: &["completions.refused_capabilities_are_listed"],
@@ -282,8 +282,8 @@ const DIFFERENCES: &[Difference] = &[
     Difference {
         cases: &["completions.overrun"],
         applies_to: Rxe,
-        standard: "can be polled: false",
-        instead: "can be polled: true",
+        standard: "queue can be polled: false",
+        instead: "queue can be polled: true",
         reason: "rxe drops completions that do not fit, raises an event, and continues",
     },
     Difference {

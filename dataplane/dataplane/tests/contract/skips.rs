@@ -16,7 +16,7 @@ const EVERYWHERE: &[&str] = &[
 /// The capabilities that the software device lacks.
 pub(crate) const SOFT: &[&str] = &[];
 /// The capabilities that are missing if both endpoints are on one software device.
-pub(crate) const SOFT_ALONE: &[&str] = &["raw packets to itself"];
+pub(crate) const SOFT_ALONE: &[&str] = &["raw packets from a device to itself"];
 /// The capabilities that the software device lacks with the profile `Rxe`.
 pub(crate) const RXE: &[&str] =
     &["IBV_QPT_RAW_PACKET queue pairs", "parent_domain", "raw_packet", "rss", "state SQE", "timestamps"];

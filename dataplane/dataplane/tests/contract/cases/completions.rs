@@ -96,11 +96,13 @@ pub(crate) fn unrequested_fields_are_absent<D: RawDevice>(t: &mut Trial<'_, D>) 
     pair.a.send(1, 0..20)?;
     pair.wait(&[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
     let it = pair.b.received.remove(0);
-    t.log(format!("{:?} {:?} {:?} {:?}", it.byte_len(), it.cvlan(), it.flow_tag(), it.tag_info()));
-    t.log(format!("stamps: {}", it.ticks().is_some() || it.wallclock().is_some()));
+    t.log(format!("length {:?}, VLAN {:?}, flow tag {:?}", it.byte_len(), it.cvlan(), it.flow_tag()));
+    t.log(format!("tag matching {:?}", it.tag_info()));
+    t.log(format!("has timestamps: {}", it.ticks().is_some() || it.wallclock().is_some()));
     t.expect(
-        "Some(20) None None None
-         stamps: false",
+        "length Some(20), VLAN None, flow tag None
+         tag matching None
+         has timestamps: false",
     )
 }
 
@@ -113,10 +115,10 @@ pub(crate) fn refused_capabilities_are_listed<D: RawDevice>(t: &mut Trial<'_, D>
     refused.sort_unstable();
     t.log(refused.join(" "));
     let honest = !granted.refused.contains(&Capability::FlowTag) || !granted.fields.contains(PollFields::FLOW_TAG);
-    t.log(format!("honest: {honest}"));
+    t.log(format!("no refused field is granted: {honest}"));
     t.expect(
         "tag_matching
-         honest: true",
+         no refused field is granted: true",
     )
 }
 
@@ -140,8 +142,9 @@ pub(crate) fn runs_and_cursor<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         poll(&mut pair.b.recv_cq, &mut some, 2)?;
         got.extend(some.drain(..).map(|it| (it.wr_id, it.byte_len().unwrap_or(99))));
     }
-    t.log(format!("{}", got.iter().copied().eq((0..10).map(|n| (n, n as u32)))));
-    t.expect("true")
+    let in_order = got.iter().copied().eq((0..10).map(|n| (n, n as u32)));
+    t.log(format!("all completions in order: {in_order}"));
+    t.expect("all completions in order: true")
 }
 
 /// An enlarged queue keeps its completions and has space for more.
@@ -161,20 +164,20 @@ pub(crate) fn resize<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     }
     pair.a.sent.clear();
     let grown = pair.b.recv_cq.resize(100);
-    t.log(format!("grown: {}", grown.is_ok_and(|depth| depth >= 100)));
-    t.log(format!("too small: {}", verb_result(pair.b.recv_cq.resize(1))));
+    t.log(format!("has 100 entries: {}", grown.is_ok_and(|depth| depth >= 100)));
+    t.log(format!("resize to 1 entry: {}", verb_result(pair.b.recv_cq.resize(1))));
     let most = t.bed.a.capabilities().max_cqe;
-    t.log(format!("too large: {}", verb_result(pair.b.recv_cq.resize(most + 1))));
+    t.log(format!("resize above the maximum: {}", verb_result(pair.b.recv_cq.resize(most + 1))));
     pair.wait(&[(PairCq::BReceived, 10)])?;
-    t.log(format!("kept: {}", pair.b.received.drain(..).map(|it| it.wr_id).eq(0..10)));
+    t.log(format!("completions kept: {}", pair.b.received.drain(..).map(|it| it.wr_id).eq(0..10)));
     pair.b.recv(1, 0..100)?;
     pair.a.send(1, 0..20)?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
     t.expect(
-        "grown: true
-         too small: EINVAL
-         too large: EINVAL
-         kept: true
+        "has 100 entries: true
+         resize to 1 entry: EINVAL
+         resize above the maximum: EINVAL
+         completions kept: true
          a send 1 SEND
          b receive 1 RECV 20 bytes",
     )
@@ -194,15 +197,16 @@ pub(crate) fn overrun<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         }
     }
     let event = t.bed.a.wait_async_event(COMPLETION_TIMEOUT);
-    t.log(format!("{:?}", event.filter(|it| it.kind == EventKind::CqErr && it.element == number).map(|it| it.kind)));
-    t.log(format!("can be polled: {}", pair.a.send_cq.start_poll().is_ok()));
+    let event = event.filter(|it| it.kind == EventKind::CqErr && it.element == number).map(|it| it.kind);
+    t.log(format!("event of the queue: {event:?}"));
+    t.log(format!("queue can be polled: {}", pair.a.send_cq.start_poll().is_ok()));
     // Leave no event for the next case.
     t.round_trips()?;
     drop(pair);
     while t.bed.a.poll_async_event().is_some() {}
     t.expect(
-        "Some(CqErr)
-         can be polled: false",
+        "event of the queue: Some(CqErr)
+         queue can be polled: false",
     )
 }
 
@@ -232,24 +236,24 @@ pub(crate) fn events<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     }
     pair.a.send(0, 0..10)?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
-    t.log(format!("not armed: {:?}", channel.wait(Duration::ZERO)?));
+    t.log(format!("event before the queue is armed: {:?}", channel.wait(Duration::ZERO)?));
     pair.b.recv_cq.arm(false)?;
     pair.a.send(1, 0..10)?;
-    t.log(format!("armed: {}", channel.wait(COMPLETION_TIMEOUT)? == Some(number)));
+    t.log(format!("event of the armed queue: {}", channel.wait(COMPLETION_TIMEOUT)? == Some(number)));
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
     pair.a.send(2, 0..10)?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
-    t.log(format!("once: {:?}", channel.wait(Duration::ZERO)?));
+    t.log(format!("second event: {:?}", channel.wait(Duration::ZERO)?));
     t.expect(
         "a send 0 SEND
          b receive 0 RECV 10 bytes
-         not armed: None
-         armed: true
+         event before the queue is armed: None
+         event of the armed queue: true
          a send 1 SEND
          b receive 1 RECV 10 bytes
          a send 2 SEND
          b receive 2 RECV 10 bytes
-         once: None",
+         second event: None",
     )
 }
 
@@ -262,24 +266,24 @@ pub(crate) fn solicited_events<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     pair.b.recv_cq.arm(true)?;
     pair.a.send(0, 0..10)?;
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
-    t.log(format!("not solicited: {:?}", channel.wait(Duration::ZERO)?));
+    t.log(format!("event of an unsolicited message: {:?}", channel.wait(Duration::ZERO)?));
     let sges = [pair.a.buffer.sge(0..10)];
     pair.a.post_flags(1, SendOp::Send, SendFlags::SIGNALED | SendFlags::SOLICITED, &sges)?;
-    t.log(format!("solicited: {}", channel.wait(COMPLETION_TIMEOUT)?.is_some()));
+    t.log(format!("event of a solicited message: {}", channel.wait(COMPLETION_TIMEOUT)?.is_some()));
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
     // An error completion also raises an event.
     pair.b.recv_cq.arm(true)?;
     pair.b.set_state(QpState::Err)?;
-    t.log(format!("error: {}", channel.wait(COMPLETION_TIMEOUT)?.is_some()));
+    t.log(format!("event of an error: {}", channel.wait(COMPLETION_TIMEOUT)?.is_some()));
     t.wait_and_log(&mut pair, &[(PairCq::BReceived, 1)])?;
     t.expect(
         "a send 0 SEND
          b receive 0 RECV 10 bytes
-         not solicited: None
-         solicited: true
+         event of an unsolicited message: None
+         event of a solicited message: true
          a send 1 SEND
          b receive 1 RECV 10 bytes
-         error: true
+         event of an error: true
          b receive 2 WR_FLUSH_ERR",
     )
 }
@@ -298,8 +302,8 @@ pub(crate) fn arm_race<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         pair.wait(&[(PairCq::ASent, 1)])?;
         pair.a.sent.clear();
     }
-    t.log(format!("{got} of 50"));
-    t.expect("50 of 50")
+    t.log(format!("received {got} of 50 messages"));
+    t.expect("received 50 of 50 messages")
 }
 
 /// Two completion queues share a channel. After both queues are armed, each queue raises an event with its own number.
@@ -327,13 +331,13 @@ pub(crate) fn two_queues_one_channel<D: RawDevice>(t: &mut Trial<'_, D>) -> Outc
         match channel.wait(COMPLETION_TIMEOUT)? {
             Some(number) if number == pair.a.send_cq.number() => sent += 1,
             Some(number) if number == pair.a.recv_cq.number() => received += 1,
-            other => t.log(format!("{other:?}")),
+            other => t.log(format!("unexpected event: {other:?}")),
         }
     }
-    t.log(format!("{sent} {received}"));
+    t.log(format!("{sent} event of the send queue, {received} event of the receive queue"));
     t.wait_and_log(&mut pair, &[(PairCq::ASent, 1), (PairCq::AReceived, 1), (PairCq::BSent, 1), (PairCq::BReceived, 1)])?;
     t.expect(
-        "1 1
+        "1 event of the send queue, 1 event of the receive queue
          a send 1 SEND
          a receive 1 RECV 10 bytes
          b send 1 SEND
@@ -355,29 +359,29 @@ pub(crate) fn context<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         (pair.a.send_cq, pair.a.recv_cq) = (send_cq, recv_cq);
         pair.advance(QpState::Rts, Connection::default(), Connection::default())?;
         let own = [pair.a.send_cq.context(), pair.a.recv_cq.context()];
-        t.log(format!("{} {} {}", own[0] == u64::MAX - 5, own[1], pair.b.send_cq.context()));
+        t.log(format!("contexts: {own:x?}, default {}", pair.b.send_cq.context()));
         pair.a.recv(1, 0..100)?;
         pair.b.recv(1, 0..100)?;
         pair.a.send_cq.arm(false)?;
         pair.a.send(1, 0..10)?;
         let event = channel.wait_event(COMPLETION_TIMEOUT)?;
         let wanted = CqEvent { queue: pair.a.send_cq.number(), context: u64::MAX - 5 };
-        t.log(format!("sent: {}", event == Some(wanted)));
+        t.log(format!("event of the send queue: {}", event == Some(wanted)));
         pair.a.recv_cq.arm(false)?;
         pair.b.send(1, 0..10)?;
         // The software device makes progress only while it is polled.
         pair.b.poll_queues()?;
         let event = channel.wait_event(COMPLETION_TIMEOUT)?;
         let wanted = CqEvent { queue: pair.a.recv_cq.number(), context: 7 };
-        t.log(format!("received: {}", event == Some(wanted)));
+        t.log(format!("event of the receive queue: {}", event == Some(wanted)));
     }
     t.expect(
-        "true 7 0
-         sent: true
-         received: true
-         true 7 0
-         sent: true
-         received: true",
+        "contexts: [fffffffffffffffa, 7], default 0
+         event of the send queue: true
+         event of the receive queue: true
+         contexts: [fffffffffffffffa, 7], default 0
+         event of the send queue: true
+         event of the receive queue: true",
     )
 }
 
@@ -544,8 +548,8 @@ pub(crate) fn checksum<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let spec = EndpointSpec::new(QpType::Rc);
     let cq = CqSpec { fields: spec.cq.fields | PollFields::CHECKSUM, ..spec.cq };
     let (_, granted) = t.bed.b.create_cq(&cq, None)?;
-    t.log(format!("granted: {}", granted.fields.contains(PollFields::CHECKSUM) == has));
-    t.log(format!("refused: {}", granted.refused.contains(&Capability::RxChecksum) != has));
+    t.log(format!("granted if supported: {}", granted.fields.contains(PollFields::CHECKSUM) == has));
+    t.log(format!("refused if not supported: {}", granted.refused.contains(&Capability::RxChecksum) != has));
     let mut pair = t.pair_with(EndpointSpec { cq, ..spec }, Connection::default(), Connection::default())?;
     pair.b.recv(1, 0..100)?;
     pair.a.send(1, 0..20)?;
@@ -554,8 +558,8 @@ pub(crate) fn checksum<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let verdict = it.flags().is_some_and(|flags| flags.contains(WcFlags::IP_CSUM_OK));
     t.log(format!("verdict on a message: {verdict} {:?}", it.recv_info().flags));
     t.expect(
-        "granted: true
-         refused: true
+        "granted if supported: true
+         refused if not supported: true
          verdict on a message: false RecvFlags(0x0)",
     )
 }

@@ -101,8 +101,9 @@ pub(crate) fn invalid_parameters<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome 
     let parameters = EndpointParameters { pkey_index: 9_999, service_level: 8, ..EndpointParameters::default() };
     let stop = prepared(t.bed, &t.bed.a, parameters).map(drop).unwrap_err();
     let why = format!("{stop:?}");
-    t.log(format!("{} {}", why.contains("pkey_index"), why.contains("service_level")));
-    t.expect("true true")
+    let named = ["pkey_index", "service_level"].map(|name| why.contains(name));
+    t.log(format!("both parameters are named: {}", named == [true, true]));
+    t.expect("both parameters are named: true")
 }
 
 /// Two threads exchange the endpoints of their queue pairs over TCP. The two queue pairs then reach RTS.
@@ -128,10 +129,10 @@ pub(crate) fn over_tcp<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
         (passive.join().expect("the passive side does not panic"), active)
     });
     let (passive, active) = (passive?, active?);
-    t.log(format!("{} {}", passive.2, active.2));
-    t.log(format!("endpoints: {}", (passive.0, passive.1) == (active.1, active.0)));
+    t.log(format!("passive side {}, active side {}", passive.2, active.2));
+    t.log(format!("endpoints are equal: {}", (passive.0, passive.1) == (active.1, active.0)));
     t.expect(
-        "RTS RTS
-         endpoints: true",
+        "passive side RTS, active side RTS
+         endpoints are equal: true",
     )
 }

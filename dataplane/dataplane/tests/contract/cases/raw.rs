@@ -53,7 +53,7 @@ fn bed<D: RawDevice>(t: &Trial<'_, D>, needs: Capability, a: RawSpec, b: RawSpec
     t.require(Capability::RawPacket)?;
     t.require(needs)?;
     if t.bed.a.name() == t.bed.b.name() {
-        return Err(Stop::Skip("raw packets to itself".to_owned(), libc::EOPNOTSUPP));
+        return Err(Stop::Skip("raw packets from a device to itself".to_owned(), libc::EOPNOTSUPP));
     }
     let TestBed { name, profile, kernel, gid_index, .. } = *t.bed;
     let with = |device: &D, raw: RawSpec| device.clone().with_raw(raw);
@@ -71,8 +71,8 @@ fn pair<D: RawDevice>(bed: &TestBed<D>) -> Outcome<Pair<D>> {
     Pair::connected(bed, spec(), Connection::default(), Connection::default())
 }
 
-/// Sends the frames in order. The receiver must accept the last frame. Waits for the last frame, and returns all
-/// received frames.
+/// Sends the frames in order. The flow rules of the receiver must accept the last of `frames`. Waits for the last
+/// frame, and returns all received frames.
 fn received<D: RawDevice>(pair: &mut Pair<D>, frames: &[Vec<u8>]) -> Outcome<Vec<Vec<u8>>> {
     for at in 0..frames.len() {
         pair.b.recv(at as u64, at * 256..(at + 1) * 256)?;

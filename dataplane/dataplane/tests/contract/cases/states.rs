@@ -105,7 +105,8 @@ fn table<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
                 tried += 1;
                 if got.is_ok() != wanted || got.is_err_and(|error| error.errno != libc::EINVAL) {
                     let of = if wanted { "allowed" } else { "not allowed" };
-                    t.log(format!("{}>{} with {mask:?}: {of}, {}", state_name(from), state_name(to), verb_result(got)));
+                    let (from, to, got) = (state_name(from), state_name(to), verb_result(got));
+                    t.log(format!("{from}>{to} with {mask:?}: {of} by the table, got {got}"));
                 }
                 if got.is_ok() {
                     take(&mut end, from)?;
@@ -119,23 +120,24 @@ fn table<D: RawDevice>(t: &mut Trial<'_, D>, kind: QpType) -> Outcome {
             }
         }
     }
-    t.log(if tried > 300 { "tried more than 300".to_owned() } else { format!("tried {tried}") });
+    let count = if tried > 300 { "more than 300".to_owned() } else { tried.to_string() };
+    t.log(format!("tried {count} state changes"));
     Ok(())
 }
 
 pub(crate) fn rc_table<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     table(t, QpType::Rc)?;
-    t.expect("tried more than 300")
+    t.expect("tried more than 300 state changes")
 }
 
 pub(crate) fn uc_table<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     table(t, QpType::Uc)?;
-    t.expect("tried more than 300")
+    t.expect("tried more than 300 state changes")
 }
 
 pub(crate) fn ud_table<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     table(t, QpType::Ud)?;
-    t.expect("tried more than 300")
+    t.expect("tried more than 300 state changes")
 }
 
 /// A query returns the attributes that were set.

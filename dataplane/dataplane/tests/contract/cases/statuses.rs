@@ -258,13 +258,13 @@ pub(crate) fn rc_read_unequal_mtu<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome
         let (from, sge) = (remote(&pair.b, 0), pair.a.buffer.sge(0..3000));
         pair.a.post(1, SendOp::RdmaRead(from), &[sge])?;
         t.wait_and_log(&mut pair, &[(PairCq::ASent, 1)])?;
-        t.log(format!("{of_requester} and {of_responder}: {}, {}", pair.a.state()?, pair.b.state()?));
+        t.log(format!("MTU codes {of_requester} and {of_responder}: a {}, b {}", pair.a.state()?, pair.b.state()?));
     }
     t.expect(
         "a send 1 BAD_RESP_ERR
-         3 and 1: ERR, RTS
+         MTU codes 3 and 1: a ERR, b RTS
          a send 1 BAD_RESP_ERR
-         1 and 3: ERR, RTS",
+         MTU codes 1 and 3: a ERR, b RTS",
     )
 }
 
@@ -481,7 +481,7 @@ pub(crate) fn ud_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
 pub(crate) fn raw_no_receive<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     t.require(Capability::RawPacket)?;
     if t.bed.a.name() == t.bed.b.name() {
-        return Err(Stop::Skip("raw packets to itself".to_owned(), libc::EOPNOTSUPP));
+        return Err(Stop::Skip("raw packets from a device to itself".to_owned(), libc::EOPNOTSUPP));
     }
     let mut pair = t.pair(QpType::RawPacket)?;
     pair.a.buffer.write(0, &[1; 60]);
