@@ -99,7 +99,7 @@ def interface_rows(page):
             peer = next(other for other in measured if other.startswith("testpmd") and other.endswith(f"af_{AF[name]}"))
             rows.append(f"| forward, link {name} | veth pair | {rate} Mpps | {measured[peer][0]} ({peer}) | {ratio} |  |")
         elif not name.startswith("testpmd"):
-            rows.append(f"| forward, only in the kernel | veth pair |  | {rate} ({name}) |  |  |")
+            rows.append(f"| for reference: forward in the kernel, without Dataplane | veth pair | – | {rate} ({name}) | – | – |")
     return rows
 
 

@@ -13,7 +13,7 @@ use crate::{fail, pin};
 
 const BURST: usize = 32;
 const SLOTS: usize = 1024;
-/// The number of items that the checksum covers: a multiple of the burst size.
+/// The number of items of the first pass, which checks the order of the items: a multiple of the burst size.
 pub(crate) const FIRST_ITEMS: u64 = 1 << 20;
 
 /// Pushes the numbers 0, 1, 2 and so on in bursts, up to the limit or until `stop` is set. Returns the number of pushed

@@ -60,7 +60,8 @@ fn every_config_names_the_schema_and_runs() {
 
 #[test]
 fn configs_named_in_the_docs_exist() {
-    let pages = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let folders = ["docs", "docs/verbs"].map(|folder| fs::read_dir(root().join(folder)).unwrap());
+    let pages = folders.into_iter().flatten().map(|entry| entry.unwrap().path());
     let mut named = BTreeSet::new();
     for page in pages.chain([root().join("README.md")]).filter(|page| page.extension().is_some_and(|it| it == "md")) {
         let Ok(text) = fs::read_to_string(&page) else { continue };
