@@ -1,6 +1,6 @@
 //! Bindings for all calls into libibverbs. The functions return plain data.
 //!
-//! Each function has the name and the arguments of its man page. A function calls one of the following:
+//! Most functions have the name and the arguments of their man page. A function calls one of the following:
 //!
 //! - a symbol that libibverbs exports
 //! - a member of the `verbs_context` of the driver
@@ -33,7 +33,7 @@ use super::fake::library;
 #[cfg(not(test))]
 use ibverbs_sys as library;
 
-/// The driver operations that are not in [`ibv_context_ops`] (`struct verbs_context` in verbs.h). The last member of
+/// `struct verbs_context` of verbs.h: the driver operations that are not in [`ibv_context_ops`]. The last member of
 /// this structure is the `ibv_context` itself. New versions of libibverbs add members at the front, so offsets are
 /// counted from the end.
 #[repr(C)]
@@ -345,8 +345,9 @@ pub(super) fn ibv_is_fork_initialized() -> u32 {
     unsafe { library::ibv_is_fork_initialized() }
 }
 
-/// Registers memory, which the device addresses by its virtual address. Bits 20 to 29 of `access` are optional flags. A
-/// device ignores the optional flags that it does not support. Only `ibv_reg_mr_iova2` accepts optional flags.
+/// Registers memory. The device uses the virtual addresses of the memory. Bits 20 to 29 of `access` are optional flags.
+/// A device ignores the optional flags that it does not support. With optional flags, this function calls
+/// `ibv_reg_mr_iova2`, because the exported `ibv_reg_mr` does not accept these flags.
 ///
 /// # Safety
 /// The protection domain must be valid. The memory must stay mapped until the region is deregistered.
@@ -681,8 +682,9 @@ macro_rules! checked_readers {
         $(#[$doc])*
         ///
         /// # Safety
-        /// The CQ must be valid and in the state that the man page requires. The CQ must have been created with the
-        /// flag for the value, and [`check_readers`] must have succeeded for the CQ.
+        /// The CQ must be valid and in the state that the man page requires, and [`check_readers`] must have succeeded
+        /// for the CQ. If the function reads a field of the completion, the CQ must have been created with the flag of
+        /// this field.
         #[inline]
         pub(super) unsafe fn $verb(cq: *mut ibv_cq_ex $(, $argument: $type)*) $(-> $returned)? {
             // SAFETY: the caller upholds the safety contract.
@@ -761,8 +763,8 @@ members! {
     fn ibv_wc_read_byte_len() -> u32 = read_byte_len;
     /// Returns the immediate data, in network order.
     fn ibv_wc_read_imm_data() -> u32 = read_imm_data;
-    /// Returns the local key that the peer invalidated. Drivers return this key through the reader of the immediate
-    /// data.
+    /// Returns the remote key (rkey) of local memory that the peer invalidated. Drivers return this key through the
+    /// reader of the immediate data.
     fn ibv_wc_read_invalidated_rkey() -> u32 = read_imm_data;
     /// Returns the number of the local QP.
     fn ibv_wc_read_qp_num() -> u32 = read_qp_num;
@@ -798,7 +800,7 @@ members! {
     fn ibv_wr_atomic_cmp_swp(rkey: u32, address: u64, compare: u64, swap: u64) = wr_atomic_cmp_swp;
     /// Adds an 8-byte atomic fetch-and-add.
     fn ibv_wr_atomic_fetch_add(rkey: u32, address: u64, add: u64) = wr_atomic_fetch_add;
-    /// Adds an invalidation of a local key.
+    /// Adds an invalidation of a remote key (rkey) of local memory.
     fn ibv_wr_local_inv(rkey: u32) = wr_local_inv;
     /// Adds an RDMA read from the peer's memory.
     fn ibv_wr_rdma_read(rkey: u32, address: u64) = wr_rdma_read;
@@ -810,7 +812,7 @@ members! {
     fn ibv_wr_send() = wr_send;
     /// Adds a send with immediate data in network order.
     fn ibv_wr_send_imm(imm_data: u32) = wr_send_imm;
-    /// Adds a send that invalidates a key of the peer.
+    /// Adds a send that invalidates a remote key (rkey) of the peer's memory.
     fn ibv_wr_send_inv(rkey: u32) = wr_send_inv;
     /// Adds a segmented send. Each segment has a copy of the header and at most `mss` bytes of payload.
     fn ibv_wr_send_tso(header: *mut c_void, length: u16, mss: u16) = wr_send_tso;

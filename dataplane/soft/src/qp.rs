@@ -135,8 +135,10 @@ impl Drop for SoftQp {
     }
 }
 
-// SAFETY: this process executes requests from the queues of the queue pair. RESET, `destroy` and `drop` empty these
-// queues. Each request holds or looks up the registration of its memory, and the registration checks the bounds.
+// SAFETY: this process executes the requests in the queues of the queue pair. RESET and `destroy` empty these queues or
+// return an error. `drop` empties these queues, or the state keeps the memory mapped until the last reference to the
+// state is dropped. Each request holds or looks up the registration of its memory, and the registration checks the
+// bounds.
 unsafe impl QueuePair for SoftQp {
     type Mr = SoftMr;
     type Ah = SoftAh;
@@ -210,9 +212,10 @@ unsafe impl QueuePair for SoftQp {
         Ok(())
     }
 
-    /// The device accesses the memory of a raw-packet queue pair only while a thread posts or polls. A thread that
-    /// polls may still have this queue pair in its list, so the call succeeds only if no other thread owns the queue
-    /// pair.
+    /// The software device accesses the memory of a raw-packet queue pair only while a thread posts or polls. A thread
+    /// that polls may still have this queue pair in its list, so the call succeeds only if no other thread owns the
+    /// queue pair. On a zero-copy link, hardware may access the memory at any time. The call fails if hardware may
+    /// still write to the memory.
     fn destroy(self) -> Result<(), VerbError> {
         let reset = match self.core {
             Some(_) => self.claim(|core| core.reset(&self.shared.counts)).unwrap_or(Err(libc::EBUSY)),

@@ -26,7 +26,7 @@ pub struct SoftSpec {
     /// Additional addresses of the port, after the address that is derived from the MAC address. IPv4 addresses have
     /// the form `::ffff:192.0.2.1`.
     pub gids: Vec<Gid>,
-    /// The address and the partitions of the port.
+    /// The InfiniBand local identifier (LID) and the partition keys of the port.
     pub port: PortSpec,
     /// The clock of the device. If `counter` is `None`, the clock is also the source of timestamps.
     pub clock: HostClock,
@@ -42,8 +42,8 @@ pub struct SoftSpec {
     pub refuse: Vec<Capability>,
     /// The distribution of frames over queues.
     pub rss: RssSpec,
-    /// Whether completions with wall-clock timestamps need the arrival time of frames. AF_XDP links timestamp frames
-    /// only if this field is `true`, because timestamps cost time there.
+    /// Whether the wall-clock timestamps of completions are the arrival times of frames. An AF_XDP link timestamps
+    /// frames only if this field is `true`, because each timestamp costs time.
     pub stamped: bool,
     /// The limits of the device.
     pub limits: SoftLimits,

@@ -1,5 +1,5 @@
-//! Targets of the fuzzer in `tools/fuzz`. A target panics if the code breaks a rule. The tests run each target on
-//! the inputs of its corpus.
+//! Targets of the fuzzer in `tools/fuzz`. A target panics if the tested code violates an invariant. The tests
+//! run each target on the inputs of its corpus.
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};

@@ -94,8 +94,8 @@ impl<F: Form> Cells<F> {
         }
     }
 
-    /// Looks up addresses whose value is in the cell that one load reads. `or_default` replaces empty cells. Returns
-    /// `false` if any address needs a further load.
+    /// Looks up addresses with one load per address. `or_default` replaces empty cells. Returns `false` if any address
+    /// needs a further load. The value of such an address is not valid.
     ///
     /// Instructions that wait for a cache miss fill the reorder buffer of the processor and delay further loads. The
     /// function therefore uses few instructions per address, and converts several cells at once. Arrays of fixed size
@@ -128,7 +128,7 @@ impl<F: Form> Cells<F> {
         continues & F::First::ON == 0
     }
 
-    /// Returns the cell of the first level for an address.
+    /// Returns the index of the cell of the first level for an address.
     #[inline(always)]
     fn slot(address: F::Address) -> usize {
         (F::half(address, 0) >> (64 - F::First::BITS)) as usize
@@ -160,8 +160,8 @@ impl<F: Form> Cells<F> {
         }
     }
 
-    /// Continues the paths of all addresses through the lines that distinguish one half (64 bits) of the address.
-    /// Returns the bitwise OR of all cells that were read.
+    /// Continues the paths of all addresses through the lines that the bits of one half (64 bits) of each address
+    /// select. Returns the bitwise OR of all cells that were read.
     #[inline]
     fn descend_half(&self, addresses: &[F::Address], entries: &mut [u32], half: usize) -> u32 {
         let (mut shift, expected) = if half == 0 { (F::First::BITS, LINE) } else { (0, LINE | LOW) };

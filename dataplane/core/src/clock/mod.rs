@@ -1,6 +1,7 @@
 //! Clocks: tick sources, their conversion to nanoseconds, and timestamps.
 //!
-//! All times are nanoseconds of the system clock since the start of the machine ([`HostClock`]). A [`Stamp`] is a time
+//! All times are nanoseconds since the start of the machine. [`HostClock`] measures these times with the TSC or with
+//! `CLOCK_MONOTONIC`. In this crate, "system clock" means this clock, not the wall clock. A [`Stamp`] is a time
 //! together with the clock that measured the time. A device clock stamps the completion of a packet, and the system
 //! clock stamps the poll that returned a burst of completions. These are different events, so stamps of different
 //! clocks are never compared.

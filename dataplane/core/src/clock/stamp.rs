@@ -50,7 +50,8 @@ impl fmt::Display for ClockSource {
     }
 }
 
-/// A time in nanoseconds of the system clock, and the source clock from which the time was converted, in 64 bits.
+/// A time of the system clock in nanoseconds, and the clock that took the original timestamp. Both values are packed
+/// into 64 bits.
 /// Comparing or subtracting stamps of different sources returns `None`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Stamp(u64);

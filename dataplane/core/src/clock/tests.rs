@@ -76,8 +76,8 @@ struct Bench {
     /// The reference point: a time and the count at that time.
     from: (u64, u64),
     frozen: bool,
-    /// The duration of a reading in nanoseconds, and the moment in the reading at which the counter is read, in 1/256
-    /// of the duration.
+    /// The duration of a reading in nanoseconds, and the time from the start of the reading to the sample of the
+    /// counter, in 1/256 of the duration.
     read: (u64, u64),
     sync: ClockSync,
     stampers: Vec<Stamper>,
@@ -195,7 +195,7 @@ fn counter_is_coarse_after_one_step_and_synced_later() {
 }
 
 #[test]
-fn jump_invalidates_the_clock_until_two_readings_agree() {
+fn jump_invalidates_the_clock_until_two_steps_agree() {
     for seconds in [-3_600, -30, -1, 1, 30, 3_600] {
         let mut bench = Bench::new(1_000_000, u64::MAX >> 1, -20_000, 5_000 * SECOND);
         assert_eq!(bench.follow(100), ClockState::Synced);

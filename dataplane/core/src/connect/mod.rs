@@ -6,8 +6,8 @@
 //!           local side                                       peer
 //! PreparedQueuePair (RESET)
 //!   initialise → INIT, receives are posted
-//!   endpoint                   → exchange over TCP →         its endpoint
-//!   handshake  → RTR → RTS
+//!   endpoint                   ← exchange over TCP →         endpoint
+//!   handshake with the endpoint of the peer → RTR → RTS
 //!                              → confirm, both ways →
 //! ConnectedQueuePair (RTS)
 //!   reset      → RESET, starts the next generation

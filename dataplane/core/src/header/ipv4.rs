@@ -96,11 +96,12 @@ impl Ipv4 {
         if four as u8 <= 1 {
             return false;
         }
-        // The TTL is the upper byte of its 16-bit field, so the header sum decreases by 0x0100, and the checksum
-        // increases by 0x0100. The code reads the word as little-endian, so the change of 0x0100 becomes a change of 1
-        // (RFC 1071, section 2 B). The word increases by `1 << 16` for the checksum, and decreases by 1 for the TTL. If
-        // the checksum wraps, the end-around carry adds another `1 << 16`. A checksum of 0xfffe also takes this path
-        // and becomes 0 instead of 0xffff. Both values are zero in one's complement.
+        // In the sum of 16-bit words that the checksum covers, the TTL is the upper byte of its word. The sum therefore
+        // decreases by 0x0100, and the checksum increases by 0x0100. The code reads the word as little-endian, so the
+        // change of 0x0100 becomes a change of 1 (RFC 1071, section 2 B). The word increases by `1 << 16` for the
+        // checksum, and decreases by 1 for the TTL. If the checksum wraps, the end-around carry adds another `1 << 16`.
+        // A checksum that reads as 0xfffe in little-endian order also gets the carry, and becomes 0 instead of 0xffff.
+        // Both values are zero in one's complement.
         #[cold]
         fn carried(four: u32) -> u32 {
             four.wrapping_add((2 << 16) - 1)

@@ -3,8 +3,8 @@
 
 use crate::verbs::WrId;
 
-/// A ring with space for as many slots (packet buffers) as the receive queue. The device owns every slot in the ring,
-/// even if a faulty device reports wrong completions.
+/// A ring with space for as many slots (packet buffers) as the receive queue. A slot belongs to
+/// the device as long as the slot is in the ring. A wrong completion of a faulty device does not change this.
 #[derive(Debug)]
 pub(super) struct PostedReceives {
     slots: Box<[u32]>,

@@ -7,8 +7,8 @@ use crate::error::{Error, Result};
 use crate::mem::desc::Desc;
 use crate::mem::{Region, vector};
 
-/// Number of unused bytes at the end of every slot. A view of up to `GUARD` bytes at the start of any packet therefore
-/// stays inside the slot, even if the packet is shorter.
+/// Number of bytes at the end of every slot that no packet occupies. A view of up to `GUARD` bytes at the start of any
+/// packet therefore stays inside the slot, even if the packet is shorter.
 pub const GUARD: usize = 64;
 
 /// The layout of the slots of a region. Sizes are in bytes.
@@ -28,7 +28,8 @@ impl SlotLayout {
     /// # Errors
     /// Fails if the slot is too large for 16-bit offsets, or if the number of slots is out of range.
     pub fn new(headroom: usize, room: usize, count: usize) -> Result<Self> {
-        // A saturated sum does not fit. `next_multiple_of` cannot overflow after this check.
+        // If the sum saturates, the sum is larger than `u16::MAX`, and the layout is refused below. For the same
+        // reason, `next_multiple_of` cannot overflow.
         let bytes = headroom.saturating_add(room).saturating_add(GUARD);
         let stride = if bytes <= usize::from(u16::MAX) { bytes.next_multiple_of(64) } else { usize::MAX };
         let fits = stride <= usize::from(u16::MAX) && (1..=1 << 24).contains(&count);
@@ -103,7 +104,7 @@ pub(crate) struct SlotMemory {
     base: NonNull<u8>,
     region: Arc<Region>,
     pub(crate) layout: SlotLayout,
-    /// Whether the end of each slot contains the receive information of its packet.
+    /// Whether the last bytes of each slot, within the [`GUARD`] bytes, contain the receive information of the packet.
     pub(super) keeps_received: bool,
 }
 

@@ -179,7 +179,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Creates a graph from a program, with batches that use the slots of `pool`, for `ports` ports.
+    /// Creates a graph from a [`Program`], with batches that use the slots of `pool`, for `ports` ports.
     pub fn new(program: Program, ports: usize, pool: &Pool) -> Self {
         let burst = BATCH / program.multiplicity();
         let node = |mut node: NodeSpec| Node {

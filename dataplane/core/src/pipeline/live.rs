@@ -51,10 +51,12 @@ struct ReaderState<T> {
 pub struct LiveReader<T> {
     current: Box<T>,
     next: Arc<Next<T>>,
-    /// Values that the reader hands back. The publishing side empties this ring each time before it adds a value to
-    /// `next`. Between two of these times, the reader hands back at most three values: a value that the reader had
-    /// already replaced but not yet handed back, the value that the earlier content of `next` replaces, and the value
-    /// that the added value replaces.
+    /// Values that the reader hands back. The publishing side empties this ring before it adds a value to `next`.
+    /// From one emptying to the next, the reader hands back at most three values:
+    ///
+    /// 1. A value that the reader was just handing back when the ring was emptied.
+    /// 2. The current value, when the reader takes the value that was in `next` at that time.
+    /// 3. The current value, when the reader takes the added value.
     old: Producer<Box<T>>,
 }
 
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reader_skips_a_replaced_value_and_hands_back_the_old_one() {
+    fn reader_skips_a_value_that_it_did_not_take_and_hands_back_its_previous_value() {
         let values: [Arc<u32>; 3] = [0, 1, 2].map(Arc::new);
         let live = Live::default();
         let mut readers = [0, 1].map(|_| live.reader(values[0].clone()));

@@ -23,7 +23,7 @@ codes! {
         AtomicCmpAndSwp = 5 "IBV_WR_ATOMIC_CMP_AND_SWP",
         /// Adds to eight bytes of the peer's memory.
         AtomicFetchAndAdd = 6 "IBV_WR_ATOMIC_FETCH_AND_ADD",
-        /// Invalidates a local key.
+        /// Invalidates a remote key (rkey) of local memory.
         LocalInv = 7 "IBV_WR_LOCAL_INV",
         /// Binds a memory window.
         BindMw = 8 "IBV_WR_BIND_MW",
@@ -55,7 +55,7 @@ codes! {
         FetchAdd = 4 "IBV_WC_FETCH_ADD",
         /// The binding of a memory window.
         BindMw = 5 "IBV_WC_BIND_MW",
-        /// The invalidation of a local key.
+        /// The invalidation of a remote key (rkey) of local memory.
         LocalInv = 6 "IBV_WC_LOCAL_INV",
         /// A segmented send.
         Tso = 7 "IBV_WC_TSO",

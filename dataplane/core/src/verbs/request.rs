@@ -68,7 +68,7 @@ pub enum SendOp<'a> {
         /// The number to add. The sum wraps at 2^64.
         add: u64,
     },
-    /// Invalidates a local key.
+    /// Invalidates a remote key (rkey) of local memory.
     LocalInv(Rkey),
     /// Sends a TCP stream. The device splits the stream into segments of `mss` bytes, and each segment starts with a
     /// copy of `header`.

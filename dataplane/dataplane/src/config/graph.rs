@@ -350,8 +350,9 @@ impl Wiring<'_, '_> {
 }
 
 impl StageEntry<'_> {
-    /// Returns the parameters as plain values. Returns an empty table if TOML cannot represent a value, such as an
-    /// integer of more than 64 bits. Reading the parameters of the stage reports that mistake later.
+    /// Returns the parameters as plain values. Returns an empty table if [`toml::Table`] cannot hold a value, such as
+    /// an integer of more than 64 bits. The program reports such a value later, when it reads the parameters of the
+    /// stage.
     fn table(&self) -> toml::Table {
         toml::Table::deserialize(toml::de::Deserializer::from(self.parameters.clone())).unwrap_or_default()
     }

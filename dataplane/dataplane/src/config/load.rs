@@ -307,7 +307,8 @@ impl<'s> Loaded<'s> {
     /// keys include the keys that all stages have, such as `outputs`.
     ///
     /// A type may reject a value with an error of its own. The text after `; help: ` in that error becomes the
-    /// suggested fix. `read` is called with many versions of the parameters, so it must have no side effects.
+    /// suggested fix. After each mistake, `read` is called again with parameters without the wrong entry, so `read`
+    /// must have no side effects.
     pub fn read_stage<T>(
         &self,
         stage: usize,

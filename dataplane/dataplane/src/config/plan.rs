@@ -202,10 +202,7 @@ impl fmt::Display for Plan {
             }
             if !port.verifiers.is_empty() {
                 let (what, stages) = (StageOffload::ReceiveChecksum, port.verifiers.join(", "));
-                writeln!(
-                    f,
-                    "    no device offload of {what} with several workers (verified by the stages: {stages})"
-                )?;
+                writeln!(f, "    no device offload of {what} with several workers (verified by the stages: {stages})")?;
             }
         }
         writeln!(f, "\nstages")?;

@@ -11,8 +11,8 @@ use super::runtime::Runtime;
 use super::types::{Control, Metrics};
 use dataplane_core::topology::Topology;
 
-/// Checks that a config is consistent and fits the kinds of stages and the host. Returns `None` if the diagnostics
-/// contain an error, including the errors that [`load`](super::load()) reported.
+/// Checks that a config is consistent, uses only known kinds of stages, and is possible on this host. Returns `None` if
+/// the diagnostics contain an error, including the errors that [`load`](super::load()) reported.
 pub fn plan(
     loaded: &Loaded<'_>,
     catalog: &dyn Catalog,

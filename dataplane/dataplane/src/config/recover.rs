@@ -25,7 +25,8 @@ const ATTEMPTS: usize = SHOWN * 8;
 /// The maximum number of values that are read in all attempts together. This bounds the time for a huge table.
 const VALUES: usize = 1_000_000;
 
-/// Reads a table as a `T`, and reports all its mistakes. The table does not contain the extra keys of [`Expected`].
+/// Reads a table as a `T`, and reports all mistakes of the table. The caller has already removed the extra keys of
+/// [`Expected`] from the table.
 /// Returns `None` if a value of the table is wrong or missing. An unknown key is reported too, but the result is still
 /// a `T`.
 pub(super) fn recover<'i, T: Deserialize<'i>>(
@@ -42,7 +43,8 @@ pub(super) fn recover<'i, T: Deserialize<'i>>(
 /// If a type rejects a value with its own error, the text after `; help: ` is the help. Untagged
 /// enums and flattened structs lose the positions of their content, so config types should avoid them.
 ///
-/// `read` is called with many versions of the table, so it must have no side effects.
+/// After each mistake, `read` is called again with a table without the wrong entry, so `read` must have no side
+/// effects.
 pub(super) fn recover_with<'i, T>(
     table: &Spanned<DeTable<'i>>,
     expected: Expected<'_>,
@@ -50,7 +52,7 @@ pub(super) fn recover_with<'i, T>(
     diagnostics: &mut Diagnostics,
 ) -> Option<T> {
     let mut root = table.get_ref().clone();
-    // After `MOST` mistakes, one more mistake reports that further mistakes are not shown.
+    // After `MOST` mistakes, the diagnostics contain one last entry: there are more mistakes than are shown.
     let limit = (diagnostics.count() + SHOWN).min(MOST + 1);
     let mut check = KeyCheck { diagnostics: &mut *diagnostics, limit, removed: Vec::new(), has_lost_values: false };
     check.check(&table.span(), &mut root, expected);
@@ -107,7 +109,7 @@ impl WorkingCopy<'_> {
         self.has_lost_values |= prefer != Prefer::Key;
         let path = tree::find(&self.root, &span, prefer);
         if !follows {
-            // The extra keys belong to the outermost table. The path to a key of that table has one step.
+            // The extra keys are valid only in the outermost table. The path to a key of that table has one step.
             let extra_keys = if path.as_ref().is_some_and(|path| path.len() == 1) { self.extra_keys } else { &[] };
             let (message, help) = explain(message, extra_keys);
             diagnostics.push(Mistake { help, ..Mistake::error(span, message) });

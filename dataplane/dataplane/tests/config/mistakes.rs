@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 /// The position at which a mistake is reported.
 enum At {
-    /// The first occurrence of this text in the wrong line.
+    /// The first occurrence of this text in the line with the mistake.
     Text(&'static str),
     /// For a missing key: the nearest table header with this text above the line of the key.
     Above(&'static str),
@@ -15,10 +15,11 @@ enum At {
 
 use At::{Above, Text};
 
-/// A wrong line, the position of the mistake in this line, and the message. The line is empty if a key is missing.
+/// A line with a mistake, the position of the mistake in this line, and the message. The line is empty if a key is
+/// missing.
 type Wrong = (&'static str, At, &'static str);
 
-/// The correct lines of a config. Each line has a list of wrong lines that can replace it.
+/// The correct lines of a config. Each line has a list of lines with a mistake that can replace the correct line.
 const LINES: &[(&str, &[Wrong])] = &[
     ("[runtime]", &[]),
     (

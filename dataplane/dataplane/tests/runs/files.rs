@@ -195,8 +195,8 @@ fn failed_start_does_not_truncate_outputs() {
     assert_eq!(frames_of(&folder.file("out.pcap")), frames_of(&folder.file("in.pcap")));
 }
 
-/// The path of the config has no folder, so an empty path in the config stays empty when the program resolves the path.
-/// The message then has no path before the reason.
+/// The program resolves file paths relative to the folder of the config. The config `test.toml` has no folder, so an
+/// empty file path stays empty. The message then starts with the reason instead of a path.
 #[test]
 fn empty_path_is_rejected() {
     let text = config("", "", "[[pipeline.stage]]\nuse = 'capture'\nfile = ''\n");

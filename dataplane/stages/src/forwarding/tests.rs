@@ -272,7 +272,7 @@ fn refused_change_of_a_route_keeps_the_old_route() {
 
 /// The number of changes is larger than the number of cache lines of a table, so retired cache lines must be reused.
 #[test]
-fn retired_cache_lines_are_reused_with_and_without_readers() {
+fn retired_cache_lines_are_reused_before_readers_run_and_while_a_reader_runs() {
     let prefix = "32.0.0.1/32".parse().unwrap();
     for is_read in [false, true] {
         let (shared, mut writer) = tables();

@@ -27,7 +27,8 @@ const VLAN_MAX: u16 = 0xfff;
 const HAS_PORTS: u32 = 1 << 28;
 const HAS_VLAN: u32 = 1 << 29;
 const HAS_FLAGS: u32 = 1 << 30;
-/// A bit that no packet sets. The unused lanes of a leaf require this bit, so these lanes match no packet.
+/// A bit that no packet sets. A leaf of the decision tree has room for eight rules. The unused places of a leaf require
+/// this bit, so these places match no packet.
 pub(super) const NO_PACKET: u32 = 1 << 31;
 
 /// A rule. For the ports, `values` has the lowest and `masks` the highest values. For the other words, `masks` has the
