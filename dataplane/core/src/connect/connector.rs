@@ -126,7 +126,7 @@ impl Connector {
     ///
     /// # Errors
     /// The remote endpoint is invalid or does not match (see [`QueuePairEndpoint::check_peer`]), or its initial packet
-    /// sequence number is not `rq_psn`.
+    /// sequence number is not the number of [`EndpointParameters::expected_psn`].
     pub fn agree(
         &self,
         own: &QueuePairEndpoint,
@@ -134,7 +134,8 @@ impl Connector {
     ) -> Result<NegotiatedParameters, EndpointError> {
         remote.check_peer(own, self.parameters.allow_self)?;
         // Datagram queue pairs accept packets from any peer, with any sequence number.
-        if let Some(expected) = self.parameters.rq_psn.filter(|&psn| psn != remote.psn && self.kind != QpType::Ud) {
+        let expected = self.parameters.expected_psn(remote.generation).filter(|_| self.kind != QpType::Ud);
+        if let Some(expected) = expected.filter(|&psn| psn != remote.psn) {
             return Err(EndpointError::Expected { own: expected, peer: remote.psn });
         }
         let parameters = &self.parameters;

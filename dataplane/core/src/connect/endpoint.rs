@@ -137,14 +137,14 @@ pub enum EndpointError {
         /// The peer's index.
         peer: u16,
     },
-    /// The peer's initial packet sequence number is not `rq_psn`.
+    /// The peer's initial packet sequence number is not the number that `rq_psn` requires.
     #[error(
-        "the peer's initial packet sequence number is {peer}, not `rq_psn` = {own}; help: set `rq_psn` to the peer's `sq_psn`"
+        "the peer's initial packet sequence number is {peer}, but `rq_psn` requires {own}; help: set `rq_psn` to the peer's `sq_psn`"
     )]
     Expected {
-        /// The value of `rq_psn`.
+        /// The number that `rq_psn` requires in the peer's generation.
         own: u32,
-        /// The peer's `sq_psn`.
+        /// The peer's number.
         peer: u32,
     },
 }

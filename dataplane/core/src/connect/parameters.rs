@@ -207,14 +207,25 @@ pub const fn mtu_bytes(code: u8) -> u32 {
     128 << code
 }
 
+/// Returns the initial packet sequence number of a generation. The first generation has the number `first`.
+const fn psn(first: u32, generation: u32) -> u32 {
+    /// 2^24 divided by the golden ratio. The multiples of this number have the largest distances from each other.
+    const STEP: u32 = 0x9e_3779;
+    first.wrapping_add(generation.wrapping_mul(STEP)) & MAX_24
+}
+
 impl EndpointParameters {
     /// Returns the initial packet sequence number of a generation, which is one connection of the queue pair. The first
     /// generation uses `sq_psn`. The number of each later generation is far from the numbers of all earlier
     /// generations. The queue pair therefore does not accept delayed packets of an earlier generation.
     pub const fn psn(&self, generation: u32) -> u32 {
-        /// 2^24 divided by the golden ratio. The multiples of this number have the largest distances from each other.
-        const STEP: u32 = 0x9e_3779;
-        self.sq_psn.wrapping_add(generation.wrapping_mul(STEP)) & MAX_24
+        psn(self.sq_psn, generation)
+    }
+
+    /// Returns the initial packet sequence number that the peer must have in its generation `generation`. Returns
+    /// `None` if the peer may have any number.
+    pub fn expected_psn(&self, generation: u32) -> Option<u32> {
+        self.rq_psn.map(|first| psn(first, generation))
     }
 
     /// Checks all parameters against a device. Returns the properties of the port that the connection uses.

@@ -538,6 +538,15 @@ fn every_parameter_is_set_in_its_state_change() {
     let other = QueuePairEndpoint { psn: 1, ..endpoint(0x99) };
     let expected = EndpointError::Expected { own: 0x12_3456, peer: 1 };
     assert_eq!(connector.agree(&endpoint(0x98), &other), Err(expected));
+    // After a reset, the peer has another number, which `rq_psn` determines too.
+    let peer = EndpointParameters { sq_psn: 0x12_3456, ..EndpointParameters::default() };
+    for generation in [1, 7] {
+        let again = QueuePairEndpoint { psn: peer.psn(generation), generation, ..endpoint(0x99) };
+        assert!(connector.agree(&endpoint(0x98), &again).is_ok(), "{generation}");
+        let old = QueuePairEndpoint { psn: 0x12_3456, ..again };
+        let expected = EndpointError::Expected { own: peer.psn(generation), peer: 0x12_3456 };
+        assert_eq!(connector.agree(&endpoint(0x98), &old), Err(expected));
+    }
     let ud = Connector::new(&adapter(), QpType::Ud, EndpointParameters { pkey_index: 0, ..parameters }).unwrap();
     assert_eq!(ud.init().0.qkey, 5);
 }

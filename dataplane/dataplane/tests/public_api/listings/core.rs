@@ -443,6 +443,7 @@ pub mod connect {
         pub const fn mtu_bytes(code: u8) -> u32 {}
         impl EndpointParameters {
             pub const fn psn(&self, generation: u32) -> u32 {}
+            pub fn expected_psn(&self, generation: u32) -> Option<u32> {}
             pub fn resolve<D: Device>(
                 &self,
                 device: &D,
