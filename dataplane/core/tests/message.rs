@@ -223,6 +223,9 @@ mod short {
         fn capabilities(&self) -> &Capabilities {
             self.0.capabilities()
         }
+        fn checks_every_key(&self) -> bool {
+            self.0.checks_every_key()
+        }
         fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {
             self.0.port(port)
         }

@@ -225,7 +225,8 @@ impl SoftDevice {
     }
 }
 
-// SAFETY: every protection domain gets its own number. A key is valid only in the protection domain with this number.
+// SAFETY: every protection domain gets its own number. A key is valid only in the protection domain with this number. The
+// device checks the key of every access.
 unsafe impl Device for SoftDevice {
     type Pd = SoftPd;
     type Cq = SoftCq;
@@ -237,6 +238,10 @@ unsafe impl Device for SoftDevice {
 
     fn capabilities(&self) -> &Capabilities {
         &self.0.shared.capabilities
+    }
+
+    fn checks_every_key(&self) -> bool {
+        true
     }
 
     fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {

@@ -72,6 +72,10 @@ unsafe impl Device for Fake {
         &self.capabilities
     }
 
+    fn checks_every_key(&self) -> bool {
+        self.soft.checks_every_key()
+    }
+
     fn port(&self, port: u8) -> Result<PortAttributes, VerbError> {
         self.soft.port(port).map(|_| self.port)
     }

@@ -357,6 +357,35 @@ fn frames_are_stamped_on_arrival() {
     });
 }
 
+/// Kernels before 6.6 have no multi-buffer support. tools/vm/check-contract runs the test on such a kernel.
+#[test]
+fn long_frame_is_sent_or_fails_alone() {
+    in_namespace(|| {
+        veth(1, 9000);
+        let of = |name| device(link(name), 9000).unwrap();
+        let (mut a, mut b) = (End::new(of("va"), (0, 1), 12_288), End::new(of("vb"), (0, 1), 12_288));
+        a.start(0);
+        b.start(0);
+        let run = [a.put(128, &frame(0, 4_000)), a.put(129, &frame(1, 100))];
+        a.send(&run, 5).unwrap();
+        let (mut sent, mut seen) = (Vec::new(), Vec::new());
+        let deadline = Instant::now() + PATIENCE;
+        while !sent.iter().any(|(wr_id, _)| *wr_id == 6) || !seen.iter().any(|(_, _, len)| *len == 100) {
+            assert!(Instant::now() < deadline, "sent {sent:?}, received {seen:?}");
+            sent.extend(a.sent());
+            seen.extend(b.received());
+        }
+        let lengths: Vec<u32> = seen.iter().map(|(_, _, len)| *len).collect();
+        match sent[..] {
+            [(6, WcStatus::Success)] => assert_eq!(lengths, [4_000, 100]),
+            // Without multi-buffer support, only the short frame is sent.
+            [(5, WcStatus::LocLenErr), (6, WcStatus::Success)] => assert_eq!(lengths, [100]),
+            _ => panic!("{sent:?}"),
+        }
+        assert_eq!(a.qp.state(), QpState::Rts);
+    });
+}
+
 #[test]
 fn multi_buffer_frame_is_joined_in_its_slot() {
     in_namespace(|| {

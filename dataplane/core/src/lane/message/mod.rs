@@ -15,6 +15,10 @@
 //! - The registration owns the region that contains the buffer, so the registration ends before the memory is freed.
 //! - For an inline send, the verbs library reads the bytes itself and does not check the key. This module first finds
 //!   these bytes in its buffers and passes a copy to the library.
+//! - The libraries of some devices access further memory without a check of the key. For example, libmlx5 copies a short
+//!   message from the completion to the buffer when the program polls, and copies the first bytes of a raw packet when
+//!   the program posts the packet. For these devices ([`Device::checks_every_key`]), this module accepts only addresses
+//!   inside buffers, and dropped buffers stay mapped until the domain has no queues.
 //!
 //! The protection domain, the registrations and the inner queue pair are private. With them, safe code could register
 //! other memory in the domain, or replace the queue pair.
@@ -29,7 +33,7 @@ use std::time::{Duration, Instant};
 pub use buffer::Buffer;
 pub use queue::{Ah, Binding, MessageQueuePair, MessageSharedQueue, Mw};
 
-use memory::{Memories, Memory};
+use memory::{Memories, Memory, QueueMemories};
 
 use crate::error::{Result, VerbError};
 use crate::mem::{PageKind, Region, RegionSpec};
@@ -58,7 +62,7 @@ impl<D: Device> MessageDomain<D> {
     /// # Errors
     /// Fails like `ibv_alloc_pd(3)`.
     pub fn new(device: &D) -> Result<Self, VerbError> {
-        Ok(Self { device: device.clone(), pd: device.alloc_pd()?, memories: Arc::default() })
+        Ok(Self { device: device.clone(), pd: device.alloc_pd()?, memories: Arc::new(Memories::new(device)) })
     }
 
     /// Creates a message domain whose protection domain is a new parent domain, which extends the protection domain of
@@ -127,7 +131,7 @@ impl<D: Device> MessageDomain<D> {
     /// # Errors
     /// See [`ProtectionDomain::create_srq`].
     pub fn create_srq(&self, spec: &SrqSpec) -> Result<MessageSharedQueue<D>, VerbError> {
-        Ok(MessageSharedQueue::new(self.pd.create_srq(spec)?))
+        Ok(MessageSharedQueue::new(self.pd.create_srq(spec)?, QueueMemories::new(&self.memories)))
     }
 
     /// Creates a queue pair in state RESET: `ibv_create_qp(3)`. Create the completion queues with
@@ -143,7 +147,7 @@ impl<D: Device> MessageDomain<D> {
         srq: Option<&MessageSharedQueue<D>>,
     ) -> Result<MessageQueuePair<D>, VerbError> {
         let qp = self.pd.create_qp(spec, send, recv, srq.map(MessageSharedQueue::inner))?;
-        Ok(MessageQueuePair::new(qp, self.memories.clone()))
+        Ok(MessageQueuePair::new(qp, QueueMemories::new(&self.memories)))
     }
 }
 

@@ -2,15 +2,14 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 
 use crate::error::VerbError;
 use crate::lane::message::buffer::Buffer;
-use crate::lane::message::memory::Memories;
+use crate::lane::message::memory::QueueMemories;
 use crate::units::{Gid, QpNum};
 use crate::verbs::{
     Access, AttributeMask, Device, MwBind, PostError, ProtectionDomain, QpAttributes, QpCaps, QpState, QpType,
-    QueuePair, RecvRequest, SendFlags, SendRequest, Sge, SharedReceiveQueue,
+    QueuePair, RecvRequest, SendFlags, SendOp, SendRequest, Sge, SharedReceiveQueue,
 };
 
 /// The address handle type of a device.
@@ -22,8 +21,9 @@ type Srq<D> = <<D as Device>::Pd as ProtectionDomain>::Srq;
 
 /// A queue pair of a [`MessageDomain`](super::MessageDomain), owned by one worker.
 pub struct MessageQueuePair<D: Device> {
+    // Declared before `memories`: polling must not access memory of a queue pair whose memory was unmapped.
     qp: Qp<D>,
-    memories: Arc<Memories<D>>,
+    memories: QueueMemories<D>,
     /// The bytes of the current inline send. `inline` and `elements` are fields so that each send reuses their
     /// allocations.
     inline: Vec<u8>,
@@ -57,7 +57,7 @@ pub struct Binding<'a, D: Device> {
 }
 
 impl<D: Device> MessageQueuePair<D> {
-    pub(super) fn new(qp: Qp<D>, memories: Arc<Memories<D>>) -> Self {
+    pub(super) fn new(qp: Qp<D>, memories: QueueMemories<D>) -> Self {
         Self { qp, memories, inline: Vec::new(), elements: Vec::new() }
     }
 
@@ -100,11 +100,16 @@ impl<D: Device> MessageQueuePair<D> {
     /// Posts receives: `ibv_post_recv(3)`.
     ///
     /// # Errors
-    /// See [`PostError`].
+    /// See [`PostError`]. Returns `EFAULT` if an element is not inside a buffer of the domain and the library of the
+    /// device does not check every key. No request is then posted.
     pub fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        if !self.memories.permits(requests.iter().map(|request| request.sges)) {
+            return Err(refused("ibv_post_recv", libc::EFAULT));
+        }
         // SAFETY: in the protection domain of this queue pair, only buffers have keys. The program accesses the bytes
         // of a buffer only atomically, one byte at a time. The memory of a buffer lives as long as its key is valid.
-        // The device refuses every other key.
+        // The device refuses every other key. If the library accesses memory without a check of the key, all elements
+        // are inside buffers, whose memory lives as long as this queue pair.
         unsafe { self.qp.post_recv(requests) }
     }
 
@@ -112,14 +117,18 @@ impl<D: Device> MessageQueuePair<D> {
     /// consecutive requests that are not inline.
     ///
     /// # Errors
-    /// See [`PostError`]. Returns `EINVAL` if a request has more inline bytes than were granted. Returns `EFAULT` if
-    /// inline bytes are not in a buffer of the domain.
+    /// See [`PostError`]. Returns `EINVAL` if a request has more inline bytes than were granted, or if the library of the
+    /// device does not check every key and an inline request reads from the peer. Returns `EFAULT` if
+    /// inline bytes are not in a buffer of the domain, and in the case of [`MessageQueuePair::post_recv`].
     pub fn post_send(&mut self, requests: &[SendRequest<'_, Ah<D>>]) -> Result<(), PostError> {
         let inline = |request: &SendRequest<'_, Ah<D>>| request.flags.contains(SendFlags::INLINE);
         let mut accepted = 0;
         for some in requests.chunk_by(|a, b| !inline(a) && !inline(b)) {
             let posted = match some {
                 [one] if inline(one) => self.post_inline(one),
+                some if !self.memories.permits(some.iter().map(|request| request.sges)) => {
+                    Err(refused("ibv_post_send", libc::EFAULT))
+                }
                 // SAFETY: as in `post_recv`.
                 some => unsafe { self.qp.post_send(some) },
             };
@@ -131,9 +140,10 @@ impl<D: Device> MessageQueuePair<D> {
 
     /// Posts an inline request. Copies the inline bytes first, and the verbs library reads the copy.
     fn post_inline(&mut self, request: &SendRequest<'_, Ah<D>>) -> Result<(), PostError> {
-        let refuse = |errno| Err(PostError { accepted: 0, error: VerbError::new("ibv_post_send", errno) });
+        let refuse = |errno| Err(refused("ibv_post_send", errno));
         let length: u64 = request.sges.iter().map(|sge| u64::from(sge.length)).sum();
-        if length > u64::from(self.qp.caps().inline) {
+        let reads = matches!(request.op, SendOp::RdmaRead(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+        if length > u64::from(self.qp.caps().inline) || (reads && !self.memories.checks_every_key()) {
             return refuse(libc::EINVAL);
         }
         self.inline.clear();
@@ -158,6 +168,7 @@ impl<D: Device> MessageQueuePair<D> {
         // SAFETY: the elements describe the bytes of `inline`, which the library reads before this call returns. For
         // some requests, such as an RDMA read, the library does not copy the bytes, and the device resolves the
         // elements. No key of this protection domain covers these addresses, so the device refuses the request.
+        // If the library accesses memory without a check of the key, the code above refuses these requests.
         unsafe { self.qp.post_send(&[copied]) }
     }
 
@@ -196,41 +207,52 @@ impl<D: Device> MessageQueuePair<D> {
 }
 
 /// A shared receive queue of a [`MessageDomain`](super::MessageDomain).
-pub struct MessageSharedQueue<D: Device>(Srq<D>);
+pub struct MessageSharedQueue<D: Device> {
+    srq: Srq<D>,
+    memories: QueueMemories<D>,
+}
+
+/// Returns the error for a request that this module refuses.
+fn refused(verb: &'static str, errno: i32) -> PostError {
+    PostError { accepted: 0, error: VerbError::new(verb, errno) }
+}
 
 impl<D: Device> fmt::Debug for MessageSharedQueue<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MessageSharedQueue").field("number", &self.0.number()).finish_non_exhaustive()
+        f.debug_struct("MessageSharedQueue").field("number", &self.srq.number()).finish_non_exhaustive()
     }
 }
 
 impl<D: Device> MessageSharedQueue<D> {
-    pub(super) fn new(srq: Srq<D>) -> Self {
-        Self(srq)
+    pub(super) fn new(srq: Srq<D>, memories: QueueMemories<D>) -> Self {
+        Self { srq, memories }
     }
 
     pub(super) fn inner(&self) -> &Srq<D> {
-        &self.0
+        &self.srq
     }
 
     /// Returns the number that identifies the queue in asynchronous events.
     pub fn number(&self) -> u32 {
-        self.0.number()
+        self.srq.number()
     }
 
     /// Returns the maximum number of posted receives.
     pub fn depth(&self) -> u32 {
-        self.0.depth()
+        self.srq.depth()
     }
 
     /// Posts receives: `ibv_post_srq_recv(3)`.
     ///
     /// # Errors
-    /// See [`PostError`].
+    /// See [`PostError`], and [`MessageQueuePair::post_recv`] for `EFAULT`.
     pub fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        if !self.memories.permits(requests.iter().map(|request| request.sges)) {
+            return Err(refused("ibv_post_srq_recv", libc::EFAULT));
+        }
         // SAFETY: as in `MessageQueuePair::post_recv`. The inner queue is private, so only queue pairs of message
         // domains can use it. The device therefore checks the keys in the protection domain of a message domain.
-        unsafe { self.0.post_recv(requests) }
+        unsafe { self.srq.post_recv(requests) }
     }
 
     /// Requests an event when fewer receives than `limit` are posted: `ibv_modify_srq(3)`.
@@ -238,7 +260,7 @@ impl<D: Device> MessageSharedQueue<D> {
     /// # Errors
     /// See [`SharedReceiveQueue::arm_limit`].
     pub fn arm_limit(&mut self, limit: u32) -> Result<(), VerbError> {
-        self.0.arm_limit(limit)
+        self.srq.arm_limit(limit)
     }
 
     /// Returns the limit from the device: `ibv_query_srq(3)`.
@@ -246,7 +268,7 @@ impl<D: Device> MessageSharedQueue<D> {
     /// # Errors
     /// Fails like the verb.
     pub fn limit(&self) -> Result<u32, VerbError> {
-        self.0.limit()
+        self.srq.limit()
     }
 
     /// Resizes the queue to hold at least `depth` receives: `ibv_modify_srq(3)`.
@@ -254,6 +276,6 @@ impl<D: Device> MessageSharedQueue<D> {
     /// # Errors
     /// See [`SharedReceiveQueue::resize`].
     pub fn resize(&mut self, depth: u32) -> Result<(), VerbError> {
-        self.0.resize(depth)
+        self.srq.resize(depth)
     }
 }

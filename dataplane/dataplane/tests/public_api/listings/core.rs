@@ -1427,7 +1427,9 @@ pub mod lane {
                     lid: u16,
                 ) -> Result<(), VerbError> {}
             }
-            pub struct MessageSharedQueue<D: Device>(_);
+            pub struct MessageSharedQueue<D: Device> {
+                private: _,
+            }
             impl<D: Device> fmt::Debug for MessageSharedQueue<D> {}
             impl<D: Device> MessageSharedQueue<D> {
                 pub fn number(&self) -> u32 {}
@@ -4112,6 +4114,7 @@ pub mod verbs {
         type Channel: CompletionChannel;
         fn name(&self) -> &str;
         fn capabilities(&self) -> &Capabilities;
+        fn checks_every_key(&self) -> bool;
         fn port(&self, port: u8) -> Result<PortAttributes, VerbError>;
         fn gids(&self, port: u8) -> Result<Vec<GidEntry>, VerbError>;
         fn gid(&self, port: u8, index: u32) -> Result<GidEntry, VerbError> {}

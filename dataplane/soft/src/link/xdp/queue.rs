@@ -275,7 +275,16 @@ impl Queue {
         }
         let several = self.xdp.longest > (geometry.chunk() - u32::from(geometry.layout.headroom())) as usize;
         match socket.bind(self.epoch.index, self.index, self.xdp.spec.copying, several, timeout) {
-            Ok(why) => self.xdp.opened(self.index, socket.raw(), socket.zero_copy, why),
+            Ok(why) => {
+                if several && !socket.several && self.index == 0 {
+                    let (interface, chunk) = (&self.xdp.spec.interface, geometry.chunk());
+                    tracing::warn!(
+                        "{interface}: the kernel (6.6 or newer is needed) or the driver supports no frames that use \
+                         several buffers of {chunk} bytes; longer frames are neither received nor sent"
+                    );
+                }
+                self.xdp.opened(self.index, socket.raw(), socket.zero_copy, why);
+            }
             Err(refused) => return Err(self.refused(refused)),
         }
         (self.bound, self.rebinding, self.bind_timed_out, self.is_absent) = (true, true, false, false);
@@ -518,10 +527,12 @@ impl Queue {
             let mut len = u32::from(desc.len);
             let mut pieces = 1;
             let is_sound = (LEAST_FRAME..=self.xdp.longest).contains(&usize::from(desc.len));
+            let crosses = (addr as u32 & (chunk - 1)) + len > chunk;
             let refused = match &self.socket {
                 None => Some(WcStatus::WrFlushErr),
                 Some(_) if self.is_absent => Some(WcStatus::GeneralErr),
-                Some(_) => (!is_sound).then_some(WcStatus::LocLenErr),
+                // Without support for several buffers, the kernel completes only the last piece of such a packet.
+                Some(socket) => (!is_sound || crosses && !socket.several).then_some(WcStatus::LocLenErr),
             };
             if let Some(socket) = self.socket.as_mut().filter(|_| refused.is_none()) {
                 loop {

@@ -56,6 +56,8 @@ pub(super) struct XdpSocket {
     pub(super) fill: Ring<u64>,
     pub(super) completion: Ring<u64>,
     pub(super) zero_copy: bool,
+    /// Whether a frame may use several buffers.
+    pub(super) several: bool,
     fd: OwnedFd,
     /// Declared after `fd`, because the kernel uses the memory until the socket is closed.
     _region: Arc<Region>,
@@ -111,13 +113,14 @@ impl XdpSocket {
             fill: map(&fd, libc::XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, spec.receives)?,
             completion: map(&fd, libc::XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, spec.sends)?,
             zero_copy: false,
+            several: false,
             fd,
             _region: region.clone(),
         })
     }
 
     /// Binds the socket to a queue. Waits up to `timeout` while another socket is bound to the queue. If `several` is
-    /// `true`, a frame may use several buffers. If `copying` is `Auto` and zero-copy mode is not available, returns the
+    /// `true`, requests that a frame may use several buffers. If `copying` is `Auto` and zero-copy mode is not available, returns the
     /// reason.
     pub(super) fn bind(
         &mut self,
@@ -141,6 +144,7 @@ impl XdpSocket {
                     let options: libc::xdp_options =
                         get(self.fd.as_raw_fd(), libc::XDP_OPTIONS).map_err(at("XDP_OPTIONS"))?;
                     self.zero_copy = options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0;
+                    self.several = flags & libc::XDP_USE_SG != 0;
                     return Ok(why.filter(|_| !self.zero_copy && copying == Copying::Auto));
                 };
                 // These errors occur in every mode, so do not try other modes.
