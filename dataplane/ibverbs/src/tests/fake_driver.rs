@@ -609,17 +609,20 @@ fn queue_pair(context: &Arc<Context>, kind: QpType, send_api: SendApi) -> (Verbs
     let (cq, _) = create(context, &cq_spec(PollFields::STANDARD, CqFlags::empty()));
     let spec = QpSpec { send_api, ..QpSpec::new(kind, CAPS) };
     let mut qp = pd.create_qp(&spec, &cq, &cq, None).unwrap();
-    type M = AttributeMask;
-    let (attributes, mask) = QpAttributes::init(kind, 1, 0);
-    qp.modify(&attributes, mask).unwrap();
-    let rtr = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
-    let rts = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
-    let masks = if kind == QpType::Rc { (rtr, rts) } else { (M::empty(), M::empty()) };
-    for (state, mask) in [(QpState::Rtr, masks.0), (QpState::Rts, masks.1)] {
-        let attributes = QpAttributes { state, max_rd_atomic: 1, ..QpAttributes::default() };
-        qp.modify(&attributes, M::STATE | mask).unwrap();
+    for (attributes, mask) in changes_to_rts(kind) {
+        qp.modify(&attributes, mask).unwrap();
     }
     (pd, cq, qp)
+}
+
+/// Returns the state changes from RESET to RTS.
+pub(super) fn changes_to_rts(kind: QpType) -> [(QpAttributes, AttributeMask); 3] {
+    type M = AttributeMask;
+    let rtr = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+    let rts = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+    let (rtr, rts) = if kind == QpType::Rc { (rtr, rts) } else { (M::empty(), M::empty()) };
+    let to = |state| QpAttributes { state, max_rd_atomic: 1, ..QpAttributes::default() };
+    [QpAttributes::init(kind, 1, 0), (to(QpState::Rtr), M::STATE | rtr), (to(QpState::Rts), M::STATE | rts)]
 }
 
 const SGE: [Sge; 2] = [Sge { addr: 100, length: 8, lkey: Lkey(1) }, Sge { addr: 200, length: 4, lkey: Lkey(2) }];

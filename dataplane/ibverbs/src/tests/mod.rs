@@ -4,6 +4,7 @@
 mod fake_driver;
 mod flow_examples;
 mod lane;
+mod message;
 mod raw;
 mod real;
 pub(crate) mod strategies;

@@ -52,6 +52,7 @@ fn test_device_with(caps: u32) -> TestDevice {
     attr.orig_attr.max_qp_wr = 1024;
     attr.orig_attr.max_sge = 4;
     attr.orig_attr.max_cqe = 4096;
+    (attr.orig_attr.max_qp_rd_atom, attr.orig_attr.max_qp_init_rd_atom) = (16, 16);
     let fake = Fake::with_attributes(attr, |_| {});
     let context = NonNull::new(fake.context()).unwrap();
     // SAFETY: the fake outlives the device. Closing a fake device has no effect.
