@@ -430,7 +430,7 @@ fn sighup_reloads_the_rules_of_an_acl() {
     running.signal("-HUP");
     expect("edge: not reloaded, the old data stays in use:");
     let line = expect("rules.toml:2:");
-    assert!(line.contains("unknown field `dst_prot`") && line.contains("; help: write `rules = "), "{line}");
+    assert!(line.contains("unknown key `dst_prot`; help: did you mean `dst_port`?"), "{line}");
     running.signal("-INT");
     let report = report(running);
     let edge = report["stages"].as_array().unwrap().iter().find(|stage| stage["name"] == "edge").unwrap();

@@ -124,17 +124,17 @@ fn unresponsive_worker_is_reported_without_blocking() {
     while !INSIDE.load(Ordering::Relaxed) {
         std::thread::yield_now();
     }
-    // The first snapshot may still contain an answer that the worker sent before it blocked.
-    let late = loop {
+    // The first snapshot may still contain an answer that worker 1 sent before it blocked. On a busy host, worker 0 may
+    // answer too late.
+    let only_worker_0_answers = || loop {
         let late = snapshot(&run);
-        if !late.report().errors.is_empty() {
+        if matches!(&late.report().errors[..], [error] if error.starts_with("worker 1 does not answer")) {
             break late;
         }
     };
-    let again = snapshot(&run);
+    let [late, again] = [only_worker_0_answers(), only_worker_0_answers()];
     for report in [late.report(), again.report()] {
-        assert!(report.errors[0].starts_with("worker 1 does not answer"), "{report}");
-        assert_eq!((report.errors.len(), report.workers.len()), (1, 2), "{report}");
+        assert_eq!(report.workers.len(), 2, "{report}");
         assert!(report.workers[1].loops >= before.report().workers[1].loops, "{report}");
         assert_eq!(report.ledger.unaccounted, 0, "{report}");
     }
