@@ -327,8 +327,8 @@ def skip(reason, margin=""):
     print(f"{margin}skipped: {reason}")
 
 
-def main(description, names, tools, network=Network):
-    """Runs the cases that the command line selects, and returns the exit status."""
+def main(description, names, tools, network=Network, kinds=None):
+    """Runs the cases that the command line selects, and returns the exit status. `kinds` are the default kinds of links."""
     cases = {name.removeprefix("case_"): case for name, case in names.items() if name.startswith("case_")}
     arguments = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--times", type=int, default=1, help="repeat the cases this many times")
@@ -350,7 +350,7 @@ def main(description, names, tools, network=Network):
     cases = {chosen.only: cases[chosen.only]} if chosen.only else cases
     script = pathlib.Path(sys.argv[0]).name
     for _ in range(chosen.times):
-        for kind in chosen.kinds or KINDS:
+        for kind in chosen.kinds or kinds or KINDS:
             if kind == "tap" and not pathlib.Path("/dev/net/tun").exists():
                 print("  tap")
                 skip("/dev/net/tun does not exist; help: run `modprobe tun`", "    ")

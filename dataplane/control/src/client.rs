@@ -167,7 +167,7 @@ impl Client {
         match response {
             // Without a number, the error concerns the connection.
             Response { error: Some(error), id, .. } if id.is_none_or(|id| id == self.last) => {
-                let error = Refusal::new(error.code, plain(&error.message), plain(&error.help));
+                let error = Refusal { message: plain(&error.message), help: plain(&error.help), ..error };
                 Err(Error::Refused(self.path.clone(), error))
             }
             Response { result: Some(result), id: Some(id), .. } if id == self.last => {

@@ -15,6 +15,7 @@
 //! # Ok::<(), dataplane_control::Error>(())
 //! ```
 
+pub mod change;
 mod client;
 mod error;
 mod protocol;
@@ -24,6 +25,6 @@ pub mod socket;
 pub use client::{Answer, Client, Pages};
 pub use error::Error;
 pub use protocol::{
-    Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, Log, LogLevel, MAX_LIMIT, MAX_REQUEST, MalformedRequest,
-    Page, Refusal, Request, Response, Show, TIMEOUT, VERSION,
+    Apply, Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, Log, LogLevel, MAX_LIMIT, MAX_REQUEST,
+    MalformedRequest, NewConfig, Page, Refusal, Request, Response, Show, TIMEOUT, VERSION,
 };

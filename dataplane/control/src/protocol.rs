@@ -8,11 +8,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::change::{ConfigMistake, Operation};
+
 /// The version of the protocol. A change that an old client or an old program cannot handle increments the version.
 pub const VERSION: u32 = 1;
 
 /// The maximum length of a request, in bytes, with the newline at its end.
-pub const MAX_REQUEST: usize = 4096;
+pub const MAX_REQUEST: usize = 2 << 20;
 
 /// The maximum time that the client and the program wait for each other.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,6 +46,18 @@ pub enum Call {
     Get(Get),
     /// Returns the level of the log messages, and sets another level if the request has a level.
     Log(Log),
+    /// Returns the operations that would change the running program to another config. Changes nothing.
+    Plan(NewConfig),
+    /// Changes the running program to another config. Either all operations are carried out, or none.
+    Apply(Apply),
+    /// Confirms the last `apply`, which otherwise reverts after its time.
+    Confirm {},
+    /// Reverts the last change.
+    Rollback {},
+    /// Returns the changes so far.
+    History {},
+    /// Reads the config file of the run, and the files that the config names, and changes the program to them.
+    Reload {},
 }
 
 /// The parameters of [`Call::Show`].
@@ -95,6 +109,35 @@ pub struct LogLevel {
     pub previous: String,
 }
 
+/// The parameters of [`Call::Plan`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewConfig {
+    /// The text of the config. Relative paths start from the folder of the config with which the program was started.
+    pub text: String,
+    /// The name of the config in messages. Default: `new config`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+}
+
+/// The parameters of [`Call::Apply`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Apply {
+    /// The text of the config. See [`NewConfig::text`].
+    pub text: String,
+    /// The name of the config in messages. Default: `new config`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The digest of the config that the change starts from: [`ChangePlan::base`]. If the program runs another config,
+    /// it refuses the change. Default: any config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
+    /// The time in seconds after which the change reverts without [`Call::Confirm`]. Default: the change stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub confirm_s: Option<u64>,
+}
+
 /// The result of [`Call::Show`]: consecutive rows of one list.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Page {
@@ -128,7 +171,8 @@ pub const MAX_LIMIT: u32 = 1000;
 
 impl Call {
     /// The names of the requests.
-    pub const NAMES: [&str; 5] = ["hello", "stats", "show", "get", "log"];
+    pub const NAMES: [&str; 11] =
+        ["hello", "stats", "show", "get", "log", "plan", "apply", "confirm", "rollback", "history", "reload"];
 }
 
 /// The result of [`Call::Hello`].
@@ -173,6 +217,12 @@ pub struct Refusal {
     pub message: String,
     /// How to fix the request.
     pub help: String,
+    /// The mistakes of a config.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub mistakes: Box<[ConfigMistake]>,
+    /// The operations of a change that needs a restart.
+    #[serde(default, skip_serializing_if = "is_empty")]
+    pub operations: Box<[Operation]>,
 }
 
 /// The kind of an error.
@@ -194,15 +244,29 @@ pub enum ErrorCode {
     TooLong,
     /// Too many clients are connected. The program closes the connection.
     TooManyClients,
+    /// The config has mistakes.
+    WrongConfig,
+    /// Another change is in progress, or waits for its confirmation.
+    Busy,
+    /// The program runs another config than the plan was made for.
+    OtherBase,
+    /// The change needs a restart.
+    NeedsRestart,
+    /// The program cannot carry out the change, and nothing has changed.
+    Failed,
     /// A code of a later version.
     #[serde(other)]
     Other,
 }
 
+fn is_empty<T>(list: &[T]) -> bool {
+    list.is_empty()
+}
+
 impl Refusal {
     /// Creates a refusal.
     pub fn new(code: ErrorCode, message: impl Into<String>, help: impl Into<String>) -> Self {
-        Self { code, message: message.into(), help: help.into() }
+        Self { code, message: message.into(), help: help.into(), mistakes: Box::default(), operations: Box::default() }
     }
 }
 

@@ -117,8 +117,11 @@ pub struct MemoryRow {
 /// The row of the list `config`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConfigRow {
-    /// The path of the config.
+    /// The path of the config, or the name that the client of a change gave.
     pub path: String,
+    /// The absolute path of the config file of the run, or `null` if the config came from standard input.
+    #[serde(default)]
+    pub file: Option<String>,
     /// The values that override the config, as `KEY=VALUE`.
     pub settings: Vec<String>,
     /// The text of the config.

@@ -1,12 +1,13 @@
 //! A test harness for a single stage.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::de::DeserializeOwned;
 
 use crate::clock::{ClockSource, Stamp};
 use crate::mem::{Batch, Edge, Meta, PageKind, Pool, Region, RegionSpec, SlotLayout, Verdict as Label};
-use crate::pipeline::{Ctx, Facts, PortChange, PortInfo, Problem, Resources, Services, Setup, Stage, Tasks};
+use crate::pipeline::{Ctx, Facts, PortChange, PortInfo, Problem, Reload, Resources, Services, Setup, Stage, Tasks};
 use crate::units::Nanos;
 
 pub use crate::header::build::Frame;
@@ -167,7 +168,10 @@ impl Harness {
     /// # Errors
     /// Returns all problems of the input.
     pub fn reload(&mut self) -> Result<(), Vec<Problem>> {
-        self.services.reloads.iter_mut().try_for_each(|(_, reload)| reload.reload().map(|_| ()))
+        let reload = |(_, reload): &mut (String, Arc<Mutex<dyn Reload>>)| {
+            reload.lock().unwrap_or_else(PoisonError::into_inner).reload().map(|_| ())
+        };
+        self.services.reloads.iter_mut().try_for_each(reload)
     }
 
     /// Starts the background tasks of the stages ([`Setup::task`]). The tasks end when the returned value is dropped.
@@ -181,7 +185,7 @@ impl Harness {
 
     /// Reports a change of a port to the stages ([`Setup::on_port_change`]).
     pub fn change_port(&self, port: u8, change: PortChange) {
-        self.services.port_handlers.iter().for_each(|handler| handler(port, change));
+        self.services.port_handlers.iter().for_each(|(_, handler)| handler(port, change));
     }
 
     /// Returns the counters of the stage itself.

@@ -1,5 +1,5 @@
-//! Tests that the worker loop does not allocate memory. A counting allocator counts the calls during 200,000 loops,
-//! while another thread requests snapshots continuously.
+//! Tests that the worker loop does not allocate or free memory. A counting allocator counts the calls during 200,000
+//! loops, while another thread requests snapshots continuously, and then while it changes the pipeline 50 times.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataplane::config::{Diagnostics, Source};
 use dataplane::pipeline::Registry;
-use dataplane::runtime::{Options, Run, Snapshot, assemble};
+use dataplane::runtime::{ApplyOptions, Options, Run, Snapshot, assemble};
 use dataplane::topology::Topology;
 
 struct CountingAllocator;
@@ -125,6 +125,7 @@ use = "drop"
 fn main() {
     const WARM: u64 = 10_000;
     const LOOPS: u64 = 200_000;
+    const CHANGES: usize = 50;
     let source = Source::new(Path::new("no_allocation.toml"), CONFIG, &[]);
     let mut diagnostics = Diagnostics::new(&source);
     let mut registry = Registry::new();
@@ -149,6 +150,24 @@ fn main() {
     let before = CALLS.load(Ordering::Relaxed);
     let answers = wait_for(WARM + LOOPS);
     let after = CALLS.load(Ordering::Relaxed);
+    // Two stages get other parameters, `count` and its entry are connected differently, and `ttl` is removed.
+    let changed = CONFIG
+        .replace("src_port = \"1024-1033\"", "src_port = \"1024-1050\"")
+        .replace("packets_per_second = 1000", "packets_per_second = 2000")
+        .replace("[[pipeline.stage]]\nuse = \"ttl\"\n", "")
+        .replace("outputs = { copy = \"count\" }", "outputs = { copy = \"drop\" }")
+        .replace("[[pipeline.stage]]\nuse = \"count\"\nnext = \"drop\"\n\n", "");
+    let before_changes = CALLS.load(Ordering::Relaxed);
+    let changer = run.changer();
+    for round in 0..CHANGES {
+        let text = if round % 2 == 0 { changed.as_str() } else { CONFIG };
+        let source = changer.source("changed.toml", text);
+        let applied = changer.apply(&registry, &source, &ApplyOptions::default());
+        let applied = applied.unwrap_or_else(|refusal| panic!("{refusal} {:?}", refusal.mistakes));
+        assert!(applied.operations.len() > 4, "{applied:?}");
+        wait_for(run.progress().loops + 1000);
+    }
+    let after_changes = CALLS.load(Ordering::Relaxed);
     run.stop();
     let report = run.join().unwrap();
     assert!(report.is_good(), "{report}");
@@ -156,5 +175,6 @@ fn main() {
     assert!(report.packets.tx > 0 && report.ledger.dropped > 0 && report.ledger.copied > 0, "{report}");
     assert!(answers > 0, "no snapshot was answered");
     assert_eq!(after - before, 0, "allocator calls in {LOOPS} loops");
-    println!("no allocator calls in {LOOPS} loops and {answers} snapshots");
+    assert_eq!(after_changes - before_changes, 0, "allocator calls of the worker in {CHANGES} changes");
+    println!("no allocator calls in {LOOPS} loops, {answers} snapshots and {CHANGES} changes");
 }

@@ -91,6 +91,10 @@ pub struct Acl {
     #[serde(skip)]
     #[schemars(skip)]
     live: Option<Arc<LiveRules>>,
+    /// Whether rules may have been removed while the program runs.
+    #[serde(skip)]
+    #[schemars(skip)]
+    reports_gone: bool,
     /// Whether this worker's stage reports the counters that all workers share.
     #[serde(skip)]
     #[schemars(skip)]
@@ -278,14 +282,20 @@ impl Stage for Acl {
 
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let (own, file) = (std::mem::take(&mut self.rules), self.file.as_deref().map(|file| setup.path(file)));
+        self.reports_gone = file.is_some() || setup.earlier::<LiveRules>().is_some();
         let live = setup.shared(|setup| {
             file.iter().try_for_each(|file| setup.reads(file, "file"))?;
-            let rules = Rules::load(&own, file.as_deref(), None).map_err(|mut problems| {
+            let earlier = setup.earlier::<LiveRules>();
+            let before = earlier.as_ref().map(|earlier| earlier.rules());
+            let rules = Rules::load(&own, file.as_deref(), before.as_deref()).map_err(|mut problems| {
                 let last = problems.pop().unwrap_or_else(|| Problem::at("rules", "the rules are invalid"));
                 problems.into_iter().for_each(|problem| setup.reject(problem));
                 last
             })?;
-            Ok(LiveRules::new(rules))
+            Ok(match earlier {
+                Some(earlier) => earlier.successor(rules),
+                None => LiveRules::new(rules),
+            })
         })?;
         self.rule_set = Some(live.join());
         if setup.worker().0 == 0 {
@@ -306,7 +316,7 @@ impl Stage for Acl {
             report("fragments", self.fragments_denied);
         }
         report("default", self.default_hits);
-        if self.file.is_some() {
+        if self.reports_gone {
             report("gone", rule_set.gone());
         }
         if self.reports_shared {
@@ -334,8 +344,21 @@ impl Stage for Acl {
         })
     }
 
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        let Some(earlier) = earlier.downcast::<Self>() else { return };
+        (self.default_hits, self.fragments_denied) = (earlier.default_hits, earlier.fragments_denied);
+        if let (Some(rule_set), Some(earlier)) = (&mut self.rule_set, &earlier.rule_set) {
+            rule_set.adopt(earlier);
+        }
+        if let (Some(live), Some(earlier)) = (&self.live, &earlier.live) {
+            live.resume(earlier);
+        }
+    }
+
     fn info() -> StageInfo {
-        StageInfo::new().tables(const { &[TableInfo::of::<RuleTable>("acl")] })
+        StageInfo::new()
+            .keeps("the hits of its rules, by their names")
+            .tables(const { &[TableInfo::of::<RuleTable>("acl")] })
     }
 
     fn contract(&self) -> Contract {

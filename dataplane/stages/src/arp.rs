@@ -113,8 +113,16 @@ impl Stage for Arp {
         })
     }
 
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        if let Some(earlier) = earlier.downcast::<Self>() {
+            self.conflicts = earlier.conflicts;
+        }
+    }
+
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("reply", "replies, which leave by the port that received the request")])
+        StageInfo::new()
+            .keeps("its number of address conflicts")
+            .outputs(&[("reply", "replies, which leave by the port that received the request")])
     }
 
     fn contract(&self) -> Contract {

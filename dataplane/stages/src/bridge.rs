@@ -270,9 +270,12 @@ impl Stage for Bridge {
             check_period("loop_shut", time, Period::from_secs(1)..=Period::from_secs(3600))?;
             let ports: Vec<(u8, Option<u16>)> =
                 self.joined.iter().map(|port| (port.number, port.lowest_vlan())).collect();
+            setup.earlier::<Loops>().into_iter().for_each(|earlier| setup.share(earlier));
             let loops = setup.shared(|_| Ok(Loops::new()))?;
             self.guard = Some(LoopGuard::new(setup, loops, &ports, time));
         }
+        // The numbers of the ports do not change while the program runs, so learned addresses stay valid.
+        setup.earlier::<Table>().into_iter().for_each(|earlier| setup.share(earlier));
         let table = setup.shared(|_| Ok(Table::new()))?;
         if setup.worker().0 == 0 {
             let ports = setup.ports().iter().map(|port| port.name.clone()).collect();
@@ -293,8 +296,15 @@ impl Stage for Bridge {
         }
     }
 
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        if let Some(earlier) = earlier.downcast::<Self>() {
+            (self.flooded, self.missed, self.sweep) = (earlier.flooded, earlier.missed, earlier.sweep);
+        }
+    }
+
     fn info() -> StageInfo {
         StageInfo::new()
+            .keeps("its learned MAC addresses and detected loops")
             .reasons(&[
                 ("alone", "the VLAN has no other port"),
                 ("reserved", "the destination is a reserved address that no bridge forwards"),

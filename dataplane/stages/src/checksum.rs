@@ -9,7 +9,7 @@ use dataplane_core::header::ipv6::Ipv6;
 use dataplane_core::header::udp::Udp;
 use dataplane_core::header::{Header, protocol};
 use dataplane_core::mem::{Batch, MetaFlags, Packet, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Facts, Stage};
+use dataplane_core::pipeline::{Contract, Ctx, Facts, Stage, StageInfo};
 use dataplane_core::verbs::checksum_covers_payload;
 
 /// Recomputes the checksums of the IPv4 header, of TCP and of UDP, even if the old checksums were wrong.
@@ -52,6 +52,10 @@ impl Stage for Checksum {
                 packet.drop(Reason::Truncated);
             }
         }
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().stateless()
     }
 
     fn contract(&self) -> Contract {

@@ -109,6 +109,16 @@ impl Stage for Count {
         }
     }
 
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        if let Some(earlier) = earlier.downcast::<Self>().filter(|earlier| earlier.by == self.by) {
+            self.tallies = earlier.tallies;
+        }
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().keeps("its numbers of packets and bytes, unless `by` changes")
+    }
+
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
         report("packets", self.tallies.iter().map(|tally| tally.packets).sum());
         report("bytes", self.tallies.iter().map(|tally| tally.bytes).sum());

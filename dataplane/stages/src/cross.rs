@@ -61,7 +61,7 @@ impl Stage for Cross {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().reasons(&[("not_joined", "the ingress port is in no pair")])
+        StageInfo::new().stateless().reasons(&[("not_joined", "the ingress port is in no pair")])
     }
 
     fn contract(&self) -> Contract {

@@ -24,7 +24,7 @@ impl Stage for Drop {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().terminal()
+        StageInfo::new().stateless().terminal()
     }
 
     fn contract(&self) -> Contract {

@@ -153,7 +153,7 @@ impl Stage for Filter {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("other", "packets that do not match the filter")])
+        StageInfo::new().stateless().outputs(&[("other", "packets that do not match the filter")])
     }
 }
 

@@ -56,7 +56,7 @@ impl Stage for FlowTag {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("listed", "packets with a tag in `tags`")])
+        StageInfo::new().stateless().outputs(&[("listed", "packets with a tag in `tags`")])
     }
 
     fn contract(&self) -> Contract {

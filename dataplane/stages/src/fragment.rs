@@ -128,10 +128,13 @@ impl Stage for Fragment {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("too_big", "packets that exceed the MTU and must not be fragmented")]).reasons(&[
-            ("too_many", "the packet needs more fragments than `most`"),
-            ("no_buffer", "no buffer was free for a fragment"),
-        ])
+        StageInfo::new()
+            .stateless()
+            .outputs(&[("too_big", "packets that exceed the MTU and must not be fragmented")])
+            .reasons(&[
+                ("too_many", "the packet needs more fragments than `most`"),
+                ("no_buffer", "no buffer was free for a fragment"),
+            ])
     }
 
     fn contract(&self) -> Contract {

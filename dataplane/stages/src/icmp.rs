@@ -119,11 +119,14 @@ impl Stage for Icmp {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("reply", "replies, which leave by the port that received the request")]).reasons(&[
-            ("bad_solicitation", "an invalid neighbor solicitation (RFC 4861, section 7.1.1)"),
-            ("no_tailroom", "no tailroom in the buffer for the option that the advertisement adds"),
-            ("bad_advertisement", "an invalid neighbor advertisement (RFC 4861, section 7.1.2)"),
-        ])
+        StageInfo::new()
+            .stateless()
+            .outputs(&[("reply", "replies, which leave by the port that received the request")])
+            .reasons(&[
+                ("bad_solicitation", "an invalid neighbor solicitation (RFC 4861, section 7.1.1)"),
+                ("no_tailroom", "no tailroom in the buffer for the option that the advertisement adds"),
+                ("bad_advertisement", "an invalid neighbor advertisement (RFC 4861, section 7.1.2)"),
+            ])
     }
 
     fn contract(&self) -> Contract {

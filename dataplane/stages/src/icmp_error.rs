@@ -302,8 +302,17 @@ impl Stage for IcmpError {
         Ok(())
     }
 
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        let Some(earlier) = earlier.downcast::<Self>() else { return };
+        self.identification = earlier.identification;
+        if let (Some(bucket), Some(earlier)) = (&mut self.bucket, &earlier.bucket) {
+            bucket.resume(earlier);
+        }
+    }
+
     fn info() -> StageInfo {
         StageInfo::new()
+            .keeps("the tokens of its rate limit, but not of the limits of single hosts")
             .outputs(&[("reply", "errors, which leave by the port that received the packet")])
             .reasons(&[
                 (

@@ -57,7 +57,7 @@ impl Stage for Ingress {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("listed", "packets that were received on a port in `ports`")])
+        StageInfo::new().stateless().outputs(&[("listed", "packets that were received on a port in `ports`")])
     }
 
     fn contract(&self) -> Contract {

@@ -215,6 +215,16 @@ enum Meter {
 }
 
 impl Meter {
+    /// Takes over the tokens of an earlier meter with the same mode.
+    fn resume(&mut self, earlier: &Self) {
+        match (self, earlier) {
+            (Self::Rate(bucket), Self::Rate(earlier)) => bucket.resume(earlier),
+            (Self::SingleRate(marker), Self::SingleRate(earlier)) => marker.resume(earlier),
+            (Self::TwoRate(marker), Self::TwoRate(earlier)) => marker.resume(earlier),
+            _ => {}
+        }
+    }
+
     #[inline]
     fn mark(&mut self, now: u64, tokens: u64, before: Colour) -> Colour {
         match self {
@@ -356,8 +366,20 @@ impl Stage for Limit {
         Ok(())
     }
 
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        let Some(earlier) = earlier.downcast::<Self>() else { return };
+        self.marked = earlier.marked;
+        // Packets and bytes are different tokens.
+        let is_same_unit = self.bytes_per_second.is_some() == earlier.bytes_per_second.is_some();
+        if let (Some(meter), Some(earlier), true) = (&mut self.meter, &earlier.meter, is_same_unit) {
+            meter.resume(earlier);
+        }
+    }
+
     fn info() -> StageInfo {
-        StageInfo::new().tables(const { &[TableInfo::of::<LimitTable>("limits")] })
+        StageInfo::new()
+            .keeps("the tokens of its buckets, unless the mode or the unit changes")
+            .tables(const { &[TableInfo::of::<LimitTable>("limits")] })
     }
 
     fn counters(&self, report: &mut dyn FnMut(&str, u64)) {

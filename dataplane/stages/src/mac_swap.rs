@@ -8,7 +8,7 @@ use serde::Deserialize;
 use dataplane_core::header::Header;
 use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::mem::{Batch, Heads, Reason};
-use dataplane_core::pipeline::{Contract, Ctx, Stage};
+use dataplane_core::pipeline::{Contract, Ctx, Stage, StageInfo};
 
 /// Swaps the source and destination addresses of the Ethernet header.
 ///
@@ -45,6 +45,10 @@ impl Stage for MacSwap {
             let (destination, source) = packet.ethernet_addresses_mut();
             std::mem::swap(destination, source);
         }
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().stateless()
     }
 
     fn contract(&self) -> Contract {

@@ -36,7 +36,7 @@ impl Stage for Mirror {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("copy", "a copy of every packet")])
+        StageInfo::new().stateless().outputs(&[("copy", "a copy of every packet")])
     }
 
     fn contract(&self) -> Contract {

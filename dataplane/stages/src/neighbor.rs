@@ -429,8 +429,16 @@ impl Stage for Neighbor {
         })
     }
 
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        let earlier = earlier.downcast::<Self>().and_then(|earlier| earlier.live.as_ref());
+        if let (Some(live), Some(earlier)) = (&mut self.live, earlier) {
+            live.request_limit.resume(&earlier.request_limit);
+        }
+    }
+
     fn info() -> StageInfo {
         StageInfo::new()
+            .keeps("its resolved neighbours, unless `most`, `reachable` or `ageing` changes")
             .outputs(&[
                 ("unresolved", "packets whose next hop is not in `table`, or was not resolved within four seconds"),
                 ("unreachable", "packets whose next hop does not answer"),

@@ -83,6 +83,7 @@ impl Stage for Parse {
 
     fn info() -> StageInfo {
         StageInfo::new()
+            .stateless()
             .outputs(&[
                 ("arp", "ARP messages"),
                 ("other", "frames that are neither ARP nor IPv4 nor IPv6, such as LLDP"),

@@ -241,8 +241,18 @@ impl Stage for Reassemble {
         report("evicted", self.counts.evicted);
     }
 
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        let Some(earlier) = earlier.downcast::<Self>() else { return };
+        std::mem::swap(&mut self.counts, &mut earlier.counts);
+        if (self.datagrams, self.largest) == (earlier.datagrams, earlier.largest) {
+            std::mem::swap(&mut self.slots, &mut earlier.slots);
+            std::mem::swap(&mut self.index, &mut earlier.index);
+        }
+    }
+
     fn info() -> StageInfo {
         StageInfo::new()
+            .keeps("the datagrams in reassembly, unless `datagrams` or `largest` changes")
             .outputs(&[("expired", "fragments with offset 0 of datagrams that were not complete in time")])
             .reasons(&[
                 (

@@ -414,7 +414,7 @@ impl Stage for Route {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new()
+        StageInfo::new().stateless()
             .outputs(&[
                 ("no_route", "packets whose destination matches no prefix"),
                 ("local", "packets for this host, according to the kernel or the addresses of a port"),

@@ -81,8 +81,16 @@ impl Stage for Sample {
         Ok(())
     }
 
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        if let Some(earlier) = earlier.downcast::<Self>().filter(|earlier| earlier.seed == self.seed) {
+            (self.since, self.state) = (earlier.since % self.every.max(1), earlier.state);
+        }
+    }
+
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("sample", "a copy of each selected packet")])
+        StageInfo::new()
+            .keeps("its position, unless `seed` changes")
+            .outputs(&[("sample", "a copy of each selected packet")])
     }
 
     fn contract(&self) -> Contract {

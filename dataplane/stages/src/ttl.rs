@@ -42,7 +42,7 @@ impl Stage for Ttl {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().outputs(&[("expired", "packets whose TTL or hop limit has expired")])
+        StageInfo::new().stateless().outputs(&[("expired", "packets whose TTL or hop limit has expired")])
     }
 
     fn contract(&self) -> Contract {

@@ -77,7 +77,7 @@ impl Stage for Tx {
     }
 
     fn info() -> StageInfo {
-        StageInfo::new().terminal()
+        StageInfo::new().stateless().terminal()
     }
 
     fn contract(&self) -> Contract {

@@ -9,7 +9,7 @@ use dataplane_core::header::ethernet::Ethernet;
 use dataplane_core::header::vlan::{self, VlanTag};
 use dataplane_core::header::{Header, MacAddr, ether_type};
 use dataplane_core::mem::{Batch, MetaFlags, Packet, Reason, RecvFields, RecvFlags};
-use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage};
+use dataplane_core::pipeline::{Contract, Ctx, Problem, Setup, Stage, StageInfo};
 
 /// Pushes, pops, translates or restores the outer VLAN tag (IEEE 802.1Q, 802.1ad).
 ///
@@ -133,6 +133,10 @@ impl Stage for Vlan {
             }
             Op::Restore => Ok(()),
         }
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().stateless()
     }
 
     fn contract(&self) -> Contract {

@@ -36,6 +36,11 @@ impl Level {
         self.now >= u128::from(tokens) * SCALE
     }
 
+    /// Takes over the fill level of an earlier bucket, up to the size of this bucket.
+    fn resume(&mut self, earlier: Self) {
+        self.now = earlier.now.min(self.full);
+    }
+
     /// Takes tokens if there are enough. Returns whether the tokens were taken.
     #[inline]
     fn take(&mut self, tokens: u64) -> bool {
@@ -84,6 +89,13 @@ impl TokenBucket {
         Self { level: Level::full(burst), rate: rate.into(), since: LastTime(now) }
     }
 
+    /// Takes over the tokens of an earlier bucket, up to the burst size of this bucket. Call this function before the
+    /// first [`TokenBucket::take`].
+    pub fn resume(&mut self, earlier: &Self) {
+        self.level.resume(earlier.level);
+        self.since = earlier.since;
+    }
+
     /// Takes `tokens` at time `now` if there are enough. Returns whether the tokens were taken. A request for more
     /// tokens than the burst never succeeds.
     #[inline]
@@ -113,6 +125,13 @@ impl SingleRate {
             rate: rate.into(),
             since: LastTime(now),
         }
+    }
+
+    /// Takes over the tokens of an earlier marker, up to the burst sizes of this marker.
+    pub fn resume(&mut self, earlier: &Self) {
+        self.committed.resume(earlier.committed);
+        self.excess.resume(earlier.excess);
+        self.since = earlier.since;
     }
 
     /// Returns the new colour of a packet that takes `tokens` tokens at time `now`. `before` is the colour that the
@@ -154,6 +173,13 @@ impl TwoRate {
         }
     }
 
+    /// Takes over the tokens of an earlier marker, up to the burst sizes of this marker.
+    pub fn resume(&mut self, earlier: &Self) {
+        self.committed.resume(earlier.committed);
+        self.peak.resume(earlier.peak);
+        self.since = earlier.since;
+    }
+
     /// Returns the new colour of a packet that takes `tokens` tokens at time `now`. `before` is the colour that the
     /// packet already has. For colour-blind mode, pass [`Colour::Green`].
     #[inline]
@@ -178,6 +204,30 @@ mod tests {
     use super::*;
 
     const NANO: u64 = 1_000_000_000;
+
+    #[test]
+    fn later_bucket_resumes_with_the_tokens_of_the_earlier_bucket() {
+        let mut earlier = TokenBucket::new(10, 5, 0);
+        assert!(earlier.take(NANO, 3));
+        for (burst, left) in [(5, 2), (1, 1), (50, 2)] {
+            let mut later = TokenBucket::new(1, burst, 0);
+            later.resume(&earlier);
+            let taken = (0..10).filter(|_| later.take(NANO, 1)).count();
+            assert_eq!(taken, left, "burst {burst}");
+        }
+        let mut markers = [SingleRate::new(1, 2, 2, 0), SingleRate::new(1, 9, 9, 0)];
+        let mut peaks = [TwoRate::new((1, 2), (2, 3), 0), TwoRate::new((1, 9), (2, 9), 0)];
+        for _ in 0..2 {
+            assert_eq!(markers[0].mark(0, 1, Colour::Green), Colour::Green);
+            assert_eq!(peaks[0].mark(0, 1, Colour::Green), Colour::Green);
+        }
+        let [marker, later] = &mut markers;
+        later.resume(marker);
+        assert_eq!(later.mark(0, 1, Colour::Green), Colour::Yellow);
+        let [peak, later] = &mut peaks;
+        later.resume(peak);
+        assert_eq!([(); 2].map(|()| later.mark(0, 1, Colour::Green)), [Colour::Yellow, Colour::Red]);
+    }
 
     fn colour() -> impl Strategy<Value = Colour> {
         prop::sample::select(vec![Colour::Green, Colour::Yellow, Colour::Red])

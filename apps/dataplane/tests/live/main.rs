@@ -1,5 +1,6 @@
 //! End-to-end tests of the commands that connect to a running program, and of the control socket of the program.
 
+mod change;
 mod common;
 mod log;
 mod metrics;

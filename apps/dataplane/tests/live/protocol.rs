@@ -66,7 +66,12 @@ fn every_request_and_every_error_has_an_answer_on_one_connection() {
         (r#"{"id":1,"request":"stats"}"#, json!(1), "bad_field", ["`version` is missing", "\"version\":1"]),
         (r#"{"version":1,"id":1}"#, json!(1), "bad_field", ["`request` is missing", "\"request\":"]),
         (r#"{"version":2,"id":3,"request":"apply"}"#, json!(3), "unknown_version", ["version 2", "use version 1"]),
-        (r#"{"version":1,"id":4,"request":"fly"}"#, json!(4), "unknown_request", ["`fly`", "hello, stats, show, get"]),
+        (
+            r#"{"version":1,"id":4,"request":"fly"}"#,
+            json!(4),
+            "unknown_request",
+            ["`fly`", "hello, stats, show, get, log, plan"],
+        ),
         (r#"{"version":1,"id":5,"request":"show"}"#, json!(5), "bad_field", ["missing field `what`", "schema control"]),
         (r#"{"version":1,"id":5,"request":"stats","every":1}"#, json!(5), "bad_field", ["`every`", "schema control"]),
     ] {
@@ -84,9 +89,9 @@ fn every_request_and_every_error_has_an_answer_on_one_connection() {
     assert_eq!(client.line()["error"]["code"], "bad_json");
     // The longest request, and a request that is one byte too long.
     let request = r#"{"version":1,"id":9,"request":"hello"}"#;
-    let longest = format!("{request:0$}", MAX_REQUEST - 1);
-    assert_eq!(client.ask(longest)["id"], 9);
-    client.send(format!("{request:MAX_REQUEST$}\n"));
+    let padded = |length: usize| format!("{request}{}", " ".repeat(length - request.len()));
+    assert_eq!(client.ask(padded(MAX_REQUEST - 1))["id"], 9);
+    client.send(padded(MAX_REQUEST) + "\n");
     let error = client.line();
     assert_eq!((&error["id"], &error["error"]["code"]), (&Value::Null, &json!("too_long")));
     assert!(client.is_closed());

@@ -4,7 +4,7 @@ use crate::clock::Stamp;
 use crate::mem::desc::Desc;
 use crate::mem::label::{Edge, NEXT, Verdict, Wait};
 use crate::mem::meta::Meta;
-use crate::mem::pool::{Pool, SlotMemory, SlotState};
+use crate::mem::pool::{BatchMemory, Pool, SlotMemory, SlotState};
 use crate::mem::run::{Run, Stamps};
 use crate::mem::vector::{self, Bounds, ReceivedLayout};
 
@@ -59,8 +59,13 @@ pub struct Batch<Unsized: ?Sized = [()]> {
 impl Batch {
     /// Creates an empty batch for buffers of this pool.
     pub fn new(pool: &Pool) -> Box<Self> {
+        Self::within(&pool.batch_memory())
+    }
+
+    /// Creates an empty batch for buffers in this memory.
+    pub fn within(memory: &BatchMemory) -> Box<Self> {
         Box::new(Batch {
-            memory: pool.memory().clone(),
+            memory: memory.0.clone(),
             len: 0,
             ingress: 0,
             wait: Wait::Fresh,

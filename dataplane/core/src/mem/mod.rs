@@ -41,7 +41,7 @@ pub use memlock::{Memlock, Shortage};
 pub use meta::{Colour, Meta, MetaFlags};
 pub use node::Preference;
 pub use packet::{Packet, Packets};
-pub use pool::{GUARD, Pool, SlotLayout, SlotState};
+pub use pool::{BatchMemory, GUARD, Pool, SlotLayout, SlotState};
 pub use reason::Reason;
 pub use received::{RecvFields, RecvFlags, RecvInfo};
 pub use region::{Notice, PageKind, Region, RegionSpec};

@@ -113,6 +113,18 @@ unsafe impl Send for SlotMemory {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for SlotMemory {}
 
+/// The memory of the buffers of a pool, without the list of free buffers. With this value, a thread other than the worker
+/// can create empty batches for the buffers of the worker.
+#[derive(Clone, Debug)]
+pub struct BatchMemory(pub(super) SlotMemory);
+
+impl BatchMemory {
+    /// Returns the region of the buffers.
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.0.region
+    }
+}
+
 impl SlotMemory {
     fn new(region: Arc<Region>, layout: SlotLayout) -> Self {
         const fn is_shared<T: Send + Sync>() {}
@@ -178,6 +190,11 @@ impl Pool {
     /// region, and a device could then write to the slots.
     pub(crate) fn region(&self) -> &Arc<Region> {
         &self.memory.region
+    }
+
+    /// Returns the memory of the slots.
+    pub fn batch_memory(&self) -> BatchMemory {
+        BatchMemory(self.memory.clone())
     }
 
     /// Returns the layout of the slots.

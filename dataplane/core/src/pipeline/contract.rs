@@ -17,12 +17,26 @@ pub struct StageInfo {
     pub terminal: bool,
     /// The tables that the stage registers with [`Setup::table`](super::Setup::table).
     pub tables: &'static [TableInfo],
+    /// The state that a stage takes over from the stage that it replaces ([`Stage::adopt`](super::Stage::adopt)).
+    pub state: StageState,
+}
+
+/// The state of a kind of stage, and what happens to the state if a running stage gets other parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StageState {
+    /// The stage may have state, which is lost.
+    #[default]
+    Lost,
+    /// The stage has no state.
+    Stateless,
+    /// The new stage takes over this state, such as "the hits of rules".
+    Kept(&'static str),
 }
 
 impl StageInfo {
     /// Describes a kind of stage without outputs and reasons.
     pub const fn new() -> Self {
-        Self { outputs: &[], reasons: &[], terminal: false, tables: &[] }
+        Self { outputs: &[], reasons: &[], terminal: false, tables: &[], state: StageState::Lost }
     }
 
     /// Sets the outputs.
@@ -41,6 +55,18 @@ impl StageInfo {
     #[must_use]
     pub const fn tables(self, tables: &'static [TableInfo]) -> Self {
         Self { tables, ..self }
+    }
+
+    /// Declares that the stage has no state that could be lost if the parameters change.
+    #[must_use]
+    pub const fn stateless(self) -> Self {
+        Self { state: StageState::Stateless, ..self }
+    }
+
+    /// Describes the state that [`Stage::adopt`](super::Stage::adopt) takes over, such as "the hits of rules".
+    #[must_use]
+    pub const fn keeps(self, state: &'static str) -> Self {
+        Self { state: StageState::Kept(state), ..self }
     }
 
     /// Declares that the stage never passes a packet on to a next stage.

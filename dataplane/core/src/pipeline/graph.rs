@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::mem::{BATCH, Batch, Edge, Packet, Pool, Reason, Region, Verdict, Wait};
+use crate::mem::{BATCH, Batch, BatchMemory, Edge, Packet, Pool, Reason, Region, Verdict, Wait};
 use crate::pipeline::held::Held;
 use crate::pipeline::{Cause, Ctx, NodeSpec, Program, Stage, Target};
 
@@ -163,6 +163,26 @@ impl DropWatch {
     }
 }
 
+/// A stage of an earlier graph, and the stage of a later graph that continues its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Succession {
+    /// Index of the stage in the earlier graph.
+    pub earlier: usize,
+    /// Index of the stage in the later graph.
+    pub later: usize,
+    /// Whether the stage itself moves to the later graph. Otherwise the later graph has a stage of its own, which takes
+    /// over the state ([`Stage::adopt`]).
+    pub moves: bool,
+}
+
+impl Succession {
+    /// Returns the succession that reverts this succession.
+    #[must_use]
+    pub fn reversed(self) -> Self {
+        Self { earlier: self.later, later: self.earlier, ..self }
+    }
+}
+
 /// The stages of one worker. Each stage has an inbox, the batch that it processes. Each port has an outbox, the batch
 /// to send.
 ///
@@ -181,24 +201,29 @@ pub struct Graph {
 impl Graph {
     /// Creates a graph from a [`Program`], with batches that use the slots of `pool`, for `ports` ports.
     pub fn new(program: Program, ports: usize, pool: &Pool) -> Self {
+        Self::within(program, ports, &pool.batch_memory())
+    }
+
+    /// Creates a graph like [`Graph::new`], for the pool that has this memory.
+    pub fn within(program: Program, ports: usize, memory: &BatchMemory) -> Self {
         let burst = BATCH / program.multiplicity();
         let node = |mut node: NodeSpec| Node {
             copies: node.stage.contract().copies,
             max_split: node.stage.contract().splits,
             max_generated: node.stage.as_generator().map_or(0, |stage| stage.max_generated()).min(burst),
             generation_due: false,
-            held: node.stage.contract().holds.map(|longest| Held::new(longest, pool)),
+            held: node.stage.contract().holds.map(|longest| Held::new(longest, memory)),
             watch: node.drops.map(|by| DropWatch::new(by, &node)),
             name: node.name,
             stage: node.stage,
-            inbox: Batch::new(pool),
+            inbox: Batch::within(memory),
             next: node.next,
             outputs: node.outputs.into_iter().map(|(_, target)| target).collect(),
             counters: NodeCounters::default(),
         };
         let nodes = program.nodes.into_iter().map(node).collect();
-        let outboxes = (0..ports).map(|_| Batch::new(pool)).collect();
-        Self { region: pool.region().clone(), nodes, outboxes, burst, housekeeping: None }
+        let outboxes = (0..ports).map(|_| Batch::within(memory)).collect();
+        Self { region: memory.region().clone(), nodes, outboxes, burst, housekeeping: None }
     }
 
     /// Checks that the graph was created for this pool.
@@ -331,6 +356,46 @@ impl Graph {
     /// Whether any stage holds packets.
     pub fn holds(&self) -> bool {
         self.nodes.iter().any(|node| node.held.as_ref().is_some_and(|held| !held.is_empty()))
+    }
+
+    /// Takes over the work of `earlier`, the graph that this graph replaces on its worker. Moves the stages that stay
+    /// to this graph, lets replaced stages hand over their state ([`Stage::adopt`]), and moves the packets that these
+    /// stages hold. The packets that other stages of `earlier` hold are dropped and counted. The counters of both
+    /// graphs stay.
+    ///
+    /// The graphs may contain no packets, except held packets. Calling this method with the graphs and the successions
+    /// exchanged reverts the change. This method neither allocates nor frees memory.
+    ///
+    /// # Panics
+    /// Panics if `pool` is not the pool that both graphs were created for.
+    pub fn take_over(&mut self, earlier: &mut Self, successions: &[Succession], pool: &mut Pool) {
+        self.check_pool(pool);
+        for succession in successions {
+            let before = earlier.nodes.get_mut(succession.earlier);
+            let (Some(before), Some(node)) = (before, self.nodes.get_mut(succession.later)) else { continue };
+            // If a stage panics, `earlier` is still the graph of the worker.
+            earlier.housekeeping = Some(succession.earlier);
+            if succession.moves {
+                std::mem::swap(&mut node.stage, &mut before.stage);
+            } else {
+                node.stage.adopt(&mut *before.stage);
+            }
+            let Node { held: before_held, counters: before_counters, .. } = before;
+            if let (Some(held), Some(before)) = (&mut node.held, before_held) {
+                // The earlier graph has counted the packets that move.
+                let (counts, earlier) = (&mut node.counters.packets, &mut before_counters.packets);
+                *counts += before.len() as u64;
+                *earlier -= before.len() as u64;
+                held.exchange(before);
+            }
+        }
+        earlier.housekeeping = None;
+        earlier.drop_held(pool);
+    }
+
+    /// Returns the counters of each stage, and sets them to 0.
+    pub fn take_counters(&mut self) -> impl Iterator<Item = NodeCounters> {
+        self.nodes.iter_mut().map(|node| std::mem::take(&mut node.counters))
     }
 
     /// Drops all held packets, because the worker stops.

@@ -2,7 +2,7 @@
 
 use std::mem;
 
-use crate::mem::{BATCH, Batch, Pool, Wait};
+use crate::mem::{BATCH, Batch, BatchMemory, Pool, Wait};
 use crate::units::Nanos;
 
 /// Held packets. `since` has the time when the stage first held each packet.
@@ -15,8 +15,8 @@ struct HeldBatch {
 }
 
 impl HeldBatch {
-    fn new(pool: &Pool) -> Box<Self> {
-        Box::new(Self { batch: Batch::new(pool), since: [Nanos(0); BATCH], ingress: [0; BATCH] })
+    fn new(memory: &BatchMemory) -> Box<Self> {
+        Box::new(Self { batch: Batch::within(memory), since: [Nanos(0); BATCH], ingress: [0; BATCH] })
     }
 }
 
@@ -34,14 +34,19 @@ pub(super) struct Held {
 }
 
 impl Held {
-    pub(super) fn new(longest: Nanos, pool: &Pool) -> Self {
-        let (waiting, leaving) = (HeldBatch::new(pool), HeldBatch::new(pool));
+    pub(super) fn new(longest: Nanos, memory: &BatchMemory) -> Self {
+        let (waiting, leaving) = (HeldBatch::new(memory), HeldBatch::new(memory));
         Self { longest, waiting, leaving, next: 0, now: Box::new([Nanos(0); BATCH]) }
+    }
+
+    /// Returns the number of held packets.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.batch.len() + (self.leaving.batch.len() - self.next)
     }
 
     /// Whether the stage may hold one more packet.
     pub(super) fn has_room(&self) -> bool {
-        self.waiting.batch.len() + (self.leaving.batch.len() - self.next) < BATCH
+        self.len() < BATCH
     }
 
     /// Whether the stage holds no packet.
@@ -94,6 +99,12 @@ impl Held {
         }
         self.next += count;
         count
+    }
+
+    /// Exchanges the held packets with the packets that another stage holds. The maximum times stay.
+    pub(super) fn exchange(&mut self, other: &mut Self) {
+        mem::swap(self, other);
+        mem::swap(&mut self.longest, &mut other.longest);
     }
 
     /// Frees all held packets and returns their number.

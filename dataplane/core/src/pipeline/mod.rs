@@ -15,6 +15,7 @@ mod held;
 mod live;
 mod problem;
 mod program;
+mod record;
 mod registry;
 mod reload;
 mod setup;
@@ -22,13 +23,14 @@ mod table;
 mod task;
 
 pub use context::{Cause, Ctx, Exit};
-pub use contract::{Contract, DropObserver, Generator, StageInfo};
+pub use contract::{Contract, DropObserver, Generator, StageInfo, StageState};
 pub use facts::Facts;
-pub use graph::{Graph, NoObserver, NodeCounters, Observer, Part, Step};
+pub use graph::{Graph, NoObserver, NodeCounters, Observer, Part, Step, Succession};
 pub use headers::Headers;
 pub use live::{Live, LiveReader};
 pub use problem::Problem;
-pub use program::{NodeSpec, Program, Target};
+pub use program::{NodeSpec, Program, StandIn, Target};
+pub use record::{Fingerprint, StageRecord};
 pub use registry::{Registry, StageKind, parameter_schema, summary};
 pub use reload::{Reload, Reloads};
 pub use rustix::thread::CapabilitySet;
@@ -36,7 +38,9 @@ pub use setup::{
     Files, HoldTime, NextHop, NextHops, PortChange, PortHandler, PortInfo, Resources, Services, Setup, StageMemory,
 };
 pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
-pub use task::{RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};
+pub use task::{Owner, RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name};
+
+use std::any::Any;
 
 use crate::mem::{Batch, Packet};
 
@@ -44,7 +48,7 @@ use crate::mem::{Batch, Packet};
 ///
 /// `serde` builds a stage from its table in the config, so the fields of the stage are its parameters. Mark a field
 /// that the stage computes itself with `#[serde(skip)]`, and set the field in [`Stage::prepare`].
-pub trait Stage: Send {
+pub trait Stage: Any + Send {
     /// Processes a batch: reads and writes packets, and labels the packets that do not go to the next stage.
     ///
     /// This method runs on the worker. It must not allocate, lock, wait, or panic.
@@ -65,6 +69,18 @@ pub trait Stage: Send {
     fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {
         let _ = setup;
         Ok(())
+    }
+
+    /// Takes over the state of the stage that this stage replaces: a stage with the same name and kind, and other
+    /// parameters. `earlier` is that stage. [`downcast`](<dyn Stage>::downcast) returns it with its type. Without this
+    /// method, the state is lost, and `dataplane plan` reports the loss. [`StageInfo::keeps`] declares what this method
+    /// keeps.
+    ///
+    /// This method runs on the worker between two batches. It must not allocate, free memory, lock, wait, or panic.
+    /// Exchange large values with `std::mem::swap`. If the change is reverted, `earlier` takes the state back with the
+    /// same method.
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        let _ = earlier;
     }
 
     /// Returns the outputs and drop reasons of the kind of stage.
@@ -125,6 +141,13 @@ pub trait Stage: Send {
     /// Returns the stage as a drop observer, if it observes drops.
     fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
         None
+    }
+}
+
+impl dyn Stage {
+    /// Returns the stage with its type, if the type is `S`.
+    pub fn downcast<S: Stage>(&mut self) -> Option<&mut S> {
+        (self as &mut dyn Any).downcast_mut()
     }
 }
 

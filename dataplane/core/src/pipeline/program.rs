@@ -1,8 +1,8 @@
 //! A program: the stages of a graph and their targets, before packet memory exists. [`Program::check`] verifies that
 //! every stage gets the facts (known properties of packets) that it needs.
 
-use crate::mem::{BATCH, RecvFields};
-use crate::pipeline::{Exit, Facts, Problem, Stage};
+use crate::mem::{BATCH, Batch, Packet, RecvFields};
+use crate::pipeline::{Cause, Contract, Ctx, DropObserver, Exit, Facts, Generator, Problem, Stage};
 
 /// The destination of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,54 @@ pub struct NodeSpec {
     /// Index of the stage that observes the drops of this stage. The observing stage can be earlier or later than this
     /// stage.
     pub drops: Option<usize>,
+}
+
+/// The properties of a running stage. A program has this value instead of the stage, if the stage continues after a
+/// change ([`Graph::take_over`](super::Graph::take_over)).
+#[derive(Clone, Copy, Debug)]
+pub struct StandIn {
+    contract: Contract,
+    max_generated: Option<usize>,
+    observes_drops: bool,
+}
+
+impl StandIn {
+    /// Returns the properties of a prepared stage.
+    pub fn of(stage: &mut dyn Stage) -> Self {
+        Self {
+            contract: stage.contract(),
+            max_generated: stage.as_generator().map(|stage| stage.max_generated()),
+            observes_drops: stage.as_drop_observer().is_some(),
+        }
+    }
+}
+
+impl Stage for StandIn {
+    fn process(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+
+    fn contract(&self) -> Contract {
+        self.contract
+    }
+
+    fn as_generator(&mut self) -> Option<&mut dyn Generator> {
+        if self.max_generated.is_some() { Some(self) } else { None }
+    }
+
+    fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {
+        if self.observes_drops { Some(self) } else { None }
+    }
+}
+
+impl Generator for StandIn {
+    fn max_generated(&self) -> usize {
+        self.max_generated.unwrap_or_default()
+    }
+
+    fn generate(&mut self, _ctx: &Ctx, _batch: &mut Batch) {}
+}
+
+impl DropObserver for StandIn {
+    fn observe_drop(&mut self, _ctx: &Ctx, _packet: &Packet<'_>, _cause: Cause<'_>) {}
 }
 
 /// Stages in the order in which packets pass them. The first stage gets all received packets.
@@ -75,6 +123,11 @@ impl Program {
     /// Returns the stages.
     pub fn nodes(&self) -> &[NodeSpec] {
         &self.nodes
+    }
+
+    /// Returns the properties of each stage.
+    pub fn stand_ins(&mut self) -> Vec<StandIn> {
+        self.nodes.iter_mut().map(|node| StandIn::of(&mut *node.stage)).collect()
     }
 
     /// Returns the maximum number of packets that one received packet can become. Stages increase this number by

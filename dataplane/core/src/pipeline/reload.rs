@@ -1,5 +1,7 @@
 //! Data that a stage reads from outside the program and can read again during the run.
 
+use std::sync::{Arc, Mutex};
+
 use crate::pipeline::Problem;
 
 /// Data that is read again on a reload request, such as a file of rules. Register the data with [`Setup::reloads`].
@@ -22,4 +24,4 @@ pub trait Reload: Send {
 }
 
 /// All [`Reload`]s of a run, each with the name of the stage that registered it.
-pub type Reloads = Vec<(String, Box<dyn Reload>)>;
+pub type Reloads = Vec<(String, Arc<Mutex<dyn Reload>>)>;

@@ -4,8 +4,8 @@ use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -13,7 +13,8 @@ use rustix::thread::CapabilitySet;
 
 use crate::error::shorten;
 use crate::file::Identity;
-use crate::pipeline::{Facts, Problem, Reload, Reloads, RunStop, StageTable, Table, Task, TaskSpec};
+use crate::pipeline::record::{Fingerprint, StageRecord};
+use crate::pipeline::{Facts, Owner, Problem, Reload, Reloads, RunStop, StageTable, Table, Task, TaskSpec};
 use crate::units::Nanos;
 
 /// A port, as stages see it. The number of a port is its index in [`Setup::ports`].
@@ -42,7 +43,7 @@ pub struct NextHop {
 
 /// The numbers of next hops. A packet carries the four-byte number of its next hop instead of an address. All workers
 /// share the numbers, both in stages that choose next hops and in stages that resolve next hops.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct NextHops {
     numbers: HashMap<NextHop, u32>,
     hops: Vec<NextHop>,
@@ -69,7 +70,10 @@ pub struct Setup<'a> {
     ports: &'a [PortInfo],
     folder: &'a Path,
     next_hops: &'a mut NextHops,
-    shared: &'a mut HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
+    shared: &'a mut HashMap<(String, TypeId), SharedObject>,
+    earlier: &'a HashMap<(String, TypeId), SharedObject>,
+    renewed: &'a mut BTreeSet<TypeId>,
+    records: &'a mut BTreeMap<String, StageRecord>,
     files: &'a mut Files,
     memory: &'a mut StageMemory,
     services: &'a mut Services,
@@ -78,9 +82,13 @@ pub struct Setup<'a> {
     /// The problems that [`Setup::reject`] recorded.
     pub(super) rejected: Vec<Problem>,
     stage: String,
+    owner: Owner,
     worker: usize,
     workers: usize,
 }
+
+/// An object that stages share.
+type SharedObject = Arc<dyn Any + Send + Sync>;
 
 impl<'a> Setup<'a> {
     /// Creates the setup of one stage on one of `workers` workers.
@@ -90,6 +98,9 @@ impl<'a> Setup<'a> {
             folder: &resources.folder,
             next_hops: &mut resources.next_hops,
             shared: &mut resources.shared,
+            earlier: &resources.earlier,
+            renewed: &mut resources.renewed,
+            records: &mut resources.records,
             files: &mut resources.files,
             memory: &mut resources.memory,
             services: &mut resources.services,
@@ -97,6 +108,7 @@ impl<'a> Setup<'a> {
             offline: resources.offline,
             rejected: Vec::new(),
             stage: stage.to_owned(),
+            owner: Owner::Stage(stage.to_owned()),
             worker,
             workers,
         }
@@ -116,8 +128,14 @@ impl<'a> Setup<'a> {
 
     /// Whether any stage of the pipeline needs one of these facts ([`Contract::needs`](super::Contract::needs)). A
     /// stage need not compute a fact that no stage needs.
-    pub fn wants(&self, facts: Facts) -> bool {
-        self.wanted.intersects(facts)
+    pub fn wants(&mut self, facts: Facts) -> bool {
+        let wanted = self.wanted.intersects(facts);
+        self.record().wanted.push((facts, wanted));
+        wanted
+    }
+
+    fn record(&mut self) -> &mut StageRecord {
+        self.records.entry(self.stage.clone()).or_default()
     }
 
     /// Returns the ports of the config.
@@ -158,6 +176,7 @@ impl<'a> Setup<'a> {
     /// Fails if another part of the config writes or reads the file. The problem points to `key`.
     pub fn claim(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
         let user = format!("the file that stage `{}` writes", self.stage);
+        self.record().written.insert(path.to_owned());
         self.files.write(path, &user).map_err(|why| Problem::at(key, why).help(Files::HELP))
     }
 
@@ -167,6 +186,8 @@ impl<'a> Setup<'a> {
     /// Fails if a part of the config writes the file. The problem points to `key`.
     pub fn reads(&mut self, path: &Path, key: &str) -> Result<(), Problem> {
         let user = format!("the file that stage `{}` reads", self.stage);
+        let fingerprint = Fingerprint::of(path);
+        self.record().read.entry(path.to_owned()).or_insert(fingerprint);
         self.files.read(path, &user).map_err(|why| Problem::at(key, why).help(Files::HELP))
     }
 
@@ -177,7 +198,7 @@ impl<'a> Setup<'a> {
     /// Fails if the stages need more memory than the host has available. The problem points to `key`, and its help text
     /// is `less`.
     pub fn reserve(&mut self, bytes: u64, key: &str, less: &str) -> Result<(), Problem> {
-        let before: u64 = self.memory.stages.values().sum();
+        let before: u64 = self.memory.stages.values().sum::<u64>() - self.memory.allocated;
         *self.memory.stages.entry(self.stage.clone()).or_default() += bytes;
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         match self.memory.available {
@@ -196,6 +217,7 @@ impl<'a> Setup<'a> {
 
     /// Returns the numbers of next hops.
     pub fn next_hops(&mut self) -> &mut NextHops {
+        self.record().uses_next_hops = true;
         self.next_hops
     }
 
@@ -217,35 +239,63 @@ impl<'a> Setup<'a> {
         Ok(made)
     }
 
+    /// Returns the object that the stage with this name shared before, if a running stage gets other parameters. The new
+    /// stage can use the object as its own with [`Setup::share`], or build its object faster.
+    pub fn earlier<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
+        self.earlier.get(&(self.stage.clone(), TypeId::of::<T>())).cloned()?.downcast().ok()
+    }
+
+    /// Shares an existing object, so that [`Setup::shared`] returns it.
+    pub fn share<T: Send + Sync + 'static>(&mut self, object: Arc<T>) {
+        self.shared.insert((self.stage.clone(), TypeId::of::<T>()), object);
+    }
+
     /// Returns an object that exists once per run. All stages that request the object share it. The first caller builds
     /// the object with `make`.
     pub fn common<T: Send + Sync + 'static>(&mut self, make: impl FnOnce(&mut Self) -> Arc<T>) -> Arc<T> {
         let key = (String::new(), TypeId::of::<T>());
+        self.record().commons.insert(key.1);
         if let Some(known) = self.shared.get(&key).cloned().and_then(|known| known.downcast::<T>().ok()) {
             return known;
         }
-        let made = make(self);
+        let made = self.on_behalf_of::<T, _>(make);
         self.shared.insert(key, made.clone());
         made
+    }
+
+    /// Requests that the common object of the type `T` is built again, because it does not suit the parameters of this
+    /// stage. If a change of a running pipeline kept the object, the change prepares all stages that use it again.
+    pub fn renew_common<T: 'static>(&mut self) {
+        self.renewed.insert(TypeId::of::<T>());
+    }
+
+    /// Calls `register` with this setup. The tasks and functions that `register` registers belong to the object of the
+    /// type `T` that stages share ([`Setup::common`]), so they continue if this stage ends before the object.
+    pub fn on_behalf_of<T: 'static, R>(&mut self, register: impl FnOnce(&mut Self) -> R) -> R {
+        let owner = std::mem::replace(&mut self.owner, Owner::Common(TypeId::of::<T>()));
+        let result = register(self);
+        self.owner = owner;
+        result
     }
 
     /// Registers data that is read again on a reload request. Register the data only once for all workers, on the first
     /// worker.
     pub fn reloads(&mut self, reload: impl Reload + 'static) {
-        self.services.reloads.push((self.stage.clone(), Box::new(reload)));
+        self.services.reloads.push((self.stage.clone(), Arc::new(Mutex::new(reload))));
     }
 
     /// Registers a table that other programs can list while the pipeline runs. `name` selects the table in `dataplane
     /// show NAME`. Register the table only once for all workers, on the first worker or in [`Setup::shared`].
     pub fn table(&mut self, name: &str, table: impl Table) {
-        self.services.tables.push(StageTable::new(name, &self.stage, table));
+        self.services.tables.push(Arc::new(StageTable::new(name, &self.stage, table)));
     }
 
     /// Registers a background task. `name` is the name of its thread. The task starts before the workers and ends after
     /// them. Register the task only once for all workers, on the first worker or in [`Setup::shared`]. An offline
     /// pipeline starts no tasks.
     pub fn task(&mut self, name: &str, task: impl Task) {
-        self.services.tasks.push(TaskSpec { name: name.to_owned(), task: Box::new(task) });
+        let owner = self.owner.clone();
+        self.services.tasks.push(TaskSpec { name: name.to_owned(), task: Box::new(task), owner });
     }
 
     /// Returns the request to stop the run. A stage that waits during [`Stage::process`](super::Stage::process) must
@@ -262,7 +312,7 @@ impl<'a> Setup<'a> {
     /// Registers a function that is called whenever a port changes, with the number of the port and the change. The
     /// function runs on the event thread of the port's device, never on a worker.
     pub fn on_port_change(&mut self, handler: impl Fn(u8, PortChange) + Send + Sync + 'static) {
-        self.services.port_handlers.push(Arc::new(handler));
+        self.services.port_handlers.push((self.owner.clone(), Arc::new(handler)));
     }
 
     /// Declares capabilities that the stage or its tasks use during the run (capabilities(7)). At its start, a run
@@ -331,11 +381,11 @@ pub struct Services {
     /// Data that a reload reads again.
     pub reloads: Reloads,
     /// Tables that other programs can list.
-    pub tables: Vec<StageTable>,
+    pub tables: Vec<Arc<StageTable>>,
     /// Background tasks.
     pub tasks: Vec<TaskSpec>,
-    /// Functions to call when a port changes.
-    pub port_handlers: Vec<PortHandler>,
+    /// Functions to call when a port changes, each with its owner.
+    pub port_handlers: Vec<(Owner, PortHandler)>,
     /// Checks that run after the preparation, each with the name of its stage.
     pub checks: Vec<(String, Check)>,
     /// The capabilities that stages and tasks use during the run.
@@ -354,7 +404,13 @@ pub struct Resources {
     ports: Vec<PortInfo>,
     folder: PathBuf,
     next_hops: NextHops,
-    shared: HashMap<(String, TypeId), Arc<dyn Any + Send + Sync>>,
+    shared: HashMap<(String, TypeId), SharedObject>,
+    /// The objects that replaced stages shared.
+    earlier: HashMap<(String, TypeId), SharedObject>,
+    /// The types of the common objects that stages want to build again.
+    pub renewed: BTreeSet<TypeId>,
+    /// What each stage used during its preparation.
+    pub records: BTreeMap<String, StageRecord>,
     /// The files that the config names.
     pub files: Files,
     /// The memory that the stages declared.
@@ -374,6 +430,8 @@ pub struct StageMemory {
     pub available: Option<u64>,
     /// The memory of each stage for all workers together, in bytes, by the name of the stage.
     pub stages: BTreeMap<String, u64>,
+    /// The part of this memory that is already allocated, because its stages already run.
+    pub allocated: u64,
 }
 
 /// The files of a config. A file that is written has only one user, even if links give the file several names.
@@ -434,11 +492,121 @@ impl Resources {
             folder: folder.to_owned(),
             next_hops,
             shared,
+            earlier: HashMap::new(),
+            renewed: BTreeSet::new(),
+            records: BTreeMap::new(),
             files: Files::default(),
             memory: StageMemory::default(),
             services: Services::default(),
             wanted: Facts::all(),
             offline: false,
         }
+    }
+
+    /// Creates the objects for the preparation of the stages that a change adds or replaces. `keeps` has the names of
+    /// the stages that continue, and `replaces` has the names of the stages that get other parameters. `renews` has the
+    /// types of the common objects that are built again.
+    #[must_use]
+    pub fn successor(
+        &self,
+        folder: &Path,
+        keeps: &BTreeSet<String>,
+        replaces: &BTreeSet<String>,
+        renews: &BTreeSet<TypeId>,
+    ) -> Self {
+        let of = |wanted: &dyn Fn(&str, TypeId) -> bool| {
+            let entries = self.shared.iter().filter(|((stage, kind), _)| wanted(stage, *kind));
+            entries.map(|(key, object)| (key.clone(), object.clone())).collect::<HashMap<_, _>>()
+        };
+        let shared = of(&|stage, kind| if stage.is_empty() { !renews.contains(&kind) } else { keeps.contains(stage) });
+        let stages: BTreeMap<_, _> = keeps.iter().filter_map(|name| self.memory.stages.get_key_value(name)).collect();
+        let stages: BTreeMap<String, u64> = stages.into_iter().map(|(name, bytes)| (name.clone(), *bytes)).collect();
+        let records = keeps.iter().filter_map(|name| self.records.get_key_value(name));
+        Self {
+            ports: self.ports.clone(),
+            folder: folder.to_owned(),
+            next_hops: self.next_hops.clone(),
+            shared,
+            earlier: of(&|stage, _| replaces.contains(stage)),
+            renewed: BTreeSet::new(),
+            records: records.map(|(name, record)| (name.clone(), record.clone())).collect(),
+            files: Files::default(),
+            memory: StageMemory { available: None, allocated: stages.values().sum(), stages },
+            services: Services {
+                stop: self.services.stop.clone(),
+                hold: self.services.hold.clone(),
+                ..Services::default()
+            },
+            wanted: self.wanted,
+            offline: self.offline,
+        }
+    }
+
+    /// Removes the objects of a stage that does not continue, after all. The stage is then prepared again, and can use
+    /// its earlier objects.
+    pub fn release(&mut self, stage: &str) {
+        let moved: Vec<_> = self.shared.extract_if(|(owner, _), _| owner == stage).collect();
+        self.earlier.extend(moved);
+        self.records.remove(stage);
+        if let Some(bytes) = self.memory.stages.remove(stage) {
+            self.memory.allocated -= bytes;
+        }
+    }
+
+    /// Returns the types of the common objects that stages use now and used before, but with other stages. `renews` has
+    /// the types that were found before.
+    pub fn changed_commons(&self, before: &Self, renews: &BTreeSet<TypeId>) -> BTreeSet<TypeId> {
+        let users = |resources: &Self, kind: TypeId| {
+            let users = resources.records.iter().filter(|(_, record)| record.commons.contains(&kind));
+            users.map(|(stage, _)| stage.clone()).collect::<BTreeSet<String>>()
+        };
+        let shared = before.records.values().flat_map(|record| &record.commons).copied().collect::<BTreeSet<_>>();
+        let changed = |kind: &TypeId| {
+            let now = users(self, *kind);
+            !renews.contains(kind) && !now.is_empty() && now != users(before, *kind)
+        };
+        shared.into_iter().filter(changed).collect()
+    }
+
+    /// Returns the types of the common objects that stages use.
+    pub fn commons(&self) -> BTreeSet<TypeId> {
+        self.records.values().flat_map(|record| &record.commons).copied().collect()
+    }
+
+    /// Registers the files of the stages that continue.
+    pub fn register_kept_files(&mut self) {
+        for (stage, record) in &self.records {
+            // These files had no conflict before the change.
+            for path in record.read.keys() {
+                let _ = self.files.read(path, &format!("the file that stage `{stage}` reads"));
+            }
+            for path in &record.written {
+                let _ = self.files.write(path, &format!("the file that stage `{stage}` writes"));
+            }
+        }
+    }
+
+    /// Returns the ports that stages see.
+    pub fn ports(&self) -> &[PortInfo] {
+        &self.ports
+    }
+
+    /// Completes the records after the preparation of all stages. Drops the objects that no stage uses any more.
+    pub fn complete_records(&mut self) {
+        for record in self.records.values_mut() {
+            record.next_hops.get_or_insert(self.next_hops.hops.len());
+        }
+        let commons = self.commons();
+        self.shared.retain(|(stage, kind), _| !stage.is_empty() || commons.contains(kind));
+        self.earlier.clear();
+    }
+
+    /// Whether a stage with this record can continue in a pipeline that is prepared with these objects, because every
+    /// object and file that the stage uses is the same. Call this method when all earlier stages are prepared.
+    pub fn suits(&self, record: &StageRecord, renews: &BTreeSet<TypeId>) -> bool {
+        let hops = self.next_hops.hops.len();
+        record.wanted.iter().all(|(facts, wanted)| self.wanted.intersects(*facts) == *wanted)
+            && (!record.uses_next_hops || record.next_hops == Some(hops))
+            && record.commons.is_disjoint(renews)
     }
 }

@@ -1,6 +1,6 @@
 //! Background tasks: work of stages that does not run on the workers.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -84,19 +84,30 @@ pub fn thread_name(text: &str) -> String {
     text.replace(char::is_control, "?")
 }
 
+/// The owner of a task or of a function that is called when a port changes. If the owner ends, the task ends.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Owner {
+    /// The stage with this name.
+    Stage(String),
+    /// The object of this type that several stages share ([`Setup::common`](super::Setup::common)).
+    Common(TypeId),
+}
+
 /// A task that is not started yet.
 pub struct TaskSpec {
     /// The name of the thread. Messages also use this name for the task.
     pub name: String,
     /// The task.
     pub task: Box<dyn Task>,
+    /// The owner of the task.
+    pub owner: Owner,
 }
 
 /// The tasks of a run that have started. All tasks end when this value is dropped.
 #[derive(Default)]
 pub struct Tasks {
     stop: StopSignal,
-    threads: Vec<JoinHandle<()>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     failures: Arc<Mutex<Vec<String>>>,
 }
 
@@ -109,8 +120,8 @@ impl Tasks {
     /// running.
     pub fn start(mut specs: Vec<TaskSpec>, run: &RunStop) -> Result<Self> {
         specs.iter_mut().try_for_each(|spec| spec.task.start())?;
-        let mut tasks = Self::default();
-        for TaskSpec { name, mut task } in specs {
+        let tasks = Self::default();
+        for TaskSpec { name, mut task, .. } in specs {
             let (stop, run, failures) = (tasks.stop.clone(), run.clone(), tasks.failures.clone());
             let thread = thread::Builder::new().name(thread_name(&name));
             let failed = format!("cannot start the thread `{name}`");
@@ -129,7 +140,7 @@ impl Tasks {
                 }
             };
             let thread = thread.spawn(body).map_err(|error| Error::Topology(format!("{failed}: {error}")))?;
-            tasks.threads.push(thread);
+            tasks.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         }
         Ok(tasks)
     }
@@ -140,9 +151,10 @@ impl Tasks {
     }
 
     /// Ends all tasks and waits for their threads.
-    pub fn stop(&mut self) {
+    pub fn stop(&self) {
         self.stop.set();
-        for thread in self.threads.drain(..) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
             // The thread catches the panics of its task.
             let _ = thread.join();
         }
@@ -177,7 +189,7 @@ mod tests {
     }
 
     fn spec(name: &str, run: impl FnMut(&StopSignal) -> Result<()> + Send + 'static) -> TaskSpec {
-        TaskSpec { name: name.to_owned(), task: Box::new(Run(run)) }
+        TaskSpec { name: name.to_owned(), task: Box::new(Run(run)), owner: Owner::Stage(name.to_owned()) }
     }
 
     #[test]
@@ -199,7 +211,7 @@ mod tests {
     #[test]
     fn control_characters_in_a_name_do_not_prevent_the_start() {
         let tasks = Tasks::start(vec![spec("a\0b\nc", |_| Ok(()))], &RunStop::default()).unwrap();
-        assert_eq!(tasks.threads[0].thread().name(), Some("a?b?c"));
+        assert_eq!(tasks.threads.lock().unwrap()[0].thread().name(), Some("a?b?c"));
     }
 
     #[test]
@@ -217,7 +229,7 @@ mod tests {
         let error = |_: &StopSignal| Err(Error::Kernel("no answer".to_owned()));
         let panic = |_: &StopSignal| panic!("index {}", 7);
         let specs = vec![spec("ends", |_| Ok(())), spec("errs", error), spec("panics", panic)];
-        let mut tasks = Tasks::start(specs, &RunStop::default()).unwrap();
+        let tasks = Tasks::start(specs, &RunStop::default()).unwrap();
         tasks.stop();
         let mut failures = tasks.failures();
         failures.sort();
@@ -237,7 +249,8 @@ mod tests {
                 unreachable!("the task did not start")
             }
         }
-        let refuses = TaskSpec { name: "refuses".to_owned(), task: Box::new(Refuses) };
+        let owner = Owner::Stage("refuses".to_owned());
+        let refuses = TaskSpec { name: "refuses".to_owned(), task: Box::new(Refuses), owner };
         let specs = vec![spec("never", |_| unreachable!("another task did not start")), refuses];
         assert_eq!(Tasks::start(specs, &RunStop::default()).err().unwrap().to_string(), "kernel: no socket");
     }

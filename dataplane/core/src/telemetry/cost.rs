@@ -91,6 +91,21 @@ impl Costs {
         self.sums.iter_mut().zip(&other.sums).for_each(|(sum, other)| *sum = sum.with(other, u64::wrapping_add));
     }
 
+    /// Returns the costs with other parts. For each new part, `from` has the index of the part that it continues, or
+    /// `None` for a part without costs so far. The total stays.
+    #[must_use]
+    pub fn with_parts(&self, from: &[Option<usize>]) -> Self {
+        let mut costs = Self::new(from.len());
+        let rows = costs.sums.chunks_exact_mut(from.len() + 1).zip(self.sums.chunks_exact(self.columns));
+        for (new, old) in rows {
+            let parts = from.iter().map(|from| from.filter(|from| *from + 1 < self.columns));
+            for (new, from) in new.iter_mut().zip(parts.chain([Some(self.columns - 1)])) {
+                *new = from.and_then(|from| old.get(from)).copied().unwrap_or_default();
+            }
+        }
+        costs
+    }
+
     /// Returns the costs that were recorded after `earlier`, which is an earlier copy of these costs.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {

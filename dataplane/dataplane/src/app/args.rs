@@ -52,6 +52,22 @@ pub(super) enum Command {
     Show(Show),
     /// Show or set the level of log messages of a running program
     Log(Log),
+    /// Show the operations that would change a running program, or one config, to another config
+    #[command(after_help = PLAN_HELP)]
+    Plan(Plan),
+    /// Change a running program to another config: all operations, or none
+    #[command(after_help = APPLY_HELP)]
+    Apply(Apply),
+    /// Confirm the last `apply --confirm`
+    Confirm(Change),
+    /// Revert the last change of a running program
+    Rollback(Change),
+    /// List the changes of a running program
+    History(Change),
+    /// Let a running program read its config file and the files of its stages again
+    Reload(Change),
+    /// Write the config that a running program uses to a file
+    Save(Save),
     /// Check a config: print all mistakes, or the plan if there are none
     Check(Check),
     /// Draw the pipeline of a config
@@ -171,6 +187,65 @@ pub(super) struct Show {
 
 const SHOW_HELP: &str = "Lists of every program: config, links, memory, ports, stages, workers.\n\
     Tables of stages: acl, bridge, limits, neighbors, routes, and the tables of your own stages.";
+
+const PLAN_HELP: &str = "Exit status: 0 a list, which may be empty, 1 no answer, 2 a wrong command line or config.";
+
+const APPLY_HELP: &str = "Exit status: 0 the program uses the new config, 1 nothing has changed, 2 a wrong command line \
+    or config, and nothing has changed.";
+
+/// The running program that a command changes.
+#[derive(Debug, Args)]
+pub(super) struct Target {
+    /// The process id of the program, needed if several are running
+    #[arg(short, long, value_name = "PROCESS", conflicts_with = "socket")]
+    pub(super) process: Option<u32>,
+    /// The control socket of the program, as set by runtime.control in its config
+    #[arg(long, value_name = "PATH")]
+    pub(super) socket: Option<PathBuf>,
+    /// Print JSON
+    #[arg(short, long)]
+    pub(super) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Plan {
+    /// The new config, a TOML file, or `-` for standard input. With two files, compare the first with the second
+    /// without a running program
+    #[arg(value_name = "CONFIG", required = true, num_args = 1..=2)]
+    pub(super) configs: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(super) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Apply {
+    /// The new config, a TOML file, or `-` for standard input
+    #[arg(value_name = "CONFIG")]
+    pub(super) config: PathBuf,
+    /// Revert the change after this time, such as 60s, unless `dataplane confirm` confirms it
+    #[arg(long, value_name = "TIME", value_parser = interval)]
+    pub(super) confirm: Option<Duration>,
+    /// Refuse the change unless the program uses the config with this digest, which `dataplane plan` prints
+    #[arg(long, value_name = "DIGEST")]
+    pub(super) base: Option<String>,
+    #[command(flatten)]
+    pub(super) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Change {
+    #[command(flatten)]
+    pub(super) target: Target,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Save {
+    /// The file [default: the config file of the run]
+    #[arg(value_name = "FILE")]
+    pub(super) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) target: Target,
+}
 
 #[derive(Debug, Args)]
 pub(super) struct Log {

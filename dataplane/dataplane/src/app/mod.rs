@@ -25,6 +25,7 @@
 //! Results go to standard output. Logs, progress and the mistakes of a config go to standard error.
 
 mod args;
+mod change;
 mod check;
 mod console;
 mod control;
@@ -52,6 +53,7 @@ pub(crate) use control::fuzz as fuzz_control;
 pub(crate) use metrics::fuzz as fuzz_metrics;
 
 use std::ffi::OsString;
+use std::sync::Arc;
 
 use clap::Parser;
 use schemars::JsonSchema;
@@ -64,27 +66,32 @@ use dataplane_core::pipeline::{Registry, Stage};
 
 /// A program with the built-in stages, its own stages, and the command line.
 pub struct App {
-    registry: Registry,
+    registry: Arc<Registry>,
 }
 
 impl App {
     /// Creates an app with the built-in stages.
     pub fn new() -> Self {
-        Self { registry: dataplane_stages::registry() }
+        Self { registry: Arc::new(dataplane_stages::registry()) }
     }
 
     /// Adds a kind of stage. `name` is the value of `use` in a config. An existing kind with the same name is replaced.
     #[must_use]
     pub fn stage<S: Stage + DeserializeOwned + 'static>(mut self, name: &str) -> Self {
-        self.registry.add::<S>(name);
+        self.registry().add::<S>(name);
         self
     }
 
     /// Adds a kind of stage with a schema, so that the commands `stages` and `schema` describe its parameters.
     #[must_use]
     pub fn described_stage<S: Stage + DeserializeOwned + JsonSchema + 'static>(mut self, name: &str) -> Self {
-        self.registry.add_described::<S>(name);
+        self.registry().add_described::<S>(name);
         self
+    }
+
+    fn registry(&mut self) -> &mut Registry {
+        // Only a running command shares the registry.
+        Arc::get_mut(&mut self.registry).expect("no command runs while stages are added")
     }
 
     /// Runs the command line of the process. Returns on success. Otherwise, prints the error to standard error and ends
@@ -124,6 +131,13 @@ impl App {
             Command::Top(args) => top::top(&args),
             Command::Show(args) => show::show(&args),
             Command::Log(args) => log::log(&args),
+            Command::Plan(args) => change::plan(&self.registry, &args),
+            Command::Apply(args) => change::apply(&args),
+            Command::Confirm(args) => change::confirm(&args),
+            Command::Rollback(args) => change::rollback(&args),
+            Command::History(args) => change::history(&args),
+            Command::Reload(args) => change::reload(&args),
+            Command::Save(args) => change::save(&args),
             Command::Check(args) => check::check(&self.registry, &args),
             Command::Graph(args) => graph::graph(&self.registry, &args),
             Command::Explain(args) => explain::explain(&self.registry, &args),

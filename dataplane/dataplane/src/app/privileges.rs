@@ -43,7 +43,7 @@ impl Privileges {
     /// Returns the privileges that the run of a config needs.
     pub(super) fn of(assembly: &Assembly) -> Self {
         let ports = &assembly.plan.ports;
-        let of_stages = assembly.services.capabilities.iter().copied();
+        let of_stages = assembly.resources.services.capabilities.iter().copied();
         let mut capabilities = ports.iter().map(of_port).chain(of_stages).collect::<CapabilitySet>();
         // Kernels before 5.8 have no CAP_BPF and no CAP_PERFMON. The kernel accepts CAP_SYS_ADMIN instead.
         let replaceable = capabilities & (CapabilitySet::BPF | CapabilitySet::PERFMON);
@@ -51,7 +51,7 @@ impl Privileges {
         if !held.contains(replaceable) {
             capabilities |= CapabilitySet::SYS_ADMIN;
         }
-        let writable: BTreeSet<PathBuf> = assembly.files.written().flat_map(writable).collect();
+        let writable: BTreeSet<PathBuf> = assembly.resources.files.written().flat_map(writable).collect();
         let sockets = socket_folders(&assembly.plan.runtime);
         let user = geteuid().as_raw();
         let is_own = |path: &PathBuf| fs::metadata(path).is_ok_and(|about| about.uid() == user);
@@ -62,7 +62,7 @@ impl Privileges {
             // An output with the key `group` changes the group and the mode of its file.
             capabilities |= CapabilitySet::CHOWN | CapabilitySet::FOWNER;
         }
-        if !assembly.services.reloads.is_empty() || !assembly.services.tasks.is_empty() {
+        if !assembly.resources.services.reloads.is_empty() || !assembly.resources.services.tasks.is_empty() {
             capabilities |= CapabilitySet::DAC_READ_SEARCH;
         }
         Self { capabilities, writable, sockets }

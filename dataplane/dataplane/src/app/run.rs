@@ -1,6 +1,7 @@
 //! `run`: runs a pipeline from its config to the final report.
 
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,12 +13,14 @@ use tracing::Level;
 
 use super::args::{self, ReportFormat};
 use super::console::{self, CLEAR_LINE, CommandError};
-use super::control::Server;
+use super::control::{Job, Jobs, Server};
 use super::doctor;
 use super::logs::{self, LogQueue};
 use super::metrics::{Facts, Listener};
 use super::privileges::Privileges;
-use crate::runtime::{Assembly, Options, ReloadOutcome, Run};
+use crate::runtime::{Assembly, Options, Run};
+use dataplane_control::Call;
+use dataplane_control::change::Applied;
 use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::{PacketsPerSecond, Progress};
 use dataplane_core::topology::Topology;
@@ -29,7 +32,7 @@ const SAME_REQUEST: Duration = Duration::from_millis(200);
 /// The minimum interval between two updates of the progress line.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
-pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandError> {
+pub(super) fn run(registry: &Arc<Registry>, args: &args::Run) -> Result<(), CommandError> {
     // Without a handler for SIGXFSZ, the kernel ends a process that exceeds a file size limit. With a handler, the
     // write fails with an error instead.
     // SIGUSR1, SIGUSR2 and SIGALRM stop the run like SIGTERM, because their default action ends a process without a
@@ -40,7 +43,8 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
     // Log only the findings about lost packets here. The run itself reports problems that prevent a start.
     doctor::warn(&assembly.plan);
     let options = Options { duration: args.duration, packets: args.packets };
-    let hangup = Hangup { reloads: assembly.can_reload(), from_terminal: console::has_terminal() };
+    let reloads = args.config.path.as_os_str() != "-" || assembly.can_reload();
+    let hangup = Hangup { reloads, from_terminal: console::has_terminal() };
     if asked && !hangup.reloads() {
         return Err(CommandError::Failed(STOPPED_EARLY.to_owned()));
     }
@@ -50,7 +54,8 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
         effect == Effect::Stop
     };
     let metrics = Listener::open(&assembly.plan.runtime).map_err(CommandError::Failed)?;
-    let server = Server::start(&assembly.plan.runtime, &args.config.path, metrics.as_ref().map(Listener::feed))?;
+    let feed = metrics.as_ref().map(Listener::feed);
+    let server = Server::start(&assembly.plan.runtime, &args.config.path, feed, registry)?;
     if assembly.plan.runtime.sandbox {
         for failure in Privileges::of(&assembly).give_up_the_rest() {
             tracing::info!("this run keeps more privileges than it needs: {failure}");
@@ -69,7 +74,8 @@ pub(super) fn run(registry: &Registry, args: &args::Run) -> Result<(), CommandEr
     let run = Run::start_unless(assembly, options, || signals.pending().any(&mut is_end))?;
     tracing::info!("running");
     let until = args.duration.and_then(|duration| Instant::now().checked_add(duration));
-    let stopping = watch(&run, &mut signals, hangup, asked, until, server);
+    let jobs = Jobs::new(registry);
+    let stopping = watch(&run, &mut signals, hangup, asked, until, server, &jobs);
     drop(metrics);
     let ending = signals.handle();
     abort_on_signal(signals, hangup, stopping)?;
@@ -133,8 +139,8 @@ fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Re
 
 const STOPPED_EARLY: &str = "stopped before the run started";
 
-/// How the run handles SIGHUP. If stages have files to reload, the run reloads the files. Otherwise the run stops, as
-/// for SIGINT and SIGTERM.
+/// How the run handles SIGHUP. If the config is a file, or stages have files to reload, the run reloads the files.
+/// Otherwise the run stops, as for SIGINT and SIGTERM.
 #[derive(Clone, Copy)]
 struct Hangup {
     reloads: bool,
@@ -175,42 +181,26 @@ impl Effect {
     }
 }
 
-/// The result of a reload for each stage.
-type ReloadResults = Vec<(String, ReloadOutcome)>;
-
-/// Reloads files on a separate thread. Compiling large rule sets may take long, and a run that ends does not wait for
-/// the reload.
-fn reload(run: &Run) -> Receiver<ReloadResults> {
-    tracing::info!("reloading files");
-    let (sender, results) = mpsc::channel();
-    let reload = run.reloader();
-    // If the run has ended, the receiver is gone, which is no error. If the thread cannot be started, the channel
-    // closes at once.
-    let spawned = thread::Builder::new().name("reload".to_owned()).spawn(move || drop(sender.send(reload())));
-    if let Err(error) = spawned {
-        tracing::error!("cannot start the reload thread: {error}");
-    }
-    results
-}
-
-/// Prints the result of a reload, if it has ended. Returns `false` while the reload is in progress.
-fn print_reloaded(reloading: &Receiver<ReloadResults>) -> bool {
-    let results = match reloading.try_recv() {
-        Ok(results) => results,
-        Err(TryRecvError::Disconnected) => return true,
-        Err(TryRecvError::Empty) => return false,
+/// Logs the result of a reload or of a reverted change, if it has ended. Returns `false` while it is in progress.
+fn print_changed(job: &mut Job, what: &str) -> bool {
+    let applied = match job.result() {
+        None => return false,
+        Some(Ok(applied)) => serde_json::from_str::<Applied>(applied.get()).ok(),
+        Some(Err(refusal)) => {
+            let lines = refusal.mistakes.iter().map(|mistake| format!("\n  {mistake}")).collect::<String>();
+            match lines.is_empty() {
+                true => logs::notice(Level::WARN, &format!("{}; help: {}", refusal.message, refusal.help)),
+                false => logs::notice(Level::WARN, &format!("{}:{lines}", refusal.message)),
+            }
+            return true;
+        }
     };
-    for (stage, results) in results {
-        match results {
-            ReloadOutcome::Done(now) => logs::notice(Level::INFO, &format!("{stage}: reloaded: {now}")),
-            ReloadOutcome::Pending(now) => {
-                let still = "at least one worker still uses the old data";
-                logs::notice(Level::WARN, &format!("{stage}: published: {now} ({still})"));
-            }
-            ReloadOutcome::Rejected(problems) => {
-                let lines = problems.iter().map(|problem| format!("\n  {problem}")).collect::<String>();
-                logs::notice(Level::WARN, &format!("{stage}: not reloaded, the old data stays in use:{lines}"));
-            }
+    if let Some(applied) = applied {
+        applied.warnings.iter().for_each(|warning| logs::notice(Level::WARN, &warning.to_string()));
+        let operations = applied.operations.iter().map(|operation| format!("{what}: {operation}"));
+        operations.chain(applied.reloaded.iter().cloned()).for_each(|line| logs::notice(Level::INFO, &line));
+        if applied.operations.is_empty() && applied.reloaded.is_empty() {
+            logs::notice(Level::INFO, &format!("{what}: change {}, config {}", applied.number, applied.digest));
         }
     }
     true
@@ -247,10 +237,12 @@ fn watch(
     mut asked: bool,
     until: Option<Instant>,
     mut server: Option<Server>,
+    jobs: &Jobs,
 ) -> Option<Instant> {
     let mut meter = console::is_watched().then(|| Meter::new(run.progress()));
     let mut stopping: Option<Instant> = None;
-    let mut reloading: Option<Receiver<ReloadResults>> = None;
+    let (mut reloading, mut reverting): (Option<Job>, Option<Job>) = (None, None);
+    let changer = run.changer();
     while !run.is_finished() {
         for signal in signals.pending() {
             match Effect::of(signal, hangup, stopping.map(|since| since.elapsed())) {
@@ -272,12 +264,19 @@ fn watch(
         if stopping.is_none() && until.is_some_and(|until| until <= Instant::now()) {
             run.stop();
         }
-        if reloading.as_ref().is_some_and(print_reloaded) {
+        if reloading.as_mut().is_some_and(|reload| print_changed(reload, "reload")) {
             reloading = None;
         }
+        if reverting.as_mut().is_some_and(|revert| print_changed(revert, "reverted without a confirmation")) {
+            reverting = None;
+        }
+        if reverting.is_none() && stopping.is_none() && changer.is_overdue() {
+            reverting = jobs.revert_overdue(&changer);
+        }
         if asked && reloading.is_none() && stopping.is_none() {
-            asked = false;
-            reloading = Some(reload(run));
+            tracing::info!("reloading files");
+            reloading = jobs.start(&changer, &Call::Reload {});
+            asked = reloading.is_none();
         }
         for event in run.events() {
             tracing::warn!("{event}");
@@ -300,7 +299,7 @@ fn watch(
     if meter.is_some() {
         console::write_stderr(CLEAR_LINE);
     }
-    if reloading.is_some_and(|reloading| !print_reloaded(&reloading)) {
+    if reloading.is_some_and(|mut reloading| !print_changed(&mut reloading, "reload")) {
         logs::notice(Level::WARN, "reload abandoned: the run has ended");
     }
     stopping

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::args::{self, SchemaSubject};
 use super::console::{self, CommandError};
 use crate::config;
+use dataplane_control::change::{Applied, ChangePlan, History};
 use dataplane_control::{Found, Hello, LogLevel, Page, Request, Response, rows};
 use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Live;
@@ -29,6 +30,12 @@ fn control(registry: &Registry) -> Value {
         "show": generator.subschema_for::<Page>(),
         "get": generator.subschema_for::<Found>(),
         "log": generator.subschema_for::<LogLevel>(),
+        "plan": generator.subschema_for::<ChangePlan>(),
+        "apply": generator.subschema_for::<Applied>(),
+        "confirm": generator.subschema_for::<Applied>(),
+        "rollback": generator.subschema_for::<Applied>(),
+        "history": generator.subschema_for::<History>(),
+        "reload": generator.subschema_for::<Applied>(),
     });
     let mut rows = serde_json::Map::new();
     let mut add = |list: &str, schema: Schema| drop(rows.insert(list.to_owned(), schema.to_value()));

@@ -87,7 +87,7 @@ fn list(client: &mut Client, what: &str, args: &args::Show) -> Result<(), Comman
 
 /// Prints the text of the config and the values that override it.
 fn print_config(row: &RawValue) -> Result<(), CommandError> {
-    let ConfigRow { path, settings, text } = serde_json::from_str(row.get()).map_err(foreign)?;
+    let ConfigRow { path, settings, text, .. } = serde_json::from_str(row.get()).map_err(foreign)?;
     // A config contains line ends and tabs. Other control characters would be interpreted by the terminal.
     let text = text.replace(|char: char| char.is_control() && !matches!(char, '\n' | '\t'), "\u{fffd}");
     let settings: String = settings.iter().map(|setting| format!("# --set {}\n", plain(setting))).collect();

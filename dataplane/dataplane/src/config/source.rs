@@ -14,6 +14,8 @@ pub struct Source(Arc<SourceInner>);
 #[derive(Debug)]
 struct SourceInner {
     path: PathBuf,
+    /// The folder from which relative paths start.
+    folder: PathBuf,
     parts: Vec<Part>,
 }
 
@@ -69,7 +71,8 @@ impl Source {
             let text = format!("{key}={value}");
             parts.push(Part::new(format!("--set {text}"), " ".repeat(start) + &text, start));
         }
-        Self(Arc::new(SourceInner { path, parts }))
+        let folder = path.parent().map(Path::to_owned).unwrap_or_default();
+        Self(Arc::new(SourceInner { path, folder, parts }))
     }
 
     /// Returns the text of the config file, without the overrides.
@@ -89,7 +92,29 @@ impl Source {
 
     /// Resolves a path in the config. Relative paths start from the folder of the config.
     pub fn resolve(&self, path: &Path) -> PathBuf {
-        self.0.path.parent().map_or_else(|| path.to_owned(), |folder| folder.join(path))
+        self.0.folder.join(path)
+    }
+
+    /// Returns the folder from which relative paths in the config start.
+    pub fn folder(&self) -> &Path {
+        &self.0.folder
+    }
+
+    /// Returns a config with another file, and with the overrides and the folder of this config. `path` is the name of
+    /// the file in messages.
+    #[must_use]
+    pub fn with_file(&self, path: impl Into<PathBuf>, text: impl Into<String>) -> Self {
+        let overrides: Vec<(String, String)> = self
+            .settings()
+            .filter_map(|setting| setting.split_once('='))
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .collect();
+        let Self(inner) = Self::new(path, text, &overrides);
+        let folder = self.folder().to_owned();
+        Self(match Arc::try_unwrap(inner) {
+            Ok(inner) => Arc::new(SourceInner { folder, ..inner }),
+            Err(inner) => inner,
+        })
     }
 
     /// Returns the start position of a span.

@@ -1,6 +1,8 @@
 //! Builds a program for each worker from the config and the registry. A program is the set of connected stages of one
 //! worker. This module does all checks that need no device.
 
+use std::any::TypeId;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{memory, offload};
@@ -9,7 +11,7 @@ use dataplane_core::error::{Error, Result};
 use dataplane_core::file;
 use dataplane_core::mem::Preference;
 use dataplane_core::pipeline::{
-    Facts, Files, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Services, Setup, Stage, Target,
+    Facts, Files, NodeSpec, PortInfo, Problem, Program, Registry, Resources, Setup, Stage, StandIn, Target,
 };
 use dataplane_core::topology::Topology;
 use dataplane_soft::config::LinkConfig;
@@ -26,16 +28,32 @@ pub struct Assembly {
     /// The config.
     pub source: Source,
     pub(crate) programs: Vec<Program>,
-    /// The services that the stages registered.
-    pub(crate) services: Services,
-    /// The config and all files that the config names.
-    pub(crate) files: Files,
+    /// The properties of the stages of each worker, by name.
+    pub(crate) stand_ins: Vec<BTreeMap<String, StandIn>>,
+    /// The objects that the stages share, the services that they registered, and all files that the config names.
+    pub(crate) resources: Resources,
+    /// For a change of a running pipeline: the stages that continue.
+    pub(crate) kept: BTreeSet<String>,
+    /// For a change of a running pipeline: the types of the common objects that continue.
+    pub(crate) carried: BTreeSet<TypeId>,
+}
+
+/// The running pipeline that a change starts from.
+#[derive(Clone, Copy)]
+pub(crate) struct RunningPipeline<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) resources: &'a Resources,
+    pub(crate) stand_ins: &'a [BTreeMap<String, StandIn>],
+    /// The stages that can read their files again while they run.
+    pub(crate) reloads: &'a BTreeSet<String>,
+    /// The stages that must be prepared again, although their parameters are the same.
+    pub(crate) renewed: &'a BTreeSet<String>,
 }
 
 impl Assembly {
     /// Returns `true` if a stage has data that can be reloaded ([`Run::reload`](super::Run::reload)).
     pub fn can_reload(&self) -> bool {
-        !self.services.reloads.is_empty()
+        !self.resources.services.reloads.is_empty()
     }
 }
 
@@ -62,7 +80,7 @@ pub fn assemble(
     topology: Topology,
     diagnostics: &mut Diagnostics,
 ) -> Result<Option<Assembly>> {
-    build(source, registry, topology, false, diagnostics)
+    build(source, registry, topology, false, None, diagnostics)
 }
 
 /// Checks a config like [`assemble`], but for a pipeline that processes packets without ports and workers, such as in
@@ -81,7 +99,23 @@ pub fn assemble_offline(
     let cores = Topology::uniform(CORES).cores().to_vec();
     // Without NUMA nodes in the topology, the check accepts any `numa_node` in the config.
     let topology = Topology::from_parts(cores, Vec::new(), Vec::new(), Vec::new());
-    build(source, registry, topology, true, diagnostics)
+    build(source, registry, topology, true, None, diagnostics)
+}
+
+/// Checks a config like [`assemble`], for a change of a running pipeline with the same ports and workers. Prepares only
+/// the stages that the change adds or replaces. In the programs of the result, the properties of a stage that continues
+/// stand in for the stage.
+///
+/// # Errors
+/// Returns the errors of [`assemble`].
+pub(crate) fn assemble_change(
+    source: &Source,
+    registry: &Registry,
+    topology: Topology,
+    running: RunningPipeline<'_>,
+    diagnostics: &mut Diagnostics,
+) -> Result<Option<Assembly>> {
+    build(source, registry, topology, false, Some(running), diagnostics)
 }
 
 fn build(
@@ -89,6 +123,7 @@ fn build(
     registry: &Registry,
     topology: Topology,
     offline: bool,
+    running: Option<RunningPipeline<'_>>,
     diagnostics: &mut Diagnostics,
 ) -> Result<Option<Assembly>> {
     let mut loaded = config::load(source, diagnostics);
@@ -97,11 +132,13 @@ fn build(
         loaded.set_default_mtus();
     }
     let plan = config::plan(&loaded, registry, &topology, diagnostics);
+    if let (Some(running), Some(plan)) = (running, &plan) {
+        return change(&loaded, plan, registry, topology, running, diagnostics);
+    }
     let ports = ports(&loaded, offline);
-    let folder = source.path().parent().unwrap_or(Path::new(""));
-    let mut resources = Resources::new(ports.clone(), folder);
+    let mut resources = Resources::new(ports.clone(), source.folder());
     files(&loaded, &mut resources.files, diagnostics);
-    if !offline {
+    if !offline && running.is_none() {
         captures(&loaded, diagnostics);
     }
     resources.offline = offline;
@@ -111,13 +148,14 @@ fn build(
     let workers = plan.as_ref().map_or(1, |plan| plan.cores.len());
     let order: Vec<usize> =
         plan.as_ref().map_or_else(|| (0..loaded.stage_count()).collect(), |plan| plan.order.clone());
-    let mut programs = Vec::new();
+    let (mut programs, mut stand_ins) = (Vec::new(), Vec::new());
     for worker in 0..workers {
         // The stages build their tables here, not on the worker's thread. Prefer the worker's NUMA node for this
         // memory.
         let core = plan.as_ref().and_then(|plan| topology.core(*plan.cores.get(worker)?));
         let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
-        let stages = stages(&loaded, registry, &mut resources, &order, (worker, workers), diagnostics)?;
+        let place = (worker, workers);
+        let stages = prepare(&loaded, registry, &mut resources, &order, place, None, diagnostics)?;
         let (Some(plan), Some(stages)) = (&plan, stages) else { return Ok(None) };
         let mut program = program(plan, registry, &order, stages);
         // Each worker sets the same hold time, because all workers have the same stages.
@@ -128,20 +166,15 @@ fn build(
         if diagnostics.has_errors() {
             return Ok(None);
         }
+        stand_ins.push(named(&mut program));
         programs.push(program);
     }
-    let Resources { mut services, files, memory, .. } = resources;
-    for (stage, check) in services.checks.drain(..) {
-        let index = order.iter().find(|index| loaded.stage_name(**index) == Some(&stage)).or(order.first());
-        if let (Err(problem), Some(index)) = (check(), index) {
-            diagnostics.push(mistake(&loaded, *index, &stage, problem));
-        }
-    }
+    run_checks(&loaded, &order, &mut resources, diagnostics);
     if diagnostics.has_errors() {
         return Ok(None);
     }
     let Some(mut plan) = plan else { return Ok(None) };
-    plan.stage_memory = memory.stages;
+    plan.stage_memory.clone_from(&resources.memory.stages);
     if let (false, Some(program)) = (offline, programs.first()) {
         for (stage, message, help) in offload::request(&mut plan, program) {
             let index = order.iter().find(|index| loaded.stage_name(**index) == Some(&stage)).or(order.first());
@@ -149,7 +182,134 @@ fn build(
             diagnostics.push(Mistake::warning(span, format!("stage `{stage}`: {message}")).help(help));
         }
     }
-    Ok(Some(Assembly { plan, ports, topology, source: source.clone(), programs, services, files }))
+    let (source, kept, carried) = (source.clone(), BTreeSet::new(), BTreeSet::new());
+    Ok(Some(Assembly { plan, ports, topology, source, programs, stand_ins, resources, kept, carried }))
+}
+
+/// Returns the properties of each stage by its name.
+fn named(program: &mut Program) -> BTreeMap<String, StandIn> {
+    let properties = program.stand_ins();
+    program.nodes().iter().map(|node| node.name.clone()).zip(properties).collect()
+}
+
+/// Runs the checks that stages registered for the time after the preparation of all stages.
+fn run_checks(loaded: &Loaded<'_>, order: &[usize], resources: &mut Resources, diagnostics: &mut Diagnostics) {
+    resources.complete_records();
+    for (stage, check) in resources.services.checks.drain(..) {
+        let index = order.iter().find(|index| loaded.stage_name(**index) == Some(&stage)).or(order.first());
+        if let (Err(problem), Some(index)) = (check(), index) {
+            diagnostics.push(mistake(loaded, *index, &stage, problem));
+        }
+    }
+}
+
+/// Prepares a change of a running pipeline. See [`assemble_change`].
+fn change(
+    loaded: &Loaded<'_>,
+    plan: &Plan,
+    registry: &Registry,
+    topology: Topology,
+    running: RunningPipeline<'_>,
+    diagnostics: &mut Diagnostics,
+) -> Result<Option<Assembly>> {
+    let earlier = |index: usize| {
+        let node = &plan.nodes[index];
+        running.plan.nodes.iter().find(|earlier| earlier.name == node.name && earlier.kind == node.kind)
+    };
+    let has_changed_file = |stage: &str| {
+        let record = running.resources.records.get(stage);
+        record.is_some_and(|record| record.changed_file().is_some())
+    };
+    let continues = |index: &&usize| {
+        let node = &plan.nodes[**index];
+        earlier(**index).is_some_and(|earlier| earlier.parameters == node.parameters)
+            && !running.renewed.contains(&node.name)
+            && (running.reloads.contains(&node.name) || !has_changed_file(&node.name))
+            && running.stand_ins.iter().all(|stages| stages.contains_key(&node.name))
+    };
+    let name = |index: &usize| plan.nodes[*index].name.clone();
+    let mut renews = BTreeSet::new();
+    let before_changes = diagnostics.clone();
+    'renewed: loop {
+        diagnostics.clone_from(&before_changes);
+        let mut keeps: BTreeSet<String> = plan.order.iter().filter(continues).map(name).collect();
+        let replaces = plan.order.iter().filter(|index| earlier(**index).is_some()).map(name).collect();
+        let folder = loaded.source().folder();
+        let mut resources = running.resources.successor(folder, &keeps, &replaces, &renews);
+        files(loaded, &mut resources.files, diagnostics);
+        resources.register_kept_files();
+        resources.memory.available = memory::available();
+        let workers = plan.cores.len();
+        let (mut programs, mut stand_ins) = (Vec::new(), Vec::new());
+        for worker in 0..workers {
+            let core = plan.cores.get(worker).and_then(|core| topology.core(*core));
+            let _near = core.filter(|_| topology.nodes().len() > 1).and_then(|core| Preference::new(core.node));
+            let place = (worker, workers);
+            let mut kept = Kept { keeps: &mut keeps, stand_ins: running.stand_ins.get(worker), renews: &renews };
+            let order = &plan.order;
+            let stages = prepare(loaded, registry, &mut resources, order, place, Some(&mut kept), diagnostics)?;
+            // A stage that wants to renew an object reports a problem of the object.
+            let more: BTreeSet<TypeId> = resources.renewed.difference(&renews).copied().collect();
+            if !more.is_empty() {
+                renews.extend(more);
+                continue 'renewed;
+            }
+            let Some(stages) = stages else { return Ok(None) };
+            let mut program = program(plan, registry, &plan.order, stages);
+            if worker == 0 {
+                check(loaded, plan, &plan.order, &mut program, diagnostics);
+            }
+            if diagnostics.has_errors() {
+                return Ok(None);
+            }
+            stand_ins.push(named(&mut program));
+            programs.push(program);
+        }
+        // Objects that several stages share continue only if exactly the same stages use them as before. Otherwise a new
+        // stage could start a part of the object that runs for the earlier stages already.
+        let more = resources.changed_commons(running.resources, &renews);
+        if !more.is_empty() {
+            renews.extend(more);
+            continue;
+        }
+        run_checks(loaded, &plan.order, &mut resources, diagnostics);
+        if diagnostics.has_errors() {
+            return Ok(None);
+        }
+        let mut plan = plan.clone();
+        plan.stage_memory.clone_from(&resources.memory.stages);
+        let source = loaded.source().clone();
+        let ports = resources.ports().to_vec();
+        let before = running.resources.commons();
+        let carried = resources.commons().into_iter().filter(|kind| before.contains(kind) && !renews.contains(kind));
+        let (kept, carried) = (keeps, carried.collect());
+        return Ok(Some(Assembly { plan, ports, topology, source, programs, stand_ins, resources, kept, carried }));
+    }
+}
+
+/// The stages that continue after a change.
+struct Kept<'a> {
+    keeps: &'a mut BTreeSet<String>,
+    /// The properties of the running stages of the worker.
+    stand_ins: Option<&'a BTreeMap<String, StandIn>>,
+    renews: &'a BTreeSet<TypeId>,
+}
+
+impl Kept<'_> {
+    /// Returns the properties of a stage, if the stage continues.
+    fn stand_in(&mut self, name: &str, worker: usize, resources: &mut Resources) -> Option<StandIn> {
+        if !self.keeps.contains(name) {
+            return None;
+        }
+        // All workers have the same stages, so the first worker decides.
+        let suits = worker > 0 || resources.records.get(name).is_none_or(|record| resources.suits(record, self.renews));
+        let stand_in = self.stand_ins.and_then(|stages| stages.get(name)).filter(|_| suits);
+        if stand_in.is_none() {
+            self.keeps.remove(name);
+            resources.release(name);
+        }
+        stand_in.copied()
+    }
 }
 
 /// Registers the config file and the files of ports. If one part of the config writes a file, no other part may use
@@ -231,14 +391,15 @@ fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
     loaded.named_ports().enumerate().map(info).collect()
 }
 
-/// Creates and prepares the stages of one worker. Problems of the config go to the diagnostics. Returns an error for a
+/// Creates and prepares the stages of one worker, except the stages that continue after a change. Problems of the config go to the diagnostics. Returns an error for a
 /// problem of this host.
-fn stages(
+fn prepare(
     loaded: &Loaded<'_>,
     registry: &Registry,
     resources: &mut Resources,
     order: &[usize],
     worker: (usize, usize),
+    mut kept: Option<&mut Kept<'_>>,
     diagnostics: &mut Diagnostics,
 ) -> Result<Option<Vec<Box<dyn Stage>>>> {
     let mut made = Vec::new();
@@ -255,6 +416,10 @@ fn stages(
     }
     let mut stages = Vec::new();
     for (index, name, mut stage) in made {
+        if let Some(stand_in) = kept.as_mut().and_then(|kept| kept.stand_in(&name, worker.0, resources)) {
+            stages.push(Box::new(stand_in) as Box<dyn Stage>);
+            continue;
+        }
         let problems = Setup::new(resources, &name, worker.0, worker.1).prepare(&mut *stage);
         if problems.is_empty() {
             stages.push(stage);

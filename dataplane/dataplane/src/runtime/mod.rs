@@ -5,8 +5,10 @@
 //! ```
 
 mod assemble;
+mod change;
 mod control;
 mod devices;
+mod difference;
 mod follow;
 mod idle;
 mod memory;
@@ -24,6 +26,9 @@ mod watch;
 mod worker;
 
 pub use assemble::{Assembly, assemble, assemble_offline};
-pub use run::{Options, ReloadOutcome, Run};
+pub(crate) use change::digest;
+pub use change::{ApplyOptions, Changer, ReloadOutcome};
+pub(crate) use difference::operations;
+pub use run::{Options, Run};
 pub use snapshot::{Snapshot, WorkerState};
 pub use trace::{End, Hop, Trace, Tracer};

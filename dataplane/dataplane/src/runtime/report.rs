@@ -59,6 +59,55 @@ impl Outcome {
     }
 }
 
+/// The packets that earlier graphs of a worker have counted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct EarlierCounts {
+    /// The counts of the stages that still exist.
+    stages: Vec<StageReport>,
+    /// The counts of the stages that were removed.
+    removed: Ledger,
+}
+
+impl EarlierCounts {
+    /// Adds the counters of a graph that the worker has handed back. `before` has the stages of this graph, and `after`
+    /// has the stages that run now.
+    pub(crate) fn add(
+        &mut self,
+        before: &WorkerInfo,
+        counters: impl Iterator<Item = NodeCounters>,
+        after: &WorkerInfo,
+    ) {
+        for (stage, counters) in before.stages_info.iter().zip(counters) {
+            let report = stage_report((stage, &counters));
+            match self.stages.iter_mut().find(|known| (&known.name, &known.kind) == (&report.name, &report.kind)) {
+                Some(known) => add_stage(known, &report),
+                None => self.stages.push(report),
+            }
+        }
+        let exists = |stage: &StageReport| {
+            after.stages_info.iter().any(|now| (&now.name, &now.kind) == (&stage.name, &stage.kind))
+        };
+        let removed: Vec<StageReport> = self.stages.extract_if(.., |stage| !exists(stage)).collect();
+        self.removed.add(&ledger(&removed, &[], 0));
+    }
+}
+
+impl Outcome {
+    /// Adds the packets that earlier graphs of the worker have counted.
+    pub(crate) fn add_earlier(&mut self, earlier: &EarlierCounts) {
+        for stage in &mut self.stages {
+            let of_stage = |before: &&StageReport| (&before.name, &before.kind) == (&stage.name, &stage.kind);
+            if let Some(before) = earlier.stages.iter().find(of_stage) {
+                add_stage(stage, before);
+            }
+        }
+        let ledger = &mut self.report.ledger;
+        ledger.add(&self::ledger(&earlier.stages, &[], 0));
+        ledger.add(&earlier.removed);
+        ledger.balance();
+    }
+}
+
 /// Converts the counters of a stage to the report of the stage, in which every output and drop reason has a name.
 fn stage_report((stage, counters): (&ReportedStage, &NodeCounters)) -> StageReport {
     let mut report = StageReport {
@@ -163,10 +212,11 @@ pub(crate) fn report(
             stamps.into_iter().for_each(|(source, count)| *port.stamps.entry(source).or_default() += count);
             port.stamps_implausible += implausible;
         }
-        if report.stages.is_empty() {
-            report.stages = outcome.stages;
-        } else {
-            report.stages.iter_mut().zip(&outcome.stages).for_each(|(sum, stage)| add_stage(sum, stage));
+        for stage in outcome.stages {
+            match report.stages.iter_mut().find(|sum| (&sum.name, &sum.kind) == (&stage.name, &stage.kind)) {
+                Some(sum) => add_stage(sum, &stage),
+                None => report.stages.push(stage),
+            }
         }
         report.ledger.add(&outcome.report.ledger);
         report.errors.extend(outcome.errors.iter().map(Error::to_string));

@@ -1,13 +1,15 @@
 //! A run: starts the workers on their cores, and collects the report at the end.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::config::{self, Source};
 use crate::runtime::Assembly;
+use crate::runtime::change::{Changer, Changes, Generation, ReloadOutcome, RunState, lock, start_tasks};
 use crate::runtime::control::RunControl;
 use crate::runtime::devices::{self, PortDevice};
 use crate::runtime::idle::IdlePolicy;
@@ -20,17 +22,14 @@ use crate::runtime::worker::{LatencyRecorder, Worker};
 use dataplane_core::clock::HostClock;
 use dataplane_core::error::{Error, Result};
 use dataplane_core::lane::{Lane, LaneSpec};
-use dataplane_core::mem::{PageKind, Pool, Region, RegionSpec, SlotLayout};
-use dataplane_core::pipeline::{Graph, PortInfo, Problem, Program, Reloads, StageTable, Tasks, panic_message};
-use dataplane_core::telemetry::{PortReport, Progress, Report};
+use dataplane_core::mem::{BatchMemory, PageKind, Pool, Region, RegionSpec, SlotLayout};
+use dataplane_core::pipeline::{Graph, PortInfo, Program, StageTable, panic_message};
+use dataplane_core::telemetry::{Progress, Report};
 use dataplane_core::topology::pin_current_thread;
 use dataplane_core::units::{CoreId, Nanos, NumaNode, Period};
 
 /// The interval between two checks for a cancelled start.
 const START_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// The maximum time that a reload waits until all workers use the new data. After that time, or when the run is
-/// stopped, the reload is reported as [`ReloadOutcome::Pending`].
-const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The limits that end a run. A run can also be stopped at any time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,34 +40,13 @@ pub struct Options {
     pub packets: Option<u64>,
 }
 
-/// The result of a reload of one stage.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ReloadOutcome {
-    /// All workers use the new data, which the text describes.
-    Done(String),
-    /// The new data was published, but at least one worker still uses the old data. This worker switches to the new
-    /// data at its next housekeeping. The text describes the new data.
-    Pending(String),
-    /// The new data has these problems, and the old data stays in use.
-    Rejected(Vec<Problem>),
-}
-
 /// The thread of a worker. The result of the thread is `None` if the run did not start.
 type Thread = JoinHandle<Result<Option<(Outcome, Times)>>>;
 
 /// A running data plane.
 pub struct Run {
-    control: Arc<RunControl>,
-    ports: Vec<Arc<dyn PortDevice>>,
-    plan: Arc<config::Plan>,
+    state: Arc<RunState>,
     workers: Vec<Thread>,
-    clock: HostClock,
-    tasks: Tasks,
-    reloads: Arc<Mutex<Reloads>>,
-    tables: Vec<StageTable>,
-    port_infos: Vec<PortInfo>,
-    source: Source,
-    sampler: Mutex<Sampler>,
 }
 
 /// The parts from which a worker is built. Each worker is built on its own thread, which allocates its memory.
@@ -102,7 +80,10 @@ impl Run {
     /// # Errors
     /// Returns the errors of [`Run::start`], or an error if the start was cancelled.
     pub fn start_unless(assembly: Assembly, options: Options, mut cancelled: impl FnMut() -> bool) -> Result<Self> {
-        let Assembly { plan, ports: port_infos, topology, mut programs, services, source, .. } = assembly;
+        let Assembly { plan, ports: port_infos, topology, mut programs, stand_ins, mut resources, source, .. } =
+            assembly;
+        let services = std::mem::take(&mut resources.services);
+        (resources.services.stop, resources.services.hold) = (services.stop.clone(), services.hold.clone());
         let clock = HostClock::new();
         let ports = devices::open(&plan, &port_infos, &clock, &services.stop)?;
         let computes: Vec<bool> = ports.iter().map(|port| port.computes_checksums()).collect();
@@ -114,15 +95,18 @@ impl Run {
                 stages.join(", ")
             );
         }
-        for handler in &services.port_handlers {
-            for (number, port) in (0..=u8::MAX).zip(&ports) {
-                let handler = handler.clone();
-                port.on_change(Box::new(move |change| handler(number, change)));
-            }
+        // A change of the pipeline replaces the functions.
+        let handlers = Arc::new(Mutex::new(services.port_handlers));
+        for (number, port) in (0..=u8::MAX).zip(&ports) {
+            let handlers = handlers.clone();
+            port.on_change(Box::new(move |change| {
+                let handlers: Vec<_> = lock(&handlers).iter().map(|(_, handler)| handler.clone()).collect();
+                handlers.iter().for_each(|handler| handler(number, change));
+            }));
         }
         // Start the tasks before the workers, because tasks such as the kernel mirror fill tables that the first packet
         // needs.
-        let tasks = Tasks::start(services.tasks, &services.stop)?;
+        let tasks = start_tasks(services.tasks, &services.stop)?;
         let control = Arc::new(RunControl::new(programs.len(), options.packets, services.stop));
         let plan = Arc::new(plan);
         let workers = programs.len();
@@ -177,7 +161,7 @@ impl Run {
             control.stop();
             let cancelled = || {
                 // The threads of the workers have ended, and with them all lanes.
-                let mut failures = tasks.failures();
+                let mut failures: Vec<String> = tasks.iter().flat_map(|(_, tasks)| tasks.failures()).collect();
                 failures.extend(ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()));
                 match &failures[..] {
                     [] => Error::Topology("stopped before all workers were ready".to_owned()),
@@ -196,37 +180,80 @@ impl Run {
             thread
         };
         ready_workers.sort_unstable_by_key(|(number, ..)| *number);
-        let asked = ready_workers.into_iter().zip(requests).map(|((_, info, sample), request)| (info, sample, request));
-        let sampler = Sampler::new(asked).into();
-        let threads = threads.into_iter().map(start).collect();
-        let reloads = Arc::new(services.reloads.into());
-        let tables = services.tables;
-        Ok(Self { control, ports, plan, workers: threads, clock, tasks, reloads, tables, port_infos, source, sampler })
+        let memories = ready_workers.iter().map(|(.., memory)| memory.clone()).collect();
+        let asked =
+            ready_workers.into_iter().zip(requests).map(|((_, info, sample, _), request)| (info, sample, request));
+        let sampler = Mutex::new(Sampler::new(asked));
+        let workers = threads.into_iter().map(start).collect();
+        let (capabilities, written) = (services.capabilities, resources.files.written().map(Path::to_owned).collect());
+        let generation = Generation {
+            plan,
+            source,
+            resources: Mutex::new(resources),
+            tables: services.tables,
+            reloads: services.reloads,
+            tasks,
+            handlers: lock(&handlers).clone(),
+            stand_ins,
+            left: left.into_iter().next().unwrap_or_default(),
+        };
+        let path = generation.source.path();
+        let config_file = (path.as_os_str() != "-").then(|| std::path::absolute(path).ok()).flatten();
+        let changes = Changes::new(&generation.source);
+        let state = RunState {
+            control,
+            ports,
+            clock,
+            topology,
+            port_infos,
+            config_file,
+            memories,
+            handlers,
+            sampler,
+            current: Mutex::new(Arc::new(generation)),
+            capabilities,
+            written,
+            failures: Mutex::default(),
+            changes: Mutex::new(changes),
+        };
+        Ok(Self { state: Arc::new(state), workers })
     }
 
     /// Returns the plan of the run.
-    pub fn plan(&self) -> &config::Plan {
-        &self.plan
+    pub fn plan(&self) -> Arc<config::Plan> {
+        self.state.current().plan.clone()
     }
 
     /// Returns the config of the run.
-    pub fn source(&self) -> &Source {
-        &self.source
+    pub fn source(&self) -> Source {
+        self.state.current().source.clone()
+    }
+
+    /// Returns the absolute path of the config file with which the run started. Returns `None` if the config came from
+    /// standard input.
+    pub fn config_file(&self) -> Option<&Path> {
+        self.state.config_file.as_deref()
     }
 
     /// Returns the properties of the ports that stages can read.
     pub fn port_infos(&self) -> &[PortInfo] {
-        &self.port_infos
+        &self.state.port_infos
     }
 
     /// Returns the tables that the stages registered, in the order of the pipeline.
-    pub fn tables(&self) -> &[StageTable] {
-        &self.tables
+    pub fn tables(&self) -> Vec<Arc<StageTable>> {
+        self.state.current().tables.clone()
+    }
+
+    /// Returns a handle that changes the pipeline of the run. Any thread can use the handle. [`Run::join`] does not wait
+    /// for a change.
+    pub fn changer(&self) -> Changer {
+        Changer(self.state.clone())
     }
 
     /// Returns the sums over all workers. The sums may be a few milliseconds old.
     pub fn progress(&self) -> Progress {
-        self.control.progress()
+        self.state.control.progress()
     }
 
     /// Returns a snapshot of the run, or `None` while the workers have not answered yet. Call this function repeatedly
@@ -234,88 +261,41 @@ impl Run {
     /// housekeeping, and the answer takes a few microseconds. If a worker does not answer within a second, the snapshot
     /// contains the values of the worker's last answer, and an error names the worker.
     pub fn snapshot(&self) -> Option<Snapshot> {
-        let mut sampler = self.sampler.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &self.state;
+        let mut sampler = lock(&state.sampler);
         let Polled { outcomes, states, mut errors } = sampler.poll()?;
-        errors.extend(self.tasks.failures());
-        let (times, timebase) = (sampler.times().clone(), self.clock.timebase());
-        let report = report::report(outcomes, &times, self.port_reports(), errors, &timebase);
+        errors.extend(state.task_failures());
+        let (times, timebase) = (sampler.times(), state.clock.timebase());
+        let report = report::report(outcomes, &times, state.port_reports(), errors, &timebase);
         Some(Snapshot::new(report, times, timebase, states))
-    }
-
-    /// Returns the name, the device and the device counters of each port.
-    fn port_reports(&self) -> Vec<PortReport> {
-        let named = self.plan.ports.iter().zip(&self.ports);
-        let report = |(plan, port): (&config::PortPlan, &Arc<dyn PortDevice>)| {
-            let device_counters = port.counters();
-            // A port that is not an input receives no packets, so it has no losses. Do not count losses on a reliable
-            // connection, because the peer sends lost packets again.
-            let can_lose = plan.input && plan.config.qp != config::Qp::Rc;
-            let losses = PortReport::LOSSES.iter().filter(|_| can_lose).filter_map(|name| device_counters.get(*name));
-            PortReport {
-                name: plan.config.name.clone(),
-                device: port.describe(),
-                link_up: port.is_link_up(),
-                rx_lost: losses.sum(),
-                tx_lost: device_counters.get("tx_lost").copied().unwrap_or_default(),
-                device_counters,
-                clocks: port.clocks(),
-                ..PortReport::default()
-            }
-        };
-        named.map(report).collect()
     }
 
     /// Returns `true` if the run was stopped, so that its workers are about to end.
     pub fn is_stopped(&self) -> bool {
-        self.control.is_stopped()
+        self.state.control.is_stopped()
     }
 
     /// Stops the run. The workers stop receiving, finish the packets in progress, and end.
     pub fn stop(&self) {
-        self.control.stop();
+        self.state.control.stop();
     }
 
     /// Returns a function that stops the run. Any thread can call the function, such as the thread that handles
     /// signals.
     pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {
-        let control = self.control.clone();
+        let control = self.state.control.clone();
         move || control.stop()
     }
 
     /// Returns `true` if a stage has data that can be reloaded.
     pub fn can_reload(&self) -> bool {
-        !self.reloads.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !self.state.current().reloads.is_empty()
     }
 
     /// Reloads the external data of stages, such as files of rules. Returns when the workers use the new data, or after
     /// a second. The workers keep running. The result has one entry for each stage with external data.
     pub fn reload(&self) -> Vec<(String, ReloadOutcome)> {
-        self.reloader()()
-    }
-
-    /// Returns a function that does the same as [`Run::reload`]. Any thread can call the function. [`Run::join`] does
-    /// not wait for the function.
-    pub fn reloader(&self) -> impl Fn() -> Vec<(String, ReloadOutcome)> + Send + 'static {
-        let (reloads, control) = (self.reloads.clone(), self.control.clone());
-        move || {
-            let mut reloads = reloads.lock().unwrap_or_else(PoisonError::into_inner);
-            let results: Vec<_> = reloads.iter_mut().map(|(_, reload)| reload.reload()).collect();
-            let begin = Instant::now();
-            let settled = loop {
-                let settled: Vec<bool> = reloads.iter_mut().map(|(_, reload)| reload.settle()).collect();
-                if !settled.contains(&false) || begin.elapsed() >= RELOAD_TIMEOUT || control.is_stopped() {
-                    break settled;
-                }
-                thread::sleep(Duration::from_millis(1));
-            };
-            let outcome = |(result, is_settled)| match (result, is_settled) {
-                (Ok(now), true) => ReloadOutcome::Done(now),
-                (Ok(now), false) => ReloadOutcome::Pending(now),
-                (Err(problems), _) => ReloadOutcome::Rejected(problems),
-            };
-            let stages = reloads.iter().map(|(stage, _)| stage.clone());
-            stages.zip(results.into_iter().zip(settled).map(outcome)).collect()
-        }
+        self.state.reload_files(&self.state.current(), false)
     }
 
     /// Returns `true` if every worker has ended.
@@ -326,7 +306,8 @@ impl Run {
     /// Returns the messages about devices that were added since the last call. Examples are links that went down and
     /// queues that failed.
     pub fn events(&self) -> Vec<String> {
-        let named = self.plan.ports.iter().map(|plan| &plan.config.name).zip(&self.ports);
+        let plan = self.plan();
+        let named = plan.ports.iter().map(|plan| &plan.config.name).zip(&self.state.ports);
         named.flat_map(|(name, port)| port.events().into_iter().map(move |event| format!("{name}: {event}"))).collect()
     }
 
@@ -341,25 +322,33 @@ impl Run {
         let mut errors = Vec::new();
         for (number, worker) in std::mem::take(&mut self.workers).into_iter().enumerate() {
             match worker.join() {
-                Ok(Ok(outcome)) => outcomes.extend(outcome),
+                Ok(Ok(outcome)) => outcomes.extend(outcome.map(|(outcome, times)| (number, outcome, times))),
                 Ok(Err(error)) => errors.push(error.to_string()),
                 Err(panic) => {
                     let message = format!("panicked: {}", panic_message(&*panic));
                     errors.push(Error::Worker { worker: number, message }.to_string());
-                    self.control.stop();
+                    self.state.control.stop();
                 }
             }
         }
-        self.tasks.stop();
-        errors.extend(self.tasks.failures());
-        errors.extend(self.ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()));
+        let state = &self.state;
+        state.stop_tasks();
+        errors.extend(state.task_failures());
+        errors.extend(state.ports.iter().flat_map(|port| port.finish()).map(|error| error.to_string()));
         if outcomes.is_empty() && !errors.is_empty() {
             return Err(Error::Topology(errors.join("\nerror: ")));
         }
-        let (ports, timebase) = (self.port_reports(), self.clock.timebase());
-        let mut times = self.sampler.into_inner().unwrap_or_else(PoisonError::into_inner).finish();
-        let add = |(outcome, last): (Outcome, Times)| {
-            times.add(&last);
+        let (ports, timebase) = (state.port_reports(), state.clock.timebase());
+        // If the run was stopped during a change, the workers may have different stages. The report has the stages of the
+        // first worker first.
+        let mut sampler = lock(&state.sampler);
+        sampler.pump();
+        let names = |outcome: &Outcome| outcome.stages.iter().map(|stage| stage.name.clone()).collect::<Vec<_>>();
+        let all = outcomes.first().map(|(_, outcome, _)| names(outcome)).unwrap_or_default();
+        let mut times = sampler.times_of(&all);
+        let add = |(number, mut outcome, last): (usize, Outcome, Times)| {
+            times.add(&last.for_stages(&names(&outcome), &all));
+            sampler.earlier(number).into_iter().for_each(|earlier| outcome.add_earlier(earlier));
             outcome
         };
         let outcomes = outcomes.into_iter().map(add).collect();
@@ -395,9 +384,9 @@ impl Drop for StopOnPanic {
     }
 }
 
-/// The message that a worker sends when it is ready: the worker's number, its properties, and an empty sample for
-/// statistics requests.
-type Ready = (usize, Arc<WorkerInfo>, Box<Sample>);
+/// The message that a worker sends when it is ready: the worker's number, its properties, an empty sample for statistics
+/// requests, and the memory of its packet buffers.
+type Ready = (usize, Arc<WorkerInfo>, Box<Sample>, BatchMemory);
 
 impl WorkerBuilder {
     /// The body of the worker's thread: sets up the worker, waits for the start, runs the loop, and returns the
@@ -416,13 +405,16 @@ impl WorkerBuilder {
             Arc::new(WorkerInfo { core, slots: worker.pool.layout().count(), pages, granted, ports, stages_info });
         // `start` waits until every worker has sent this message or dropped its sender.
         let sample = worker.first_sample(&info);
-        let _ = ready.send((worker.number, info.clone(), sample));
+        let _ = ready.send((worker.number, info.clone(), sample, worker.pool.batch_memory()));
+        worker.info = Some(info.clone());
         drop(ready);
         if started.recv().is_err() {
             return Ok(None);
         }
         let panic = catch_unwind(AssertUnwindSafe(|| worker.run(&clock))).err();
         let panic = panic.map(|panic| worker.end_after_panic(&*panic, &clock));
+        // A change may have exchanged the graph and its properties.
+        let info = worker.info.clone().unwrap_or(info);
         Ok(Some(collect_outcome(worker, &info, panic)))
     }
 
@@ -467,7 +459,10 @@ impl WorkerBuilder {
             timed: stopwatch::FIRST,
             stopwatch: Some(Box::new(Stopwatch::new(&self.clock, graph.counters().count()))),
             inputs,
+            configured_burst: runtime.burst as usize,
             burst: (runtime.burst as usize).min(graph.burst()),
+            dropped_before: 0,
+            info: None,
             lanes,
             graph,
             pool,

@@ -9,9 +9,13 @@
 //! therefore be on the worker's NUMA node. The worker's thread allocates the only sample once, before the loop starts.
 //! The requester sends this sample again with each request.
 //!
+//! The channel also carries the graphs of a changed pipeline: see [`Swap`].
+//!
 //! A lane is one worker's queue pair and completion queues on one port.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
@@ -20,7 +24,7 @@ use dataplane_core::clock::{ClockSource, StampCounts, Stamper};
 use dataplane_core::error::VerbError;
 use dataplane_core::lane::{Lane, LaneCounters};
 use dataplane_core::mem::PageKind;
-use dataplane_core::pipeline::{NodeCounters, Program, Stage, Target};
+use dataplane_core::pipeline::{Graph, NodeCounters, Program, Stage, Succession, Target};
 use dataplane_core::telemetry::{Costs, Latency};
 use dataplane_core::units::{CoreId, Ticks};
 
@@ -33,6 +37,13 @@ pub(crate) struct WorkerInfo {
     pub(crate) granted: BTreeMap<String, String>,
     pub(crate) ports: Vec<String>,
     pub(crate) stages_info: Vec<ReportedStage>,
+}
+
+impl WorkerInfo {
+    /// Returns the names of the stages.
+    pub(crate) fn stage_names(&self) -> Vec<String> {
+        self.stages_info.iter().map(|stage| stage.name.clone()).collect()
+    }
 }
 
 /// The properties of a stage that the report needs. The runtime copies these properties before the program moves into
@@ -205,6 +216,23 @@ impl Times {
         Self { latency: self.latency.since(&earlier.latency), costs: self.costs.since(&earlier.costs) }
     }
 
+    /// Returns the times for the stages of another graph. A stage with the same name continues the costs.
+    pub(crate) fn for_stages(&self, from: &[String], to: &[String]) -> Self {
+        if from == to {
+            return self.clone();
+        }
+        let parts = |stages: &[String]| {
+            let mut parts: Vec<String> =
+                Stopwatch::parts(stages.iter().map(String::as_str)).map(str::to_owned).collect();
+            // The last name is for the whole iteration.
+            parts.pop();
+            parts
+        };
+        let before = parts(from);
+        let from: Vec<_> = parts(to).iter().map(|part| before.iter().position(|before| before == part)).collect();
+        Self { latency: self.latency.clone(), costs: self.costs.with_parts(&from) }
+    }
+
     fn clear(&mut self) {
         self.latency.clear();
         self.costs.clear();
@@ -237,6 +265,23 @@ impl Sample {
         Self { counters, times: Times::new(stages) }
     }
 
+    /// Prepares the sample for a graph whose stages continue stages of an earlier graph, so that the first answer is
+    /// complete. `before` has the last counters of the earlier graph.
+    pub(crate) fn expect(&mut self, successions: &[Succession], before: &Counters) {
+        for succession in successions {
+            let stages = &mut self.counters.stages;
+            let both = stages.get_mut(succession.later).zip(before.stages.get(succession.earlier));
+            let Some((stage, before)) = both else { continue };
+            if succession.moves {
+                stage.clone_from(before);
+            } else {
+                // The stage may have more counters than before.
+                stage.needed = (2 * before.needed.0 + 16, 2 * before.needed.1 + 512);
+                stage.grow();
+            }
+        }
+    }
+
     pub(crate) fn clear(&mut self) {
         self.times.clear();
         self.counters.stages.iter_mut().filter(|stage| !stage.is_complete()).for_each(StageCounters::grow);
@@ -261,48 +306,109 @@ impl Counters {
     }
 }
 
-/// The worker's end of the channel for samples.
+/// A graph for a worker. The worker exchanges its graph for this graph between two bursts, and returns the earlier graph
+/// in the same value. Other threads build and free the graphs.
+pub(crate) struct Swap {
+    pub(crate) graph: Graph,
+    pub(crate) stopwatch: Option<Box<Stopwatch>>,
+    /// The properties of the worker with the graph. The worker exchanges this value too.
+    pub(crate) info: Arc<WorkerInfo>,
+    /// The same properties, for the requester.
+    pub(crate) next_info: Arc<WorkerInfo>,
+    /// The stages of the graph that continue the work of stages of the earlier graph.
+    pub(crate) successions: Vec<Succession>,
+    /// An empty sample for the graph. The worker fills the sample after the exchange.
+    pub(crate) sample: Box<Sample>,
+    pub(crate) ticket: Arc<SwapTicket>,
+}
+
+/// Decides whether a worker exchanges its graph, or the requester cancels the exchange.
+#[derive(Debug, Default)]
+pub(crate) struct SwapTicket(AtomicU8);
+
+impl SwapTicket {
+    const OPEN: u8 = 0;
+    const TAKEN: u8 = 1;
+    const CANCELLED: u8 = 2;
+
+    fn decide(&self, decision: u8) -> bool {
+        self.0.compare_exchange(Self::OPEN, decision, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Called by the worker. Returns `false` if the exchange was cancelled.
+    pub(crate) fn take(&self) -> bool {
+        self.decide(Self::TAKEN)
+    }
+
+    /// Called by the requester. Returns `false` if the worker exchanges its graph, or has done so.
+    pub(crate) fn cancel(&self) -> bool {
+        self.decide(Self::CANCELLED)
+    }
+
+    /// Whether the worker has exchanged its graph.
+    pub(crate) fn is_taken(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::TAKEN
+    }
+}
+
+/// A message to a worker, and its answer.
+pub(crate) enum Message {
+    /// An empty sample that the worker fills.
+    Sample(Box<Sample>),
+    /// A graph that the worker exchanges for its graph.
+    Swap(Box<Swap>),
+}
+
+/// The largest number of messages in one direction: a sample, an exchange, and the reverted exchange.
+const MESSAGES: usize = 4;
+
+/// The worker's end of the channel.
 pub(crate) struct Reply {
-    asked: Consumer<Box<Sample>>,
-    filled: Producer<Box<Sample>>,
+    asked: Consumer<Message>,
+    filled: Producer<Message>,
 }
 
-/// The requester's end of the channel for samples. After this end is dropped, the worker gets no more requests.
+/// The requester's end of the channel. After this end is dropped, the worker gets no more requests.
 pub(crate) struct Request {
-    empty: Producer<Box<Sample>>,
-    answers: Consumer<Box<Sample>>,
+    empty: Producer<Message>,
+    answers: Consumer<Message>,
 }
 
-/// Creates a channel for samples. Empty samples go to the worker, and filled samples come back.
+/// Creates a channel. Empty samples and new graphs go to the worker. Filled samples and earlier graphs come back.
 pub(crate) fn channel() -> (Request, Reply) {
-    let (empty, asked) = RingBuffer::new(1);
-    let (filled, answers) = RingBuffer::new(1);
+    let (empty, asked) = RingBuffer::new(MESSAGES);
+    let (filled, answers) = RingBuffer::new(MESSAGES);
     (Request { empty, answers }, Reply { asked, filled })
 }
 
 impl Reply {
-    /// Returns the sample to fill, if there is a request.
+    /// Returns the next request.
     #[inline]
-    pub(crate) fn asked(&mut self) -> Option<Box<Sample>> {
+    pub(crate) fn asked(&mut self) -> Option<Message> {
         self.asked.pop().ok()
     }
 
-    /// Returns the filled sample to the requester.
-    pub(crate) fn give(&mut self, sample: Box<Sample>) {
-        // Only one sample is in circulation, so the ring has room.
-        let _ = self.filled.push(sample);
+    /// Answers a request.
+    pub(crate) fn give(&mut self, answer: Message) {
+        // The ring has room for the answers to all requests.
+        let _ = self.filled.push(answer);
     }
 }
 
 impl Request {
-    /// Sends a request. No other request may be in progress.
-    pub(crate) fn ask(&mut self, empty: Box<Sample>) {
-        let _ = self.empty.push(empty);
+    /// Sends a request. Returns `false` if too many requests are in progress.
+    pub(crate) fn ask(&mut self, request: Message) -> bool {
+        self.empty.push(request).is_ok()
     }
 
     /// Returns the answer, if there is one.
-    pub(crate) fn answer(&mut self) -> Option<Box<Sample>> {
+    pub(crate) fn answer(&mut self) -> Option<Message> {
         self.answers.pop().ok()
+    }
+
+    /// Whether no further request can be sent now.
+    pub(crate) fn is_full(&self) -> bool {
+        self.empty.slots() == 0
     }
 
     /// Returns `true` if the worker has ended and will not answer any more.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::runtime::report::{self, Outcome};
-use crate::runtime::sample::{Counters, Request, Sample, Times, WorkerInfo};
+use crate::runtime::report::{self, EarlierCounts, Outcome};
+use crate::runtime::sample::{Counters, Message, Request, Sample, Swap, SwapTicket, Times, WorkerInfo};
 use dataplane_core::clock::Timebase;
 use dataplane_core::telemetry::{Latency, Recent, Report};
 
@@ -54,9 +54,16 @@ impl Snapshot {
         &self.workers
     }
 
+    fn stage_names(&self) -> Vec<String> {
+        self.report.stages.iter().map(|stage| stage.name.clone()).collect()
+    }
+
     /// Returns the changes since an earlier snapshot of the same run. With `None`, returns the changes since the start.
     pub fn since(&self, earlier: Option<&Self>) -> Recent {
-        let times = earlier.map_or_else(|| self.times.clone(), |earlier| self.times.since(&earlier.times));
+        let times = match earlier {
+            None => self.times.clone(),
+            Some(earlier) => self.times.since(&earlier.times.for_stages(&earlier.stage_names(), &self.stage_names())),
+        };
         let mut recent = Recent::between(earlier.map(Self::report), &self.report);
         recent.latency_ns = times.latency.report();
         recent.costs = report::costs(&times.costs, &self.report.stages, &self.timebase);
@@ -64,11 +71,9 @@ impl Snapshot {
     }
 }
 
-/// Collects statistics from the workers of a run.
+/// Collects statistics from the workers of a run, and hands new graphs to the workers.
 pub(crate) struct Sampler {
     workers: Vec<SampledWorker>,
-    /// The sum of the times of all samples so far.
-    times: Times,
     /// The time at which the sampler sent the current requests. `None` if no request is in progress.
     since: Option<Instant>,
 }
@@ -89,27 +94,45 @@ struct SampledWorker {
     /// The sample for the next request. `None` while a request is in progress.
     empty: Option<Box<Sample>>,
     counters: Option<Counters>,
+    /// The sum of the times of all samples so far.
+    times: Times,
+    earlier: EarlierCounts,
+    /// The exchange of the graph that is in progress.
+    swap: Option<Arc<SwapTicket>>,
+    /// The earlier graph, after the worker has exchanged its graph.
+    returned: Option<Box<Swap>>,
 }
 
 impl Sampler {
     /// Creates a sampler. `workers` has, for each worker, the worker's properties, an empty sample, and the requester's
     /// end of the worker's channel.
     pub(crate) fn new(workers: impl IntoIterator<Item = (Arc<WorkerInfo>, Box<Sample>, Request)>) -> Self {
-        let asked = |(info, empty, request)| SampledWorker { info, request, empty: Some(empty), counters: None };
-        let workers: Vec<SampledWorker> = workers.into_iter().map(asked).collect();
-        let stages = workers.first().map_or(0, |worker| worker.info.stages_info.len());
-        Self { workers, times: Times::new(stages), since: None }
+        let asked = |(info, empty, request): (Arc<WorkerInfo>, _, _)| SampledWorker {
+            times: Times::new(info.stages_info.len()),
+            info,
+            request,
+            empty: Some(empty),
+            counters: None,
+            earlier: EarlierCounts::default(),
+            swap: None,
+            returned: None,
+        };
+        Self { workers: workers.into_iter().map(asked).collect(), since: None }
     }
 
     /// Sends a request to every worker, unless requests are already in progress. Returns `None` until all workers have
     /// answered or the timeout has passed.
     pub(crate) fn poll(&mut self) -> Option<Polled> {
+        self.pump();
+        // During the exchange of graphs, some workers still use the earlier graph.
+        if self.workers.iter().any(|worker| worker.swap.is_some()) {
+            return None;
+        }
         let since = *self.since.get_or_insert_with(|| {
             self.workers.iter_mut().for_each(SampledWorker::ask);
             Instant::now()
         });
-        let times = &mut self.times;
-        let open = self.workers.iter_mut().fold(false, |open, worker| open | !worker.take(times));
+        let open = self.workers.iter_mut().fold(false, |open, worker| open | !worker.take());
         if open && since.elapsed() < ANSWER_TIMEOUT {
             return None;
         }
@@ -126,43 +149,135 @@ impl Sampler {
         Some(Polled { outcomes: self.workers.iter().map(SampledWorker::outcome).collect(), states, errors })
     }
 
-    /// Takes the last answers, after all workers have ended.
-    pub(crate) fn finish(mut self) -> Times {
-        for worker in &mut self.workers {
-            worker.take(&mut self.times);
-        }
-        self.times
+    /// Returns the counts of the earlier graphs of a worker.
+    pub(crate) fn earlier(&self, worker: usize) -> Option<&EarlierCounts> {
+        self.workers.get(worker).map(|worker| &worker.earlier)
     }
 
-    pub(crate) fn times(&self) -> &Times {
-        &self.times
+    /// Returns the sum of the times of all samples so far, for the stages of the first worker.
+    pub(crate) fn times(&self) -> Times {
+        self.times_of(&self.workers.first().map(|first| first.info.stage_names()).unwrap_or_default())
+    }
+
+    /// Returns the sum of the times of all samples so far, for these stages.
+    pub(crate) fn times_of(&self, stages: &[String]) -> Times {
+        let mut sum = Times::new(stages.len());
+        for worker in &self.workers {
+            sum.add(&worker.times.for_stages(&worker.info.stage_names(), stages));
+        }
+        sum
+    }
+
+    /// Takes all answers.
+    pub(crate) fn pump(&mut self) {
+        self.workers.iter_mut().for_each(|worker| _ = worker.take());
+    }
+
+    /// Returns the properties of a worker.
+    pub(crate) fn info(&self, worker: usize) -> Option<&Arc<WorkerInfo>> {
+        self.workers.get(worker).map(|worker| &worker.info)
+    }
+
+    /// Prepares the sample of an exchange for the stages that continue.
+    pub(crate) fn expect(&self, worker: usize, swap: &mut Swap) {
+        if let Some(Some(before)) = self.workers.get(worker).map(|worker| &worker.counters) {
+            swap.sample.expect(&swap.successions, before);
+        }
+    }
+
+    /// Sends a graph to a worker. Returns the graph if the worker has ended, or has not answered earlier messages.
+    pub(crate) fn swap(&mut self, worker: usize, swap: Box<Swap>) -> Result<(), Box<Swap>> {
+        let Some(worker) = self.workers.get_mut(worker) else { return Err(swap) };
+        if worker.request.is_over() || worker.request.is_full() {
+            return Err(swap);
+        }
+        worker.swap = Some(swap.ticket.clone());
+        worker.returned = None;
+        worker.request.ask(Message::Swap(swap));
+        Ok(())
+    }
+
+    /// Whether a worker still has to exchange its graph.
+    pub(crate) fn is_swapping(&self, worker: usize) -> bool {
+        self.workers.get(worker).is_some_and(|worker| worker.swap.is_some())
+    }
+
+    /// Whether a worker has ended.
+    pub(crate) fn is_over(&self, worker: usize) -> bool {
+        self.workers.get(worker).is_none_or(|worker| worker.request.is_over())
+    }
+
+    /// Cancels the exchange of a worker's graph. Returns `false` if the worker exchanges its graph, or has done so.
+    pub(crate) fn cancel(&mut self, worker: usize) -> bool {
+        let Some(worker) = self.workers.get_mut(worker) else { return true };
+        match &worker.swap {
+            Some(ticket) if ticket.cancel() => {
+                worker.swap = None;
+                true
+            }
+            // A worker that has ended in the meantime answers no more.
+            Some(_) => false,
+            None => worker.returned.is_none(),
+        }
+    }
+
+    /// Returns the graph that a worker has handed back.
+    pub(crate) fn returned(&mut self, worker: usize) -> Option<Box<Swap>> {
+        self.workers.get_mut(worker)?.returned.take()
     }
 }
 
 impl SampledWorker {
     fn ask(&mut self) {
         if let Some(sample) = self.empty.take() {
-            self.request.ask(sample);
+            self.request.ask(Message::Sample(sample));
         }
     }
 
-    /// Takes the answer, if there is an answer. Returns `true` if no request is in progress any more.
-    fn take(&mut self, times: &mut Times) -> bool {
-        if self.empty.is_some() {
-            return true;
-        }
+    /// Takes the answers. Returns `true` if no request is in progress any more.
+    fn take(&mut self) -> bool {
         // Before reading the answer, check whether the worker has ended. In the opposite order, a last answer that the
         // worker sends between the two steps would be missed.
         let is_over = self.request.is_over();
-        let Some(mut sample) = self.request.answer() else { return is_over };
-        times.add(&sample.times);
+        while let Some(answer) = self.request.answer() {
+            match answer {
+                Message::Sample(sample) => self.update(sample),
+                // A cancelled exchange changes nothing.
+                Message::Swap(swap) if !swap.ticket.is_taken() => drop(swap),
+                Message::Swap(swap) => self.take_graph(swap),
+            }
+        }
+        if is_over {
+            self.swap = None;
+        }
+        self.empty.is_some() || is_over
+    }
+
+    fn update(&mut self, mut sample: Box<Sample>) {
+        self.times.add(&sample.times);
         sample.clear();
         match &mut self.counters {
             Some(counters) => counters.update(&sample.counters),
             none => *none = Some(sample.counters.clone()),
         }
         self.empty = Some(sample);
-        true
+    }
+
+    /// Takes the earlier graph of the worker, with the counters up to the exchange.
+    fn take_graph(&mut self, mut swap: Box<Swap>) {
+        let before = std::mem::replace(&mut self.info, swap.next_info.clone());
+        self.earlier.add(&before, swap.graph.take_counters(), &self.info);
+        let mut last = Times::new(before.stages_info.len());
+        if let Some(watch) = &mut swap.stopwatch {
+            std::mem::swap(&mut last.costs, watch.costs());
+        }
+        self.times.add(&last);
+        self.times = self.times.for_stages(&before.stage_names(), &self.info.stage_names());
+        self.counters = None;
+        self.swap = None;
+        let sample = std::mem::replace(&mut swap.sample, Box::new(Sample::new(&before)));
+        self.update(sample);
+        self.returned = Some(swap);
     }
 
     /// Returns the state of the worker at the end of a request.
@@ -175,10 +290,12 @@ impl SampledWorker {
     }
 
     fn outcome(&self) -> Outcome {
-        match &self.counters {
+        let mut outcome = match &self.counters {
             Some(counters) => Outcome::new(&self.info, counters),
             None => Outcome::new(&self.info, &Sample::new(&self.info).counters),
-        }
+        };
+        outcome.add_earlier(&self.earlier);
+        outcome
     }
 }
 
@@ -205,9 +322,9 @@ mod tests {
         let mut sampler = Sampler::new([(info, own, request)]);
         for _ in 0..3 {
             assert!(sampler.poll().is_none());
-            let asked = reply.asked().unwrap();
+            let Some(Message::Sample(asked)) = reply.asked() else { panic!("no request") };
             assert_eq!(&raw const *asked, address);
-            reply.give(asked);
+            reply.give(Message::Sample(asked));
             assert_eq!(sampler.poll().unwrap().states, [WorkerState::Running]);
         }
     }

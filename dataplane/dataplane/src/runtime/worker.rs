@@ -8,7 +8,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::runtime::control::RunControl;
 use crate::runtime::idle::IdlePolicy;
-use crate::runtime::sample::{Counters, LaneError, LoopCounters, Reply, Sample, Stamps, Times, WorkerInfo};
+use crate::runtime::sample::{
+    Counters, LaneError, LoopCounters, Message, Reply, Sample, Stamps, Swap, Times, WorkerInfo,
+};
 use crate::runtime::stopwatch::Stopwatch;
 use dataplane_core::clock::{HostClock, Stamp};
 use dataplane_core::lane::{Lane, LatencySink};
@@ -51,7 +53,13 @@ pub(crate) struct Worker {
     pub(crate) inputs: Vec<usize>,
     pub(crate) graph: Graph,
     pub(crate) pool: Pool,
+    /// The maximum number of packets of a burst according to the config.
+    pub(crate) configured_burst: usize,
     pub(crate) burst: usize,
+    /// The packets that the stages of earlier graphs dropped.
+    pub(crate) dropped_before: u64,
+    /// The properties of the worker and its stages.
+    pub(crate) info: Option<Arc<WorkerInfo>>,
     pub(crate) idle: IdlePolicy,
     pub(crate) drain_timeout: Duration,
     pub(crate) control: Arc<RunControl>,
@@ -195,10 +203,10 @@ impl Worker {
     #[cold]
     fn housekeep(&mut self, clock: &HostClock, ctx: &mut Ctx, sampled: &mut Nanos) -> Result<(), LaneError> {
         // Publish progress and answer a statistics request first. At this point, the graph contains only held packets,
-        // so the ledger balances.
+        // so the ledger balances. For the same reason, the worker may exchange its graph here.
         self.publish();
-        if let Some(sample) = self.reply.asked() {
-            self.answer(clock.now(), sample);
+        if let Some(message) = self.reply.asked() {
+            self.answer(clock.now(), message);
         }
         // Read the clock. `now` is the time that stages see until the next housekeeping.
         ctx.now = clock.nanos();
@@ -319,9 +327,29 @@ impl Worker {
     }
 
     #[cold]
-    fn answer(&mut self, now: Ticks, mut sample: Box<Sample>) {
-        self.fill(&mut sample, now);
-        self.reply.give(sample);
+    fn answer(&mut self, now: Ticks, mut message: Message) {
+        match &mut message {
+            Message::Sample(sample) => self.fill(sample, now),
+            Message::Swap(swap) => {
+                if swap.ticket.take() {
+                    self.exchange_graph(swap, now);
+                }
+            }
+        }
+        self.reply.give(message);
+    }
+
+    /// Exchanges the graph of the worker. The earlier graph goes back to the requester, which frees it.
+    fn exchange_graph(&mut self, swap: &mut Swap, now: Ticks) {
+        swap.graph.take_over(&mut self.graph, &swap.successions, &mut self.pool);
+        self.dropped_before += self.graph.dropped();
+        std::mem::swap(&mut self.graph, &mut swap.graph);
+        std::mem::swap(&mut self.stopwatch, &mut swap.stopwatch);
+        if let Some(info) = &mut self.info {
+            std::mem::swap(info, &mut swap.info);
+        }
+        self.burst = self.configured_burst.min(self.graph.burst());
+        self.fill(&mut swap.sample, now);
     }
 
     /// Fills a sample, which must be empty.
@@ -358,7 +386,7 @@ impl Worker {
             progress.dropped +=
                 counters.tx_full + counters.tx_errors + counters.tx_too_long + counters.tx_not_connected;
         }
-        progress.dropped += self.graph.dropped();
+        progress.dropped += self.dropped_before + self.graph.dropped();
         self.control.board(self.number).publish(progress);
     }
 }

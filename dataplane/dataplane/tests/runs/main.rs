@@ -1,6 +1,7 @@
 //! Tests of whole runs through the public API, from a config to a report.
 
 mod captures;
+mod change;
 mod clocks;
 mod common;
 mod configs;

@@ -37,6 +37,26 @@ impl RuleSet {
         }
     }
 
+    /// Takes over the hits of the set that this set replaces, if the stage gets other parameters. If the change is
+    /// reverted, this set is the earlier one.
+    pub(super) fn adopt(&mut self, other: &Self) {
+        if other.version <= self.version {
+            return self.take_hits(other);
+        }
+        // The later set has moved the hits of removed rules to `GONE`. This set still has these hits.
+        let kept: u64 = other.removed.iter().filter_map(|slot| self.hits.get(*slot as usize)).sum();
+        let added: u64 = other.hits.iter().skip(self.hits.len()).sum();
+        let is_removed = |slot: usize| other.removed.iter().any(|removed| *removed as usize == slot);
+        for (slot, (hits, later)) in self.hits.iter_mut().zip(&other.hits).enumerate() {
+            if !is_removed(slot) {
+                *hits = *later;
+            }
+        }
+        if let Some(gone) = self.hits.get_mut(GONE as usize) {
+            *gone = (*gone + added).saturating_sub(kept);
+        }
+    }
+
     /// Returns the name and the hits of each rule.
     pub(super) fn named_hits(&self) -> impl Iterator<Item = (&str, u64)> {
         let hits = |slot: &u32| self.hits.get(*slot as usize).copied().unwrap_or_default();
@@ -97,6 +117,20 @@ impl Latest {
         self.version += 1;
     }
 
+    /// Returns a copy with other rules, for a stage that gets other parameters.
+    fn successor(&self, rules: Rules) -> Self {
+        let mut next = Self {
+            rules: self.rules.clone(),
+            version: self.version,
+            slots: self.slots.clone(),
+            count: self.count,
+            free: self.free.clone(),
+            removed: self.removed.clone(),
+        };
+        next.replace(rules, false);
+        next
+    }
+
     fn rule_set(&self) -> RuleSet {
         RuleSet {
             rules: self.rules.clone(),
@@ -120,6 +154,19 @@ impl LiveRules {
         let latest = Latest::new(rules);
         let (reloads, refused) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { latest: Mutex::new(latest), sets: Live::default(), reloads, refused }
+    }
+
+    /// Returns the rules of a stage that replaces the stage with these rules. A rule with the same name has the same slot.
+    pub(super) fn successor(&self, rules: Rules) -> Self {
+        let latest = lock(&self.latest).successor(rules);
+        let (reloads, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { latest: Mutex::new(latest), sets: Live::default(), reloads, refused }
+    }
+
+    /// Takes over the counters of reloads.
+    pub(super) fn resume(&self, earlier: &Self) {
+        self.reloads.store(earlier.reloads.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.refused.store(earlier.refused.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Returns the latest rules.

@@ -16,7 +16,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use super::*;
 use crate::forwarding::{Path, Reader, Resolved, RouteKind};
 use dataplane_core::header::MacAddr;
-use dataplane_core::pipeline::{HoldTime, NextHop, RunStop, TaskSpec, Tasks};
+use dataplane_core::pipeline::{HoldTime, NextHop, Owner, RunStop, TaskSpec, Tasks};
 use dataplane_testing::namespace::{in_namespace, ip, try_ip};
 use dataplane_testing::{StopOnDrop, report_skip};
 
@@ -29,7 +29,8 @@ fn set(path: &str, value: &str) {
 
 /// Runs a mirror until the returned value is dropped.
 fn start(mirror: Mirror) -> Result<Tasks> {
-    Tasks::start(vec![TaskSpec { name: "mirror".to_owned(), task: Box::new(mirror) }], &RunStop::default())
+    let owner = Owner::Stage("mirror".to_owned());
+    Tasks::start(vec![TaskSpec { name: "mirror".to_owned(), task: Box::new(mirror), owner }], &RunStop::default())
 }
 
 /// Creates two ports, each on one interface of a veth pair. The peer interfaces `a1` and `b1` are in the same

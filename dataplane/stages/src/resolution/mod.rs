@@ -93,7 +93,10 @@ struct OpenResolution {
     /// Name of the stage that enabled resolution.
     stage: String,
     tables: Arc<Forwarding>,
-    writer: Mutex<Option<Box<Writer>>>,
+    /// The writer of the tables. The background task holds this lock for one step at a time.
+    writer: Mutex<Box<Writer>>,
+    /// Whether the background task has started.
+    is_started: AtomicBool,
     numbers: Mutex<HashMap<NextHop, u32>>,
     frames: ToWorkers<Frame>,
     /// For each port, whether its link has changed.
@@ -169,14 +172,17 @@ impl Resolution {
         };
         let open = resolution.open.get_or_init(|| {
             let (tables, writer) = Writer::for_ports(&resolution.ports, setup.hold_time());
-            setup.task("resolver", Resolver { resolution: resolution.clone(), state: None });
-            let (changed, checked) = (resolution.clone(), resolution.clone());
-            setup.on_port_change(move |port, _| changed.announce(port));
-            setup.check_later(move || checked.check_listeners());
+            setup.on_behalf_of::<Self, _>(|setup| {
+                setup.task("resolver", Resolver { resolution: resolution.clone(), state: None });
+                let (changed, checked) = (resolution.clone(), resolution.clone());
+                setup.on_port_change(move |port, _| changed.announce(port));
+                setup.check_later(move || checked.check_listeners());
+            });
             OpenResolution {
                 settings,
                 stage: setup.stage().to_owned(),
-                writer: Mutex::new(Some(writer)),
+                writer: Mutex::new(writer),
+                is_started: AtomicBool::new(false),
                 numbers: Mutex::default(),
                 tables,
                 frames: ToWorkers::new(QUEUE),
@@ -185,6 +191,8 @@ impl Resolution {
             }
         });
         if open.settings != settings {
+            // A running resolver with other parameters ends when all its stages have changed to a new resolver.
+            setup.renew_common::<Self>();
             let problem =
                 Problem::at("source", format!("stage `{}` resolves neighbours with other parameters", open.stage));
             return Err(problem.help("set the same most, reachable and ageing in both stages"));
@@ -223,7 +231,7 @@ impl OpenResolution {
             return Some(*known);
         }
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = writer.as_mut()?.number(hop).ok()?;
+        let number = writer.number(hop).ok()?;
         numbers.insert(hop, number);
         Some(number)
     }
@@ -358,7 +366,6 @@ impl Resolution {
 /// The state of the running resolver.
 struct ResolverState {
     resolution: Arc<Resolution>,
-    writer: Box<Writer>,
     /// The state machine of each port.
     machines: Vec<StateMachine>,
     actions: Vec<Action>,
@@ -372,19 +379,22 @@ impl ResolverState {
     /// Returns `None` if no stage enabled resolution, or if a resolver already exists.
     fn new(resolution: Arc<Resolution>) -> Option<Self> {
         let open = resolution.open.get()?;
-        let writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        if open.is_started.swap(true, Ordering::Relaxed) {
+            return None;
+        }
         use std::hash::{BuildHasher, RandomState};
         let random = RandomState::new();
         let ports = 0..resolution.ports.len();
         let machines = ports.map(|port| StateMachine::new(open.settings, random.hash_one(port))).collect();
         let announced = vec![(0, ANNOUNCEMENTS.len()); resolution.ports.len()];
-        Some(Self { resolution, writer, machines, actions: Vec::new(), last_timeout_check: 0, announced })
+        Some(Self { resolution, machines, actions: Vec::new(), last_timeout_check: 0, announced })
     }
 
     /// Runs one step of the resolver, `now` milliseconds after the start.
     fn step(&mut self, now: u64) {
-        let Self { resolution, writer, machines, actions, last_timeout_check, announced } = self;
+        let Self { resolution, machines, actions, last_timeout_check, announced } = self;
         let Some(open) = resolution.open.get() else { return };
+        let mut writer = open.writer.lock().unwrap_or_else(PoisonError::into_inner);
         // Limit the number of messages per step, because messages may arrive faster than this loop handles them.
         for queue in [&resolution.answers, &resolution.hints] {
             let heard = std::iter::from_fn(|| queue.pop()).take(QUEUE);

@@ -1,6 +1,7 @@
 //! The answers to the requests `show`, `get` and `log`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
@@ -35,7 +36,7 @@ pub(super) fn show(run: &Run, show: &Show, snapshot: Option<&Snapshot>) -> Resul
         Some((number, None)) => (number.parse().ok(), None),
         None => (Some(0), None),
     };
-    let known = number.and_then(|number: usize| Some((number, *tables.get(number)?)));
+    let known = number.and_then(|number: usize| Some((number, tables.get(number)?)));
     let (number, table) = known.ok_or_else(|| bad_cursor("there is no such position"))?;
     let none = BTreeMap::new();
     let counters = match snapshot {
@@ -80,8 +81,9 @@ pub(super) fn get(run: &Run, get: &Get) -> Result<Found, Refusal> {
 }
 
 /// Returns the tables with this name, of one stage or of all stages.
-fn tables<'r>(run: &'r Run, what: &str, stage: Option<&str>) -> Result<Vec<&'r StageTable>, Refusal> {
-    let mut tables: Vec<&StageTable> = run.tables().iter().filter(|table| table.name() == what).collect();
+fn tables(run: &Run, what: &str, stage: Option<&str>) -> Result<Vec<Arc<StageTable>>, Refusal> {
+    let mut tables = run.tables();
+    tables.retain(|table| table.name() == what);
     if tables.is_empty() {
         return Err(unknown_list(run, what));
     }
@@ -98,7 +100,8 @@ fn tables<'r>(run: &'r Run, what: &str, stage: Option<&str>) -> Result<Vec<&'r S
 }
 
 fn unknown_list(run: &Run, what: &str) -> Refusal {
-    let mut names: Vec<&str> = LISTS.into_iter().chain(run.tables().iter().map(StageTable::name)).collect();
+    let tables = run.tables();
+    let mut names: Vec<&str> = LISTS.into_iter().chain(tables.iter().map(|table| table.name())).collect();
     names.sort_unstable();
     names.dedup();
     let message = format!("this program has no list `{}`", what.escape_debug());
@@ -117,6 +120,7 @@ fn general(run: &Run, show: &Show, limit: usize, report: Option<&Report>) -> Res
     let page = match (show.what.as_str(), report) {
         ("config", _) => rows(&[run.source()], &query, |source| ConfigRow {
             path: source.path().display().to_string(),
+            file: run.config_file().map(|file| file.display().to_string()),
             settings: source.settings().map(str::to_owned).collect(),
             text: source.text().to_owned(),
         }),
@@ -126,7 +130,7 @@ fn general(run: &Run, show: &Show, limit: usize, report: Option<&Report>) -> Res
             rows(&links, &query, link_row)
         }
         (_, None) => return Ok(None),
-        ("memory", Some(report)) => rows(&memory(plan, report), &query, Clone::clone),
+        ("memory", Some(report)) => rows(&memory(&plan, report), &query, Clone::clone),
         ("ports", Some(report)) => {
             let ports: Vec<_> = report.ports.iter().zip(&plan.ports).collect();
             rows(&ports, &query, |(port, plan)| port_row(port, plan.input))

@@ -2,11 +2,13 @@
 //! and the answers.
 
 mod feed;
+mod jobs;
 mod lists;
 mod server;
 mod socket;
 
 pub(super) use feed::{Feed, Phase};
+pub(super) use jobs::{Job, Jobs};
 pub(super) use server::Server;
 #[cfg(any(test, fuzzing))]
 pub(crate) use server::fuzz;

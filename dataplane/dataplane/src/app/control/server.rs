@@ -13,17 +13,21 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::feed::{Feed, Phase};
+use super::jobs::{Job, Jobs};
 use super::lists;
 use super::socket::Socket;
 use crate::app::console::CommandError;
 use crate::config::Runtime;
 use crate::runtime::{Run, Snapshot};
 use dataplane_control::{Call, ErrorCode, Hello, MAX_REQUEST, Refusal, Request, Response, TIMEOUT, VERSION};
+use dataplane_core::pipeline::Registry;
 use dataplane_core::telemetry::Live;
 
 /// The maximum number of clients. A further client replaces the client that has been idle longest. If no client is
 /// idle, the server refuses the further client.
 const MAX_CLIENTS: usize = 256;
+/// The maximum number of bytes that the server reads from a client in one turn.
+const READ_SIZE: usize = 64 << 10;
 /// The minimum interval between two requests to the workers, for all clients together.
 const INTERVAL: Duration = Duration::from_millis(50);
 /// The wait between two checks for the answers of the workers.
@@ -42,6 +46,7 @@ pub(in crate::app) struct Server {
     answered: Option<Instant>,
     /// The last answer of the workers.
     latest: Option<Arc<Snapshot>>,
+    jobs: Jobs,
     /// Whether accepting a client failed, for example because there are no file descriptors left. The server then waits
     /// before it accepts again.
     has_accept_failed: bool,
@@ -54,6 +59,8 @@ struct Client {
     output: Vec<u8>,
     /// The request that is not answered yet.
     request: Option<Request>,
+    /// The thread that handles the request.
+    job: Option<Job>,
     /// Whether the server closes the connection after it has sent the output.
     is_refused: bool,
     /// The time by which the client must send its request, or must have received its answer.
@@ -72,6 +79,7 @@ impl Server {
         runtime: &Runtime,
         config: &Path,
         feed: Option<Arc<Feed>>,
+        registry: &Arc<Registry>,
     ) -> Result<Option<Self>, CommandError> {
         let socket = Socket::open(runtime).map_err(CommandError::Failed)?;
         if socket.is_none() && feed.is_none() {
@@ -86,6 +94,7 @@ impl Server {
             is_asking: false,
             answered: None,
             latest: None,
+            jobs: Jobs::new(registry),
             has_accept_failed: false,
         }))
     }
@@ -131,11 +140,26 @@ impl Server {
                     }
                 }
                 Call::Stats {} => {}
+                Call::Plan(_)
+                | Call::Apply(_)
+                | Call::Confirm {}
+                | Call::Rollback {}
+                | Call::History {}
+                | Call::Reload {} => match client.job.as_mut().map(Job::result) {
+                    None => client.job = self.jobs.start(&run.changer(), call),
+                    Some(None) => {}
+                    Some(Some(result)) => {
+                        client.job = None;
+                        client.answer(id, result.as_ref());
+                    }
+                },
             }
         }
         let is_due = self.answered.is_none_or(|answered| answered.elapsed() >= INTERVAL);
         let is_feed_waiting = self.feed.as_ref().is_some_and(|feed| feed.is_wanted());
-        self.is_asking |= is_due && (is_feed_waiting || self.clients.iter().any(Client::is_waiting));
+        let mut clients = self.clients.iter();
+        let is_client_waiting = clients.any(|client| client.is_waiting() && client.job.is_none());
+        self.is_asking |= is_due && (is_feed_waiting || is_client_waiting);
         if self.is_asking
             && let Some(snapshot) = run.snapshot()
         {
@@ -162,8 +186,7 @@ impl Server {
             self.latest = Some(snapshot);
         }
         let now = Instant::now();
-        self.clients
-            .retain_mut(|client| client.write_output() && client.deadline.is_none_or(|deadline| now < deadline));
+        self.clients.retain_mut(|client| client.write_output() && (client.job.is_some() || client.is_in_time(now)));
     }
 
     /// Waits until there is something to do, at most this long.
@@ -240,11 +263,16 @@ impl Client {
             input: Vec::new(),
             output: Vec::new(),
             request: None,
+            job: None,
             is_refused: false,
             deadline: Some(last_heard + TIMEOUT),
             last_heard,
             last_snapshot: None,
         }
+    }
+
+    fn is_in_time(&self, now: Instant) -> bool {
+        self.deadline.is_none_or(|deadline| now < deadline)
     }
 
     /// Returns `true` if the client waits for an answer.
@@ -269,8 +297,8 @@ impl Client {
         }
         // The input may already contain another request.
         if !self.input.contains(&b'\n') {
-            let mut bytes = [0; MAX_REQUEST];
-            let room = MAX_REQUEST - self.input.len();
+            let mut bytes = [0; READ_SIZE];
+            let room = (MAX_REQUEST - self.input.len()).min(READ_SIZE);
             match self.stream.read(&mut bytes[..room]) {
                 Ok(0) => return false,
                 Ok(read) => self.input.extend(&bytes[..read]),

@@ -27,6 +27,7 @@ pub(super) fn graph(registry: &Registry, args: &args::Graph) -> Result<(), Comma
         None => console::print(&text),
         Some(file) => {
             assembly
+                .resources
                 .files
                 .write(file, "the drawing")
                 .map_err(|why| CommandError::Failed(format!("{why}: {}", Files::HELP)))?;

@@ -1,3 +1,80 @@
+pub mod change {
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct ChangePlan {
+        pub base: String,
+        pub digest: String,
+        pub operations: Vec<Operation>,
+        pub warnings: Vec<ConfigMistake>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Applied {
+        pub number: u64,
+        pub digest: String,
+        pub operations: Vec<Operation>,
+        pub confirm_s: Option<u64>,
+        pub reloaded: Vec<String>,
+        pub warnings: Vec<ConfigMistake>,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Operation {
+        pub operation: OperationKind,
+        pub name: String,
+        pub keys: Vec<String>,
+        pub hitless: bool,
+        pub why: String,
+        pub state: Option<String>,
+    }
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    #[non_exhaustive]
+    pub enum OperationKind {
+        AddStage,
+        RemoveStage,
+        ReplaceStage,
+        RenewStage,
+        ConnectStage,
+        ChangeEntry,
+        AddPort,
+        RemovePort,
+        ChangePort,
+        RestartWorkers,
+        ChangeRuntime,
+        Other,
+    }
+    impl OperationKind {
+        pub fn words(self) -> &'static str {}
+    }
+    impl fmt::Display for Operation {}
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct ConfigMistake {
+        pub level: String,
+        pub file: String,
+        pub line: usize,
+        pub column: usize,
+        pub message: String,
+        pub help: Option<String>,
+    }
+    impl fmt::Display for ConfigMistake {}
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct HistoryRow {
+        pub number: u64,
+        pub time_s: u64,
+        pub digest: String,
+        pub operations: u64,
+        pub cause: String,
+        pub state: ChangeState,
+    }
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub enum ChangeState {
+        InForce,
+        Unconfirmed,
+        Replaced,
+        Reverted,
+    }
+    #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct History {
+        pub changes: Vec<HistoryRow>,
+    }
+}
 mod client {
     #[derive(Debug)]
     pub struct Client {
@@ -65,6 +142,12 @@ mod protocol {
         Show(Show),
         Get(Get),
         Log(Log),
+        Plan(NewConfig),
+        Apply(Apply),
+        Confirm {},
+        Rollback {},
+        History {},
+        Reload {},
     }
     #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct Show {
@@ -88,6 +171,18 @@ mod protocol {
         pub level: String,
         pub previous: String,
     }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct NewConfig {
+        pub text: String,
+        pub path: Option<String>,
+    }
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+    pub struct Apply {
+        pub text: String,
+        pub path: Option<String>,
+        pub base: Option<String>,
+        pub confirm_s: Option<u64>,
+    }
     #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
     pub struct Page {
         pub stage: Option<String>,
@@ -103,7 +198,7 @@ mod protocol {
     pub const DEFAULT_LIMIT: u32 = _;
     pub const MAX_LIMIT: u32 = _;
     impl Call {
-        pub const NAMES: [&str; 5] = _;
+        pub const NAMES: [&str; 11] = _;
     }
     #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
     pub struct Hello {
@@ -126,6 +221,8 @@ mod protocol {
         pub code: ErrorCode,
         pub message: String,
         pub help: String,
+        pub mistakes: Box<[ConfigMistake]>,
+        pub operations: Box<[Operation]>,
     }
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     #[non_exhaustive]
@@ -137,6 +234,11 @@ mod protocol {
         NotFound,
         TooLong,
         TooManyClients,
+        WrongConfig,
+        Busy,
+        OtherBase,
+        NeedsRestart,
+        Failed,
         Other,
     }
     impl Refusal {
@@ -220,6 +322,7 @@ pub mod rows {
     #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
     pub struct ConfigRow {
         pub path: String,
+        pub file: Option<String>,
         pub settings: Vec<String>,
         pub text: String,
     }
@@ -242,7 +345,7 @@ pub mod socket {
 pub use client::{Answer, Client, Pages};
 pub use error::Error;
 pub use protocol::{
-    Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, Log, LogLevel, MAX_LIMIT,
-    MAX_REQUEST, MalformedRequest, Page, Refusal, Request, Response, Show, TIMEOUT,
-    VERSION,
+    Apply, Call, DEFAULT_LIMIT, ErrorCode, Found, Get, Hello, LISTS, Log, LogLevel,
+    MAX_LIMIT, MAX_REQUEST, MalformedRequest, NewConfig, Page, Refusal, Request,
+    Response, Show, TIMEOUT, VERSION,
 };

@@ -1630,6 +1630,7 @@ pub mod mem {
         }
         impl Batch {
             pub fn new(pool: &Pool) -> Box<Self> {}
+            pub fn within(memory: &BatchMemory) -> Box<Self> {}
             pub fn len(&self) -> usize {}
             pub fn is_empty(&self) -> bool {}
             pub fn set_ingress(&mut self, port: u8) {}
@@ -1838,12 +1839,15 @@ pub mod mem {
             Batched,
             Sending,
         }
+        #[derive(Clone, Debug)]
+        pub struct BatchMemory(_);
         #[derive(Debug)]
         pub struct Pool {
             private: _,
         }
         impl Pool {
             pub fn new(region: Region, layout: SlotLayout) -> Result<Self> {}
+            pub fn batch_memory(&self) -> BatchMemory {}
             pub fn layout(&self) -> SlotLayout {}
             pub fn available(&self) -> usize {}
         }
@@ -2027,7 +2031,7 @@ pub mod mem {
     pub use meta::{Colour, Meta, MetaFlags};
     pub use node::Preference;
     pub use packet::{Packet, Packets};
-    pub use pool::{GUARD, Pool, SlotLayout, SlotState};
+    pub use pool::{BatchMemory, GUARD, Pool, SlotLayout, SlotState};
     pub use reason::Reason;
     pub use received::{RecvFields, RecvFlags, RecvInfo};
     pub use region::{Notice, PageKind, Region, RegionSpec};
@@ -2105,6 +2109,13 @@ pub mod pipeline {
             pub reasons: &'static [(&'static str, &'static str)],
             pub terminal: bool,
             pub tables: &'static [TableInfo],
+            pub state: StageState,
+        }
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub enum StageState {
+            Lost,
+            Stateless,
+            Kept(&'static str),
         }
         impl StageInfo {
             pub const fn new() -> Self {}
@@ -2120,6 +2131,10 @@ pub mod pipeline {
             ) -> Self {}
             #[must_use]
             pub const fn tables(self, tables: &'static [TableInfo]) -> Self {}
+            #[must_use]
+            pub const fn stateless(self) -> Self {}
+            #[must_use]
+            pub const fn keeps(self, state: &'static str) -> Self {}
             #[must_use]
             pub const fn terminal(self) -> Self {}
         }
@@ -2218,11 +2233,22 @@ pub mod pipeline {
         #[derive(Clone, Copy, Debug)]
         pub struct NoObserver;
         impl Observer for NoObserver {}
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct Succession {
+            pub earlier: usize,
+            pub later: usize,
+            pub moves: bool,
+        }
+        impl Succession {
+            #[must_use]
+            pub fn reversed(self) -> Self {}
+        }
         pub struct Graph {
             private: _,
         }
         impl Graph {
             pub fn new(program: Program, ports: usize, pool: &Pool) -> Self {}
+            pub fn within(program: Program, ports: usize, memory: &BatchMemory) -> Self {}
             pub fn burst(&self) -> usize {}
             pub fn entry(&mut self, port: u8) -> &mut Batch {}
             pub fn outbox(&mut self, port: usize) -> &mut Batch {}
@@ -2241,6 +2267,13 @@ pub mod pipeline {
                 observer: &mut O,
             ) -> bool {}
             pub fn holds(&self) -> bool {}
+            pub fn take_over(
+                &mut self,
+                earlier: &mut Self,
+                successions: &[Succession],
+                pool: &mut Pool,
+            ) {}
+            pub fn take_counters(&mut self) -> impl Iterator<Item = NodeCounters> {}
             pub fn drop_held(&mut self, pool: &mut Pool) {}
             pub fn walk<O: Observer>(
                 &mut self,
@@ -2319,6 +2352,16 @@ pub mod pipeline {
             pub reasons: Vec<&'static str>,
             pub drops: Option<usize>,
         }
+        #[derive(Clone, Copy, Debug)]
+        pub struct StandIn {
+            private: _,
+        }
+        impl StandIn {
+            pub fn of(stage: &mut dyn Stage) -> Self {}
+        }
+        impl Stage for StandIn {}
+        impl Generator for StandIn {}
+        impl DropObserver for StandIn {}
         pub struct Program {
             private: _,
         }
@@ -2326,12 +2369,31 @@ pub mod pipeline {
             pub fn new(mut nodes: Vec<NodeSpec>) -> Self {}
             pub fn observes_drops(&mut self, node: usize) -> bool {}
             pub fn nodes(&self) -> &[NodeSpec] {}
+            pub fn stand_ins(&mut self) -> Vec<StandIn> {}
             pub fn multiplicity(&self) -> usize {}
             pub fn check(&self, source: Facts) -> Vec<(usize, Problem)> {}
             pub fn readers(&self, part: RecvFields) -> Vec<&str> {}
             pub fn stages_with_checksums(&self) -> Vec<&str> {}
             pub fn ports_with_checksums(&self, ports: usize) -> Vec<bool> {}
             pub fn leave_checksums(&mut self, computes: &[bool]) -> Vec<String> {}
+        }
+    }
+    mod record {
+        #[derive(Clone, Debug, Default)]
+        pub struct StageRecord {
+            pub commons: BTreeSet<TypeId>,
+            pub read: BTreeMap<PathBuf, Option<Fingerprint>>,
+            pub written: BTreeSet<PathBuf>,
+            private: _,
+        }
+        impl StageRecord {
+            pub fn changed_file(&self) -> Option<&Path> {}
+            pub fn renew_files(&mut self) {}
+        }
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct Fingerprint(_);
+        impl Fingerprint {
+            pub fn of(path: &Path) -> Option<Self> {}
         }
     }
     mod registry {
@@ -2373,7 +2435,7 @@ pub mod pipeline {
             fn reload(&mut self) -> Result<String, Vec<Problem>>;
             fn settle(&mut self) -> bool;
         }
-        pub type Reloads = Vec<(String, Box<dyn Reload>)>;
+        pub type Reloads = Vec<(String, Arc<Mutex<dyn Reload>>)>;
     }
     mod setup {
         #[derive(Clone, Debug, PartialEq, Eq)]
@@ -2389,7 +2451,7 @@ pub mod pipeline {
             pub address: IpAddr,
             pub port: u8,
         }
-        #[derive(Debug, Default)]
+        #[derive(Clone, Debug, Default)]
         pub struct NextHops {
             private: _,
         }
@@ -2409,7 +2471,7 @@ pub mod pipeline {
             ) -> Self {}
             pub fn reject(&mut self, problem: Problem) {}
             pub fn is_offline(&self) -> bool {}
-            pub fn wants(&self, facts: Facts) -> bool {}
+            pub fn wants(&mut self, facts: Facts) -> bool {}
             pub fn ports(&self) -> &[PortInfo] {}
             pub fn port(&self, name: &str, key: &str) -> Result<u8, Problem> {}
             pub fn path(&self, path: &Path) -> PathBuf {}
@@ -2426,10 +2488,17 @@ pub mod pipeline {
                 &mut self,
                 make: impl FnOnce(&mut Self) -> Result<T, Problem>,
             ) -> Result<Arc<T>, Problem> {}
+            pub fn earlier<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {}
+            pub fn share<T: Send + Sync + 'static>(&mut self, object: Arc<T>) {}
             pub fn common<T: Send + Sync + 'static>(
                 &mut self,
                 make: impl FnOnce(&mut Self) -> Arc<T>,
             ) -> Arc<T> {}
+            pub fn renew_common<T: 'static>(&mut self) {}
+            pub fn on_behalf_of<T: 'static, R>(
+                &mut self,
+                register: impl FnOnce(&mut Self) -> R,
+            ) -> R {}
             pub fn reloads(&mut self, reload: impl Reload + 'static) {}
             pub fn table(&mut self, name: &str, table: impl Table) {}
             pub fn task(&mut self, name: &str, task: impl Task) {}
@@ -2464,15 +2533,17 @@ pub mod pipeline {
         #[derive(Default)]
         pub struct Services {
             pub reloads: Reloads,
-            pub tables: Vec<StageTable>,
+            pub tables: Vec<Arc<StageTable>>,
             pub tasks: Vec<TaskSpec>,
-            pub port_handlers: Vec<PortHandler>,
+            pub port_handlers: Vec<(Owner, PortHandler)>,
             pub checks: Vec<(String, Check)>,
             pub capabilities: Vec<CapabilitySet>,
             pub stop: RunStop,
             pub hold: HoldTime,
         }
         pub struct Resources {
+            pub renewed: BTreeSet<TypeId>,
+            pub records: BTreeMap<String, StageRecord>,
             pub files: Files,
             pub memory: StageMemory,
             pub services: Services,
@@ -2484,6 +2555,7 @@ pub mod pipeline {
         pub struct StageMemory {
             pub available: Option<u64>,
             pub stages: BTreeMap<String, u64>,
+            pub allocated: u64,
         }
         #[derive(Default)]
         pub struct Files {
@@ -2497,6 +2569,29 @@ pub mod pipeline {
         }
         impl Resources {
             pub fn new(ports: Vec<PortInfo>, folder: &Path) -> Self {}
+            #[must_use]
+            pub fn successor(
+                &self,
+                folder: &Path,
+                keeps: &BTreeSet<String>,
+                replaces: &BTreeSet<String>,
+                renews: &BTreeSet<TypeId>,
+            ) -> Self {}
+            pub fn release(&mut self, stage: &str) {}
+            pub fn changed_commons(
+                &self,
+                before: &Self,
+                renews: &BTreeSet<TypeId>,
+            ) -> BTreeSet<TypeId> {}
+            pub fn commons(&self) -> BTreeSet<TypeId> {}
+            pub fn register_kept_files(&mut self) {}
+            pub fn ports(&self) -> &[PortInfo] {}
+            pub fn complete_records(&mut self) {}
+            pub fn suits(
+                &self,
+                record: &StageRecord,
+                renews: &BTreeSet<TypeId>,
+            ) -> bool {}
         }
     }
     mod table {
@@ -2578,9 +2673,15 @@ pub mod pipeline {
             pub fn is_set(&self) -> bool {}
         }
         pub fn thread_name(text: &str) -> String {}
+        #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+        pub enum Owner {
+            Stage(String),
+            Common(TypeId),
+        }
         pub struct TaskSpec {
             pub name: String,
             pub task: Box<dyn Task>,
+            pub owner: Owner,
         }
         #[derive(Default)]
         pub struct Tasks {
@@ -2589,19 +2690,20 @@ pub mod pipeline {
         impl Tasks {
             pub fn start(mut specs: Vec<TaskSpec>, run: &RunStop) -> Result<Self> {}
             pub fn failures(&self) -> Vec<String> {}
-            pub fn stop(&mut self) {}
+            pub fn stop(&self) {}
         }
         impl Drop for Tasks {}
         pub fn panic_message(panic: &(dyn Any + Send)) -> &str {}
     }
     pub use context::{Cause, Ctx, Exit};
-    pub use contract::{Contract, DropObserver, Generator, StageInfo};
+    pub use contract::{Contract, DropObserver, Generator, StageInfo, StageState};
     pub use facts::Facts;
-    pub use graph::{Graph, NoObserver, NodeCounters, Observer, Part, Step};
+    pub use graph::{Graph, NoObserver, NodeCounters, Observer, Part, Step, Succession};
     pub use headers::Headers;
     pub use live::{Live, LiveReader};
     pub use problem::Problem;
-    pub use program::{NodeSpec, Program, Target};
+    pub use program::{NodeSpec, Program, StandIn, Target};
+    pub use record::{Fingerprint, StageRecord};
     pub use registry::{Registry, StageKind, parameter_schema, summary};
     pub use reload::{Reload, Reloads};
     pub use rustix::thread::CapabilitySet;
@@ -2611,12 +2713,13 @@ pub mod pipeline {
     };
     pub use table::{StageTable, Table, TableInfo, TablePage, TableQuery};
     pub use task::{
-        RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name,
+        Owner, RunStop, StopSignal, Task, TaskSpec, Tasks, panic_message, thread_name,
     };
-    pub trait Stage: Send {
+    pub trait Stage: Any + Send {
         fn process(&mut self, ctx: &Ctx, batch: &mut Batch);
         fn tick(&mut self, ctx: &Ctx) {}
         fn prepare(&mut self, setup: &mut Setup<'_>) -> Result<(), Problem> {}
+        fn adopt(&mut self, earlier: &mut dyn Stage) {}
         fn info() -> StageInfo
         where
             Self: Sized,
@@ -2629,6 +2732,9 @@ pub mod pipeline {
         fn finish(&mut self) -> crate::error::Result<()> {}
         fn as_generator(&mut self) -> Option<&mut dyn Generator> {}
         fn as_drop_observer(&mut self) -> Option<&mut dyn DropObserver> {}
+    }
+    impl dyn Stage {
+        pub fn downcast<S: Stage>(&mut self) -> Option<&mut S> {}
     }
     impl Setup<'_> {
         pub fn prepare(mut self, stage: &mut dyn Stage) -> Vec<Problem> {}
@@ -2692,6 +2798,8 @@ pub mod telemetry {
             pub fn new(parts: usize) -> Self {}
             pub fn record(&mut self, received: u64, parts: &[(u64, u64)]) {}
             pub fn add(&mut self, other: &Self) {}
+            #[must_use]
+            pub fn with_parts(&self, from: &[Option<usize>]) -> Self {}
             #[must_use]
             pub fn since(&self, earlier: &Self) -> Self {}
             pub fn clear(&mut self) {}

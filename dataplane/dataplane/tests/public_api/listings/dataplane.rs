@@ -625,6 +625,13 @@ pub mod config {
             pub fn settings(&self) -> impl Iterator<Item = &str> {}
             pub fn path(&self) -> &Path {}
             pub fn resolve(&self, path: &Path) -> PathBuf {}
+            pub fn folder(&self) -> &Path {}
+            #[must_use]
+            pub fn with_file(
+                &self,
+                path: impl Into<PathBuf>,
+                text: impl Into<String>,
+            ) -> Self {}
             pub fn position(&self, span: &Span) -> Position {}
         }
     }
@@ -718,17 +725,53 @@ pub mod runtime {
             diagnostics: &mut Diagnostics,
         ) -> Result<Option<Assembly>> {}
     }
-    mod run {
-        #[derive(Clone, Copy, Debug, Default)]
-        pub struct Options {
-            pub duration: Option<Duration>,
-            pub packets: Option<u64>,
-        }
+    mod change {
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum ReloadOutcome {
             Done(String),
             Pending(String),
             Rejected(Vec<Problem>),
+        }
+        #[derive(Clone, Debug, Default)]
+        pub struct ApplyOptions {
+            pub base: Option<String>,
+            pub confirm: Option<Duration>,
+            pub cause: &'static str,
+            pub reads_all_files: bool,
+        }
+        #[derive(Clone)]
+        pub struct Changer(_);
+        impl Changer {
+            pub fn source(&self, path: &str, text: &str) -> Source {}
+            pub fn file_of_run(&self) -> std::result::Result<Source, Refusal> {}
+            pub fn plan(
+                &self,
+                registry: &Registry,
+                source: &Source,
+            ) -> std::result::Result<ChangePlan, Refusal> {}
+            pub fn apply(
+                &self,
+                registry: &Registry,
+                source: &Source,
+                options: &ApplyOptions,
+            ) -> std::result::Result<Applied, Refusal> {}
+            pub fn confirm(&self) -> std::result::Result<Applied, Refusal> {}
+            pub fn rollback(
+                &self,
+                registry: &Registry,
+            ) -> std::result::Result<Applied, Refusal> {}
+            pub fn revert_overdue(
+                &self,
+            ) -> Option<std::result::Result<Applied, Refusal>> {}
+            pub fn is_overdue(&self) -> bool {}
+            pub fn history(&self) -> History {}
+        }
+    }
+    mod run {
+        #[derive(Clone, Copy, Debug, Default)]
+        pub struct Options {
+            pub duration: Option<Duration>,
+            pub packets: Option<u64>,
         }
         pub struct Run {
             private: _,
@@ -740,10 +783,12 @@ pub mod runtime {
                 options: Options,
                 mut cancelled: impl FnMut() -> bool,
             ) -> Result<Self> {}
-            pub fn plan(&self) -> &config::Plan {}
-            pub fn source(&self) -> &Source {}
+            pub fn plan(&self) -> Arc<config::Plan> {}
+            pub fn source(&self) -> Source {}
+            pub fn config_file(&self) -> Option<&Path> {}
             pub fn port_infos(&self) -> &[PortInfo] {}
-            pub fn tables(&self) -> &[StageTable] {}
+            pub fn tables(&self) -> Vec<Arc<StageTable>> {}
+            pub fn changer(&self) -> Changer {}
             pub fn progress(&self) -> Progress {}
             pub fn snapshot(&self) -> Option<Snapshot> {}
             pub fn is_stopped(&self) -> bool {}
@@ -751,9 +796,6 @@ pub mod runtime {
             pub fn stopper(&self) -> impl Fn() + Send + Sync + 'static {}
             pub fn can_reload(&self) -> bool {}
             pub fn reload(&self) -> Vec<(String, ReloadOutcome)> {}
-            pub fn reloader(
-                &self,
-            ) -> impl Fn() -> Vec<(String, ReloadOutcome)> + Send + 'static {}
             pub fn is_finished(&self) -> bool {}
             pub fn events(&self) -> Vec<String> {}
             pub fn join(mut self) -> Result<Report> {}
@@ -818,7 +860,8 @@ pub mod runtime {
         }
     }
     pub use assemble::{Assembly, assemble, assemble_offline};
-    pub use run::{Options, ReloadOutcome, Run};
+    pub use change::{ApplyOptions, Changer, ReloadOutcome};
+    pub use run::{Options, Run};
     pub use snapshot::{Snapshot, WorkerState};
     pub use trace::{End, Hop, Trace, Tracer};
 }

@@ -5,6 +5,7 @@ pub mod bucket {
     }
     impl TokenBucket {
         pub fn new(rate: u64, burst: u64, now: u64) -> Self {}
+        pub fn resume(&mut self, earlier: &Self) {}
         pub fn take(&mut self, now: u64, tokens: u64) -> bool {}
     }
     #[derive(Clone, Debug)]
@@ -18,6 +19,7 @@ pub mod bucket {
             excess_burst: u64,
             now: u64,
         ) -> Self {}
+        pub fn resume(&mut self, earlier: &Self) {}
         pub fn mark(&mut self, now: u64, tokens: u64, before: Colour) -> Colour {}
     }
     #[derive(Clone, Debug)]
@@ -26,6 +28,7 @@ pub mod bucket {
     }
     impl TwoRate {
         pub fn new(committed: (u64, u64), peak: (u64, u64), now: u64) -> Self {}
+        pub fn resume(&mut self, earlier: &Self) {}
         pub fn mark(&mut self, now: u64, tokens: u64, before: Colour) -> Colour {}
     }
 }

@@ -1,0 +1,126 @@
+//! Tests of the commands that change a running program.
+
+use std::fs;
+use std::process::Stdio;
+
+use dataplane_testing::wait_until;
+
+use crate::common::{LINK, Running, RuntimeFolder, config, json};
+
+/// Returns the config of the program with a changed rule.
+fn changed() -> String {
+    config(LINK).replace("1024-1027", "1024-1031")
+}
+
+/// Returns the text of the config that the program uses.
+fn in_force(folder: &RuntimeFolder) -> String {
+    let (status, out, error) = folder.dataplane("show config --json --socket @/x.sock");
+    assert_eq!((status, error.as_str()), (0, ""));
+    json(&out)["rows"][0]["text"].as_str().unwrap().to_owned()
+}
+
+/// Runs a command that must end with a status. Returns its output and its errors.
+fn ended(folder: &RuntimeFolder, line: &str, status: i32) -> (String, String) {
+    let (ended, out, error) = folder.dataplane(&format!("{line} --socket @/x.sock"));
+    assert_eq!(ended, status, "{line}: {out}{error}");
+    (out, error)
+}
+
+fn start(folder: &RuntimeFolder) -> Running {
+    folder.run(" --set runtime.control=@/x.sock", Some("x.sock"))
+}
+
+#[test]
+fn plan_lists_the_operations_for_a_program_and_for_two_files() {
+    let folder = RuntimeFolder::new();
+    let running = start(&folder);
+    folder.0.write("new.toml", changed());
+    let operation = "replace stage edge (rules): hitless: the new stage is prepared before the workers exchange their \
+                     graphs; keeps its counters and the hits of its rules, by their names\n";
+    let (live, _) = ended(&folder, "plan @/new.toml", 0);
+    let (offline, _) = ended(&folder, "plan @/x.toml @/new.toml", 0);
+    assert!(live.starts_with(operation) && live.contains("hitless: `dataplane apply --base "), "{live}");
+    assert_eq!(offline, format!("{operation}hitless: a program that runs the first config can apply the second\n"));
+    assert_eq!(ended(&folder, "plan @/x.toml", 0).0, "no difference\n");
+    let plan = json(&ended(&folder, "plan @/new.toml --json", 0).0);
+    assert_eq!(
+        (&plan["operations"][0]["operation"], &plan["operations"][0]["keys"][0]),
+        (&"replace_stage".into(), &"rules".into())
+    );
+    folder.0.write("burst.toml", changed().replace("[runtime]", "[runtime]\nburst = 8"));
+    let (text, _) = ended(&folder, "plan @/burst.toml", 0);
+    assert!(text.starts_with("change runtime burst: needs a restart: "), "{text}");
+    assert!(text.ends_with("2 of 3 operations need a restart\n"), "{text}");
+    // All mistakes have a position.
+    folder.0.write("wrong.toml", changed().replace("'parse'", "'prase'").replace("default", "dfault"));
+    let (_, errors) = ended(&folder, "plan @/wrong.toml", 2);
+    let path = folder.path("wrong.toml").display().to_string();
+    assert_eq!(errors.matches(&format!("{path}:")).count(), 2, "{errors}");
+    assert!(errors.contains("did you mean `parse`?") && errors.contains("2 mistakes in "), "{errors}");
+    assert_eq!(in_force(&folder), config(LINK));
+    running.end("-TERM");
+}
+
+#[test]
+fn config_is_applied_confirmed_rolled_back_saved_and_reloaded() {
+    let folder = RuntimeFolder::new();
+    let running = start(&folder);
+    folder.0.write("new.toml", changed());
+    let (plan, _) = ended(&folder, "plan @/new.toml --json", 0);
+    let base = json(&plan)["base"].as_str().unwrap().to_owned();
+    let (out, _) = ended(&folder, &format!("apply @/new.toml --base {base} --confirm 1h"), 0);
+    assert!(
+        out.contains("applied: change 1, ") && out.ends_with("reverts in 3600 s without `dataplane confirm`\n"),
+        "{out}"
+    );
+    assert_eq!(in_force(&folder), changed());
+    let (_, error) = ended(&folder, "apply @/x.toml", 1);
+    assert!(error.contains("change 1 waits for its confirmation") && error.contains("dataplane confirm"), "{error}");
+    ended(&folder, "confirm", 0);
+    assert!(ended(&folder, "confirm", 1).1.contains("no change waits for a confirmation"));
+    let (_, error) = ended(&folder, &format!("apply @/new.toml --base {base}"), 1);
+    assert!(error.contains(&format!("made for the config {base}")), "{error}");
+    // The file of the run is the file with which the run started.
+    assert!(ended(&folder, "save", 0).0.ends_with("x.toml\n"));
+    assert_eq!(fs::read_to_string(folder.path("x.toml")).unwrap(), changed());
+    ended(&folder, "rollback", 0);
+    assert_eq!(in_force(&folder), config(LINK));
+    ended(&folder, "save @/copy.toml", 0);
+    assert_eq!(fs::read_to_string(folder.path("copy.toml")).unwrap(), config(LINK));
+    ended(&folder, "reload", 0);
+    assert_eq!(in_force(&folder), changed());
+    folder.0.write("x.toml", changed().replace("[pipeline]", "[pipline]"));
+    let (_, error) = ended(&folder, "reload", 1);
+    assert!(error.contains("x.toml:") && error.contains("did you mean `pipeline`?"), "{error}");
+    let (history, _) = ended(&folder, "history", 0);
+    let causes: Vec<&str> = history.lines().skip(1).map(|line| line.split_whitespace().nth(3).unwrap()).collect();
+    assert_eq!(causes, ["start", "apply", "rollback", "reload"], "{history}");
+    assert_eq!(running.end("-TERM")["ledger"]["unaccounted"], 0);
+}
+
+#[test]
+fn unconfirmed_change_of_a_killed_client_reverts() {
+    let folder = RuntimeFolder::new();
+    let running = start(&folder);
+    folder.0.write("new.toml", changed());
+    let mut command = folder.command("apply @/new.toml --confirm 1s --socket @/x.sock");
+    let mut client = command.stdout(Stdio::null()).spawn().unwrap();
+    wait_until("the change", || in_force(&folder) == changed());
+    client.kill().unwrap();
+    client.wait().unwrap();
+    wait_until("the reverted change", || in_force(&folder) == config(LINK));
+    let (history, _) = ended(&folder, "history", 0);
+    let states: Vec<&str> = history.lines().skip(1).map(|line| line.split_whitespace().last().unwrap()).collect();
+    assert_eq!(states, ["replaced", "reverted", "force"], "{history}");
+    assert_eq!(running.end("-TERM")["ledger"]["unaccounted"], 0);
+}
+
+#[test]
+fn sighup_applies_the_config_file() {
+    let folder = RuntimeFolder::new();
+    let running = start(&folder);
+    folder.0.write("x.toml", changed());
+    running.program.signal("-HUP");
+    wait_until("the changed config", || in_force(&folder) == changed());
+    running.end("-TERM");
+}

@@ -1,0 +1,184 @@
+//! Changes of a running program.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The result of [`Call::Plan`](crate::Call::Plan).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ChangePlan {
+    /// The digest of the config that the program runs.
+    pub base: String,
+    /// The digest of the new config.
+    pub digest: String,
+    /// The operations. Empty if the configs have no difference that concerns the program.
+    pub operations: Vec<Operation>,
+    /// Warnings about the new config.
+    pub warnings: Vec<ConfigMistake>,
+}
+
+/// The result of [`Call::Apply`](crate::Call::Apply), [`Call::Confirm`](crate::Call::Confirm),
+/// [`Call::Rollback`](crate::Call::Rollback) and [`Call::Reload`](crate::Call::Reload).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Applied {
+    /// The number of the change. See [`HistoryRow::number`].
+    pub number: u64,
+    /// The digest of the config that the program runs now.
+    pub digest: String,
+    /// The operations that were carried out.
+    pub operations: Vec<Operation>,
+    /// The time in seconds after which the change reverts without a confirmation.
+    pub confirm_s: Option<u64>,
+    /// What the stages report about files that they have read again.
+    pub reloaded: Vec<String>,
+    /// Warnings about the config.
+    pub warnings: Vec<ConfigMistake>,
+}
+
+/// One step of a change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Operation {
+    /// The kind of the operation.
+    pub operation: OperationKind,
+    /// The name of the stage or port, or the key of `[runtime]`.
+    pub name: String,
+    /// The keys that change.
+    pub keys: Vec<String>,
+    /// Whether the running program can carry out the operation without loss.
+    pub hitless: bool,
+    /// Why the operation is hitless, or not.
+    pub why: String,
+    /// What happens to the state of the stage.
+    pub state: Option<String>,
+}
+
+/// The kinds of operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OperationKind {
+    /// Adds a stage.
+    AddStage,
+    /// Removes a stage.
+    RemoveStage,
+    /// Gives a stage other parameters, such as other rules or routes.
+    ReplaceStage,
+    /// Prepares a stage again, because objects that the stage uses change.
+    RenewStage,
+    /// Connects the outputs of a stage to other stages.
+    ConnectStage,
+    /// Lets another stage receive the packets first.
+    ChangeEntry,
+    /// Adds a port.
+    AddPort,
+    /// Removes a port.
+    RemovePort,
+    /// Changes a port.
+    ChangePort,
+    /// Changes the workers or their cores.
+    RestartWorkers,
+    /// Changes a key of `[runtime]`.
+    ChangeRuntime,
+    /// An operation of a later version.
+    #[serde(other)]
+    Other,
+}
+
+impl OperationKind {
+    /// Returns the operation in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::AddStage => "add stage",
+            Self::RemoveStage => "remove stage",
+            Self::ReplaceStage => "replace stage",
+            Self::RenewStage => "renew stage",
+            Self::ConnectStage => "connect stage",
+            Self::ChangeEntry => "change entry",
+            Self::AddPort => "add port",
+            Self::RemovePort => "remove port",
+            Self::ChangePort => "change port",
+            Self::RestartWorkers => "restart workers",
+            Self::ChangeRuntime => "change runtime",
+            Self::Other => "other operation",
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.operation.words(), self.name)?;
+        if !self.keys.is_empty() {
+            write!(f, " ({})", self.keys.join(", "))?;
+        }
+        write!(f, ": {}: {}", if self.hitless { "hitless" } else { "needs a restart" }, self.why)?;
+        self.state.iter().try_for_each(|state| write!(f, "; {state}"))
+    }
+}
+
+/// A mistake in a config.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ConfigMistake {
+    /// `error` or `warning`.
+    pub level: String,
+    /// The name of the config, or an override on the command line, such as `--set runtime.burst=32`.
+    pub file: String,
+    /// The line, from 1. 0 for a mistake in a file that a stage reads: `file` is then the key that names
+    /// the file.
+    pub line: usize,
+    /// The column in characters, from 1.
+    pub column: usize,
+    /// The problem.
+    pub message: String,
+    /// The suggested fix.
+    pub help: Option<String>,
+}
+
+impl fmt::Display for ConfigMistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A mistake in a file of a stage has its position in the message.
+        match self.line {
+            0 => write!(f, "{}: {}", self.file, self.message)?,
+            line => write!(f, "{}:{line}:{}: {}: {}", self.file, self.column, self.level, self.message)?,
+        }
+        self.help.iter().try_for_each(|help| write!(f, "; help: {help}"))
+    }
+}
+
+/// A row of the result of [`Call::History`](crate::Call::History).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct HistoryRow {
+    /// The number of the change. The start of the program has the number 0.
+    pub number: u64,
+    /// The time of the change, in seconds since 1970.
+    pub time_s: u64,
+    /// The digest of the config.
+    pub digest: String,
+    /// The number of operations.
+    pub operations: u64,
+    /// The origin of the change, such as `apply` or `reload`.
+    pub cause: String,
+    /// The state of the change.
+    pub state: ChangeState,
+}
+
+/// The state of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ChangeState {
+    /// The program runs this config.
+    InForce,
+    /// The program runs this config, and reverts the change without a confirmation.
+    Unconfirmed,
+    /// A later change replaced this config.
+    Replaced,
+    /// The change was reverted.
+    Reverted,
+}
+
+/// The result of [`Call::History`](crate::Call::History): the last changes, in the order of their numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct History {
+    /// The changes.
+    pub changes: Vec<HistoryRow>,
+}

@@ -1,0 +1,57 @@
+//! What a stage used during its preparation. A change of a running pipeline compares these records, and prepares only the
+//! stages for which something has changed.
+
+use std::any::TypeId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::pipeline::Facts;
+
+/// What a stage used during its preparation.
+#[derive(Clone, Debug, Default)]
+pub struct StageRecord {
+    /// The facts that the stage asked about, and the answers.
+    pub(super) wanted: Vec<(Facts, bool)>,
+    /// Whether the stage used the numbers of next hops.
+    pub(super) uses_next_hops: bool,
+    /// The number of next hops that were known after the preparation of all stages.
+    pub(super) next_hops: Option<usize>,
+    /// The types of the common objects that the stage uses.
+    pub commons: BTreeSet<TypeId>,
+    /// The files that the stage reads, as they were before the stage read them.
+    pub read: BTreeMap<PathBuf, Option<Fingerprint>>,
+    /// The files that the stage writes.
+    pub written: BTreeSet<PathBuf>,
+}
+
+impl StageRecord {
+    /// Returns a file that has changed since the stage read it.
+    pub fn changed_file(&self) -> Option<&Path> {
+        let changed = |(path, before): &(&PathBuf, &Option<Fingerprint>)| Fingerprint::of(path) != **before;
+        self.read.iter().find(changed).map(|(path, _)| path.as_path())
+    }
+
+    /// Records the current state of the files that the stage has read again.
+    pub fn renew_files(&mut self) {
+        for (path, fingerprint) in &mut self.read {
+            *fingerprint = Fingerprint::of(path);
+        }
+    }
+}
+
+/// The properties of a file that change when its content changes: device, inode, size, and the times of the last change
+/// in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fingerprint([i128; 5]);
+
+impl Fingerprint {
+    /// Returns the properties of the file at a path, or `None` if there is no such file.
+    pub fn of(path: &Path) -> Option<Self> {
+        let about = fs::metadata(path).ok()?;
+        let time = |seconds: i64, nanos: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+        let (changed, modified) = (time(about.ctime(), about.ctime_nsec()), time(about.mtime(), about.mtime_nsec()));
+        Some(Self([about.dev().into(), about.ino().into(), about.size().into(), changed, modified]))
+    }
+}

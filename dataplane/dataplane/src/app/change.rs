@@ -1,0 +1,290 @@
+//! `plan`, `apply`, `confirm`, `rollback`, `history`, `reload` and `save`: change a running program.
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::time::Duration;
+
+use super::console::{self, CommandError};
+use super::{args, stats};
+use crate::config::Source;
+use crate::runtime::operations;
+use dataplane_control::change::{Applied, ChangePlan, ChangeState, History, Operation};
+use dataplane_control::rows::ConfigRow;
+use dataplane_control::{Answer, Apply, Call, Client, Error, ErrorCode, MAX_REQUEST, NewConfig, Refusal, Show};
+use dataplane_core::pipeline::Registry;
+
+/// The maximum time that a command waits for a change. Large tables take long to build.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(600);
+
+pub(super) fn plan(registry: &Registry, args: &args::Plan) -> Result<(), CommandError> {
+    let plan = match &args.configs[..] {
+        [before, after] => {
+            let config = |path: &PathBuf| args::Config { path: path.clone(), settings: Vec::new() };
+            let [before, after] = [config(before), config(after)];
+            let before = console::offline_assembly(&before, registry)?;
+            let after = console::offline_assembly(&after, registry)?;
+            ChangePlan {
+                base: crate::runtime::digest(&before.source),
+                digest: crate::runtime::digest(&after.source),
+                operations: operations(&before.plan, &after.plan, registry, None),
+                warnings: Vec::new(),
+            }
+        }
+        _ => {
+            let path = args.configs.first().cloned().unwrap_or_default();
+            let text = read(&path)?;
+            let config = NewConfig { text, path: Some(path.display().to_string()) };
+            let answer = ask(&args.target, &Call::Plan(config), "dataplane plan CONFIG --process PROCESS")?;
+            parse(&answer)?
+        }
+    };
+    if args.target.json {
+        return console::print_json(&plan);
+    }
+    plan.warnings.iter().for_each(|warning| console::write_line(&warning.to_string()));
+    let mut text = list(&plan.operations);
+    text.push_str(&match plan.operations.iter().filter(|operation| !operation.hitless).count() {
+        _ if plan.operations.is_empty() => "no difference\n".to_owned(),
+        0 if args.configs.len() == 2 => {
+            "hitless: a program that runs the first config can apply the second\n".to_owned()
+        }
+        0 => format!("hitless: `dataplane apply --base {}` carries out the operations\n", plan.base),
+        count => format!("{count} of {} operations need a restart\n", plan.operations.len()),
+    });
+    console::print(&text)
+}
+
+pub(super) fn apply(args: &args::Apply) -> Result<(), CommandError> {
+    let call = Call::Apply(Apply {
+        text: read(&args.config)?,
+        path: Some(args.config.display().to_string()),
+        base: args.base.clone(),
+        confirm_s: args.confirm.map(|time| time.as_secs().max(1)),
+    });
+    let answer = ask(&args.target, &call, "dataplane apply CONFIG --process PROCESS")?;
+    print_applied(&answer, "applied", args.target.json)
+}
+
+pub(super) fn confirm(args: &args::Change) -> Result<(), CommandError> {
+    let answer = ask(&args.target, &Call::Confirm {}, "dataplane confirm --process PROCESS")?;
+    print_applied(&answer, "confirmed", args.target.json)
+}
+
+pub(super) fn rollback(args: &args::Change) -> Result<(), CommandError> {
+    let answer = ask(&args.target, &Call::Rollback {}, "dataplane rollback --process PROCESS")?;
+    print_applied(&answer, "rolled back", args.target.json)
+}
+
+pub(super) fn reload(args: &args::Change) -> Result<(), CommandError> {
+    let answer =
+        ask(&args.target, &Call::Reload {}, "dataplane reload --process PROCESS").map_err(|error| match error {
+            // The command line is correct, so a wrong file is a failure.
+            CommandError::Usage(message) => CommandError::Failed(message),
+            error => error,
+        })?;
+    print_applied(&answer, "reloaded", args.target.json)
+}
+
+pub(super) fn history(args: &args::Change) -> Result<(), CommandError> {
+    let answer = ask(&args.target, &Call::History {}, "dataplane history --process PROCESS")?;
+    let history: History = parse(&answer)?;
+    if args.target.json {
+        return console::print_json(&history);
+    }
+    let mut text =
+        format!("{:>6}  {:<20}  {:<16}  {:<8}  {:>10}  state\n", "change", "time", "config", "cause", "operations");
+    for row in history.changes {
+        let state = match row.state {
+            ChangeState::InForce => "in force",
+            ChangeState::Unconfirmed => "unconfirmed",
+            ChangeState::Replaced => "replaced",
+            ChangeState::Reverted => "reverted",
+        };
+        let (time, digest, cause) = (utc(row.time_s), plain(&row.digest), plain(&row.cause));
+        text += &format!("{:>6}  {time:<20}  {digest:<16}  {cause:<8}  {:>10}  {state}\n", row.number, row.operations);
+    }
+    console::print(&text)
+}
+
+pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
+    let example = "dataplane save --process PROCESS";
+    let mut client = stats::connect(args.target.socket.as_deref(), args.target.process, example)?;
+    let show = Show { what: "config".to_owned(), ..Show::default() };
+    let page = client.show(show).next().transpose().map_err(|error| stats::failed(error, example))?;
+    let row = page.as_ref().and_then(|page| page.rows.first());
+    let row = row.ok_or_else(|| CommandError::Failed("the program returned no config".to_owned()))?;
+    let row: ConfigRow = serde_json::from_str(row.get()).map_err(|error| {
+        CommandError::Failed(format!("cannot parse the answer: {error}; help: the program may have another version"))
+    })?;
+    let file = match (&args.file, &row.file) {
+        (Some(file), _) => file.clone(),
+        (None, Some(file)) => PathBuf::from(file),
+        (None, None) => {
+            let help = "help: name a file: `dataplane save FILE`";
+            return Err(CommandError::Usage(format!("the config of the program came from standard input; {help}")));
+        }
+    };
+    replace_file(&file, &row.text).map_err(|error| {
+        let help = "help: the file has its old content; name another file, or free space";
+        CommandError::Failed(format!("cannot save {}: {error}; {help}", file.display()))
+    })?;
+    for setting in &row.settings {
+        console::write_line(&format!("not in the file: --set {}", plain(setting)));
+    }
+    match args.target.json {
+        true => console::print_json(&serde_json::json!({ "file": file.display().to_string() })),
+        false => console::print(&format!("saved {}\n", plain(&file.display().to_string()))),
+    }
+}
+
+/// Replaces the content of a file. If that fails, for example because the disk is full, the file keeps its old content.
+fn replace_file(file: &Path, text: &str) -> io::Result<()> {
+    // Follow symbolic links, so that the rename replaces the file and not the link.
+    let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let before = fs::metadata(&file).ok();
+    if before.as_ref().is_some_and(|before| !before.is_file()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = file.file_name().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the path names no file"))?;
+    let new = folder.join(format!(".{}.{}.new", name.to_string_lossy(), process::id()));
+    let replaced = fs::File::create_new(&new).and_then(|mut created| {
+        created.write_all(text.as_bytes())?;
+        if let Some(before) = &before {
+            use std::os::unix::fs::{MetadataExt, fchown};
+            // Only root can give a file to another user.
+            let _ = fchown(&created, Some(before.uid()), Some(before.gid()));
+            created.set_permissions(before.permissions())?;
+        }
+        created.sync_all()?;
+        fs::rename(&new, &file)
+    });
+    if let Err(error) = replaced {
+        if error.kind() != io::ErrorKind::AlreadyExists {
+            let _ = fs::remove_file(&new);
+        }
+        return Err(error);
+    }
+    // The new name of the file must survive a power failure too.
+    fs::File::open(folder)?.sync_all()
+}
+
+/// Reads the text of a config.
+fn read(path: &Path) -> Result<String, CommandError> {
+    let source = Source::read(path, &[]).map_err(|mistake| {
+        console::show(&mistake);
+        console::refusal(&mistake)
+    })?;
+    let text = source.text().to_owned();
+    // A newline in JSON has two bytes.
+    if serde_json::to_string(&text).is_ok_and(|json| json.len() + 512 > MAX_REQUEST) {
+        let help = "help: move large tables to separate files";
+        return Err(CommandError::Usage(format!("{} is too large for a request; {help}", path.display())));
+    }
+    Ok(text)
+}
+
+/// Sends a request and waits for its answer. Prints the mistakes of a config.
+fn ask(target: &args::Target, call: &Call, example: &str) -> Result<Answer, CommandError> {
+    let mut client: Client = stats::connect(target.socket.as_deref(), target.process, example)?;
+    client.set_timeout(CHANGE_TIMEOUT).map_err(|error| stats::failed(error, example))?;
+    client.call(call).map_err(|error| match error {
+        Error::Refused(_, refusal) => refused(&refusal, target.json),
+        error => stats::failed(error, example),
+    })
+}
+
+fn refused(refusal: &Refusal, json: bool) -> CommandError {
+    if json {
+        // The JSON object contains the whole message.
+        return match (console::print_json(refusal), refusal.code) {
+            (Err(error), _) => error,
+            (Ok(()), ErrorCode::WrongConfig) => CommandError::Usage(String::new()),
+            (Ok(()), _) => CommandError::Failed(String::new()),
+        };
+    }
+    refusal.mistakes.iter().for_each(|mistake| console::write_line(&plain(&mistake.to_string())));
+    refusal.operations.iter().for_each(|operation| console::write_line(&plain(&operation.to_string())));
+    let message = format!("{}; help: {}", plain(&refusal.message), plain(&refusal.help));
+    match refusal.code {
+        ErrorCode::WrongConfig => CommandError::Usage(message),
+        _ => CommandError::Failed(message),
+    }
+}
+
+fn parse<T: serde::de::DeserializeOwned>(answer: &Answer) -> Result<T, CommandError> {
+    answer.parse().map_err(|error| {
+        CommandError::Failed(format!("{error}; help: the program may have another version, so use --json"))
+    })
+}
+
+fn print_applied(answer: &Answer, done: &str, json: bool) -> Result<(), CommandError> {
+    let applied: Applied = parse(answer)?;
+    if json {
+        return console::print_json(&applied);
+    }
+    applied.warnings.iter().for_each(|warning| console::write_line(&warning.to_string()));
+    let mut text = list(&applied.operations);
+    applied.reloaded.iter().for_each(|line| text += &format!("{line}\n"));
+    text += &format!("{done}: change {}, config {}\n", applied.number, applied.digest);
+    if let Some(seconds) = applied.confirm_s {
+        text += &format!("reverts in {seconds} s without `dataplane confirm`\n");
+    }
+    console::print(&text)
+}
+
+fn list(operations: &[Operation]) -> String {
+    operations.iter().map(|operation| format!("{operation}\n")).collect()
+}
+
+/// Replaces control characters, because a terminal would interpret them.
+fn plain(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
+}
+
+/// Returns a time as text, such as `2026-01-31T23:59:59Z`.
+fn utc(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // See "chrono-Compatible Low-Level Date Algorithms" by Howard Hinnant: the year starts in March.
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let (day, month) = (day_of_year - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
+    let year = era * 400 + year + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_utc() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_798_761_599, "2026-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(utc(seconds), text);
+        }
+    }
+
+    #[test]
+    fn replaced_file_has_the_whole_text_or_keeps_its_content() {
+        let folder = dataplane_testing::Folder::new();
+        let file = folder.write("a.toml", "old");
+        replace_file(&file, "new").unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "new");
+        // The name of the temporary file is taken, so nothing is written.
+        let taken = folder.write(&format!(".a.toml.{}.new", process::id()), "other");
+        assert!(replace_file(&file, "later").is_err());
+        let texts = [&file, &taken].map(|file| fs::read_to_string(file).unwrap());
+        assert_eq!(texts, ["new", "other"]);
+        assert!(replace_file(folder.path(), "text").unwrap_err().to_string().contains("not a regular file"));
+    }
+}

@@ -1,0 +1,570 @@
+//! Tests that a running pipeline changes to another config without loss.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dataplane::config::Source;
+use dataplane::control::change::{Applied, ChangeState, Operation, OperationKind};
+use dataplane::control::{ErrorCode, Refusal};
+use dataplane::pipeline::{Registry, StageInfo};
+use dataplane::prelude::*;
+use dataplane::runtime::{ApplyOptions, Changer, Options, Run, Snapshot};
+use dataplane::telemetry::Report;
+use dataplane_testing::config::Config;
+use dataplane_testing::wait_until;
+
+use crate::common::{Folder, assembled_with, assert_good, drops, stage};
+
+/// A stage that numbers its packets, and adopts the number of its predecessor.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Numbers {
+    #[serde(default)]
+    step: u64,
+    #[serde(skip)]
+    seen: u64,
+}
+
+impl Stage for Numbers {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        self.seen += batch.len() as u64;
+    }
+
+    fn adopt(&mut self, earlier: &mut dyn Stage) {
+        if let Some(earlier) = earlier.downcast::<Self>() {
+            self.seen = earlier.seen;
+        }
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        report("seen", self.seen);
+        report("step", self.step);
+    }
+
+    fn info() -> StageInfo {
+        StageInfo::new().keeps("the number of packets")
+    }
+}
+
+/// A stage that counts its packets, and loses the count if its parameters change.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Forgets {
+    #[serde(default)]
+    _step: u64,
+    #[serde(skip)]
+    seen: u64,
+}
+
+impl Stage for Forgets {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        self.seen += batch.len() as u64;
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&str, u64)) {
+        report("seen", self.seen);
+    }
+}
+
+/// A stage that holds each packet once.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Holds {
+    #[serde(default)]
+    _step: u64,
+}
+
+impl Stage for Holds {
+    fn process(&mut self, _ctx: &Ctx, batch: &mut Batch) {
+        for mut packet in batch.iter_mut() {
+            if packet.wait() == dataplane::mem::Wait::Fresh {
+                packet.hold();
+            }
+        }
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::new().holds(Some(dataplane::units::Nanos(1_000_000_000)))
+    }
+}
+
+fn registry() -> Registry {
+    let mut registry = Registry::new();
+    dataplane::stages::register(&mut registry);
+    registry.add::<Numbers>("numbers");
+    registry.add::<Forgets>("forgets");
+    registry.add::<Holds>("holds");
+    registry
+}
+
+/// A config whose generator sends packets through `stages`, and back.
+fn config(workers: usize, stages: &[(&str, &str)]) -> String {
+    let config = Config::new().workers(workers).runtime("burst = 64").port("wire", "kind = 'generator', flows = 64");
+    let config = stages.iter().fold(config.stage("parse", ""), |config, (kind, lines)| config.stage(kind, lines));
+    config.stage("tx", "name = 'out'\nport = 'wire'").to_string()
+}
+
+/// A running pipeline that a test changes.
+struct Changing {
+    folder: Folder,
+    registry: Registry,
+    run: Run,
+}
+
+impl Changing {
+    fn start(text: &str) -> Self {
+        Self::start_in(Folder::new(), text)
+    }
+
+    fn start_in(folder: Folder, text: &str) -> Self {
+        let registry = registry();
+        let source = Source::new(folder.write("test.toml", text), text, &[]);
+        let run = Run::start(assembled_with(&source, &registry).unwrap(), Options::default()).unwrap();
+        Self { folder, registry, run }
+    }
+
+    fn changer(&self) -> Changer {
+        self.run.changer()
+    }
+
+    fn apply_with(&self, text: &str, options: &ApplyOptions) -> Result<Applied, Refusal> {
+        let source = self.changer().source("new.toml", text);
+        self.changer().apply(&self.registry, &source, options)
+    }
+
+    fn apply(&self, text: &str) -> Applied {
+        self.apply_with(text, &ApplyOptions::default()).unwrap_or_else(|refusal| panic!("{refusal}: {refusal:#?}"))
+    }
+
+    fn refused(&self, text: &str) -> Refusal {
+        self.apply_with(text, &ApplyOptions::default()).unwrap_err()
+    }
+
+    fn plan(&self, text: &str) -> Vec<Operation> {
+        let source = self.changer().source("new.toml", text);
+        self.changer().plan(&self.registry, &source).unwrap().operations
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        loop {
+            if let Some(snapshot) = self.run.snapshot() {
+                return snapshot;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn wait_for_traffic(&self) {
+        let begin = self.run.progress().tx;
+        wait_until("traffic", || {
+            assert!(!self.run.is_finished(), "no traffic");
+            self.run.progress().tx >= begin + 2_000
+        });
+    }
+
+    fn end(self) -> Report {
+        self.run.stop();
+        let report = self.run.join().unwrap();
+        assert_good(&report);
+        report
+    }
+}
+
+fn kinds(operations: &[Operation]) -> Vec<(OperationKind, &str)> {
+    operations.iter().map(|operation| (operation.operation, operation.name.as_str())).collect()
+}
+
+#[test]
+fn stages_are_added_replaced_connected_and_removed_without_loss() {
+    for workers in [1, 2] {
+        let first = config(workers, &[("numbers", "step = 1"), ("count", "")]);
+        let second = config(workers, &[("count", ""), ("numbers", "step = 2"), ("forgets", "")]);
+        let run = Changing::start(&first);
+        run.wait_for_traffic();
+        let applied = run.apply(&second);
+        let expected = [
+            (OperationKind::ConnectStage, "parse"),
+            (OperationKind::ConnectStage, "count"),
+            (OperationKind::ReplaceStage, "numbers"),
+            (OperationKind::ConnectStage, "numbers"),
+            (OperationKind::AddStage, "forgets"),
+        ];
+        assert_eq!(kinds(&applied.operations), expected);
+        assert_eq!(applied.operations[2].keys, ["step"]);
+        assert_eq!(applied.operations[2].state.as_deref(), Some("keeps its counters and the number of packets"));
+        run.wait_for_traffic();
+        let snapshot = run.snapshot();
+        let report = snapshot.report();
+        assert_eq!(report.ledger.unaccounted, 0, "{report}");
+        let names: Vec<&str> = report.stages.iter().map(|stage| stage.name.as_str()).collect();
+        assert_eq!(names, ["parse", "count", "numbers", "forgets", "out"]);
+        let numbers = stage(report, "numbers");
+        assert_eq!((numbers.counters["seen"], numbers.counters["step"]), (numbers.packets, 2 * workers as u64));
+        assert!(stage(report, "forgets").packets < numbers.packets);
+        wait_until("costs of the new stages", || {
+            let snapshot = run.snapshot();
+            let costs = snapshot.since(None).costs;
+            costs.iter().filter(|cost| names.contains(&cost.part.as_str()) && cost.bursts > 0).count() == 5
+        });
+        let applied = run.apply(&first);
+        assert!(kinds(&applied.operations).contains(&(OperationKind::RemoveStage, "forgets")), "{applied:?}");
+        run.wait_for_traffic();
+        let report = run.end();
+        let numbers = stage(&report, "numbers");
+        // The packets of both pipelines are counted once, although the stage was replaced twice.
+        assert_eq!((numbers.counters["seen"], numbers.packets), (numbers.packets, report.packets.rx), "{report}");
+        assert_eq!((stage(&report, "count").packets, report.packets.tx), (report.packets.rx, report.packets.rx));
+    }
+}
+
+#[test]
+fn state_is_lost_without_adopt_and_the_plan_reports_it() {
+    let run = Changing::start(&config(1, &[("forgets", "_step = 1")]));
+    run.wait_for_traffic();
+    let text = config(1, &[("forgets", "_step = 2")]);
+    let plan = run.plan(&text);
+    assert_eq!(kinds(&plan), [(OperationKind::ReplaceStage, "forgets")]);
+    let lost = "keeps the counters of its packets, and loses its other state";
+    assert_eq!((plan[0].hitless, plan[0].state.as_deref()), (true, Some(lost)));
+    run.apply(&text);
+    let report = run.end();
+    let forgets = stage(&report, "forgets");
+    assert!(forgets.counters["seen"] < forgets.packets, "{report}");
+    assert_eq!(forgets.packets, report.packets.rx);
+}
+
+#[test]
+fn thousands_of_exchanges_lose_no_packet() {
+    const ROUNDS: u64 = if cfg!(debug_assertions) { 1_000 } else { 5_000 };
+    let texts = [
+        config(2, &[("numbers", "step = 1"), ("holds", ""), ("count", "")]),
+        config(2, &[("count", ""), ("numbers", "step = 2"), ("holds", "_step = 2"), ("mac_swap", "")]),
+        config(2, &[("holds", "_step = 3"), ("numbers", "step = 2")]),
+    ];
+    let run = Changing::start(&texts[0]);
+    for round in 1..=ROUNDS {
+        run.apply(&texts[round as usize % 3]);
+        if round % 100 == 0 {
+            run.wait_for_traffic();
+            let snapshot = run.snapshot();
+            assert_eq!(snapshot.report().ledger.unaccounted, 0, "{}", snapshot.report());
+        }
+    }
+    let report = run.end();
+    let numbers = stage(&report, "numbers");
+    assert_eq!(numbers.counters["seen"], numbers.packets, "{report}");
+    // Only packets above the limit of held packets, and packets that were held at the end, were dropped.
+    let dropped = drops(&report, "holds.queue_full") + drops(&report, "holds.stopped");
+    assert_eq!(report.packets.rx, report.packets.tx + dropped, "{report}");
+}
+
+#[test]
+fn held_packets_stay_held_if_their_stage_stays_and_are_counted_otherwise() {
+    let run = Changing::start(&config(1, &[("holds", "")]));
+    run.wait_for_traffic();
+    run.apply(&config(1, &[("holds", "_step = 1"), ("count", "")]));
+    run.wait_for_traffic();
+    let snapshot = run.snapshot();
+    assert_eq!(drops(snapshot.report(), "holds.stopped"), 0, "{}", snapshot.report());
+    run.apply(&config(1, &[("count", "")]));
+    run.wait_for_traffic();
+    let report = run.end();
+    assert!(report.ledger.drops.keys().all(|reason| reason.starts_with("holds.")), "{report}");
+    assert!(report.stages.iter().all(|stage| stage.name != "holds"), "{report}");
+}
+
+#[test]
+fn wrong_config_changes_nothing_and_all_mistakes_are_reported() {
+    let text = config(1, &[("count", "")]);
+    let run = Changing::start(&text);
+    let wrong = text.replace("use = 'parse'", "use = 'prase'").replace("use = 'count'", "use = 'count'\nsize = 1");
+    assert_ne!(wrong, text);
+    let refusal = run.refused(&wrong);
+    assert_eq!(refusal.code, ErrorCode::WrongConfig, "{refusal:?}");
+    let places: Vec<(&str, bool)> = refusal
+        .mistakes
+        .iter()
+        .map(|mistake| (mistake.file.as_str(), mistake.line > 0 && mistake.column > 0))
+        .collect();
+    assert_eq!(places, [("new.toml", true), ("new.toml", true)], "{refusal:#?}");
+    let file = "[{ prefix = '10.0.0.0/8', port = 'nowhere' }]";
+    let refusal = run.refused(&config(1, &[("route", &format!("table = {file}"))]));
+    assert!(refusal.mistakes[0].message.contains("no port `nowhere`"), "{refusal:#?}");
+    assert_eq!(run.run.source().text(), text);
+    assert_eq!(run.changer().history().changes.len(), 1);
+    run.end();
+}
+
+#[test]
+fn change_that_needs_a_restart_is_refused_by_the_name_of_its_operation() {
+    let text = config(1, &[]);
+    let run = Changing::start(&text);
+    let more = "[[port]]\nname = \"more\"\ndevice = \"soft\"\nlink = { kind = \"loopback\" }\n\n[pipeline]";
+    for (new, kind, name) in [
+        (text.replace("burst = 64", "burst = 32"), OperationKind::ChangeRuntime, "burst"),
+        (text.replace("[pipeline]", more), OperationKind::AddPort, "more"),
+        (text.replace("flows = 64", "flows = 65"), OperationKind::ChangePort, "wire"),
+        (text.replace("workers = 1", "workers = 2"), OperationKind::RestartWorkers, "workers"),
+    ] {
+        assert_ne!(new, text);
+        let plan = run.plan(&new);
+        let found = plan.iter().find(|operation| operation.operation == kind && operation.name == name);
+        assert!(found.is_some_and(|operation| !operation.hitless), "{plan:#?}");
+        let refusal = run.refused(&new);
+        assert_eq!(refusal.code, ErrorCode::NeedsRestart);
+        assert!(refusal.message.contains("needs a restart") && refusal.help.contains("restart"), "{refusal}");
+        assert_eq!(refusal.operations, plan.into());
+    }
+    run.end();
+}
+
+#[test]
+fn unconfirmed_change_reverts_with_its_state_and_a_confirmed_change_stays() {
+    let first = config(2, &[("numbers", "step = 1"), ("holds", "")]);
+    let second = config(2, &[("numbers", "step = 2"), ("count", "")]);
+    let run = Changing::start(&first);
+    run.wait_for_traffic();
+    let confirm = |seconds| ApplyOptions { confirm: Some(Duration::from_secs(seconds)), ..ApplyOptions::default() };
+    let applied = run.apply_with(&second, &confirm(0)).unwrap();
+    assert_eq!(run.run.source().text(), second);
+    run.wait_for_traffic();
+    assert!(run.changer().is_overdue());
+    let reverted = run.changer().revert_overdue().unwrap().unwrap();
+    assert_eq!(run.run.source().text(), first);
+    assert!(run.changer().revert_overdue().is_none());
+    let states: Vec<ChangeState> = run.changer().history().changes.iter().map(|row| row.state).collect();
+    assert_eq!(states, [ChangeState::Replaced, ChangeState::Reverted, ChangeState::InForce]);
+    assert_eq!((applied.number, reverted.number), (1, 2));
+    run.wait_for_traffic();
+    let snapshot = run.snapshot();
+    let numbers = stage(snapshot.report(), "numbers");
+    assert_eq!((numbers.counters["seen"], numbers.counters["step"]), (numbers.packets, 2));
+    // A second change is refused until the first is confirmed.
+    run.apply_with(&second, &confirm(3600)).unwrap();
+    let refusal = run.refused(&first);
+    assert!(refusal.code == ErrorCode::Busy && refusal.message.contains("waits for its confirmation"), "{refusal}");
+    run.changer().confirm().unwrap();
+    assert_eq!(run.changer().confirm().unwrap_err().code, ErrorCode::Failed);
+    assert_eq!(run.run.source().text(), second);
+    run.changer().rollback(&run.registry).unwrap();
+    assert_eq!(run.run.source().text(), first);
+    let report = run.end();
+    assert_eq!(stage(&report, "numbers").counters["seen"], report.packets.rx, "{report}");
+}
+
+#[test]
+fn plan_for_another_config_and_a_second_client_are_refused() {
+    let texts = [config(1, &[]), config(1, &[("count", "")]), config(1, &[("numbers", "")])];
+    let run = Changing::start(&texts[0]);
+    let source = run.changer().source("new.toml", &texts[1]);
+    let base = run.changer().plan(&run.registry, &source).unwrap().base;
+    run.apply(&texts[2]);
+    let options = ApplyOptions { base: Some(base.clone()), ..ApplyOptions::default() };
+    let refusal = run.apply_with(&texts[1], &options).unwrap_err();
+    assert!(refusal.code == ErrorCode::OtherBase && refusal.message.contains(&base), "{refusal}");
+    // Many clients at once: each change is either carried out, or refused because another change is in progress.
+    let run = Arc::new(run);
+    let threads: Vec<_> = (0..8)
+        .map(|client| {
+            let (run, text) = (run.clone(), texts[client % 3].clone());
+            std::thread::spawn(move || run.apply_with(&text, &ApplyOptions::default()).map_err(|refusal| refusal.code))
+        })
+        .collect();
+    let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert!(results.iter().any(Result::is_ok));
+    assert!(
+        results.iter().all(|result| result.as_ref().err().is_none_or(|code| *code == ErrorCode::Busy)),
+        "{results:?}"
+    );
+    Arc::into_inner(run).unwrap().end();
+}
+
+#[test]
+fn table_that_does_not_fit_memory_changes_nothing() {
+    let text = config(1, &[]);
+    let run = Changing::start(&text);
+    // 1,024 captures in parallel would need more memory than any test machine has.
+    let stages: Vec<String> =
+        (0..1000).map(|at| format!("name = 'r{at}'\ndatagrams = 1024\nlargest = 65515")).collect();
+    let stages: Vec<(&str, &str)> = stages.iter().map(|lines| ("reassemble", lines.as_str())).collect();
+    let refusal = run.refused(&config(1, &stages));
+    assert!(refusal.to_string().contains("memory") || refusal.mistakes[0].message.contains("memory"), "{refusal:?}");
+    assert_eq!(run.run.source().text(), text);
+    run.end();
+}
+
+#[test]
+fn changed_file_is_read_again_and_a_wrong_file_changes_nothing() {
+    let folder = Folder::new();
+    folder.write("rules.toml", "rules = []");
+    folder.write("routes.txt", "0.0.0.0/0 port wire\n");
+    let stages = [("acl", "default = 'permit'\nfile = 'rules.toml'"), ("route", "file = 'routes.txt'")];
+    let text = config(1, &stages).replace("name = 'out'\nport = 'wire'", "name = 'out'");
+    let run = Changing::start_in(folder, &text);
+    assert_eq!(run.plan(&text), []);
+    run.wait_for_traffic();
+    let reload = |run: &Changing| {
+        let options = ApplyOptions { cause: "reload", reads_all_files: true, ..ApplyOptions::default() };
+        let source = run.changer().file_of_run()?;
+        run.changer().apply(&run.registry, &source, &options)
+    };
+    run.folder.write("routes.txt", "0.0.0.0/0 drop\n");
+    run.folder.write("rules.toml", "rules = [{ action = 'deny', protocol = 'tcp' }]");
+    let applied = reload(&run).unwrap();
+    assert_eq!(kinds(&applied.operations), [(OperationKind::RenewStage, "route")]);
+    assert_eq!(applied.reloaded.len(), 1, "{applied:?}");
+    wait_until("dropped packets", || drops(run.snapshot().report(), "route.blackhole") > 0);
+    run.folder.write("routes.txt", "0.0.0.0/0 nowhere\n");
+    let refusal = reload(&run).unwrap_err();
+    assert!(refusal.code == ErrorCode::WrongConfig && !refusal.mistakes.is_empty(), "{refusal:?}");
+    run.folder.write("routes.txt", "0.0.0.0/0 port wire\n");
+    run.folder.write("rules.toml", "rules = 1");
+    assert_eq!(reload(&run).unwrap_err().code, ErrorCode::WrongConfig);
+    run.folder.write("test.toml", "[runtime");
+    assert_eq!(reload(&run).unwrap_err().mistakes[0].line, 1);
+    run.end();
+}
+
+#[test]
+fn override_of_the_command_line_stays_in_force() {
+    let text = config(1, &[("numbers", "step = 1")]);
+    let registry = registry();
+    let overrides = [("pipeline.stage.numbers.step".to_owned(), "7".to_owned())];
+    let source = Source::new(Path::new("test.toml"), text.as_str(), &overrides);
+    let run = Run::start(assembled_with(&source, &registry).unwrap(), Options::default()).unwrap();
+    let new = run.changer().source("new.toml", &text.replace("step = 1", "step = 2"));
+    let plan = run.changer().plan(&registry, &new).unwrap();
+    assert_eq!(plan.operations, []);
+    assert_ne!(plan.base, plan.digest);
+    run.stop();
+    run.join().unwrap();
+}
+
+/// Returns the counters of a stage, summed over all workers.
+fn counters(report: &Report, name: &str) -> std::collections::BTreeMap<String, u64> {
+    stage(report, name).counters.clone()
+}
+
+#[test]
+fn hits_of_rules_stay_with_their_names_and_come_back_after_a_revert() {
+    let acl = |rules: &str| config(2, &[("acl", &format!("default = 'permit'\nrules = [{rules}]"))]);
+    let rule =
+        |name: &str, port: u16| format!("{{ action = 'deny', protocol = 'udp', src_port = {port}, name = '{name}' }},");
+    let first = acl(&(rule("a", 1024) + &rule("b", 1025) + &rule("c", 1026)));
+    // `b` goes, `d` comes before the others, and `c` comes first.
+    let second = acl(&(rule("d", 1027) + &rule("c", 1026) + &rule("a", 1024)));
+    let run = Changing::start(&first);
+    run.wait_for_traffic();
+    wait_until("hits", || counters(run.snapshot().report(), "acl").get("b").is_some_and(|hits| *hits > 0));
+    let before = counters(run.snapshot().report(), "acl");
+    let options = ApplyOptions { confirm: Some(Duration::ZERO), ..ApplyOptions::default() };
+    let applied = run.apply_with(&second, &options).unwrap();
+    assert_eq!(kinds(&applied.operations), [(OperationKind::ReplaceStage, "acl")]);
+    run.wait_for_traffic();
+    let now = counters(run.snapshot().report(), "acl");
+    assert!(["a", "c"].iter().all(|name| now[*name] > before[*name]) && now["d"] > 0, "{before:?} {now:?}");
+    assert!(now["gone"] >= before["b"] && !now.contains_key("b"), "{before:?} {now:?}");
+    run.changer().revert_overdue().unwrap().unwrap();
+    run.wait_for_traffic();
+    let report = run.end();
+    let hits = counters(&report, "acl");
+    let sum: u64 = ["a", "b", "c"].iter().map(|name| hits[*name]).sum();
+    assert!(["a", "c"].iter().all(|name| hits[*name] > now[*name]) && hits["b"] > before["b"], "{report}");
+    // The earlier rules do not have the rule `d`.
+    let dropped = drops(&report, "acl.denied");
+    assert!(sum + now["d"] <= dropped, "{report}");
+    assert_eq!(dropped + hits["default"], stage(&report, "acl").packets, "{report}");
+}
+
+#[test]
+fn limit_keeps_its_tokens_and_colours() {
+    let limit = |burst: u64| config(1, &[("limit", &format!("packets_per_second = 1\nburst = {burst}"))]);
+    let run = Changing::start(&limit(1000));
+    wait_until("red packets", || counters(run.snapshot().report(), "limit")["red"] > 1000);
+    let green = counters(run.snapshot().report(), "limit")["green"];
+    run.apply(&limit(2000));
+    let red = counters(run.snapshot().report(), "limit")["red"];
+    wait_until("more red packets", || counters(run.snapshot().report(), "limit")["red"] > red + 10_000);
+    let report = run.end();
+    let limit = counters(&report, "limit");
+    // A full bucket would have passed 2000 more packets. One token arrives each second.
+    assert!(limit["green"] < green + 1000, "{report}");
+    assert_eq!(limit["green"] + limit["red"], stage(&report, "limit").packets);
+}
+
+#[test]
+fn bridge_keeps_its_learned_addresses() {
+    let bridge = |ageing: &str| {
+        let config = Config::new().port("a", "kind = 'generator', flows = 4").port("b", "kind = 'loopback'");
+        config.input(&["a"]).stage("bridge", &format!("ageing = '{ageing}'")).stage("tx", "name = 'out'").to_string()
+    };
+    let run = Changing::start(&bridge("5m"));
+    run.wait_for_traffic();
+    let rows = |run: &Changing| {
+        let tables = run.run.tables();
+        let none = std::collections::BTreeMap::new();
+        let query = dataplane::pipeline::TableQuery::new(None, 100, &none);
+        tables[0].page(&query).unwrap().rows.len()
+    };
+    let learned = rows(&run);
+    assert!(learned > 0);
+    let applied = run.apply(&bridge("10m"));
+    assert_eq!(kinds(&applied.operations), [(OperationKind::ReplaceStage, "bridge")]);
+    assert_eq!(rows(&run), learned);
+    run.end();
+}
+
+#[test]
+fn route_with_a_new_gateway_renews_the_stages_that_use_next_hops() {
+    let router = |gateway: &str| {
+        let table = format!("table = [{{ prefix = '0.0.0.0/0', via = '{gateway}', port = 'wire' }}]");
+        let known = "table = [{ address = '192.0.2.1', mac = '02:00:00:00:00:01' }, \
+                     { address = '192.0.2.2', mac = '02:00:00:00:00:02' }]";
+        config(1, &[("route", &table), ("count", ""), ("neighbor", known)])
+            .replace("name = 'out'\nport = 'wire'", "name = 'out'")
+    };
+    let run = Changing::start(&router("192.0.2.1"));
+    run.wait_for_traffic();
+    let applied = run.apply(&router("192.0.2.2"));
+    let expected = [(OperationKind::ReplaceStage, "route"), (OperationKind::RenewStage, "neighbor")];
+    assert_eq!(kinds(&applied.operations), expected);
+    run.wait_for_traffic();
+    let report = run.end();
+    assert_eq!(report.packets.rx, report.packets.tx, "{report}");
+}
+
+#[test]
+fn worker_that_does_not_answer_leaves_all_workers_with_the_earlier_pipeline() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static IS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+    /// A stage that blocks the second worker while `IS_CLOSED` is set.
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Gate {}
+    impl Stage for Gate {
+        fn process(&mut self, ctx: &Ctx, _: &mut Batch) {
+            while ctx.worker == 1 && IS_CLOSED.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+        }
+    }
+    let text = config(2, &[("gate", ""), ("numbers", "step = 1")]);
+    let folder = Folder::new();
+    let mut registry = registry();
+    registry.add::<Gate>("gate");
+    let source = Source::new(folder.file("test.toml"), text.as_str(), &[]);
+    let run = Run::start(assembled_with(&source, &registry).unwrap(), Options::default()).unwrap();
+    let run = Changing { folder, registry, run };
+    run.wait_for_traffic();
+    IS_CLOSED.store(true, Ordering::Relaxed);
+    let refusal = run.refused(&config(2, &[("gate", ""), ("numbers", "step = 2")]));
+    IS_CLOSED.store(false, Ordering::Relaxed);
+    assert!(refusal.message.contains("worker 1 does not answer"), "{refusal}");
+    assert_eq!(run.run.source().text(), text);
+    run.wait_for_traffic();
+    let report = run.end();
+    let numbers = stage(&report, "numbers");
+    assert_eq!((numbers.counters["seen"], numbers.counters["step"]), (report.packets.rx, 2), "{report}");
+}
