@@ -192,9 +192,9 @@ impl VerbsQp {
             not_sync: PhantomData,
         };
         let number = qp.body().number();
-        send.handle.attach(number, raw_packet, &qp.state);
+        send.handle.attach(number, raw_packet, true, &qp.state);
         if !Arc::ptr_eq(&send.handle, &recv.handle) {
-            recv.handle.attach(number, raw_packet, &qp.state);
+            recv.handle.attach(number, raw_packet, false, &qp.state);
         }
         Ok(qp)
     }

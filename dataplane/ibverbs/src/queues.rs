@@ -46,6 +46,8 @@ pub(super) struct AttachedQp {
     number: QpNum,
     /// Whether the queue pair is a raw-packet queue pair.
     raw: bool,
+    /// Whether the sends of the queue pair complete on this completion queue.
+    sends: bool,
     /// The last known state, with the flag `STATE_UNKNOWN` if the state must be queried again.
     state: Arc<AtomicU32>,
 }
@@ -87,8 +89,9 @@ impl CqHandle {
         flags
     }
 
-    pub(super) fn attach(&self, number: QpNum, raw: bool, state: &Arc<AtomicU32>) {
-        self.attached().push(AttachedQp { number, raw, state: state.clone() });
+    /// Adds a queue pair that uses this completion queue. `sends` is whether the sends of the queue pair complete here.
+    pub(super) fn attach(&self, number: QpNum, raw: bool, sends: bool, state: &Arc<AtomicU32>) {
+        self.attached().push(AttachedQp { number, raw, sends, state: state.clone() });
     }
 
     pub(super) fn detach(&self, state: &Arc<AtomicU32>) {
@@ -103,10 +106,19 @@ impl CqHandle {
     ///
     /// A flushed request marks no raw-packet queue pair, because the request may be from before the last reset. The
     /// caller of the poll sees the flush in the status of the completion.
+    ///
+    /// A raw frame that is longer than its receive buffer also marks no queue pair. On mlx5, the receive queue continues
+    /// (Linux 187a9830c921). If a device does stop the queue, the flushes of the other receives follow.
     #[cold]
     pub(super) fn mark_failed(&self, number: u32, status: WcStatus) {
         for qp in self.attached().iter() {
-            let concerned = if qp.raw { status != WcStatus::WrFlushErr } else { qp.number.0 == number };
+            let concerned = match (qp.raw, status) {
+                (false, _) => qp.number.0 == number,
+                (true, WcStatus::WrFlushErr) => false,
+                // The status of a completion on a queue for sends and receives may belong to a send.
+                (true, WcStatus::LocLenErr) => qp.sends,
+                (true, _) => true,
+            };
             if concerned {
                 qp.state.fetch_or(STATE_UNKNOWN, Ordering::Relaxed);
             }

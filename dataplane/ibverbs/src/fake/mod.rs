@@ -426,6 +426,13 @@ impl Fake {
         state.flush_wq(wq, cq);
     }
 
+    /// Makes the device receive a frame that is longer than the oldest receive of a queue pair or of a work queue
+    /// (`kind`). The receive completes with an error on the completion queue `cq`. The queue continues to receive, as
+    /// on mlx5.
+    pub(crate) fn receives_long_frame(&self, kind: &str, number: u32, cq: u32) {
+        self.polls(cq, [Poll::wc(self.take_posted(kind, number), ibv_wc_status::IBV_WC_LOC_LEN_ERR)]);
+    }
+
     /// Removes the oldest receive that is posted to a queue pair or to a work queue (`kind`), and returns its `wr_id`.
     pub(crate) fn take_posted(&self, kind: &str, number: u32) -> u64 {
         let mut state = self.state();

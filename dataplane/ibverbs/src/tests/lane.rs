@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ibverbs_sys::ibv_wc_status::{IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_WR_FLUSH_ERR};
+use ibverbs_sys::ibv_wc_status::{IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_WR_FLUSH_ERR};
 
 use super::raw::{TestDevice, test_device};
 use crate::fake::{Call, Completion, Poll};
@@ -89,13 +89,19 @@ impl TestLane {
         assert_eq!(self.lane.receive(&mut self.pool, batch, 1), Ok(1));
     }
 
-    /// Forwards one packet, whose send then fails.
+    /// Forwards one packet, whose send then fails. The queue pair was never restarted.
     fn fail_send(&mut self, test: &TestDevice) {
+        self.fail_send_with(test, 0, IBV_WC_LOC_QP_OP_ERR);
+    }
+
+    /// Forwards the first packet of the lane, whose send then fails with `status`. `generation` is the number of
+    /// restarts of the queue pair.
+    fn fail_send_with(&mut self, test: &TestDevice, generation: u16, status: u32) {
         let mut batch = Batch::new(&self.pool);
         self.receive_one(test, &mut batch);
         self.lane.transmit(&mut self.pool, &mut batch);
         assert_eq!(self.lane.sending(), 1);
-        test.fake.polls(self.send_cq, [Poll::wc(WrId::new(WrKind::Send, 0, 0).0, IBV_WC_LOC_QP_OP_ERR)]);
+        test.fake.polls(self.send_cq, [Poll::wc(WrId::new(WrKind::Send, generation, 0).0, status)]);
     }
 
     /// Runs the loop of a worker once.
@@ -308,6 +314,54 @@ fn raw_lane_recovers_without_a_query_of_its_queue_pair() {
         lanes.iter_mut().for_each(TestLane::turn);
         assert!(!test.fake.calls().iter().any(|call| matches!(call, Call::ModifyQp { .. })), "{context}");
     }
+}
+
+/// A frame that is longer than its receive buffer fails only its own receive. The lane posts the buffer again, and
+/// changes neither its queues nor the flow rules of the port.
+#[test]
+fn long_raw_frame_fails_only_its_receive() {
+    for queues in [1, 2] {
+        let test = test_device();
+        let mut lanes: Vec<TestLane> = (0..queues).map(|at| TestLane::open(&test, (at, queues))).collect();
+        let lane = &mut lanes[0];
+        let (kind, number) = lane.receiver();
+        for frames in 1..=3 {
+            test.fake.receives_long_frame(kind, number, lane.recv_cq);
+            test.fake.calls();
+            (0..4).for_each(|_| lane.turn());
+            let calls = test.fake.calls();
+            let context = format!("{queues} queues, frame {frames}: {calls:?}");
+            let changes = |call: &Call| {
+                matches!(call, Call::ModifyQp { .. } | Call::ModifyWq { .. } | Call::CreateFlow { .. })
+                    || matches!(call, Call::DestroyFlow(_) | Call::Misuse(_))
+            };
+            assert!(!calls.iter().any(changes), "{context}");
+            let counters = lane.lane.counters();
+            assert_eq!((counters.rx_errors, counters.recoveries, counters.tx_errors), (frames, 0, 0), "{context}");
+            assert_eq!(counters.first_error, Some(WcStatus::LocLenErr), "{context}");
+            assert_eq!((lane.lane.posted(), lane.posted(&test).len(), lane.pool.available()), (16, 16, SLOTS - 16));
+            assert!(lane.lane.is_connected());
+        }
+        let mut batch = Batch::new(&lane.pool);
+        lane.receive_one(&test, &mut batch);
+    }
+}
+
+/// If a device stops a queue after a frame that is longer than its receive buffer, the flushes of the other receives
+/// start the recovery. A send that is too long always starts the recovery.
+#[test]
+fn long_frame_that_stops_the_queue_starts_the_recovery() {
+    let test = test_device();
+    let mut lanes: Vec<TestLane> = (0..2).map(|at| TestLane::open(&test, (at, 2))).collect();
+    let lane = &mut lanes[0];
+    lane.fail_receive(&test, IBV_WC_LOC_LEN_ERR);
+    (0..4).for_each(|_| lane.turn());
+    let counters = lane.lane.counters().clone();
+    assert_eq!((counters.rx_errors, counters.recoveries, counters.rebuilds), (1, 1, 0));
+    assert_eq!((counters.first_error, lane.posted(&test).len()), (Some(WcStatus::LocLenErr), 16));
+    lane.fail_send_with(&test, 1, IBV_WC_LOC_LEN_ERR);
+    (0..4).for_each(|_| lane.turn());
+    assert_eq!((lane.lane.counters().tx_errors, lane.lane.counters().recoveries), (1, 2));
 }
 
 /// If the device refuses to reset a failed queue, the lane creates its queues again.

@@ -138,7 +138,7 @@ impl<D: Device> Recovery<D> {
 
     /// Returns whether a queue pair has stopped after an error. A flushed request proves that the queue pair has
     /// stopped. After any other error, the state that the provider returns decides. For raw packets, the libibverbs
-    /// provider assumes ERR after every error, without a query of the device.
+    /// provider assumes ERR without a query of the device, except after a frame that is longer than its receive buffer.
     fn has_stopped(&self, data: &mut DataPath<D>) -> bool {
         if std::mem::take(&mut data.was_flushed) {
             return true;
