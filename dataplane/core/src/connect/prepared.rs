@@ -154,6 +154,9 @@ impl<P: ProtectionDomain> ConnectedQueuePair<P> {
     /// Moves the queue pair back to RESET, so that it can be connected again with new packet numbers. The next
     /// handshake needs a new endpoint of the same peer, or the endpoint of another peer. Posted work requests are lost.
     ///
+    /// On some devices, such as irdma, a queue pair never leaves ERR. The reset or the next handshake then returns an
+    /// error, and the program must create another queue pair.
+    ///
     /// # Errors
     /// The device returns an error.
     pub fn reset(mut self) -> Result<PreparedQueuePair<P>, ConnectError> {

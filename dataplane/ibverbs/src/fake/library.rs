@@ -136,6 +136,9 @@ symbols! {
         if mask & 1 != 0 && state.refused_states.contains(&((*qp).qp_num, qp_state)) {
             return libc::EINVAL;
         }
+        if mask & 1 != 0 && state.is_final((*qp).qp_num, qp_state) {
+            return libc::EINVAL;
+        }
         if error == 0 && mask & 1 != 0 {
             (*qp).state = qp_state;
             state.flush(qp, qp_state);

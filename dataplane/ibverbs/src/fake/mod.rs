@@ -275,6 +275,10 @@ pub(super) struct State {
     /// The state changes of queue pairs that the device refuses: queue pair number and state.
     refused_states: Vec<(u32, u32)>,
     no_inline: bool,
+    /// Whether queue pairs stay in ERR after a reset, as on irdma.
+    reset_is_final: bool,
+    /// The numbers of the queue pairs that were reset or moved to ERR while `reset_is_final` was set.
+    ended_qps: HashSet<u32>,
     live: isize,
     /// The registration to which each memory window is bound, by the numbers of both.
     bound: HashMap<u32, u32>,
@@ -369,6 +373,12 @@ impl Fake {
     /// Makes the device refuse to change a queue pair to a state.
     pub(crate) fn refuse_qp_state(&self, qp: u32, to: u32) {
         self.state().refused_states.push((qp, to));
+    }
+
+    /// Makes the device accept the change of a queue pair to RESET, but keep the queue pair in ERR. The device then
+    /// refuses the change to INIT. The irdma driver of the kernel does this (`irdma_modify_qp_roce`).
+    pub(crate) fn keeps_reset_qps_in_err(&self) {
+        self.state().reset_is_final = true;
     }
 
     /// Makes the device refuse queue pairs with inline sends.
@@ -498,6 +508,16 @@ impl State {
             None => ptr::null_mut(),
             Some(at) => (0..at).fold(first, |wr, _| next(wr)),
         }
+    }
+
+    /// Returns whether the change of a queue pair to the state `to` fails because the queue pair can never leave ERR.
+    fn is_final(&mut self, qp: u32, to: u32) -> bool {
+        use ibv_qp_state::{IBV_QPS_ERR, IBV_QPS_RESET};
+        let ends = to == IBV_QPS_ERR || to == IBV_QPS_RESET;
+        if ends && self.reset_is_final {
+            self.ended_qps.insert(qp);
+        }
+        !ends && self.ended_qps.contains(&qp)
     }
 
     /// Handles the posted receives of a queue pair at a state change to `to`. ERR flushes the receives, and RESET

@@ -386,6 +386,38 @@ fn raw_lane_creates_its_queues_again_if_a_reset_is_refused() {
     }
 }
 
+/// On irdma, a queue pair that was reset never leaves ERR. The lane then creates its queues again, at every recovery.
+#[test]
+fn lane_creates_its_queues_again_if_a_reset_queue_pair_cannot_be_initialised() {
+    let test = test_device();
+    test.fake.keeps_reset_qps_in_err();
+    let mut lane = TestLane::open(&test, (0, 1));
+    for failures in 1..=3 {
+        lane.fail_receive(&test, IBV_WC_LOC_PROT_ERR);
+        test.fake.calls();
+        (0..4).for_each(|_| lane.turn());
+        let counters = lane.lane.counters();
+        assert_eq!((counters.rebuilds, counters.recoveries, counters.abandoned), (failures, 0, 0));
+        assert_eq!(lane.pool.available() + 16, SLOTS);
+        // The new objects have the last numbers.
+        (lane.qp, lane.send_cq, lane.recv_cq) = (test.fake.last("qp"), lane.send_cq + 2, test.fake.last("cq"));
+        assert!(lane.lane.is_connected());
+        assert_eq!((lane.lane.posted(), lane.posted(&test).len()), (16, 16));
+        let calls = test.fake.calls();
+        assert!(!calls.iter().any(|call| matches!(call, Call::Misuse(_))), "{calls:?}");
+    }
+    let mut batch = Batch::new(&lane.pool);
+    lane.receive_one(&test, &mut batch);
+    // If the device also refuses a new queue pair, the lane does not try again, and returns the error of the device.
+    test.fake.refuse_qp_state(test.fake.last("qp") + 1, QpState::Init.raw());
+    lane.fail_receive(&test, IBV_WC_LOC_PROT_ERR);
+    let mut received = Batch::new(&lane.pool);
+    assert_eq!(lane.lane.receive(&mut lane.pool, &mut received, 32), Ok(0));
+    assert_eq!(lane.lane.receive(&mut lane.pool, &mut received, 32), Ok(0));
+    let refused = lane.lane.refill(&mut lane.pool).unwrap_err();
+    assert_eq!((refused.verb, refused.errno), ("ibv_modify_qp", libc::EINVAL));
+}
+
 /// If the device refuses the change to ERR, the send queue may still work. A marker would then send a packet again.
 #[test]
 fn marker_is_posted_only_after_the_change_to_err() {

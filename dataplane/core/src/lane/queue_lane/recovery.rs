@@ -98,9 +98,19 @@ impl<D: Device> Recovery<D> {
     /// Moves the queue pair from RESET to INIT, and on to RTS if the peer is ready. Posts receives before the peer
     /// learns of the queue pair.
     pub(super) fn start(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
+        self.initialise(data, pool)?;
+        self.connect(data, pool)
+    }
+
+    /// Moves the queue pair from RESET to INIT. Posts nothing.
+    fn initialise(&mut self, data: &mut DataPath<D>, pool: &Pool) -> Result<(), VerbError> {
         self.phase = Phase::Waiting;
         data.bind(pool)?;
-        self.wiring.initialise(&mut LaneQueuePair::new(&mut data.queues.qp))?;
+        self.wiring.initialise(&mut LaneQueuePair::new(&mut data.queues.qp))
+    }
+
+    /// Posts receives to a queue pair in INIT, and moves the queue pair on to RTS if the peer is ready.
+    fn connect(&mut self, data: &mut DataPath<D>, pool: &mut Pool) -> Result<(), VerbError> {
         data.refill(pool)?;
         self.try_connect(data)
     }
@@ -211,7 +221,8 @@ impl<D: Device> Recovery<D> {
 
     /// Moves the queue pair from any state to RESET, reclaims all posted slots, and restarts the queue pair.
     /// `abandoned` is the number of posted requests that the device did not complete in time. If the device refuses the
-    /// reset, creates all queues again.
+    /// reset or the change from RESET to INIT, creates all queues again. irdma, for example, accepts the reset, but
+    /// keeps the queue pair in ERR.
     #[cold]
     fn restart(&mut self, data: &mut DataPath<D>, pool: &mut Pool, abandoned: u64) -> Result<(), VerbError> {
         let (attributes, mask) = QpAttributes::to(QpState::Reset);
@@ -220,8 +231,11 @@ impl<D: Device> Recovery<D> {
         }
         data.counters.abandoned += abandoned;
         data.reclaim_all(pool);
+        if let Err(refused) = self.initialise(data, pool) {
+            return self.rebuild(data, pool, refused);
+        }
         data.counters.recoveries += 1;
-        self.start(data, pool)
+        self.connect(data, pool)
     }
 
     /// Recreates all queues because a completion queue is lost or the queue pair cannot be reset. Fails if the device is
