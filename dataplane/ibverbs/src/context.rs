@@ -66,15 +66,26 @@ impl Context {
     pub(super) unsafe fn new(raw: NonNull<ibv_context>, name: String) -> Result<Self, VerbError> {
         // SAFETY: the caller upholds the safety contract. The address of the poll function identifies the driver
         // library. The address is not called, so it may be null.
-        let (polls, vectors, async_fd) = unsafe {
-            let context = raw.as_ptr();
-            (
-                (&raw const (*context).ops.poll_cq).cast::<*const c_void>().read(),
-                (*context).num_comp_vectors,
-                (*context).async_fd,
-            )
-        };
+        let polls = unsafe { (&raw const (*raw.as_ptr()).ops.poll_cq).cast::<*const c_void>().read() };
         let driver = object_of(polls).map_or_else(|| "unknown".to_owned(), |path| driver_name(&path));
+        // SAFETY: the caller upholds the safety contract.
+        unsafe { Self::with_driver(raw, name, driver) }
+    }
+
+    /// Takes ownership of an open context of the user-space driver `driver`.
+    ///
+    /// # Errors
+    /// Same as [`Context::new`].
+    ///
+    /// # Safety
+    /// Same as [`Context::new`].
+    pub(super) unsafe fn with_driver(
+        raw: NonNull<ibv_context>,
+        name: String,
+        driver: String,
+    ) -> Result<Self, VerbError> {
+        // SAFETY: the caller upholds the safety contract.
+        let (vectors, async_fd) = unsafe { ((*raw.as_ptr()).num_comp_vectors, (*raw.as_ptr()).async_fd) };
         let library = Library::of_this_process();
         let mut context = Self {
             raw,

@@ -57,10 +57,15 @@ impl VerbsDevice {
     /// The context must be open, and nothing else may close it.
     pub(super) unsafe fn new(raw: NonNull<ibv_context>, name: String) -> Result<Self, VerbError> {
         // SAFETY: the caller upholds the safety contract.
-        let context = Arc::new(unsafe { Context::new(raw, name) }?);
+        Ok(Self::of(unsafe { Context::new(raw, name) }?))
+    }
+
+    /// Detects the capabilities of an open device.
+    pub(super) fn of(context: Context) -> Self {
+        let context = Arc::new(context);
         let unknown = Self { context, probed: Arc::default(), raw_setup: RawSetup::default(), tested: Arc::default() };
         let probed = Arc::new(capabilities::probe(&unknown, &unknown.context));
-        Ok(Self { probed, ..unknown })
+        Self { probed, ..unknown }
     }
 
     pub(super) fn context(&self) -> &Arc<Context> {

@@ -275,6 +275,8 @@ pub(super) struct State {
     /// The state changes of queue pairs that the device refuses: queue pair number and state.
     refused_states: Vec<(u32, u32)>,
     no_inline: bool,
+    /// Receives with at most this number of elements are accepted, but never complete.
+    ignored_receives: Option<usize>,
     /// Whether queue pairs stay in ERR after a reset, as on irdma.
     reset_is_final: bool,
     /// The numbers of the queue pairs that were reset or moved to ERR while `reset_is_final` was set.
@@ -379,6 +381,17 @@ impl Fake {
     /// refuses the change to INIT. The irdma driver of the kernel does this (`irdma_modify_qp_roce`).
     pub(crate) fn keeps_reset_qps_in_err(&self) {
         self.state().reset_is_final = true;
+    }
+
+    /// Makes the device accept receives without elements, but never complete them, as efa does: `efa_post_recv` writes a
+    /// descriptor only for each element.
+    pub(crate) fn ignores_empty_receives(&self) {
+        self.state().ignored_receives = Some(0);
+    }
+
+    /// Makes the device accept receives, but never complete them.
+    pub(crate) fn ignores_receives(&self) {
+        self.state().ignored_receives = Some(usize::MAX);
     }
 
     /// Makes the device refuse queue pairs with inline sends.

@@ -126,7 +126,9 @@ pub(super) unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr,
     unsafe {
         let list = recvs(wr);
         let mut state = state((*qp).context);
-        let wr_ids = list.iter().map(|recv| recv.wr_id).collect::<Vec<_>>();
+        let ignored = state.ignored_receives;
+        let seen = list.iter().filter(|recv| ignored.is_none_or(|most| recv.sges.len() > most));
+        let wr_ids = seen.map(|recv| recv.wr_id).collect::<Vec<_>>();
         let error = state.note("ibv_post_recv", Call::PostRecv(list));
         if error != 0 {
             bad.write(state.bad("ibv_post_recv", wr, |wr| (*wr).next));
