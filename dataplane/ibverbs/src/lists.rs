@@ -9,7 +9,7 @@ use super::domain::VerbsMr;
 use super::request::{RequestList, ud};
 use dataplane_core::error::VerbError;
 use dataplane_core::mem::SlotLayout;
-use dataplane_core::verbs::{Destination, MemoryRegion, QpCaps, RUN, WrOpcode};
+use dataplane_core::verbs::{Destination, MemoryRegion, QpCaps, RUN, SendFlags, WrOpcode};
 
 /// The memory that contains the packet slots.
 pub(super) struct SlotMemory {
@@ -33,25 +33,31 @@ pub(super) struct PostLists {
     pub(super) peer: Option<(VerbsAh, u32, u32)>,
     /// Whether a run was posted since the queue pair was last in RESET.
     pub(super) posted: bool,
+    /// The flags of each send of a run, besides the flags that depend on the packet.
+    pub(super) run_flags: SendFlags,
 }
 
 impl PostLists {
     /// Creates the lists. The length of a list is the depth of its queue, but at least 1 and at most [`RUN`].
-    pub(super) fn new(caps: &QpCaps) -> Self {
+    /// `run_flags` are the flags of each send of a run.
+    pub(super) fn new(caps: &QpCaps, run_flags: SendFlags) -> Self {
         let len = |depth: u32| (depth as usize).clamp(1, RUN);
         let (sends, recvs) = (len(caps.send_depth), len(caps.recv_depth));
         let send = ibv_send_wr { opcode: WrOpcode::Send.raw(), num_sge: 1, ..Default::default() };
+        let send_of_run = ibv_send_wr { send_flags: run_flags.bits(), ..send };
         let recv = ibv_recv_wr { num_sge: 1, ..Default::default() };
         let post_lists = Self {
             recvs: RequestList::new(recvs, recv),
             recv_sges: RequestList::new(recvs, ibv_sge::default()),
-            sends: RequestList::new(sends, send),
+            sends: RequestList::new(sends, send_of_run),
+
             send_sges: RequestList::new(sends, ibv_sge::default()),
             recv_list: RequestList::new(recvs, recv),
             send_list: RequestList::new(sends, send),
             slots: None,
             peer: None,
             posted: false,
+            run_flags,
         };
         // SAFETY: all pointers point into the lists, and nothing else refers to the lists.
         unsafe {

@@ -280,11 +280,12 @@ impl VerbsQp {
     unsafe fn set_flags(&self, chunk: &[Desc]) {
         let Some(memory) = &self.post_lists.slots else { return };
         let base = memory.mr.region().base().as_ptr();
+        let usual = self.post_lists.run_flags;
         for (at, desc) in chunk.iter().enumerate() {
             let start = desc.slot as usize * memory.layout.stride() as usize + usize::from(desc.offset);
             // SAFETY: the caller upholds the safety contract.
             let frame = unsafe { slice::from_raw_parts(base.add(start), desc.len.into()) };
-            let mut flags = SendFlags::empty();
+            let mut flags = usual;
             flags.set(SendFlags::INLINE, u32::from(desc.len) <= self.inline_runs);
             flags.set(SendFlags::IP_CSUM, self.offload.checksum_runs && checksum_covers_payload(frame));
             // SAFETY: same as above. Nothing else accesses the list.

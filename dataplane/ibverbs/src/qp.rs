@@ -25,7 +25,7 @@ use super::raw_queue::RawQueue;
 use super::rss::WorkQueue;
 use super::srq::VerbsSrq;
 use dataplane_core::error::VerbError;
-use dataplane_core::verbs::{Claim, QpCaps, QpSpec, QpState, QpType, SendApi};
+use dataplane_core::verbs::{Claim, QpCaps, QpSpec, QpState, QpType, SendApi, SendFlags};
 
 /// A queue pair of a device.
 pub struct VerbsQp {
@@ -163,6 +163,9 @@ impl VerbsQp {
             recv_sges: if srq.is_some() { 0 } else { recv_sges.max(caps.recv_sges) },
             inline: attr.cap.max_inline_data.max(caps.inline),
         };
+        // Only runs are changed: the completion queues of other programs may have no space for more completions.
+        let signals_runs = context.quirks.why(Quirk::UnsignalledSends).is_some();
+        let run_flags = if signals_runs { SendFlags::SIGNALED } else { SendFlags::empty() };
         let state = Arc::new(AtomicU32::new(QpState::Reset.raw()));
         let raw_packet = spec.kind == QpType::RawPacket;
         let body = QpBody {
@@ -188,7 +191,7 @@ impl VerbsQp {
             wq: receives,
             // A device may grant inline sends that the caller did not request.
             inline_runs: if raw_packet && spec.caps.inline > 0 { caps.inline } else { 0 },
-            post_lists: PostLists::new(&caps),
+            post_lists: PostLists::new(&caps, run_flags),
             not_sync: PhantomData,
         };
         let number = qp.body().number();

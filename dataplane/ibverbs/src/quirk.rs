@@ -57,6 +57,8 @@ pub(super) enum Quirk {
     /// `ibv_start_poll` does not release its lock if the wall clock cannot be read immediately. The next poll then
     /// never returns.
     WallclockStamps,
+    /// The driver refuses sends without the flag `SIGNALED`.
+    UnsignalledSends,
 }
 
 /// The first version without the defect, for a defect that every known version has.
@@ -64,7 +66,7 @@ const NEVER: u32 = u32::MAX;
 
 /// For each defect: the driver, the first version of libibverbs without the defect, the defect, and a description with
 /// its source.
-const TABLE: [(&str, u32, Quirk, &str); 5] = [
+const TABLE: [(&str, u32, Quirk, &str); 6] = [
     (
         "rxe",
         59,
@@ -95,6 +97,7 @@ const TABLE: [(&str, u32, Quirk, &str); 5] = [
         Quirk::WallclockStamps,
         "mlx5 before libibverbs 65 can hang when reading the wall clock (rdma-core 0819419e7)",
     ),
+    ("efa", NEVER, Quirk::UnsignalledSends, "efa refuses unsignalled sends (rdma-core 2b89684a1)"),
 ];
 
 /// The quirks of one device.
@@ -150,6 +153,7 @@ mod tests {
         assert!(!has("rxe", Some(59), Quirk::BatchPoll) && has("rxe", Some(59), Quirk::BuilderLists));
         assert!(!has("rxe", Some(64), Quirk::BuilderLists));
         assert!(has("mlx5", Some(64), Quirk::WallclockStamps) && !has("mlx5", Some(65), Quirk::WallclockStamps));
+        assert!(has("efa", None, Quirk::UnsignalledSends) && !has("mlx5", None, Quirk::UnsignalledSends));
         assert!(!has("mlx5", Some(44), Quirk::BatchPoll) && !has("efa", None, Quirk::BatchPoll));
     }
 }

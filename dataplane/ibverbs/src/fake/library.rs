@@ -73,7 +73,18 @@ symbols! {
         drop(Box::from_raw(srq));
         0
     };
-    fn ibv_create_ah(pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah, (*pd).context => fail(libc::EOPNOTSUPP);
+    fn ibv_create_ah(pd: *mut ibv_pd, _attr: *mut ibv_ah_attr) -> *mut ibv_ah, (*pd).context => {
+        let mut state = state((*pd).context);
+        match state.refused("ibv_create_ah") {
+            0 => Box::into_raw(Box::new(ibv_ah { context: (*pd).context, pd, handle: state.number("ah") })),
+            errno => fail(errno),
+        }
+    };
+    fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int, (*ah).context => {
+        state((*ah).context).live -= 1;
+        drop(Box::from_raw(ah));
+        0
+    };
     fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd, context => Box::into_raw(Box::new(ibv_pd { context, handle: state(context).number("pd") }));
     fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int, (*pd).context => {
         state((*pd).context).live -= 1;

@@ -275,6 +275,8 @@ pub(super) struct State {
     /// The state changes of queue pairs that the device refuses: queue pair number and state.
     refused_states: Vec<(u32, u32)>,
     no_inline: bool,
+    /// Whether the device refuses unsignalled sends, except on queue pairs that signal all sends.
+    refuses_unsignalled: bool,
     /// Receives with at most this number of elements are accepted, but never complete.
     ignored_receives: Option<usize>,
     /// Whether queue pairs stay in ERR after a reset, as on irdma.
@@ -392,6 +394,11 @@ impl Fake {
     /// Makes the device accept receives, but never complete them.
     pub(crate) fn ignores_receives(&self) {
         self.state().ignored_receives = Some(usize::MAX);
+    }
+
+    /// Makes the device refuse unsignalled sends, as efa does (`efa_post_send_validate`).
+    pub(crate) fn refuses_unsignalled_sends(&self) {
+        self.state().refuses_unsignalled = true;
     }
 
     /// Makes the device refuse queue pairs with inline sends.
@@ -512,6 +519,11 @@ impl State {
     /// Records a call. Returns the error that a test has set for the verb, or 0.
     fn note(&mut self, verb: &'static str, call: Call) -> c_int {
         self.calls.push(call);
+        self.refused(verb)
+    }
+
+    /// Returns the error that a test has set for the verb, or 0.
+    fn refused(&self, verb: &str) -> c_int {
         self.refused.get(verb).copied().unwrap_or(0)
     }
 

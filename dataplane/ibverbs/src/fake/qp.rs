@@ -7,10 +7,14 @@ use ibverbs_sys::*;
 
 use super::{Call, Op, Recv, Send, fail, state};
 
+const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED.0;
+
 #[repr(C)]
 pub(super) struct FakeQp {
     qp: ibv_qp_ex,
     pub(super) extended: bool,
+    /// Whether each send creates a completion: `sq_sig_all` of the creation.
+    signal_all: bool,
 }
 
 /// # Safety
@@ -76,7 +80,8 @@ pub(super) unsafe fn new_qp(context: *mut ibv_context, attr: &ibv_qp_init_attr_e
         qp.wr_atomic_fetch_add = asked(IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD).then_some(wr_fetch_add as _);
         qp.wr_local_inv = asked(IBV_QP_EX_WITH_LOCAL_INV).then_some(wr_local_inv as _);
     }
-    Box::into_raw(Box::new(FakeQp { qp, extended: send_ops })).cast()
+    let signal_all = attr.sq_sig_all != 0;
+    Box::into_raw(Box::new(FakeQp { qp, extended: send_ops, signal_all })).cast()
 }
 
 pub(super) unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, attr: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
@@ -164,7 +169,13 @@ pub(super) unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr,
             list.push(Send { wr_id: send.wr_id, opcode: send.opcode, flags: send.send_flags, sges });
             at = send.next;
         }
+        let refuses = state((*qp).context).refuses_unsignalled && !(*qp.cast::<FakeQp>()).signal_all;
+        let unsignalled = list.iter().position(|send| refuses && send.flags & SIGNALED == 0);
         let error = state((*qp).context).note("ibv_post_send", Call::PostSend(list));
+        if let Some(at) = unsignalled {
+            bad.write((0..at).fold(wr, |wr, _| (*wr).next));
+            return libc::EINVAL;
+        }
         if error != 0 {
             bad.write(state((*qp).context).bad("ibv_post_send", wr, |wr| (*wr).next));
         }

@@ -2,16 +2,23 @@
 //! and the completion queues of one worker on one port.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use ibverbs_sys::ibv_wc_status::{IBV_WC_LOC_LEN_ERR, IBV_WC_LOC_PROT_ERR, IBV_WC_LOC_QP_OP_ERR, IBV_WC_WR_FLUSH_ERR};
 
-use super::raw::{TestDevice, test_device};
+use super::raw::{TestDevice, test_device, test_device_of};
 use crate::fake::{Call, Completion, Poll};
 use crate::ffi::Wc;
+use crate::{VerbsAh, VerbsDevice, VerbsPd};
 use dataplane_core::clock::{Clocks, Stamp};
-use dataplane_core::lane::{self, Alarms, Lane, LaneSpec, NoSink, RawWiring, Stamping};
+use dataplane_core::error::VerbError;
+use dataplane_core::lane::{self, Alarms, Lane, LaneQueuePair, LaneSpec, NoSink, RawWiring, Stamping, Wiring};
 use dataplane_core::mem::{Batch, PageKind, Pool, RecvFields, Region, RegionSpec, SlotLayout};
-use dataplane_core::verbs::{AsyncEvent, Device, EventKind, QpState, QpType, WcStatus, WrId, WrKind};
+use dataplane_core::units::QpNum;
+use dataplane_core::verbs::{
+    AsyncEvent, Destination, Device, EventKind, Path, ProtectionDomain, QpAttributes, QpState, QpType, WcStatus, WrId,
+    WrKind,
+};
 
 const SLOTS: usize = 64;
 
@@ -33,11 +40,51 @@ struct TestLane {
     wq: Option<u32>,
 }
 
+/// Connects a datagram queue pair to a peer.
+#[derive(Debug)]
+struct DatagramWiring {
+    pd: VerbsPd,
+    handle: Option<VerbsAh>,
+}
+
+impl Wiring<VerbsDevice> for DatagramWiring {
+    fn initialise(&mut self, qp: &mut LaneQueuePair<'_, VerbsDevice>) -> Result<(), VerbError> {
+        let (attributes, mask) = QpAttributes::init(QpType::Ud, 1, 0);
+        qp.modify(&attributes, mask)
+    }
+
+    fn connect(&mut self, qp: &mut LaneQueuePair<'_, VerbsDevice>) -> Result<bool, VerbError> {
+        for (attributes, mask) in [QpAttributes::rtr(), QpAttributes::rts(QpType::Ud)] {
+            qp.modify(&attributes, mask)?;
+        }
+        let ah = self.handle.insert(self.pd.create_ah(&Path::default())?);
+        qp.bind_peer(Destination { ah, qp: QpNum(1), qkey: 0 })?;
+        Ok(true)
+    }
+
+    fn is_stale(&self) -> bool {
+        false
+    }
+
+    fn prefix(&self) -> u16 {
+        40
+    }
+
+    fn longest(&self) -> u16 {
+        1024
+    }
+}
+
 impl TestLane {
+    /// Opens a raw-packet lane.
     fn open(test: &TestDevice, queue: (u16, u16)) -> Self {
+        Self::open_with(test, QpType::RawPacket, queue)
+    }
+
+    /// Opens a lane that sends datagrams to a peer, or receives raw packets.
+    fn open_with(test: &TestDevice, kind: QpType, queue: (u16, u16)) -> Self {
         let (mut pool, alarms) = (pool(), Arc::new(Alarms::default()));
         let pd = test.device.alloc_pd().unwrap();
-        let kind = QpType::RawPacket;
         let spec = LaneSpec {
             kind,
             queue,
@@ -47,7 +94,10 @@ impl TestLane {
             received: RecvFields::empty(),
             sleeps: false,
         };
-        let wiring = Box::new(RawWiring { port: 1 });
+        let wiring: Box<dyn Wiring<VerbsDevice>> = match kind {
+            QpType::Ud => Box::new(DatagramWiring { pd: pd.clone(), handle: None }),
+            _ => Box::new(RawWiring { port: 1 }),
+        };
         let clocks = Clocks::default();
         let [cq, qp, wq] = ["cq", "qp", "wq"].map(|kind| test.fake.last(kind) + 1);
         let lane = lane::open(&test.device, &pd, &mut pool, spec, wiring, alarms.clone(), &clocks).unwrap();
@@ -444,4 +494,57 @@ fn marker_is_posted_only_after_the_change_to_err() {
         let markers = calls.iter().filter(|call| matches!(call, Call::PostSend(_) | Call::WrStart)).count();
         assert_eq!(markers, usize::from(!is_refused), "{calls:?}");
     }
+}
+
+/// efa refuses unsignalled sends, so a lane on efa signals every send.
+#[test]
+fn lane_on_efa_signals_every_send() {
+    for (driver, expected) in [("mlx5", 1), ("efa", 3)] {
+        let test = test_device_of(driver, 0, |fake| {
+            if driver == "efa" {
+                fake.refuses_unsignalled_sends();
+            }
+        });
+        let mut t = TestLane::open_with(&test, QpType::Ud, (0, 1));
+        let mut batch = Batch::new(&t.pool);
+        for round in 0..3 {
+            (0..3).for_each(|_| assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut t.pool)));
+            test.fake.calls();
+            t.lane.transmit(&mut t.pool, &mut batch);
+            let calls = test.fake.calls();
+            let signalled = calls.iter().find_map(|call| match call {
+                Call::PostSend(list) => Some(list.iter().filter(|send| send.flags & 2 != 0).count()),
+                _ => None,
+            });
+            assert_eq!(signalled, Some(expected), "{driver}: {calls:?}");
+            let ids = (round * 3..round * 3 + 3).skip(3 - expected).map(|id| WrId::new(WrKind::Send, 0, id as u64).0);
+            test.fake.polls(t.send_cq, ids.map(|id| Poll::wc(id, 0)));
+            t.turn();
+            let counters = t.lane.counters();
+            assert_eq!((counters.tx, counters.tx_errors, counters.stale), (3 * (round as u64 + 1), 0, 0), "{driver}");
+            assert_eq!(t.lane.sending(), 0);
+        }
+    }
+}
+
+/// If the driver accepts only a part of a batch on efa, the accepted sends complete. Nothing is then outstanding, so the
+/// lane is not restarted at the flush deadline.
+#[test]
+fn completed_sends_of_a_partly_accepted_batch_need_no_restart() {
+    let test = test_device_of("efa", 0, |fake| fake.refuses_unsignalled_sends());
+    let mut t = TestLane::open_with(&test, QpType::Ud, (0, 1));
+    let mut batch = Batch::new(&t.pool);
+    (0..2).for_each(|_| assert!(batch.push_bytes(&[0; 60], Stamp::NONE, &mut t.pool)));
+    test.fake.refuse_at("ibv_post_send", libc::ENOMEM, Some(1));
+    t.lane.transmit(&mut t.pool, &mut batch);
+    assert_eq!((t.lane.sending(), t.lane.counters().tx_errors), (1, 1));
+    test.fake.polls(t.send_cq, [Poll::wc(WrId::new(WrKind::Send, 0, 0).0, 0)]);
+    // The flush deadline is half a second.
+    let end = Instant::now() + Duration::from_millis(600);
+    while Instant::now() < end {
+        t.turn();
+        t.lane.housekeep(&mut t.pool).unwrap();
+    }
+    assert_eq!((t.lane.sending(), t.lane.counters().tx, t.lane.counters().recoveries), (0, 1, 0));
+    assert!(t.lane.is_connected());
 }

@@ -287,7 +287,8 @@ impl<D: Device> Recovery<D> {
                 Phase::Failed { .. } | Phase::Lost(_) => {}
             }
         }
-        if data.unsignalled_since.is_some_and(|since| since.elapsed() > FLUSH_DEADLINE) && self.phase == Phase::Live {
+        let overdue = data.unsignalled_since.is_some_and(|since| since.elapsed() > FLUSH_DEADLINE);
+        if overdue && data.in_flight.len() > 0 && self.phase == Phase::Live {
             // No later signalled send reports the unsignalled sends. Only a reset returns their slots.
             self.fail(data);
         }
