@@ -130,21 +130,31 @@ impl fmt::Debug for VerbsCq {
 /// A feature that a completion queue may have beyond the minimum.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct OptionalFeature {
-    capability: Capability,
+    /// The capability of the feature. `None` for the fields of the path.
+    capability: Option<Capability>,
     fields: PollFields,
     flags: CqFlags,
 }
 
+/// The fields that describe the path of a datagram on InfiniBand.
+const PATH_FIELDS: PollFields = PollFields::SLID.union(PollFields::SL).union(PollFields::DLID_PATH_BITS);
+
+/// The standard fields that every device with extended completion queues supports.
+const COMMON_FIELDS: PollFields = PollFields::STANDARD.difference(PATH_FIELDS);
+
 /// The optional features, from the least to the most important. If the driver refuses a queue, the first feature is
 /// removed first.
-const OPTIONAL_FEATURES: [OptionalFeature; 7] = {
+const OPTIONAL_FEATURES: [OptionalFeature; 8] = {
     const fn field(capability: Capability, fields: PollFields) -> OptionalFeature {
-        OptionalFeature { capability, fields, flags: CqFlags::empty() }
+        OptionalFeature { capability: Some(capability), fields, flags: CqFlags::empty() }
     }
     const fn flag(capability: Capability, flags: CqFlags) -> OptionalFeature {
-        OptionalFeature { capability, fields: PollFields::empty(), flags }
+        OptionalFeature { capability: Some(capability), fields: PollFields::empty(), flags }
     }
     [
+        // On Ethernet, these fields have no meaning. irdma does not know `DLID_PATH_BITS`. mlx4 refuses `SLID` and `SL`
+        // together with `TIMESTAMP`.
+        OptionalFeature { capability: None, fields: PATH_FIELDS, flags: CqFlags::empty() },
         field(Capability::TagMatching, PollFields::TM_INFO),
         field(Capability::WallclockTimestamps, PollFields::WALLCLOCK),
         field(Capability::FlowTag, PollFields::FLOW_TAG),
@@ -184,8 +194,8 @@ impl CqNegotiator<'_> {
     /// Tries to create an extended queue.
     fn extended(&self, features: &[OptionalFeature], domain: Option<&VerbsPd>) -> Result<NonNull<ibv_cq>, VerbError> {
         // The QP number is always requested, because it identifies the queue pair of a failed completion.
-        let standard = self.spec.fields & PollFields::STANDARD | PollFields::QP_NUM;
-        let fields = features.iter().fold(standard, |fields, feature| fields | feature.fields);
+        let common = self.spec.fields & COMMON_FIELDS | PollFields::QP_NUM;
+        let fields = features.iter().fold(common, |fields, feature| fields | feature.fields & self.spec.fields);
         let flags = features.iter().fold(CqFlags::empty(), |flags, feature| flags | feature.flags);
         let mut attr = ibv_cq_init_attr_ex {
             cqe: self.spec.depth,
@@ -231,6 +241,14 @@ impl CqNegotiator<'_> {
         self.why.push(format!("missing {capability}: {why}"));
     }
 
+    /// Records that the queue lacks a feature.
+    fn refuse_feature(&mut self, feature: OptionalFeature, why: impl fmt::Display) {
+        match feature.capability {
+            Some(capability) => self.refuse(capability, why),
+            None => self.why.push(format!("missing the fields slid, sl and dlid_path_bits: {why}")),
+        }
+    }
+
     /// Creates an extended queue with as many of the requested features as possible. Returns `None` if the driver
     /// refuses an extended queue even without optional features.
     fn negotiate(&mut self) -> Result<Option<CreatedCq>, VerbError> {
@@ -257,15 +275,16 @@ impl CqNegotiator<'_> {
             }
         };
         // The driver accepted the queue after the last feature was removed, so that feature caused the refusal. The
-        // driver may still support the features that were removed earlier.
+        // driver may still support the features that were removed earlier. The most important of these features comes
+        // first, because a driver may refuse two features only together.
         let last_given_up = given_up.pop();
-        for (feature, error) in given_up {
+        for (feature, error) in given_up.into_iter().rev() {
             features.push(feature);
             match self.extended(&features, self.domain) {
                 Ok(better) => self.destroy(mem::replace(&mut raw, better)),
                 Err(_) => {
                     features.pop();
-                    self.refuse(feature.capability, error);
+                    self.refuse_feature(feature, error);
                 }
             }
         }
@@ -278,7 +297,7 @@ impl CqNegotiator<'_> {
                     features.push(feature);
                     domain = Some(of);
                 }
-                Err(other) => self.refuse(feature.capability, if single { other } else { error }),
+                Err(other) => self.refuse_feature(feature, if single { other } else { error }),
             }
         }
         Ok(Some(CreatedCq { raw, features, domain, extended: true }))
@@ -341,11 +360,15 @@ pub(super) fn create(
         None if domain.is_some() => return Err(VerbError::new("ibv_create_cq_ex", libc::EOPNOTSUPP)),
         None => {
             for feature in OPTIONAL_FEATURES {
-                if spec.fields.intersects(feature.fields) || spec.flags.intersects(feature.flags) {
-                    negotiator.refuse(feature.capability, "only an extended completion queue supports this capability");
+                if let Some(capability) = feature.capability
+                    && (spec.fields.intersects(feature.fields) || spec.flags.intersects(feature.flags))
+                {
+                    negotiator.refuse(capability, "only an extended completion queue supports this capability");
                 }
             }
-            CreatedCq { raw: negotiator.classic()?, features: Vec::new(), domain: None, extended: false }
+            // `struct ibv_wc` has the fields of the path.
+            let features = OPTIONAL_FEATURES.into_iter().filter(|feature| feature.capability.is_none()).collect();
+            CreatedCq { raw: negotiator.classic()?, features, domain: None, extended: false }
         }
     };
     // Every queue reports the flags of completions. One flag is set if the checksums of a received packet are correct.
@@ -360,9 +383,8 @@ pub(super) fn create(
     let CqNegotiator { mut refused, why, .. } = negotiator;
     refused.sort_unstable();
     refused.dedup();
-    let fields =
-        created.features.iter().fold(spec.fields & PollFields::STANDARD, |fields, feature| fields | feature.fields);
-    let fields = fields | of_flags;
+    let granted = created.features.iter().fold(COMMON_FIELDS, |fields, feature| fields | feature.fields);
+    let fields = spec.fields & granted | of_flags;
     let flags = created.features.iter().fold(CqFlags::empty(), |flags, feature| flags | feature.flags);
     let stamps = if fields.contains(PollFields::WALLCLOCK) {
         ClockSource::DeviceWallclock

@@ -166,7 +166,8 @@ bitflags! {
         const CHECKSUM = 1 << 32;
         /// The RSS hash of a received frame. Verbs completions have no such field, so libibverbs refuses this flag.
         const RSS_HASH = 1 << 33;
-        /// The fields that every device with extended completion queues supports.
+        /// The fields that need no capability. If a device refuses `SLID`, `SL` and `DLID_PATH_BITS`, the completion
+        /// queue lacks these three fields.
         const STANDARD = 0x7f;
         /// The fields of [`RecvInfo`](crate::verbs::RecvInfo).
         const RECV_INFO = 1 << 8 | 1 << 9 | 1 << 32 | 1 << 33;

@@ -73,6 +73,12 @@ pub(super) unsafe extern "C" fn create_cq_ex(
         {
             error = errno;
         }
+        if let Some((first, second, errno)) = state(context).lacks_together
+            && wc_flags & first != 0
+            && wc_flags & second != 0
+        {
+            error = errno;
+        }
         if error == 0 { new_cq(context, cqe, wc_flags, cq_context).cast() } else { fail(error) }
     }
 }

@@ -288,6 +288,8 @@ pub(super) struct State {
     bound: HashMap<u32, u32>,
     /// The fields and flags with which the creation of a CQ fails, and the error.
     lacks: Option<(u64, u32, c_int)>,
+    /// Fields of which a CQ must not request one of each set, and the error otherwise.
+    lacks_together: Option<(u64, u64, c_int)>,
     tags: bool,
     /// For each verb, the index of the request that a refused post reports. `None`: the post does not report an index.
     bad: HashMap<&'static str, Option<usize>>,
@@ -414,6 +416,11 @@ impl Fake {
     /// Makes the creation of a CQ fail if it requests any of these fields or flags.
     pub(crate) fn lacks(&self, wc_flags: u64, flags: u32, errno: c_int) {
         self.state().lacks = Some((wc_flags, flags, errno));
+    }
+
+    /// Makes the creation of a CQ fail if it requests a field of `first` together with a field of `second`.
+    pub(crate) fn lacks_together(&self, first: u64, second: u64, errno: c_int) {
+        self.state().lacks_together = Some((first, second, errno));
     }
 
     /// Provides a reader for tag-matching data on completion queues. Without this call, the reader is missing.

@@ -297,7 +297,7 @@ fn checksum_field_is_refused_if_the_device_verifies_no_checksums() {
 fn queue_without_lock_is_created_in_a_thread_domain() {
     let (fake, context) = device(with_domains);
     fake.lacks(0, CqFlags::SINGLE_THREADED.bits(), libc::EOPNOTSUPP);
-    let (cq, granted) = create(&context, &cq_spec(PollFields::STANDARD, CqFlags::SINGLE_THREADED));
+    let (cq, granted) = create(&context, &cq_spec(PollFields::BYTE_LEN, CqFlags::SINGLE_THREADED));
     assert_eq!((granted.flags, &granted.refused[..]), (CqFlags::SINGLE_THREADED, &[][..]));
     let calls = fake.calls();
     assert_eq!(misuse(&calls), Vec::<&Call>::new());
@@ -321,7 +321,7 @@ fn queue_is_created_in_the_parent_domain_of_the_program() {
     assert!(parent.is(&pd) && pd.is(&parent));
     assert_eq!(parent.alloc_parent().map(drop).unwrap_err().errno, libc::EINVAL);
     let make = |domain: &VerbsPd, api, flags| {
-        let spec = CqSpec { api, ..cq_spec(PollFields::STANDARD, flags) };
+        let spec = CqSpec { api, ..cq_spec(PollFields::BYTE_LEN, flags) };
         cq::create(&context, &spec, Some(domain), None, || (CqApi::Extended, None))
     };
     let domains = |calls: Vec<Call>| -> Vec<(u32, u32)> {

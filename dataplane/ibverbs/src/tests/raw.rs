@@ -137,6 +137,45 @@ fn self_test_passes_on_drivers_that_restrict_receives_and_resets() {
     }
 }
 
+/// A device may refuse the fields of the InfiniBand path. irdma does not know the field `DLID_PATH_BITS`. mlx4 refuses
+/// the fields `SLID` and `SL` together with timestamps. Neither refusal hides another capability.
+#[test]
+fn refused_path_fields_hide_no_capability() {
+    use dataplane_core::verbs::Capability::{self, ExtendedCq, Timestamps};
+    let path = (PollFields::SLID | PollFields::SL).bits();
+    let irdma = |fake: &Fake| fake.lacks(PollFields::DLID_PATH_BITS.bits(), 0, libc::EOPNOTSUPP);
+    // The completion queues of mlx4 have no wall clock, flow tag, VLAN tag and tag matching.
+    let mlx4 = |fake: &Fake| {
+        let unknown = PollFields::WALLCLOCK | PollFields::FLOW_TAG | PollFields::CVLAN | PollFields::TM_INFO;
+        fake.lacks(unknown.bits(), 2, libc::EOPNOTSUPP);
+        fake.lacks_together(path, PollFields::TIMESTAMP.bits(), libc::EOPNOTSUPP);
+    };
+    for (name, prepare) in [("irdma", &irdma as &dyn Fn(&Fake)), ("mlx4", &mlx4)] {
+        let test = test_device_of(name, 0, prepare);
+        let has: &[Capability] = &test.device.capabilities().has;
+        assert!(has.contains(&ExtendedCq) && has.contains(&Timestamps), "{name}: {has:?}");
+        // A queue with all standard fields lacks only the fields of the path. With timestamps, all of its completions
+        // contain the other fields.
+        let spec = CqSpec { depth: 4, fields: PollFields::STANDARD | PollFields::TIMESTAMP, ..CqSpec::default() };
+        let (mut cq, granted) = test.device.create_cq(&spec, None).unwrap();
+        let lost = PollFields::SLID | PollFields::SL | PollFields::DLID_PATH_BITS;
+        assert_eq!((granted.api, granted.fields), (CqApi::Extended, spec.fields - lost), "{name}");
+        assert_eq!(granted.refused, []);
+        assert!(granted.why.iter().any(|line| line.contains("slid, sl and dlid_path_bits")), "{:?}", granted.why);
+        let wc = Wc { wr_id: 1, opcode: 128, byte_len: 60, sl: 6, slid: 5, dlid_path_bits: 7, ..Wc::default() };
+        test.fake.polls(test.fake.last("cq"), [Poll::Wc(Completion { wc, ticks: 9, ..Completion::default() })]);
+        let cursor = cq.start_poll().unwrap().unwrap();
+        let got = cursor.get();
+        assert_eq!((got.byte_len(), got.slid(), got.sl(), got.dlid_path_bits()), (Some(60), None, None, None));
+        assert!(got.ticks().is_some());
+    }
+    // A device without this limit has all fields.
+    let test = test_device();
+    let spec = CqSpec { depth: 4, fields: PollFields::STANDARD, ..CqSpec::default() };
+    let (_cq, granted) = test.device.create_cq(&spec, None).unwrap();
+    assert_eq!(granted.fields, PollFields::STANDARD);
+}
+
 /// If no receive of the self-test completes, the test does not show that batch polling fails. The device is polled in
 /// batches.
 #[test]
