@@ -122,7 +122,11 @@ pub(super) unsafe fn set_rate_limit(limit: &RateLimit, qp: *mut ibv_qp, caps: &R
                 typical_pkt_sz: limit.packet,
                 comp_mask: 0,
             };
-            ffi::ibv_modify_qp_rate_limit(qp, &mut attr)?;
+            // The device may lack burst control, which no verb reports.
+            ffi::ibv_modify_qp_rate_limit(qp, &mut attr).map_err(|error| match error.errno {
+                libc::EINVAL | libc::EOPNOTSUPP => RawError::Burst(error),
+                _ => RawError::Verb(error),
+            })?;
         }
     }
     Ok(())

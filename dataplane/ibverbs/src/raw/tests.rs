@@ -150,7 +150,18 @@ fn rate_with_burst_is_set_by_the_rate_limit_verb() {
         assert_eq!(fake.calls(), []);
         fake.refuse("ibv_modify_qp_rate_limit", libc::EINVAL);
         let error = set_rate_limit(&RateLimit { kbps: 1, burst: 1, packet: 0 }, qp, &caps()).unwrap_err();
-        assert_eq!(error, RawError::Verb(VerbError::new("ibv_modify_qp_rate_limit", libc::EINVAL)));
+        // mlx5 returns this error if the device has no burst control. No verb reports this capability.
+        let text = error.to_string();
+        assert!(text.contains("burst") && text.contains("remove `burst` and `packet`"), "{text}");
+        assert_eq!(error.verb_error().verb, "ibv_modify_qp_rate_limit");
+        // Without a rate, mlx5 refuses a burst and a packet size.
+        fake.refuse("ibv_modify_qp_rate_limit", 0);
+        fake.calls();
+        for limit in [RateLimit { kbps: 0, burst: 1, packet: 0 }, RateLimit { kbps: 0, burst: 0, packet: 1 }] {
+            let error = set_rate_limit(&limit, qp, &caps()).unwrap_err().to_string();
+            assert_eq!(error, "rate in kbit/s: 0 is not in the range 1 to 100000000");
+        }
+        assert_eq!(fake.calls(), []);
         ffi::ibv_destroy_qp(qp).unwrap();
     }
     let bare = Fake::new(|verbs| verbs.modify_qp_rate_limit = None);
@@ -158,5 +169,5 @@ fn rate_with_burst_is_set_by_the_rate_limit_verb() {
     // SAFETY: only the context of the queue pair is accessed.
     let error = unsafe { set_rate_limit(&RateLimit { kbps: 1, burst: 1, packet: 0 }, &mut qp, &caps()) };
     let unsupported = VerbError::new("ibv_modify_qp_rate_limit", libc::EOPNOTSUPP);
-    assert_eq!(error, Err(RawError::Verb(unsupported)));
+    assert_eq!(error, Err(RawError::Burst(unsupported)));
 }

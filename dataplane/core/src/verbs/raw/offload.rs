@@ -71,6 +71,11 @@ pub enum RawError {
     /// A flow rule is invalid, or the device refused it.
     #[error(transparent)]
     Flow(#[from] FlowError),
+    /// The device refused a rate limit with a burst or a packet size.
+    #[error(
+        "{0}: the device refused the burst or the packet size of the rate limit; help: remove `burst` and `packet`"
+    )]
+    Burst(VerbError),
     /// A verb failed.
     #[error(transparent)]
     Verb(#[from] VerbError),
@@ -93,7 +98,7 @@ impl RawError {
     /// Returns the verb and the error number that describe the error best.
     pub fn verb_error(&self) -> VerbError {
         match self {
-            Self::Verb(error) | Self::Flow(FlowError::Refused { error, .. }) => *error,
+            Self::Verb(error) | Self::Burst(error) | Self::Flow(FlowError::Refused { error, .. }) => *error,
             Self::Flow(_) => VerbError::new("ibv_create_flow", libc::EINVAL),
             Self::Lacks { .. } => VerbError::new("ibv_create_qp", libc::EOPNOTSUPP),
             Self::Range { .. } => VerbError::new("ibv_create_qp", libc::EINVAL),
@@ -178,18 +183,18 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// Checks that the device supports the rate.
+    /// Checks that the device supports the rate. No verb reports whether a device supports a burst and a packet size.
     ///
     /// # Errors
-    /// The device does not support pacing, or the rate is out of range.
+    /// The device does not support pacing, or the rate is out of range. A burst or a packet size needs a rate.
     pub fn check(&self, caps: &RawPacketCaps) -> Result<(), RawError> {
         let Some((least, most)) = caps.pacing else {
             return Err(RawError::lacks("pacing", "remove the rate, or limit it in the pipeline"));
         };
-        if self.kbps == 0 {
+        if *self == Self::default() {
             Ok(())
         } else {
-            RawError::check_range("rate in kbit/s", self.kbps.into(), least.into(), most.into())
+            RawError::check_range("rate in kbit/s", self.kbps.into(), least.max(1).into(), most.into())
         }
     }
 }

@@ -3752,6 +3752,7 @@ pub mod verbs {
                 Lacks { what: &'static str, remedy: &'static str },
                 Range { what: &'static str, asked: u64, least: u64, most: u64 },
                 Flow(FlowError),
+                Burst(VerbError),
                 Verb(VerbError),
             }
             impl RawError {
