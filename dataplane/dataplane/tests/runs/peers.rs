@@ -62,6 +62,16 @@ fn packets_circulate_over_every_queue_pair_type() {
     }
 }
 
+/// Some RDMA providers, such as qedr, mana and erdma, have connections but no address handles.
+#[test]
+fn connection_needs_no_address_handle() {
+    for kind in ["rc", "uc"] {
+        let report = run(&config(kind, 1, "refuse = ['datagram']"), 100 * (HOPS + 1));
+        assert_good(&report);
+        assert_eq!(drops(&report, "ttl.expired"), 100, "{kind}: {report}");
+    }
+}
+
 /// A reliable connection delivers every packet once and in order, despite loss, duplication and reordering on the wire.
 #[test]
 fn reliable_connection_recovers_from_wire_faults() {

@@ -18,7 +18,7 @@ const GRH: u16 = 40;
 
 /// How far the connection of the lane has progressed.
 enum ConnectStep<D: Device> {
-    /// The queue pair is in RESET.
+    /// The queue pair is in RESET, or its change to INIT failed.
     Down,
     /// The queue pair is in INIT. Receives are posted next.
     Initialised,
@@ -119,7 +119,7 @@ impl<D: Device> PeerWiring<D> {
         &mut self,
         qp: &mut LaneQueuePair<'_, D>,
         remote: &QueuePairEndpoint,
-        handle: AhOf<D>,
+        handle: Option<AhOf<D>>,
     ) -> Result<(), VerbError> {
         let agreed = match self.establish(qp, remote) {
             Ok(agreed) => agreed,
@@ -128,7 +128,7 @@ impl<D: Device> PeerWiring<D> {
                 return Ok(());
             }
         };
-        if self.kind == QpType::Ud {
+        if let Some(handle) = handle.filter(|_| self.kind == QpType::Ud) {
             qp.bind_peer(Destination { ah: &handle, qp: remote.qpn, qkey: remote.qkey })?;
             self.handle = Some(handle);
         }
@@ -152,7 +152,8 @@ impl<D: Device> fmt::Debug for PeerWiring<D> {
 
 impl<D: Device> Wiring<D> for PeerWiring<D> {
     fn initialise(&mut self, qp: &mut LaneQueuePair<'_, D>) -> Result<(), VerbError> {
-        if !matches!(self.step, ConnectStep::Down) {
+        // If this function fails, the queue pair is not connected.
+        if !matches!(std::mem::replace(&mut self.step, ConnectStep::Down), ConnectStep::Down) {
             self.connector.renew();
         }
         let addresses = self.addresses.load(Ordering::Relaxed);
@@ -171,7 +172,7 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
 
     fn connect(&mut self, qp: &mut LaneQueuePair<'_, D>) -> Result<bool, VerbError> {
         match std::mem::replace(&mut self.step, ConnectStep::Down) {
-            ConnectStep::Down => {}
+            ConnectStep::Down => return Ok(false),
             ConnectStep::Initialised => {
                 self.rendezvous.offer(self.queue, self.offered(qp));
                 self.step = ConnectStep::Offered;
@@ -188,7 +189,12 @@ impl<D: Device> Wiring<D> for PeerWiring<D> {
             ConnectStep::Resolving(remote, found) => {
                 // If the thread panicked, treat the path as unresolved.
                 match found.join().unwrap_or(Err(VerbError::new("ibv_create_ah", libc::EIO))) {
-                    Ok(handle) => self.handshake(qp, &remote, handle)?,
+                    Ok(handle) => self.handshake(qp, &remote, Some(handle))?,
+                    // Providers such as qedr, mana and erdma have no address handles. The kernel then resolves the path
+                    // when the queue pair moves to RTR.
+                    Err(VerbError { errno: libc::EOPNOTSUPP | libc::ENOSYS, .. }) if self.kind != QpType::Ud => {
+                        self.handshake(qp, &remote, None)?;
+                    }
                     Err(error) => self.refuse(&format!("{}: {error}: no path to {}", self.device.name(), remote.gid)),
                 }
             }
