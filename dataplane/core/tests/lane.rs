@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use dataplane_core::clock::{ClockSource, ClockSync, Clocks, HostClock, Stamp};
+use dataplane_core::error::VerbError;
 use dataplane_core::lane::{self, *};
 use dataplane_core::mem::{Batch, Pool, RecvFields, RecvFlags, RecvInfo};
 use dataplane_core::mem::{PageKind, Region, RegionSpec, SlotLayout};
@@ -99,6 +100,65 @@ impl Bench {
 
 fn generator() -> LinkSpec {
     LinkSpec::Generator(GeneratorSpec::default())
+}
+
+/// A wiring of a device that writes `.0` bytes before each packet.
+#[derive(Debug)]
+struct PrefixWiring(u16);
+
+impl Wiring<SoftDevice> for PrefixWiring {
+    fn initialise(&mut self, qp: &mut LaneQueuePair<'_, SoftDevice>) -> Result<(), VerbError> {
+        RawWiring { port: 1 }.initialise(qp)
+    }
+
+    fn connect(&mut self, _: &mut LaneQueuePair<'_, SoftDevice>) -> Result<bool, VerbError> {
+        Ok(false)
+    }
+
+    fn is_stale(&self) -> bool {
+        false
+    }
+
+    fn prefix(&self) -> u16 {
+        self.0
+    }
+
+    fn longest(&self) -> u16 {
+        0
+    }
+}
+
+#[test]
+fn prefix_longer_than_a_buffer_is_refused() {
+    let device = SoftDevice::new(SoftSpec::new("s", generator())).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let layout = SlotLayout::new(128, 1600, SLOTS).unwrap();
+    let spec = RegionSpec { bytes: layout.bytes(), pages: PageKind::Normal, strict: false, node: None };
+    let mut pool = Pool::new(Region::allocate(spec).unwrap().0, layout).unwrap();
+    let room = u16::try_from(layout.room()).unwrap();
+    for (prefix, opens) in [(0, true), (room, true), (room + 1, false), (u16::MAX, false)] {
+        let spec = LaneSpec {
+            kind: QpType::RawPacket,
+            queue: (0, 1),
+            recv_depth: 16,
+            send_depth: 16,
+            stamps: Stamping::None,
+            received: RecvFields::empty(),
+            sleeps: false,
+        };
+        let (wiring, clocks) = (Box::new(PrefixWiring(prefix)), Clocks::default());
+        let opened = lane::open(&device, &pd, &mut pool, spec, wiring, Arc::default(), &clocks);
+        match opened {
+            Ok(mut lane) => {
+                lane.abandon(&mut pool);
+                assert!(opens, "{prefix}");
+            }
+            Err(error) => {
+                let text = error.to_string();
+                assert!(!opens && text.contains(&format!("{prefix} bytes before a packet")), "{prefix}: {text}");
+            }
+        }
+    }
 }
 
 #[test]

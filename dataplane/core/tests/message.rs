@@ -144,6 +144,18 @@ fn send_from_invalid_memory_completes_with_loc_prot_err() {
     assert_eq!(a.statuses(), [(1, WcStatus::LocProtErr)]);
 }
 
+/// The length of an element has 32 bits. A longer part must not become a short or empty element.
+#[test]
+fn element_of_4_gib_is_not_shortened_to_an_empty_element() {
+    let (mut a, b) = pair();
+    for (part, length) in [(0..1 << 32, u32::MAX), (7..(1 << 32) + 6, u32::MAX), (0..(1 << 33) + 5, u32::MAX)] {
+        assert_eq!(a.buffer.sge(part).length, length);
+    }
+    let sge = a.buffer.sge(0..1 << 32);
+    a.send_to(&b, 1, SendFlags::empty(), &[sge]).unwrap();
+    assert_eq!(a.statuses(), [(1, WcStatus::LocLenErr)]);
+}
+
 #[test]
 fn mixed_inline_and_plain_requests_are_posted_in_order() {
     let (mut a, mut b) = pair();

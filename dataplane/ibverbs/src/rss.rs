@@ -39,11 +39,11 @@ const TABLE: u32 = 128;
 /// A set of frames that are hashed with the same fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum TrafficClass {
-    /// TCP over IPv4.
+    /// TCP over IPv4. On mlx5, also fragments without a TCP header, whose ports the device does not know.
     Ipv4Tcp,
-    /// UDP over IPv4.
+    /// UDP over IPv4. On mlx5, also fragments without a UDP header.
     Ipv4Udp,
-    /// Other IPv4 traffic, including fragments.
+    /// Other IPv4 traffic.
     Ipv4,
     /// TCP over IPv6.
     Ipv6Tcp,

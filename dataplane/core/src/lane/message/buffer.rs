@@ -55,9 +55,9 @@ impl<D: Device> Buffer<D> {
     }
 
     /// Returns the scatter/gather element for the byte range `part`. The device, not this function, checks that the
-    /// buffer contains the range.
+    /// buffer contains the range. An element has at most 4 GiB minus one byte, which is longer than any message.
     pub fn sge(&self, part: Range<usize>) -> Sge {
-        let length = part.end.saturating_sub(part.start) as u32;
+        let length = u32::try_from(part.end.saturating_sub(part.start)).unwrap_or(u32::MAX);
         Sge { addr: self.addr().wrapping_add(part.start as u64), length, lkey: self.lkey() }
     }
 

@@ -26,7 +26,7 @@ use recovery::Recovery;
 use super::wiring::Wiring;
 use super::{ACCESS, Alarms, Lane, LaneCounters, LaneSpec, LatencySink, NoSink, Stamping};
 use crate::clock::{Clocks, Stamper};
-use crate::error::{Result, VerbError};
+use crate::error::{Error, Result, VerbError};
 use crate::mem::{Batch, Pool};
 use crate::verbs::{
     CompletionChannel, CompletionQueue, CqGranted, Device, ProtectionDomain, QueuePair, RUN, check_registered,
@@ -40,7 +40,8 @@ use crate::verbs::{
 /// they move a packet. A receive that panics loses the buffers of the completions that it has polled.
 ///
 /// # Errors
-/// Fails if a verb fails. The error names the verb and the device.
+/// Fails if a verb fails. The error names the verb and the device. Also fails if the prefix of the wiring does not fit
+/// into a buffer.
 pub fn open<D: Device>(
     device: &D,
     pd: &D::Pd,
@@ -51,6 +52,14 @@ pub fn open<D: Device>(
     clocks: &Clocks,
 ) -> Result<Box<dyn Lane>> {
     let named = |error: VerbError| error.on(device.name());
+    let (layout, prefix) = (pool.layout(), wiring.prefix());
+    if u32::from(prefix) > layout.room() || layout.headroom().checked_add(prefix).is_none() {
+        let (name, room) = (device.name(), layout.room());
+        return Err(Error::Memory(format!(
+            "{name}: the device writes {prefix} bytes before a packet, but a buffer has room for {room} bytes; help: use \
+             larger buffers"
+        )));
+    }
     let refused = |error| register_error(error, device.name(), pool.region().len());
     let mr = pd.register(pool.region().clone(), ACCESS).map_err(refused)?;
     check_registered(&mr, pool.region(), device.name())?;
@@ -59,7 +68,7 @@ pub fn open<D: Device>(
         Stamping::None => Stamper::none(),
         _ => clocks.stamper(granted.stamps),
     };
-    let (depths, lengths) = ((spec.recv_depth, spec.send_depth), (wiring.prefix(), wiring.longest()));
+    let (depths, lengths) = ((spec.recv_depth, spec.send_depth), (prefix, wiring.longest()));
     let mut data = DataPath::new(queues, mr, pool, depths, lengths, stamper);
     let mut recovery = Recovery::new(device, pd, spec, wiring, alarms, granted);
     recovery.start(&mut data, pool).map_err(named)?;

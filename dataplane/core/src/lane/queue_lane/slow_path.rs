@@ -29,12 +29,17 @@ impl<D: Device> DataPath<D> {
             let len = self.run.byte_len[i].checked_sub(u32::from(self.prefix)).filter(|len| *len <= room);
             match (status, len.and_then(|len| u16::try_from(len).ok())) {
                 (WcStatus::Success, Some(len)) => {
-                    pool.moved(&[slot], SlotState::Posted, SlotState::Batched);
                     let desc = Desc { slot, offset: layout.headroom + self.prefix, len };
+                    pool.moved(&[slot], SlotState::Posted, SlotState::Batched);
+                    // The poll was limited to the space of the batch, and the length to the room of the buffer.
+                    if !batch.push(desc, alike.unwrap_or(self.stamps[i])) {
+                        pool.put_one(slot, SlotState::Batched);
+                        self.counters.rx_errors += 1;
+                        continue;
+                    }
                     if pool.keeps_received() {
                         pool.set_received(&[desc], self.run.infos().get(i..).unwrap_or_default());
                     }
-                    batch.push(desc, alike.unwrap_or(self.stamps[i]));
                     self.counters.rx += 1;
                     self.counters.rx_bytes += u64::from(len);
                     good += 1;
