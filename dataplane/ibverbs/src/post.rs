@@ -386,9 +386,22 @@ impl VerbsQp {
                     __bindgen_anon_2: ibv_send_wr__bindgen_ty_4 { bind_mw },
                     ..Default::default()
                 };
+                let mut bad = ptr::null_mut();
                 // SAFETY: same as above.
-                let posted = unsafe { ffi::ibv_post_send(self.raw(), &mut wr, &mut ptr::null_mut()) };
-                posted.inspect(|()| mw.set_rkey(rkey))
+                match unsafe { ffi::ibv_post_send(self.raw(), &mut wr, &mut bad) } {
+                    Ok(()) => {
+                        mw.set_rkey(rkey);
+                        Ok(())
+                    }
+                    Err(error) => {
+                        drop(guard);
+                        let refused = self.refused(error, &raw const wr, 1, bad);
+                        if refused.accepted > 0 {
+                            mw.keep(bind.mr);
+                        }
+                        return Err(refused);
+                    }
+                }
             }
         };
         drop(guard);

@@ -952,6 +952,23 @@ fn memory_stays_mapped_if_its_deregistration_fails() {
     assert_eq!(region.strong_count(), 1, "the registration still exists");
 }
 
+/// If the driver refuses a type 2 bind without naming the request, the driver may hold the bind. The queue pair is then
+/// moved to ERR, which flushes the bind.
+#[test]
+fn type_2_bind_is_flushed_if_the_driver_may_hold_it() {
+    for (at, state) in [(Some(0), QpState::Rts), (None, QpState::Err)] {
+        let (fake, context) = device(with_windows);
+        let (pd, _cq, mut qp) = queue_pair(&context, QpType::Rc, SendApi::Classic);
+        let (_region, mr) = buffer(&pd, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::MW_BIND);
+        let mut window = pd.alloc_mw(MwKind::Type2).unwrap();
+        fake.refuse_at("ibv_post_send", libc::ENOMEM, at);
+        let (access, flags) = (Access::REMOTE_WRITE, SendFlags::SIGNALED);
+        let refused = qp.bind_mw(&mut window, &MwBind { wr_id: 1, mr: &mr, addr: 0, length: 64, access, flags });
+        let refused = refused.unwrap_err();
+        assert_eq!((refused.accepted, refused.error.errno, qp.state()), (0, libc::ENOMEM, state));
+    }
+}
+
 /// A bind that is flushed leaves the window bound to the region of the bind before.
 #[test]
 fn window_keeps_the_regions_of_all_posted_binds() {
