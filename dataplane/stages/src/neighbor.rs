@@ -30,8 +30,9 @@ use dataplane_tables::exact::Exact;
 ///
 /// With `source = "kernel"`, the stage uses the kernel's neighbours and follows their changes. If a neighbour is
 /// unknown, the stage asks the kernel to resolve the neighbour, and holds the packets meanwhile. Each worker holds up
-/// to 16 packets for one neighbour and 256 packets in total, for up to four seconds. After that time, the packets leave
-/// by `unresolved`. Packets to a neighbour that does not answer leave by `unreachable`.
+/// to 16 packets for one neighbour and 256 packets in total, for up to four seconds. If the kernel reports that the
+/// neighbour does not answer, the packets to this neighbour leave by `unreachable`. If the kernel reports no result
+/// within four seconds, the held packets leave by `unresolved`.
 ///
 /// With `source = "resolve"`, the stage resolves neighbours by ARP (RFC 826) and neighbour solicitations (RFC 4861),
 /// without the kernel. The stage sends requests from the addresses that the ports have in the config. The limits for
@@ -86,19 +87,21 @@ pub struct Neighbor {
     /// The source of the neighbours: `config`, `kernel` or `resolve`.
     #[serde(default)]
     pub source: Source,
-    /// The maximum number of known neighbours of each port, with `source = "resolve"`: 16 to 16,384. The default is
-    /// 4,096. In a config with n ports, each port has at most 16,384 / n neighbours, even if `most` is larger. If a
-    /// port has reached its maximum, a new neighbour replaces the oldest neighbour of this port that never answered.
+    /// Only with `source = "resolve"`: the maximum number of neighbours of each port, 16 to 16,384. A missing key means
+    /// 4,096. In a config with n ports, each port has at most 16,384 / n neighbours, even if `most` is larger. A
+    /// neighbour counts even if it has not answered. If a port has reached its maximum, the stage makes room for a new
+    /// neighbour. First, the stage removes the oldest of the neighbours that never answered. If every neighbour has
+    /// answered, the stage removes the oldest neighbour that is not in use.
     #[serde(default)]
     #[schemars(range(min = 16, max = 16384))]
     pub most: Option<u16>,
-    /// The approximate time for which an answer is valid, with `source = "resolve"`: `"1s"` to `"1h"`. The default is
-    /// `"30s"`. After this time, the stage still sends packets to the known MAC address. Five seconds after the first
-    /// of these packets, the stage asks the neighbour again.
+    /// Only with `source = "resolve"`: the approximate time for which an answer is valid, `"1s"` to `"1h"`. A missing
+    /// key means `"30s"`. After this time, the stage still sends packets to the known MAC address. Five seconds after
+    /// the first of these packets, the stage asks the neighbour again.
     #[serde(default)]
     pub reachable: Option<Period>,
-    /// The time after which an unused neighbour is removed, with `source = "resolve"`: `"1s"` to `"1d"`. The default is
-    /// `"10m"`.
+    /// Only with `source = "resolve"`: the time after which an unused neighbour is removed, `"1s"` to `"1d"`. A missing
+    /// key means `"10m"`.
     #[serde(default)]
     pub ageing: Option<Period>,
     #[serde(skip)]
