@@ -57,7 +57,7 @@ pub enum RssField {
 }
 
 /// How the device distributes packets over workers. All packets of a flow go to the same worker. `packet`, `xdp` and
-/// `tap` links ignore this table, because the kernel or the NIC distributes their packets.
+/// `tap` links ignore `[port.rss]`, because the kernel or the NIC distributes their packets.
 ///
 /// ```toml
 /// [[port]]

@@ -364,7 +364,7 @@ fn typical_mistakes_get_exact_messages() {
                 (
                     9,
                     "rc queue pairs need a connection to a peer",
-                    "add connection = { listen = \"address:port\" }, or `to`, or `peer`",
+                    "add `connection` with `listen`, `to` or `peer`, such as connection = { listen = \"address:port\" }",
                 ),
                 (
                     12,

@@ -18,7 +18,9 @@ pub(super) fn connection(loaded: &Loaded<'_>, index: usize, port: &Port, diagnos
                 loaded.locate(&format!("{path}.qp")),
                 format!("{kind} queue pairs need a connection to a peer"),
             );
-            diagnostics.push(mistake.help("add connection = { listen = \"address:port\" }, or `to`, or `peer`"));
+            diagnostics.push(mistake.help(
+                "add `connection` with `listen`, `to` or `peer`, such as connection = { listen = \"address:port\" }",
+            ));
         }
         return;
     };
