@@ -131,7 +131,7 @@ fn isolation(roots: &Roots, cores: &[CoreId]) -> Option<Finding> {
     (!shared.is_empty()).then(|| {
         Finding::new(
             Severity::Slow,
-            format!("the kernel runs other work on the cores of workers: {list}"),
+            format!("the kernel runs other work on the following cores of workers: {list}"),
             "the kernel may stop a worker for milliseconds, and the receive rings overflow",
             format!(
                 "add to the kernel command line: isolcpus=managed_irq,domain,{list} nohz_full={list} rcu_nocbs={list}"

@@ -217,7 +217,7 @@ fn missing_huge_pages_and_slow_cores_are_reported() {
     assert!(has("0 huge pages of 2 MiB are free", "hugepages-2048kB/nr_hugepages"), "{found:#?}");
     assert!(has("core 1", "echo performance > /sys/devices/system/cpu/cpu1/"), "{found:#?}");
     assert!(
-        has("other work on the cores of workers: 0", "isolcpus=managed_irq,domain,0 "),
+        has("other work on the following cores of workers: 0", "isolcpus=managed_irq,domain,0 "),
         "core 1 is isolated: {found:#?}"
     );
     let sections = examine(&host.0, &Topology::uniform(4), Some(&plan));
