@@ -69,8 +69,8 @@ fn truncated_capture_is_played_up_to_the_cut() {
                 [error] => {
                     let whole = match out.len() {
                         0 => "; no frame was played".to_owned(),
-                        1 => "; the frame before this byte was played".to_owned(),
-                        frames => format!("; the {frames} frames before this byte were played"),
+                        1 => "; the only frame that precedes this byte was played".to_owned(),
+                        frames => format!("; the {frames} frames that precede this byte were played"),
                     };
                     for part in [cut_file.to_str().unwrap(), "damaged at byte ", "the file ends in", &whole] {
                         assert!(error.contains(part), "{part:?} is not in: {error}");
@@ -131,7 +131,7 @@ fn invalid_record_is_reported_with_its_offset() {
         assert_conserved(&report);
         let [error] = &report.errors[..] else { panic!("{:?}", report.errors) };
         let place = format!("{}: damaged at byte {end}", input.display());
-        assert_eq!(*error, format!("{place}: {why}; the frame before this byte was played"));
+        assert_eq!(*error, format!("{place}: {why}; the only frame that precedes this byte was played"));
     }
 }
 

@@ -131,8 +131,8 @@ impl Files {
         let (damage, path) = (self.capture.damage.as_ref()?, self.spec.input.as_ref()?);
         let played = match self.capture.len() {
             0 => "no frame was played".to_owned(),
-            1 => "the frame before this byte was played".to_owned(),
-            frames => format!("the {frames} frames before this byte were played"),
+            1 => "the only frame that precedes this byte was played".to_owned(),
+            frames => format!("the {frames} frames that precede this byte were played"),
         };
         let path = path.display();
         Some(Error::Wire(format!("{path}: damaged at byte {}: {}; {played}", damage.offset, damage.reason)))
