@@ -112,8 +112,8 @@ const DIFFERENCES: &[Difference] = &[
     Difference {
         cases: &["shared.error_keeps_shared_receives"],
         applies_to: Rxe,
-        standard: "last request: true",
-        instead: "last request: false",
+        standard: "last WQE event: true",
+        instead: "last WQE event: false",
         reason: "rxe never raises QP_LAST_WQE_REACHED",
     },
     Difference {
@@ -121,7 +121,7 @@ const DIFFERENCES: &[Difference] = &[
         applies_to: Rxe,
         standard: "a send 1 BAD_RESP_ERR",
         instead: "a send 1 RETRY_EXC_ERR",
-        reason: "rxe requests a response again if its last packet comes late",
+        reason: "rxe requests a response again if the response has more packets than rxe expects",
     },
     Difference {
         cases: &["statuses.rc_read_unequal_mtu"],

@@ -410,8 +410,8 @@ impl Qp {
             return;
         }
         let (mtu, rxe, send) = (self.mtu(), self.is_rxe(), &self.requester.queue[at]);
-        // A peer with a different path MTU splits its response into packets of a different size. rxe detects only that
-        // the last packet comes too late.
+        // A peer with a different path MTU splits its response into packets of a different size. rxe detects only a
+        // response that has more packets than expected: the packet at the last position is not marked as last.
         let splits_alike = send.work.is_atomic() || bytes.len() as u64 == (send.length - send.received).min(mtu);
         match rxe {
             true if !last && send.done + 1 == send.packets => return self.retry(ctx),

@@ -62,12 +62,12 @@ pub(crate) fn full<D: RawDevice>(t: &mut Trial<'_, D>) -> Outcome {
     let requests: Vec<_> = (0..=64 * depth as u64).map(|wr_id| RecvRequest { wr_id, sges: &sges }).collect();
     let refused = srq.post_recv(&requests);
     let accepted = refused.as_ref().err().map_or(0, |refused| refused.accepted);
-    t.log(format!("{}, all of its depth: {}", post_result(refused).split(' ').next().unwrap_or(""), accepted >= depth));
+    t.log(format!("{}, depth accepted: {}", post_result(refused).split(' ').next().unwrap_or(""), accepted >= depth));
     let many = vec![sges[0]; 64];
     let refused = srq.post_recv(&[RecvRequest { wr_id: 0, sges: &many }]);
     t.log(format!("many elements: {}", if refused.is_err() { "refused" } else { "accepted" }));
     t.expect(
-        "ENOMEM, all of its depth: true
+        "ENOMEM, depth accepted: true
          many elements: refused",
     )
 }
@@ -116,12 +116,12 @@ pub(crate) fn error_keeps_shared_receives<D: RawDevice>(t: &mut Trial<'_, D>) ->
     post(&mut srq, &one.b, 0..2)?;
     one.b.set_state(QpState::Err)?;
     let last = t.bed.b.poll_async_event().filter(|it| it.element == one.b.qp.number().0).map(|it| it.kind);
-    t.log(format!("last request: {}", last == Some(EventKind::QpLastWqeReached)));
+    t.log(format!("last WQE event: {}", last == Some(EventKind::QpLastWqeReached)));
     two.a.send(1, 0..1)?;
     t.wait_and_log(&mut two, &[(PairCq::ASent, 1), (PairCq::BReceived, 1)])?;
     t.wait_and_log(&mut one, &[])?;
     t.expect(
-        "last request: true
+        "last WQE event: true
          a send 1 SEND
          b receive 0 RECV 1 bytes",
     )
