@@ -131,7 +131,10 @@ pub fn config(input: &[u8]) {
         let _ = loaded.read_stage(stage, kind.schema.as_ref(), read, &mut diagnostics);
     }
     let records = diagnostics.records();
-    assert!(plan.is_some() || records.iter().any(|record| record.level == Level::Error), "a refusal without a mistake");
+    assert!(
+        plan.is_some() || records.iter().any(|record| record.level == Level::Error),
+        "the config is refused, but no error is reported"
+    );
     assert!(records.iter().all(|record| record.line > 0 && record.column > 0 && !record.message.is_empty()));
     assert_eq!(records.is_empty(), diagnostics.render(false).is_empty());
     plan.inspect(|plan| drop(plan.to_string()));

@@ -230,7 +230,7 @@ fn only_the_socket_of_a_killed_program_is_replaced() {
 }
 
 #[test]
-fn group_may_use_the_control_socket_only_if_the_config_names_it() {
+fn group_may_use_the_control_socket_only_if_the_config_names_the_group() {
     let folder = RuntimeFolder::new();
     let folder_about = fs::metadata(folder.path("")).unwrap();
     // Only root can give a file to any group.

@@ -449,9 +449,9 @@ fn events() -> impl Strategy<Value = Vec<(usize, ClockEvent)>> {
 }
 
 proptest! {
-    /// The conversion differs from exact arithmetic by at most one part per million and 1 ns.
+    /// The conversion differs from exact arithmetic by at most one millionth plus 1 ns.
     #[test]
-    fn ticks_convert_to_exact_nanoseconds(khz in 1_000u64..10_000_000, delta in 0u64..1 << 52) {
+    fn conversion_error_of_ticks_is_at_most_one_millionth(khz in 1_000u64..10_000_000, delta in 0u64..1 << 52) {
         let base = Timebase::new(ClockSource::DeviceTicks, khz, u64::MAX);
         let exact = u128::from(delta) * 1_000_000 / u128::from(khz);
         let got = u128::from(base.between(Ticks(5), Ticks(5 + delta)).0);

@@ -203,7 +203,10 @@ impl Program {
             // Messages arrive at most once and in order. On unreliable connections, some messages may never arrive.
             let at = self.b.get(wr_id as usize % 16 * ROOM as usize, ROOM as usize);
             loop {
-                prop_assert!(!model.expected.is_empty(), "a receive completes, but no outstanding send uses a receive");
+                prop_assert!(
+                    !model.expected.is_empty(),
+                    "a receive completes, but all sends that use a receive have arrived"
+                );
                 let fits = match model.expected.remove(0) {
                     Expected::Message(number, length) => {
                         completion.opcode() == Some(WcOpcode::Recv)

@@ -47,8 +47,8 @@ impl OutputFolder {
     }
 }
 
-/// A packet as another pcapng reader returns it. `clock` describes the interface of the packet, and `original` is the
-/// length of the packet before truncation.
+/// A packet as another pcapng reader returns it. `clock` is the description of the interface in the file, which names
+/// the clock of the timestamps. `original` is the length of the packet before truncation.
 #[derive(Debug, PartialEq, Eq)]
 struct Written {
     clock: String,

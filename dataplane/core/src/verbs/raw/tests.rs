@@ -30,8 +30,8 @@ fn invalid_combinations_are_refused_with_a_remedy() {
     let label = Some(IpMatch::V6(Ipv6Match { flow_label: 0x10_0000.into(), ..Ipv6Match::default() }));
     for (rule, wanted) in [
         (FlowRule { port: 0, ..good() }, "ports start at 1"),
-        (with(HeaderMatch { transport: tcp, ..none }), "TCP ports needs an IP header"),
-        (tunnelled(none, vxlan(1), HeaderMatch { transport: udp, ..none }), "UDP ports needs an IP header"),
+        (with(HeaderMatch { transport: tcp, ..none }), "a match of TCP ports needs an IP header"),
+        (tunnelled(none, vxlan(1), HeaderMatch { transport: udp, ..none }), "a match of UDP ports needs an IP header"),
         (
             with(HeaderMatch { ethernet: eth(0x0806), ip: ip4(), ..none }),
             "ether_type 0x0806 contradicts the IPv4 header",

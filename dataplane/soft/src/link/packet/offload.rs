@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn checksum_inside_the_ipv6_header_is_refused() {
+    fn udp_header_inside_the_ipv6_header_is_refused() {
         let mut whole = udp(true, &[7; 3000]);
         // Options follow the IPv6 header, so the splitter takes the offset of the UDP header from the kernel's header
         // (`start`).
