@@ -98,8 +98,8 @@ impl Drop for VerbsCq {
                     return tracing::warn!(
                         device,
                         cq,
-                        "{count} queue pairs are not destroyed, because a thread that did not poll their completion \
-                         queue dropped the completion queue"
+                        "{count} queue pairs are not destroyed, because one thread dropped their completion queue \
+                         while another thread owns the completion queue"
                     );
                 }
             }

@@ -4,8 +4,8 @@
 //! full. Each `TrafficClass` has a hashing queue pair, because a queue pair hashes the addresses of one IP version and
 //! the ports of one protocol. Flow rules direct each class to its hashing queue pair, which selects a work queue from
 //! the table. With the standard fields, the hash of TCP and UDP frames covers addresses and ports, and the hash of
-//! other IP frames covers addresses. All frames without hashed fields go to the first queue. If the device supports
-//! this size, the table has 128 entries, as the table of the software device has.
+//! other IP frames covers addresses. All frames without hashed fields go to the first queue. The table has 128
+//! entries, like the table of the software device. If the device supports only smaller tables, the table is smaller.
 //!
 //! Hashing queue pairs have no send queue and no state. Each worker has another queue pair for its sends.
 //!
@@ -138,7 +138,8 @@ impl TrafficClass {
         let transport = narrowest(outer.transport, transport, same_transport)?;
         let adds_ip = outer.ip.is_none() && ip.is_some();
         let adds_transport = outer.transport.is_none() && transport.is_some();
-        // Without UDP, an MPLS label follows the Ethernet header or a header that the rule matches.
+        // If the rule matches no UDP header, the MPLS label directly follows the Ethernet header or the last header
+        // that the rule matches. A frame of the rule then has no header that only the class adds.
         if (adds_ip || adds_transport) && matches!(tunnel, Some((TunnelMatch::Mpls { .. }, _))) {
             return None;
         }
@@ -154,13 +155,15 @@ impl TrafficClass {
             }
         }
         let part = FlowRule { traffic: FlowTraffic::Headers { outer, tunnel }, ..rule.clone() };
-        // The rule is valid, so an invalid part contains headers of the class that cannot carry the tunnel of the rule.
+        // The rule is valid. If the part is invalid, the headers that the class adds cannot carry the tunnel of the
+        // rule.
         part.check().is_ok().then_some(part)
     }
 }
 
-/// Removes the match of a field that the headers of a class imply, because devices refuse a partial match of such a
-/// field. Returns `None` if the match excludes the implied value.
+/// Removes the match of a field whose value follows from a header of a class. For example, an IPv4 header implies the
+/// EtherType 0x0800. Devices refuse to match only some bits of such a field. Returns `None` if the match excludes the
+/// implied value.
 fn imply<const N: usize>(wanted: &mut Bits<N>, implied: [u8; N]) -> Option<()> {
     if *wanted != Bits::masked(implied, *wanted.mask()) {
         return None;
@@ -486,8 +489,8 @@ fn check_fields(fields: RssFields, caps: &RssCaps) -> Result<(), RawError> {
 /// Checks that a device supports the settings for a port with `queues` queues.
 ///
 /// # Errors
-/// The first unsupported setting. For several queues, a rule with `dont_trap` may have only one part: the rule passes a
-/// frame on to its own later parts, so the device would deliver the frame several times.
+/// The first unsupported setting. For several queues, a rule with `dont_trap` must not be split into several parts.
+/// Each part would pass the frame on to the next part, so the device would deliver the frame several times.
 pub(super) fn check(spec: &RawSpec, caps: &RawPacketCaps, queues: u16) -> Result<(), RawError> {
     spec.check(caps, queues)?;
     if queues == 1 {

@@ -1,4 +1,4 @@
-//! The behaviour of drivers for flow rules, which the verbs interface cannot query.
+//! The behaviour of drivers with flow rules. A program cannot query this behaviour through verbs.
 
 use dataplane_core::verbs::{FlowLimits, FlowRule, FlowTraffic, IpMatch};
 
@@ -8,8 +8,8 @@ pub(crate) const LEVELS: u16 = 3;
 /// The limits of an unknown driver.
 const UNKNOWN: FlowLimits = FlowLimits { rss_levels: LEVELS, ..FlowLimits::NONE };
 
-/// The limits of the kernel's mlx5 driver: `MLX5_BY_PASS_NUM_REGULAR_PRIOS`, and `LAST_*_FIELD` and `parse_flow_attr` in
-/// `fs.c`. Older kernels have 8 priorities.
+/// The limits of the kernel's mlx5 driver. `priorities` is `MLX5_BY_PASS_NUM_REGULAR_PRIOS`, and older kernels have 8
+/// priorities. `unmatched` follows from `LAST_*_FIELD` and `parse_flow_attr` in `fs.c`.
 pub(crate) const MLX5: FlowLimits = FlowLimits {
     driver: "mlx5",
     priorities: Some(16),
