@@ -174,7 +174,7 @@ impl Fault {
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) stream: TcpStream,
-    /// Buffer for a HELLO with the local number of queue pairs, and no larger.
+    /// Buffer for incoming messages, with exactly the size of a HELLO for `queues` endpoints ([`Wire::new`]).
     inbox: Box<[u8]>,
     received: usize,
     outbox: Vec<u8>,

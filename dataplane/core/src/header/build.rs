@@ -98,7 +98,7 @@ impl Default for Frame<'_> {
 }
 
 impl<'a> Frame<'a> {
-    /// Creates an empty frame with an Ethernet header between two locally administered addresses.
+    /// Creates an empty frame. The two addresses of the Ethernet header are locally administered.
     pub fn new() -> Self {
         Self {
             destination: MacAddr([2, 0, 0, 0, 0, 2]),

@@ -105,7 +105,7 @@ pub trait Lane: Send {
     /// restarted. The worker calls this once per few hundred loops.
     ///
     /// # Errors
-    /// Fails if the device is gone or lost queues cannot be recreated.
+    /// Fails if the device is gone, or if a lost queue cannot be recreated.
     fn housekeep(&mut self, pool: &mut Pool) -> Result<(), VerbError>;
 
     /// Moves the queue pair to the error state, so that all outstanding requests are flushed.
@@ -114,7 +114,7 @@ pub trait Lane: Send {
     /// Fails like `ibv_modify_qp(3)`.
     fn stop(&mut self) -> Result<(), VerbError>;
 
-    /// Returns the slots of flushed requests to the pool. Returns the number of slots that the device still owns.
+    /// Gives the slots of flushed requests back to the pool. Returns the number of slots that the device still owns.
     ///
     /// # Errors
     /// Fails if a completion queue is lost. A lane that stops does not recreate its queues.

@@ -16,6 +16,8 @@ impl Batch {
     /// a decision of the stage). Use heads for the common case, up to the first packet that needs a label or a new
     /// length. Handle this packet and all later packets with [`Batch::iter_mut_from`].
     ///
+    /// This method removes the mark that every packet is plain IPv4 ([`Batch::is_plain`]).
+    ///
     /// ```
     /// # use dataplane_core::mem::Batch;
     /// # fn process(batch: &mut Batch) {
@@ -31,8 +33,8 @@ impl Batch {
         Heads::new(self)
     }
 
-    /// Does the same as [`Batch::heads_mut`], but keeps the plain IPv4 mark. Use this method in stages that keep every
-    /// packet plain, as [`Batch::is_plain`] defines it.
+    /// Does the same as [`Batch::heads_mut`], but keeps the mark that every packet is plain IPv4 ([`Batch::is_plain`]).
+    /// Use this method only in stages that do not turn a plain packet into another kind of packet.
     #[inline]
     pub fn heads_keeping_plain<const N: usize>(&mut self) -> Heads<'_, N> {
         Heads::new(self)

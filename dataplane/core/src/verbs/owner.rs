@@ -93,8 +93,9 @@ impl QueueOwner {
     }
 
     /// Claims the queue for this thread. Returns `None` if another thread owns the queue. The drop of the guard ends a
-    /// temporary claim, also during a panic. The guard has no effect if this thread already owned the queue. A thread
-    /// with several guards must not access the queue after it drops the guard of the temporary claim.
+    /// temporary claim, also during a panic. The guard has no effect if this thread already owned the queue. If a
+    /// thread has several guards, only the first guard can end a temporary claim. After the drop of the first guard,
+    /// the thread must not access the queue, even if the thread still has other guards.
     #[inline]
     pub fn claim(&self, kind: Claim) -> Option<ClaimGuard<'_>> {
         // The usual case is checked first, because it only needs the comparison of two numbers.
@@ -117,7 +118,8 @@ impl QueueOwner {
     pub fn release(&self) -> bool {
         let owner = self.thread.load(Ordering::Relaxed);
         let is_unused = owner == 0 || owner == this_thread() || !running().contains(&owner);
-        // No other thread changes an owner that has ended.
+        // The exchange fails if the owner has changed since the load: another thread claimed a queue without an owner,
+        // or released a queue whose owner has ended.
         is_unused && self.thread.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }

@@ -21,7 +21,8 @@ type Srq<D> = <<D as Device>::Pd as ProtectionDomain>::Srq;
 
 /// A queue pair of a [`MessageDomain`](super::MessageDomain), owned by one worker.
 pub struct MessageQueuePair<D: Device> {
-    // Declared before `memories`: polling must not access memory of a queue pair whose memory was unmapped.
+    // Declared before `memories`, so that the queue pair is destroyed before its memory is unmapped. Otherwise, a poll
+    // could access unmapped memory.
     qp: Qp<D>,
     memories: QueueMemories<D>,
     /// The bytes of the current inline send. `inline` and `elements` are fields so that each send reuses their
@@ -108,8 +109,8 @@ impl<D: Device> MessageQueuePair<D> {
         }
         // SAFETY: in the protection domain of this queue pair, only buffers have keys. The program accesses the bytes
         // of a buffer only atomically, one byte at a time. The memory of a buffer lives as long as its key is valid.
-        // The device refuses every other key. If the library accesses memory without a check of the key, all elements
-        // are inside buffers, whose memory lives as long as this queue pair.
+        // The device refuses every other key. For a library that accesses memory without a check of the key, the code
+        // above refuses elements outside buffers. The memory of the buffers lives as long as this queue pair.
         unsafe { self.qp.post_recv(requests) }
     }
 
@@ -117,9 +118,10 @@ impl<D: Device> MessageQueuePair<D> {
     /// consecutive requests that are not inline.
     ///
     /// # Errors
-    /// See [`PostError`]. Returns `EINVAL` if a request has more inline bytes than were granted, or if the library of the
-    /// device does not check every key and an inline request reads from the peer. Returns `EFAULT` if
-    /// inline bytes are not in a buffer of the domain, and in the case of [`MessageQueuePair::post_recv`].
+    /// See [`PostError`]. Returns `EINVAL` if a request has more inline bytes than were granted. If the library of the
+    /// device does not check every key, also returns `EINVAL` for an inline RDMA read and for an inline atomic. Returns
+    /// `EFAULT` if inline bytes are not in a buffer of the domain, and for the reason that
+    /// [`MessageQueuePair::post_recv`] describes.
     pub fn post_send(&mut self, requests: &[SendRequest<'_, Ah<D>>]) -> Result<(), PostError> {
         let inline = |request: &SendRequest<'_, Ah<D>>| request.flags.contains(SendFlags::INLINE);
         let mut accepted = 0;
