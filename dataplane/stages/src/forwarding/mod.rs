@@ -163,7 +163,7 @@ impl Forwarding {
         count.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the neighbour in a slot. The slot number is the number of the next hop minus 1.
+    /// Returns the neighbour in the slot `place`. The number of a slot is the number of its next hop minus 1.
     pub fn hop(&self, place: usize) -> Option<NextHop> {
         self.neighbors.hop(place)
     }
@@ -183,15 +183,15 @@ impl Forwarding {
         self.neighbors.slots()
     }
 
-    /// Returns the neighbour in a slot and its state. Without a reader ([`Forwarding::join`]), another neighbour may
-    /// take over the slot during this call, so the result is only for display.
+    /// Returns the neighbour in a slot and its state. If the calling thread has no [`Reader`], the writer may give the
+    /// slot to another neighbour during this call. The result is then only for display.
     pub fn neighbor_at(&self, slot: usize) -> Option<(NextHop, Resolved)> {
         Some((self.neighbors.hop(slot)?, self.neighbors.at(slot).0))
     }
 
-    /// Returns the state of a neighbour, and whether an answer from the neighbour is awaited. Without a reader
-    /// ([`Forwarding::join`]), the result is only a hint, because another neighbour may take over the slot during this
-    /// call.
+    /// Returns the state of a neighbour, and whether an answer from the neighbour is awaited. If the calling thread has
+    /// no [`Reader`], the writer may give the slot to another neighbour during this call. The result is then only a
+    /// hint.
     pub fn hint(&self, hop: NextHop) -> Option<(Resolved, bool)> {
         let place = self.neighbors.find(hop)?;
         Some((self.neighbors.at(place).0, self.neighbors.is_asked(place)))
@@ -265,8 +265,8 @@ impl Reader {
         resolved
     }
 
-    /// Returns the state of a neighbour, or `None` if the neighbour has no entry. In that case, the neighbour is not
-    /// requested.
+    /// Returns the state of a neighbour, or `None` if the neighbour has no entry. Also requests the neighbour if its
+    /// entry is watched (see [`Mark::Watched`]), but requests no neighbour without an entry.
     #[inline]
     pub fn neighbor(&self, hop: NextHop) -> Option<Resolved> {
         let place = self.shared.neighbors.find(hop)?;

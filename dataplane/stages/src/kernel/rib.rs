@@ -117,7 +117,8 @@ impl Rib {
         first(LOCAL).or_else(|| first(MAIN).filter(|_| !hidden()))
     }
 
-    /// Returns the prefixes of the host's own addresses that hide longer prefixes.
+    /// Returns the prefixes of [`LOCAL`] that cover more than one address. Routes of the main table for longer prefixes
+    /// inside these prefixes are not used.
     pub(super) fn wide(&self) -> &[IpNet] {
         &self.wide
     }

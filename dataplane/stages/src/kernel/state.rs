@@ -26,7 +26,7 @@ use dataplane_tables::TableError;
 /// Largest number of neighbour requests that are handled at a time.
 const MAX_REQUESTS_AT_ONCE: usize = 32;
 
-/// The state that the mirror thread keeps.
+/// The state of the thread that mirrors the kernel's routes and neighbours.
 pub(super) struct State {
     tables: Arc<Forwarding>,
     writer: Box<Writer>,
@@ -36,7 +36,7 @@ pub(super) struct State {
     numbers: HashMap<u32, u8>,
     /// The port numbers at the last time that all routes were written.
     written_numbers: HashMap<u32, u8>,
-    /// The wide prefixes of the host's own addresses ([`Rib::wide`]) when the routes were last written.
+    /// The prefixes of [`Rib::wide`] when the routes were last written.
     written_wide: Vec<IpNet>,
     /// For each table of [`Forwarding`], the number that the kernel uses for the table.
     kernel_tables: Vec<u32>,
@@ -44,9 +44,8 @@ pub(super) struct State {
     addresses: Vec<Address>,
     /// Whether a resync is needed, because the kernel may not have reported all changes.
     resync_needed: bool,
-    /// When the tables refused a neighbour: the number of known neighbours, and the number of slots freed so far. The
-    /// number of known neighbours may be below the limit, because an entry must lie near the slot that its hash
-    /// selects.
+    /// Two counts at the last refusal of a neighbour: the known neighbours, and the slots freed so far. The tables can
+    /// refuse a neighbour before they are full, because an entry must lie near the slot that its hash selects.
     at_refusal: Option<(usize, u64)>,
     /// Prefixes whose route the tables refused.
     refused: HashSet<(usize, IpNet)>,
@@ -89,7 +88,7 @@ impl State {
         &self.tables
     }
 
-    /// Returns whether a resync is needed, and resets this state.
+    /// Returns whether a resync is needed, and clears `resync_needed`.
     pub(super) fn take_resync_needed(&mut self) -> bool {
         std::mem::take(&mut self.resync_needed)
     }
@@ -187,8 +186,8 @@ impl State {
     }
 
     fn route_changed(&mut self, (table, prefix): (u32, IpNet), wide: usize) {
-        // `wide` contains the prefixes that belong to the host itself. They hide the longer prefixes of the main table.
-        // If such a prefix is added or removed, these longer prefixes must be removed or written again.
+        // Routes of the main table inside a prefix of `Rib::wide` are not used. If such a prefix is added or removed,
+        // these routes must be removed or written again.
         self.resync_needed |= self.rib.wide().len() != wide;
         if let Some(table) = self.table(table) {
             self.write(table, prefix);
@@ -452,8 +451,8 @@ impl State {
             let Some(hop) = self.tables.next_request() else { return };
             let index = self.numbers.iter().find(|(_, number)| **number == hop.port).map(|(index, _)| *index);
             let Some(index) = index else { continue };
-            // A request now would get no answer, and the kernel would repeat it only a second later. Workers request
-            // the neighbour again with the next packet.
+            // While the interface is down, a request gets no answer, and the kernel repeats the request only after a
+            // second. Workers request the neighbour again with the next packet.
             if self.links.get(&index).is_some_and(|link| link.up != (true, true)) {
                 continue;
             }
