@@ -14,7 +14,7 @@ pub fn capture(file: &[u8]) {
     assert!(capture.damage.is_none_or(|damage| damage.offset < file.len()));
 }
 
-/// Reads kernel data of an interface: netlink attributes, and the type information of BPF functions.
+/// Parses two kinds of data from the kernel: netlink attributes, and the type information (BTF) of kernel functions.
 pub fn interface(input: &[u8]) {
     link::fuzz(input);
 }

@@ -192,7 +192,8 @@ impl KeyCache {
         &self.keys
     }
 
-    /// Returns the memory that a request of the peer to queue pair `qp` addresses, if the access is permitted.
+    /// Returns the memory at `remote`, for a request that queue pair `qp` received from its peer. Returns `None` if the
+    /// access is not permitted.
     pub(super) fn remote(&mut self, remote: Remote, length: u64, access: Access, qp: Identity) -> Option<RemoteMemory> {
         self.refresh();
         if let Some(entry) = self.entries.iter().find(|entry| entry.lkey.0 == remote.rkey.0) {
@@ -218,7 +219,7 @@ impl KeyCache {
         Err(if known { Denied::Bounds } else { Denied::Key })
     }
 
-    /// Appends `length` bytes of a posted send's data to `into`, starting at byte `from`.
+    /// Appends a part of a posted send's data to `into`. The part starts at byte `from` of the data.
     pub(super) fn gather_part(
         &mut self,
         sges: &[Sge],
@@ -408,8 +409,7 @@ unsafe impl MemoryRegion for SoftMr {
     }
 }
 
-/// The slots (packet buffers of the pool) of a queue pair. The bounds of the slots are checked once, when the slots are
-/// bound.
+/// The slots (packet buffers of the pool) of a queue pair. [`Slots::new`] checks once that all slots lie in the region.
 #[derive(Debug)]
 pub(super) struct Slots {
     mr: SoftMr,

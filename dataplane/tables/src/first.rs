@@ -14,7 +14,7 @@ pub trait First {
     /// Number of leading address bits that select a cell.
     const BITS: u32;
 
-    /// The bit that [`First::goes_on`] sets.
+    /// The bit of the result of [`First::goes_on`] that is set if the lookup must continue.
     const ON: u32;
 
     /// Creates empty cells.
@@ -25,12 +25,13 @@ pub trait First {
     where
         Self: Sized;
 
-    /// Returns the part of a cell that one load reads. The load is relaxed, so that it does not delay other loads. A
-    /// caller that accesses other memory because of the result must execute an acquire fence first.
+    /// Returns what the first array holds for a cell: the entry, or a marker that the entry is in a second array. Only
+    /// [`Narrow`] has a second array. The load is relaxed, so that it does not delay other loads. A caller that
+    /// accesses other memory because of the result must execute an acquire fence first.
     fn near(&self, slot: usize) -> u32;
 
-    /// Returns a number in which the bit [`First::ON`] is set if the cell does not hold a plain value. The lookup must
-    /// then continue. The other bits have no meaning.
+    /// Returns a number in which the bit [`First::ON`] is set if the lookup must continue. The lookup must continue if
+    /// the cell does not hold a plain value. The other bits have no meaning. `near` is the result of [`First::near`].
     fn goes_on(near: u32) -> u32;
 
     /// Returns the full entry of a cell. The entry may contain the number of a cache line. A reader that loads this
@@ -95,7 +96,7 @@ impl First for Narrow {
     }
 }
 
-/// 2^20 cells of four bytes, for IPv6. Most used cells lead to cache lines behind the first level.
+/// 2^20 cells of four bytes, for IPv6. Most of the cells in use refer to cache lines behind the first level.
 pub struct Wide(Box<[AtomicU32; 1 << Self::BITS]>);
 
 impl First for Wide {
