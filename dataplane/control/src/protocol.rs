@@ -129,8 +129,8 @@ pub struct Apply {
     /// The name of the config in messages. Default: `new config`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The digest of the config that the change starts from: [`ChangePlan::base`]. If the program runs another config,
-    /// it refuses the change. Default: any config.
+    /// The digest of the config that the change starts from: [`ChangePlan::base`](crate::change::ChangePlan::base). If
+    /// the program runs another config, it refuses the change. Default: any config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
     /// The time in seconds after which the change reverts without [`Call::Confirm`]. Default: the change stays.

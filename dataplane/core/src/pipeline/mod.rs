@@ -72,7 +72,7 @@ pub trait Stage: Any + Send {
     }
 
     /// Takes over the state of the stage that this stage replaces: a stage with the same name and kind, and other
-    /// parameters. `earlier` is that stage. [`downcast`](<dyn Stage>::downcast) returns it with its type. Without this
+    /// parameters. `earlier` is that stage. The method `downcast` returns this stage with its type. Without this
     /// method, the state is lost, and `dataplane plan` reports the loss. [`StageInfo::keeps`] declares what this method
     /// keeps.
     ///
@@ -98,8 +98,9 @@ pub trait Stage: Any + Send {
     }
 
     /// Leaves checksums to the devices that send the packets. From now on, the stage computes checksums only for
-    /// packets whose checksums no device computes: see [`has_whole_checksum`](crate::verbs::has_whole_checksum). Called
-    /// before the first packet, and only for a stage with [`Contract::computes_checksums`].
+    /// packets whose checksums no device computes: see
+    /// [`checksum_covers_payload`](crate::verbs::checksum_covers_payload). Called before the first packet, and only for
+    /// a stage with [`Contract::computes_checksums`].
     fn leave_checksums(&mut self) {}
 
     /// Reports the counters that the stage itself keeps, such as the hits of each rule. The name of each counter must
