@@ -278,6 +278,7 @@ mod short {
         type Ah = SoftAh;
         type Mw = SoftMw;
 
+        fn keep_mapped(&self, _: Arc<Region>) {}
         fn register_part(&self, _: Arc<Region>, _: Range<usize>, access: Access) -> Result<SoftMr, VerbError> {
             let spec = RegionSpec { bytes: 4096, pages: PageKind::Normal, strict: false, node: None };
             let (other, _) = Region::allocate(spec).unwrap();

@@ -6,7 +6,7 @@ use std::mem;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ibverbs_sys::{ibv_mr, ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr};
 
@@ -31,6 +31,8 @@ struct PdHandle {
     thread: Option<NonNull<ibv_td>>,
     /// The settings of raw-packet queue pairs in this domain.
     raw_setup: RawSetup,
+    /// See [`VerbsPd::keep_mapped`].
+    mapped: Mutex<Vec<Arc<Region>>>,
     context: Arc<Context>,
 }
 
@@ -43,7 +45,10 @@ impl Drop for PdHandle {
     fn drop(&mut self) {
         let name = &self.context.name;
         // SAFETY: every object of a protection domain holds the domain, so none of the objects exist any more.
-        check_destroyed(unsafe { ffi::ibv_dealloc_pd(self.raw.as_ptr()) }, name);
+        if !check_destroyed(unsafe { ffi::ibv_dealloc_pd(self.raw.as_ptr()) }, name) {
+            // A queue pair may still exist, because its destruction failed.
+            mem::forget(mem::take(&mut self.mapped));
+        }
         if let Some(td) = self.thread {
             // SAFETY: the parent domain that used the thread domain was freed above.
             check_destroyed(unsafe { ffi::ibv_dealloc_td(td.as_ptr()) }, name);
@@ -60,7 +65,14 @@ impl VerbsPd {
     pub(super) fn alloc_for_raw(context: &Arc<Context>, raw_setup: RawSetup) -> Result<Self, VerbError> {
         // SAFETY: the context is open.
         let raw = unsafe { ffi::ibv_alloc_pd(context.raw()) }?;
-        Ok(Self(Arc::new(PdHandle { raw, base: None, thread: None, raw_setup, context: context.clone() })))
+        Ok(Self(Arc::new(PdHandle {
+            raw,
+            base: None,
+            thread: None,
+            raw_setup,
+            mapped: Mutex::default(),
+            context: context.clone(),
+        })))
     }
 
     pub(super) fn raw_setup(&self) -> &RawSetup {
@@ -100,7 +112,21 @@ impl VerbsPd {
         // SAFETY: the context, the protection domain and the thread domain are valid. The other members are zero.
         let raw = unsafe { ffi::ibv_alloc_parent_domain(context.raw(), &mut attr) }?;
         let raw_setup = self.0.raw_setup.clone();
-        Ok(Self(Arc::new(PdHandle { raw, base: Some(base), thread, raw_setup, context: context.clone() })))
+        Ok(Self(Arc::new(PdHandle {
+            raw,
+            base: Some(base),
+            thread,
+            raw_setup,
+            mapped: Mutex::default(),
+            context: context.clone(),
+        })))
+    }
+
+    /// Keeps a region mapped as long as this domain exists. Every queue pair holds its domain, also if the destruction of
+    /// the queue pair waits for a completion queue. A parent domain holds the domain that it extends.
+    pub(super) fn keep_mapped(&self, region: Arc<Region>) {
+        let base = self.0.base.as_ref().unwrap_or(self);
+        base.0.mapped.lock().unwrap_or_else(PoisonError::into_inner).push(region);
     }
 
     /// Returns whether this is a parent domain.

@@ -28,6 +28,10 @@ unsafe impl ProtectionDomain for VerbsPd {
         VerbsMr::register(self, region, part, access)
     }
 
+    fn keep_mapped(&self, region: Arc<Region>) {
+        Self::keep_mapped(self, region);
+    }
+
     fn alloc_parent(&self) -> Result<Self, VerbError> {
         Self::alloc_parent(self)
     }

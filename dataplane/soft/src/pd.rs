@@ -54,6 +54,8 @@ unsafe impl ProtectionDomain for SoftPd {
     type Ah = SoftAh;
     type Mw = SoftMw;
 
+    fn keep_mapped(&self, _: Arc<Region>) {}
+
     fn register_part(&self, region: Arc<Region>, part: Range<usize>, access: Access) -> Result<SoftMr, VerbError> {
         let Domain { open, identity: pd, .. } = &*self.0;
         let device = &open.shared;

@@ -264,6 +264,10 @@ pub unsafe trait ProtectionDomain: Clone + Send + Sync + 'static {
         self.register_part(region, all, access)
     }
 
+    /// Keeps a region mapped until this domain has ended, which is after the end of all its queue pairs. A provider whose
+    /// [`Device::checks_every_key`] returns `true` may ignore the call.
+    fn keep_mapped(&self, region: Arc<Region>);
+
     /// Allocates a parent domain that extends this domain: `ibv_alloc_parent_domain(3)`. The parent domain accepts and
     /// creates objects like this domain. A key of either domain is valid in both domains. [`Device::create_cq_in`]
     /// creates completion queues in the parent domain. The parent domain has no thread domain, so any thread may use

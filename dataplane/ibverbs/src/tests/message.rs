@@ -81,7 +81,7 @@ fn is_mapped(addr: u64) -> bool {
 }
 
 #[test]
-fn dropped_buffer_stays_mapped_while_its_domain_has_queues() {
+fn dropped_buffer_stays_mapped_until_its_domain_and_queue_pairs_have_ended() {
     let test = test_device();
     let domain = MessageDomain::new(&test.device).unwrap();
     let early = buffer(&domain);
@@ -95,9 +95,26 @@ fn dropped_buffer_stays_mapped_while_its_domain_has_queues() {
         // The registration ends, but the library may still copy a message to this address.
         assert_eq!(test.fake.live(), regions - 1);
         assert!(is_mapped(addr));
-        // The memory stays mapped when the domain removes the entries of other dropped buffers.
-        drop(self::buffer(&domain));
-        drop(self::buffer(&domain));
-        assert!(is_mapped(addr));
     }
+}
+
+#[test]
+fn memory_stays_mapped_while_the_destruction_of_a_queue_pair_is_deferred() {
+    let test = test_device();
+    let domain = MessageDomain::new(&test.device).unwrap();
+    let buffer = buffer(&domain);
+    let spec = CqSpec { depth: 16, flags: CqFlags::SINGLE_THREADED, ..CqSpec::default() };
+    let (mut cq, granted) = test.device.create_cq(&spec, None).unwrap();
+    assert!(granted.flags.contains(CqFlags::SINGLE_THREADED), "{granted}");
+    // From now on, this thread owns the completion queue.
+    assert!(cq.start_poll().unwrap().is_none());
+    let caps = QpCaps { send_depth: 8, recv_depth: 8, send_sges: 2, recv_sges: 2, inline: 64 };
+    let qp = domain.create_qp(&QpSpec::new(QpType::Rc, caps), &cq, &cq, None).unwrap();
+    let addr = buffer.addr();
+    // Another thread cannot destroy the queue pair. The library can therefore still find a message in a completion.
+    std::thread::spawn(move || drop((qp, buffer, domain))).join().unwrap();
+    let calls = test.fake.calls();
+    assert!(!calls.iter().any(|call| format!("{call:?}").contains("DestroyQp")), "{calls:?}");
+    assert!(is_mapped(addr));
+    assert!(cq.start_poll().unwrap().is_none());
 }

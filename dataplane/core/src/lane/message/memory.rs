@@ -1,7 +1,6 @@
 //! The registered memory of the buffers of a message domain.
 
-use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::mem::{Region, shared};
 use crate::verbs::{Device, ProtectionDomain, Sge};
@@ -65,34 +64,13 @@ impl<D: Device> Memory<D> {
 /// The memory of all buffers of one domain that are still registered.
 #[derive(Debug)]
 pub(super) struct Memories<D: Device> {
-    list: Mutex<MemoryList<D>>,
+    list: Mutex<Vec<Weak<Memory<D>>>>,
     checks_every_key: bool,
-}
-
-#[derive(Debug)]
-struct MemoryList<D: Device> {
-    memories: Vec<ListedMemory<D>>,
-    /// The number of queue pairs and shared receive queues of the domain.
-    queues: usize,
-}
-
-#[derive(Debug)]
-struct ListedMemory<D: Device> {
-    memory: Weak<Memory<D>>,
-    /// Keeps the region mapped as long as the domain has queues, even if the buffer was dropped.
-    region: Option<Arc<Region>>,
-}
-
-impl<D: Device> MemoryList<D> {
-    fn remove_unused(&mut self) {
-        self.memories.retain(|listed| listed.memory.strong_count() > 0 || listed.region.is_some());
-    }
 }
 
 impl<D: Device> Memories<D> {
     pub(super) fn new(device: &D) -> Self {
-        let list = Mutex::new(MemoryList { memories: Vec::new(), queues: 0 });
-        Self { list, checks_every_key: device.checks_every_key() }
+        Self { list: Mutex::default(), checks_every_key: device.checks_every_key() }
     }
 
     /// See [`Device::checks_every_key`].
@@ -100,20 +78,16 @@ impl<D: Device> Memories<D> {
         self.checks_every_key
     }
 
-    fn lock(&self) -> MutexGuard<'_, MemoryList<D>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn add(&self, memory: &Arc<Memory<D>>) {
-        let mut list = self.lock();
-        list.remove_unused();
-        let region = (list.queues > 0 && !self.checks_every_key).then(|| memory.region.clone());
-        list.memories.push(ListedMemory { memory: Arc::downgrade(memory), region });
+        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|other| other.strong_count() > 0);
+        list.push(Arc::downgrade(memory));
     }
 
     /// Returns the memory that contains all `length` bytes at `addr`, and the offset of the first byte in that memory.
     pub(super) fn find(&self, addr: u64, length: usize) -> Option<(Arc<Memory<D>>, usize)> {
-        self.lock().memories.iter().filter_map(|listed| listed.memory.upgrade()).find_map(|memory| {
+        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        list.iter().filter_map(Weak::upgrade).find_map(|memory| {
             let offset = usize::try_from(addr.checked_sub(memory.addr())?).ok()?;
             (offset.checked_add(length)? <= memory.len()).then_some((memory, offset))
         })
@@ -123,42 +97,5 @@ impl<D: Device> Memories<D> {
     pub(super) fn permits<'s>(&self, elements: impl IntoIterator<Item = &'s [Sge]>) -> bool {
         let is_known = |sge: &Sge| sge.length == 0 || self.find(sge.addr, sge.length as usize).is_some();
         self.checks_every_key || elements.into_iter().flatten().all(is_known)
-    }
-}
-
-/// A queue pair or a shared receive queue of a domain. As long as such a value exists, all memory stays mapped that the
-/// library of the device may access.
-#[derive(Debug)]
-pub(super) struct QueueMemories<D: Device>(Arc<Memories<D>>);
-
-impl<D: Device> QueueMemories<D> {
-    pub(super) fn new(memories: &Arc<Memories<D>>) -> Self {
-        let mut list = memories.lock();
-        list.queues += 1;
-        if list.queues == 1 && !memories.checks_every_key {
-            for listed in &mut list.memories {
-                listed.region = listed.memory.upgrade().map(|memory| memory.region.clone());
-            }
-        }
-        Self(memories.clone())
-    }
-}
-
-impl<D: Device> Deref for QueueMemories<D> {
-    type Target = Memories<D>;
-
-    fn deref(&self) -> &Memories<D> {
-        &self.0
-    }
-}
-
-impl<D: Device> Drop for QueueMemories<D> {
-    fn drop(&mut self) {
-        let mut list = self.0.lock();
-        list.queues -= 1;
-        if list.queues == 0 {
-            list.memories.iter_mut().for_each(|listed| listed.region = None);
-            list.remove_unused();
-        }
     }
 }

@@ -18,7 +18,7 @@
 //! - The libraries of some devices access further memory without a check of the key. For example, libmlx5 copies a short
 //!   message from the completion to the buffer when the program polls, and copies the first bytes of a raw packet when
 //!   the program posts the packet. For these devices ([`Device::checks_every_key`]), this module accepts only addresses
-//!   inside buffers, and dropped buffers stay mapped until the domain has no queues.
+//!   inside buffers, and the memory of dropped buffers stays mapped as long as the protection domain exists.
 //!
 //! The protection domain, the registrations and the inner queue pair are private. With them, safe code could register
 //! other memory in the domain, or replace the queue pair.
@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 pub use buffer::Buffer;
 pub use queue::{Ah, Binding, MessageQueuePair, MessageSharedQueue, Mw};
 
-use memory::{Memories, Memory, QueueMemories};
+use memory::{Memories, Memory};
 
 use crate::error::{Result, VerbError};
 use crate::mem::{PageKind, Region, RegionSpec};
@@ -102,6 +102,9 @@ impl<D: Device> MessageDomain<D> {
     /// Fails if the memory cannot be allocated or registered. See [`ProtectionDomain::register_part`].
     pub fn allocate(&self, spec: RegionSpec, access: Access) -> Result<Buffer<D>> {
         let region = Arc::new(Region::allocate(spec)?.0);
+        if !self.memories.checks_every_key() {
+            self.pd.keep_mapped(region.clone());
+        }
         let registered = self.pd.register_part(region.clone(), 0..spec.bytes, access);
         let mr = registered.map_err(|refused| refused.on(self.device.name()))?;
         check_registered(&mr, &region, self.device.name())?;
@@ -131,7 +134,7 @@ impl<D: Device> MessageDomain<D> {
     /// # Errors
     /// See [`ProtectionDomain::create_srq`].
     pub fn create_srq(&self, spec: &SrqSpec) -> Result<MessageSharedQueue<D>, VerbError> {
-        Ok(MessageSharedQueue::new(self.pd.create_srq(spec)?, QueueMemories::new(&self.memories)))
+        Ok(MessageSharedQueue::new(self.pd.create_srq(spec)?, self.memories.clone()))
     }
 
     /// Creates a queue pair in state RESET: `ibv_create_qp(3)`. Create the completion queues with
@@ -147,7 +150,7 @@ impl<D: Device> MessageDomain<D> {
         srq: Option<&MessageSharedQueue<D>>,
     ) -> Result<MessageQueuePair<D>, VerbError> {
         let qp = self.pd.create_qp(spec, send, recv, srq.map(MessageSharedQueue::inner))?;
-        Ok(MessageQueuePair::new(qp, QueueMemories::new(&self.memories)))
+        Ok(MessageQueuePair::new(qp, self.memories.clone()))
     }
 }
 

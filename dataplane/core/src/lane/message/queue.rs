@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::VerbError;
 use crate::lane::message::buffer::Buffer;
-use crate::lane::message::memory::QueueMemories;
+use crate::lane::message::memory::Memories;
 use crate::units::{Gid, QpNum};
 use crate::verbs::{
     Access, AttributeMask, Device, MwBind, PostError, ProtectionDomain, QpAttributes, QpCaps, QpState, QpType,
@@ -24,7 +25,7 @@ pub struct MessageQueuePair<D: Device> {
     // Declared before `memories`, so that the queue pair is destroyed before its memory is unmapped. Otherwise, a poll
     // could access unmapped memory.
     qp: Qp<D>,
-    memories: QueueMemories<D>,
+    memories: Arc<Memories<D>>,
     /// The bytes of the current inline send. `inline` and `elements` are fields so that each send reuses their
     /// allocations.
     inline: Vec<u8>,
@@ -58,7 +59,7 @@ pub struct Binding<'a, D: Device> {
 }
 
 impl<D: Device> MessageQueuePair<D> {
-    pub(super) fn new(qp: Qp<D>, memories: QueueMemories<D>) -> Self {
+    pub(super) fn new(qp: Qp<D>, memories: Arc<Memories<D>>) -> Self {
         Self { qp, memories, inline: Vec::new(), elements: Vec::new() }
     }
 
@@ -211,7 +212,7 @@ impl<D: Device> MessageQueuePair<D> {
 /// A shared receive queue of a [`MessageDomain`](super::MessageDomain).
 pub struct MessageSharedQueue<D: Device> {
     srq: Srq<D>,
-    memories: QueueMemories<D>,
+    memories: Arc<Memories<D>>,
 }
 
 /// Returns the error for a request that this module refuses.
@@ -226,7 +227,7 @@ impl<D: Device> fmt::Debug for MessageSharedQueue<D> {
 }
 
 impl<D: Device> MessageSharedQueue<D> {
-    pub(super) fn new(srq: Srq<D>, memories: QueueMemories<D>) -> Self {
+    pub(super) fn new(srq: Srq<D>, memories: Arc<Memories<D>>) -> Self {
         Self { srq, memories }
     }
 
