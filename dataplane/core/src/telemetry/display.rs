@@ -6,6 +6,10 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct PacketsPerSecond(pub f64);
 
+/// A rate of anything per second, such as `500 /s` or `1.25 G/s`.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+pub struct PerSecond(pub f64);
+
 /// A bit rate in bits per second, such as `1.58 Gb/s`.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct BitsPerSecond(pub f64);
@@ -41,6 +45,12 @@ fn scaled(f: &mut fmt::Formatter<'_>, mut value: f64, step: f64, units: &[&str])
 impl fmt::Display for PacketsPerSecond {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         scaled(f, self.0, 1e3, &["pps", "kpps", "Mpps", "Gpps"])
+    }
+}
+
+impl fmt::Display for PerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        scaled(f, self.0, 1e3, &["/s", "k/s", "M/s", "G/s", "T/s"])
     }
 }
 
@@ -87,6 +97,7 @@ mod tests {
         assert_eq!(format!("{:>10}", PacketsPerSecond(500.0)), "   500 pps");
         assert_eq!(PacketsPerSecond(0.5).to_string(), "0.50 pps");
         assert_eq!(PacketsPerSecond(999_600.0).to_string(), "1.00 Mpps");
+        assert_eq!(PerSecond(1_250_000_000.0).to_string(), "1.25 G/s");
         assert_eq!(BitsPerSecond(1_579_300_000.0).to_string(), "1.58 Gb/s");
         assert_eq!(Size(1536.0).to_string(), "1.50 KiB");
         assert_eq!(Size(1023.0).to_string(), "1023 B");

@@ -10,7 +10,7 @@ mod report;
 
 pub use board::{Board, Progress};
 pub use cost::{CostReport, Costs};
-pub use display::{BitsPerSecond, Duration, PacketsPerSecond, Size};
+pub use display::{BitsPerSecond, Duration, PacketsPerSecond, PerSecond, Size};
 pub use latency::Latency;
 pub use ledger::Ledger;
 pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};

@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::model::{Model, find, per_second};
-use dataplane_core::telemetry::{BitsPerSecond, Duration, Live, PacketsPerSecond, Report, StageReport};
+use dataplane_core::telemetry::{BitsPerSecond, Duration, Live, PacketsPerSecond, PerSecond, Report, StageReport};
 
 /// A cell: its text, and its number if the cell has a number.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,8 +94,8 @@ pub(super) const WORKERS: &[Column] =
     &[("worker", 6), ("core", 4), ("in", 9), ("out", 9), ("dropped", 9), ("busy", 6), ("held", 7)];
 pub(super) const STAGES: &[Column] =
     &[("stage", 10), ("use", 10), ("packets", 9), ("time", 8), ("burst", 6), ("dropped", 9), ("consumed", 9)];
-pub(super) const DROPS: &[Column] = &[("drop", 20), ("now", 9), ("total", 14)];
-pub(super) const DETAILS: &[Column] = &[("name", 20), ("kind", 8), ("now", 11), ("total", 14)];
+pub(super) const DROPS: &[Column] = &[("drop", 20), ("now", 9), ("total", 20)];
+pub(super) const DETAILS: &[Column] = &[("name", 20), ("kind", 8), ("now", 11), ("total", 20)];
 
 pub(super) fn ports(model: &Model, live: &Live) -> Table {
     let row = |(at, rates): (usize, &dataplane_core::telemetry::PortRates)| {
@@ -175,7 +175,7 @@ pub(super) fn details(model: &Model, stage: &StageReport) -> Table {
     let mut add = |name: &str, kind: &str, now: u64, before: u64| {
         let rate = per_second(now.saturating_sub(before), model.seconds());
         let change = match kind {
-            "counter" => Cell::number(format!("{rate:.0}/s"), rate),
+            "counter" => Cell::number(PerSecond(rate), rate),
             "drop" => Cell::loss(rate),
             _ => Cell::packets(rate),
         };
