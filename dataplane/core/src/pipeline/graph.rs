@@ -370,6 +370,7 @@ impl Graph {
     /// Panics if `pool` is not the pool that both graphs were created for.
     pub fn take_over(&mut self, earlier: &mut Self, successions: &[Succession], pool: &mut Pool) {
         self.check_pool(pool);
+        earlier.check_pool(pool);
         for succession in successions {
             let before = earlier.nodes.get_mut(succession.earlier);
             let (Some(before), Some(node)) = (before, self.nodes.get_mut(succession.later)) else { continue };

@@ -13,6 +13,15 @@ use crate::pipeline::Problem;
 /// [`Setup::reloads`]: super::Setup::reloads
 /// [`Stage::tick`]: super::Stage::tick
 pub trait Reload: Send {
+    /// Reads the data and checks whether [`Reload::reload`] would accept the data, but changes nothing. A change of the
+    /// config calls this method first, so that wrong data refuses the whole change. The default accepts any data.
+    ///
+    /// # Errors
+    /// Returns all problems of the data.
+    fn check(&mut self) -> Result<(), Vec<Problem>> {
+        Ok(())
+    }
+
     /// Reads the data again and hands it to the workers. Returns a description of the new data.
     ///
     /// # Errors

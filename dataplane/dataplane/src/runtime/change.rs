@@ -400,7 +400,26 @@ impl RunState {
             return Err(Refusal::new(ErrorCode::OtherBase, message, "run `dataplane plan` again"));
         }
         changes.is_busy = true;
-        Ok(Busy(self))
+        drop(changes);
+        let busy = Busy(self);
+        self.check_workers()?;
+        Ok(busy)
+    }
+
+    /// Refuses a change while a worker still has to take the pipeline of an earlier change. The stages of the worker are
+    /// then unknown.
+    fn check_workers(&self) -> std::result::Result<(), Refusal> {
+        let mut sampler = lock(&self.sampler);
+        sampler.pump();
+        let workers = 0..self.memories.len();
+        if let Some(worker) = workers.clone().find(|worker| sampler.is_swapping(*worker)) {
+            let message = format!("worker {worker} has not yet taken the pipeline of an earlier change");
+            let help = "try again; if the worker never answers, a stage waits or blocks, so restart the program";
+            return Err(Refusal::new(ErrorCode::Busy, message, help));
+        }
+        // Free the graphs that workers handed back too late.
+        workers.for_each(|worker| drop(sampler.returned(worker)));
+        Ok(())
     }
 
     fn take_unconfirmed(&self, is_wanted: impl FnOnce(&Unconfirmed) -> bool) -> Option<Unconfirmed> {
@@ -559,9 +578,11 @@ impl RunState {
             return Err(refusal);
         }
         let Some(mut assembly) = assembly else { return Err(ending()) };
-        // Read files before the exchange, because a wrong file refuses the whole change.
-        let reloaded = self.reload_changed_files(&mut assembly, &current, options.reads_all_files)?;
+        let due = due_files(&mut assembly, options.reads_all_files);
+        // Check the files before the exchange, because a wrong file refuses the whole change.
+        self.check_files(&current, &due)?;
         let (next, graphs) = self.exchange(&current, assembly, left)?;
+        let reloaded = self.reload_stages(&next, |stage| due.contains(stage)).into_iter().map(reload_line).collect();
         let confirm = options.confirm;
         let mut changes = lock(&self.changes);
         let state = if confirm.is_some() { ChangeState::Unconfirmed } else { ChangeState::InForce };
@@ -581,44 +602,24 @@ impl RunState {
         Ok(Applied { number, digest: digest(&next.source), operations, confirm_s, reloaded, warnings })
     }
 
-    /// Reads the files of the stages that continue again. Only files that have changed, unless `all` is set.
-    fn reload_changed_files(
-        &self,
-        assembly: &mut Assembly,
-        current: &Generation,
-        all: bool,
-    ) -> std::result::Result<Vec<String>, Refusal> {
-        let Assembly { kept, resources, .. } = assembly;
-        let records = &mut resources.records;
-        let is_changed = |stage: &String| records.get(stage).is_some_and(|record| record.changed_file().is_some());
-        let due: BTreeSet<String> = kept.iter().filter(|stage| all || is_changed(stage)).cloned().collect();
-        // A later change of a file is then noticed, even if it happens while the stages read their files.
-        records.iter_mut().filter(|(stage, _)| due.contains(*stage)).for_each(|(_, record)| record.renew_files());
-        let outcomes = self.reload_stages(current, |stage| due.contains(stage));
-        let mut lines = Vec::new();
-        for (stage, outcome) in outcomes {
-            match outcome {
-                ReloadOutcome::Done(now) => lines.push(format!("{stage}: reloaded: {now}")),
-                ReloadOutcome::Pending(now) => {
-                    lines.push(format!("{stage}: published: {now} (at least one worker still uses the old data)"));
-                }
-                ReloadOutcome::Rejected(problems) => {
-                    let message = format!("{stage}: not reloaded, the old data stays in use");
-                    let mut refusal = Refusal::new(ErrorCode::WrongConfig, message, "fix the file and try again");
-                    let mistake = |problem: &Problem| ConfigMistake {
-                        level: "error".to_owned(),
-                        file: problem.key.clone(),
-                        line: 0,
-                        column: 0,
-                        message: problem.message.clone(),
-                        help: problem.help.clone(),
-                    };
-                    refusal.mistakes = problems.iter().map(mistake).collect();
-                    return Err(refusal);
-                }
-            }
+    /// Checks the files of these stages.
+    fn check_files(&self, current: &Generation, due: &BTreeSet<String>) -> std::result::Result<(), Refusal> {
+        for (stage, reload) in current.reloads.iter().filter(|(stage, _)| due.contains(stage)) {
+            let Err(problems) = lock(reload).check() else { continue };
+            let message = format!("{stage}: the file is wrong, so nothing has changed");
+            let mut refusal = Refusal::new(ErrorCode::WrongConfig, message, "fix the file and try again");
+            let mistake = |problem: &Problem| ConfigMistake {
+                level: "error".to_owned(),
+                file: problem.key.clone(),
+                line: 0,
+                column: 0,
+                message: problem.message.clone(),
+                help: problem.help.clone(),
+            };
+            refusal.mistakes = problems.iter().map(mistake).collect();
+            return Err(refusal);
         }
-        Ok(lines)
+        Ok(())
     }
 
     /// Reads the files of all stages again.
@@ -806,7 +807,15 @@ impl RunState {
         }
         self.wait_for_swaps(workers);
         let mut sampler = lock(&self.sampler);
-        (0..workers).for_each(|worker| drop(sampler.returned(worker)));
+        for worker in 0..workers {
+            if sampler.is_swapping(worker) && !sampler.is_over(worker) {
+                tracing::error!(
+                    "worker {worker} does not answer, so it still uses the pipeline of the reverted change; the worker \
+                     takes the earlier pipeline as soon as its current stage ends"
+                );
+            }
+            drop(sampler.returned(worker));
+        }
     }
 
     /// Reverts an unconfirmed change.
@@ -839,6 +848,32 @@ impl RunState {
         for (_, tasks) in earlier.tasks.iter().filter(|(_, tasks)| !continues(tasks)) {
             tasks.stop();
             lock(&self.failures).extend(tasks.failures());
+        }
+    }
+}
+
+/// Returns the stages that continue and whose files must be read again: all with `all`, otherwise only if a file has
+/// changed.
+fn due_files(assembly: &mut Assembly, all: bool) -> BTreeSet<String> {
+    let Assembly { kept, resources, .. } = assembly;
+    let records = &mut resources.records;
+    let is_changed = |stage: &String| records.get(stage).is_some_and(|record| record.changed_file().is_some());
+    let due: BTreeSet<String> = kept.iter().filter(|stage| all || is_changed(stage)).cloned().collect();
+    // A later change of a file is then noticed, even if it happens while the stages read their files.
+    records.iter_mut().filter(|(stage, _)| due.contains(*stage)).for_each(|(_, record)| record.renew_files());
+    due
+}
+
+/// Describes the outcome of a reload.
+fn reload_line((stage, outcome): (String, ReloadOutcome)) -> String {
+    match outcome {
+        ReloadOutcome::Done(now) => format!("{stage}: reloaded: {now}"),
+        ReloadOutcome::Pending(now) => {
+            format!("{stage}: published: {now} (at least one worker still uses the old data)")
+        }
+        ReloadOutcome::Rejected(problems) => {
+            let problems: Vec<String> = problems.iter().map(Problem::to_string).collect();
+            format!("{stage}: not reloaded, the old data stays in use: {}", problems.join("; "))
         }
     }
 }

@@ -427,6 +427,39 @@ fn changed_file_is_read_again_and_a_wrong_file_changes_nothing() {
 }
 
 #[test]
+fn wrong_file_of_one_stage_leaves_the_rules_of_the_other_stages() {
+    let folder = Folder::new();
+    for file in ["first.toml", "second.toml"] {
+        folder.write(file, "rules = []");
+    }
+    let stages = [
+        ("acl", "name = 'first'\ndefault = 'permit'\nfile = 'first.toml'"),
+        ("acl", "name = 'second'\ndefault = 'permit'\nfile = 'second.toml'"),
+    ];
+    let run = Changing::start_in(folder, &config(1, &stages));
+    run.wait_for_traffic();
+    let reload = || {
+        let options = ApplyOptions { cause: "reload", reads_all_files: true, ..ApplyOptions::default() };
+        let source = run.changer().file_of_run()?;
+        run.changer().apply(&run.registry, &source, &options)
+    };
+    for (good, bad) in [("first", "second"), ("second", "first")] {
+        run.folder.write(&format!("{good}.toml"), "rules = [{ action = 'deny' }]");
+        run.folder.write(&format!("{bad}.toml"), "rules = 1");
+        let refusal = reload().unwrap_err();
+        assert!(refusal.code == ErrorCode::WrongConfig && refusal.message.contains(bad), "{refusal:?}");
+        run.wait_for_traffic();
+        let snapshot = run.snapshot();
+        assert_eq!(stage(snapshot.report(), good).counters["reloads"], 0);
+        run.folder.write(&format!("{good}.toml"), "rules = []");
+        run.folder.write(&format!("{bad}.toml"), "rules = []");
+    }
+    assert_eq!(reload().unwrap().reloaded.len(), 2);
+    let report = run.end();
+    assert_eq!(report.ledger.drops.get("first.deny"), None, "{report}");
+}
+
+#[test]
 fn override_of_the_command_line_stays_in_force() {
     let text = config(1, &[("numbers", "step = 1")]);
     let registry = registry();
@@ -564,7 +597,19 @@ fn worker_that_does_not_answer_leaves_all_workers_with_the_earlier_pipeline() {
     assert!(refusal.message.contains("worker 1 does not answer"), "{refusal}");
     assert_eq!(run.run.source().text(), text);
     run.wait_for_traffic();
+    // A worker that does not answer a revert must take the earlier pipeline before the next change.
+    let options = ApplyOptions { confirm: Some(Duration::from_secs(3600)), ..ApplyOptions::default() };
+    let wider = config(2, &[("gate", ""), ("count", ""), ("numbers", "step = 3")]);
+    run.apply_with(&wider, &options).unwrap();
+    IS_CLOSED.store(true, Ordering::Relaxed);
+    run.changer().rollback(&run.registry).unwrap();
+    let last = config(2, &[("gate", ""), ("numbers", "step = 4")]);
+    let refusal = run.refused(&last);
+    assert!(refusal.message.contains("worker 1 has not yet taken the pipeline"), "{refusal}");
+    IS_CLOSED.store(false, Ordering::Relaxed);
+    wait_until("the worker answers", || run.apply_with(&last, &ApplyOptions::default()).is_ok());
+    run.wait_for_traffic();
     let report = run.end();
     let numbers = stage(&report, "numbers");
-    assert_eq!((numbers.counters["seen"], numbers.counters["step"]), (report.packets.rx, 2), "{report}");
+    assert_eq!((numbers.counters["seen"], numbers.counters["step"]), (report.packets.rx, 2 * 4), "{report}");
 }

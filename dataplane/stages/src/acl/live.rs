@@ -19,7 +19,8 @@ pub(super) struct RuleSet {
     pub(super) rules: Arc<Rules>,
     /// The hits, by slot.
     pub(super) hits: Vec<u64>,
-    /// The slots of removed rules. A worker that uses an earlier set may still have hits in these slots.
+    /// The slots of removed rules, in ascending order. A worker that uses an earlier set may still have hits in these
+    /// slots.
     removed: Arc<[u32]>,
     pub(super) version: u64,
 }
@@ -46,9 +47,10 @@ impl RuleSet {
         // The later set has moved the hits of removed rules to `GONE`. This set still has these hits.
         let kept: u64 = other.removed.iter().filter_map(|slot| self.hits.get(*slot as usize)).sum();
         let added: u64 = other.hits.iter().skip(self.hits.len()).sum();
-        let is_removed = |slot: usize| other.removed.iter().any(|removed| *removed as usize == slot);
-        for (slot, (hits, later)) in self.hits.iter_mut().zip(&other.hits).enumerate() {
-            if !is_removed(slot) {
+        // This code runs on the worker, and there may be 100,000 rules, so do not search the list for each slot.
+        let mut removed = other.removed.iter().peekable();
+        for (slot, (hits, later)) in (0..).zip(self.hits.iter_mut().zip(&other.hits)) {
+            if removed.next_if_eq(&&slot).is_none() {
                 *hits = *later;
             }
         }
@@ -132,10 +134,12 @@ impl Latest {
     }
 
     fn rule_set(&self) -> RuleSet {
+        let mut removed = self.removed.clone();
+        removed.sort_unstable();
         RuleSet {
             rules: self.rules.clone(),
             hits: vec![0; self.count as usize],
-            removed: self.removed.as_slice().into(),
+            removed: removed.into(),
             version: self.version,
         }
     }
@@ -205,16 +209,21 @@ pub(super) struct Reloader {
     pub(super) file: PathBuf,
 }
 
+impl Reloader {
+    fn load(&self, before: &Rules) -> Result<Rules, Vec<Problem>> {
+        let rules = Rules::load(&self.own, Some(&self.file), Some(before));
+        rules.inspect_err(|_| _ = self.live.refused.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
 impl Reload for Reloader {
+    fn check(&mut self) -> Result<(), Vec<Problem>> {
+        self.load(&self.live.rules()).map(drop)
+    }
+
     fn reload(&mut self) -> Result<String, Vec<Problem>> {
         let before = self.live.rules();
-        let rules = match Rules::load(&self.own, Some(&self.file), Some(&before)) {
-            Ok(rules) => rules,
-            Err(problems) => {
-                self.live.refused.fetch_add(1, Ordering::Relaxed);
-                return Err(problems);
-            }
-        };
+        let rules = self.load(&before)?;
         let (now, before) = (rules.len(), before.len());
         self.live.publish(rules);
         self.live.reloads.fetch_add(1, Ordering::Relaxed);
