@@ -35,8 +35,8 @@ fn plan_lists_the_operations_for_a_program_and_for_two_files() {
     let folder = RuntimeFolder::new();
     let running = start(&folder);
     folder.0.write("new.toml", changed());
-    let operation = "replace stage edge (rules): hitless: the new stage is prepared before the workers exchange their \
-                     graphs; keeps its counters and the hits of its rules, by their names\n";
+    let operation = "replace stage edge (rules): hitless: the program prepares the new stage before the workers switch to \
+                     their new graphs; keeps its counters and the hits of its rules, by their names\n";
     let (live, _) = ended(&folder, "plan @/new.toml", 0);
     let (offline, _) = ended(&folder, "plan @/x.toml @/new.toml", 0);
     assert!(live.starts_with(operation) && live.contains("hitless: `dataplane apply --base "), "{live}");

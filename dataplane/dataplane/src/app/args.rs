@@ -27,7 +27,7 @@ pub(super) enum LogFormat {
     /// `journal` if standard error is the journal of systemd, else `text`
     #[default]
     Auto,
-    /// Text for people; messages of `run` start with the time
+    /// Text for people. Messages of `run` start with the time
     Text,
     /// Lines with priorities, such as `<4>`, for the journal of systemd
     Journal,
@@ -52,10 +52,10 @@ pub(super) enum Command {
     Show(Show),
     /// Show or set the level of log messages of a running program
     Log(Log),
-    /// Show the operations that would change a running program, or one config, to another config
+    /// List the operations that would change a running program to another config, or compare two configs
     #[command(after_help = PLAN_HELP)]
     Plan(Plan),
-    /// Change a running program to another config: all operations, or none
+    /// Change a running program to another config. The program carries out all operations, or none
     #[command(after_help = APPLY_HELP)]
     Apply(Apply),
     /// Confirm the last `apply --confirm`
@@ -64,7 +64,7 @@ pub(super) enum Command {
     Rollback(Change),
     /// List the changes of a running program
     History(Change),
-    /// Let a running program read its config file and the files of its stages again
+    /// Apply the config file of a running program again, and read the files of its stages again
     Reload(Change),
     /// Write the config that a running program uses to a file
     Save(Save),
@@ -188,10 +188,11 @@ pub(super) struct Show {
 const SHOW_HELP: &str = "Lists of every program: config, links, memory, ports, stages, workers.\n\
     Tables of stages: acl, bridge, limits, neighbors, routes, and the tables of your own stages.";
 
-const PLAN_HELP: &str = "Exit status: 0 a list, which may be empty, 1 no answer, 2 a wrong command line or config.";
+const PLAN_HELP: &str = "Exit status: 0 a list of operations, which may be empty, 1 the program does not answer, 2 a wrong \
+    command line or config.";
 
-const APPLY_HELP: &str = "Exit status: 0 the program uses the new config, 1 nothing has changed, 2 a wrong command line \
-    or config, and nothing has changed.";
+const APPLY_HELP: &str = "Exit status: 0 the program uses the new config, 1 the change failed or the program does not \
+    answer, 2 a wrong command line or config.";
 
 /// The running program that a command changes.
 #[derive(Debug, Args)]
@@ -209,8 +210,8 @@ pub(super) struct Target {
 
 #[derive(Debug, Args)]
 pub(super) struct Plan {
-    /// The new config, a TOML file, or `-` for standard input. With two files, compare the first with the second
-    /// without a running program
+    /// The new config, a TOML file, or `-` for standard input. With two files, list the operations from the first config
+    /// to the second config, without a running program
     #[arg(value_name = "CONFIG", required = true, num_args = 1..=2)]
     pub(super) configs: Vec<PathBuf>,
     #[command(flatten)]
@@ -222,7 +223,7 @@ pub(super) struct Apply {
     /// The new config, a TOML file, or `-` for standard input
     #[arg(value_name = "CONFIG")]
     pub(super) config: PathBuf,
-    /// Revert the change after this time, such as 60s, unless `dataplane confirm` confirms it
+    /// Revert the change after this time, such as 60s, unless `dataplane confirm` confirms the change
     #[arg(long, value_name = "TIME", value_parser = interval)]
     pub(super) confirm: Option<Duration>,
     /// Refuse the change unless the program uses the config with this digest, which `dataplane plan` prints

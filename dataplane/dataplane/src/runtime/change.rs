@@ -1,10 +1,11 @@
 //! Changes of a running pipeline.
 //!
 //! A change is a transaction. A control thread checks the new config, prepares the stages that the config adds or
-//! replaces, and builds a graph for each worker. Each worker exchanges its graph between two bursts, and hands the
-//! earlier graph back. Stages whose name, kind and parameters stay move to the new graph with their state. Replaced
-//! stages hand over their state ([`Stage::adopt`](dataplane_core::pipeline::Stage::adopt)). If a worker cannot exchange
-//! its graph, the other workers take their earlier graphs back.
+//! replaces, and builds a new graph for each worker. Each worker switches to its new graph between two bursts, and
+//! hands its earlier graph back. A stage whose name, kind and parameters stay the same moves to the new graph with its
+//! state. A replaced stage hands its state over to the new stage
+//! ([`Stage::adopt`](dataplane_core::pipeline::Stage::adopt)). If a worker does not switch in time, the other workers
+//! switch back to their earlier graphs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
@@ -35,30 +36,33 @@ use dataplane_core::telemetry::PortReport;
 use dataplane_core::topology::Topology;
 use dataplane_core::units::Nanos;
 
-/// The maximum time that a change waits for the workers. A worker that sleeps or waits in a stage answers late.
+/// The maximum time that a change waits until all workers use their new graphs. A worker that sleeps, or waits in a
+/// stage, answers late.
 const SWAP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum time that a reload waits until all workers use the new data. After that time, or when the run is
 /// stopped, the reload is reported as [`ReloadOutcome::Pending`].
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(1);
 /// The wait between two checks for the answers of the workers.
 const ANSWER_POLL_INTERVAL: Duration = Duration::from_micros(200);
-/// The number of changes in the history.
+/// The maximum number of rows in the history. The start of the run is a row too.
 const HISTORY: usize = 32;
+/// The end of the reason why a change needs privileges that the sandbox has removed.
+const WITHOUT_SANDBOX: &str = "; with sandbox = false in [runtime], such a change needs no restart";
 
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The graphs of the workers, in the boxes that the workers exchange.
+/// A graph for each worker, in the box that the control thread and the worker send to each other.
 type Graphs = Vec<Box<Swap>>;
 
-/// The tasks of one owner.
+/// An owner, and the tasks of this owner.
 pub(crate) type OwnedTasks = (Owner, Arc<Tasks>);
 
 /// Starts tasks, grouped by their owners.
 ///
 /// # Errors
-/// Returns the error of the first task that cannot be started. The tasks that were started before end.
+/// Returns the error of the first task that cannot be started. The tasks that are already running end.
 pub(crate) fn start_tasks(specs: Vec<TaskSpec>, stop: &RunStop) -> Result<Vec<OwnedTasks>> {
     let mut groups: Vec<(Owner, Vec<TaskSpec>)> = Vec::new();
     for spec in specs {
@@ -70,7 +74,7 @@ pub(crate) fn start_tasks(specs: Vec<TaskSpec>, stop: &RunStop) -> Result<Vec<Ow
     groups.into_iter().map(|(owner, group)| Ok((owner, Arc::new(Tasks::start(group, stop)?)))).collect()
 }
 
-/// The pipeline between two changes: the config, and the objects that its stages share.
+/// The pipeline of a run between two changes: the config, and the objects that the stages share.
 pub(crate) struct Generation {
     pub(crate) plan: Arc<Plan>,
     pub(crate) source: Source,
@@ -80,7 +84,7 @@ pub(crate) struct Generation {
     pub(crate) tasks: Vec<OwnedTasks>,
     pub(crate) handlers: Vec<(Owner, PortHandler)>,
     pub(crate) stand_ins: Vec<BTreeMap<String, StandIn>>,
-    /// The stages that leave checksums to the devices.
+    /// The stages that leave checksums to the devices ([`Program::leave_checksums`]).
     pub(crate) left: Vec<String>,
 }
 
@@ -118,11 +122,11 @@ pub(crate) struct Changes {
     first_path: PathBuf,
 }
 
-/// A change that reverts without a confirmation.
+/// A change that reverts at its deadline, unless a client confirms the change.
 struct Unconfirmed {
     number: u64,
     earlier: Arc<Generation>,
-    /// The earlier graphs of the workers.
+    /// The graphs that the workers used before the change.
     graphs: Graphs,
     deadline: Instant,
 }
@@ -172,7 +176,7 @@ fn seconds_since_1970() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Returns the digest of a config: its text, and the values that override it.
+/// Returns the digest of a config: a hash of the text of the config, and of the values that override the text.
 pub(crate) fn digest(source: &Source) -> String {
     let settings: Vec<&str> = source.settings().collect();
     format!("{:016x}", BuildHasherDefault::<DefaultHasher>::default().hash_one((source.text(), settings)))
@@ -204,11 +208,13 @@ struct Prepared {
 pub struct ApplyOptions {
     /// The digest of the config that the change starts from. `None` accepts any config.
     pub base: Option<String>,
-    /// The time after which the change reverts without [`Changer::confirm`].
+    /// The time after which the change reverts, unless [`Changer::confirm`] is called. `None` for a change that does
+    /// not revert.
     pub confirm: Option<Duration>,
     /// The origin of the change in the history.
     pub cause: &'static str,
-    /// Whether all stages read their files again, or only the files that have changed.
+    /// Whether the stages that continue read all their files again. If `false`, these stages read only files that have
+    /// changed.
     pub reads_all_files: bool,
 }
 
@@ -217,14 +223,14 @@ pub struct ApplyOptions {
 pub struct Changer(pub(crate) Arc<RunState>);
 
 impl Changer {
-    /// Returns a config with this text, and with the overrides and the folder of the config of the run. `path` is the
-    /// name of the config in messages.
+    /// Returns a config with this text. The overrides and the folder are the overrides and the folder of the config
+    /// that the run uses. `path` is the name of the new config in messages.
     pub fn source(&self, path: &str, text: &str) -> Source {
         self.0.current().source.with_file(path, text)
     }
 
-    /// Reads the config file with which the run started. If the config came from standard input, returns the config that
-    /// the run uses.
+    /// Reads the config file with which the run started. If the config came from standard input, returns the config
+    /// that the run uses.
     ///
     /// # Errors
     /// Fails if the file cannot be read.
@@ -232,7 +238,7 @@ impl Changer {
         let current = self.0.current().source.clone();
         let Some(file) = &self.0.config_file else { return Ok(current) };
         let read = Source::read(file, &[]).map_err(|diagnostics| wrong_config(&diagnostics))?;
-        // Messages have the path that the user knows.
+        // Use the path of the command line in messages, not the absolute path.
         let path = lock(&self.0.changes).first_path.clone();
         Ok(current.with_file(path, read.text()))
     }
@@ -250,8 +256,9 @@ impl Changer {
     /// Changes the run to another config. Returns when all workers use the new pipeline.
     ///
     /// # Errors
-    /// Fails if the config has mistakes, if a change is in progress or unconfirmed, if the change needs a restart, or if
-    /// a worker does not answer. Then the run uses the same pipeline as before.
+    /// Fails if the config has mistakes, if a change is in progress or unconfirmed, if the change needs a restart, or
+    /// if a worker does not answer. After an error, the run uses the pipeline from before the change. Files that stages
+    /// have read again ([`Setup::reloads`](dataplane_core::pipeline::Setup::reloads)) stay in use.
     pub fn apply(
         &self,
         registry: &Registry,
@@ -286,7 +293,7 @@ impl Changer {
         })
     }
 
-    /// Reverts the last change: an unconfirmed change, or the last change of the history that is in force.
+    /// Reverts an unconfirmed change. Otherwise, applies the config from before the last change.
     ///
     /// # Errors
     /// Fails if there is no earlier config, or with the errors of [`Changer::apply`].
@@ -305,20 +312,20 @@ impl Changer {
         Ok(applied)
     }
 
-    /// Reverts an unconfirmed change whose time is over. Returns `None` if there is no such change.
+    /// Reverts an unconfirmed change whose deadline has passed. Returns `None` if there is no such change.
     pub fn revert_overdue(&self) -> Option<std::result::Result<Applied, Refusal>> {
         let now = Instant::now();
         let unconfirmed = self.0.take_unconfirmed(|unconfirmed| unconfirmed.deadline <= now)?;
         Some(self.0.revert(unconfirmed))
     }
 
-    /// Returns `true` if the time of an unconfirmed change is over.
+    /// Returns `true` if the deadline of an unconfirmed change has passed.
     pub fn is_overdue(&self) -> bool {
         let changes = lock(&self.0.changes);
         changes.unconfirmed.as_ref().is_some_and(|unconfirmed| unconfirmed.deadline <= Instant::now())
     }
 
-    /// Returns the last changes.
+    /// Returns the rows of the start and of the last changes, at most 32 rows.
     pub fn history(&self) -> History {
         History { changes: lock(&self.0.changes).history.iter().map(|(row, _)| row.clone()).collect() }
     }
@@ -431,7 +438,8 @@ impl RunState {
         changes.unconfirmed.take()
     }
 
-    /// Returns the config before the last change that was not reverted, and the number of that change.
+    /// Returns the config that [`Changer::rollback`] applies, and the number of the change that the rollback reverts.
+    /// Skips reverted changes.
     fn earlier_config(&self) -> Option<(u64, Source)> {
         let changes = lock(&self.changes);
         let current = digest(&self.current().source);
@@ -486,7 +494,8 @@ impl RunState {
             let left: Vec<Vec<String>> =
                 assembly.programs.iter_mut().map(|program| program.leave_checksums(&computes)).collect();
             let left = left.into_iter().next().unwrap_or_default();
-            // A stage that leaves checksums to the devices cannot compute them again, and vice versa.
+            // A running stage cannot switch between leaving checksums to the devices and computing checksums, so
+            // prepare such a stage again.
             let changed: BTreeSet<String> = assembly
                 .kept
                 .iter()
@@ -500,7 +509,8 @@ impl RunState {
         }
     }
 
-    /// Keeps the requested offloads, because the devices are open. Returns the operations that need other offloads.
+    /// Keeps the offloads that the program has requested from the devices, because the devices are already open.
+    /// Returns an operation that needs a restart for each missing offload.
     fn offload_operations(&self, before: &Plan, assembly: &mut Assembly) -> Vec<Operation> {
         let mut wanted = assembly.plan.clone();
         wanted.ports.iter_mut().for_each(|port| {
@@ -514,7 +524,8 @@ impl RunState {
         for ((port, wanted), before) in assembly.plan.ports.iter_mut().zip(&wanted.ports).zip(&before.ports) {
             port.requests.clone_from(&before.requests);
             port.verifiers.clone_from(&before.verifiers);
-            // Stages compute and verify checksums without the device, but nothing else.
+            // Without these offloads, the information does not exist. Without checksum offloads, the stages compute and
+            // verify the checksums.
             let is_needed =
                 |offload| matches!(offload, StageOffload::VlanTag | StageOffload::FlowTag | StageOffload::RssHash);
             let lacks = |offload| {
@@ -528,7 +539,8 @@ impl RunState {
         operations
     }
 
-    /// Returns the operations that need privileges which the program has given up.
+    /// Returns an operation that needs a restart for each stage that writes a file in use, or needs a privilege that
+    /// the program has given up.
     fn privilege_operations(&self, current: &Generation, running: &Resources, assembly: &Assembly) -> Vec<Operation> {
         let mut operations = Vec::new();
         let claimed = |resources: &Resources, stage: &str| {
@@ -541,12 +553,12 @@ impl RunState {
             let still_written = claimed(running, stage);
             if let Some(file) = record.written.intersection(&still_written).next() {
                 let why = format!("the running stage still writes {}", file.display());
-                operations.push(difference::stage_restart(stage, &why, "name another file"));
+                operations.push(difference::stage_restart(stage, &why, ", or name another file"));
             } else if current.plan.runtime.sandbox
                 && let Some(file) = record.written.iter().find(|file| !self.written.contains(*file))
             {
                 let why = format!("the program has given up the right to write {}", file.display());
-                operations.push(difference::stage_restart(stage, &why, "or set sandbox = false in [runtime]"));
+                operations.push(difference::stage_restart(stage, &why, WITHOUT_SANDBOX));
             }
         }
         let kept = self.capabilities.iter().copied().collect::<CapabilitySet>();
@@ -556,7 +568,7 @@ impl RunState {
             let added = assembly.plan.nodes.iter().map(|node| &node.name).filter(|name| !assembly.kept.contains(*name));
             let names = added.cloned().collect::<Vec<_>>().join(", ");
             let why = "the program has given up a capability that the stage needs";
-            operations.push(difference::stage_restart(&names, why, "or set sandbox = false in [runtime]"));
+            operations.push(difference::stage_restart(&names, why, WITHOUT_SANDBOX));
         }
         operations
     }
@@ -622,7 +634,7 @@ impl RunState {
         Ok(())
     }
 
-    /// Reads the files of all stages again.
+    /// Lets all stages read their files again. With `changed_only`, reads no files.
     pub(crate) fn reload_files(&self, current: &Generation, changed_only: bool) -> Vec<(String, ReloadOutcome)> {
         self.reload_stages(current, |_| !changed_only)
     }
@@ -647,7 +659,8 @@ impl RunState {
         stages.zip(results.into_iter().zip(settled).map(outcome)).collect()
     }
 
-    /// Starts the new tasks, and lets all workers exchange their graphs. Returns the earlier graphs.
+    /// Starts the new tasks, and switches all workers to their new graphs. Returns the new generation and the earlier
+    /// graphs.
     fn exchange(
         &self,
         current: &Arc<Generation>,
@@ -676,7 +689,7 @@ impl RunState {
         let mut reloads = services.reloads;
         reloads.extend(current.reloads.iter().filter(|(stage, _)| kept.contains(stage)).cloned());
         reloads.sort_by_key(|(stage, _)| place(stage));
-        // Stages may still hold packets for the time of the earlier config.
+        // Held packets of the earlier pipeline may stay held for the hold time of the earlier config.
         let holds = programs.iter().take(1).flat_map(Program::nodes).filter_map(|node| node.stage.contract().holds);
         let hold = holds.fold(0u64, |sum, hold| sum.saturating_add(hold.0));
         services.hold.set([Nanos(hold.max(services.hold.get().as_nanos() as u64))]);
@@ -697,7 +710,7 @@ impl RunState {
         Ok((next, graphs))
     }
 
-    /// Builds the graph of a worker.
+    /// Builds the new graph of a worker. Returns `None` if there is no such worker.
     fn swap_of(&self, worker: usize, program: Program, kept: &BTreeSet<String>) -> Option<Box<Swap>> {
         let before = lock(&self.sampler).info(worker)?.clone();
         let core = self.topology.core(before.core);
@@ -730,8 +743,11 @@ impl RunState {
         }))
     }
 
-    /// Lets all workers exchange their graphs. Returns the earlier graphs. If a worker does not answer, the other workers
-    /// take their earlier graphs back.
+    /// Switches all workers to their new graphs. Returns the earlier graphs. If a worker does not answer in time,
+    /// switches the other workers back to their earlier graphs.
+    ///
+    /// # Errors
+    /// Fails if a worker does not answer, or if the run is stopping.
     fn swap_all(&self, swaps: Graphs) -> std::result::Result<Graphs, Refusal> {
         let workers = swaps.len();
         let mut missing = Vec::new();
@@ -753,7 +769,8 @@ impl RunState {
             let mut sampler = lock(&self.sampler);
             missing.extend((0..workers).filter(|worker| sampler.is_swapping(*worker) && sampler.cancel(*worker)));
         }
-        // A worker that could not be cancelled exchanges its graph now.
+        // If the exchange of a worker could not be cancelled, the worker is switching to its new graph. Wait for its
+        // answer.
         self.wait_for_swaps(workers);
         {
             let mut sampler = lock(&self.sampler);
@@ -774,7 +791,7 @@ impl RunState {
         }
     }
 
-    /// Waits until all workers have answered, at most for [`SWAP_TIMEOUT`].
+    /// Waits until all workers have answered, but at most [`SWAP_TIMEOUT`].
     fn wait_for_swaps(&self, workers: usize) {
         let begin = Instant::now();
         loop {
@@ -789,7 +806,7 @@ impl RunState {
         }
     }
 
-    /// Gives workers their earlier graphs back. Frees the graphs that the workers return.
+    /// Switches workers back to their earlier graphs. Frees the graphs that the workers return.
     fn swap_back(&self, graphs: Vec<(usize, Box<Swap>)>) {
         let workers = self.memories.len();
         {
@@ -801,7 +818,7 @@ impl RunState {
                 swap.sample.times.touch();
                 swap.ticket = Arc::new(SwapTicket::default());
                 sampler.expect(worker, &mut swap);
-                // The ring has room, and a worker that has ended needs no graph.
+                // The ring has room. A worker that has ended needs no graph, so the error is ignored.
                 let _ = sampler.swap(worker, swap);
             }
         }
@@ -840,7 +857,8 @@ impl RunState {
         })
     }
 
-    /// Frees an earlier pipeline. Ends its tasks, and remembers their failures.
+    /// Frees an earlier pipeline. Ends the tasks that do not continue in the current pipeline, and stores their
+    /// failures.
     fn free(&self, earlier: Arc<Generation>, graphs: Graphs) {
         drop(graphs);
         let current = self.current();

@@ -9,8 +9,8 @@ use dataplane_control::change::{Operation, OperationKind};
 use dataplane_core::pipeline::{Registry, StageState};
 use dataplane_core::topology::Topology;
 
-/// Returns whether a change to this config concerns ports, workers or `[runtime]`, so that it needs a restart. Returns
-/// `false` if the config has mistakes.
+/// Returns `true` if a change to this config needs a restart, because the ports, the workers or `[runtime]` change.
+/// Returns `false` if the config has mistakes.
 pub(crate) fn needs_restart(before: &Plan, source: &Source, registry: &Registry, topology: &Topology) -> bool {
     let mut diagnostics = Diagnostics::new(source);
     let mut loaded = config::load(source, &mut diagnostics);
@@ -19,8 +19,8 @@ pub(crate) fn needs_restart(before: &Plan, source: &Source, registry: &Registry,
     plan.is_some_and(|plan| !fixed_operations(before, &plan).is_empty())
 }
 
-/// Returns the operations that change the plan `before` into the plan `after`. `kept` has the names of the stages that
-/// continue, if the change was prepared for a running pipeline.
+/// Returns the operations that change the plan `before` into the plan `after`. For a change that was prepared for a
+/// running pipeline, `kept` has the names of the stages that continue. Without a running pipeline, `kept` is `None`.
 pub(crate) fn operations(
     before: &Plan,
     after: &Plan,
@@ -30,7 +30,7 @@ pub(crate) fn operations(
     let mut operations = fixed_operations(before, after);
     let is_same = |one: &NodePlan, other: &NodePlan| (&one.name, &one.kind) == (&other.name, &other.kind);
     for node in before.nodes.iter().filter(|node| !after.nodes.iter().any(|later| is_same(node, later))) {
-        let why = "the workers exchange their graphs between two bursts";
+        let why = "each worker switches to its new graph between two bursts";
         let state = match state_of(registry, &node.kind) {
             StageState::Stateless => "it has no state",
             _ => "its state is lost, and packets that it holds are dropped as `stopped`",
@@ -40,7 +40,7 @@ pub(crate) fn operations(
     for &index in &after.order {
         let Some(node) = after.nodes.get(index) else { continue };
         let Some(earlier) = before.nodes.iter().find(|earlier| is_same(earlier, node)) else {
-            let why = "the stage is prepared before the workers exchange their graphs";
+            let why = "the program prepares the stage before the workers switch to their new graphs";
             operations.push(hitless(OperationKind::AddStage, &node.name, Vec::new(), why, None));
             continue;
         };
@@ -52,28 +52,28 @@ pub(crate) fn operations(
             StageState::Lost => "keeps the counters of its packets, and loses its other state".to_owned(),
         };
         if !keys.is_empty() {
-            let why = "the new stage is prepared before the workers exchange their graphs";
+            let why = "the program prepares the new stage before the workers switch to their new graphs";
             operations.push(hitless(OperationKind::ReplaceStage, &node.name, keys, why, Some(state)));
         } else if !continues {
-            let why = "next hops, files or objects that the stage shares with other stages change";
+            let why = "the files, next hops or shared objects that the stage uses change";
             operations.push(hitless(OperationKind::RenewStage, &node.name, Vec::new(), why, Some(state)));
         }
         let keys = changed_targets(before, earlier, after, node);
         if !keys.is_empty() {
-            let why = "the workers exchange their graphs between two bursts";
+            let why = "each worker switches to its new graph between two bursts";
             let state = Some("keeps its state".to_owned());
             operations.push(hitless(OperationKind::ConnectStage, &node.name, keys, why, state));
         }
     }
     let entry = |plan: &Plan| plan.nodes.first().map(|node| node.name.clone()).unwrap_or_default();
     if entry(before) != entry(after) {
-        let why = "the workers exchange their graphs between two bursts";
+        let why = "each worker switches to its new graph between two bursts";
         operations.push(hitless(OperationKind::ChangeEntry, &entry(after), Vec::new(), why, None));
     }
     operations
 }
 
-/// Returns the operations that concern ports, workers and `[runtime]`.
+/// Returns the operations that need a restart: changes of ports, workers and `[runtime]`.
 fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     let mut operations = Vec::new();
     let runtime = |plan: &Plan| {
@@ -119,7 +119,7 @@ fn fixed_operations(before: &Plan, after: &Plan) -> Vec<Operation> {
     operations
 }
 
-/// Returns the keys of a port. The key `input` is in `[pipeline]`.
+/// Returns the keys of a port, and whether the port is in `input` of `[pipeline]`.
 fn port_keys(port: &PortPlan) -> Map<String, Value> {
     let mut keys = to_json(port);
     // These values come from the stages, from the host, or from other ports.
@@ -139,7 +139,7 @@ fn changed_keys(before: &Map<String, Value>, after: &Map<String, Value>) -> Vec<
     keys.into_iter().filter(|key| before.get(*key) != after.get(*key)).cloned().collect()
 }
 
-/// Returns the outputs, `next` and `drops` of a stage that have another target.
+/// Returns the connections of a stage whose target changes: `next`, `drops` and outputs.
 fn changed_targets(plan: &Plan, before: &NodePlan, later: &Plan, after: &NodePlan) -> Vec<String> {
     let name = |plan: &Plan, target: Option<Target>| match target {
         Some(Target::Stage(at)) => plan.nodes.get(at).map(|node| node.name.clone()),
@@ -180,7 +180,8 @@ pub(crate) fn port_operation(port: &str, keys: Vec<String>, why: &str) -> Operat
     restart(OperationKind::ChangePort, port, keys, why)
 }
 
-/// Returns the operation for a stage that the running program cannot replace. `instead` is another way out.
-pub(crate) fn stage_restart(stage: &str, why: &str, instead: &str) -> Operation {
-    restart(OperationKind::ReplaceStage, stage, Vec::new(), &format!("{why}; restart, {instead}"))
+/// Returns the operation for a stage that the running program cannot replace. `hint` is the end of the reason:
+/// how to avoid the restart.
+pub(crate) fn stage_restart(stage: &str, why: &str, hint: &str) -> Operation {
+    restart(OperationKind::ReplaceStage, stage, Vec::new(), &format!("{why}; restart the program{hint}"))
 }
