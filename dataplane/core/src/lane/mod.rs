@@ -58,7 +58,8 @@ pub struct LaneCounters {
     pub stale: u64,
     /// Number of queue pair resets after an error or after a restart of the peer.
     pub recoveries: u64,
-    /// Number of times that all queues were recreated because a completion queue was lost.
+    /// Number of times that the lane created all its queues again, because a completion queue was lost or a reset
+    /// failed.
     pub rebuilds: u64,
     /// Requests that a queue pair did not complete in time. Resetting or destroying the queue pair returned their
     /// slots.

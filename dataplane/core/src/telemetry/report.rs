@@ -70,15 +70,15 @@ pub struct PortReport {
     pub stale: u64,
     /// How often a queue pair was reset after an error, or because its peer restarted.
     pub recoveries: u64,
-    /// How often the queues were rebuilt because a completion queue was lost.
+    /// How often a lane created all its queues again, because a completion queue was lost or a reset failed.
     pub rebuilds: u64,
     /// Requests whose completion did not arrive in time.
     pub abandoned: u64,
     /// The first error status of a completion, with its likely cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
-    /// Packets lost before they were received: the sum of the device counters in [`PortReport::LOSSES`]. No ledger
-    /// counts these packets.
+    /// Packets lost before the program received them: the sum of the device counters in [`PortReport::LOSSES`]. The
+    /// ledger does not include these packets.
     #[serde(default)]
     pub rx_lost: u64,
     /// Packets that the ledger counts as sent but that are missing from the capture file, because a write to the file

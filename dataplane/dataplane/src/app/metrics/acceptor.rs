@@ -10,7 +10,7 @@ use dataplane_core::file;
 /// The key of the config that sets the address.
 pub(super) const KEY: &str = "runtime.metrics";
 
-/// Checks whether the Unix socket of the metrics server can be created. Returns the problem and its fix.
+/// Checks whether the program can create the Unix socket of the metrics server. Returns the problem and its fix.
 pub(in crate::app) fn problem(metrics: &Metrics) -> Option<(String, String)> {
     match metrics {
         Metrics::Unix(path) => path_problem(path),

@@ -1,4 +1,4 @@
-//! The state of the run that no metric family computes itself: the properties of the plan, and whether packets can pass.
+//! The properties of the run that no snapshot contains, and the reasons why packets cannot pass.
 
 use std::path::Path;
 
@@ -28,7 +28,8 @@ impl Facts {
         }
     }
 
-    /// Returns the reasons why packets cannot pass: a worker makes no progress, or the link of an input is down.
+    /// Returns the reasons why packets cannot pass: a worker makes no progress or has ended, or the link of an input
+    /// port is down.
     pub(super) fn unready(&self, snapshot: &Snapshot) -> Vec<String> {
         let ports = snapshot.report().ports.iter().zip(&self.inputs);
         let down = ports.filter(|(port, input)| **input && port.link_up == Some(false));
@@ -39,7 +40,7 @@ impl Facts {
     }
 }
 
-/// Returns the reasons why workers make no progress.
+/// Returns a message for each worker that makes no progress or has ended.
 pub(super) fn problems(snapshot: &Snapshot) -> Vec<String> {
     let why = |(number, state): (usize, &WorkerState)| match state {
         WorkerState::Running => None,

@@ -1,4 +1,4 @@
-//! The metrics: their names, and their values in a snapshot.
+//! The metric families: their names, their labels, and the functions that compute their values from a snapshot.
 
 use std::fmt;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl From<f64> for Value {
     }
 }
 
-/// The values of the labels, and the value.
+/// A sample: the values of the labels, and the value of the metric.
 type Sample<'a> = (Vec<&'a str>, Value);
 
 /// The source of the values.
@@ -189,7 +189,8 @@ fn costs<'a, V: Into<Value>>(view: &View<'a>, value: impl Fn(&CostReport) -> V) 
 fn port_drops<'a>(view: &View<'a>) -> Vec<Sample<'a>> {
     let mut samples = Vec::new();
     for port in &view.report.ports {
-        // The report of a port has no field for packets that were dropped because the run was stopped.
+        // The report of a port has no field for packets that the worker dropped because the run was stopped. The ledger
+        // has their number.
         let name = |reason: Reason| format!("{}.{}", port.name, reason.name(&[]));
         let of_ledger = view.report.ledger.drops.get(&name(Reason::Stopped)).copied().unwrap_or(0);
         for (reason, packets) in [
@@ -230,7 +231,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Gauge,
         None,
         &[],
-        "1 if packets can pass: all workers run and the links of all input ports are up.",
+        "1 if packets can pass: all workers make progress, and no link of an input port is down.",
         |view| one(!view.is_stopping && view.facts.unready(view.snapshot).is_empty()),
     ),
     Family::new("run_errors", Kind::Gauge, None, &[], "The number of reasons why the run has failed so far.", |view| {
@@ -280,7 +281,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Gauge,
         None,
         &[],
-        "The difference of the ledger, which must be 0.",
+        "The difference between the two sides of the ledger, which must be 0.",
         |view| one(view.report.ledger.unaccounted),
     ),
     Family::new("port_info", Kind::Gauge, None, &["port", "device"], "The device of the port; always 1.", |view| {
@@ -324,7 +325,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Counter,
         None,
         &["port"],
-        "Packets lost before they were received. No ledger counts them.",
+        "Packets lost before the program received them. The ledger does not include these packets.",
         |view| ports(view, |port| port.rx_lost),
     ),
     Family::new(
@@ -332,7 +333,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Counter,
         None,
         &["port"],
-        "Packets counted as sent, but missing from the capture file.",
+        "Packets counted as sent by a `pcap` link, but missing from the file of the link.",
         |view| ports(view, |port| port.tx_lost),
     ),
     Family::new(
@@ -372,7 +373,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Counter,
         None,
         &["port"],
-        "Rebuilds of the queues because a completion queue was lost.",
+        "New creations of all queues of a worker: a completion queue was lost, or a reset failed.",
         |view| ports(view, |port| port.rebuilds),
     ),
     Family::new(
@@ -391,7 +392,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Counter,
         None,
         &["port", "clock"],
-        "Completions stamped by each clock.",
+        "Completions with a timestamp of the clock.",
         |view| {
             let ports = view.report.ports.iter();
             let stamps =
@@ -404,7 +405,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Counter,
         None,
         &["port"],
-        "Device timestamps that were replaced by the system clock.",
+        "Device timestamps that the program replaced with times of the system clock.",
         |view| ports(view, |port| port.stamps_implausible),
     ),
     Family::new(
@@ -428,7 +429,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Gauge,
         Some(Unit::Seconds),
         &["port", "clock"],
-        "The offset that is added to the wall clock of the device.",
+        "The offset that the program adds to the wall clock of the device.",
         |view| clocks(view, |clock| clock.offset_ns as f64 / 1e9),
     ),
     Family::new(
@@ -453,9 +454,14 @@ pub(super) const FAMILIES: &[Family] = &[
     Family::new("port_clock_freezes", Kind::Counter, None, &["port", "clock"], "Stops of the device clock.", |view| {
         clocks(view, |clock| clock.freezes)
     }),
-    Family::new("stage_info", Kind::Gauge, None, &["stage", "use"], "The kind of the stage; always 1.", |view| {
-        view.report.stages.iter().map(|stage| (vec![&*stage.name, &*stage.kind], Value::Whole(1))).collect()
-    }),
+    Family::new(
+        "stage_info",
+        Kind::Gauge,
+        None,
+        &["stage", "use"],
+        "The kind of the stage (key `use` in the config); always 1.",
+        |view| view.report.stages.iter().map(|stage| (vec![&*stage.name, &*stage.kind], Value::Whole(1))).collect(),
+    ),
     Family::new("stage_packets", Kind::Counter, None, &["stage"], "Packets that entered the stage.", |view| {
         stages(view, |stage| stage.packets)
     }),
@@ -467,7 +473,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Counter,
         None,
         &["stage", "output"],
-        "Packets that left by each output.",
+        "Packets that left by the output.",
         |view| entries(view.report.stages.iter().map(|stage| (&*stage.name, &stage.outputs))),
     ),
     Family::new(
@@ -502,7 +508,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Counter,
         None,
         &["stage"],
-        "Requested copies that were not made.",
+        "Copies that the stage requested, but did not get.",
         |view| stages(view, |stage| stage.copies_missed),
     ),
     Family::new(
@@ -605,7 +611,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Gauge,
         None,
         &["worker"],
-        "The difference of the ledger, which must be 0.",
+        "The difference between the two sides of the ledger, which must be 0.",
         |view| workers(view, |worker| worker.ledger.unaccounted),
     ),
     Family::new("worker_buffers", Kind::Gauge, None, &["worker"], "Packet buffers in the pool.", |view| {
@@ -640,7 +646,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Counter,
         None,
         &["clock"],
-        "Packets in the histogram of the latency, by the clock of their stamps.",
+        "Packets in the histogram of the latency, by the clock of their timestamps.",
         |view| {
             let clocks = view.report.latency_ns.by_source.iter();
             clocks.map(|(clock, packets)| (vec![clock.name()], (*packets).into())).collect()
@@ -675,7 +681,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Gauge,
         None,
         &["part"],
-        "The average number of packets in a measured loop.",
+        "The average number of packets of the part in a measured loop.",
         |view| costs(view, |cost| cost.burst),
     ),
 ];

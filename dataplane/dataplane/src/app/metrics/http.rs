@@ -23,12 +23,11 @@ use crate::runtime::Snapshot;
 const MAX_CLIENTS: usize = 256;
 /// The maximum time for a client to send its request, and the maximum time to receive the response.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// If there are too many clients, the server closes the connection of a client that has not sent its request within this
-/// time.
+/// The minimum age of a connection that the server may close to accept another client.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The maximum time to wait for a snapshot. Workers have one second to answer.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The longest wait before the thread checks the deadlines again.
+/// The maximum time between two checks of the deadlines.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) struct Http {
@@ -74,10 +73,10 @@ enum State {
     Reading(Vec<u8>),
     /// The request is complete, and the response needs a snapshot.
     Waiting(Request),
-    /// A part of the response is not sent yet: the headers, the body, and the number of bytes that are sent.
+    /// The response is not completely sent: the headers, the body, and the number of bytes that are already sent.
     Writing(Vec<u8>, Arc<str>, usize),
-    /// The response is sent. If the server closed the connection while the client still sends, TCP could discard the
-    /// response, so the server waits until the client closes the connection.
+    /// The response is sent, and the server waits until the client closes the connection. If the server closed the
+    /// connection while the client still sends, TCP could discard the response.
     Ending,
 }
 
@@ -145,12 +144,14 @@ impl Http {
         }
     }
 
-    /// Returns whether another client fits, after a client that is too slow was closed if necessary.
+    /// Returns `true` if the server can accept another client, if necessary by closing the connection of
+    /// [`Http::slowest`].
     fn has_room(&self) -> bool {
         self.clients.len() < MAX_CLIENTS || self.slowest().is_some()
     }
 
-    /// Returns the client that has waited longest without sending its request.
+    /// Returns the oldest connection that has no complete request, or that the client has not closed after the
+    /// response. Returns `None` if no such connection is older than [`PATIENCE`].
     fn slowest(&self) -> Option<usize> {
         let is_slow = |client: &Client| {
             let is_silent = matches!(client.state, State::Reading(_) | State::Ending);
@@ -214,7 +215,7 @@ impl Http {
                 return;
             }
         };
-        // All clients get the same text.
+        // The texts of the metrics, by format. All clients that request a format get the same text.
         let mut texts: [Option<Arc<str>>; 2] = [None, None];
         for client in &mut self.clients {
             client.answer(|request| {
@@ -232,19 +233,20 @@ impl Http {
 enum Page<'a> {
     /// The workers have not started.
     Starting,
-    /// The thread that watches the run does not answer.
+    /// The server got no snapshot within [`SNAPSHOT_TIMEOUT`].
     Stuck,
     Snapshot(&'a Arc<Snapshot>, Phase),
 }
 
 impl Page<'_> {
-    /// Returns the response to a request. `text` is the place for the text of the metrics, which is written once.
+    /// Returns the response to a request. The first call for a format writes the metrics to `text`, and later calls for
+    /// this format use the text again.
     fn response(&self, what: Resource, text: Option<&mut Option<Arc<str>>>, facts: &Arc<Facts>) -> Response {
         const UNAVAILABLE: &str = "503 Service Unavailable";
         match (self, what) {
             (Self::Starting, Resource::Healthy) => Response::text("200 OK", "starting"),
             (Self::Starting, _) => Response::text(UNAVAILABLE, "starting: the workers do not run yet"),
-            (Self::Stuck, _) => Response::text(UNAVAILABLE, "the control thread does not answer"),
+            (Self::Stuck, _) => Response::text(UNAVAILABLE, "the server got no statistics within 3 s"),
             (Self::Snapshot(snapshot, _), Resource::Healthy) => match problems(snapshot) {
                 problems if problems.is_empty() => Response::text("200 OK", "ok"),
                 problems => Response::text(UNAVAILABLE, problems.join("\n")),
@@ -268,7 +270,7 @@ impl Page<'_> {
 }
 
 impl Client {
-    /// Reads the request, if it is not complete. Answers a request that the server refuses.
+    /// Reads a part of the request, unless the request is complete. Answers a request that the server refuses.
     fn read(&mut self) {
         let State::Reading(input) = &mut self.state else { return };
         let mut bytes = [0; MAX_REQUEST];
@@ -290,7 +292,7 @@ impl Client {
         }
     }
 
-    /// Closes the connection at the next check of the deadlines.
+    /// Marks the connection as expired. The next check of the deadlines closes the connection.
     fn close(&mut self) {
         (self.state, self.deadline) = (State::Ending, self.accepted);
     }
@@ -314,7 +316,7 @@ impl Client {
         self.state = State::Writing(headers.into(), if is_head { "".into() } else { body }, 0);
     }
 
-    /// Sends a part of the response. Returns `false` if the connection has ended.
+    /// Sends as much of the response as the socket accepts. Returns `false` if the connection has ended.
     fn write(&mut self) -> bool {
         match &mut self.state {
             State::Reading(_) | State::Waiting(_) => return true,
@@ -337,7 +339,7 @@ impl Client {
         self.stream.end_output().is_ok() && self.discard()
     }
 
-    /// Discards the input until the client closes the connection. Returns `false` after that.
+    /// Discards input of the client. Returns `false` if the client has closed the connection.
     fn discard(&mut self) -> bool {
         match self.stream.read(&mut [0; MAX_REQUEST]) {
             Ok(read) => read > 0,

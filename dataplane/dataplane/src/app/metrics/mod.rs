@@ -1,5 +1,5 @@
-//! The metrics server: an HTTP server on its own thread that serves the statistics of the run to Prometheus, and answers
-//! the health checks of a supervisor. All values come from the snapshots that also answer `dataplane stats`.
+//! The metrics server: an HTTP server on its own thread that serves the statistics of the run to Prometheus, and
+//! answers health checks. All values come from the snapshots that `dataplane stats` uses too.
 
 mod acceptor;
 mod facts;

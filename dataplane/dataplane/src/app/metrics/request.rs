@@ -11,7 +11,7 @@ const MAX_HEADERS: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) what: Resource,
-    /// Whether the client wants only the headers of the response.
+    /// Whether the method is HEAD: the client requests only the headers of the response.
     pub(super) is_head: bool,
 }
 
@@ -51,7 +51,7 @@ fn refused(status: &'static str, message: impl Into<String>) -> Refused {
     Refused { status, message: message.into() }
 }
 
-/// Parses a request. Returns `None` if the request is not complete. The server ignores the body of a request.
+/// Parses the headers of a request. Returns `None` if the headers are not complete. The server ignores the body.
 ///
 /// # Errors
 /// Returns the response to a request that the server refuses.
@@ -94,14 +94,14 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Option<Request>, Refused> {
     Ok(Some(Request { what, is_head }))
 }
 
-/// A target of the fuzzer: the bytes of a request arrive in two pieces. The first byte of the input is the length of the
-/// first piece.
+/// A target of the fuzzer: the bytes of a request arrive in two pieces. The first byte of the input is the length of
+/// the first piece.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(input: &[u8]) {
     let Some((&first, bytes)) = input.split_first() else { return };
     let bytes = &bytes[..bytes.len().min(MAX_REQUEST)];
     let whole = parse(bytes);
-    // A complete beginning of a request decides the response, so later bytes do not change the response.
+    // If the first piece contains a complete or refused request, later bytes do not change the response.
     match parse(&bytes[..usize::from(first).min(bytes.len())]) {
         Ok(None) => {}
         early => assert_eq!(early, whole),
