@@ -113,8 +113,8 @@ unsafe impl Send for SlotMemory {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for SlotMemory {}
 
-/// The memory of the buffers of a pool, without the list of free buffers. With this value, a thread other than the worker
-/// can create empty batches for the buffers of the worker.
+/// The memory of the buffers of a pool, without the list of free buffers. Any thread can use this value to create empty
+/// batches for the worker that owns the pool.
 #[derive(Clone, Debug)]
 pub struct BatchMemory(pub(super) SlotMemory);
 

@@ -17,19 +17,20 @@ pub struct StageInfo {
     pub terminal: bool,
     /// The tables that the stage registers with [`Setup::table`](super::Setup::table).
     pub tables: &'static [TableInfo],
-    /// The state that a stage takes over from the stage that it replaces ([`Stage::adopt`](super::Stage::adopt)).
+    /// What happens to the state of a stage if its parameters change during a run.
     pub state: StageState,
 }
 
-/// The state of a kind of stage, and what happens to the state if a running stage gets other parameters.
+/// What happens to the state of a stage if its parameters change during a run. The program then replaces the stage with
+/// a new stage of the same name and kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StageState {
-    /// The stage may have state, which is lost.
+    /// The state of the stage is lost, if the stage has state.
     #[default]
     Lost,
     /// The stage has no state.
     Stateless,
-    /// The new stage takes over this state, such as "the hits of rules".
+    /// The new stage takes over this state, such as "the hits of rules" ([`Stage::adopt`](super::Stage::adopt)).
     Kept(&'static str),
 }
 

@@ -163,20 +163,20 @@ impl DropWatch {
     }
 }
 
-/// A stage of an earlier graph, and the stage of a later graph that continues its work.
+/// A stage of an earlier graph, and the stage of a later graph that continues the work of the earlier stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Succession {
     /// Index of the stage in the earlier graph.
     pub earlier: usize,
     /// Index of the stage in the later graph.
     pub later: usize,
-    /// Whether the stage itself moves to the later graph. Otherwise the later graph has a stage of its own, which takes
-    /// over the state ([`Stage::adopt`]).
+    /// Whether the earlier stage moves to the later graph. If `false`, the later graph has a new stage, which takes
+    /// over the state of the earlier stage ([`Stage::adopt`]).
     pub moves: bool,
 }
 
 impl Succession {
-    /// Returns the succession that reverts this succession.
+    /// Returns the succession from the later graph back to the earlier graph.
     #[must_use]
     pub fn reversed(self) -> Self {
         Self { earlier: self.later, later: self.earlier, ..self }
@@ -204,7 +204,8 @@ impl Graph {
         Self::within(program, ports, &pool.batch_memory())
     }
 
-    /// Creates a graph like [`Graph::new`], for the pool that has this memory.
+    /// Creates a graph from a [`Program`], with batches in this memory, for `ports` ports. Any thread can create the
+    /// graph. Only the worker that owns the pool of the memory can use the graph.
     pub fn within(program: Program, ports: usize, memory: &BatchMemory) -> Self {
         let burst = BATCH / program.multiplicity();
         let node = |mut node: NodeSpec| Node {
@@ -358,13 +359,16 @@ impl Graph {
         self.nodes.iter().any(|node| node.held.as_ref().is_some_and(|held| !held.is_empty()))
     }
 
-    /// Takes over the work of `earlier`, the graph that this graph replaces on its worker. Moves the stages that stay
-    /// to this graph, lets replaced stages hand over their state ([`Stage::adopt`]), and moves the packets that these
-    /// stages hold. The packets that other stages of `earlier` hold are dropped and counted. The counters of both
-    /// graphs stay.
+    /// Takes over the work of `earlier`, the graph that this graph replaces on its worker:
     ///
-    /// The graphs may contain no packets, except held packets. Calling this method with the graphs and the successions
-    /// exchanged reverts the change. This method neither allocates nor frees memory.
+    /// - Moves each stage that continues to this graph.
+    /// - Lets each replaced stage hand its state over to the new stage ([`Stage::adopt`]).
+    /// - Moves the packets that these stages hold. Drops and counts the packets that other stages of `earlier` hold.
+    ///
+    /// Each graph keeps its own counters, but the counts of held packets move with the packets. To revert the change,
+    /// call this method on `earlier` with this graph and the reversed successions ([`Succession::reversed`]). Before
+    /// the call, the graphs must contain no packets except held packets. This method neither allocates nor frees
+    /// memory.
     ///
     /// # Panics
     /// Panics if `pool` is not the pool that both graphs were created for.
@@ -374,7 +378,8 @@ impl Graph {
         for succession in successions {
             let before = earlier.nodes.get_mut(succession.earlier);
             let (Some(before), Some(node)) = (before, self.nodes.get_mut(succession.later)) else { continue };
-            // If a stage panics, `earlier` is still the graph of the worker.
+            // If a stage panics here, `earlier` is still the graph of the worker, so the error names a stage of
+            // `earlier`.
             earlier.housekeeping = Some(succession.earlier);
             if succession.moves {
                 std::mem::swap(&mut node.stage, &mut before.stage);
@@ -383,7 +388,7 @@ impl Graph {
             }
             let Node { held: before_held, counters: before_counters, .. } = before;
             if let (Some(held), Some(before)) = (&mut node.held, before_held) {
-                // The earlier graph has counted the packets that move.
+                // The earlier graph has counted the held packets. The packets move, so the count moves too.
                 let (counts, earlier) = (&mut node.counters.packets, &mut before_counters.packets);
                 *counts += before.len() as u64;
                 *earlier -= before.len() as u64;
@@ -620,9 +625,9 @@ impl Node {
     }
 }
 
-/// Shows the packet at `index` to `observe`, which may call code of stages and observers. The packets before `index` have
-/// already moved to another batch or to the pool. If `observe` panics, these packets are removed from `inbox`, so that
-/// each slot keeps one owner.
+/// Shows the packet at `index` to `observe`, which may call code of stages and observers. The packets before `index`
+/// have already moved to another batch or to the pool. If `observe` panics, these packets are removed from `inbox`, so
+/// that each slot keeps one owner.
 #[cold]
 fn show(inbox: &mut Batch, index: usize, observe: impl FnOnce(&Packet<'_>)) {
     struct Moved<'a>(&'a mut Batch, usize);

@@ -101,7 +101,7 @@ impl Held {
         count
     }
 
-    /// Exchanges the held packets with the packets that another stage holds. The maximum times stay.
+    /// Exchanges the held packets with the held packets of another stage. Each stage keeps its own maximum hold time.
     pub(super) fn exchange(&mut self, other: &mut Self) {
         mem::swap(self, other);
         mem::swap(&mut self.longest, &mut other.longest);

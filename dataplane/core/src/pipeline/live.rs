@@ -52,11 +52,11 @@ pub struct LiveReader<T> {
     current: Box<T>,
     next: Arc<Next<T>>,
     /// Values that the reader hands back. The publishing side empties this ring before it adds a value to `next`.
-    /// From one emptying to the next, the reader hands back at most three values:
+    /// Until the publishing side empties the ring again, the reader hands back at most three values:
     ///
-    /// 1. A value that the reader was just handing back when the ring was emptied.
-    /// 2. The current value, when the reader takes the value that was in `next` at that time.
-    /// 3. The current value, when the reader takes the added value.
+    /// 1. The value that the reader was handing back while the publishing side emptied the ring.
+    /// 2. The current value, when the reader takes the value that was in `next` while the ring was emptied.
+    /// 3. The current value, when the reader takes the value that the publishing side adds to `next`.
     old: Producer<Box<T>>,
 }
 

@@ -71,14 +71,14 @@ pub trait Stage: Any + Send {
         Ok(())
     }
 
-    /// Takes over the state of the stage that this stage replaces: a stage with the same name and kind, and other
-    /// parameters. `earlier` is that stage. The method `downcast` returns this stage with its type. Without this
-    /// method, the state is lost, and `dataplane plan` reports the loss. [`StageInfo::keeps`] declares what this method
-    /// keeps.
+    /// Takes over the state of `earlier`, the stage that this stage replaces. Both stages have the same name and kind,
+    /// but usually other parameters. The method `downcast` returns `earlier` with its type. If a stage
+    /// does not implement this method, its state is lost. [`StageInfo::keeps`] declares the state that this method
+    /// keeps, and `dataplane plan` prints the declaration.
     ///
     /// This method runs on the worker between two batches. It must not allocate, free memory, lock, wait, or panic.
-    /// Exchange large values with `std::mem::swap`. If the change is reverted, `earlier` takes the state back with the
-    /// same method.
+    /// Exchange large values with `std::mem::swap`. If the change is reverted, the program calls `adopt` of the earlier
+    /// stage with this stage, so that the earlier stage takes its state back.
     fn adopt(&mut self, earlier: &mut dyn Stage) {
         let _ = earlier;
     }
@@ -146,7 +146,7 @@ pub trait Stage: Any + Send {
 }
 
 impl dyn Stage {
-    /// Returns the stage with its type, if the type is `S`.
+    /// Returns the stage as an `S`. Returns `None` if the stage has another type.
     pub fn downcast<S: Stage>(&mut self) -> Option<&mut S> {
         (self as &mut dyn Any).downcast_mut()
     }

@@ -37,8 +37,8 @@ pub struct NodeSpec {
     pub drops: Option<usize>,
 }
 
-/// The properties of a running stage. A program has this value instead of the stage, if the stage continues after a
-/// change ([`Graph::take_over`](super::Graph::take_over)).
+/// A placeholder with the properties of a running stage. If the stage continues after a change, the new [`Program`]
+/// contains the placeholder until [`Graph::take_over`](super::Graph::take_over) moves the stage itself.
 #[derive(Clone, Copy, Debug)]
 pub struct StandIn {
     contract: Contract,
@@ -47,7 +47,7 @@ pub struct StandIn {
 }
 
 impl StandIn {
-    /// Returns the properties of a prepared stage.
+    /// Creates a placeholder for a prepared stage.
     pub fn of(stage: &mut dyn Stage) -> Self {
         Self {
             contract: stage.contract(),
@@ -125,7 +125,7 @@ impl Program {
         &self.nodes
     }
 
-    /// Returns the properties of each stage.
+    /// Returns a placeholder for each stage.
     pub fn stand_ins(&mut self) -> Vec<StandIn> {
         self.nodes.iter_mut().map(|node| StandIn::of(&mut *node.stage)).collect()
     }

@@ -1,5 +1,5 @@
-//! What a stage used during its preparation. A change of a running pipeline compares these records, and prepares only the
-//! stages for which something has changed.
+//! The inputs of the preparation of a stage, such as files and shared objects. A change of a running pipeline compares
+//! these records with the new pipeline. If an input of a stage has changed, the program prepares the stage again.
 
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,18 +9,18 @@ use std::path::{Path, PathBuf};
 
 use crate::pipeline::Facts;
 
-/// What a stage used during its preparation.
+/// The inputs of the preparation of a stage, and the files that the stage writes.
 #[derive(Clone, Debug, Default)]
 pub struct StageRecord {
-    /// The facts that the stage asked about, and the answers.
+    /// The facts in each call of [`Setup::wants`](super::Setup::wants), and the result of the call.
     pub(super) wanted: Vec<(Facts, bool)>,
     /// Whether the stage used the numbers of next hops.
     pub(super) uses_next_hops: bool,
-    /// The number of next hops that were known after the preparation of all stages.
+    /// The number of next hops after the preparation of all stages.
     pub(super) next_hops: Option<usize>,
     /// The types of the common objects that the stage uses.
     pub commons: BTreeSet<TypeId>,
-    /// The files that the stage reads, as they were before the stage read them.
+    /// The files that the stage reads, each with its properties before the stage read the file.
     pub read: BTreeMap<PathBuf, Option<Fingerprint>>,
     /// The files that the stage writes.
     pub written: BTreeSet<PathBuf>,
@@ -33,7 +33,8 @@ impl StageRecord {
         self.read.iter().find(changed).map(|(path, _)| path.as_path())
     }
 
-    /// Records the current state of the files that the stage has read again.
+    /// Records the current properties of the files that the stage reads. Call this method before the stage reads its
+    /// files again.
     pub fn renew_files(&mut self) {
         for (path, fingerprint) in &mut self.read {
             *fingerprint = Fingerprint::of(path);

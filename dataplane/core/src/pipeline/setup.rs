@@ -239,13 +239,14 @@ impl<'a> Setup<'a> {
         Ok(made)
     }
 
-    /// Returns the object that the stage with this name shared before, if a running stage gets other parameters. The new
-    /// stage can use the object as its own with [`Setup::share`], or build its object faster.
+    /// Returns the object of type `T` that the replaced stage shared ([`Setup::shared`]). Returns `None` if this stage
+    /// replaces no stage. The new stage can share this object again with [`Setup::share`], or build its own object from
+    /// this object.
     pub fn earlier<T: Send + Sync + 'static>(&self) -> Option<Arc<T>> {
         self.earlier.get(&(self.stage.clone(), TypeId::of::<T>())).cloned()?.downcast().ok()
     }
 
-    /// Shares an existing object, so that [`Setup::shared`] returns it.
+    /// Shares an existing object. [`Setup::shared`] then returns this object.
     pub fn share<T: Send + Sync + 'static>(&mut self, object: Arc<T>) {
         self.shared.insert((self.stage.clone(), TypeId::of::<T>()), object);
     }
@@ -263,14 +264,15 @@ impl<'a> Setup<'a> {
         made
     }
 
-    /// Requests that the common object of the type `T` is built again, because it does not suit the parameters of this
-    /// stage. If a change of a running pipeline kept the object, the change prepares all stages that use it again.
+    /// Requests a new common object of the type `T`, because the existing object does not suit the parameters of this
+    /// stage. If the object belongs to a running pipeline, the change prepares all stages that use the object again.
     pub fn renew_common<T: 'static>(&mut self) {
         self.renewed.insert(TypeId::of::<T>());
     }
 
-    /// Calls `register` with this setup. The tasks and functions that `register` registers belong to the object of the
-    /// type `T` that stages share ([`Setup::common`]), so they continue if this stage ends before the object.
+    /// Calls `register` with this setup. The tasks and functions that `register` registers belong to the common object
+    /// of the type `T` ([`Setup::common`]). The tasks and functions therefore continue if this stage ends before the
+    /// object.
     pub fn on_behalf_of<T: 'static, R>(&mut self, register: impl FnOnce(&mut Self) -> R) -> R {
         let owner = std::mem::replace(&mut self.owner, Owner::Common(TypeId::of::<T>()));
         let result = register(self);
@@ -405,11 +407,11 @@ pub struct Resources {
     folder: PathBuf,
     next_hops: NextHops,
     shared: HashMap<(String, TypeId), SharedObject>,
-    /// The objects that replaced stages shared.
+    /// The objects that the replaced stages shared.
     earlier: HashMap<(String, TypeId), SharedObject>,
-    /// The types of the common objects that stages want to build again.
+    /// The types of the common objects for which stages called [`Setup::renew_common`].
     pub renewed: BTreeSet<TypeId>,
-    /// What each stage used during its preparation.
+    /// The inputs of the preparation of each stage, by the name of the stage.
     pub records: BTreeMap<String, StageRecord>,
     /// The files that the config names.
     pub files: Files,
@@ -430,7 +432,7 @@ pub struct StageMemory {
     pub available: Option<u64>,
     /// The memory of each stage for all workers together, in bytes, by the name of the stage.
     pub stages: BTreeMap<String, u64>,
-    /// The part of this memory that is already allocated, because its stages already run.
+    /// The part of this memory that is already allocated, because its stages are running.
     pub allocated: u64,
 }
 
@@ -542,8 +544,8 @@ impl Resources {
         }
     }
 
-    /// Removes the objects of a stage that does not continue, after all. The stage is then prepared again, and can use
-    /// its earlier objects.
+    /// Moves the objects of a stage to the objects of replaced stages, because the stage cannot continue. The stage is
+    /// then prepared again, and can use these objects ([`Setup::earlier`]).
     pub fn release(&mut self, stage: &str) {
         let moved: Vec<_> = self.shared.extract_if(|(owner, _), _| owner == stage).collect();
         self.earlier.extend(moved);
@@ -553,8 +555,8 @@ impl Resources {
         }
     }
 
-    /// Returns the types of the common objects that stages use now and used before, but with other stages. `renews` has
-    /// the types that were found before.
+    /// Returns the types of the common objects that stages of both pipelines use, but not the same stages. `renews` has
+    /// the types that are already known. The result does not contain these types.
     pub fn changed_commons(&self, before: &Self, renews: &BTreeSet<TypeId>) -> BTreeSet<TypeId> {
         let users = |resources: &Self, kind: TypeId| {
             let users = resources.records.iter().filter(|(_, record)| record.commons.contains(&kind));
@@ -568,7 +570,7 @@ impl Resources {
         shared.into_iter().filter(changed).collect()
     }
 
-    /// Returns the types of the common objects that stages use.
+    /// Returns the types of all common objects that stages use.
     pub fn commons(&self) -> BTreeSet<TypeId> {
         self.records.values().flat_map(|record| &record.commons).copied().collect()
     }
@@ -576,7 +578,7 @@ impl Resources {
     /// Registers the files of the stages that continue.
     pub fn register_kept_files(&mut self) {
         for (stage, record) in &self.records {
-            // These files had no conflict before the change.
+            // Ignore the results: the check of the running config has found no conflict between these files.
             for path in record.read.keys() {
                 let _ = self.files.read(path, &format!("the file that stage `{stage}` reads"));
             }
@@ -591,7 +593,8 @@ impl Resources {
         &self.ports
     }
 
-    /// Completes the records after the preparation of all stages. Drops the objects that no stage uses any more.
+    /// Adds the number of next hops to the records. Drops the objects that no stage uses any more. Call this method
+    /// after the preparation of all stages.
     pub fn complete_records(&mut self) {
         for record in self.records.values_mut() {
             record.next_hops.get_or_insert(self.next_hops.hops.len());
@@ -601,8 +604,9 @@ impl Resources {
         self.earlier.clear();
     }
 
-    /// Whether a stage with this record can continue in a pipeline that is prepared with these objects, because every
-    /// object and file that the stage uses is the same. Call this method when all earlier stages are prepared.
+    /// Returns `true` if a running stage with this record can continue in the new pipeline: the results of
+    /// [`Setup::wants`], the next hops and the common objects are the same as for the running stage. Does not check
+    /// files. Call this method after the preparation of all stages before this stage.
     pub fn suits(&self, record: &StageRecord, renews: &BTreeSet<TypeId>) -> bool {
         let hops = self.next_hops.hops.len();
         record.wanted.iter().all(|(facts, wanted)| self.wanted.intersects(*facts) == *wanted)

@@ -84,7 +84,8 @@ pub fn thread_name(text: &str) -> String {
     text.replace(char::is_control, "?")
 }
 
-/// The owner of a task or of a function that is called when a port changes. If the owner ends, the task ends.
+/// The owner of a task, or of a function that is called when a port changes. If a change removes the owner, the task
+/// ends and the function is not called any more.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
     /// The stage with this name.

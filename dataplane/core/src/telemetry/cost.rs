@@ -22,8 +22,8 @@ pub struct CostReport {
     /// then cold, and few packets share the fixed cost of a loop, so the time per packet is longer than under load.
     #[serde(default)]
     pub nearly_idle: bool,
-    /// Whether packets entered the part in fewer than [`CostReport::FEW_BURSTS`] measured loops. A single loop that an
-    /// interrupt delayed then changes the average noticeably.
+    /// Whether packets entered the part in fewer than [`CostReport::FEW_BURSTS`] measured loops. An interrupt in a
+    /// single loop can then change the average noticeably.
     #[serde(default)]
     pub few_bursts: bool,
 }
@@ -91,8 +91,8 @@ impl Costs {
         self.sums.iter_mut().zip(&other.sums).for_each(|(sum, other)| *sum = sum.with(other, u64::wrapping_add));
     }
 
-    /// Returns the costs with other parts. For each new part, `from` has the index of the part that it continues, or
-    /// `None` for a part without costs so far. The total stays.
+    /// Returns the costs for another list of parts. For each new part, `from` has the index of the earlier part with
+    /// the costs of the new part, or `None` for a part without costs. The total stays the same.
     #[must_use]
     pub fn with_parts(&self, from: &[Option<usize>]) -> Self {
         let mut costs = Self::new(from.len());

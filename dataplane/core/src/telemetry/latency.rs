@@ -100,9 +100,10 @@ impl Latency {
         histogram
     }
 
-    /// Returns, for each bound in nanoseconds, the number of packets with a latency up to this bound and above the
-    /// previous bound. The last number is the number of packets above the last bound. The bounds must rise. A packet
-    /// whose latency is less than 1 % below a bound may count above the bound.
+    /// Returns the number of packets in each bucket. A bucket contains the latencies above the previous bound, up to
+    /// its own bound. An additional last bucket contains the latencies above the last bound. The bounds are in
+    /// nanoseconds, in ascending order. If a latency is less than 1 % below a bound, the packet may count in the next
+    /// bucket.
     pub fn buckets(&self, bounds: &[u64]) -> Vec<u64> {
         let mut buckets = vec![0; bounds.len() + 1];
         for (range, packets) in self.counts.iter().enumerate().filter(|(_, packets)| **packets > 0) {
