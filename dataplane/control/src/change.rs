@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 /// The result of [`Call::Plan`](crate::Call::Plan).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ChangePlan {
-    /// The digest of the config that the program runs.
+    /// The digest of the config that the program uses.
     pub base: String,
     /// The digest of the new config.
     pub digest: String,
-    /// The operations. Empty if the configs have no difference that concerns the program.
+    /// The operations that change the program to the new config. Empty if no operation is necessary.
     pub operations: Vec<Operation>,
     /// Warnings about the new config.
     pub warnings: Vec<ConfigMistake>,
@@ -24,13 +24,14 @@ pub struct ChangePlan {
 pub struct Applied {
     /// The number of the change. See [`HistoryRow::number`].
     pub number: u64,
-    /// The digest of the config that the program runs now.
+    /// The digest of the config that the program uses after the change.
     pub digest: String,
-    /// The operations that were carried out.
+    /// The operations that the program has carried out.
     pub operations: Vec<Operation>,
-    /// The time in seconds after which the change reverts without a confirmation.
+    /// The time in seconds after which the change reverts, unless a client confirms the change. `None` if the change
+    /// does not revert.
     pub confirm_s: Option<u64>,
-    /// What the stages report about files that they have read again.
+    /// For each stage that has read its files again, a line of text about the new data.
     pub reloaded: Vec<String>,
     /// Warnings about the config.
     pub warnings: Vec<ConfigMistake>,
@@ -47,9 +48,10 @@ pub struct Operation {
     pub keys: Vec<String>,
     /// Whether the running program can carry out the operation without loss.
     pub hitless: bool,
-    /// Why the operation is hitless, or not.
+    /// The reason why the operation is hitless, or why it needs a restart.
     pub why: String,
-    /// What happens to the state of the stage.
+    /// What happens to the state of a stage that the operation removes, replaces, renews or connects without a restart.
+    /// Otherwise `None`.
     pub state: Option<String>,
 }
 
@@ -62,13 +64,14 @@ pub enum OperationKind {
     AddStage,
     /// Removes a stage.
     RemoveStage,
-    /// Gives a stage other parameters, such as other rules or routes.
+    /// Replaces a stage by a stage with the same name and kind and other parameters, such as other rules or routes.
     ReplaceStage,
-    /// Prepares a stage again, because objects that the stage uses change.
+    /// Prepares a stage with the same parameters again, because a file, a next hop or a shared object of the stage
+    /// changes.
     RenewStage,
     /// Connects the outputs of a stage to other stages.
     ConnectStage,
-    /// Lets another stage receive the packets first.
+    /// Changes the first stage of the pipeline.
     ChangeEntry,
     /// Adds a port.
     AddPort,
@@ -76,7 +79,7 @@ pub enum OperationKind {
     RemovePort,
     /// Changes a port.
     ChangePort,
-    /// Changes the workers or their cores.
+    /// Changes the number of workers, their cores, or the number of packet buffers.
     RestartWorkers,
     /// Changes a key of `[runtime]`.
     ChangeRuntime,
@@ -136,7 +139,7 @@ pub struct ConfigMistake {
 
 impl fmt::Display for ConfigMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A mistake in a file of a stage has its position in the message.
+        // For a mistake in a file of a stage, the message contains the position.
         match self.line {
             0 => write!(f, "{}: {}", self.file, self.message)?,
             line => write!(f, "{}:{line}:{}: {}: {}", self.file, self.column, self.level, self.message)?,
@@ -145,7 +148,7 @@ impl fmt::Display for ConfigMistake {
     }
 }
 
-/// A row of the result of [`Call::History`](crate::Call::History).
+/// The start of the program or a change: a row of the result of [`Call::History`](crate::Call::History).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct HistoryRow {
     /// The number of the change. The start of the program has the number 0.
@@ -166,9 +169,9 @@ pub struct HistoryRow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ChangeState {
-    /// The program runs this config.
+    /// The program uses this config.
     InForce,
-    /// The program runs this config, and reverts the change without a confirmation.
+    /// The program uses this config, and reverts the change at its deadline, unless a client confirms the change.
     Unconfirmed,
     /// A later change replaced this config.
     Replaced,
@@ -176,9 +179,10 @@ pub enum ChangeState {
     Reverted,
 }
 
-/// The result of [`Call::History`](crate::Call::History): the last changes, in the order of their numbers.
+/// The result of [`Call::History`](crate::Call::History): the start of the program and the changes, at most the last
+/// 32, in the order of their numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct History {
-    /// The changes.
+    /// The start of the program and the changes.
     pub changes: Vec<HistoryRow>,
 }

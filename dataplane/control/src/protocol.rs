@@ -50,13 +50,13 @@ pub enum Call {
     Plan(NewConfig),
     /// Changes the running program to another config. Either all operations are carried out, or none.
     Apply(Apply),
-    /// Confirms the last `apply`, which otherwise reverts after its time.
+    /// Confirms the unconfirmed change, so that the change does not revert.
     Confirm {},
-    /// Reverts the last change.
+    /// Reverts the unconfirmed change. Otherwise, changes the program to the config before the last change.
     Rollback {},
-    /// Returns the changes so far.
+    /// Returns the start of the program and the changes, at most the last 32.
     History {},
-    /// Reads the config file of the run, and the files that the config names, and changes the program to them.
+    /// Reads the config file of the run and the files that the config names, and changes the program to this config.
     Reload {},
 }
 
@@ -130,10 +130,11 @@ pub struct Apply {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// The digest of the config that the change starts from: [`ChangePlan::base`](crate::change::ChangePlan::base). If
-    /// the program runs another config, it refuses the change. Default: any config.
+    /// the program uses another config, the program refuses the change. Default: any config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
-    /// The time in seconds after which the change reverts without [`Call::Confirm`]. Default: the change stays.
+    /// The time in seconds after which the change reverts, unless a client sends [`Call::Confirm`]. Default: the change
+    /// does not revert.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub confirm_s: Option<u64>,
 }
@@ -248,11 +249,11 @@ pub enum ErrorCode {
     WrongConfig,
     /// Another change is in progress, or waits for its confirmation.
     Busy,
-    /// The program runs another config than the plan was made for.
+    /// The program uses another config than the config with the digest in [`Apply::base`].
     OtherBase,
     /// The change needs a restart.
     NeedsRestart,
-    /// The program cannot carry out the change, and nothing has changed.
+    /// The program cannot carry out the request. The program uses the same config as before.
     Failed,
     /// A code of a later version.
     #[serde(other)]

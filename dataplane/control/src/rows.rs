@@ -117,7 +117,7 @@ pub struct MemoryRow {
 /// The row of the list `config`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConfigRow {
-    /// The path of the config, or the name that the client of a change gave.
+    /// The path of the config, or the name in [`Apply::path`](crate::Apply::path).
     pub path: String,
     /// The absolute path of the config file of the run, or `null` if the config came from standard input.
     #[serde(default)]

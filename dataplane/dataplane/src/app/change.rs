@@ -80,7 +80,7 @@ pub(super) fn rollback(args: &args::Change) -> Result<(), CommandError> {
 pub(super) fn reload(args: &args::Change) -> Result<(), CommandError> {
     let answer =
         ask(&args.target, &Call::Reload {}, "dataplane reload --process PROCESS").map_err(|error| match error {
-            // The command line is correct, so a wrong file is a failure.
+            // Status 2 is for a wrong argument. `reload` has no config as an argument, so a wrong file is a failure.
             CommandError::Usage(message) => CommandError::Failed(message),
             error => error,
         })?;
@@ -139,7 +139,7 @@ pub(super) fn save(args: &args::Save) -> Result<(), CommandError> {
     }
 }
 
-/// Replaces the content of a file. If that fails, for example because the disk is full, the file keeps its old content.
+/// Replaces the content of a file. After an error, such as a full disk, the file has its old content.
 fn replace_file(file: &Path, text: &str) -> io::Result<()> {
     // Follow symbolic links, so that the rename replaces the file and not the link.
     let file = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
@@ -154,7 +154,7 @@ fn replace_file(file: &Path, text: &str) -> io::Result<()> {
         created.write_all(text.as_bytes())?;
         if let Some(before) = &before {
             use std::os::unix::fs::{MetadataExt, fchown};
-            // Only root can give a file to another user.
+            // Ignore the error: only root can change the owner of a file.
             let _ = fchown(&created, Some(before.uid()), Some(before.gid()));
             created.set_permissions(before.permissions())?;
         }
@@ -167,7 +167,7 @@ fn replace_file(file: &Path, text: &str) -> io::Result<()> {
         }
         return Err(error);
     }
-    // The new name of the file must survive a power failure too.
+    // Write the folder to the disk too, so that the rename survives a power failure.
     fs::File::open(folder)?.sync_all()
 }
 
@@ -178,7 +178,8 @@ fn read(path: &Path) -> Result<String, CommandError> {
         console::refusal(&mistake)
     })?;
     let text = source.text().to_owned();
-    // A newline in JSON has two bytes.
+    // Check the length as JSON, because JSON needs two bytes for a newline. The other fields of a request need at most
+    // 512 bytes.
     if serde_json::to_string(&text).is_ok_and(|json| json.len() + 512 > MAX_REQUEST) {
         let help = "help: move large tables to separate files";
         return Err(CommandError::Usage(format!("{} is too large for a request; {help}", path.display())));
@@ -186,7 +187,8 @@ fn read(path: &Path) -> Result<String, CommandError> {
     Ok(text)
 }
 
-/// Sends a request and waits for its answer. Prints the mistakes of a config.
+/// Sends a request and waits for the answer. If the program refuses the request, prints the mistakes and operations of
+/// the refusal. `example` is a command line for the error message.
 fn ask(target: &args::Target, call: &Call, example: &str) -> Result<Answer, CommandError> {
     let mut client: Client = stats::connect(target.socket.as_deref(), target.process, example)?;
     client.set_timeout(CHANGE_TIMEOUT).map_err(|error| stats::failed(error, example))?;
@@ -198,7 +200,7 @@ fn ask(target: &args::Target, call: &Call, example: &str) -> Result<Answer, Comm
 
 fn refused(refusal: &Refusal, json: bool) -> CommandError {
     if json {
-        // The JSON object contains the whole message.
+        // The JSON object contains the message, so print no other message.
         return match (console::print_json(refusal), refusal.code) {
             (Err(error), _) => error,
             (Ok(()), ErrorCode::WrongConfig) => CommandError::Usage(String::new()),
@@ -247,7 +249,7 @@ fn plain(text: &str) -> String {
 /// Returns a time as text, such as `2026-01-31T23:59:59Z`.
 fn utc(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // See "chrono-Compatible Low-Level Date Algorithms" by Howard Hinnant: the year starts in March.
+    // The algorithm is from "chrono-Compatible Low-Level Date Algorithms" by Howard Hinnant. Its years start in March.
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -1,4 +1,4 @@
-//! The level of the log, which can change during a run.
+//! The level of the log, which `dataplane log level` can change during a run.
 
 use std::sync::OnceLock;
 
@@ -9,9 +9,9 @@ pub(super) const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "
 
 /// Access to the filter of the logger.
 pub(super) struct Filter {
-    /// Returns the filter as text. Returns `None` if the logger is gone.
+    /// Returns the filter as text. Returns `None` if the logger does not exist any more.
     pub(super) get: Box<dyn Fn() -> Option<String> + Send + Sync>,
-    /// Replaces the filter. Returns `false` if the logger is gone.
+    /// Replaces the filter. Returns `false` if the logger does not exist any more.
     pub(super) set: Box<dyn Fn(EnvFilter) -> bool + Send + Sync>,
 }
 

@@ -1,6 +1,6 @@
-//! Log messages on standard error: as text, with the priorities of the journal of systemd, or as JSON. During a run, messages pass through a bounded queue. A separate thread writes the
-//! messages, so that a worker never waits for a slow terminal or pipe. If the queue is full, the message is lost and
-//! counted.
+//! Log messages on standard error: as text, as lines for the journal of systemd, or as JSON. During a run, messages
+//! pass through a bounded queue to a separate thread, which writes the messages. A worker therefore never waits for a
+//! slow terminal or pipe. If the queue is full, a message is lost and counted.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::borrow::Cow;
@@ -34,7 +34,7 @@ static QUEUE: OnceLock<NonBlocking> = OnceLock::new();
 /// Whether messages go to the queue.
 static IS_QUEUED: AtomicBool = AtomicBool::new(false);
 
-/// The style of the messages. Set once.
+/// The style of all messages of the process. The first call of [`start`] sets the style.
 static STYLE: OnceLock<Style> = OnceLock::new();
 
 /// The style of log messages.
@@ -63,7 +63,7 @@ impl Style {
         STYLE.get().copied().unwrap_or(Self::Text { has_time: false, is_coloured: false })
     }
 
-    /// Writes a message with its fields.
+    /// Writes a message and its fields to `out`.
     fn write(self, out: &mut dyn fmt::Write, level: Level, message: &str, fields: &Map<String, Value>) -> fmt::Result {
         let message = &*plain(message);
         match self {
@@ -107,8 +107,8 @@ fn write_fields(out: &mut dyn fmt::Write, fields: &Map<String, Value>) -> fmt::R
     })
 }
 
-/// Escapes the control characters except line breaks and tabs, because a terminal would interpret them. A message may
-/// contain text from a file or from a peer.
+/// Escapes control characters, because a terminal would interpret the characters, and a message may contain text from a
+/// file or from a peer. Line breaks and tabs stay.
 fn plain(text: &str) -> Cow<'_, str> {
     let is_bad = |char: char| char.is_control() && !matches!(char, '\n' | '\t');
     if !text.contains(is_bad) {
@@ -153,8 +153,8 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// Returns `true` if standard error is the journal of systemd. The variable `JOURNAL_STREAM` has the device and the inode
-/// of the stream that systemd has connected (systemd.exec(5)).
+/// Returns `true` if standard error is the journal of systemd. The environment variable `JOURNAL_STREAM` has the device
+/// and the inode of the stream that systemd has connected to the journal (systemd.exec(5)).
 fn is_journal() -> bool {
     let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     let about = std::fs::metadata("/proc/self/fd/2");
@@ -221,8 +221,9 @@ impl Visit for Record {
     }
 }
 
-/// Sends log messages to standard error. The level is warn. With one `-v`, the level is info, and with two, debug. The
-/// environment variable `RUST_LOG` overrides the level. `has_time` is whether messages as text start with the time.
+/// Sends log messages to standard error. `verbose` is the number of `-v` flags: 0 for the level warn, 1 for info, 2 or
+/// more for debug. The environment variable `RUST_LOG` overrides the level. If `has_time` is `true`, messages in the
+/// text format start with the time.
 pub(super) fn start(verbose: u8, format: LogFormat, has_time: bool) {
     let style = Style::of(format, has_time);
     let _ = STYLE.set(style);
@@ -260,10 +261,10 @@ fn styled(level: Level, message: &str) -> String {
     text
 }
 
-/// Logs a message whatever the level is.
+/// Logs a message at any level of the log, even if the log is off.
 pub(super) fn notice(level: Level, message: &str) {
     let text = styled(level, message);
-    // The queue accepts every message or counts it as lost. A message that cannot be written is lost.
+    // The queue accepts the message or counts it as lost. Without the queue, ignore a failed write to standard error.
     let _ = match queue() {
         Some(mut queue) => queue.write_all(text.as_bytes()),
         None => Stderr.write_all(text.as_bytes()),
@@ -300,8 +301,8 @@ impl Write for Stderr {
 }
 
 /// The queue between the threads that log and the thread that writes. Dropping this value writes the remaining
-/// messages, but waits at most about a second if the reader of standard error is stuck. Later messages go to standard
-/// error directly.
+/// messages. If the reader of standard error is stuck, the drop waits at most about a second. Later messages go to
+/// standard error directly.
 pub(super) struct LogQueue {
     lost: ErrorCounter,
     _writer: WorkerGuard,
@@ -370,7 +371,8 @@ mod tests {
     /// Set in the environment of the process that panics.
     const PANICS: &str = "DATAPLANE_TEST_PANICS";
 
-    /// The child process runs this test, with standard error to a pipe that nobody reads.
+    /// Runs this test again in a child process, which panics. The parent does not read the standard error of the child
+    /// until the child ends.
     #[test]
     fn panic_does_not_wait_for_the_reader_of_standard_error() {
         if std::env::var_os(PANICS).is_some() {

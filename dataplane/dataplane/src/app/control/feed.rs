@@ -1,4 +1,4 @@
-//! Passes snapshots of the run from the thread that watches the run to another thread.
+//! Passes snapshots of the run from the main thread to the thread of the metrics server.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,12 +19,13 @@ pub(in crate::app) enum Phase {
     Stopping,
 }
 
-/// The connection between the thread that watches the run and a thread that needs snapshots.
+/// The connection between the main thread, which watches the run, and the thread of the metrics server, which needs
+/// snapshots.
 pub(in crate::app) struct Feed {
     is_wanted: AtomicBool,
     phase: AtomicU8,
     latest: Mutex<Option<Arc<Snapshot>>>,
-    /// The end to which the sender writes, and the end that wakes the receiver.
+    /// A pair of sockets: the main thread writes to the first socket, and the receiver waits for the second socket.
     wake: (UnixStream, UnixStream),
 }
 
@@ -60,7 +61,7 @@ impl Feed {
 
     /// Wakes the receiver.
     pub(in crate::app) fn wake(&self) {
-        // If the socket is full, the receiver will wake up anyway.
+        // If the socket is full, its content wakes the receiver.
         let _ = (&self.wake.0).write(&[0]);
     }
 
@@ -69,7 +70,7 @@ impl Feed {
         self.wake.1.as_fd()
     }
 
-    /// Takes the snapshot that was published since the last call.
+    /// Returns the latest snapshot, unless an earlier call has returned this snapshot.
     pub(in crate::app) fn take(&self) -> Option<Arc<Snapshot>> {
         let mut bytes = [0; 64];
         while (&self.wake.1).read(&mut bytes).is_ok_and(|read| read == bytes.len()) {}

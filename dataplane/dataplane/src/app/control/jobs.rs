@@ -1,4 +1,4 @@
-//! Requests that change the run. Each request has its own thread, because large tables take long to build.
+//! Requests about changes of the run. A separate thread handles each request, because large tables take long to build.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
@@ -12,9 +12,9 @@ use crate::runtime::{ApplyOptions, Changer};
 use dataplane_control::{Call, ErrorCode, Refusal};
 use dataplane_core::pipeline::Registry;
 
-/// The maximum number of requests that are handled at a time.
+/// The maximum number of requests that the program handles at a time.
 const MAX_JOBS: usize = 4;
-/// The name of a config without a path, in messages.
+/// The name in messages of a config that has no path.
 const NEW_CONFIG: &str = "new config";
 
 /// The result of a request.
@@ -23,7 +23,7 @@ type JobResult = Result<Box<RawValue>, Refusal>;
 /// Starts the threads of requests.
 pub(in crate::app) struct Jobs {
     registry: Arc<Registry>,
-    /// Each running thread has a clone.
+    /// Each running thread has a clone, so the number of references is the number of threads plus 1.
     running: Arc<()>,
 }
 
@@ -32,7 +32,7 @@ pub(in crate::app) struct Jobs {
 pub(in crate::app) struct Job(Receiver<JobResult>);
 
 impl Job {
-    /// Returns the result, if there is a result.
+    /// Returns the result, or `None` while the thread is running.
     pub(in crate::app) fn result(&mut self) -> Option<JobResult> {
         match self.0.try_recv() {
             Ok(result) => Some(result),
@@ -57,7 +57,7 @@ impl Jobs {
         let (running, registry, changer, call) =
             (self.running.clone(), self.registry.clone(), changer.clone(), call.clone());
         let work = move || {
-            // The client may be gone.
+            // Ignore the error: the client may have disconnected.
             let _ = sender.send(handle(&changer, &registry, &call));
             drop(running);
         };
@@ -65,7 +65,7 @@ impl Jobs {
         Some(Job(result))
     }
 
-    /// Starts a thread that reverts the unconfirmed change whose time is over.
+    /// Starts a thread that reverts the unconfirmed change if its deadline has passed.
     pub(in crate::app) fn revert_overdue(&self, changer: &Changer) -> Option<Job> {
         let (sender, result) = mpsc::channel();
         let changer = changer.clone();

@@ -71,7 +71,7 @@ struct Client {
 
 impl Server {
     /// Starts to listen, unless the config disables the control socket. `feed` is the feed of the metrics server.
-    /// Returns `None` if there is nothing to serve.
+    /// Returns `None` if there is neither a control socket nor a metrics server.
     ///
     /// # Errors
     /// Returns an error if the socket that the config names cannot be created.

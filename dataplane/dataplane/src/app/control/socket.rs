@@ -54,7 +54,8 @@ pub(in crate::app) fn problem(control: &Control) -> Option<(String, String)> {
     path_problem(path)
 }
 
-/// Checks whether a socket can be created at a path, as [`problem`] does.
+/// Checks whether the program can create a socket at a path, but does not create the socket. Returns the problem and
+/// its fix.
 pub(in crate::app) fn path_problem(path: &Path) -> Option<(String, String)> {
     if let Err(why) = address(path) {
         let which = if path.as_os_str().len() > MAX_PATH { "a shorter" } else { "another" };
@@ -173,7 +174,7 @@ impl Socket {
         Self::new(listener, &path, None).map_err(failed)
     }
 
-    /// Creates a socket at the path that a key of the config names. The members of `group` may connect too.
+    /// Creates a socket at the path that the key `key` of the config names. The members of `group` may connect too.
     ///
     /// # Errors
     /// Returns an error that starts with the key.

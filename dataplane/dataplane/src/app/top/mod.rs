@@ -23,7 +23,7 @@ use dataplane_control::{Answer, Call, Client, Error};
 use dataplane_core::telemetry::Live;
 use screen::{Connection, Screen};
 
-/// The maximum wait for a key before the screen looks for answers and signals.
+/// The maximum time to wait for a key, before the loop checks for new samples and signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// The wait between two attempts to connect again.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(500);
@@ -34,7 +34,7 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
     let mut client = stats::connect(program.socket.as_deref(), program.process, example)?;
     if args.json {
         let failed = |error| stats::failed(error, example);
-        // The second answer covers the time since the first answer.
+        // In the second answer, `recent` covers the time since the first answer.
         client.call(&Call::Stats {}).map_err(failed)?;
         thread::sleep(args.every);
         let answer = client.call(&Call::Stats {}).map_err(failed)?;
@@ -59,7 +59,7 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
     ratatui::restore();
     let number = signal.load(Ordering::Relaxed);
     if number != 0 {
-        // The shell sees that a signal ended the program.
+        // End the process by the signal, so that the shell reports the signal.
         let _ = signal_hook::low_level::emulate_default_handler(number as i32);
     }
     match ended.map_err(failed)? {
@@ -68,16 +68,17 @@ pub(super) fn top(args: &args::Top) -> Result<(), CommandError> {
     }
 }
 
-/// A message to the screen.
+/// A message from the thread that requests the statistics to the screen.
 enum Sample {
     Live(Box<Live>),
-    /// The program does not answer. The thread tries again.
+    /// The program does not answer, for this reason. The thread connects again.
     Lost(String),
-    /// The program does not answer, and there is nothing to wait for.
+    /// The reason why the command ends: the selected process has ended, or the answer has another format.
     Over(String),
 }
 
-/// Draws the screen until a key or a signal ends the command. Returns the reason if the program ended the command.
+/// Draws the screen until a key or a signal ends the command, or until there is nothing to watch any more. Returns the
+/// reason in the last case.
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     samples: &Receiver<Sample>,
@@ -124,7 +125,7 @@ struct Sampler {
 }
 
 impl Sampler {
-    /// Requests statistics until the screen is gone.
+    /// Requests statistics until the receiver of the samples is dropped.
     fn run(&self, mut client: Client, sender: &SyncSender<Sample>) {
         loop {
             let begin = Instant::now();
@@ -139,7 +140,7 @@ impl Sampler {
                 },
             };
             match sender.try_send(sample) {
-                // The screen is slower than the interval, so it misses this sample.
+                // The screen has not taken the previous sample yet, so it misses this sample.
                 Ok(()) | Err(TrySendError::Full(_)) => {}
                 Err(TrySendError::Disconnected(_)) => return,
             }
@@ -147,8 +148,8 @@ impl Sampler {
         }
     }
 
-    /// Connects again after an error. Returns `None` if the screen is gone, or if the arguments select a process that
-    /// has ended.
+    /// Connects again after an error. Returns `None` if the command ends: the receiver is dropped, the selected process
+    /// has ended, or the answer has another format.
     fn reconnect(&self, error: &Error, sender: &SyncSender<Sample>) -> Option<Client> {
         let why = match error {
             Error::Ended(_) => "the program has ended".to_owned(),

@@ -7,7 +7,7 @@ use dataplane_core::telemetry::{Live, Report, StageReport};
 /// The number of samples in the history.
 const HISTORY: usize = 240;
 
-/// The last values of a rate, the oldest value first.
+/// The last values of a rate or of a latency, the oldest value first.
 #[derive(Debug, Default)]
 pub(super) struct History(VecDeque<u64>);
 
@@ -39,7 +39,7 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// Adds an answer.
+    /// Replaces the last answer, and adds its rates to the histories.
     pub(super) fn update(&mut self, live: Live) {
         let is_same = |before: &Live| before.pid == live.pid && before.report.duration_s <= live.report.duration_s;
         match self.live.take() {
@@ -74,8 +74,8 @@ impl Model {
         find(self.earlier.as_ref()?, stage)
     }
 
-    /// Returns the time between the previous answer and the last answer, in seconds. A pause of the screen makes this
-    /// time longer than the interval of the answers.
+    /// Returns the time between the previous answer and the last answer, in seconds. After a pause of the screen, this
+    /// time is longer than the interval of the samples.
     pub(super) fn seconds(&self) -> f64 {
         let now = self.live.as_ref().map_or(0.0, |live| live.report.duration_s);
         now - self.earlier.as_ref().map_or(0.0, |report| report.duration_s)

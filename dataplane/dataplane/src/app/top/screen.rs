@@ -130,7 +130,8 @@ impl Screen {
         self.selected = row.min(rows.saturating_sub(1));
     }
 
-    /// Sorts by the next or by the previous column. Before the first column, the rows have their original order.
+    /// Sorts by the next or by the previous column. The original order of the rows comes after the last column and
+    /// before the first column.
     fn sort(&mut self, is_next: bool) {
         let Some(table) = self.table() else { return };
         let columns = table.columns.len();
@@ -140,7 +141,7 @@ impl Screen {
         self.sorts[self.page as usize] = at.checked_sub(1).map(|column| table.order(column));
     }
 
-    /// Returns the table of the page in which keys select and sort rows.
+    /// Returns the table of the page. Keys select and sort the rows of this table.
     fn table(&self) -> Option<Table> {
         let (model, live) = (&self.model, self.model.live()?);
         let mut table = match self.page {
@@ -158,7 +159,7 @@ impl Screen {
         if self.has_colours { Style::new().fg(colour) } else { Style::new() }
     }
 
-    /// Returns the style of a value. A problem is red, and bold on a screen without colours.
+    /// Returns the style of a value. A problem is bold, and also red on a screen with colours.
     fn style_if_bad(&self, is_bad: bool) -> Style {
         if is_bad { self.style(Color::Red).add_modifier(Modifier::BOLD) } else { Style::new() }
     }
