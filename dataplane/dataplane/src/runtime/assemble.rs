@@ -28,13 +28,13 @@ pub struct Assembly {
     /// The config.
     pub source: Source,
     pub(crate) programs: Vec<Program>,
-    /// The properties of the stages of each worker, by name.
+    /// For each worker, a placeholder for each stage, by the name of the stage.
     pub(crate) stand_ins: Vec<BTreeMap<String, StandIn>>,
     /// The objects that the stages share, the services that they registered, and all files that the config names.
     pub(crate) resources: Resources,
-    /// For a change of a running pipeline: the stages that continue.
+    /// For a change of a running pipeline, the names of the stages that continue. Otherwise empty.
     pub(crate) kept: BTreeSet<String>,
-    /// For a change of a running pipeline: the types of the common objects that continue.
+    /// For a change of a running pipeline, the types of the common objects that continue. Otherwise empty.
     pub(crate) carried: BTreeSet<TypeId>,
 }
 
@@ -44,9 +44,9 @@ pub(crate) struct RunningPipeline<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) resources: &'a Resources,
     pub(crate) stand_ins: &'a [BTreeMap<String, StandIn>],
-    /// The stages that can read their files again while they run.
+    /// The names of the stages that can read their files again during the run ([`Setup::reloads`]).
     pub(crate) reloads: &'a BTreeSet<String>,
-    /// The stages that must be prepared again, although their parameters are the same.
+    /// The names of the stages that must be prepared again, although their parameters are the same.
     pub(crate) renewed: &'a BTreeSet<String>,
 }
 
@@ -103,8 +103,8 @@ pub fn assemble_offline(
 }
 
 /// Checks a config like [`assemble`], for a change of a running pipeline with the same ports and workers. Prepares only
-/// the stages that the change adds or replaces. In the programs of the result, the properties of a stage that continues
-/// stand in for the stage.
+/// the stages that the change adds or replaces. The programs of the result have a placeholder ([`StandIn`]) for each
+/// stage that continues.
 ///
 /// # Errors
 /// Returns the errors of [`assemble`].
@@ -186,13 +186,13 @@ fn build(
     Ok(Some(Assembly { plan, ports, topology, source, programs, stand_ins, resources, kept, carried }))
 }
 
-/// Returns the properties of each stage by its name.
+/// Returns a placeholder for each stage, by the name of the stage.
 fn named(program: &mut Program) -> BTreeMap<String, StandIn> {
     let properties = program.stand_ins();
     program.nodes().iter().map(|node| node.name.clone()).zip(properties).collect()
 }
 
-/// Runs the checks that stages registered for the time after the preparation of all stages.
+/// Runs the checks that stages registered with [`Setup::check_later`], after the preparation of all stages.
 fn run_checks(loaded: &Loaded<'_>, order: &[usize], resources: &mut Resources, diagnostics: &mut Diagnostics) {
     resources.complete_records();
     for (stage, check) in resources.services.checks.drain(..) {
@@ -248,7 +248,8 @@ fn change(
             let mut kept = Kept { keeps: &mut keeps, stand_ins: running.stand_ins.get(worker), renews: &renews };
             let order = &plan.order;
             let stages = prepare(loaded, registry, &mut resources, order, place, Some(&mut kept), diagnostics)?;
-            // A stage that wants to renew an object reports a problem of the object.
+            // A stage that requests a new common object also reports a problem with the existing object. Discard the
+            // problems, and prepare all stages again with a new object.
             let more: BTreeSet<TypeId> = resources.renewed.difference(&renews).copied().collect();
             if !more.is_empty() {
                 renews.extend(more);
@@ -265,8 +266,8 @@ fn change(
             stand_ins.push(named(&mut program));
             programs.push(program);
         }
-        // Objects that several stages share continue only if exactly the same stages use them as before. Otherwise a new
-        // stage could start a part of the object that runs for the earlier stages already.
+        // A common object continues only if the change neither adds nor removes a stage that uses the object. Otherwise
+        // a new stage could start a part of the object that is already running for the earlier stages.
         let more = resources.changed_commons(running.resources, &renews);
         if !more.is_empty() {
             renews.extend(more);
@@ -290,13 +291,14 @@ fn change(
 /// The stages that continue after a change.
 struct Kept<'a> {
     keeps: &'a mut BTreeSet<String>,
-    /// The properties of the running stages of the worker.
+    /// The placeholders for the running stages of the worker, by the name of the stage.
     stand_ins: Option<&'a BTreeMap<String, StandIn>>,
     renews: &'a BTreeSet<TypeId>,
 }
 
 impl Kept<'_> {
-    /// Returns the properties of a stage, if the stage continues.
+    /// Returns the placeholder for a stage, if the stage continues. If the stage cannot continue, removes the stage
+    /// from `keeps`.
     fn stand_in(&mut self, name: &str, worker: usize, resources: &mut Resources) -> Option<StandIn> {
         if !self.keeps.contains(name) {
             return None;
@@ -391,8 +393,8 @@ fn ports(loaded: &Loaded<'_>, offline: bool) -> Vec<PortInfo> {
     loaded.named_ports().enumerate().map(info).collect()
 }
 
-/// Creates and prepares the stages of one worker, except the stages that continue after a change. Problems of the config go to the diagnostics. Returns an error for a
-/// problem of this host.
+/// Creates and prepares the stages of one worker. For a stage that continues after a change, returns a placeholder
+/// instead. Adds problems of the config to the diagnostics. Returns an error for a problem of this host.
 fn prepare(
     loaded: &Loaded<'_>,
     registry: &Registry,
@@ -411,7 +413,8 @@ fn prepare(
     }
     resources.wanted = made.iter().map(|(_, _, stage)| stage.contract().needs).collect();
     if loaded.may_lack_ports() || loaded.port_addresses().is_none() {
-        // The name or an address of a port could not be read. A stage that needs them would report a false mistake.
+        // The loader could not read a name or an address of a port. A stage that needs this name or address would
+        // report a false mistake.
         return Ok(None);
     }
     let mut stages = Vec::new();

@@ -41,7 +41,7 @@ pub(crate) trait PortDevice: Send + Sync {
     /// Returns whether the device computes the checksums of sent packets.
     fn computes_checksums(&self) -> bool;
 
-    /// Returns `true` if the link of the port is up. Returns `None` if the device does not answer.
+    /// Returns whether the link of the port is up. Returns `None` if the device does not report the state of the port.
     fn is_link_up(&self) -> Option<bool>;
 
     /// Returns a description of the device.
@@ -65,8 +65,8 @@ pub(crate) const fn kind(qp: Qp) -> QpType {
     }
 }
 
-/// Opens the device of every port. A panic of the event thread of a device, or of the thread that connects a port to its
-/// peer, sets `stop`.
+/// Opens the device of every port. A panic of the event thread of a device, or of the thread that connects a port to
+/// its peer, sets `stop`.
 ///
 /// # Errors
 /// Returns an error if a device is not available or does not support the config of its port, or if a capture file

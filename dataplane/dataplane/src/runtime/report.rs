@@ -64,13 +64,13 @@ impl Outcome {
 pub(crate) struct EarlierCounts {
     /// The counts of the stages that still exist.
     stages: Vec<StageReport>,
-    /// The counts of the stages that were removed.
+    /// The sum of the counts of all stages that changes have removed.
     removed: Ledger,
 }
 
 impl EarlierCounts {
-    /// Adds the counters of a graph that the worker has handed back. `before` has the stages of this graph, and `after`
-    /// has the stages that run now.
+    /// Adds the counters of an earlier graph that the worker has handed back. `before` has the stages of the earlier
+    /// graph, and `after` has the stages of the current graph.
     pub(crate) fn add(
         &mut self,
         before: &WorkerInfo,

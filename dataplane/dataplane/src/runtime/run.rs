@@ -95,7 +95,7 @@ impl Run {
                 stages.join(", ")
             );
         }
-        // A change of the pipeline replaces the functions.
+        // Read the list of functions at each port change, because a change of the pipeline replaces the functions.
         let handlers = Arc::new(Mutex::new(services.port_handlers));
         for (number, port) in (0..=u8::MAX).zip(&ports) {
             let handlers = handlers.clone();
@@ -245,8 +245,8 @@ impl Run {
         self.state.current().tables.clone()
     }
 
-    /// Returns a handle that changes the pipeline of the run. Any thread can use the handle. [`Run::join`] does not wait
-    /// for a change.
+    /// Returns a handle to change the pipeline of the run. Any thread can use the handle. [`Run::join`] does not wait
+    /// until a change is complete.
     pub fn changer(&self) -> Changer {
         Changer(self.state.clone())
     }
@@ -270,7 +270,7 @@ impl Run {
         Some(Snapshot::new(report, times, timebase, states))
     }
 
-    /// Returns `true` if the run was stopped, so that its workers are about to end.
+    /// Returns `true` if the run is stopping or has stopped.
     pub fn is_stopped(&self) -> bool {
         self.state.control.is_stopped()
     }
@@ -339,8 +339,8 @@ impl Run {
             return Err(Error::Topology(errors.join("\nerror: ")));
         }
         let (ports, timebase) = (state.port_reports(), state.clock.timebase());
-        // If the run was stopped during a change, the workers may have different stages. The report has the stages of the
-        // first worker first.
+        // If the run was stopped during a change, the workers may have different stages. The report has the stages of
+        // the first worker first.
         let mut sampler = lock(&state.sampler);
         sampler.pump();
         let names = |outcome: &Outcome| outcome.stages.iter().map(|stage| stage.name.clone()).collect::<Vec<_>>();
@@ -384,8 +384,8 @@ impl Drop for StopOnPanic {
     }
 }
 
-/// The message that a worker sends when it is ready: the worker's number, its properties, an empty sample for statistics
-/// requests, and the memory of its packet buffers.
+/// The message that a worker sends when it is ready: the worker's number, its properties, an empty sample for
+/// statistics requests, and the memory of its packet buffers.
 type Ready = (usize, Arc<WorkerInfo>, Box<Sample>, BatchMemory);
 
 impl WorkerBuilder {
@@ -413,7 +413,7 @@ impl WorkerBuilder {
         }
         let panic = catch_unwind(AssertUnwindSafe(|| worker.run(&clock))).err();
         let panic = panic.map(|panic| worker.end_after_panic(&*panic, &clock));
-        // A change may have exchanged the graph and its properties.
+        // A change of the pipeline may have replaced the graph and the properties of the worker.
         let info = worker.info.clone().unwrap_or(info);
         Ok(Some(collect_outcome(worker, &info, panic)))
     }

@@ -9,7 +9,7 @@
 //! therefore be on the worker's NUMA node. The worker's thread allocates the only sample once, before the loop starts.
 //! The requester sends this sample again with each request.
 //!
-//! The channel also carries the graphs of a changed pipeline: see [`Swap`].
+//! A change of the pipeline uses the same channel to send new graphs to the workers. See [`Swap`].
 //!
 //! A lane is one worker's queue pair and completion queues on one port.
 
@@ -216,7 +216,8 @@ impl Times {
         Self { latency: self.latency.since(&earlier.latency), costs: self.costs.since(&earlier.costs) }
     }
 
-    /// Returns the times for the stages of another graph. A stage with the same name continues the costs.
+    /// Returns the times for the stages `to` of another graph, from times for the stages `from`. The costs of a stage
+    /// stay with the name of the stage.
     pub(crate) fn for_stages(&self, from: &[String], to: &[String]) -> Self {
         if from == to {
             return self.clone();
@@ -224,7 +225,7 @@ impl Times {
         let parts = |stages: &[String]| {
             let mut parts: Vec<String> =
                 Stopwatch::parts(stages.iter().map(String::as_str)).map(str::to_owned).collect();
-            // The last name is for the whole iteration.
+            // The last part is the whole iteration, which has no stage.
             parts.pop();
             parts
         };
@@ -265,8 +266,8 @@ impl Sample {
         Self { counters, times: Times::new(stages) }
     }
 
-    /// Prepares the sample for a graph whose stages continue stages of an earlier graph, so that the first answer is
-    /// complete. `before` has the last counters of the earlier graph.
+    /// Prepares the sample for a new graph, so that the sample has room for all counters of the stages that continue or
+    /// are replaced. The first answer is then complete. `before` has the last counters of the earlier graph.
     pub(crate) fn expect(&mut self, successions: &[Succession], before: &Counters) {
         for succession in successions {
             let stages = &mut self.counters.stages;
@@ -275,7 +276,7 @@ impl Sample {
             if succession.moves {
                 stage.clone_from(before);
             } else {
-                // The stage may have more counters than before.
+                // The new stage may have more counters than the earlier stage, so double the room.
                 stage.needed = (2 * before.needed.0 + 16, 2 * before.needed.1 + 512);
                 stage.grow();
             }
@@ -306,23 +307,23 @@ impl Counters {
     }
 }
 
-/// A graph for a worker. The worker exchanges its graph for this graph between two bursts, and returns the earlier graph
-/// in the same value. Other threads build and free the graphs.
+/// A new graph for a worker. Between two bursts, the worker switches to this graph, stores its earlier graph in this
+/// value, and sends the value back. Other threads allocate and free the graphs.
 pub(crate) struct Swap {
     pub(crate) graph: Graph,
     pub(crate) stopwatch: Option<Box<Stopwatch>>,
-    /// The properties of the worker with the graph. The worker exchanges this value too.
+    /// The properties of the worker with the new graph. The worker stores its earlier properties here.
     pub(crate) info: Arc<WorkerInfo>,
-    /// The same properties, for the requester.
+    /// A copy of the properties of the worker with the new graph. The worker does not change this field.
     pub(crate) next_info: Arc<WorkerInfo>,
     /// The stages of the graph that continue the work of stages of the earlier graph.
     pub(crate) successions: Vec<Succession>,
-    /// An empty sample for the graph. The worker fills the sample after the exchange.
+    /// An empty sample for the new graph. The worker fills the sample after the switch.
     pub(crate) sample: Box<Sample>,
     pub(crate) ticket: Arc<SwapTicket>,
 }
 
-/// Decides whether a worker exchanges its graph, or the requester cancels the exchange.
+/// Decides a race: either the worker switches to its new graph, or the requester cancels the switch.
 #[derive(Debug, Default)]
 pub(crate) struct SwapTicket(AtomicU8);
 
@@ -335,17 +336,17 @@ impl SwapTicket {
         self.0.compare_exchange(Self::OPEN, decision, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Called by the worker. Returns `false` if the exchange was cancelled.
+    /// Claims the switch for the worker. Returns `false` if the requester has cancelled the switch.
     pub(crate) fn take(&self) -> bool {
         self.decide(Self::TAKEN)
     }
 
-    /// Called by the requester. Returns `false` if the worker exchanges its graph, or has done so.
+    /// Cancels the switch for the requester. Returns `false` if the worker is switching or has switched.
     pub(crate) fn cancel(&self) -> bool {
         self.decide(Self::CANCELLED)
     }
 
-    /// Whether the worker has exchanged its graph.
+    /// Returns `true` if the worker is switching or has switched.
     pub(crate) fn is_taken(&self) -> bool {
         self.0.load(Ordering::Acquire) == Self::TAKEN
     }
@@ -355,11 +356,12 @@ impl SwapTicket {
 pub(crate) enum Message {
     /// An empty sample that the worker fills.
     Sample(Box<Sample>),
-    /// A graph that the worker exchanges for its graph.
+    /// A new graph for the worker. In the answer, the value contains the earlier graph.
     Swap(Box<Swap>),
 }
 
-/// The largest number of messages in one direction: a sample, an exchange, and the reverted exchange.
+/// The capacity of each direction of the channel. At most three messages are in progress: a sample, a switch to a new
+/// graph, and the switch back.
 const MESSAGES: usize = 4;
 
 /// The worker's end of the channel.
@@ -401,12 +403,12 @@ impl Request {
         self.empty.push(request).is_ok()
     }
 
-    /// Returns the answer, if there is one.
+    /// Returns the next answer, or `None` if there is no answer yet.
     pub(crate) fn answer(&mut self) -> Option<Message> {
         self.answers.pop().ok()
     }
 
-    /// Whether no further request can be sent now.
+    /// Returns `true` if no further request can be sent now.
     pub(crate) fn is_full(&self) -> bool {
         self.empty.slots() == 0
     }

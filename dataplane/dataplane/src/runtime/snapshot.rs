@@ -71,7 +71,7 @@ impl Snapshot {
     }
 }
 
-/// Collects statistics from the workers of a run, and hands new graphs to the workers.
+/// Collects statistics from the workers of a run, and exchanges graphs with the workers.
 pub(crate) struct Sampler {
     workers: Vec<SampledWorker>,
     /// The time at which the sampler sent the current requests. `None` if no request is in progress.
@@ -80,11 +80,11 @@ pub(crate) struct Sampler {
 
 /// The answers of all workers.
 pub(crate) struct Polled {
-    /// The outcome of each worker. The outcome of a worker that did not answer comes from its last answer.
+    /// The outcome of each worker. If a worker did not answer, its outcome has the values of its last answer.
     pub(crate) outcomes: Vec<Outcome>,
     /// The state of each worker.
     pub(crate) states: Vec<WorkerState>,
-    /// An error for each running worker that did not answer.
+    /// A message for each worker that did not answer in time and has not ended.
     pub(crate) errors: Vec<String>,
 }
 
@@ -97,9 +97,9 @@ struct SampledWorker {
     /// The sum of the times of all samples so far.
     times: Times,
     earlier: EarlierCounts,
-    /// The exchange of the graph that is in progress.
+    /// The ticket of the graph exchange that is in progress.
     swap: Option<Arc<SwapTicket>>,
-    /// The earlier graph, after the worker has exchanged its graph.
+    /// The earlier graph, which the worker has handed back.
     returned: Option<Box<Swap>>,
 }
 
@@ -124,7 +124,7 @@ impl Sampler {
     /// answered or the timeout has passed.
     pub(crate) fn poll(&mut self) -> Option<Polled> {
         self.pump();
-        // During the exchange of graphs, some workers still use the earlier graph.
+        // While workers switch to new graphs, the workers have different stages, so their counters do not match.
         if self.workers.iter().any(|worker| worker.swap.is_some()) {
             return None;
         }
@@ -178,14 +178,17 @@ impl Sampler {
         self.workers.get(worker).map(|worker| &worker.info)
     }
 
-    /// Prepares the sample of an exchange for the stages that continue.
+    /// Prepares the sample in `swap` for the stages that continue, with the last counters of the worker.
     pub(crate) fn expect(&self, worker: usize, swap: &mut Swap) {
         if let Some(Some(before)) = self.workers.get(worker).map(|worker| &worker.counters) {
             swap.sample.expect(&swap.successions, before);
         }
     }
 
-    /// Sends a graph to a worker. Returns the graph if the worker has ended, or has not answered earlier messages.
+    /// Sends a graph to a worker.
+    ///
+    /// # Errors
+    /// Returns the graph if the worker has ended, or if too many messages to the worker are unanswered.
     pub(crate) fn swap(&mut self, worker: usize, swap: Box<Swap>) -> Result<(), Box<Swap>> {
         let Some(worker) = self.workers.get_mut(worker) else { return Err(swap) };
         if worker.request.is_over() || worker.request.is_full() {
@@ -197,17 +200,17 @@ impl Sampler {
         Ok(())
     }
 
-    /// Whether a worker still has to exchange its graph.
+    /// Returns `true` if a worker has not answered the message with its new graph yet.
     pub(crate) fn is_swapping(&self, worker: usize) -> bool {
         self.workers.get(worker).is_some_and(|worker| worker.swap.is_some())
     }
 
-    /// Whether a worker has ended.
+    /// Returns `true` if a worker has ended.
     pub(crate) fn is_over(&self, worker: usize) -> bool {
         self.workers.get(worker).is_none_or(|worker| worker.request.is_over())
     }
 
-    /// Cancels the exchange of a worker's graph. Returns `false` if the worker exchanges its graph, or has done so.
+    /// Cancels the switch of a worker to its new graph. Returns `false` if the worker is switching or has switched.
     pub(crate) fn cancel(&mut self, worker: usize) -> bool {
         let Some(worker) = self.workers.get_mut(worker) else { return true };
         match &worker.swap {
@@ -215,13 +218,13 @@ impl Sampler {
                 worker.swap = None;
                 true
             }
-            // A worker that has ended in the meantime answers no more.
+            // The worker is switching. It answers soon, or ends.
             Some(_) => false,
             None => worker.returned.is_none(),
         }
     }
 
-    /// Returns the graph that a worker has handed back.
+    /// Takes the earlier graph that a worker has handed back.
     pub(crate) fn returned(&mut self, worker: usize) -> Option<Box<Swap>> {
         self.workers.get_mut(worker)?.returned.take()
     }
@@ -242,7 +245,7 @@ impl SampledWorker {
         while let Some(answer) = self.request.answer() {
             match answer {
                 Message::Sample(sample) => self.update(sample),
-                // A cancelled exchange changes nothing.
+                // The switch was cancelled, so the worker returns the new graph unused.
                 Message::Swap(swap) if !swap.ticket.is_taken() => drop(swap),
                 Message::Swap(swap) => self.take_graph(swap),
             }
@@ -263,7 +266,7 @@ impl SampledWorker {
         self.empty = Some(sample);
     }
 
-    /// Takes the earlier graph of the worker, with the counters up to the exchange.
+    /// Takes the earlier graph of the worker, and adds its counters to the counts of earlier graphs.
     fn take_graph(&mut self, mut swap: Box<Swap>) {
         let before = std::mem::replace(&mut self.info, swap.next_info.clone());
         self.earlier.add(&before, swap.graph.take_counters(), &self.info);

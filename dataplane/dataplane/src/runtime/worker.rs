@@ -53,7 +53,8 @@ pub(crate) struct Worker {
     pub(crate) inputs: Vec<usize>,
     pub(crate) graph: Graph,
     pub(crate) pool: Pool,
-    /// The maximum number of packets of a burst according to the config.
+    /// The maximum number of packets of a burst: `runtime.burst` in the config. `burst` is smaller if the graph needs a
+    /// smaller burst.
     pub(crate) configured_burst: usize,
     pub(crate) burst: usize,
     /// The packets that the stages of earlier graphs dropped.
@@ -203,7 +204,7 @@ impl Worker {
     #[cold]
     fn housekeep(&mut self, clock: &HostClock, ctx: &mut Ctx, sampled: &mut Nanos) -> Result<(), LaneError> {
         // Publish progress and answer a statistics request first. At this point, the graph contains only held packets,
-        // so the ledger balances. For the same reason, the worker may exchange its graph here.
+        // so the ledger balances, and the worker can switch to another graph.
         self.publish();
         if let Some(message) = self.reply.asked() {
             self.answer(clock.now(), message);
@@ -339,7 +340,8 @@ impl Worker {
         self.reply.give(message);
     }
 
-    /// Exchanges the graph of the worker. The earlier graph goes back to the requester, which frees it.
+    /// Switches the worker to the graph in `swap`, and stores the earlier graph in `swap`. The requester frees the
+    /// earlier graph.
     fn exchange_graph(&mut self, swap: &mut Swap, now: Ticks) {
         swap.graph.take_over(&mut self.graph, &swap.successions, &mut self.pool);
         self.dropped_before += self.graph.dropped();
