@@ -48,9 +48,10 @@ use rules::{Action, RuleSpec, Rules};
 /// rules. Replace the file atomically with `mv`. Otherwise, the stage may read a partly written file, which may also be
 /// valid.
 ///
-/// On SIGHUP, the stage reads the file again without stopping the workers. The stage compiles only the rules that have
-/// changed. Each worker switches to the new rules between two batches, so the stage never mixes old and new rules for
-/// one packet. If the file has errors, the stage reports up to 20 errors, and the old rules stay in use.
+/// On SIGHUP or `dataplane reload`, the stage reads the file again, while the workers continue. The stage compiles only
+/// the rules that have changed. Each worker switches to the new rules between two batches, so the stage never mixes old
+/// and new rules for one packet. If the file has errors, the stage reports up to 20 errors, and the old rules stay in
+/// use.
 ///
 /// If a counter with the same name exists before and after the reload, the counter keeps its value, even if the rule
 /// has another index. The hits of removed rules are added to the counter `gone`. The counter `rules` reports the number
@@ -77,7 +78,7 @@ pub struct Acl {
     #[serde(default)]
     rules: Vec<RuleSpec>,
     /// File with more rules. A relative path starts from the folder of the config. The file must be a regular file of
-    /// at most 32 MiB. The stage reads the file again on SIGHUP.
+    /// at most 32 MiB. The stage reads the file again on SIGHUP or `dataplane reload`.
     file: Option<PathBuf>,
     /// The action for packets that no rule matches: `permit` or `deny`.
     default: Action,

@@ -139,8 +139,8 @@ fn assembled(registry: &Registry, args: &args::Run, signals: &mut Signals) -> Re
 
 const STOPPED_EARLY: &str = "stopped before the run started";
 
-/// How the run handles SIGHUP. If the config is a file, or stages have files to reload, the run reloads the files.
-/// Otherwise the run stops, as for SIGINT and SIGTERM.
+/// How the run handles SIGHUP. If the config is a file, or stages have files to reload, the run applies the config and
+/// the files again. Otherwise the run stops, as for SIGINT and SIGTERM.
 #[derive(Clone, Copy)]
 struct Hangup {
     reloads: bool,
@@ -181,7 +181,8 @@ impl Effect {
     }
 }
 
-/// Logs the result of a reload or of a reverted change, if it has ended. Returns `false` while it is in progress.
+/// Logs the result of a reload or of the revert of a change. Returns `false` while the reload or revert is in progress.
+/// `what` is the start of each message.
 fn print_changed(job: &mut Job, what: &str) -> bool {
     let applied = match job.result() {
         None => return false,
@@ -212,8 +213,8 @@ fn abort(signal: i32) -> ! {
     exit(128 + signal)
 }
 
-/// Starts a thread that handles signals while the run ends and the report is printed, because a device, an output file or
-/// the reader of the report may be stuck. `stopping` is the time of the first stop signal.
+/// Starts a thread that handles signals while the run ends and the report is printed, because a device, an output file
+/// or the reader of the report may be stuck. `stopping` is the time of the first stop signal.
 fn abort_on_signal(mut signals: Signals, hangup: Hangup, mut stopping: Option<Instant>) -> Result<(), CommandError> {
     let handle = move || {
         for signal in signals.forever() {
@@ -267,7 +268,7 @@ fn watch(
         if reloading.as_mut().is_some_and(|reload| print_changed(reload, "reload")) {
             reloading = None;
         }
-        if reverting.as_mut().is_some_and(|revert| print_changed(revert, "reverted without a confirmation")) {
+        if reverting.as_mut().is_some_and(|revert| print_changed(revert, "reverted an unconfirmed change")) {
             reverting = None;
         }
         if reverting.is_none() && stopping.is_none() && changer.is_overdue() {
