@@ -72,7 +72,7 @@ impl Context {
         unsafe { Self::with_driver(raw, name, driver) }
     }
 
-    /// Takes ownership of an open context of the user-space driver `driver`.
+    /// Takes ownership of an open context. `driver` is the name of the user-space driver of the device.
     ///
     /// # Errors
     /// Same as [`Context::new`].

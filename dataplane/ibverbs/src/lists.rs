@@ -39,7 +39,7 @@ pub(super) struct PostLists {
 
 impl PostLists {
     /// Creates the lists. The length of a list is the depth of its queue, but at least 1 and at most [`RUN`].
-    /// `run_flags` are the flags of each send of a run.
+    /// `run_flags` are the flags that each send of a run has.
     pub(super) fn new(caps: &QpCaps, run_flags: SendFlags) -> Self {
         let len = |depth: u32| (depth as usize).clamp(1, RUN);
         let (sends, recvs) = (len(caps.send_depth), len(caps.recv_depth));

@@ -107,15 +107,16 @@ impl CqHandle {
     /// A flushed request marks no raw-packet queue pair, because the request may be from before the last reset. The
     /// caller of the poll sees the flush in the status of the completion.
     ///
-    /// A raw frame that is longer than its receive buffer also marks no queue pair. On mlx5, the receive queue continues
-    /// (Linux 187a9830c921). If a device does stop the queue, the flushes of the other receives follow.
+    /// The status [`WcStatus::LocLenErr`] of a receive marks no raw-packet queue pair: a frame was longer than its
+    /// receive buffer. On mlx5, the receive queue then continues (Linux 187a9830c921). If a device stops the queue
+    /// nevertheless, the other receives complete with the flush status. The status may also belong to a send, so it
+    /// marks each queue pair whose sends complete on this completion queue.
     #[cold]
     pub(super) fn mark_failed(&self, number: u32, status: WcStatus) {
         for qp in self.attached().iter() {
             let concerned = match (qp.raw, status) {
                 (false, _) => qp.number.0 == number,
                 (true, WcStatus::WrFlushErr) => false,
-                // The status of a completion on a queue for sends and receives may belong to a send.
                 (true, WcStatus::LocLenErr) => qp.sends,
                 (true, _) => true,
             };

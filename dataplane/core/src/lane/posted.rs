@@ -3,8 +3,8 @@
 
 use crate::verbs::WrId;
 
-/// A ring with space for as many slots (packet buffers) as the receive queue. A slot belongs to
-/// the device as long as the slot is in the ring. A wrong completion of a faulty device does not change this.
+/// A ring of slots (packet buffers) with the depth of the receive queue. A slot belongs to the device as long as the
+/// slot is in the ring, even if a faulty device returns a wrong completion.
 #[derive(Debug)]
 pub(super) struct PostedReceives {
     slots: Box<[u32]>,

@@ -86,7 +86,7 @@ pub trait Provider: 'static {
 ///
 /// # Safety
 /// [`Device::alloc_pd`] returns a new protection domain: no registration of another domain is valid in the new domain.
-/// [`Device::checks_every_key`] returns `true` only if its documentation holds.
+/// [`Device::checks_every_key`] returns `true` only if the device checks keys as the method describes.
 #[allow(unsafe_code, reason = "safe code of higher layers relies on the guarantees of an implementation")]
 pub unsafe trait Device: Clone + Send + Sync + 'static {
     /// The device's protection domains.
@@ -102,9 +102,10 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
     /// Returns the capabilities, which are queried once when the device is opened.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Returns `true` if all accesses to the memory of a request check its key, except the read of inline bytes in
-    /// `ibv_post_send`. Some libraries copy bytes in user space without this check. For example, libmlx5 copies a short
-    /// message from the completion to the memory of the receive.
+    /// Returns `true` if the device checks the memory key of an element before each access to the memory of the
+    /// element. The read of inline bytes in `ibv_post_send` is an exception. Returns `false` if the library of the
+    /// device accesses memory in user space without this check. For example, libmlx5 copies a short message from the
+    /// completion to the memory of the receive.
     fn checks_every_key(&self) -> bool;
 
     /// Returns the attributes of a port; ports count from 1. `ibv_query_port(3)`.
@@ -177,8 +178,8 @@ pub unsafe trait Device: Clone + Send + Sync + 'static {
     /// [`ProtectionDomain::alloc_parent`] and [`Device::create_cq`].
     ///
     /// # Errors
-    /// See [`Device::create_cq`]. `EINVAL`: `domain` is not a parent domain, or belongs to another device. `EOPNOTSUPP`:
-    /// the polling interface is [`CqApi::Classic`], which has no parent domains.
+    /// See [`Device::create_cq`]. `EINVAL`: `domain` is not a parent domain, or belongs to another device.
+    /// `EOPNOTSUPP`: the polling interface is [`CqApi::Classic`], which has no parent domains.
     fn create_cq_in(
         &self,
         domain: &Self::Pd,

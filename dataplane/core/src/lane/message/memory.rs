@@ -93,7 +93,8 @@ impl<D: Device> Memories<D> {
         })
     }
 
-    /// Returns `true` if a queue pair may post requests with these elements.
+    /// Returns `true` if a queue may post requests with these elements: the device checks every key, or all elements
+    /// are inside buffers of the domain.
     pub(super) fn permits<'s>(&self, elements: impl IntoIterator<Item = &'s [Sge]>) -> bool {
         let is_known = |sge: &Sge| sge.length == 0 || self.find(sge.addr, sge.length as usize).is_some();
         self.checks_every_key || elements.into_iter().flatten().all(is_known)

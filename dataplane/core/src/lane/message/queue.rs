@@ -110,8 +110,9 @@ impl<D: Device> MessageQueuePair<D> {
         }
         // SAFETY: in the protection domain of this queue pair, only buffers have keys. The program accesses the bytes
         // of a buffer only atomically, one byte at a time. The memory of a buffer lives as long as its key is valid.
-        // The device refuses every other key. For a library that accesses memory without a check of the key, the code
-        // above refuses elements outside buffers. The memory of the buffers lives as long as this queue pair.
+        // The device refuses every other key. If the library accesses memory without a check of the key, the code above
+        // refuses elements outside buffers, and the memory of dropped buffers stays mapped as long as this queue pair
+        // exists.
         unsafe { self.qp.post_recv(requests) }
     }
 
@@ -121,8 +122,8 @@ impl<D: Device> MessageQueuePair<D> {
     /// # Errors
     /// See [`PostError`]. Returns `EINVAL` if a request has more inline bytes than were granted. If the library of the
     /// device does not check every key, also returns `EINVAL` for an inline RDMA read and for an inline atomic. Returns
-    /// `EFAULT` if inline bytes are not in a buffer of the domain, and for the reason that
-    /// [`MessageQueuePair::post_recv`] describes.
+    /// `EFAULT` if inline bytes are not in a buffer of the domain. Also returns `EFAULT` for the reason in the
+    /// documentation of [`MessageQueuePair::post_recv`].
     pub fn post_send(&mut self, requests: &[SendRequest<'_, Ah<D>>]) -> Result<(), PostError> {
         let inline = |request: &SendRequest<'_, Ah<D>>| request.flags.contains(SendFlags::INLINE);
         let mut accepted = 0;
