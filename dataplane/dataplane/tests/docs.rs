@@ -221,8 +221,8 @@ fn every_key_has_an_example_that_loads() {
     assert!(keys > 200, "{keys} keys");
 }
 
-/// Compares the table in `verbs/connection.md` with the config reference, which is generated from the code and has all keys and
-/// defaults.
+/// Compares the table in `verbs/connection.md` with the config reference, which is generated from the code and has all
+/// keys and defaults.
 #[test]
 fn connection_table_lists_every_key_with_its_default() {
     let reference = page("config/connection.md");

@@ -1,5 +1,5 @@
 //! Tests that the worker loop does not allocate or free memory. A counting allocator counts the calls during 200,000
-//! loops, while another thread requests snapshots continuously, and then while it changes the pipeline 50 times.
+//! loops, while another thread requests snapshots continuously. Then the thread changes the pipeline 50 times.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -150,7 +150,8 @@ fn main() {
     let before = CALLS.load(Ordering::Relaxed);
     let answers = wait_for(WARM + LOOPS);
     let after = CALLS.load(Ordering::Relaxed);
-    // Two stages get other parameters, `count` and its entry are connected differently, and `ttl` is removed.
+    // This config changes the parameters of two stages, the connections of `count` and the first stage, and removes
+    // `ttl`.
     let changed = CONFIG
         .replace("src_port = \"1024-1033\"", "src_port = \"1024-1050\"")
         .replace("packets_per_second = 1000", "packets_per_second = 2000")

@@ -1,5 +1,5 @@
-//! The command line that every app has: `run`, `stats`, `top`, `show`, `log`, `check`, `graph`, `explain`, `stages`, `devices`,
-//! `topology`, `doctor`, `schema`.
+//! The command line that every app has: `run`, `stats`, `top`, `show`, `log`, `plan`, `apply`, `confirm`, `rollback`,
+//! `history`, `reload`, `save`, `check`, `graph`, `explain`, `stages`, `devices`, `topology`, `doctor`, `schema`.
 //!
 //! An app consists of its own stages and a `main` of one line. Every app includes the built-in stages:
 //!

@@ -16,7 +16,7 @@ use dataplane_testing::wait_until;
 
 use crate::common::{Folder, assembled_with, assert_good, drops, stage};
 
-/// A stage that numbers its packets, and adopts the number of its predecessor.
+/// A stage that numbers its packets, and takes over the number from the stage that it replaces.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Numbers {
@@ -340,7 +340,7 @@ fn unconfirmed_change_reverts_with_its_state_and_a_confirmed_change_stays() {
     let snapshot = run.snapshot();
     let numbers = stage(snapshot.report(), "numbers");
     assert_eq!((numbers.counters["seen"], numbers.counters["step"]), (numbers.packets, 2));
-    // A second change is refused until the first is confirmed.
+    // The program refuses a second change until the first change is confirmed.
     run.apply_with(&second, &confirm(3600)).unwrap();
     let refusal = run.refused(&first);
     assert!(refusal.code == ErrorCode::Busy && refusal.message.contains("waits for its confirmation"), "{refusal}");
@@ -363,7 +363,8 @@ fn plan_for_another_config_and_a_second_client_are_refused() {
     let options = ApplyOptions { base: Some(base.clone()), ..ApplyOptions::default() };
     let refusal = run.apply_with(&texts[1], &options).unwrap_err();
     assert!(refusal.code == ErrorCode::OtherBase && refusal.message.contains(&base), "{refusal}");
-    // Many clients at once: each change is either carried out, or refused because another change is in progress.
+    // Many clients send changes at once. The program carries out each change, or refuses the change because another
+    // change is in progress.
     let run = Arc::new(run);
     let threads: Vec<_> = (0..8)
         .map(|client| {
@@ -485,7 +486,7 @@ fn hits_of_rules_stay_with_their_names_and_come_back_after_a_revert() {
     let rule =
         |name: &str, port: u16| format!("{{ action = 'deny', protocol = 'udp', src_port = {port}, name = '{name}' }},");
     let first = acl(&(rule("a", 1024) + &rule("b", 1025) + &rule("c", 1026)));
-    // `b` goes, `d` comes before the others, and `c` comes first.
+    // Remove rule `b`, add rule `d` before all other rules, and move rule `c` before rule `a`.
     let second = acl(&(rule("d", 1027) + &rule("c", 1026) + &rule("a", 1024)));
     let run = Changing::start(&first);
     run.wait_for_traffic();
@@ -521,7 +522,7 @@ fn limit_keeps_its_tokens_and_colours() {
     wait_until("more red packets", || counters(run.snapshot().report(), "limit")["red"] > red + 10_000);
     let report = run.end();
     let limit = counters(&report, "limit");
-    // A full bucket would have passed 2000 more packets. One token arrives each second.
+    // With a full bucket, 2000 more packets would pass. The bucket gets one token each second.
     assert!(limit["green"] < green + 1000, "{report}");
     assert_eq!(limit["green"] + limit["red"], stage(&report, "limit").packets);
 }

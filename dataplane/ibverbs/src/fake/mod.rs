@@ -277,7 +277,7 @@ pub(super) struct State {
     no_inline: bool,
     /// Whether the device refuses unsignalled sends, except on queue pairs that signal all sends.
     refuses_unsignalled: bool,
-    /// Receives with at most this number of elements are accepted, but never complete.
+    /// The device accepts receives with at most this number of elements, but never completes the receives.
     ignored_receives: Option<usize>,
     /// Whether queue pairs stay in ERR after a reset, as on irdma.
     reset_is_final: bool,
@@ -288,7 +288,7 @@ pub(super) struct State {
     bound: HashMap<u32, u32>,
     /// The fields and flags with which the creation of a CQ fails, and the error.
     lacks: Option<(u64, u32, c_int)>,
-    /// Fields of which a CQ must not request one of each set, and the error otherwise.
+    /// Two sets of fields and an error. The creation of a CQ fails with the error if the CQ requests a field of each set.
     lacks_together: Option<(u64, u64, c_int)>,
     tags: bool,
     /// For each verb, the index of the request that a refused post reports. `None`: the post does not report an index.
@@ -542,7 +542,7 @@ impl State {
         }
     }
 
-    /// Returns whether the change of a queue pair to the state `to` fails because the queue pair can never leave ERR.
+    /// Returns `true` if the change of a queue pair to the state `to` fails, because the queue pair can never leave ERR.
     fn is_final(&mut self, qp: u32, to: u32) -> bool {
         use ibv_qp_state::{IBV_QPS_ERR, IBV_QPS_RESET};
         let ends = to == IBV_QPS_ERR || to == IBV_QPS_RESET;

@@ -38,13 +38,14 @@ impl RuleSet {
         }
     }
 
-    /// Takes over the hits of the set that this set replaces, if the stage gets other parameters. If the change is
-    /// reverted, this set is the earlier one.
+    /// Takes over the hits of `other`, because a change of the pipeline replaces `other` by this set. If the change is
+    /// reverted, this set is the earlier set, and `other` is the later set.
     pub(super) fn adopt(&mut self, other: &Self) {
         if other.version <= self.version {
             return self.take_hits(other);
         }
-        // The later set has moved the hits of removed rules to `GONE`. This set still has these hits.
+        // The change is reverted. The later set has added the hits of removed rules to `GONE`, but this set still has
+        // these hits in the slots of the rules, so do not count these hits twice.
         let kept: u64 = other.removed.iter().filter_map(|slot| self.hits.get(*slot as usize)).sum();
         let added: u64 = other.hits.iter().skip(self.hits.len()).sum();
         // This code runs on the worker, and there may be 100,000 rules, so do not search the list for each slot.
@@ -119,7 +120,8 @@ impl Latest {
         self.version += 1;
     }
 
-    /// Returns a copy with other rules, for a stage that gets other parameters.
+    /// Returns the latest rule set for a new stage that replaces the stage of this value. The new stage has the rules
+    /// `rules`.
     fn successor(&self, rules: Rules) -> Self {
         let mut next = Self {
             rules: self.rules.clone(),
@@ -160,14 +162,15 @@ impl LiveRules {
         Self { latest: Mutex::new(latest), sets: Live::default(), reloads, refused }
     }
 
-    /// Returns the rules of a stage that replaces the stage with these rules. A rule with the same name has the same slot.
+    /// Returns the rules for a new stage that replaces the stage with these rules. Rules with the same name have the
+    /// same slot in both stages.
     pub(super) fn successor(&self, rules: Rules) -> Self {
         let latest = lock(&self.latest).successor(rules);
         let (reloads, refused) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { latest: Mutex::new(latest), sets: Live::default(), reloads, refused }
     }
 
-    /// Takes over the counters of reloads.
+    /// Takes over the numbers of successful and refused reloads.
     pub(super) fn resume(&self, earlier: &Self) {
         self.reloads.store(earlier.reloads.load(Ordering::Relaxed), Ordering::Relaxed);
         self.refused.store(earlier.refused.load(Ordering::Relaxed), Ordering::Relaxed);

@@ -120,8 +120,8 @@ impl XdpSocket {
     }
 
     /// Binds the socket to a queue. Waits up to `timeout` while another socket is bound to the queue. If `several` is
-    /// `true`, requests that a frame may use several buffers. If `copying` is `Auto` and zero-copy mode is not available, returns the
-    /// reason.
+    /// `true`, requests that a frame may use several buffers. If `copying` is `Auto` and zero-copy mode is not
+    /// available, returns the reason.
     pub(super) fn bind(
         &mut self,
         interface: u32,
