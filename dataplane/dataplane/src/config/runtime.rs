@@ -108,7 +108,8 @@ pub struct Runtime {
     #[schemars(with = "String")]
     pub control: Control,
     /// A group whose members can connect to the control socket and to the Unix socket of `metrics`: a name in
-    /// `/etc/group`, or a number in quotes. The sockets then have mode 0660. Default: no group.
+    /// `/etc/group`, or a number in quotes. The sockets then have mode 0660. Members can also change the config of the
+    /// running program. Default: no group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub control_group: Option<String>,
     /// The address of the metrics server: `"none"` for no server, an IP address and a TCP port such as
