@@ -61,8 +61,9 @@ pub trait Stage: Any + Send {
         let _ = ctx;
     }
 
-    /// Loads tables and looks up ports. This method runs once before the run, on the control thread. It accesses no
-    /// device.
+    /// Loads tables and looks up ports. This method runs once, before the stage processes its first packet. The stage
+    /// is prepared before the run, or for a change of the running pipeline. This method runs on a control thread, never
+    /// on a worker. This method must not access devices.
     ///
     /// # Errors
     /// Fails if a parameter is not valid. The problem names the position of the parameter in the config.

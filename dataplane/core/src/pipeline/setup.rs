@@ -251,8 +251,9 @@ impl<'a> Setup<'a> {
         self.shared.insert((self.stage.clone(), TypeId::of::<T>()), object);
     }
 
-    /// Returns an object that exists once per run. All stages that request the object share it. The first caller builds
-    /// the object with `make`.
+    /// Returns the common object of the type `T`, which all stages that call this method share. The first caller builds
+    /// the object with `make`. If a change of the running pipeline adds or removes a stage that uses the object, the
+    /// stages of the new pipeline build a new object.
     pub fn common<T: Send + Sync + 'static>(&mut self, make: impl FnOnce(&mut Self) -> Arc<T>) -> Arc<T> {
         let key = (String::new(), TypeId::of::<T>());
         self.record().commons.insert(key.1);
@@ -292,9 +293,10 @@ impl<'a> Setup<'a> {
         self.services.tables.push(Arc::new(StageTable::new(name, &self.stage, table)));
     }
 
-    /// Registers a background task. `name` is the name of its thread. The task starts before the workers and ends after
-    /// them. Register the task only once for all workers, on the first worker or in [`Setup::shared`]. An offline
-    /// pipeline starts no tasks.
+    /// Registers a background task. `name` is the name of its thread. The task starts before this stage processes its
+    /// first packet. The task ends after the workers, or when a change of the pipeline removes or replaces this stage.
+    /// Register the task only once for all workers, on the first worker or in [`Setup::shared`]. An offline pipeline
+    /// starts no tasks.
     pub fn task(&mut self, name: &str, task: impl Task) {
         let owner = self.owner.clone();
         self.services.tasks.push(TaskSpec { name: name.to_owned(), task: Box::new(task), owner });
@@ -318,8 +320,8 @@ impl<'a> Setup<'a> {
     }
 
     /// Declares capabilities that the stage or its tasks use during the run (capabilities(7)). At its start, a run
-    /// gives up every capability that no part of the run declared. Outputs that the stage declared with
-    /// [`Setup::claim`] need no capability.
+    /// gives up every capability that no part of the run declared. A later change that needs another capability is
+    /// refused. Outputs that the stage declared with [`Setup::claim`] need no capability.
     pub fn keeps(&mut self, capabilities: CapabilitySet) {
         self.services.capabilities.push(capabilities);
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 
-/// Work that runs on its own thread while the workers run, such as following a file or the routes of the kernel.
+/// Work on a separate thread during the run, such as following a file or the routes of the kernel.
 /// Register a task with [`Setup::task`].
 ///
 /// A task never runs on a worker, so a task may allocate, lock, wait and do input and output. A task hands data to the
@@ -18,10 +18,11 @@ use crate::error::{Error, Result};
 /// [`Setup::task`]: super::Setup::task
 /// [`Live`]: super::Live
 pub trait Task: Send + 'static {
-    /// Does the work that must be complete before the first packet. No worker runs at this time.
+    /// Does the work that must be complete before the stage of the task processes its first packet. For a change of the
+    /// running pipeline, the workers still use the earlier pipeline during this call.
     ///
     /// # Errors
-    /// Fails if the run cannot start.
+    /// After an error, the run does not start, or the change fails.
     fn start(&mut self) -> Result<()> {
         Ok(())
     }
@@ -104,7 +105,7 @@ pub struct TaskSpec {
     pub owner: Owner,
 }
 
-/// The tasks of a run that have started. All tasks end when this value is dropped.
+/// Background tasks that have started. All of these tasks end when this value is dropped.
 #[derive(Default)]
 pub struct Tasks {
     stop: StopSignal,
