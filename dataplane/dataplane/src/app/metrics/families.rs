@@ -373,7 +373,7 @@ pub(super) const FAMILIES: &[Family] = &[
         Kind::Counter,
         None,
         &["port"],
-        "New creations of all queues of a worker: a completion queue was lost, or a reset failed.",
+        "Times that a worker created its queues again: a completion queue was lost, or a reset failed.",
         |view| ports(view, |port| port.rebuilds),
     ),
     Family::new(
