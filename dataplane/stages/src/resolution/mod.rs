@@ -164,8 +164,8 @@ impl Resolution {
         }
         let millis = |period: Period| period.as_nanos() / 1_000_000;
         let settings = Settings {
-            // All ports share one table of neighbours. Each port gets an equal share, so that no port takes the share of
-            // another port.
+            // All ports share one table of neighbours. Each port gets an equal share, so that no port takes the share
+            // of another port.
             most: usize::from(parameters.most).min(MAX_NEIGHBORS / resolution.ports.len()),
             reachable: millis(parameters.reachable),
             ageing: millis(parameters.ageing),
@@ -191,7 +191,8 @@ impl Resolution {
             }
         });
         if open.settings != settings {
-            // A running resolver with other parameters ends when all its stages have changed to a new resolver.
+            // If the settings belong to the running pipeline, the change builds a new resolver for all stages.
+            // Otherwise two stages of the config disagree, and the problem is reported.
             setup.renew_common::<Self>();
             let problem =
                 Problem::at("source", format!("stage `{}` resolves neighbours with other parameters", open.stage));
