@@ -2432,6 +2432,7 @@ pub mod pipeline {
     }
     mod reload {
         pub trait Reload: Send {
+            fn check(&mut self) -> Result<(), Vec<Problem>> {}
             fn reload(&mut self) -> Result<String, Vec<Problem>>;
             fn settle(&mut self) -> bool;
         }
@@ -2814,12 +2815,15 @@ pub mod telemetry {
         #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
         pub struct PacketsPerSecond(pub f64);
         #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+        pub struct PerSecond(pub f64);
+        #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
         pub struct BitsPerSecond(pub f64);
         #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
         pub struct Size(pub f64);
         #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
         pub struct Duration(pub f64);
         impl fmt::Display for PacketsPerSecond {}
+        impl fmt::Display for PerSecond {}
         impl fmt::Display for BitsPerSecond {}
         impl fmt::Display for Size {}
         impl fmt::Display for Duration {}
@@ -3030,7 +3034,7 @@ pub mod telemetry {
     }
     pub use board::{Board, Progress};
     pub use cost::{CostReport, Costs};
-    pub use display::{BitsPerSecond, Duration, PacketsPerSecond, Size};
+    pub use display::{BitsPerSecond, Duration, PacketsPerSecond, PerSecond, Size};
     pub use latency::Latency;
     pub use ledger::Ledger;
     pub use recent::{Live, PortRates, Rates, Recent, WorkerRates};
@@ -4270,6 +4274,7 @@ pub mod verbs {
             region: Arc<Region>,
             access: Access,
         ) -> Result<Self::Mr, VerbError> {}
+        fn keep_mapped(&self, region: Arc<Region>);
         fn alloc_parent(&self) -> Result<Self, VerbError> {}
         fn alloc_mw(&self, kind: MwKind) -> Result<Self::Mw, VerbError>;
         fn create_ah(&self, path: &Path) -> Result<Self::Ah, VerbError>;
