@@ -580,7 +580,7 @@ impl RunState {
         options: &ApplyOptions,
     ) -> std::result::Result<Applied, Refusal> {
         let current = self.current();
-        let Prepared { operations, warnings, assembly, left } = self.prepare(&current, registry, source)?;
+        let Prepared { operations, mut warnings, assembly, left } = self.prepare(&current, registry, source)?;
         if let Some(operation) = operations.iter().find(|operation| !operation.hitless) {
             let (words, name) = (operation.operation.words(), &operation.name);
             let message = format!("the change needs a restart: {words} {name}: {}", operation.why);
@@ -594,7 +594,20 @@ impl RunState {
         // Check the files before the exchange, because a wrong file refuses the whole change.
         self.check_files(&current, &due)?;
         let (next, graphs) = self.exchange(&current, assembly, left)?;
-        let reloaded = self.reload_stages(&next, |stage| due.contains(stage)).into_iter().map(reload_line).collect();
+        let mut reloaded = Vec::new();
+        for (stage, outcome) in self.reload_stages(&next, |stage| due.contains(stage)) {
+            match outcome {
+                ReloadOutcome::Done(now) => reloaded.push(format!("{stage}: reloaded: {now}")),
+                ReloadOutcome::Pending(now) => {
+                    reloaded.push(format!("{stage}: published: {now} (at least one worker still uses the old data)"))
+                }
+                // The file has changed since the check, or the stage cannot check its file.
+                ReloadOutcome::Rejected(problems) => {
+                    let of = |problem| file_mistake("warning", &format!("{stage}: not reloaded: "), problem);
+                    warnings.extend(problems.iter().map(of));
+                }
+            }
+        }
         let confirm = options.confirm;
         let mut changes = lock(&self.changes);
         let state = if confirm.is_some() { ChangeState::Unconfirmed } else { ChangeState::InForce };
@@ -618,17 +631,9 @@ impl RunState {
     fn check_files(&self, current: &Generation, due: &BTreeSet<String>) -> std::result::Result<(), Refusal> {
         for (stage, reload) in current.reloads.iter().filter(|(stage, _)| due.contains(stage)) {
             let Err(problems) = lock(reload).check() else { continue };
-            let message = format!("{stage}: the file is wrong, so nothing has changed");
+            let message = format!("{stage}: not reloaded, the old data stays in use");
             let mut refusal = Refusal::new(ErrorCode::WrongConfig, message, "fix the file and try again");
-            let mistake = |problem: &Problem| ConfigMistake {
-                level: "error".to_owned(),
-                file: problem.key.clone(),
-                line: 0,
-                column: 0,
-                message: problem.message.clone(),
-                help: problem.help.clone(),
-            };
-            refusal.mistakes = problems.iter().map(mistake).collect();
+            refusal.mistakes = problems.iter().map(|problem| file_mistake("error", "", problem)).collect();
             return Err(refusal);
         }
         Ok(())
@@ -882,17 +887,15 @@ fn due_files(assembly: &mut Assembly, all: bool) -> BTreeSet<String> {
     due
 }
 
-/// Describes the outcome of a reload.
-fn reload_line((stage, outcome): (String, ReloadOutcome)) -> String {
-    match outcome {
-        ReloadOutcome::Done(now) => format!("{stage}: reloaded: {now}"),
-        ReloadOutcome::Pending(now) => {
-            format!("{stage}: published: {now} (at least one worker still uses the old data)")
-        }
-        ReloadOutcome::Rejected(problems) => {
-            let problems: Vec<String> = problems.iter().map(Problem::to_string).collect();
-            format!("{stage}: not reloaded, the old data stays in use: {}", problems.join("; "))
-        }
+/// Returns the record of a problem in the file of a stage.
+fn file_mistake(level: &str, stage: &str, problem: &Problem) -> ConfigMistake {
+    ConfigMistake {
+        level: level.to_owned(),
+        file: problem.key.clone(),
+        line: 0,
+        column: 0,
+        message: format!("{stage}{}", problem.message),
+        help: problem.help.clone(),
     }
 }
 
